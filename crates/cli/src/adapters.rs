@@ -78,12 +78,17 @@ impl AdapterArgs {
         }
     }
 
-    /// Takes relative paths as relative to a folder.
-    pub(crate) fn move_below(&mut self, folder: &Path) {
-        let adapters = self.lora.iter_mut().map(|adapter| &mut adapter.path);
-        let controls = self.control_vector.iter_mut().map(|control| &mut control.path);
-        for path in adapters.chain(controls) {
-            *path = folder.join(&path);
+    /// Takes relative paths of adapters as relative to a folder.
+    pub(crate) fn move_adapters_below(&mut self, folder: &Path) {
+        for adapter in &mut self.lora {
+            adapter.path = folder.join(&adapter.path);
+        }
+    }
+
+    /// Takes relative paths of control vectors as relative to a folder.
+    pub(crate) fn move_controls_below(&mut self, folder: &Path) {
+        for control in &mut self.control_vector {
+            control.path = folder.join(&control.path);
         }
     }
 

@@ -76,6 +76,15 @@ impl FetchArgs {
         Err(failure.hint(format!("`tokenmill pull {name}` downloads it")))
     }
 
+    /// What stands for a model in a file that is in `folder`: a path relative to it, unless it is a name or `demo`.
+    pub(crate) fn below(folder: &Path, model: &Path) -> PathBuf {
+        let below = folder.join(model);
+        if model == Path::new("demo") || (!below.exists() && Self::is_name(model)) {
+            return model.to_owned();
+        }
+        below
+    }
+
     /// Whether it is a name of the Hub rather than a path.
     pub(crate) fn is_name(model: &Path) -> bool {
         hub_name(model).is_ok_and(|name| name.is_some())

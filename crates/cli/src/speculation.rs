@@ -2,7 +2,7 @@
 //!
 //! Separate because every command that generates takes them. Invariant: an answer is the same with any of them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use tokenmill::{LoadOptions, Speculation};
@@ -46,6 +46,18 @@ impl SpeculationArgs {
     /// # Errors
     /// A length or a model of what is not guessed, and a draft model that cannot be had.
     pub(crate) fn add_to(&self, options: &mut LoadOptions, fetch: &FetchArgs) -> Result<(), Failure> {
+        self.add_unresolved(options)?;
+        if let Some(draft) = &mut options.draft {
+            *draft = fetch.resolve(draft)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Self::add_to`], with the draft model as it was named, which may be missing.
+    ///
+    /// # Errors
+    /// A length or a model of what is not guessed.
+    pub(crate) fn add_unresolved(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.speculation = self.speculation()?;
         options.draft = match &self.draft {
             None => None,
@@ -57,9 +69,21 @@ impl SpeculationArgs {
                     )),
                 );
             }
-            Some(model) => Some(fetch.resolve(model)?),
+            Some(model) => Some(model.clone()),
         };
         Ok(())
+    }
+
+    /// Whether a draft model is named.
+    pub(crate) fn names_draft(&self) -> bool {
+        self.draft.is_some()
+    }
+
+    /// Takes a draft model that is a relative path as relative to a folder.
+    pub(crate) fn move_below(&mut self, folder: &Path) {
+        if let Some(draft) = &mut self.draft {
+            *draft = FetchArgs::below(folder, draft);
+        }
     }
 
     /// Whether tokens are guessed ahead.

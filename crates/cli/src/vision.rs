@@ -28,6 +28,18 @@ pub(crate) struct VisionArgs {
 }
 
 impl VisionArgs {
+    /// Whether a file is named.
+    pub(crate) fn names_file(&self) -> bool {
+        self.mmproj.is_some()
+    }
+
+    /// Takes a relative path as relative to a folder.
+    pub(crate) fn move_below(&mut self, folder: &Path) {
+        if let Some(path) = &mut self.mmproj {
+            *path = folder.join(&path);
+        }
+    }
+
     /// Where the encoder is.
     pub(crate) fn projector(&self) -> Projector {
         match &self.mmproj {

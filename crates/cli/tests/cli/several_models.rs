@@ -201,7 +201,9 @@ fn a_file_says_how_each_model_is_loaded() {
     let text = "idle-unload = \"1h\"\n[defaults]\nctx-size = 64\n\
         [models.writer]\nmodel = \"files/tiny.gguf\"\nalias = [\"gpt-4o\"]\npin = true\n\
         [models.short]\nmodel = \"demo\"\nctx-size = 32\nidle-unload = \"100ms\"\ncache-type-k = \"f32\"\n\
-        [models.lost]\nmodel = \"files/none.gguf\"\n";
+        [models.lost]\nmodel = \"files/none.gguf\"\n\
+        [models.pair]\nmodel = \"files/tiny.gguf\"\ndraft = \"files/tiny.gguf\"\nspec = \"draft\"\n\
+        [models.widow]\nmodel = \"files/tiny.gguf\"\ndraft = \"files/lost-draft.gguf\"\n";
     fs::write(&toml, text).unwrap();
     let server = Server::start(&["--models", arg(&toml)]);
     server.wait_for("writer", "loaded");
@@ -214,6 +216,11 @@ fn a_file_says_how_each_model_is_loaded() {
     );
     assert_eq!(server.ask("GET", "/v1/models/writer", "").1["max_model_len"], 64);
     server.wait_for("short", "unloaded");
+    // Draft models are beside the file too, and one that is missing keeps its own model alone from being loaded.
+    assert_eq!(server.complete("pair").0, 200);
+    let (status, answer) = server.complete("widow");
+    assert_eq!(status, 503, "{answer}");
+    assert!(answer.to_string().contains("lost-draft.gguf"), "{answer}");
     let (status, answer) = server.complete("lost");
     assert_eq!(
         (status, &answer["error"]["code"]),
@@ -302,6 +309,16 @@ fn wrong_models_are_refused_before_anything_is_served() {
         &["--models", file, "--lora", "x=y.gguf"],
         2,
         "`--lora` is for a server of one model",
+    );
+    refused(
+        &["demo", "--embedding-model", "demo", "--mmproj", "m.gguf"],
+        2,
+        "`--mmproj` is for a server of one model",
+    );
+    refused(
+        &["--models", file, "--draft", "demo"],
+        2,
+        "`--draft` is for a server of one model",
     );
     refused(&["demo", "--memory-budget", "much"], 2, "expected a size");
     refused(&["demo", "--idle-unload", "soon"], 2, "expected a time");

@@ -281,7 +281,7 @@ pub(crate) async fn props(one: OneModel) -> Response {
         "chat_template": app.model.chat_template().unwrap_or_default(),
         "bos_token": text(tokenizer.bos()),
         "eos_token": text(tokenizer.eos()),
-        "modalities": { "vision": false, "audio": false },
+        "modalities": { "vision": app.model.model().sees(), "audio": false },
         "build_info": concat!("tokenmill ", env!("CARGO_PKG_VERSION")),
         "is_sleeping": false,
     }))

@@ -3,7 +3,7 @@
 //! Separate from the server's own options because a file of models sets them by the same names. Invariant: a setting of a file is read
 //! by the parser of the command line, so that both take and refuse the same.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::Path};
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
 use tokenmill::LoadOptions;
@@ -42,8 +42,18 @@ impl ModelFlags {
     /// # Errors
     /// Options that cannot be granted.
     pub(super) fn load_options(&self) -> Result<LoadOptions, Failure> {
+        let mut options = self.unresolved_options()?;
+        self.speculation.add_to(&mut options, &self.load.fetch)?;
+        Ok(options)
+    }
+
+    /// The options of its load, with the draft model as it was named, which may be missing.
+    ///
+    /// # Errors
+    /// Options that cannot be granted.
+    pub(super) fn unresolved_options(&self) -> Result<LoadOptions, Failure> {
         let mut options = self.load.options()?;
-        self.seats().add_to(&mut options, &self.load.fetch)?;
+        self.seats().add_unresolved(&mut options)?;
         self.adapters.add_to(&mut options);
         options.projector = self.vision.projector();
         Ok(options)
@@ -119,6 +129,35 @@ pub(super) fn is_setting(name: &str) -> bool {
 }
 
 impl GivenFlags {
+    /// As [`Self::with`], for the settings of a file in `folder`, to which the paths in them are relative; those of the command line are
+    /// not.
+    ///
+    /// # Errors
+    /// As [`Self::with`].
+    pub(super) fn with_file(&self, settings: &[Setting], folder: &Path) -> Result<ModelFlags, String> {
+        let mut flags = self.with(settings)?;
+        let command = command();
+        let sets = |option: &str| {
+            settings
+                .iter()
+                .filter_map(|(name, _)| option_of(&command, name)?.get_long())
+                .any(|long| long == option)
+        };
+        if sets("lora") {
+            flags.adapters.move_adapters_below(folder);
+        }
+        if sets("control-vector") {
+            flags.adapters.move_controls_below(folder);
+        }
+        if sets("mmproj") {
+            flags.vision.move_below(folder);
+        }
+        if sets("draft") {
+            flags.speculation.move_below(folder);
+        }
+        Ok(flags)
+    }
+
     /// The options of a model with settings of its own: the later ones go before the earlier ones, and all before the command line.
     ///
     /// # Errors
@@ -224,6 +263,36 @@ mod tests {
             flags.load_options().expect("they are right").control_layers,
             Some(1..=4)
         );
+    }
+
+    #[test]
+    fn paths_of_a_file_are_relative_to_its_folder_and_others_are_not() {
+        let line = Line::parse_from(["t", "--control-vector", "v.gguf", "--draft", "d.gguf"]);
+        let paths = |settings: &[Setting]| {
+            let flags = line.given.with_file(settings, Path::new("folder"));
+            let options = flags
+                .and_then(|flags| flags.unresolved_options().map_err(|failure| failure.line()))
+                .expect("they are right");
+            (options.adapters, options.control_vectors, options.draft, options.projector)
+        };
+        let (_, controls, draft, _) = paths(&[]);
+        assert_eq!(controls[0].0, Path::new("v.gguf"));
+        assert_eq!(draft.as_deref(), Some(Path::new("d.gguf")));
+        let (adapters, controls, draft, projector) = paths(&[
+            setting("lora", &["a=a.gguf"]),
+            setting("mmproj", &["m.gguf"]),
+            setting("model-draft", &["e.gguf"]),
+        ]);
+        assert_eq!(adapters[0].path, Path::new("folder/a.gguf"));
+        assert_eq!(controls[0].0, Path::new("v.gguf"));
+        assert_eq!(draft.as_deref(), Some(Path::new("folder/e.gguf")));
+        assert_eq!(projector, tokenmill::Projector::File("folder/m.gguf".into()));
+        let (_, controls, draft, _) = paths(&[
+            setting("control_vector", &["w.gguf"]),
+            setting("draft", &["demo"]),
+        ]);
+        assert_eq!(controls[0].0, Path::new("folder/w.gguf"));
+        assert_eq!(draft.as_deref(), Some(Path::new("demo")));
     }
 
     #[test]

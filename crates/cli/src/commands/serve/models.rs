@@ -71,9 +71,13 @@ struct NamedLoader {
 
 impl NamedLoader {
     fn file(&self) -> Result<FileLoader, Failure> {
+        let mut options = self.options.clone();
+        if let Some(draft) = &mut options.draft {
+            *draft = self.fetch.stored(draft)?;
+        }
         Ok(FileLoader {
             path: self.fetch.stored(&self.model)?,
-            options: self.options.clone(),
+            options,
         })
     }
 }
@@ -96,6 +100,8 @@ impl ModelLoader for NamedLoader {
 /// Options that cannot be granted, a named model that is not there, a folder or a file that cannot be read.
 pub(super) fn several(args: &Args, config: ServerConfig) -> Result<Models, Failure> {
     let several = &args.several;
+    let n_named = args.model.len() + usize::from(several.embedding_model.is_some());
+    refuse_what_is_for_one(args, n_named)?;
     let mut specs = Vec::new();
     for model in &args.model {
         specs.push(named(args, model)?);
@@ -108,7 +114,8 @@ pub(super) fn several(args: &Args, config: ServerConfig) -> Result<Models, Failu
     }
     if let Some(folder) = &several.models_dir {
         for path in models_in(folder)? {
-            specs.push(spec(args, name_of(&path), path)?);
+            let options = args.model_flags.flags.unresolved_options()?;
+            specs.push(spec(args, name_of(&path), path, options));
         }
     }
     let mut limits = ModelLimits {
@@ -130,7 +137,7 @@ pub(super) fn several(args: &Args, config: ServerConfig) -> Result<Models, Failu
     }
     limits.budget_bytes = several.memory_budget.map(|size| size.0).or(limits.budget_bytes);
     limits.keep_alive = several.idle_unload.unwrap_or(limits.keep_alive);
-    refuse_what_is_for_one(args, &specs)?;
+    refuse_what_is_for_one(args, specs.len())?;
     if let ([spec], [_, ..]) = (&mut specs[..], &args.served_model_name[..]) {
         spec.names.clone_from(&args.served_model_name);
     }
@@ -146,8 +153,9 @@ pub(super) fn several(args: &Args, config: ServerConfig) -> Result<Models, Failu
 }
 
 /// Refuses options that say something of one model where there are several.
-fn refuse_what_is_for_one(args: &Args, specs: &[ModelSpec]) -> Result<(), Failure> {
-    let several = specs.len() > 1;
+fn refuse_what_is_for_one(args: &Args, n_models: usize) -> Result<(), Failure> {
+    let several = n_models > 1;
+    let flags = &args.model_flags.flags;
     let for_one = [
         (
             several && !args.served_model_name.is_empty(),
@@ -155,9 +163,19 @@ fn refuse_what_is_for_one(args: &Args, specs: &[ModelSpec]) -> Result<(), Failur
             "`alias` in a file for `--models` gives names",
         ),
         (
-            several && args.model_flags.flags.adapters.names().next().is_some(),
+            several && flags.adapters.names().next().is_some(),
             "--lora",
             "`lora` in a file for `--models` says whose adapter it is",
+        ),
+        (
+            several && flags.vision.names_file(),
+            "--mmproj",
+            "`mmproj` in a file for `--models` says whose encoder it is",
+        ),
+        (
+            several && flags.speculation.names_draft(),
+            "--draft",
+            "`draft` in a file for `--models` says whose draft model it is",
         ),
         (
             args.kv_events().is_some(),
@@ -183,43 +201,40 @@ fn named(args: &Args, model: &Path) -> Result<ModelSpec, Failure> {
         Some(text) if path != model => text.to_owned(),
         _ => name_of(&path),
     };
+    // What is named on the command line is there, its draft model too.
+    let options = args.model_flags.flags.load_options()?;
     Ok(ModelSpec {
         is_preloaded: true,
-        ..spec(args, name, path)?
+        ..spec(args, name, path, options)
     })
 }
 
-fn spec(args: &Args, name: String, model: PathBuf) -> Result<ModelSpec, Failure> {
+fn spec(args: &Args, name: String, model: PathBuf, options: LoadOptions) -> ModelSpec {
     let flags = &args.model_flags.flags;
     let mut spec = ModelSpec::new(
         name,
         NamedLoader {
             model,
             fetch: flags.load.fetch.clone(),
-            options: flags.load_options()?,
+            options,
         },
     );
     spec.adapters = flags.adapters.names().map(str::to_owned).collect();
-    Ok(spec)
+    spec
 }
 
 /// A model of a file. Paths in it are relative to its folder.
 fn of_file(args: &Args, model: &FileModel, folder: &Path) -> Result<ModelSpec, String> {
-    let mut flags = args.model_flags.with(&model.settings)?;
-    flags.adapters.move_below(folder);
-    let below = folder.join(&model.model);
-    let is_demo = model.model == "demo";
-    let path = if is_demo || (!below.exists() && FetchArgs::is_name(Path::new(&model.model))) {
-        PathBuf::from(&model.model)
-    } else {
-        below
-    };
+    let flags = args.model_flags.with_file(&model.settings, folder)?;
+    let path = FetchArgs::below(folder, Path::new(&model.model));
     let mut spec = ModelSpec::new(
         model.name.clone(),
         NamedLoader {
             model: path,
             fetch: flags.load.fetch.clone(),
-            options: flags.load_options().map_err(|failure| failure.line())?,
+            options: flags
+                .unresolved_options()
+                .map_err(|failure| failure.line())?,
         },
     );
     spec.names.extend(model.alias.iter().cloned());
@@ -304,7 +319,8 @@ fn is_model_file(path: &Path) -> bool {
     let Some(stem) = name.strip_suffix(".gguf") else {
         return false;
     };
-    path.is_file() && !stem.starts_with("mmproj") && part_of(stem).is_none_or(|(_, part)| part == 1)
+    let is_encoder = name.to_ascii_lowercase().contains("mmproj");
+    path.is_file() && !is_encoder && part_of(stem).is_none_or(|(_, part)| part == 1)
 }
 
 #[cfg(test)]
@@ -339,6 +355,7 @@ mod tests {
             "a-00001-of-00002.gguf",
             "a-00002-of-00002.gguf",
             "mmproj-b.gguf",
+            "b-mmProj-F16.gguf",
             "notes.txt",
             "c/c.gguf",
             "c/mmproj-F16.gguf",

@@ -98,6 +98,15 @@ impl Seats<'_> {
     /// # Errors
     /// Speculation that cannot be granted, and a draft model that cannot be had.
     pub(super) fn add_to(&self, options: &mut LoadOptions, fetch: &FetchArgs) -> Result<(), Failure> {
+        self.add_unresolved(options)?;
+        self.speculation.add_to(options, fetch)
+    }
+
+    /// As [`Self::add_to`], with the draft model as it was named, which may be missing.
+    ///
+    /// # Errors
+    /// Speculation that cannot be granted.
+    pub(super) fn add_unresolved(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.n_seqs = self.n_seqs;
         options.max_step_tokens = self.max_step_tokens.unwrap_or(options.max_step_tokens);
         options.kv_cache = (self.kv_tokens).map_or(LoadOptions::default().kv_cache, KvCache::Tokens);
@@ -108,7 +117,7 @@ impl Seats<'_> {
         if let Some(context_shift) = self.context_shift {
             context_shift.add_to(options);
         }
-        self.speculation.add_to(options, fetch)
+        self.speculation.add_unresolved(options)
     }
 }
 

@@ -182,7 +182,11 @@ pub(crate) async fn unmanaged(
 ) -> Response {
     let error = ApiError::NotImplemented {
         path: shortened(uri.path()).into_owned(),
-        reason: "this server serves the one model that it was started with; `tokenmill serve MODEL` serves another",
+        reason: if models.only().is_some() {
+            "this server serves the one model that it was started with; `tokenmill serve MODEL` serves another"
+        } else {
+            "this server serves the models that it was started with; `--models` and `--models-dir` say which"
+        },
     };
     models.count_refusal(&error);
     error_response(&error, Dialect::Ollama, &request_id)
@@ -265,6 +269,9 @@ fn capabilities(app: &App) -> Vec<&'static str> {
     }
     if has_marks(app.model.tokenizer()) {
         capabilities.push("insert");
+    }
+    if app.model.model().sees() {
+        capabilities.push("vision");
     }
     capabilities
 }
