@@ -130,14 +130,19 @@ impl Failure {
 
     /// The line that is printed.
     pub(crate) fn line(&self) -> String {
-        // Some messages quote a file; a line break in it would make two lines of one error, and an escape would reach the
-        // terminal.
-        let message = self.message.replace(['\n', '\r'], " ");
-        let message = visible(&message);
+        let message = self.message_line();
         match &self.hint {
             Some(hint) => format!("error: {message} (hint: {})", visible(hint)),
             None => format!("error: {message}"),
         }
+    }
+
+    /// What failed, in one line without a hint.
+    pub(crate) fn message_line(&self) -> String {
+        // Some messages quote a file; a line break in it would make two lines of one error, and an escape would reach the
+        // terminal.
+        let message = self.message.replace(['\n', '\r'], " ");
+        visible(&message).into()
     }
 
     /// Prints the failure and gives its exit code.

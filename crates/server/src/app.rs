@@ -5,7 +5,7 @@
 
 use std::{
     mem,
-    sync::{Arc, Weak},
+    sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
 
@@ -22,8 +22,8 @@ use tokio::task::spawn_blocking;
 use crate::{
     ApiError, Dialect, ServedModel, ServerConfig,
     constraints::{Asked, asked, refusal},
-    fields::{Body, Field},
     encoder_queue::{EncoderLimits, EncoderQueue, Wanted},
+    fields::{Body, Field},
     intake::{Intake, Received, Share},
     keys::Tenant,
     metrics::Metrics,
@@ -42,6 +42,8 @@ pub(crate) struct Common {
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) intake: Arc<Intake>,
     pub(crate) stored: Arc<StoredResponses>,
+    /// Held while a file of the sessions' folder is written.
+    pub(crate) saving: Arc<Mutex<()>>,
 }
 
 impl Common {
@@ -51,6 +53,7 @@ impl Common {
             intake: Arc::new(Intake::new(config.max_body_bytes)),
             shutdown: Arc::default(),
             stored: Arc::default(),
+            saving: Arc::default(),
             config: Arc::new(config),
         }
     }
@@ -104,7 +107,7 @@ impl App {
         let common = common.clone();
         Self {
             metrics: Metrics::new(model.name(), model.engine().limits().n_pages),
-            slots: Slots::new(model.engine().config().max_running),
+            slots: Slots::new(model.engine().config().max_running, Arc::clone(&common.saving)),
             config: common.config,
             shutdown: common.shutdown,
             intake: common.intake,
@@ -128,6 +131,7 @@ impl App {
             shutdown: Arc::clone(&self.shutdown),
             intake: Arc::clone(&self.intake),
             stored: Arc::clone(&self.stored),
+            saving: self.slots.saving(),
         }
     }
 
@@ -260,6 +264,7 @@ impl Call {
             tenant: self.tenant,
             cache_salt: params.cache_salt,
             has_adapter: params.adapter.is_some(),
+            has_images: !params.media.is_empty(),
         }
     }
 

@@ -141,7 +141,11 @@ mod tests {
     /// Work that lasts until the sender says so, and tells whether it is still wanted then.
     fn start(
         queue: &Arc<EncoderQueue>,
-    ) -> (JoinHandle<Result<(), ApiError>>, mpsc::Sender<()>, mpsc::Receiver<bool>) {
+    ) -> (
+        JoinHandle<Result<(), ApiError>>,
+        mpsc::Sender<()>,
+        mpsc::Receiver<bool>,
+    ) {
         let (end, ended) = mpsc::channel();
         let (tell, told) = mpsc::channel();
         let queue = Arc::clone(queue);
@@ -173,7 +177,10 @@ mod tests {
         assert!(matches!(refused, Err(ApiError::DeadlineExceeded)), "{refused:?}");
         end.send(()).expect("it works");
         assert!(!told.recv().expect("it ends"));
-        assert_eq!(queue.run(limits(8, None, None), Wanted::is_so).await.ok(), Some(true));
+        assert_eq!(
+            queue.run(limits(8, None, None), Wanted::is_so).await.ok(),
+            Some(true)
+        );
         assert_eq!(queue.n_waiting.load(Ordering::Relaxed), 0);
     }
 

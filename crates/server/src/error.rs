@@ -508,6 +508,21 @@ mod tests {
                 model: text(),
                 available: text(),
             },
+            ApiError::NoSuchModel {
+                model: text(),
+                near: text(),
+                available: text(),
+            },
+            ApiError::ModelFailed {
+                model: text(),
+                reason: text(),
+            },
+            ApiError::ModelTooLarge {
+                model: text(),
+                needed_bytes: 2,
+                budget_bytes: 1,
+                pinned_bytes: 0,
+            },
             ApiError::UnknownAdapter {
                 adapter: text(),
                 available: text(),

@@ -26,8 +26,8 @@ const MIN_SHARED_PERCENT: usize = 10;
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Arc<Mutex<Vec<Slot>>>,
-    /// Files are saved one at a time, so that they do not fill the folder together.
-    saving: Mutex<()>,
+    /// Files are saved one at a time, of all models of a server, so that they do not fill the folder together.
+    saving: Arc<Mutex<()>>,
 }
 
 /// The newest conversation that ran under a number.
@@ -40,6 +40,8 @@ struct Slot {
     cache_salt: u64,
     /// Whether it ran with an adapter: what one computes is not kept.
     has_adapter: bool,
+    /// Whether it has images, which its tokens do not tell apart.
+    has_images: bool,
     /// Requests that run in it now.
     n_running: usize,
     /// Grows with each use.
@@ -52,6 +54,7 @@ pub(crate) struct Asker {
     pub(crate) tenant: Tenant,
     pub(crate) cache_salt: u64,
     pub(crate) has_adapter: bool,
+    pub(crate) has_images: bool,
 }
 
 /// A conversation on its way into a slot, where it is noted when this is dropped.
@@ -67,12 +70,17 @@ fn lock(slots: &Mutex<Vec<Slot>>) -> MutexGuard<'_, Vec<Slot>> {
 }
 
 impl Slots {
-    /// As many empty slots as sequences run side by side.
-    pub(crate) fn new(n_slots: usize) -> Self {
+    /// As many empty slots as sequences run side by side. Who has the same lock saves one after the other.
+    pub(crate) fn new(n_slots: usize, saving: Arc<Mutex<()>>) -> Self {
         Self {
             slots: Arc::new(Mutex::new(vec![Slot::default(); n_slots.max(1)])),
-            saving: Mutex::new(()),
+            saving,
         }
+    }
+
+    /// The lock of those that save.
+    pub(crate) fn saving(&self) -> Arc<Mutex<()>> {
+        Arc::clone(&self.saving)
     }
 
     /// The slot for a prompt: the one that is asked for, else the one whose conversation it continues, else the one that was used
@@ -126,6 +134,7 @@ impl Slots {
                 tenant: asker.tenant,
                 cache_salt: asker.cache_salt,
                 has_adapter: asker.has_adapter,
+                has_images: asker.has_images,
                 n_running: 0,
                 used,
             },
@@ -158,10 +167,14 @@ impl Slots {
             cache_salt,
             used,
             has_adapter,
+            has_images,
             ..
         } = self.conversation(id, tenant);
         if has_adapter {
             return Err(has_adapters());
+        }
+        if has_images {
+            return Err(has_images_in_it());
         }
         if !tokens.is_empty() {
             model.engine().forget_prefix(&tokens, cache_salt)?;
@@ -191,10 +204,14 @@ impl Slots {
             mut tokens,
             cache_salt,
             has_adapter,
+            has_images,
             ..
         } = self.conversation(id, tenant);
         if has_adapter {
             return Err(has_adapters());
+        }
+        if has_images {
+            return Err(has_images_in_it());
         }
         // What follows a shift of the context stands behind another text.
         tokens.truncate(model.engine().limits().n_ctx);
@@ -310,6 +327,13 @@ fn has_adapters() -> ApiError {
     }
 }
 
+fn has_images_in_it() -> ApiError {
+    ApiError::NotImplemented {
+        path: "/slots/{id}".to_owned(),
+        reason: "the conversation in this slot has images, which its tokens do not tell apart",
+    }
+}
+
 /// The path of a name within the folder.
 fn path_of(folder: &SessionFolder, name: &str) -> Result<PathBuf, ApiError> {
     let refused = |reason: &str| Err(ApiError::invalid("filename", reason));
@@ -391,6 +415,7 @@ mod tests {
             tenant,
             cache_salt: tenant.cache_salt(None),
             has_adapter: false,
+            has_images: false,
         }
     }
 
@@ -427,14 +452,16 @@ mod tests {
 
     #[test]
     fn a_conversation_with_an_adapter_is_continued_by_none() {
-        let slots = Slots::new(2);
+        let slots = Slots::new(2, Arc::default());
         let with_adapter = Asker {
             has_adapter: true,
+            has_images: true,
             ..asker("k")
         };
         let id = slots.choose(None, &[1, 2, 3], with_adapter);
         drop(slots.begin(id, &[1, 2, 3], with_adapter));
-        assert!(slots.conversation(id, Tenant::of_key("k")).has_adapter);
+        let kept = slots.conversation(id, Tenant::of_key("k"));
+        assert!(kept.has_adapter && kept.has_images);
         assert_ne!(slots.choose(None, &[1, 2, 3, 4], asker("k")), id);
     }
 
@@ -449,7 +476,7 @@ mod tests {
 
     #[test]
     fn a_prompt_goes_to_the_slot_that_it_continues() {
-        let slots = Slots::new(3);
+        let slots = Slots::new(3, Arc::default());
         let run = |prompt: &[u32], key: &str, asked| {
             let id = slots.choose(asked, prompt, asker(key));
             let mut running = slots.begin(id, prompt, asker(key));

@@ -137,7 +137,7 @@ pub use importance::ImportanceRun;
 pub use load_options::{KvCache, LoadOptions};
 pub use loaded::{Loaded, LoadedDevice};
 pub use low_priority::at_low_priority;
-pub use machine_memory::{available_bytes, check_memory, machine_bytes};
+pub use machine_memory::{available_bytes, available_main_bytes, check_memory, machine_bytes};
 pub use model::{Model, TextParams};
 pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
 pub use reply::Prompt;

@@ -15,7 +15,11 @@ use tokenmill_sched::{ContextShift, Engine, EngineConfig, Speculation};
 
 use crate::{
     AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
-    ModelSource, ModelWords, Projector, adapters::Shelf, device, draft::Draft, quantized,
+    ModelSource, ModelWords, Projector,
+    adapters::Shelf,
+    device,
+    draft::Draft,
+    quantized,
     session::identity_of,
     vision::{self, Vision},
 };
@@ -396,7 +400,9 @@ impl LoadOptions {
     fn open_draft(&self, network: &Network, words: &ModelWords) -> Result<Option<Draft>, Error> {
         match self.draft_of(network) {
             Some(path) => Draft::open(path, words.tokenizer()).map(Some),
-            None if self.draft.is_none() && matches!(self.speculation, Speculation::Draft { .. }) => Err(Error::NoDraft),
+            None if self.draft.is_none() && matches!(self.speculation, Speculation::Draft { .. }) => {
+                Err(Error::NoDraft)
+            }
             _ => Ok(None),
         }
     }

@@ -37,6 +37,17 @@ fn field_bytes(meminfo: &str, name: &str) -> Option<u64> {
 
 /// Bytes of memory that are available now, swap included: free, or used for what can be dropped.
 pub fn available_bytes() -> Option<u64> {
+    let (main, swap) = available()?;
+    Some(main.saturating_add(swap))
+}
+
+/// As [`available_bytes`], without swap.
+pub fn available_main_bytes() -> Option<u64> {
+    Some(available()?.0)
+}
+
+/// Main memory and swap that are available now.
+fn available() -> Option<(u64, u64)> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let group = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
     available_of(
@@ -54,7 +65,7 @@ fn available_of(
     memory_max: Option<&str>,
     memory_current: Option<&str>,
     memory_stat: Option<&str>,
-) -> Option<u64> {
+) -> Option<(u64, u64)> {
     let number = |text: Option<&str>| text.and_then(|text| text.trim().parse::<u64>().ok());
     let main = field_bytes(meminfo, "MemAvailable:")?;
     let swap = field_bytes(meminfo, "SwapFree:").unwrap_or(0);
@@ -66,7 +77,7 @@ fn available_of(
         .unwrap_or(0)
         .saturating_sub(dropped.unwrap_or(0));
     let left = number(memory_max).map_or(u64::MAX, |limit| limit.saturating_sub(held));
-    Some(main.min(left).saturating_add(swap))
+    Some((main.min(left), swap))
 }
 
 /// Refuses weights that do not fit into what is available. Keys, values and activations take memory only as they are
@@ -168,7 +179,7 @@ mod tests {
             (Some("4294967296\n"), Some("9999999999\n"), None, swap),
         ] {
             assert_eq!(
-                available_of(meminfo, max, current, stat),
+                available_of(meminfo, max, current, stat).map(|(main, swap)| main + swap),
                 Some(expected),
                 "{max:?} {current:?}"
             );

@@ -217,7 +217,9 @@ pub(crate) fn plan(
     compute: &Compute,
 ) -> Result<Option<MemoryPlan>, Error> {
     let found = find(projector, source, network)?;
-    found.map(|(path, file)| plan_of(&path, &file, compute)).transpose()
+    found
+        .map(|(path, file)| plan_of(&path, &file, compute))
+        .transpose()
 }
 
 /// The encoder of a model, where it has one.

@@ -284,7 +284,11 @@ fn a_draft_model_changes_no_answer_and_is_told_of() {
     assert_eq!(model.taken_bytes(), of_model + of_draft);
     let source = ModelSource::find("demo").unwrap();
     let network = source.open_network().unwrap();
-    let with_draft = options.clone().draft("demo").needed_bytes(&source, &network).unwrap();
+    let with_draft = options
+        .clone()
+        .draft("demo")
+        .needed_bytes(&source, &network)
+        .unwrap();
     assert_eq!(with_draft, model.taken_bytes());
     let params = TextParams {
         n: 3,

@@ -63,8 +63,14 @@ fn the_encoder_is_weighed_before_it_is_loaded() {
     });
     let found = needed(options());
     let file = fs::metadata(data("gemma3/mmproj-model.gguf")).unwrap().len();
-    assert!(found > blind + file / 2, "{found} is not {blind} with a file of {file}");
-    assert_eq!(needed(options().projector(data("gemma3/mmproj-model.gguf"))), found);
+    assert!(
+        found > blind + file / 2,
+        "{found} is not {blind} with a file of {file}"
+    );
+    assert_eq!(
+        needed(options().projector(data("gemma3/mmproj-model.gguf"))),
+        found
+    );
     // It is loaded with the first image, and counts before that.
     assert_eq!(load().taken_bytes(), found);
 }

@@ -133,11 +133,13 @@ impl VisionFile {
         let mut plan = tower::plan_of(&TowerTensors::of(&self.file, &self.shape), &self.shape, backend)?;
         let around = (self.file.tensors())
             .filter(|info| info.name.starts_with("mm.") || info.name.starts_with("v.patch_embd."));
-        plan.weights_bytes = (around.map(|info| info.n_bytes)).fold(plan.weights_bytes, usize::saturating_add);
+        plan.weights_bytes =
+            (around.map(|info| info.n_bytes)).fold(plan.weights_bytes, usize::saturating_add);
         // The pixels, their patches, and the rows before and behind the layers.
         let n_rows = self.shape.n_patches().saturating_mul(2 * self.shape.n_vision);
         let n_values = (self.shape.n_values().saturating_mul(2)).saturating_add(n_rows);
-        plan.activations_bytes = (plan.activations_bytes).saturating_add(n_values.saturating_mul(size_of::<f32>()));
+        plan.activations_bytes =
+            (plan.activations_bytes).saturating_add(n_values.saturating_mul(size_of::<f32>()));
         Ok(plan)
     }
 

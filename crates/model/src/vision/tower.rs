@@ -4,14 +4,15 @@
 //! the bit, as everything does that the backend computes.
 
 use tokenmill_backend::{
-    Backend, BackendError, Executor, ForwardBatch, KvType, Linear, Memory, MemoryPlan, NormKind, PAGE_TOKENS, StepError,
-    StepOutput, TokenSource,
+    Backend, BackendError, Executor, ForwardBatch, KvType, Linear, Memory, MemoryPlan, NormKind, PAGE_TOKENS,
+    StepError, StepOutput, TokenSource,
 };
 
 use crate::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
     MixerDescriptor, ModelExecutor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence,
-    Residual, loader::Loader,
+    Residual,
+    loader::Loader,
     model::{build, plan},
 };
 

@@ -74,6 +74,7 @@ pub(crate) async fn act(app: Arc<App>, mut call: Call) -> Result<Response, ApiEr
         tenant,
         cache_salt: tenant.cache_salt(request.cache_salt.as_deref()),
         has_adapter: false,
+        has_images: false,
     };
     let began = Instant::now();
     let name = request.filename.clone();

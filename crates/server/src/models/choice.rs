@@ -328,7 +328,10 @@ mod tests {
         assert_eq!(scalar(found.keep_alive), Some(5.into()));
         let bomb = format!(r#"{{"model":[{}]}}"#, vec![r#"{"":{}}"#; 1 << 20].join(","));
         let refused = choice("/v1/completions", &bomb);
-        assert!(matches!(refused, Err(ApiError::TooManyValues { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(ApiError::TooManyValues { .. })),
+            "{refused:?}"
+        );
     }
 
     #[test]

@@ -3,7 +3,10 @@
 //! Separate from the figures of a model, which are there while it is. Invariant: what each model is doing is read at each scrape, never kept
 //! twice.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{Mutex, PoisonError, atomic::Ordering},
+    time::Duration,
+};
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
@@ -36,6 +39,8 @@ struct ReasonLabels {
 #[derive(Debug)]
 pub(super) struct Figures {
     registry: Registry,
+    /// Held while the figures are written out.
+    encoding: Mutex<()>,
     state: Family<StateLabels, Gauge>,
     bytes: Family<ModelLabels, Gauge>,
     waiting: Family<ModelLabels, Gauge>,
@@ -62,6 +67,7 @@ impl Figures {
         let mut registry = Registry::default();
         let figures = Self {
             registry: Registry::default(),
+            encoding: Mutex::default(),
             state: Family::default(),
             bytes: Family::default(),
             waiting: Family::default(),
@@ -146,6 +152,8 @@ impl Figures {
 
     /// All figures in OpenMetrics text: these, and those of each model that is loaded.
     pub(super) fn encode(&self, models: &[Listed<'_>]) -> String {
+        // Another scrape would find the states cleared.
+        let _one = self.encoding.lock().unwrap_or_else(PoisonError::into_inner);
         self.state.clear();
         for listed in models {
             let model_name = listed.spec.name().to_owned();

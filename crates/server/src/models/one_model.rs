@@ -34,11 +34,10 @@ impl FromRequestParts<Models> for OneModel {
                 models.acquire(&choice, Purpose::Look).await
             }
         };
-        held.map(Self)
-            .map_err(|error| {
-                models.count_refusal(&error);
-                let id: RequestId = parts.extensions.get().cloned().unwrap_or_default();
-                error_response(&error, Dialect::of_path(parts.uri.path()), &id)
-            })
+        held.map(Self).map_err(|error| {
+            models.count_refusal(&error);
+            let id: RequestId = parts.extensions.get().cloned().unwrap_or_default();
+            error_response(&error, Dialect::of_path(parts.uri.path()), &id)
+        })
     }
 }

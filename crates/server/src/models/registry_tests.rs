@@ -220,7 +220,10 @@ fn what_does_not_free_its_memory_keeps_its_bytes_and_stops_no_other() {
     assert_eq!((&world.unloaded[..], &world.running[..]), (&[1][..], &[2][..]));
     world.pass(SECOND * 60);
     let refused = world.models.ask(0, Purpose::Use(None), world.now);
-    assert!(matches!(refused, Asked::Refused(ApiError::ModelFailed { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Asked::Refused(ApiError::ModelFailed { .. })),
+        "{refused:?}"
+    );
     world.end(0);
     world.models.unloaded(0);
     world.ask(0);
@@ -248,7 +251,9 @@ fn a_shutdown_refuses_those_whose_load_has_not_begun() {
     let mut world = World::new(&[4, 4], 4, &[], KeepAlive::Forever);
     world.ask(0);
     world.ask(1);
-    let answers = world.models.refuse_what_waits(&ApiError::NotReady { reason: "the end" });
+    let answers = world
+        .models
+        .refuse_what_waits(&ApiError::NotReady { reason: "the end" });
     assert_eq!(answers.len(), 1);
     world.send(answers);
     world.end(0);

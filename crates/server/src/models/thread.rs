@@ -44,7 +44,11 @@ struct End<'a>(&'a Weak<Inner>);
 impl Drop for End<'_> {
     fn drop(&mut self) {
         let inner = self.0.upgrade();
-        if let Some(Inner { kind: Kind::Many(many), .. }) = inner.as_deref() {
+        if let Some(Inner {
+            kind: Kind::Many(many),
+            ..
+        }) = inner.as_deref()
+        {
             many.has_ended.store(true, Ordering::Release);
         }
     }
@@ -182,7 +186,10 @@ fn unload(many: &Many, idx: usize, app: Arc<App>) -> Vec<Answer<Arc<App>, Lease>
         many.lock().unloaded(idx);
         return Vec::new();
     }
-    tracing::warn!(model = name, "it is to be unloaded, but something still uses its memory");
+    tracing::warn!(
+        model = name,
+        "it is to be unloaded, but something still uses its memory"
+    );
     many.stuck().push((idx, rest));
     let error = ApiError::ModelFailed {
         model: name.to_owned(),

@@ -41,6 +41,12 @@ fn expected(n: usize) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_api_shows_the_model_the_same_image() {
     let server = start().await;
+    // Clients that ask first are told that it sees.
+    let props = server.get("/props").await.json();
+    assert_eq!(props["modalities"]["vision"], true, "{props}");
+    let shown = server.post_ok("/api/show", &json!({ "model": "eye" })).await;
+    let capabilities = shown["capabilities"].as_array().expect("a list");
+    assert!(capabilities.contains(&json!("vision")), "{shown}");
     let expected = expected(6);
     let chat = |part: Value| {
         json!({

@@ -273,7 +273,12 @@ mod tests {
             let options = flags
                 .and_then(|flags| flags.unresolved_options().map_err(|failure| failure.line()))
                 .expect("they are right");
-            (options.adapters, options.control_vectors, options.draft, options.projector)
+            (
+                options.adapters,
+                options.control_vectors,
+                options.draft,
+                options.projector,
+            )
         };
         let (_, controls, draft, _) = paths(&[]);
         assert_eq!(controls[0].0, Path::new("v.gguf"));

@@ -7,10 +7,10 @@
 use std::{
     fs,
     io::Read as _,
-    path::{Path, PathBuf},
+    path::{MAIN_SEPARATOR, Path, PathBuf},
 };
 
-use tokenmill::{LoadOptions, Model, ModelSource, available_bytes};
+use tokenmill::{LoadOptions, Model, ModelSource, Projector, available_main_bytes};
 use tokenmill_server::{
     KeepAlive, ModelLimits, ModelLoader, ModelSpec, Models, ServerConfig,
     models::{FileLoader, Measured, Role},
@@ -82,15 +82,41 @@ impl NamedLoader {
     }
 }
 
+impl NamedLoader {
+    /// Why it cannot be loaded, for clients: without hints for the operator and without the folders of this machine, which are in the log.
+    fn reason(&self, failure: &Failure) -> String {
+        tracing::warn!(reason = failure.line(), "a model cannot be loaded");
+        let named = (self.model.clone(), self.options.clone());
+        let (model, options) = self.file().map_or(named, |file| (file.path, file.options));
+        let mut paths = vec![model];
+        paths.extend(options.draft);
+        paths.extend(options.adapters.into_iter().map(|adapter| adapter.path));
+        paths.extend(options.control_vectors.into_iter().map(|(path, _)| path));
+        if let Projector::File(path) = options.projector {
+            paths.push(path);
+        }
+        without_folders(failure.message_line(), &paths)
+    }
+}
+
+/// A text in which paths are their last part alone.
+fn without_folders(text: String, paths: &[PathBuf]) -> String {
+    let folders = paths.iter().filter_map(|path| path.parent());
+    let folders = folders.filter(|folder| folder.components().next().is_some());
+    folders.fold(text, |text, folder| {
+        text.replace(&format!("{}{MAIN_SEPARATOR}", folder.display()), "")
+    })
+}
+
 impl ModelLoader for NamedLoader {
     fn measure(&self) -> Result<Measured, String> {
         let measured = self.file().and_then(|file| Ok(file.try_measure()?));
-        measured.map_err(|failure| failure.line())
+        measured.map_err(|failure| self.reason(&failure))
     }
 
     fn load(&self, is_quiet: bool) -> Result<Model, String> {
         let loaded = self.file().and_then(|file| Ok(file.try_load(is_quiet)?));
-        loaded.map_err(|failure| failure.line())
+        loaded.map_err(|failure| self.reason(&failure))
     }
 }
 
@@ -119,7 +145,7 @@ pub(super) fn several(args: &Args, config: ServerConfig) -> Result<Models, Failu
         }
     }
     let mut limits = ModelLimits {
-        budget_bytes: available_bytes(),
+        budget_bytes: available_main_bytes(),
         keep_alive: KeepAlive::Forever,
         max_waiting: args.model_flags.flags.seat_args.max_queued(),
     };
@@ -142,6 +168,11 @@ pub(super) fn several(args: &Args, config: ServerConfig) -> Result<Models, Failu
         spec.names.clone_from(&args.served_model_name);
     }
     let budget = limits.budget_bytes;
+    if budget.is_none() {
+        tracing::warn!(
+            "how much memory is available is not known here: without `--memory-budget` no model is unloaded for another"
+        );
+    }
     tracing::info!(
         models = specs.len(),
         memory_budget_bytes = budget,
@@ -232,9 +263,7 @@ fn of_file(args: &Args, model: &FileModel, folder: &Path) -> Result<ModelSpec, S
         NamedLoader {
             model: path,
             fetch: flags.load.fetch.clone(),
-            options: flags
-                .unresolved_options()
-                .map_err(|failure| failure.line())?,
+            options: flags.unresolved_options().map_err(|failure| failure.line())?,
         },
     );
     spec.names.extend(model.alias.iter().cloned());
@@ -338,6 +367,16 @@ mod tests {
         ] {
             assert_eq!(name_of(Path::new(path)), name);
         }
+    }
+
+    #[test]
+    fn clients_are_told_of_files_and_not_of_folders() {
+        let paths = ["/home/me/a.gguf", "models/b.gguf", "c.gguf"].map(PathBuf::from);
+        let text = "cannot read /home/me/a.gguf, models/b.gguf, c.gguf: 1/2".to_owned();
+        assert_eq!(
+            without_folders(text, &paths),
+            "cannot read a.gguf, b.gguf, c.gguf: 1/2"
+        );
     }
 
     #[test]

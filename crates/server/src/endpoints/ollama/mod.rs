@@ -26,9 +26,9 @@ use crate::{
     ApiError, App, Dialect,
     app::Call,
     constraints::asked,
-    intake::Share,
     fields::Body,
     infill::infill_prompt,
+    intake::Share,
     ollama::{
         chat::{self, ChatRequest, conversation, parts_with_images},
         check_keep_alive, choose,
