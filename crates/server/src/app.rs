@@ -346,7 +346,7 @@ async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> Result<Prom
         let model = at_work.model.model();
         model.see_while(prompt, cache_salt, &|| wanted.is_so())
     };
-    // What nobody waits for is made for nobody.
+    // A request that has given up takes no rows.
     let seen = app.encoder_queue.run(limits, see).await??;
     seen.ok_or(ApiError::DeadlineExceeded)
 }

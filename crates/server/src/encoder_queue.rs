@@ -67,7 +67,7 @@ impl Default for EncoderQueue {
 }
 
 impl EncoderQueue {
-    /// Runs `work` on a thread of its own once it is its turn, which lasts until the work ends, though nobody may wait for it any more.
+    /// Runs `work` on a thread of its own once it is its turn, which lasts until the work ends, though its request may be gone by then.
     ///
     /// # Errors
     /// [`ApiError::QueueFull`], [`ApiError::DeadlineExceeded`], and a panic of the work.

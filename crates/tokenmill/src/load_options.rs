@@ -19,6 +19,7 @@ use crate::{
     adapters::Shelf,
     device,
     draft::Draft,
+    machine_memory::bytes_of,
     quantized,
     session::identity_of,
     vision::{self, Vision},
@@ -451,15 +452,6 @@ impl LoadOptions {
         let model = Model::from_parts(source.name(), words, engine, device, Some(plan));
         Ok(model.with_draft(facts))
     }
-}
-
-/// Bytes of some plans together, on the GPU and in main memory.
-pub(crate) fn bytes_of<'a>(plans: impl IntoIterator<Item = &'a MemoryPlan>) -> u64 {
-    plans.into_iter().fold(0, |sum: u64, plan| {
-        let on_host = plan.on_host.as_deref().map_or(0, MemoryPlan::total_bytes);
-        let n_bytes = plan.total_bytes().saturating_add(on_host);
-        sum.saturating_add(n_bytes as u64)
-    })
 }
 
 /// The number that tells a network from others.

@@ -35,6 +35,15 @@ fn field_bytes(meminfo: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// Bytes of some plans together, on the GPU and in main memory.
+pub(crate) fn bytes_of<'a>(plans: impl IntoIterator<Item = &'a MemoryPlan>) -> u64 {
+    plans.into_iter().fold(0, |sum: u64, plan| {
+        let on_host = plan.on_host.as_deref().map_or(0, MemoryPlan::total_bytes);
+        let n_bytes = plan.total_bytes().saturating_add(on_host);
+        sum.saturating_add(n_bytes as u64)
+    })
+}
+
 /// Bytes of memory that are available now, swap included: free, or used for what can be dropped.
 pub fn available_bytes() -> Option<u64> {
     let (main, swap) = available()?;

@@ -12,7 +12,7 @@ use tokenmill_text::constraint::ConstraintError;
 
 use crate::{
     Answer, Constraint, Conversation, DraftFacts, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords,
-    Prompt, ReplyReader, Scores, TextStream, adapters::Shelf, constraint, load_options::bytes_of,
+    Prompt, ReplyReader, Scores, TextStream, adapters::Shelf, constraint, machine_memory::bytes_of,
     vision::Vision,
 };
 

@@ -216,7 +216,7 @@ fn a_file_says_how_each_model_is_loaded() {
     );
     assert_eq!(server.ask("GET", "/v1/models/writer", "").1["max_model_len"], 64);
     server.wait_for("short", "unloaded");
-    // Draft models are beside the file too, and one that is missing keeps its own model alone from being loaded.
+    // Draft models stand next to the file too, and one that is missing keeps its own model alone from being loaded.
     assert_eq!(server.complete("pair").0, 200);
     let (status, answer) = server.complete("widow");
     assert_eq!(status, 503, "{answer}");

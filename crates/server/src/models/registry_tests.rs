@@ -215,7 +215,7 @@ fn what_does_not_free_its_memory_keeps_its_bytes_and_stops_no_other() {
         reason: "it hangs".to_owned(),
     };
     assert!(world.models.stuck(0, &error, world.now).is_empty());
-    // Another goes for the third, and nobody waits for the one that hangs.
+    // Another goes for the third, and no request waits for the one that hangs.
     world.ask(2);
     assert_eq!((&world.unloaded[..], &world.running[..]), (&[1][..], &[2][..]));
     world.pass(SECOND * 60);

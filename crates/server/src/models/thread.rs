@@ -167,7 +167,7 @@ fn unload(many: &Many, idx: usize, app: Arc<App>) -> Vec<Answer<Arc<App>, Lease>
     let begun = Instant::now();
     let rest = app.memory();
     let let_go = move || {
-        // A task that outlives its request may still have it. It is to be dropped here, where nobody waits for its engine.
+        // A task that outlives its request may still have it. It is to be dropped here, where no request waits for its engine.
         while Arc::strong_count(&app) > 1 && begun.elapsed() < LAST_USES {
             thread::sleep(Duration::from_millis(2));
         }
@@ -209,7 +209,7 @@ fn look_after_stuck(many: &Many) {
     }
 }
 
-/// Lets go of models whose engines have ended by themselves. The next request loads them again.
+/// Releases models whose engines have ended by themselves. The next request loads them again.
 fn look_after_engines(many: &Many) {
     let now = Instant::now();
     let mut registry = many.lock();
