@@ -85,7 +85,7 @@ fn put_media(media: &Media, positions: Range<usize>, batch: &mut ForwardBatch) {
     let Some(inputs) = media.span.within(&positions) else {
         return;
     };
-    let width = media.rows.len() / media.span.len();
+    let width = media.rows.len() / media.span.n_inputs();
     let first_row = batch.input_rows.len() / width;
     let start = inputs.start - media.span.start;
     (batch.input_rows).extend_from_slice(&media.rows[start * width..(start + inputs.len()) * width]);

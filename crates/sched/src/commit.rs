@@ -7,13 +7,13 @@ use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, SeqState
 
 use crate::{
     arena::SeqId,
-    context_shift::Shifted,
     drafting::DraftKind,
     outcome::{End, Outcome, RowResult, SeqSummary},
     page_events::Lineage,
     plan::{PlannedOutput, PlannedRow, StepPlan},
     scheduler::Scheduler,
     sequence::{Stage, Work},
+    shifting::Shifted,
 };
 
 impl Scheduler {

@@ -14,7 +14,7 @@ use crate::error::EngineError;
 pub struct Media {
     /// Where they lie, and what they are.
     pub span: MediaSpan,
-    /// The inputs, `[span.len(), n_embd]`.
+    /// The inputs, `[span.n_inputs(), n_embd]`.
     pub rows: Arc<[f32]>,
 }
 
@@ -33,12 +33,7 @@ pub struct MediaSpan {
 
 impl MediaSpan {
     /// Number of inputs.
-    #[allow(
-        clippy::len_without_is_empty,
-        clippy::allow_attributes,
-        reason = "a span that was checked has an input; where the file is compiled for tests alone, it is not public"
-    )]
-    pub fn len(&self) -> usize {
+    pub fn n_inputs(&self) -> usize {
         self.end - self.start
     }
 
@@ -87,11 +82,11 @@ pub(crate) fn check_media(
             return Err(EngineError::MediaOutOfPlace { index, n_tokens });
         }
         done = span.end;
-        if rows.len() != span.len() * width {
+        if rows.len() != span.n_inputs() * width {
             return Err(EngineError::MediaWidth {
                 index,
                 expected: width,
-                found: rows.len() / span.len(),
+                found: rows.len() / span.n_inputs(),
             });
         }
         if !span.sees_itself {
@@ -99,17 +94,18 @@ pub(crate) fn check_media(
         }
         let windows = limits.groups().filter_map(|(_, group)| group.window);
         let maximum = windows.fold(max_step_tokens.min(limits.max_batch_tokens), usize::min);
-        if span.len() > maximum {
+        if span.n_inputs() > maximum {
             return Err(EngineError::MediaTooLong {
                 index,
-                found: span.len(),
+                found: span.n_inputs(),
                 maximum,
             });
         }
         for (_, group) in limits.groups() {
             // The window before them, and all of them at once.
-            let needed =
-                (group.window).map_or(n_tokens, |window| n_tokens.min(window + span.len() + PAGE_TOKENS));
+            let needed = (group.window).map_or(n_tokens, |window| {
+                n_tokens.min(window + span.n_inputs() + PAGE_TOKENS)
+            });
             let needed_pages = needed.div_ceil(PAGE_TOKENS);
             if needed_pages > group.n_pages {
                 return Err(EngineError::PoolTooSmall {

@@ -77,7 +77,7 @@ impl PrefixHasher {
                     inputs.start - first,
                     inputs.len(),
                     inputs.start - span.start,
-                    span.len(),
+                    span.n_inputs(),
                 ] {
                     hasher.write_u64(place as u64);
                 }

@@ -160,7 +160,7 @@ fn a_prompt_that_is_cut_has_its_images_where_their_marks_are() {
     let mark = whole.tokens[seen.media[0].span.start];
     let n_others = |tokens: &[u32], n_media: usize| {
         let n_marks = tokens.iter().filter(|&&token| token == mark).count();
-        n_marks - n_media * seen.media[0].span.len()
+        n_marks - n_media * seen.media[0].span.n_inputs()
     };
     let last = seen.media[1].span.content;
     let mut n_cut_images = 0;

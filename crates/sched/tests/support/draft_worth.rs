@@ -159,7 +159,7 @@ fn a_row_that_fails_ends_the_drafts_of_its_sequence_alone() {
     let (_, _, of_three) = run(3, Faults::default());
     let (n_failed, has_failed, accepted) = run(3, bad_passes(1));
     assert_eq!((n_failed, has_failed), (1, false));
-    // The two others go on.
+    // The two others continue.
     assert!(accepted > of_three / 2, "{accepted} of {of_three}");
     // A model that always fails is given up.
     let (n_failed, has_failed, _) = run(10, bad_passes(100_000));
