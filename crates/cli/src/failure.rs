@@ -379,6 +379,10 @@ impl From<LoadError> for Failure {
     fn from(error: LoadError) -> Self {
         match error {
             LoadError::Gguf(error) => error.into(),
+            LoadError::UnknownArchitecture { ref found, .. } if found == "clip" => {
+                Self::input("this file is an encoder of images, not a model")
+                    .hint("give it with `--mmproj FILE` and the file of its model")
+            }
             LoadError::UnknownArchitecture { .. } => Self::input(error.to_string())
                 .hint("`tokenmill inspect` shows the file's metadata and tensors all the same"),
             LoadError::MissingTensor { ref name } if name == "token_embd.weight" => {

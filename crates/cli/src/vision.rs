@@ -55,6 +55,11 @@ impl VisionArgs {
 /// # Errors
 /// A file that cannot be read, or is too large.
 pub(crate) fn read_image(path: &Path) -> Result<Value, Failure> {
+    let is_url = path.to_str().is_some_and(|text| text.contains("://"));
+    if is_url && !path.exists() {
+        let message = format!("{} is a URL, and images are read from files only", path.display());
+        return Err(Failure::usage(message).hint("download it first"));
+    }
     let bytes = RegularFile::read(path, MAX_IMAGE_BYTES);
     let bytes = bytes.map_err(|error| Failure::unreadable(path, &error))?;
     Ok(image_part(&bytes))

@@ -321,6 +321,7 @@ fn wrong_models_are_refused_before_anything_is_served() {
         "`--draft` is for a server of one model",
     );
     refused(&["demo", "--memory-budget", "much"], 2, "expected a size");
+    refused(&["demo", "--memory-budget", "16"], 2, "has room for no model");
     refused(&["demo", "--idle-unload", "soon"], 2, "expected a time");
     refused(&[], 2, "the following required arguments");
 }

@@ -277,7 +277,8 @@ impl Ops {
         let has_chunks = is_long
             && !scan.has_own_decays
             && scan.head_dim.is_multiple_of(n_columns)
-            && step.may_have_chunks(n_lanes);
+            && step.may_have_chunks(n_lanes)
+            && !self.is_batch_invariant;
         let mut args = Args::new()
             .read(x.values(n_tokens, width)?)
             .count(x.row_width)
@@ -353,7 +354,7 @@ impl Ops {
         let [of_heads, of_channels] = self.recurrent().delta_net;
         let kept_bytes = |n_rows: usize| n_rows * LANE_LEN * n_lanes * size_of::<f32>();
         let (kernel, shared_bytes) = match net.decays {
-            DeltaDecays::OfHeads if step.may_have_chunks(n_lanes) => {
+            DeltaDecays::OfHeads if step.may_have_chunks(n_lanes) && !self.is_batch_invariant => {
                 args = args.read(step.positions);
                 (self.recurrent().delta_net_chunks, chunk_bytes(n_lanes))
             }

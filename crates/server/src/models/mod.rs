@@ -345,8 +345,8 @@ impl Models {
             Kind::One(app) => return Ok(Lease::fixed(Arc::clone(app))),
             Kind::Many(many) => many,
         };
-        let (mut registry, now) = (many.lock(), Instant::now());
         let by_default = many.default_of(Role::Chat);
+        let (mut registry, now) = (many.lock(), Instant::now());
         let found = std::iter::once(by_default)
             .chain(0..many.specs.len())
             .find_map(|idx| Some((idx, registry.look(idx, now)?)));
@@ -448,9 +448,16 @@ impl Many {
         drop(self.bell.wait_timeout(registry, time));
     }
 
-    /// The model of requests that name none.
+    /// The model of requests that name none: the first of its role that can be loaded as far as is known.
     fn default_of(&self, role: Role) -> usize {
-        let first = |role| self.specs.iter().position(|spec| spec.role == role);
+        let (registry, now) = (self.lock(), Instant::now());
+        let has_failed = |idx| registry.status(idx, now).failure.is_some();
+        let first = |role| {
+            let of_role = || (0..self.specs.len()).filter(|&idx| self.specs[idx].role == role);
+            of_role()
+                .find(|&idx| !has_failed(idx))
+                .or_else(|| of_role().next())
+        };
         first(role).or_else(|| first(Role::Chat)).unwrap_or(0)
     }
 

@@ -61,6 +61,9 @@ impl SeveralArgs {
     }
 }
 
+/// A budget that is smaller was meant in another unit.
+const SMALLEST_BUDGET: u64 = 1_000_000;
+
 /// Loads what stands for MODEL, if it is on this machine.
 #[derive(Debug)]
 struct NamedLoader {
@@ -168,6 +171,12 @@ pub(super) fn several(args: &Args, config: ServerConfig) -> Result<Models, Failu
         spec.names.clone_from(&args.served_model_name);
     }
     let budget = limits.budget_bytes;
+    if let Some(n_bytes) = budget.filter(|&n_bytes| n_bytes < SMALLEST_BUDGET) {
+        return Err(Failure::usage(format!(
+            "a memory budget of {n_bytes} bytes has room for no model"
+        ))
+        .hint("say it with its unit, such as 16GiB"));
+    }
     if budget.is_none() {
         tracing::warn!(
             "how much memory is available is not known here: without `--memory-budget` no model is unloaded for another"
