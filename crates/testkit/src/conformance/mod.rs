@@ -126,6 +126,7 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         (TensorType::BF16, [KvType::F16, KvType::F32], half),
         (TensorType::F32, [KvType::Q8_0, KvType::Q8_0], byte),
         (TensorType::F32, [KvType::F32, KvType::Q8_0], byte),
+        (TensorType::F32, [KvType::Q8_0, KvType::F32], byte),
         (TensorType::F32, [KvType::Q4_0, KvType::Q4_0], nibble),
         (TensorType::F32, [KvType::Q4_0, KvType::F32], nibble),
         (TensorType::F32, [KvType::F16, KvType::Q4_0], nibble),
