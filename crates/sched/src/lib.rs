@@ -81,6 +81,7 @@ mod queue_gauge;
 mod revise;
 mod scheduler;
 mod sequence;
+mod sharing;
 mod shifting;
 mod states;
 mod step_times;

@@ -6,16 +6,16 @@
 //! sequence of lower rank (or one whose consumer is slow) loses its pages to another, and the first in rank can
 //! always continue; so everything submitted ends.
 //!
-//! Admission and reuse stand in `admission.rs`, results in `commit.rs`.
+//! Admission and reuse stand in `admission.rs`, how a step is shared in `sharing.rs`, results in `commit.rs`.
 
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::collections::BTreeSet;
 
-use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup, StateSave};
+use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup};
 
 use crate::{
     arena::{Arena, SeqId},
     draft_times::DraftTimes,
-    drafting::{Acceptance, DraftCounters, DraftRoom, Drafter, Speculation},
+    drafting::{Acceptance, DraftCounters, Drafter, Speculation},
     group::Group,
     model_guess::ModelAcceptance,
     outcome::{End, Outcome},
@@ -99,9 +99,9 @@ pub struct Scheduler {
     deadlines: BTreeSet<(u64, SeqId)>,
     next_arrival: u64,
     /// Inputs that each of `running` may plan in this step.
-    shares: Vec<usize>,
+    pub(crate) shares: Vec<usize>,
     /// Inputs that each of `running` has to plan.
-    wants: Vec<usize>,
+    pub(crate) wants: Vec<usize>,
     /// What was seen of all sequences' drafts.
     pub(crate) acceptance: Acceptance,
     /// The same of those that a drafting model guessed.
@@ -213,191 +213,6 @@ impl Scheduler {
         for (group, copies) in self.groups.iter_mut().zip(&mut plan.copies) {
             group.pool.take_copies(copies);
         }
-    }
-
-    /// Prefill tokens that the step may have, given how many of its rows decode.
-    pub(crate) fn prefill_budget(&self, budget: StepBudget, n_decode: usize) -> usize {
-        let left = self.config.max_step_tokens.saturating_sub(n_decode);
-        if n_decode == 0 || self.config.limits.is_encoder {
-            left
-        } else {
-            left.min(budget.prefill_beside_decode.max(1))
-        }
-    }
-
-    /// Divides the step: one token for every sequence that decodes; of the prefill tokens, half of what is left for
-    /// each sequence in turn (within a priority), so that a short prompt behind a long one gets through; what no sequence
-    /// took goes to the first.
-    fn share_step(&mut self, budget: StepBudget) {
-        self.wants.clear();
-        self.wants
-            .extend(self.running.iter().map(|&id| self.sequences[id].n_to_plan()));
-        self.shares.clone_from(&self.wants);
-        let n_decode = self.wants.iter().filter(|&&want| want == 1).count();
-        let mut left = self.prefill_budget(budget, n_decode);
-        if self.config.limits.is_encoder {
-            self.share_whole(left);
-            return;
-        }
-        let mut next = self.next_prefill(0);
-        while let Some(idx) = next {
-            next = self.next_prefill(idx + 1);
-            let is_contended = next.is_some_and(|next| self.priority_at(next) == self.priority_at(idx));
-            let share = if is_contended { left.div_ceil(2) } else { left };
-            self.shares[idx] = self.wants[idx].min(share);
-            left -= self.shares[idx];
-        }
-        for (share, &want) in self.shares.iter_mut().zip(&self.wants) {
-            let extra = left.min(want - *share);
-            *share += extra;
-            left -= extra;
-        }
-        self.share_uncut();
-    }
-
-    /// Lets no row part inputs that see each other: it gets all of them where the step has room for them, or ends before. Those
-    /// first in rank take the room of others, so that they always continue.
-    fn share_uncut(&mut self) {
-        let has_media = |id: &SeqId| !self.sequences[*id].media.is_empty();
-        if !self.running.iter().any(has_media) {
-            return;
-        }
-        let mut left = self.config.max_step_tokens;
-        for (share, &id) in self.shares.iter_mut().zip(&self.running) {
-            let sequence = &self.sequences[id];
-            let whole = sequence.beyond_cut(*share);
-            *share = if whole <= left {
-                whole
-            } else {
-                sequence.before_cut((*share).min(left))
-            };
-            left -= *share;
-        }
-    }
-
-    /// Divides the step among sequences that cannot be cut: in the order of rank, each gets all it wants or waits.
-    fn share_whole(&mut self, mut left: usize) {
-        for share in self.shares.iter_mut().filter(|share| **share > 1) {
-            if *share <= left {
-                left -= *share;
-            } else {
-                *share = 0;
-            }
-        }
-    }
-
-    fn next_prefill(&self, from: usize) -> Option<usize> {
-        (from..self.wants.len()).find(|&idx| self.wants[idx] > 1)
-    }
-
-    fn priority_at(&self, running_idx: usize) -> Reverse<i32> {
-        self.sequences[self.running[running_idx]].rank.priority
-    }
-
-    /// Gives every running sequence its row, in the order of rank. Where pages run out, sequences after it give theirs
-    /// back: they have no row yet.
-    fn fill_rows(&mut self, mut drafts: DraftRoom, plan: &mut StepPlan) {
-        let mut logit_rows_left = self.config.limits.max_logit_rows;
-        let mut idx = 0;
-        while let Some(&id) = self.running.get(idx) {
-            // Each sequence after this one may need a logit row too.
-            let n_after = self.running.len() - idx - 1;
-            let sequence = &self.sequences[id];
-            let mut want = sequence.cut_row(self.shares[idx]);
-            if let Work::Logits { from } = sequence.work {
-                let n_without_row = from.saturating_sub(sequence.n_planned);
-                want = want.min(n_without_row + logit_rows_left.saturating_sub(n_after));
-            }
-            let n_tokens = if want == 0 {
-                0
-            } else {
-                self.secure_pages(idx, want, plan)
-            };
-            if n_tokens > 0 {
-                let first_logit_row = self.config.limits.max_logit_rows - logit_rows_left;
-                // The row's own token takes one, and so does each sequence after it.
-                let n_draft_rows = logit_rows_left.saturating_sub(n_after + 1);
-                let draft = self.plan_draft(id, n_tokens, n_draft_rows, &mut drafts, &mut plan.drafts);
-                let save = self.plan_snapshot(id, n_tokens + draft.len());
-                let row = self.sequences[id].plan_row(id, n_tokens, draft, first_logit_row as u32, save);
-                logit_rows_left -= row.n_logit_rows() as usize;
-                self.counters.planned_tokens += u64::from(row.n_tokens);
-                plan.rows.push(row);
-            }
-            idx += 1;
-        }
-        self.counters.steps += u64::from(!plan.is_empty());
-    }
-
-    /// Gets a slot for the snapshot that the next `n_tokens` inputs should leave, where one can be had.
-    fn plan_snapshot(&mut self, id: SeqId, n_tokens: usize) -> Option<StateSave> {
-        let sequence = &mut self.sequences[id];
-        sequence.state?;
-        let first = sequence.n_planned;
-        let at = sequence.snapshot_in(first, first + n_tokens)?;
-        let slot = self.groups[0].pool.states.allocate()?;
-        sequence.saves.push(slot);
-        Some(StateSave {
-            n_tokens: at as u32,
-            slot,
-        })
-    }
-
-    /// Gets pages for the next `want` inputs of the running sequence at `idx`, or for as many as there is room.
-    fn secure_pages(&mut self, idx: usize, want: usize, plan: &mut StepPlan) -> usize {
-        let id = self.running[idx];
-        loop {
-            let room = self.grow(id, want);
-            let n_tokens = self.sequences[id].before_cut(room);
-            let is_enough = n_tokens == want || !self.config.limits.is_encoder;
-            if n_tokens > 0 && is_enough {
-                return n_tokens;
-            }
-            let victim = self
-                .paused
-                .last()
-                .copied()
-                .or_else(|| self.running[idx + 1..].last().copied());
-            match victim {
-                Some(victim) => self.preempt(victim, plan),
-                // Those before it continue, and their pages become free in the end.
-                None => return 0,
-            }
-        }
-    }
-
-    /// Extends a sequence's page tables for its next `want` inputs as far as pages are available, and makes the pages
-    /// that it writes next its own. Returns for how many inputs there is room.
-    pub(crate) fn grow(&mut self, id: SeqId, want: usize) -> usize {
-        let sequence = &mut self.sequences[id];
-        let first = sequence.n_planned;
-        let mut room = want;
-        for (Group { pool, .. }, pages) in self.groups.iter_mut().zip(&mut sequence.tables) {
-            if let Some(page) = pages.get_mut(first / PAGE_TOKENS)
-                && !pool.is_exclusive(*page)
-            {
-                match pool.own(*page) {
-                    Some(own) => *page = own,
-                    None => return 0,
-                }
-            }
-            while pages.len() * PAGE_TOKENS < first + room {
-                match pool.allocate() {
-                    Some(page) => pages.push(page),
-                    None => break,
-                }
-            }
-            room = room.min((pages.len() * PAGE_TOKENS).saturating_sub(first));
-        }
-        room
-    }
-
-    /// Takes a sequence's pages away and lets it wait again. Its whole pages become idle, so that it finds them again
-    /// in the pool or the host tier if no other sequence needed their place; what it does not find it computes again.
-    pub(crate) fn preempt(&mut self, id: SeqId, plan: &mut StepPlan) {
-        self.restart(id);
-        self.counters.preemptions += 1;
-        plan.preempted.push(id);
     }
 
     /// Stops or resumes planning a sequence, because its consumer is slow or has caught up. It keeps its pages while

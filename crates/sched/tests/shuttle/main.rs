@@ -102,6 +102,8 @@ mod revise;
 mod scheduler;
 #[path = "../../src/sequence.rs"]
 mod sequence;
+#[path = "../../src/sharing.rs"]
+mod sharing;
 #[path = "../../src/shifting.rs"]
 mod shifting;
 #[path = "../../src/states.rs"]
