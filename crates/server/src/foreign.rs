@@ -86,7 +86,7 @@ pub(crate) const FOREIGN: &[Field] = &[
     only(
         "n_discard",
         &["0"],
-        "half of what is not kept is dropped where a context is shifted",
+        "a context shift drops half of the tokens behind `--keep`",
     ),
     only("n_probs", &["0"], "use `logprobs`"),
     only("n_indent", &["0"], NOT_IMPLEMENTED),
