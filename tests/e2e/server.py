@@ -5,6 +5,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import threading
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -48,7 +49,11 @@ class Server:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        if kind is not None:
+            # What the server said last often names the reason.
+            self._reader.join(5)
+            sys.stderr.writelines(self.log[-40:])

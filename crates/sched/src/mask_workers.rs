@@ -223,12 +223,16 @@ fn work(desk: &Desk) {
         if let Some(arrival) = arrival.as_ref().filter(|_| is_needed) {
             arrival.put(&result.words);
         }
-        desk.papers.lock().expect(NOT_POISONED).results.push(result);
-        desk.has_result.notify_one();
-        // Only now: whoever has seen the mask finds the result.
-        if let Some(arrival) = arrival {
-            arrival.hand_over(is_needed);
+        {
+            let mut papers = desk.papers.lock().expect(NOT_POISONED);
+            papers.results.push(result);
+            // Under one lock: whoever has seen the mask finds the result, and whoever has the result, and orders the next mask,
+            // finds this one handed over. Else it would be taken for the next one.
+            if let Some(arrival) = arrival {
+                arrival.hand_over(is_needed);
+            }
         }
+        desk.has_result.notify_one();
     }
 }
 

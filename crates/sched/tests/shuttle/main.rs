@@ -126,13 +126,16 @@ mod sync {
     };
 }
 
+use constraint::{ConstraintFailure, ConstraintSource, TokenConstraint};
 use engine::Engine;
 use error::EngineError;
 use event::{Event, FinishReason};
 use generation::Generation;
 use params::{EngineConfig, GenerateParams};
 use shuttle::thread;
-use tokenmill_testkit::fake_executor::{FakeExecutor, Faults, limits, prompt, reference};
+use tokenmill_testkit::fake_executor::{
+    FakeExecutor, Faults, limits, prompt, reference, reference_with_masks,
+};
 
 /// Interleavings explored by each test, at random and again by priorities, where `SHUTTLE_SCHEDULES` says nothing else.
 const N_SCHEDULES: usize = 1000;
@@ -311,5 +314,68 @@ fn dropping_the_engine_cancels_what_runs() {
             ),
             "{end:?}"
         );
+    });
+}
+
+/// Token `n` is congruent to `n` modulo 5; nothing follows after `len` tokens.
+struct Rising {
+    n_tokens: usize,
+    len: usize,
+}
+
+fn mask_after(n_tokens: usize) -> u32 {
+    (0..32)
+        .filter(|id| id % 5 == n_tokens % 5)
+        .map(|id| 1 << id)
+        .sum()
+}
+
+impl TokenConstraint for Rising {
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
+        words.copy_from_slice(&[mask_after(self.n_tokens)]);
+        Ok(())
+    }
+
+    fn commit(&mut self, token: u32) -> Result<(), ConstraintFailure> {
+        assert_eq!(
+            token as usize % 5,
+            self.n_tokens % 5,
+            "sampled with the mask before it"
+        );
+        self.n_tokens += 1;
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.n_tokens == self.len
+    }
+
+    fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
+        self.n_tokens -= n_tokens;
+        Ok(())
+    }
+}
+
+#[test]
+fn each_step_samples_with_the_mask_that_was_promised_to_it() {
+    explore(|| {
+        let mut executor = FakeExecutor::new(limits(4));
+        executor.takes_late_masks = true;
+        let engine = Engine::start(executor, config());
+        let constrained = |len| GenerateParams {
+            constraint: Some(ConstraintSource::new(move || {
+                Box::new(Rising { n_tokens: 0, len })
+            })),
+            ..greedy(20)
+        };
+        let first = engine.submit(vec![1], constrained(6)).unwrap();
+        let second = engine.submit(vec![2], constrained(4)).unwrap();
+        for (generation, prompt, len) in [(first, 1, 6), (second, 2, 4)] {
+            let (tokens, end) = read(generation);
+            let masks = |tokens: &[u32]| Some(vec![mask_after(tokens.len())]);
+            let (expected, _) =
+                reference_with_masks(&limits(0), &[prompt], &greedy(1).sampling, len, &[], masks);
+            assert_eq!((tokens, end), (expected, Ok(FinishReason::Stop)));
+        }
     });
 }
