@@ -4,9 +4,7 @@
 
 use std::path::Path;
 
-use tokenmill::hub::ModelName;
-
-use crate::{failure::Failure, missing_model::HOW_TO_FETCH};
+use crate::{failure::Failure, missing_model::HOW_TO_FETCH, source::SourceName};
 
 /// Names of a command, and what to do instead.
 type Row = (&'static [&'static str], &'static str);
@@ -41,7 +39,7 @@ const COMMANDS: &[Row] = &[
 /// Whether a model was named where a command is expected.
 fn is_model(word: &str) -> bool {
     let path = Path::new(word);
-    let is_name = word.parse::<ModelName>().is_ok();
+    let is_name = word.parse::<SourceName>().is_ok();
     word == "demo"
         || is_name
         || path.exists()

@@ -31,6 +31,7 @@ mod reply_view;
 mod sampling;
 mod session;
 mod signals;
+mod source;
 mod speculation;
 mod visible;
 mod vision;

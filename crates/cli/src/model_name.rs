@@ -13,11 +13,21 @@ use std::{
 use clap::Args;
 use indicatif::ProgressBar;
 use tokenmill::{
-    hub::{HubError, HubSettings, ModelName, PullEvent, PullObserver, PullPlan, PullWishes, PulledModel},
+    hub::{
+        HubError, HubSettings, ModelName, PullEvent, PullObserver, PullWishes, PulledModel,
+        ollama::OllamaName,
+    },
     machine_bytes,
 };
 
-use crate::{failure::Failure, note::note, numbers::size_of, progress, visible::visible};
+use crate::{
+    failure::Failure,
+    note::note,
+    numbers::size_of,
+    progress,
+    source::{Plan, SourceName},
+    visible::visible,
+};
 
 /// What may be downloaded for a command.
 #[derive(Args, Debug, Clone, Default)]
@@ -37,21 +47,21 @@ impl FetchArgs {
     /// # Errors
     /// A name that means nothing, a download that fails, or no yes to one.
     pub(crate) fn resolve(&self, model: &Path) -> Result<PathBuf, Failure> {
-        let Some(name) = hub_name(model)? else {
+        let Some(name) = name_of(model)? else {
             return Ok(model.to_owned());
         };
         let settings = self.settings();
         let mut wishes = wishes();
         // `tokenmill pull` brings the encoder of images; what is downloaded in passing leaves it out.
         wishes.with_projector = false;
-        match tokenmill::hub::find_stored(&name, &wishes, &settings) {
+        match name.find_stored(&wishes, &settings) {
             Ok(Some(found)) => return Ok(found.path),
             Err(error) if settings.is_offline => return Err(error.into()),
             // Another type may fit.
             Ok(None) | Err(_) => {}
         }
         let watcher = Watcher::new();
-        let plan = tokenmill::hub::plan(&name, &wishes, &settings, &watcher)?;
+        let plan = name.plan(&wishes, &settings, &watcher)?;
         if !self.yes {
             ask_for(&plan)?;
         }
@@ -63,12 +73,12 @@ impl FetchArgs {
     /// # Errors
     /// A name that means nothing, and a model that would have to be downloaded.
     pub(crate) fn stored(&self, model: &Path) -> Result<PathBuf, Failure> {
-        let Some(name) = hub_name(model)? else {
+        let Some(name) = name_of(model)? else {
             return Ok(model.to_owned());
         };
         let mut wishes = wishes();
         wishes.with_projector = false;
-        if let Some(found) = tokenmill::hub::find_stored(&name, &wishes, &self.settings())? {
+        if let Some(found) = name.find_stored(&wishes, &self.settings())? {
             return Ok(found.path);
         }
         let name = model.display();
@@ -85,9 +95,9 @@ impl FetchArgs {
         below
     }
 
-    /// Whether it is a name of the Hub rather than a path.
+    /// Whether it is a name rather than a path.
     pub(crate) fn is_name(model: &Path) -> bool {
-        hub_name(model).is_ok_and(|name| name.is_some())
+        name_of(model).is_ok_and(|name| name.is_some())
     }
 
     /// The settings of the environment and of these options.
@@ -114,11 +124,11 @@ pub(crate) fn wishes() -> PullWishes {
 ///
 /// # Errors
 /// What says by itself that it is a name, and is none.
-fn hub_name(model: &Path) -> Result<Option<ModelName>, Failure> {
+fn name_of(model: &Path) -> Result<Option<SourceName>, Failure> {
     let Some(text) = model.to_str() else {
         return Ok(None);
     };
-    if ModelName::is_marked(text) {
+    if ModelName::is_marked(text) || OllamaName::is_marked(text) {
         return Ok(Some(text.parse()?));
     }
     let is_file_name = !text.contains(':')
@@ -136,13 +146,13 @@ fn hub_name(model: &Path) -> Result<Option<ModelName>, Failure> {
 ///
 /// # Errors
 /// A no, and no terminal to ask on.
-fn ask_for(plan: &PullPlan) -> Result<(), Failure> {
+fn ask_for(plan: &Plan) -> Result<(), Failure> {
     let name = plan.full_name();
-    if plan.missing_bytes == 0 {
+    if plan.missing_bytes() == 0 {
         return Ok(());
     }
-    let n_bytes = size_of(plan.missing_bytes);
-    let question = match &plan.why {
+    let n_bytes = size_of(plan.missing_bytes());
+    let question = match plan.why() {
         Some(why) => format!("Download {name}, {n_bytes} ({why})?"),
         None => format!("Download {name}, {n_bytes}?"),
     };
@@ -177,12 +187,8 @@ pub(crate) fn is_agreed(question: &str) -> Result<bool, Failure> {
 /// Downloads with a progress bar.
 ///
 /// # Errors
-/// As [`PullPlan::fetch`].
-pub(crate) fn fetch(
-    plan: PullPlan,
-    settings: &HubSettings,
-    watcher: &Watcher,
-) -> Result<PulledModel, Failure> {
+/// As [`Plan::fetch`].
+pub(crate) fn fetch(plan: Plan, settings: &HubSettings, watcher: &Watcher) -> Result<PulledModel, Failure> {
     let pulled = plan.fetch(settings, watcher);
     watcher.bar.finish_and_clear();
     Ok(pulled?)
@@ -237,7 +243,9 @@ impl From<HubError> for Failure {
         let message = error.to_string();
         match error {
             HubError::BadName { .. } => {
-                Self::usage(message).hint("write OWNER/REPOSITORY, as in `ggml-org/gemma-3-1b-it-GGUF:Q4_K_M`")
+                Self::usage(message).hint(
+                    "write OWNER/REPOSITORY, as in `ggml-org/gemma-3-1b-it-GGUF:Q4_K_M`, or NAME:TAG for Ollama's registry",
+                )
             }
             HubError::BadEndpoint { .. } => Self::usage(message).hint("HF_ENDPOINT names it"),
             HubError::Offline { .. } => {
@@ -329,7 +337,7 @@ mod tests {
     #[test]
     fn files_and_folders_are_never_names() {
         let check = |text: &str, is_name: bool| {
-            let found = hub_name(Path::new(text));
+            let found = name_of(Path::new(text));
             assert_eq!(found.map_or(true, |name| name.is_some()), is_name, "{text}");
         };
         for name in [
@@ -338,6 +346,8 @@ mod tests {
             "no-owner/repo:x.gguf",
             "hf://src/x",
             "hf:x",
+            "llama3.2:1b",
+            "ollama:llama3.2",
         ] {
             check(name, true);
         }

@@ -159,7 +159,8 @@ impl<'a> Hub<'a> {
         )
     }
 
-    fn get(&self, url: &str, name: &ModelName) -> Result<Vec<u8>, HubError> {
+    /// A small file, in memory.
+    pub(crate) fn get(&self, url: &str, name: &ModelName) -> Result<Vec<u8>, HubError> {
         self.attempts().run(|| {
             let reply = self.client.send(url, Ask::Whole)?;
             self.judge(reply, name)?.into_bytes(MAX_LIST_BYTES)
@@ -210,7 +211,13 @@ impl<'a> Hub<'a> {
             // Without a token the Hub does not say whether a repository exists.
             (401, _) => not_found(),
             (403, _) if reason.to_lowercase().contains("gated") => gated(),
-            (404, None) if reply.url.contains("/api/models/") => not_found(),
+            (404, None)
+                if ["/api/models/", "/manifests/"]
+                    .iter()
+                    .any(|part| reply.url.contains(part)) =>
+            {
+                not_found()
+            }
             _ => return Err(refusal(&reply)),
         };
         Err(error.into())

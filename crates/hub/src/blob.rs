@@ -260,7 +260,10 @@ impl Transfer<'_> {
             .linked_etag
             .as_deref()
             .or(if is_direct { reply.etag() } else { None });
-        if announced.is_some_and(|etag| etag != self.file.etag) || !self.is_etag_the_same(reply) {
+        // Some servers have etags of another kind than the hash that is known; that one decides at the end.
+        let is_same_kind = |etag: &str| etag.len() == self.file.etag.len() || !is_hash(&self.file.etag);
+        let is_other = |etag: &str| etag != self.file.etag && is_same_kind(etag);
+        if announced.is_some_and(is_other) || !self.is_etag_the_same(reply) {
             return Err(self.changed().into());
         }
         if reply.status == 200 {
@@ -280,8 +283,7 @@ impl Transfer<'_> {
 
     /// Whether an etag of a server that announces no hash stays the same.
     fn is_etag_the_same(&self, reply: &Reply) -> bool {
-        let is_hashed = !matches!(Digest::of_etag(&self.file.etag, 0), Digest::Unknown);
-        let Some(etag) = reply.header("etag").map(plain_etag).filter(|_| !is_hashed) else {
+        let Some(etag) = (reply.header("etag").map(plain_etag)).filter(|_| !is_hash(&self.file.etag)) else {
             return true;
         };
         lock(&self.seen_etag).get_or_insert_with(|| etag.to_owned()) == etag
@@ -311,6 +313,11 @@ impl Transfer<'_> {
         }
         Ok(digest.finish())
     }
+}
+
+/// Whether an etag is the hash of its file.
+fn is_hash(etag: &str) -> bool {
+    !matches!(Digest::of_etag(etag, 0), Digest::Unknown)
 }
 
 fn early_end(url: &str) -> Fault {

@@ -96,32 +96,9 @@ impl Cache {
         Ok(())
     }
 
-    /// Locks a blob by its etag, or the links of a snapshot by its commit; `on_wait` is called once where another program has it. The
-    /// lock ends with the file that is given. On a file system without locks there is none.
+    /// Locks a blob by its etag, or the links of a snapshot by its commit; see [`lock_file`].
     pub(crate) fn lock(&self, what: &str, on_wait: impl FnOnce()) -> Result<Option<File>, HubError> {
-        const PAUSE: Duration = Duration::from_millis(100);
-        let path = self.locks().join(format!("{what}.lock"));
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path);
-        let file = file.map_err(HubError::file("write", &path))?;
-        let mut on_wait = Some(on_wait);
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Some(file)),
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
-                    return Ok(None);
-                }
-                Err(TryLockError::Error(error)) => return Err(HubError::file("lock", &path)(error)),
-            }
-            if let Some(on_wait) = on_wait.take() {
-                on_wait();
-            }
-            thread::sleep(PAUSE);
-        }
+        lock_file(&self.locks().join(format!("{what}.lock")), on_wait)
     }
 
     /// Links a file of a snapshot to its blob.
@@ -254,6 +231,33 @@ fn files_below(folder: &Path) -> Vec<(String, PathBuf)> {
 #[cfg(unix)]
 fn place(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, link)
+}
+
+/// Locks a file, which is made; `on_wait` is called once where another program has it. The lock ends with the file that is given. On a
+/// file system without locks there is none.
+pub(crate) fn lock_file(path: &Path, on_wait: impl FnOnce()) -> Result<Option<File>, HubError> {
+    const PAUSE: Duration = Duration::from_millis(100);
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path);
+    let file = file.map_err(HubError::file("write", path))?;
+    let mut on_wait = Some(on_wait);
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                return Ok(None);
+            }
+            Err(TryLockError::Error(error)) => return Err(HubError::file("lock", path)(error)),
+        }
+        if let Some(on_wait) = on_wait.take() {
+            on_wait();
+        }
+        thread::sleep(PAUSE);
+    }
 }
 
 /// Many accounts of Windows may make no links; then the file itself lies in the snapshot, as `huggingface_hub` does it.

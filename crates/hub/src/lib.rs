@@ -37,6 +37,7 @@ mod incomplete;
 mod model_name;
 mod model_type;
 mod observer;
+pub mod ollama;
 mod pull;
 mod retry;
 mod settings;

@@ -18,6 +18,10 @@ pub struct HubSettings {
     pub endpoint: String,
     /// The cache.
     pub cache: PathBuf,
+    /// The folder in which Ollama keeps models.
+    pub ollama_models: PathBuf,
+    /// Address of Ollama's registry or of a mirror, without a slash at its end.
+    pub ollama_registry: String,
     /// The access token, for private and restricted repositories.
     pub token: Option<HubToken>,
     /// Whether no server is asked.
@@ -59,9 +63,12 @@ impl fmt::Debug for HubToken {
 impl HubSettings {
     /// Settings with a cache, and else the defaults.
     pub fn with_cache(cache: impl Into<PathBuf>) -> Self {
+        let cache = cache.into();
         Self {
             endpoint: "https://huggingface.co".to_owned(),
-            cache: cache.into(),
+            ollama_models: cache.join("ollama"),
+            ollama_registry: "https://registry.ollama.ai".to_owned(),
+            cache,
             token: None,
             is_offline: false,
             n_connections: 8,
@@ -72,7 +79,8 @@ impl HubSettings {
     }
 
     /// Settings as `huggingface_hub` reads them: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH` and
-    /// `HF_HUB_OFFLINE`. `variable` gives the value of a variable of the environment.
+    /// `HF_HUB_OFFLINE`; and `OLLAMA_MODELS`, as Ollama reads it, with `OLLAMA_REGISTRY` for a mirror. `variable` gives the value of a
+    /// variable of the environment.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let filled = |name: &str| variable(name).filter(|value| !value.is_empty());
         let user_home = filled("HOME").or_else(|| filled("USERPROFILE"));
@@ -93,6 +101,11 @@ impl HubSettings {
             endpoint: match filled("HF_ENDPOINT") {
                 Some(endpoint) => endpoint.trim_end_matches('/').to_owned(),
                 None => defaults.endpoint,
+            },
+            ollama_models: path("OLLAMA_MODELS").unwrap_or_else(|| user_home.join(".ollama").join("models")),
+            ollama_registry: match filled("OLLAMA_REGISTRY") {
+                Some(registry) => registry.trim_end_matches('/').to_owned(),
+                None => defaults.ollama_registry,
             },
             token: token.as_deref().and_then(HubToken::new),
             is_offline: filled("HF_HUB_OFFLINE")

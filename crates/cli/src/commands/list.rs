@@ -2,11 +2,12 @@
 
 use std::{
     fmt::Write as _,
+    path::PathBuf,
     time::{Duration, SystemTime},
 };
 
 use serde_json::{Value, json};
-use tokenmill::hub::{self, StoredModel};
+use tokenmill::hub::{self, HubError, HubSettings, ollama};
 
 use crate::{failure::Failure, model_name::settings, note::note, numbers::size_of, output, visible::visible};
 
@@ -15,7 +16,7 @@ use crate::{failure::Failure, model_name::settings, note::note, numbers::size_of
 #[command(after_help = "Examples:\n  \
     tokenmill list\n  \
     tokenmill list --json | jq -r '.[].name'\n\n\
-    It shows what other programs have put into the cache of Hugging Face, too. `tokenmill inspect NAME` describes a model,\n\
+    It shows what other programs have put into the cache of Hugging Face and what Ollama has in its folder, too. `tokenmill inspect NAME` describes a model,\n\
     `tokenmill rm NAME` removes one.")]
 pub(crate) struct Args {
     /// Print JSON
@@ -25,9 +26,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let settings = settings();
-    let models = hub::stored_models(&settings)?;
+    let models = rows(&settings)?;
     if args.json {
-        return output::print_json(&models.iter().map(to_json).collect());
+        return output::print_json(&models.iter().map(Row::to_json).collect());
     }
     if models.is_empty() {
         note!(
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     // Files of the cache are named by whoever made the repository.
     let names: Vec<String> = (models.iter())
-        .map(|model| visible(&model.name.to_string()).into_owned())
+        .map(|model| visible(&model.name).into_owned())
         .collect();
     let width = names.iter().map(String::len).max().unwrap_or(0).max("NAME".len());
     let mut table = format!("{:<width$}  {:<11}  {:>10}  LAST USED\n", "NAME", "TYPE", "SIZE");
@@ -58,20 +59,53 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     output::print(&table)
 }
 
-fn to_json(model: &StoredModel) -> Value {
-    let since_1970 = |time: SystemTime| {
-        time.duration_since(SystemTime::UNIX_EPOCH)
-            .ok()
-            .map(|time| time.as_secs())
-    };
-    json!({
-        "name": model.name.to_string(),
-        "type": model.label,
-        "bytes": model.n_bytes,
-        "last_used": model.last_used.and_then(since_1970),
-        "commit": model.commit,
-        "path": model.path.to_string_lossy(),
-    })
+/// A model of either source.
+struct Row {
+    name: String,
+    label: String,
+    n_bytes: u64,
+    last_used: Option<SystemTime>,
+    commit: String,
+    path: PathBuf,
+}
+
+/// What is there, the Hub's models first.
+fn rows(settings: &HubSettings) -> Result<Vec<Row>, HubError> {
+    let of_hub = hub::stored_models(settings)?.into_iter().map(|model| Row {
+        name: model.name.to_string(),
+        label: model.label,
+        n_bytes: model.n_bytes,
+        last_used: model.last_used,
+        commit: model.commit,
+        path: model.path,
+    });
+    let of_ollama = ollama::stored_models(settings).into_iter().map(|stored| Row {
+        name: stored.name.to_string(),
+        label: stored.model.label,
+        n_bytes: stored.model.n_bytes,
+        last_used: stored.last_used,
+        commit: stored.model.commit,
+        path: stored.model.path,
+    });
+    Ok(of_hub.chain(of_ollama).collect())
+}
+
+impl Row {
+    fn to_json(&self) -> Value {
+        let since_1970 = |time: SystemTime| {
+            time.duration_since(SystemTime::UNIX_EPOCH)
+                .ok()
+                .map(|time| time.as_secs())
+        };
+        json!({
+            "name": self.name,
+            "type": self.label,
+            "bytes": self.n_bytes,
+            "last_used": self.last_used.and_then(since_1970),
+            "commit": self.commit,
+            "path": self.path.to_string_lossy(),
+        })
+    }
 }
 
 /// How long ago a time was, in words.

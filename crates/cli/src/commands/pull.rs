@@ -1,7 +1,7 @@
 //! `pull`: downloads a model by its name.
 
 use serde_json::json;
-use tokenmill::hub::{self, ModelName, PulledModel};
+use tokenmill::hub::PulledModel;
 
 use crate::{
     failure::Failure,
@@ -10,24 +10,29 @@ use crate::{
     note::note,
     numbers::size_of,
     output,
+    source::SourceName,
     visible::visible,
 };
 
-/// Download a model from the Hugging Face Hub.
+/// Download a model from the Hugging Face Hub or from Ollama's registry.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill pull ggml-org/gemma-3-1b-it-GGUF\n  \
     tokenmill pull bartowski/Llama-3.2-1B-Instruct-GGUF:Q8_0\n  \
     tokenmill pull Qwen/Qwen3-0.6B@main\n  \
+    tokenmill pull llama3.2:1b\n  \
     tokenmill chat ggml-org/gemma-3-1b-it-GGUF\n\n\
     Without a TYPE it is Q4_K_M, or what there is near it, if it fits into the memory; else the largest that does.\n\
     Repositories without GGUF files give a folder of safetensors. A pull that was interrupted continues where it was.\n\n\
     Models lie in the cache of Hugging Face's own programs, which find them there: HF_HUB_CACHE, or hub in HF_HOME\n\
     [default: ~/.cache/huggingface/hub]. HF_TOKEN, or the file `token` in HF_HOME, holds an access token for private\n\
-    and restricted models. HF_ENDPOINT names a mirror.")]
+    and restricted models. HF_ENDPOINT names a mirror.\n\n\
+    NAME:TAG, or ollama:NAME, is a model of Ollama's registry. It lies in Ollama's own folder, OLLAMA_MODELS\n\
+    [default: ~/.ollama/models], and what Ollama has put there needs no download. OLLAMA_REGISTRY names a mirror.")]
 pub(crate) struct Args {
-    /// OWNER/REPOSITORY[@REVISION][:TYPE], or the address of its page; for TYPE also the name of a file
-    model: ModelName,
+    /// OWNER/REPOSITORY[@REVISION][:TYPE], or the address of its page; for TYPE also the name of a file. Or NAME:TAG of Ollama's
+    /// registry
+    model: SourceName,
     /// Leave out the encoder of images (mmproj) that some models have
     #[arg(long)]
     no_projector: bool,
@@ -46,13 +51,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut wishes = wishes();
     wishes.with_projector = !args.no_projector;
     let watcher = Watcher::new();
-    let plan = hub::plan(&args.model, &wishes, &settings, &watcher)?;
+    let plan = args.model.plan(&wishes, &settings, &watcher)?;
     let name = plan.full_name();
-    let (total_bytes, missing_bytes) = (plan.total_bytes, plan.missing_bytes);
-    let because = plan
-        .why
-        .as_ref()
-        .map_or_else(String::new, |why| format!(" ({why})"));
+    let (total_bytes, missing_bytes) = (plan.total_bytes(), plan.missing_bytes());
+    let because = (plan.why()).map_or_else(String::new, |why| format!(" ({why})"));
     let rest = match missing_bytes {
         0 => "nothing is missing".to_owned(),
         _ if missing_bytes == total_bytes => "all to be downloaded".to_owned(),

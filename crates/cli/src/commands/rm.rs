@@ -1,12 +1,11 @@
 //! `rm`: removes a downloaded model.
 
-use tokenmill::hub::{ModelName, Removal};
-
 use crate::{
     failure::Failure,
     model_name::{is_agreed, settings},
     note::note,
     numbers::size_of,
+    source::{AnyRemoval, SourceName},
     visible::visible,
 };
 
@@ -14,23 +13,25 @@ use crate::{
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill rm bartowski/Llama-3.2-1B-Instruct-GGUF:Q8_0\n  \
-    tokenmill rm bartowski/Llama-3.2-1B-Instruct-GGUF --yes\n\n\
-    Without a TYPE it removes all that is there of the repository. What other revisions use stays.")]
+    tokenmill rm bartowski/Llama-3.2-1B-Instruct-GGUF --yes\n  \
+    tokenmill rm llama3.2:1b\n\n\
+    Without a TYPE it removes all that is there of the repository. What other revisions use stays,\n\
+    and of a model of Ollama what its other models use.")]
 pub(crate) struct Args {
-    /// OWNER/REPOSITORY[@REVISION][:TYPE], as `tokenmill list` shows it
-    model: ModelName,
+    /// OWNER/REPOSITORY[@REVISION][:TYPE] or NAME:TAG, as `tokenmill list` shows it
+    model: SourceName,
     /// Do not ask
     #[arg(long)]
     yes: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let removal = Removal::of(&args.model, &settings())?;
-    let models = match removal.labels.as_slice() {
+    let removal = AnyRemoval::of(&args.model, &settings())?;
+    let models = match removal.labels() {
         [] => String::new(),
         labels => format!(" ({})", labels.join(", ")),
     };
-    let freed = size_of(removal.freed_bytes);
+    let freed = size_of(removal.freed_bytes());
     let name = &args.model;
     if !args.yes && !is_agreed(&format!("Remove {name}{models}, {freed}?"))? {
         return Err(

@@ -34,7 +34,9 @@ fn link(target: &str, path: &Path) {
 
 fn in_cache(cache: &TempDir, args: &[&str]) -> Command {
     let mut command = command(args);
-    command.env("HF_HUB_CACHE", cache.path());
+    command
+        .env("HF_HUB_CACHE", cache.path())
+        .env("OLLAMA_MODELS", cache.path().join("ollama"));
     command
 }
 
@@ -113,6 +115,43 @@ fn the_cache_is_listed_and_emptied() {
     let gone = outcome(&cache, &["rm", "org/demo-GGUF", "--yes"]).failed(3);
     assert!(gone.contains("is not in the cache"), "{gone}");
     assert_eq!(outcome(&cache, &["list"]).ok(), "");
+}
+
+#[test]
+fn a_model_of_ollama_runs_by_its_name() {
+    let cache = cache();
+    let root = cache.path().join("ollama");
+    let (digest, size) = ("0123456789abcdef".repeat(4), DEMO_GGUF.len());
+    let tags = root.join("manifests/registry.ollama.ai/library/demo-model");
+    for folder in [&root.join("blobs"), &tags] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    fs::write(root.join(format!("blobs/sha256-{digest}")), DEMO_GGUF).unwrap();
+    let kind = "application/vnd.ollama.image.model";
+    let layer = format!(r#"{{"mediaType":"{kind}","digest":"sha256:{digest}","size":{size}}}"#);
+    let manifest = format!(r#"{{"config":{{"digest":"sha256:{digest}","size":2}},"layers":[{layer}]}}"#);
+    // The configuration is another layer in real ones.
+    fs::write(tags.join("tiny"), manifest.replacen(&digest, &"0".repeat(64), 1)).unwrap();
+
+    let prompt = ["Once upon a time", "-n", "8", "--temp", "0"];
+    let run = |name: &str| outcome(&cache, &[&["run", name], &prompt[..]].concat()).ok();
+    let by_file = run("demo");
+    for name in [
+        "demo-model:tiny",
+        "ollama:demo-model:tiny",
+        "ollama.com/library/demo-model:tiny",
+    ] {
+        assert_eq!(run(name), by_file, "{name}");
+    }
+    let table = outcome(&cache, &["list"]).ok();
+    assert!(table.contains("demo-model:tiny     gguf"), "{table}");
+    let missing = outcome(&cache, &["run", "demo-model:huge", "Hi", "--offline"]).failed(3);
+    assert!(
+        missing.contains("`demo-model:huge` is not in the cache"),
+        "{missing}"
+    );
+    outcome(&cache, &["rm", "demo-model:tiny", "--yes"]).ok();
+    assert!(!outcome(&cache, &["list"]).ok().contains("demo-model"));
 }
 
 #[test]

@@ -3,5 +3,6 @@
 mod cached;
 mod faults;
 mod names;
+mod ollama;
 mod server;
 mod transfers;

@@ -111,6 +111,7 @@ impl FakeHub {
     pub(crate) fn settings(&self) -> HubSettings {
         let mut settings = HubSettings::with_cache(self.cache.path());
         settings.endpoint.clone_from(&self.url);
+        settings.ollama_registry.clone_from(&self.url);
         settings.part_bytes = 64 << 10;
         settings.n_connections = 4;
         settings.retry_pause = Duration::from_millis(1);
@@ -313,6 +314,14 @@ fn answer(state: &State, request: &Request, fault: Option<&Fault>) -> Vec<u8> {
         ]
         .concat();
     }
+    if let Some(rest) = request.path.strip_prefix("/v2/library/") {
+        return registry(
+            state,
+            rest.strip_prefix("model/").unwrap_or_default(),
+            request,
+            fault,
+        );
+    }
     let path = if request.is_far {
         request
             .path
@@ -340,6 +349,48 @@ fn answer(state: &State, request: &Request, fault: Option<&Fault>) -> Vec<u8> {
         return head(302, &headers, 0);
     }
     file(bytes, request, fault)
+}
+
+/// The answer of Ollama's registry: a manifest of all files, or a redirect to a layer.
+fn registry(state: &State, rest: &str, request: &Request, fault: Option<&Fault>) -> Vec<u8> {
+    if rest == "manifests/tiny" {
+        let layer = |path: &str, bytes: &[u8]| {
+            let (kind, digest, size) = (
+                path.split('.').next_back(),
+                hex(&Sha256::digest(bytes)),
+                bytes.len(),
+            );
+            let kind = kind.unwrap();
+            format!(
+                r#"{{"mediaType":"application/vnd.ollama.image.{kind}","digest":"sha256:{digest}","size":{size}}}"#
+            )
+        };
+        let layers: Vec<String> = state
+            .files
+            .iter()
+            .map(|(path, bytes)| layer(path, bytes))
+            .collect();
+        let text = format!(
+            r#"{{"config":{},"layers":[{}]}}"#,
+            layer("x.config", b"{}"),
+            layers.join(",")
+        );
+        return [head(200, "", text.len() as u64), text.into_bytes()].concat();
+    }
+    let Some(digest) = rest.strip_prefix("blobs/sha256:") else {
+        return head(404, "", 0);
+    };
+    let found = (state.files.iter()).find(|(_, bytes)| hex(&Sha256::digest(bytes)) == digest);
+    match found {
+        Some((path, bytes)) if bytes.len() >= LARGE_BYTES => head(
+            307,
+            &format!("Location: {}/far/{path}?sig=x\r\n", state.far_url),
+            0,
+        ),
+        Some((_, bytes)) => file(bytes, request, fault),
+        None if digest == hex(&Sha256::digest(b"{}")) => file(b"{}", request, fault),
+        None => head(404, "", 0),
+    }
 }
 
 /// The answer with a file's bytes, or with some of them.

@@ -1,0 +1,183 @@
+//! [`SourceName`] and [`Plan`]: a model by name from either source, the Hugging Face Hub or Ollama's registry.
+//!
+//! Separate because commands do the same with both. Invariant: what could be a repository of the Hub is one.
+
+use std::{fmt, str::FromStr};
+
+use tokenmill::hub::{
+    self, HubError, HubSettings, ModelName, PullObserver, PullPlan, PullWishes, PulledModel, Removal,
+    ollama::{self, OllamaName, OllamaPlan, OllamaRemoval},
+};
+
+/// A model by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SourceName {
+    Hub(ModelName),
+    Ollama(OllamaName),
+}
+
+impl FromStr for SourceName {
+    type Err = HubError;
+
+    fn from_str(text: &str) -> Result<Self, HubError> {
+        if OllamaName::is_marked(text) {
+            return text.parse().map(Self::Ollama);
+        }
+        match OllamaName::of_short(text) {
+            Some(name) if !ModelName::is_marked(text) => Ok(Self::Ollama(name)),
+            _ => text.parse().map(Self::Hub),
+        }
+    }
+}
+
+impl fmt::Display for SourceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hub(name) => name.fmt(f),
+            Self::Ollama(name) => name.fmt(f),
+        }
+    }
+}
+
+impl SourceName {
+    /// The model, if it is on this machine.
+    ///
+    /// # Errors
+    /// As [`hub::find_stored`].
+    pub(crate) fn find_stored(
+        &self,
+        wishes: &PullWishes,
+        settings: &HubSettings,
+    ) -> Result<Option<PulledModel>, HubError> {
+        match self {
+            Self::Hub(name) => hub::find_stored(name, wishes, settings),
+            Self::Ollama(name) => ollama::find_stored(name, settings),
+        }
+    }
+
+    /// Asks the source, and says what a download would take.
+    ///
+    /// # Errors
+    /// As [`hub::plan`].
+    pub(crate) fn plan(
+        &self,
+        wishes: &PullWishes,
+        settings: &HubSettings,
+        observer: &dyn PullObserver,
+    ) -> Result<Plan, HubError> {
+        match self {
+            Self::Hub(name) => hub::plan(name, wishes, settings, observer).map(Plan::Hub),
+            Self::Ollama(name) => ollama::plan(name, settings, observer).map(Plan::Ollama),
+        }
+    }
+}
+
+/// What a download takes.
+#[derive(Debug)]
+pub(crate) enum Plan {
+    Hub(PullPlan),
+    Ollama(OllamaPlan),
+}
+
+impl Plan {
+    /// What is downloaded, with its type.
+    pub(crate) fn full_name(&self) -> SourceName {
+        match self {
+            Self::Hub(plan) => SourceName::Hub(plan.full_name()),
+            Self::Ollama(plan) => SourceName::Ollama(plan.name().clone()),
+        }
+    }
+
+    /// Why this file is taken, where the name does not say it.
+    pub(crate) fn why(&self) -> Option<&str> {
+        match self {
+            Self::Hub(plan) => plan.why.as_deref(),
+            Self::Ollama(_) => None,
+        }
+    }
+
+    pub(crate) fn n_files(&self) -> usize {
+        match self {
+            Self::Hub(plan) => plan.n_files(),
+            Self::Ollama(plan) => plan.n_files(),
+        }
+    }
+
+    /// Bytes of all files.
+    pub(crate) fn total_bytes(&self) -> u64 {
+        match self {
+            Self::Hub(plan) => plan.total_bytes,
+            Self::Ollama(plan) => plan.total_bytes,
+        }
+    }
+
+    /// Bytes that are to be downloaded.
+    pub(crate) fn missing_bytes(&self) -> u64 {
+        match self {
+            Self::Hub(plan) => plan.missing_bytes,
+            Self::Ollama(plan) => plan.missing_bytes,
+        }
+    }
+
+    /// Downloads what is missing.
+    ///
+    /// # Errors
+    /// As [`PullPlan::fetch`].
+    pub(crate) fn fetch(
+        self,
+        settings: &HubSettings,
+        observer: &dyn PullObserver,
+    ) -> Result<PulledModel, HubError> {
+        match self {
+            Self::Hub(plan) => plan.fetch(settings, observer),
+            Self::Ollama(plan) => plan.fetch(settings, observer),
+        }
+    }
+}
+
+/// What the removal of a model takes away.
+#[derive(Debug)]
+pub(crate) enum AnyRemoval {
+    Hub(Removal),
+    Ollama(OllamaRemoval),
+}
+
+impl AnyRemoval {
+    /// Finds what goes with a model.
+    ///
+    /// # Errors
+    /// A model that is not there.
+    pub(crate) fn of(name: &SourceName, settings: &HubSettings) -> Result<Self, HubError> {
+        match name {
+            SourceName::Hub(name) => Removal::of(name, settings).map(Self::Hub),
+            SourceName::Ollama(name) => OllamaRemoval::of(name, settings).map(Self::Ollama),
+        }
+    }
+
+    /// The types that go, where a name means several.
+    pub(crate) fn labels(&self) -> &[String] {
+        match self {
+            Self::Hub(removal) => &removal.labels,
+            Self::Ollama(_) => &[],
+        }
+    }
+
+    /// Bytes that are free then.
+    pub(crate) fn freed_bytes(&self) -> u64 {
+        match self {
+            Self::Hub(removal) => removal.freed_bytes,
+            Self::Ollama(removal) => removal.freed_bytes,
+        }
+    }
+
+    /// Takes it away.
+    ///
+    /// # Errors
+    /// A file that cannot be removed.
+    pub(crate) fn apply(self) -> Result<(), HubError> {
+        match self {
+            Self::Hub(removal) => removal.apply(),
+            Self::Ollama(removal) => removal.apply(),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Models of Ollama's registry: from `NAME:TAG` to a GGUF file on this machine.
+//!
+//! A second source next to the Hub. What Ollama itself has downloaded is found where it lies; what is pulled goes to the same place, so
+//! that both programs find it.
+//!
+//! ```no_run
+//! use tokenmill_hub::{HubSettings, ollama};
+//!
+//! let settings = HubSettings::from_variables(|name| std::env::var(name).ok());
+//! let name: ollama::OllamaName = "llama3.2:1b".parse()?;
+//! let model = match ollama::find_stored(&name, &settings)? {
+//!     Some(model) => model,
+//!     None => ollama::plan(&name, &settings, &())?.fetch(&settings, &())?,
+//! };
+//! println!("{}", model.path.display());
+//! # Ok::<(), tokenmill_hub::HubError>(())
+//! ```
+//!
+//! A manifest names layers by their SHA-256: the weights, and small ones such as a template. All are downloaded, since Ollama wants them;
+//! of them this program reads the weights alone, which carry their own template. Source of the form:
+//! <https://github.com/ollama/ollama/blob/main/docs/faq.mdx> for the folder, and the manifests themselves.
+
+mod manifest;
+mod name;
+mod pull;
+mod store;
+
+pub use name::OllamaName;
+pub use pull::{OllamaPlan, plan};
+pub use store::{OllamaRemoval, StoredOllamaModel, find_stored, stored_models};

@@ -1,0 +1,175 @@
+//! [`plan`] and [`OllamaPlan::fetch`]: what a model of Ollama's registry takes, and its download.
+//!
+//! Separate from the Hub's pull because a manifest says everything: layers, sizes and hashes. The transfer of a file is the same.
+
+use std::fs;
+
+use super::{
+    OllamaName,
+    manifest::{Layer, Manifest},
+    store::Store,
+};
+use crate::{
+    HubError, HubSettings, PullEvent, PullObserver, PulledModel,
+    api::{Hub, RemoteFile},
+    blob,
+    cache::{free_bytes, lock_file},
+    http::bad_answer,
+    incomplete::{bytes_left_at, room_needed},
+    observer::Tally,
+};
+
+/// What a pull will do.
+#[derive(Debug)]
+pub struct OllamaPlan {
+    name: OllamaName,
+    manifest: Manifest,
+    /// The manifest as it came.
+    bytes: Vec<u8>,
+    /// Bytes of all layers.
+    pub total_bytes: u64,
+    /// Bytes that are to be downloaded.
+    pub missing_bytes: u64,
+}
+
+/// The settings with the registry as the endpoint. It knows nothing of the Hub's token.
+fn of_registry(settings: &HubSettings) -> HubSettings {
+    HubSettings {
+        endpoint: settings.ollama_registry.clone(),
+        token: None,
+        ..settings.clone()
+    }
+}
+
+/// Asks the registry for a model, and says what a pull would do.
+///
+/// # Errors
+/// A model that does not exist, cannot be asked for, or is none that this program can use.
+pub fn plan(
+    name: &OllamaName,
+    settings: &HubSettings,
+    observer: &dyn PullObserver,
+) -> Result<OllamaPlan, HubError> {
+    if settings.is_offline {
+        return Err(HubError::Offline {
+            name: name.to_string(),
+        });
+    }
+    let registry = of_registry(settings);
+    let hub = Hub::new(&registry, observer)?;
+    let repository = name.repository();
+    let url = format!(
+        "{}/v2/{}/manifests/{}",
+        registry.endpoint,
+        repository.repository(),
+        name.tag()
+    );
+    let bytes = hub.get(&url, repository).map_err(|error| match error {
+        HubError::NotFound { host, near, .. } => HubError::NotFound {
+            name: name.to_string(),
+            host,
+            near,
+        },
+        error => error,
+    })?;
+    let manifest = Manifest::of(&bytes).map_err(|reason| bad_answer(&url, reason))?;
+    let store = Store::of(settings);
+    let left = |layer: &Layer| {
+        (layer.n_bytes).saturating_sub(bytes_left_at(&store.incomplete(&layer.digest), layer.n_bytes))
+    };
+    let missing = manifest
+        .layers
+        .iter()
+        .filter(|layer| !store.has(&layer.digest, layer.n_bytes));
+    Ok(OllamaPlan {
+        name: name.clone(),
+        total_bytes: manifest
+            .layers
+            .iter()
+            .map(|layer| layer.n_bytes)
+            .fold(0, u64::saturating_add),
+        missing_bytes: missing.map(left).fold(0, u64::saturating_add),
+        manifest,
+        bytes,
+    })
+}
+
+impl OllamaPlan {
+    /// The model's name.
+    pub fn name(&self) -> &OllamaName {
+        &self.name
+    }
+
+    /// How many files it has.
+    pub fn n_files(&self) -> usize {
+        self.manifest.layers.len()
+    }
+
+    /// Downloads the layers that are missing, checks them, and writes the manifest.
+    ///
+    /// # Errors
+    /// [`HubError`]. What has arrived stays, and the next call continues from there.
+    pub fn fetch(self, settings: &HubSettings, observer: &dyn PullObserver) -> Result<PulledModel, HubError> {
+        let store = Store::of(settings);
+        let absent = (self.manifest.layers.iter()).filter(|layer| !store.has(&layer.digest, layer.n_bytes));
+        let needed_bytes = absent
+            .map(|layer| room_needed(&store.incomplete(&layer.digest), layer.n_bytes))
+            .fold(0, u64::saturating_add);
+        store.prepare()?;
+        let folder = &settings.ollama_models;
+        if let Some(free_bytes) = free_bytes(folder).filter(|free_bytes| *free_bytes < needed_bytes) {
+            return Err(HubError::NoSpace {
+                folder: folder.clone(),
+                needed_bytes,
+                free_bytes,
+            });
+        }
+        let registry = of_registry(settings);
+        let hub = Hub::new(&registry, observer)?;
+        let tally = Tally::new(self.total_bytes, observer);
+        for layer in &self.manifest.layers {
+            self.fetch_layer(&hub, layer, &store, &registry, &tally)?;
+        }
+        store.write_manifest(&self.name, &self.bytes)?;
+        store.find(&self.name).ok_or_else(|| HubError::Vanished {
+            file: self.name.to_string(),
+        })
+    }
+
+    fn fetch_layer(
+        &self,
+        hub: &Hub<'_>,
+        layer: &Layer,
+        store: &Store<'_>,
+        registry: &HubSettings,
+        tally: &Tally<'_>,
+    ) -> Result<(), HubError> {
+        let is_there = || store.has(&layer.digest, layer.n_bytes);
+        if !is_there() {
+            let repository = self.name.repository();
+            let file = RemoteFile {
+                path: format!("{} of {}", &layer.digest[..12], self.name),
+                url: format!(
+                    "{}/v2/{}/blobs/sha256:{}",
+                    registry.endpoint,
+                    repository.repository(),
+                    layer.digest
+                ),
+                etag: layer.digest.clone(),
+                n_bytes: layer.n_bytes,
+            };
+            let (incomplete, target) = (store.incomplete(&layer.digest), store.blob(&layer.digest));
+            let on_wait = || tally.observer.event(PullEvent::Waiting { file: &file.path });
+            // Next to the Hub's: Ollama's folder holds nothing but its own files.
+            let locks = registry.cache.join(".locks").join("ollama");
+            fs::create_dir_all(&locks).map_err(HubError::file("write", &locks))?;
+            let _locked = lock_file(&locks.join(format!("{}.lock", layer.digest)), on_wait)?;
+            // Another program may have had the lock and downloaded it.
+            if !is_there() {
+                return blob::download(hub, repository, &file, registry, tally, &incomplete, &target);
+            }
+        }
+        tally.add(layer.n_bytes);
+        Ok(())
+    }
+}

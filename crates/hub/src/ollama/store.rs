@@ -1,0 +1,230 @@
+//! [`Store`]: the folder in which Ollama keeps models.
+//!
+//! Separate because another program reads and writes it too. Invariants: a manifest is written when all of its layers are there; a layer
+//! is removed when no manifest names it any more.
+//!
+//! ```text
+//! manifests/registry.ollama.ai/NAMESPACE/NAME/TAG    the layers of a model, as JSON
+//! blobs/sha256-DIGEST                                a layer's bytes
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use super::{OllamaName, manifest::Manifest};
+use crate::{HubError, HubSettings, PulledModel};
+
+/// The folder of manifests of the registry that names mean where they say no other.
+const REGISTRY: &str = "registry.ollama.ai";
+const LABEL: &str = "gguf";
+
+pub(super) struct Store<'s> {
+    root: &'s Path,
+}
+
+impl<'s> Store<'s> {
+    pub(super) fn of(settings: &'s HubSettings) -> Self {
+        Self {
+            root: &settings.ollama_models,
+        }
+    }
+
+    pub(super) fn blob(&self, digest: &str) -> PathBuf {
+        self.root.join("blobs").join(format!("sha256-{digest}"))
+    }
+
+    pub(super) fn incomplete(&self, digest: &str) -> PathBuf {
+        (self.root.join("blobs")).join(format!("sha256-{digest}.tokenmill.incomplete"))
+    }
+
+    pub(super) fn has(&self, digest: &str, n_bytes: u64) -> bool {
+        fs::metadata(self.blob(digest)).is_ok_and(|found| found.is_file() && found.len() == n_bytes)
+    }
+
+    /// Makes the folder of the layers.
+    pub(super) fn prepare(&self) -> Result<(), HubError> {
+        let folder = self.root.join("blobs");
+        fs::create_dir_all(&folder).map_err(HubError::file("write", folder))
+    }
+
+    fn manifest_path(&self, name: &OllamaName) -> PathBuf {
+        let repository = name.repository();
+        (self.root.join("manifests").join(REGISTRY))
+            .join(repository.owner())
+            .join(repository.short_name())
+            .join(name.tag())
+    }
+
+    /// Writes a manifest whose layers are all there.
+    pub(super) fn write_manifest(&self, name: &OllamaName, bytes: &[u8]) -> Result<(), HubError> {
+        let path = self.manifest_path(name);
+        let folder = path.parent().expect("a manifest lies in a folder");
+        // Ollama takes no name that begins with a dot for a tag.
+        let aside = folder.join(format!(".{}.tokenmill", name.tag()));
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&aside, bytes))
+            .and_then(|()| fs::rename(&aside, &path))
+            .map_err(HubError::file("write", &path))
+    }
+
+    /// The model of a name, if all of it is there.
+    pub(super) fn find(&self, name: &OllamaName) -> Option<PulledModel> {
+        let manifest = Manifest::of(&fs::read(self.manifest_path(name)).ok()?).ok()?;
+        let weights = &manifest.weights;
+        self.has(&weights.digest, weights.n_bytes).then(|| PulledModel {
+            path: self.blob(&weights.digest),
+            label: LABEL.to_owned(),
+            commit: weights.digest.clone(),
+            n_bytes: weights.n_bytes,
+        })
+    }
+
+    /// All names with a manifest.
+    fn names(&self) -> Vec<OllamaName> {
+        let registry = self.root.join("manifests").join(REGISTRY);
+        let mut names = Vec::new();
+        for namespace in names_in(&registry) {
+            for name in names_in(&registry.join(&namespace)) {
+                let tags = names_in(&registry.join(&namespace).join(&name));
+                names.extend(
+                    tags.iter()
+                        .filter_map(|tag| OllamaName::of_parts(&namespace, &name, tag)),
+                );
+            }
+        }
+        names
+    }
+
+    /// Digests that a manifest at `path` names, also one that this program cannot use.
+    fn digests_of(path: &Path) -> BTreeSet<String> {
+        let json: serde_json::Value = (fs::read(path).ok())
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+            .unwrap_or_default();
+        let layers = json["layers"].as_array().map(Vec::as_slice).unwrap_or_default();
+        (layers.iter().chain([&json["config"]]))
+            .filter_map(|layer| Some(layer["digest"].as_str()?.strip_prefix("sha256:")?.to_owned()))
+            .filter(|digest| digest.bytes().all(|byte| byte.is_ascii_hexdigit()))
+            .collect()
+    }
+}
+
+/// Names of a folder's entries, in order.
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| !name.starts_with('.'))
+        .collect();
+    names.sort();
+    names
+}
+
+/// All files below a folder.
+fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => files_below(&entry.path(), found),
+            Ok(_) => found.push(entry.path()),
+            Err(_) => {}
+        }
+    }
+}
+
+/// Finds a model that Ollama or this program has downloaded; no server is asked.
+///
+/// # Errors
+/// None so far; a store that cannot be read has no models.
+pub fn find_stored(name: &OllamaName, settings: &HubSettings) -> Result<Option<PulledModel>, HubError> {
+    Ok(Store::of(settings).find(name))
+}
+
+/// A model in Ollama's folder.
+#[derive(Clone, Debug)]
+pub struct StoredOllamaModel {
+    /// Its name.
+    pub name: OllamaName,
+    /// Its file.
+    pub model: PulledModel,
+    /// When its file was last read, where the system says it.
+    pub last_used: Option<SystemTime>,
+}
+
+/// The models in Ollama's folder that can be used here.
+pub fn stored_models(settings: &HubSettings) -> Vec<StoredOllamaModel> {
+    let store = Store::of(settings);
+    let names = store.names().into_iter();
+    names
+        .filter_map(|name| {
+            let model = store.find(&name)?;
+            let metadata = fs::metadata(&model.path).ok();
+            let last_used =
+                metadata.and_then(|metadata| metadata.accessed().or_else(|_| metadata.modified()).ok());
+            Some(StoredOllamaModel {
+                name,
+                model,
+                last_used,
+            })
+        })
+        .collect()
+}
+
+/// What the removal of a model takes away.
+#[derive(Debug)]
+pub struct OllamaRemoval {
+    manifest: PathBuf,
+    blobs: Vec<PathBuf>,
+    /// Bytes that are free then. Layers that other models have stay.
+    pub freed_bytes: u64,
+}
+
+impl OllamaRemoval {
+    /// Finds what goes with a model.
+    ///
+    /// # Errors
+    /// A model that is not there.
+    pub fn of(name: &OllamaName, settings: &HubSettings) -> Result<Self, HubError> {
+        let store = Store::of(settings);
+        let manifest = store.manifest_path(name);
+        if !manifest.is_file() {
+            return Err(HubError::NotStored {
+                name: name.to_string(),
+            });
+        }
+        let mut manifests = Vec::new();
+        files_below(&store.root.join("manifests"), &mut manifests);
+        let kept: BTreeSet<String> = (manifests.iter().filter(|path| **path != manifest))
+            .flat_map(|path| Store::digests_of(path))
+            .collect();
+        let own = Store::digests_of(&manifest).into_iter();
+        let blobs: Vec<PathBuf> = own
+            .filter(|digest| !kept.contains(digest))
+            .map(|digest| store.blob(&digest))
+            .filter(|path| path.is_file())
+            .collect();
+        let sizes = blobs.iter().filter_map(|path| fs::metadata(path).ok());
+        Ok(Self {
+            freed_bytes: sizes.map(|metadata| metadata.len()).sum(),
+            manifest,
+            blobs,
+        })
+    }
+
+    /// Takes it away: the manifest first, so that nothing that is found lacks its bytes.
+    ///
+    /// # Errors
+    /// A file that cannot be removed.
+    pub fn apply(self) -> Result<(), HubError> {
+        for path in [&self.manifest].into_iter().chain(&self.blobs) {
+            fs::remove_file(path).map_err(HubError::file("remove", path))?;
+        }
+        // The folders of a name without tags; those that have others stay.
+        for folder in self.manifest.ancestors().skip(1).take(2) {
+            let _still_used = fs::remove_dir(folder);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! Models of Ollama's registry: pulled into Ollama's folder, found there, listed and removed.
+
+use std::{collections::BTreeSet, fs};
+
+use tokenmill_hub::{
+    HubError, HubSettings, PulledModel,
+    ollama::{OllamaName, OllamaRemoval, find_stored, plan, stored_models},
+};
+
+use crate::server::{FakeHub, Fault, noise};
+
+const NAME: &str = "model:tiny";
+
+fn name() -> OllamaName {
+    NAME.parse().unwrap()
+}
+
+fn hub() -> (FakeHub, Vec<u8>) {
+    let weights = noise(200_003, 7);
+    let hub = FakeHub::with(&[
+        ("weights.model", weights.clone()),
+        ("chat.template", b"{{ .Prompt }}".to_vec()),
+    ]);
+    (hub, weights)
+}
+
+fn pull(settings: &HubSettings) -> Result<PulledModel, HubError> {
+    plan(&name(), settings, &())?.fetch(settings, &())
+}
+
+/// Names of the layers that lie in Ollama's folder.
+fn blobs(settings: &HubSettings) -> BTreeSet<String> {
+    let entries = fs::read_dir(settings.ollama_models.join("blobs"))
+        .into_iter()
+        .flatten();
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+#[test]
+fn a_model_is_pulled_into_ollamas_folder_and_found_there() {
+    let (hub, weights) = hub();
+    let settings = hub.settings();
+    assert_eq!(find_stored(&name(), &settings).unwrap(), None);
+    let planned = plan(&name(), &settings, &()).unwrap();
+    assert_eq!(planned.n_files(), 3);
+    assert_eq!(planned.missing_bytes, planned.total_bytes);
+    let model = planned.fetch(&settings, &()).unwrap();
+    assert_eq!(fs::read(&model.path).unwrap(), weights);
+    assert_eq!(find_stored(&name(), &settings).unwrap(), Some(model.clone()));
+    let manifest = "manifests/registry.ollama.ai/library/model/tiny";
+    assert!(settings.ollama_models.join(manifest).is_file());
+    assert_eq!(blobs(&settings).len(), 3, "{:?}", blobs(&settings));
+
+    let n_requests = hub.requests().len();
+    assert_eq!(plan(&name(), &settings, &()).unwrap().missing_bytes, 0);
+    assert_eq!(pull(&settings).unwrap(), model);
+    let later = &hub.requests()[n_requests..];
+    assert!(
+        later.iter().all(|request| request.path.contains("/manifests/")),
+        "{later:?}"
+    );
+    let stored = stored_models(&settings);
+    assert_eq!(stored.len(), 1);
+    assert_eq!((&stored[0].name, &stored[0].model), (&name(), &model));
+}
+
+#[test]
+fn what_is_cut_off_is_continued_and_what_is_damaged_is_not_found() {
+    let (hub, weights) = hub();
+    let settings = hub.settings();
+    hub.at_first_bytes(2, Fault::Cut(1000));
+    assert_eq!(fs::read(pull(&settings).unwrap().path).unwrap(), weights);
+
+    let (hub, _) = self::hub();
+    let settings = hub.settings();
+    hub.at_first_bytes(100, Fault::OtherBytes);
+    let error = pull(&settings).unwrap_err();
+    assert!(matches!(error, HubError::Damaged { .. }), "{error}");
+    assert_eq!(find_stored(&name(), &settings).unwrap(), None);
+    assert!(stored_models(&settings).is_empty());
+}
+
+#[test]
+fn a_model_that_does_not_exist_is_named() {
+    let (hub, _) = hub();
+    for unknown in ["model:huge", "other:tiny"] {
+        let error = plan(&unknown.parse().unwrap(), &hub.settings(), &()).unwrap_err();
+        assert!(
+            matches!(&error, HubError::NotFound { name, .. } if name == unknown),
+            "{unknown}: {error}"
+        );
+    }
+    let mut offline = hub.settings();
+    offline.is_offline = true;
+    assert!(matches!(
+        plan(&name(), &offline, &()),
+        Err(HubError::Offline { .. })
+    ));
+}
+
+#[test]
+fn a_token_of_the_hub_is_not_sent() {
+    let (hub, _) = hub();
+    let mut settings = hub.settings();
+    settings.token = tokenmill_hub::HubToken::new("hf_secret");
+    pull(&settings).unwrap();
+    let requests = hub.requests();
+    let secret = requests
+        .iter()
+        .find(|request| request.headers.contains_key("authorization"));
+    assert!(secret.is_none(), "{secret:?}");
+}
+
+#[test]
+fn a_removal_keeps_the_layers_of_others() {
+    let (hub, _) = hub();
+    let settings = hub.settings();
+    pull(&settings).unwrap();
+    let folder = settings
+        .ollama_models
+        .join("manifests/registry.ollama.ai/library/model");
+    fs::copy(folder.join("tiny"), folder.join("other")).unwrap();
+    let removal = OllamaRemoval::of(&name(), &settings).unwrap();
+    assert_eq!(removal.freed_bytes, 0);
+    removal.apply().unwrap();
+    assert_eq!(find_stored(&name(), &settings).unwrap(), None);
+    let other: OllamaName = "model:other".parse().unwrap();
+    assert!(find_stored(&other, &settings).unwrap().is_some());
+    let removal = OllamaRemoval::of(&other, &settings).unwrap();
+    assert_eq!(removal.freed_bytes, 200_003 + 13 + 2);
+    removal.apply().unwrap();
+    assert!(blobs(&settings).is_empty() && !folder.exists());
+    assert!(matches!(
+        OllamaRemoval::of(&other, &settings),
+        Err(HubError::NotStored { .. })
+    ));
+}
