@@ -15,6 +15,15 @@ struct Gated {
     Q8Scale* ys;
 };
 
+// Stores the values of a thread block's 32 rows for row m of x; a warp does, whose lanes have a value each.
+DEVICE void store_gated(const Gated& out, int m, float value) {
+    int row = (int)blockIdx.x * WARP + (int)threadIdx.x % WARP;
+    if (out.y && row < out.n_out) out.y[(size_t)m * out.n_out + row] = value;
+    if (out.yq) {
+        quantize_group(value, q8_row(out.yq, m, out.n_out), q8_scales(out.ys, m, out.n_out), blockIdx.x, out.n_out / WARP);
+    }
+}
+
 // `sums.of(row, acc)` gives every lane the sums of a row of the gate in acc[0] and of the same row of up in acc[1].
 template <int M, class Sums>
 DEVICE void write_gated(const Gated& out, int n_rows, const Sums& sums) {
@@ -39,12 +48,6 @@ DEVICE void write_gated(const Gated& out, int n_rows, const Sums& sums) {
     }
     __syncthreads();
     for (int m = warp; m < n_rows; m += blockDim.x / WARP) {
-        bool is_inside = first + lane < out.n_out;
-        float value = is_inside ? tile[m][lane] : 0.0f;
-        if (out.y && is_inside) out.y[(size_t)m * out.n_out + first + lane] = value;
-        if (out.yq) {
-            quantize_group(value, q8_row(out.yq, m, out.n_out), q8_scales(out.ys, m, out.n_out), blockIdx.x,
-                           out.n_out / WARP);
-        }
+        store_gated(out, m, first + lane < out.n_out ? tile[m][lane] : 0.0f);
     }
 }

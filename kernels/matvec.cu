@@ -10,6 +10,7 @@
 #include HEADER
 #include "gated.cuh"
 #include "matvec.cuh"
+#include "strips.cuh"
 
 template <class F, int M>
 struct GatedSums {
@@ -23,24 +24,33 @@ struct GatedSums {
     }
 };
 
+template <class F, int M>
+DEVICE void multiply_gated(const uint8_t* gate, const uint8_t* up, const Gated& out, const Input<M>& x) {
+    if constexpr (HAS_STRIPS<F>) {
+        multiply_gated_strips<F, M>(gate, up, out, x);
+    } else {
+        size_t groups = (size_t)out.n_out * (x.n_in / GROUP);
+        const F pair[2] = {F(gate, groups), F(up, groups)};
+        write_gated<M>(out, x.n_rows, GatedSums<F, M>{pair, x});
+    }
+}
+
 #define MATVEC(M)                                                                                                          \
-    KERNEL __launch_bounds__(128, 1)                                                                                         \
+    KERNEL __launch_bounds__(128, 1)                                                                                            \
         matvec_m##M(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,              \
                     const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in,          \
                     int n_rows, const int8_t* xq, const Q8Scale* xs) {                                                     \
         const Input<M> x = {xq, xs, n_rows, n_in};                                                                         \
         int block = blockIdx.x;                                                                                            \
-        Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, JOB_ROWS, block);                 \
-        matvec<FORMAT, M>(job, block, x);                                                                                  \
+        Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, BLOCK_ROWS<FORMAT>, block);       \
+        multiply_rows<FORMAT, M>(job, block, x);                                                                           \
     }                                                                                                                      \
-    KERNEL __launch_bounds__(256, 1)                                                                                         \
+    KERNEL __launch_bounds__(256, 1)                                                                                            \
         matvec_gated_m##M(const uint8_t* gate, const uint8_t* up, int n_out, const float* gate_bias, const float* up_bias, \
                           int activation, float* y, int8_t* yq, Q8Scale* ys, int n_in, int n_rows, const int8_t* xq,       \
                           const Q8Scale* xs) {                                                                             \
         const Input<M> x = {xq, xs, n_rows, n_in};                                                                         \
-        size_t groups = (size_t)n_out * (n_in / GROUP);                                                                    \
-        const FORMAT pair[2] = {FORMAT(gate, groups), FORMAT(up, groups)};                                                 \
-        write_gated<M>({n_out, gate_bias, up_bias, activation, y, yq, ys}, n_rows, GatedSums<FORMAT, M>{pair, x});          \
+        multiply_gated<FORMAT, M>(gate, up, {n_out, gate_bias, up_bias, activation, y, yq, ys}, x);                          \
     }
 
 MATVEC(1)

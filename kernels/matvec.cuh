@@ -3,11 +3,20 @@
 // A lane takes every 32nd group of its rows, 2 at a time: four 16-byte loads in flight. Sums are in one order whatever M, the
 // number of rows of x that a kernel is compiled for, is. Weights as formats/planes.cuh says, x as q8.cuh does.
 #pragma once
+#include <type_traits>
+
 #include "jobs.cuh"
 #include "q8.cuh"
 
 constexpr int ROWS = 2;      // rows of a warp that share the loads of x
-constexpr int JOB_ROWS = 8;  // rows of a thread block
+
+// Whether products of few rows take a format's weights in strips (strips.cuh), and rows of a thread block then and else.
+template <class F, class = void>
+constexpr bool HAS_STRIPS = false;
+template <class F>
+constexpr bool HAS_STRIPS<F, std::void_t<decltype(F::STRIP_HIGH)>> = true;
+template <class F>
+constexpr int BLOCK_ROWS = HAS_STRIPS<F> ? 16 : 8;
 
 template <int M>
 struct Input {

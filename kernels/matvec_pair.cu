@@ -11,6 +11,7 @@
 #include HEADER
 #include SECOND_HEADER
 #include "matvec.cuh"
+#include "strips.cuh"
 
 #define MATVEC_PAIR(M)                                                                                                \
     KERNEL __launch_bounds__(128, 1)                                                                                    \
@@ -18,13 +19,14 @@
                          const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in, \
                          int n_rows, const int8_t* xq, const Q8Scale* xs) {                                           \
         const Input<M> x = {xq, xs, n_rows, n_in};                                                                    \
-        int first = (n0 + JOB_ROWS - 1) / JOB_ROWS + (n1 + JOB_ROWS - 1) / JOB_ROWS;                                  \
+        constexpr int ROWS_OF_BLOCK = BLOCK_ROWS<FORMAT>;                                                             \
+        int first = (n0 + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK + (n1 + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK;              \
         int block = blockIdx.x;                                                                                       \
         if (block >= first) {                                                                                         \
-            matvec<SECOND, M>({w2, y2, bias2, n2}, block - first, x);                                                 \
+            multiply_rows<SECOND, M>({w2, y2, bias2, n2}, block - first, x);                                          \
         } else {                                                                                                      \
-            Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {}, JOB_ROWS, block);                         \
-            matvec<FORMAT, M>(job, block, x);                                                                         \
+            Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {}, ROWS_OF_BLOCK, block);                    \
+            multiply_rows<FORMAT, M>(job, block, x);                                                                  \
         }                                                                                                             \
     }
 

@@ -4,6 +4,7 @@
 #include "planes.cuh"
 
 struct Q5_K {
+    static constexpr int STRIP_HIGH = 4;
     static constexpr int SUB = 32;
     static constexpr bool SHARES_SUPERS = false;
     static constexpr bool SIGNED = false;

@@ -4,6 +4,7 @@
 #include "planes.cuh"
 
 struct Q6_K {
+    static constexpr int STRIP_HIGH = 8;
     static constexpr int SUB = 16;
     static constexpr bool SHARES_SUPERS = true;
     static constexpr bool SIGNED = true;

@@ -66,6 +66,7 @@ mod ops;
 mod planes;
 mod self_test;
 mod states;
+mod strips;
 
 pub use backend::{CudaBackend, CudaBuffer};
 pub use driver::{
@@ -87,6 +88,7 @@ pub use ops::{
 };
 pub use self_test::self_test;
 pub use states::{SLOT_RECORD_WORDS, StateLayerMut, StateSlots};
+pub use strips::FewRows;
 
 /// The examples of the README.
 #[cfg(doctest)]

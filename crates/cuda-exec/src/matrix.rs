@@ -10,8 +10,8 @@ use rayon::prelude::*;
 use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::{
-    Buffer, CudaExecError, Device, Kernel, LayoutError, MatrixLayout, Pinned, Stream, View, error::Result,
-    modules::type_suffix,
+    Buffer, CudaExecError, Device, FewRows, Kernel, LayoutError, MatrixLayout, Pinned, Stream, View,
+    error::Result, modules::type_suffix,
 };
 
 /// Bytes of a staging buffer, unless a row is longer.
@@ -158,13 +158,13 @@ impl MatrixKernels {
             };
             Ok([only, only])
         };
-        let sizes = |prefix: &str| -> Result<[Kernel; 4]> {
-            Ok([
-                device.kernel(&matvec, &format!("{prefix}_m1"))?,
-                device.kernel(&matvec, &format!("{prefix}_m2"))?,
-                device.kernel(&matvec, &format!("{prefix}_m4"))?,
-                device.kernel(&matvec, &format!("{prefix}_m8"))?,
-            ])
+        let few = FewRows::of(layout.ty());
+        let sizes = |prefix: &str, shared_bytes: &dyn Fn(usize) -> usize| -> Result<[Kernel; 4]> {
+            let kernel = |n_rows: usize| {
+                let name = format!("{prefix}_m{n_rows}");
+                device.kernel_with_shared_bytes(&matvec, &name, shared_bytes(n_rows))
+            };
+            Ok([kernel(1)?, kernel(2)?, kernel(4)?, kernel(8)?])
         };
         Ok(Self {
             experts: if usage.is_of_experts {
@@ -182,13 +182,13 @@ impl MatrixKernels {
                 None
             },
             matvec: if usage.is_factor {
-                Some(sizes("matvec")?)
+                Some(sizes("matvec", &|n_rows| few.shared_bytes(n_rows))?)
             } else {
                 None
             },
             matmul: if usage.is_factor { Some(tiled()?) } else { None },
             gated: if usage.is_factor {
-                Some(sizes("matvec_gated")?)
+                Some(sizes("matvec_gated", &|n_rows| few.gated_shared_bytes(n_rows))?)
             } else {
                 None
             },

@@ -4,7 +4,10 @@
 use tokenmill_backend::Activation;
 
 use super::{Ops, QuantizedMut, QuantizedView, check_equal, elementwise::activation_code};
-use crate::{Args, CudaExecError, Kernel, LaunchShape, Matrix, View, ViewMut, error::Result, modules::PAIRS};
+use crate::{
+    Args, CudaExecError, FewRows, Kernel, LaunchShape, Matrix, View, ViewMut, error::Result, modules::PAIRS,
+    strips::variant_of,
+};
 
 /// Rows up to which weights are read once without tiles.
 const MAX_ROWS: usize = 8;
@@ -50,12 +53,7 @@ pub struct GatedProduct<'a> {
 
 /// The kernel for a number of rows.
 fn of_rows(kernels: [Kernel; 4], n_rows: usize) -> Kernel {
-    kernels[match n_rows {
-        0..=1 => 0,
-        2 => 1,
-        3..=4 => 2,
-        _ => 3,
-    }]
+    kernels[variant_of(n_rows)]
 }
 
 fn not_a_factor() -> CudaExecError {
@@ -82,6 +80,14 @@ fn with_input<'a>(args: Args<'a>, matrix: &Matrix, input: &LinearInput<'a>) -> R
 /// Thread blocks of matrices that are cut into runs of `tile` rows.
 fn n_blocks(jobs: &[Product<'_>], tile: usize) -> usize {
     jobs.iter().map(|job| job.matrix.n_out().div_ceil(tile)).sum()
+}
+
+/// The launch of up to three products of few rows.
+fn few_rows_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
+    let few = |job: &Product<'_>| FewRows::of(job.matrix.layout().ty());
+    let n_blocks = (jobs.iter()).map(|job| job.matrix.n_out().div_ceil(few(job).block_rows()));
+    let shared_bytes = jobs.iter().map(|job| few(job).shared_bytes(n_rows)).max();
+    LaunchShape::new([n_blocks.sum(), 1, 1], 128).with_shared_bytes(shared_bytes.unwrap_or(0))
 }
 
 /// The arguments that all products have.
@@ -130,7 +136,7 @@ impl Ops {
     pub fn linear(&self, input: &LinearInput<'_>, products: &mut [Product<'_>]) -> Result<()> {
         let n_rows = input.n_rows;
         if let Some(kernels) = self.pair_of(products, n_rows) {
-            let shape = LaunchShape::new([n_blocks(products, 8), 1, 1], 128);
+            let shape = few_rows_shape(products, n_rows);
             let args = job_args(input, products)?;
             return self.device.launch(of_rows(kernels, n_rows), shape, &args);
         }
@@ -140,7 +146,7 @@ impl Ops {
                 let kernels = jobs[0].matrix.kernels;
                 let (kernel, shape) = if n_rows <= MAX_ROWS && !self.is_batch_invariant {
                     let kernel = of_rows(kernels.matvec.ok_or_else(not_a_factor)?, n_rows);
-                    (kernel, LaunchShape::new([n_blocks(jobs, 8), 1, 1], 128))
+                    (kernel, few_rows_shape(jobs, n_rows))
                 } else {
                     let [small, large] = kernels.matmul.ok_or_else(not_a_factor)?;
                     let tiled = if n_rows <= small.tile[1] { small } else { large };
@@ -209,7 +215,8 @@ impl Ops {
             .write_or_null(bytes)
             .write_or_null(scales);
         let args = with_input(args, gate, input)?;
-        let shape = LaunchShape::new([n_out.div_ceil(32), 1, 1], 256);
+        let shared_bytes = FewRows::of(gate.layout().ty()).gated_shared_bytes(n_rows);
+        let shape = LaunchShape::new([n_out.div_ceil(32), 1, 1], 256).with_shared_bytes(shared_bytes);
         self.device.launch(of_rows(kernels, n_rows), shape, &args)
     }
 }

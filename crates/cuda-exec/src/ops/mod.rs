@@ -27,7 +27,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_backend::KvType;
 
 use crate::{
-    Buffer, Device, Kernel, View, ViewMut,
+    Buffer, Device, FewRows, Kernel, View, ViewMut,
     error::{CudaExecError, Result},
     modules::{PAIRS, pair_name},
 };
@@ -330,13 +330,13 @@ impl Ops {
             return Ok(());
         };
         let module = pair_name(types);
-        let kernel = |name| self.device.kernel(&module, name);
-        self.pairs[index] = Some([
-            kernel("matvec_pair_m1")?,
-            kernel("matvec_pair_m2")?,
-            kernel("matvec_pair_m4")?,
-            kernel("matvec_pair_m8")?,
-        ]);
+        let few = types.map(FewRows::of);
+        let kernel = |n_rows: usize| {
+            let shared_bytes = few[0].shared_bytes(n_rows).max(few[1].shared_bytes(n_rows));
+            let name = format!("matvec_pair_m{n_rows}");
+            self.device.kernel_with_shared_bytes(&module, &name, shared_bytes)
+        };
+        self.pairs[index] = Some([kernel(1)?, kernel(2)?, kernel(4)?, kernel(8)?]);
         Ok(())
     }
 }

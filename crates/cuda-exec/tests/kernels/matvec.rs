@@ -1,6 +1,9 @@
 //! Matrix times a few rows, plain, grouped and gated.
 
-use tokenmill_cuda_exec::modules::{PAIRS, type_suffix};
+use tokenmill_cuda_exec::{
+    FewRows,
+    modules::{PAIRS, type_suffix},
+};
 use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
 use tokenmill_testkit::Random;
@@ -45,20 +48,22 @@ pub(crate) fn dot(w: &[f32], x: &[f64], n_in: usize, row: usize, m: usize) -> (f
     })
 }
 
-/// A kernel: its module's prefix, its name, rows of weights and of x that a thread block takes, and its threads.
+/// A kernel: its module's prefix, its name, rows of weights and of x that a thread block takes, its threads and shared memory.
 struct Kernel {
     module: &'static str,
     name: String,
     tile: [usize; 2],
     block: usize,
+    shared_bytes: usize,
 }
 
-fn matvec(variant: usize) -> Kernel {
+fn matvec(ty: TensorType, variant: usize) -> Kernel {
     Kernel {
         module: "matvec",
         name: format!("matvec_m{variant}"),
-        tile: [8, 8],
+        tile: [FewRows::of(ty).block_rows(), 8],
         block: 128,
+        shared_bytes: FewRows::of(ty).shared_bytes(variant),
     }
 }
 
@@ -73,6 +78,7 @@ fn matmul(ty: TensorType, tokens: usize) -> Kernel {
         name: format!("matmul_n{tokens}"),
         tile: [rows, tokens],
         block,
+        shared_bytes: 0,
     }
 }
 
@@ -84,7 +90,7 @@ fn check(
     n_in: usize,
     has_bias: bool,
 ) -> Counters {
-    check_kernel(ty, &matvec(variant), n_rows, n_outs, n_in, has_bias)
+    check_kernel(ty, &matvec(ty, variant), n_rows, n_outs, n_in, has_bias)
 }
 
 fn check_kernel(
@@ -131,7 +137,7 @@ fn check_kernel(
         &kernel.name,
         grid,
         kernel.block,
-        0,
+        kernel.shared_bytes,
         &input.append(arguments),
     );
     for (job, &n_out) in n_outs.iter().enumerate().filter(|(_, n_out)| **n_out > 0) {
@@ -170,6 +176,15 @@ fn products_of_every_type_match_a_plain_loop() {
 }
 
 #[test]
+fn long_rows_of_strips_match_a_plain_loop() {
+    // 65 superblocks: one more than a strip of Q6_K has scales of in shared memory, and an odd number for pairs of them.
+    for ty in [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K] {
+        check(ty, 1, 1, [17, 0, 0], 65 * 256, false);
+        check(ty, 8, 7, [5, 0, 0], 65 * 256, true);
+    }
+}
+
+#[test]
 fn several_matrices_of_one_input_are_one_launch() {
     for ty in [TensorType::Q4_K, TensorType::Q8_0, TensorType::F16] {
         check(ty, 1, 1, [20, 8, 3], 512, false);
@@ -201,7 +216,7 @@ fn products_with_many_rows_match_a_plain_loop() {
 #[test]
 fn products_have_no_bank_conflicts() {
     for ty in types() {
-        for kernel in [matmul(ty, 64), matmul(ty, 16), matvec(8)] {
+        for kernel in [matmul(ty, 64), matmul(ty, 16), matvec(ty, 8)] {
             if is_float(ty) && kernel.name == "matmul_n16" {
                 continue;
             }
@@ -242,9 +257,13 @@ fn matrices_of_two_types_are_one_launch_with_the_same_bits() {
                     for n in [outs[0], outs[1], outs[2], n_in, n_rows] {
                         arguments = arguments.i32(n as i32);
                     }
-                    let n_blocks = outs.iter().map(|n_out| n_out.div_ceil(8)).sum();
+                    let few = of_job.map(FewRows::of);
+                    let n_blocks =
+                        (outs.iter().zip(few)).map(|(n_out, few)| n_out.div_ceil(few.block_rows()));
+                    let shared_bytes = few.map(|few| few.shared_bytes(n_rows)).into_iter().max();
                     let arguments = input.append(arguments);
-                    sim.launch(module, kernel, [n_blocks, 1, 1], 128, 0, &arguments);
+                    let grid = [n_blocks.sum(), 1, 1];
+                    sim.launch(module, kernel, grid, 128, shared_bytes.unwrap(), &arguments);
                     (outputs.iter().zip(outs))
                         .map(|(&y, n_out)| sim.read_f32s(y, n_rows * n_out))
                         .collect()
@@ -293,7 +312,17 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
             }
             let module = format!("matvec_{}", type_suffix(ty).unwrap());
             let kernel = format!("matvec_m{variant}");
-            sim.launch(&module, &kernel, [2, 1, 1], 128, 0, &input.append(arguments));
+            let few = FewRows::of(ty);
+            let grid = [n_out.div_ceil(few.block_rows()), 1, 1];
+            let shared_bytes = few.shared_bytes(n_rows);
+            sim.launch(
+                &module,
+                &kernel,
+                grid,
+                128,
+                shared_bytes,
+                &input.append(arguments),
+            );
             results.push(sim.read_f32s(y, n_out));
         }
         assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{ty:?}");
@@ -309,6 +338,9 @@ fn gated_products_activate_and_quantize() {
     for (ty, variant, n_rows, n_out, has_bias) in [
         (TensorType::Q4_K, 1, 1, 64, false),
         (TensorType::Q6_K, 4, 3, 96, true),
+        (TensorType::Q6_K, 8, 5, 64, false),
+        (TensorType::Q5_K, 8, 8, 32, true),
+        (TensorType::Q5_K, 1, 1, 35, false),
         (TensorType::Q8_0, 8, 8, 32, false),
         (TensorType::Q5_0, 2, 2, 40, true),
         (TensorType::Q2_K, 1, 1, 33, false),
@@ -316,7 +348,8 @@ fn gated_products_activate_and_quantize() {
         (TensorType::F16, 4, 3, 40, true),
         (TensorType::BF16, 8, 8, 32, true),
     ] {
-        let n_in = 512;
+        // More superblocks than a strip of Q6_K has scales of in shared memory, where there are 8 rows.
+        let n_in = if variant == 8 { 17 * 256 } else { 512 };
         let mut random = Random::new(n_out as u64);
         let mut sim = Sim::new();
         let (input, exact) = upload(&mut sim, ty, &random.values(n_rows * n_in), n_in);
@@ -353,7 +386,15 @@ fn gated_products_activate_and_quantize() {
         let module = format!("matvec_{}", type_suffix(ty).unwrap());
         let kernel = format!("matvec_gated_m{variant}");
         let grid = [n_out.div_ceil(32), 1, 1];
-        sim.launch(&module, &kernel, grid, 256, 0, &input.append(arguments));
+        let shared_bytes = FewRows::of(ty).gated_shared_bytes(n_rows);
+        sim.launch(
+            &module,
+            &kernel,
+            grid,
+            256,
+            shared_bytes,
+            &input.append(arguments),
+        );
         let found = sim.read_f32s(y, n_rows * n_out);
         let expected: Vec<(f64, f64)> = (0..n_rows * n_out)
             .map(|index| {

@@ -1,0 +1,111 @@
+//! [`FewRows`]: the thread blocks and the shared memory of products by 1 to 8 rows.
+//!
+//! Separate because the kernels of K-quants take their weights in strips of 16 rows through shared memory, and those of other types take
+//! rows by warps; launches, tests and benches ask here. Invariant: the twin of `kernels/strips.cuh`, whose sizes these are.
+
+use tokenmill_gguf::TensorType;
+
+/// Rows that products of few rows are compiled for.
+const VARIANTS: [usize; 4] = [1, 2, 4, 8];
+/// Bytes of a superblock's nibbles of a strip, and those of a group that a format has beyond them, of all groups.
+const NIBBLE_BYTES: usize = 2048;
+const GROUPS: usize = 8 * 16;
+/// What two superblocks of each row of a strip have once.
+const TAIL_BYTES: usize = 512;
+/// How weights of a type are multiplied by few rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FewRows {
+    /// Bytes of a group beyond its nibbles, of types that come in strips.
+    high_bytes: Option<usize>,
+    has_table: bool,
+}
+
+impl FewRows {
+    /// That of a type.
+    pub fn of(ty: TensorType) -> Self {
+        let high_bytes = match ty {
+            TensorType::Q4_K => Some(0),
+            TensorType::Q5_K => Some(4),
+            TensorType::Q6_K => Some(8),
+            _ => None,
+        };
+        Self {
+            high_bytes,
+            has_table: ty == TensorType::Q6_K,
+        }
+    }
+
+    /// Rows of the matrix that a thread block of `matvec` takes.
+    pub fn block_rows(self) -> usize {
+        if self.high_bytes.is_some() { 16 } else { 8 }
+    }
+
+    /// Dynamic shared memory of `matvec_m` with this many rows of x.
+    pub fn shared_bytes(self, n_rows: usize) -> usize {
+        self.room(n_rows, 4, 4, table_bytes(64))
+    }
+
+    /// Dynamic shared memory of `matvec_gated_m` with this many rows of x.
+    pub fn gated_shared_bytes(self, n_rows: usize) -> usize {
+        let n_stages = if self.high_bytes == Some(0) && n_rows <= 2 {
+            4
+        } else {
+            2
+        };
+        let n_supers = if VARIANTS[variant_of(n_rows)] == 8 { 16 } else { 64 };
+        self.room(n_rows, n_stages, 8, 4 * table_bytes(n_supers))
+    }
+
+    fn room(self, n_rows: usize, n_stages: usize, n_warps: usize, table_bytes: usize) -> usize {
+        let Some(high_bytes) = self.high_bytes else {
+            return 0;
+        };
+        let variant = VARIANTS[variant_of(n_rows)];
+        let stage = NIBBLE_BYTES + GROUPS * high_bytes + 320 * variant;
+        let table = if self.has_table { table_bytes } else { 0 };
+        n_warps * (n_stages * stage + (n_stages / 2 + 1) * TAIL_BYTES) + table
+    }
+}
+
+/// The scales of a strip of Q6_K: 16 rows of so many superblocks, with padding.
+fn table_bytes(n_supers: usize) -> usize {
+    16 * 2 * (n_supers + 2)
+}
+
+/// Which of the kernels for 1, 2, 4 and 8 rows takes so many.
+pub(crate) fn variant_of(n_rows: usize) -> usize {
+    VARIANTS
+        .iter()
+        .position(|&rows| n_rows <= rows)
+        .unwrap_or(VARIANTS.len() - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_product_of_few_rows_fits_the_smallest_multiprocessor() {
+        // 99 KiB is what a thread block may ask for on compute capability 8.6 and 8.9.
+        for ty in [
+            TensorType::Q4_K,
+            TensorType::Q5_K,
+            TensorType::Q6_K,
+            TensorType::Q8_0,
+        ] {
+            for n_rows in VARIANTS {
+                let few = FewRows::of(ty);
+                assert!(few.shared_bytes(n_rows) <= 99 << 10, "{ty:?} by {n_rows}");
+                assert!(
+                    few.gated_shared_bytes(n_rows) <= 99 << 10,
+                    "{ty:?} gated by {n_rows}"
+                );
+            }
+        }
+        assert_eq!(FewRows::of(TensorType::Q8_0).shared_bytes(8), 0);
+        assert_eq!(
+            FewRows::of(TensorType::Q4_K).shared_bytes(1),
+            4 * (4 * 2368 + 3 * 512)
+        );
+    }
+}

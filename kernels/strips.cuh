@@ -1,0 +1,473 @@
+// Strips of K-quants times 1 to 8 rows on tensor cores: what products of one matrix, of two formats and gated ones share.
+//
+// A strip is 16 rows of a matrix. Warps share its superblocks: a warp takes pairs of them, every `n_slices`th, copies each with its part of
+// x into shared memory STAGES - 1 superblocks ahead, and multiplies group by group (mma m16n8k32 s8, m16n8k16 where scales are by 16):
+// 16 rows by 8 rows of x. Scales multiply the integer sums, minima are a product of their own (mma m16n8k8 tf32, with the sums of x in two
+// parts). Instructions for each weight hardly depend on M, and a row's bits do not: each column is added up by itself, in one order.
+//
+// Formats say STRIP_HIGH: bytes of a group beyond its nibbles (0, 4 or 8). Weights as formats/planes.cuh says, x as q8.cuh does.
+// Shared, for each warp: STAGES * (2048 + 8 * 16 * STRIP_HIGH + 320 M) + (STAGES / 2 + 1) * 512 bytes, and for a strip of Q6_K 32 (TABLE + 2)
+// more; the twin of this is `crates/cuda-exec/src/ops/strips.rs`. Alignment: 16 bytes. No bank conflicts: chunks of 16 bytes are spread by XOR.
+#pragma once
+#include "gated.cuh"
+#include "matvec.cuh"
+
+constexpr int STRIP = 16;          // rows
+constexpr int SUPER = 8;           // groups of a superblock
+constexpr int TAIL_BYTES = 2 * STRIP * 16;  // what two superblocks of each row have once
+
+extern __shared__ __align__(128) uint8_t strip_room[];
+
+DEVICE uint32_t shared_at(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// Copies 16 bytes, or 8, asynchronously, to OFFSET bytes behind an address of shared memory.
+template <int OFFSET>
+DEVICE void copy_once(uint32_t to, const uint8_t* from) {
+    asm volatile("cp.async.cg.shared.global [%0+%2], [%1], 16;" ::"r"(to), "l"(from), "n"(OFFSET) : "memory");
+}
+template <int BYTES>
+DEVICE void copy_shared(uint32_t to, const uint8_t* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
+}
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+DEVICE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+DEVICE void load_words(uint32_t (&r)[4], uint32_t at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+DEVICE void multiply(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+}
+DEVICE void multiply_half(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%7,%7,%7,%7};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a0), "r"(a1), "r"(b), "r"(0));
+}
+DEVICE void multiply_minima(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The bits of `first` where `mask` has ones, else those of `second`, as one instruction.
+DEVICE uint32_t choose(uint32_t mask, uint32_t first, uint32_t second) {
+    uint32_t chosen;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(chosen) : "r"(mask), "r"(first), "r"(second));
+    return chosen;
+}
+
+DEVICE uint32_t and_xor(uint32_t word, uint32_t mask, uint32_t flipped) {
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(word), "r"(mask), "r"(flipped));
+    return result;
+}
+DEVICE uint32_t and_or(uint32_t word, uint32_t mask, uint32_t other) {
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(other));
+    return result;
+}
+
+// Byte k of a word, without and with its sign.
+DEVICE int byte_of(uint32_t word, int k) { return (int)__byte_perm(word, 0, 0x4440 + k); }
+DEVICE int signed_byte_of(uint32_t word, int k) {
+    int byte;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(byte) : "r"(word), "r"(0x8880 + 0x1111 * k));
+    return byte;
+}
+
+// The float of an integer below 2^22, by its place in the mantissa.
+constexpr int MANTISSA = 0x4B400000;
+DEVICE float float_of_mantissa(int x) { return __int_as_float(x) - 12582912.0f; }
+
+// The rows of a strip, and what they are multiplied by.
+struct StripJob {
+    const uint8_t* w;
+    size_t n_all_rows;  // of the matrices in w
+    size_t first;       // row of the strip among them
+    int n_rows;         // of the strip that are there, at least 1
+};
+
+// TABLE: superblocks whose f16 scales are in shared memory at a time.
+template <class F, int M, int STAGES, int TABLE>
+struct Strip {
+    static constexpr int HIGH_BYTES = F::STRIP_HIGH;
+    static constexpr bool HAS_HALVES = F::SUB == 16;       // Q6_K: signed scales by 16 weights, and d in a plane of its own
+    static constexpr bool FITS_MANTISSA = HIGH_BYTES == 0;  // scale times sum, of a group
+    static constexpr int COLUMNS = M == 1 ? 1 : 2;         // of y that a lane adds up
+    static constexpr int HIGH = 2048, X = HIGH + SUPER * STRIP * HIGH_BYTES, RECORDS = X + 256 * M, STAGE = RECORDS + 64 * M;
+    static constexpr int TAILS = STAGES * STAGE, N_TAILS = STAGES / 2 + 1;
+    static constexpr int WARP_BYTES = TAILS + N_TAILS * TAIL_BYTES;
+    static constexpr int TABLE_ROW = TABLE + 2;  // an odd number of words, so that rows are in different banks
+    static constexpr int STRIP_BYTES = HAS_HALVES ? STRIP * TABLE_ROW * 2 : 0;
+    static constexpr int X_COPIES = M < 2 ? 1 : M / 2, RECORD_COPIES = M < 4 ? 1 : M / 4;
+
+    // Places in shared memory, in bytes; chunks of 16.
+    static __device__ __forceinline__ int x_at(int half, int group, int m) {
+        return X + ((half * SUPER + group) * M + (m ^ (group * M / 8 & (M - 1)))) * 16;
+    }
+    static __device__ __forceinline__ int record_at(int group, int m) {
+        int spread = M == 8 ? (group & 2) | group >> 2 : M == 4 ? group >> 2 : 0;
+        return RECORDS + group * M * 8 + (M == 1 ? 0 : (m / 2 ^ spread) * 16 + m % 2 * 8);
+    }
+    static __device__ __forceinline__ int tail_at(int row, int which) { return (row * 2 + (which ^ (row >> 2 & 1))) * 16; }
+
+    const uint8_t *quants, *high, *tails, *x_bytes, *x_records;  // where this lane copies superblock 0 from
+    uint32_t quant_rows[4], high_rows[2], x_rows[X_COPIES], record_rows[RECORD_COPIES];
+    const uint16_t* supers;
+    uint32_t room;
+    const uint8_t* room_bytes;
+    int n_supers, lane;
+
+    __device__ __forceinline__ Strip(const StripJob& job, const Input<M>& x, uint8_t* warp_room) {
+        lane = threadIdx.x % WARP;
+        int n_in = x.n_in, last = job.n_rows - 1;
+        n_supers = n_in / 256;
+        size_t n_groups = job.n_all_rows * (n_in / 32);
+        const uint8_t* after = job.w + (n_groups * 16 + 255) / 256 * 256;
+        quants = job.w + job.first * (n_in / 2) + lane % 8 * 16;
+#pragma unroll
+        for (int i = 0; i < 4; i++) quant_rows[i] = (uint32_t)min(4 * i + lane / 8, last) * (n_in / 2);
+        if constexpr (HIGH_BYTES > 0) {
+            constexpr int CHUNKS = HIGH_BYTES / 2;  // of a row
+            int row_bytes = n_in / 32 * HIGH_BYTES;
+            high = after + job.first * row_bytes + lane % CHUNKS * 16;
+#pragma unroll
+            for (int i = 0; i < 2; i++) high_rows[i] = (uint32_t)min(8 * i + lane / CHUNKS, last) * row_bytes;
+            after += (n_groups * HIGH_BYTES + 255) / 256 * 256;
+        }
+        tails = after + (job.first + min(lane / 2, last)) * n_supers * 16;
+        supers = (const uint16_t*)(after + (n_groups * 2 + 255) / 256 * 256) + job.first * n_supers;
+        int group = lane % 8;
+        x_bytes = (const uint8_t*)x.bytes + group * 16;
+#pragma unroll
+        for (int i = 0; i < X_COPIES; i++) {
+            int chunk = (lane + 32 * i) / 8;
+            x_rows[i] = (uint32_t)min(chunk % M, x.n_rows - 1) * n_in + chunk / M * (n_in / 2);
+        }
+        x_records = (const uint8_t*)x.scales + group * 8;
+#pragma unroll
+        for (int i = 0; i < RECORD_COPIES; i++)
+            record_rows[i] = (uint32_t)min(lane / 8 + 4 * i, x.n_rows - 1) * (n_in / 4);
+        room = shared_at(warp_room);
+        room_bytes = warp_room;
+    }
+
+    // Begins to copy superblock `super`, the i-th of the warp; those of even i bring what the next has once.
+    __device__ __forceinline__ void copy(int i, int super, int end) const {
+        uint32_t stage = room + (i & (STAGES - 1)) * STAGE;
+        int group = lane % 8;
+        uint32_t to = stage + group * 256 + (lane / 8 ^ group) * 16;
+        uint32_t to_next = stage + group * 256 + ((lane / 8 ^ group) ^ 4) * 16;
+        const uint8_t* from = quants + (uint32_t)super * 128;
+        copy_once<0>(to, from + quant_rows[0]);
+        copy_once<0>(to_next, from + quant_rows[1]);
+        copy_once<128>(to, from + quant_rows[2]);
+        copy_once<128>(to_next, from + quant_rows[3]);
+        if (HIGH_BYTES == 8) {
+            int part = lane % 4;
+            uint32_t place = stage + HIGH + part * 256 + (lane / 4 ^ 2 * part) * 16;
+            const uint8_t* upper = high + (uint32_t)super * 64;
+            copy_once<0>(place, upper + high_rows[0]);
+            copy_once<128>(place, upper + high_rows[1]);
+        } else if (HIGH_BYTES == 4) {
+            int part = lane % 2;
+            copy_once<0>(stage + HIGH + part * 256 + (lane / 2 ^ 4 * part) * 16, high + (uint32_t)super * 32 + high_rows[0]);
+        }
+#pragma unroll
+        for (int j = 0; j < X_COPIES; j++) {
+            int chunk = (lane + 32 * j) / 8;
+            if (M > 1 || lane < 16)
+                copy_shared<16>(stage + x_at(chunk / M, group, chunk % M), x_bytes + (uint32_t)super * 128 + x_rows[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < RECORD_COPIES; j++) {
+            if (M >= 4 || lane < 8 * M)
+                copy_shared<8>(stage + record_at(group, lane / 8 + 4 * j), x_records + (uint32_t)super * 64 + record_rows[j]);
+        }
+        if (i % 2 == 0 && super + lane % 2 < end)
+            copy_once<0>(room + TAILS + i / 2 % N_TAILS * TAIL_BYTES + tail_at(lane / 2, lane % 2),
+                         tails + ((uint32_t)super + lane % 2) * 16);
+    }
+
+    // Adds the i-th superblock of the warp, which is there; `row_d` are the scales of the lane's rows where they are apart.
+    __device__ __forceinline__ void add(int i, float2 row_d, float (&acc)[2][COLUMNS]) const {
+        const int g = lane / 4, t = lane % 4;
+        uint32_t stage = room + (i & (STAGES - 1)) * STAGE;
+        const uint8_t* bytes = room_bytes + (i & (STAGES - 1)) * STAGE;
+        const uint8_t* tail = room_bytes + TAILS + i / 2 % N_TAILS * TAIL_BYTES + tail_at(g, i % 2);
+        const uint4 tail_of[2] = {*(const uint4*)tail, *(const uint4*)(tail + 8 * 32)};
+        float part[2][COLUMNS] = {};
+        // ldmatrix: a lane gives the address of a row of a group, or of a half of a group of x.
+        const int their_row = lane / 8 % 2 * 8 + lane % 8, their_group = lane / 16, their_m = min(lane % 8, M - 1);
+        uint32_t scales[2][2];
+        if (!HAS_HALVES) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                scales[r][0] = tail_of[r].y & 0x3f3f3f3f;
+                scales[r][1] = (tail_of[r].w & 0x0f0f0f0f) | (tail_of[r].y >> 2 & 0x30303030);
+            }
+        }
+        uint4 upper[2];
+#pragma unroll
+        for (int a = 0; a < SUPER; a += 2) {
+            int group = a + their_group;
+            uint32_t q[4], b[4];
+            load_words(q, stage + group * 256 + (their_row ^ group) * 16);
+            load_words(b, stage + x_at(lane / 8 % 2, group, their_m));
+            if (HIGH_BYTES == 8 || (HIGH_BYTES == 4 && a % 4 == 0)) {
+                int chunk = a * HIGH_BYTES / 16, spread = chunk * (HIGH_BYTES == 8 ? 2 : 4);
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    upper[r] = *(const uint4*)(bytes + HIGH + chunk * 256 + ((g ^ spread) + 8 * r) * 16);
+            }
+#pragma unroll
+            for (int u = 0; u < 2; u++) {
+                uint32_t words[4];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    uint32_t word = q[2 * u + r];
+                    if (HIGH_BYTES == 8) {
+                        // Four times the weight: without its lowest bits, a byte of 6 bits less 32 is one with its sign turned.
+                        uint32_t first = u ? upper[r].z : upper[r].x, second = u ? upper[r].w : upper[r].y;
+                        first = choose(0x3c3c3c3c, word << 2, __funnelshift_l(first, first, 6 - 2 * t));
+                        second = choose(0x3c3c3c3c, word >> 2, __funnelshift_l(second, second, 6 - 2 * t));
+                        words[r] = and_xor(first, 0xfcfcfcfc, 0x80808080);
+                        words[2 + r] = and_xor(second, 0xfcfcfcfc, 0x80808080);
+                        continue;
+                    }
+                    words[r] = word & 0x0f0f0f0f;
+                    words[2 + r] = word >> 4 & 0x0f0f0f0f;
+                    if (HIGH_BYTES == 4) {
+                        uint32_t bits = a % 4 == 0 ? (u ? upper[r].y : upper[r].x) : (u ? upper[r].w : upper[r].z);
+                        words[r] = and_or(bits << (4 - t), 0x10101010, words[r]);
+                        words[2 + r] = and_or(bits >> t, 0x10101010, words[2 + r]);
+                    }
+                }
+                uint2 records[2];
+                load_records(bytes, a + u, t, records);
+                if (HAS_HALVES) {
+                    add_halves(words, b[2 * u], b[2 * u + 1], records, tail_of, a + u, part);
+                } else {
+                    int dot[4];
+                    multiply(dot, words, b[2 * u], b[2 * u + 1]);
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        int scale = byte_of(scales[r][a / 4], (a + u) % 4);
+#pragma unroll
+                        for (int c = 0; c < COLUMNS; c++) {
+                            float sum = FITS_MANTISSA ? float_of_mantissa(dot[2 * r + c] * scale + MANTISSA)
+                                                      : (float)(dot[2 * r + c] * scale);
+                            part[r][c] += __uint_as_float(records[c].x) * sum;
+                        }
+                    }
+                }
+            }
+        }
+        if (HAS_HALVES) {
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                // A quarter: sums are of four times the weights.
+                acc[0][c] += 0.25f * row_d.x * part[0][c];
+                acc[1][c] += 0.25f * row_d.y * part[1][c];
+            }
+            return;
+        }
+        float minima[4];
+        sum_minima(bytes, tail_of, minima);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float2 d = half2_at(tail_of[r].x);
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) acc[r][c] += d.x * part[r][c] - d.y * minima[2 * r + c];
+        }
+    }
+
+    // The records of a group for the lane's columns.
+    __device__ __forceinline__ void load_records(const uint8_t* bytes, int group, int t, uint2 (&records)[2]) const {
+        if (M == 1) {
+            records[0] = *(const uint2*)(bytes + record_at(group, 0));
+        } else {
+            uint4 both = *(const uint4*)(bytes + record_at(group, min(2 * t, M - 2)));
+            records[0] = make_uint2(both.x, both.y), records[1] = make_uint2(both.z, both.w);
+        }
+    }
+
+    // A group of Q6_K, whose halves have scales of their own.
+    __device__ __forceinline__ void add_halves(const uint32_t (&words)[4], uint32_t b0, uint32_t b1, const uint2 (&records)[2],
+                                               const uint4 (&tail_of)[2], int group, float (&part)[2][COLUMNS]) const {
+        int low[4], upper[4];
+        multiply_half(low, words[0], words[1], b0);
+        multiply_half(upper, words[2], words[3], b1);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint32_t all[4] = {tail_of[r].x, tail_of[r].y, tail_of[r].z, tail_of[r].w};
+            int first = signed_byte_of(all[group / 2], group % 2 * 2), second = signed_byte_of(all[group / 2], group % 2 * 2 + 1);
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                float sum = (float)(low[2 * r + c] * first + upper[2 * r + c] * second);
+                part[r][c] += __uint_as_float(records[c].x) * sum;
+            }
+        }
+    }
+
+    // Sums of minima times sums of x, the latter as two numbers of 11 bits.
+    __device__ __forceinline__ void sum_minima(const uint8_t* bytes, const uint4 (&tail_of)[2], float (&minima)[4]) const {
+        const int t = lane % 4, m = min(lane / 4, M - 1);
+        uint32_t a[4], value[2], rest[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            uint32_t first = tail_of[r].z & 0x3f3f3f3f;
+            uint32_t second = (tail_of[r].w >> 4 & 0x0f0f0f0f) | (tail_of[r].z >> 2 & 0x30303030);
+            a[r] = __float_as_uint((float)byte_of(first, t));
+            a[2 + r] = __float_as_uint((float)byte_of(second, t));
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint2 record = *(const uint2*)(bytes + record_at(t + 4 * i, m));
+            float sum = __uint_as_float(record.x) * (float)((int)(short)record.y + ((int)record.y >> 16));
+            value[i] = __float_as_uint(sum) & 0xffffe000u;
+            rest[i] = __float_as_uint(sum - __uint_as_float(value[i]));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) minima[i] = 0.0f;
+        multiply_minima(minima, a, value[0], value[1]);
+        multiply_minima(minima, a, rest[0], rest[1]);
+    }
+};
+
+// Adds up a strip's superblocks, of which this warp has a slice of `n_slices`. `table` is the strip's, of threads `in_strip` of
+// n_slices * 32. All threads of the thread block call it, for matrices of one width.
+template <class F, int M, int STAGES, int TABLE>
+DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, int n_slices, uint8_t* warp_room, uint16_t* table,
+                      float (&acc)[2][M == 1 ? 1 : 2]) {
+    using S = Strip<F, M, STAGES, TABLE>;
+    const S strip(job, x, warp_room);
+    const int lane = threadIdx.x % WARP, g = lane / 4;
+    const int chunk_len = S::HAS_HALVES ? TABLE : strip.n_supers;
+#pragma unroll 1
+    for (int begin = 0; begin < strip.n_supers; begin += chunk_len) {
+        int end = min(begin + chunk_len, strip.n_supers);
+        if (S::HAS_HALVES) {
+            if (begin > 0) __syncthreads();
+            for (int row = slice; row < STRIP; row += n_slices) {
+                const uint16_t* from = strip.supers + (size_t)min(row, job.n_rows - 1) * strip.n_supers;
+                for (int i = begin + lane; i < end; i += WARP) table[row * S::TABLE_ROW + i - begin] = __ldg(from + i);
+            }
+        }
+        auto super_of = [&](int i) { return begin + 2 * (slice + i / 2 * n_slices) + i % 2; };
+#pragma unroll
+        for (int i = 0; i < STAGES - 1; i++) {
+            if (super_of(i) < end) strip.copy(i, super_of(i), end);
+            commit_copies();
+        }
+        if (S::HAS_HALVES) __syncthreads();
+#pragma unroll 1
+        for (int i = 0; super_of(i) < end; i++) {
+            wait_copies<STAGES - 2>();
+            __syncwarp();
+            int next = i + STAGES - 1;
+            if (super_of(next) < end) strip.copy(next, super_of(next), end);
+            commit_copies();
+            float2 row_d = make_float2(0.0f, 0.0f);
+            if (S::HAS_HALVES) {
+                const uint16_t* d = table + super_of(i) - begin;
+                row_d = make_float2(half_at(d[g * S::TABLE_ROW]), half_at(d[(g + 8) * S::TABLE_ROW]));
+            }
+            strip.add(i, row_d, acc);
+        }
+    }
+}
+
+// Floats from one column of a warp's sums to the next, by M; so columns that are stored or read together are in different banks.
+template <int M>
+constexpr int SUMS_ROW = STRIP + (M == 8 ? 4 : M == 4 ? 8 : 0);
+template <int M, int SLICES>
+constexpr int SUMS_STRIP = SLICES * M * SUMS_ROW<M> + 16;
+
+// Leaves a warp's sums in shared memory.
+template <int M>
+DEVICE void leave_sums(const float (&acc)[2][M == 1 ? 1 : 2], float* sums) {
+    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+        for (int c = 0; c < (M == 1 ? 1 : 2); c++)
+            if (2 * t + c < M) sums[(2 * t + c) * SUMS_ROW<M> + g + 8 * r] = acc[r][c];
+    }
+}
+
+// What a thread block of 128 has of a job: a strip, which its 4 warps share.
+template <class F, int M>
+DEVICE void multiply_strip(const Job& job, int block, const Input<M>& x) {
+    constexpr int STAGES = 4, TABLE = 64, WARPS = 4;
+    using S = Strip<F, M, STAGES, TABLE>;
+    int first = block * STRIP, warp = threadIdx.x / WARP;
+    if (first >= job.n_out) return;
+    int n_rows = min(STRIP, job.n_out - first);
+    float acc[2][S::COLUMNS] = {};
+    uint8_t* own = strip_room + warp * S::WARP_BYTES;
+    uint16_t* table = (uint16_t*)(strip_room + WARPS * S::WARP_BYTES);
+    sum_strip<F, M, STAGES, TABLE>({job.w, (size_t)job.n_out, (size_t)first, n_rows}, x, warp, WARPS, own, table, acc);
+    __syncthreads();
+    float* sums = (float*)strip_room;
+    leave_sums<M>(acc, sums + warp * M * SUMS_ROW<M>);
+    __syncthreads();
+    int row = threadIdx.x % STRIP, m = warp + threadIdx.x / STRIP % 2 * (M < 2 ? M : M / 2);
+    if (warp >= (M < 2 ? M : M / 2) || m >= min(M, x.n_rows) || row >= n_rows) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int slice = 0; slice < WARPS; slice++) sum += sums[(slice * M + m) * SUMS_ROW<M> + row];
+    if (job.bias) sum += job.bias[first + row];
+    job.y[(size_t)m * job.n_out + first + row] = sum;
+}
+
+// What a thread block of 256 has of a gate and up: 32 rows of both, which are 4 strips of 2 warps each.
+template <class F, int M>
+DEVICE void multiply_gated_strips(const uint8_t* gate, const uint8_t* up, const Gated& out, const Input<M>& x) {
+    constexpr int STAGES = F::STRIP_HIGH == 0 && M <= 2 ? 4 : 2, TABLE = M == 8 ? 16 : 64, SLICES = 2, STRIPS = 4, WARPS = STRIPS * SLICES;
+    using S = Strip<F, M, STAGES, TABLE>;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, strip = warp / SLICES;
+    // The second strip of the last thread block may be beyond the matrix; it adds up a row that nobody asks for.
+    int first = min((int)blockIdx.x * WARP + strip % 2 * STRIP, out.n_out - 1);
+    float acc[2][S::COLUMNS] = {};
+    uint16_t* table = (uint16_t*)(strip_room + WARPS * S::WARP_BYTES + strip * S::STRIP_BYTES);
+    const StripJob job = {strip < 2 ? gate : up, (size_t)out.n_out, (size_t)first, min(STRIP, out.n_out - first)};
+    sum_strip<F, M, STAGES, TABLE>(job, x, warp % SLICES, SLICES, strip_room + warp * S::WARP_BYTES, table, acc);
+    __syncthreads();
+    float* sums = (float*)strip_room;
+    leave_sums<M>(acc, sums + strip * SUMS_STRIP<M, SLICES> + warp % SLICES * M * SUMS_ROW<M>);
+    __syncthreads();
+    for (int m = warp; m < x.n_rows; m += WARPS) {
+        int row = (int)blockIdx.x * WARP + lane;
+        auto sum_of = [&](int which) {
+            const float* at = sums + (2 * which + lane / STRIP) * SUMS_STRIP<M, SLICES> + m * SUMS_ROW<M> + lane % STRIP;
+            return at[0] + at[M * SUMS_ROW<M>];
+        };
+        float value = 0.0f;
+        if (row < out.n_out) {
+            float up_sum = sum_of(1) + (out.up_bias ? out.up_bias[row] : 0.0f);
+            float gate_sum = sum_of(0) + (out.gate_bias ? out.gate_bias[row] : 0.0f);
+            value = activate(out.activation, gate_sum) * other_factor(out.activation, up_sum);
+        }
+        store_gated(out, m, value);
+    }
+}
+
+// What a thread block of 128 has of a job, by whichever way its format is multiplied.
+template <class F, int M>
+DEVICE void multiply_rows(const Job& job, int block, const Input<M>& x) {
+    if constexpr (HAS_STRIPS<F>) {
+        multiply_strip<F, M>(job, block, x);
+    } else {
+        matvec<F, M>(job, block, x);
+    }
+}
