@@ -84,7 +84,7 @@ pub use ops::{
     ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows, ColumnsView, DeviceRoutes, ExpertRows,
     GatedProduct, LinearInput, MAX_SAMPLED_VOCAB, NO_TOKEN, NetRows, Ops, Product, Q8Scale, QuantizedMut,
     QuantizedRows, QuantizedView, RopeTargets, RouteCounts, SampleInputs, SampleOutputs, SampleRecord,
-    ScanRows, ScratchNeeds, StateRuns, StepPlaces, TokenIds, TokenRuns,
+    SampleScratch, ScanRows, ScratchNeeds, StateRuns, StepPlaces, TokenIds, TokenRuns,
 };
 pub use self_test::self_test;
 pub use states::{SLOT_RECORD_WORDS, StateLayerMut, StateSlots};

@@ -7,7 +7,7 @@ use std::{fs, path::PathBuf};
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 use tokenmill_cuda_exec::{
-    MatrixLayout, SampleRecord,
+    FewRows, MatrixLayout, SampleRecord,
     modules::{PAIRS, ptx, type_suffix},
 };
 use tokenmill_gguf::TensorType;
@@ -62,8 +62,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     rows.push(argmax()?);
     rows.push(rope_kv()?);
-    rows.push(sample("greedy", SampleRecord::GREEDY, 1.0)?);
-    rows.push(sample("top-p 0.9", 0, 0.9)?);
+    rows.extend(sample("greedy", SampleRecord::GREEDY, 1.0)?);
+    rows.extend(sample("top-p 0.9", 0, 0.9)?);
     for ty in [TensorType::Q4_K, TensorType::F16] {
         rows.push(embed(ty)?);
     }
@@ -185,9 +185,9 @@ fn matvec(ty: TensorType, n_rows: usize, n_out: usize, n_in: usize) -> anyhow::R
     let what = Launch {
         module: format!("matvec_{}", type_suffix(ty).context("a type with kernels")?),
         kernel: format!("matvec_m{n_rows}"),
-        grid: [n_out.div_ceil(8), 1, 1],
+        grid: [n_out.div_ceil(FewRows::of(ty).block_rows()), 1, 1],
         block: 128,
-        shared_bytes: 0,
+        shared_bytes: FewRows::of(ty).shared_bytes(n_rows),
     };
     let counters = count(&mut memory, &what, &arguments)?;
     let shape = format!("{n_out} x {n_in} by {n_rows}");
@@ -216,7 +216,7 @@ fn gated(ty: TensorType, n_out: usize) -> anyhow::Result<Value> {
         kernel: "matvec_gated_m1".to_owned(),
         grid: [n_out.div_ceil(32), 1, 1],
         block: 256,
-        shared_bytes: 0,
+        shared_bytes: FewRows::of(ty).gated_shared_bytes(1),
     };
     let counters = count(&mut memory, &what, &arguments)?;
     let shape = format!("2 x {n_out} x {N_EMBD} by 1");
@@ -253,12 +253,14 @@ fn pair(types: [TensorType; 2], n_outs: [usize; 2]) -> anyhow::Result<Value> {
         arguments = arguments.i32(n as i32);
     }
     let arguments = with_input(&mut memory, arguments, types[0], [1, N_EMBD])?;
+    let n_blocks = (jobs.iter()).map(|&(ty, n_out)| n_out.div_ceil(FewRows::of(ty).block_rows()));
+    let shared_bytes = types.map(|ty| FewRows::of(ty).shared_bytes(1));
     let what = Launch {
         module: format!("matvec_{}_{}", first?, second?),
         kernel: "matvec_pair_m1".to_owned(),
-        grid: [jobs.iter().map(|(_, n_out)| n_out.div_ceil(8)).sum(), 1, 1],
+        grid: [n_blocks.sum(), 1, 1],
         block: 128,
-        shared_bytes: 0,
+        shared_bytes: shared_bytes.into_iter().max().unwrap_or(0),
     };
     let counters = count(&mut memory, &what, &arguments)?;
     let n_rows = n_outs[0] + 2 * n_outs[1];
@@ -496,7 +498,7 @@ fn rope_kv() -> anyhow::Result<Value> {
 }
 
 /// A row of logits between 0 and 8, so that filters have something to do.
-fn sample(name: &str, flags: u32, top_p: f32) -> anyhow::Result<Value> {
+fn sample(name: &str, flags: u32, top_p: f32) -> anyhow::Result<[Value; 2]> {
     let mut memory = DeviceMemory::new();
     let bytes: Vec<u8> = (0..N_VOCAB as u32)
         .flat_map(|id| ((id.wrapping_mul(2_654_435_761) >> 16) as f32 / 8192.0).to_le_bytes())
@@ -513,27 +515,40 @@ fn sample(name: &str, flags: u32, top_p: f32) -> anyhow::Result<Value> {
     };
     let records = u32s(&mut memory, &record.to_words())?;
     let nothing = zeros(&mut memory, 4)?;
+    let adjusted = memory.alloc(4 * N_VOCAB as u64)?;
+    let n_parts = N_VOCAB.div_ceil(2048);
+    let parts = memory.alloc(8 * 99 * n_parts as u64)?;
     let mut arguments = Arguments::new()
         .ptr(logits)
-        .ptr(memory.alloc(4 * N_VOCAB as u64)?)
+        .ptr(adjusted)
         .i32(N_VOCAB as i32)
         .ptr(records);
     for _ in 0..5 {
         arguments = arguments.ptr(nothing);
     }
+    let launch_of = |kernel: &str, n_blocks, block| Launch {
+        module: "sample".to_owned(),
+        kernel: kernel.to_owned(),
+        grid: [n_blocks, 1, 1],
+        block,
+        shared_bytes: 0,
+    };
+    let shape = format!("1 x {N_VOCAB}, {name}");
+    let what = launch_of("sample_parts", n_parts, 256);
+    let counters = count(&mut memory, &what, &arguments.ptr(parts))?;
+    let of_parts = row(&what, &shape, "logit", N_VOCAB, &[logits], &counters);
+    let mut arguments = Arguments::new().ptr(logits).ptr(adjusted);
+    for n in [N_VOCAB, n_parts] {
+        arguments = arguments.i32(n as i32);
+    }
+    arguments = arguments.ptr(records).ptr(parts);
     for _ in 0..5 {
         arguments = arguments.ptr(memory.alloc(4)?);
     }
-    let what = Launch {
-        module: "sample".to_owned(),
-        kernel: "sample_rows".to_owned(),
-        grid: [1, 1, 1],
-        block: 1024,
-        shared_bytes: 0,
-    };
+    let what = launch_of("sample_rows", 1, 1024);
     let counters = count(&mut memory, &what, &arguments)?;
-    let shape = format!("1 x {N_VOCAB}, {name}");
-    Ok(row(&what, &shape, "logit", N_VOCAB, &[logits], &counters))
+    let of_row = row(&what, &shape, "logit", N_VOCAB, &[logits], &counters);
+    Ok([of_parts, of_row])
 }
 
 fn embed(ty: TensorType) -> anyhow::Result<Value> {

@@ -10,7 +10,7 @@ use tokenmill_backend::{
 use tokenmill_cuda_exec::{
     ArgmaxScratch, AttentionScratch, AttentionStep, Buffer, CudaExecError, Device, GatedProduct, KvStore,
     LinearInput, Matrix, MatrixLayout, MatrixUse, Ops, Product, QuantizedRows, SampleInputs, SampleOutputs,
-    SampleRecord, ScratchNeeds, TokenRuns, Uploader,
+    SampleRecord, SampleScratch, ScratchNeeds, TokenRuns, Uploader,
 };
 use tokenmill_gguf::TensorType;
 
@@ -475,7 +475,7 @@ impl Workshop {
         };
         let records = device.upload("records", &record.to_words())?;
         let words = device.upload("words", &[0u32])?;
-        let mut adjusted = self.floats(n_vocab)?;
+        let mut scratch = SampleScratch::new(&self.device, 1, n_vocab)?;
         let zeros = || device.upload("results", &[0u32; 1]);
         let mut outputs = [zeros()?, zeros()?, zeros()?, zeros()?, zeros()?];
         let ops = &self.ops;
@@ -497,7 +497,7 @@ impl Workshop {
                         previous: words.view(),
                     },
                     SampleOutputs {
-                        adjusted: adjusted.view_mut(),
+                        scratch: &mut scratch,
                         tokens: tokens.view_mut(),
                         status: status.view_mut(),
                         logprobs: logprobs.view_mut(),

@@ -53,7 +53,7 @@ impl CudaBackend {
             picked: device.upload("sampling", &vec![0; PickedLayout::new(limits).n_words()])?,
             picked_layout: PickedLayout::new(limits),
             previous: device.alloc("sampling", limits.max_logit_rows)?,
-            adjusted: device.alloc("sampling", limits.max_logit_rows * limits.n_vocab)?,
+            sampling: crate::SampleScratch::new(device, limits.max_logit_rows, limits.n_vocab)?,
         });
         Ok(())
     }
@@ -88,7 +88,7 @@ impl CudaBackend {
             + crate::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
             + crate::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())
             + crate::buffer_bytes::<u32>(limits.max_logit_rows)
-            + crate::buffer_bytes::<f32>(limits.max_logit_rows * limits.n_vocab)
+            + crate::SampleScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
     }
 
     pub(super) fn load_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {

@@ -70,8 +70,7 @@ struct Workspace {
     picked_layout: PickedLayout,
     /// Tokens of the step before it.
     previous: crate::Buffer<u32>,
-    /// Logits with bias, mask and penalties.
-    adjusted: crate::Buffer<f32>,
+    sampling: crate::SampleScratch,
 }
 
 impl CudaBackend {

@@ -395,7 +395,7 @@ impl Backend for CudaBackend {
                         previous: previous.view(),
                     },
                     crate::SampleOutputs {
-                        adjusted: workspace.adjusted.view_mut(),
+                        scratch: &mut workspace.sampling,
                         tokens,
                         status,
                         logprobs,

@@ -40,7 +40,7 @@ pub(crate) use latent::check_heads;
 pub use linear::{GatedProduct, LinearInput, Product};
 pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns};
 pub use rope_kv::{RopeTargets, StepPlaces};
-pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord};
+pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord, SampleScratch};
 
 /// The modules of every network, which a driver compiles at the same time.
 const MODULES: [&str; 9] = [
@@ -230,6 +230,7 @@ pub struct Ops {
     attention_prefill: [Kernel; 2],
     /// For latent rows, where they were asked for.
     latent: Option<latent::LatentKernels>,
+    sample_parts: Kernel,
     sample_rows: Kernel,
     route_rows: Kernel,
     sort_choices: Kernel,
@@ -279,6 +280,7 @@ impl Ops {
             argmax_combine: device.kernel("argmax", "argmax_combine")?,
             attention_prefill: attention::load_prefill(device)?,
             latent: None,
+            sample_parts: device.kernel("sample", "sample_parts")?,
             sample_rows: device.kernel("sample", "sample_rows")?,
             route_rows: device.kernel("route", "route_rows")?,
             sort_choices: device.kernel("route", "sort_choices")?,

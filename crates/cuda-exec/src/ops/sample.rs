@@ -1,4 +1,4 @@
-//! Sampling of rows of logits, and log-probabilities. Kernel: `sample.cu`.
+//! Sampling of rows of logits, and log-probabilities. Kernels: `sample.cu`.
 //!
 //! What a row is sampled with is a record ([`SampleRecord`]) whose offsets point into one array of words, so that a captured
 //! launch finds the values of every later step there.
@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{Ops, check_multiple};
 use crate::{
-    Args, LaunchShape, View, ViewMut,
+    Args, Buffer, Device, LaunchShape, View, ViewMut,
     error::{CudaExecError, Result},
 };
 
@@ -16,6 +16,42 @@ pub const MAX_SAMPLED_VOCAB: usize = (1 << 18) - 1;
 
 /// Threads of the one thread block that samples a row.
 const N_THREADS: u32 = 1024;
+
+/// Logits of a part of a row, and the threads of the thread block that has it.
+const PART_LOGITS: usize = 2048;
+const PART_THREADS: u32 = 256;
+/// What a part leaves, in 64-bit words: 3 of its own, the tokens that it keeps, and those to report.
+const PART_WORDS: usize = 3 + 64 + 32;
+
+/// What the launches of sampling leave each other: logits with bias, mask and penalties, and what the parts of rows say.
+#[derive(Debug)]
+pub struct SampleScratch {
+    adjusted: Buffer<f32>,
+    parts: Buffer<u64>,
+}
+
+fn n_parts(n_vocab: usize) -> usize {
+    n_vocab.div_ceil(PART_LOGITS).max(1)
+}
+
+impl SampleScratch {
+    /// Allocates for up to `max_rows` rows.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`].
+    pub fn new(device: &Device, max_rows: usize, n_vocab: usize) -> Result<Self> {
+        Ok(Self {
+            adjusted: device.alloc("sampling", max_rows * n_vocab)?,
+            parts: device.alloc("sampling", max_rows * n_parts(n_vocab) * PART_WORDS)?,
+        })
+    }
+
+    /// Device memory of such scratch.
+    pub fn device_bytes(max_rows: usize, n_vocab: usize) -> usize {
+        crate::driver::buffer_bytes::<f32>(max_rows * n_vocab)
+            + crate::driver::buffer_bytes::<u64>(max_rows * n_parts(n_vocab) * PART_WORDS)
+    }
+}
 
 /// How one row is sampled, as `sample.cu` lays it out.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -103,8 +139,8 @@ pub struct SampleInputs<'a> {
 /// Where the launch leaves its results.
 #[derive(Debug)]
 pub struct SampleOutputs<'a> {
-    /// Logits with bias, mask and penalties, `[n_rows, n_vocab]`.
-    pub adjusted: ViewMut<'a, f32>,
+    /// What the launches leave each other.
+    pub scratch: &'a mut SampleScratch,
     /// Tokens, `[n_rows]`; [`NO_TOKEN`](crate::NO_TOKEN) where there is none.
     pub tokens: ViewMut<'a, u32>,
     /// Whether there is a token, `[n_rows]`: 0, or 1 where logits are not finite, or 2 where none is allowed.
@@ -139,16 +175,30 @@ impl Ops {
             inputs.records.len(),
             SampleRecord::WORDS,
         )?;
+        let n_parts = n_parts(n_vocab);
+        let SampleScratch { adjusted, parts } = outputs.scratch;
+        let (n_logits, n_words) = (n_rows * n_vocab, n_rows * n_parts * PART_WORDS);
+        let records = inputs.records.range(0..n_rows * SampleRecord::WORDS)?;
         let args = Args::new()
-            .read(logits.range(0..n_rows * n_vocab)?)
-            .write(outputs.adjusted.range(0..n_rows * n_vocab)?)
+            .read(logits.range(0..n_logits)?)
+            .write(adjusted.view_mut().range(0..n_logits)?)
             .count(n_vocab)
-            .read(inputs.records.range(0..n_rows * SampleRecord::WORDS)?)
+            .read(records)
             .read(inputs.words)
             .read(inputs.words)
             .read(inputs.words)
             .read(inputs.words)
             .read(inputs.previous)
+            .write(parts.view_mut().range(0..n_words)?);
+        let shape = LaunchShape::new([n_parts, n_rows, 1], PART_THREADS);
+        self.device.launch(self.sample_parts, shape, &args)?;
+        let args = Args::new()
+            .read(logits.range(0..n_logits)?)
+            .read(adjusted.view().range(0..n_logits)?)
+            .count(n_vocab)
+            .count(n_parts)
+            .read(records)
+            .read(parts.view().range(0..n_words)?)
             .write(outputs.tokens.range(0..n_rows)?)
             .write(outputs.status.range(0..n_rows)?)
             .write(outputs.logprobs.range(0..n_rows)?)

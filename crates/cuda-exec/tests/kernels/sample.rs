@@ -6,7 +6,8 @@ use tokenmill_testkit::Random;
 
 use crate::bench::{Sim, assert_close};
 
-const N_VOCAB: usize = 1111;
+/// Three parts of a row, the last of them not whole.
+const N_VOCAB: usize = 5111;
 
 /// A row to sample.
 struct Row {
@@ -152,16 +153,28 @@ fn check(rows: &[Row]) {
         array
     };
     let biases: Vec<f32> = arrays.biases.iter().copied().chain([0.0]).collect();
+    let n_parts = N_VOCAB.div_ceil(2048);
+    let records = sim.bytes(&records);
+    let parts = sim.room(8 * 99 * n_parts * n);
     let arguments = Arguments::new()
         .ptr(device_logits)
         .ptr(adjusted)
         .i32(N_VOCAB as i32)
-        .ptr(sim.bytes(&records))
+        .ptr(records)
         .ptr(sim.u32s(&pad(arrays.history)))
         .ptr(sim.u32s(&pad(arrays.mask_words)))
         .ptr(sim.u32s(&pad(arrays.bias_ids)))
         .ptr(sim.f32s(&biases))
         .ptr(sim.u32s(&PREVIOUS))
+        .ptr(parts);
+    sim.launch("sample", "sample_parts", [n_parts, n, 1], 256, 0, &arguments);
+    let arguments = Arguments::new()
+        .ptr(device_logits)
+        .ptr(adjusted)
+        .i32(N_VOCAB as i32)
+        .i32(n_parts as i32)
+        .ptr(records)
+        .ptr(parts)
         .ptr(outputs[0])
         .ptr(outputs[1])
         .ptr(outputs[2])
@@ -242,12 +255,44 @@ fn draws_with_every_filter_pick_the_hosts_token() {
 }
 
 #[test]
+fn ties_and_few_candidates_are_decided_as_on_the_host() {
+    let mut random = Random::new(33);
+    let mut rows = Vec::new();
+    // All equal; a few levels; all but three forbidden.
+    for kind in 0..3 {
+        for (top_k, top_p, min_p) in [(1, 1.0, 0.0), (40, 0.95, 0.0), (64, 0.5, 0.2), (65, 0.95, 0.0)] {
+            let params = SamplingParams {
+                temperature: 0.8,
+                top_k,
+                top_p,
+                min_p,
+                seed: random.bits(),
+                n_logprobs: Some(3),
+                ..Default::default()
+            };
+            let mut row = row(&mut random, params);
+            for (id, logit) in row.logits.iter_mut().enumerate() {
+                *logit = match kind {
+                    0 => 1.5,
+                    1 => random.below(3) as f32 - 1.0,
+                    _ if [7, 2048, 5110].contains(&id) => -0.0,
+                    _ => f32::NEG_INFINITY,
+                };
+            }
+            rows.push(row);
+        }
+    }
+    check(&rows);
+}
+
+#[test]
 fn penalties_biases_and_masks_change_the_hosts_way() {
     let mut random = Random::new(5);
     let rows: Vec<Row> = (0..16)
         .map(|index| {
             let params = SamplingParams {
                 temperature: if index % 3 == 0 { 0.0 } else { 1.2 },
+                top_k: if index % 2 == 1 { 40 } else { 0 },
                 repeat_penalty: if index % 2 == 0 { 1.3 } else { 1.0 },
                 presence_penalty: if index % 4 < 2 { 0.5 } else { 0.0 },
                 frequency_penalty: if index % 5 < 3 { 0.25 } else { 0.0 },
