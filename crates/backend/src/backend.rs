@@ -166,6 +166,23 @@ pub trait Backend:
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
+    /// Takes the step's [`ForwardBatch::hidden_inputs`]: `output[t] = hidden_inputs[t]`, `[T, n_embd]`.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where the device takes none, or a device error.
+    fn take_hidden_inputs(
+        &mut self,
+        n_tokens: usize,
+        width: usize,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        let _ = (n_tokens, width, output);
+        Err(BackendError::Unsupported {
+            feature: "a layer that guesses further tokens".to_owned(),
+            device: Self::NAME,
+        })
+    }
+
     /// Adds one row to all: `rows[r] += row`, `[n_rows, width]`.
     fn add_row(
         &mut self,

@@ -67,6 +67,7 @@ pub struct SampleRow {
 /// | `states` | `[S]` | where each sequence's recurrent state is; empty for a model without one |
 /// | `adapters` | up to `[S]` | each sequence's adapter; those behind the end have none |
 /// | `input_rows` | `[R, n_embd]` | inputs that are no tokens, such as an image's |
+/// | `hidden_inputs` | `[T, n_embd]` or empty | the hidden state of the token before each, for networks that read it too |
 /// | `last_seen` | `[T]` or empty | the last position that each token sees; where it is empty, each sees up to its own |
 ///
 /// The page table is ragged rather than padded: one long sequence among short ones costs nothing.
@@ -101,6 +102,9 @@ pub struct ForwardBatch {
     pub adapters: Vec<Option<AdapterId>>,
     /// Inputs that are no tokens, `[R, n_embd]`; [`TokenSource::Row`] names them. Only executors that say so take any.
     pub input_rows: Vec<f32>,
+    /// The hidden state of the token before each input, `[T, n_embd]`, for networks that guess from it; empty for all others
+    /// ([`Executor::reads_hidden`](crate::Executor::reads_hidden)).
+    pub hidden_inputs: Vec<f32>,
     /// The last position that each token sees where attention is causal, `[T]`; empty where each sees up to its own. It never
     /// falls within a sequence, and lies in this step: rows that see each other, such as an image's, come in one step.
     pub last_seen: Vec<u32>,
@@ -164,6 +168,7 @@ impl ForwardBatch {
         self.states.clear();
         self.adapters.clear();
         self.input_rows.clear();
+        self.hidden_inputs.clear();
         self.last_seen.clear();
         self.history.clear();
         self.mask_words.clear();
@@ -186,6 +191,7 @@ impl ForwardBatch {
             states,
             adapters,
             input_rows,
+            hidden_inputs,
             last_seen,
             history,
             mask_words,
@@ -204,6 +210,7 @@ impl ForwardBatch {
         states.clone_from(&other.states);
         adapters.clone_from(&other.adapters);
         input_rows.clone_from(&other.input_rows);
+        hidden_inputs.clone_from(&other.hidden_inputs);
         last_seen.clone_from(&other.last_seen);
         history.clone_from(&other.history);
         mask_words.clone_from(&other.mask_words);

@@ -38,6 +38,22 @@ impl ForwardBatch {
         Ok(())
     }
 
+    /// Checks that there is a hidden state for each token of a network `n_embd` wide that reads them, and none for another.
+    ///
+    /// # Errors
+    /// [`BatchError::Length`].
+    pub fn validate_hidden_inputs(&self, n_embd: usize, reads_hidden: bool) -> Result<(), BatchError> {
+        let expected = if reads_hidden { self.n_tokens() * n_embd } else { 0 };
+        if self.hidden_inputs.len() == expected {
+            return Ok(());
+        }
+        Err(BatchError::Length {
+            what: "hidden_inputs",
+            expected,
+            found: self.hidden_inputs.len(),
+        })
+    }
+
     /// Checks the last positions that the tokens of a sequence see, whose context has `context_len` positions after the step.
     pub(crate) fn validate_last_seen(
         &self,

@@ -35,6 +35,12 @@ pub trait Executor {
         None
     }
 
+    /// Whether each token comes with the hidden state of the one before it
+    /// ([`ForwardBatch::hidden_inputs`]), as a layer that guesses further tokens reads it.
+    fn reads_hidden(&self) -> bool {
+        false
+    }
+
     /// Starts a step. The batch is read before this returns, so it may be reused at once.
     ///
     /// # Errors
@@ -140,6 +146,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn input_row_width(&self) -> Option<usize> {
         (**self).input_row_width()
+    }
+
+    fn reads_hidden(&self) -> bool {
+        (**self).reads_hidden()
     }
 
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {

@@ -3,7 +3,10 @@
 //! It owns its memory: once a tensor is packed, the file is not read again.
 //! Invariant: packing loses nothing; [`Matrix::dequantize_row`] gives the file's values to the bit.
 
-use std::{fmt, io, sync::OnceLock};
+use std::{
+    fmt, io,
+    sync::{Arc, OnceLock},
+};
 
 use tokenmill_cpu_kernels::{Activations, ScaleSpan, TILE_ROWS, TileMemory, TileOps};
 use tokenmill_gguf::{TensorBytes, TensorType};
@@ -11,7 +14,9 @@ use tokenmill_quant::{CpuFeatures, Format, QuantError};
 
 use crate::{CpuExecError, Host, pool::Columns};
 
-/// Weights `[n_rows, n_cols]`: a linear map from `n_cols` inputs to `n_rows` outputs, or one for each of some experts.
+/// Weights `[n_rows, n_cols]`: a linear map from `n_cols` inputs to `n_rows` outputs, or one for each of some experts. Clones share their
+/// memory.
+#[derive(Clone)]
 pub struct Matrix {
     format: &'static Format,
     n_experts: usize,
@@ -19,7 +24,8 @@ pub struct Matrix {
     n_cols: usize,
     ops: &'static TileOps,
     tile_bytes: usize,
-    memory: TileMemory,
+    /// Packed once, and read by all that compute with it.
+    memory: Arc<TileMemory>,
     /// Of the host it was packed for; no result depends on them.
     features: CpuFeatures,
     /// The tensor's name, where products are observed.
@@ -116,7 +122,7 @@ impl Matrix {
             n_cols,
             ops,
             tile_bytes,
-            memory,
+            memory: Arc::new(memory),
             features: host.features(),
             name: None,
         })

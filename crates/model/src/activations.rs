@@ -11,6 +11,7 @@ use crate::{
     ffn::FfnBuffers,
     layer_embeddings::LayerEmbeddingBuffers,
     mixers::MixerBuffers,
+    nextn::NextnBuffers,
     pooler::PoolBuffers,
 };
 
@@ -30,6 +31,7 @@ pub(crate) struct Activations<T, R> {
     pub(crate) pooled: Option<PoolBuffers<T>>,
     pub(crate) layer_embeddings: Option<LayerEmbeddingBuffers<T>>,
     pub(crate) alt_up: Option<AltUpBuffers<T>>,
+    pub(crate) nextn: Option<NextnBuffers<T>>,
 }
 
 /// What a layer knows of each row.
@@ -107,6 +109,7 @@ impl<T, R> Activations<T, R> {
             },
             layer_embeddings: LayerEmbeddingBuffers::alloc(descriptor, limits, memory)?,
             alt_up: AltUpBuffers::alloc(descriptor, limits, memory)?,
+            nextn: NextnBuffers::alloc(descriptor, limits, memory)?,
         })
     }
 }

@@ -54,6 +54,7 @@ pub(crate) fn forward<B: Backend>(
         pooled,
         layer_embeddings,
         alt_up: alt_up_buffers,
+        nextn,
     } = buffers;
     let (n_tokens, n_outputs) = (shape.n_tokens, shape.n_outputs);
     let (n_vocab, n_embd) = (network.token_embd.n_out, network.token_embd.n_in);
@@ -63,6 +64,9 @@ pub(crate) fn forward<B: Backend>(
     backend.enter(NetworkPart::Input);
     let embedding = &network.token_embd.matrix;
     backend.embed(embedding, network.embedding_scale, n_tokens, &mut tokens.hidden)?;
+    if let (Some(entry), Some(buffers)) = (&network.nextn, nextn.as_mut()) {
+        entry.run(backend, n_tokens, &mut tokens.hidden, buffers)?;
+    }
     if let Some(row) = &network.token_type {
         backend.add_row(row, n_tokens, n_embd, &mut tokens.hidden)?;
     }

@@ -16,6 +16,7 @@ use crate::{
     activations::Activations,
     arch::{self, HfConfig},
     network::Network,
+    nextn::{Nextn, SharedWeights},
     safetensors_folder::SafetensorsFolder,
 };
 
@@ -164,6 +165,18 @@ impl Model {
         vector.add_to(&mut self.descriptor, scale, layers)
     }
 
+    /// The first layer behind the last, which guesses further tokens, where the model is a file that has one.
+    ///
+    /// # Errors
+    /// What the headers show to be wrong with it.
+    pub fn nextn(&self) -> Result<Option<Nextn<'_>>, LoadError> {
+        let Weights::Gguf(file) = &self.weights else {
+            return Ok(None);
+        };
+        let found = arch::describe_nextn(file)?;
+        Ok(found.map(|(descriptor, layer_idx)| Nextn::new(descriptor, file, layer_idx)))
+    }
+
     /// What reads adapters for this model.
     pub fn adapter_reader(&self) -> AdapterReader {
         AdapterReader::new(&self.descriptor, self.gguf().is_some())
@@ -208,6 +221,7 @@ impl Model {
             self.weights(),
             limits.n_ctx,
             &mut weights,
+            None,
             &mut |_| {},
         )?;
         Ok(weights.by_part().clone())
@@ -234,15 +248,34 @@ impl Model {
 pub fn build<B: Backend>(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
-    mut backend: B,
+    backend: B,
     options: &ModelOptions,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<ModelExecutor<B>, LoadError> {
-    let plan = plan(descriptor, source, &backend, options)?;
+    build_sharing(descriptor, source, backend, options, None, on_progress)
+}
+
+/// As [`build`], with weights that another network has loaded.
+pub(crate) fn build_sharing<B: Backend>(
+    descriptor: &Descriptor,
+    source: &dyn WeightSource,
+    mut backend: B,
+    options: &ModelOptions,
+    shared: Option<SharedWeights<B>>,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<ModelExecutor<B>, LoadError> {
+    let plan = plan_sharing(descriptor, source, &backend, options, shared.is_some())?;
     let limits = limits(descriptor, options)?;
     let kv = kv_layout(descriptor, &limits, options);
     backend.prepare(&descriptor.shape(), &limits, &kv, &plan)?;
-    let network = Network::load(descriptor, source, limits.n_ctx, &mut backend, on_progress)?;
+    let network = Network::load(
+        descriptor,
+        source,
+        limits.n_ctx,
+        &mut backend,
+        shared,
+        on_progress,
+    )?;
     backend.alloc_kv(&kv)?;
     if limits.n_states > 0 {
         backend.alloc_states(&state_layout(descriptor, &limits))?;
@@ -258,6 +291,17 @@ pub(crate) fn plan<B: Backend>(
     backend: &B,
     options: &ModelOptions,
 ) -> Result<MemoryPlan, LoadError> {
+    plan_sharing(descriptor, source, backend, options, false)
+}
+
+/// As [`plan`], of a network that computes with another one's embedding and head, where it `shares` them.
+pub(crate) fn plan_sharing<B: Backend>(
+    descriptor: &Descriptor,
+    source: &dyn WeightSource,
+    backend: &B,
+    options: &ModelOptions,
+    shares: bool,
+) -> Result<MemoryPlan, LoadError> {
     descriptor.validate()?;
     let limits = limits(descriptor, options)?;
     let on_host = if backend.is_split() {
@@ -267,14 +311,21 @@ pub(crate) fn plan<B: Backend>(
             backend,
             options,
             &limits,
-            Side::Host,
+            (Side::Host, shares),
         )?))
     } else {
         None
     };
     Ok(MemoryPlan {
         on_host,
-        ..plan_of_side(descriptor, source, backend, options, &limits, Side::Device)?
+        ..plan_of_side(
+            descriptor,
+            source,
+            backend,
+            options,
+            &limits,
+            (Side::Device, shares),
+        )?
     })
 }
 
@@ -284,10 +335,22 @@ fn plan_of_side<B: Backend>(
     backend: &B,
     options: &ModelOptions,
     limits: &ExecutorLimits,
-    side: Side,
+    (side, shares): (Side, bool),
 ) -> Result<MemoryPlan, LoadError> {
     let mut weights = Measure::new(backend, side);
-    Network::load(descriptor, source, limits.n_ctx, &mut weights, &mut |_| {})?;
+    // What is shared is weighed with the network that has loaded it.
+    let shared = shares.then(|| SharedWeights {
+        token_embd: (),
+        output: source.contains("output.weight").then_some(()),
+    });
+    Network::load(
+        descriptor,
+        source,
+        limits.n_ctx,
+        &mut weights,
+        shared,
+        &mut |_| {},
+    )?;
     let mut activations = Measure::new(backend, side);
     Activations::alloc(descriptor, limits, &mut activations)?;
     let mut group_bytes = [0usize; PageGroup::ALL.len()];

@@ -137,6 +137,10 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         (self.backend.takes_rows() && is_plain).then_some(self.network.token_embd.n_in)
     }
 
+    fn reads_hidden(&self) -> bool {
+        self.network.nextn.is_some()
+    }
+
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
         if self.in_flight.len() == MAX_IN_FLIGHT {
             return Err(StepError::TooManyInFlight);
@@ -145,6 +149,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.check_sampled_rows(batch)?;
         self.check_adapters(batch)?;
         batch.validate_input_rows(self.network.token_embd.n_in, self.input_row_width().is_some())?;
+        batch.validate_hidden_inputs(self.network.token_embd.n_in, self.reads_hidden())?;
         self.is_sampled.clear();
         self.run(batch)?;
         self.is_sampled

@@ -14,6 +14,7 @@ use crate::{
     layer_embeddings::{LayerEmbedding, LayerEmbeddings},
     loader::{AdaptableWeight, LayerPlace, LoadProgress, Loader, plain_norm},
     mixers::Mixer,
+    nextn::{NextnEntry, SharedWeights},
     pooler::Pooler,
 };
 
@@ -28,6 +29,8 @@ pub(crate) struct Network<M: Memory> {
     pub(crate) embedding_norm: Option<Norm<M::Vector>>,
     pub(crate) layer_embeddings: Option<LayerEmbeddings<M>>,
     pub(crate) alt_up: Option<AltUp<M>>,
+    /// What makes the input of a layer that guesses further tokens.
+    pub(crate) nextn: Option<NextnEntry<M>>,
     pub(crate) ropes: Vec<Rope<M::Vector>>,
     pub(crate) layers: Vec<Layer<M>>,
     pub(crate) residual_scale: f32,
@@ -75,7 +78,7 @@ pub(crate) struct Layer<M: Memory> {
 }
 
 impl<M: Memory> Network<M> {
-    /// Uploads all weights, for sequences of up to `n_ctx` positions.
+    /// Uploads all weights but those that are `shared`, for sequences of up to `n_ctx` positions.
     ///
     /// # Errors
     /// The first [`LoadError`].
@@ -84,16 +87,17 @@ impl<M: Memory> Network<M> {
         source: &dyn WeightSource,
         n_ctx: usize,
         memory: &mut M,
+        shared: Option<SharedWeights<M>>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
         let mut loader = Loader::new(descriptor, source, n_ctx, memory, on_progress);
-        let mut network = Self::load_with(&mut loader)?;
+        let mut network = Self::load_with(&mut loader, shared)?;
         loader.check_all_used()?;
         network.adaptable = loader.adaptable;
         Ok(network)
     }
 
-    fn load_with(loader: &mut Loader<'_, M>) -> Result<Self, LoadError> {
+    fn load_with(loader: &mut Loader<'_, M>, shared: Option<SharedWeights<M>>) -> Result<Self, LoadError> {
         let descriptor = loader.descriptor;
         let (n_vocab, n_embd) = (descriptor.n_vocab, descriptor.n_embd);
         let is_tied = match descriptor.head {
@@ -106,6 +110,10 @@ impl<M: Memory> Network<M> {
         } else {
             MatrixUsage::Embedding
         };
+        let (shared_embd, shared_output) = match shared {
+            Some(SharedWeights { token_embd, output }) => (Some(token_embd), output),
+            None => (None, None),
+        };
         // The bias of a tied head is used with the head alone; looking up an embedding adds none.
         loader.memory.enter(NetworkPart::Output);
         let tied_bias = if is_tied {
@@ -115,7 +123,10 @@ impl<M: Memory> Network<M> {
         };
         loader.memory.enter(NetworkPart::Input);
         let token_embd = Linear {
-            matrix: loader.matrix("token_embd.weight", n_vocab, n_embd, usage)?,
+            matrix: match shared_embd {
+                Some(matrix) => matrix,
+                None => loader.matrix("token_embd.weight", n_vocab, n_embd, usage)?,
+            },
             bias: tied_bias,
             n_out: n_vocab,
             n_in: n_embd,
@@ -141,6 +152,14 @@ impl<M: Memory> Network<M> {
         let has_head = descriptor.head != OutputHead::None;
         let output = if is_tied || !has_head {
             None
+        } else if let Some(matrix) = shared_output {
+            Some(Linear {
+                matrix,
+                bias: loader.vector("output.bias", n_vocab, descriptor.head_bias)?,
+                n_out: n_vocab,
+                n_in: n_embd,
+                adapter_place: None,
+            })
         } else {
             Some(loader.linear("output", n_vocab, n_embd, descriptor.head_bias)?)
         };
@@ -173,6 +192,11 @@ impl<M: Memory> Network<M> {
             alt_up: match &descriptor.alt_up {
                 None => None,
                 Some(alt_up) => Some(AltUp::load(alt_up, loader)?),
+            },
+            nextn: if descriptor.reads_hidden {
+                Some(NextnEntry::load(loader)?)
+            } else {
+                None
             },
             ropes,
             layers,

@@ -76,6 +76,7 @@ pub fn tiny_llama() -> Descriptor {
         n_embd: 64,
         n_ctx_train: 256,
         embedding_scale: 1.0,
+        reads_hidden: false,
         token_types: Presence::Absent,
         n_learned_positions: None,
         embedding_norm: None,

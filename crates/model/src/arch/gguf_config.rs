@@ -25,6 +25,8 @@ pub(super) struct GgufConfig<'a> {
     pub(super) file: &'a GgufFile,
     pub(super) arch: &'static str,
     pub(super) n_vocab: usize,
+    /// Whether the layers that only predict further tokens are described like the others, behind them.
+    pub(super) with_nextn: bool,
 }
 
 impl GgufConfig<'_> {
@@ -109,6 +111,12 @@ impl GgufConfig<'_> {
             expected: "an entry for each layer",
         })?;
         Ok(for_layers.to_vec())
+    }
+
+    /// Layers that decode, and behind them those that only predict further tokens.
+    pub(super) fn layer_counts(&self) -> Result<(usize, usize), LoadError> {
+        let n_nextn = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
+        Ok((self.usize("block_count")?.saturating_sub(n_nextn), n_nextn))
     }
 
     /// Checks that the file has tensors of every layer that it counts, those that only predict further tokens aside, and of no other.
@@ -214,7 +222,8 @@ impl GgufConfig<'_> {
             })?,
         };
         let n_decoding = n_blocks - n_nextn_layers;
-        let layers = (0..n_decoding)
+        let n_layers = if self.with_nextn { n_blocks } else { n_decoding };
+        let layers = (0..n_layers)
             .map(|layer_idx| LayerDescriptor {
                 mixer: MixerDescriptor::Attention(AttentionDescriptor {
                     n_heads: n_heads[layer_idx],
@@ -259,6 +268,7 @@ impl GgufConfig<'_> {
             n_embd,
             n_ctx_train,
             embedding_scale: 1.0,
+            reads_hidden: false,
             token_types: Presence::Absent,
             n_learned_positions: None,
             embedding_norm: None,

@@ -331,6 +331,7 @@ impl HfConfig {
             n_embd,
             n_ctx_train,
             embedding_scale: 1.0,
+            reads_hidden: false,
             token_types: Presence::Absent,
             n_learned_positions: None,
             embedding_norm: None,

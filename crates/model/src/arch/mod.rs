@@ -181,8 +181,8 @@ pub(crate) fn layouts(arch: &str) -> Vec<&'static HfLayout> {
     rows.map(|row| &row.hf_layout).collect()
 }
 
-/// Describes the network in a GGUF file.
-pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
+/// A GGUF file's architecture, and its metadata as that asks for it.
+fn open_gguf(file: &GgufFile) -> Result<(&'static Architecture, GgufConfig<'_>), LoadError> {
     let found = file.metadata().str("general.architecture")?;
     let row = (ARCHITECTURES.iter())
         .find(|row| row.name == found)
@@ -199,7 +199,34 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
         file,
         arch: row.name,
         n_vocab: embedding.info.n_rows(),
+        with_nextn: false,
     };
+    Ok((row, config))
+}
+
+/// Describes the first layer of a GGUF file that predicts further tokens, as a network with one layer, and says its index in the file.
+/// `None` where the file has no such layer.
+pub(crate) fn describe_nextn(file: &GgufFile) -> Result<Option<(Descriptor, usize)>, LoadError> {
+    let (row, config) = open_gguf(file)?;
+    let (layer_idx, n_nextn) = config.layer_counts()?;
+    // Some files count layers that they leave out.
+    if n_nextn == 0 || !config.has_tensor(&format!("blk.{layer_idx}.nextn.eh_proj.weight")) {
+        return Ok(None);
+    }
+    let config = GgufConfig {
+        with_nextn: true,
+        ..config
+    };
+    let named = |error| with_key(error, Form::Gguf(row.name));
+    let mut descriptor = (row.from_gguf)(&config).map_err(named)?;
+    descriptor.layers = descriptor.layers.drain(layer_idx..=layer_idx).collect();
+    descriptor.validate().map_err(named)?;
+    Ok(Some((descriptor, layer_idx)))
+}
+
+/// Describes the network in a GGUF file.
+pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
+    let (row, config) = open_gguf(file)?;
     let named = |error| with_key(error, Form::Gguf(row.name));
     let mut descriptor = (row.from_gguf)(&config).map_err(named)?;
     let n_layers = descriptor.layers.len() + config.opt_usize("nextn_predict_layers")?.unwrap_or(0);

@@ -78,8 +78,10 @@ const LAYOUT: HfLayout = HfLayout {
 fn hybrid(config: &GgufConfig<'_>, key_heads: KeyHeads, gates: DeltaGates) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Neox)?;
     let recurrent = config.recurrent_layers(descriptor.layers.len())?;
-    for (layer, is_recurrent) in descriptor.layers.iter_mut().zip(recurrent) {
-        if is_recurrent {
+    // Layers behind the last have attention.
+    let (n_decoding, _) = config.layer_counts()?;
+    for (layer_idx, (layer, is_recurrent)) in descriptor.layers.iter_mut().zip(recurrent).enumerate() {
+        if is_recurrent && layer_idx < n_decoding {
             layer.mixer = config.delta_net(key_heads, gates)?;
         } else {
             layer.attention_mut().qk_norm = Some(QkNorm::Head);

@@ -44,6 +44,9 @@ pub struct Descriptor {
     pub n_ctx_train: usize,
     /// Multiplies the token embeddings.
     pub embedding_scale: f32,
+    /// Whether a token's input is made of its embedding and the hidden state of the token before it, as that of a layer is which
+    /// guesses further tokens.
+    pub reads_hidden: bool,
     /// Embeddings of the kinds of tokens, of which all tokens get the first.
     pub token_types: Presence,
     /// Positions that have an embedding of their own, added to that of the token; `None` where positions have none.
@@ -455,6 +458,7 @@ impl Descriptor {
                     attention: layer.mixer.attention_shape(),
                     heads: (layer.mixer.latent().map(LatentDescriptor::heads_shape)).or(stream_heads),
                     widest_input: (layer.mixer.widest_input())
+                        .max(if self.reads_hidden { 2 * self.n_embd } else { 0 })
                         .max(layer.ffn.widest_input())
                         .max(self.layer_embeddings.map_or(0, |embeddings| embeddings.width))
                         .max(self.alt_up.map_or(0, |alt_up| alt_up.laurel_rank)),

@@ -193,6 +193,7 @@ fn describe(shape: &VisionShape) -> Descriptor {
         n_embd: shape.n_vision,
         n_ctx_train: shape.n_patches(),
         embedding_scale: 1.0,
+        reads_hidden: false,
         token_types: Presence::Absent,
         n_learned_positions: Some(shape.n_patches()),
         embedding_norm: None,

@@ -264,6 +264,17 @@ impl Backend for NaiveBackend {
         Ok(())
     }
 
+    fn take_hidden_inputs(
+        &mut self,
+        n_tokens: usize,
+        width: usize,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let n_values = n_tokens * width;
+        output[..n_values].copy_from_slice(&self.step.batch().hidden_inputs[..n_values]);
+        Ok(())
+    }
+
     fn add_row(
         &mut self,
         row: &Vec<f32>,
