@@ -53,6 +53,9 @@ pub(crate) fn build_batch<'m>(
         batch.states.extend(row.state);
         batch.set_adapter(scheduler.adapter_of(row.seq));
         let n_tokens = batch.n_tokens() as u32;
+        if row.gives_hidden {
+            batch.hidden_rows.extend(n_tokens - row.n_tokens..n_tokens);
+        }
         match row.output {
             PlannedOutput::Nothing => {}
             PlannedOutput::Sample => {

@@ -46,6 +46,8 @@ pub struct EngineStats {
     pub failed_draft_rows: u64,
     /// Whether the drafting model has failed so often that it guesses no more.
     pub has_draft_failed: bool,
+    /// Whether the drafting model is a layer of the model itself.
+    pub drafts_from_hidden: bool,
     /// How long masks of constrained samples took.
     pub masks: MaskTimes,
     /// What the scheduler has done.
@@ -73,6 +75,7 @@ pub(crate) struct Tally {
     pub(crate) failed_steps: u64,
     pub(crate) failed_draft_rows: u64,
     pub(crate) has_draft_failed: bool,
+    pub(crate) drafts_from_hidden: bool,
     pub(crate) masks: MaskTimes,
     /// Sequences that wait for their consumers before they begin.
     pub(crate) n_parked: usize,
@@ -117,6 +120,7 @@ impl Board {
             failed_steps: tally.failed_steps,
             failed_draft_rows: tally.failed_draft_rows,
             has_draft_failed: tally.has_draft_failed,
+            drafts_from_hidden: tally.drafts_from_hidden,
             masks: tally.masks,
             scheduler: scheduler.counters(),
             pool: pool.counters(),

@@ -14,6 +14,10 @@ use crate::{
 impl Core {
     /// Takes a drafting model, which guesses from now on where the engine asks one.
     pub(crate) fn set_draft_model(&mut self, model: DraftModel) {
+        // A pooled row is no token's.
+        let limits = &self.scheduler.config().limits;
+        self.scheduler.gives_hidden = model.hidden_width() == Some(limits.n_embd) && limits.pooling.is_none();
+        self.tally.drafts_from_hidden = model.hidden_width().is_some();
         self.draft_model = Some(model);
     }
 

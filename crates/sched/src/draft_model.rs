@@ -21,6 +21,7 @@ use crate::{
     draft_plan::Want,
     draft_times::ONE,
     drafting::Speculation,
+    hidden_states::HiddenStates,
     model_guess::{ModelGuess, Weighing, class_of},
     outcome::{End, Outcome, RowResult},
     plan::{PlannedOutput, PlannedRow, StepPlan},
@@ -104,6 +105,8 @@ impl PassTimes {
 pub(crate) struct DraftModel {
     executor: Box<dyn Executor>,
     scheduler: Scheduler,
+    /// What it reads besides tokens, where it is a layer of the first model.
+    hidden: Option<HiddenStates>,
     /// The sequence here for each of the first model's.
     lanes: HashMap<SeqId, SeqId>,
     /// How a sequence here samples.
@@ -133,6 +136,7 @@ pub(crate) struct DraftModel {
 impl DraftModel {
     pub(crate) fn new(executor: Box<dyn Executor>, model_salt: u64) -> Self {
         let limits = executor.limits().clone();
+        let hidden = executor.reads_hidden().then(|| HiddenStates::new(limits.n_embd));
         let pools = limits.groups().map(|(_, group)| group);
         let in_pools = pools
             .filter(|group| crate::group::pages_needed(group, limits.n_ctx) > group.n_pages)
@@ -148,6 +152,7 @@ impl DraftModel {
                 speculation: Speculation::Off,
             }),
             executor,
+            hidden,
             lanes: HashMap::new(),
             params: HashMap::new(),
             times: PassTimes::default(),
@@ -168,6 +173,20 @@ impl DraftModel {
     /// Whether it still guesses.
     pub(crate) fn works(&self) -> bool {
         !self.has_failed
+    }
+
+    /// The width of the hidden states that it reads, where it reads any.
+    pub(crate) fn hidden_width(&self) -> Option<usize> {
+        self.hidden
+            .as_ref()
+            .map(|_| self.scheduler.config().limits.n_embd)
+    }
+
+    /// Takes the hidden states behind inputs of a sequence from `first` on.
+    pub(crate) fn take_hidden(&mut self, seq: SeqId, first: usize, rows: &[f32]) {
+        if let Some(hidden) = self.hidden.as_mut().filter(|_| !self.has_failed) {
+            hidden.give(seq, first, rows);
+        }
     }
 
     /// Rows that failed.
@@ -197,6 +216,12 @@ impl DraftModel {
         }
         for Draft { want, seq, guess, .. } in self.drafts.drain(..) {
             self.scheduler.set_paused(seq, true);
+            if let Some(hidden) = &mut self.hidden
+                && self.scheduler.n_computed(seq) >= guess.at
+            {
+                // The next input that it computes is the one behind those that are known now.
+                hidden.drop_before(want.seq, guess.at - 1);
+            }
             if !guess.tokens.is_empty() && !self.has_failed {
                 take(want.seq, guess);
             }
@@ -206,8 +231,14 @@ impl DraftModel {
     /// Forgets a sequence that has ended.
     pub(crate) fn forget(&mut self, seq: SeqId) {
         self.refused.remove(&seq);
+        if let Some(hidden) = &mut self.hidden {
+            hidden.forget(seq);
+        }
         if let Some(own) = self.lanes.remove(&seq) {
             self.params.remove(&own);
+            if let Some(hidden) = &mut self.hidden {
+                hidden.forget_own(own);
+            }
             self.scheduler.end(own, End::Cancelled, &mut self.outcomes);
             self.outcomes.clear();
         }
@@ -237,6 +268,9 @@ impl DraftModel {
                 continue;
             }
             let seq = self.sit_down(seat);
+            if let Some(hidden) = &mut self.hidden {
+                hidden.begin(seq, n_tokens);
+            }
             self.scheduler.set_paused(seq, false);
             self.drafts.push(Draft {
                 want: Want {
@@ -265,6 +299,12 @@ impl DraftModel {
     /// The sequence of a seat, with its tokens.
     fn sit_down(&mut self, seat: &Seat<'_>) -> SeqId {
         if let Some(&own) = self.lanes.get(&seat.want.seq) {
+            if let Some(hidden) = &self.hidden {
+                // What it guessed with states of its own is computed again with those that came since.
+                let n_sure = hidden.n_sure(own) + 1;
+                self.scheduler
+                    .revise(own, &seat.tokens[..n_sure.min(seat.tokens.len())]);
+            }
             self.scheduler.revise(own, seat.tokens);
             return own;
         }
@@ -355,8 +395,10 @@ impl DraftModel {
             |_| &[],
             &mut self.batch,
         );
+        self.add_hidden();
         let ticket = self.executor.submit(&self.batch)?;
         self.executor.wait(ticket, &mut self.output)?;
+        self.keep_hidden();
         self.results.clear();
         self.results.extend(self.plan.rows.iter().map(|row| {
             if row.output != PlannedOutput::Sample {
@@ -372,6 +414,36 @@ impl DraftModel {
         let us = clock().saturating_sub(begun_us);
         self.times.observe(self.plan.rows.len(), self.plan.n_tokens(), us);
         Ok(())
+    }
+
+    /// Gives the batch the hidden states that its inputs are made of, and asks for those that the next pass needs.
+    fn add_hidden(&mut self) {
+        let Some(hidden) = &self.hidden else {
+            return;
+        };
+        for row in &self.plan.rows {
+            let draft = self.drafts.iter().find(|draft| draft.seq == row.seq);
+            let draft = draft.expect("only sequences of drafts are planned");
+            for position in row.first_position..row.end() {
+                let state = hidden.before(draft.want.seq, row.seq, position as usize);
+                self.batch.hidden_inputs.extend_from_slice(state);
+            }
+        }
+        let Self { batch, .. } = self;
+        batch.hidden_rows.extend_from_slice(&batch.logit_rows);
+    }
+
+    /// Keeps the layer's own states behind the rows of a pass that sampled.
+    fn keep_hidden(&mut self) {
+        let Some(hidden) = &mut self.hidden else {
+            return;
+        };
+        let width = self.scheduler.config().limits.n_embd;
+        for row in (self.plan.rows.iter()).filter(|row| row.output == PlannedOutput::Sample) {
+            let start = row.first_logit_row as usize * width;
+            let state = &self.output.hidden[start..start + width];
+            hidden.note(row.seq, row.end() as usize - 1, state);
+        }
     }
 
     /// Appends what a pass guessed. Sequences that it brought no further rest until the next draft.
@@ -417,11 +489,14 @@ impl DraftModel {
         }
         self.n_bad_rows = self.n_bad_rows.saturating_add(n_ended);
         self.failed_rows += u64::from(n_ended);
-        let (scheduler, refused) = (&self.scheduler, &mut self.refused);
+        let (scheduler, refused, hidden) = (&self.scheduler, &mut self.refused, &mut self.hidden);
         self.lanes.retain(|&seq, own| {
             let is_alive = scheduler.tokens_of(*own).is_some();
             if !is_alive {
                 refused.insert(seq);
+                if let Some(hidden) = hidden.as_mut() {
+                    hidden.forget_own(*own);
+                }
             }
             is_alive
         });
@@ -440,6 +515,7 @@ impl DraftModel {
             self.scheduler.end(own, End::StepFailed, &mut self.outcomes);
         }
         self.params.clear();
+        self.hidden = (self.hidden.take()).map(|_| HiddenStates::new(self.scheduler.config().limits.n_embd));
         self.refused.clear();
         self.scheduler.forget_cache();
         self.outcomes.clear();
@@ -459,15 +535,22 @@ impl DraftModel {
                 .all(|&own| self.scheduler.tokens_of(own).is_some())
         );
         assert_eq!(self.lanes.len(), self.params.len());
+        if let Some(hidden) = &self.hidden {
+            assert!(
+                hidden.in_use().1 <= self.lanes.len(),
+                "states of what it has forgotten"
+            );
+        }
     }
 
-    /// Sequences that it knows or refuses, and pages that they hold.
+    /// Sequences that it knows or refuses, those of which it keeps hidden states, and pages that they hold.
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> (usize, usize) {
         let window = self.scheduler.window_pool();
         let n_window = window.map_or(0, crate::pool::PagePool::n_in_use);
+        let n_given = self.hidden.as_ref().map_or(0, |hidden| hidden.in_use().0);
         (
-            self.lanes.len() + self.refused.len(),
+            self.lanes.len() + self.refused.len() + n_given,
             self.scheduler.pool().n_in_use() + n_window,
         )
     }

@@ -99,7 +99,7 @@ impl Scheduler {
         let n_rows: usize = shares.iter().sum();
         let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
         match (self.config.speculation, times) {
-            (Speculation::Ngram { .. } | Speculation::Draft { .. }, _) => {
+            (Speculation::Ngram { .. } | Speculation::Draft { .. } | Speculation::Mtp { .. }, _) => {
                 DraftRoom::new(None, n_left, n_rows)
             }
             (_, Some(_)) => DraftRoom::new(times, n_left, n_rows),

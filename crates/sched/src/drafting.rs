@@ -34,6 +34,11 @@ pub enum Speculation {
         /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
         max_draft: usize,
     },
+    /// What the model's own layer for further tokens expects, as [`Self::Draft`].
+    Mtp {
+        /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
+        max_draft: usize,
+    },
 }
 
 impl Speculation {
@@ -44,15 +49,16 @@ impl Speculation {
     pub fn max_draft(self) -> usize {
         match self {
             Self::Off => 0,
-            Self::Auto { max_draft } | Self::Ngram { max_draft } | Self::Draft { max_draft } => {
-                max_draft.min(MAX_DRAFT)
-            }
+            Self::Auto { max_draft }
+            | Self::Ngram { max_draft }
+            | Self::Draft { max_draft }
+            | Self::Mtp { max_draft } => max_draft.min(MAX_DRAFT),
         }
     }
 
     /// Whether a drafting model is asked.
     pub fn asks_model(self) -> bool {
-        matches!(self, Self::Auto { .. } | Self::Draft { .. })
+        matches!(self, Self::Auto { .. } | Self::Draft { .. } | Self::Mtp { .. })
     }
 
     /// Whether the newest tokens are looked up.

@@ -56,6 +56,7 @@ mod event;
 mod generation;
 mod group;
 mod held_prefix;
+mod hidden_states;
 mod lane_mask;
 mod lru;
 mod mailbox;

@@ -45,6 +45,8 @@ pub struct PlannedRow {
     pub output: PlannedOutput,
     /// Index of the first of its logit rows among those of the step.
     pub first_logit_row: u32,
+    /// Whether the hidden states of all its inputs are read, for guesses that are made of them.
+    pub gives_hidden: bool,
     /// Where its recurrent state is, where the model has one.
     pub state: Option<SeqState>,
 }

@@ -85,12 +85,21 @@ impl Core {
         );
     }
 
-    /// Sends the rows that a step read for forward passes.
+    /// Sends the rows that a step read for forward passes, and hands on those that guesses are made of.
     pub(crate) fn send_rows(&mut self, plan: &StepPlan) {
         let limits = &self.scheduler.config().limits;
         let (n_vocab, n_embd) = (limits.n_vocab, limits.n_embd);
         let (mut logits_start, mut hidden_start) = (0, 0);
         for row in &plan.rows {
+            if row.gives_hidden {
+                let start = hidden_start;
+                hidden_start += row.n_tokens as usize * n_embd;
+                let is_alive = self.lane(row.seq).is_some();
+                if let Some(model) = self.draft_model.as_mut().filter(|_| is_alive) {
+                    let states = &self.output.hidden[start..hidden_start];
+                    model.take_hidden(row.seq, row.first_position as usize, states);
+                }
+            }
             let (n_rows, width, values) = match row.output {
                 PlannedOutput::Nothing | PlannedOutput::Sample => continue,
                 PlannedOutput::Logits { n_rows } => {

@@ -107,6 +107,8 @@ pub struct Scheduler {
     /// The same of those that a drafting model guessed.
     pub(crate) model_acceptance: ModelAcceptance,
     pub(crate) counters: SchedulerCounters,
+    /// Whether the hidden states of sequences that may guess are read.
+    pub(crate) gives_hidden: bool,
     /// Changes of the prefix cache that were not taken yet, where they are told.
     page_events: Option<Vec<PageEvent>>,
 }
@@ -146,6 +148,7 @@ impl Scheduler {
             acceptance: Acceptance::default(),
             model_acceptance: ModelAcceptance::default(),
             counters: SchedulerCounters::default(),
+            gives_hidden: false,
             page_events: None,
         }
     }

@@ -402,6 +402,7 @@ impl Sequence {
             draft,
             output,
             first_logit_row,
+            gives_hidden: false,
             state: self.state.map(|own| SeqState {
                 from: self
                     .state_from

@@ -50,9 +50,24 @@ pub struct FakeExecutor {
     pub steps_in_flight: usize,
     /// Whether it says that it takes masks which come while a step runs.
     pub takes_late_masks: bool,
+    /// Whether, and how, it reads the hidden states of an executor with the same limits.
+    pub hidden: HiddenReader,
     most_in_flight: Arc<AtomicUsize>,
     /// Called before each step, for instance to make it take time.
     pub on_step: Box<dyn FnMut(&ForwardBatch) + Send>,
+}
+
+/// What an executor does with hidden states.
+#[derive(Clone, Debug, Default)]
+pub enum HiddenReader {
+    /// It takes none.
+    #[default]
+    Nothing,
+    /// It looks at none.
+    Any,
+    /// Each is what the executor itself gives behind the token before, or zeros; counts the former, and of the latter those that do not
+    /// stand before the first token.
+    Checked(Arc<[AtomicUsize; 2]>),
 }
 
 /// The pages of a group, and those of its host tier.
@@ -104,6 +119,7 @@ impl FakeExecutor {
             last_sampled: Vec::new(),
             steps_in_flight: 1,
             takes_late_masks: false,
+            hidden: HiddenReader::Nothing,
             most_in_flight: Arc::default(),
             on_step: Box::new(|_| {}),
         }
@@ -154,6 +170,7 @@ impl FakeExecutor {
         batch
             .tokens_of(seq_idx)
             .map(|token_idx| {
+                self.check_hidden(batch, seq_idx, token_idx);
                 let id = match batch.tokens[token_idx] {
                     TokenSource::Row(_) => unreachable!("it takes tokens alone"),
                     TokenSource::Id(id) => id,
@@ -184,6 +201,34 @@ impl FakeExecutor {
                 mix(seen ^ value ^ carried)
             })
             .collect()
+    }
+
+    /// Checks the hidden state before a token, where they are read.
+    fn check_hidden(&self, batch: &ForwardBatch, seq_idx: usize, token_idx: usize) {
+        let HiddenReader::Checked(counts) = &self.hidden else {
+            return;
+        };
+        let width = self.limits.n_embd;
+        let found = &batch.hidden_inputs[token_idx * width..][..width];
+        let position = batch.positions[token_idx] as usize;
+        if found.iter().all(|&x| x == 0.0) {
+            counts[1].fetch_add(usize::from(position > 0), Ordering::Relaxed);
+            return;
+        }
+        let stored = |group: PageGroup, at: usize| {
+            let page = batch.table_of(seq_idx, group)[at / PAGE_TOKENS];
+            self.stores[group.index()].pages[page as usize][at % PAGE_TOKENS]
+        };
+        let before = position
+            .checked_sub(1)
+            .expect("nothing is before the first token");
+        let seen = see(&self.limits, before, stored);
+        let expected = hidden(mix(seen ^ stored(PageGroup::Main, before)), width);
+        assert!(
+            expected.eq(found.iter().copied()),
+            "the hidden state before position {position} is another token's"
+        );
+        counts[0].fetch_add(1, Ordering::Relaxed);
     }
 
     fn run(&mut self, batch: &ForwardBatch, is_garbage: bool, has_bad_row: bool) -> StepOutput {
@@ -278,6 +323,10 @@ impl Executor for FakeExecutor {
         self.takes_late_masks
     }
 
+    fn reads_hidden(&self) -> bool {
+        !matches!(self.hidden, HiddenReader::Nothing)
+    }
+
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
         assert!(self.open.len() < 2, "two steps are in flight already");
         let step = self.n_steps;
@@ -292,6 +341,9 @@ impl Executor for FakeExecutor {
         batch
             .validate(&self.limits, self.last_sampled.len())
             .expect("the engine sends valid batches");
+        batch
+            .validate_hidden_inputs(self.limits.n_embd, self.reads_hidden())
+            .expect("the engine sends hidden states where they are read");
         self.n_steps += 1;
         let device_error = |reason: &str| StepError::Device {
             operation: "step",

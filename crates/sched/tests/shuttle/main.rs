@@ -56,6 +56,8 @@ mod generation;
 mod group;
 #[path = "../../src/held_prefix.rs"]
 mod held_prefix;
+#[path = "../../src/hidden_states.rs"]
+mod hidden_states;
 #[path = "../../src/lane_mask.rs"]
 mod lane_mask;
 #[path = "../../src/lru.rs"]

@@ -9,9 +9,10 @@
 use std::cell::{Cell, RefCell};
 
 use proptest::{prelude::*, test_runner::TestRunner};
-use tokenmill_backend::SamplingParams;
+use tokenmill_backend::{ExecutorLimits, SamplingParams};
 use tokenmill_testkit::fake_executor::{
-    FakeExecutor, Faults, RoutedExecutor, prompt, reference, reference_hidden, reference_logits, sampled,
+    FakeExecutor, Faults, HiddenReader, RoutedExecutor, prompt, reference, reference_hidden,
+    reference_logits, sampled,
 };
 
 use crate::{
@@ -367,6 +368,8 @@ struct Totals {
     accepted_tokens: u64,
     draft_tokens_of_models: u64,
     accepted_tokens_of_models: u64,
+    /// Those that a layer of the model itself read, and those that were not known.
+    hidden_states: std::sync::Arc<[std::sync::atomic::AtomicUsize; 2]>,
     context_shifts: u64,
     times_page_events_were_behind: u64,
 }
@@ -417,7 +420,18 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
         Arc::new(Board::default()),
     );
     if let Some((limits, faults)) = &world.draft {
-        let draft = FakeExecutor::with_faults(limits.clone(), faults.clone());
+        let mut draft = FakeExecutor::with_faults(limits.clone(), faults.clone());
+        if world.draft_reads_hidden {
+            // Of a model that sees all of the text, and carries nothing else on, it knows the states.
+            let is_plain = |limits: &ExecutorLimits| {
+                limits.kv_window.is_none() && limits.window_group.is_none() && limits.n_states == 0
+            };
+            draft.hidden = if is_plain(&world.limits) {
+                HiddenReader::Checked(std::sync::Arc::clone(&totals.hidden_states))
+            } else {
+                HiddenReader::Any
+            };
+        }
         core.set_draft_model(DraftModel::new(Box::new(draft), world.config.model_salt));
     }
     let (page_sender, mut page_events) = page_events(8);
@@ -577,6 +591,11 @@ fn every_request_ends_as_if_it_were_alone() {
     assert!(
         totals.borrow().cases < 100 || totals.borrow().accepted_tokens_of_models > 100,
         "so are those of models"
+    );
+    let n_read = totals.borrow().hidden_states[0].load(std::sync::atomic::Ordering::Relaxed);
+    assert!(
+        totals.borrow().cases < 100 || n_read > 100,
+        "and of their own layers"
     );
     assert!(
         totals.borrow().cases < 100 || totals.borrow().times_page_events_were_behind > 10,

@@ -30,6 +30,8 @@ pub(crate) struct World {
     pub(crate) page_events_read_after: usize,
     /// The drafting model, where there is one, and how it fails.
     pub(crate) draft: Option<(ExecutorLimits, Faults)>,
+    /// Whether it reads the model's hidden states.
+    pub(crate) draft_reads_hidden: bool,
 }
 
 impl World {
@@ -46,6 +48,8 @@ impl World {
         let has_groups = genes[2] / 2 % 2 == 1;
         let n_host_pages = rarely(genes[1], 2, 1, 8).unwrap_or(0);
         let context_shift = rarely(genes[4] / 8, 3, 0, 100).map(|keep| ContextShift { keep });
+        let n_vocab = [32, 2, 3, 5][pick(genes[7] / 8, 0, 4)];
+        let draft_reads_hidden = genes[6] % 8 > 4;
         Self {
             limits: ExecutorLimits {
                 // Most prompts and answers are short.
@@ -66,7 +70,7 @@ impl World {
                 n_states: rarely(genes[3], 2, 1, 20).unwrap_or(0),
                 max_logit_rows: max_running + pick(genes[6], 0, 4) + pick(genes[6] / 4, 0, 32),
                 // With few tokens to choose from, many drafts are right.
-                n_vocab: [32, 2, 3, 5][pick(genes[7] / 8, 0, 4)],
+                n_vocab,
                 ..limits(pick(genes[0], 1, 30))
             },
             config: EngineConfig {
@@ -78,6 +82,7 @@ impl World {
                 speculation: match (genes[8] / 2 % 5, pick(genes[8] / 10, 1, 20)) {
                     (0, _) => Speculation::Off,
                     (1, max_draft) => Speculation::Auto { max_draft },
+                    (2, max_draft) if draft_reads_hidden => Speculation::Mtp { max_draft },
                     (2, max_draft) => Speculation::Draft { max_draft },
                     (_, max_draft) => Speculation::Ngram { max_draft },
                 },
@@ -97,7 +102,21 @@ impl World {
             },
             threshold: rarely(genes[15], 3, 1, 6).unwrap_or(usize::MAX),
             page_events_read_after: rarely(genes[15] / 32, 4, 2, 30).unwrap_or(1),
-            draft: (genes[6] % 8 > 1).then(|| draft_of(genes)),
+            draft: (genes[6] % 8 > 1).then(|| {
+                let (limits, faults) = draft_of(genes);
+                if !draft_reads_hidden {
+                    return (limits, faults);
+                }
+                // A layer of the model itself has its vocabulary, and keeps keys and values alone.
+                let limits = ExecutorLimits {
+                    n_vocab,
+                    kv_window: None,
+                    n_states: 0,
+                    ..limits
+                };
+                (limits, faults)
+            }),
+            draft_reads_hidden,
         }
     }
 }
