@@ -314,6 +314,11 @@ impl From<Error> for Failure {
             Error::DraftOffCpu => {
                 Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--draft` out")
             }
+            Error::NoMtp => Self::usage(error.to_string())
+                .hint("`--spec auto` guesses with what there is, `--draft MODEL` with a second model"),
+            Error::MtpOffCpu => {
+                Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--spec mtp` out")
+            }
             Error::NothingToShift => Self::usage("`--context-shift` is for models that continue texts, and this one makes vectors or scores")
                 .hint("leave it out"),
             Error::KeepTooLong { keep, maximum, n_ctx } => Self::usage(format!(

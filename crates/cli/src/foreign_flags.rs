@@ -157,7 +157,7 @@ const LLAMA_CPP: &[Row] = &[
             "--lookup-cache-static",
             "--lookup-cache-dynamic",
         ],
-        "`--spec auto|off|ngram|draft` says what guesses tokens ahead, `--spec-max N` how many in a row at most",
+        "`--spec auto|off|ngram|draft|mtp` says what guesses tokens ahead, `--spec-max N` how many in a row at most",
     ),
     (
         &[
@@ -321,7 +321,7 @@ const VLLM: &[Row] = &[
             "--speculative-model",
             "--num-speculative-tokens",
         ],
-        "`--spec ngram --spec-max N` is the method `ngram` with N tokens, `--draft MODEL` names a model that guesses",
+        "`--spec ngram --spec-max N` is the method `ngram` with N tokens, `--spec mtp` is `mtp`, `--draft MODEL` names a model that guesses",
     ),
     (
         &[

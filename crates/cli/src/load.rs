@@ -464,15 +464,16 @@ fn say_plan(plan: &MemoryPlan, n_ctx: usize, compute: &Compute) {
 /// Tells a person what memory a draft model takes, and where it stops guessing.
 fn say_draft(draft: &DraftFacts, n_ctx: usize) {
     if io::stderr().is_terminal() {
-        let name = visible(&draft.name);
-        note!(
-            "memory of the draft model {name}: {}",
-            plan_text(&draft.memory, draft.n_ctx)
-        );
+        let plan = plan_text(&draft.memory, draft.n_ctx);
+        if draft.is_own_layer {
+            note!("memory of the layer that guesses further tokens (MTP): {plan}");
+        } else {
+            note!("memory of the draft model {}: {plan}", visible(&draft.name));
+        }
     }
     if draft.n_ctx < n_ctx {
         tell(&format!(
-            "the draft model was made for {} tokens and guesses nothing behind them",
+            "what guesses ahead was made for {} tokens and guesses nothing behind them",
             draft.n_ctx
         ));
     }

@@ -30,7 +30,7 @@ pub(crate) struct SpeculationArgs {
 /// What guesses tokens.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum Drafter {
-    /// What is likely to be right, `ngram` or `draft`, where the measured times say that it pays; never on a GPU.
+    /// What is likely to be right, `ngram`, `draft` or `mtp`, where the measured times say that it pays; never on a GPU.
     Auto,
     /// Nothing.
     Off,
@@ -38,6 +38,8 @@ enum Drafter {
     Ngram,
     /// The model of `--draft`, as far as its guesses are likely.
     Draft,
+    /// The model's own layer for further tokens (`nextn` in its file), as far as its guesses are likely.
+    Mtp,
 }
 
 impl SpeculationArgs {
@@ -99,12 +101,15 @@ impl SpeculationArgs {
             (Drafter::Off, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec off`")),
             (Drafter::Ngram, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec ngram`")
                 .hint("say `--spec draft`, or `--spec auto` for what is likelier to be right")),
+            (Drafter::Mtp, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec mtp`")
+                .hint("say `--spec draft`, or leave `--draft` out")),
             (Drafter::Draft, None) => Err(Failure::usage("`--spec draft` needs a model that guesses")
                 .hint("name it with --draft MODEL")),
             (Drafter::Off, None) => Ok(Speculation::Off),
             (Drafter::Auto, _) => Ok(Speculation::Auto { max_draft }),
             (Drafter::Ngram, None) => Ok(Speculation::Ngram { max_draft }),
             (Drafter::Draft, Some(_)) => Ok(Speculation::Draft { max_draft }),
+            (Drafter::Mtp, None) => Ok(Speculation::Mtp { max_draft }),
         }
     }
 }

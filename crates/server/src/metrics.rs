@@ -19,7 +19,7 @@ use prometheus_client::{
 };
 use tokenmill::{Model, TextEnd};
 use tokenmill_backend::{AdapterId, PAGE_TOKENS};
-use tokenmill_sched::Engine;
+use tokenmill_sched::{DraftCounters, Engine};
 
 use crate::{ApiError, mask_figures::MaskFigures, outcome::finish_reason};
 
@@ -185,8 +185,8 @@ impl Metrics {
             ("engine_steps", "Steps of the engine", counter(&engine.steps)),
             ("engine_failed_steps", "Steps that failed", counter(&engine.failed_steps)),
             ("requests_failed", "Samples that failed after they were accepted", counter(&self.failed)),
-            ("drafter_tokens", "Tokens of drafts, by what guessed them: ngram or draft", Figure::ByDrafter(engine.draft_tokens_by.clone())),
-            ("drafter_accepted_tokens", "Draft tokens that were what was sampled, by what guessed them: ngram or draft", Figure::ByDrafter(engine.accepted_by.clone())),
+            ("drafter_tokens", "Tokens of drafts, by what guessed them: ngram, draft or mtp", Figure::ByDrafter(engine.draft_tokens_by.clone())),
+            ("drafter_accepted_tokens", "Draft tokens that were what was sampled, by what guessed them: ngram, draft or mtp", Figure::ByDrafter(engine.accepted_by.clone())),
         ];
         for (name, help, metric) in own {
             metric.register(registry, &format!("tokenmill_{name}"), help);
@@ -311,13 +311,19 @@ impl EngineFigures {
         set(&self.draft_tokens, drafts.draft_tokens);
         set(&self.accepted_tokens, drafts.accepted_tokens);
         let of_model = stats.scheduler.model_drafts;
+        let (of_draft, of_mtp) = if stats.drafts_from_hidden {
+            (DraftCounters::default(), of_model)
+        } else {
+            (of_model, DraftCounters::default())
+        };
         for (drafter, n_tokens, n_accepted) in [
             (
                 "ngram",
                 drafts.draft_tokens - of_model.draft_tokens,
                 drafts.accepted_tokens - of_model.accepted_tokens,
             ),
-            ("draft", of_model.draft_tokens, of_model.accepted_tokens),
+            ("draft", of_draft.draft_tokens, of_draft.accepted_tokens),
+            ("mtp", of_mtp.draft_tokens, of_mtp.accepted_tokens),
         ] {
             let labels = DrafterLabels { drafter };
             set(&self.draft_tokens_by.get_or_create(&labels), n_tokens);

@@ -5,7 +5,7 @@
 
 use std::{panic, sync::mpsc, thread};
 
-use tokenmill_backend::{BackendError, Executor};
+use tokenmill_backend::BackendError;
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
 use tokenmill_placed::{DeviceLayers, PlacementRequest};
@@ -14,6 +14,7 @@ use crate::{
     Compute, Device, Error, at_low_priority, gpu,
     loaded::{Loaded, LoadedDevice},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+    mtp::Mtp,
 };
 
 /// Loads a network on the device that `compute` chooses, and says where that is.
@@ -28,8 +29,22 @@ pub fn load(
     compute: &Compute,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
+    load_with_mtp(model, options, compute, None, on_progress)
+}
+
+/// As [`load`], with the model's own layer that guesses further tokens where the CPU computes all.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn load_with_mtp(
+    model: &Model,
+    options: &ModelOptions,
+    compute: &Compute,
+    mtp: Option<&Mtp<'_>>,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, Error> {
     match compute.device {
-        Device::Cpu => load_on_cpu(model, options, compute, None, on_progress),
+        Device::Cpu => load_on_cpu(model, options, compute, (mtp, None), on_progress),
         Device::Cuda { ordinal } => load_on_gpu(model, ordinal, options, compute, on_progress),
         Device::Auto => {
             let loaded = match load_on_gpu(model, 0, options, compute, on_progress) {
@@ -49,7 +64,7 @@ pub fn load(
             match loaded {
                 Ok(loaded) => Ok(loaded),
                 Err(reason @ (Error::Gpu(_) | Error::SplitTooLarge { .. })) => {
-                    load_on_cpu(model, options, compute, Some(reason), on_progress)
+                    load_on_cpu(model, options, compute, (mtp, Some(reason)), on_progress)
                 }
                 // The file is at fault, and would be on any device.
                 Err(error) => Err(error),
@@ -76,17 +91,26 @@ fn load_on_cpu(
     model: &Model,
     options: &ModelOptions,
     compute: &Compute,
-    passed_over: Option<Error>,
+    (mtp, passed_over): (Option<&Mtp<'_>>, Option<Error>),
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     let backend = compute.cpu_backend()?;
     let plan = model.plan(&backend, options)?;
     check_memory(&plan, machine_bytes())?;
     check_available(&plan, available_bytes())?;
+    let own = mtp.map(|mtp| Ok((mtp, compute.cpu_backend()?)));
+    let own = own.transpose().map_err(Error::Load)?;
+    let loaded = load_with(backend, compute, on_progress, |backend, on_progress| {
+        let executor = model.load_on(backend, options, on_progress)?;
+        let mtp = own.map(|(mtp, backend)| mtp.load(backend, options, &executor, on_progress));
+        Ok((executor, mtp.transpose()?))
+    });
+    let (executor, mtp) = loaded?;
     Ok(Loaded {
-        executor: load_with(model, backend, options, compute, on_progress)?,
+        executor: Box::new(executor),
         device: LoadedDevice::Cpu { passed_over },
         plan,
+        mtp,
     })
 }
 
@@ -94,21 +118,20 @@ fn load_on_cpu(
 ///
 /// # Errors
 /// As [`Model::load_on`].
-pub(crate) fn load_with(
-    model: &Model,
+pub(crate) fn load_with<T: Send>(
     backend: CpuBackend,
-    options: &ModelOptions,
     compute: &Compute,
     on_progress: &mut dyn FnMut(LoadProgress),
-) -> Result<Box<dyn Executor + Send>, LoadError> {
+    load: impl FnOnce(CpuBackend, &mut dyn FnMut(LoadProgress)) -> Result<T, LoadError> + Send,
+) -> Result<T, LoadError> {
     if compute.is_quiet {
-        load_quietly(model, backend, options, on_progress)
+        load_quietly(backend, on_progress, load)
     } else {
-        Ok(Box::new(model.load_on(backend, options, on_progress)?))
+        load(backend, on_progress)
     }
 }
 
-/// Loads on the CPU, next to a drafting model that [`Draft::check_choice`](crate::draft::Draft::check_choice) allowed.
+/// Loads on the CPU, next to a drafting model, or with a layer of its own, that [`Draft::check_choice`](crate::draft::Draft::check_choice) allowed.
 ///
 /// # Errors
 /// As [`load`].
@@ -116,26 +139,27 @@ pub(crate) fn load_beside_draft(
     model: &Model,
     options: &ModelOptions,
     compute: &Compute,
+    mtp: Option<&Mtp<'_>>,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
-    let passed_over = (compute.device == Device::Auto).then_some(Error::DraftOffCpu);
-    load_on_cpu(model, options, compute, passed_over, on_progress)
+    let reason = mtp.map_or(Error::DraftOffCpu, |_| Error::MtpOffCpu);
+    let passed_over = (compute.device == Device::Auto).then_some(reason);
+    load_on_cpu(model, options, compute, (mtp, passed_over), on_progress)
 }
 
 /// Loads on one thread of low priority. The backend's threads were started before and have the usual one.
-fn load_quietly(
-    model: &Model,
+fn load_quietly<T: Send>(
     mut backend: CpuBackend,
-    options: &ModelOptions,
     on_progress: &mut dyn FnMut(LoadProgress),
-) -> Result<Box<dyn Executor + Send>, LoadError> {
+    load: impl FnOnce(CpuBackend, &mut dyn FnMut(LoadProgress)) -> Result<T, LoadError> + Send,
+) -> Result<T, LoadError> {
     backend.set_load_threads(1);
     let (sender, progress) = mpsc::channel();
     thread::scope(|scope| {
         let loading = scope.spawn(move || {
             at_low_priority(|| {
                 // The receiver is gone only where this load's caller panics.
-                model.load_on(backend, options, &mut |news| {
+                load(backend, &mut |news| {
                     sender.send(news).unwrap_or_default();
                 })
             })
@@ -143,9 +167,8 @@ fn load_quietly(
         for news in progress {
             on_progress(news);
         }
-        let loaded = loading
+        loading
             .join()
-            .unwrap_or_else(|payload| panic::resume_unwind(payload))?;
-        Ok(Box::new(loaded) as Box<dyn Executor + Send>)
+            .unwrap_or_else(|payload| panic::resume_unwind(payload))
     })
 }

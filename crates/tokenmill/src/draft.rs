@@ -31,6 +31,8 @@ pub struct DraftFacts {
     pub memory: MemoryPlan,
     /// Tokens of a context behind which it guesses nothing.
     pub n_ctx: usize,
+    /// Whether it is a layer of the model itself.
+    pub is_own_layer: bool,
 }
 
 /// A drafting model whose headers were read.
@@ -150,34 +152,24 @@ impl Draft {
         let memory = (self.network.plan(&backend, &options)).map_err(|error| of_draft(error.into()))?;
         self.check_memory(&memory, of_model, machine_bytes())?;
         machine_memory::check_available(&memory, available_bytes()).map_err(of_draft)?;
-        let executor = device::load_with(&self.network, backend, &options, compute, on_progress)
+        let executor = device::load_with(backend, compute, on_progress, |backend, on_progress| {
+            self.network.load_on(backend, &options, on_progress)
+        });
+        let executor = executor
+            .map(|executor| Box::new(executor) as Box<dyn Executor + Send>)
             .map_err(|error| of_draft(error.into()))?;
         let facts = DraftFacts {
             name: self.name.clone(),
             memory,
             n_ctx: executor.limits().n_ctx,
+            is_own_layer: false,
         };
         Ok((executor, facts))
     }
 
-    /// The options of a load next to one with `options`: room for as many sequences, of as many tokens as it was made for.
+    /// The options of a load next to one with `options`.
     fn options_next_to(&self, options: &ModelOptions) -> ModelOptions {
-        let n_ctx_train = self.network.descriptor().n_ctx_train;
-        let n_ctx = options.n_ctx.unwrap_or(n_ctx_train).min(n_ctx_train);
-        let n_full = n_ctx.div_ceil(PAGE_TOKENS);
-        let n_pages = options.n_pages.unwrap_or(n_full);
-        ModelOptions {
-            n_ctx: Some(n_ctx),
-            max_batch_tokens: MAX_STEP_TOKENS.max(options.max_batch_seqs),
-            max_logit_rows: options.max_batch_seqs,
-            n_pages: Some(
-                n_pages
-                    .min(n_full.saturating_mul(options.max_batch_seqs))
-                    .max(n_full),
-            ),
-            n_host_pages: 0,
-            ..options.clone()
-        }
+        options_next_to(self.network.descriptor().n_ctx_train, options)
     }
 
     fn check_memory(
@@ -198,6 +190,25 @@ impl Draft {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// The options of a load next to one with `options`: room for as many sequences, of as many tokens as it was made for.
+pub(crate) fn options_next_to(n_ctx_train: usize, options: &ModelOptions) -> ModelOptions {
+    let n_ctx = options.n_ctx.unwrap_or(n_ctx_train).min(n_ctx_train);
+    let n_full = n_ctx.div_ceil(PAGE_TOKENS);
+    let n_pages = options.n_pages.unwrap_or(n_full);
+    ModelOptions {
+        n_ctx: Some(n_ctx),
+        max_batch_tokens: MAX_STEP_TOKENS.max(options.max_batch_seqs),
+        max_logit_rows: options.max_batch_seqs,
+        n_pages: Some(
+            n_pages
+                .min(n_full.saturating_mul(options.max_batch_seqs))
+                .max(n_full),
+        ),
+        n_host_pages: 0,
+        ..options.clone()
     }
 }
 

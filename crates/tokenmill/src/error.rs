@@ -228,6 +228,12 @@ pub enum Error {
     /// A draft model was to guess, and none is given.
     #[error("drafts of a model are asked for, and no draft model is given")]
     NoDraft,
+    /// The model's own layer for further tokens was to guess, and it has none.
+    #[error("this model has no layer that guesses further tokens (MTP)")]
+    NoMtp,
+    /// The model's own layer for further tokens was to guess, and something of the model is asked to be on a GPU.
+    #[error("the layer that guesses further tokens (MTP) works next to a model on the CPU only")]
+    MtpOffCpu,
     /// A context is to be shifted of a model that continues no text.
     #[error("this model continues no text, so there is no context to shift")]
     NothingToShift,

@@ -92,6 +92,7 @@ mod with_cuda {
                 kernels_took,
             },
             plan,
+            mtp: None,
         })
     }
 
@@ -260,6 +261,7 @@ mod with_cuda {
                 threshold,
             },
             plan,
+            mtp: None,
         })
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     device,
     draft::Draft,
     machine_memory::bytes_of,
+    mtp::{LoadedMtp, Mtp},
     quantized,
     session::identity_of,
     vision::{self, Vision},
@@ -232,12 +233,16 @@ impl LoadOptions {
         let draft = self.open_draft(network, &words)?;
         let options = self.network_options(network.descriptor().n_ctx_train)?;
         self.check_context_shift(network, &options)?;
+        let mtp = self.mtp_of(network, &options)?;
         let loaded = match &draft {
-            None => device::load(network, &options, &self.compute, on_progress)?,
+            None if matches!(self.speculation, Speculation::Mtp { .. }) => {
+                device::load_beside_draft(network, &options, &self.compute, mtp.as_ref(), on_progress)?
+            }
+            None => device::load_with_mtp(network, &options, &self.compute, mtp.as_ref(), on_progress)?,
             Some(draft) => {
                 Draft::check_choice(&self.compute)?;
                 draft.check_room(&options, &self.compute, &self.plan(network)?)?;
-                device::load_beside_draft(network, &options, &self.compute, on_progress)?
+                device::load_beside_draft(network, &options, &self.compute, None, on_progress)?
             }
         };
         let identity = (self.compute).work(|| identity(source, network, &options))?;
@@ -269,6 +274,10 @@ impl LoadOptions {
         if let Some(path) = self.draft_of(network) {
             let options = self.network_options(network.descriptor().n_ctx_train)?;
             plans.push(Draft::plan(path, &options, &self.compute)?);
+        } else {
+            let options = self.network_options(network.descriptor().n_ctx_train)?;
+            let mtp = self.mtp_of(network, &options)?;
+            plans.extend(mtp.map(|mtp| mtp.plan(&options, &self.compute)).transpose()?);
         }
         plans.extend(vision::plan(&self.projector, source, network, &self.compute)?);
         Ok(bytes_of(&plans))
@@ -290,6 +299,9 @@ impl LoadOptions {
         let network = self.open_network(&source)?;
         let mut words = self.words(&source, &network)?;
         let draft = self.open_draft(&network, &words)?;
+        if matches!(self.speculation, Speculation::Mtp { .. }) {
+            return Err(Error::MtpOffCpu);
+        }
         let options = self.network_options(network.descriptor().n_ctx_train)?;
         self.check_context_shift(&network, &options)?;
         let plan = network.plan(&backend, &options)?;
@@ -297,6 +309,7 @@ impl LoadOptions {
             executor: Box::new(network.load_on(backend, &options, &mut |_| {})?),
             device: LoadedDevice::Own,
             plan,
+            mtp: None,
         };
         let width = loaded.executor.input_row_width();
         let vision = self.vision(&source, &network, width, &mut words)?;
@@ -408,6 +421,26 @@ impl LoadOptions {
         }
     }
 
+    /// The layer of `network` that is to guess further tokens, where it generates, no other model guesses and the CPU may compute it.
+    fn mtp_of<'n>(&self, network: &'n Network, options: &ModelOptions) -> Result<Option<Mtp<'n>>, Error> {
+        if network.descriptor().is_encoder() || self.draft_of(network).is_some() {
+            return Ok(None);
+        }
+        let is_asked_for = matches!(self.speculation, Speculation::Mtp { .. });
+        if is_asked_for && Draft::check_choice(&self.compute).is_err() {
+            return Err(Error::MtpOffCpu);
+        }
+        let Some(mtp) = Mtp::find(network, self.speculation)? else {
+            return Ok(None);
+        };
+        match mtp.check(options, &self.compute, &self.plan(network)?) {
+            Ok(()) => Ok(Some(mtp)),
+            Err(error) if is_asked_for => Err(error),
+            // Nobody asked for it.
+            Err(_) => Ok(None),
+        }
+    }
+
     /// The model that is to guess for `network`, where it generates and tokens are to be guessed by one.
     fn draft_of(&self, network: &Network) -> Option<&Path> {
         let guesses = self.speculation.asks_model() && !network.descriptor().is_encoder();
@@ -427,6 +460,7 @@ impl LoadOptions {
             executor,
             device,
             plan,
+            mtp,
         } = loaded;
         let config = EngineConfig {
             max_running: self.n_seqs,
@@ -442,9 +476,16 @@ impl LoadOptions {
             }),
             ..EngineConfig::default()
         };
-        let (engine, facts) = match draft {
-            None => (Engine::start(executor, config), None),
-            Some(draft) => {
+        let (engine, facts) = match (draft, mtp) {
+            (None, None) => (Engine::start(executor, config), None),
+            (
+                None,
+                Some(LoadedMtp {
+                    executor: of_mtp,
+                    facts,
+                }),
+            ) => (Engine::start_with_draft(executor, of_mtp, config), Some(facts)),
+            (Some(draft), _) => {
                 let (of_draft, facts) = draft.load(options, &self.compute, &device, &plan, on_progress)?;
                 (Engine::start_with_draft(executor, of_draft, config), Some(facts))
             }

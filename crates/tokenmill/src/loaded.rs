@@ -7,7 +7,7 @@ use std::{fmt, time::Duration};
 
 use tokenmill_backend::{Executor, MemoryPlan};
 
-use crate::Error;
+use crate::{Error, LoadedMtp};
 
 /// A loaded model and where it computes.
 pub struct Loaded {
@@ -17,6 +17,8 @@ pub struct Loaded {
     pub device: LoadedDevice,
     /// The memory that it takes.
     pub plan: MemoryPlan,
+    /// Its own layer that guesses further tokens, where it was loaded too.
+    pub mtp: Option<LoadedMtp>,
 }
 
 /// Where a loaded model computes.

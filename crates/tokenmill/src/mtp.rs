@@ -1,0 +1,99 @@
+//! [`Mtp`]: the model's own layer that guesses further tokens, from its file to what computes it.
+//!
+//! Separate from a second model that guesses, which has a file of its own. Invariant: without it the same is loaded, and the same is
+//! generated.
+
+use tokenmill_backend::{Executor, MemoryPlan};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_model::{LoadError, LoadProgress, Model as Network, ModelExecutor, ModelOptions, Nextn};
+use tokenmill_sched::Speculation;
+
+use crate::{
+    Compute, DraftFacts, Error,
+    draft::options_next_to,
+    machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+};
+
+/// A layer whose headers were read.
+pub(crate) struct Mtp<'a>(Nextn<'a>);
+
+/// A layer that was loaded next to its model.
+pub struct LoadedMtp {
+    /// What computes it.
+    pub(crate) executor: Box<dyn Executor + Send>,
+    /// What is told of it.
+    pub(crate) facts: DraftFacts,
+}
+
+impl<'a> Mtp<'a> {
+    /// Finds the layer of a network that is to guess: where `speculation` asks for it, and where it may take what there is.
+    ///
+    /// # Errors
+    /// [`Error::NoMtp`] and [`Error::Load`], where it is asked for.
+    pub(crate) fn find(network: &'a Network, speculation: Speculation) -> Result<Option<Self>, Error> {
+        match speculation {
+            Speculation::Mtp { .. } => match network.nextn()? {
+                Some(nextn) => Ok(Some(Self(nextn))),
+                None => Err(Error::NoMtp),
+            },
+            // A layer that is not asked for, and cannot be described, is left out as it was before anyone read it.
+            Speculation::Auto { .. } => Ok(network.nextn().ok().flatten().map(Self)),
+            _ => Ok(None),
+        }
+    }
+
+    /// What it takes next to a network with `options` on the CPU.
+    ///
+    /// # Errors
+    /// [`Error::Load`]: what is wrong with its weights.
+    pub(crate) fn plan(&self, options: &ModelOptions, compute: &Compute) -> Result<MemoryPlan, Error> {
+        let n_ctx_train = self.0.descriptor().n_ctx_train;
+        Ok((self.0).plan(&compute.cpu_backend()?, &options_next_to(n_ctx_train, options))?)
+    }
+
+    /// Checks that it can be loaded next to a network with `options` that takes `of_network`.
+    ///
+    /// # Errors
+    /// [`Error::Load`], and that there is too little memory for both.
+    pub(crate) fn check(
+        &self,
+        options: &ModelOptions,
+        compute: &Compute,
+        of_network: &MemoryPlan,
+    ) -> Result<(), Error> {
+        let own = self.plan(options, compute)?;
+        // Both stand in one place, so one sum is compared.
+        let both = MemoryPlan {
+            weights_bytes: own.total_bytes().saturating_add(of_network.weights_bytes),
+            ..of_network.clone()
+        };
+        check_memory(&both, machine_bytes())?;
+        check_available(&both, available_bytes())
+    }
+
+    /// Loads it next to its network, whose embedding and head it shares.
+    ///
+    /// # Errors
+    /// As [`Nextn::load_on`].
+    pub(crate) fn load(
+        &self,
+        backend: CpuBackend,
+        options: &ModelOptions,
+        network: &ModelExecutor<CpuBackend>,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<LoadedMtp, LoadError> {
+        let options = options_next_to(self.0.descriptor().n_ctx_train, options);
+        let memory = self.0.plan(&backend, &options)?;
+        let executor = self.0.load_on(backend, &options, network, on_progress)?;
+        let facts = DraftFacts {
+            name: "MTP layer".to_owned(),
+            memory,
+            n_ctx: executor.limits().n_ctx,
+            is_own_layer: true,
+        };
+        Ok(LoadedMtp {
+            executor: Box::new(executor),
+            facts,
+        })
+    }
+}
