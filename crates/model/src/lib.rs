@@ -75,10 +75,10 @@ pub use control_vector::ControlVector;
 pub use descriptor::{
     AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor,
     Descriptor, EmbeddingNorm, FfnDescriptor, GateUpOrder, HeadLayer, Ignorable, KimiDeltaDescriptor,
-    LatentDescriptor, LayerDescriptor, LayerEmbeddingsDescriptor, MixerDescriptor, MoeDescriptor,
-    NormDescriptor, NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm,
-    Residual, RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
-    XieluNumbers,
+    LatentDescriptor, LatentExperts, LayerDescriptor, LayerEmbeddingsDescriptor, MixerDescriptor,
+    MoeDescriptor, NormDescriptor, NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor,
+    Presence, QkNorm, Residual, RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor,
+    SsmDescriptor, SsmKind, XieluNumbers,
 };
 pub use error::LoadError;
 pub use folder_as_gguf::FolderAsGguf;

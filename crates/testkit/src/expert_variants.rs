@@ -4,8 +4,8 @@
 
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 use tokenmill_model::{
-    BesideDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, MoeDescriptor, Presence,
-    RouterDescriptor, SharedDescriptor,
+    BesideDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LatentExperts, MoeDescriptor,
+    Presence, RouterDescriptor, SharedDescriptor,
 };
 
 use crate::{tiny_model::tiny_llama, variants::Variant};
@@ -31,6 +31,7 @@ pub fn tiny_experts() -> Descriptor {
             is_gated: true,
             bias: Presence::Absent,
             weighs_input: false,
+            latent: None,
             shared: None,
         });
     }
@@ -75,6 +76,25 @@ pub const EXPERT_VARIANTS: &[Variant] = &[
         all(d, |moe| {
             moe.activation = Activation::ClippedSwiglu;
             moe.bias = Presence::Required;
+        });
+    }),
+    ("experts with narrower rows of their own", |d| {
+        all(d, |moe| {
+            moe.latent = Some(LatentExperts {
+                width: 24,
+                bias: Presence::Absent,
+            });
+        });
+    }),
+    ("experts with rows of their own next to a shared network", |d| {
+        all(d, |moe| {
+            moe.activation = Activation::ReluSquared;
+            moe.is_gated = false;
+            moe.latent = Some(LatentExperts {
+                width: 40,
+                bias: Presence::Required,
+            });
+            moe.shared = Some(shared(48, false));
         });
     }),
     ("squared ReLU without gate", |d| {

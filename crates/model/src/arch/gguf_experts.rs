@@ -78,6 +78,7 @@ impl GgufConfig<'_> {
             is_gated: true,
             bias: Presence::Absent,
             weighs_input: false,
+            latent: None,
             shared: None,
         })
     }

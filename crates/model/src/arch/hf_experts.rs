@@ -98,6 +98,7 @@ impl HfConfig {
             is_gated: true,
             bias: Presence::Absent,
             weighs_input: false,
+            latent: None,
             shared: None,
         })
     }

@@ -7,8 +7,8 @@ use serde_json::json;
 use tokenmill_backend::{Activation, ExpertScore, RopeStyle};
 
 use crate::{
-    DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LoadError, MixerDescriptor, MoeDescriptor,
-    Presence, SharedDescriptor,
+    DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LatentExperts, LoadError, MixerDescriptor,
+    MoeDescriptor, OutputHead, Presence, SharedDescriptor,
 };
 
 use super::{
@@ -30,6 +30,8 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
             ("mixer.up_proj", "ffn_up"),
             ("mixer.down_proj", "ffn_down"),
             ("mixer.gate", "ffn_gate_inp"),
+            ("mixer.fc1_latent_proj", "ffn_latent_down"),
+            ("mixer.fc2_latent_proj", "ffn_latent_up"),
             ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias"),
             ("mixer.experts.*.up_proj", "ffn_up_exps"),
             ("mixer.experts.*.down_proj", "ffn_down_exps"),
@@ -52,6 +54,11 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
         let mut descriptor = from_gguf(config)?;
         let mut moe = experts(config.moe(true)?);
         moe.shared = config.shared_experts(&moe)?;
+        let latent = (config.opt_usize("moe_latent_size")?).filter(|&width| width > 0);
+        moe.latent = latent.map(|width| LatentExperts {
+            width,
+            bias: Presence::Optional,
+        });
         for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
             if config.has_tensor(&format!("blk.{layer_idx}.ffn_gate_inp.weight")) {
                 layer.ffn = FfnDescriptor::Moe(moe.clone());
@@ -106,7 +113,9 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     } else {
         None
     };
-    let attention_bias = config.presence("attention_bias")?;
+    // Whatever the configuration says of them, transformers' class makes no biases of attention, and does not tie the head.
+    descriptor.head = OutputHead::OwnIfPresent;
+    let attention_bias = Presence::Optional;
     let dense_bias = config.presence("mlp_bias")?;
     for (layer, kind) in descriptor.layers.iter_mut().zip(kinds) {
         layer.attention_mut().rope = None;
@@ -158,10 +167,9 @@ fn layer_kinds(config: &HfConfig) -> Result<Vec<Kind>, LoadError> {
 }
 
 fn hf_experts(config: &HfConfig) -> Result<MoeDescriptor, LoadError> {
-    if config.get("moe_latent_size").is_some() {
-        return Err(config.wrong("moe_latent_size", "experts as wide as the stream"));
-    }
     let mut moe = experts(config.moe(true)?);
+    let bias = config.presence("mlp_bias")?;
+    moe.latent = (config.opt_usize("moe_latent_size")?).map(|width| LatentExperts { width, bias });
     let n_shared = config.opt_usize("n_shared_experts")?.unwrap_or(0);
     if n_shared > 0 {
         moe.shared = Some(SharedDescriptor {
@@ -172,7 +180,7 @@ fn hf_experts(config: &HfConfig) -> Result<MoeDescriptor, LoadError> {
                 n_ff: config.first_usize(&["moe_shared_expert_intermediate_size"])?,
                 activation: moe.activation,
                 is_gated: false,
-                bias: Presence::Absent,
+                bias,
             },
             has_gate: false,
         });

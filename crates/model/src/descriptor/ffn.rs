@@ -50,7 +50,10 @@ impl FfnDescriptor {
     /// Width of the widest row that one of its matrices reads.
     pub fn widest_input(&self) -> usize {
         let dense = self.dense().map_or(0, |dense| dense.n_ff);
-        dense.max(self.moe().map_or(0, |moe| moe.n_ff))
+        let latent = self.moe().and_then(|moe| moe.latent);
+        dense
+            .max(self.moe().map_or(0, |moe| moe.n_ff))
+            .max(latent.map_or(0, |latent| latent.width))
     }
 
     /// Checks that all sizes fit together.
@@ -102,8 +105,19 @@ pub struct MoeDescriptor {
     pub bias: Presence,
     /// Whether a weight multiplies what its expert reads, instead of what it gives.
     pub weighs_input: bool,
+    /// Where experts work on narrower rows than the stream's: their width, and biases of the two matrices around them.
+    pub latent: Option<LatentExperts>,
     /// A network that every token goes through in addition.
     pub shared: Option<SharedDescriptor>,
+}
+
+/// The narrower rows that experts read and give.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentExperts {
+    /// Their width.
+    pub width: usize,
+    /// Biases of the matrices from the stream and back to it.
+    pub bias: Presence,
 }
 
 /// How the experts of a token are chosen and weighed; [`Router`](tokenmill_backend::Router) has the formula.
@@ -197,6 +211,25 @@ impl MoeDescriptor {
                     && self.bias == Presence::Absent
                     && self.activation != Activation::ClippedSwiglu,
             "gated ones without biases and limits",
+        )?;
+        let latent = self.latent.map_or(1, |latent| latent.width);
+        check(
+            "width of the rows that experts read",
+            latent,
+            (1..=MAX_WIDTH).contains(&latent),
+            WIDTH,
+        )?;
+        check(
+            "experts with rows of their own",
+            "weights of the input",
+            self.latent.is_none() || !self.weighs_input,
+            "weights of the result",
+        )?;
+        check(
+            "experts with rows of their own",
+            "a gate of the network next to them",
+            self.latent.is_none() || self.shared.is_none_or(|shared| !shared.has_gate),
+            "none",
         )?;
         check(
             "feed-forward length of the experts",

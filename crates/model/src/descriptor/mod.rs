@@ -11,8 +11,8 @@ mod pooling;
 mod recurrent;
 
 pub use ffn::{
-    BesideDescriptor, DenseDescriptor, FfnDescriptor, GateUpOrder, MoeDescriptor, RouterDescriptor,
-    SharedDescriptor, XieluNumbers,
+    BesideDescriptor, DenseDescriptor, FfnDescriptor, GateUpOrder, LatentExperts, MoeDescriptor,
+    RouterDescriptor, SharedDescriptor, XieluNumbers,
 };
 pub use latent::LatentDescriptor;
 pub use mixer::{AttentionDescriptor, MixerDescriptor, OutputGate, QkNorm};

@@ -9,6 +9,9 @@
 //! Where weights multiply the input, `W_down[e] (f(weight[e] * W_gate[e] x) * (weight[e] * W_up[e] x))` is added up. Of the two
 //! weights, that of the linear factor comes to the result, as above.
 //!
+//! Where experts have narrower rows of their own, x is `W_latent_down x` for them, and what they give is multiplied with `W_latent_up`
+//! before the shared network's part is added.
+//!
 //! The experts' matrices are one tensor each, `[n_in, n_out, n_experts]`.
 
 use tokenmill_backend::{
@@ -34,6 +37,8 @@ pub(crate) struct MoeFfn<M: Memory> {
     gate: Option<Linear<M::Matrix, M::Vector>>,
     up: Linear<M::Matrix, M::Vector>,
     down: Linear<M::Matrix, M::Vector>,
+    /// To the experts' own rows and back.
+    latent: Option<[Linear<M::Matrix, M::Vector>; 2]>,
     shared: Option<Shared<M>>,
 }
 
@@ -55,6 +60,8 @@ pub(super) struct MoeBuffers<T, R> {
     down: T,
     /// `[T, 1]`, where a shared network has a gate.
     shared_gate: Option<T>,
+    /// `[T, latent]`, which experts read and give, and `[T, n_embd]`; where they have rows of their own.
+    latent: Option<[T; 2]>,
 }
 
 impl<M: Memory> MoeFfn<M> {
@@ -83,18 +90,26 @@ impl<M: Memory> MoeFfn<M> {
             let all = RowsOf::all(n_ff);
             (name("ffn_gate_exps"), name("ffn_up_exps"), all, all)
         };
+        let width = moe.latent.map_or(n_embd, |latent| latent.width);
         loader.memory.enter(NetworkPart::Experts(place.layer_idx));
         let gate = if moe.is_gated {
-            Some(loader.experts(&gate_name, n_experts, gate_rows, n_embd, bias)?)
+            Some(loader.experts(&gate_name, n_experts, gate_rows, width, bias)?)
         } else {
             None
         };
-        let up = loader.experts(&up_name, n_experts, up_rows, n_embd, bias)?;
-        let down = loader.experts(&name("ffn_down_exps"), n_experts, RowsOf::all(n_embd), n_ff, bias)?;
+        let up = loader.experts(&up_name, n_experts, up_rows, width, bias)?;
+        let down = loader.experts(&name("ffn_down_exps"), n_experts, RowsOf::all(width), n_ff, bias)?;
         let choice_bias = loader.vector(&name("exp_probs_b.bias"), n_experts, choice_bias)?;
         let expert_scales =
             loader.vector(&name("ffn_down_exps.scale"), n_experts, moe.router.expert_scales)?;
         loader.memory.enter(NetworkPart::Ffn(place.layer_idx));
+        let latent = match moe.latent {
+            None => None,
+            Some(latent) => Some([
+                loader.linear(&name("ffn_latent_down"), width, n_embd, latent.bias)?,
+                loader.linear(&name("ffn_latent_up"), n_embd, width, latent.bias)?,
+            ]),
+        };
         let shared = match &moe.shared {
             None => None,
             Some(shared) => Some(Shared {
@@ -124,6 +139,7 @@ impl<M: Memory> MoeFfn<M> {
             gate,
             up,
             down,
+            latent,
             shared,
         })
     }
@@ -147,8 +163,17 @@ impl<B: Backend> MoeFfn<B> {
             up,
             down,
             shared_gate,
+            latent,
         } = buffers;
         backend.linear(&self.logits, router_input, n_rows, logits)?;
+        let mut latent = match &self.latent {
+            None => None,
+            Some([to_latent, back]) => {
+                let [rows, whole] = latent.as_mut().expect("allocated for experts' own rows");
+                backend.linear(to_latent, input, n_rows, rows)?;
+                Some((rows, back, whole))
+            }
+        };
         backend.enter(NetworkPart::Experts(self.layer_idx));
         backend.route(&self.router, n_rows, logits, routes)?;
         let routed = Routed {
@@ -156,7 +181,7 @@ impl<B: Backend> MoeFfn<B> {
             n_rows,
             n_used: self.router.n_used,
         };
-        let rows = ExpertInput::Rows(input);
+        let rows = ExpertInput::Rows(latent.as_ref().map_or(input, |(rows, ..)| rows));
         let inside = if let Some(gate_linear) = &self.gate {
             let gate_job = LinearJob {
                 linear: gate_linear,
@@ -201,9 +226,22 @@ impl<B: Backend> MoeFfn<B> {
             }
         };
         backend.enter(NetworkPart::Experts(self.layer_idx));
-        backend.combine(routed, self.down.n_out, down, carried, output)?;
+        let Some((rows, back, whole)) = &mut latent else {
+            backend.combine(routed, self.down.n_out, down, carried, output)?;
+            backend.enter(NetworkPart::Ffn(self.layer_idx));
+            return Ok(());
+        };
+        backend.combine(routed, self.down.n_out, down, Carried::Nothing, rows)?;
         backend.enter(NetworkPart::Ffn(self.layer_idx));
-        Ok(())
+        match carried {
+            Carried::Nothing => backend.linear(back, rows, n_rows, output),
+            // The gate of a shared network has been one of other families alone.
+            Carried::Gated(_) => unreachable!("refused with rows of the experts' own"),
+            Carried::Whole => {
+                backend.linear(back, rows, n_rows, whole)?;
+                backend.add(1.0, n_rows, back.n_out, output, whole)
+            }
+        }
     }
 }
 
@@ -222,12 +260,21 @@ impl<T, R> MoeBuffers<T, R> {
         let (n_experts, n_used) = (most(|moe| moe.router.n_experts), most(|moe| moe.router.n_used));
         let n_choices = max_rows.saturating_mul(n_used);
         let inside = most(|moe| moe.n_ff);
+        let latent = most(|moe| moe.latent.map_or(0, |latent| latent.width));
         Ok(Some(Self {
             logits: memory.alloc(max_rows, n_experts)?,
             routes: memory.alloc_routes(max_rows, n_experts, n_used)?,
             gate: memory.alloc(n_choices, inside)?,
             up: memory.alloc(n_choices, inside)?,
-            down: memory.alloc(n_choices, descriptor.n_embd)?,
+            down: memory.alloc(n_choices, descriptor.n_embd.max(latent))?,
+            latent: if latent > 0 {
+                Some([
+                    memory.alloc(max_rows, latent)?,
+                    memory.alloc(max_rows, descriptor.n_embd)?,
+                ])
+            } else {
+                None
+            },
             shared_gate: if layers().any(|moe| moe.shared.is_some_and(|shared| shared.has_gate)) {
                 Some(memory.alloc(max_rows, 1)?)
             } else {

@@ -112,6 +112,7 @@ pub(super) fn nemotron_h(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
             &["moe_shared_expert_intermediate_size"],
         )?;
         keys.remove("leading_dense_block_count");
+        keys.copy_count("moe_latent_size", &["moe_latent_size"])?;
     }
     Ok(())
 }
