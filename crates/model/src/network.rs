@@ -316,7 +316,7 @@ fn load_rope<M: Memory>(
         _ if rope.has_freq_factors => divisors("rope_freqs.weight", n_pairs, Presence::Optional, loader)?,
         _ => None,
     };
-    let (inv_freqs, magnitude) = rope.frequencies(factors.as_deref());
+    let (inv_freqs, magnitude) = rope.for_context(loader.n_ctx).frequencies(factors.as_deref());
     Ok(Rope {
         style: rope.style,
         head_dim: rope.head_dim,

@@ -39,6 +39,16 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f32,
     },
+    /// A larger base for contexts beyond that of the training; none up to it.
+    ///
+    /// Source: transformers, `rope_type: dynamic`, which takes the length of the text so far for that of the context: here it is what a
+    /// sequence may grow to, so that stored keys stay right.
+    Dynamic {
+        /// How strongly the base grows with the context.
+        factor: f32,
+        /// Context length of the training.
+        original_context: usize,
+    },
     /// Low frequencies divided by `factor`, high ones kept, a ramp between them.
     /// Source: Llama 3.1, `rope_type: llama3` of Hugging Face's configurations.
     Llama3 {
@@ -132,7 +142,11 @@ impl RopeDescriptor {
         let (factor, original_context) = match self.scaling {
             RopeScaling::None | RopeScaling::Proportional { .. } => (1.0, 1),
             RopeScaling::Linear { factor } => (factor, 1),
-            RopeScaling::Llama3 {
+            RopeScaling::Dynamic {
+                factor,
+                original_context,
+            }
+            | RopeScaling::Llama3 {
                 factor,
                 original_context,
                 ..
@@ -158,6 +172,16 @@ impl RopeDescriptor {
         )?;
         match self.scaling {
             RopeScaling::None | RopeScaling::Linear { .. } => Ok(()),
+            RopeScaling::Dynamic { factor, .. } => {
+                check(
+                    "rope scaling factor",
+                    factor,
+                    factor >= 1.0,
+                    "at least 1 with a base that grows",
+                )?;
+                // The base grows by a power of n_dims / (n_dims - 2).
+                check("rope dimension count", self.n_dims, self.n_dims > 2, "at least 4")
+            }
             RopeScaling::Proportional { n_rotated } => check(
                 "number of rotated values",
                 n_rotated,
@@ -244,6 +268,22 @@ impl RopeDescriptor {
         (0..self.n_dims / 2).map(divisor).collect()
     }
 
+    /// The rope that sequences of up to `n_ctx` positions have.
+    pub(crate) fn for_context(&self, n_ctx: usize) -> Self {
+        let mut rope = self.clone();
+        if let RopeScaling::Dynamic {
+            factor,
+            original_context,
+        } = self.scaling
+            && n_ctx > original_context
+        {
+            let (factor, n_dims) = (f64::from(factor), self.n_dims as f64);
+            let stretch = factor * n_ctx as f64 / original_context as f64 - (factor - 1.0);
+            rope.base = (f64::from(self.base) * stretch.powf(n_dims / (n_dims - 2.0))) as f32;
+        }
+        rope
+    }
+
     /// Radians per position for each pair, `[n_dims / 2]`, and the magnitude. `factors` are divisors from the file.
     pub fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f32>, f32) {
         let mut freqs: Vec<f64> = (0..self.n_dims / 2)
@@ -254,7 +294,7 @@ impl RopeDescriptor {
         }
         let mut magnitude = 1.0;
         match self.scaling {
-            RopeScaling::None => {}
+            RopeScaling::None | RopeScaling::Dynamic { .. } => {}
             RopeScaling::Linear { factor } => freqs.iter_mut().for_each(|freq| *freq /= f64::from(factor)),
             RopeScaling::Llama3 {
                 factor,
@@ -362,6 +402,22 @@ mod tests {
             [1.0, 0.075, 0.005, 0.00025],
             0.1 * 4f32.ln() + 1.0,
         );
+    }
+
+    #[test]
+    fn a_dynamic_base_grows_with_contexts_beyond_the_training() {
+        let dynamic = rope(RopeScaling::Dynamic {
+            factor: 2.0,
+            original_context: 100,
+        });
+        dynamic.validate().unwrap();
+        assert_eq!(dynamic.for_context(100).base, 10_000.0);
+        // (2 * 3 - 1)^(8 / 6).
+        let expected = 10_000.0 * 5f32.powf(8.0 / 6.0);
+        assert!((dynamic.for_context(300).base / expected - 1.0).abs() < 1e-6);
+        let mut narrow = dynamic;
+        narrow.n_dims = 2;
+        assert!(narrow.validate().is_err());
     }
 
     #[test]

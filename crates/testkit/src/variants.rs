@@ -60,6 +60,13 @@ pub const VARIANTS: &[Variant] = &[
     ("norm of q and k heads without a weight", |d| {
         all(d, |layer| layer.attention_mut().qk_norm = Some(QkNorm::PlainHead));
     }),
+    ("norm of q and k heads with weights for each", |d| {
+        all(d, |layer| layer.attention_mut().qk_norm = Some(QkNorm::EachHead));
+    }),
+    ("layer norm of q and k heads with weights for each", |d| {
+        d.norm.kind = NormKind::Layer;
+        all(d, |layer| layer.attention_mut().qk_norm = Some(QkNorm::EachHead));
+    }),
     ("attention with a gate of its own", |d| {
         d.layers[1].attention_mut().output_gate = Some(OutputGate::Apart);
         d.layers[1].attention_mut().head_dim_v = 32;
@@ -80,6 +87,12 @@ pub const VARIANTS: &[Variant] = &[
     ("partial rope of halves", |d| {
         d.ropes[0].n_dims = 6;
         d.ropes[0].style = RopeStyle::Neox;
+    }),
+    ("scaling by the context", |d| {
+        d.ropes[0].scaling = RopeScaling::Dynamic {
+            factor: 4.0,
+            original_context: 8,
+        };
     }),
     ("linear scaling", |d| {
         d.ropes[0].scaling = RopeScaling::Linear { factor: 4.0 };

@@ -536,7 +536,7 @@ impl Backend for CudaBackend {
                         && norm.width == shape.head_dim_k
                         && norm.bias.is_none()
                         && norm.eps == eps
-                        && norm.weight.is_some() =>
+                        && (norm.weight.as_ref()).is_some_and(|weight| weight.len() == norm.width) =>
                 {
                     *place = norm.weight.as_ref().map(crate::Buffer::view);
                 }

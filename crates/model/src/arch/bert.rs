@@ -20,6 +20,9 @@ pub(super) const BERT: Architecture = Architecture {
     name: "bert",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        for layer in &mut descriptor.layers {
+            layer.dense_mut().activation = Activation::GeluErf;
+        }
         finish(&mut descriptor);
         let pooling = config.pooling(HeadStep::Tanh, Pooling::First)?;
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
@@ -119,7 +122,6 @@ fn finish(descriptor: &mut Descriptor) {
         layer.attention_mut().qkv_bias = Presence::Required;
         layer.attention_mut().output_bias = Presence::Required;
         let dense = layer.dense_mut();
-        dense.activation = Activation::GeluErf;
         dense.is_gated = false;
         dense.bias = Presence::Required;
     }

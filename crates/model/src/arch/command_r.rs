@@ -6,7 +6,7 @@
 
 use tokenmill_backend::{NormKind, RopeStyle};
 
-use crate::{Descriptor, LoadError, Presence, Residual};
+use crate::{Descriptor, LoadError, QkNorm, Residual};
 
 use super::{Architecture, GgufConfig, HfConfig, HfLayout};
 
@@ -44,28 +44,20 @@ pub(super) const COHERE2: Architecture = Architecture {
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
-    if config.has_tensor("blk.0.attn_q_norm.weight") {
-        return Err(config.unsupported("a norm of q and k with weights for each head"));
-    }
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
-    finish(&mut descriptor, config.opt_f32("logit_scale")?);
-    for layer in &mut descriptor.layers {
-        layer.attention_mut().qkv_bias = Presence::Optional;
-        layer.attention_mut().output_bias = Presence::Optional;
-    }
+    let has_norms = config.has_tensor("blk.0.attn_q_norm.weight");
+    finish(&mut descriptor, config.opt_f32("logit_scale")?, has_norms);
     Ok(descriptor)
 }
 
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    if config.is("use_qk_norm")? {
-        return Err(config.wrong(
-            "use_qk_norm",
-            "false; norms with weights for each head are not supported",
-        ));
-    }
     let mut descriptor = config.decoder()?;
     descriptor.ropes[0].style = RopeStyle::Norm;
-    finish(&mut descriptor, config.opt_f32("logit_scale")?);
+    finish(
+        &mut descriptor,
+        config.opt_f32("logit_scale")?,
+        config.is("use_qk_norm")?,
+    );
     let bias = config.presence("attention_bias")?;
     for layer in &mut descriptor.layers {
         layer.attention_mut().qkv_bias = bias;
@@ -74,11 +66,12 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn finish(descriptor: &mut Descriptor, logit_scale: Option<f32>) {
+fn finish(descriptor: &mut Descriptor, logit_scale: Option<f32>, has_norms: bool) {
     descriptor.norm.kind = NormKind::Layer;
     descriptor.logit_scale = logit_scale.unwrap_or(1.0);
     for layer in &mut descriptor.layers {
         layer.residual = Residual::Parallel;
+        layer.attention_mut().qk_norm = has_norms.then_some(QkNorm::EachHead);
     }
 }
 

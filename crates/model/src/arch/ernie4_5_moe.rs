@@ -43,6 +43,10 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let mut moe = config.moe(true)?;
     moe.router.choice_bias = Presence::Optional;
     moe.shared = config.shared_experts(&moe, &["moe_num_shared_experts"])?;
+    descriptor.head_bias = config.presence("use_bias")?;
+    if let Some(shared) = &mut moe.shared {
+        shared.dense.bias = descriptor.head_bias;
+    }
     let n_layers = descriptor.layers.len();
     let first = config.opt_usize("moe_layer_start_index")?.unwrap_or(0);
     let last = config.opt_usize("moe_layer_end_index")?.unwrap_or(n_layers);

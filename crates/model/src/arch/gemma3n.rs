@@ -9,8 +9,8 @@ use tokenmill_backend::{Activation, RopeStyle};
 use tokenmill_gguf::{Array, Value};
 
 use crate::{
-    AltUpDescriptor, Descriptor, LayerEmbeddingsDescriptor, LoadError, NormPlacement, Presence, QkNorm,
-    RopeDescriptor, RopeScaling,
+    AltUpDescriptor, Descriptor, Ignorable, LayerEmbeddingsDescriptor, LoadError, NormPlacement, Presence,
+    QkNorm, RopeDescriptor, RopeScaling,
 };
 
 use super::{
@@ -203,6 +203,12 @@ fn finish(
         attention.qk_norm = Some(QkNorm::Head);
         attention.has_v_norm = true;
         attention.rope = Some(usize::from(attention.window.is_some()));
+    }
+    if variant.output_row == Presence::Absent {
+        // Checkpoints have it all the same.
+        let names = (0..descriptor.layers.len())
+            .map(|layer_idx| Ignorable::Tensor(format!("blk.{layer_idx}.altup_correct_scale.weight")));
+        descriptor.ignorable.extend(names);
     }
     descriptor.alt_up = Some(AltUpDescriptor {
         n_streams: variant.n_streams,

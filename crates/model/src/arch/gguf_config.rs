@@ -165,7 +165,7 @@ impl GgufConfig<'_> {
     }
 
     /// Describes the network that most decoders are a variation of: pre-norm RMS layers with rope, grouped heads and a
-    /// SiLU-gated feed-forward network, no biases, the head tied where it has no tensor.
+    /// SiLU-gated feed-forward network, biases where there are tensors of them, the head tied where it has no tensor.
     pub(super) fn decoder(&self, rope_style: RopeStyle) -> Result<Descriptor, LoadError> {
         let n_blocks = self.usize("block_count")?;
         // Every layer has tensors, so a count above theirs is nonsense, and lists as long as it must not be made.
@@ -245,8 +245,9 @@ impl GgufConfig<'_> {
                     has_v_norm: false,
                     shares_kv_of: None,
                     output_gate: None,
-                    qkv_bias: Presence::Absent,
-                    output_bias: Presence::Absent,
+                    // As its readers do: a bias that a file has is used.
+                    qkv_bias: Presence::Optional,
+                    output_bias: Presence::Optional,
                 }),
                 ffn: FfnDescriptor::Dense(DenseDescriptor {
                     n_ff: n_ff[layer_idx],
@@ -255,7 +256,7 @@ impl GgufConfig<'_> {
                     cutoff: None,
                     joined: GateUpOrder::GateFirst,
                     is_gated: true,
-                    bias: Presence::Absent,
+                    bias: Presence::Optional,
                 }),
                 norms: NormPlacement::Pre,
                 residual: Residual::Sequential,
@@ -321,7 +322,10 @@ impl GgufConfig<'_> {
             (Some("yarn"), Some(factor)) => {
                 // A multiplier of the logarithm cancels as much of the magnitude.
                 let log_multiplier = self.opt_f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
-                let magnitude = yarn_magnitude(factor, 1.0) / yarn_magnitude(factor, log_multiplier);
+                let magnitude = match self.opt_f32("rope.scaling.yarn_attn_factor")? {
+                    Some(given) => given,
+                    None => yarn_magnitude(factor, 1.0) / yarn_magnitude(factor, log_multiplier),
+                };
                 Ok(RopeScaling::Yarn {
                     factor,
                     original_context,

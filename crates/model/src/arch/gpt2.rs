@@ -46,14 +46,19 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
-        if config.is("scale_attn_by_inverse_layer_idx")? {
-            return Err(config.wrong("scale_attn_by_inverse_layer_idx", "false"));
-        }
-        if config.opt_bool("scale_attn_weights")? == Some(false) {
-            return Err(config.wrong("scale_attn_weights", "true"));
-        }
         let mut descriptor = config.decoder()?;
         finish(&mut descriptor);
+        let is_scaled = config.opt_bool("scale_attn_weights")?.unwrap_or(true);
+        let is_scaled_by_layer = config.is("scale_attn_by_inverse_layer_idx")?;
+        for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
+            let attention = layer.attention_mut();
+            if !is_scaled {
+                attention.scale = 1.0;
+            }
+            if is_scaled_by_layer {
+                attention.scale /= (layer_idx + 1) as f32;
+            }
+        }
         Ok(descriptor)
     },
 };

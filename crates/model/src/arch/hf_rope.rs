@@ -149,8 +149,12 @@ impl HfConfig {
                 rope.base = (f64::from(rope.base) * stretch) as f32;
                 RopeScaling::None
             }
+            Some("dynamic") => RopeScaling::Dynamic {
+                factor: self.f32("factor")?,
+                original_context,
+            },
             Some(_) => {
-                let expected = "one of default, linear, llama3, yarn, longrope, mrope, proportional, dynamic with `alpha`";
+                let expected = "one of default, linear, llama3, yarn, longrope, mrope, proportional, dynamic";
                 return Err(self.wrong(key, expected));
             }
         };

@@ -28,7 +28,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         config.set_windows(&mut descriptor, |_| true)?;
-        let rope = config.object("rope_parameters")?;
+        let rope = config.rope_parameters()?;
         if let Some(scale) = rope.opt_f32("llama_4_scaling_beta")? {
             let interval = (rope.opt_usize("original_max_position_embeddings")?)
                 .ok_or_else(|| rope.wrong("original_max_position_embeddings", "a count"))?;

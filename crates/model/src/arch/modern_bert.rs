@@ -23,6 +23,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "modern-bert",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        for layer in &mut descriptor.layers {
+            layer.dense_mut().activation = Activation::GeluErf;
+        }
         let n_layers = descriptor.layers.len();
         let is_sliding = match config.opt_usize("attention.sliding_window_pattern") {
             Ok(period) => every_but(period.unwrap_or(PERIOD), n_layers),
@@ -115,7 +118,6 @@ fn finish(descriptor: &mut Descriptor, is_sliding: &[bool], local_base: f32) {
         first.norms = NormPlacement::PreFfn;
     }
     for (layer, &is_sliding) in descriptor.layers.iter_mut().zip(is_sliding) {
-        layer.dense_mut().activation = Activation::GeluErf;
         layer.dense_mut().bias = Presence::Optional;
         let attention = layer.attention_mut();
         attention.qkv_bias = Presence::Optional;

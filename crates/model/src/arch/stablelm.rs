@@ -4,42 +4,42 @@
 
 use tokenmill_backend::{NormKind, RopeStyle};
 
-use crate::{Descriptor, Presence, Residual};
+use crate::{Descriptor, Presence, QkNorm, Residual};
 
 use super::{Architecture, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "stablelm",
     from_gguf: |config| {
-        if config.has_tensor("blk.0.attn_q_norm.weight") {
-            return Err(config.unsupported("a norm of q and k with weights for each head"));
-        }
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         let is_parallel = config.opt_bool("use_parallel_residual")?.unwrap_or(false);
-        finish(&mut descriptor, is_parallel, Presence::Optional);
+        let has_norms = config.has_tensor("blk.0.attn_q_norm.weight");
+        finish(&mut descriptor, is_parallel, Presence::Optional, has_norms);
         Ok(descriptor)
     },
     hf_classes: &["StableLmForCausalLM"],
-    hf_layout: HfLayout::LLAMA,
+    hf_layout: HfLayout {
+        layer: &[
+            ("self_attn.q_layernorm.norms.*.weight", "attn_q_norm.weight"),
+            ("self_attn.k_layernorm.norms.*.weight", "attn_k_norm.weight"),
+        ],
+        ..HfLayout::LLAMA
+    },
     from_hf: |config| {
-        if config.is("qk_layernorm")? {
-            return Err(config.wrong(
-                "qk_layernorm",
-                "false; norms with weights for each head are not supported",
-            ));
-        }
         let mut descriptor = config.decoder()?;
         let is_parallel = config.is("use_parallel_residual")?;
-        finish(&mut descriptor, is_parallel, config.presence("use_qkv_bias")?);
+        let qkv_bias = config.presence("use_qkv_bias")?;
+        finish(&mut descriptor, is_parallel, qkv_bias, config.is("qk_layernorm")?);
         Ok(descriptor)
     },
 };
 
-fn finish(descriptor: &mut Descriptor, is_parallel: bool, qkv_bias: Presence) {
+fn finish(descriptor: &mut Descriptor, is_parallel: bool, qkv_bias: Presence, has_norms: bool) {
     descriptor.norm.kind = NormKind::Layer;
     descriptor.norm.bias = Presence::Required;
     for layer in &mut descriptor.layers {
         layer.attention_mut().qkv_bias = qkv_bias;
+        layer.attention_mut().qk_norm = has_norms.then_some(QkNorm::EachHead);
         if is_parallel {
             layer.residual = Residual::Parallel;
         }

@@ -342,6 +342,8 @@ pub enum QkNorm {
     PlainHead,
     /// Each head by itself; one weight of the width of a head.
     Head,
+    /// Each head by itself, with weights of its own, by the network's own kind of norm, without a bias.
+    EachHead,
     /// All heads of a token together.
     Row,
     /// All heads of a token together, by the network's own kind of norm.

@@ -151,6 +151,14 @@ fn load_head_norm<M: Memory>(
         Some(QkNorm::Head) => attention.head_dim_k,
         Some(QkNorm::Row) => row_width,
         Some(QkNorm::RowAsLayers) => return loader.norm(name, row_width, loader.descriptor.norm).map(Some),
+        Some(QkNorm::EachHead) => {
+            let width = attention.head_dim_k;
+            let weight = loader.required_vector(&format!("{name}.weight"), &[width, row_width / width])?;
+            return Ok(Some(Norm {
+                weight: Some(weight),
+                ..plain_norm(loader.descriptor.norm, width)
+            }));
+        }
     };
     loader.norm(name, width, norm).map(Some)
 }

@@ -19,9 +19,13 @@ pub(crate) fn identity_of(network: &Network, n_ctx: usize) -> io::Result<u128> {
     let descriptor = network.descriptor();
     let mut bytes = format!("{descriptor:?}").into_bytes();
     for rope in &descriptor.ropes {
-        if let RopeScaling::LongRope { original_context, .. } = rope.scaling {
-            // Positions are scaled by what the context may grow to.
-            bytes.push(u8::from(n_ctx > original_context));
+        // Positions are scaled by what the context may grow to.
+        match rope.scaling {
+            RopeScaling::LongRope { original_context, .. } => bytes.push(u8::from(n_ctx > original_context)),
+            RopeScaling::Dynamic { original_context, .. } => {
+                bytes.extend_from_slice(&n_ctx.max(original_context).to_le_bytes());
+            }
+            _ => {}
         }
     }
     let weights = network.weights();

@@ -8,7 +8,7 @@
 use serde_json::Value as Json;
 use tokenmill_gguf::{Metadata, Value};
 
-use crate::{AttentionDescriptor, Descriptor, LoadError, SsmDescriptor};
+use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling, SsmDescriptor};
 
 use super::super::HfConfig;
 
@@ -244,11 +244,29 @@ impl<'a> GgufKeys<'a> {
                         }
                     }
                 }
+                self.yarn_multipliers(parameters)?;
             }
             // Others are tensors of factors, or in the base.
             _ => {}
         }
         Ok(())
+    }
+
+    /// What YaRN multiplies rotated values with, where two multipliers of its logarithm say it. Some architectures have a key for those.
+    fn yarn_multipliers(&mut self, parameters: &HfConfig) -> Result<(), LoadError> {
+        let has_pair = parameters.opt_f32("mscale")?.unwrap_or(0.0) != 0.0
+            && parameters.opt_f32("mscale_all_dim")?.unwrap_or(0.0) != 0.0;
+        let magnitude = self.descriptor.ropes.first().and_then(|rope| match rope.scaling {
+            RopeScaling::Yarn { magnitude, .. } => magnitude,
+            _ => None,
+        });
+        match magnitude.filter(|_| has_pair && !matches!(self.arch, "deepseek2" | "mistral3")) {
+            Some(magnitude) => {
+                self.set("rope.scaling.yarn_attn_factor", magnitude);
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     /// The epsilon of norms, by their kind.

@@ -4,6 +4,7 @@
 //! writes what the architecture's reader in this crate asks for.
 
 use serde_json::Value as Json;
+use tokenmill_backend::Activation;
 use tokenmill_gguf::{StringArray, Value};
 
 use crate::{LoadError, RopeScaling};
@@ -130,7 +131,28 @@ fn bert(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.set("attention.causal", false);
     keys.pooling()?;
     labels(keys);
-    Ok(())
+    let usual = if keys.arch == "nomic-bert" {
+        Activation::Silu
+    } else {
+        Activation::GeluErf
+    };
+    has_activation(keys, usual)
+}
+
+/// Refuses a network with another activation than readers of the architecture's files take, since no key says it.
+fn has_activation(keys: &GgufKeys<'_>, usual: Activation) -> Result<(), LoadError> {
+    let mut dense = keys
+        .descriptor
+        .layers
+        .iter()
+        .filter_map(|layer| layer.ffn.dense());
+    if dense.all(|dense| dense.activation == usual) {
+        return Ok(());
+    }
+    Err(LoadError::UnsupportedFeature {
+        arch: keys.arch.to_owned(),
+        feature: "another activation than files of the architecture mean, as output".to_owned(),
+    })
 }
 
 /// The names of a classifier's outputs.
@@ -205,6 +227,14 @@ fn gpt2(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let widths = keys.dense_widths();
     keys.set_counts("feed_forward_length", &widths)?;
     keys.copy_count("attention.head_count", &["n_head", "num_attention_heads"])?;
+    for key in ["scale_attn_weights", "scale_attn_by_inverse_layer_idx"] {
+        let is_usual = key == "scale_attn_weights";
+        if keys.config.opt_bool(key)?.unwrap_or(is_usual) != is_usual {
+            let expected =
+                "attention that is scaled by the width of heads, since files have no key for another";
+            return Err(keys.config.wrong(key, expected));
+        }
+    }
     keys.norm_eps()
 }
 
@@ -261,6 +291,7 @@ fn modern_bert(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     )?;
     keys.set("rope.scaling.type", "none");
     keys.vocab_size()?;
+    has_activation(keys, Activation::GeluErf)?;
     if let Some(name) = keys.config.get("hidden_activation").and_then(Json::as_str) {
         keys.set("hidden_activation", Value::from(name));
     }
