@@ -4,7 +4,7 @@
 //! and divisions that are each rounded once (no fused multiply-add, no library logarithm). Invariant: the random
 //! number of a token is a function of (seed, position, token id).
 
-use super::select::Candidate;
+use super::{allowed::Allowed, select::Candidate};
 
 /// Picks the candidate with the highest `(logit - max) / temperature - ln(exponential)`; the lowest id among equals.
 ///
@@ -13,49 +13,65 @@ pub(super) fn race(candidates: &[Candidate], temperature: f32, seed: u64, positi
     let favourite = *(candidates.iter())
         .min_by(|a, b| Candidate::by_likelihood(a, b))
         .expect("the filters keep at least one candidate");
-    race_against(favourite, candidates.iter().copied(), temperature, seed, position)
+    let mut race = Race::new(favourite, temperature, seed, position);
+    for &candidate in candidates {
+        race.enter(candidate);
+    }
+    race.best_id
 }
 
-/// As [`race`], of all tokens; `best` is the likeliest, and negative infinity never wins.
-pub(super) fn race_all(logits: &[f32], best: u32, temperature: f32, seed: u64, position: u32) -> u32 {
+/// As [`race`], of all tokens that may be picked; `best` is the likeliest, and negative infinity never wins.
+pub(super) fn race_all(row: Allowed<'_>, best: u32, temperature: f32, seed: u64, position: u32) -> u32 {
     let favourite = Candidate {
         id: best,
-        logit: logits[best as usize],
+        logit: row.logit(best),
     };
-    let all = (0..).zip(logits).map(|(id, &logit)| Candidate { id, logit });
-    race_against(favourite, all, temperature, seed, position)
+    let mut race = Race::new(favourite, temperature, seed, position);
+    row.for_each(|candidate| race.enter(candidate));
+    race.best_id
 }
 
-#[inline]
-fn race_against(
-    favourite: Candidate,
-    candidates: impl Iterator<Item = Candidate>,
+/// Who is ahead.
+struct Race {
+    key: u64,
     temperature: f32,
-    seed: u64,
-    position: u32,
-) -> u32 {
-    let key = stream_key(seed, position);
-    let mut best_id = favourite.id;
-    let mut best_score = -ln(exponential(uniform(key, favourite.id)));
-    for candidate in candidates {
-        let scaled = (candidate.logit - favourite.logit) / temperature;
-        // To overtake, -ln(e) must exceed this gap; since e >= u, no u above exp(-gap) can. This spares most tokens
-        // the logarithms.
-        let gap = best_score - scaled;
-        let Some(&limit) = EXP_OF_MINUS.get(gap.max(0.0) as usize) else {
-            continue;
-        };
-        let u = uniform(key, candidate.id);
-        if u > limit {
-            continue;
-        }
-        let score = scaled - ln(exponential(u));
-        if score > best_score || (score == best_score && candidate.id < best_id) {
-            best_id = candidate.id;
-            best_score = score;
+    /// The highest logit.
+    max: f32,
+    best_id: u32,
+    best_score: f32,
+}
+
+impl Race {
+    fn new(favourite: Candidate, temperature: f32, seed: u64, position: u32) -> Self {
+        let key = stream_key(seed, position);
+        Self {
+            key,
+            temperature,
+            max: favourite.logit,
+            best_id: favourite.id,
+            best_score: -ln(exponential(uniform(key, favourite.id))),
         }
     }
-    best_id
+
+    #[inline]
+    fn enter(&mut self, candidate: Candidate) {
+        let scaled = (candidate.logit - self.max) / self.temperature;
+        // To overtake, -ln(e) must exceed this gap; since e >= u, no u above exp(-gap) can. This spares most tokens
+        // the logarithms.
+        let gap = self.best_score - scaled;
+        let Some(&limit) = EXP_OF_MINUS.get(gap.max(0.0) as usize) else {
+            return;
+        };
+        let u = uniform(self.key, candidate.id);
+        if u > limit {
+            return;
+        }
+        let score = scaled - ln(exponential(u));
+        if score > self.best_score || (score == self.best_score && candidate.id < self.best_id) {
+            self.best_id = candidate.id;
+            self.best_score = score;
+        }
+    }
 }
 
 /// `exp(-n)` rounded up, up to where it falls below the smallest `uniform`, 2^-33.

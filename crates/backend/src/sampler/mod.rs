@@ -9,12 +9,14 @@
 //! the position and `i`, and the highest score wins. That equals a draw from the softmax, but needs no sums, so neither
 //! the order of the tokens nor the number of threads can change the result.
 
+mod allowed;
 mod gumbel;
 mod penalties;
 mod select;
 
 use crate::{RowError, SampledToken, SamplingParams, TokenLogprob};
 
+use allowed::{Allowed, argmax};
 use penalties::Penalties;
 use select::{Candidate, best_k, keep_nucleus};
 
@@ -63,29 +65,32 @@ impl Sampler {
         top: &mut Vec<TokenLogprob>,
     ) -> Result<SampledToken, RowError> {
         let params = request.params;
-        let raw_best = check_finite(logits)?;
-        let id = if params.changes_logits() || request.mask.is_some() {
+        check_numbers(logits)?;
+        let id = if params.changes_logits() {
             self.adjust(logits, request);
-            let best = argmax(&self.adjusted).ok_or(RowError::NothingAllowed)?;
-            if params.is_greedy() {
-                best
-            } else {
-                let adjusted = std::mem::take(&mut self.adjusted);
-                let id = self.draw(&adjusted, best, request);
-                self.adjusted = adjusted;
-                id
-            }
-        } else if params.is_greedy() {
-            raw_best
+            let adjusted = std::mem::take(&mut self.adjusted);
+            let id = self.pick(Allowed::new(&adjusted, request.mask), request);
+            self.adjusted = adjusted;
+            id
         } else {
-            self.draw(logits, raw_best, request)
+            self.pick(Allowed::new(logits, request.mask), request)
         };
+        // Most rows have a token, and need not be searched for another reason why they have none.
+        let id = id.ok_or_else(|| match argmax(logits) {
+            Some(_) => RowError::NothingAllowed,
+            None => RowError::NonFiniteLogits,
+        })?;
         let Some(n_logprobs) = params.n_logprobs else {
             return Ok(SampledToken { id, logprob: None });
         };
-        let log_sum = log_sum_exp(logits, logits[raw_best as usize]);
+        let best = argmax(logits).ok_or(RowError::NonFiniteLogits)?;
+        let log_sum = log_sum_exp(logits, logits[best as usize]);
         let logprob_of = |id: u32| logits[id as usize] - log_sum;
-        best_k(logits, n_logprobs as usize, &mut self.candidates);
+        best_k(
+            Allowed::new(logits, None),
+            n_logprobs as usize,
+            &mut self.candidates,
+        );
         top.extend(self.candidates.iter().map(|candidate| TokenLogprob {
             id: candidate.id,
             logprob: logprob_of(candidate.id),
@@ -96,7 +101,7 @@ impl Sampler {
         })
     }
 
-    /// Writes the logits after bias, mask, penalties and DRY to `self.adjusted`.
+    /// Writes the logits after bias, penalties and DRY to `self.adjusted`.
     fn adjust(&mut self, logits: &[f32], request: &SampleRequest<'_>) {
         let params = request.params;
         self.adjusted.clear();
@@ -107,39 +112,36 @@ impl Sampler {
                 *logit = (*logit + bias).min(f32::MAX);
             }
         }
-        if let Some(mask) = request.mask {
-            for (logits, &word) in self.adjusted.chunks_mut(32).zip(mask) {
-                if word == 0 {
-                    logits.fill(f32::NEG_INFINITY);
-                } else if word != u32::MAX {
-                    for (bit, logit) in logits.iter_mut().enumerate() {
-                        if word >> bit & 1 == 0 {
-                            *logit = f32::NEG_INFINITY;
-                        }
-                    }
-                }
-            }
-        }
         self.penalties
             .apply(params, request.history, request.newest, &mut self.adjusted);
     }
 
-    /// Filters and draws. `best` is the likeliest token of `logits`.
-    fn draw(&mut self, logits: &[f32], best: u32, request: &SampleRequest<'_>) -> u32 {
+    /// The likeliest token, or one that is drawn; `None` where none may be picked.
+    fn pick(&mut self, row: Allowed<'_>, request: &SampleRequest<'_>) -> Option<u32> {
+        let best = row.argmax()?;
+        Some(if request.params.is_greedy() {
+            best
+        } else {
+            self.draw(row, best, request)
+        })
+    }
+
+    /// Filters and draws. `best` is the likeliest token of `row`.
+    fn draw(&mut self, row: Allowed<'_>, best: u32, request: &SampleRequest<'_>) -> u32 {
         let params = request.params;
         let candidates = &mut self.candidates;
-        let is_cut = params.top_k > 0 && (params.top_k as usize) < logits.len();
+        let is_cut = params.top_k > 0 && (params.top_k as usize) < row.n_vocab();
         if !is_cut && params.typical_p >= 1.0 && params.top_p >= 1.0 && params.min_p <= 0.0 {
-            return gumbel::race_all(logits, best, params.temperature, params.seed, request.position);
+            return gumbel::race_all(row, best, params.temperature, params.seed, request.position);
         }
         if is_cut {
-            best_k(logits, params.top_k as usize, candidates);
+            best_k(row, params.top_k as usize, candidates);
         } else {
             candidates.clear();
-            candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit }));
+            row.for_each(|candidate| candidates.push(candidate));
         }
         candidates.retain(|candidate| candidate.logit > f32::NEG_INFINITY);
-        let max = logits[best as usize];
+        let max = row.logit(best);
         if params.typical_p < 1.0 {
             keep_typical(candidates, max, params.typical_p);
         }
@@ -154,8 +156,8 @@ impl Sampler {
     }
 }
 
-/// The lowest id with the highest logit.
-fn check_finite(logits: &[f32]) -> Result<u32, RowError> {
+/// Refuses what is no number, and what is above all of them.
+fn check_numbers(logits: &[f32]) -> Result<(), RowError> {
     // Counted rather than searched, so that the loop is vectorized.
     let n_wrong = (logits.iter())
         .filter(|logit| logit.is_nan() || **logit == f32::INFINITY)
@@ -163,28 +165,7 @@ fn check_finite(logits: &[f32]) -> Result<u32, RowError> {
     if n_wrong > 0 {
         return Err(RowError::NonFiniteLogits);
     }
-    argmax(logits).ok_or(RowError::NonFiniteLogits)
-}
-
-/// The lowest id with the highest logit; `None` where all are negative infinity.
-fn argmax(logits: &[f32]) -> Option<u32> {
-    // In lanes and without regard to NaN, which was looked for before, so that the loop is vectorized.
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    let (chunks, rest) = logits.as_chunks::<16>();
-    for chunk in chunks {
-        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane = if logit > *lane { logit } else { *lane };
-        }
-    }
-    let max = lanes
-        .iter()
-        .chain(rest)
-        .copied()
-        .fold(f32::NEG_INFINITY, f32::max);
-    if max == f32::NEG_INFINITY {
-        return None;
-    }
-    logits.iter().position(|&logit| logit == max).map(|id| id as u32)
+    Ok(())
 }
 
 /// `ln(sum(exp(logits)))`, summed in the order of the ids.

@@ -5,6 +5,8 @@
 
 use std::cmp::Ordering;
 
+use super::allowed::Allowed;
+
 /// A token that may still be picked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
@@ -23,8 +25,8 @@ impl Candidate {
     }
 }
 
-/// Writes the `k` likeliest tokens to `best`, likeliest first.
-pub(super) fn best_k(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
+/// Writes the `k` likeliest tokens of those that may be picked to `best`, likeliest first.
+pub(super) fn best_k(row: Allowed<'_>, k: usize, best: &mut Vec<Candidate>) {
     best.clear();
     if k == 0 {
         return;
@@ -33,16 +35,16 @@ pub(super) fn best_k(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
     // raises the threshold. Ids ascend, so a later token that equals the threshold cannot displace an earlier one.
     let capacity = (2 * k).max(k + 64);
     let mut threshold = f32::NEG_INFINITY;
-    for (id, &logit) in (0..).zip(logits) {
-        if logit > threshold || best.len() < k {
-            best.push(Candidate { id, logit });
+    row.for_each(|candidate| {
+        if candidate.logit > threshold || best.len() < k {
+            best.push(candidate);
             if best.len() == capacity {
                 best.select_nth_unstable_by(k - 1, Candidate::by_likelihood);
                 threshold = best[k - 1].logit;
                 best.truncate(k);
             }
         }
-    }
+    });
     if best.len() > k {
         best.select_nth_unstable_by(k - 1, Candidate::by_likelihood);
         best.truncate(k);

@@ -97,6 +97,89 @@ fn a_mask_forbids_and_may_forbid_everything() {
 }
 
 #[test]
+fn forbidden_tokens_are_as_good_as_infinitely_unlikely() {
+    // A vocabulary that does not end with a word of the mask, whose last word has bits to spare.
+    const N_VOCAB: usize = 1001;
+    let n_words = N_VOCAB.div_ceil(32);
+    let logits = random_logits(N_VOCAB, 31);
+    let history: Vec<u32> = (0..40).map(|i| i * 7 % 50).collect();
+    let mut words = random_logits(n_words, 17).into_iter();
+    let mut random_word = || words.next().unwrap().to_bits().wrapping_mul(0x9E37_79B9);
+    let masks = [
+        vec![u32::MAX; n_words],
+        (0..n_words as u32)
+            .map(|i| if i == 20 { 1 << 9 } else { 0 })
+            .collect(),
+        (0..n_words)
+            .map(|i| [0, u32::MAX, random_word()][i % 3])
+            .collect(),
+        (0..n_words)
+            .map(|i| if i + 1 == n_words { u32::MAX } else { 0 })
+            .collect(),
+    ];
+    let base = SamplingParams {
+        seed: 9,
+        ..Default::default()
+    };
+    let drawn = SamplingParams {
+        temperature: 1.2,
+        ..base.clone()
+    };
+    let all_params = [
+        base.clone(),
+        drawn.clone(),
+        SamplingParams {
+            top_k: 5,
+            ..drawn.clone()
+        },
+        SamplingParams {
+            top_p: 0.7,
+            ..drawn.clone()
+        },
+        SamplingParams {
+            typical_p: 0.6,
+            min_p: 0.01,
+            n_logprobs: Some(3),
+            ..drawn.clone()
+        },
+        SamplingParams {
+            repeat_penalty: 1.3,
+            penalty_last_n: 64,
+            ..drawn
+        },
+        SamplingParams {
+            logit_bias: vec![(649, 3.0), (2, -4.0)],
+            n_logprobs: Some(2),
+            ..base
+        },
+    ];
+    for mask in &masks {
+        let is_allowed = |id: usize| mask[id / 32] >> (id % 32) & 1 == 1;
+        let forbidden = f32::NEG_INFINITY;
+        let cleared: Vec<f32> = (logits.iter().enumerate())
+            .map(|(id, &logit)| if is_allowed(id) { logit } else { forbidden })
+            .collect();
+        for params in &all_params {
+            for position in 0..50 {
+                let without = request(params, &history, position);
+                let with = SampleRequest {
+                    mask: Some(mask),
+                    ..without
+                };
+                let (mut sampler, mut top) = (Sampler::default(), Vec::new());
+                let found = sampler.sample(&logits, &with, &mut top).unwrap();
+                let expected = sampler.sample(&cleared, &without, &mut Vec::new()).unwrap();
+                assert_eq!(found.id, expected.id, "{params:?} at {position}");
+                // Log-probabilities are those of the model, whatever a mask forbids.
+                let mut all = Vec::new();
+                sampler.sample(&logits, &without, &mut all).unwrap();
+                assert_eq!(top, all);
+            }
+        }
+    }
+}
+
+#[test]
 fn draws_follow_the_softmax() {
     let logits = [1.0f32, 0.0, 2.5, -1.0, 2.0];
     for temperature in [0.5f32, 1.0, 2.0] {
@@ -155,7 +238,7 @@ fn best_k_equals_a_full_sort() {
         expected.sort_by(Candidate::by_likelihood);
         expected.truncate(k);
         let mut found = Vec::new();
-        best_k(&logits, k, &mut found);
+        best_k(Allowed::new(&logits, None), k, &mut found);
         assert_eq!(found, expected, "{k} of {n}");
     }
 }
@@ -344,6 +427,9 @@ fn all_tokens_race_as_listed_candidates_do_and_forbidden_ones_lose() {
     let best = argmax(&logits).unwrap();
     for position in 0..200 {
         let listed = gumbel::race_exhaustively(&candidates, 0.8, 5, position);
-        assert_eq!(gumbel::race_all(&logits, best, 0.8, 5, position), listed);
+        assert_eq!(
+            gumbel::race_all(Allowed::new(&logits, None), best, 0.8, 5, position),
+            listed
+        );
     }
 }
