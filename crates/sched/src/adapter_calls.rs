@@ -3,6 +3,8 @@
 //! A part of [`Engine`] that stands apart because most callers never have an adapter. Invariant: a request is accepted with an adapter
 //! only between its addition and its removal.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use tokenmill_backend::{Adapter, AdapterId};
 
 use crate::{
@@ -13,6 +15,25 @@ use crate::{
     sync::{Arc, mpsc},
 };
 
+/// A hash of an adapter's matrices, the same in every process.
+fn hash_of(adapter: &Adapter) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for weight in &adapter.weights {
+        (
+            &weight.tensor,
+            weight.scale.to_bits(),
+            weight.rank,
+            weight.n_in,
+            weight.n_out,
+        )
+            .hash(&mut hasher);
+        for matrix in [&weight.a, &weight.b] {
+            (matrix.ty.name(), &matrix.bytes).hash(&mut hasher);
+        }
+    }
+    hasher.finish()
+}
+
 impl Engine {
     /// Loads an adapter, whose changes are multiplied by `strength`, and waits until requests can have it:
     /// [`GenerateParams::adapter`](crate::GenerateParams::adapter). Requests that run continue.
@@ -20,10 +41,13 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Adapter`] where it does not fit the model or the device, or that the engine ends.
     pub fn add_adapter(&self, adapter: Arc<Adapter>, strength: f32) -> Result<AdapterId, EngineError> {
+        // Here, and not on the engine's thread: there may be many bytes.
+        let matrices = (self.config().page_store.as_ref()).map(|_| hash_of(&adapter));
         self.order_adapter(|id, reply| AdapterCommand::Add {
             id,
             adapter,
             strength,
+            matrices,
             reply,
         })
     }

@@ -9,6 +9,7 @@ use crate::{
     adapters::{AdapterCommand, AdaptersInUse, ComingAdapter, Reply},
     arena::SeqId,
     core::Core,
+    prefix::AdapterContent,
     scheduler::Scheduler,
     sequence::Stage,
 };
@@ -23,8 +24,14 @@ impl Core {
                 id,
                 adapter,
                 strength,
+                matrices,
                 reply,
             } => {
+                if let Some(matrices) = matrices {
+                    let strength = strength.to_bits();
+                    let content = AdapterContent { matrices, strength };
+                    self.scheduler.hasher.set_adapter_content(id, content);
+                }
                 return self.adapters.coming.push_back(ComingAdapter {
                     id,
                     adapter,
@@ -38,7 +45,14 @@ impl Core {
                 id,
                 strength,
                 reply,
-            } => (self.executor.copy_adapter(from, id, strength), reply),
+            } => {
+                let hasher = &mut self.scheduler.hasher;
+                if let Some(content) = hasher.adapter_content(from) {
+                    let strength = strength.to_bits();
+                    hasher.set_adapter_content(id, AdapterContent { strength, ..content });
+                }
+                (self.executor.copy_adapter(from, id, strength), reply)
+            }
             AdapterCommand::Remove(id) => {
                 self.scheduler.forget_adapter(id);
                 self.adapters.leaving.push(id);

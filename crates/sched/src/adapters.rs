@@ -16,6 +16,8 @@ pub(crate) enum AdapterCommand {
         id: AdapterId,
         adapter: Arc<Adapter>,
         strength: f32,
+        /// A hash of the matrices, where pages are kept outside.
+        matrices: Option<u64>,
         reply: Reply,
     },
     Copy {

@@ -79,6 +79,8 @@ pub(crate) struct Tally {
     pub(crate) masks: MaskTimes,
     /// Sequences that wait for their consumers before they begin.
     pub(crate) n_parked: usize,
+    /// Requests that wait for pages from a store.
+    pub(crate) n_fetching: usize,
 }
 
 #[derive(Debug, Default)]
@@ -107,7 +109,7 @@ impl Board {
             .expect("nothing panics while it holds this lock") = EngineStats {
             n_running: scheduler.n_running(),
             n_paused: scheduler.n_paused() + tally.n_parked,
-            n_waiting: scheduler.n_waiting().saturating_sub(tally.n_parked),
+            n_waiting: scheduler.n_waiting().saturating_sub(tally.n_parked) + tally.n_fetching,
             n_pages: pool.n_pages(),
             n_pages_in_use: pool.n_in_use(),
             n_pages_idle: pool.n_idle(),

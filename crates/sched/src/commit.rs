@@ -172,13 +172,14 @@ impl Scheduler {
         let sequence = &mut self.sequences[id];
         for (group, pages) in self.groups.iter_mut().zip(&mut sequence.tables) {
             let first_page = group.first_visible_page(sequence.n_committed);
-            for page in pages[..first_page].iter_mut().rev() {
+            let prompt_end = sequence.n_prompt.saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS;
+            let prompt_pages = group.first_visible_page(prompt_end)..prompt_end / PAGE_TOKENS;
+            for (page_idx, page) in pages[..first_page].iter_mut().enumerate().rev() {
                 if *page == ForwardBatch::UNMAPPED_PAGE {
                     break;
                 }
-                group
-                    .pool
-                    .release_left(std::mem::replace(page, ForwardBatch::UNMAPPED_PAGE));
+                let left = std::mem::replace(page, ForwardBatch::UNMAPPED_PAGE);
+                group.pool.release_left(left, prompt_pages.contains(&page_idx));
             }
         }
         let is_prompt_done = sequence.n_committed + 1 >= sequence.n_prompt;
@@ -288,6 +289,7 @@ impl Scheduler {
             return;
         }
         self.leave_stage(id);
+        self.list_left_pages(id);
         self.release_pages(id);
         self.let_followers_go(id);
         let sequence = self.sequences.remove(id).expect("it is alive");

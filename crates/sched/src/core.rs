@@ -24,6 +24,7 @@ use crate::{
     draft_plan::Want,
     drafting::Speculation,
     event::{Event, RequestId},
+    keeping::Outside,
     lane_mask::{LaneMask, NextMask, Promises},
     mailbox::{Command, Mailbox},
     mask_workers::{MaskResult, MaskWorkers},
@@ -70,6 +71,8 @@ pub(crate) struct Core {
     pub(crate) draft_model: Option<DraftModel>,
     /// Since when nothing but held prefixes is left, and no caller has asked for them.
     pub(crate) held_alone_since_us: Option<u64>,
+    /// Where pages are kept outside, where they are.
+    pub(crate) outside: Option<Box<Outside>>,
 
     // Reused from step to step.
     pub(crate) wants: Vec<Want>,
@@ -173,6 +176,7 @@ impl Core {
             draft_model: None,
             wants: Vec::new(),
             held_alone_since_us: None,
+            outside: None,
             batch: ForwardBatch::default(),
             output: StepOutput::default(),
             results: Vec::new(),
@@ -220,9 +224,16 @@ impl Core {
 
     pub(crate) fn obey(&mut self, command: Command, now_us: u64) {
         match command {
-            Command::Submit(submission) => self.accept(*submission),
-            Command::Cancel(request) => self.end_samples(request, None, now_us),
-            Command::Stop { request, sample } => self.end_samples(request, Some(sample), now_us),
+            Command::Submit(submission) => self.look_outside(*submission, now_us),
+            Command::Cancel(request) => {
+                self.stop_waiting(request, now_us);
+                self.end_samples(request, None, now_us);
+            }
+            Command::Stop { request, sample } => {
+                self.stop_waiting(request, now_us);
+                self.end_samples(request, Some(sample), now_us);
+            }
+            Command::Fetched(fetched) => self.take_fetched(fetched, now_us),
             Command::Resume(request) => self.set_paused(request, false),
             Command::ForgetCache => self.scheduler.forget_cache(),
             Command::Adapter(command) => self.obey_adapter(command),
@@ -237,11 +248,13 @@ impl Core {
     /// was one, or anything else to do.
     pub(crate) fn step(&mut self, clock: &dyn Fn() -> u64) -> bool {
         self.expire(clock());
+        self.end_late_fetches(clock());
         let has_brought = self.bring_adapters(clock);
         let wanted = self.config.steps_in_flight;
         let n_steps = wanted.unwrap_or_else(|| self.executor.steps_in_flight());
         while self.in_flight.len() < n_steps.clamp(1, 2) && self.launch(clock) {}
-        self.retire(clock) || has_brought
+        let has_retired = self.retire(clock);
+        self.keep_idle_pages() || has_retired || has_brought
     }
 
     pub(crate) fn has_step_in_flight(&self) -> bool {
@@ -269,6 +282,7 @@ impl Core {
 
     pub(crate) fn publish_stats(&mut self) {
         self.tally.n_parked = self.queue.n_parked();
+        self.tally.n_fetching = (self.outside.as_ref()).map_or(0, |outside| outside.fetches.n_waiting());
         if let Some(model) = &self.draft_model {
             self.tally.failed_draft_rows = model.failed_rows();
             self.tally.has_draft_failed = !model.works();
@@ -278,6 +292,7 @@ impl Core {
 
     /// Ends everything, as cancelled.
     pub(crate) fn cancel_all(&mut self, now_us: u64) {
+        self.stop_all_waiting(now_us);
         let requests: Vec<RequestId> = self.requests.keys().copied().collect();
         for request in requests {
             self.end_samples(request, None, now_us);
@@ -285,13 +300,11 @@ impl Core {
     }
 
     /// Makes sequences of a request. All samples after the first are forks of it.
-    fn accept(&mut self, submission: Submission) {
+    pub(crate) fn accept(&mut self, submission: Submission) {
         let mut sequences = Vec::with_capacity(submission.job.n_samples() as usize);
         for sample in 0..submission.job.n_samples() {
             let mut spec = submission.spec(sequences.first().copied());
-            // Nothing of an encoder's sequence outlives its step.
-            let is_encoder = self.scheduler.config().limits.is_encoder;
-            spec.uses_prefix_cache &= self.config.uses_prefix_cache && !is_encoder;
+            spec.uses_prefix_cache &= self.uses_prefix_cache();
             let seq = self.scheduler.submit(spec);
             sequences.push(seq);
             let mut opening = submission.opening(sample);
@@ -320,6 +333,11 @@ impl Core {
             sequences,
         };
         self.requests.insert(submission.request, request);
+    }
+
+    /// Whether sequences may use the prefix cache. Nothing of an encoder's sequence outlives its step.
+    pub(crate) fn uses_prefix_cache(&self) -> bool {
+        self.config.uses_prefix_cache && !self.scheduler.config().limits.is_encoder
     }
 
     fn open_lane(&mut self, lane: Lane) {
@@ -391,6 +409,7 @@ impl Core {
             draft_times: is_weighed.then(|| times.draft_times(n_decode)).flatten(),
         });
         self.scheduler.plan(budget, &mut plan);
+        self.keep_evicted_pages();
         for &seq in &plan.admitted {
             self.note_beginning(seq, now_us);
             self.begin_mask(seq);

@@ -18,6 +18,7 @@ use crate::{
     generation::Generation,
     mailbox::{Command, EngineState, Intent, Mailbox, QueueLimits},
     page_events::{PageEvents, page_events},
+    page_store::SharedPageStore,
     params::{EngineConfig, ForwardParams, GenerateParams},
     submission::{InputRows, Job, Reach, Submission, check_forward, check_generate},
     sync::{Arc, Mutex, mpsc, thread},
@@ -120,10 +121,13 @@ impl Engine {
                     executor.memory_format(),
                     executor.input_row_width(),
                 )));
-                let model_salt = config.model_salt;
+                let (model_salt, page_store) = (config.model_salt, config.page_store.clone());
                 let mut core = Core::new(Box::new(executor), config, Arc::clone(&board));
                 if let Some(draft) = draft {
                     core.set_draft_model(DraftModel::new(draft, model_salt));
+                }
+                if let Some(SharedPageStore(store)) = page_store {
+                    core.set_page_store(store, Arc::clone(&mailbox));
                 }
                 if let Some(sender) = page_sender {
                     core.send_page_events(sender);
@@ -375,7 +379,10 @@ fn serve(mut core: Core, mailbox: &Mailbox, board: &Board, epoch: Instant) {
             core.obey(command, clock());
         }
         if intent == Intent::EndNow {
-            return core.cancel_all(clock());
+            core.cancel_all(clock());
+            // A store has room for some, and it is only a copy.
+            while core.keep_idle_pages() {}
+            return;
         }
         let has_advanced = core.step(&clock);
         core.publish(mailbox);
@@ -387,7 +394,7 @@ fn serve(mut core: Core, mailbox: &Mailbox, board: &Board, epoch: Instant) {
         }
         if intent == Intent::EndWhenEmpty {
             core.end_forgotten_holds(clock());
-            if core.is_empty() {
+            if core.is_empty() && !core.is_keeping(clock()) {
                 return;
             }
         }

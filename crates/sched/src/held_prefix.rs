@@ -4,7 +4,7 @@
 //! cache, and one that is in the cache leaves a copy. Invariants: a held page is given to no other; what is written from outside can
 //! be found only once all of it is there.
 
-use tokenmill_backend::{MemoryPlace, PAGE_TOKENS, PageGroup};
+use tokenmill_backend::{AdapterId, MemoryPlace, PAGE_TOKENS, PageGroup};
 
 use crate::{
     page_events::Lineage,
@@ -17,14 +17,15 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct HeldPrefix {
     /// Those of the whole pages.
-    tokens: Vec<u32>,
-    salt: u64,
-    keys: Vec<PageKey>,
-    reuse: Reuse,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) salt: u64,
+    pub(crate) adapter: Option<AdapterId>,
+    pub(crate) keys: Vec<PageKey>,
+    pub(crate) reuse: Reuse,
     /// Of each group, the pages from the first visible one on.
-    tables: [Vec<u32>; PageGroup::ALL.len()],
+    pub(crate) tables: [Vec<u32>; PageGroup::ALL.len()],
     /// Snapshots, and the pages after which they were taken.
-    states: Vec<(usize, u32)>,
+    pub(crate) states: Vec<(usize, u32)>,
 }
 
 /// Snapshots of a prefix that are held at most: the one at its end, and the one before it, for a conversation that continues
@@ -70,6 +71,7 @@ impl Scheduler {
         let mut held = HeldPrefix {
             tokens: tokens[..reuse.n_pages * PAGE_TOKENS].to_vec(),
             salt,
+            adapter: None,
             keys,
             reuse,
             tables: Default::default(),
@@ -164,6 +166,7 @@ impl Scheduler {
             keys: self.keys_of(&tokens, salt),
             tokens,
             salt,
+            adapter: None,
             reuse: Reuse { n_pages, first_pages },
             tables,
             states,
@@ -182,7 +185,7 @@ impl Scheduler {
                 let lineage = Lineage {
                     parent: page_idx.checked_sub(1).map(|idx| held.keys[idx]),
                     salt: held.salt,
-                    adapter: None,
+                    adapter: held.adapter,
                 };
                 let tokens = &held.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
                 group.pool.register(page, held.keys[page_idx], tokens, lineage);

@@ -12,6 +12,7 @@ use crate::{
     error::EngineError,
     event::RequestId,
     memory_command::MemoryCommand,
+    page_store::Fetched,
     queue_gauge::Count,
     submission::Submission,
     sync::{Arc, Condvar, Mutex},
@@ -36,6 +37,8 @@ pub(crate) enum Command {
     Adapter(AdapterCommand),
     /// Read or write the memory of a prefix.
     Memory(MemoryCommand),
+    /// Pages that were kept outside, for a request that waits for them.
+    Fetched(Fetched),
 }
 
 /// Whether an engine takes requests.

@@ -100,7 +100,8 @@ impl Core {
     }
 
     /// Makes the copies between the tiers that taking pages has caused.
-    fn copy_for_prefix(&mut self) -> Result<(), StepError> {
+    pub(crate) fn copy_for_prefix(&mut self) -> Result<(), StepError> {
+        self.keep_evicted_pages();
         let mut plan = StepPlan::default();
         self.scheduler.take_copies(&mut plan);
         for (group, copies) in PageGroup::ALL.into_iter().zip(&plan.copies) {

@@ -7,7 +7,10 @@ use std::{sync::Arc, time::Duration};
 
 use tokenmill_backend::{AdapterId, SamplingParams};
 
-use crate::{constraint::ConstraintSource, context_shift::ContextShift, drafting::Speculation, media::Media};
+use crate::{
+    constraint::ConstraintSource, context_shift::ContextShift, drafting::Speculation, media::Media,
+    page_store::SharedPageStore,
+};
 
 /// Most samples of one prompt that a request may ask for.
 pub const MAX_SAMPLES: u32 = 128;
@@ -149,6 +152,8 @@ pub struct EngineConfig {
     /// How sequences continue where the context is full; `None` ends them there. Without a
     /// [`max_tokens`](GenerateParams::max_tokens) they then continue until a stop token.
     pub context_shift: Option<ContextShift>,
+    /// Where pages of the prefix cache are kept outside of the engine, and found again by a later one.
+    pub page_store: Option<SharedPageStore>,
 }
 
 impl Default for EngineConfig {
@@ -166,6 +171,7 @@ impl Default for EngineConfig {
             model_salt: 0,
             speculation: Speculation::Off,
             context_shift: None,
+            page_store: None,
         }
     }
 }

@@ -19,6 +19,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageCopy, PageGroup};
 
 use crate::{
+    leaving::{Leaving, LeavingPage},
     lru::LruList,
     page_events::{Lineage, PageEvent, PageJournal, PageTier},
     prefix::PageKey,
@@ -38,6 +39,8 @@ pub struct PagePool {
     counters: PoolCounters,
     /// Where the changes of the prefix cache are told.
     journal: Option<Box<PageJournal>>,
+    /// Which pages should be kept outside, where any are.
+    leaving: Option<Box<Leaving>>,
     /// A snapshot goes when its page goes.
     pub(crate) states: StatePool,
 }
@@ -48,6 +51,15 @@ struct Page {
     key: Option<PageKey>,
     /// Its last holder gave it back because it had left the window, and no sequence has taken it since.
     has_left_window: bool,
+    /// It has, but a prompt that ends where that of its sequence did sees it.
+    ends_prompt: bool,
+}
+
+impl Page {
+    /// Whether it should be kept outside.
+    fn is_worth_keeping(self) -> bool {
+        !self.has_left_window || self.ends_prompt
+    }
 }
 
 #[derive(Debug)]
@@ -137,6 +149,7 @@ impl PagePool {
             copies: Vec::new(),
             counters: PoolCounters::default(),
             journal: None,
+            leaving: None,
             states: StatePool::new(n_states),
         }
     }
@@ -144,6 +157,65 @@ impl PagePool {
     /// Tells the changes of the prefix cache from now on, as those of `group`.
     pub(crate) fn keep_journal(&mut self, group: PageGroup) {
         self.journal = Some(Box::new(PageJournal::new(group)));
+    }
+
+    /// Notes from now on which pages no sequence uses, and which lose their place.
+    pub(crate) fn note_leaving(&mut self) {
+        self.leaving = Some(Box::new(Leaving::new(self.pages.len())));
+    }
+
+    /// A page that no sequence uses, each once until it is used again; first pages of a prefix before later ones.
+    pub(crate) fn next_leaving(&mut self) -> Option<LeavingPage> {
+        while let Some(page) = self.leaving.as_mut()?.pop() {
+            let entry = self.pages[page as usize];
+            if let Some(key) = entry
+                .key
+                .filter(|_| entry.n_refs == 0 && entry.is_worth_keeping())
+            {
+                return Some(self.leaving_page(page, key));
+            }
+        }
+        None
+    }
+
+    /// Whether [`Self::next_leaving`] may have another.
+    pub(crate) fn has_leaving(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| !leaving.is_empty())
+    }
+
+    /// Lists a page again that [`Self::next_leaving`] gave.
+    pub(crate) fn list_leaving(&mut self, page: u32) {
+        if let Some(leaving) = &mut self.leaving {
+            leaving.list(page);
+        }
+    }
+
+    /// Lists a page that has left a window, if no sequence uses it, as one that is worth keeping.
+    pub(crate) fn list_left(&mut self, key: PageKey) {
+        if self.leaving.is_some()
+            && let Some(&Cached {
+                place: Place::Pool(page),
+                ..
+            }) = self.index.get(&key)
+            && self.idle.contains(page)
+        {
+            self.pages[page as usize].ends_prompt = true;
+            self.list_leaving(page);
+        }
+    }
+
+    /// The pages that lost their place since this was asked last. What they held is there until the next copies and the next step.
+    pub(crate) fn take_evicted(&mut self) -> Vec<LeavingPage> {
+        (self.leaving.as_mut()).map_or_else(Vec::new, |leaving| std::mem::take(&mut leaving.evicted))
+    }
+
+    fn leaving_page(&self, page: u32, key: PageKey) -> LeavingPage {
+        LeavingPage {
+            page,
+            key,
+            tokens: self.index[&key].tokens,
+            state: self.states.slot_of(key),
+        }
     }
 
     /// Tells all pages that can be found, in place of the changes since they were last taken.
@@ -227,7 +299,10 @@ impl PagePool {
         let entry = &mut self.pages[page as usize];
         entry.n_refs = entry.n_refs.checked_sub(1).expect("a released page was held");
         match (entry.n_refs, entry.key) {
-            (0, Some(_)) => self.idle.push(page),
+            (0, Some(_)) => {
+                self.idle.push(page);
+                self.list_leaving(page);
+            }
             (0, None) => self.free.push(page),
             _ => {}
         }
@@ -235,11 +310,12 @@ impl PagePool {
 
     /// As [`Self::release`], of a page that the sequence's next token does not see. Only a prompt that parts from this one near
     /// here can use it again, so it makes room before the pages that sequences ended with.
-    pub(crate) fn release_left(&mut self, page: u32) {
+    pub(crate) fn release_left(&mut self, page: u32, ends_prompt: bool) {
         self.release(page);
         if self.idle.remove(page) {
             self.idle.push_oldest(page);
             self.pages[page as usize].has_left_window = true;
+            self.pages[page as usize].ends_prompt = ends_prompt;
         }
     }
 
@@ -403,6 +479,9 @@ impl PagePool {
         }
         self.index.clear();
         self.states.forget_all();
+        if let Some(leaving) = &mut self.leaving {
+            leaving.clear();
+        }
         if let Some(journal) = &mut journal {
             journal.forget_lineages();
         }
@@ -421,7 +500,14 @@ impl PagePool {
             .key
             .take()
             .expect("an idle page has a key");
+        let is_worth_keeping = self.pages[page as usize].is_worth_keeping();
         let has_left_window = std::mem::take(&mut self.pages[page as usize].has_left_window);
+        if self.leaving.is_some() && is_worth_keeping {
+            let leaving_page = self.leaving_page(page, key);
+            (self.leaving.as_mut().expect("it was there"))
+                .evicted
+                .push(leaving_page);
+        }
         // No page of the host tier is forgotten for one that left its window.
         let host_page = if has_left_window {
             self.host.free.pop()

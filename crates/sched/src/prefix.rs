@@ -4,9 +4,15 @@
 //! key is chained over every token from position 0 on and starts from the model and the adapter.
 
 use std::{
-    collections::hash_map::RandomState,
+    collections::{BTreeMap, hash_map::RandomState},
     hash::{BuildHasher, Hasher},
 };
+
+#[expect(
+    deprecated,
+    reason = "the one hash of the standard library that takes a key, so that names can outlive the process"
+)]
+use std::hash::SipHasher;
 
 use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageGroup};
 
@@ -21,24 +27,60 @@ impl PageKey {
     pub(crate) fn low_bits(self) -> u64 {
         self.0 as u64
     }
+
+    /// The key as a number.
+    pub fn number(self) -> u128 {
+        self.0
+    }
+
+    /// The key that [`Self::number`] gave.
+    pub fn from_number(number: u128) -> Self {
+        Self(number)
+    }
 }
 
 /// Computes [`PageKey`]s.
 ///
-/// The hash is keyed with random numbers drawn when the hasher is made, so that a client who chooses prompts cannot
-/// construct two prefixes of one key and read another client's pages. Keys therefore mean nothing outside of it.
+/// The hash is keyed with random numbers that are drawn when the hasher is made, or given, so that a client who chooses prompts cannot
+/// construct two prefixes of one key and read another client's pages. Keys mean nothing to a hasher with other numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixHasher {
-    halves: [RandomState; 2],
+    secret: [u64; 4],
     model_salt: u64,
+    /// What adapters are made of, where keys outlive their numbers.
+    adapter_contents: BTreeMap<AdapterId, AdapterContent>,
+}
+
+/// What an adapter is made of: a hash of its matrices, and its strength.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AdapterContent {
+    pub(crate) matrices: u64,
+    /// Its bits.
+    pub(crate) strength: u32,
 }
 
 impl PrefixHasher {
     pub(crate) fn new(model_salt: u64) -> Self {
+        let random = RandomState::new();
+        Self::with_secret(std::array::from_fn(|n| random.hash_one(n)), model_salt)
+    }
+
+    /// A hasher whose keys are those of every other with the same numbers.
+    pub(crate) fn with_secret(secret: [u64; 4], model_salt: u64) -> Self {
         Self {
-            halves: [RandomState::new(), RandomState::new()],
+            secret,
             model_salt,
+            adapter_contents: BTreeMap::new(),
         }
+    }
+
+    /// Names an adapter's pages by what it is made of instead of its number.
+    pub(crate) fn set_adapter_content(&mut self, id: AdapterId, content: AdapterContent) {
+        self.adapter_contents.insert(id, content);
+    }
+
+    pub(crate) fn adapter_content(&self, id: AdapterId) -> Option<AdapterContent> {
+        self.adapter_contents.get(&id).copied()
     }
 
     /// The key before the first page, for requests of one tenant with one adapter.
@@ -46,7 +88,14 @@ impl PrefixHasher {
         self.hash(|hasher| {
             hasher.write_u64(self.model_salt);
             hasher.write_u64(request_salt);
-            hasher.write_u32(adapter.map_or(0, AdapterId::number));
+            match adapter.and_then(|id| self.adapter_content(id)) {
+                // Longer than the root without an adapter, and than that of one by its number.
+                Some(content) => {
+                    hasher.write_u64(content.matrices);
+                    hasher.write_u32(content.strength);
+                }
+                None => hasher.write_u32(adapter.map_or(0, AdapterId::number)),
+            }
         })
     }
 
@@ -86,8 +135,10 @@ impl PrefixHasher {
     }
 
     fn hash(&self, write: impl Fn(&mut dyn Hasher)) -> PageKey {
-        let [high, low] = self.halves.each_ref().map(|state| {
-            let mut hasher = state.build_hasher();
+        let [a, b, c, d] = self.secret;
+        let [high, low] = [(a, b), (c, d)].map(|(first, second)| {
+            #[expect(deprecated, reason = "as where it is imported")]
+            let mut hasher = SipHasher::new_with_keys(first, second);
             write(&mut hasher);
             u128::from(hasher.finish())
         });

@@ -98,6 +98,11 @@ impl StatePool {
         self.index.contains_key(&key)
     }
 
+    /// The slot of the snapshot at the end of the page of this name.
+    pub(crate) fn slot_of(&self, key: PageKey) -> Option<u32> {
+        self.index.get(&key).copied()
+    }
+
     /// Whether reading the snapshot leaves one slot fewer to hand out.
     pub(crate) fn is_idle(&self, key: PageKey) -> bool {
         (self.index.get(&key)).is_some_and(|&slot| self.idle.contains(slot))

@@ -2,11 +2,6 @@
 //!
 //! Invariant: comparing a key takes the same time wherever it first differs, and all keys are compared.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    sync::LazyLock,
-};
-
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
@@ -54,7 +49,7 @@ impl ApiKeys {
 /// an answer would tell what others ask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tenant {
-    hash: Option<u64>,
+    has_key: bool,
     /// The beginning of the SHA-256 of its key: the same in every process.
     digest: [u8; 16],
 }
@@ -65,32 +60,32 @@ impl Tenant {
         let mut digest = [0; 16];
         digest.copy_from_slice(&Sha256::digest(key.as_bytes())[..16]);
         Self {
-            hash: Some(keyed_hash(&key)),
+            has_key: true,
             digest,
         }
     }
 
     /// What files of this tenant carry; nothing for the one of a server without keys.
     pub(crate) fn owner(self) -> String {
-        match self.hash {
-            Some(_) => format!("{:032x}", u128::from_be_bytes(self.digest)),
-            None => String::new(),
+        if self.has_key {
+            format!("{:032x}", u128::from_be_bytes(self.digest))
+        } else {
+            String::new()
         }
     }
 
-    /// What keeps the cached pages of a request apart from those of other tenants and other salts.
+    /// What keeps the cached pages of a request apart from those of other tenants and other salts: the same in every process, since
+    /// pages may outlive this one.
     pub(crate) fn cache_salt(self, salt: Option<&str>) -> u64 {
-        match (self.hash, salt) {
-            (None, None) => 0,
-            both => keyed_hash(&both),
+        if !self.has_key && salt.is_none() {
+            return 0;
         }
+        let mut hasher = Sha256::new_with_prefix([u8::from(self.has_key), u8::from(salt.is_some())]);
+        hasher.update(self.digest);
+        hasher.update(salt.unwrap_or_default());
+        let hash = hasher.finalize();
+        u64::from_le_bytes(*hash.first_chunk().expect("a SHA-256 has 32 bytes"))
     }
-}
-
-/// A hash under a key that lives as long as the process and that no client knows.
-fn keyed_hash(value: &impl std::hash::Hash) -> u64 {
-    static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    STATE.hash_one(value)
 }
 
 impl std::fmt::Debug for ApiKeys {

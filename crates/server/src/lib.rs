@@ -39,6 +39,7 @@ mod origin;
 pub mod otel;
 mod outcome;
 mod paths;
+mod prefix_dir_figures;
 mod prometheus_text;
 mod prompt_scores;
 mod reply;

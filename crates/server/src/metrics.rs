@@ -21,7 +21,9 @@ use tokenmill::{Model, TextEnd};
 use tokenmill_backend::{AdapterId, PAGE_TOKENS};
 use tokenmill_sched::{DraftCounters, Engine};
 
-use crate::{ApiError, mask_figures::MaskFigures, outcome::finish_reason};
+use crate::{
+    ApiError, mask_figures::MaskFigures, outcome::finish_reason, prefix_dir_figures::PrefixDirFigures,
+};
 
 type FloatGauge = Gauge<f64, AtomicU64>;
 
@@ -104,6 +106,7 @@ struct EngineFigures {
     steps: Counter,
     failed_steps: Counter,
     masks: MaskFigures,
+    prefix_dir: PrefixDirFigures,
     drafts: Counter,
     draft_tokens: Counter,
     accepted_tokens: Counter,
@@ -192,6 +195,7 @@ impl Metrics {
             metric.register(registry, &format!("tokenmill_{name}"), help);
         }
         engine.masks.register(registry);
+        engine.prefix_dir.register(registry);
         registry.register(
             "tokenmill_requests_refused",
             "Requests refused before they reached the engine, by reason",
@@ -220,6 +224,9 @@ impl Metrics {
     pub fn encode(&self, model: &Model) -> String {
         self.engine.read(model.engine());
         self.engine.read_adapters(model);
+        if let Some(figures) = model.prefix_folder_figures() {
+            self.engine.prefix_dir.set(&figures);
+        }
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a string succeeds");
         text

@@ -58,6 +58,12 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// A folder for pages of prompts that another process, or another part of this one, has open.
+    #[error("{} is in use: one process keeps prompts in a folder at a time", path.display())]
+    PrefixFolderInUse {
+        /// Its path.
+        path: PathBuf,
+    },
     /// A configuration file that is not JSON.
     #[error("{} is not JSON: {source}", path.display())]
     NotJson {

@@ -104,6 +104,7 @@ mod model;
 mod model_adapters;
 mod model_source;
 mod mtp;
+mod prefix_folder;
 mod quantized;
 mod reply;
 mod reply_reader;
@@ -142,6 +143,7 @@ pub use machine_memory::{available_bytes, available_main_bytes, check_memory, ma
 pub use model::{Model, TextParams};
 pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
 pub use mtp::LoadedMtp;
+pub use prefix_folder::{PrefixFolder, PrefixFolderFigures};
 pub use reply::Prompt;
 pub use reply_reader::ReplyReader;
 pub use rerank::{RankWords, Scores};

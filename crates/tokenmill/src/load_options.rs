@@ -6,21 +6,23 @@
 use std::{
     ops::RangeInclusive,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use tokenmill_backend::{Backend, KvType, MemoryPlan, PAGE_TOKENS};
 use tokenmill_convert::Preset;
 use tokenmill_model::{ControlVector, LoadProgress, Model as Network, ModelOptions, WindowPages};
-use tokenmill_sched::{ContextShift, Engine, EngineConfig, Speculation};
+use tokenmill_sched::{ContextShift, Engine, EngineConfig, SharedPageStore, Speculation};
 
 use crate::{
     AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
-    ModelSource, ModelWords, Projector,
+    ModelSource, ModelWords, PrefixFolder, Projector,
     adapters::Shelf,
     device,
     draft::Draft,
     machine_memory::bytes_of,
     mtp::{LoadedMtp, Mtp},
+    prefix_folder::ModelStore,
     quantized,
     session::identity_of,
     vision::{self, Vision},
@@ -89,6 +91,8 @@ pub struct LoadOptions {
     pub control_layers: Option<RangeInclusive<usize>>,
     /// Where the encoder of images is.
     pub projector: Projector,
+    /// Where what was computed of prompts is kept, to be found again after a restart.
+    pub prefix_folder: Option<PrefixFolder>,
 }
 
 impl Default for LoadOptions {
@@ -119,6 +123,7 @@ impl Default for LoadOptions {
             control_vectors: Vec::new(),
             control_layers: None,
             projector: Projector::default(),
+            prefix_folder: None,
         }
     }
 }
@@ -203,6 +208,13 @@ impl LoadOptions {
         self
     }
 
+    /// Sets the folder where what was computed of prompts is kept.
+    #[must_use]
+    pub fn prefix_folder(mut self, folder: PrefixFolder) -> Self {
+        self.prefix_folder = Some(folder);
+        self
+    }
+
     /// Adds an adapter to load with the model.
     #[must_use]
     pub fn adapter(mut self, adapter: AdapterSource) -> Self {
@@ -248,7 +260,9 @@ impl LoadOptions {
         let identity = (self.compute).work(|| identity(source, network, &options))?;
         let width = loaded.executor.input_row_width();
         let vision = self.vision(source, network, width, &mut words)?;
-        let model = self.start(source, words, loaded, draft.as_ref(), &options, on_progress)?;
+        let store = self.page_store(identity, &loaded);
+        let start = Start { words, loaded, store };
+        let model = self.start(source, start, draft.as_ref(), &options, on_progress)?;
         self.equip(model.with_identity(identity).with_vision(vision), network)
     }
 
@@ -313,8 +327,10 @@ impl LoadOptions {
         };
         let width = loaded.executor.input_row_width();
         let vision = self.vision(&source, &network, width, &mut words)?;
-        let model = self.start(&source, words, loaded, draft.as_ref(), &options, &mut |_| {})?;
         let identity = identity(&source, &network, &options)?;
+        let store = self.page_store(identity, &loaded);
+        let start = Start { words, loaded, store };
+        let model = self.start(&source, start, draft.as_ref(), &options, &mut |_| {})?;
         self.equip(model.with_identity(identity).with_vision(vision), &network)
     }
 
@@ -450,8 +466,7 @@ impl LoadOptions {
     fn start(
         &self,
         source: &ModelSource,
-        words: ModelWords,
-        loaded: Loaded,
+        Start { words, loaded, store }: Start,
         draft: Option<&Draft>,
         options: &ModelOptions,
         on_progress: &mut dyn FnMut(LoadProgress),
@@ -474,6 +489,7 @@ impl LoadOptions {
                     .keep
                     .saturating_add(usize::from(words.tokenizer().adds_bos())),
             }),
+            page_store: store.clone().map(|store| SharedPageStore(store)),
             ..EngineConfig::default()
         };
         let (engine, facts) = match (draft, mtp) {
@@ -491,8 +507,21 @@ impl LoadOptions {
             }
         };
         let model = Model::from_parts(source.name(), words, engine, device, Some(plan));
-        Ok(model.with_draft(facts))
+        Ok(model.with_draft(facts).with_page_store(store))
     }
+
+    /// Where pages of the model are kept, if they are to be and its memory can be read.
+    fn page_store(&self, identity: u128, loaded: &Loaded) -> Option<Arc<ModelStore>> {
+        let (folder, format) = (self.prefix_folder.as_ref()?, loaded.executor.memory_format()?);
+        Some(Arc::new(folder.store_of(identity, &format)))
+    }
+}
+
+/// What an engine is started with.
+struct Start {
+    words: ModelWords,
+    loaded: Loaded,
+    store: Option<Arc<ModelStore>>,
 }
 
 /// The number that tells a network from others.

@@ -12,8 +12,8 @@ use tokenmill_text::constraint::ConstraintError;
 
 use crate::{
     Answer, Constraint, Conversation, DraftFacts, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords,
-    Prompt, ReplyReader, Scores, TextStream, adapters::Shelf, constraint, machine_memory::bytes_of,
-    vision::Vision,
+    PrefixFolderFigures, Prompt, ReplyReader, Scores, TextStream, adapters::Shelf, constraint,
+    machine_memory::bytes_of, prefix_folder::ModelStore, vision::Vision,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
@@ -34,6 +34,7 @@ struct Inner {
     shelf: Shelf,
     identity: Option<u128>,
     vision: Option<Vision>,
+    page_store: Option<Arc<ModelStore>>,
 }
 
 /// What is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
@@ -115,8 +116,23 @@ impl Model {
                 shelf: Shelf::new(None, 0),
                 identity: None,
                 vision: None,
+                page_store: None,
             }),
         }
+    }
+
+    /// Tells where its pages are kept.
+    #[must_use]
+    pub(crate) fn with_page_store(self, page_store: Option<Arc<ModelStore>>) -> Self {
+        let inner = Arc::into_inner(self.inner).expect("nothing shares a model that was just made");
+        Self {
+            inner: Arc::new(Inner { page_store, ..inner }),
+        }
+    }
+
+    /// What its pages in [`LoadOptions::prefix_folder`](crate::LoadOptions::prefix_folder) have been used for; `None` without.
+    pub fn prefix_folder_figures(&self) -> Option<PrefixFolderFigures> {
+        self.inner.page_store.as_ref().map(|store| store.figures())
     }
 
     /// Lets it see.

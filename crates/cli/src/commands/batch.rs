@@ -107,6 +107,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         max_queued: usize::MAX,
         max_queued_tokens: usize::MAX,
         max_page_event_batches: None,
+        prefix_folder: None,
         speculation: &args.speculation,
         context_shift: None,
     };

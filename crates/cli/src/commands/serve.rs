@@ -16,7 +16,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill::remove_unfinished_sessions;
+use tokenmill::{PrefixFolder, remove_unfinished_sessions};
 use tokenmill_backend::StepError;
 use tokenmill_sched::EngineError;
 #[cfg(feature = "otel")]
@@ -32,7 +32,7 @@ use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::Subsc
 use crate::{
     failure::{Failure, INTERRUPTED},
     note::note,
-    numbers::count,
+    numbers::{ByteSize, count},
     signals::{Kind, Signals},
     visible::visible,
 };
@@ -47,6 +47,9 @@ use self::{model_flags::GivenFlags, models::SeveralArgs};
 
 /// Holds a key that clients must send, as `--api-key` does.
 const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
+
+/// How long what no request uses may take on its way to --prefix-dir once all is answered.
+const KEEP_TIME: Duration = Duration::from_secs(15);
 
 /// Serve a model over HTTP.
 #[derive(clap::Args)]
@@ -104,6 +107,10 @@ pub(crate) struct Args {
     /// Keep conversations in this folder, as clients ask for with `POST /slots/{id}?action=save`; no other process writes to it
     #[arg(long, visible_alias = "slot-save-path", value_name = "DIR")]
     session_dir: Option<PathBuf>,
+    /// Keep what was computed of prompts in this folder, so that prompts that begin alike find it, also after a restart; no other
+    /// process uses it meanwhile
+    #[arg(long, value_name = "DIR")]
+    prefix_dir: Option<PathBuf>,
     #[command(flatten)]
     several: Box<SeveralArgs>,
     #[command(flatten)]
@@ -128,6 +135,9 @@ struct Limits {
     /// Bytes that the files in --session-dir may have together; a save beyond it gets 507
     #[arg(long, default_value_t = 32 << 30, value_name = "BYTES")]
     session_dir_bytes: u64,
+    /// Space that the files in --prefix-dir may take together; what was used longest ago is removed for more
+    #[arg(long, default_value = "10GiB", value_name = "SIZE")]
+    prefix_dir_bytes: ByteSize,
     /// Longest time for an answer [default: unbounded]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     request_timeout: Option<Duration>,
@@ -321,6 +331,16 @@ impl Args {
         }))
     }
 
+    /// The folder where what was computed of prompts is kept.
+    fn prefix_folder(&self) -> Result<Option<PrefixFolder>, Failure> {
+        let Some(path) = &self.prefix_dir else {
+            return Ok(None);
+        };
+        let max_bytes = self.limits.prefix_dir_bytes.0;
+        let folder = PrefixFolder::open(path, max_bytes, |warning| tracing::warn!("{warning}"))?;
+        Ok(Some(folder))
+    }
+
     /// The names that clients may ask for. A name given as the address is one of them where names are checked at all.
     fn allowed_hosts(&self) -> Vec<String> {
         let mut names = self.allow_host.clone();
@@ -333,12 +353,14 @@ impl Args {
 
     /// The models that are to be served; one alone is loaded here.
     fn models(&self, config: ServerConfig) -> Result<Models, Failure> {
+        let kept = self.prefix_folder()?;
         if self.several.is_asked_for(&self.model) {
-            return models::several(self, config);
+            return models::several(self, kept.as_ref(), config);
         }
         let flags = &self.model_flags.flags;
         let mut seats = flags.seats();
         seats.max_page_event_batches = self.kv_events().map(|config| config.max_queue_size);
+        seats.prefix_folder = kept;
         let names = &self.served_model_name;
         let app = load_app(
             &self.model[0],
@@ -456,6 +478,7 @@ async fn serve(models: Models, is_watched: bool) -> Result<(), Failure> {
         Drained::Whole => tracing::info!("every running answer was finished"),
         Drained::Cut => tracing::warn!("the drain time was up, and some answers were cut"),
     }
+    models.keep_prefixes(KEEP_TIME);
     Ok(())
 }
 

@@ -50,6 +50,8 @@ mod engine;
 mod error;
 #[path = "../../src/event.rs"]
 mod event;
+#[path = "../../src/fetching.rs"]
+mod fetching;
 #[path = "../../src/generation.rs"]
 mod generation;
 #[path = "../../src/group.rs"]
@@ -58,8 +60,12 @@ mod group;
 mod held_prefix;
 #[path = "../../src/hidden_states.rs"]
 mod hidden_states;
+#[path = "../../src/keeping.rs"]
+mod keeping;
 #[path = "../../src/lane_mask.rs"]
 mod lane_mask;
+#[path = "../../src/leaving.rs"]
+mod leaving;
 #[path = "../../src/lru.rs"]
 mod lru;
 #[path = "../../src/mailbox.rs"]
@@ -84,6 +90,8 @@ mod ngram;
 mod outcome;
 #[path = "../../src/page_events.rs"]
 mod page_events;
+#[path = "../../src/page_store.rs"]
+mod page_store;
 #[path = "../../src/params.rs"]
 mod params;
 #[path = "../../src/plan.rs"]

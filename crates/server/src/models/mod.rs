@@ -233,6 +233,21 @@ impl Models {
         }
     }
 
+    /// Ends the engines whose prompts are kept in a folder, once all that no request uses is written there, or when `patience` is over.
+    /// Nothing is answered any more.
+    pub fn keep_prefixes(&self, patience: Duration) {
+        let loaded = self.loaded();
+        let kept = || (loaded.iter()).filter(|app| app.model.model().prefix_folder_figures().is_some());
+        for app in kept() {
+            app.engine().drain();
+        }
+        let until = Instant::now() + patience;
+        for app in kept() {
+            app.engine()
+                .wait_for_end(until.saturating_duration_since(Instant::now()));
+        }
+    }
+
     /// Why the server cannot continue, where that is so: the engine of its one model has ended, a device was lost, or nothing can be
     /// loaded any more.
     pub fn lost(&self) -> Option<EngineError> {

@@ -12,7 +12,7 @@ const PRIMES: [u64; 5] = [
 ];
 
 /// The XXH64 of `bytes` with a seed.
-pub(super) fn checksum(bytes: &[u8], seed: u64) -> u64 {
+pub(crate) fn checksum(bytes: &[u8], seed: u64) -> u64 {
     let [p1, p2, p3, p4, p5] = PRIMES;
     let (stripes, mut rest) = bytes.as_chunks::<32>();
     let mut hash = if stripes.is_empty() {

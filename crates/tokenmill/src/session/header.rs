@@ -55,7 +55,7 @@ pub struct SessionHeader {
 }
 
 /// A memory format as text, which is equal where the formats are.
-pub(super) fn format_text(format: &MemoryFormat) -> String {
+pub(crate) fn format_text(format: &MemoryFormat) -> String {
     let [main, window] = format.page_bytes;
     format!(
         "{} keys {} values {} pages {main} {window} states {}",

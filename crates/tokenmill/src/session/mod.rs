@@ -22,13 +22,12 @@ use tokenmill_sched::{Engine, PrefixReader};
 
 use self::{
     aside::write_aside,
-    checksum::checksum,
-    header::{SUM_BYTES, format_text, types_of},
+    header::{SUM_BYTES, types_of},
 };
 use crate::{Answer, Error, Model, SessionError};
 
+pub(crate) use self::{checksum::checksum, header::format_text, identity::identity_of};
 pub use header::SessionHeader;
-pub(crate) use identity::identity_of;
 
 /// A conversation to keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use std::{
     path::{MAIN_SEPARATOR, Path, PathBuf},
 };
 
-use tokenmill::{LoadOptions, Model, ModelSource, Projector, available_main_bytes};
+use tokenmill::{LoadOptions, Model, ModelSource, PrefixFolder, Projector, available_main_bytes};
 use tokenmill_server::{
     KeepAlive, ModelLimits, ModelLoader, ModelSpec, Models, ServerConfig,
     models::{FileLoader, Measured, Role},
@@ -127,23 +127,28 @@ impl ModelLoader for NamedLoader {
 ///
 /// # Errors
 /// Options that cannot be granted, a named model that is not there, a folder or a file that cannot be read.
-pub(super) fn several(args: &Args, config: ServerConfig) -> Result<Models, Failure> {
+pub(super) fn several(
+    args: &Args,
+    kept: Option<&PrefixFolder>,
+    config: ServerConfig,
+) -> Result<Models, Failure> {
     let several = &args.several;
     let n_named = args.model.len() + usize::from(several.embedding_model.is_some());
     refuse_what_is_for_one(args, n_named)?;
     let mut specs = Vec::new();
     for model in &args.model {
-        specs.push(named(args, model)?);
+        specs.push(named(args, kept, model)?);
     }
     if let Some(model) = &several.embedding_model {
         specs.push(ModelSpec {
             role: Role::Embedding,
-            ..named(args, model)?
+            ..named(args, kept, model)?
         });
     }
     if let Some(folder) = &several.models_dir {
         for path in models_in(folder)? {
-            let options = args.model_flags.flags.unresolved_options()?;
+            let mut options = args.model_flags.flags.unresolved_options()?;
+            options.prefix_folder = kept.cloned();
             specs.push(spec(args, name_of(&path), path, options));
         }
     }
@@ -159,7 +164,7 @@ pub(super) fn several(args: &Args, config: ServerConfig) -> Result<Models, Failu
             let wrong = |reason: String| {
                 Failure::input(format!("{}: [models.{}]: {reason}", path.display(), model.name))
             };
-            specs.push(of_file(args, model, folder).map_err(wrong)?);
+            specs.push(of_file(args, kept, model, folder).map_err(wrong)?);
         }
         limits.budget_bytes = file.memory_budget.map(|size| size.0).or(limits.budget_bytes);
         limits.keep_alive = file.idle_unload.unwrap_or(limits.keep_alive);
@@ -232,7 +237,7 @@ fn refuse_what_is_for_one(args: &Args, n_models: usize) -> Result<(), Failure> {
 }
 
 /// A model of the command line, which is there.
-fn named(args: &Args, model: &Path) -> Result<ModelSpec, Failure> {
+fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<ModelSpec, Failure> {
     let fetch = &args.model_flags.flags.load.fetch;
     let path = fetch.resolve(model)?;
     ModelSource::find(&path)?.check()?;
@@ -242,7 +247,8 @@ fn named(args: &Args, model: &Path) -> Result<ModelSpec, Failure> {
         _ => name_of(&path),
     };
     // What is named on the command line is there, its draft model too.
-    let options = args.model_flags.flags.load_options()?;
+    let mut options = args.model_flags.flags.load_options()?;
+    options.prefix_folder = kept.cloned();
     Ok(ModelSpec {
         is_preloaded: true,
         ..spec(args, name, path, options)
@@ -264,15 +270,22 @@ fn spec(args: &Args, name: String, model: PathBuf, options: LoadOptions) -> Mode
 }
 
 /// A model of a file. Paths in it are relative to its folder.
-fn of_file(args: &Args, model: &FileModel, folder: &Path) -> Result<ModelSpec, String> {
+fn of_file(
+    args: &Args,
+    kept: Option<&PrefixFolder>,
+    model: &FileModel,
+    folder: &Path,
+) -> Result<ModelSpec, String> {
     let flags = args.model_flags.with_file(&model.settings, folder)?;
     let path = FetchArgs::below(folder, Path::new(&model.model));
+    let mut options = flags.unresolved_options().map_err(|failure| failure.line())?;
+    options.prefix_folder = kept.cloned();
     let mut spec = ModelSpec::new(
         model.name.clone(),
         NamedLoader {
             model: path,
             fetch: flags.load.fetch.clone(),
-            options: flags.unresolved_options().map_err(|failure| failure.line())?,
+            options,
         },
     );
     spec.names.extend(model.alias.iter().cloned());

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use tokenmill::{KvCache, LoadOptions};
+use tokenmill::{KvCache, LoadOptions, PrefixFolder};
 use tokenmill_server::{App, ServedModel, ServerConfig};
 
 use crate::{
@@ -59,6 +59,7 @@ impl SeatArgs {
             max_queued: self.max_queued_requests,
             max_queued_tokens: self.max_queued_tokens,
             max_page_event_batches: None,
+            prefix_folder: None,
             speculation,
             context_shift: Some(context_shift),
         }
@@ -86,6 +87,8 @@ pub(crate) struct Seats<'a> {
     pub(crate) max_queued_tokens: usize,
     /// Batches of changes of the prefix cache that may wait to be published, where they are.
     pub(crate) max_page_event_batches: Option<usize>,
+    /// Where what was computed of prompts is kept, if it is.
+    pub(crate) prefix_folder: Option<PrefixFolder>,
     /// Whether tokens are guessed ahead.
     pub(crate) speculation: &'a SpeculationArgs,
     /// What becomes of texts that fill their context, where that can be chosen.
@@ -114,6 +117,7 @@ impl Seats<'_> {
         options.max_queued = self.max_queued;
         options.max_queued_tokens = self.max_queued_tokens;
         options.max_page_event_batches = self.max_page_event_batches;
+        options.prefix_folder.clone_from(&self.prefix_folder);
         if let Some(context_shift) = self.context_shift {
             context_shift.add_to(options);
         }

@@ -1,0 +1,154 @@
+//! How [`Core`] hands pages to a [`PageStore`] before they are gone.
+//!
+//! A part of [`Core`] that stands apart because most engines have no store. Pages that no sequence uses are copied between two steps, a
+//! few MiB at a time; those that lose their place are copied before it is written again, where that was not done yet. Invariants: no
+//! page is held for it, and no step waits for more than the copy.
+
+use tokenmill_backend::{MemoryFormat, MemoryPlace, PageGroup, StepError};
+
+use crate::{
+    core::Core,
+    fetching::Fetches,
+    leaving::LeavingPage,
+    mailbox::Mailbox,
+    page_store::{KeptKind, KeptName, KeptPage, Offer, PageStore},
+    sync,
+};
+
+/// Bytes that are copied between two steps at most, unless one page has more.
+const PORTION_BYTES: usize = 4 << 20;
+
+/// How long an engine that ends waits for what its store has to write, microseconds.
+const STORE_PATIENCE_US: u64 = 10_000_000;
+
+/// A store, and who waits for it.
+pub(crate) struct Outside {
+    pub(crate) store: std::sync::Arc<dyn PageStore>,
+    pub(crate) mailbox: sync::Arc<Mailbox>,
+    pub(crate) format: MemoryFormat,
+    pub(crate) fetches: Fetches,
+    /// Since when nothing but writing is left to do.
+    alone_since_us: Option<u64>,
+}
+
+impl Core {
+    /// Keeps pages in a store from now on, and looks there for what prompts begin with. Without effect where the executor's memory
+    /// cannot be read.
+    pub(crate) fn set_page_store(
+        &mut self,
+        store: std::sync::Arc<dyn PageStore>,
+        mailbox: sync::Arc<Mailbox>,
+    ) {
+        let Some(format) = self.executor.memory_format() else {
+            return;
+        };
+        self.scheduler.name_pages_with(store.secret());
+        self.outside = Some(Box::new(Outside {
+            store,
+            mailbox,
+            format,
+            fetches: Fetches::default(),
+            alone_since_us: None,
+        }));
+    }
+
+    /// Whether an engine that ends should wait for its store.
+    pub(crate) fn is_keeping(&mut self, now_us: u64) -> bool {
+        let has_leaving = self.scheduler.has_leaving();
+        let Some(outside) = &mut self.outside else {
+            return false;
+        };
+        if !outside.fetches.is_empty() {
+            return true;
+        }
+        let since_us = *outside.alone_since_us.get_or_insert(now_us);
+        (has_leaving || outside.store.is_writing()) && now_us.saturating_sub(since_us) < STORE_PATIENCE_US
+    }
+
+    /// Copies some pages that no sequence uses. Returns whether there were any.
+    pub(crate) fn keep_idle_pages(&mut self) -> bool {
+        // A step on its way would have to be waited for.
+        if self.has_step_in_flight() || !self.scheduler.has_leaving() {
+            return false;
+        }
+        let Some(outside) = self.outside.take() else {
+            return false;
+        };
+        let mut n_bytes = 0;
+        for group in PageGroup::ALL {
+            while n_bytes < PORTION_BYTES
+                && let Some(page) = self.scheduler.next_leaving(group)
+            {
+                match self.keep_page(&outside, group, &page) {
+                    Ok(Kept::Later) => {
+                        self.scheduler.list_leaving(group, page.page);
+                        break;
+                    }
+                    Ok(Kept::Copied(copied)) => n_bytes += copied,
+                    // It is computed again, should it be needed.
+                    Err(_) => {}
+                }
+            }
+        }
+        self.outside = Some(outside);
+        n_bytes > 0
+    }
+
+    /// Copies the pages that have lost their place, before it is written again.
+    pub(crate) fn keep_evicted_pages(&mut self) {
+        let Some(outside) = self.outside.take() else {
+            return;
+        };
+        for group in PageGroup::ALL {
+            for page in self.scheduler.take_evicted(group) {
+                // What finds no room is computed again, should it be needed.
+                let _ = self.keep_page(&outside, group, &page);
+            }
+        }
+        self.outside = Some(outside);
+    }
+
+    fn keep_page(
+        &mut self,
+        outside: &Outside,
+        group: PageGroup,
+        page: &LeavingPage,
+    ) -> Result<Kept, StepError> {
+        let of_page = MemoryPlace::Page {
+            group,
+            page: page.page,
+        };
+        let of_state = page
+            .state
+            .map(|slot| (KeptKind::State, MemoryPlace::State { slot }));
+        let mut n_bytes = 0;
+        for (kind, place) in [Some((KeptKind::Page(group), of_page)), of_state]
+            .into_iter()
+            .flatten()
+        {
+            let name = KeptName { key: page.key, kind };
+            match outside.store.offer(name, outside.format.bytes_of(place)) {
+                Offer::Leave => continue,
+                Offer::Later => return Ok(Kept::Later),
+                Offer::Take => {}
+            }
+            let mut bytes = Vec::with_capacity(outside.format.bytes_of(place));
+            self.executor.read_memory(place, &mut bytes)?;
+            n_bytes += bytes.len();
+            outside.store.keep(KeptPage {
+                name,
+                tokens: page.tokens,
+                bytes,
+            });
+        }
+        Ok(Kept::Copied(n_bytes))
+    }
+}
+
+/// What became of a page.
+enum Kept {
+    /// So many bytes were copied, none where the store wanted none.
+    Copied(usize),
+    /// The store has too much to write.
+    Later,
+}

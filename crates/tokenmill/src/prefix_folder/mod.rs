@@ -1,0 +1,274 @@
+//! [`PrefixFolder`]: what was computed of prompts, in files, to be found again after a restart.
+//!
+//! The prefix cache of an engine is in memory and ends with it. With a folder, what no sequence uses is written in the background, and
+//! read when a prompt begins with it. Separate from sessions, which are conversations that someone names: here pages are found by
+//! their tokens. Invariants: a file that is cut, damaged or another's changes nothing, and the prompt is computed; one process uses a
+//! folder at a time.
+
+mod entry;
+mod index;
+mod model_store;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fmt,
+    fs::{self, File},
+    hash::{BuildHasher as _, RandomState},
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::SystemTime,
+};
+
+use tokenmill_backend::{MemoryFormat, PageGroup};
+use tokenmill_sched::{KeptKind, KeptName, PageKey};
+
+use self::{
+    entry::number_of,
+    index::{EntryName, Index},
+};
+use crate::{
+    Error,
+    session::{checksum, format_text},
+};
+
+pub(crate) use self::model_store::ModelStore;
+pub use self::model_store::PrefixFolderFigures;
+
+/// The file that a process holds a lock of.
+const LOCK: &str = "lock";
+/// The numbers that names are made with.
+const SECRET: &str = "secret";
+/// How the names of files end that are being written.
+const UNFINISHED: &str = "incomplete";
+/// How the names of files end, by the number of their kind.
+const KINDS: [&str; 3] = ["page", "window", "state"];
+
+/// Who is told that a folder cannot be written to.
+type Warn = dyn Fn(&str) + Send + Sync;
+
+/// A folder for pages of prompts, of any number of models. Clones are handles to the same one.
+#[derive(Clone, Debug)]
+pub struct PrefixFolder {
+    folder: Arc<Folder>,
+}
+
+struct Folder {
+    path: PathBuf,
+    max_bytes: u64,
+    secret: [u64; 4],
+    index: Mutex<Index>,
+    warn: Box<Warn>,
+    has_warned: AtomicBool,
+    /// Held while room is made and taken, by the writers of all models.
+    writing: Mutex<()>,
+    /// Held as long as the folder is used.
+    _lock: File,
+}
+
+impl PrefixFolder {
+    /// Opens a folder whose files may have so many bytes together, and makes it where it is missing. What was used longest ago is removed
+    /// where there is more. `warn` is told, once, that the folder cannot be written to.
+    ///
+    /// # Errors
+    /// [`Error::PrefixFolderInUse`], or [`Error::Read`] where the folder cannot be made, read or written to.
+    pub fn open(
+        path: impl AsRef<Path>,
+        max_bytes: u64,
+        warn: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let failed = |source| Error::Read {
+            path: path.to_owned(),
+            source,
+        };
+        create_folder(path).map_err(failed)?;
+        let lock = private_file(&path.join(LOCK)).map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => {
+                return Err(Error::PrefixFolderInUse {
+                    path: path.to_owned(),
+                });
+            }
+            Err(fs::TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        let folder = Folder {
+            path: path.to_owned(),
+            max_bytes,
+            secret: secret(path).map_err(failed)?,
+            index: Mutex::new(list(path, max_bytes).map_err(failed)?),
+            warn: Box::new(warn),
+            has_warned: AtomicBool::new(false),
+            writing: Mutex::default(),
+            _lock: lock,
+        };
+        Ok(Self {
+            folder: Arc::new(folder),
+        })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.folder.path
+    }
+
+    /// The pages of a model whose memory is arranged so.
+    pub(crate) fn store_of(&self, identity: u128, format: &MemoryFormat) -> ModelStore {
+        let text = format!("{identity:032x} {}", format_text(format));
+        let [high, low] = [0, 1].map(|seed| u128::from(checksum(text.as_bytes(), seed)));
+        ModelStore::new(Arc::clone(&self.folder), high << 64 | low, format.clone())
+    }
+}
+
+impl Folder {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        // It is whole between two calls, which do not panic.
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The folder of a model.
+    fn path_of(&self, model: u128) -> PathBuf {
+        self.path.join(format!("{model:032x}"))
+    }
+
+    fn warn_once(&self, path: &Path, error: &io::Error) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            (self.warn)(&format!(
+                "cannot write to {}: {error}; prompts are computed as if they were not kept",
+                path.display()
+            ));
+        }
+    }
+}
+
+impl fmt::Debug for Folder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Folder")
+            .field("path", &self.path)
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Makes a folder that its owner alone can read: it holds what people have asked.
+fn create_folder(path: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
+}
+
+fn private_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+/// The numbers that names are made with: those of the last process, or new ones. What was named with others is not found again, and
+/// makes room in time.
+fn secret(folder: &Path) -> io::Result<[u64; 4]> {
+    let path = folder.join(SECRET);
+    let numbers = |bytes: &[u8]| {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let words: Option<[[u8; 8]; 4]> = words.try_into().ok().filter(|_| rest.is_empty());
+        words.map(|words| words.map(u64::from_le_bytes))
+    };
+    if let Some(secret) = fs::read(&path).ok().and_then(|bytes| numbers(&bytes)) {
+        return Ok(secret);
+    }
+    let random = RandomState::new();
+    let secret: [u64; 4] = std::array::from_fn(|n| random.hash_one(n));
+    let file = private_file(&path)?;
+    file.set_len(0)?;
+    let bytes: Vec<u8> = secret.iter().flat_map(|word| word.to_le_bytes()).collect();
+    io::Write::write_all(&mut &file, &bytes)?;
+    file.sync_all()?;
+    Ok(secret)
+}
+
+/// The name of a file in the folder of its model.
+fn file_name(name: KeptName) -> String {
+    let kind = KINDS[number_of(name.kind) as usize];
+    format!("{:032x}.{kind}", name.key.number())
+}
+
+/// What has a name of ours.
+fn name_of(file_name: &str) -> Option<KeptName> {
+    let (key, kind) = file_name.split_once('.')?;
+    let kinds = [
+        KeptKind::Page(PageGroup::Main),
+        KeptKind::Page(PageGroup::Window),
+        KeptKind::State,
+    ];
+    let kind = kinds
+        .into_iter()
+        .find(|&of| KINDS[number_of(of) as usize] == kind)?;
+    Some(KeptName {
+        key: PageKey::from_number(hex(key)?),
+        kind,
+    })
+}
+
+/// A number of 32 digits.
+fn hex(text: &str) -> Option<u128> {
+    let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hex.then(|| u128::from_str_radix(text, 16).ok()).flatten()
+}
+
+/// Lists the files of a folder in the order of their last use, removes those that a killed process left half written, and the oldest
+/// where there are more than `max_bytes`. What has other names is left alone.
+fn list(folder: &Path, max_bytes: u64) -> io::Result<Index> {
+    let mut found = Vec::new();
+    for of_model in fs::read_dir(folder)? {
+        let of_model = of_model?;
+        let Some(model) = of_model.file_name().to_str().and_then(hex) else {
+            continue;
+        };
+        if !of_model.file_type()?.is_dir() {
+            continue;
+        }
+        for file in fs::read_dir(of_model.path())? {
+            let file = file?;
+            let file_name = file.file_name();
+            let Some(file_name) = file_name.to_str() else {
+                continue;
+            };
+            let metadata = file.metadata()?;
+            if !metadata.is_file() {
+                continue;
+            }
+            if file_name
+                .strip_suffix(UNFINISHED)
+                .and_then(|key| hex(key.strip_suffix('.')?))
+                .is_some()
+            {
+                fs::remove_file(file.path())?;
+            } else if let Some(name) = name_of(file_name) {
+                let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                found.push((used, EntryName { model, name }, metadata.len()));
+            }
+        }
+    }
+    found.sort_by_key(|&(used, ..)| used);
+    let mut index = Index::default();
+    for (used, name, n_bytes) in found {
+        index.insert(name, n_bytes, used);
+    }
+    while let Some(oldest) = index.oldest_beyond(max_bytes) {
+        fs::remove_file(
+            folder
+                .join(format!("{:032x}", oldest.model))
+                .join(file_name(oldest.name)),
+        )?;
+        index.remove(&oldest);
+    }
+    Ok(index)
+}

@@ -1,0 +1,416 @@
+//! [`ModelStore`]: the pages of one model in a [`PrefixFolder`](super::PrefixFolder), as its engine uses them.
+//!
+//! Separate from the folder, which has those of all models. Two threads touch the disk, one that writes and one that reads, so that what a
+//! prompt waits for does not stand behind what can wait. Invariants: a file has its name once all of it is written; the bytes of all
+//! files, the one being written included, stay below the folder's limit; a write that fails costs the page alone.
+
+use std::{
+    fmt,
+    fs::{self, File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use tokenmill_backend::{MemoryFormat, PageGroup};
+use tokenmill_sched::{KeptKind, KeptName, KeptPage, Offer, PageReceiver, PageStore};
+
+use super::{
+    Folder,
+    entry::{self, file_bytes},
+    file_name,
+    index::EntryName,
+};
+
+/// Bytes that wait to be written at most.
+const MAX_QUEUED_BYTES: u64 = 64 << 20;
+
+/// Bytes that go to the engine at once, unless one page has more.
+const PORTION_BYTES: usize = 4 << 20;
+
+/// Time without writes after one that failed.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// What a model's pages in a folder have been used for since it was loaded, and what there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixFolderFigures {
+    /// Pages and states that were written.
+    pub written_pages: u64,
+    /// Bytes of their files.
+    pub written_bytes: u64,
+    /// Pages and states that came back.
+    pub read_pages: u64,
+    /// Bytes of their files.
+    pub read_bytes: u64,
+    /// Prompts that something was read for.
+    pub hits: u64,
+    /// Files that were cut, damaged or another's, and were removed.
+    pub refused_files: u64,
+    /// Writes that failed, as those to a full disk do.
+    pub failed_writes: u64,
+    /// Files of this model in the folder.
+    pub kept_pages: u64,
+    /// Their bytes.
+    pub kept_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    written: [AtomicU64; 2],
+    read: [AtomicU64; 2],
+    hits: AtomicU64,
+    refused: AtomicU64,
+    failed: AtomicU64,
+}
+
+fn count(counters: &[AtomicU64; 2], n_bytes: u64) {
+    counters[0].fetch_add(1, Ordering::Relaxed);
+    counters[1].fetch_add(n_bytes, Ordering::Relaxed);
+}
+
+/// What the thread that writes is told.
+enum Order {
+    Write(KeptPage),
+    /// The file was used: the disk should know, for the next process.
+    Touch(EntryName),
+}
+
+type Wanted = (Vec<KeptPage>, PageReceiver);
+
+/// What the calls and both threads share.
+#[derive(Debug)]
+struct Shared {
+    folder: Arc<Folder>,
+    model: u128,
+    path: PathBuf,
+    format: MemoryFormat,
+    queued_bytes: AtomicU64,
+    paused_until: Mutex<Option<Instant>>,
+    counters: Counters,
+}
+
+/// The pages of one model. Dropping it waits until all is written.
+pub(crate) struct ModelStore {
+    shared: Arc<Shared>,
+    /// These are `None` once it is dropped.
+    orders: Option<mpsc::Sender<Order>>,
+    fetches: Option<mpsc::Sender<Wanted>>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl ModelStore {
+    pub(super) fn new(folder: Arc<Folder>, model: u128, format: MemoryFormat) -> Self {
+        let shared = Arc::new(Shared {
+            path: folder.path_of(model),
+            folder,
+            model,
+            format,
+            queued_bytes: AtomicU64::new(0),
+            paused_until: Mutex::default(),
+            counters: Counters::default(),
+        });
+        let (orders, to_write) = mpsc::channel();
+        let (fetches, to_read) = mpsc::channel();
+        let writer = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.write_all(&to_write)
+        });
+        let reader = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.read_all(&to_read)
+        });
+        Self {
+            shared,
+            orders: Some(orders),
+            fetches: Some(fetches),
+            threads: vec![writer, reader],
+        }
+    }
+
+    pub(crate) fn figures(&self) -> PrefixFolderFigures {
+        let Counters {
+            written,
+            read,
+            hits,
+            refused,
+            failed,
+        } = &self.shared.counters;
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let kept = self.shared.folder.index().amount_of(self.shared.model);
+        PrefixFolderFigures {
+            written_pages: of(&written[0]),
+            written_bytes: of(&written[1]),
+            read_pages: of(&read[0]),
+            read_bytes: of(&read[1]),
+            hits: of(hits),
+            refused_files: of(refused),
+            failed_writes: of(failed),
+            kept_pages: kept.n_files,
+            kept_bytes: kept.n_bytes,
+        }
+    }
+
+    /// The number that its folder is named by.
+    #[cfg(test)]
+    pub(super) fn model(&self) -> u128 {
+        self.shared.model
+    }
+
+    fn order(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // The thread ends after this is dropped.
+            let _ = orders.send(order);
+        }
+    }
+}
+
+impl Drop for ModelStore {
+    fn drop(&mut self) {
+        (self.orders, self.fetches) = (None, None);
+        for thread in self.threads.drain(..) {
+            // What it panicked of was said by it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for ModelStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ModelStore").field(&self.shared.path).finish()
+    }
+}
+
+impl PageStore for ModelStore {
+    fn secret(&self) -> [u64; 4] {
+        self.shared.folder.secret
+    }
+
+    fn contains(&self, name: KeptName) -> bool {
+        self.shared.folder.index().contains(&self.shared.entry(name))
+    }
+
+    fn offer(&self, name: KeptName, n_bytes: usize) -> Offer {
+        let shared = &self.shared;
+        let entry = shared.entry(name);
+        let mut index = shared.folder.index();
+        if index.contains(&entry) {
+            if index.touch(&entry, SystemTime::now()) {
+                drop(index);
+                self.order(Order::Touch(entry));
+            }
+            return Offer::Leave;
+        }
+        let n_bytes = file_bytes(n_bytes);
+        if index.is_pending(&entry) || n_bytes > shared.folder.max_bytes || shared.is_paused() {
+            return Offer::Leave;
+        }
+        let queued_bytes = shared.queued_bytes.load(Ordering::Relaxed);
+        if queued_bytes > 0 && queued_bytes + n_bytes > MAX_QUEUED_BYTES {
+            return Offer::Later;
+        }
+        Offer::Take
+    }
+
+    fn keep(&self, page: KeptPage) {
+        let shared = &self.shared;
+        if shared.folder.index().begin(shared.entry(page.name)) {
+            (shared.queued_bytes).fetch_add(file_bytes(page.bytes.len()), Ordering::Relaxed);
+            self.order(Order::Write(page));
+        }
+    }
+
+    fn is_writing(&self) -> bool {
+        self.shared.queued_bytes.load(Ordering::Relaxed) > 0
+    }
+
+    fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver) {
+        if let Some(fetches) = &self.fetches {
+            // Where the thread has ended, the receiver is dropped and says so.
+            let _ = fetches.send((wanted, receiver));
+        }
+    }
+}
+
+impl Shared {
+    fn entry(&self, name: KeptName) -> EntryName {
+        let model = self.model;
+        EntryName { model, name }
+    }
+
+    fn file_of(&self, entry: &EntryName) -> PathBuf {
+        self.folder.path_of(entry.model).join(file_name(entry.name))
+    }
+
+    fn paused_until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.paused_until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_paused(&self) -> bool {
+        self.paused_until().is_some_and(|until| Instant::now() < until)
+    }
+
+    fn write_all(&self, orders: &mpsc::Receiver<Order>) {
+        for order in orders {
+            let page = match order {
+                Order::Touch(entry) => {
+                    // It may be gone, or be another user's: then its time stays.
+                    let file = File::open(self.file_of(&entry));
+                    let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+                    continue;
+                }
+                Order::Write(page) => page,
+            };
+            let entry = self.entry(page.name);
+            let n_bytes = file_bytes(page.bytes.len());
+            let written = if self.is_paused() {
+                None
+            } else {
+                Some(self.write(&entry, &page, n_bytes))
+            };
+            match written {
+                None => {}
+                Some(Ok(())) => count(&self.counters.written, n_bytes),
+                Some(Err(error)) => {
+                    self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                    *self.paused_until() = Some(Instant::now() + PAUSE);
+                    self.folder.warn_once(&self.path, &error);
+                }
+            }
+            self.folder.index().end(&entry);
+            self.queued_bytes.fetch_sub(n_bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn write(&self, entry: &EntryName, page: &KeptPage, n_bytes: u64) -> io::Result<()> {
+        // It guards no data.
+        let _room = (self.folder.writing.lock()).unwrap_or_else(PoisonError::into_inner);
+        self.make_room(n_bytes)?;
+        let path = self.file_of(entry);
+        let aside = path.with_extension(super::UNFINISHED);
+        let written = create(&self.path, &aside).and_then(|mut file| {
+            entry::write(&mut file, self.model, page)?;
+            drop(file);
+            fs::rename(&aside, &path)
+        });
+        match written {
+            Ok(()) => {
+                (self.folder.index()).insert(*entry, n_bytes, SystemTime::now());
+                Ok(())
+            }
+            Err(error) => {
+                // There may be nothing, and the error that led here is told.
+                let _ = fs::remove_file(&aside);
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes what was used longest ago, until so many more bytes fit.
+    fn make_room(&self, n_bytes: u64) -> io::Result<()> {
+        loop {
+            let oldest = (self.folder.index()).oldest_beyond(self.folder.max_bytes - n_bytes);
+            let Some(oldest) = oldest else { return Ok(()) };
+            self.forget(&oldest)?;
+        }
+    }
+
+    fn forget(&self, entry: &EntryName) -> io::Result<()> {
+        match fs::remove_file(self.file_of(entry)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        self.folder.index().remove(entry);
+        Ok(())
+    }
+
+    fn read_all(&self, fetches: &mpsc::Receiver<Wanted>) {
+        for (wanted, mut receiver) in fetches {
+            let mut portion = Vec::new();
+            let (mut n_read, mut n_bytes) = (0, 0);
+            for page in &wanted {
+                let Some(bytes) = self.read(page) else { break };
+                n_read += 1;
+                n_bytes += bytes.len();
+                portion.push(bytes);
+                if n_bytes >= PORTION_BYTES {
+                    n_bytes = 0;
+                    if !receiver.hand_over(std::mem::take(&mut portion)) {
+                        break;
+                    }
+                }
+            }
+            if !portion.is_empty() {
+                receiver.hand_over(portion);
+            }
+            if n_read > 0 {
+                self.counters.hits.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The bytes of a page; a file that is not the one is removed.
+    fn read(&self, page: &KeptPage) -> Option<Vec<u8>> {
+        let entry = self.entry(page.name);
+        let n_bytes = match page.name.kind {
+            KeptKind::Page(PageGroup::Main) => self.format.page_bytes[0],
+            KeptKind::Page(PageGroup::Window) => self.format.page_bytes[1],
+            KeptKind::State => self.format.state_bytes,
+        };
+        let path = self.file_of(&entry);
+        let read = read_file(&path, |file, len| {
+            entry::read(file, len, self.model, page, n_bytes)
+        });
+        match read {
+            Ok(Some(bytes)) => {
+                count(&self.counters.read, file_bytes(n_bytes));
+                (self.folder.index()).touch(&entry, SystemTime::now());
+                Some(bytes)
+            }
+            Ok(None) => {
+                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                // Else it would be refused again and again.
+                let _ = self.forget(&entry);
+                None
+            }
+            // Someone removed it, or the disk fails: it cannot be found any more, and is not ours to remove.
+            Err(_) => {
+                self.folder.index().remove(&entry);
+                None
+            }
+        }
+    }
+}
+
+fn read_file<T>(path: &Path, read: impl FnOnce(&mut File, u64) -> io::Result<T>) -> io::Result<T> {
+    // Asked first: to open a pipe is to wait for its writer.
+    let metadata = fs::symlink_metadata(path)?;
+    if !metadata.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut file = File::open(path)?;
+    let read = read(&mut file, metadata.len())?;
+    // The order of use for the next process. It is a file of another user where this fails.
+    let _ = file.set_modified(SystemTime::now());
+    Ok(read)
+}
+
+/// Creates a file that its owner alone can read, and its folder where someone removed that.
+fn create(folder: &Path, path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            super::create_folder(folder)?;
+            options.open(path)
+        }
+        opened => opened,
+    }
+}

@@ -1,0 +1,409 @@
+//! Prompts of every kind of memory, from an engine to a folder and into another engine.
+
+use std::{
+    sync::atomic::AtomicUsize,
+    time::{Duration, Instant},
+};
+
+use tokenmill_backend::{Executor as _, SamplingParams};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
+use tokenmill_quant::CpuFeatures;
+use tokenmill_sched::{Engine, EngineConfig, EngineStats, Event, GenerateParams, Output, SharedPageStore};
+use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
+
+use super::*;
+
+const IDENTITY: u128 = 77;
+
+fn options(n_pages: usize) -> ModelOptions {
+    ModelOptions {
+        n_ctx: Some(512),
+        max_batch_tokens: 64,
+        max_batch_seqs: 3,
+        max_logit_rows: 3,
+        n_pages: Some(n_pages),
+        window_pages: WindowPages::Own,
+        ..ModelOptions::default()
+    }
+}
+
+fn model(change: fn(&mut Descriptor)) -> TinyModel {
+    let mut descriptor = tiny_llama();
+    change(&mut descriptor);
+    TinyModel::random(descriptor, TensorType::F32, 31)
+}
+
+fn open(path: &Path) -> PrefixFolder {
+    PrefixFolder::open(path, 1 << 30, |line| panic!("{line}")).unwrap()
+}
+
+/// An engine, and its pages in the folder where it has one.
+struct Running {
+    engine: Engine,
+    store: Option<Arc<ModelStore>>,
+}
+
+impl Running {
+    fn new(model: &TinyModel, options: &ModelOptions, folder: Option<&PrefixFolder>) -> Self {
+        let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
+        let executor = build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap();
+        let format = executor.memory_format().unwrap();
+        let store = folder.map(|folder| Arc::new(folder.store_of(IDENTITY, &format)));
+        let config = EngineConfig {
+            page_store: store
+                .clone()
+                .map(|store| SharedPageStore(store as Arc<dyn tokenmill_sched::PageStore>)),
+            ..EngineConfig::default()
+        };
+        Self {
+            engine: Engine::start(executor, config),
+            store,
+        }
+    }
+
+    fn generate(&self, tokens: &[u32], max_tokens: usize) -> Output {
+        self.engine.generate(tokens, &params(max_tokens)).unwrap()
+    }
+
+    fn figures(&self) -> PrefixFolderFigures {
+        self.store.as_ref().unwrap().figures()
+    }
+
+    /// Ends it as a server does: what is left to write is written.
+    fn end(self) {
+        self.engine.drain();
+        assert!(self.engine.wait_for_end(Duration::from_secs(60)));
+    }
+
+    /// Waits until all that no sequence uses is written.
+    fn settle(&self) {
+        self.wait_until(|running| {
+            let figures = running.figures();
+            std::thread::sleep(Duration::from_millis(40));
+            let is_writing = tokenmill_sched::PageStore::is_writing(&**running.store.as_ref().unwrap());
+            figures == running.figures() && !is_writing
+        });
+    }
+
+    #[track_caller]
+    fn wait_until(&self, is_so: impl Fn(&Self) -> bool) {
+        let began = Instant::now();
+        while !is_so(self) {
+            assert!(began.elapsed() < Duration::from_secs(30), "{:?}", self.stats());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.engine.stats()
+    }
+}
+
+fn params(max_tokens: usize) -> GenerateParams {
+    GenerateParams {
+        max_tokens: Some(max_tokens),
+        sampling: SamplingParams {
+            temperature: 0.9,
+            seed: 5,
+            n_logprobs: Some(1),
+            ..SamplingParams::default()
+        },
+        ..GenerateParams::default()
+    }
+}
+
+/// Tokens and log-probabilities, as bits.
+fn bits(output: &Output) -> Vec<(u32, u32)> {
+    let of_token = |token: &tokenmill_sched::Token| (token.id, token.logprob.map_or(0, f32::to_bits));
+    output.generated.iter().map(of_token).collect()
+}
+
+fn random_tokens(seed: u64, n: usize) -> Vec<u32> {
+    let mut random = Random::new(seed);
+    (0..n)
+        .map(|_| random.below(tiny_llama().n_vocab) as u32)
+        .collect()
+}
+
+/// All files of pages below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let folders = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = folders
+        .filter(|path| path.is_dir())
+        .flat_map(|path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()))
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn a_conversation_goes_on_after_a_restart_to_the_bit() {
+    for (kind, (name, change)) in MEMORY_KINDS.iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = model(*change);
+        for n_prompt in [5, 131, 200] {
+            let prompt = random_tokens(kind as u64 * 10 + n_prompt as u64, n_prompt);
+            let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+            let answer = first.generate(&prompt, 45);
+            first.end();
+            let turn = [&answer.tokens[..], &random_tokens(99, 7)].concat();
+
+            let unbroken = Running::new(&model, &options(80), None);
+            assert_eq!(bits(&unbroken.generate(&prompt, 45)), bits(&answer), "{name}");
+            let expected = unbroken.generate(&turn, 40);
+
+            let second = Running::new(&model, &options(80), Some(&open(folder.path())));
+            let resumed = second.generate(&turn, 40);
+            assert_eq!(bits(&resumed), bits(&expected), "{name}, {n_prompt} tokens");
+            assert_eq!(
+                resumed.usage.cached_tokens, expected.usage.cached_tokens,
+                "{name}"
+            );
+            assert_eq!(second.figures().hits, 1, "{name}");
+            // What is in memory is not read again.
+            second.generate(&turn, 1);
+            assert_eq!(second.figures().hits, 1, "{name}");
+            second.wait_until(|second| second.stats().n_pages_in_use == 0);
+            second.end();
+        }
+    }
+}
+
+#[test]
+fn what_lost_its_place_comes_back_and_a_kill_loses_nothing_that_was_idle() {
+    for (name, change) in MEMORY_KINDS {
+        let folder = tempfile::tempdir().unwrap();
+        let model = model(*change);
+        let prompts: Vec<Vec<u32>> = (0..6).map(|seed| random_tokens(seed, 150)).collect();
+        let expected: Vec<_> = prompts
+            .iter()
+            .map(|prompt| bits(&Running::new(&model, &options(80), None).generate(prompt, 4)))
+            .collect();
+        let of_folder = open(folder.path());
+        // Room for three of the six.
+        let running = Running::new(&model, &options(34), Some(&of_folder));
+        for round in 0..2 {
+            for (prompt, expected) in prompts.iter().zip(&expected) {
+                let output = running.generate(prompt, 4);
+                assert_eq!(&bits(&output), expected, "{name}");
+                let n_cached = if round == 0 { 0 } else { 144 };
+                assert_eq!(output.usage.cached_tokens, n_cached, "{name}, round {round}");
+                running.settle();
+            }
+        }
+        assert!(running.figures().hits > 0, "{name}");
+        // As after a kill: nothing is ended, and the files are those that were there.
+        let killed = tempfile::tempdir().unwrap();
+        for file in files(folder.path()) {
+            let to = killed.path().join(file.strip_prefix(folder.path()).unwrap());
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            fs::copy(&file, to).unwrap();
+        }
+        fs::copy(folder.path().join(SECRET), killed.path().join(SECRET)).unwrap();
+        let next = Running::new(&model, &options(80), Some(&open(killed.path())));
+        for (prompt, expected) in prompts.iter().zip(&expected) {
+            let output = next.generate(prompt, 4);
+            assert_eq!(
+                (&bits(&output), output.usage.cached_tokens),
+                (expected, 144),
+                "{name}"
+            );
+        }
+        next.end();
+        running.end();
+    }
+}
+
+#[test]
+fn cut_and_damaged_files_are_removed_and_the_prompt_is_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompt = random_tokens(1, 200);
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let expected = bits(&first.generate(&prompt, 5));
+    first.end();
+    let whole = files(folder.path());
+    assert_eq!(whole.len(), 12);
+    let contents: Vec<Vec<u8>> = whole.iter().map(|file| fs::read(file).unwrap()).collect();
+    let mut random = Random::new(3);
+    let spoil: [&dyn Fn(usize, &mut Vec<u8>); 4] = [
+        &|at, bytes| bytes[at] ^= 1,
+        &|at, bytes| bytes.truncate(at),
+        &|_, bytes| bytes.push(0),
+        &|_, bytes| bytes.clear(),
+    ];
+    for spoil in spoil {
+        let victim = random.below(whole.len());
+        let mut bytes = contents[victim].clone();
+        spoil(random.below(bytes.len()), &mut bytes);
+        fs::write(&whole[victim], bytes).unwrap();
+        let second = Running::new(&model, &options(80), Some(&open(folder.path())));
+        let output = second.generate(&prompt, 5);
+        assert_eq!(bits(&output), expected);
+        assert_eq!(output.usage.cached_tokens % 16, 0);
+        assert_eq!(second.figures().refused_files, 1);
+        // It is written again, and whole.
+        second.end();
+        assert_eq!(files(folder.path()), whole);
+        let again: Vec<Vec<u8>> = whole.iter().map(|file| fs::read(file).unwrap()).collect();
+        assert!(again == contents);
+    }
+    // What is not ours stays, and what was half written goes.
+    let notes = whole[0].with_file_name("notes.txt");
+    fs::write(&notes, "mine").unwrap();
+    let half = whole[0].with_extension(UNFINISHED);
+    fs::write(&half, "half").unwrap();
+    drop(open(folder.path()));
+    assert!(notes.exists() && !half.exists());
+    // Names that were made with other numbers mean nothing.
+    fs::write(folder.path().join(SECRET), "cut").unwrap();
+    let other = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let output = other.generate(&prompt, 5);
+    assert_eq!((bits(&output), output.usage.cached_tokens), (expected, 0));
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_to_is_one_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let n_warnings = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&n_warnings);
+    let of_folder = PrefixFolder::open(folder.path(), 1 << 30, move |line| {
+        assert!(line.contains("cannot write to"), "{line}");
+        counter.fetch_add(1, Ordering::Relaxed);
+    })
+    .unwrap();
+    let running = Running::new(&model, &options(80), Some(&of_folder));
+    // A file is where the model's folder would be.
+    fs::write(
+        &folder.path().join(format!("{:032x}", model_number(&running))),
+        "",
+    )
+    .unwrap();
+    for seed in 0..4 {
+        let prompt = random_tokens(seed, 100);
+        let expected = bits(&Running::new(&model, &options(80), None).generate(&prompt, 5));
+        assert_eq!(bits(&running.generate(&prompt, 5)), expected);
+        running.settle();
+    }
+    assert_eq!(n_warnings.load(Ordering::Relaxed), 1);
+    let figures = running.figures();
+    assert_eq!((figures.failed_writes, figures.written_pages), (1, 0));
+    running.end();
+}
+
+fn model_number(running: &Running) -> u128 {
+    running.store.as_ref().unwrap().model()
+}
+
+#[test]
+fn a_folder_stays_below_its_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    first.generate(&random_tokens(0, 200), 2);
+    first.end();
+    let n_bytes =
+        |files: &[PathBuf]| -> u64 { files.iter().map(|file| file.metadata().unwrap().len()).sum() };
+    let page_bytes = n_bytes(&files(folder.path())) / 12;
+    let max_bytes = 5 * page_bytes + page_bytes / 2;
+    let limited = || PrefixFolder::open(folder.path(), max_bytes, |line| panic!("{line}")).unwrap();
+    let of_folder = limited();
+    assert_eq!(files(folder.path()).len(), 5);
+    let running = Running::new(&model, &options(80), Some(&of_folder));
+    for seed in 0..4 {
+        running.generate(&random_tokens(seed, 100), 2);
+        running.settle();
+        let files = files(folder.path());
+        let figures = running.figures();
+        assert!(n_bytes(&files) <= max_bytes);
+        assert_eq!(
+            (figures.kept_pages, figures.kept_bytes),
+            (files.len() as u64, n_bytes(&files))
+        );
+    }
+    // Smaller than one page.
+    running.end();
+    drop(of_folder);
+    let tiny = PrefixFolder::open(folder.path(), 10, |line| panic!("{line}")).unwrap();
+    assert_eq!(files(folder.path()).len(), 0);
+    let running = Running::new(&model, &options(80), Some(&tiny));
+    running.generate(&random_tokens(0, 100), 2);
+    running.end();
+    assert_eq!(files(folder.path()).len(), 0);
+}
+
+#[test]
+fn one_process_has_a_folder_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = open(folder.path());
+    let second = PrefixFolder::open(folder.path(), 1, |_| {});
+    assert!(matches!(second, Err(Error::PrefixFolderInUse { .. })));
+    drop(first);
+    open(folder.path());
+}
+
+#[test]
+fn salts_and_other_arrangements_keep_pages_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompt = random_tokens(1, 200);
+    let of_salt = |cache_salt| GenerateParams {
+        cache_salt,
+        ..params(3)
+    };
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    first.engine.generate(&prompt, &of_salt(1)).unwrap();
+    first.end();
+    let of_folder = open(folder.path());
+    let exact = ModelOptions {
+        kv_type: tokenmill_backend::KvType::F32,
+        ..options(80)
+    };
+    for (options, salt, n_cached) in [(options(80), 0, 0), (options(80), 1, 192), (exact, 1, 0)] {
+        let running = Running::new(&model, &options, Some(&of_folder));
+        let output = running.engine.generate(&prompt, &of_salt(salt)).unwrap();
+        assert_eq!(output.usage.cached_tokens, n_cached, "salt {salt}");
+        running.end();
+    }
+}
+
+#[test]
+fn requests_that_wait_for_the_same_pages_share_them_and_can_be_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompt = random_tokens(1, 200);
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let expected = bits(&first.generate(&prompt, 5));
+    first.end();
+    for round in 0..20 {
+        let running = Running::new(&model, &options(80), Some(&open(folder.path())));
+        let submit = || running.engine.submit(prompt.clone(), params(5)).unwrap();
+        let generations = [submit(), submit(), submit(), submit()];
+        let n_cancelled = round % 4;
+        for (at, generation) in generations.into_iter().enumerate() {
+            if at < n_cancelled {
+                drop(generation);
+            } else {
+                let mut tokens = Vec::new();
+                for event in generation {
+                    match event {
+                        Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
+                        Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 192),
+                        other => panic!("{other:?}"),
+                    }
+                }
+                assert_eq!(tokens, expected);
+            }
+        }
+        let figures = running.figures();
+        assert_eq!((figures.hits, figures.read_pages), (1, 12), "round {round}");
+        running.wait_until(|running| {
+            let stats = running.stats();
+            (stats.n_pages_in_use, stats.n_waiting, stats.n_running) == (0, 0, 0)
+        });
+        running.end();
+    }
+}
