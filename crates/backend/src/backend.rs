@@ -301,6 +301,18 @@ pub trait Backend:
         delta: &Self::Buffer,
     ) -> Result<(), BackendError>;
 
+    /// Adds up the rows over the ranks of a group that compute parts of one network together, `[n_rows, width]`: each has its part of
+    /// the sum before, and the sum afterwards. A backend that has a network for itself leaves them as they are.
+    fn all_reduce(
+        &mut self,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        let _ = (n_rows, width, rows);
+        Ok(())
+    }
+
     /// Copies the rows that `rows` names, `[T or O, width]`, to the front of `output`.
     fn gather(
         &mut self,

@@ -38,6 +38,7 @@ mod backend;
 mod batch;
 mod batch_check;
 mod batch_rows;
+mod collective;
 mod error;
 mod executor;
 mod experts;
@@ -72,6 +73,7 @@ pub use adapter_runs::{AdapterRun, AdapterRuns};
 pub use backend::Backend;
 pub use batch::{ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SeqState, StateSave, TokenSource};
 pub use batch_check::BatchError;
+pub use collective::{Collective, GroupError, HostGroup, HostRank};
 pub use error::BackendError;
 pub use executor::{Executor, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob};
 pub use experts::{

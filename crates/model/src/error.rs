@@ -78,6 +78,33 @@ pub enum LoadError {
         /// What is not supported.
         feature: String,
     },
+    /// Ranks do not divide something of the network.
+    #[error(
+        "{what} cannot be divided among {n_ranks} devices, only among {}",
+        one_of(fitting)
+    )]
+    NotDivisible {
+        /// What, with its sizes.
+        what: String,
+        /// Ranks.
+        n_ranks: usize,
+        /// Numbers of ranks that would do, smallest first.
+        fitting: Vec<usize>,
+    },
+    /// A rank's columns of a tensor end within a block.
+    #[error(
+        "a rank's {n_columns} columns of tensor `{name}` are no whole blocks of {ty}, which has {block_len} in each"
+    )]
+    NotWholeBlocks {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        ty: &'static str,
+        /// Numbers of a block.
+        block_len: usize,
+        /// Columns of the rank.
+        n_columns: usize,
+    },
     /// A size or number of the configuration makes no sense.
     #[error("the model's {what} is {found}, expected {expected}")]
     BadValue {
@@ -208,4 +235,14 @@ pub(crate) fn check(
         found: found.to_string(),
         expected,
     })
+}
+
+/// Some numbers in words.
+fn one_of(numbers: &[usize]) -> String {
+    let words: Vec<String> = numbers.iter().map(usize::to_string).collect();
+    match &words[..] {
+        [] => "none".to_owned(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
 }

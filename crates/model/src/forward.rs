@@ -337,7 +337,7 @@ impl<B: Backend> Halves<'_, B> {
         }
     }
 
-    /// `delta = norm(project(mixed))`, without the norm where the layer has none there.
+    /// `delta = norm(project(mixed))`, without the norm where the layer has none there. Of a shard, the sum over all shards is normed.
     fn project(
         &self,
         backend: &mut B,
@@ -352,6 +352,7 @@ impl<B: Backend> Halves<'_, B> {
             scratch: &mut rows.normed,
         };
         mixer.project(backend, &mut mixed, self.n_rows, delta)?;
+        backend.all_reduce(self.n_rows, self.network.token_embd.n_in, delta)?;
         self.norm_if_present(backend, self.layer.mixer_post_norm.as_ref(), delta)
     }
 
@@ -374,6 +375,7 @@ impl<B: Backend> Halves<'_, B> {
             .as_ref()
             .expect("a layer with a feed-forward network");
         ffn.run(backend, [&rows.hidden, input], self.n_rows, ffns, delta)?;
+        backend.all_reduce(self.n_rows, self.network.token_embd.n_in, delta)?;
         self.norm_if_present(backend, self.layer.ffn_post_norm.as_ref(), delta)
     }
 

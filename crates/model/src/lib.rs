@@ -65,6 +65,7 @@ mod nextn;
 mod pooler;
 mod rope;
 mod safetensors_folder;
+mod shard;
 mod tensor_view;
 mod vision;
 mod weights;
@@ -87,6 +88,7 @@ pub use model::{Model, ModelOptions, WindowPages, build};
 pub use model_executor::ModelExecutor;
 pub use nextn::Nextn;
 pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
+pub use shard::{Rank, Shard};
 pub use vision::{MAX_PATCHES, VisionError, VisionFamily, VisionFile, VisionShape, VisionTower};
 pub use weights::{StoredForm, WeightInfo, WeightSource, WeightTensor};
 

@@ -25,10 +25,13 @@
 //! assert_eq!(placement.layers()[0].mixer, Side::Host);
 //! assert_eq!(placement.layers()[1].mixer, Side::Device);
 //! ```
+//!
+//! A network that is divided among several devices of one kind, each with a part of every layer, is a [`GroupExecutor`].
 #![forbid(unsafe_code)]
 
 mod buffer;
 mod experts;
+mod group;
 mod kept;
 mod latent;
 mod layers;
@@ -42,6 +45,7 @@ mod step;
 mod streams;
 
 pub use buffer::PlacedBuffer;
+pub use group::{GroupExecutor, GroupRank};
 pub use kept::Kept;
 pub use placed::{Placed, PlacedRoutes};
 pub use placement::{LayerPlacement, Placement};

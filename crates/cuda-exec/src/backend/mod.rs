@@ -11,6 +11,7 @@
 mod adapters;
 mod buffer;
 mod experts;
+mod group;
 mod latent;
 mod layers;
 mod load;
@@ -26,7 +27,7 @@ mod step;
 mod streams;
 mod trace;
 
-use tokenmill_backend::{Backend, BackendError, KvLayerShape, KvStores, StepShape};
+use tokenmill_backend::{Backend, BackendError, Collective, KvLayerShape, KvStores, StepShape};
 use tokenmill_gguf::TensorType;
 
 pub use self::buffer::CudaBuffer;
@@ -57,6 +58,9 @@ pub struct CudaBackend {
     uses_graphs: bool,
     tracer: Option<Tracer>,
     border: split::Border,
+    /// Where this is a rank of a group: its end of it, and memory for what is added up.
+    collective: Option<Box<dyn Collective>>,
+    sums: Option<crate::Pinned<f32>>,
 }
 
 /// What steps need besides weights, activations and KV.
@@ -93,6 +97,8 @@ impl CudaBackend {
             uses_graphs: true,
             tracer: None,
             border: split::Border::default(),
+            collective: None,
+            sums: None,
             device,
         })
     }

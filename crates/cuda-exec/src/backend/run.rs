@@ -22,7 +22,11 @@ impl CudaBackend {
         body: &mut impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         // Prefill comes in too many shapes, and its kernels run long enough to hide their launches.
-        let is_capturable = self.uses_graphs && shape.phase == Phase::Decode && shape.n_tokens > 0;
+        // A rank of a group waits for the others within the step, which nothing that is captured can.
+        let is_capturable = self.uses_graphs
+            && shape.phase == Phase::Decode
+            && shape.n_tokens > 0
+            && self.collective.is_none();
         let replayed = if is_capturable {
             self.replay(&shape)?
         } else {

@@ -20,9 +20,9 @@ use std::{
 };
 
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType,
-    Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, PageGroup, Rope, RopeStyle, RowSet,
-    SequenceMemory, StateLayout, StepOutput, StepShape, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, Collective, ForwardBatch, HostStep, KvLayout,
+    KvType, Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, PageGroup, Rope, RopeStyle,
+    RowSet, SequenceMemory, StateLayout, StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, format};
@@ -46,6 +46,8 @@ pub struct NaiveBackend {
     given_routes: VecDeque<Vec<u32>>,
     /// Where the choices of each router go, `[n_rows, n_used]`.
     route_log: Option<RouteLog>,
+    /// Its end of a group, where it is a rank of one.
+    collective: Option<Box<dyn Collective>>,
 }
 
 /// The experts of each row of a router, `[n_rows, n_used]`, best first; of one router after the other's.
@@ -95,6 +97,14 @@ impl NaiveBackend {
         Self {
             given_routes: given.into(),
             route_log: Some(log),
+            ..Self::default()
+        }
+    }
+
+    /// Makes a rank of a group, which adds up with this end of it.
+    pub fn of_group(collective: Box<dyn Collective>) -> Self {
+        Self {
+            collective: Some(collective),
             ..Self::default()
         }
     }
@@ -523,6 +533,13 @@ impl Backend for NaiveBackend {
             *x += scale * delta;
         }
         Ok(())
+    }
+
+    fn all_reduce(&mut self, n_rows: usize, width: usize, rows: &mut Vec<f32>) -> Result<(), BackendError> {
+        match &mut self.collective {
+            Some(collective) => collective.all_reduce(&mut rows[..n_rows * width]),
+            None => Ok(()),
+        }
     }
 
     fn gather(

@@ -1,0 +1,186 @@
+//! [`RankThread`]: the thread that a rank computes on.
+//!
+//! Separate from the group, which speaks to all ranks at once. Invariants: every order has one answer; a rank that fails, or whose
+//! thread ends, says so to the others before it answers.
+
+use std::{
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, PoisonError, RwLock,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread::{self, JoinHandle},
+};
+
+use tokenmill_backend::{
+    Executor, ForwardBatch, HostGroup, PageCopy, PageGroup, StepError, StepOutput, StepTrace, Ticket,
+};
+
+use super::GroupRank;
+
+/// What a rank is to do.
+pub(super) enum Order {
+    /// Submit the step.
+    Submit,
+    /// Wait for the step of a ticket.
+    Wait(u64),
+    /// Wait for the newest step, and forget it.
+    Forget,
+    CopyPages(PageGroup, Arc<[PageCopy]>),
+    Trace,
+}
+
+/// What a rank did.
+pub(super) enum Answer {
+    Done,
+    Results(Box<StepOutput>),
+    Trace(Option<StepTrace>),
+}
+
+/// A rank and its thread.
+pub(super) struct RankThread {
+    idx: usize,
+    n_ranks: usize,
+    place: String,
+    /// `None` once the thread is to end.
+    orders: Option<Sender<Order>>,
+    answers: Receiver<Result<Answer, StepError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RankThread {
+    pub(super) fn start(
+        idx: usize,
+        rank: GroupRank,
+        group: HostGroup,
+        batch: Arc<RwLock<ForwardBatch>>,
+    ) -> std::io::Result<Self> {
+        let (orders, taken) = channel();
+        let (sender, answers) = channel();
+        let n_ranks = group.n_ranks();
+        let mut work = RankWork {
+            executor: rank.executor,
+            batch,
+            open: VecDeque::new(),
+            ready: VecDeque::new(),
+        };
+        let thread = thread::Builder::new()
+            .name(format!("rank {idx}"))
+            .spawn(move || {
+                while let Ok(order) = taken.recv() {
+                    let outcome = catch_unwind(AssertUnwindSafe(|| work.obey(order)));
+                    let is_alive = outcome.is_ok();
+                    let answer = outcome.unwrap_or_else(|_| {
+                        Err(StepError::DeviceLost {
+                            operation: "computing a step",
+                            reason: "its thread panicked".to_owned(),
+                        })
+                    });
+                    if answer.is_err() {
+                        group.fail(idx);
+                    }
+                    if sender.send(answer).is_err() || !is_alive {
+                        break;
+                    }
+                }
+            })?;
+        Ok(Self {
+            idx,
+            n_ranks,
+            place: rank.place,
+            orders: Some(orders),
+            answers,
+            thread: Some(thread),
+        })
+    }
+
+    pub(super) fn give(&self, order: Order) {
+        // A thread that has ended gives no answer, which is noticed there.
+        let _ = self.orders.as_ref().map(|orders| orders.send(order));
+    }
+
+    pub(super) fn answer(&self) -> Result<Answer, StepError> {
+        self.answers.recv().unwrap_or_else(|_| {
+            Err(StepError::DeviceLost {
+                operation: "computing a step",
+                reason: "its thread has ended".to_owned(),
+            })
+        })
+    }
+
+    /// Says where an error comes from.
+    pub(super) fn name(&self, error: StepError) -> StepError {
+        let named = |reason: &str| format!("{}, rank {} of {}: {reason}", self.place, self.idx, self.n_ranks);
+        match error {
+            StepError::Device { operation, reason } => StepError::Device {
+                operation,
+                reason: named(&reason),
+            },
+            StepError::DeviceLost { operation, reason } => StepError::DeviceLost {
+                operation,
+                reason: named(&reason),
+            },
+            other => other,
+        }
+    }
+}
+
+impl Drop for RankThread {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a rank's thread has.
+struct RankWork {
+    executor: Box<dyn Executor + Send>,
+    batch: Arc<RwLock<ForwardBatch>>,
+    /// The steps that were not waited for, by the numbers of their tickets.
+    open: VecDeque<u64>,
+    /// Results of steps that had to be waited for before somebody asked.
+    ready: VecDeque<Result<Box<StepOutput>, StepError>>,
+}
+
+impl RankWork {
+    fn obey(&mut self, order: Order) -> Result<Answer, StepError> {
+        match order {
+            Order::Submit => {
+                let batch = self.batch.read().unwrap_or_else(PoisonError::into_inner);
+                let ticket = self.executor.submit(&batch)?;
+                self.open.push_back(ticket.0);
+                Ok(Answer::Done)
+            }
+            Order::Wait(ticket) => match self.ready.pop_front() {
+                Some(results) => results.map(Answer::Results),
+                None if self.open.is_empty() => Err(StepError::UnexpectedTicket { found: ticket }),
+                None => self.read().map(Answer::Results),
+            },
+            Order::Forget => {
+                while !self.open.is_empty() {
+                    let results = self.read();
+                    self.ready.push_back(results);
+                }
+                self.ready.pop_back();
+                Ok(Answer::Done)
+            }
+            Order::CopyPages(group, copies) => {
+                self.executor.copy_pages(group, &copies)?;
+                Ok(Answer::Done)
+            }
+            Order::Trace => Ok(Answer::Trace(self.executor.trace())),
+        }
+    }
+
+    /// Waits for the oldest open step.
+    fn read(&mut self) -> Result<Box<StepOutput>, StepError> {
+        let ticket = self.open.pop_front().expect("a step is open");
+        let mut output = Box::<StepOutput>::default();
+        self.executor.wait(Ticket(ticket), &mut output)?;
+        Ok(output)
+    }
+}
