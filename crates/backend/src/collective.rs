@@ -96,7 +96,11 @@ impl HostGroup {
         Self::with_patience(n_ranks, PATIENCE)
     }
 
-    fn with_patience(n_ranks: usize, patience: Duration) -> Self {
+    /// A group whose ranks wait so long for each other.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub fn with_patience(n_ranks: usize, patience: Duration) -> Self {
         assert!(n_ranks > 0, "a group has ranks");
         let rooms = || (0..n_ranks).map(|_| RwLock::default()).collect();
         Self {
@@ -114,6 +118,11 @@ impl HostGroup {
     /// Ranks there are.
     pub fn n_ranks(&self) -> usize {
         self.shared.parts.len()
+    }
+
+    /// How long a rank waits for the others.
+    pub fn patience(&self) -> Duration {
+        self.shared.patience
     }
 
     /// The end of a rank, which has one.

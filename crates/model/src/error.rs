@@ -79,10 +79,7 @@ pub enum LoadError {
         feature: String,
     },
     /// Ranks do not divide something of the network.
-    #[error(
-        "{what} cannot be divided among {n_ranks} devices, only among {}",
-        one_of(fitting)
-    )]
+    #[error("{what} cannot be divided among {n_ranks} devices{}", only_among(fitting))]
     NotDivisible {
         /// What, with its sizes.
         what: String,
@@ -237,12 +234,11 @@ pub(crate) fn check(
     })
 }
 
-/// Some numbers in words.
-fn one_of(numbers: &[usize]) -> String {
+/// Among how many devices something can be divided, in words.
+fn only_among(numbers: &[usize]) -> String {
     let words: Vec<String> = numbers.iter().map(usize::to_string).collect();
     match &words[..] {
-        [] => "none".to_owned(),
-        [one] => one.clone(),
-        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+        [] | [_] => String::new(),
+        [first @ .., last] => format!(", only among {} or {last}", first.join(", ")),
     }
 }

@@ -9,7 +9,7 @@
 
 mod rank;
 
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use tokenmill_backend::{
     Executor, ExecutorLimits, ForwardBatch, GroupError, HostGroup, PageCopy, PageGroup, StepError,
@@ -70,11 +70,14 @@ impl GroupExecutor {
         })
     }
 
+    /// Fails where a rank was lost.
+    fn check_lost(&self) -> Result<(), StepError> {
+        self.lost.clone().map_or(Ok(()), Err)
+    }
+
     /// Gives all ranks an order and waits until all have done it.
     fn all(&mut self, order: impl Fn() -> Order) -> Result<Vec<Result<Answer, StepError>>, StepError> {
-        if let Some(lost) = &self.lost {
-            return Err(lost.clone());
-        }
+        self.check_lost()?;
         for rank in &self.ranks {
             rank.give(order());
         }
@@ -124,11 +127,11 @@ impl Executor for GroupExecutor {
     }
 
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
-        (self
-            .batch
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner))
-        .copy_from(batch);
+        // A rank that hangs still reads the batch of its step.
+        self.check_lost()?;
+        let mut own_batch = self.batch.write().unwrap_or_else(PoisonError::into_inner);
+        own_batch.copy_from(batch);
+        drop(own_batch);
         let answers = self.all(|| Order::Submit)?;
         let submitted: Vec<bool> = answers.iter().map(Result::is_ok).collect();
         if let Err(error) = self.agree(answers) {

@@ -1,7 +1,12 @@
 //! Networks that several ranks compute together, each its part of every layer: they give what one device gives, and no rank waits for one that
 //! failed.
 
-use tokenmill_backend::{Collective, Executor, HostGroup, KvType, StepError, TokenSource};
+use std::time::Duration;
+
+use tokenmill_backend::{
+    Collective, Executor, ExecutorLimits, ForwardBatch, HostGroup, KvType, PageCopy, PageGroup, StepError,
+    StepOutput, Ticket, TokenSource,
+};
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{
@@ -357,12 +362,56 @@ fn a_lost_rank_ends_the_step_and_every_later_one() {
     let (mut ranks, simulators) = on_gpus(&model, 2);
     simulators[1].inject(Fault::Lose { after: 7 });
     for _ in 0..2 {
-        let mut batch = tokenmill_backend::ForwardBatch::default();
+        let mut batch = ForwardBatch::default();
         batch.push_sequence([1, 2].map(TokenSource::Id), 0, &[0]);
         let error = ranks.submit(&batch).unwrap_err();
         let StepError::DeviceLost { reason, .. } = &error else {
             panic!("{error}");
         };
         assert!(reason.starts_with("GPU 1, rank 1 of 2: "), "{reason}");
+    }
+}
+
+/// A rank that never comes back from its step, as of a driver that hangs.
+struct Hanging(ExecutorLimits);
+
+impl Executor for Hanging {
+    fn limits(&self) -> &ExecutorLimits {
+        &self.0
+    }
+
+    fn submit(&mut self, _: &ForwardBatch) -> Result<Ticket, StepError> {
+        loop {
+            std::thread::park();
+        }
+    }
+
+    fn wait(&mut self, _: Ticket, _: &mut StepOutput) -> Result<(), StepError> {
+        unreachable!("nothing is submitted")
+    }
+
+    fn copy_pages(&mut self, _: PageGroup, _: &[PageCopy]) -> Result<(), StepError> {
+        unreachable!("nothing is submitted")
+    }
+}
+
+#[test]
+fn a_rank_that_hangs_is_given_up() {
+    let model = TinyModel::random(tiny_llama(), TensorType::F32, 11);
+    let group = HostGroup::with_patience(2, Duration::from_millis(50));
+    let shard = Shard::new(&model.descriptor, &model, Rank { idx: 0, n_ranks: 2 }).unwrap();
+    let backend = NaiveBackend::of_group(Box::new(group.rank(0)));
+    let executor = shard.load_on(backend, &options(), &mut |_| {}).unwrap();
+    let hanging = Hanging(executor.limits().clone());
+    let place = String::new;
+    let ranks: [Box<dyn Executor + Send>; 2] = [Box::new(executor), Box::new(hanging)];
+    let ranks = ranks.map(|executor| GroupRank {
+        executor,
+        place: place(),
+    });
+    let mut ranks = GroupExecutor::start(ranks.into(), group).unwrap();
+    for _ in 0..2 {
+        let error = all_logits(&mut ranks, &[1, 2]).unwrap_err().to_string();
+        assert!(error.contains("rank 1 of 2: it did not answer"), "{error}");
     }
 }

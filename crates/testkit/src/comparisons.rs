@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 63] = [
+const ROWS: [Row; 64] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -134,6 +134,11 @@ const ROWS: [Row; 63] = [
     ),
     row(
         "experts on a GPU and the CPU",
+        "the CPU: greedy text of files by llama.cpp",
+        0,
+    ),
+    row(
+        "models on several GPUs",
         "the CPU: greedy text of files by llama.cpp",
         0,
     ),

@@ -79,7 +79,11 @@ impl InnerShare {
             if piece == 0 || !piece.is_multiple_of(block_len) {
                 let n_blocks = n_ff / block_len;
                 return Err(LoadError::NotDivisible {
-                    what: format!("{n_ff} columns of `{down}`, which are {n_blocks} blocks of {block_len},"),
+                    what: if n_blocks == 1 {
+                        format!("{n_ff} columns of `{down}`, which are a single block,")
+                    } else {
+                        format!("{n_ff} columns of `{down}`, which are {n_blocks} blocks of {block_len},")
+                    },
                     n_ranks,
                     fitting: (1..=n_blocks).collect(),
                 });
@@ -133,6 +137,13 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "768 columns of `down`, which are 3 blocks of 256, cannot be divided among 4 devices, only among 1, 2 or 3"
+        );
+        let error = InnerShare::of(256, 256, Rank { idx: 1, n_ranks: 2 }, "down")
+            .err()
+            .unwrap();
+        assert_eq!(
+            error.to_string(),
+            "256 columns of `down`, which are a single block, cannot be divided among 2 devices"
         );
     }
 }

@@ -4,17 +4,20 @@
 //! thread ends, says so to the others before it answers.
 
 use std::{
+    cell::Cell,
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, PoisonError, RwLock,
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use tokenmill_backend::{
-    Executor, ForwardBatch, HostGroup, PageCopy, PageGroup, StepError, StepOutput, StepTrace, Ticket,
+    Executor, ForwardBatch, GroupError, HostGroup, PageCopy, PageGroup, StepError, StepOutput, StepTrace,
+    Ticket,
 };
 
 use super::GroupRank;
@@ -47,7 +50,13 @@ pub(super) struct RankThread {
     orders: Option<Sender<Order>>,
     answers: Receiver<Result<Answer, StepError>>,
     thread: Option<JoinHandle<()>>,
+    group: HostGroup,
+    /// Whether it was given up, so that nobody waits for it any more.
+    is_given_up: Cell<bool>,
 }
+
+/// How often it is looked whether the others miss a rank that does not answer.
+const GLANCE: Duration = Duration::from_millis(500);
 
 impl RankThread {
     pub(super) fn start(
@@ -58,7 +67,7 @@ impl RankThread {
     ) -> std::io::Result<Self> {
         let (orders, taken) = channel();
         let (sender, answers) = channel();
-        let n_ranks = group.n_ranks();
+        let (n_ranks, own_group) = (group.n_ranks(), group.clone());
         let mut work = RankWork {
             executor: rank.executor,
             batch,
@@ -92,6 +101,8 @@ impl RankThread {
             orders: Some(orders),
             answers,
             thread: Some(thread),
+            group: own_group,
+            is_given_up: Cell::new(false),
         })
     }
 
@@ -100,12 +111,30 @@ impl RankThread {
         let _ = self.orders.as_ref().map(|orders| orders.send(order));
     }
 
+    /// Waits for the answer to an order. A rank that the others missed, and that does not answer for as long again, is lost: a call into
+    /// a driver that never returns cannot be ended.
     pub(super) fn answer(&self) -> Result<Answer, StepError> {
-        self.answers.recv().unwrap_or_else(|_| {
-            Err(StepError::DeviceLost {
-                operation: "computing a step",
-                reason: "its thread has ended".to_owned(),
-            })
+        let mut missed_since = None;
+        let reason = loop {
+            if self.is_given_up.get() {
+                break "it did not answer";
+            }
+            let glance = GLANCE.min(self.group.patience());
+            match self.answers.recv_timeout(glance) {
+                Ok(answer) => return answer,
+                Err(RecvTimeoutError::Disconnected) => break "its thread has ended",
+                Err(RecvTimeoutError::Timeout) => {
+                    if !matches!(self.group.failure(), Some(GroupError::RankMissing { .. })) {
+                        continue;
+                    }
+                    let since: &mut Instant = missed_since.get_or_insert_with(Instant::now);
+                    self.is_given_up.set(since.elapsed() > self.group.patience());
+                }
+            }
+        };
+        Err(StepError::DeviceLost {
+            operation: "computing a step",
+            reason: reason.to_owned(),
         })
     }
 
@@ -129,7 +158,9 @@ impl RankThread {
 impl Drop for RankThread {
     fn drop(&mut self) {
         self.orders = None;
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take()
+            && !self.is_given_up.get()
+        {
             // A thread that panicked has said so already.
             let _ = thread.join();
         }
