@@ -1,4 +1,4 @@
-//! Rewrites the command line before it is parsed: llama.cpp's two-letter flags, and `-m MODEL`.
+//! Rewrites the command line before it is parsed: two-letter flags of llama.cpp and vLLM, and `-m MODEL`.
 //!
 //! Separate from the commands because the parser knows one-letter short flags only. Invariant: what stands behind `--`
 //! is left alone.
@@ -7,12 +7,13 @@ use std::ffi::OsString;
 
 use crate::{failure::Failure, foreign_flags};
 
-/// Short flags of llama.cpp with their long names here.
-const SHORT_FLAGS: [(&str, &str); 12] = [
+/// Short flags of llama.cpp and vLLM with their long names here.
+const SHORT_FLAGS: [(&str, &str); 13] = [
     ("-tb", "--threads-batch"),
     ("-ngl", "--gpu-layers"),
     ("-cmoe", "--cpu-moe"),
     ("-ncmoe", "--n-cpu-moe"),
+    ("-tp", "--tensor-parallel-size"),
     ("-np", "--parallel"),
     ("-ub", "--ubatch-size"),
     ("-ctk", "--cache-type-k"),

@@ -272,6 +272,18 @@ impl From<Error> for Failure {
             Error::SplitTooLarge { fitting_layers, .. } => Self::device(error.to_string()).hint(format!(
                 "say `-ngl {fitting_layers}`, or `-ngl auto` for as many as fit; a smaller context is `-c N`"
             )),
+            Error::TooFewGpus { n_found, .. } => {
+                let hidden = match env::var("CUDA_VISIBLE_DEVICES") {
+                    Ok(visible) => format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every other GPU; "),
+                    Err(_) => String::new(),
+                };
+                Self::device(error.to_string()).hint(format!(
+                    "{hidden}`tokenmill devices` lists them, `--tensor-parallel-size {n_found}` takes all from the first on"
+                ))
+            }
+            Error::GroupNotWhole => {
+                Self::usage(error.to_string()).hint("leave out --tensor-parallel-size, or what is the CPU's")
+            }
             Error::NothingOnGpu => {
                 Self::usage(error.to_string()).hint("`-ngl 0` computes on the CPU alone")
             }
@@ -394,6 +406,11 @@ impl From<LoadError> for Failure {
                 Self::input(error.to_string())
                     .hint("a file with a vocabulary only works with `tokenize`, not with `run`")
             }
+            LoadError::NotDivisible { .. } => {
+                Self::usage(error.to_string()).hint("`--tensor-parallel-size N` is the number of GPUs")
+            }
+            LoadError::NotWholeBlocks { .. } => Self::usage(error.to_string())
+                .hint("take fewer GPUs, or a file with weights of another type, such as Q8_0"),
             LoadError::BadOption {
                 option,
                 found,

@@ -86,6 +86,11 @@ pub(crate) struct LoadArgs {
     /// faster. Both then have these weights
     #[arg(long, value_name = "N")]
     gpu_batch: Option<String>,
+    /// GPUs that compute the model together, each a part of every layer: the first, or the one of --device, and those behind it
+    /// [default: 1] [short: -tp]
+    #[arg(long, value_name = "N", value_parser = count,
+        conflicts_with_all = ["cpu_moe", "n_cpu_moe", "place", "gpu_batch"])]
+    tensor_parallel_size: Option<usize>,
     /// Give each sequence the same bits whatever other sequences are computed with it; slower on a GPU, always so on the CPU
     #[arg(long, conflicts_with = "gpu_batch")]
     batch_invariant: bool,
@@ -149,11 +154,31 @@ impl LoadArgs {
             n_prefill_threads: self.threads_batch,
             is_traced: false,
             gpu: self.gpu_options()?,
+            n_gpus: self.n_gpus()?,
             cpu_features: self.cpu_features()?,
             placement: self.placement()?,
             on_split: Some(SplitObserver(say_split)),
             is_quiet: false,
         })
+    }
+
+    /// GPUs that compute together.
+    ///
+    /// # Errors
+    /// None, and several next to something that leaves a part of the model to the CPU.
+    fn n_gpus(&self) -> Result<usize, Failure> {
+        let n_gpus = self.tensor_parallel_size.unwrap_or(1);
+        if n_gpus == 0 {
+            return Err(Failure::usage(
+                "`--tensor-parallel-size 0` leaves no GPU to work with",
+            ));
+        }
+        match self.gpu_layers.as_deref() {
+            Some(layers) if n_gpus > 1 && layers != "all" => Err(Failure::usage(format!(
+                "`--tensor-parallel-size {n_gpus}` and `-ngl {layers}` contradict each other: all layers are on all GPUs"
+            ))),
+            _ => Ok(n_gpus),
+        }
     }
 
     /// What of the model the GPU gets.
@@ -237,6 +262,15 @@ impl LoadArgs {
             Failure::usage(format!("`{flag}` and `--device {device}` contradict each other"))
         };
         let first_gpu = Device::Cuda { ordinal: 0 };
+        if let Some(n_gpus) = self.tensor_parallel_size.filter(|&n_gpus| n_gpus > 1) {
+            return match self.device {
+                Some(Device::Cpu) => Err(Failure::usage(format!(
+                    "`--tensor-parallel-size {n_gpus}` and `--device cpu` contradict each other"
+                ))),
+                Some(device @ Device::Cuda { .. }) => Ok(device),
+                _ => Ok(first_gpu),
+            };
+        }
         match (layers, self.device) {
             (None | Some("auto"), Some(Device::Cpu)) if self.parting_flag().is_some() => {
                 Err(contradiction("cpu"))
@@ -424,7 +458,9 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
         LoadedDevice::Cpu {
             passed_over: Some(reason),
         } => tell(&format!("computing on the CPU: {reason}")),
-        LoadedDevice::Cuda { kernels_took, .. } | LoadedDevice::Split { kernels_took, .. } => {
+        LoadedDevice::Cuda { kernels_took, .. }
+        | LoadedDevice::Group { kernels_took, .. }
+        | LoadedDevice::Split { kernels_took, .. } => {
             if let Some(text) = about_long_load(*kernels_took) {
                 tell(&text);
             }

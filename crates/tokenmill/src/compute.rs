@@ -79,6 +79,9 @@ pub struct Compute {
     pub is_traced: bool,
     /// How a GPU is used.
     pub gpu: GpuOptions,
+    /// GPUs that compute the model together, each a part of every layer: the one that `device` names and those behind it. More than
+    /// one are there or the load is refused, also with [`Device::Auto`].
+    pub n_gpus: usize,
     /// Instruction sets of the CPU; narrowing them forces a path, and changes no result.
     pub cpu_features: CpuFeatures,
     /// What of the model the GPU gets, where there is one; the CPU computes the rest.
@@ -98,6 +101,7 @@ impl Default for Compute {
             n_prefill_threads: None,
             is_traced: false,
             gpu: GpuOptions::default(),
+            n_gpus: 1,
             cpu_features: CpuFeatures::detect(),
             placement: PlacementRequest::default(),
             on_split: None,

@@ -20,7 +20,8 @@ use crate::{
 /// Loads a network on the device that `compute` chooses, and says where that is.
 ///
 /// # Errors
-/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, [`Error::SplitTooLarge`],
+/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, [`Error::TooFewGpus`] and
+/// [`Error::GroupNotWhole`] where several cannot compute it together, [`Error::SplitTooLarge`],
 /// [`Error::NothingOnGpu`] and [`Error::NoExperts`] where what was asked for cannot be on it, [`Error::HostPartTooLarge`] where the
 /// rest is larger than the machine's memory, and [`Error::NotEnoughMemory`] of a load on the CPU that is.
 pub fn load(
@@ -44,6 +45,8 @@ pub(crate) fn load_with_mtp(
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     match compute.device {
+        Device::Cpu if compute.n_gpus > 1 => Err(Error::GroupNotWhole),
+        Device::Auto if compute.n_gpus > 1 => load_on_gpu(model, 0, options, compute, on_progress),
         Device::Cpu => load_on_cpu(model, options, compute, (mtp, None), on_progress),
         Device::Cuda { ordinal } => load_on_gpu(model, ordinal, options, compute, on_progress),
         Device::Auto => {
@@ -80,7 +83,12 @@ fn load_on_gpu(
     compute: &Compute,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
-    if compute.placement.is_whole() {
+    if compute.n_gpus > 1 {
+        if !compute.placement.is_whole() {
+            return Err(Error::GroupNotWhole);
+        }
+        gpu::load_group(model, ordinal, options, compute, on_progress)
+    } else if compute.placement.is_whole() {
         gpu::load(model, ordinal, options, compute, on_progress)
     } else {
         gpu::load_split(model, ordinal, options, compute, on_progress)

@@ -106,6 +106,7 @@ impl Draft {
     pub(crate) fn check_choice(compute: &Compute) -> Result<(), Error> {
         match compute.device {
             Device::Cpu => Ok(()),
+            _ if compute.n_gpus > 1 => Err(Error::DraftOffCpu),
             Device::Auto if compute.placement.is_whole() => Ok(()),
             Device::Auto | Device::Cuda { .. } => Err(Error::DraftOffCpu),
         }

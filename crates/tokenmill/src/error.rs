@@ -119,6 +119,21 @@ pub enum Error {
     /// The GPU that was asked for cannot be used, or not for this model.
     #[error("the GPU cannot be used: {0}")]
     Gpu(#[source] BackendError),
+    /// Fewer GPUs than were to compute the model together.
+    #[error(
+        "{n_gpus} GPUs from GPU {first} on are to compute the model, and the driver shows {n_found} in all"
+    )]
+    TooFewGpus {
+        /// GPUs that were asked for.
+        n_gpus: usize,
+        /// The first one's number.
+        first: usize,
+        /// GPUs there are.
+        n_found: usize,
+    },
+    /// GPUs that were to compute the model together, next to something that leaves a part of it to the CPU.
+    #[error("a model that several GPUs compute together leaves nothing to the CPU")]
+    GroupNotWhole,
     /// What was to be on the GPU is larger than its memory.
     #[error(
         "the GPU has {} MiB free and needs {} MiB for its part of the model: {} MiB are missing; {}",

@@ -4,13 +4,15 @@
 //! that was asked for, and says that it was left out.
 
 #[cfg(feature = "cuda")]
+pub(crate) use group::load_group;
+#[cfg(feature = "cuda")]
 pub use with_cuda::open_gpu;
 #[cfg(feature = "cuda")]
 pub(crate) use with_cuda::{load, load_split};
 #[cfg(not(feature = "cuda"))]
 pub use without_cuda::CudaLeftOut;
 #[cfg(not(feature = "cuda"))]
-pub(crate) use without_cuda::{load, load_split};
+pub(crate) use without_cuda::{load, load_group, load_split};
 
 /// Whether this build computes on GPUs and the machine has a driver for them.
 pub fn has_gpu_driver() -> bool {
@@ -19,6 +21,9 @@ pub fn has_gpu_driver() -> bool {
     #[cfg(not(feature = "cuda"))]
     false
 }
+
+#[cfg(feature = "cuda")]
+mod group;
 
 #[cfg(feature = "cuda")]
 mod with_cuda {
@@ -50,7 +55,11 @@ mod with_cuda {
     }
 
     fn open(ordinal: usize, compute: &Compute) -> Result<CudaBackend, Error> {
-        let device = open_gpu(ordinal, &compute.gpu)?;
+        backend_of(open_gpu(ordinal, &compute.gpu)?, compute)
+    }
+
+    /// A backend on an opened GPU.
+    pub(super) fn backend_of(device: Device, compute: &Compute) -> Result<CudaBackend, Error> {
         let open = || -> Result<_, CudaExecError> {
             let backend = CudaBackend::new(device)?.with_batch_invariance(compute.gpu.is_batch_invariant);
             if compute.is_traced {
@@ -96,7 +105,7 @@ mod with_cuda {
         })
     }
 
-    fn device_error(error: LoadError) -> Error {
+    pub(super) fn device_error(error: LoadError) -> Error {
         match error {
             LoadError::Backend(error) => Error::Gpu(error),
             other => Error::Load(other),
@@ -279,6 +288,16 @@ mod without_cuda {
     pub struct CudaLeftOut;
 
     pub(crate) fn load(
+        _: &Model,
+        _: usize,
+        _: &ModelOptions,
+        _: &Compute,
+        _: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Loaded, Error> {
+        Err(CudaLeftOut.into())
+    }
+
+    pub(crate) fn load_group(
         _: &Model,
         _: usize,
         _: &ModelOptions,

@@ -39,6 +39,17 @@ pub enum LoadedDevice {
         /// What the driver took to load the kernels; it compiles them where a machine loads them for the first time.
         kernels_took: Duration,
     },
+    /// On several GPUs, each with a part of every layer.
+    Group {
+        /// The first one's number; the others follow it.
+        first: usize,
+        /// How many there are.
+        n_gpus: usize,
+        /// The first one's name.
+        name: String,
+        /// What the drivers took to load the kernels, all together.
+        kernels_took: Duration,
+    },
     /// On a GPU and the CPU.
     Split {
         /// The GPU's number.
@@ -74,6 +85,9 @@ impl fmt::Display for LoadedDevice {
                 f,
                 "GPU {ordinal} ({name}) with all or parts of {n_gpu_layers} of {n_layers} layers, and CPU"
             ),
+            Self::Group {
+                first, n_gpus, name, ..
+            } => write!(f, "GPUs {first} to {} ({name})", first + n_gpus - 1),
             Self::Cuda { ordinal, name, .. } => write!(f, "GPU {ordinal} ({name})"),
         }
     }

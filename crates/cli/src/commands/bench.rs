@@ -219,6 +219,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         n_threads: args.load.n_threads(),
         backend: match loaded.device {
             LoadedDevice::Cuda { .. } => "CUDA",
+            LoadedDevice::Group { .. } => "CUDA group",
             LoadedDevice::Split { .. } => "CUDA+CPU",
             _ => "CPU",
         },

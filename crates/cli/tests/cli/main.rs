@@ -14,6 +14,7 @@ mod drafts;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod gpu;
+mod group;
 mod help;
 mod hub;
 mod images;

@@ -118,7 +118,7 @@ fn running(app: &App, expires_at: String) -> Value {
     let n_bytes = own_bytes + on_host.map_or(0, |plan| plan.total_bytes() as u64);
     let is_on_gpu = matches!(
         model.device(),
-        LoadedDevice::Cuda { .. } | LoadedDevice::Split { .. }
+        LoadedDevice::Cuda { .. } | LoadedDevice::Group { .. } | LoadedDevice::Split { .. }
     );
     let mut running = entry(Card::of(app), app.model.name());
     running["size"] = n_bytes.into();

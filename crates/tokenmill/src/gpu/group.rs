@@ -1,0 +1,97 @@
+//! The load on several GPUs, each with a part of every layer.
+//!
+//! Separate from the load on one. Invariants: all GPUs are opened, and all parts planned, before anything is uploaded; the GPUs meet
+//! in the host's memory.
+
+use std::time::Duration;
+
+use tokenmill_backend::{BackendError, HostGroup, MemoryPlan};
+use tokenmill_cuda_exec::{CudaExecError, Device};
+use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions, Rank, Shard, WeightSource as _};
+use tokenmill_placed::{GroupExecutor, GroupRank};
+
+use super::with_cuda::{backend_of, device_error, open_gpu};
+use crate::{Compute, Error, Loaded, LoadedDevice};
+
+/// Loads a part of each layer on each of the GPUs from `first` on.
+pub(crate) fn load_group(
+    model: &Model,
+    first: usize,
+    options: &ModelOptions,
+    compute: &Compute,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, Error> {
+    let n_ranks = compute.n_gpus;
+    let shards: Vec<Shard<'_>> = (0..n_ranks)
+        .map(|idx| model.shard(Rank { idx, n_ranks }))
+        .collect::<Result<_, _>>()?;
+    let devices = open_all(first, compute)?;
+    let name = devices[0].info().name.clone();
+    let group = HostGroup::new(n_ranks);
+    let backends = (devices.into_iter().enumerate())
+        .map(|(idx, device)| Ok(backend_of(device, compute)?.with_collective(Box::new(group.rank(idx)))))
+        .collect::<Result<Vec<_>, Error>>()?;
+    let plans = (shards.iter().zip(&backends))
+        .map(|(shard, backend)| shard.plan(backend, options))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut kernels_took = Duration::ZERO;
+    let mut ranks = Vec::with_capacity(n_ranks);
+    let mut before = 0;
+    let n_bytes_of = |shard: &Shard<'_>| -> usize { shard.infos().iter().map(|info| info.n_bytes).sum() };
+    let n_bytes_total = shards.iter().map(n_bytes_of).sum();
+    for (idx, (shard, backend)) in shards.iter().zip(backends).enumerate() {
+        let executor = shard
+            .load_on(backend, options, &mut |progress| {
+                on_progress(LoadProgress {
+                    n_bytes_done: before + progress.n_bytes_done,
+                    n_bytes_total,
+                });
+            })
+            .map_err(device_error)?;
+        before += n_bytes_of(shard);
+        kernels_took += executor.backend().device().module_loads().1;
+        ranks.push(GroupRank {
+            executor: Box::new(executor),
+            place: format!("GPU {}", first + idx),
+        });
+    }
+    let executor = GroupExecutor::start(ranks, group).map_err(|source| {
+        Error::Load(LoadError::Backend(BackendError::Failed {
+            operation: "starting threads",
+            source: source.into(),
+        }))
+    })?;
+    // What the GPU that takes most takes.
+    let plan = (plans.into_iter().max_by_key(MemoryPlan::device_bytes)).expect("a group has ranks");
+    Ok(Loaded {
+        executor: Box::new(executor),
+        device: LoadedDevice::Group {
+            first,
+            n_gpus: n_ranks,
+            name,
+            kernels_took,
+        },
+        plan,
+    })
+}
+
+/// Opens all of the GPUs.
+fn open_all(first: usize, compute: &Compute) -> Result<Vec<Device>, Error> {
+    (first..first + compute.n_gpus)
+        .map(|ordinal| open_gpu(ordinal, &compute.gpu).map_err(|error| too_few(error, first, compute.n_gpus)))
+        .collect()
+}
+
+/// Says how many GPUs are missing, where one is.
+fn too_few(error: Error, first: usize, n_gpus: usize) -> Error {
+    if let Error::Gpu(BackendError::Unavailable { source }) = &error
+        && let Some(CudaExecError::NoSuchDevice { n_devices, .. }) = source.downcast_ref()
+    {
+        return Error::TooFewGpus {
+            n_gpus,
+            first,
+            n_found: *n_devices,
+        };
+    }
+    error
+}
