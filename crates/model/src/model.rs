@@ -12,8 +12,7 @@ use tokenmill_backend::{
 use tokenmill_gguf::{GgufFile, TensorType};
 
 use crate::{
-    AdapterReader, ControlVector, Descriptor, LoadError, LoadProgress, ModelExecutor, Rank, Shard,
-    WeightSource,
+    AdapterReader, ControlVector, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
     activations::Activations,
     arch::{self, HfConfig},
     network::Network,
@@ -226,14 +225,6 @@ impl Model {
             &mut |_| {},
         )?;
         Ok(weights.by_part().clone())
-    }
-
-    /// What a rank has of the network where several devices compute it together.
-    ///
-    /// # Errors
-    /// As [`Shard::new`].
-    pub fn shard(&self, rank: Rank) -> Result<Shard<'_>, LoadError> {
-        Shard::new(&self.descriptor, self.weights(), rank)
     }
 
     /// Loads the network on a backend.

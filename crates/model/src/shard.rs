@@ -17,8 +17,8 @@ use tokenmill_backend::{Backend, MemoryPlan};
 use tokenmill_gguf::TensorBytes;
 
 use crate::{
-    Descriptor, FfnDescriptor, LoadError, LoadProgress, MixerDescriptor, ModelExecutor, ModelOptions, QkNorm,
-    WeightInfo, WeightSource, WeightTensor,
+    Descriptor, FfnDescriptor, LoadError, LoadProgress, MixerDescriptor, Model, ModelExecutor, ModelOptions,
+    QkNorm, WeightInfo, WeightSource, WeightTensor,
     model::{build, plan},
 };
 
@@ -39,6 +39,16 @@ pub struct Shard<'a> {
     descriptor: Descriptor,
     source: &'a dyn WeightSource,
     own: BTreeMap<String, OwnTensor<'a>>,
+}
+
+impl Model {
+    /// What a rank has of the network where several devices compute it together.
+    ///
+    /// # Errors
+    /// As [`Shard::new`].
+    pub fn shard(&self, rank: Rank) -> Result<Shard<'_>, LoadError> {
+        Shard::new(self.descriptor(), self.weights(), rank)
+    }
 }
 
 /// A tensor that a rank does not have as it is.
