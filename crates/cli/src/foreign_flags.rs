@@ -168,7 +168,7 @@ const LLAMA_CPP: &[Row] = &[
             "-ts",
             "--tensor-split",
         ],
-        "a model is on one GPU, `--device cuda:N` says which, and on the CPU",
+        "`--tensor-parallel-size N` divides a model evenly among N GPUs, from the one of `--device cuda:N` on",
     ),
     (
         &["-ot", "--override-tensor"],
@@ -270,15 +270,8 @@ const VLLM: &[Row] = &[
         "the memory follows from `-c`, and for `serve` from `--kv-cache-tokens`; `tokenmill doctor MODEL` shows it",
     ),
     (
-        &[
-            "-tp",
-            "--tensor-parallel-size",
-            "-pp",
-            "--pipeline-parallel-size",
-            "-dp",
-            "--data-parallel-size",
-        ],
-        "a model is on one device as a whole; `--device cpu` or `--device cuda:N` says which",
+        &["-pp", "--pipeline-parallel-size", "-dp", "--data-parallel-size"],
+        "`--tensor-parallel-size N` divides each layer among N GPUs; there is no other way to use several",
     ),
     (
         &["--dtype", "-q", "--quantization", "--load-format"],

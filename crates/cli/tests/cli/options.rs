@@ -78,7 +78,7 @@ fn flags_of_llama_cpp_are_answered_by_name() {
         "run demo x --max-tokens 5",
         "serve demo --max-model-len 4096",
         "serve demo --gpu-memory-utilization 0.9",
-        "serve demo --tensor-parallel-size 2",
+        "serve demo --pipeline-parallel-size 2",
         "serve demo --dtype auto",
         "run demo x --color",
         "run demo x -co",
