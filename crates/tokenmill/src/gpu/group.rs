@@ -71,6 +71,7 @@ pub(crate) fn load_group(
             name,
             kernels_took,
         },
+        mtp: None,
         plan,
     })
 }
