@@ -1,11 +1,12 @@
-// Quantized matrix times 1 to 8 rows: y[m][r] = sum_k w[r][k] x[m][k] + bias[r], weights read once.
+// Quantized matrix times few rows: y[m][r] = sum_k w[r][k] x[m][k] + bias[r], weights read once for M rows.
 //
-// Compiled once a format: -DFORMAT=Q4_K -DHEADER="formats/q4_k.cuh" gives matvec_m1, _m2, _m4, _m8 and matvec_gated_m1 ..
+// Compiled once a format: -DFORMAT=Q4_K -DHEADER="formats/q4_k.cuh" gives matvec_m1, _m2, _m4, _m8 and matvec_gated_m1 .., and
+// matvec_m16 where the format comes in strips.
 //
-// matvec_mM      grid: sum over the jobs of ceil(n_out / 8); block: 128. Up to three matrices of one input are one launch;
-//                jobs without rows have n_out 0. A warp computes 2 rows.
+// matvec_mM      grid: (sum over the jobs of ceil(n_out / 8), or of ceil(n_out / 16) in strips; for m16 ceil(n_rows / 16)); block: 128.
+//                Up to three matrices of one input are one launch; jobs without rows have n_out 0. A warp computes 2 rows.
 // matvec_gated_mM  gate and up at once (gated.cuh); grid: ceil(n_out / 32); block: 256; 128 M bytes of shared memory.
-// Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in], n_rows <= M; y [n_rows, n_out] f32.
+// Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in], n_rows <= M but for m16; y [n_rows, n_out] f32.
 // Alignment: weights 256 bytes, x and y 16 bytes. Measured on the simulator only: bench/runs.
 #include HEADER
 #include "gated.cuh"
@@ -40,11 +41,15 @@ DEVICE void multiply_gated(const uint8_t* gate, const uint8_t* up, const Gated& 
         matvec_m##M(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,              \
                     const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in,          \
                     int n_rows, const int8_t* xq, const Q8Scale* xs) {                                                     \
-        const Input<M> x = {xq, xs, n_rows, n_in};                                                                         \
+        const int before = M == 16 ? blockIdx.y * M : 0;                                                                   \
+        const Input<M> x = {q8_row(xq, before, n_in), q8_scales(xs, before, n_in), n_rows - before, n_in};                  \
         int block = blockIdx.x;                                                                                            \
         Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, BLOCK_ROWS<FORMAT>, block);       \
+        job.y += (size_t)before * job.n_out;                                                                               \
         multiply_rows<FORMAT, M>(job, block, x);                                                                           \
-    }                                                                                                                      \
+    }
+
+#define MATVEC_GATED(M)                                                                                                 \
     KERNEL __launch_bounds__(256, 1)                                                                                            \
         matvec_gated_m##M(const uint8_t* gate, const uint8_t* up, int n_out, const float* gate_bias, const float* up_bias, \
                           int activation, float* y, int8_t* yq, Q8Scale* ys, int n_in, int n_rows, const int8_t* xq,       \
@@ -57,3 +62,10 @@ MATVEC(1)
 MATVEC(2)
 MATVEC(4)
 MATVEC(8)
+#ifdef TAKES_STRIPS
+MATVEC(16)
+#endif
+MATVEC_GATED(1)
+MATVEC_GATED(2)
+MATVEC_GATED(4)
+MATVEC_GATED(8)

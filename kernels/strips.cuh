@@ -1,8 +1,8 @@
-// Strips of K-quants times 1 to 8 rows on tensor cores: what products of one matrix, of two formats and gated ones share.
+// Strips of K-quants times 1 to 16 rows on tensor cores: what products of one matrix, of two formats and gated ones share.
 //
 // A strip is 16 rows of a matrix. Warps share its superblocks: a warp takes pairs of them, every `n_slices`th, copies each with its part of
 // x into shared memory STAGES - 1 superblocks ahead, and multiplies group by group (mma m16n8k32 s8, m16n8k16 where scales are by 16):
-// 16 rows by 8 rows of x. Scales multiply the integer sums, minima are a product of their own (mma m16n8k8 tf32, with the sums of x in two
+// 16 rows by 8 rows of x, and once more where M is 16. Scales multiply the integer sums, minima are a product of their own (mma m16n8k8 tf32, with the sums of x in two
 // parts). Instructions for each weight hardly depend on M, and a row's bits do not: each column is added up by itself, in one order.
 //
 // Formats say STRIP_HIGH: bytes of a group beyond its nibbles (0, 4 or 8). Weights as formats/planes.cuh says, x as q8.cuh does.
@@ -88,6 +88,10 @@ DEVICE int signed_byte_of(uint32_t word, int k) {
 constexpr int MANTISSA = 0x4B400000;
 DEVICE float float_of_mantissa(int x) { return __int_as_float(x) - 12582912.0f; }
 
+// Columns of y that a lane adds up.
+template <int M>
+constexpr int COLUMNS_OF = M == 1 ? 1 : M == 16 ? 4 : 2;
+
 // The rows of a strip, and what they are multiplied by.
 struct StripJob {
     const uint8_t* w;
@@ -102,7 +106,9 @@ struct Strip {
     static constexpr int HIGH_BYTES = F::STRIP_HIGH;
     static constexpr bool HAS_HALVES = F::SUB == 16;       // Q6_K: signed scales by 16 weights, and d in a plane of its own
     static constexpr bool FITS_MANTISSA = HIGH_BYTES == 0;  // scale times sum, of a group
-    static constexpr int COLUMNS = M == 1 ? 1 : 2;         // of y that a lane adds up
+    static constexpr int TILES = M == 16 ? 2 : 1;           // of 8 rows of x
+    static constexpr int EACH = M == 1 ? 1 : 2;            // columns of a tile that a lane adds up
+    static constexpr int COLUMNS = TILES * EACH;
     static constexpr int HIGH = 2048, X = HIGH + SUPER * STRIP * HIGH_BYTES, RECORDS = X + 256 * M, STAGE = RECORDS + 64 * M;
     static constexpr int TAILS = STAGES * STAGE, N_TAILS = STAGES / 2 + 1;
     static constexpr int WARP_BYTES = TAILS + N_TAILS * TAIL_BYTES;
@@ -112,10 +118,10 @@ struct Strip {
 
     // Places in shared memory, in bytes; chunks of 16.
     static __device__ __forceinline__ int x_at(int half, int group, int m) {
-        return X + ((half * SUPER + group) * M + (m ^ (group * M / 8 & (M - 1)))) * 16;
+        return X + ((half * SUPER + group) * M + (m ^ (M < 8 ? group * M / 8 & (M - 1) : group))) * 16;
     }
     static __device__ __forceinline__ int record_at(int group, int m) {
-        int spread = M == 8 ? (group & 2) | group >> 2 : M == 4 ? group >> 2 : 0;
+        int spread = M == 16 ? (group & 3) * 2 | group >> 2 : M == 8 ? (group & 2) | group >> 2 : M == 4 ? group >> 2 : 0;
         return RECORDS + group * M * 8 + (M == 1 ? 0 : (m / 2 ^ spread) * 16 + m % 2 * 8);
     }
     static __device__ __forceinline__ int tail_at(int row, int which) { return (row * 2 + (which ^ (row >> 2 & 1))) * 16; }
@@ -207,7 +213,7 @@ struct Strip {
         const uint4 tail_of[2] = {*(const uint4*)tail, *(const uint4*)(tail + 8 * 32)};
         float part[2][COLUMNS] = {};
         // ldmatrix: a lane gives the address of a row of a group, or of a half of a group of x.
-        const int their_row = lane / 8 % 2 * 8 + lane % 8, their_group = lane / 16, their_m = min(lane % 8, M - 1);
+        const int their_row = lane / 8 % 2 * 8 + lane % 8, their_group = lane / 16;
         uint32_t scales[2][2];
         if (!HAS_HALVES) {
 #pragma unroll
@@ -220,9 +226,10 @@ struct Strip {
 #pragma unroll
         for (int a = 0; a < SUPER; a += 2) {
             int group = a + their_group;
-            uint32_t q[4], b[4];
+            uint32_t q[4], b[TILES][4];
             load_words(q, stage + group * 256 + (their_row ^ group) * 16);
-            load_words(b, stage + x_at(lane / 8 % 2, group, their_m));
+#pragma unroll
+            for (int n = 0; n < TILES; n++) load_words(b[n], stage + x_at(lane / 8 % 2, group, min(8 * n + lane % 8, M - 1)));
             if (HIGH_BYTES == 8 || (HIGH_BYTES == 4 && a % 4 == 0)) {
                 int chunk = a * HIGH_BYTES / 16, spread = chunk * (HIGH_BYTES == 8 ? 2 : 4);
 #pragma unroll
@@ -252,21 +259,28 @@ struct Strip {
                         words[2 + r] = and_or(bits >> t, 0x10101010, words[2 + r]);
                     }
                 }
-                uint2 records[2];
-                load_records(bytes, a + u, t, records);
-                if (HAS_HALVES) {
-                    add_halves(words, b[2 * u], b[2 * u + 1], records, tail_of, a + u, part);
-                } else {
+                int scale[2];
+                if (!HAS_HALVES) {
+#pragma unroll
+                    for (int r = 0; r < 2; r++) scale[r] = byte_of(scales[r][a / 4], (a + u) % 4);
+                }
+#pragma unroll
+                for (int n = 0; n < TILES; n++) {
+                    uint32_t its[2];
+                    load_scales(bytes, a + u, 8 * n + 2 * t, its);
+                    if (HAS_HALVES) {
+                        add_halves(words, b[n][2 * u], b[n][2 * u + 1], its, tail_of, a + u, n * EACH, part);
+                        continue;
+                    }
                     int dot[4];
-                    multiply(dot, words, b[2 * u], b[2 * u + 1]);
+                    multiply(dot, words, b[n][2 * u], b[n][2 * u + 1]);
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
-                        int scale = byte_of(scales[r][a / 4], (a + u) % 4);
 #pragma unroll
-                        for (int c = 0; c < COLUMNS; c++) {
-                            float sum = FITS_MANTISSA ? float_of_mantissa(dot[2 * r + c] * scale + MANTISSA)
-                                                      : (float)(dot[2 * r + c] * scale);
-                            part[r][c] += __uint_as_float(records[c].x) * sum;
+                        for (int c = 0; c < EACH; c++) {
+                            float sum = FITS_MANTISSA ? float_of_mantissa(dot[2 * r + c] * scale[r] + MANTISSA)
+                                                      : (float)(dot[2 * r + c] * scale[r]);
+                            part[r][n * EACH + c] += __uint_as_float(its[c]) * sum;
                         }
                     }
                 }
@@ -281,29 +295,33 @@ struct Strip {
             }
             return;
         }
-        float minima[4];
-        sum_minima(bytes, tail_of, minima);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float2 d = half2_at(tail_of[r].x);
+        for (int n = 0; n < TILES; n++) {
+            float minima[4];
+            sum_minima(bytes, tail_of, 8 * n, minima);
 #pragma unroll
-            for (int c = 0; c < COLUMNS; c++) acc[r][c] += d.x * part[r][c] - d.y * minima[2 * r + c];
+            for (int r = 0; r < 2; r++) {
+                float2 d = half2_at(tail_of[r].x);
+#pragma unroll
+                for (int c = 0; c < EACH; c++)
+                    acc[r][n * EACH + c] += d.x * part[r][n * EACH + c] - d.y * minima[2 * r + c];
+            }
         }
     }
 
-    // The records of a group for the lane's columns.
-    __device__ __forceinline__ void load_records(const uint8_t* bytes, int group, int t, uint2 (&records)[2]) const {
+    // The scales of a group of x, for rows m and m + 1 of it.
+    __device__ __forceinline__ void load_scales(const uint8_t* bytes, int group, int m, uint32_t (&scales)[2]) const {
         if (M == 1) {
-            records[0] = *(const uint2*)(bytes + record_at(group, 0));
+            scales[0] = *(const uint32_t*)(bytes + record_at(group, 0));
         } else {
-            uint4 both = *(const uint4*)(bytes + record_at(group, min(2 * t, M - 2)));
-            records[0] = make_uint2(both.x, both.y), records[1] = make_uint2(both.z, both.w);
+            uint4 both = *(const uint4*)(bytes + record_at(group, min(m, M - 2)));
+            scales[0] = both.x, scales[1] = both.z;
         }
     }
 
     // A group of Q6_K, whose halves have scales of their own.
-    __device__ __forceinline__ void add_halves(const uint32_t (&words)[4], uint32_t b0, uint32_t b1, const uint2 (&records)[2],
-                                               const uint4 (&tail_of)[2], int group, float (&part)[2][COLUMNS]) const {
+    __device__ __forceinline__ void add_halves(const uint32_t (&words)[4], uint32_t b0, uint32_t b1, const uint32_t (&its)[2],
+                                               const uint4 (&tail_of)[2], int group, int column, float (&part)[2][COLUMNS]) const {
         int low[4], upper[4];
         multiply_half(low, words[0], words[1], b0);
         multiply_half(upper, words[2], words[3], b1);
@@ -312,16 +330,16 @@ struct Strip {
             const uint32_t all[4] = {tail_of[r].x, tail_of[r].y, tail_of[r].z, tail_of[r].w};
             int first = signed_byte_of(all[group / 2], group % 2 * 2), second = signed_byte_of(all[group / 2], group % 2 * 2 + 1);
 #pragma unroll
-            for (int c = 0; c < COLUMNS; c++) {
+            for (int c = 0; c < EACH; c++) {
                 float sum = (float)(low[2 * r + c] * first + upper[2 * r + c] * second);
-                part[r][c] += __uint_as_float(records[c].x) * sum;
+                part[r][column + c] += __uint_as_float(its[c]) * sum;
             }
         }
     }
 
     // Sums of minima times sums of x, the latter as two numbers of 11 bits.
-    __device__ __forceinline__ void sum_minima(const uint8_t* bytes, const uint4 (&tail_of)[2], float (&minima)[4]) const {
-        const int t = lane % 4, m = min(lane / 4, M - 1);
+    __device__ __forceinline__ void sum_minima(const uint8_t* bytes, const uint4 (&tail_of)[2], int first_m, float (&minima)[4]) const {
+        const int t = lane % 4, m = min(first_m + lane / 4, M - 1);
         uint32_t a[4], value[2], rest[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -348,7 +366,7 @@ struct Strip {
 // n_slices * 32. All threads of the thread block call it, for matrices of one width.
 template <class F, int M, int STAGES, int TABLE>
 DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, int n_slices, uint8_t* warp_room, uint16_t* table,
-                      float (&acc)[2][M == 1 ? 1 : 2]) {
+                      float (&acc)[2][COLUMNS_OF<M>]) {
     using S = Strip<F, M, STAGES, TABLE>;
     const S strip(job, x, warp_room);
     const int lane = threadIdx.x % WARP, g = lane / 4;
@@ -389,26 +407,28 @@ DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, int n_s
 
 // Floats from one column of a warp's sums to the next, by M; so columns that are stored or read together are in different banks.
 template <int M>
-constexpr int SUMS_ROW = STRIP + (M == 8 ? 4 : M == 4 ? 8 : 0);
+constexpr int SUMS_ROW = STRIP + (M >= 8 ? 4 : M == 4 ? 8 : 0);
 template <int M, int SLICES>
 constexpr int SUMS_STRIP = SLICES * M * SUMS_ROW<M> + 16;
 
 // Leaves a warp's sums in shared memory.
 template <int M>
-DEVICE void leave_sums(const float (&acc)[2][M == 1 ? 1 : 2], float* sums) {
+DEVICE void leave_sums(const float (&acc)[2][COLUMNS_OF<M>], float* sums) {
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
 #pragma unroll
-        for (int c = 0; c < (M == 1 ? 1 : 2); c++)
-            if (2 * t + c < M) sums[(2 * t + c) * SUMS_ROW<M> + g + 8 * r] = acc[r][c];
+        for (int c = 0; c < COLUMNS_OF<M>; c++) {
+            int m = c / 2 * 8 + 2 * t + c % 2;
+            if (m < M) sums[m * SUMS_ROW<M> + g + 8 * r] = acc[r][c];
+        }
     }
 }
 
 // What a thread block of 128 has of a job: a strip, which its 4 warps share.
 template <class F, int M>
 DEVICE void multiply_strip(const Job& job, int block, const Input<M>& x) {
-    constexpr int STAGES = 4, TABLE = 64, WARPS = 4;
+    constexpr int STAGES = M == 16 ? 2 : 4, TABLE = 64, WARPS = 4;
     using S = Strip<F, M, STAGES, TABLE>;
     int first = block * STRIP, warp = threadIdx.x / WARP;
     if (first >= job.n_out) return;
@@ -421,13 +441,18 @@ DEVICE void multiply_strip(const Job& job, int block, const Input<M>& x) {
     float* sums = (float*)strip_room;
     leave_sums<M>(acc, sums + warp * M * SUMS_ROW<M>);
     __syncthreads();
-    int row = threadIdx.x % STRIP, m = warp + threadIdx.x / STRIP % 2 * (M < 2 ? M : M / 2);
-    if (warp >= (M < 2 ? M : M / 2) || m >= min(M, x.n_rows) || row >= n_rows) return;
-    float sum = 0.0f;
+    // Two columns a warp, of which neither is in the other's banks.
+    int row = threadIdx.x % STRIP, which = threadIdx.x / STRIP % 2;
+    for (int first_m = 0; first_m < M; first_m += 8) {
+        constexpr int HALF = M < 2 ? 1 : M < 8 ? M / 2 : 4;
+        int m = first_m + warp + which * HALF;
+        if (warp >= HALF || m >= min(M, x.n_rows) || row >= n_rows) continue;
+        float sum = 0.0f;
 #pragma unroll
-    for (int slice = 0; slice < WARPS; slice++) sum += sums[(slice * M + m) * SUMS_ROW<M> + row];
-    if (job.bias) sum += job.bias[first + row];
-    job.y[(size_t)m * job.n_out + first + row] = sum;
+        for (int slice = 0; slice < WARPS; slice++) sum += sums[(slice * M + m) * SUMS_ROW<M> + row];
+        if (job.bias) sum += job.bias[first + row];
+        job.y[(size_t)m * job.n_out + first + row] = sum;
+    }
 }
 
 // What a thread block of 256 has of a gate and up: 32 rows of both, which are 4 strips of 2 warps each.

@@ -3,6 +3,10 @@
 #pragma once
 #include "planes.cuh"
 
+#ifndef TAKES_STRIPS
+#define TAKES_STRIPS  // has STRIP_HIGH, so that products of few rows take strips (strips.cuh)
+#endif
+
 struct Q5_K {
     static constexpr int STRIP_HIGH = 4;
     static constexpr int SUB = 32;

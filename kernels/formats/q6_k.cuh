@@ -3,6 +3,10 @@
 #pragma once
 #include "planes.cuh"
 
+#ifndef TAKES_STRIPS
+#define TAKES_STRIPS  // has STRIP_HIGH, so that products of few rows take strips (strips.cuh)
+#endif
+
 struct Q6_K {
     static constexpr int STRIP_HIGH = 8;
     static constexpr int SUB = 16;

@@ -36,6 +36,8 @@ pub(crate) struct MatrixKernels {
     pub(crate) embed: Option<Kernel>,
     /// For up to 1, 2, 4 and 8 rows.
     pub(crate) matvec: Option<[Kernel; 4]>,
+    /// For 16 rows at a time, of types that come in strips.
+    pub(crate) sixteen: Option<Kernel>,
     pub(crate) gated: Option<[Kernel; 4]>,
     /// For more rows, the smaller tile first.
     pub(crate) matmul: Option<[Tiled; 2]>,
@@ -183,6 +185,12 @@ impl MatrixKernels {
             },
             matvec: if usage.is_factor {
                 Some(sizes("matvec", &|n_rows| few.shared_bytes(n_rows))?)
+            } else {
+                None
+            },
+            sixteen: if usage.is_factor && few.takes_sixteen() {
+                let n_bytes = few.sixteen_shared_bytes();
+                Some(device.kernel_with_shared_bytes(&matvec, "matvec_m16", n_bytes)?)
             } else {
                 None
             },

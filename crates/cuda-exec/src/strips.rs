@@ -1,4 +1,4 @@
-//! [`FewRows`]: the thread blocks and the shared memory of products by 1 to 8 rows.
+//! [`FewRows`]: the thread blocks and the shared memory of products by few rows.
 //!
 //! Separate because the kernels of K-quants take their weights in strips of 16 rows through shared memory, and those of other types take
 //! rows by warps; launches, tests and benches ask here. Invariant: the twin of `kernels/strips.cuh`, whose sizes these are.
@@ -42,7 +42,17 @@ impl FewRows {
 
     /// Dynamic shared memory of `matvec_m` with this many rows of x.
     pub fn shared_bytes(self, n_rows: usize) -> usize {
-        self.room(n_rows, 4, 4, table_bytes(64))
+        self.room(VARIANTS[variant_of(n_rows)], 4, 4, table_bytes(64))
+    }
+
+    /// Whether there is a kernel that takes 16 rows of x at a time, `matvec_m16`.
+    pub fn takes_sixteen(self) -> bool {
+        self.high_bytes.is_some()
+    }
+
+    /// Dynamic shared memory of that kernel.
+    pub fn sixteen_shared_bytes(self) -> usize {
+        self.room(16, 2, 4, table_bytes(64))
     }
 
     /// Dynamic shared memory of `matvec_gated_m` with this many rows of x.
@@ -52,15 +62,15 @@ impl FewRows {
         } else {
             2
         };
-        let n_supers = if VARIANTS[variant_of(n_rows)] == 8 { 16 } else { 64 };
-        self.room(n_rows, n_stages, 8, 4 * table_bytes(n_supers))
+        let variant = VARIANTS[variant_of(n_rows)];
+        let n_supers = if variant == 8 { 16 } else { 64 };
+        self.room(variant, n_stages, 8, 4 * table_bytes(n_supers))
     }
 
-    fn room(self, n_rows: usize, n_stages: usize, n_warps: usize, table_bytes: usize) -> usize {
+    fn room(self, variant: usize, n_stages: usize, n_warps: usize, table_bytes: usize) -> usize {
         let Some(high_bytes) = self.high_bytes else {
             return 0;
         };
-        let variant = VARIANTS[variant_of(n_rows)];
         let stage = NIBBLE_BYTES + GROUPS * high_bytes + 320 * variant;
         let table = if self.has_table { table_bytes } else { 0 };
         n_warps * (n_stages * stage + (n_stages / 2 + 1) * TAIL_BYTES) + table

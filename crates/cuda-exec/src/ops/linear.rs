@@ -11,6 +11,11 @@ use crate::{
 
 /// Rows up to which weights are read once without tiles.
 const MAX_ROWS: usize = 8;
+/// Rows up to which strips, which are read once for 16 rows, are always faster than tiles by the timing model; and up to which they are
+/// where tiles would be this few thread blocks.
+const STRIP_ROWS: usize = 32;
+const MAX_STRIP_ROWS: usize = 128;
+const FEW_TILES: usize = 64;
 /// Matrices of one launch.
 const MAX_JOBS: usize = 3;
 
@@ -90,6 +95,13 @@ fn few_rows_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
     LaunchShape::new([n_blocks.sum(), 1, 1], 128).with_shared_bytes(shared_bytes.unwrap_or(0))
 }
 
+/// The launch of up to three products of more rows, 16 at a time, by matrices of one type in strips.
+fn strips_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
+    let few = FewRows::of(jobs[0].matrix.layout().ty());
+    let grid = [n_blocks(jobs, few.block_rows()), n_rows.div_ceil(16), 1];
+    LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes())
+}
+
 /// The arguments that all products have.
 fn job_args<'a>(input: &LinearInput<'a>, jobs: &'a mut [Product<'_>]) -> Result<Args<'a>> {
     let (n_rows, matrix) = (input.n_rows, jobs[0].matrix);
@@ -152,13 +164,23 @@ impl Ops {
                     let tiled = if n_rows <= small.tile[1] { small } else { large };
                     let [tile_out, tile_rows] = tiled.tile;
                     let grid = [n_blocks(jobs, tile_out), n_rows.div_ceil(tile_rows), 1];
-                    (tiled.kernel, LaunchShape::new(grid, tiled.n_threads))
+                    let takes_strips = self.takes_strips(n_rows, grid[0] * grid[1]);
+                    match kernels.sixteen.filter(|_| takes_strips) {
+                        Some(kernel) => (kernel, strips_shape(jobs, n_rows)),
+                        None => (tiled.kernel, LaunchShape::new(grid, tiled.n_threads)),
+                    }
                 };
                 let args = job_args(input, jobs)?;
                 self.device.launch(kernel, shape, &args)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether rows beyond [`MAX_ROWS`] are still few enough for strips, which add in another order than tiles.
+    fn takes_strips(&self, n_rows: usize, n_tiles: usize) -> bool {
+        let has_few = n_rows <= STRIP_ROWS || n_rows <= MAX_STRIP_ROWS && n_tiles <= FEW_TILES;
+        has_few && !self.is_batch_invariant
     }
 
     /// The kernels for two matrices of one type and a third of another.

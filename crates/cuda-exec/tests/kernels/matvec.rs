@@ -67,6 +67,16 @@ fn matvec(ty: TensorType, variant: usize) -> Kernel {
     }
 }
 
+fn sixteen(ty: TensorType) -> Kernel {
+    Kernel {
+        module: "matvec",
+        name: "matvec_m16".to_owned(),
+        tile: [FewRows::of(ty).block_rows(), 16],
+        block: 128,
+        shared_bytes: FewRows::of(ty).sixteen_shared_bytes(),
+    }
+}
+
 fn matmul(ty: TensorType, tokens: usize) -> Kernel {
     let (rows, block) = match tokens {
         _ if is_float(ty) => (64, 256),
@@ -181,6 +191,16 @@ fn long_rows_of_strips_match_a_plain_loop() {
     for ty in [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K] {
         check(ty, 1, 1, [17, 0, 0], 65 * 256, false);
         check(ty, 8, 7, [5, 0, 0], 65 * 256, true);
+        check_kernel(ty, &sixteen(ty), 11, [40, 7, 3], 65 * 256, true);
+    }
+}
+
+#[test]
+fn rows_beyond_sixteen_are_further_thread_blocks() {
+    for ty in types().filter(|&ty| FewRows::of(ty).takes_sixteen()) {
+        check_kernel(ty, &sixteen(ty), 35, [21, 16, 5], 768, true);
+        let counters = check_kernel(ty, &sixteen(ty), 16, [64, 0, 0], 2048, false);
+        assert_eq!(counters.bank_conflicts(), 0, "{ty:?}");
     }
 }
 
