@@ -8,6 +8,9 @@
 //     S'   = exp(G[15]) S + sum_j exp(G[15] - G[j]) u[j] k[j]^T
 // A delta rule solves for u, since what it writes depends on what the chunk wrote before:
 //     u[i] = rate[i] (v[i] - exp(G[i]) S k[i] - sum_{j < i} exp(G[i] - G[j]) (k[i] . k[j]) u[j])
+// Where each channel c of a key has its own decay, G[i] is a vector: rows times exp(G[i]) take the place of q[i] and k[i] next to S, rows times
+// exp(G[15] - G[j]) that of k[j] in S', and exp(G[i] - G[j]) stands inside of the products of rows. It is at most 1, for each pair and channel;
+// a product of exp(G[i]) and exp(-G[j]) would not be finite.
 // Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", 2024, and Dao and Gu, "Transformers
 // are SSMs", 2024.
 //
@@ -216,6 +219,118 @@ DEVICE void solve_lower(const ChunkRoom& room, int lane) {
     for (int i = 0; i < CHUNK; i++) room.solve().put(i, lane, column[i]);
 }
 
+DEVICE float power_of_2(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+// What a thread block keeps besides where channels have decays: rows of queries, keys and G, as numbers, [16][row_len()]. G is of
+// logarithms to base 2.
+struct ChannelRoom {
+    const ChunkRoom& room;
+
+    __device__ __forceinline__ int width() const { return 16 * room.lanes; }
+    // Four rows, of which pairs of threads read neighbouring fours, meet no bank twice.
+    __device__ __forceinline__ int row_len() const { return width() + 8; }
+    __device__ __forceinline__ float* rows(int which) const {
+        return reinterpret_cast<float*>(room.words + CHUNK_WORDS + 1024 * room.lanes) + which * CHUNK * row_len();
+    }
+    __device__ __forceinline__ float* query(int token) const { return rows(0) + token * row_len(); }
+    __device__ __forceinline__ float* key(int token) const { return rows(1) + token * row_len(); }
+    __device__ __forceinline__ float* sums(int token) const { return rows(2) + token * row_len(); }
+};
+
+// Two neighbouring values of the rows of all tokens, those of a token by a warp.
+template <class Take>
+DEVICE void for_pairs(int width, int thread, const Take& take) {
+#pragma unroll 1
+    for (int token = thread / WARP; token < CHUNK; token += N_WARPS) {
+#pragma unroll 1
+        for (int c = 2 * (thread % WARP); c < width; c += 2 * WARP) take(token, c);
+    }
+}
+
+// From the log decays in `sums` to their sums, and the rows next to the state. By all threads; they wait before.
+DEVICE void put_channel_rows(const ChannelRoom& own) {
+    __syncthreads();
+    for (int c = threadIdx.x; c < own.width(); c += blockDim.x) {
+        float sum = 0.0f;
+#pragma unroll 2
+        for (int i = 0; i < CHUNK; i++) {
+            sum += own.sums(i)[c];
+            own.sums(i)[c] = sum;
+        }
+    }
+    __syncthreads();
+    for_pairs(own.width(), threadIdx.x, [&](int i, int c) {
+        float2 sums = *reinterpret_cast<const float2*>(own.sums(i) + c), q = *reinterpret_cast<const float2*>(own.query(i) + c);
+        float2 k = *reinterpret_cast<const float2*>(own.key(i) + c);
+        float first = power_of_2(sums.x), second = power_of_2(sums.y);
+        own.room.queries().put_pair(i, c, first * q.x, second * q.y);
+        own.room.keys().put_pair(i, c, first * k.x, second * k.y);
+    });
+}
+
+// Keys as S' takes them, in the place of those that were next to the state.
+DEVICE void put_last_keys(const ChannelRoom& own, int thread) {
+    for_pairs(own.width(), thread, [&](int j, int c) {
+        float2 sums = *reinterpret_cast<const float2*>(own.sums(j) + c), k = *reinterpret_cast<const float2*>(own.key(j) + c);
+        float2 last = *reinterpret_cast<const float2*>(own.sums(CHUNK - 1) + c);
+        own.room.keys().put_pair(j, c, power_of_2(last.x - sums.x) * k.x, power_of_2(last.y - sums.y) * k.y);
+    });
+}
+
+// What token i says of token j, for the 120 pairs of them, two threads each, and of itself.
+DEVICE void put_channel_pairs(const ChannelRoom& own, int thread) {
+    constexpr int N_PAIRS = CHUNK * (CHUNK - 1) / 2;
+    bool is_pair = thread < 2 * N_PAIRS;
+    int pair = thread / 2, half = thread % 2, i, j;
+    if (is_pair) {
+        i = (int)(0.5f * (1.0f + sqrtf(1.0f + 8.0f * pair)));
+        j = pair - i * (i - 1) / 2;
+    } else {
+        i = j = thread - 2 * N_PAIRS;
+    }
+    float of_query = 0.0f, of_key = 0.0f;
+    auto four = [&](const float* row, int g) { return reinterpret_cast<const float4*>(row)[g]; };
+    int n_fours = own.width() / 4;
+    if (is_pair) {
+#pragma unroll 1
+        for (int g = half; g < n_fours; g += 2) {
+            float4 later = four(own.sums(i), g), sums = four(own.sums(j), g), k = four(own.key(j), g);
+            float4 query = four(own.query(i), g), key = four(own.key(i), g);
+            auto add = [&](float exponent, float value, float of_i, float key_of_i) {
+                float decayed = power_of_2(exponent) * value;
+                of_query += of_i * decayed;
+                of_key += key_of_i * decayed;
+            };
+            add(later.x - sums.x, k.x, query.x, key.x);
+            add(later.y - sums.y, k.y, query.y, key.y);
+            add(later.z - sums.z, k.z, query.z, key.z);
+            add(later.w - sums.w, k.w, query.w, key.w);
+        }
+    } else {
+#pragma unroll 1
+        for (int g = 0; g < n_fours; g++) {
+            float4 query = four(own.query(i), g), k = four(own.key(i), g);
+            of_query += query.x * k.x + query.y * k.y + query.z * k.z + query.w * k.w;
+        }
+    }
+    float other_query = __shfl_xor_sync(FULL_WARP, of_query, 1), other_key = __shfl_xor_sync(FULL_WARP, of_key, 1);
+    const ChunkRoom& room = own.room;
+    if (!is_pair) {
+        room.answers().put(i, i, of_query);
+        room.lower()[i * CHUNK + i] = 0.0f;
+    } else if (half == 0) {
+        room.answers().put(i, j, of_query + other_query);
+        room.lower()[j * CHUNK + i] = room.rates()[i] * (of_key + other_key);
+    } else {
+        room.answers().put(j, i, 0.0f);
+        room.lower()[i * CHUNK + j] = 0.0f;
+    }
+}
+
 // A warp's part of a head's state: 16 columns from `column` on, of which `n_columns` exist, and 32 of their `len` values from `first` on.
 struct StatePart {
     int column, n_columns, first, len;
@@ -235,6 +350,15 @@ struct StatePart {
             }
         }
     }
+    // Multiplies each value with the power of 2 of its channel's number.
+    __device__ __forceinline__ void decay_channels(const float* sums, int lane) {
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            float2 two = *reinterpret_cast<const float2*>(sums + value_of(n, 0, lane));
+            float first = power_of_2(two.x), second = power_of_2(two.y);
+            tiles[n][0] *= first, tiles[n][1] *= second, tiles[n][2] *= first, tiles[n][3] *= second;
+        }
+    }
     __device__ __forceinline__ void store(float* matrix, int lane) const {
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
@@ -250,8 +374,9 @@ struct StatePart {
 // Runs the tokens of `run`, which are whole chunks. `rows` knows the layer:
 //   stage(room, token, warp, lane): keys, queries, decays and rates of 16 tokens, by all warps;
 //   input(token, column), output(token, column, y): a value of the head's columns.
-// `matrix(slot)`: the head's columns there, [n_columns][len].
-template <bool HAS_RULE, class Rows, class Matrix>
+// `matrix(slot)`: the head's columns there, [n_columns][len]. OF_CHANNELS: each of the `len` values of a column has its own decay, and
+// those of tokens and the rests are 1.
+template <bool HAS_RULE, bool OF_CHANNELS, class Rows, class Matrix>
 DEVICE void run_chunks(const Rows& rows, const Matrix& matrix, const ChunkRoom& room, const Run& run, int first_column,
                        int n_columns, int len, int lanes) {
     int warp = threadIdx.x / WARP, own_lane = threadIdx.x % WARP;
@@ -266,7 +391,7 @@ DEVICE void run_chunks(const Rows& rows, const Matrix& matrix, const ChunkRoom& 
         __syncthreads();
         rows.stage(room, at, warp, hidden(lane));
         __syncthreads();
-        multiply_tokens<HAS_RULE>(room, lanes, warp, lane);
+        if (!OF_CHANNELS) multiply_tokens<HAS_RULE>(room, lanes, warp, lane);
         float recalled[2][4] = {}, answers[2][4] = {};
         LaneRow keys[2] = {room.keys().along(0, s.first, lane), room.keys().along(8, s.first, lane)};
         LaneRow queries[2] = {room.queries().along(0, s.first, lane), room.queries().along(8, s.first, lane)};
@@ -297,7 +422,13 @@ DEVICE void run_chunks(const Rows& rows, const Matrix& matrix, const ChunkRoom& 
             }
         }
         __syncthreads();
-        put_pairs<HAS_RULE>(room, hidden(threadIdx.x));
+        if (OF_CHANNELS) {
+            put_channel_pairs({room}, hidden(threadIdx.x));
+            put_last_keys({room}, hidden(threadIdx.x));
+            s.decay_channels(ChannelRoom{room}.sums(CHUNK - 1), hidden(lane));
+        } else {
+            put_pairs<HAS_RULE>(room, hidden(threadIdx.x));
+        }
         __syncthreads();
         if (HAS_RULE) {
             if (warp == 0) solve_lower(room, lane);
@@ -367,8 +498,10 @@ DEVICE void run_chunks(const Rows& rows, const Matrix& matrix, const ChunkRoom& 
         }
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
+            if (!OF_CHANNELS) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) s.tiles[n][e] *= decay;
+                for (int e = 0; e < 4; e++) s.tiles[n][e] *= decay;
+            }
 #pragma unroll
             for (int m = 0; m < 2; m++) {
                 uint2 first = of_tokens[m][0].two(n), second = of_tokens[m][1].two(n);

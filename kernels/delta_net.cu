@@ -14,8 +14,9 @@
 //   [n_v_heads, dim_v, dim_k] `state_start` floats into each slot. Key heads: grouped h / (n_v / n_k), tiled h % n_k.
 // delta_net_chunks: delta_net with 16 tokens at a time where a sequence's step has them; chunks.cuh has the formula. `positions` of the
 //   step's tokens; lanes from 2 to 16. Grid, block and arguments otherwise as delta_net.
+// delta_net_channels_chunks: the same of delta_net_channels; lanes from 2 to 8.
 // Shared: 1 KiB times lanes, dynamic, and 64 bytes; of channels 768 bytes times lanes, and 16 bytes; of chunks
-// 4 KiB times lanes and 26 KiB. Alignment: 4 bytes; states 16 bytes where dim_k is a multiple of 4. Measured on the
+// 4 KiB times lanes and 26 KiB, of chunks with decays of channels 7 KiB times lanes and 26 KiB. Alignment: 4 bytes; states 16 bytes where dim_k is a multiple of 4. Measured on the
 // simulator only.
 //
 // Bytes: a sequence reads and writes its state once a step, 8 n_v_heads dim_k dim_v; that is what limits a decode step, by DRAM, and each
@@ -25,6 +26,7 @@
 #include "chunks.cuh"
 
 constexpr int R = 16, G = R / 4;
+constexpr float LOG2_E = 1.44269504f;
 
 // What a thread block computes: some columns of a head of a sequence.
 struct Place {
@@ -194,34 +196,83 @@ struct NetRows {
     }
 };
 
-KERNEL __launch_bounds__(256, 2)
-    delta_net_chunks(const float* qkv, const float* alpha, const float* beta, int n_k_heads, int n_v_heads, int dim_k, int dim_v,
-                     int is_tiled, int lanes, const float* a, const float* dt_bias, const uint32_t* seq_starts, const SeqState* states,
-                     const uint32_t* positions, float* state, int stride, int state_start, float* y) {
-    extern __shared__ __align__(16) float scaled[];
+// The same where channels have decays: `alpha` of the first token, in rows of n_v_heads dim_k.
+struct ChannelNetRows : NetRows {
+    const float* dt_biases;
+
+    __device__ __forceinline__ void stage(const ChunkRoom& room, uint32_t first, int warp, int lane) const {
+        ChannelRoom own = {room};
+        if (warp == 0 && lane < CHUNK) {
+            room.rates()[lane] = 1.0f / (1.0f + expf(-beta[(size_t)(first + lane) * n_v_heads]));
+            room.decays()[lane] = room.rests()[lane] = 1.0f;
+        }
+#pragma unroll 1
+        for (int token = warp; token < CHUNK; token += N_WARPS) {
+            size_t row = first + token;
+            put_unit_row(own.query(token), queries + row * qkv_width, 1.0f / sqrtf((float)dim_k), own.width(), lane);
+            put_unit_row(own.key(token), keys + row * qkv_width, 1.0f, own.width(), lane);
+            const float* alphas = alpha + row * n_v_heads * dim_k;
+            for (int k = lane; k < own.width(); k += WARP) {
+                // To base 2. Beyond this, nothing is left of a state.
+                own.sums(token)[k] = k < dim_k ? fmaxf(LOG2_E * a * softplus(alphas[k] + dt_biases[k]), -150.0f) : 0.0f;
+            }
+        }
+        put_channel_rows(own);
+    }
+    __device__ __forceinline__ void put_unit_row(float* to, const float* row, float scale, int width, int lane) const {
+        float factor = scale * unit_factor(row, dim_k, lane);
+        for (int k = lane; k < width; k += WARP) to[k] = k < dim_k ? row[k] * factor : 0.0f;
+    }
+};
+
+template <bool OF_CHANNELS>
+DEVICE void run_rule_in_chunks(const float* qkv, const float* alpha, const float* beta, int n_k_heads, int n_v_heads, int dim_k, int dim_v,
+                               int is_tiled, int lanes, const float* a, const float* dt_bias, const uint32_t* seq_starts,
+                               const SeqState* states, const uint32_t* positions, float* state, int stride, int state_start, float* y,
+                               float* scaled) {
     auto step_by_step = [&](const Run& part) {
-        run_rule<false>(qkv, alpha, beta, n_k_heads, n_v_heads, dim_k, dim_v, is_tiled, lanes, a, dt_bias, part, state, stride,
-                        state_start, y, scaled);
+        run_rule<OF_CHANNELS>(qkv, alpha, beta, n_k_heads, n_v_heads, dim_k, dim_v, is_tiled, lanes, a, dt_bias, part, state, stride,
+                              state_start, y, scaled);
     };
     Run run = run_of(seq_starts, states, blockIdx.y);
     run_sequence(run, chunks_of(run, positions), step_by_step, [&](const Run& part) {
         Place place = place_of(n_k_heads, n_v_heads, dim_v, is_tiled, lanes);
-        int head = place.head, qk_width = n_k_heads * dim_k;
+        int head = place.head, qk_width = n_k_heads * dim_k, n_decays = OF_CHANNELS ? dim_k : 1;
         NetRows rows = {qkv + place.key_head * dim_k,
                         qkv + qk_width + place.key_head * dim_k,
                         qkv + 2 * qk_width + head * dim_v,
-                        alpha + head,
+                        alpha + head * n_decays,
                         beta + head,
                         2 * qk_width + n_v_heads * dim_v,
                         n_v_heads,
                         dim_k,
                         dim_v,
                         a[head],
-                        dt_bias[head],
+                        dt_bias[head * n_decays],
                         y + head * dim_v};
         auto matrix = [&](uint32_t slot) {
             return state + (size_t)slot * stride + state_start + (size_t)head * dim_v * dim_k;
         };
-        run_chunks<true>(rows, matrix, {reinterpret_cast<uint32_t*>(scaled), lanes}, part, place.first_column, dim_v, dim_k, lanes);
+        ChunkRoom room = {reinterpret_cast<uint32_t*>(scaled), lanes};
+        if constexpr (OF_CHANNELS) {
+            ChannelNetRows of_channels = {rows, dt_bias + head * dim_k};
+            run_chunks<true, true>(of_channels, matrix, room, part, place.first_column, dim_v, dim_k, lanes);
+        } else {
+            run_chunks<true, false>(rows, matrix, room, part, place.first_column, dim_v, dim_k, lanes);
+        }
     });
 }
+
+#define CHUNKS(NAME, OF_CHANNELS, N_BLOCKS)                                                                                       \
+    KERNEL __launch_bounds__(256, N_BLOCKS)                                                                                       \
+        NAME(const float* qkv, const float* alpha, const float* beta, int n_k_heads, int n_v_heads, int dim_k, int dim_v,         \
+             int is_tiled, int lanes, const float* a, const float* dt_bias, const uint32_t* seq_starts, const SeqState* states,   \
+             const uint32_t* positions, float* state, int stride, int state_start, float* y) {                                    \
+        extern __shared__ __align__(16) float scaled[];                                                                           \
+        run_rule_in_chunks<OF_CHANNELS>(qkv, alpha, beta, n_k_heads, n_v_heads, dim_k, dim_v, is_tiled, lanes, a, dt_bias,        \
+                                        seq_starts, states, positions, state, stride, state_start, y, scaled);                    \
+    }
+
+CHUNKS(delta_net_chunks, false, 2)
+// With keys of 128, shared memory has room for one thread block.
+CHUNKS(delta_net_channels_chunks, true, 1)

@@ -177,6 +177,6 @@ KERNEL __launch_bounds__(256, 2)
         auto matrix = [&](uint32_t slot) {
             return state + (size_t)slot * stride + state_start + (size_t)head * head_dim * n_state;
         };
-        run_chunks<false>(rows, matrix, {words, lanes}, part, first_column, head_dim, n_state, lanes);
+        run_chunks<false, false>(rows, matrix, {words, lanes}, part, first_column, head_dim, n_state, lanes);
     });
 }

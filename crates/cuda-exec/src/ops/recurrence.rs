@@ -37,9 +37,17 @@ const CHUNK_TOKENS: usize = 16;
 /// Lanes with which a kernel takes chunks: a warp has 16 columns and 32 of their values, and the warps of a thread block share a column.
 const CHUNK_LANES: std::ops::RangeInclusive<usize> = 2..=16;
 
+/// The same where channels have decays: more lanes would need more shared memory than some GPUs have.
+const CHANNEL_CHUNK_LANES: std::ops::RangeInclusive<usize> = 2..=8;
+
 /// Dynamic shared memory of a thread block that takes chunks; `chunks.cuh` has the layout.
 const fn chunk_bytes(n_lanes: usize) -> usize {
     4 * (6464 + 1024 * n_lanes)
+}
+
+/// The same where channels have decays.
+const fn channel_chunk_bytes(n_lanes: usize) -> usize {
+    chunk_bytes(n_lanes) + 4 * 3 * CHUNK_TOKENS * (LANE_LEN * n_lanes + 8)
 }
 
 const _: () = assert!(MAX_LANES * LANE_LEN == MAX_ROW);
@@ -53,9 +61,9 @@ pub(super) struct RecurrentKernels {
     ssm_scan: [[Kernel; 2]; 2],
     /// With one decay for a head and with one for each channel of a key.
     delta_net: [Kernel; 2],
-    /// The same with chunks, where there is one decay for a head.
+    /// The same with chunks; of state space models where there is one decay for a head.
     ssm_chunks: Kernel,
-    delta_net_chunks: Kernel,
+    delta_net_chunks: [Kernel; 2],
 }
 
 impl RecurrentKernels {
@@ -84,11 +92,18 @@ impl RecurrentKernels {
                 "ssm_chunks",
                 chunk_bytes(*CHUNK_LANES.end()),
             )?,
-            delta_net_chunks: device.kernel_with_shared_bytes(
-                "delta_net",
-                "delta_net_chunks",
-                chunk_bytes(*CHUNK_LANES.end()),
-            )?,
+            delta_net_chunks: [
+                device.kernel_with_shared_bytes(
+                    "delta_net",
+                    "delta_net_chunks",
+                    chunk_bytes(*CHUNK_LANES.end()),
+                )?,
+                device.kernel_with_shared_bytes(
+                    "delta_net",
+                    "delta_net_channels_chunks",
+                    channel_chunk_bytes(*CHANNEL_CHUNK_LANES.end()),
+                )?,
+            ],
         })
     }
 }
@@ -112,8 +127,8 @@ pub struct StateRuns<'a> {
 
 impl StateRuns<'_> {
     /// Whether a sequence may have a whole chunk.
-    fn may_have_chunks(&self, n_lanes: usize) -> bool {
-        self.longest >= CHUNK_TOKENS && CHUNK_LANES.contains(&n_lanes)
+    fn may_have_chunks(&self, n_lanes: usize, lanes: &std::ops::RangeInclusive<usize>) -> bool {
+        self.longest >= CHUNK_TOKENS && lanes.contains(&n_lanes)
     }
 }
 
@@ -277,7 +292,7 @@ impl Ops {
         let has_chunks = is_long
             && !scan.has_own_decays
             && scan.head_dim.is_multiple_of(n_columns)
-            && step.may_have_chunks(n_lanes)
+            && step.may_have_chunks(n_lanes, &CHUNK_LANES)
             && !self.is_batch_invariant;
         let mut args = Args::new()
             .read(x.values(n_tokens, width)?)
@@ -351,16 +366,26 @@ impl Ops {
             .read(step.seq_starts)
             .read(step.slots.range(0..step.n_seqs * SLOT_RECORD_WORDS)?);
         let n_blocks = n_v_heads * dim_v.div_ceil(THREADS / n_lanes);
-        let [of_heads, of_channels] = self.recurrent().delta_net;
-        let kept_bytes = |n_rows: usize| n_rows * LANE_LEN * n_lanes * size_of::<f32>();
-        let (kernel, shared_bytes) = match net.decays {
-            DeltaDecays::OfHeads if step.may_have_chunks(n_lanes) && !self.is_batch_invariant => {
-                args = args.read(step.positions);
-                (self.recurrent().delta_net_chunks, chunk_bytes(n_lanes))
-            }
-            DeltaDecays::OfHeads => (of_heads, kept_bytes(NET_ROWS)),
-            DeltaDecays::OfChannels => (of_channels, kept_bytes(NET_ROWS_OF_CHANNELS)),
+        let of_channels = net.decays == DeltaDecays::OfChannels;
+        let lanes = if of_channels {
+            CHANNEL_CHUNK_LANES
+        } else {
+            CHUNK_LANES
         };
+        let has_chunks = step.may_have_chunks(n_lanes, &lanes) && !self.is_batch_invariant;
+        let kept_bytes = |n_rows: usize| n_rows * LANE_LEN * n_lanes * size_of::<f32>();
+        let shared_bytes = match (net.decays, has_chunks) {
+            (DeltaDecays::OfHeads, false) => kept_bytes(NET_ROWS),
+            (DeltaDecays::OfHeads, true) => chunk_bytes(n_lanes),
+            (DeltaDecays::OfChannels, false) => kept_bytes(NET_ROWS_OF_CHANNELS),
+            (DeltaDecays::OfChannels, true) => channel_chunk_bytes(n_lanes),
+        };
+        let kernels = self.recurrent();
+        let mut kernel = kernels.delta_net[usize::from(of_channels)];
+        if has_chunks {
+            args = args.read(step.positions);
+            kernel = kernels.delta_net_chunks[usize::from(of_channels)];
+        }
         let args = args
             .write(layer.slots)
             .count(layer.stride)

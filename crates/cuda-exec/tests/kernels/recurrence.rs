@@ -245,6 +245,11 @@ fn chunk_bytes(lanes: usize) -> usize {
     4 * (6464 + 1024 * lanes)
 }
 
+/// The same where channels have decays.
+fn channel_chunk_bytes(lanes: usize) -> usize {
+    chunk_bytes(lanes) + 4 * 3 * CHUNK * (16 * lanes + 8)
+}
+
 fn f64s(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&x| f64::from(x)).collect()
 }
@@ -474,6 +479,7 @@ fn delta_rules_recall_and_correct() {
         (2, 2, 16, 16, false, true),
         (2, 4, 30, 9, true, true),
         (1, 2, 128, 40, false, true),
+        (2, 2, 64, 70, false, true),
         (1, 1, 260, 8, false, true),
         (1, 1, 512, 3, false, true),
         (1, 1, 1, 1, false, true),
@@ -486,6 +492,13 @@ fn delta_rules_recall_and_correct() {
 fn chunks_of_a_delta_rule_cost_less_than_tokens() {
     with_delta_net((1, 2, 128, 128, false, false), |layer, _| {
         layer.check_costs(8_000, 31_000);
+    });
+}
+
+#[test]
+fn chunks_of_a_rule_with_decays_of_channels_cost_less_than_tokens() {
+    with_delta_net((2, 2, 128, 128, false, true), |layer, _| {
+        layer.check_costs(14_500, 39_000);
     });
 }
 
@@ -532,7 +545,7 @@ fn with_delta_net(net: (usize, usize, usize, usize, bool, bool), check: impl Fn(
                 .ptr(sim.f32s(&dt_bias))
                 .ptr(seq_starts)
                 .ptr(records);
-            let takes_chunks = !is_of_channels && step.takes_chunks(lanes);
+            let takes_chunks = step.takes_chunks(lanes) && (!is_of_channels || lanes <= 8);
             if takes_chunks {
                 arguments = arguments.ptr(step.positions(sim));
             }
@@ -542,16 +555,15 @@ fn with_delta_net(net: (usize, usize, usize, usize, bool, bool), check: impl Fn(
                 .i32(state_start as i32)
                 .ptr(y);
             let grid = [n_v_heads * dim_v.div_ceil(256 / lanes), step.n_seqs(), 1];
-            let (kernel, shared_bytes) = if is_of_channels {
-                ("delta_net_channels", 12 * 16 * lanes * 4)
-            } else if takes_chunks {
-                ("delta_net_chunks", chunk_bytes(lanes))
-            } else {
-                ("delta_net", 16 * 16 * lanes * 4)
+            let (kernel, shared_bytes) = match (is_of_channels, takes_chunks) {
+                (true, true) => ("delta_net_channels_chunks", channel_chunk_bytes(lanes)),
+                (true, false) => ("delta_net_channels", 12 * 16 * lanes * 4),
+                (false, true) => ("delta_net_chunks", chunk_bytes(lanes)),
+                (false, false) => ("delta_net", 16 * 16 * lanes * 4),
             };
             sim.launch("delta_net", kernel, grid, 256, shared_bytes, &arguments)
         },
-        has_chunks: !is_of_channels && (2..=16).contains(&lanes),
+        has_chunks: (2..=if is_of_channels { 8 } else { 16 }).contains(&lanes),
         token: &|state, token| {
             let row = f64s(&qkv[token * qkv_width..][..qkv_width]);
             let unit = |start: usize| -> Vec<f64> {
