@@ -51,6 +51,13 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
             &with_shared(config.moe(true)?, n_shared_ff),
             |_| true,
         );
+    } else {
+        // The width of the dense network is that of the one next to experts; what files call its own may be another.
+        let n_ff = config.n_rows_of("blk.0.ffn_up.weight");
+        for layer in &mut descriptor.layers {
+            let dense = layer.dense_mut();
+            dense.n_ff = if n_ff > 0 { n_ff } else { dense.n_ff };
+        }
     }
     Ok(descriptor)
 }
