@@ -356,29 +356,9 @@ def make_qwen3_reranker(full):
     pooled_reference(folder, name, "qwen3", run, model, prompts(52, [], []), "rank")
 
 
-def make_glm4_7_flash(full):
-    """The epsilon is 1e-6: transformers norms latent rows with that whatever the configuration says, llama.cpp with the
-    configuration's, and the two agree here."""
-    name, source = "glm4_7_flash", full / "parity/deepseek_v3"
-    folder = HERE / "networks" / name
-    config = transformers.Glm4MoeLiteConfig(
-        vocab_size=512, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=32,
-        qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, intermediate_size=64, moe_intermediate_size=16, n_routed_experts=8,
-        num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.8, n_group=1, topk_group=1, norm_topk_prob=True,
-        max_position_embeddings=512, bos_token_id=504, eos_token_id=[505], pad_token_id=505, mlp_layer_types=["dense", "sparse", "sparse"], rms_norm_eps=1e-6,
-    )
-    model = randomize(transformers.Glm4MoeLiteForCausalLM(config), 61)
-    folder.mkdir(parents=True, exist_ok=True)
-    transformers.Glm4MoeLiteForCausalLM.save_pretrained(model, folder / "saved")
-    tensors = {}
-    for part in sorted((folder / "saved").glob("*.safetensors")):
-        tensors |= load_file(part)
-    settings = json.loads((folder / "saved/config.json").read_text())
-    shutil.rmtree(folder / "saved")
-    write_folder(folder / "hf", settings, tensors, source / "hf")
-    ids = prompts(62, [504], [])
-    rows, greedy, safe = {}, [], {"0.001": [], "0.02": []}
-    errors = []
+def logits_reference(name, arch, model, ids):
+    """What a network that writes gives. The limit for a half-precision store is a fourth of what half precision of all of it gives."""
+    rows, greedy, safe, errors = {}, [], {"0.001": [], "0.02": []}, []
     with torch.no_grad():
         for i, row in enumerate(ids):
             logits = model(torch.tensor([row])).logits[0]
@@ -401,6 +381,88 @@ def make_glm4_7_flash(full):
             greedy.append(tokens)
             for key, counts in safe.items():
                 counts.append(next((n for n, margin in enumerate(margins) if margin < float(key)), len(margins)))
+    facts = {
+        "arch": name,
+        "gguf_arch": arch,
+        "prompts": ids,
+        "greedy": greedy,
+        "greedy_safe_steps": safe,
+        "tolerance": {
+            "f32_compute": {"max_abs": F32_LIMIT},
+            "f16_kv_cache": {"rms": max(errors) / 4},
+            "q8_activations": {},
+        },
+    }
+    return facts, rows
+
+
+def write_saved(folder, model, tokenizer_from):
+    """The folder as transformers writes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder / "saved")
+    tensors = {}
+    for part in sorted((folder / "saved").glob("*.safetensors")):
+        tensors |= load_file(part)
+    settings = json.loads((folder / "saved/config.json").read_text())
+    shutil.rmtree(folder / "saved")
+    write_folder(folder / "hf", settings, tensors, tokenizer_from)
+    return tensors
+
+
+# Variants of networks of the full set, of which that has no example: a folder each, without a GGUF file.
+VARIANTS = {
+    # Norms of queries and keys with weights for each head.
+    "command_r_norms": ("command_r", 71, {"use_qk_norm": True, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}),
+    "stablelm_norms": (
+        "stablelm",
+        72,
+        {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": False, "hidden_size": 48, "num_attention_heads": 3,
+         "num_key_value_heads": 1},
+    ),
+    # A base of rope that grows beyond the context of the training, which nothing here reaches.
+    "dynamic_rope": (
+        "llama",
+        73,
+        {"hidden_size": 48, "head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 72,
+         "tie_word_embeddings": False, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    # Scores scaled by the number of the layer.
+    "gpt2_scores": ("gpt2", 74, {"n_embd": 48, "n_head": 3, "n_inner": 96, "scale_attn_by_inverse_layer_idx": True, "n_positions": 128}),
+    # Experts with narrower rows of their own.
+    "nemotron_latent": ("../parity2/nemotron_h_moe", 75, {"hidden_size": 48, "moe_latent_size": 24, "mlp_bias": True}),
+}
+
+
+def make_variant(full, name):
+    base, seed, changes = VARIANTS[name]
+    source, folder = full / "parity" / base, HERE / "networks" / name
+    settings = json.loads((source / "hf/config.v5.json").read_text()) | changes
+    if "time_step_limit" in settings:
+        settings["time_step_limit"] = [0.0, math.inf]
+    network = getattr(transformers, settings.pop("architectures")[0])
+    config = network.config_class.from_dict(settings | {"dtype": "float32"})
+    model = randomize(network(config), seed)
+    write_saved(folder, model, source / "hf")
+    arch = json.loads((source / "ref.json").read_text())["gguf_arch"]
+    facts, rows = logits_reference(name, arch, model, prompts(seed + 100, [504], []))
+    write_reference(folder, facts | {"types": {}}, rows)
+
+
+def make_glm4_7_flash(full):
+    """The epsilon is 1e-6: transformers norms latent rows with that whatever the configuration says, llama.cpp with the
+    configuration's, and the two agree here."""
+    name, source = "glm4_7_flash", full / "parity/deepseek_v3"
+    folder = HERE / "networks" / name
+    config = transformers.Glm4MoeLiteConfig(
+        vocab_size=512, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=32,
+        qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, intermediate_size=64, moe_intermediate_size=16, n_routed_experts=8,
+        num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.8, n_group=1, topk_group=1, norm_topk_prob=True,
+        max_position_embeddings=512, bos_token_id=504, eos_token_id=[505], pad_token_id=505, mlp_layer_types=["dense", "sparse", "sparse"], rms_norm_eps=1e-6,
+    )
+    model = randomize(transformers.Glm4MoeLiteForCausalLM(config), 61)
+    tensors = write_saved(folder, model, source / "hf")
+    ids = prompts(62, [504], [])
+    facts, rows = logits_reference(name, "deepseek2", model, ids)
     # The file, by this table: latent attention's joined matrix is split, and the keys' half is transposed.
     out = Writer(folder / "model-BF16.gguf", "deepseek2", source / "model-F32.gguf")
     out.set(context_length=512, embedding_length=32, feed_forward_length=64, block_count=3, vocab_size=512, attention__head_count=4)
@@ -427,18 +489,6 @@ def make_glm4_7_flash(full):
         name_of = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}[part]
         out.tensor(f"blk.{layer}.{name_of}.weight", torch.stack([matrices[e] for e in range(8)]))
     out.close()
-    facts = {
-        "arch": name,
-        "gguf_arch": "deepseek2",
-        "prompts": ids,
-        "greedy": greedy,
-        "greedy_safe_steps": safe,
-        "tolerance": {
-            "f32_compute": {"max_abs": F32_LIMIT},
-            "f16_kv_cache": {"rms": max(errors) / 4},
-            "q8_activations": {},
-        },
-    }
     write_reference(folder, facts, rows)
 
 
@@ -449,6 +499,7 @@ NETWORKS = {
     "eurobert": make_eurobert,
     "qwen3_reranker": make_qwen3_reranker,
     "glm4_7_flash": make_glm4_7_flash,
+    **{name: lambda full, name=name: make_variant(full, name) for name in VARIANTS},
 }
 
 

@@ -38,7 +38,7 @@ const CASES: [(&str, &str, KvType); 25] = [
     ("parity/mamba", "F32", KvType::F32),
     ("parity/mamba2", "F32", KvType::F32),
     ("parity/qwen3_5", "F32", KvType::F32),
-    ("parity/kimi_linear", "F32", KvType::F32),
+    ("parity2/kimi_linear", "F32", KvType::F32),
     ("parity/deepseek_v3", "F32", KvType::F16),
     ("parity/gemma4", "F32", KvType::F32),
     ("parity2/gemma3n", "F32", KvType::F32),
@@ -49,6 +49,30 @@ const CASES: [(&str, &str, KvType); 25] = [
     ("networks/jina_v3", "BF16", KvType::F32),
     ("networks/glm4_7_flash", "BF16", KvType::F32),
 ];
+
+/// Variants that have a folder alone.
+const FOLDERS: [&str; 3] = [
+    "networks/command_r_norms",
+    "networks/stablelm_norms",
+    "networks/nemotron_latent",
+];
+
+#[test]
+fn folders_of_variants_meet_the_limits_on_the_simulated_gpu() {
+    let mut comparisons = Comparisons::of("logits of folders, simulated GPU");
+    for fixture in FOLDERS {
+        let path = comparisons
+            .find(&format!("{fixture}/hf"))
+            .expect("in the core set");
+        let reference = Reference::open(path.parent().expect("a folder lies in a folder")).unwrap();
+        let model = Model::from_hf(&path, &path.join("config.json")).unwrap();
+        let comparison = compare(&reference, "F32", &model, &SIM, KvType::F32).unwrap();
+        assert!(comparison.failures.is_empty(), "{fixture}: {comparison:?}");
+        let (n_equal, n_safe) = comparison.greedy.expect("weights are exact");
+        assert!(n_equal == n_safe && n_safe > 0, "{fixture}");
+        comparisons.compared(1);
+    }
+}
 
 #[test]
 fn the_simulated_gpu_meets_the_limits_of_its_arithmetic() {
