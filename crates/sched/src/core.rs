@@ -401,11 +401,12 @@ impl Core {
             now_us = clock();
         }
         let mut plan = self.spare_plans.pop().unwrap_or_default();
-        let (n_decode, n_prompts) = (self.scheduler.n_decoding(), self.scheduler.n_prompts());
+        let n_decode = self.scheduler.n_decoding();
+        let n_sequences = n_decode + self.scheduler.n_prompts() + self.scheduler.n_streams_without_mask();
         let max_stall_percent = self.config.max_stall_percent;
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
         let budget = self.board.with_step_times(|times| StepBudget {
-            prefill_beside_decode: times.grant_prefill(n_decode, n_prompts, max_stall_percent),
+            prefill_beside_decode: times.grant_prefill(n_decode, n_sequences, max_stall_percent),
             draft_times: is_weighed.then(|| times.draft_times(n_decode)).flatten(),
         });
         self.scheduler.plan(budget, &mut plan);

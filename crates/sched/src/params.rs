@@ -129,10 +129,11 @@ pub struct EngineConfig {
     pub max_queued: usize,
     /// Prompt tokens that may wait to begin.
     pub max_queued_tokens: usize,
-    /// How much longer a step may take because of prefills in it: 100 would double the time between two tokens of
-    /// a running stream. The engine measures its steps and sizes the prefill chunks accordingly. Where more prompts wait
-    /// than streams run, the allowance grows in that proportion, eightfold at most: otherwise one stream that came first
-    /// would make many wait long.
+    /// How much longer a step may take because of prefills in it: with 100, twice the time of a step that decodes all sequences, those
+    /// too whose prompts are computed. So it bounds the time between two tokens of a running stream by what that is among these
+    /// sequences anyway, however many prompts come at once, and a stream that came first does not make many wait long. The engine
+    /// measures its steps and sizes the prefill chunks accordingly; 0 leaves prompts what the others would take if they decoded
+    /// already, and one token at least.
     pub max_stall_percent: u32,
     /// Events that a stream holds before its sequence is paused; no event is ever dropped.
     pub stream_buffer: usize,

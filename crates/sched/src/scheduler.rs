@@ -44,7 +44,7 @@ pub struct SchedulerConfig {
 /// How much one step may compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepBudget {
-    /// Prefill tokens of a step in which some sequence decodes; at least 1 is used.
+    /// Prefill tokens of a step in which some sequence decodes, or would if its mask were known; at least 1 is used.
     pub prefill_beside_decode: usize,
     /// How long the step takes with drafts. Without it, drafts that are weighed have no tokens.
     pub draft_times: Option<DraftTimes>,
@@ -258,6 +258,13 @@ impl Scheduler {
     pub fn n_without_mask(&self) -> usize {
         (self.running.iter())
             .filter(|&&id| self.sequences[id].only_misses_mask())
+            .count()
+    }
+
+    /// Of [`Self::n_without_mask`], those that have generated something: someone reads, and waits for the next token.
+    pub(crate) fn n_streams_without_mask(&self) -> usize {
+        (self.running.iter())
+            .filter(|&&id| self.sequences[id].only_misses_mask() && self.sequences[id].has_generated())
             .count()
     }
 

@@ -289,6 +289,11 @@ impl Sequence {
         self.masking == Masking::Awaited && self.n_pending == 0 && self.n_inputs() == self.n_planned + 1
     }
 
+    /// Whether tokens follow its prompt.
+    pub(crate) fn has_generated(&self) -> bool {
+        self.tokens.len() > self.n_prompt
+    }
+
     /// Whether the queue may hold it.
     pub(crate) fn is_eligible(&self) -> bool {
         self.stage == Stage::Waiting && !self.wants_pause && !self.is_held && self.n_pending == 0

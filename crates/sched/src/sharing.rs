@@ -20,7 +20,8 @@ impl Scheduler {
     /// Prefill tokens that the step may have, given how many of its rows decode.
     pub(crate) fn prefill_budget(&self, budget: StepBudget, n_decode: usize) -> usize {
         let left = self.config.max_step_tokens.saturating_sub(n_decode);
-        if n_decode == 0 || self.config.limits.is_encoder {
+        let delays_nobody = n_decode == 0 && self.n_streams_without_mask() == 0;
+        if delays_nobody || self.config.limits.is_encoder {
             left
         } else {
             left.min(budget.prefill_beside_decode.max(1))

@@ -29,9 +29,6 @@ const UNMEASURED_DIVISOR: u64 = 16;
 /// Prefill tokens in a step with decode rows before anything is measured.
 const FIRST_GRANT: usize = 32;
 
-/// The most that the allowed stall is multiplied by when many prompts wait and few sequences decode.
-const MAX_STALL_FACTOR: usize = 8;
-
 /// Steps after which an average limits what a single one can do to it.
 const N_TRUSTED: u32 = 8;
 
@@ -142,21 +139,28 @@ impl StepTimes {
         Some(us_by_256 / 256)
     }
 
-    /// Prefill tokens that a step of `n_decode` decode rows can take without becoming more than `max_stall_percent`
-    /// longer, or as many times that as there are more prompts (`n_prompts`) than rows that would wait for them.
+    /// Prefill tokens that a step of `n_decode` decode rows can take. It becomes at most `max_stall_percent` longer than a step that
+    /// decodes all of `n_sequences`: those rows, and the sequences whose prompts are computed or that sit out the step. So streams
+    /// wait no longer for prompts, in that proportion, than for each other once the prompts are done; and where many prompts come to
+    /// few streams, these do not make them wait long.
     pub(crate) fn grant_prefill(
         &mut self,
         n_decode: usize,
-        n_prompts: usize,
+        n_sequences: usize,
         max_stall_percent: u32,
     ) -> usize {
-        let measured = self.decode_us_by_256(n_decode).zip(self.prefill_token.get());
+        let decoding = if n_decode == 0 {
+            Some(0)
+        } else {
+            self.decode_us_by_256(n_decode)
+        };
+        let measured = decoding
+            .zip(self.decode_us_by_256(n_sequences))
+            .zip(self.prefill_token.get());
         let grant = match measured {
-            Some((decode, prefill_token)) => {
-                let n_rows = n_decode.max(1);
-                let n_sides = n_prompts.clamp(n_rows, MAX_STALL_FACTOR * n_rows);
-                let room = decode * u64::from(max_stall_percent) / 100 * n_sides as u64 / n_rows as u64;
-                (room / prefill_token.max(1)).min(2 * self.granted as u64) as usize
+            Some(((decoding, all), prefill_token)) => {
+                let longest = all.max(decoding) * (100 + u64::from(max_stall_percent)) / 100;
+                ((longest - decoding) / prefill_token.max(1)).min(2 * self.granted as u64) as usize
             }
             None => FIRST_GRANT,
         };
@@ -313,33 +317,43 @@ mod tests {
         assert_eq!(with[2], 256, "the old time has no part in the new one");
     }
 
-    #[test]
-    fn the_grant_fills_the_allowed_stall() {
-        let mut times = StepTimes::default();
-        assert_eq!(times.grant_prefill(2, 1, 100), FIRST_GRANT);
-        times.observe(2, 0, 1000);
-        times.observe(2, 32, 1000 + 32 * 50);
-        assert_eq!(times.grant_prefill(2, 1, 100), 20);
-        assert_eq!(times.grant_prefill(2, 2, 50), 10);
-        assert_eq!(times.grant_prefill(2, 1, 100), 20);
+    /// What is granted once it grows no more: it doubles at most from step to step.
+    fn settled(times: &mut StepTimes, n_decode: usize, n_sequences: usize, max_stall_percent: u32) -> usize {
+        for _ in 0..8 {
+            times.grant_prefill(n_decode, n_sequences, max_stall_percent);
+        }
+        times.grant_prefill(n_decode, n_sequences, max_stall_percent)
     }
 
     #[test]
-    fn many_prompts_beside_few_streams_get_more() {
+    fn the_grant_fills_the_allowed_stall() {
         let mut times = StepTimes::default();
-        times.grant_prefill(2, 1, 100);
+        assert_eq!(times.grant_prefill(2, 3, 100), FIRST_GRANT);
         times.observe(2, 0, 1000);
         times.observe(2, 32, 1000 + 32 * 50);
-        for (n_prompts, grant) in [(2, 20), (3, 30), (5, 50), (16, 160), (17, 160), (1000, 160)] {
-            // The grant doubles at most from step to step.
-            for _ in 0..4 {
-                times.grant_prefill(2, n_prompts, 100);
-            }
+        assert_eq!(times.grant_prefill(2, 3, 100), 20);
+        assert_eq!(times.grant_prefill(2, 4, 50), 10);
+        assert_eq!(times.grant_prefill(2, 3, 100), 20);
+    }
+
+    #[test]
+    fn many_prompts_beside_few_streams_get_the_time_of_a_step_that_decodes_all() {
+        let mut times = StepTimes::default();
+        times.grant_prefill(2, 3, 100);
+        times.observe(2, 0, 1000);
+        times.observe(10, 0, 1800);
+        times.observe(2, 32, 1000 + 32 * 50);
+        // A step that decodes so many takes 1000, 1100, 1300, 1800 and, since no more were seen, 1800 microseconds.
+        for (n_sequences, grant) in [(2, 20), (3, 24), (5, 32), (10, 52), (1000, 52)] {
             assert_eq!(
-                times.grant_prefill(2, n_prompts, 100),
+                settled(&mut times, 2, n_sequences, 100),
                 grant,
-                "{n_prompts} prompts"
+                "{n_sequences} sequences"
             );
         }
+        assert_eq!(settled(&mut times, 2, 10, 0), 16);
+        assert_eq!(settled(&mut times, 10, 10, 0), 1, "prompts never stand still");
+        // A step without the streams, whose masks are not there, has their time too.
+        assert_eq!(settled(&mut times, 0, 10, 100), 72);
     }
 }
