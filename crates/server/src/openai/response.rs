@@ -35,6 +35,7 @@ pub const FIELDS: &[Field] = &[
     label("metadata"),
     label("safety_identifier"),
     label("prompt_cache_key"),
+    label("client_metadata"),
     label("prompt_cache_options"),
     label("prompt_cache_retention"),
     label("service_tier"),
