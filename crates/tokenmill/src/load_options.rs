@@ -68,6 +68,9 @@ pub struct LoadOptions {
     pub max_queued: usize,
     /// Prompt tokens that may wait to begin.
     pub max_queued_tokens: usize,
+    /// How much longer a step may take because of prompts in it than one that decodes all sequences
+    /// ([`EngineConfig::max_stall_percent`]).
+    pub max_stall_percent: u32,
     /// Batches of changes of the prefix cache that wait for their reader, who takes them from the engine; `None` makes none.
     pub max_page_event_batches: Option<usize>,
     /// A chat template in the place of the model's own.
@@ -110,6 +113,7 @@ impl Default for LoadOptions {
             compute: Compute::default(),
             max_queued: engine.max_queued,
             max_queued_tokens: engine.max_queued_tokens,
+            max_stall_percent: engine.max_stall_percent,
             max_page_event_batches: None,
             chat_template: None,
             quantize: None,
@@ -482,6 +486,7 @@ impl LoadOptions {
             max_step_tokens: self.max_step_tokens.max(self.n_seqs),
             max_queued: self.max_queued,
             max_queued_tokens: self.max_queued_tokens,
+            max_stall_percent: self.max_stall_percent,
             max_page_event_batches: self.max_page_event_batches,
             speculation: self.speculation,
             context_shift: self.context_shift.map(|shift| ContextShift {

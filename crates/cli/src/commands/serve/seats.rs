@@ -42,6 +42,10 @@ pub(super) struct SeatArgs {
     /// Prompt tokens that may wait; more are answered with 429
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = count)]
     max_queued_tokens: usize,
+    /// How many percent longer new prompts may make the time between two tokens of running answers, over what it is while all of
+    /// these sequences decode; less lets new prompts wait longer
+    #[arg(long, default_value_t = 75, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    max_stall_percent: u32,
 }
 
 impl SeatArgs {
@@ -58,6 +62,7 @@ impl SeatArgs {
             host_kv_tokens: self.kv_host_tokens.map_or(0, |n| n as usize),
             max_queued: self.max_queued_requests,
             max_queued_tokens: self.max_queued_tokens,
+            max_stall_percent: self.max_stall_percent,
             max_page_event_batches: None,
             prefix_folder: None,
             speculation,
@@ -85,6 +90,8 @@ pub(crate) struct Seats<'a> {
     pub(crate) max_queued: usize,
     /// Prompt tokens that may wait.
     pub(crate) max_queued_tokens: usize,
+    /// How much longer prompts may make steps.
+    pub(crate) max_stall_percent: u32,
     /// Batches of changes of the prefix cache that may wait to be published, where they are.
     pub(crate) max_page_event_batches: Option<usize>,
     /// Where what was computed of prompts is kept, if it is.
@@ -116,6 +123,7 @@ impl Seats<'_> {
         options.host_kv_tokens = self.host_kv_tokens;
         options.max_queued = self.max_queued;
         options.max_queued_tokens = self.max_queued_tokens;
+        options.max_stall_percent = self.max_stall_percent;
         options.max_page_event_batches = self.max_page_event_batches;
         options.prefix_folder.clone_from(&self.prefix_folder);
         if let Some(context_shift) = self.context_shift {
