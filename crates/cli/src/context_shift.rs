@@ -19,8 +19,14 @@ pub(crate) struct ContextShiftArgs {
     /// context; -1 keeps the prompt, up to that
     ///
     /// [default: 0]
-    #[arg(long, value_name = "N", requires = "context_shift")]
+    #[arg(long, value_name = "N", requires = "context_shift", value_parser = keep)]
     keep: Option<Limit>,
+}
+
+/// Reads the number of tokens to keep.
+fn keep(text: &str) -> Result<Limit, String> {
+    text.parse()
+        .map_err(|_| "expected a whole number of tokens, 0 or more, or -1 for the prompt".to_owned())
 }
 
 impl ContextShiftArgs {

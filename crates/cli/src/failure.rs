@@ -118,6 +118,15 @@ impl Failure {
         self
     }
 
+    /// The same kind of failure, in other words.
+    pub(crate) fn retold(self, message: String) -> Self {
+        Self {
+            message,
+            hint: None,
+            ..self
+        }
+    }
+
     /// What is wrong, without what to do.
     pub(crate) fn message(&self) -> &str {
         &self.message

@@ -25,6 +25,15 @@ pub(crate) fn of_url(path: &str, url: &str) -> Result<Value, ApiError> {
 /// # Errors
 /// As [`of_url`].
 pub(crate) fn of_base64(path: &str, base64: &str) -> Result<Value, ApiError> {
+    let has_scheme = base64
+        .get(..5)
+        .is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:"));
+    if has_scheme {
+        return Err(ApiError::invalid(
+            path,
+            "expected base64 alone: leave out the `data:…;base64,` before it",
+        ));
+    }
     of_url(path, &format!("data:;base64,{base64}"))
 }
 
@@ -157,6 +166,7 @@ mod tests {
             (json!({ "type": "file", "file_id": "f" }), "p.source.type"),
             (json!({ "type": "base64" }), "p.source.data"),
             (json!({ "type": "base64", "data": "*" }), "p.source.data"),
+            (json!({ "type": "base64", "data": URL }), "p.source.data"),
             (
                 json!({ "type": "url", "url": "https://example.org" }),
                 "p.source.url",

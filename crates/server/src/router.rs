@@ -83,6 +83,14 @@ pub fn router(models: impl Into<Models>) -> Router {
                 .route("/v1/models/unload", framed(openai, manage::unload))
                 .route_layer(key),
         );
+    } else {
+        let key = from_fn_with_state(models.clone(), require_key);
+        guarded = guarded.merge(
+            Router::new()
+                .route("/v1/models/load", any(manage::of_one_model))
+                .route("/v1/models/unload", any(manage::of_one_model))
+                .route_layer(key),
+        );
     }
     // Probes, the page and the description hold no secrets and answer without a key.
     let open = Router::new()

@@ -163,7 +163,7 @@ pub use tokenmill_text::{
     constraint::{Constraint, ConstraintError, ConstraintKind},
     template::ChatMessage as Message,
 };
-pub use vision::Projector;
+pub use vision::{Projector, projector_beside};
 pub use words::{ModelWords, utc_now};
 
 /// The examples of the README.

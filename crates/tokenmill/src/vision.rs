@@ -266,6 +266,11 @@ fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
     Ok(file)
 }
 
+/// The encoder of images that [`Projector::Beside`] finds for a model.
+pub fn projector_beside(source: &ModelSource, network: &Network) -> Option<PathBuf> {
+    find_beside(source, network).map(|(path, _)| path)
+}
+
 /// The encoder next to a model that fits it: that in 16 bits first, as downloads choose it.
 fn find_beside(source: &ModelSource, network: &Network) -> Option<(PathBuf, VisionFile)> {
     let folder = match source {

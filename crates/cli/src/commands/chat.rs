@@ -50,7 +50,9 @@ use crate::{
     tokenmill chat demo --session talk.tms\n  \
     tokenmill chat demo --tools weather.json --temp 0\n  \
     echo \"What is 3 + 4?\" | tokenmill chat demo\n\n\
-    While talking: /help lists what can be done, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.")]
+    While talking: /help lists what can be done, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.\n\
+    From a pipe, a command that fails is said and left out, and the exit code at the end is that of the first; an answer\n\
+    that fails ends the chat.")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
@@ -123,15 +125,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             visible(model.name())
         );
     }
+    let mut left_out = LeftOut::default();
     loop {
         let text = match reader.read()? {
             Read::Text(text) => text,
             Read::Cancelled => continue,
-            Read::End => return Ok(()),
+            Read::End => return left_out.end(),
         };
-        let result = match parse(&text) {
+        let line = parse(&text);
+        let is_command = !matches!(line, Ok(Line::Say { .. } | Line::Regen));
+        let result = match line {
             Ok(Line::Nothing) => Ok(()),
-            Ok(Line::Bye) => return Ok(()),
+            Ok(Line::Bye) => return left_out.end(),
             Ok(line @ (Line::Say { .. } | Line::Regen)) => {
                 interrupt.clear();
                 let result = match line {
@@ -145,14 +150,46 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(command) => chat.command(&command, &model),
             Err(failure) => Err(failure),
         };
-        let result = result.and_then(|()| chat.keep(&model));
         if let Err(failure) = result {
             // A person can try again; a program that pipes its questions in is told by the exit code.
+            if !reader.is_terminal() && !is_command {
+                return Err(failure);
+            }
+            note!("{}", failure.line());
+            if !reader.is_terminal() {
+                left_out.add(failure);
+            }
+        } else if let Err(failure) = chat.keep(&model) {
             if !reader.is_terminal() {
                 return Err(failure);
             }
             note!("{}", failure.line());
         }
+    }
+}
+
+/// Commands of a pipe that failed.
+#[derive(Default)]
+struct LeftOut {
+    first: Option<Failure>,
+    n: usize,
+}
+
+impl LeftOut {
+    fn add(&mut self, failure: Failure) {
+        self.first.get_or_insert(failure);
+        self.n += 1;
+    }
+
+    /// How the chat ends: as the first of them did.
+    fn end(self) -> Result<(), Failure> {
+        let Some(first) = self.first else {
+            return Ok(());
+        };
+        Err(first.retold(match self.n {
+            1 => "one command was left out".to_owned(),
+            n => format!("{n} commands were left out"),
+        }))
     }
 }
 

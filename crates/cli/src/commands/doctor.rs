@@ -12,7 +12,10 @@ mod cuda;
 use std::{fs, path::PathBuf};
 
 use serde_json::{Value, json};
-use tokenmill::{Device as DeviceChoice, Error, ModelSource, available_bytes, check_memory, machine_bytes};
+use tokenmill::{
+    Device as DeviceChoice, Error, ModelSource, available_bytes, check_memory, machine_bytes,
+    projector_beside,
+};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_model::Model;
 
@@ -180,8 +183,10 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         }
     };
     if let Some(path) = &args.model {
-        let model = ModelSource::find(args.load.fetch.resolve(path)?)?.open_network()?;
+        let source = ModelSource::find(args.load.fetch.resolve(path)?)?;
+        let model = source.open_network()?;
         found.plan(&model, args, gpu)?;
+        found.look_for_encoder(&source, &model);
     }
     let preferred = gpus.preferred();
     found.rows.push(Row::new(
@@ -246,6 +251,18 @@ fn driver_row(gpus: &Gpus) -> Row {
 }
 
 impl Examination {
+    /// Says of the encoder of images that would be loaded with the model.
+    fn look_for_encoder(&mut self, source: &ModelSource, model: &Model) {
+        let encoder = projector_beside(source, model);
+        if let Some(path) = &encoder {
+            let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+            let text = format!("{name} lies beside the model, which sees with it");
+            self.rows.push(Row::new("images", Ok(text)));
+        }
+        let name = encoder.map(|path| path.display().to_string());
+        self.json.insert("mmproj".to_owned(), json!(name));
+    }
+
     /// What memory a model takes on each device.
     fn plan(&mut self, model: &Model, args: &Args, gpu: Option<Gpu>) -> Result<(), Failure> {
         let choices = args.load.options()?;

@@ -66,7 +66,7 @@ const KEEP_TIME: Duration = Duration::from_secs(15);
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`. Several are
     /// loaded and unloaded as requests ask for them
-    #[arg(value_name = "MODEL", required_unless_present_any = ["models", "models_dir"])]
+    #[arg(value_name = "MODEL")]
     model: Vec<PathBuf>,
     /// Address to listen on, or a name such as localhost; of several addresses, the first IPv4 one
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
@@ -353,6 +353,11 @@ impl Args {
 
     /// The models that are to be served; one alone is loaded here.
     fn models(&self, config: ServerConfig) -> Result<Models, Failure> {
+        if self.model.is_empty() && !self.several.lists_models() {
+            return Err(Failure::usage("no model is given").hint(
+                "name one, such as `demo`; `--models FILE` lists several, and `--models-dir DIR` serves those of a folder",
+            ));
+        }
         let kept = self.prefix_folder()?;
         if self.several.is_asked_for(&self.model) {
             return models::several(self, kept.as_ref(), config);

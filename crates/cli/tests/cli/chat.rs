@@ -39,6 +39,23 @@ fn exchanges_are_taken_back_forgotten_and_answered_again() {
     }
 }
 
+#[test]
+fn a_command_that_fails_is_left_out_and_the_rest_goes_on() {
+    let check = |input: &str, code: i32, end: &str| {
+        let outcome = chat(&[], input);
+        assert_eq!(outcome.code, code, "{}", outcome.stderr);
+        assert_eq!(outcome.stdout.trim_end(), "3 + 4 = 7.", "{input}");
+        assert!(outcome.stderr.trim_end().ends_with(end), "{}", outcome.stderr);
+    };
+    check("/foo\nWhat is 3 + 4?\n", 2, "one command was left out");
+    check(
+        "/load none.json\n/foo\nWhat is 3 + 4?\n",
+        3,
+        "2 commands were left out",
+    );
+    check("/undo\nWhat is 3 + 4?\n/bye\n", 2, "one command was left out");
+}
+
 /// A template of a model that thinks before each answer.
 const THINKING: &str =
     "{% for m in messages %}{{ m.content }};{% endfor %}{% if false %}</think>{% endif %}<think>";

@@ -323,5 +323,5 @@ fn wrong_models_are_refused_before_anything_is_served() {
     refused(&["demo", "--memory-budget", "much"], 2, "expected a size");
     refused(&["demo", "--memory-budget", "16"], 2, "has room for no model");
     refused(&["demo", "--idle-unload", "soon"], 2, "expected a time");
-    refused(&[], 2, "the following required arguments");
+    refused(&[], 2, "no model is given");
 }

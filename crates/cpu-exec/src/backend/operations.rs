@@ -74,8 +74,14 @@ impl Backend for CpuBackend {
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
         let stores = KvStores::new(layout, |layout| {
             let store = |n_pages| {
-                crate::KvStore::new(&layout.layers, n_pages, layout.key_type, layout.value_type)
-                    .map_err(|error| failed("allocating the KV store", error))
+                crate::KvStore::new(&layout.layers, n_pages, layout.key_type, layout.value_type).map_err(
+                    |error| match error {
+                        crate::CpuExecError::KvHeadDim { .. } => {
+                            failed("choosing the type of keys and values", error)
+                        }
+                        error => failed("allocating the KV store", error),
+                    },
+                )
             };
             let n_host_pages = Some(layout.n_host_pages).filter(|&n| n > 0);
             Ok(PagedStore {

@@ -1,19 +1,23 @@
 //! llama.cpp's `POST /models/load` and `POST /models/unload`: models loaded and unloaded on purpose.
 //!
-//! Only servers of several models have them. Invariant: neither waits; `GET /models` says how far it has come.
+//! Servers of one model refuse both. Invariant: neither waits; `GET /models` says how far it has come.
 
 use axum::{
-    Json,
+    Extension, Json,
+    extract::State,
+    http::Uri,
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
-    ApiError,
-    app::Call,
+    ApiError, Dialect,
+    app::{Call, error_response},
+    error::shortened,
     llama_cpp::MANAGE,
     models::{Models, Role, Spelling},
+    request_id::RequestId,
 };
 
 #[derive(Deserialize)]
@@ -33,4 +37,18 @@ pub(crate) async fn unload(models: Models, mut call: Call) -> Result<Response, A
     let Named { model } = call.read(MANAGE)?;
     models.dismiss(models.find(Some(&model), Role::Chat, Spelling::Plain)?);
     Ok(Json(json!({ "success": true })).into_response())
+}
+
+/// Both paths on a server whose only model stays loaded.
+pub(crate) async fn of_one_model(
+    State(models): State<Models>,
+    request_id: Extension<RequestId>,
+    uri: Uri,
+) -> Response {
+    let error = ApiError::NotImplemented {
+        path: shortened(uri.path()).into_owned(),
+        reason: "this server has one model, which stays loaded; started with `--idle-unload`, `--models` or `--models-dir` it loads and unloads",
+    };
+    models.count_refusal(&error);
+    error_response(&error, Dialect::OpenAi, &request_id)
 }

@@ -50,6 +50,11 @@ pub(super) struct SeveralArgs {
 }
 
 impl SeveralArgs {
+    /// Whether a file or a folder says which models there are.
+    pub(super) fn lists_models(&self) -> bool {
+        self.models.is_some() || self.models_dir.is_some()
+    }
+
     /// Whether models are to come and go.
     pub(super) fn is_asked_for(&self, named: &[PathBuf]) -> bool {
         named.len() > 1
@@ -140,6 +145,7 @@ pub(super) fn several(
         specs.push(named(args, kept, model)?);
     }
     if let Some(model) = &several.embedding_model {
+        warn_of_text(args, model)?;
         specs.push(ModelSpec {
             role: Role::Embedding,
             ..named(args, kept, model)?
@@ -195,6 +201,20 @@ pub(super) fn several(
     Models::new(specs, limits, config).map_err(|error| {
         Failure::usage(error.to_string()).hint("in a file for `--models` each has a name of its own")
     })
+}
+
+/// Warns where a model that is to make embeddings was made for text.
+fn warn_of_text(args: &Args, model: &Path) -> Result<(), Failure> {
+    let path = args.model_flags.flags.load.fetch.resolve(model)?;
+    let network = ModelSource::find(path)?.open_network()?;
+    let descriptor = network.descriptor();
+    if descriptor.pooling.is_none() && !descriptor.is_encoder() {
+        tracing::warn!(
+            "`--embedding-model {}` continues texts: its embeddings are what it computes of a text, which it was not trained for",
+            model.display()
+        );
+    }
+    Ok(())
 }
 
 /// Refuses options that say something of one model where there are several.
