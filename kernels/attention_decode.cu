@@ -5,280 +5,322 @@
 //   s[j] = scale * dot(q[t][h], k[j][g]) - slopes[h] * |p - j|, then cap * tanh(s / cap) where cap > 0;
 //   out[t][h] = sum_j exp(s[j] - m) v[j][g] / (sum_j exp(s[j] - m) + exp(sinks[h] - m)).
 // With seq_starts (both directions) the last j is p + window - 1, or to the sequence's last position; sequences then begin at 0.
-// attention_{f16,f32}_gG, and attention_of_types_gG where keys or values are of other types: G query heads (1, 2, 4, 8) that share a KV head in one thread block.
-//   grid: (n_kv_heads * ceil(group / G), n_splits, n_tokens); block: 128. n_splits >= ceil(longest context / 256) and may be
-//   larger: a split without positions returns at once, so a grid captured for a bucket serves every length below it.
-// Splits are at fixed absolute positions (256 tokens), so a result depends neither on the grid nor on the batch.
+// attention_f16_d{64,128,256}: f16 keys and values, tiles of up to so many columns, 8 query heads that share a KV head in one thread block.
+// attention_f32_gG, and attention_of_types_gG where keys or values are of other types: G query heads (1, 2, 4, 8).
+//   grid: (n_kv_heads * ceil(group / heads), n_splits, n_tokens) where a thread block takes `heads` query heads; block: 128. n_splits may be larger
+//   than a token needs: a split without positions returns at once, so a grid captured for a bucket serves every length below it.
+// What a token sees, from the page of `first` on, is cut into splits of 64, 128, 256 or 512 positions, the shortest of which there are at most
+// 1 << split_bits, or the longest: so a result depends neither on the grid nor on the batch.
 // Shapes: q, out [n_tokens, n_heads, dim] f32; positions [n_tokens] u32 (0xffffffff: padding, zeros are written);
 //   seq_of [n_tokens] u32; seq_starts (or null), page_starts [n_seqs + 1], pages [..] u32; store as kv.cuh says; partial
-//   [n_tokens, n_heads, n_splits, dim_v + 2] f32 (sums, then max and denominator); counters [n_tokens, gridDim.x] u32, zero
+//   [n_tokens, n_heads, n_splits, row_v + 4] f32 (sums, then max and denominator); counters [n_tokens, gridDim.x] u32, zero
 //   before the first launch and again after every launch. outq, outs: optional quantized rows of out (dim_v a multiple of 32).
 // Rows of V are stride_v numbers apart: those of kv.cuh, or latent rows, where V is K and a value the beginning of a key.
-// Shared, dynamic: 4 G max(256 + row_k, 4 row_v) bytes with rows as kv.cuh rounds them, or 4 G (256 + max(row_k, 4 row_v)) where row_v
-// is more than 256. Loads of K and V are 16 bytes a lane, neighbouring lanes neighbouring bytes.
+//
+// A warp has every fourth page of the split. It copies them asynchronously to its own ring of n_stages tiles (attention_tiles.cuh), keys
+// first, values after them, so that values are on their way while keys are multiplied, and waits for nobody until all warps add
+// up. attention_heads.cuh has what it does with a tile. Rows of more than a tile's columns are several tiles.
+// Shared, dynamic: 4 n_stages tiles, the queries, scores of 4 warps, 8 or G heads and warp_tokens positions, and 4 heads (row_v + 4) sums where values
+//   have several tiles a page; static: 1.2 KB.
+// Bytes: keys and values once, 8 (row_v + 4) bytes a head and split to add up. A thread block has 32 KB on their way (f16, 128 numbers, 64
+// positions). Limit: device memory from some hundred thread blocks on, before that a chain of three loads and what each warp executes.
 // Measured on the simulator only: bench/runs.
-#include "kv.cuh"
+#include "attention_heads.cuh"
 #include "q8.cuh"
 
-constexpr int SPLIT = 256;
 constexpr int WARPS = 4;
+constexpr int SPLIT_BITS = 6;                // a page for each warp
+constexpr int MAX_LONGER = 3;                // eight pages for each warp, which its lanes number
+constexpr int AT_ONCE = 8;                   // splits that are loaded together to add up
+constexpr int COMBINED = 2 * WARP;           // splits whose weights a warp keeps in shared memory
 
-// Where element d of a row lies in shared memory: the first 4 of every 8 elements, then the last 4, so that lanes with 8
-// elements each load and store 16 neighbouring bytes without bank conflicts.
-DEVICE int split_index(int d, int row) { return d % 8 / 4 * (row / 2) + d / 8 * 4 + d % 4; }
-
-// Lanes that share a row of `chunks` 8-element chunks: the next power of two.
-DEVICE int lanes_of_row(int chunks) {
-    int lanes = 1;
-    while (lanes < chunks) lanes *= 2;
-    return min(lanes, WARP);
+// What a head's sums are multiplied by where a sink takes part, which adds nothing to them.
+DEVICE float sink_factor(float sink, float top, float denominator) {
+    const float higher = fmaxf(top, sink), weight = expf(top - higher);
+    return weight / (denominator * weight + expf(sink - higher));
 }
 
-// A row of padding: zeros, so that what follows reads something defined.
-template <int G>
-DEVICE void write_zeros(float* out, int8_t* outq, Q8Scale* outs, int token, int head0, int n_here, int n_heads, int dim_v) {
-    size_t row_width = (size_t)n_heads * dim_v;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < n_here * dim_v; i += blockDim.x) {
-        int at = head0 * dim_v + i;
-        out[token * row_width + at] = 0.0f;
-        if (outq) {
-            quantize_group(0.0f, q8_row(outq, token, (int)row_width), q8_scales(outs, token, (int)row_width), at / WARP,
-                           (int)row_width / WARP);
+// Maximum and denominator of a split of a head, nothing beyond the last.
+DEVICE float2 end_of(const float* of_head, int split, int n_used, int stride, int row_v) {
+    return split < n_used ? *(const float2*)(of_head + (size_t)split * stride + row_v) : make_float2(-INFINITY, 0.0f);
+}
+
+// Four neighbouring results of a head, of which `lane` has the quad `quad`: weighted with the sink, stored and quantized. All lanes of a
+// warp take part, those beyond the head with no quad.
+struct Output {
+    float* out;
+    int8_t* outq;
+    Q8Scale* outs;
+    int width, dim_v;
+
+    __device__ __forceinline__ void store(int token, int head, int quad, float4 sum, float factor) const {
+        float x[4] = {sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor};
+        const int d = 4 * quad, at = head * dim_v + d;
+        float* to = out + (size_t)token * width + at;
+        if (dim_v % 4 == 0) {
+            if (d < dim_v) *(float4*)to = make_float4(x[0], x[1], x[2], x[3]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (d + i < dim_v) to[i] = x[i];
         }
+        if (outq) quantize_four(x, d < dim_v ? at : width, width, q8_row(outq, token, width), q8_scales(outs, token, width));
     }
-}
+};
 
-template <class K, class V, int G>
-DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,
-                      const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,
-                      const uint32_t* pages, const K* k_store, const V* v_store, const float* sinks, const float* slopes,
-                      float scale, float cap, int window, int n_heads, int n_kv_heads,
-                      int dim_k, int dim_v, int stride_v, int is_chunked, float* partial, uint32_t* counters) {
-    extern __shared__ float shared[];
-    __shared__ float maxima[G], sums[G];
+template <class Heads, class K, class V>
+DEVICE void attention(const float* q, const Output& output, const uint32_t* positions, const uint32_t* seq_of,
+                      const uint32_t* seq_starts, const uint32_t* page_starts, const uint32_t* pages, const K* k_store,
+                      const V* v_store, const float* sinks, const float* slopes, float scale, float cap, int window,
+                      int n_heads, int n_kv_heads, int dim_k, int dim_v, int stride_v, int is_chunked, int heads, int split_bits,
+                      int columns_k, int columns_v, int n_stages, int warp_tokens, float* partial, uint32_t* counters) {
+    extern __shared__ __align__(16) uint8_t shared[];
+    __shared__ float maxima[WARPS][Heads::HEADS], sums[WARPS][Heads::HEADS], weights[WARPS][COMBINED];
     __shared__ bool is_last;
     const int token = blockIdx.z, split = blockIdx.y, n_splits = gridDim.y;
-    const uint32_t position = positions[token];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const uint32_t position = positions[token], seq = seq_of[token];
+    const uint32_t* table = pages + page_starts[seq];
     const int group = n_heads / n_kv_heads;
-    const int g = blockIdx.x % n_kv_heads, first_head = blockIdx.x / n_kv_heads * G;
-    const int n_here = min(G, group - first_head);
+    const int g = blockIdx.x % n_kv_heads, first_head = blockIdx.x / n_kv_heads * heads;
+    const int n_here = min(heads, group - first_head);
     const int head0 = g * group + first_head;
+    const int row_k = kv_row(dim_k), row_v = kv_row(dim_v), n_quads = (row_v / 4 + WARP - 1) / WARP * WARP;
+    q += ((size_t)token * n_heads + head0) * dim_k;
+    Heads of_warp;
+    of_warp.load_queries(q, n_here, dim_k, warp);
+    const TileCopy<K, Heads::COPY_LANES> copy_k(row_k, columns_k);
+    const TileCopy<V, Heads::COPY_LANES> copy_v(stride_v, columns_v);
     if (position == 0xffffffffu) {
-        if (split == 0) write_zeros<G>(out, outq, outs, token, head0, n_here, n_heads, dim_v);
+        if (split > 0) return;
+#pragma unroll 1
+        for (int h = warp; h < n_here; h += WARPS)
+#pragma unroll 1
+            for (int quad = lane; quad < n_quads; quad += WARP)
+                output.store(token, head0 + h, quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f), 0.0f);
         return;
     }
     int context = position + 1;
-    const int first_visible = first_seen(position, window, is_chunked);
+    const int first = first_seen(position, window, is_chunked);
     if (seq_starts) {
-        int seq = seq_of[token], length = seq_starts[seq + 1] - seq_starts[seq];
+        int length = seq_starts[seq + 1] - seq_starts[seq];
         context = window > 0 ? min(length, (int)position + window) : length;
     }
-    const int begin = max(split * SPLIT, first_visible), end = min((split + 1) * SPLIT, context);
+    const int first_page = first / PAGE * PAGE, n_seen = context - first_page;
+    const int excess = ((n_seen - 1) >> SPLIT_BITS) >> split_bits;
+    const int len_bits = SPLIT_BITS + min(MAX_LONGER, excess > 0 ? 32 - __clz(excess) : 0);
+    const int n_used = ((n_seen - 1) >> len_bits) + 1;
+    const int begin = first_page + (split << len_bits), end = min(begin + (1 << len_bits), context);
     if (begin >= end) return;
-    const int row_k = kv_row(dim_k), row_v = kv_row(dim_v);
-    float* scores = shared;              // [G][SPLIT]
-    float* queries = shared + G * SPLIT;  // [G][row_k]
-    const uint32_t* table = pages + page_starts[seq_of[token]];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int n_pages = (end - begin + PAGE - 1) / PAGE, n_own = (n_pages - warp + WARPS - 1) / WARPS;
+    uint32_t own_pages = 0;
+    if (lane < n_own) own_pages = table[begin / PAGE + warp + lane * WARPS];
 
+    const int tile_size = max(tile_bytes<K>(columns_k, row_k), tile_bytes<V>(columns_v, stride_v));
+    uint8_t* ring = shared + warp * n_stages * tile_size;
+    uint8_t* queries = shared + WARPS * n_stages * tile_size;
+    const int apart = warp_tokens + Heads::SCORE_PAD, sums_apart = row_v + 4;
+    float* all_scores = (float*)(queries + (row_k + 15) / 16 * 16 * Heads::QUERY_BYTES);
+    float* scores = all_scores + warp * apart * Heads::HEADS;
+    // The sums of the warps: those of values of one tile take the place of the warps' rings, a ring apart.
+    const bool is_one_part = columns_v >= row_v;
+    float* all_sums = is_one_part ? (float*)shared : all_scores + WARPS * apart * Heads::HEADS;
+    const int warps_apart = is_one_part ? n_stages * tile_size / 4 : heads * sums_apart;
+
+    // What is copied next: a page's columns, keys before values.
+    int next_page = 0, next_column = 0, next_slot = 0, next_kind = n_own > 0 ? 0 : 2;
+    auto copy_next = [&]() {
+        if (next_kind < 2) {
+            const uint32_t page = __shfl_sync(FULL_WARP, own_pages, next_page);
+            const int from = begin + (warp + next_page * WARPS) * PAGE;
+            uint8_t* tile = ring + next_slot * tile_size;
+            if (next_kind == 0) {
+                copy_k.start(tile, k_store, page, g, n_kv_heads, next_column, Heads::part(columns_k, row_k - next_column), from, first,
+                             end);
+                next_column += columns_k;
+                if (next_column >= row_k) next_column = 0, next_page++;
+                if (next_page == n_own) next_page = 0, next_kind = 1;
+            } else {
+                copy_v.start(tile, v_store, page, g, n_kv_heads, next_column, Heads::part(columns_v, row_v - next_column), from, first,
+                             end);
+                next_page++;
+                if (next_page == n_own) next_page = 0, next_column += columns_v;
+                if (next_column >= row_v) next_kind = 2;
+            }
+            next_slot = next_slot + 1 == n_stages ? 0 : next_slot + 1;
+        }
+        copy_commit();
+    };
+    auto wait_for_next = [&]() {
+        if (n_stages == 2) {
+            copy_wait_but<1>();
+        } else {
+            copy_wait_but<3>();
+        }
+        __syncwarp();
+    };
 #pragma unroll 1
-    for (int i = threadIdx.x; i < G * row_k; i += blockDim.x) {
-        int h = i / row_k, d = i % row_k;
-        bool is_there = h < n_here && d < dim_k;
-        queries[h * row_k + split_index(d, row_k)] = is_there ? q[((size_t)token * n_heads + head0 + h) * dim_k + d] * scale : 0.0f;
-    }
+    for (int i = 0; i < n_stages; i++) copy_next();
+    of_warp.stage_queries(queries, q, n_here, dim_k, row_k, scale, warp);
     __syncthreads();
 
-    // Scores: a row of K by `lanes` lanes of 8 elements each, several rows a warp at once.
-    {
-        const int chunks = row_k / 8, lanes = lanes_of_row(chunks), rows = WARP / lanes;
-        const int sub = lane % lanes;
+    int slot = 0;
 #pragma unroll 1
-        for (int base = begin + warp * rows; base < end; base += WARPS * rows) {
-            int j = base + lane / lanes;
-            bool is_inside = j < end;
-            float dot[G] = {};
-            if (is_inside) {
-                auto row = kv_place(k_store, table[j / PAGE] * PAGE + j % PAGE, g, n_kv_heads, row_k);
+    for (int page = 0; page < n_own; page++) {
 #pragma unroll 1
-                for (int c = sub; c < chunks; c += lanes) {
-                    float k[8];
-                    load8(row + c * 8, k);
-#pragma unroll
-                    for (int h = 0; h < G; h++) {
-                        const float4* qh = (const float4*)(queries + h * row_k) + c;
-                        float4 a = qh[0], b = qh[chunks];
-                        dot[h] += a.x * k[0] + a.y * k[1] + a.z * k[2] + a.w * k[3] + b.x * k[4] + b.y * k[5] +
-                                  b.z * k[6] + b.w * k[7];
-                    }
-                }
+        for (int column = 0; column < row_k; column += columns_k) {
+            wait_for_next();
+            of_warp.multiply_keys(ring + slot * tile_size, copy_k.stride, row_k, column, Heads::part(columns_k, row_k - column), queries);
+            slot = slot + 1 == n_stages ? 0 : slot + 1;
+            __syncwarp();
+            copy_next();
+        }
+        of_warp.store_scores(scores, apart, page);
+    }
+    __syncwarp();
+    const OwnPositions own = {n_own, warp, begin, first, end, (int)position};
+    of_warp.softmax(scores, apart, own, slopes ? slopes + head0 : nullptr, n_here, cap, maxima[warp], sums[warp]);
+    __syncwarp();
+
+    if (n_own > 0) {
+#pragma unroll 1
+        for (int column = 0; column < row_v; column += columns_v) {
+#pragma unroll 1
+            for (int page = 0; page < n_own; page++) {
+                wait_for_next();
+                of_warp.add_values(ring + slot * tile_size, copy_v.stride, stride_v, column, Heads::part(columns_v, row_v - column),
+                                   scores, apart, page);
+                slot = slot + 1 == n_stages ? 0 : slot + 1;
+                __syncwarp();
+                copy_next();
             }
-#pragma unroll
-            for (int h = 0; h < G; h++) {
-                float s = dot[h];
-#pragma unroll 1
-                for (int m = lanes / 2; m > 0; m /= 2) s += __shfl_xor_sync(FULL_WARP, s, m);
-                if (slopes && h < n_here) s -= slopes[head0 + h] * fabsf((float)((int)position - j));
-                if (sub == 0 && is_inside) scores[h * SPLIT + j - begin] = cap > 0.0f ? cap * tanhf(s / cap) : s;
-            }
+            of_warp.store_sums(all_sums + warp * warps_apart, sums_apart, column, min(columns_v, row_v - column), n_here);
         }
     }
     __syncthreads();
 
-    // Softmax of the split, a head a warp.
-    const int n = end - begin;
+    // The warps' sums, a head a warp and four columns a lane. A warp without positions has no weight, and another's sums in the place of its own.
+    const int n_active = min(WARPS, n_pages), stride = row_v + 4;
+    float* records = partial + ((size_t)token * n_heads + head0) * n_splits * stride;
 #pragma unroll 1
     for (int h = warp; h < n_here; h += WARPS) {
-        float top = -INFINITY;
-#pragma unroll 1
-        for (int i = lane; i < n; i += WARP) top = fmaxf(top, scores[h * SPLIT + i]);
-        top = warp_max(top);
-        float sum = 0.0f;
-#pragma unroll 1
-        for (int i = lane; i < n; i += WARP) {
-            float e = expf(scores[h * SPLIT + i] - top);
-            scores[h * SPLIT + i] = e;
-            sum += e;
+        float top = maxima[0][h], factors[WARPS], denominator = 0.0f;
+#pragma unroll
+        for (int w = 1; w < WARPS; w++) top = fmaxf(top, maxima[w][h]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            factors[w] = expf(maxima[w][h] - top);
+            denominator += factors[w] * sums[w][h];
         }
-        sum = warp_sum(sum);
-        if (lane == 0) maxima[h] = top, sums[h] = sum;
+        float* record = records + ((size_t)h * n_splits + split) * stride;
+        const float factor = n_used > 1 ? 1.0f : sinks ? sink_factor(sinks[head0 + h], top, denominator) : 1.0f / denominator;
+#pragma unroll 1
+        for (int quad = lane; quad < n_quads; quad += WARP) {
+            const float* from = all_sums + h * sums_apart + 4 * min(quad, row_v / 4 - 1);
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) {
+                const float4 x = *(const float4*)(from + min(w, n_active - 1) * warps_apart);
+                sum.x += factors[w] * x.x, sum.y += factors[w] * x.y, sum.z += factors[w] * x.z, sum.w += factors[w] * x.w;
+            }
+            if (n_used == 1) {
+                output.store(token, head0 + h, quad, sum, factor);
+            } else if (quad < row_v / 4) {
+                *(float4*)(record + 4 * quad) = sum;
+            }
+        }
+        if (n_used > 1 && lane == 0) *(float2*)(record + row_v) = make_float2(top, denominator);
     }
-#pragma unroll 1
-    for (int h = n_here + warp; h < G; h += WARPS)
-#pragma unroll 1
-        for (int i = lane; i < n; i += WARP) scores[h * SPLIT + i] = 0.0f;
-    __syncthreads();
+    if (n_used == 1) return;
 
-    // Values: each group of lanes walks over its own rows of V; then the groups of a warp add up, then the warps. A warp has as many
-    // columns at once as its lanes load, so wide rows take several passes, and their sums lie behind the scores.
-    float* sums_of_warps = row_v > 8 * WARP ? shared + G * SPLIT : shared;  // [WARPS][G][row_v]
-    {
-        const int chunks = row_v / 8, lanes = lanes_of_row(chunks), rows = WARP / lanes;
-#pragma unroll 1
-        for (int sub = lane % lanes; sub - lane % lanes < chunks; sub += lanes) {
-            float acc[G][8] = {};
-            if (sub < chunks) {
-#pragma unroll 1
-                for (int j = begin + warp * rows + lane / lanes; j < end; j += WARPS * rows) {
-                    float v[8];
-                    load8(kv_place(v_store, table[j / PAGE] * PAGE + j % PAGE, g, n_kv_heads, stride_v) + sub * 8, v);
-#pragma unroll
-                    for (int h = 0; h < G; h++) {
-                        float e = scores[h * SPLIT + j - begin];
-#pragma unroll
-                        for (int d = 0; d < 8; d++) acc[h][d] += e * v[d];
-                    }
-                }
-            }
-#pragma unroll 1
-            for (int m = lanes; m < WARP; m *= 2) {
-#pragma unroll
-                for (int h = 0; h < G; h++)
-#pragma unroll
-                    for (int d = 0; d < 8; d++) acc[h][d] += __shfl_xor_sync(FULL_WARP, acc[h][d], m);
-            }
-            // Of narrow rows the sums take the place of the scores, which are no longer needed.
-            if (sums_of_warps == shared) __syncthreads();
-            if (lane < lanes && sub < chunks) {
-#pragma unroll
-                for (int h = 0; h < G; h++) {
-                    float4* to = (float4*)(sums_of_warps + (warp * G + h) * row_v) + sub;
-                    to[0] = make_float4(acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
-                    to[chunks] = make_float4(acc[h][4], acc[h][5], acc[h][6], acc[h][7]);
-                }
-            }
-        }
-    }
+    // Whoever comes last combines: its reads are ordered after everyone's writes by fence and counter.
+    __threadfence();
     __syncthreads();
-
-    auto split_sum = [&](int h, int d) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += sums_of_warps[(w * G + h) * row_v + split_index(d, row_v)];
-        return sum;
-    };
-    const int first_split = first_visible / SPLIT, last_split = (context - 1) / SPLIT;
-    const size_t stride = dim_v + 2;
-    float* records = partial + ((size_t)token * n_heads + head0) * n_splits * stride;
-    if (first_split != last_split) {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < n_here * dim_v; i += blockDim.x) {
-            int h = i / dim_v, d = i % dim_v;
-            float* record = records + ((size_t)h * n_splits + split) * stride;
-            record[d] = split_sum(h, d);
-            if (d == 0) record[dim_v] = maxima[h], record[dim_v + 1] = sums[h];
-        }
-        // Whoever comes last combines: its reads are ordered after everyone's writes by fence and counter.
+    if (threadIdx.x == 0) {
+        uint32_t* counter = counters + (size_t)token * gridDim.x + blockIdx.x;
+        is_last = atomicAdd(counter, 1) == n_used - 1;
+        if (is_last) *counter = 0;
         __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            uint32_t* counter = counters + (size_t)token * gridDim.x + blockIdx.x;
-            is_last = atomicAdd(counter, 1) == last_split - first_split;
-            if (is_last) *counter = 0;
-            __threadfence();
-        }
-        __syncthreads();
-        if (!is_last) return;
     }
+    __syncthreads();
+    if (!is_last) return;
 
+    // A head a warp: the first of what it adds up is loaded along with what the weights are made of.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < n_here * dim_v; i += blockDim.x) {
-        int h = i / dim_v, d = i % dim_v;
-        float top = -INFINITY, sum = 0.0f, denominator = 0.0f;
-        if (first_split == last_split) {
-            top = maxima[h], sum = split_sum(h, d), denominator = sums[h];
-        } else {
-            const float* record = records + (size_t)h * n_splits * stride;
+    for (int h = warp; h < n_here; h += WARPS) {
+        const float* of_head = records + (size_t)h * n_splits * stride;
 #pragma unroll 1
-            for (int s = first_split; s <= last_split; s++) top = fmaxf(top, record[s * stride + dim_v]);
+        for (int quad = lane; quad < n_quads; quad += WARP) {
+            const float* column = of_head + 4 * min(quad, row_v / 4 - 1);
+            float4 x[AT_ONCE];
+            auto load = [&](int s) {
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++) x[i] = *(const float4*)(column + min(s + i, n_used - 1) * stride);
+            };
+            load(0);
+            float2 ends[COMBINED / WARP];
+#pragma unroll
+            for (int i = 0; i < COMBINED / WARP; i++) ends[i] = end_of(of_head, lane + i * WARP, n_used, stride, row_v);
+            float top = fmaxf(ends[0].x, ends[1].x), denominator = 0.0f;
 #pragma unroll 1
-            for (int s = first_split; s <= last_split; s++) {
-                float weight = expf(record[s * stride + dim_v] - top);
-                sum += weight * record[s * stride + d];
-                denominator += weight * record[s * stride + dim_v + 1];
+            for (int s = lane + COMBINED; s < n_used; s += WARP) top = fmaxf(top, end_of(of_head, s, n_used, stride, row_v).x);
+            top = warp_max(top);
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+            for (int base = 0; base < n_used; base += COMBINED) {
+#pragma unroll
+                for (int i = 0; i < COMBINED / WARP; i++) {
+                    if (base > 0) ends[i] = end_of(of_head, base + lane + i * WARP, n_used, stride, row_v);
+                    const float weight = expf(ends[i].x - top);
+                    weights[warp][lane + i * WARP] = weight;
+                    denominator += weight * ends[i].y;
+                }
+                __syncwarp();
+                const int n = min(COMBINED, n_used - base);
+#pragma unroll 1
+                for (int s = 0; s < n; s += AT_ONCE) {
+                    // Weights beyond the last split are zero.
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; i++) {
+                        const float weight = weights[warp][s + i];
+                        sum.x += weight * x[i].x, sum.y += weight * x[i].y, sum.z += weight * x[i].z, sum.w += weight * x[i].w;
+                    }
+                    if (base + s + AT_ONCE < n_used) load(base + s + AT_ONCE);
+                }
+                __syncwarp();
             }
-        }
-        if (sinks) {
-            float sink = sinks[head0 + h], higher = fmaxf(top, sink), weight = expf(top - higher);
-            sum *= weight;
-            denominator = denominator * weight + expf(sink - higher);
-        }
-        float value = sum / denominator;
-        size_t row_width = (size_t)n_heads * dim_v;
-        int at = (head0 + h) * dim_v + d;
-        out[token * row_width + at] = value;
-        if (outq) {
-            quantize_group(value, q8_row(outq, token, (int)row_width), q8_scales(outs, token, (int)row_width), at / WARP,
-                           (int)row_width / WARP);
+            denominator = warp_sum(denominator);
+            const float factor = sinks ? sink_factor(sinks[head0 + h], top, denominator) : 1.0f / denominator;
+            output.store(token, head0 + h, quad, sum, factor);
         }
     }
 }
 
-#define ATTENTION(NAME, K, V, G)                                                                                           \
-    KERNEL __launch_bounds__(128, 1)                                                                                         \
-        attention_##NAME##_g##G(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,        \
-                                const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,           \
-                                const uint32_t* pages, const K* k_store, const V* v_store, const float* sinks,             \
-                                const float* slopes, float scale, float cap, int window, int n_heads, int n_kv_heads,      \
-                                int dim_k, int dim_v, int stride_v, int is_chunked, float* partial, uint32_t* counters) {  \
-        attention<K, V, G>(q, out, outq, outs, positions, seq_of, seq_starts, page_starts, pages, k_store, v_store, sinks,    \
-                        slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, stride_v, is_chunked, partial,      \
-                        counters);                                                                                         \
+#define ATTENTION(NAME, K, V, ...)                                                                                           \
+    KERNEL __launch_bounds__(128, __VA_ARGS__::BLOCKS)                                                                       \
+        attention_##NAME(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,                 \
+                         const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,                    \
+                         const uint32_t* pages, const K* k_store, const V* v_store, const float* sinks,                      \
+                         const float* slopes, float scale, float cap, int window, int n_heads, int n_kv_heads, int dim_k,    \
+                         int dim_v, int stride_v, int is_chunked, int heads, int split_bits, int columns_k, int columns_v,   \
+                         int n_stages, int warp_tokens, float* partial, uint32_t* counters) {                                \
+        attention<__VA_ARGS__, K, V>(q, {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, seq_starts, page_starts,     \
+                               pages, k_store, v_store, sinks, slopes, scale, cap, window, n_heads, n_kv_heads, dim_k,       \
+                               dim_v, stride_v, is_chunked, heads, split_bits, columns_k, columns_v, n_stages, warp_tokens,  \
+                               partial, counters);                                                                           \
     }
 
 #ifdef KEYS
-ATTENTION(of_types, KEYS, VALUES, 1)
-ATTENTION(of_types, KEYS, VALUES, 2)
-ATTENTION(of_types, KEYS, VALUES, 4)
-ATTENTION(of_types, KEYS, VALUES, 8)
+ATTENTION(of_types_g1, KEYS, VALUES, PlainHeads<KEYS, VALUES, 1>)
+ATTENTION(of_types_g2, KEYS, VALUES, PlainHeads<KEYS, VALUES, 2>)
+ATTENTION(of_types_g4, KEYS, VALUES, PlainHeads<KEYS, VALUES, 4>)
+ATTENTION(of_types_g8, KEYS, VALUES, PlainHeads<KEYS, VALUES, 8>)
 #else
-ATTENTION(f16, __half, __half, 1)
-ATTENTION(f16, __half, __half, 2)
-ATTENTION(f16, __half, __half, 4)
-ATTENTION(f16, __half, __half, 8)
-ATTENTION(f32, float, float, 1)
-ATTENTION(f32, float, float, 2)
-ATTENTION(f32, float, float, 4)
-ATTENTION(f32, float, float, 8)
+ATTENTION(f16_d64, __half, __half, TensorHeads<4>)
+ATTENTION(f16_d128, __half, __half, TensorHeads<8>)
+ATTENTION(f16_d256, __half, __half, TensorHeads<16>)
+ATTENTION(f32_g1, float, float, PlainHeads<float, float, 1>)
+ATTENTION(f32_g2, float, float, PlainHeads<float, float, 2>)
+ATTENTION(f32_g4, float, float, PlainHeads<float, float, 4>)
+ATTENTION(f32_g8, float, float, PlainHeads<float, float, 8>)
 #endif

@@ -13,6 +13,11 @@ DEVICE void copy16(void* to, const void* from, bool is_there) {
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;"); }
 DEVICE void copy_wait() { asm volatile("cp.async.wait_group 0;"); }
+// Waits for all groups of copies but the N newest.
+template <int N>
+DEVICE void copy_wait_but() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N));
+}
 
 DEVICE void load_matrices(uint32_t (&r)[4], const __half* p) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -380,22 +380,26 @@ fn attention_arguments(
 fn attention(context: usize, window: usize) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let [n_heads, n_kv_heads] = HEADS;
-    let n_splits = context.div_ceil(256);
+    // As `cuda-exec` cuts it for 8 KV heads: splits of 64, or 128 where 32 of 64 are too few.
+    let seen = if window > 0 { window.min(context) } else { context };
+    let split = if seen <= 2048 { 64 } else { 128 };
+    let n_splits = seen.div_ceil(split);
     let attention = attention_arguments(&mut memory, &[context as u32 - 1], &[0], context, window, true)?;
-    let partial = memory.alloc((n_heads * n_splits * (HEAD_DIM + 2) * 4) as u64)?;
-    let arguments = attention
-        .arguments
-        .ptr(partial)
-        .ptr(zeros(&mut memory, 4 * n_kv_heads)?);
+    let partial = memory.alloc((n_heads * n_splits * (HEAD_DIM + 4) * 4) as u64)?;
+    let mut arguments = attention.arguments;
+    for n in [8, 5, HEAD_DIM, HEAD_DIM, 2, split / 4] {
+        arguments = arguments.i32(n as i32);
+    }
+    let arguments = arguments.ptr(partial).ptr(zeros(&mut memory, 4 * n_kv_heads)?);
     let what = Launch {
         module: "attention_decode".to_owned(),
-        kernel: "attention_f16_g4".to_owned(),
+        kernel: "attention_f16_d128".to_owned(),
         grid: [n_kv_heads, n_splits, 1],
         block: 128,
-        shared_bytes: 4 * 4 * (256 + HEAD_DIM).max(4 * HEAD_DIM),
+        // Rings of two tiles, queries and scores.
+        shared_bytes: 4 * (2 * 16 * (2 * HEAD_DIM + 16) + 32 * (split / 4 + 8)) + 32 * HEAD_DIM,
     };
     let counters = count(&mut memory, &what, &arguments)?;
-    let seen = if window > 0 { window.min(context) } else { context };
     let shape = format!("{n_heads}/{n_kv_heads} heads of {HEAD_DIM}, {seen} positions of {context}");
     let n_items = 2 * seen * n_kv_heads * HEAD_DIM;
     Ok(row(

@@ -404,13 +404,14 @@ impl Workshop {
                     "attention_prefill_d128".to_owned(),
                 )
             } else {
-                ("attention_decode".to_owned(), "attention_f16_g4".to_owned())
+                ("attention_decode".to_owned(), "attention_f16_d128".to_owned())
             },
             shape: format!("{n_tokens} behind {first}, {N_HEADS} heads on {N_KV_HEADS} of {HEAD_DIM}"),
             n_bytes: kv_bytes + 8 * n_tokens * width,
             n_flops: 4 * N_HEADS * HEAD_DIM * n_seen,
             n_threads: if is_prompt { 256 } else { 128 },
-            shared_bytes: if is_prompt { 34_816 } else { 8192 },
+            // What the longest splits of such contexts take.
+            shared_bytes: if is_prompt { 34_816 } else { 48_128 },
             launch: Box::new(move |index| {
                 let step = AttentionStep {
                     positions: positions.view(),

@@ -4,20 +4,18 @@ use std::ops::Range;
 
 use tokenmill_backend::{Attention, AttentionShape, KvType, PAGE_TOKENS};
 
-use super::{Ops, QuantizedMut, check_multiple, latent};
+use super::{
+    Ops, QuantizedMut,
+    attention_decode::{DecodePlan, THREADS, Visible, longest_partial_len, partial_len},
+    check_multiple, latent,
+};
 use crate::{
     Args, Buffer, Device, Kernel, LaunchShape, Stream, View, ViewMut,
-    driver::{MAX_COUNT, UNASKED_SHARED_BYTES},
+    driver::MAX_COUNT,
     error::Result,
     kv::{KvLayer, check_head_dims},
 };
 
-/// Positions of the context that one thread block attends to.
-const SPLIT_TOKENS: usize = 256;
-/// Query heads of one thread block, by kernel.
-const HEADS_OF_KERNEL: [usize; 4] = [1, 2, 4, 8];
-/// Columns of a value beyond which its sums have a place of their own.
-const WIDE_VALUE: usize = 256;
 /// Bytes of partial results that a launch may write; a longer step is cut into several launches.
 const MAX_PARTIAL_BYTES: usize = 64 << 20;
 /// The same over latent rows, whose partial results are wide and of all heads: 15 tokens of 128 heads with the longest context.
@@ -88,16 +86,16 @@ impl ScratchNeeds {
             n_heads: 1,
         };
         layers.fold(none, |most, (shape, is_latent)| {
-            let n_heads = shape.n_heads;
-            let len = |n_splits: usize| n_heads * n_splits * (shape.head_dim_v + 2);
-            let n_latent = if is_latent {
-                latent::n_splits(max_pages * PAGE_TOKENS, n_heads)
+            let (n_heads, max_tokens) = (shape.n_heads, max_pages * PAGE_TOKENS);
+            let token_len = longest_partial_len(n_heads, shape.n_kv_heads, shape.head_dim_v, max_tokens);
+            let latent_len = if is_latent {
+                n_heads * latent::n_splits(max_tokens, n_heads) * (shape.head_dim_v + 2)
             } else {
                 0
             };
             Self {
-                token_len: most.token_len.max(len(n_splits(max_pages))),
-                latent_len: most.latent_len.max(len(n_latent)),
+                token_len: most.token_len.max(token_len),
+                latent_len: most.latent_len.max(latent_len),
                 n_heads: most.n_heads.max(n_heads),
             }
         })
@@ -142,10 +140,6 @@ impl AttentionScratch {
     }
 }
 
-fn n_splits(max_pages: usize) -> usize {
-    (max_pages * PAGE_TOKENS).div_ceil(SPLIT_TOKENS).max(1)
-}
-
 /// Query rows of a thread block of the kernels for runs: tokens times the query heads that share a KV head.
 const PREFILL_ROWS: usize = 128;
 /// Its threads.
@@ -171,29 +165,6 @@ pub(super) fn load_prefill(device: &Device) -> Result<[Kernel; 2]> {
         )
     };
     Ok([load(narrow)?, load(wide)?])
-}
-
-/// Dynamic shared memory of a thread block of so many query heads.
-fn decode_shared_bytes(n_heads: usize, dim_k: usize, dim_v: usize) -> usize {
-    let row = |dim: usize| dim.next_multiple_of(8);
-    let (row_k, row_v) = (row(dim_k), row(dim_v));
-    4 * n_heads
-        * if row_v > WIDE_VALUE {
-            SPLIT_TOKENS + row_k.max(4 * row_v)
-        } else {
-            (SPLIT_TOKENS + row_k).max(4 * row_v)
-        }
-}
-
-/// The kernel that takes a group of query heads at once, or as many as fit.
-fn variant(group: usize, dim_k: usize, dim_v: usize) -> usize {
-    let holds = |&heads: &usize| {
-        heads >= group || decode_shared_bytes(2 * heads, dim_k, dim_v) > UNASKED_SHARED_BYTES
-    };
-    HEADS_OF_KERNEL
-        .iter()
-        .position(holds)
-        .unwrap_or(HEADS_OF_KERNEL.len() - 1)
 }
 
 /// The window as kernels take it; 0 for none. One beyond every position is as good as none.
@@ -335,15 +306,16 @@ impl Ops {
         let n_heads = attention.n_heads;
         // A sequence of one token sees itself alone, whatever the direction.
         let seq_starts = (step.runs.filter(|_| !attention.is_causal)).map(|runs| runs.seq_starts);
-        let group = n_heads / n_kv_heads;
-        let variant = variant(group, dim_k, dim_v);
-        let heads = HEADS_OF_KERNEL[variant];
-        let kernel = self.store_kernels(types)?.attention[variant];
-        let n_blocks_x = n_kv_heads * group.div_ceil(heads);
-        let n_splits = n_splits(step.max_pages);
+        let visible = Visible {
+            context: step.max_pages * PAGE_TOKENS,
+            window: window_of(attention),
+            is_causal: attention.is_causal,
+        };
+        let plan = DecodePlan::of(n_heads, shape, types, visible);
+        let n_blocks_x = plan.n_blocks_x;
+        let kernel = self.store_kernels(types)?.attention[plan.variant];
         let stride_v = if shape.has_values_in_keys { dim_k } else { dim_v }.next_multiple_of(8);
-        let shared_bytes = decode_shared_bytes(heads, dim_k, dim_v);
-        let token_len = n_heads * n_splits * (dim_v + 2);
+        let token_len = partial_len(n_heads, plan.n_splits, dim_v);
         let n_at_once = (scratch.partial.len() / token_len).clamp(1, self.max_grid_rows);
         let out_width = n_heads * dim_v;
         for first in tokens.clone().step_by(n_at_once) {
@@ -378,9 +350,16 @@ impl Ops {
                 .count(dim_v)
                 .count(stride_v)
                 .count(usize::from(attention.is_chunked))
+                .count(plan.heads)
+                .count(plan.split_bits as usize)
+                .count(plan.columns[0])
+                .count(plan.columns[1])
+                .count(plan.n_stages)
+                .count(plan.warp_tokens)
                 .write(scratch.partial.view_mut().range(0..n_here * token_len)?)
                 .write(scratch.counters.view_mut().range(0..n_here * n_blocks_x)?);
-            let shape = LaunchShape::new([n_blocks_x, n_splits, n_here], 128).with_shared_bytes(shared_bytes);
+            let shape = LaunchShape::new([n_blocks_x, plan.n_splits, n_here], THREADS)
+                .with_shared_bytes(plan.shared_bytes);
             self.device.launch(kernel, shape, &args)?;
         }
         Ok(())
@@ -405,41 +384,13 @@ mod tests {
         };
         // The widest results and the most heads are those of different layers.
         let layers = [(shape(8, 512), false), (shape(32, 64), false)];
-        assert_eq!(needs(&layers, 16), [8 * 514, 0, 32]);
-        // Latent rows have more splits: 1024 positions by 128, and by 256.
+        // 256 positions by 64.
+        assert_eq!(needs(&layers, 16), [8 * 4 * 516, 0, 32]);
+        // Latent rows have longer splits: 1024 positions by 128, and by 64.
         assert_eq!(
             needs(&[(shape(16, 512), true)], 64),
-            [16 * 4 * 514, 16 * 8 * 514, 16]
+            [16 * 16 * 516, 16 * 8 * 514, 16]
         );
-        assert_eq!(needs(&[(shape(16, 512), false)], 64), [16 * 4 * 514, 0, 16]);
-    }
-
-    #[test]
-    fn a_thread_block_takes_as_many_heads_as_fit() {
-        let heads = |group, dim_k, dim_v| HEADS_OF_KERNEL[variant(group, dim_k, dim_v)];
-        assert_eq!(heads(1, 128, 128), 1);
-        assert_eq!(heads(6, 128, 128), 8);
-        assert_eq!(heads(16, 256, 256), 8);
-        assert_eq!(heads(8, 512, 512), 4);
-        assert_eq!(heads(128, 576, 512), 4);
-        assert_eq!(heads(2, 1024, 1024), 2);
-        // What the kernel declares by itself must fit too: 80 bytes of that for 8 heads, 48 of that for 4.
-        assert_eq!(decode_shared_bytes(8, 320, 320), 48 << 10);
-        assert_eq!(heads(5, 320, 320), 4);
-        assert_eq!(decode_shared_bytes(4, 704, 704), 48 << 10);
-        assert_eq!(heads(3, 704, 704), 2);
-        for dims in [
-            [128, 128],
-            [256, 256],
-            [320, 320],
-            [576, 512],
-            [704, 704],
-            [1024, 1024],
-            [1024, 8],
-        ] {
-            let [dim_k, dim_v] = dims;
-            let bytes = decode_shared_bytes(heads(64, dim_k, dim_v), dim_k, dim_v);
-            assert!(bytes <= UNASKED_SHARED_BYTES, "{dims:?}");
-        }
+        assert_eq!(needs(&[(shape(16, 512), false)], 64), [16 * 16 * 516, 0, 16]);
     }
 }

@@ -5,6 +5,7 @@
 
 mod argmax;
 mod attention;
+mod attention_decode;
 #[cfg(test)]
 mod cut_launches;
 mod elementwise;
@@ -56,11 +57,11 @@ const MODULES: [&str; 9] = [
 ];
 
 /// The kernels for a store whose keys and values are of some types.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct StoreKernels {
     rope_kv: Kernel,
-    /// By the query heads of a thread block.
-    attention: [Kernel; 4],
+    /// Those of [`attention_decode::kernels`].
+    attention: Vec<Kernel>,
 }
 
 /// The place of a store's types among the kernels.
@@ -75,7 +76,7 @@ fn store_code([keys, values]: [KvType; 2]) -> usize {
 }
 
 fn load_store(device: &Device, types: [KvType; 2]) -> Result<StoreKernels> {
-    let (modules, kernels) = match types {
+    let (modules, suffix) = match types {
         [KvType::F16, KvType::F16] => (["attention_decode".to_owned(), "rope_kv".to_owned()], "f16"),
         [KvType::F32, KvType::F32] => (["attention_decode".to_owned(), "rope_kv".to_owned()], "f32"),
         [keys, values] => (
@@ -84,10 +85,12 @@ fn load_store(device: &Device, types: [KvType; 2]) -> Result<StoreKernels> {
         ),
     };
     let [attention, rope_kv] = modules;
-    let of_heads = |n: usize| device.kernel(&attention, &format!("attention_{kernels}_g{n}"));
+    let kernels = attention_decode::kernels(types);
+    let load =
+        |name: &String| device.kernel_with_shared_bytes(&attention, name, attention_decode::MAX_SHARED_BYTES);
     Ok(StoreKernels {
-        rope_kv: device.kernel(&rope_kv, &format!("rope_kv_{kernels}"))?,
-        attention: [of_heads(1)?, of_heads(2)?, of_heads(4)?, of_heads(8)?],
+        rope_kv: device.kernel(&rope_kv, &format!("rope_kv_{suffix}"))?,
+        attention: kernels.iter().map(load).collect::<Result<_>>()?,
     })
 }
 
@@ -251,7 +254,7 @@ impl Ops {
     /// [`CudaExecError::DriverTooOld`], or the driver's.
     pub fn load(device: &Device) -> Result<Self> {
         device.load_modules(&MODULES)?;
-        let mut stores = [None; 9];
+        let mut stores = [const { None }; 9];
         for types in [[KvType::F16; 2], [KvType::F32; 2]] {
             stores[store_code(types)] = Some(load_store(device, types)?);
         }
@@ -307,8 +310,9 @@ impl Ops {
     }
 
     /// The kernels for a store.
-    fn store_kernels(&self, types: [KvType; 2]) -> Result<StoreKernels> {
-        self.stores[store_code(types)].ok_or_else(|| CudaExecError::Unsupported {
+    fn store_kernels(&self, types: [KvType; 2]) -> Result<&StoreKernels> {
+        let kernels = self.stores[store_code(types)].as_ref();
+        kernels.ok_or_else(|| CudaExecError::Unsupported {
             feature: format!(
                 "kernels loaded for stores of {} keys and {} values",
                 types[0], types[1]

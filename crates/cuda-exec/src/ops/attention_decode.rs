@@ -1,0 +1,322 @@
+//! [`DecodePlan`]: how a launch of `attention_decode.cu` is cut into query heads, splits and tiles.
+//!
+//! Separate from attention, which launches it: these are numbers alone, and the kernel computes some of them too. Invariant: splits
+//! follow from what a token sees and from the heads, so neither the grid nor the batch decides how a token's sums are made.
+
+use tokenmill_backend::{KvLayerShape, KvType, PAGE_TOKENS};
+
+/// Threads of a thread block.
+pub(super) const THREADS: u32 = 128;
+const WARPS: usize = 4;
+/// Positions of a split: a page for each warp, and as many as the lanes of a warp number.
+const MIN_SPLIT: usize = WARPS * PAGE_TOKENS;
+const MAX_LONGER: u32 = 3;
+const MAX_SPLIT: usize = MIN_SPLIT << MAX_LONGER;
+/// Thread blocks that fill a large GPU twice.
+const WANTED_BLOCKS: usize = 256;
+/// Columns of a tile of the kernels for f16 keys and values, and those of wider rows; their query heads.
+const TENSOR_COLUMNS: [usize; 3] = [64, 128, 256];
+const TENSOR_COLUMNS_OF_WIDE: usize = 64;
+const TENSOR_HEADS: usize = 8;
+/// Numbers between the scores of two heads, beyond their positions.
+const TENSOR_SCORE_PAD: usize = 8;
+/// Query heads of the other kernels, the most bytes and columns of a row that is one tile, and the columns of wider rows.
+const PLAIN_HEADS: [usize; 4] = [1, 2, 4, 8];
+const PLAIN_ROW_BYTES: usize = 512;
+const PLAIN_ROW: usize = 256;
+const PLAIN_COLUMNS_OF_WIDE: usize = 128;
+/// Rings of tiles that are larger have two stages, others four.
+const LARGE_RINGS: usize = 40 << 10;
+/// Dynamic shared memory of a thread block: what GPUs of compute capability 8.6 have, less what the kernel declares itself.
+pub(super) const MAX_SHARED_BYTES: usize = 96 << 10;
+
+/// The numbers of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DecodePlan {
+    /// Which of [`kernels`].
+    pub(super) variant: usize,
+    /// Query heads of a thread block.
+    pub(super) heads: usize,
+    /// Thread blocks for a token and a split.
+    pub(super) n_blocks_x: usize,
+    /// Splits of the grid.
+    pub(super) n_splits: usize,
+    /// Splits of a token, as a power of two, as long as they are shorter than the longest.
+    pub(super) split_bits: u32,
+    /// Columns of a tile of keys and of one of values.
+    pub(super) columns: [usize; 2],
+    /// Tiles of a warp's ring.
+    pub(super) n_stages: usize,
+    /// Positions of a warp in the longest split.
+    pub(super) warp_tokens: usize,
+    /// Dynamic shared memory.
+    pub(super) shared_bytes: usize,
+}
+
+/// Names of the kernels for a store of these types.
+pub(super) fn kernels(types: [KvType; 2]) -> Vec<String> {
+    match types {
+        [KvType::F16, KvType::F16] => TENSOR_COLUMNS.map(|n| format!("attention_f16_d{n}")).to_vec(),
+        [KvType::F32, KvType::F32] => PLAIN_HEADS.map(|n| format!("attention_f32_g{n}")).to_vec(),
+        _ => PLAIN_HEADS.map(|n| format!("attention_of_types_g{n}")).to_vec(),
+    }
+}
+
+/// What of a context a token sees at most, from the first position's page on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Visible {
+    /// Positions of the longest context.
+    pub(super) context: usize,
+    /// The window; 0 for none.
+    pub(super) window: usize,
+    pub(super) is_causal: bool,
+}
+
+impl Visible {
+    fn n_tokens(self) -> usize {
+        if self.window == 0 {
+            return self.context.max(1);
+        }
+        let sees = if self.is_causal {
+            self.window
+        } else {
+            2 * self.window - 1
+        };
+        (sees + PAGE_TOKENS - 1).min(self.context).max(1)
+    }
+}
+
+/// Splits that a token's context has at most while they are shorter than [`MAX_SPLIT`], as a power of two.
+fn split_bits(n_kv_heads: usize) -> u32 {
+    (WANTED_BLOCKS / n_kv_heads).clamp(16, 64).ilog2()
+}
+
+/// Positions of each split of so many, as the kernel computes them.
+fn split_len(n_tokens: usize, split_bits: u32) -> usize {
+    let excess = (n_tokens - 1) / MIN_SPLIT >> split_bits;
+    let longer = excess.checked_ilog2().map_or(0, |bits| bits + 1);
+    (MIN_SPLIT << longer.min(MAX_LONGER)).min(MAX_SPLIT)
+}
+
+/// Splits of any number of positions up to `n_tokens`, at most.
+fn n_splits(n_tokens: usize, split_bits: u32) -> usize {
+    let most = (1 << split_bits).max(n_tokens.div_ceil(MAX_SPLIT));
+    n_tokens.div_ceil(MIN_SPLIT).min(most)
+}
+
+/// Numbers of a token's partial results: of each head and split the sums, their maximum and their denominator.
+pub(super) fn partial_len(n_heads: usize, n_splits: usize, dim_v: usize) -> usize {
+    n_heads * n_splits * (dim_v.next_multiple_of(8) + 4)
+}
+
+/// The same for contexts of up to `n_tokens`.
+pub(super) fn longest_partial_len(n_heads: usize, n_kv_heads: usize, dim_v: usize, n_tokens: usize) -> usize {
+    partial_len(n_heads, n_splits(n_tokens, split_bits(n_kv_heads)), dim_v)
+}
+
+fn number_bytes(ty: KvType) -> usize {
+    match ty {
+        KvType::F16 => 2,
+        KvType::F32 => 4,
+        KvType::Q8_0 => 1,
+        KvType::Q4_0 => unreachable!("a store of this type is refused when it is made"),
+    }
+}
+
+fn tile_bytes(columns: usize, row: usize, ty: KvType) -> usize {
+    let scales = if ty == KvType::Q8_0 { row } else { 0 };
+    // Rows are an odd number of 16 bytes apart.
+    PAGE_TOKENS * (columns * number_bytes(ty) / 16 | 1) * 16 + scales
+}
+
+/// Which kernel, its heads, and the columns of a tile of rows of these widths.
+struct Candidate {
+    variant: usize,
+    heads: usize,
+    columns: [usize; 2],
+    is_tensor: bool,
+}
+
+impl Candidate {
+    /// Those that take a group of heads, with the most heads first.
+    fn all(group: usize, rows: [usize; 2], types: [KvType; 2]) -> [Self; 4] {
+        if types == [KvType::F16; 2] {
+            let whole = rows.map(|row| row.next_multiple_of(16));
+            let widest = whole[0].max(whole[1]);
+            let variant = TENSOR_COLUMNS.iter().position(|&columns| columns >= widest);
+            let of_heads = |heads| Self {
+                variant: variant.unwrap_or(0),
+                heads,
+                columns: variant.map_or([TENSOR_COLUMNS_OF_WIDE; 2], |_| whole),
+                is_tensor: true,
+            };
+            return [TENSOR_HEADS, 4, 2, 1].map(of_heads);
+        }
+        let columns = |part: usize| {
+            let (row, bytes) = (rows[part], number_bytes(types[part]));
+            if row <= PLAIN_ROW && row * bytes <= PLAIN_ROW_BYTES {
+                row
+            } else {
+                PLAIN_COLUMNS_OF_WIDE
+            }
+        };
+        let wanted = PLAIN_HEADS.iter().position(|&heads| heads >= group);
+        let wanted = wanted.unwrap_or(PLAIN_HEADS.len() - 1);
+        [0, 1, 2, 3].map(|fewer| {
+            let variant = wanted.saturating_sub(fewer);
+            Self {
+                variant,
+                heads: PLAIN_HEADS[variant],
+                columns: [columns(0), columns(1)],
+                is_tensor: false,
+            }
+        })
+    }
+
+    fn shared_bytes(&self, rows: [usize; 2], tile: usize, n_stages: usize, warp_tokens: usize) -> usize {
+        let [row_k, row_v] = rows;
+        let queries = row_k.next_multiple_of(16) * if self.is_tensor { 32 } else { 4 * self.heads };
+        let scores = if self.is_tensor {
+            TENSOR_HEADS * (warp_tokens + TENSOR_SCORE_PAD)
+        } else {
+            self.heads * warp_tokens
+        };
+        let sums = if self.columns[1] < row_v {
+            self.heads * (row_v + 4)
+        } else {
+            0
+        };
+        WARPS * (n_stages * tile + 4 * (scores + sums)) + queries
+    }
+}
+
+impl DecodePlan {
+    /// The launch for `n_heads` query heads over a layer of this shape and these types.
+    pub(super) fn of(n_heads: usize, shape: KvLayerShape, types: [KvType; 2], visible: Visible) -> Self {
+        let row = |dim: usize| dim.next_multiple_of(8);
+        let rows = [row(shape.head_dim_k), row(shape.head_dim_v)];
+        let row_of_value = if shape.has_values_in_keys {
+            rows[0]
+        } else {
+            rows[1]
+        };
+        let group = n_heads / shape.n_kv_heads;
+        let split_bits = split_bits(shape.n_kv_heads);
+        let warp_tokens = split_len(visible.n_tokens(), split_bits) / WARPS;
+        let plan = |one: &Candidate| {
+            let tile = tile_bytes(one.columns[0], rows[0], types[0]);
+            let tile = tile.max(tile_bytes(one.columns[1], row_of_value, types[1]));
+            let parts = rows[0].div_ceil(one.columns[0]) + rows[1].div_ceil(one.columns[1]);
+            let has_two_tiles = warp_tokens / PAGE_TOKENS * parts <= 2;
+            let n_stages = if has_two_tiles || parts > 2 || 4 * WARPS * tile > LARGE_RINGS {
+                2
+            } else {
+                4
+            };
+            Self {
+                variant: one.variant,
+                heads: one.heads,
+                n_blocks_x: shape.n_kv_heads * group.div_ceil(one.heads),
+                n_splits: n_splits(visible.n_tokens(), split_bits),
+                split_bits,
+                columns: one.columns,
+                n_stages,
+                warp_tokens,
+                shared_bytes: one.shared_bytes(rows, tile, n_stages, warp_tokens),
+            }
+        };
+        let plans = Candidate::all(group, rows, types).map(|one| plan(&one));
+        let fits = |plan: &&Self| plan.shared_bytes <= MAX_SHARED_BYTES;
+        *plans.iter().find(fits).unwrap_or(&plans[3])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(group: usize, dims: [usize; 2], types: [KvType; 2], context: usize) -> DecodePlan {
+        let shape = KvLayerShape {
+            n_kv_heads: 8,
+            head_dim_k: dims[0],
+            head_dim_v: dims[1],
+            has_values_in_keys: false,
+        };
+        let visible = Visible {
+            context,
+            window: 0,
+            is_causal: true,
+        };
+        DecodePlan::of(8 * group, shape, types, visible)
+    }
+
+    #[test]
+    fn a_thread_block_takes_as_many_heads_as_fit() {
+        let heads = |ty, group, dim_k, dim_v| plan(group, [dim_k, dim_v], [ty; 2], 1 << 20).heads;
+        assert_eq!(heads(KvType::F16, 1, 128, 128), 8);
+        assert_eq!(heads(KvType::F16, 16, 256, 256), 8);
+        assert_eq!(heads(KvType::F16, 8, 512, 512), 4);
+        assert_eq!(heads(KvType::F16, 8, 1024, 1024), 1);
+        assert_eq!(heads(KvType::Q8_0, 1, 128, 128), 1);
+        assert_eq!(heads(KvType::Q8_0, 6, 128, 128), 8);
+        assert_eq!(heads(KvType::F32, 8, 512, 512), 2);
+    }
+
+    #[test]
+    fn heads_of_any_width_fit() {
+        for keys in [KvType::F16, KvType::F32, KvType::Q8_0] {
+            for values in [KvType::F16, KvType::F32, KvType::Q8_0] {
+                for dim in (32..=1024).step_by(32) {
+                    for context in [64, 4096, 1 << 17] {
+                        let plan = plan(8, [dim, dim], [keys, values], context);
+                        assert!(plan.shared_bytes <= MAX_SHARED_BYTES, "{keys} {values} {dim}");
+                        // The sums of a warp take the place of its ring where values are one tile.
+                        let tile = tile_bytes(plan.columns[1], dim, values);
+                        let sums = 4 * plan.heads * (dim + 4);
+                        assert!(plan.columns[1] < dim || sums <= plan.n_stages * tile);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn splits_are_short_where_there_is_little_and_few_where_there_is_much() {
+        let splits = |context| {
+            let plan = plan(4, [128, 128], [KvType::F16; 2], context);
+            (plan.n_splits, WARPS * plan.warp_tokens)
+        };
+        assert_eq!(splits(1), (1, 64));
+        assert_eq!(splits(512), (8, 64));
+        assert_eq!(splits(2048), (32, 64));
+        assert_eq!(splits(2049), (32, 128));
+        assert_eq!(splits(8192), (32, 256));
+        assert_eq!(splits(32_768), (64, 512));
+        // No shorter context has more splits than the grid.
+        for bits in [4, 5, 6] {
+            let mut most = 0;
+            for n_tokens in 1..40_000 {
+                let found = n_tokens.div_ceil(split_len(n_tokens, bits));
+                most = most.max(found);
+                assert!(most <= n_splits(n_tokens, bits), "{n_tokens}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_bounds_what_is_seen() {
+        let seen = |context, window, is_causal| {
+            Visible {
+                context,
+                window,
+                is_causal,
+            }
+            .n_tokens()
+        };
+        assert_eq!(seen(5000, 0, true), 5000);
+        assert_eq!(seen(5000, 1024, true), 1024 + 15);
+        assert_eq!(seen(5000, 100, false), 199 + 15);
+        assert_eq!(seen(50, 1024, true), 50);
+        assert_eq!(seen(0, 0, true), 1);
+    }
+}
