@@ -94,9 +94,9 @@ def keys(folder):
 
 
 def full_disk(folder):
-    """A disk of 1 MiB, where one can be mounted."""
+    """A disk of 256 KiB, where one can be mounted."""
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True)
     if mounted.returncode != 0:
         print("skipped: no small disk can be mounted here")
         return
