@@ -9,6 +9,7 @@
 //! Invariant: which worker runs which chunk never influences a result. Callers keep to it by giving every chunk its own
 //! output and reducing in an order that depends on positions only.
 
+mod claims;
 mod gate;
 mod parts;
 mod sync;
@@ -22,6 +23,7 @@ use std::{
     thread::JoinHandle,
 };
 
+use claims::{Cursor, MAX_RUNS, Runs};
 use gate::{Gate, Patience};
 use parts::SendPtr;
 pub(crate) use parts::{Columns, Few, Partition, Patch, Patches, Rect};
@@ -31,9 +33,6 @@ use crate::CpuExecError;
 
 /// More threads than this is a mistake in a configuration, not a machine.
 const MAX_THREADS: usize = 1024;
-
-/// Most runs of chunks that a job is divided into; more threads share them.
-const MAX_RUNS: usize = 16;
 
 /// A leader and its workers. The thread that calls [`Pool::run`] is worker 0 of that job.
 ///
@@ -61,26 +60,8 @@ type JobFn<'a> = dyn Fn(usize, usize) + Sync + 'a;
 struct Job {
     /// Called with the worker's and the chunk's index. Its lifetime is erased: it is called only while the leader waits.
     run: Option<&'static JobFn<'static>>,
-    n_chunks: usize,
-    width: usize,
+    runs: Runs,
 }
-
-impl Job {
-    /// Runs of chunks: one for each thread, unless there are so many that looking through the others' takes too long.
-    fn n_runs(&self) -> usize {
-        self.width.min(MAX_RUNS)
-    }
-
-    /// The chunks before run `run_idx`.
-    fn run_start(&self, run_idx: usize) -> usize {
-        let (n_each, n_longer) = (self.n_chunks / self.n_runs(), self.n_chunks % self.n_runs());
-        run_idx * n_each + run_idx.min(n_longer)
-    }
-}
-
-/// The next chunk of a run, on a cache line that no other cursor is on.
-#[repr(align(128))]
-struct Cursor(AtomicUsize);
 
 struct Shared {
     gate: Gate,
@@ -122,8 +103,10 @@ impl Pool {
             is_oversubscribed: n_threads > Self::n_available(),
             job: UnsafeCell::new(Job {
                 run: None,
-                n_chunks: 0,
-                width: 0,
+                runs: Runs {
+                    n_chunks: 0,
+                    width: 0,
+                },
             }),
             panic: Mutex::new(None),
         });
@@ -202,20 +185,17 @@ impl Pool {
         // SAFETY: only the lifetime changes. The function is called between `publish` and the return of `close` below,
         // while `f` is borrowed.
         let run = unsafe { std::mem::transmute::<&JobFn<'_>, &'static JobFn<'static>>(f) };
-        let job = Job {
-            run: Some(run),
-            n_chunks,
-            width,
-        };
+        let runs = Runs { n_chunks, width };
+        let job = Job { run: Some(run), runs };
         // SAFETY: the leader lock is held and the job before was closed, so no other thread reads or writes the job.
         unsafe {
             *shared.job.get() = job;
         }
-        for (run_idx, cursor) in shared.cursors[..job.n_runs()].iter().enumerate() {
-            cursor.0.store(job.run_start(run_idx), Ordering::Relaxed);
+        for (run_idx, cursor) in shared.cursors[..runs.n_runs()].iter().enumerate() {
+            cursor.0.store(runs.run_start(run_idx), Ordering::Relaxed);
         }
         shared.gate.publish();
-        shared.run_chunks(f, &job, 0);
+        shared.run_chunks(f, &runs, 0);
         shared.gate.close(shared.patience());
         // SAFETY: as above. The erased lifetime ends here.
         unsafe {
@@ -341,34 +321,26 @@ impl Shared {
             // SAFETY: the job is open and this worker is inside, so the leader neither writes the job nor releases its
             // function: `close` waits for this worker.
             let job = unsafe { &*self.job.get() };
-            if worker_idx < job.width
+            if worker_idx < job.runs.width
                 && let Some(run) = job.run
             {
-                self.run_chunks(run, job, worker_idx);
+                self.run_chunks(run, &job.runs, worker_idx);
             }
             self.gate.leave();
         }
     }
 
-    fn run_chunks(&self, f: &JobFn<'_>, job: &Job, worker_idx: usize) {
-        let n_runs = job.n_runs();
+    fn run_chunks(&self, f: &JobFn<'_>, runs: &Runs, worker_idx: usize) {
         let result = panic::catch_unwind(AssertUnwindSafe(|| {
-            for i in 0..n_runs {
-                let run_idx = (worker_idx + i) % n_runs;
-                let (cursor, end) = (&self.cursors[run_idx].0, job.run_start(run_idx + 1));
-                // Looking first leaves the line of a run that is used up where it is.
-                while cursor.load(Ordering::Relaxed) < end {
-                    let chunk_idx = cursor.fetch_add(1, Ordering::Relaxed);
-                    if chunk_idx < end {
-                        f(worker_idx, chunk_idx);
-                    }
-                }
+            let mut n_passed = 0;
+            while let Some(chunk_idx) = runs.claim(&self.cursors, worker_idx, &mut n_passed) {
+                f(worker_idx, chunk_idx);
             }
         }));
         if let Err(payload) = result {
             // The remaining chunks are skipped; the leader raises the first panic again.
-            for cursor in &self.cursors[..n_runs] {
-                cursor.0.store(job.n_chunks, Ordering::Relaxed);
+            for cursor in &self.cursors[..runs.n_runs()] {
+                cursor.0.store(runs.n_chunks, Ordering::Relaxed);
             }
             self.panic
                 .lock()
@@ -456,31 +428,6 @@ mod tests {
             std::thread::yield_now();
         }
         is_met()
-    }
-
-    #[test]
-    fn runs_cover_the_chunks_in_order_and_are_even() {
-        for n_chunks in 0..70 {
-            for width in 1..40 {
-                let job = Job {
-                    run: None,
-                    n_chunks,
-                    width,
-                };
-                let n_runs = job.n_runs();
-                assert_eq!(n_runs, width.min(MAX_RUNS));
-                assert_eq!(job.run_start(0), 0);
-                assert_eq!(job.run_start(n_runs), n_chunks);
-                for run_idx in 0..n_runs {
-                    let len = job.run_start(run_idx + 1).checked_sub(job.run_start(run_idx));
-                    let shortest = n_chunks / n_runs;
-                    assert!(
-                        len == Some(shortest) || len == Some(shortest + 1),
-                        "run {run_idx} of {n_runs}, {n_chunks} chunks: {len:?}"
-                    );
-                }
-            }
-        }
     }
 
     #[test]
