@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokenmill_backend::{Executor as _, SamplingParams};
+use tokenmill_backend::{Adapter, AdapterWeight, Executor as _, FloatMatrix, SamplingParams};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
@@ -406,4 +406,55 @@ fn requests_that_wait_for_the_same_pages_share_them_and_can_be_cancelled() {
         });
         running.end();
     }
+}
+
+fn adapter(seed: u64) -> Arc<Adapter> {
+    let descriptor = tiny_llama();
+    let mut random = Random::new(seed);
+    let (rank, n_in) = (4, descriptor.n_embd);
+    let n_out = descriptor.layers[0].mixer.attention().unwrap().q_width();
+    let mut matrix = |n: usize| FloatMatrix {
+        ty: TensorType::F32,
+        bytes: (0..n)
+            .flat_map(|_| (0.5 * random.symmetric()).to_le_bytes())
+            .collect(),
+    };
+    Arc::new(Adapter {
+        weights: vec![AdapterWeight {
+            tensor: "blk.0.attn_q.weight".to_owned(),
+            scale: 2.0,
+            rank,
+            n_in,
+            n_out,
+            a: matrix(rank * n_in),
+            b: matrix(n_out * rank),
+        }],
+    })
+}
+
+#[test]
+fn the_pages_of_an_adapter_are_found_by_what_it_is_made_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompt = random_tokens(1, 200);
+    let with = |adapter| GenerateParams {
+        adapter: Some(adapter),
+        ..params(5)
+    };
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let poet = first.engine.add_adapter(adapter(1), 1.0).unwrap();
+    let expected = bits(&first.engine.generate(&prompt, &with(poet)).unwrap());
+    first.end();
+    let second = Running::new(&model, &options(80), Some(&open(folder.path())));
+    // It has another number now.
+    let other = second.engine.add_adapter(adapter(2), 1.0).unwrap();
+    let poet = second.engine.add_adapter(adapter(1), 1.0).unwrap();
+    let weaker = second.engine.copy_adapter(poet, 0.5).unwrap();
+    for (adapter, n_cached) in [(Some(other), 0), (Some(weaker), 0), (None, 0), (Some(poet), 192)] {
+        let params = GenerateParams { adapter, ..params(5) };
+        let output = second.engine.generate(&prompt, &params).unwrap();
+        assert_eq!(output.usage.cached_tokens, n_cached, "{adapter:?}");
+        assert_eq!(bits(&output) == expected, adapter == Some(poet), "{adapter:?}");
+    }
+    second.end();
 }
