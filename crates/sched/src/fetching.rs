@@ -11,6 +11,8 @@ use crate::{
     core::Core,
     event::RequestId,
     held_prefix::HeldPrefix,
+    mailbox::Command,
+    outside::{Fetch, StoredPrefix},
     page_store::{Fetched, KeptKind, KeptName, KeptPage, PageReceiver},
     pool::Hit,
     prefix::{PageKey, Reuse, longest_reuse},
@@ -22,61 +24,6 @@ use crate::{
 
 /// How long a request is kept back without news of its pages, microseconds.
 const FETCH_PATIENCE_US: u64 = 5_000_000;
-
-/// The requests that wait for their pages.
-#[derive(Debug, Default)]
-pub(crate) struct Fetches {
-    open: Vec<Fetch>,
-    next: u64,
-}
-
-/// Pages that are being fetched.
-#[derive(Debug)]
-struct Fetch {
-    id: u64,
-    submission: Submission,
-    /// Requests that begin with the same page, and look again once it is there.
-    followers: Vec<Submission>,
-    stored: StoredPrefix,
-    n_done: usize,
-    last_news_us: u64,
-}
-
-/// A prefix of which some pages are kept outside, with the places to put them.
-#[derive(Debug)]
-pub(crate) struct StoredPrefix {
-    prefix: HeldPrefix,
-    /// What is wanted, and of which page of the prefix it is and where it goes; in the order of the pages.
-    wanted: Vec<KeptPage>,
-    places: Vec<(usize, MemoryPlace)>,
-}
-
-impl StoredPrefix {
-    /// Pages that are whole once so many of the wanted are there.
-    fn n_whole_pages(&self, n_done: usize) -> usize {
-        (self.places.get(n_done)).map_or(self.prefix.reuse.n_pages, |&(page_idx, _)| page_idx)
-    }
-
-    fn wants(&self, key: PageKey) -> bool {
-        self.wanted.iter().any(|wanted| wanted.name.key == key)
-    }
-}
-
-impl Fetches {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.open.is_empty()
-    }
-
-    /// Requests that are kept back.
-    pub(crate) fn n_waiting(&self) -> usize {
-        self.open.iter().map(|fetch| 1 + fetch.followers.len()).sum()
-    }
-
-    fn take(&mut self, id: u64) -> Option<Fetch> {
-        let at = self.open.iter().position(|fetch| fetch.id == id)?;
-        Some(self.open.remove(at))
-    }
-}
 
 impl Core {
     /// Takes a request in, perhaps after its pages were fetched.
@@ -104,7 +51,8 @@ impl Core {
         };
         let id = outside.fetches.next;
         outside.fetches.next += 1;
-        let receiver = PageReceiver::new(id, sync::Arc::clone(&outside.mailbox));
+        let mailbox = sync::Arc::clone(&outside.mailbox);
+        let receiver = PageReceiver::new(id, move |fetched| mailbox.post(Command::Fetched(fetched)));
         let store = std::sync::Arc::clone(&outside.store);
         self.outside = Some(outside);
         // Room for the pages was made of others.

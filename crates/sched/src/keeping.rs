@@ -4,13 +4,13 @@
 //! few MiB at a time; those that lose their place are copied before it is written again, where that was not done yet. Invariants: no
 //! page is held for it, and no step waits for more than the copy.
 
-use tokenmill_backend::{MemoryFormat, MemoryPlace, PageGroup, StepError};
+use tokenmill_backend::{MemoryPlace, PageGroup, StepError};
 
 use crate::{
     core::Core,
-    fetching::Fetches,
     leaving::LeavingPage,
     mailbox::Mailbox,
+    outside::{Fetches, Outside},
     page_store::{KeptKind, KeptName, KeptPage, Offer, PageStore},
     sync,
 };
@@ -20,16 +20,6 @@ const PORTION_BYTES: usize = 4 << 20;
 
 /// How long an engine that ends waits for what its store has to write, microseconds.
 const STORE_PATIENCE_US: u64 = 10_000_000;
-
-/// A store, and who waits for it.
-pub(crate) struct Outside {
-    pub(crate) store: std::sync::Arc<dyn PageStore>,
-    pub(crate) mailbox: sync::Arc<Mailbox>,
-    pub(crate) format: MemoryFormat,
-    pub(crate) fetches: Fetches,
-    /// Since when nothing but writing is left to do.
-    alone_since_us: Option<u64>,
-}
 
 impl Core {
     /// Keeps pages in a store from now on, and looks there for what prompts begin with. Without effect where the executor's memory
@@ -145,7 +135,7 @@ impl Core {
     }
 }
 
-/// What became of a page.
+/// The result of looking at a page.
 enum Kept {
     /// So many bytes were copied, none where the store wanted none.
     Copied(usize),

@@ -72,6 +72,7 @@ mod memory_transfer;
 mod model_guess;
 mod ngram;
 mod outcome;
+mod outside;
 mod page_events;
 #[cfg(test)]
 mod page_events_tests;

@@ -8,11 +8,7 @@ use std::{fmt, sync::Arc};
 
 use tokenmill_backend::{PAGE_TOKENS, PageGroup};
 
-use crate::{
-    mailbox::{Command, Mailbox},
-    prefix::PageKey,
-    sync::{self, mpsc},
-};
+use crate::{prefix::PageKey, sync::mpsc};
 
 /// What of a page's key is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,19 +95,19 @@ pub(crate) enum Fetched {
 }
 
 /// Takes pages to the engine that waits for them. Dropping it tells the engine that no more will come.
-#[derive(Debug)]
 pub struct PageReceiver {
     fetch: u64,
-    mailbox: sync::Arc<Mailbox>,
+    post: Box<dyn Fn(Fetched) + Send>,
     /// Answers once the pages handed over last are in place.
     pending: Option<mpsc::Receiver<()>>,
 }
 
 impl PageReceiver {
-    pub(crate) fn new(fetch: u64, mailbox: sync::Arc<Mailbox>) -> Self {
+    /// Takes the pages of a fetch to `post`.
+    pub(crate) fn new(fetch: u64, post: impl Fn(Fetched) + Send + 'static) -> Self {
         Self {
             fetch,
-            mailbox,
+            post: Box::new(post),
             pending: None,
         }
     }
@@ -124,11 +120,11 @@ impl PageReceiver {
         }
         let (done, pending) = mpsc::channel();
         self.pending = Some(pending);
-        self.mailbox.post(Command::Fetched(Fetched::Pages {
+        (self.post)(Fetched::Pages {
             fetch: self.fetch,
             pages,
             done,
-        }));
+        });
         true
     }
 
@@ -139,7 +135,14 @@ impl PageReceiver {
 
 impl Drop for PageReceiver {
     fn drop(&mut self) {
-        let fetch = self.fetch;
-        self.mailbox.post(Command::Fetched(Fetched::End { fetch }));
+        (self.post)(Fetched::End { fetch: self.fetch });
+    }
+}
+
+impl fmt::Debug for PageReceiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageReceiver")
+            .field("fetch", &self.fetch)
+            .finish_non_exhaustive()
     }
 }

@@ -80,6 +80,7 @@ mod answer;
 mod batch;
 #[cfg(feature = "cuda")]
 mod calibration;
+mod checksum;
 mod compute;
 mod constraint;
 mod conversation;
@@ -90,6 +91,7 @@ mod dry_breakers;
 mod embeddings;
 mod error;
 mod facts;
+mod format_text;
 mod forward_passes;
 mod gpu;
 #[cfg(feature = "hub")]

@@ -88,6 +88,8 @@ mod model_guess;
 mod ngram;
 #[path = "../../src/outcome.rs"]
 mod outcome;
+#[path = "../../src/outside.rs"]
+mod outside;
 #[path = "../../src/page_events.rs"]
 mod page_events;
 #[path = "../../src/page_store.rs"]

@@ -21,7 +21,7 @@ use std::io::{self, Read, Write};
 use tokenmill_backend::{PAGE_TOKENS, PageGroup};
 use tokenmill_sched::{KeptKind, KeptPage};
 
-use crate::session::checksum;
+use crate::checksum::checksum;
 
 const MAGIC: [u8; 8] = *b"tmllpage";
 const VERSION: u32 = 1;

@@ -31,10 +31,7 @@ use self::{
     entry::number_of,
     index::{EntryName, Index},
 };
-use crate::{
-    Error,
-    session::{checksum, format_text},
-};
+use crate::{Error, checksum::checksum, format_text::format_text};
 
 pub(crate) use self::model_store::ModelStore;
 pub use self::model_store::PrefixFolderFigures;

@@ -277,11 +277,7 @@ fn a_folder_that_cannot_be_written_to_is_one_warning() {
     .unwrap();
     let running = Running::new(&model, &options(80), Some(&of_folder));
     // A file is where the model's folder would be.
-    fs::write(
-        &folder.path().join(format!("{:032x}", model_number(&running))),
-        "",
-    )
-    .unwrap();
+    fs::write(folder.path().join(format!("{:032x}", model_number(&running))), "").unwrap();
     for seed in 0..4 {
         let prompt = random_tokens(seed, 100);
         let expected = bits(&Running::new(&model, &options(80), None).generate(&prompt, 5));

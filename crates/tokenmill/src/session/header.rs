@@ -20,10 +20,9 @@
 
 use std::io::{self, Read};
 
-use tokenmill_backend::{MemoryFormat, PAGE_TOKENS};
+use tokenmill_backend::PAGE_TOKENS;
 
-use super::checksum::checksum;
-use crate::SessionError;
+use crate::{SessionError, checksum::checksum};
 
 const MAGIC: [u8; 8] = *b"tmllsess";
 const VERSION: u32 = 1;
@@ -52,24 +51,6 @@ pub struct SessionHeader {
     pub n_stored: usize,
     /// Tokens that the recurrent states in it have seen, ascending.
     pub snapshots: Vec<u32>,
-}
-
-/// A memory format as text, which is equal where the formats are.
-pub(crate) fn format_text(format: &MemoryFormat) -> String {
-    let [main, window] = format.page_bytes;
-    format!(
-        "{} keys {} values {} pages {main} {window} states {}",
-        format.arrangement, format.key_type, format.value_type, format.state_bytes
-    )
-}
-
-/// The types of keys and values that [`format_text`] has written.
-pub(super) fn types_of(format: &str) -> Option<(&str, &str)> {
-    let mut words = format.split_whitespace();
-    words.find(|&word| word == "keys")?;
-    let keys = words.next()?;
-    let values = (words.next()? == "values").then(|| words.next())??;
-    Some((keys, values))
 }
 
 impl SessionHeader {

@@ -7,7 +7,7 @@ use std::io;
 
 use tokenmill_model::{Model as Network, RopeScaling};
 
-use super::checksum::checksum;
+use crate::checksum::checksum;
 
 /// Samples of a tensor, evenly spread.
 const N_SAMPLES: usize = 8;

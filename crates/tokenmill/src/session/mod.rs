@@ -6,7 +6,6 @@
 //! this model, changes nothing; the file that was there before stays until the new one is on the disk.
 
 mod aside;
-mod checksum;
 mod header;
 mod identity;
 #[cfg(test)]
@@ -20,13 +19,14 @@ use std::{
 
 use tokenmill_sched::{Engine, PrefixReader};
 
-use self::{
-    aside::write_aside,
-    header::{SUM_BYTES, types_of},
+use self::{aside::write_aside, header::SUM_BYTES};
+use crate::{
+    Answer, Error, Model, SessionError,
+    checksum::checksum,
+    format_text::{format_text, types_of},
 };
-use crate::{Answer, Error, Model, SessionError};
 
-pub(crate) use self::{checksum::checksum, header::format_text, identity::identity_of};
+pub(crate) use self::identity::identity_of;
 pub use header::SessionHeader;
 
 /// A conversation to keep.
