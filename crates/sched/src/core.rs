@@ -226,11 +226,11 @@ impl Core {
         match command {
             Command::Submit(submission) => self.look_outside(*submission, now_us),
             Command::Cancel(request) => {
-                self.stop_waiting(request, now_us);
+                self.stop_waiting(request);
                 self.end_samples(request, None, now_us);
             }
             Command::Stop { request, sample } => {
-                self.stop_waiting(request, now_us);
+                self.stop_waiting(request);
                 self.end_samples(request, Some(sample), now_us);
             }
             Command::Fetched(fetched) => self.take_fetched(fetched, now_us),
@@ -292,7 +292,7 @@ impl Core {
 
     /// Ends everything, as cancelled.
     pub(crate) fn cancel_all(&mut self, now_us: u64) {
-        self.stop_all_waiting(now_us);
+        self.stop_all_waiting();
         let requests: Vec<RequestId> = self.requests.keys().copied().collect();
         for request in requests {
             self.end_samples(request, None, now_us);

@@ -77,7 +77,7 @@ impl Core {
     pub(crate) fn take_fetched(&mut self, fetched: Fetched, now_us: u64) {
         let (id, pages, done) = match fetched {
             Fetched::Pages { fetch, pages, done } => (fetch, pages, done),
-            Fetched::End { fetch } => return self.end_fetch(fetch, now_us),
+            Fetched::End { fetch } => return self.end_and_look_again(fetch, now_us),
         };
         let Some(outside) = &mut self.outside else { return };
         let Some(fetch) = outside.fetches.open.iter_mut().find(|fetch| fetch.id == id) else {
@@ -89,7 +89,7 @@ impl Core {
             let place = fetch.stored.places.get(fetch.n_done).map(|&(_, place)| place);
             let is_written = place.is_some_and(|place| self.executor.write_memory(place, &bytes).is_ok());
             if !is_written {
-                return self.end_fetch(id, now_us);
+                return self.end_and_look_again(id, now_us);
             }
             fetch.n_done += 1;
         }
@@ -97,15 +97,29 @@ impl Core {
         let _ = done.send(());
     }
 
-    /// Lets prompts find what has arrived, and the requests that waited for it begin.
-    fn end_fetch(&mut self, id: u64, now_us: u64) {
+    /// Lets prompts find what has arrived, and the request that waited for it begin. Gives those that waited with it.
+    fn end_fetch(&mut self, id: u64) -> Vec<Submission> {
         let fetch = (self.outside.as_mut()).and_then(|outside| outside.fetches.take(id));
-        let Some(fetch) = fetch else { return };
+        let Some(fetch) = fetch else {
+            return Vec::new();
+        };
         let n_pages = fetch.stored.n_whole_pages(fetch.n_done);
         self.scheduler.publish_part(fetch.stored.prefix, n_pages);
         self.accept(fetch.submission);
-        for follower in fetch.followers {
+        fetch.followers
+    }
+
+    /// As [`Self::end_fetch`]; those that waited with it look for what they lack.
+    fn end_and_look_again(&mut self, id: u64, now_us: u64) {
+        for follower in self.end_fetch(id) {
             self.look_outside(follower, now_us);
+        }
+    }
+
+    /// As [`Self::end_fetch`]; those that waited with it begin too.
+    fn end_and_begin(&mut self, id: u64) {
+        for follower in self.end_fetch(id) {
+            self.accept(follower);
         }
     }
 
@@ -113,26 +127,21 @@ impl Core {
     pub(crate) fn end_late_fetches(&mut self, now_us: u64) {
         let Some(outside) = &self.outside else { return };
         let is_late = |fetch: &&Fetch| now_us.saturating_sub(fetch.last_news_us) >= FETCH_PATIENCE_US;
-        let late: Vec<u64> = outside
-            .fetches
-            .open
-            .iter()
-            .filter(is_late)
-            .map(|fetch| fetch.id)
-            .collect();
+        let late = outside.fetches.open.iter().filter(is_late);
+        let late: Vec<u64> = late.map(|fetch| fetch.id).collect();
         for id in late {
-            self.end_fetch(id, now_us);
+            self.end_and_begin(id);
         }
     }
 
     /// Lets a request begin, if it is kept back, so that it can be ended.
-    pub(crate) fn stop_waiting(&mut self, request: RequestId, now_us: u64) {
+    pub(crate) fn stop_waiting(&mut self, request: RequestId) {
         let Some(outside) = &mut self.outside else { return };
         for fetch in &mut outside.fetches.open {
             if fetch.submission.request == request {
                 if fetch.followers.is_empty() {
                     let id = fetch.id;
-                    return self.end_fetch(id, now_us);
+                    return self.end_and_begin(id);
                 }
                 // The others still wait for the same pages.
                 let next = fetch.followers.remove(0);
@@ -151,13 +160,12 @@ impl Core {
     }
 
     /// Lets all requests begin that are kept back.
-    pub(crate) fn stop_all_waiting(&mut self, now_us: u64) {
-        while let Some(id) = (self.outside.as_ref())
-            .and_then(|outside| outside.fetches.open.first())
-            .map(|fetch| fetch.id)
+    pub(crate) fn stop_all_waiting(&mut self) {
+        while let Some(outside) = &self.outside
+            && let Some(fetch) = outside.fetches.open.first()
         {
-            // A follower may wait for another then.
-            self.end_fetch(id, now_us);
+            let id = fetch.id;
+            self.end_and_begin(id);
         }
     }
 }
