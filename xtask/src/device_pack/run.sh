@@ -8,12 +8,13 @@
 # PARTS="self-test parity"      runs only these, in their order here
 # BENCH_PRESETS="llama-3-8b:Q4_K_M ..."  chooses the models of the benches, the first of them also for batches and depths
 # BENCH_ARGS, MORE_ARGS, KERNEL_ARGS     lengths of the benches; PART_LIMIT_S is what a part may take
+# PARITY_ARGS, CONFORMANCE_ARGS  further arguments of these, such as --filter
 # WORK_FOLDER                   its folder tokenmill-pack gets the programs and the models (5 to 40 GB by default); beside the results
 #                               unless named. Nothing there is deleted.
 set -u
 started=$(date +%s)
 # What a user set here must not reach the parts.
-unset TOKENMILL_TEST_DATA
+unset TOKENMILL_TEST_DATA RUST_BACKTRACE RUST_LIB_BACKTRACE
 command_line="$0 $*"
 began_in=$PWD
 cd "$(dirname "$0")" || exit 1
@@ -46,6 +47,8 @@ n_failed=0
 n_passed=0
 no_device=
 
+# What a log says went wrong: its first line that says so, or its last.
+said() { { grep -m 1 -i '^error' "$1" || tail -n 1 "$1"; } 2>/dev/null; }
 escaped() { printf '%s' "$1" | tr '\n\t\r"\\' "    '/" | tr -d '\000-\037' | cut -c1-600; }
 # What the pack says of itself: pack_says KEY.
 pack_says() { sed -n "s/^ *\"$1\": \"\\(.*\\)\",*\$/\\1/p" "$here/pack.json" | head -n 1; }
@@ -65,6 +68,7 @@ record() {
     row=$(printf '{"part": "%s", "status": "%s", "reason": "%s", "seconds": %s, "command": "%s"}' \
         "$1" "$2" "$(escaped "$3")" "$4" "$(escaped "${5:-}")")
     rows+=("$row")
+    last_status=$2
     [ -f "$results/$1.json" ] || printf '%s\n' "$row" >"$results/$1.json"
     printf '%-28s %-10s %4s s  %s\n' "$1" "$2" "$4" "$(escaped "$3")"
     case $2 in
@@ -132,7 +136,7 @@ anywhere() {
     if [ $status -eq 0 ]; then
         record "$name" passed "" $seconds "$*"
     else
-        reason="exit code $status: $(tail -n 1 "$results/$name.log")"
+        reason="exit code $status: $(said "$results/$name.log")"
         # timeout ends with 124 where it ended a part, and with 137 where the part had to be killed.
         if [ "$seconds" -ge "$limit" ] && { [ $status -eq 124 ] || [ $status -eq 137 ]; }; then
             reason="took more than $limit s"
@@ -169,6 +173,7 @@ model() {
     # Under its name only when it is whole.
     part "$2" "synth-$name-$type" xtask synth "$name" "$type" "$made.part" && mv "$made.part" "$made" && return 0
     not_made="$not_made $1 "
+    why_not_made=$last_status
     return 1
 }
 not_made=
@@ -184,7 +189,9 @@ bench() {
     case $preset in *1b*|tiny*) making=5 ;; esac
     if ! model "$preset" $making; then
         rm -f "$results/$name.json" "$results/$name.log"
-        record "$name" late "left out: its model was not made" 0
+        # A model that could not be made in time is late, and so is what needs it; one that could not be made at all is absent.
+        [ "$why_not_made" = late ] || why_not_made=absent
+        record "$name" "$why_not_made" "left out: its model was not made" 0
         return 1
     fi
     # Word splitting is wanted: they are several arguments.
@@ -206,17 +213,26 @@ case $status in
         record self-test "no device" "skipped: $no_device" $seconds
         ;;
     # Something is there and does not work; the other parts say what.
-    *) record self-test failed "exit code $status: $(tail -n 1 "$results/self-test.log")" $seconds ;;
+    *) record self-test failed "exit code $status: $(said "$results/self-test.log")" $seconds ;;
 esac
 
 wanted compare && part 10 compare xtask device-compare "$here/fixtures/llama/$(pack_says compared_model)" \
     --json "$results/compare.json.new"
-wanted parity && part 20 parity xtask parity --device cuda --data "$here/fixtures" --json "$results/parity.json.new"
+wanted parity && part 20 parity xtask parity --device cuda --data "$here/fixtures" --json "$results/parity.json.new" \
+    ${PARITY_ARGS:-}
 wanted bench && bench "$first" "" 20 ${BENCH_ARGS:---n-prompt 512 --n-gen 64 --batches 1,4,16,64}
+# What the timing model predicts for this GPU, where it knows it.
+predictions=()
+for file in "$here"/predictions-*.json; do
+    name=${file##*/predictions-}
+    [[ ${gpu,,} == *"${name%.json}"* ]] && predictions=(--predictions "$file")
+done
 # Word splitting is wanted: they are several arguments.
 # shellcheck disable=SC2086
-wanted kernels && part 20 kernel-bench xtask kernel-bench --json "$results/kernel-bench.json.new" ${KERNEL_ARGS:-}
-wanted conformance && part 30 conformance xtask conformance --device cuda --json "$results/conformance.json.new"
+wanted kernels && part 20 kernel-bench xtask kernel-bench --json "$results/kernel-bench.json.new" \
+    ${predictions[@]+"${predictions[@]}"} ${KERNEL_ARGS:-}
+# shellcheck disable=SC2086
+wanted conformance && part 30 conformance xtask conformance --device cuda --json "$results/conformance.json.new" ${CONFORMANCE_ARGS:-}
 if wanted more; then
     for preset in $presets; do
         [ "$preset" = "$first" ] || bench "$preset" "" 20 ${BENCH_ARGS:---n-prompt 512 --n-gen 64 --batches 1,4,16,64}
@@ -231,8 +247,12 @@ fi
 examine() { tokenmill doctor --device cuda --json >"$1" && grep -q '"passed": true' "$1"; }
 export -f examine
 wanted doctor && part 40 doctor bash -c 'examine "$0"' "$results/doctor.json.new"
-wanted conformance-cpu && anywhere 30 conformance-cpu xtask conformance --device cpu --json "$results/conformance-cpu.json.new"
-wanted parity-cpu && anywhere 20 parity-cpu xtask parity --device cpu --data "$here/fixtures" --json "$results/parity-cpu.json.new"
+# shellcheck disable=SC2086
+wanted conformance-cpu && anywhere 30 conformance-cpu xtask conformance --device cpu --json "$results/conformance-cpu.json.new" \
+    ${CONFORMANCE_ARGS:-}
+# shellcheck disable=SC2086
+wanted parity-cpu && anywhere 20 parity-cpu xtask parity --device cpu --data "$here/fixtures" --json "$results/parity-cpu.json.new" \
+    ${PARITY_ARGS:-}
 if wanted sanitizer; then
     if [ -n "$no_device" ]; then
         part 0 sanitizer
