@@ -246,7 +246,7 @@ impl HostRank {
                 }
             }
         }
-        // From here on nobody reads parts. Sums are written again once all have read them and come to the next meeting.
+        // From here on no rank reads parts. Sums are written again once all have read them and come to the next meeting.
         self.shared.meet()?;
         for (rank, sum) in sums.iter().enumerate() {
             let sum = sum.read().unwrap_or_else(PoisonError::into_inner);

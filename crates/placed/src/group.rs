@@ -135,7 +135,7 @@ impl Executor for GroupExecutor {
         let answers = self.all(|| Order::Submit)?;
         let submitted: Vec<bool> = answers.iter().map(Result::is_ok).collect();
         if let Err(error) = self.agree(answers) {
-            // Those that computed the step to its end have a ticket that nobody will ask for.
+            // Those that computed the step to its end have a ticket that no caller has.
             for (rank, _) in self.ranks.iter().zip(submitted).filter(|(_, is_open)| *is_open) {
                 rank.give(Order::Forget);
                 // What it says of a step that failed changes nothing.

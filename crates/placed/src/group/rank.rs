@@ -51,7 +51,7 @@ pub(super) struct RankThread {
     answers: Receiver<Result<Answer, StepError>>,
     thread: Option<JoinHandle<()>>,
     group: HostGroup,
-    /// Whether it was given up, so that nobody waits for it any more.
+    /// Whether it was given up, so that no call waits for it any more.
     is_given_up: Cell<bool>,
 }
 
