@@ -15,7 +15,7 @@ use axum::{
 };
 use hyper::body::{Frame, SizeHint};
 
-use super::{Models, registry::Purpose};
+use super::{Models, asking::Purpose};
 use crate::App;
 
 /// A request's hold on a model.

@@ -7,6 +7,7 @@
 //! the others. A server of one model has no registry and no thread; its requests find that model whatever they ask for, and its endpoints
 //! refuse wrong names themselves.
 
+mod asking;
 mod choice;
 mod figures;
 mod keep_alive;
@@ -33,16 +34,17 @@ use tokenmill_sched::{EngineError, EngineState};
 use tokio::time::timeout;
 
 pub(crate) use self::{
+    asking::Purpose,
     choice::Choice,
     lease::Lease,
     names::Spelling,
     one_model::OneModel,
-    registry::Purpose,
     status::{Doing, Status},
 };
 use self::{
+    asking::{Asked, Rules},
     figures::Figures,
-    registry::{Asked, Registry, Rules},
+    registry::Registry,
 };
 pub use self::{
     keep_alive::{KeepAlive, KeepAliveError},

@@ -17,7 +17,7 @@ use tokenmill_sched::EngineState;
 
 use super::{
     Inner, Kind, Lease, Many, Models,
-    registry::{Answer, Step},
+    asking::{Answer, Step},
 };
 use crate::{ApiError, App, ServedModel};
 

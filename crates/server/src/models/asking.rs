@@ -1,0 +1,67 @@
+//! What a [`Registry`] is asked, and what it answers: [`Asked`] to a request, [`Step`] to the thread that loads.
+//!
+//! Separate because both sides speak it. Invariant: it holds answers, and decides nothing.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::KeepAlive;
+#[cfg(doc)]
+use super::registry::Registry;
+use crate::ApiError;
+
+/// What holds for a model whatever it is doing.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    /// The name that errors carry.
+    pub(crate) name: String,
+    /// Whether it stays once it is loaded.
+    pub(crate) is_pinned: bool,
+    /// How long it stays loaded without requests.
+    pub(crate) keep_alive: KeepAlive,
+}
+
+/// What a request wants of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To use it, and to have it stay for a time afterwards, where it says so.
+    Use(Option<KeepAlive>),
+    /// To look at it, which is no use.
+    Look,
+}
+
+/// What happens to a request for a model.
+#[derive(Debug)]
+pub(crate) enum Asked<A, L> {
+    /// It runs; [`Registry::release`] is to be called when it has ended.
+    Runs(A),
+    /// It waits for the answer.
+    Waits(oneshot::Receiver<Result<L, ApiError>>),
+    /// It is refused.
+    Refused(ApiError),
+}
+
+/// An answer to who waits, to be sent without the lock: what it carries may release the model again.
+#[derive(Debug)]
+pub(crate) struct Answer<A, L> {
+    pub(crate) idx: usize,
+    pub(crate) purpose: Purpose,
+    pub(crate) to: oneshot::Sender<Result<L, ApiError>>,
+    pub(crate) reply: Result<A, ApiError>,
+}
+
+/// What is to be done next.
+#[derive(Debug)]
+pub(crate) enum Step<A, L> {
+    /// Find out what a model takes, and tell [`Registry::measured`].
+    Measure(usize),
+    /// Load a model, and tell [`Registry::loaded`].
+    Load(usize),
+    /// Unload a model, and tell [`Registry::unloaded`].
+    Unload(usize, A),
+    /// Send these.
+    Answer(Vec<Answer<A, L>>),
+    /// Nothing before something happens, or this time is over.
+    Wait(Option<Duration>),
+}
