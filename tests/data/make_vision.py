@@ -303,5 +303,6 @@ def make_gemma3():
     print(folder, sum(path.stat().st_size for path in folder.iterdir()), "bytes")
 
 
-make_resized()
-make_gemma3()
+if __name__ == "__main__":
+    make_resized()
+    make_gemma3()

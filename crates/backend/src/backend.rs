@@ -183,6 +183,19 @@ pub trait Backend:
         })
     }
 
+    /// Adds to the rows of inputs that are no tokens what these have for the stream behind a layer: columns `part * width` and
+    /// following of [`ForwardBatch::input_rows`]; `rows: [T, width]`. Backends without such inputs do nothing.
+    fn add_input_rows(
+        &mut self,
+        part: usize,
+        n_tokens: usize,
+        width: usize,
+        rows: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        let _ = (part, n_tokens, width, rows);
+        Ok(())
+    }
+
     /// Adds one row to all: `rows[r] += row`, `[n_rows, width]`.
     fn add_row(
         &mut self,
@@ -252,7 +265,7 @@ pub trait Backend:
     /// Rotates the heads of each token's row by its position, in place: `heads: [T, row_width]`, a multiple of
     /// `rope.head_dim`.
     ///
-    /// With `angle(i) = position * inv_freqs[i]`, the pair `(a, b)` becomes
+    /// With `angle(i) = position * inv_freqs[i]`, where `rope.axes` says which position that is, the pair `(a, b)` becomes
     /// `magnitude * (a cos - b sin, a sin + b cos)`. Values beyond `2 * inv_freqs.len()` of a head stay.
     fn rope(
         &mut self,

@@ -66,9 +66,11 @@ pub struct SampleRow {
 /// | `hidden_rows` | `[H]` | token indices whose final hidden state is wanted, ascending |
 /// | `states` | `[S]` | where each sequence's recurrent state is; empty for a model without one |
 /// | `adapters` | up to `[S]` | each sequence's adapter; those behind the end have none |
-/// | `input_rows` | `[R, n_embd]` | inputs that are no tokens, such as an image's |
 /// | `hidden_inputs` | `[T, n_embd]` or empty | the hidden state of the token before each, for networks that read it too |
+/// | `input_rows` | `[R, input_width]` | inputs that are no tokens, such as an image's |
+/// | `rope_positions` | `[T]` or empty | the positions that rope turns by: time, row and column; where it is empty, all are `positions` |
 /// | `last_seen` | `[T]` or empty | the last position that each token sees; where it is empty, each sees up to its own |
+/// | `window_seen` | `[T]` or empty | the first and last positions that each token sees in layers with a window; where it is empty, the window says |
 ///
 /// The page table is ragged rather than padded: one long sequence among short ones costs nothing.
 /// Positions within a sequence are consecutive. Buffers are reused from step to step with [`ForwardBatch::clear`].
@@ -100,14 +102,22 @@ pub struct ForwardBatch {
     pub states: Vec<SeqState>,
     /// The adapter of each sequence, `[S]` or fewer: sequences behind the end have none.
     pub adapters: Vec<Option<AdapterId>>,
-    /// Inputs that are no tokens, `[R, n_embd]`; [`TokenSource::Row`] names them. Only executors that say so take any.
+    /// Inputs that are no tokens, `[R, input_width]`; [`TokenSource::Row`] names them. Only executors that say so take any.
     pub input_rows: Vec<f32>,
     /// The hidden state of the token before each input, `[T, n_embd]`, for networks that guess from it; empty for all others
     /// ([`Executor::reads_hidden`](crate::Executor::reads_hidden)).
     pub hidden_inputs: Vec<f32>,
+    /// Width of an input that is no token: that of a hidden state, once for the embedding in whose place it is, and once more for
+    /// each layer behind which it is added to the stream.
+    pub input_width: usize,
+    /// The positions that rope turns by, `[T]`: time, row and column; empty where all three are the token's position.
+    pub rope_positions: Vec<[u32; 3]>,
     /// The last position that each token sees where attention is causal, `[T]`; empty where each sees up to its own. It never
     /// falls within a sequence, and lies in this step: rows that see each other, such as an image's, come in one step.
     pub last_seen: Vec<u32>,
+    /// The first and the last position that each token sees in layers with a window, `[T]`; empty where the layer's window says.
+    /// Neither falls within a sequence, and the token's own position is among them.
+    pub window_seen: Vec<[u32; 2]>,
     /// Penalty histories that [`SampleRow::history`] points into.
     pub history: Vec<u32>,
     /// Vocabulary masks that [`RowMask::Words`] points into.
@@ -169,7 +179,10 @@ impl ForwardBatch {
         self.adapters.clear();
         self.input_rows.clear();
         self.hidden_inputs.clear();
+        self.input_width = 0;
+        self.rope_positions.clear();
         self.last_seen.clear();
+        self.window_seen.clear();
         self.history.clear();
         self.mask_words.clear();
     }
@@ -192,7 +205,10 @@ impl ForwardBatch {
             adapters,
             input_rows,
             hidden_inputs,
+            input_width,
+            rope_positions,
             last_seen,
+            window_seen,
             history,
             mask_words,
         } = self;
@@ -211,7 +227,10 @@ impl ForwardBatch {
         adapters.clone_from(&other.adapters);
         input_rows.clone_from(&other.input_rows);
         hidden_inputs.clone_from(&other.hidden_inputs);
+        *input_width = other.input_width;
+        rope_positions.clone_from(&other.rope_positions);
         last_seen.clone_from(&other.last_seen);
+        window_seen.clone_from(&other.window_seen);
         history.clone_from(&other.history);
         mask_words.clone_from(&other.mask_words);
     }
@@ -239,6 +258,9 @@ impl ForwardBatch {
         if !self.last_seen.is_empty() {
             let n_known = self.last_seen.len();
             (self.last_seen).extend_from_slice(&self.positions[n_known..]);
+        }
+        if !self.rope_positions.is_empty() {
+            self.take_rope_positions();
         }
         self.pages.extend_from_slice(pages);
         self.seq_starts.push(self.tokens.len() as u32);
@@ -280,6 +302,25 @@ impl ForwardBatch {
                 self.last_seen[token_idx] = positions.end - 1;
             }
         }
+    }
+
+    /// Lets rope turn the newest sequence's tokens by other positions than their own: `position` gives time, row and column.
+    ///
+    /// # Panics
+    /// Where there is no sequence.
+    pub fn turn_by(&mut self, mut position: impl FnMut(u32) -> [u32; 3]) {
+        let newest = self.n_seqs().checked_sub(1).expect("a batch with a sequence");
+        self.take_rope_positions();
+        for token_idx in self.tokens_of(newest) {
+            self.rope_positions[token_idx] = position(self.positions[token_idx]);
+        }
+    }
+
+    /// Gives those tokens their own positions whose rope positions are not known yet.
+    fn take_rope_positions(&mut self) {
+        let n_known = self.rope_positions.len();
+        let own = self.positions[n_known..].iter().map(|&position| [position; 3]);
+        self.rope_positions.extend(own);
     }
 
     /// Asks for the logits of the newest token; call it after [`Self::push_sequence`].

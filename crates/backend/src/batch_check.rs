@@ -53,8 +53,9 @@ impl ForwardBatch {
             self.window_pages.len(),
             n_in_window(self.pages.len()),
         )?;
-        let n_last_seen = if self.last_seen.is_empty() { 0 } else { n_tokens };
-        same_len("last_seen", self.last_seen.len(), n_last_seen)?;
+        for (what, found) in self.lengths_of_places().into_iter().filter(|(_, n)| *n > 0) {
+            same_len(what, found, n_tokens)?;
+        }
         same_len("outputs", self.outputs.len(), self.logit_rows.len())?;
         same_len("page_starts", self.page_starts.len(), self.seq_starts.len())?;
         check_offsets("seq_starts", &self.seq_starts, n_tokens)?;

@@ -8,25 +8,44 @@ use std::ops::Range;
 use crate::{BatchError, ForwardBatch, TokenSource};
 
 impl ForwardBatch {
-    /// Checks that every row of inputs that is named is there, of a network `n_embd` wide that takes them.
+    /// The lists of a number for each token that may be empty: how long they are.
+    pub(crate) fn lengths_of_places(&self) -> [(&'static str, usize); 3] {
+        [
+            ("last_seen", self.last_seen.len()),
+            ("rope_positions", self.rope_positions.len()),
+            ("window_seen", self.window_seen.len()),
+        ]
+    }
+
+    /// Checks that every row of inputs that is named is there, of a network that takes such, `width` wide.
     ///
     /// # Errors
     /// [`BatchError::InputRow`] or [`BatchError::Length`].
-    pub fn validate_input_rows(&self, n_embd: usize, takes_rows: bool) -> Result<(), BatchError> {
-        if !takes_rows && !self.last_seen.is_empty() {
+    pub fn validate_input_rows(&self, width: usize, takes_rows: bool) -> Result<(), BatchError> {
+        if !takes_rows && !(self.last_seen.is_empty() && self.window_seen.is_empty()) {
             return Err(BatchError::LastSeen { token_idx: 0 });
         }
+        let length = |what, expected, found| {
+            if expected == found {
+                return Ok(());
+            }
+            Err(BatchError::Length {
+                what,
+                expected,
+                found,
+            })
+        };
+        if !takes_rows {
+            length("rope_positions", 0, self.rope_positions.len())?;
+        }
         let n_rows = if takes_rows {
-            self.input_rows.len() / n_embd
+            self.input_rows.len() / width
         } else {
             0
         };
-        if self.input_rows.len() != n_rows * n_embd {
-            return Err(BatchError::Length {
-                what: "input_rows",
-                expected: n_rows * n_embd,
-                found: self.input_rows.len(),
-            });
+        length("input_rows", n_rows * width, self.input_rows.len())?;
+        if n_rows > 0 {
+            length("row of `input_rows`", width, self.input_width)?;
         }
         for (index, token) in self.tokens.iter().enumerate() {
             if let TokenSource::Row(row) = *token
@@ -60,6 +79,19 @@ impl ForwardBatch {
         tokens: Range<usize>,
         context_len: usize,
     ) -> Result<(), BatchError> {
+        let mut window = [0; 2];
+        for token_idx in tokens.clone().filter(|_| !self.window_seen.is_empty()) {
+            let [first, last] = self.window_seen[token_idx];
+            let own = self.positions[token_idx];
+            let is_right = window[0] <= first
+                && window[1] <= last
+                && (first..=last).contains(&own)
+                && (last as usize) < context_len;
+            if !is_right {
+                return Err(BatchError::LastSeen { token_idx });
+            }
+            window = [first, last];
+        }
         let mut last = 0;
         for token_idx in tokens.filter(|_| !self.last_seen.is_empty()) {
             let seen = self.last_seen[token_idx];

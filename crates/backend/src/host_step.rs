@@ -120,12 +120,35 @@ impl HostStep {
 
     /// Writes the inputs that are no tokens over what was looked up for them, `rows: [T, width]`.
     pub fn take_input_rows(&self, width: usize, rows: &mut [f32]) {
+        self.for_input_rows(0, width, rows, |out, row| out.copy_from_slice(row));
+    }
+
+    /// Adds what inputs that are no tokens have for the stream behind a layer, `rows: [T, width]`. Implements
+    /// [`Backend::add_input_rows`](crate::Backend::add_input_rows).
+    pub fn add_input_rows(&self, part: usize, width: usize, rows: &mut [f32]) {
+        self.for_input_rows(part, width, rows, |out, row| {
+            for (out, value) in out.iter_mut().zip(row) {
+                *out += value;
+            }
+        });
+    }
+
+    /// Calls `change` with each row of a step whose input is no token, and a part of that input.
+    fn for_input_rows(
+        &self,
+        part: usize,
+        width: usize,
+        rows: &mut [f32],
+        change: impl Fn(&mut [f32], &[f32]),
+    ) {
         if self.batch.input_rows.is_empty() {
             return;
         }
+        let input_width = self.batch.input_width;
         for (token, out) in self.batch.tokens.iter().zip(rows.chunks_exact_mut(width)) {
             if let TokenSource::Row(row) = *token {
-                out.copy_from_slice(&self.batch.input_rows[row as usize * width..][..width]);
+                let start = row as usize * input_width + part * width;
+                change(out, &self.batch.input_rows[start..start + width]);
             }
         }
     }

@@ -69,6 +69,35 @@ pub enum RopeStyle {
     Neox,
 }
 
+/// Which of a token's three positions, time, row and column, turns a pair of a head. They differ for the inputs of an image, see
+/// [`ForwardBatch::rope_positions`](crate::ForwardBatch::rope_positions).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RopeAxes {
+    /// The position in the sequence turns all.
+    #[default]
+    One,
+    /// So many pairs are turned by time, then so many by row, then so many by column.
+    Sections([usize; 3]),
+    /// The axes take turns, row and column until each has so many pairs; time turns the others.
+    Interleaved([usize; 3]),
+}
+
+impl RopeAxes {
+    /// The axis that turns a pair: 0 for time, 1 for row, 2 for column; `None` for the position in the sequence.
+    pub fn of_pair(self, pair: usize) -> Option<usize> {
+        match self {
+            Self::One => None,
+            Self::Sections([time, row, _]) => {
+                Some(usize::from(pair >= time) + usize::from(pair >= time + row))
+            }
+            Self::Interleaved(n_pairs) => {
+                let axis = pair % 3;
+                Some(if pair / 3 < n_pairs[axis] { axis } else { 0 })
+            }
+        }
+    }
+}
+
 /// A rotary embedding. Every scaling (linear, llama3, YaRN) is folded into the frequencies and the magnitude at load.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope<V> {
@@ -82,6 +111,8 @@ pub struct Rope<V> {
     pub inv_freqs: V,
     /// Multiplies the rotated values.
     pub magnitude: f32,
+    /// Which position turns which pair.
+    pub axes: RopeAxes,
 }
 
 /// How much a token's queries grow with its position `p`: by `1 + scale * ln(1 + floor((p + offset) / interval))`.
@@ -109,7 +140,7 @@ impl Temperature {
 /// `softcap * tanh(s / softcap)`;
 /// weights are `exp(s[j] - m) / (sum_j exp(s[j] - m) + exp(sinks[h] - m))`; the output is their sum over `v[j][g]`.
 /// Where the step says so ([`ForwardBatch::last_seen`](crate::ForwardBatch::last_seen)), causal attention goes up to another
-/// position than `p`.
+/// position than `p`, and a window is other positions ([`ForwardBatch::window_seen`](crate::ForwardBatch::window_seen)).
 /// Where attention is not causal, positions after `p` are seen too: up to `p + window - 1`, or the last of the sequence.
 ///
 /// The KV store knows the number of KV heads, which divides `n_heads`, and the widths of heads.
@@ -145,6 +176,7 @@ impl<V> Rope<V> {
             n_dims: self.n_dims,
             inv_freqs: view(&self.inv_freqs),
             magnitude: self.magnitude,
+            axes: self.axes,
         }
     }
 }
@@ -205,6 +237,8 @@ pub enum Activation {
     Sigmoid,
     /// `x`: with an `up`, a product.
     Identity,
+    /// `x / (1 + exp(-1.702 x))`. Only encoders of images have it, so devices without rows of inputs need not.
+    GeluQuick,
     /// `min(x, 7)` by the sigmoid of 1.702 times itself, and the other factor of a gated pair is `clamp(up, -7, 7) + 1`
     /// instead of `up`: SwiGLU with the limits of gpt-oss. Without a pair it is the first factor alone.
     ClippedSwiglu,

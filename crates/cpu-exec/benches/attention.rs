@@ -64,6 +64,7 @@ fn bench(c: &mut Criterion<CpuTime>, group: &str, heads: Heads, depth: usize, n_
     let pages: Vec<u32> = (0..n_pages as u32).collect();
     let batch = AttentionBatch {
         last_seen: &[],
+        window_seen: &[],
         positions: &positions,
         seq_starts: &[0, n_tokens as u32],
         page_starts: &[0, n_pages as u32],

@@ -7,7 +7,7 @@ mod cpu_time;
 
 use cpu_time::CpuTime;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use tokenmill_backend::{Activation, Rope, RopeStyle};
+use tokenmill_backend::{Activation, Rope, RopeAxes, RopeStyle};
 use tokenmill_cpu_exec::{Host, Matrix, RopeAngles, add, embed, gated, layer_norm, rms_norm, rope};
 use tokenmill_quant::{CpuFeatures, Format};
 
@@ -75,6 +75,7 @@ fn positions(c: &mut Criterion<CpuTime>) {
         n_dims: HEAD_DIM,
         inv_freqs: inv_freqs.as_slice(),
         magnitude: 1.0,
+        axes: RopeAxes::One,
     };
     let mut angles = RopeAngles::default();
     let mut group = c.benchmark_group("rope");

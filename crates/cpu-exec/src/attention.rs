@@ -51,6 +51,8 @@ pub struct AttentionBatch<'a> {
     pub seq_starts: &'a [u32],
     /// The last position that each token sees where attention is causal, `[n_tokens]`; empty where that is its own.
     pub last_seen: &'a [u32],
+    /// The first and the last position that each token sees in layers with a window, `[n_tokens]`; empty where the window says.
+    pub window_seen: &'a [[u32; 2]],
     /// Pages of sequence `s` are `pages[page_starts[s]..page_starts[s + 1]]`.
     pub page_starts: &'a [u32],
     /// Page tables, one after the other. Pages that no token of the step sees are never looked at.
@@ -198,9 +200,11 @@ impl Job<'_> {
         } else {
             self.batch.positions[self.batch.seq_starts[seq_idx + 1] as usize - 1] as usize
         };
-        match self.params.window {
-            Some(window) if self.params.is_chunked => position - position % window..last + 1,
-            window => seen_positions(window, position, last),
+        let window_seen = self.batch.window_seen.get(token_idx);
+        match (self.params.window, window_seen) {
+            (Some(_), Some(&[first, last])) => first as usize..last as usize + 1,
+            (Some(window), None) if self.params.is_chunked => position - position % window..last + 1,
+            (window, _) => seen_positions(window, position, last),
         }
     }
 

@@ -121,6 +121,7 @@ impl Scene {
         }
         let batch = AttentionBatch {
             last_seen: &[],
+            window_seen: &[],
             positions: &positions,
             seq_starts: &seq_starts,
             page_starts: &page_starts,

@@ -23,6 +23,8 @@ pub static SILU: ActivationOps = ActivationOps::of::<Silu>();
 pub static GELU_ERF: ActivationOps = ActivationOps::of::<GeluErf>();
 /// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2`.
 pub static GELU_TANH: ActivationOps = ActivationOps::of::<GeluTanh>();
+/// `x / (1 + exp(-1.702 x))`.
+pub static GELU_QUICK: ActivationOps = ActivationOps::of::<GeluQuick>();
 /// `max(x, 0)`.
 pub static RELU: ActivationOps = ActivationOps::of::<Relu>();
 /// `max(x, 0)^2`.
@@ -187,6 +189,18 @@ impl Activation for GeluErf {
         }
         // SAFETY: as above.
         unsafe { S::load_f32(lanes.as_ptr()) }
+    }
+}
+
+struct GeluQuick;
+impl Activation for GeluQuick {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::F) -> S::F {
+        // SAFETY: the caller vouches for the features.
+        unsafe {
+            let e = math::exp::<S>(S::mul(x, S::splat_f32(-ClippedSwiglu::ALPHA)));
+            S::div(x, S::add(S::splat_f32(1.0), e))
+        }
     }
 }
 

@@ -48,7 +48,8 @@ mod tile_ops;
 mod tiles;
 
 pub use activation::{
-    ActivationOps, CLIPPED_SWIGLU, GELU_ERF, GELU_TANH, IDENTITY, RELU, RELU_SQUARED, SIGMOID, SILU, soft_cap,
+    ActivationOps, CLIPPED_SWIGLU, GELU_ERF, GELU_QUICK, GELU_TANH, IDENTITY, RELU, RELU_SQUARED, SIGMOID,
+    SILU, soft_cap,
 };
 pub use activation_block::{ActivationBlock, SPAN_COLS, ScaleSpan, n_spans};
 pub use attention::{F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS};

@@ -4,7 +4,7 @@
 
 use std::io::Cursor;
 
-use image::{DynamicImage, ImageDecoder as _, ImageFormat, ImageReader, Limits};
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, metadata::Orientation};
 
 use crate::Rgb;
 
@@ -53,6 +53,14 @@ pub enum ImageError {
         /// Pixels that there may be.
         max_pixels: usize,
     },
+    /// One side is too long for the other.
+    #[error("the image is {width} x {height}; one side may be 200 times as long as the other, and no more")]
+    TooNarrow {
+        /// Pixels of a row.
+        width: usize,
+        /// Rows of pixels.
+        height: usize,
+    },
     /// It cannot be decoded.
     #[error("the image is damaged: {reason}")]
     Damaged {
@@ -69,41 +77,80 @@ const FORMATS: [ImageFormat; 5] = [
     ImageFormat::Gif,
 ];
 
+/// What a file's header says.
+struct Header<D> {
+    decoder: D,
+    orientation: Orientation,
+    width: usize,
+    height: usize,
+}
+
+fn open<'f>(file: &'f [u8], limits: &ImageLimits) -> Result<Header<impl ImageDecoder + use<'f>>, ImageError> {
+    if file.is_empty() {
+        return Err(ImageError::Empty);
+    }
+    let format = image::guess_format(file)
+        .ok()
+        .filter(|format| FORMATS.contains(format));
+    let format = format.ok_or(ImageError::UnknownFormat)?;
+    let mut reader = ImageReader::with_format(Cursor::new(file), format);
+    let mut allowed = Limits::default();
+    allowed.max_alloc = Some(limits.max_pixels as u64 * DECODING_BYTES);
+    reader.limits(allowed);
+    let mut decoder = reader.into_decoder().map_err(damaged)?;
+    let (width, height) = decoder.dimensions();
+    let (width, height) = (width as usize, height as usize);
+    let is_small = width.max(height) <= limits.max_side && width * height <= limits.max_pixels;
+    if !is_small {
+        return Err(ImageError::TooLarge {
+            width,
+            height,
+            max_side: limits.max_side,
+            max_pixels: limits.max_pixels,
+        });
+    }
+    if width == 0 || height == 0 {
+        return Err(ImageError::Empty);
+    }
+    let orientation = decoder.orientation().map_err(damaged)?;
+    Ok(Header {
+        decoder,
+        orientation,
+        width,
+        height,
+    })
+}
+
+/// Width and height of a file's image, turned as it says that it was taken; only its header is read.
+///
+/// # Errors
+/// [`ImageError`].
+pub fn size_of(file: &[u8], limits: &ImageLimits) -> Result<[usize; 2], ImageError> {
+    let header = open(file, limits)?;
+    let is_turned = matches!(
+        header.orientation,
+        Orientation::Rotate90
+            | Orientation::Rotate270
+            | Orientation::Rotate90FlipH
+            | Orientation::Rotate270FlipH
+    );
+    let (width, height) = (header.width, header.height);
+    Ok(if is_turned {
+        [height, width]
+    } else {
+        [width, height]
+    })
+}
+
 impl Rgb {
     /// Decodes a file: its first frame, turned as it says that it was taken, without its alpha channel.
     ///
     /// # Errors
     /// [`ImageError`].
     pub fn decode(file: &[u8], limits: &ImageLimits) -> Result<Self, ImageError> {
-        if file.is_empty() {
-            return Err(ImageError::Empty);
-        }
-        let format = image::guess_format(file)
-            .ok()
-            .filter(|format| FORMATS.contains(format));
-        let format = format.ok_or(ImageError::UnknownFormat)?;
-        let mut reader = ImageReader::with_format(Cursor::new(file), format);
-        let mut allowed = Limits::default();
-        allowed.max_alloc = Some(limits.max_pixels as u64 * DECODING_BYTES);
-        reader.limits(allowed);
-        let mut decoder = reader.into_decoder().map_err(damaged)?;
-        let (width, height) = decoder.dimensions();
-        let (width, height) = (width as usize, height as usize);
-        let is_small = width.max(height) <= limits.max_side && width * height <= limits.max_pixels;
-        if !is_small {
-            return Err(ImageError::TooLarge {
-                width,
-                height,
-                max_side: limits.max_side,
-                max_pixels: limits.max_pixels,
-            });
-        }
-        if width == 0 || height == 0 {
-            return Err(ImageError::Empty);
-        }
-        let orientation = decoder.orientation().map_err(damaged)?;
-        let mut decoded = DynamicImage::from_decoder(decoder).map_err(damaged)?;
-        decoded.apply_orientation(orientation);
+        let header = open(file, limits)?;
+        let mut decoded = DynamicImage::from_decoder(header.decoder).map_err(damaged)?;
+        decoded.apply_orientation(header.orientation);
         let rgb = decoded.into_rgb8();
         let (width, height) = rgb.dimensions();
         Ok(Self::new(width as usize, height as usize, rgb.into_raw()))
@@ -145,6 +192,24 @@ mod tests {
         let transparent = DynamicImage::ImageRgba8(ImageBuffer::from_pixel(2, 1, Rgba([1, 2, 3, 0])));
         let decoded = Rgb::decode(&encoded(&transparent, ImageFormat::Png), &ImageLimits::default());
         assert_eq!(decoded.unwrap().as_bytes(), [1, 2, 3, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_size_is_that_of_the_decoded_image() {
+        let image = gradient(7, 5);
+        for format in FORMATS {
+            let size = size_of(&encoded(&image, format), &ImageLimits::default());
+            assert_eq!(size, Ok([7, 5]), "{format:?}");
+        }
+        // An EXIF block with the orientation 6: turned by a quarter.
+        let mut jpeg = encoded(&image, ImageFormat::Jpeg);
+        let exif =
+            b"\xff\xe1\x00\x22Exif\0\0MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0";
+        jpeg.splice(2..2, exif.iter().copied());
+        let limits = ImageLimits::default();
+        let decoded = Rgb::decode(&jpeg, &limits).unwrap();
+        assert_eq!([decoded.width(), decoded.height()], [5, 7]);
+        assert_eq!(size_of(&jpeg, &limits), Ok([5, 7]));
     }
 
     #[test]

@@ -32,6 +32,15 @@ pub(crate) struct Activations<T, R> {
     pub(crate) layer_embeddings: Option<LayerEmbeddingBuffers<T>>,
     pub(crate) alt_up: Option<AltUpBuffers<T>>,
     pub(crate) nextn: Option<NextnBuffers<T>>,
+    /// The stream behind some layers of a tower.
+    pub(crate) taps: Vec<Tap<T>>,
+}
+
+/// The stream behind a layer, which is read apart from the network's result.
+pub(crate) struct Tap<T> {
+    pub(crate) layer_idx: usize,
+    /// `[T, n_embd]`.
+    pub(crate) hidden: T,
 }
 
 /// What a layer knows of each row.
@@ -110,6 +119,12 @@ impl<T, R> Activations<T, R> {
             layer_embeddings: LayerEmbeddingBuffers::alloc(descriptor, limits, memory)?,
             alt_up: AltUpBuffers::alloc(descriptor, limits, memory)?,
             nextn: NextnBuffers::alloc(descriptor, limits, memory)?,
+            taps: (descriptor.tower.iter().flat_map(|tower| &tower.taps))
+                .map(|&layer_idx| {
+                    let hidden = memory.alloc(limits.max_batch_tokens, n_embd)?;
+                    Ok(Tap { layer_idx, hidden })
+                })
+                .collect::<Result<_, BackendError>>()?,
         })
     }
 }

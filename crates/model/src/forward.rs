@@ -20,7 +20,7 @@
 //! How each kind mixes is in `mixers`, how each kind feeds forward in `ffn`, how encoders make one row of a sequence in
 //! `pooler`.
 
-use tokenmill_backend::{Backend, BackendError, NetworkPart, Norm, RowSet, StepShape};
+use tokenmill_backend::{Backend, BackendError, Columns, NetworkPart, Norm, RowSet, StepShape};
 
 use crate::{
     Residual,
@@ -55,6 +55,7 @@ pub(crate) fn forward<B: Backend>(
         layer_embeddings,
         alt_up: alt_up_buffers,
         nextn,
+        taps,
     } = buffers;
     let (n_tokens, n_outputs) = (shape.n_tokens, shape.n_outputs);
     let (n_vocab, n_embd) = (network.token_embd.n_out, network.token_embd.n_in);
@@ -142,6 +143,14 @@ pub(crate) fn forward<B: Backend>(
             }
             None => add_halves(backend, network.output_norm.as_ref(), tokens, n_last_rows)?,
         }
+        for tap in taps.iter_mut().filter(|tap| tap.layer_idx == layer_idx) {
+            let columns = Columns {
+                rows: &tokens.hidden,
+                row_width: n_embd,
+                first: 0,
+            };
+            backend.take_columns(columns, n_tokens, n_embd, &mut tap.hidden)?;
+        }
     }
     backend.enter(NetworkPart::Output);
     let rows = if picks_rows { outputs } else { tokens };
@@ -227,6 +236,7 @@ impl<B: Backend> Halves<'_, B> {
         let has_end = self.layer.embedding.is_some()
             || self.layer.output_scale.is_some()
             || self.layer.control.is_some()
+            || self.layer.input_part.is_some()
             || self.layer.alt_up.is_some();
         let next_norm = if has_end { None } else { self.next_norm };
         match self.layer.residual {
@@ -313,6 +323,10 @@ impl<B: Backend> Halves<'_, B> {
             backend.scale_logits(scale, None, self.n_rows, n_embd, &mut rows.hidden)?;
         }
         self.add_control(backend, rows)?;
+        if let Some(part) = self.layer.input_part {
+            let n_embd = self.network.token_embd.n_in;
+            backend.add_input_rows(part, self.n_rows, n_embd, &mut rows.hidden)?;
+        }
         self.norm_stream(backend, self.next_norm, rows)
     }
 

@@ -79,7 +79,7 @@ pub use descriptor::{
     LatentDescriptor, LatentExperts, LayerDescriptor, LayerEmbeddingsDescriptor, MixerDescriptor,
     MoeDescriptor, NormDescriptor, NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor,
     Presence, QkNorm, Residual, RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor,
-    SsmDescriptor, SsmKind, XieluNumbers,
+    SsmDescriptor, SsmKind, TowerDescriptor, XieluNumbers,
 };
 pub use error::LoadError;
 pub use folder_as_gguf::FolderAsGguf;
@@ -89,7 +89,9 @@ pub use model_executor::ModelExecutor;
 pub use nextn::Nextn;
 pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
 pub use shard::{Rank, Shard};
-pub use vision::{MAX_PATCHES, VisionError, VisionFamily, VisionFile, VisionShape, VisionTower};
+pub use vision::{
+    ImageGrid, ImageSize, MAX_PATCHES, VisionError, VisionFamily, VisionFile, VisionShape, VisionTower,
+};
 pub use weights::{StoredForm, WeightInfo, WeightSource, WeightTensor};
 
 /// The examples of the README.

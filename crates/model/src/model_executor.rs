@@ -66,6 +66,12 @@ impl<B: Backend> ModelExecutor<B> {
         &mut self.backend
     }
 
+    /// The backend, and the stream behind the layers that a tower's descriptor names, of the step before: `[T, n_embd]` each.
+    pub(crate) fn backend_and_taps(&mut self) -> (&mut B, impl Iterator<Item = &B::Buffer>) {
+        let taps = self.buffers.taps.iter().map(|tap| &tap.hidden);
+        (&mut self.backend, taps)
+    }
+
     fn check_sampled_rows(&self, batch: &ForwardBatch) -> Result<(), BatchError> {
         for (index, token) in batch.tokens.iter().enumerate() {
             if let TokenSource::SampledRow(row) = *token
@@ -134,7 +140,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         let is_plain = self.network.layer_embeddings.is_none()
             && self.network.alt_up.is_none()
             && self.limits.n_states == 0;
-        (self.backend.takes_rows() && is_plain).then_some(self.network.token_embd.n_in)
+        (self.backend.takes_rows() && is_plain).then_some(self.network.input_row_width())
     }
 
     fn reads_hidden(&self) -> bool {
@@ -148,7 +154,8 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         batch.validate(&self.limits, self.is_sampled.len())?;
         self.check_sampled_rows(batch)?;
         self.check_adapters(batch)?;
-        batch.validate_input_rows(self.network.token_embd.n_in, self.input_row_width().is_some())?;
+        let row_width = self.network.input_row_width();
+        batch.validate_input_rows(row_width, self.input_row_width().is_some())?;
         batch.validate_hidden_inputs(self.network.token_embd.n_in, self.reads_hidden())?;
         self.is_sampled.clear();
         self.run(batch)?;

@@ -75,6 +75,8 @@ pub(crate) struct Layer<M: Memory> {
     pub(crate) output_scale: Option<f32>,
     /// What a control vector adds to the stream at the end of the layer.
     pub(crate) control: Option<M::Vector>,
+    /// Which part of an input that is no token is added to the stream at the end of the layer.
+    pub(crate) input_part: Option<usize>,
 }
 
 impl<M: Memory> Network<M> {
@@ -95,6 +97,16 @@ impl<M: Memory> Network<M> {
         loader.check_all_used()?;
         network.adaptable = loader.adaptable;
         Ok(network)
+    }
+
+    /// Width of an input that is no token.
+    pub(crate) fn input_row_width(&self) -> usize {
+        let n_deep = self
+            .layers
+            .iter()
+            .filter(|layer| layer.input_part.is_some())
+            .count();
+        (1 + n_deep) * self.token_embd.n_in
     }
 
     fn load_with(loader: &mut Loader<'_, M>, shared: Option<SharedWeights<M>>) -> Result<Self, LoadError> {
@@ -288,6 +300,7 @@ impl<M: Memory> Layer<M> {
                 Some(direction) if !direction.is_empty() => Some(loader.memory.upload_vector(direction)?),
                 _ => None,
             },
+            input_part: (place.layer_idx < loader.descriptor.n_deep_inputs).then_some(place.layer_idx + 1),
         })
     }
 }
@@ -323,6 +336,7 @@ fn load_rope<M: Memory>(
         n_dims: rope.n_dims,
         inv_freqs: loader.memory.upload_vector(&inv_freqs)?,
         magnitude,
+        axes: rope.axes,
     })
 }
 

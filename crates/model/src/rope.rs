@@ -5,7 +5,7 @@
 
 use std::f64::consts::TAU;
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{RopeAxes, RopeStyle};
 
 use crate::{
     LoadError,
@@ -27,6 +27,8 @@ pub struct RopeDescriptor {
     pub scaling: RopeScaling,
     /// Whether the file may have a tensor `rope_freqs.weight` of divisors of the frequencies.
     pub has_freq_factors: bool,
+    /// Which position turns which pair, for the inputs of images.
+    pub axes: RopeAxes,
 }
 
 /// A change of the frequencies that lets a model reach beyond the context it was trained on.
@@ -76,6 +78,10 @@ pub enum RopeScaling {
         /// Whether the ends of the ramp are whole pairs.
         rounding: YarnRounding,
     },
+    /// The frequencies of half a head, once for rows and once for columns.
+    ///
+    /// Source: transformers, the rotary embeddings of `models/qwen2_vl/modeling_qwen2_vl.py`'s encoder.
+    Plane,
     /// The frequencies of a whole head, of which only the first pairs turn.
     ///
     /// Source: transformers, `rope_type: proportional` (Gemma 4).
@@ -139,8 +145,20 @@ impl RopeDescriptor {
             self.base > 1.0 && self.base.is_finite(),
             "a number above 1",
         )?;
+        let n_pairs: usize = match self.axes {
+            RopeAxes::One => self.n_dims / 2,
+            RopeAxes::Sections(n_pairs) | RopeAxes::Interleaved(n_pairs) => {
+                n_pairs.iter().fold(0, |sum, &n| sum.saturating_add(n))
+            }
+        };
+        check(
+            "sum of the rope's sections",
+            n_pairs,
+            n_pairs == self.n_dims / 2,
+            "half the rope dimension count",
+        )?;
         let (factor, original_context) = match self.scaling {
-            RopeScaling::None | RopeScaling::Proportional { .. } => (1.0, 1),
+            RopeScaling::None | RopeScaling::Plane | RopeScaling::Proportional { .. } => (1.0, 1),
             RopeScaling::Linear { factor } => (factor, 1),
             RopeScaling::Dynamic {
                 factor,
@@ -182,6 +200,12 @@ impl RopeDescriptor {
                 // The base grows by a power of n_dims / (n_dims - 2).
                 check("rope dimension count", self.n_dims, self.n_dims > 2, "at least 4")
             }
+            RopeScaling::Plane => check(
+                "rope dimension count",
+                self.n_dims,
+                self.n_dims.is_multiple_of(4),
+                "a multiple of 4",
+            ),
             RopeScaling::Proportional { n_rotated } => check(
                 "number of rotated values",
                 n_rotated,
@@ -295,6 +319,13 @@ impl RopeDescriptor {
         let mut magnitude = 1.0;
         match self.scaling {
             RopeScaling::None | RopeScaling::Dynamic { .. } => {}
+            RopeScaling::Plane => {
+                let n_half = freqs.len() / 2;
+                for (pair, freq) in freqs.iter_mut().enumerate() {
+                    let power = -2.0 * (pair % n_half) as f64 / (self.n_dims / 2) as f64;
+                    *freq = f64::from(self.base).powf(power);
+                }
+            }
             RopeScaling::Linear { factor } => freqs.iter_mut().for_each(|freq| *freq /= f64::from(factor)),
             RopeScaling::Llama3 {
                 factor,
@@ -356,6 +387,7 @@ mod tests {
             base: 10_000.0,
             scaling,
             has_freq_factors: false,
+            axes: RopeAxes::One,
         }
     }
 

@@ -156,6 +156,7 @@ impl<K> Operand<K> for Rope<K> {
                 n_dims: self.n_dims,
                 inv_freqs: inv_freqs.expect(PRESENT),
                 magnitude: self.magnitude,
+                axes: self.axes,
             };
             (run(&own), [Some(own.inv_freqs)])
         })

@@ -11,7 +11,7 @@ use tokenmill_backend::{
 
 use crate::{
     lane_mask::NextMask,
-    media::Media,
+    media::{Media, MediaPlaces, rope_position},
     plan::{PlannedOutput, PlannedRow, StepPlan},
     scheduler::Scheduler,
 };
@@ -47,6 +47,10 @@ pub(crate) fn build_batch<'m>(
         for media in media_of(row) {
             put_media(media, first..end, batch);
         }
+        let media = media_of(row);
+        if media.iter().any(|media| media.span.places != MediaPlaces::Line) {
+            batch.turn_by(|position| rope_position(media, position as usize));
+        }
         if limits.window_group.is_some() {
             batch.push_window_pages(pages(PageGroup::Window));
         }
@@ -62,7 +66,6 @@ pub(crate) fn build_batch<'m>(
                 for n_guessed in 0..=draft.len() {
                     let params = params_of(row, sure_end + n_guessed as u32);
                     let mask = mask_of(row);
-                    let media = media_of(row);
                     let sample = sample_row(params, tokens, media, &draft[..n_guessed], mask.as_ref(), batch);
                     batch
                         .logit_rows
@@ -91,6 +94,7 @@ fn put_media(media: &Media, positions: Range<usize>, batch: &mut ForwardBatch) {
     let width = media.rows.len() / media.span.n_inputs();
     let first_row = batch.input_rows.len() / width;
     let start = inputs.start - media.span.start;
+    batch.input_width = width;
     (batch.input_rows).extend_from_slice(&media.rows[start * width..(start + inputs.len()) * width]);
     let first_token = batch.n_tokens() - positions.len() + (inputs.start - positions.start);
     for (token, row) in batch.tokens[first_token..]
@@ -173,6 +177,7 @@ mod tests {
                 end,
                 content: 0,
                 sees_itself: true,
+                places: MediaPlaces::Line,
             },
             rows: Arc::from([]),
         };

@@ -125,7 +125,7 @@ pub use event::{Event, FinishReason, Finished, Rows, Timings, Token, Usage};
 pub use generation::{Canceller, EventStream, Generation};
 pub use mailbox::EngineState;
 pub use mask_times::MaskTimes;
-pub use media::{Media, MediaSpan};
+pub use media::{Media, MediaPlaces, MediaSpan};
 pub use outcome::{End, Outcome, RowResult, SeqSummary};
 pub use page_events::{PageEvent, PageEvents, PageTier, StoredPage};
 pub use page_store::{KeptKind, KeptName, KeptPage, Offer, PageReceiver, PageStore, SharedPageStore};

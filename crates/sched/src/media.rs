@@ -29,6 +29,58 @@ pub struct MediaSpan {
     pub content: u128,
     /// Whether they see each other, those after them too. They are then computed in one step.
     pub sees_itself: bool,
+    /// The positions that rope turns them by.
+    pub places: MediaPlaces,
+}
+
+/// The positions that rope turns the inputs of a medium by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MediaPlaces {
+    /// Those that tokens would have.
+    Line,
+    /// Places in a plane, line after line: all have the time of the first, and what comes behind them continues as if they were as
+    /// many as the longer side.
+    Plane {
+        /// Inputs of a line.
+        n_across: usize,
+    },
+}
+
+impl MediaPlaces {
+    /// The position that rope turns an input by, of inputs that begin at position `start`: time, row and column.
+    fn of_input(self, start: usize, input: usize) -> [u32; 3] {
+        let place = match self {
+            Self::Line => [start + input; 3],
+            Self::Plane { n_across } => [start, start + input / n_across, start + input % n_across],
+        };
+        place.map(|position| position as u32)
+    }
+
+    /// How many positions `n_inputs` take.
+    fn n_positions(self, n_inputs: usize) -> usize {
+        match self {
+            Self::Line => n_inputs,
+            Self::Plane { n_across } => n_across.max(n_inputs.div_ceil(n_across)),
+        }
+    }
+}
+
+/// The position that rope turns an input of a sequence by, among whose inputs are `media`, in their order: time, row and column.
+pub(crate) fn rope_position(media: &[Media], input: usize) -> [u32; 3] {
+    // Positions that the media before it did not take.
+    let mut n_free = 0;
+    for span in media.iter().map(|media| &media.span) {
+        if input < span.start {
+            break;
+        }
+        if input < span.end {
+            return span.places.of_input(span.start - n_free, input - span.start);
+        }
+        n_free += span
+            .n_inputs()
+            .saturating_sub(span.places.n_positions(span.n_inputs()));
+    }
+    [(input - n_free) as u32; 3]
 }
 
 impl MediaSpan {
@@ -82,6 +134,9 @@ pub(crate) fn check_media(
             return Err(EngineError::MediaOutOfPlace { index, n_tokens });
         }
         done = span.end;
+        if span.places == (MediaPlaces::Plane { n_across: 0 }) {
+            return Err(EngineError::MediaOutOfPlace { index, n_tokens });
+        }
         if rows.len() != span.n_inputs() * width {
             return Err(EngineError::MediaWidth {
                 index,
@@ -123,6 +178,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_follows_an_image_continues_behind_its_longer_side() {
+        let media = |start, n_across, n_down| Media {
+            span: MediaSpan {
+                start,
+                end: start + n_across * n_down,
+                content: 0,
+                sees_itself: false,
+                places: MediaPlaces::Plane { n_across },
+            },
+            rows: Arc::from([]),
+        };
+        let media = [media(2, 3, 2), media(9, 1, 4)];
+        let positions: Vec<[u32; 3]> = (0..15).map(|input| rope_position(&media, input)).collect();
+        let expected = [
+            [0, 0, 0],
+            [1, 1, 1],
+            [2, 2, 2],
+            [2, 2, 3],
+            [2, 2, 4],
+            [2, 3, 2],
+            [2, 3, 3],
+            [2, 3, 4],
+            [5, 5, 5],
+            [6, 6, 6],
+            [6, 7, 6],
+            [6, 8, 6],
+            [6, 9, 6],
+            [10, 10, 10],
+            [11, 11, 11],
+        ];
+        assert_eq!(positions, expected);
+    }
+
+    #[test]
     fn models_with_states_take_no_inputs_that_see_each_other() {
         let check = |n_states, sees_itself| {
             let limits = ExecutorLimits {
@@ -146,6 +235,7 @@ mod tests {
                     end: 3,
                     content: 0,
                     sees_itself,
+                    places: MediaPlaces::Line,
                 },
                 rows: vec![0.0; 4].into(),
             };

@@ -204,6 +204,7 @@ pub(crate) fn longest_reuse(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::media::MediaPlaces;
 
     #[test]
     fn a_key_depends_on_every_token_before_it_and_on_both_salts() {
@@ -238,6 +239,7 @@ mod tests {
             end: 60,
             content: 7,
             sees_itself: true,
+            places: MediaPlaces::Line,
         };
         let key =
             |first, media: &[MediaSpan]| hasher.next_with_media(hasher.root(0, None), &tokens, first, media);

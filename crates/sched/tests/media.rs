@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokenmill_backend::ExecutorLimits;
 use tokenmill_sched::{
-    MediaSpan, Outcome, PlannedOutput, RowResult, Scheduler, SchedulerConfig, SeqId, SeqSpec, SeqSummary,
-    Speculation, StepBudget, StepPlan, Work,
+    MediaPlaces, MediaSpan, Outcome, PlannedOutput, RowResult, Scheduler, SchedulerConfig, SeqId, SeqSpec,
+    SeqSummary, Speculation, StepBudget, StepPlan, Work,
 };
 use tokenmill_testkit::Random;
 
@@ -105,6 +105,7 @@ fn span(start: usize, len: usize, content: u128) -> MediaSpan {
         end: start + len,
         content,
         sees_itself: true,
+        places: MediaPlaces::Line,
     }
 }
 

@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 64] = [
+const ROWS: [Row; 71] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -66,6 +66,17 @@ const ROWS: [Row; 64] = [
     row("logits, Hugging Face folders", "transformers", 9),
     row("images of gemma3, CPU", "transformers", 7),
     row("images of gemma3, naive backend", "transformers", 7),
+    row("images of qwen2vl, CPU", "transformers", 7),
+    row("images of qwen2vl, naive backend", "transformers", 7),
+    row("images of qwen2.5vl, CPU", "transformers", 7),
+    row("images of qwen2.5vl, naive backend", "transformers", 7),
+    row("images of qwen3vl, CPU", "transformers", 7),
+    row("images of qwen3vl, naive backend", "transformers", 7),
+    row(
+        "damaged encoders of the Qwen families",
+        "no reference: refused or loaded",
+        1,
+    ),
     row("refused rows of images", "no reference: one line each", 1),
     row(
         "damaged encoders of images",
@@ -73,8 +84,8 @@ const ROWS: [Row; 64] = [
         1,
     ),
     row("resized images", "Pillow", 12),
-    row("images by the library", "transformers", 8),
-    row("images by the program", "transformers", 4),
+    row("images by the library", "transformers", 32),
+    row("images by the program", "transformers", 16),
     row("adapters, CPU", "transformers", 7),
     row("adapters, naive backend", "transformers", 7),
     row(

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle};
+use tokenmill_backend::{Activation, NormKind, RopeAxes, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufWriter, TensorType};
 use tokenmill_model::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
@@ -95,6 +95,7 @@ pub fn tiny_llama() -> Descriptor {
             base: 10_000.0,
             scaling: RopeScaling::None,
             has_freq_factors: false,
+            axes: RopeAxes::One,
         }],
         layers: vec![layer; 2],
         tensor_names: &[],
@@ -106,6 +107,8 @@ pub fn tiny_llama() -> Descriptor {
         logit_scale: 1.0,
         logit_softcap: None,
         row_factors: Vec::new(),
+        n_deep_inputs: 0,
+        tower: None,
         control: Vec::new(),
         ignorable: Vec::new(),
     }

@@ -53,7 +53,8 @@ fn assert_close(what: &str, expected: &[f32], found: &[f32]) {
 fn pixels_of<B: Backend + Memory<Buffer = Vec<f32>>>(tower: &VisionTower<B>, file: &Path) -> Vec<f32> {
     let shape = tower.shape();
     let image = Rgb::decode(&fs::read(file).unwrap(), &ImageLimits::default()).unwrap();
-    let image = image.resized(shape.image_size, shape.image_size, Filter::Bilinear);
+    let grid = shape.size.grid(image.width(), image.height()).unwrap();
+    let image = image.resized(grid.width, grid.height, Filter::Bilinear);
     image.normalized(shape.mean, shape.std)
 }
 
@@ -96,6 +97,7 @@ impl Prompt<'_> {
             let rows = std::mem::take(&mut batch.input_rows);
             batch.push_sequence(sources, first as u32, &pages[..end.div_ceil(PAGE_TOKENS)]);
             batch.input_rows = rows;
+            batch.input_width = width;
             for &start in self
                 .starts
                 .iter()
@@ -138,7 +140,8 @@ where
     let vision = VisionFile::open(folder.join("mmproj-model.gguf")).unwrap();
     assert_eq!(vision.shape().n_embd, model.descriptor().n_embd);
     let mut tower = vision.load_on(backend()).unwrap();
-    let n_rows = tower.shape().n_rows;
+    let grid = tower.shape().size.grid(1, 1).unwrap();
+    let n_rows = grid.n_rows();
     for case in &reference.cases {
         let mut rows = Vec::new();
         for (image_idx, image) in case.images.iter().enumerate() {
@@ -148,7 +151,7 @@ where
                     assert!((expected - found).abs() < 2e-5, "pixels of {image}");
                 }
             }
-            rows.extend(tower.encode(&pixels).unwrap());
+            rows.extend(tower.encode(&pixels, &grid).unwrap());
         }
         assert_close("rows of the images", &case.features, &rows);
 
@@ -222,6 +225,7 @@ fn rest_of(prompt: &Prompt<'_>, executor: &mut dyn Executor, from: usize) -> Vec
     let pages: Vec<u32> = (0..n.div_ceil(PAGE_TOKENS) as u32).collect();
     let mut batch = ForwardBatch {
         input_rows: prompt.rows.to_vec(),
+        input_width: width,
         ..ForwardBatch::default()
     };
     let sources = (from..n).map(|at| match prompt.image_at(at) {
@@ -272,6 +276,7 @@ fn batches_with_rows_that_are_not_there_are_refused() {
             &[0],
         );
         batch.input_rows = vec![0.5; 2 * width];
+        batch.input_width = width;
         batch.see_each_other(1..3);
         change(&mut batch);
         match executor.submit(&batch) {
@@ -312,6 +317,38 @@ fn batches_with_rows_that_are_not_there_are_refused() {
         |batch| batch.last_seen.truncate(batch.last_seen.len() - 1),
         "`last_seen` has",
     );
+    check(
+        &mut executor,
+        |batch| batch.input_width -= 1,
+        "row of `input_rows`",
+    );
+    check(
+        &mut executor,
+        |batch| batch.rope_positions = vec![[0; 3]; 2],
+        "`rope_positions` has",
+    );
+    // Windows without the token itself, behind the step, and that go back.
+    check(&mut executor, |batch| batch.window_seen = vec![[0, 2]; 3], "");
+    check(
+        &mut executor,
+        |batch| batch.window_seen = vec![[0, 2]; 2],
+        "`window_seen` has",
+    );
+    check(
+        &mut executor,
+        |batch| batch.window_seen = vec![[1, 2]; 3],
+        "token 0 sees",
+    );
+    check(
+        &mut executor,
+        |batch| batch.window_seen = vec![[0, 3]; 3],
+        "token 0 sees",
+    );
+    check(
+        &mut executor,
+        |batch| batch.window_seen = vec![[0, 2], [0, 1], [0, 2]],
+        "token 1 sees",
+    );
     comparisons.compared(1);
 }
 
@@ -326,7 +363,8 @@ fn damaged_encoders_are_refused_or_load() {
         let file = GgufFile::from_bytes(bytes).ok()?;
         let vision = VisionFile::from_gguf(file).ok()?;
         let shape = vision.shape().clone();
-        assert!((1..=MAX_PATCHES).contains(&shape.n_patches()) && shape.n_rows <= shape.n_patches());
+        let (n_patches, n_rows) = (shape.max_patches(), shape.size.max_rows());
+        assert!((1..=MAX_PATCHES).contains(&n_patches) && n_rows <= n_patches);
         vision.load_on(NaiveBackend::new()).ok()
     };
     assert!(load(&whole).is_some());

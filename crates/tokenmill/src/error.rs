@@ -317,6 +317,15 @@ pub enum Error {
         /// The model's architecture.
         arch: String,
     },
+    /// The rows of an encoder have places in a plane, and the model's file says nothing of the sections of rope that they turn by.
+    #[error(
+        "the encoder of images {} needs a model with sections of rope (`rope.dimension_sections`), and this model's file has none that fit; convert it again",
+        path.display()
+    )]
+    ProjectorPlane {
+        /// The encoder's file.
+        path: PathBuf,
+    },
     /// An encoder of images was named, and what computes the model takes tokens alone.
     #[error("images cannot be used where this model is computed; leave {} out, or compute on the CPU with `--device cpu`", path.display())]
     TakesNoImages {

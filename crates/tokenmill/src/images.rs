@@ -11,6 +11,8 @@ use base64::{
 };
 use serde_json::{Value, json};
 
+use tokenmill_model::ImageGrid;
+
 use crate::Error;
 
 /// The bytes of an image's file.
@@ -21,8 +23,8 @@ pub(crate) type ImageFile = Arc<[u8]>;
 pub struct PromptImage {
     /// Index of its first row among the prompt's tokens.
     pub(crate) start: usize,
-    /// Rows that it takes.
-    pub(crate) n_rows: usize,
+    /// The size at which it is encoded, and its rows.
+    pub(crate) grid: ImageGrid,
     pub(crate) file: ImageFile,
 }
 
@@ -34,7 +36,7 @@ pub(crate) fn cut(tokens: &mut Vec<u32>, images: &mut Vec<PromptImage>, dropped:
         return 0;
     }
     images.retain(|image| {
-        let (first, behind) = (image.start, image.start + image.n_rows);
+        let (first, behind) = (image.start, image.start + image.grid.n_rows());
         let is_cut = first < end && start < behind;
         if is_cut {
             (start, end) = (start.min(first), end.max(behind));
@@ -148,7 +150,12 @@ mod tests {
                 .zip(0..)
                 .map(|(start, n)| PromptImage {
                     start,
-                    n_rows: 3,
+                    grid: ImageGrid {
+                        width: 9,
+                        height: 3,
+                        n_across: 3,
+                        n_down: 1,
+                    },
                     file: file(n),
                 })
                 .collect();

@@ -11,11 +11,11 @@ use std::{
 };
 
 use sha2::{Digest as _, Sha256};
-use tokenmill_backend::MemoryPlan;
+use tokenmill_backend::{MemoryPlan, RopeAxes};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_image::{Filter, ImageLimits, Rgb};
 use tokenmill_model::{Model as Network, VisionFamily, VisionFile, VisionShape, VisionTower};
-use tokenmill_sched::{Media, MediaSpan};
+use tokenmill_sched::{Media, MediaPlaces, MediaSpan};
 use tokenmill_text::ImageWords;
 
 use crate::{
@@ -66,6 +66,13 @@ pub(crate) fn image_words(family: VisionFamily) -> ImageWords {
             before: "\n\n",
             after: "<end_of_image>\n\n",
             keeps_mark: true,
+        },
+        // Source: transformers, `Qwen2VLProcessor`. What stands around is in the template.
+        VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl | VisionFamily::Qwen3Vl => ImageWords {
+            mark: "<|image_pad|>",
+            before: "",
+            after: "",
+            keeps_mark: false,
         },
     }
 }
@@ -143,19 +150,28 @@ impl Vision {
                 return Ok(None);
             }
             let content = content_of(&image.file, salt);
-            let rows = self.rows_of(image_idx, &image.file, content)?;
+            let rows = self.rows_of(image_idx, image, content)?;
+            let family = self.shape.family;
             let span = MediaSpan {
                 start: image.start,
-                end: image.start + self.shape.n_rows,
+                end: image.start + image.grid.n_rows(),
                 content,
-                sees_itself: self.shape.family.sees_itself(),
+                sees_itself: family.sees_itself(),
+                places: if family.has_plane() {
+                    MediaPlaces::Plane {
+                        n_across: image.grid.n_across,
+                    }
+                } else {
+                    MediaPlaces::Line
+                },
             };
             Ok(Some(Media { span, rows }))
         };
         prompt.images.iter().enumerate().map(media).collect()
     }
 
-    fn rows_of(&self, image_idx: usize, file: &[u8], content: u128) -> Result<Arc<[f32]>, Error> {
+    fn rows_of(&self, image_idx: usize, image: &PromptImage, content: u128) -> Result<Arc<[f32]>, Error> {
+        let grid = &image.grid;
         let find = || {
             let kept = lock(&self.kept);
             let found = kept.iter().find(|(kept, _)| *kept == content);
@@ -169,12 +185,14 @@ impl Vision {
         if let Some(rows) = find() {
             return Ok(rows);
         }
-        let image = Rgb::decode(file, &ImageLimits::default());
+        let image = Rgb::decode(&image.file, &ImageLimits::default());
         let image = image.map_err(|source| Error::Image { image_idx, source })?;
-        let (size, shape) = (self.shape.image_size, &self.shape);
-        let pixels = match shape.family {
-            VisionFamily::Gemma3 => image.resized(size, size, Filter::Bilinear),
+        let shape = &self.shape;
+        let filter = match shape.family {
+            VisionFamily::Gemma3 => Filter::Bilinear,
+            VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl | VisionFamily::Qwen3Vl => Filter::Bicubic,
         };
+        let pixels = image.resized(grid.width, grid.height, filter);
         drop(image);
         let pixels = pixels.normalized(shape.mean, shape.std);
         if tower.is_none() {
@@ -183,7 +201,7 @@ impl Vision {
             *tower = Some(self.load(&file, false)?);
         }
         let tower = tower.as_mut().expect("it was just loaded");
-        let rows: Arc<[f32]> = tower.encode(&pixels)?.into();
+        let rows: Arc<[f32]> = tower.encode(&pixels, grid)?.into();
         let mut kept = lock(&self.kept);
         kept.truncate(MAX_KEPT - 1);
         kept.push_front((content, Arc::clone(&rows)));
@@ -246,21 +264,30 @@ fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
     let file = VisionFile::open(path).map_err(unusable(path))?;
     let descriptor = network.descriptor();
     let shape = file.shape();
-    if shape.n_embd != descriptor.n_embd {
+    let expected = (1 + descriptor.n_deep_inputs) * descriptor.n_embd;
+    if shape.n_embd != descriptor.n_embd || shape.row_width() != expected {
         return Err(Error::ProjectorWidth {
             path: path.to_owned(),
-            found: shape.n_embd,
-            expected: descriptor.n_embd,
+            found: shape.row_width(),
+            expected,
         });
     }
     let archs: &[&str] = match shape.family {
         VisionFamily::Gemma3 => &["gemma3"],
+        VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl => &["qwen2vl"],
+        VisionFamily::Qwen3Vl => &["qwen3vl"],
     };
     if !archs.contains(&descriptor.arch.as_str()) {
         return Err(Error::ProjectorFamily {
             path: path.to_owned(),
             family: shape.family.name(),
             arch: descriptor.arch.clone(),
+        });
+    }
+    let knows_planes = descriptor.ropes.iter().all(|rope| rope.axes != RopeAxes::One);
+    if shape.family.has_plane() && !knows_planes {
+        return Err(Error::ProjectorPlane {
+            path: path.to_owned(),
         });
     }
     Ok(file)

@@ -10,7 +10,8 @@ use std::{
 
 use serde_json::json;
 use tokenmill_gguf::GgufFile;
-use tokenmill_model::{Model as Network, PooledOutput, VisionShape};
+use tokenmill_image::{ImageError, ImageLimits, size_of};
+use tokenmill_model::{ImageGrid, ImageSize, Model as Network, PooledOutput, VisionShape};
 use tokenmill_sched::EngineError;
 use tokenmill_text::{
     ChatPrompt, DecodeOptions, EncodeOptions, ImageWords, Tokenizer,
@@ -33,13 +34,13 @@ use crate::{
 const TAIL_TOKENS: usize = 32;
 
 /// What stands for an image in a prompt of tokens.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct ImagePlaces {
     words: ImageWords,
     /// The token that templates write for an image.
     mark: u32,
-    /// Rows of an image.
-    n_rows: usize,
+    /// How many rows images become.
+    size: ImageSize,
     /// Tokens of a context.
     n_ctx: usize,
 }
@@ -208,7 +209,7 @@ impl ModelWords {
         self.images = Some(ImagePlaces {
             words,
             mark,
-            n_rows: shape.n_rows,
+            size: shape.size,
             n_ctx,
         });
         if let Some(chat) = &mut self.chat {
@@ -225,7 +226,7 @@ impl ModelWords {
         let template = ChatTemplate::new(source.as_ref())?;
         self.replies = Some(ReplyWords::new(&template, &self.tokenizer));
         let mut chat = ChatPrompt::new(template, &self.tokenizer);
-        chat.set_image_words(self.images.map(|images| images.words));
+        chat.set_image_words(self.images.as_ref().map(|images| images.words));
         self.chat = Some(chat);
         self.template_error = None;
         Ok(())
@@ -409,6 +410,19 @@ impl ModelWords {
 }
 
 impl ImagePlaces {
+    /// The rows that an image becomes; its header is read where they depend on its size.
+    fn grid_of(&self, image_idx: usize, file: &[u8]) -> Result<ImageGrid, Error> {
+        let size = match self.size {
+            ImageSize::Square { side, .. } => Ok([side; 2]),
+            ImageSize::Free { .. } => size_of(file, &ImageLimits::default()),
+        };
+        let grid = size.and_then(|[width, height]| {
+            let grid = self.size.grid(width, height);
+            grid.ok_or(ImageError::TooNarrow { width, height })
+        });
+        grid.map_err(|source| Error::Image { image_idx, source })
+    }
+
     /// Makes room for the rows of images at the marks of a template.
     ///
     /// # Errors
@@ -421,9 +435,11 @@ impl ImagePlaces {
                 expected: files.len(),
             });
         }
-        let n_tokens = tokens
-            .len()
-            .saturating_add(files.len().saturating_mul(self.n_rows));
+        let grids = (files.iter().enumerate())
+            .map(|(image_idx, file)| self.grid_of(image_idx, file))
+            .collect::<Result<Vec<ImageGrid>, Error>>()?;
+        let n_rows = grids.iter().map(ImageGrid::n_rows);
+        let n_tokens = n_rows.fold(tokens.len(), usize::saturating_add);
         if n_tokens > self.n_ctx.saturating_mul(MAX_CONTEXTS) {
             return Err(EngineError::ContextLimitExceeded {
                 provided: n_tokens,
@@ -433,21 +449,17 @@ impl ImagePlaces {
         }
         let mut placed = Vec::with_capacity(n_tokens);
         let mut images = Vec::with_capacity(files.len());
-        let mut files = files.into_iter();
+        let mut files = files.into_iter().zip(grids);
         for &token in tokens {
             let file = if token == self.mark { files.next() } else { None };
             if file.is_none() || self.words.keeps_mark {
                 placed.push(token);
             }
-            if let Some(file) = file {
+            if let Some((file, grid)) = file {
                 let start = placed.len();
-                images.push(PromptImage {
-                    start,
-                    n_rows: self.n_rows,
-                    file,
-                });
+                images.push(PromptImage { start, grid, file });
                 // Any token: the rows are in its place.
-                placed.resize(start + self.n_rows, self.mark);
+                placed.resize(start + grid.n_rows(), self.mark);
             }
         }
         Ok((placed, images))

@@ -78,26 +78,36 @@ fn the_encoder_is_weighed_before_it_is_loaded() {
 #[test]
 fn greedy_answers_are_those_of_transformers_in_steps_of_any_size() {
     let mut comparisons = Comparisons::of("images by the library");
-    let reference: Value = serde_json::from_slice(&fs::read(data("gemma3/ref.json")).unwrap()).unwrap();
+    for family in ["gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl"] {
+        comparisons.compared(check_greedy_answers(family));
+    }
+}
+
+/// Returns how many answers were compared.
+fn check_greedy_answers(family: &str) -> usize {
+    let file = |name: &str| data(family).join(name);
+    let reference: Value = serde_json::from_slice(&fs::read(file("ref.json")).unwrap()).unwrap();
+    let mut n_compared = 0;
     for max_step_tokens in [16, 19, 64, 512] {
         let options = LoadOptions {
             max_step_tokens,
             ..options()
         };
-        let model = options.load(data("gemma3/model.gguf")).unwrap();
+        let model = options.load(file("model.gguf")).unwrap();
         for case in reference["cases"].as_array().unwrap() {
             let images = case["images"].as_array().unwrap().iter();
-            let images = images.map(|name| image(name.as_str().unwrap()));
+            let images = images.map(|name| image_part(&fs::read(file(name.as_str().unwrap())).unwrap()));
             let question = text(case["question"].as_str().unwrap());
             let conversation = asked(images.chain([question]));
             let prompt = model.words().prompt(&conversation).unwrap();
             assert_eq!(prompt.tokens.len(), case["prompt"].as_array().unwrap().len());
             let expected: Vec<u32> = serde_json::from_value(case["greedy"].clone()).unwrap();
             let found = ids(&model, conversation, expected.len() as u32);
-            assert_eq!(found, expected, "{max_step_tokens} tokens a step");
-            comparisons.compared(1);
+            assert_eq!(found, expected, "{family}, {max_step_tokens} tokens a step");
+            n_compared += 1;
         }
     }
+    n_compared
 }
 
 #[test]

@@ -11,8 +11,13 @@ use tokenmill_testkit::Comparisons;
 use crate::support::{arg, tokenmill, tokenmill_with};
 
 fn data(name: &str) -> PathBuf {
+    data_of("gemma3", name)
+}
+
+fn data_of(family: &str, name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../tests/data/vision/gemma3")
+        .join("../../tests/data/vision")
+        .join(family)
         .join(name)
 }
 
@@ -26,6 +31,15 @@ fn run<'a>(model: &'a str, question: &'a str, extra: &[&'a str]) -> Vec<&'a str>
 #[test]
 fn run_sees_as_transformers_does() {
     let mut comparisons = Comparisons::of("images by the program");
+    for family in ["gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl"] {
+        comparisons.compared(check_run(family));
+    }
+}
+
+/// Returns how many answers were compared.
+fn check_run(family: &str) -> usize {
+    let data = |name: &str| data_of(family, name);
+    let mut n_compared = 0;
     let reference: Value = serde_json::from_slice(&fs::read(data("ref.json")).unwrap()).unwrap();
     let model = data("model.gguf");
     let apart = tempfile::tempdir().unwrap();
@@ -49,9 +63,10 @@ fn run_sees_as_transformers_does() {
             assert!(!ids.is_empty());
             let n_prompt = reply["prompt_ids"].as_array().unwrap().len();
             assert_eq!(n_prompt, case["prompt"].as_array().unwrap().len());
-            comparisons.compared(1);
+            n_compared += 1;
         }
     }
+    n_compared
 }
 
 #[test]

@@ -30,7 +30,12 @@ impl CpuBackend {
         let angles = &mut self.angles[index];
         if angles.step != self.n_steps {
             let rope = rope.map(|freqs| freqs.values.as_slice());
-            angles.angles.fill(&rope, &self.step.batch().positions);
+            let batch = self.step.batch();
+            if batch.rope_positions.is_empty() {
+                angles.angles.fill(&rope, &batch.positions);
+            } else {
+                (angles.angles).fill_axes(&rope, &batch.positions, &batch.rope_positions);
+            }
             angles.step = self.n_steps;
         }
         index

@@ -177,6 +177,18 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn add_input_rows(
+        &mut self,
+        part: usize,
+        n_tokens: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.step
+            .add_input_rows(part, width, &mut rows[..n_tokens * width]);
+        Ok(())
+    }
+
     fn add_row(
         &mut self,
         row: &CpuVector,
@@ -444,6 +456,7 @@ impl Backend for CpuBackend {
                 positions: &batch.positions,
                 seq_starts: &batch.seq_starts,
                 last_seen: &batch.last_seen,
+                window_seen: &batch.window_seen,
                 page_starts: &batch.page_starts,
                 pages: batch.pages_in(group),
             },

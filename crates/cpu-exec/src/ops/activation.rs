@@ -5,7 +5,8 @@
 
 use tokenmill_backend::Activation;
 use tokenmill_cpu_kernels::{
-    ActivationOps, CLIPPED_SWIGLU, GELU_ERF, GELU_TANH, IDENTITY, RELU, RELU_SQUARED, SIGMOID, SILU,
+    ActivationOps, CLIPPED_SWIGLU, GELU_ERF, GELU_QUICK, GELU_TANH, IDENTITY, RELU, RELU_SQUARED, SIGMOID,
+    SILU,
 };
 
 use crate::Host;
@@ -19,6 +20,7 @@ pub(crate) fn activation_ops(activation: Activation) -> &'static ActivationOps {
         Activation::Silu => &SILU,
         Activation::GeluErf => &GELU_ERF,
         Activation::GeluTanh => &GELU_TANH,
+        Activation::GeluQuick => &GELU_QUICK,
         Activation::Relu => &RELU,
         Activation::ReluSquared => &RELU_SQUARED,
         Activation::Sigmoid => &SIGMOID,
@@ -74,6 +76,8 @@ mod tests {
         check(Activation::GeluTanh, 1.0, 0.841_192);
         check(Activation::GeluErf, 1.0, 0.841_344_8);
         check(Activation::GeluErf, -2.0, -0.045_500_3);
+        check(Activation::GeluQuick, 1.0, 0.845_795_8);
+        check(Activation::GeluQuick, 100.0, 100.0);
         check(Activation::Relu, -3.0, 0.0);
         check(Activation::ReluSquared, 3.0, 9.0);
         check(Activation::Sigmoid, 1.0, 0.731_058_6);
@@ -91,6 +95,7 @@ mod tests {
             Activation::Silu,
             Activation::GeluTanh,
             Activation::GeluErf,
+            Activation::GeluQuick,
             Activation::Relu,
             Activation::ReluSquared,
             Activation::Sigmoid,

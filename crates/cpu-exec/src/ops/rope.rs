@@ -25,12 +25,30 @@ impl RopeAngles {
         self.cos_sin.clear();
         self.cos_sin.reserve(self.n_tokens * self.n_pairs);
         for &position in positions {
-            self.cos_sin.extend(rope.inv_freqs.iter().map(|freq| {
-                let (sin, cos) = (position as f32 * freq).sin_cos();
-                [cos * rope.magnitude, sin * rope.magnitude]
-            }));
+            let turn = |freq: &f32| cos_sin(position, *freq, rope.magnitude);
+            self.cos_sin.extend(rope.inv_freqs.iter().map(turn));
         }
     }
+
+    /// As [`Self::fill`], of tokens that have three positions each.
+    pub fn fill_axes(&mut self, rope: &Rope<&[f32]>, positions: &[u32], axes: &[[u32; 3]]) {
+        self.n_pairs = rope.inv_freqs.len();
+        self.n_tokens = positions.len();
+        self.cos_sin.clear();
+        self.cos_sin.reserve(self.n_tokens * self.n_pairs);
+        for (&position, places) in positions.iter().zip(axes) {
+            let turn = |(pair, freq): (usize, &f32)| {
+                let position = rope.axes.of_pair(pair).map_or(position, |axis| places[axis]);
+                cos_sin(position, *freq, rope.magnitude)
+            };
+            self.cos_sin.extend(rope.inv_freqs.iter().enumerate().map(turn));
+        }
+    }
+}
+
+fn cos_sin(position: u32, freq: f32, magnitude: f32) -> [f32; 2] {
+    let (sin, cos) = (position as f32 * freq).sin_cos();
+    [cos * magnitude, sin * magnitude]
 }
 
 /// Tokens per chunk, so that a decode step's few stay on the calling thread.
@@ -89,6 +107,7 @@ pub fn rope(
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_backend::RopeAxes;
     use tokenmill_quant::CpuFeatures;
 
     use super::*;
@@ -101,6 +120,7 @@ mod tests {
             n_dims: 2 * freqs.len(),
             inv_freqs: freqs,
             magnitude: 1.0,
+            axes: RopeAxes::One,
         };
         let mut angles = RopeAngles::default();
         angles.fill(&table, positions);
@@ -122,6 +142,29 @@ mod tests {
         };
         check(RopeStyle::Norm, [-2.0, 1.0, 3.0, 4.0, 5.0]);
         check(RopeStyle::Neox, [-3.0, 2.0, 1.0, 4.0, 5.0]);
+    }
+
+    #[test]
+    fn pairs_turn_by_the_position_of_their_axis() {
+        let freqs = [1.0, 0.7, 0.5, 0.3, 0.2, 0.1];
+        let check = |axes, expected: [u32; 6]| {
+            let rope = Rope {
+                style: RopeStyle::Neox,
+                head_dim: 12,
+                n_dims: 12,
+                inv_freqs: &freqs[..],
+                magnitude: 1.0,
+                axes,
+            };
+            let mut angles = RopeAngles::default();
+            angles.fill_axes(&rope, &[9], &[[3, 4, 5]]);
+            let turn = |(position, freq)| cos_sin(position, freq, 1.0);
+            let expected: Vec<[f32; 2]> = expected.into_iter().zip(freqs).map(turn).collect();
+            assert_eq!(angles.cos_sin, expected, "{axes:?}");
+        };
+        check(RopeAxes::One, [9; 6]);
+        check(RopeAxes::Sections([1, 2, 3]), [3, 4, 4, 5, 5, 5]);
+        check(RopeAxes::Interleaved([3, 2, 1]), [3, 4, 5, 3, 4, 3]);
     }
 
     #[test]

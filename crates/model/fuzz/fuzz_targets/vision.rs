@@ -11,10 +11,14 @@ use tokenmill_gguf::GgufFile;
 use tokenmill_model::{MAX_PATCHES, VisionFile};
 
 fuzz_target!(|bytes: &[u8]| {
-    let Some(file) = GgufFile::from_bytes(bytes).ok().and_then(|file| VisionFile::from_gguf(file).ok()) else {
+    let Some(file) = GgufFile::from_bytes(bytes)
+        .ok()
+        .and_then(|file| VisionFile::from_gguf(file).ok())
+    else {
         return;
     };
     let shape = file.shape();
-    assert!((1..=MAX_PATCHES).contains(&shape.n_patches()));
-    assert!((1..=shape.n_patches()).contains(&shape.n_rows) && shape.n_embd > 0 && shape.n_vision > 0);
+    let n_patches = shape.max_patches();
+    assert!((1..=MAX_PATCHES).contains(&n_patches));
+    assert!((1..=n_patches).contains(&shape.size.max_rows()) && shape.n_embd > 0 && shape.n_vision > 0);
 });

@@ -2,7 +2,7 @@
 //!
 //! Separate from its Hugging Face twin: the two name the same things differently.
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle};
+use tokenmill_backend::{Activation, NormKind, RopeAxes, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufFile, TensorInfo, Value};
 
 use crate::{
@@ -213,6 +213,7 @@ impl GgufConfig<'_> {
             base: self.opt_f32("rope.freq_base")?.unwrap_or(10_000.0),
             scaling: self.rope_scaling(n_ctx_train)?,
             has_freq_factors: true,
+            axes: RopeAxes::One,
         };
         let scale = self.opt_f32("attention.scale")?;
         let eps = match self.opt_f32("attention.layer_norm_rms_epsilon")? {
@@ -292,6 +293,8 @@ impl GgufConfig<'_> {
             logit_scale: 1.0,
             logit_softcap: None,
             row_factors: Vec::new(),
+            n_deep_inputs: 0,
+            tower: None,
             control: Vec::new(),
             ignorable: nextn_layers(n_decoding, n_nextn_layers),
         })

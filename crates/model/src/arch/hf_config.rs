@@ -358,6 +358,8 @@ impl HfConfig {
             logit_scale: 1.0,
             logit_softcap: None,
             row_factors: Vec::new(),
+            n_deep_inputs: 0,
+            tower: None,
             control: Vec::new(),
             ignorable: nextn_layers(n_layers, self.opt_usize("num_nextn_predict_layers")?.unwrap_or(0)),
         })

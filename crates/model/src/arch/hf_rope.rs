@@ -4,7 +4,7 @@
 //! plain rope.
 
 use serde_json::Value;
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{RopeAxes, RopeStyle};
 
 use crate::{LoadError, LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude};
 
@@ -60,6 +60,7 @@ impl HfConfig {
             base,
             scaling: RopeScaling::None,
             has_freq_factors: false,
+            axes: RopeAxes::One,
         }
     }
 

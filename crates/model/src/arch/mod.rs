@@ -43,6 +43,7 @@ mod hf_recurrent;
 mod hf_rope;
 mod hunyuan_dense;
 mod hunyuan_moe;
+mod image_inputs;
 mod jina_bert;
 mod kimi_linear;
 mod lfm2;

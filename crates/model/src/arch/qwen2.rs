@@ -1,6 +1,6 @@
 //! Qwen 2 and 2.5, and the text part of Qwen 2 VL and 2.5 VL: biases on q, k and v.
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{RopeAxes, RopeStyle};
 
 use crate::{Descriptor, LoadError, Presence};
 
@@ -16,7 +16,11 @@ pub(super) const QWEN2: Architecture = Architecture {
 
 pub(super) const QWEN2_VL: Architecture = Architecture {
     name: "qwen2vl",
-    from_gguf,
+    from_gguf: |config| {
+        let mut descriptor = from_gguf(config)?;
+        config.set_image_inputs(&mut descriptor, RopeAxes::Sections)?;
+        Ok(descriptor)
+    },
     hf_classes: &[
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
@@ -25,7 +29,11 @@ pub(super) const QWEN2_VL: Architecture = Architecture {
         ignored: VISION,
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: |config| {
+        let mut descriptor = from_hf(config)?;
+        config.set_image_inputs(&mut descriptor, RopeAxes::Sections)?;
+        Ok(descriptor)
+    },
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {

@@ -1,6 +1,6 @@
 //! Qwen 3, and the text part of Qwen 3 VL: each head of q and k is normed before rope.
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{RopeAxes, RopeStyle};
 
 use crate::{Descriptor, LoadError, QkNorm};
 
@@ -16,13 +16,21 @@ pub(super) const QWEN3: Architecture = Architecture {
 
 pub(super) const QWEN3_VL: Architecture = Architecture {
     name: "qwen3vl",
-    from_gguf,
+    from_gguf: |config| {
+        let mut descriptor = from_gguf(config)?;
+        config.set_image_inputs(&mut descriptor, RopeAxes::Interleaved)?;
+        Ok(descriptor)
+    },
     hf_classes: &["Qwen3VLForConditionalGeneration"],
     hf_layout: HfLayout {
         ignored: VISION,
         ..HfLayout::LLAMA
     },
-    from_hf,
+    from_hf: |config| {
+        let mut descriptor = from_hf(config)?;
+        config.set_image_inputs(&mut descriptor, RopeAxes::Interleaved)?;
+        Ok(descriptor)
+    },
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {

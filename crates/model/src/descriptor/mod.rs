@@ -84,10 +84,21 @@ pub struct Descriptor {
     pub logit_softcap: Option<f32>,
     /// What rows of some tensors of a Hugging Face folder are multiplied with. GGUF files have it in their weights.
     pub row_factors: Vec<RowFactors>,
+    /// Layers, from the first on, behind which inputs that are no tokens add a part of theirs to the stream.
+    pub n_deep_inputs: usize,
+    /// What is particular to a tower, which encodes a medium: one sequence in one step.
+    pub tower: Option<TowerDescriptor>,
     /// What control vectors add to the stream behind each layer, `[n_embd]`; empty for layers, and networks, without.
     pub control: Vec<Vec<f32>>,
     /// Tensors that files of the architecture may have and decoding does not need. Every other one must be used.
     pub ignorable: Vec<Ignorable>,
+}
+
+/// What is particular to a network that encodes a medium. It keeps no keys and values from step to step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TowerDescriptor {
+    /// Layers behind which the stream is read too.
+    pub taps: Vec<usize>,
 }
 
 /// What the rows of a matrix are multiplied with.
@@ -332,6 +343,17 @@ impl Descriptor {
                 WIDTH,
             )?;
         }
+        check(
+            "number of layers that inputs are added behind",
+            self.n_deep_inputs,
+            self.n_deep_inputs == 0 || self.n_deep_inputs < self.layers.len() && self.alt_up.is_none(),
+            "less than all layers, of one stream",
+        )?;
+        let taps = self.tower.iter().flat_map(|tower| &tower.taps);
+        for &tap in taps {
+            let is_there = tap < self.layers.len();
+            check("layer whose stream is read", tap, is_there, "one that there is")?;
+        }
         if let Some(alt_up) = &self.alt_up {
             self.validate_alt_up(alt_up)?;
         }
@@ -475,14 +497,19 @@ impl Descriptor {
         }
     }
 
-    /// The shapes of the KV store's layers. Layers of an encoder need keys and values only while they run, so those of one
+    /// Whether no sequence continues behind a step.
+    fn is_one_step(&self) -> bool {
+        self.is_encoder() || self.tower.is_some()
+    }
+
+    /// The shapes of the KV store's layers. Layers of an encoder or a tower need keys and values only while they run, so those of one
     /// shape share a layer of the store.
     pub fn kv_layers(&self) -> Vec<KvLayerShape> {
-        let is_encoder = self.is_encoder();
+        let is_one_step = self.is_one_step();
         let mut shapes = Vec::new();
         let owners = (self.layers.iter()).filter(|layer| layer.mixer.shares_kv_of().is_none());
         for shape in owners.filter_map(|layer| layer.mixer.kv_shape()) {
-            if !(is_encoder && shapes.contains(&shape)) {
+            if !(is_one_step && shapes.contains(&shape)) {
                 shapes.push(shape);
             }
         }
@@ -498,7 +525,7 @@ impl Descriptor {
         if let Some(owner) = mixer.shares_kv_of() {
             return self.kv_idx(owner);
         }
-        if !self.is_encoder() {
+        if !self.is_one_step() {
             let earlier = self.layers[..layer_idx].iter().map(|layer| &layer.mixer);
             let owners = earlier.filter(|mixer| mixer.kv_shape().is_some() && mixer.shares_kv_of().is_none());
             return owners.count();
@@ -521,7 +548,7 @@ impl Descriptor {
     /// it without one.
     pub fn kv_windows(&self) -> Vec<Option<usize>> {
         let mut windows = vec![Some(0); self.kv_layers().len()];
-        if self.is_encoder() {
+        if self.is_one_step() {
             windows.fill(None);
             return windows;
         }

@@ -8,29 +8,23 @@
 //!
 //! Source: transformers, `Gemma3MultiModalProjector`; llama.cpp, `tools/mtmd/models/siglip.cpp`.
 
-use tokenmill_backend::{
-    Activation, Backend, BackendError, Linear, MatrixData, MatrixUsage, Memory, Norm, NormKind,
-};
+use tokenmill_backend::{Backend, BackendError, Linear, MatrixData, MatrixUsage, Memory, Norm, NormKind};
 use tokenmill_gguf::{GgufFile, TensorType};
 use tokenmill_quant::dequantize_row;
 
 use crate::{LoadError, NormDescriptor, Presence, error::check, loader::Loader};
 
-use super::{MAX_ROWS, VisionShape};
+use super::{ImageGrid, ImageSize, MAX_ROWS, VisionShape};
 
 /// Patches to a side of a square that becomes a row, where a file does not say.
 const SQUARE: usize = 4;
 
 const PROJECTION: &str = "mm.input_projection.weight";
 
-/// The function of the tower's feed-forward networks.
-pub(super) const ACTIVATION: Activation = Activation::GeluTanh;
-
 /// Fills in what follows from the rest of the file.
-pub(super) fn finish(file: &GgufFile, shape: &VisionShape) -> Result<VisionShape, LoadError> {
+pub(super) fn finish(file: &GgufFile, n_side: usize, shape: &VisionShape) -> Result<VisionShape, LoadError> {
     let square = file.metadata().opt_u32("clip.vision.projector.scale_factor")?;
     let square = square.map_or(SQUARE, |square| square as usize);
-    let n_side = shape.n_side();
     let divides = square > 0 && n_side.is_multiple_of(square);
     check(
         "scale factor of the projector",
@@ -38,7 +32,8 @@ pub(super) fn finish(file: &GgufFile, shape: &VisionShape) -> Result<VisionShape
         divides,
         "a divisor of the patches to a side",
     )?;
-    let n_rows = (n_side / square) * (n_side / square);
+    let n_side_out = n_side / square;
+    let n_rows = n_side_out * n_side_out;
     check(
         "number of rows of an image",
         n_rows,
@@ -63,7 +58,11 @@ pub(super) fn finish(file: &GgufFile, shape: &VisionShape) -> Result<VisionShape
         "that of the projection's inputs",
     )?;
     Ok(VisionShape {
-        n_rows,
+        size: ImageSize::Square {
+            side: n_side * shape.patch_size,
+            n_side: n_side_out,
+        },
+        n_merged: square,
         n_embd,
         ..shape.clone()
     })
@@ -73,9 +72,8 @@ pub(super) fn finish(file: &GgufFile, shape: &VisionShape) -> Result<VisionShape
 pub(super) struct Projector<M: Memory> {
     norm: Norm<M::Vector>,
     projection: Linear<M::Matrix, M::Vector>,
-    n_side: usize,
-    /// Rows to a side of what it gives.
-    n_side_out: usize,
+    /// Patches to a side of what becomes a row.
+    n_merged: usize,
 }
 
 impl<M: Memory> Projector<M> {
@@ -108,8 +106,7 @@ impl<M: Memory> Projector<M> {
                 n_in,
                 adapter_place: None,
             },
-            n_side: shape.n_side(),
-            n_side_out: shape.n_rows.isqrt(),
+            n_merged: shape.n_merged,
         })
     }
 }
@@ -150,10 +147,15 @@ fn projection_values<M: Memory>(
 
 impl<B: Backend + Memory<Buffer = Vec<f32>>> Projector<B> {
     /// Makes an image's rows of what the tower gives, `rows: [n_side * n_side, n_vision]`.
-    pub(super) fn run(&self, backend: &mut B, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
+    pub(super) fn run(
+        &self,
+        backend: &mut B,
+        grid: &ImageGrid,
+        rows: &[f32],
+    ) -> Result<Vec<f32>, BackendError> {
         let width = self.norm.width;
-        let n_rows = self.n_side_out * self.n_side_out;
-        let pooled = mean_of_squares(rows, width, self.n_side, self.n_side / self.n_side_out);
+        let n_rows = grid.n_rows();
+        let pooled = mean_of_squares(rows, width, grid.n_across * self.n_merged, self.n_merged);
         let mut normed = vec![0.0; n_rows * width];
         backend.norm(&self.norm, &pooled, n_rows, &mut normed)?;
         let mut output = vec![0.0; n_rows * self.projection.n_out];

@@ -8,6 +8,8 @@
 //! Source of names and keys: llama.cpp, `tools/mtmd/clip-impl.h`, `gguf-py/gguf/constants.py`.
 
 mod gemma3;
+mod grid;
+mod qwen;
 mod tensors;
 mod tower;
 
@@ -18,6 +20,7 @@ use tokenmill_gguf::{GgufFile, Metadata};
 
 use crate::{LoadError, error::check};
 
+pub use grid::{ImageGrid, ImageSize};
 use tensors::TowerTensors;
 pub use tower::{VisionError, VisionTower};
 
@@ -38,22 +41,26 @@ pub struct VisionFile {
 pub struct VisionShape {
     /// How its rows are made and where they stand in a prompt.
     pub family: VisionFamily,
-    /// Pixels of a side of the image that it takes.
-    pub image_size: usize,
+    /// Which sizes it takes, and how many rows these become.
+    pub size: ImageSize,
     /// Pixels of a side of a patch.
     pub patch_size: usize,
     /// What is subtracted from each channel, of values between 0 and 1.
     pub mean: [f32; 3],
     /// What each channel is then divided by.
     pub std: [f32; 3],
-    /// Rows that an image becomes.
-    pub n_rows: usize,
-    /// Width of a row: that of the model's hidden states.
+    /// Width of the model's hidden states.
     pub n_embd: usize,
+    /// Parts of a row behind the first, which the model adds behind its first layers.
+    pub n_deep: usize,
     /// Width inside the tower.
     pub n_vision: usize,
     /// Its layers.
     pub n_layers: usize,
+    /// Patches to a side of what becomes a row.
+    n_merged: usize,
+    /// What only the Qwen families have.
+    qwen: Option<qwen::QwenShape>,
     n_heads: usize,
     n_ff: usize,
     eps: f32,
@@ -64,6 +71,12 @@ pub struct VisionShape {
 pub enum VisionFamily {
     /// Gemma 3: a square image, whose patches are averaged.
     Gemma3,
+    /// Qwen 2 VL: images of any size, whose rows have places in a plane.
+    Qwen2Vl,
+    /// Qwen 2.5 VL: as Qwen 2 VL, with windows in most layers.
+    Qwen25Vl,
+    /// Qwen 3 VL: as Qwen 2 VL, with learned positions, and parts of rows for the model's first layers.
+    Qwen3Vl,
 }
 
 impl VisionFamily {
@@ -71,34 +84,50 @@ impl VisionFamily {
     pub fn name(self) -> &'static str {
         match self {
             Self::Gemma3 => "gemma3",
+            Self::Qwen2Vl => "qwen2vl_merger",
+            Self::Qwen25Vl => "qwen2.5vl_merger",
+            Self::Qwen3Vl => "qwen3vl_merger",
         }
     }
 
     /// Whether the rows of an image see each other in the model.
     pub fn sees_itself(self) -> bool {
-        match self {
-            Self::Gemma3 => true,
-        }
+        self == Self::Gemma3
+    }
+
+    /// Whether the rows of an image have places in a plane, by which rope turns.
+    pub fn has_plane(self) -> bool {
+        self != Self::Gemma3
     }
 }
 
 /// The families that are supported, by their names in files.
-const FAMILIES: [VisionFamily; 1] = [VisionFamily::Gemma3];
+const FAMILIES: [VisionFamily; 4] = [
+    VisionFamily::Gemma3,
+    VisionFamily::Qwen2Vl,
+    VisionFamily::Qwen25Vl,
+    VisionFamily::Qwen3Vl,
+];
 
 impl VisionShape {
-    /// Patches to a side of the image.
-    pub fn n_side(&self) -> usize {
-        self.image_size / self.patch_size
+    /// Patches that an image has at most.
+    pub fn max_patches(&self) -> usize {
+        self.size.max_rows() * self.n_merged * self.n_merged
     }
 
-    /// Patches of an image.
-    pub fn n_patches(&self) -> usize {
-        self.n_side() * self.n_side()
+    /// Numbers that an image has at most.
+    fn max_values(&self) -> usize {
+        self.max_patches() * self.patch_values()
     }
 
-    /// Numbers of an image: `[image_size, image_size, 3]`.
-    pub fn n_values(&self) -> usize {
-        3 * self.image_size * self.image_size
+    /// Numbers of a patch.
+    fn patch_values(&self) -> usize {
+        3 * self.patch_size * self.patch_size
+    }
+
+    /// Width of a row: that of the model's hidden states, once for each part.
+    pub fn row_width(&self) -> usize {
+        (1 + self.n_deep) * self.n_embd
     }
 }
 
@@ -132,12 +161,12 @@ impl VisionFile {
     pub fn plan<B: Backend>(&self, backend: &B) -> Result<MemoryPlan, LoadError> {
         let mut plan = tower::plan_of(&TowerTensors::of(&self.file, &self.shape), &self.shape, backend)?;
         let around = (self.file.tensors())
-            .filter(|info| info.name.starts_with("mm.") || info.name.starts_with("v.patch_embd."));
+            .filter(|info| info.name.starts_with("mm.") || tensors::is_around(&info.name, self.shape.family));
         plan.weights_bytes =
             (around.map(|info| info.n_bytes)).fold(plan.weights_bytes, usize::saturating_add);
         // The pixels, their patches, and the rows before and behind the layers.
-        let n_rows = self.shape.n_patches().saturating_mul(2 * self.shape.n_vision);
-        let n_values = (self.shape.n_values().saturating_mul(2)).saturating_add(n_rows);
+        let n_rows = (self.shape.max_patches()).saturating_mul(2 * self.shape.n_vision);
+        let n_values = (self.shape.max_values().saturating_mul(2)).saturating_add(n_rows);
         plan.activations_bytes =
             (plan.activations_bytes).saturating_add(n_values.saturating_mul(size_of::<f32>()));
         Ok(plan)
@@ -179,21 +208,27 @@ fn read_shape(file: &GgufFile) -> Result<VisionShape, LoadError> {
         let value = metadata.u32(&format!("clip.vision.{key}"))?;
         Ok::<_, LoadError>(value as usize)
     };
+    let image = number("image_size")?;
     let shape = VisionShape {
         family,
-        image_size: number("image_size")?,
+        size: ImageSize::Square {
+            side: image,
+            n_side: 0,
+        },
         patch_size: number("patch_size")?,
         mean: channels(metadata, "clip.vision.image_mean")?,
         std: channels(metadata, "clip.vision.image_std")?,
-        n_rows: 0,
         n_embd: 0,
+        n_deep: 0,
+        n_merged: 1,
+        qwen: None,
         n_vision: number("embedding_length")?,
         n_layers: number("block_count")?,
         n_heads: number("attention.head_count")?,
         n_ff: number("feed_forward_length")?,
         eps: metadata.f32("clip.vision.attention.layer_norm_epsilon")?,
     };
-    let (image, patch) = (shape.image_size, shape.patch_size);
+    let patch = shape.patch_size;
     let divides = |whole: usize, part: usize| part > 0 && whole >= part && whole.is_multiple_of(part);
     check(
         "image size",
@@ -240,7 +275,10 @@ fn read_shape(file: &GgufFile) -> Result<VisionShape, LoadError> {
         check("mean of the pixels", mean, mean.is_finite(), "a number")?;
     }
     match family {
-        VisionFamily::Gemma3 => gemma3::finish(file, &shape),
+        VisionFamily::Gemma3 => gemma3::finish(file, image / patch, &shape),
+        VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl | VisionFamily::Qwen3Vl => {
+            qwen::finish(file, image / patch, &shape)
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use tokenmill_gguf::{GgufFile, TensorType};
 
 use crate::{WeightInfo, WeightSource, WeightTensor};
 
-use super::VisionShape;
+use super::{VisionFamily, VisionShape};
 
 /// Parts of a layer that files of encoders call by other names: those, and the usual ones.
 const PARTS: [(&str, &str); 3] = [
@@ -17,6 +17,13 @@ const PARTS: [(&str, &str); 3] = [
     ("ln2", "ffn_norm"),
     ("attn_out", "attn_output"),
 ];
+
+/// Whether a tensor of an encoder stands before or behind its layers.
+pub(super) fn is_around(name: &str, family: VisionFamily) -> bool {
+    name.starts_with("v.patch_embd.")
+        || name.starts_with("v.deepstack.")
+        || family == VisionFamily::Qwen3Vl && name.starts_with("v.position_embd.")
+}
 
 /// The tensors of a tower.
 pub(super) struct TowerTensors<'a> {
@@ -34,7 +41,7 @@ impl<'a> TowerTensors<'a> {
             down.info.dims[..] == [shape.n_vision, shape.n_ff] && shape.n_vision != shape.n_ff
         });
         let names = (file.tensors())
-            .filter(|info| info.name.starts_with("v.") && !info.name.starts_with("v.patch_embd."))
+            .filter(|info| info.name.starts_with("v.") && !is_around(&info.name, shape.family))
             .map(|info| (usual_name(&info.name, is_swapped), info.name.clone()))
             .collect();
         Self {
@@ -101,7 +108,7 @@ impl WeightSource for TowerTensors<'_> {
         let view = self.file.tensor(name)?;
         let mut dims = view.info.dims.clone();
         // A convolution whose steps are as wide as its window is a matrix.
-        if name == "v.patch_embd.weight" && dims.len() == 4 {
+        if name.starts_with("v.patch_embd.weight") && dims.len() == 4 {
             dims = vec![dims[..3].iter().product(), dims[3]];
         }
         Some(WeightTensor {

@@ -4,32 +4,38 @@
 //! the bit, as everything does that the backend computes.
 
 use tokenmill_backend::{
-    Backend, BackendError, Executor, ForwardBatch, KvType, Linear, Memory, MemoryPlan, NormKind, PAGE_TOKENS,
-    StepError, StepOutput, TokenSource,
+    Activation, Backend, BackendError, Executor, ForwardBatch, KvType, Linear, MatrixUsage, Memory,
+    MemoryPlan, NormKind, PAGE_TOKENS, RopeAxes, RopeStyle, StepError, StepOutput, TokenSource,
 };
 
 use crate::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
     MixerDescriptor, ModelExecutor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence,
-    Residual,
+    Residual, RopeDescriptor, RopeScaling, TowerDescriptor, WeightSource as _,
     loader::Loader,
     model::{build, plan},
 };
 
 use super::{
-    VisionShape,
-    gemma3::{self, Projector},
+    ImageGrid, VisionFamily, VisionShape, gemma3,
+    qwen::{self, PatchOrder},
     tensors::TowerTensors,
 };
 
 /// A loaded encoder of images.
 pub struct VisionTower<B: Backend> {
     shape: VisionShape,
-    /// Makes an input of each patch, `[patch values, n_vision]`.
-    patches: Linear<B::Matrix, B::Vector>,
+    /// Make an input of each patch, `[patch values, n_vision]`: one for each frame, of which a still image has two that are the same.
+    frames: Vec<Linear<B::Matrix, B::Vector>>,
     executor: ModelExecutor<B>,
     projector: Projector<B>,
     output: StepOutput,
+}
+
+/// What stands behind a tower.
+enum Projector<M: Memory> {
+    Gemma3(gemma3::Projector<M>),
+    Qwen(qwen::Projector<M>),
 }
 
 /// Why an image could not be encoded.
@@ -61,7 +67,7 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         let descriptor = describe(shape);
         let mut executor = build(&descriptor, source, backend, &options_of(shape), &mut |_| {})?;
         let mut on_progress = |_| {};
-        let n_ctx = shape.n_patches();
+        let n_ctx = shape.max_patches();
         let mut loader = Loader::new(
             &descriptor,
             source,
@@ -69,12 +75,26 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
             executor.backend_mut(),
             &mut on_progress,
         );
-        let n_values = 3 * shape.patch_size * shape.patch_size;
-        let patches = loader.linear("v.patch_embd", shape.n_vision, n_values, Presence::Optional)?;
-        let projector = Projector::load(shape, &mut loader)?;
+        let n_values = shape.patch_values();
+        let mut frames = vec![loader.linear("v.patch_embd", shape.n_vision, n_values, Presence::Optional)?];
+        if source.contains(SECOND_FRAME) {
+            frames.push(Linear {
+                matrix: loader.matrix(SECOND_FRAME, shape.n_vision, n_values, MatrixUsage::Linear)?,
+                bias: None,
+                n_out: shape.n_vision,
+                n_in: n_values,
+                adapter_place: None,
+            });
+        }
+        let projector = match shape.family {
+            VisionFamily::Gemma3 => Projector::Gemma3(gemma3::Projector::load(shape, &mut loader)?),
+            VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl | VisionFamily::Qwen3Vl => {
+                Projector::Qwen(qwen::Projector::load(shape, &mut loader)?)
+            }
+        };
         Ok(Self {
             shape: shape.clone(),
-            patches,
+            frames,
             executor,
             projector,
             output: StepOutput::default(),
@@ -86,41 +106,88 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         &self.shape
     }
 
-    /// Makes the rows of an image, `[n_rows, n_embd]`, of its pixels: rows of three channels, with mean and deviation taken out,
-    /// `pixels: [image_size, image_size, 3]`.
+    /// Makes the rows of an image, `[grid.n_rows(), row_width]`, of its pixels at the size that the grid says: rows of three channels,
+    /// with mean and deviation taken out, `pixels: [height, width, 3]`.
     ///
     /// # Errors
     /// [`VisionError`]: an image of another size, or a failed step.
-    pub fn encode(&mut self, pixels: &[f32]) -> Result<Vec<f32>, VisionError> {
+    pub fn encode(&mut self, pixels: &[f32], grid: &ImageGrid) -> Result<Vec<f32>, VisionError> {
         let shape = &self.shape;
-        if pixels.len() != shape.n_values() {
+        let expected = 3 * grid.width * grid.height;
+        if pixels.len() != expected || grid.n_rows() > shape.size.max_rows() {
             return Err(VisionError::WrongSize {
-                expected: shape.n_values(),
+                expected,
                 found: pixels.len(),
             });
         }
-        let n_patches = shape.n_patches();
-        let patches = patches_of(pixels, shape);
-        let mut inputs = vec![0.0; n_patches * shape.n_vision];
-        let backend = self.executor.backend_mut();
-        backend.linear(&self.patches, &patches, n_patches, &mut inputs)?;
-        drop(patches);
+        let order = match shape.family {
+            VisionFamily::Gemma3 => PatchOrder::by_rows(shape, grid),
+            VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl | VisionFamily::Qwen3Vl => {
+                PatchOrder::of(shape, grid)
+            }
+        };
+        let inputs = self.inputs(pixels, grid, &order)?;
+        let n_patches = order.patches.len() as u32;
         let mut batch = ForwardBatch::default();
-        let pages: Vec<u32> = (0..n_patches.div_ceil(PAGE_TOKENS) as u32).collect();
-        let rows = 0..n_patches as u32;
+        let pages: Vec<u32> = (0..n_patches.div_ceil(PAGE_TOKENS as u32)).collect();
+        let rows = 0..n_patches;
         batch.push_sequence(rows.clone().map(TokenSource::Row), 0, &pages);
         batch.input_rows = inputs;
+        batch.input_width = self.shape.n_vision;
         batch.see_each_other(rows.clone());
+        if self.shape.family.has_plane() {
+            batch.turn_by(|patch| {
+                let [row, column] = order.patches[patch as usize];
+                [0, row, column]
+            });
+        }
+        batch.window_seen.clone_from(&order.windows);
         batch.hidden_rows.extend(rows);
         let ticket = self.executor.submit(&batch)?;
         drop(batch);
         self.output.clear();
         self.executor.wait(ticket, &mut self.output)?;
-        Ok(self
-            .projector
-            .run(self.executor.backend_mut(), &self.output.hidden)?)
+        let hidden = &self.output.hidden;
+        Ok(match &self.projector {
+            Projector::Gemma3(projector) => projector.run(self.executor.backend_mut(), grid, hidden)?,
+            Projector::Qwen(projector) => {
+                let (backend, taps) = self.executor.backend_and_taps();
+                projector.run(backend, &order, hidden, taps)?
+            }
+        })
+    }
+
+    /// The inputs of the layers, `[n_patches, n_vision]`.
+    fn inputs(
+        &mut self,
+        pixels: &[f32],
+        grid: &ImageGrid,
+        order: &PatchOrder,
+    ) -> Result<Vec<f32>, BackendError> {
+        let shape = &self.shape;
+        let n_patches = order.patches.len();
+        let patches = patches_of(pixels, grid.width, shape.patch_size, &order.patches);
+        let mut inputs = vec![0.0; n_patches * shape.n_vision];
+        let backend = self.executor.backend_mut();
+        let (first, others) = self
+            .frames
+            .split_first()
+            .expect("an encoder has a matrix of patches");
+        backend.linear(first, &patches, n_patches, &mut inputs)?;
+        for frame in others {
+            let mut of_frame = vec![0.0; inputs.len()];
+            backend.linear(frame, &patches, n_patches, &mut of_frame)?;
+            backend.add(1.0, n_patches, shape.n_vision, &mut inputs, &of_frame)?;
+        }
+        if let Projector::Qwen(projector) = &self.projector {
+            projector.add_positions(grid, shape.n_merged, order, &mut inputs);
+        }
+        Ok(inputs)
     }
 }
+
+/// The matrix of the second of two frames.
+const SECOND_FRAME: &str = "v.patch_embd.weight.1";
 
 /// What the layers of a tower will take; what stands before and behind them is not a part of it.
 pub(super) fn plan_of<B: Backend>(
@@ -133,7 +200,7 @@ pub(super) fn plan_of<B: Backend>(
 
 /// How the layers of a tower are loaded: for one image at a time.
 fn options_of(shape: &VisionShape) -> ModelOptions {
-    let n_patches = shape.n_patches();
+    let n_patches = shape.max_patches();
     ModelOptions {
         n_ctx: Some(n_patches),
         max_batch_tokens: n_patches,
@@ -148,18 +215,75 @@ fn options_of(shape: &VisionShape) -> ModelOptions {
 
 /// The tower as a network: its inputs are rows, and it predicts nothing.
 fn describe(shape: &VisionShape) -> Descriptor {
+    let is_qwen25 = shape.family == VisionFamily::Qwen25Vl;
     let head_dim = shape.n_vision / shape.n_heads;
-    let layer = LayerDescriptor {
+    let norm = NormDescriptor {
+        kind: if is_qwen25 { NormKind::Rms } else { NormKind::Layer },
+        eps: shape.eps,
+        bias: if is_qwen25 {
+            Presence::Absent
+        } else {
+            Presence::Required
+        },
+    };
+    let learned = (shape.family == VisionFamily::Gemma3).then(|| shape.max_patches());
+    Descriptor {
+        arch: format!("clip ({})", shape.family.name()),
+        n_vocab: 1,
+        n_embd: shape.n_vision,
+        n_ctx_train: shape.max_patches(),
+        embedding_scale: 1.0,
+        reads_hidden: false,
+        token_types: Presence::Absent,
+        n_learned_positions: learned,
+        embedding_norm: None,
+        norm,
+        post_norm_eps: None,
+        layer_embeddings: None,
+        alt_up: None,
+        ropes: if shape.family.has_plane() {
+            vec![plane_rope(head_dim)]
+        } else {
+            Vec::new()
+        },
+        layers: (0..shape.n_layers)
+            .map(|layer_idx| layer_of(shape, layer_idx))
+            .collect(),
+        tensor_names: &[],
+        residual_scale: 1.0,
+        has_output_norm: true,
+        pooling: None,
+        head: OutputHead::None,
+        head_bias: Presence::Absent,
+        logit_scale: 1.0,
+        logit_softcap: None,
+        row_factors: Vec::new(),
+        n_deep_inputs: 0,
+        tower: Some(TowerDescriptor {
+            taps: (shape.qwen.as_ref()).map_or_else(Vec::new, |qwen| qwen.taps.clone()),
+        }),
+        control: Vec::new(),
+        ignorable: Vec::new(),
+    }
+}
+
+/// A layer of the tower.
+fn layer_of(shape: &VisionShape, layer_idx: usize) -> LayerDescriptor {
+    let is_qwen25 = shape.family == VisionFamily::Qwen25Vl;
+    let head_dim = shape.n_vision / shape.n_heads;
+    let window_period = shape.qwen.as_ref().and_then(|qwen| qwen.window_period);
+    let sees_window = window_period.is_some_and(|period| !(layer_idx + 1).is_multiple_of(period));
+    LayerDescriptor {
         mixer: MixerDescriptor::Attention(AttentionDescriptor {
             n_heads: shape.n_heads,
             n_kv_heads: shape.n_heads,
             head_dim_k: head_dim,
             head_dim_v: head_dim,
             scale: 1.0 / (head_dim as f32).sqrt(),
-            rope: None,
+            rope: shape.family.has_plane().then_some(0),
             // The step says that its rows see each other.
             is_causal: true,
-            window: None,
+            window: shape.window_patches().filter(|_| sees_window),
             is_chunked: false,
             softcap: None,
             has_sinks: false,
@@ -176,61 +300,44 @@ fn describe(shape: &VisionShape) -> Descriptor {
         }),
         ffn: FfnDescriptor::Dense(DenseDescriptor {
             n_ff: shape.n_ff,
-            activation: gemma3::ACTIVATION,
+            activation: match shape.family {
+                VisionFamily::Gemma3 | VisionFamily::Qwen3Vl => Activation::GeluTanh,
+                VisionFamily::Qwen2Vl => Activation::GeluQuick,
+                VisionFamily::Qwen25Vl => Activation::Silu,
+            },
             xielu: None,
             cutoff: None,
-            is_gated: false,
+            is_gated: is_qwen25,
             joined: GateUpOrder::GateFirst,
             bias: Presence::Required,
         }),
         norms: NormPlacement::Pre,
         residual: Residual::Sequential,
         has_output_scale: false,
-    };
-    Descriptor {
-        arch: format!("clip ({})", shape.family.name()),
-        n_vocab: 1,
-        n_embd: shape.n_vision,
-        n_ctx_train: shape.n_patches(),
-        embedding_scale: 1.0,
-        reads_hidden: false,
-        token_types: Presence::Absent,
-        n_learned_positions: Some(shape.n_patches()),
-        embedding_norm: None,
-        norm: NormDescriptor {
-            kind: NormKind::Layer,
-            eps: shape.eps,
-            bias: Presence::Required,
-        },
-        post_norm_eps: None,
-        layer_embeddings: None,
-        alt_up: None,
-        ropes: Vec::new(),
-        layers: vec![layer; shape.n_layers],
-        tensor_names: &[],
-        residual_scale: 1.0,
-        has_output_norm: true,
-        pooling: None,
-        head: OutputHead::None,
-        head_bias: Presence::Absent,
-        logit_scale: 1.0,
-        logit_softcap: None,
-        row_factors: Vec::new(),
-        control: Vec::new(),
-        ignorable: Vec::new(),
     }
 }
 
-/// The patches of an image, row after row: each the values of its first channel, then those of the others.
-fn patches_of(pixels: &[f32], shape: &VisionShape) -> Vec<f32> {
-    let (size, patch) = (shape.image_size, shape.patch_size);
-    let n_side = shape.n_side();
+/// A rope that turns the first half of the pairs by row and the second by column.
+fn plane_rope(head_dim: usize) -> RopeDescriptor {
+    RopeDescriptor {
+        style: RopeStyle::Neox,
+        head_dim,
+        n_dims: head_dim,
+        base: 10_000.0,
+        scaling: RopeScaling::Plane,
+        has_freq_factors: false,
+        axes: RopeAxes::Sections([0, head_dim / 4, head_dim / 4]),
+    }
+}
+
+/// The patches of an image at some places, one after the other: each the values of its first channel, then those of the others.
+fn patches_of(pixels: &[f32], width: usize, patch: usize, places: &[[u32; 2]]) -> Vec<f32> {
     let mut patches = Vec::with_capacity(pixels.len());
-    for first in 0..n_side * n_side {
-        let (top, left) = (first / n_side * patch, first % n_side * patch);
+    for &[row, column] in places {
+        let (top, left) = (row as usize * patch, column as usize * patch);
         for channel in 0..3 {
             for y in top..top + patch {
-                let row = &pixels[3 * (y * size + left)..][..3 * patch];
+                let row = &pixels[3 * (y * width + left)..][..3 * patch];
                 patches.extend(row.iter().skip(channel).step_by(3));
             }
         }

@@ -1,22 +1,30 @@
 //! Images by each API, on a tiny model that sees: the same answer, and one line for what cannot be seen.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tokenmill_server::ServerConfig;
 
 use crate::server::TestServer;
 
-const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/vision/gemma3");
+/// The model of a family.
+fn data(family: &str) -> PathBuf {
+    let vision = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/vision");
+    Path::new(vision).join(family)
+}
 
 async fn start() -> TestServer {
-    let path = Path::new(DATA).join("model.gguf");
+    start_family("gemma3").await
+}
+
+async fn start_family(family: &str) -> TestServer {
+    let path = data(family).join("model.gguf");
     TestServer::start_file(&path, "eye", ServerConfig::default()).await
 }
 
 /// An image as a `data:` URL.
 fn url(name: &str) -> String {
-    let file = std::fs::read(Path::new(DATA).join(name)).expect("an image of the core data");
+    let file = std::fs::read(data("gemma3").join(name)).expect("an image of the core data");
     let part = tokenmill::image_part(&file);
     let url = part["image_url"]["url"].as_str().expect("a URL");
     url.replacen("data:", "data:image/png", 1)
@@ -26,9 +34,9 @@ fn base64(name: &str) -> String {
     url(name).split_once(',').expect("data").1.to_owned()
 }
 
-/// The greedy text of the reference's first case, which looks at `0.png`.
-fn expected(n: usize) -> String {
-    let reference = std::fs::read(Path::new(DATA).join("ref.json")).expect("the reference");
+/// The greedy text of a family's first reference, which looks at `0.png`.
+fn expected(family: &str, n: usize) -> String {
+    let reference = std::fs::read(data(family).join("ref.json")).expect("the reference");
     let reference: Value = serde_json::from_slice(&reference).expect("JSON");
     let greedy = reference["cases"][0]["greedy"].as_array().expect("ids");
     // Ids from 0 on are the printing characters.
@@ -40,14 +48,21 @@ fn expected(n: usize) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_api_shows_the_model_the_same_image() {
-    let server = start().await;
+    // The images of all families are the same files.
+    for family in ["gemma3", "qwen2vl", "qwen3vl"] {
+        check_every_api(family).await;
+    }
+}
+
+async fn check_every_api(family: &str) {
+    let server = start_family(family).await;
     // Clients that ask first are told that it sees.
     let props = server.get("/props").await.json();
     assert_eq!(props["modalities"]["vision"], true, "{props}");
     let shown = server.post_ok("/api/show", &json!({ "model": "eye" })).await;
     let capabilities = shown["capabilities"].as_array().expect("a list");
     assert!(capabilities.contains(&json!("vision")), "{shown}");
-    let expected = expected(6);
+    let expected = expected(family, 6);
     let chat = |part: Value| {
         json!({
             "messages": [{ "role": "user", "content": [part, { "type": "text", "text": "What is it?" }] }],

@@ -16,6 +16,7 @@ pub(super) fn activate(activation: Activation, x: f32) -> f32 {
             let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
             0.5 * x * (1.0 + inner.tanh())
         }
+        Activation::GeluQuick => x * sigmoid(Activation::CLIPPED_ALPHA * x),
         Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0).powi(2),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),

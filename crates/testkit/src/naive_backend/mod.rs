@@ -285,6 +285,17 @@ impl Backend for NaiveBackend {
         Ok(())
     }
 
+    fn add_input_rows(
+        &mut self,
+        part: usize,
+        _: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.step.add_input_rows(part, width, rows);
+        Ok(())
+    }
+
     fn add_row(
         &mut self,
         row: &Vec<f32>,
@@ -398,14 +409,17 @@ impl Backend for NaiveBackend {
         row_width: usize,
         heads: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
-        let positions = &self.step.batch().positions[..n_tokens];
-        for (row, &position) in heads.chunks_exact_mut(row_width).zip(positions) {
+        let batch = self.step.batch();
+        let positions = &batch.positions[..n_tokens];
+        for (token_idx, (row, &own)) in heads.chunks_exact_mut(row_width).zip(positions).enumerate() {
             for head in row.chunks_exact_mut(rope.head_dim) {
                 for (pair, freq) in rope.inv_freqs.iter().enumerate() {
                     let (a, b) = match rope.style {
                         RopeStyle::Norm => (2 * pair, 2 * pair + 1),
                         RopeStyle::Neox => (pair, pair + rope.n_dims / 2),
                     };
+                    let place = (rope.axes.of_pair(pair)).zip(batch.rope_positions.get(token_idx));
+                    let position = place.map_or(own, |(axis, places)| places[axis]);
                     let (sin, cos) = (position as f32 * freq).sin_cos();
                     let (x, y) = (head[a], head[b]);
                     head[a] = rope.magnitude * (x * cos - y * sin);
@@ -462,10 +476,12 @@ impl Backend for NaiveBackend {
                 } else {
                     batch.context_len(seq_idx) - 1
                 };
-                let (first, last) = match attention.window {
-                    None => (0, last),
-                    Some(window) if attention.is_chunked => (position - position % window, last),
-                    Some(window) => (
+                let in_window = batch.window_seen.get(token_idx);
+                let (first, last) = match (attention.window, in_window) {
+                    (None, _) => (0, last),
+                    (Some(_), Some(&[first, last])) => (first as usize, last as usize),
+                    (Some(window), None) if attention.is_chunked => (position - position % window, last),
+                    (Some(window), None) => (
                         (position + 1).saturating_sub(window),
                         last.min(position + window - 1),
                     ),

@@ -1,0 +1,56 @@
+//! What networks know of the inputs of images: the axes of rope, and the layers behind which parts of them are added.
+//!
+//! Separate because text alone needs none of it, and both kinds of files say it. Invariant: sections that do not fit the heads are
+//! none, so that such a file still computes text.
+
+use tokenmill_backend::RopeAxes;
+use tokenmill_gguf::{Array, Value};
+
+use crate::{Descriptor, LoadError};
+
+use super::{GgufConfig, HfConfig};
+
+/// How many pairs each axis turns, in the order of the pairs.
+type Form = fn([usize; 3]) -> RopeAxes;
+
+impl GgufConfig<'_> {
+    /// Sets what the file says of the inputs of images.
+    pub(super) fn set_image_inputs(&self, descriptor: &mut Descriptor, form: Form) -> Result<(), LoadError> {
+        let count = |&number: &i32| usize::try_from(number).ok();
+        let sections: Option<Vec<usize>> = match self.value("rope.dimension_sections") {
+            Some(Value::Array(Array::I32(numbers))) => numbers.iter().map(count).collect(),
+            Some(Value::Array(Array::U32(numbers))) => {
+                Some(numbers.iter().map(|&number| number as usize).collect())
+            }
+            _ => None,
+        };
+        set_axes(descriptor, &sections.unwrap_or_default(), form);
+        descriptor.n_deep_inputs = self.opt_usize("n_deepstack_layers")?.unwrap_or(0);
+        Ok(())
+    }
+}
+
+impl HfConfig {
+    /// Sets what the configuration says of the inputs of images.
+    pub(super) fn set_image_inputs(&self, descriptor: &mut Descriptor, form: Form) -> Result<(), LoadError> {
+        let sections = self.rope_parameters()?.counts("mrope_section")?;
+        set_axes(descriptor, &sections.unwrap_or_default(), form);
+        let stacked = self.object("vision_config")?.counts("deepstack_visual_indexes")?;
+        descriptor.n_deep_inputs = stacked.map_or(0, |layers| layers.len());
+        Ok(())
+    }
+}
+
+fn set_axes(descriptor: &mut Descriptor, sections: &[usize], form: Form) {
+    let [time, row, column, ..] = *sections else {
+        return;
+    };
+    let sum = [time, row, column]
+        .into_iter()
+        .fold(0usize, usize::saturating_add);
+    for rope in &mut descriptor.ropes {
+        if sum == rope.n_dims / 2 {
+            rope.axes = form([time, row, column]);
+        }
+    }
+}

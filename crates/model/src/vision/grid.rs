@@ -1,0 +1,153 @@
+//! [`ImageGrid`]: the size at which an image is encoded, and the rows that it becomes.
+//!
+//! Separate because prompts are made before anything is encoded, from sizes alone. Invariant: a grid that [`ImageSize::grid`] gave has
+//! at most [`ImageSize::max_rows`] rows.
+//!
+//! Source: transformers, `smart_resize` of `models/qwen2_vl/image_processing_qwen2_vl.py`.
+
+/// The size at which an image is encoded, and the rows that it becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageGrid {
+    /// Pixels of a line.
+    pub width: usize,
+    /// Lines of pixels.
+    pub height: usize,
+    /// Rows for the model that lie next to each other in the image.
+    pub n_across: usize,
+    /// Rows for the model that lie below each other.
+    pub n_down: usize,
+}
+
+impl ImageGrid {
+    /// Rows that the image becomes.
+    pub fn n_rows(&self) -> usize {
+        self.n_across * self.n_down
+    }
+}
+
+/// Which sizes an encoder takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageSize {
+    /// Squares of one size.
+    Square {
+        /// Pixels of a side.
+        side: usize,
+        /// Rows to a side.
+        n_side: usize,
+    },
+    /// Any size within limits; sides become multiples of a number, and keep their proportion as well as these allow.
+    Free {
+        /// Pixels of a side of what becomes a row.
+        multiple: usize,
+        /// Pixels that an image has at least.
+        min_pixels: usize,
+        /// Pixels that an image has at most.
+        max_pixels: usize,
+    },
+}
+
+/// How much longer one side may be than the other.
+const MAX_RATIO: usize = 200;
+
+impl ImageSize {
+    /// Rows that an image becomes at most.
+    pub fn max_rows(&self) -> usize {
+        match *self {
+            Self::Square { n_side, .. } => n_side * n_side,
+            Self::Free {
+                multiple, max_pixels, ..
+            } => max_pixels / (multiple * multiple),
+        }
+    }
+
+    /// How an image of a size is encoded; `None` where one side is too long for the other.
+    pub fn grid(&self, width: usize, height: usize) -> Option<ImageGrid> {
+        match *self {
+            Self::Square { side, n_side } => Some(ImageGrid {
+                width: side,
+                height: side,
+                n_across: n_side,
+                n_down: n_side,
+            }),
+            Self::Free {
+                multiple,
+                min_pixels,
+                max_pixels,
+            } => {
+                let [width, height] = smart_resize([width, height], multiple, min_pixels, max_pixels)?;
+                let grid = ImageGrid {
+                    width,
+                    height,
+                    n_across: width / multiple,
+                    n_down: height / multiple,
+                };
+                (1..=self.max_rows()).contains(&grid.n_rows()).then_some(grid)
+            }
+        }
+    }
+}
+
+fn smart_resize(
+    sides: [usize; 2],
+    multiple: usize,
+    min_pixels: usize,
+    max_pixels: usize,
+) -> Option<[usize; 2]> {
+    let [width, height] = sides;
+    if width.max(height) > MAX_RATIO * width.min(height) {
+        return None;
+    }
+    let n_pixels = (width * height) as f64;
+    let unit = multiple as f64;
+    let rounded = sides.map(|side| (side as f64 / unit).round_ties_even() as usize * multiple);
+    if rounded[0] * rounded[1] > max_pixels {
+        let shrink = (n_pixels / max_pixels as f64).sqrt();
+        let side = |side: usize| ((side as f64 / shrink / unit).floor() as usize * multiple).max(multiple);
+        return Some(sides.map(side));
+    }
+    if rounded[0] * rounded[1] < min_pixels {
+        let grow = (min_pixels as f64 / n_pixels).sqrt();
+        return Some(sides.map(|side| (side as f64 * grow / unit).ceil() as usize * multiple));
+    }
+    Some(rounded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_transformers() {
+        let file = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../tests/data/vision/smart_resize.json"
+        );
+        let cases: Vec<[usize; 7]> = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        assert!(cases.len() >= 30);
+        for [
+            width,
+            height,
+            multiple,
+            min_pixels,
+            max_pixels,
+            new_width,
+            new_height,
+        ] in cases
+        {
+            let found = smart_resize([width, height], multiple, min_pixels, max_pixels);
+            assert_eq!(found, Some([new_width, new_height]), "{width} x {height}");
+        }
+    }
+
+    #[test]
+    fn sides_that_differ_too_much_have_no_grid() {
+        let size = ImageSize::Free {
+            multiple: 28,
+            min_pixels: 56 * 56,
+            max_pixels: 28 * 28 * 1280,
+        };
+        assert!(size.grid(10, 2000).is_some());
+        assert_eq!(size.grid(10, 2001), None);
+        assert_eq!(size.grid(2001, 10), None);
+    }
+}
