@@ -8,6 +8,7 @@ use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, SeqState
 use crate::{
     arena::SeqId,
     drafting::DraftKind,
+    media::content_in,
     outcome::{End, Outcome, RowResult, SeqSummary},
     page_events::Lineage,
     plan::{PlannedOutput, PlannedRow, StepPlan},
@@ -156,12 +157,14 @@ impl Scheduler {
             self.ensure_page_keys(id, n_whole);
             let sequence = &mut self.sequences[id];
             for page_idx in sequence.n_registered..n_whole {
-                let tokens = &sequence.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
+                let inputs = page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS;
+                let tokens = &sequence.tokens[inputs.clone()];
                 let key = sequence.page_keys[page_idx];
                 let lineage = Lineage {
                     parent: page_idx.checked_sub(1).map(|idx| sequence.page_keys[idx]),
                     salt: sequence.salt,
                     adapter: sequence.adapter,
+                    media: content_in(&sequence.media, &inputs),
                 };
                 for (group, pages) in self.groups.iter_mut().zip(&sequence.tables) {
                     group.pool.register(pages[page_idx], key, tokens, lineage);

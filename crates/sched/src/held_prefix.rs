@@ -186,6 +186,8 @@ impl Scheduler {
                     parent: page_idx.checked_sub(1).map(|idx| held.keys[idx]),
                     salt: held.salt,
                     adapter: held.adapter,
+                    // Sessions end before the first medium.
+                    media: None,
                 };
                 let tokens = &held.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
                 group.pool.register(page, held.keys[page_idx], tokens, lineage);

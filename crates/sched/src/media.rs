@@ -101,6 +101,13 @@ impl MediaSpan {
     }
 }
 
+/// What the media are whose inputs lie in a page: one number for all of them; `None` where there are none.
+pub(crate) fn content_in(media: &[MediaSpan], page: &Range<usize>) -> Option<u128> {
+    let contents = media.iter().filter(|span| span.within(page).is_some());
+    let contents = contents.map(|span| span.content);
+    contents.reduce(|all, content| all.rotate_left(1) ^ content)
+}
+
 impl fmt::Debug for Media {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The numbers say nothing, and there are many.

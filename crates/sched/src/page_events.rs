@@ -46,6 +46,8 @@ pub struct StoredPage {
     pub salt: u64,
     /// The adapter of the requests that can find it.
     pub adapter: Option<AdapterId>,
+    /// What the media are made of whose inputs it holds, as one number; in their places, `tokens` say nothing.
+    pub media: Option<u128>,
     /// The tokens that it holds.
     pub tokens: [u32; PAGE_TOKENS],
     /// The layers whose page it is.
@@ -69,6 +71,7 @@ pub(crate) struct Lineage {
     pub(crate) parent: Option<PageKey>,
     pub(crate) salt: u64,
     pub(crate) adapter: Option<AdapterId>,
+    pub(crate) media: Option<u128>,
 }
 
 /// The changes of one pool since they were last taken.
@@ -146,12 +149,14 @@ impl PageJournal {
             parent,
             salt,
             adapter,
+            media,
         } = self.lineages[&key];
         self.events.push(PageEvent::Stored(StoredPage {
             key: key.low_bits(),
             parent: parent.map(PageKey::low_bits),
             salt,
             adapter,
+            media,
             tokens,
             group: self.group,
             tier,

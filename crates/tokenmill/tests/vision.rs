@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokenmill::{
     ContextShift, Conversation, Error, LoadOptions, Model, ModelSource, Projector, TextParams, image_part,
 };
+use tokenmill_sched::PageEvent;
 use tokenmill_testkit::Comparisons;
 
 fn data(path: &str) -> PathBuf {
@@ -289,4 +290,45 @@ fn an_encoder_of_another_model_is_refused_with_both_widths() {
 fn a_folder_with_an_encoder_is_a_folder_with_one_model() {
     let model = options().load(data("gemma3")).unwrap();
     assert!(model.sees());
+}
+
+#[test]
+fn events_of_the_cache_tell_images_apart() {
+    let options = LoadOptions {
+        max_page_event_batches: Some(1000),
+        ..options()
+    };
+    let model = options.load(data("qwen2vl/model.gguf")).unwrap();
+    let mut events = model.engine().take_page_events().unwrap();
+    // What the pages of a prompt with an image, or none, say of their media.
+    let mut media = |image: Option<&str>| {
+        let image = image.map(|name| image_part(&fs::read(data("qwen2vl").join(name)).unwrap()));
+        let said = text("The same words before and after, and enough of them for some pages.");
+        ids(
+            &model,
+            asked([said.clone()].into_iter().chain(image).chain([said])),
+            1,
+        );
+        // The batch of the last step comes before its answer or soon after.
+        let mut found = Vec::new();
+        for _ in 0..200 {
+            while let Some(batch) = events.try_next() {
+                found.extend(batch.into_iter().filter_map(|event| match event {
+                    PageEvent::Stored(page) => Some(page.media),
+                    _ => None,
+                }));
+            }
+            if !found.is_empty() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        found
+    };
+    assert!(media(None).iter().all(Option::is_none));
+    let first: Vec<u128> = media(Some("0.png")).into_iter().flatten().collect();
+    let second: Vec<u128> = media(Some("1.png")).into_iter().flatten().collect();
+    assert!(!first.is_empty() && !second.is_empty());
+    assert!(first.iter().all(|content| *content == first[0]));
+    assert_ne!(first[0], second[0]);
 }

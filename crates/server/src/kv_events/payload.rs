@@ -107,12 +107,18 @@ impl Payloads {
         let extra = fields.key("extra_keys");
         extra.array(pages.len());
         for page in pages {
-            // As in vLLM, a salt is said of the first page, from which it goes into all that follow.
-            if page.parent.is_none() && page.salt != 0 {
-                extra.array(1);
-                extra.text(&format!("{:016x}", page.salt));
-            } else {
+            // As in vLLM, media are said of the pages that hold them, and a salt of the first page, from which it goes into all that
+            // follow.
+            let media = page.media.map(|content| format!("{content:032x}"));
+            let has_salt = page.parent.is_none() && page.salt != 0;
+            let salt = has_salt.then(|| format!("{:016x}", page.salt));
+            if media.is_none() && salt.is_none() {
                 extra.nil();
+                continue;
+            }
+            extra.array(usize::from(media.is_some()) + usize::from(salt.is_some()));
+            for key in media.into_iter().chain(salt) {
+                extra.text(&key);
             }
         }
         fields.key("group_idx").uint(first.group.index() as u64);
@@ -264,6 +270,7 @@ mod tests {
                 parent,
                 salt,
                 adapter: None,
+                media: None,
                 tokens,
                 group,
                 tier,
@@ -308,5 +315,45 @@ mod tests {
             let bytes = bytes.map(|at| u8::from_str_radix(&expected[at..at + 2], 16).unwrap());
             assert_eq!(written, bytes.collect::<Vec<u8>>(), "{encoding:?}");
         }
+    }
+    #[test]
+    fn media_are_said_of_each_page_and_a_salt_of_the_first() {
+        let page = |key, parent, media| {
+            PageEvent::Stored(StoredPage {
+                key,
+                parent,
+                salt: 255,
+                adapter: None,
+                media,
+                tokens: [1; PAGE_TOKENS],
+                group: PageGroup::Main,
+                tier: PageTier::Pool,
+            })
+        };
+        let events = [
+            page(1, None, Some(0xabc)),
+            page(2, Some(1), Some(0xabc)),
+            page(3, Some(2), None),
+        ];
+        let payloads = Payloads {
+            encoding: EventEncoding::Map,
+            windows: [None, None],
+        };
+        let written = payloads.write(Duration::ZERO, &events);
+        let media = [&b"\xd9\x20"[..], format!("{:032x}", 0xabc).as_bytes()].concat();
+        let salt = [&b"\xb0"[..], format!("{:016x}", 255).as_bytes()].concat();
+        let expected = [
+            &b"\xaaextra_keys\x93\x92"[..],
+            &media[..],
+            &salt,
+            b"\x91",
+            &media,
+            b"\xc0",
+        ]
+        .concat();
+        assert!(
+            written.windows(expected.len()).any(|part| part == expected),
+            "{written:02x?}"
+        );
     }
 }
