@@ -169,6 +169,8 @@ pub(crate) struct Sequence {
     pub(crate) stay: u32,
     /// It is to take part in no step until its consumer has caught up.
     pub(crate) wants_pause: bool,
+    /// The step before had no room for its next inputs, which see each other.
+    pub(crate) waits_for_step: bool,
     /// It waits for the sequence it is a fork of.
     pub(crate) is_held: bool,
     /// Its page table in each group.
@@ -237,6 +239,7 @@ impl Sequence {
             stage: Stage::Waiting,
             stay: 0,
             wants_pause: false,
+            waits_for_step: false,
             is_held: false,
             tables: Default::default(),
             page_keys: Vec::new(),

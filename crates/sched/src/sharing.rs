@@ -59,15 +59,25 @@ impl Scheduler {
     }
 
     /// Lets no row part inputs that see each other: it gets all of them where the step has room for them, or ends before. Those
-    /// first in rank take the room of others, so that they always continue.
+    /// first in rank take the room of others, so that they always continue. One that found no room in the step before has it now,
+    /// before those that would else take a token each in every step.
     fn share_uncut(&mut self) {
         let has_media = |id: &SeqId| !self.sequences[*id].media.is_empty();
         if !self.running.iter().any(has_media) {
             return;
         }
-        let mut left = self.config.max_step_tokens;
-        for (share, &id) in self.shares.iter_mut().zip(&self.running) {
-            let sequence = &self.sequences[id];
+        let waiting = (self.running.iter()).position(|&id| self.sequences[id].waits_for_step);
+        let mut kept = 0;
+        if let Some(idx) = waiting {
+            kept = self.sequences[self.running[idx]].beyond_cut(1);
+            self.shares[idx] = self.shares[idx].max(1);
+        }
+        let mut left = self.config.max_step_tokens.saturating_sub(kept);
+        for (idx, (share, &id)) in self.shares.iter_mut().zip(&self.running).enumerate() {
+            if waiting == Some(idx) {
+                left += kept;
+            }
+            let sequence = &mut self.sequences[id];
             let whole = sequence.beyond_cut(*share);
             *share = if whole <= left {
                 whole
@@ -75,6 +85,7 @@ impl Scheduler {
                 sequence.before_cut((*share).min(left))
             };
             left -= *share;
+            sequence.waits_for_step = *share == 0 && sequence.beyond_cut(1) > 1;
         }
     }
 

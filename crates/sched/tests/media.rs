@@ -160,3 +160,43 @@ fn the_cache_finds_the_same_content_only() {
     assert_eq!(n_cached(&[]), 96);
     assert_eq!(n_cached(&[span(40, 32, 1), span(80, 8, 3)]), 80);
 }
+
+#[test]
+fn an_image_as_long_as_a_step_does_not_wait_for_those_that_decode() {
+    let mut scheduler = scheduler(200);
+    let older = submit(&mut scheduler, 8, 500, &[]);
+    let mut n_steps = 0;
+    let mut step = |scheduler: &mut Scheduler| {
+        let mut plan = StepPlan::default();
+        scheduler.plan(StepBudget::FULL, &mut plan);
+        let results: Vec<RowResult> = (plan.rows.iter())
+            .map(|row| match row.output {
+                PlannedOutput::Sample => RowResult::Token(7),
+                _ => RowResult::Advanced,
+            })
+            .collect();
+        let mut news = Vec::new();
+        scheduler.commit(&plan, &results, &mut news);
+        scheduler.assert_consistent();
+        n_steps += 1;
+        assert!(n_steps < 100);
+        plan.rows
+            .iter()
+            .map(|row| (row.seq, row.n_tokens))
+            .collect::<Vec<_>>()
+    };
+    step(&mut scheduler);
+    let image = [span(3, MAX_STEP_TOKENS, 1)];
+    let newer = submit(&mut scheduler, 3 + MAX_STEP_TOKENS + 4, 5, &image);
+    let mut n_older = 0;
+    let found = (0..8).find_map(|n_before| {
+        let rows = step(&mut scheduler);
+        n_older += usize::from(rows.iter().any(|(seq, _)| *seq == older));
+        let whole = (newer, MAX_STEP_TOKENS as u32);
+        rows.contains(&whole).then_some(n_before)
+    });
+    // The text before it, a step without room, and its own.
+    assert_eq!(found, Some(2));
+    assert_eq!(n_older, 2, "the older sequence misses one step alone");
+    assert!(step(&mut scheduler).iter().any(|(seq, _)| *seq == older));
+}
