@@ -295,7 +295,7 @@ mod tests {
         // No shorter context has more splits than the grid.
         for bits in [4, 5, 6] {
             let mut most = 0;
-            for n_tokens in 1..40_000 {
+            for n_tokens in 1..40_000_usize {
                 let found = n_tokens.div_ceil(split_len(n_tokens, bits));
                 most = most.max(found);
                 assert!(most <= n_splits(n_tokens, bits), "{n_tokens}");
