@@ -18,7 +18,7 @@
 // Rows of V are stride_v numbers apart: those of kv.cuh, or latent rows, where V is K and a value the beginning of a key.
 //
 // A warp has every fourth page of the split. It copies them asynchronously to its own ring of n_stages tiles (attention_tiles.cuh), keys
-// first, values after them, so that values are on their way while keys are multiplied, and waits for nobody until all warps add
+// first, values after them, so that values are on their way while keys are multiplied, and waits for no other warp until they add
 // up. attention_heads.cuh has what it does with a tile. Rows of more than a tile's columns are several tiles.
 // Shared, dynamic: 4 n_stages tiles, the queries, scores of 4 warps, 8 or G heads and warp_tokens positions, and 4 heads (row_v + 4) sums where values
 //   have several tiles a page; static: 1.2 KB.

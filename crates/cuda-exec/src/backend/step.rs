@@ -20,7 +20,7 @@ use super::{results::Results, sampling};
 const NOWHERE: u32 = u32::MAX;
 /// Marks a token that is a row sampled in the step before.
 const SAMPLED_ROW: u32 = 1 << 31;
-/// Pages that one thread block of attention sees; contexts are padded to a power of two of these.
+/// Pages that a context is padded to a power of two of.
 const SPLIT_PAGES: usize = 16;
 
 /// The inputs of a step on the device, and the staging memory that they go through.

@@ -93,7 +93,7 @@ fn split_bits(n_kv_heads: usize) -> u32 {
 
 /// Positions of each split of so many, as the kernel computes them.
 fn split_len(n_tokens: usize, split_bits: u32) -> usize {
-    let excess = (n_tokens - 1) / MIN_SPLIT >> split_bits;
+    let excess = ((n_tokens - 1) / MIN_SPLIT) >> split_bits;
     let longer = excess.checked_ilog2().map_or(0, |bits| bits + 1);
     (MIN_SPLIT << longer.min(MAX_LONGER)).min(MAX_SPLIT)
 }
@@ -126,7 +126,7 @@ fn number_bytes(ty: KvType) -> usize {
 fn tile_bytes(columns: usize, row: usize, ty: KvType) -> usize {
     let scales = if ty == KvType::Q8_0 { row } else { 0 };
     // Rows are an odd number of 16 bytes apart.
-    PAGE_TOKENS * (columns * number_bytes(ty) / 16 | 1) * 16 + scales
+    PAGE_TOKENS * ((columns * number_bytes(ty) / 16) | 1) * 16 + scales
 }
 
 /// Which kernel, its heads, and the columns of a tile of rows of these widths.

@@ -54,8 +54,8 @@ impl Cut {
         let number_bytes = if case.is_half { 2 } else { 4 };
         let group = case.n_heads / case.n_kv_heads;
         let is_wide = rows[0].max(rows[1]) > 256;
-        let longer = (context - 1) / 64 >> case.split_bits;
-        let split = (64 << longer.checked_ilog2().map_or(0, |bits| bits + 1).min(3)) as usize;
+        let longer = ((context - 1) / 64) >> case.split_bits;
+        let split: usize = 64 << longer.checked_ilog2().map_or(0, |bits| bits + 1).min(3);
         // Kernels of halves multiply 8 heads, whether they are there or not, and 16 columns at a time.
         let most = if is_wide { 2 } else { 8 };
         let (heads, columns, score_heads, score_pad, query_bytes);
@@ -69,7 +69,7 @@ impl Cut {
             columns = rows.map(|row| if row * 4 <= 512 { row } else { 128 });
             (score_heads, score_pad, query_bytes) = (heads, 0, 4 * heads);
         }
-        let tile = |columns: usize| 16 * (columns * number_bytes / 16 | 1) * 16;
+        let tile = |columns: usize| 16 * ((columns * number_bytes / 16) | 1) * 16;
         let sums = if columns[1] < rows[1] {
             heads * (rows[1] + 4)
         } else {
@@ -372,9 +372,9 @@ fn contexts_of_any_length_from_one_to_many_splits() {
     for is_half in [true, false] {
         for (split_bits, n_stages) in [(2, 2), (2, 4), (0, 4)] {
             check(&Case {
+                is_half,
                 split_bits,
                 n_stages,
-                is_half,
                 ..Case::new(&[40, 600, 1100], 4, 2, 64)
             });
         }
@@ -384,9 +384,10 @@ fn contexts_of_any_length_from_one_to_many_splits() {
         has_sinks: true,
         ..Case::new(&[64 * 64 - 1], 2, 1, 32)
     });
+    let longest = Case::new(&[70 * 512], 1, 1, 8);
     check(&Case {
         split_bits: 0,
-        ..Case::new(&[70 * 512], 1, 1, 8)
+        ..longest
     });
 }
 
