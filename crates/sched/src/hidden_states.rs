@@ -64,9 +64,11 @@ impl HiddenStates {
         let n_before = (first.checked_sub(given.first))
             .map(|n_rows| n_rows * self.width)
             .filter(|n_before| *n_before <= given.rows.len());
-        match n_before.filter(|n_before| self.n_kept + n_before + rows.len() <= MAX_KEPT) {
-            Some(n_before) => given.rows.truncate(n_before),
-            None => (given.first, given.rows) = (first, Vec::new()),
+        let fits = |n_before: &usize| self.n_kept + n_before + rows.len() <= MAX_KEPT;
+        if let Some(n_before) = n_before.filter(fits) {
+            given.rows.truncate(n_before);
+        } else {
+            (given.first, given.rows) = (first, Vec::new());
         }
         given.rows.extend_from_slice(rows);
         self.n_kept += given.rows.len();

@@ -220,7 +220,11 @@ pub(crate) fn describe_nextn(file: &GgufFile) -> Result<Option<(Descriptor, usiz
     };
     let named = |error| with_key(error, Form::Gguf(row.name));
     let mut descriptor = (row.from_gguf)(&config).map_err(named)?;
-    descriptor.layers = descriptor.layers.drain(layer_idx..=layer_idx).collect();
+    // Some architectures list their layers themselves.
+    let Some(layer) = descriptor.layers.into_iter().nth(layer_idx) else {
+        return Ok(None);
+    };
+    descriptor.layers = vec![layer];
     descriptor.validate().map_err(named)?;
     Ok(Some((descriptor, layer_idx)))
 }
