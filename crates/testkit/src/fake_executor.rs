@@ -17,6 +17,8 @@ use tokenmill_backend::{
     SampleRow, SampledToken, SamplingParams, StepError, StepOutput, Ticket, TokenLogprob, TokenSource,
 };
 
+pub use crate::hidden_reader::HiddenReader;
+
 /// What goes wrong, and when; steps and copies are counted from 0.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
@@ -55,19 +57,6 @@ pub struct FakeExecutor {
     most_in_flight: Arc<AtomicUsize>,
     /// Called before each step, for instance to make it take time.
     pub on_step: Box<dyn FnMut(&ForwardBatch) + Send>,
-}
-
-/// What an executor does with hidden states.
-#[derive(Clone, Debug, Default)]
-pub enum HiddenReader {
-    /// It takes none.
-    #[default]
-    Nothing,
-    /// It looks at none.
-    Any,
-    /// Each is what the executor itself gives behind the token before, or zeros; counts the former, and of the latter those that do not
-    /// stand before the first token.
-    Checked(Arc<[AtomicUsize; 2]>),
 }
 
 /// The pages of a group, and those of its host tier.
@@ -205,30 +194,14 @@ impl FakeExecutor {
 
     /// Checks the hidden state before a token, where they are read.
     fn check_hidden(&self, batch: &ForwardBatch, seq_idx: usize, token_idx: usize) {
-        let HiddenReader::Checked(counts) = &self.hidden else {
-            return;
-        };
-        let width = self.limits.n_embd;
-        let found = &batch.hidden_inputs[token_idx * width..][..width];
-        let position = batch.positions[token_idx] as usize;
-        if found.iter().all(|&x| x == 0.0) {
-            counts[1].fetch_add(usize::from(position > 0), Ordering::Relaxed);
-            return;
-        }
         let stored = |group: PageGroup, at: usize| {
             let page = batch.table_of(seq_idx, group)[at / PAGE_TOKENS];
             self.stores[group.index()].pages[page as usize][at % PAGE_TOKENS]
         };
-        let before = position
-            .checked_sub(1)
-            .expect("nothing is before the first token");
-        let seen = see(&self.limits, before, stored);
-        let expected = hidden(mix(seen ^ stored(PageGroup::Main, before)), width);
-        assert!(
-            expected.eq(found.iter().copied()),
-            "the hidden state before position {position} is another token's"
-        );
-        counts[0].fetch_add(1, Ordering::Relaxed);
+        self.hidden.check(batch, token_idx, self.limits.n_embd, |before| {
+            let seen = see(&self.limits, before, stored);
+            hidden(mix(seen ^ stored(PageGroup::Main, before)), self.limits.n_embd).collect()
+        });
     }
 
     fn run(&mut self, batch: &ForwardBatch, is_garbage: bool, has_bad_row: bool) -> StepOutput {

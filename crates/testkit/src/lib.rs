@@ -24,6 +24,7 @@ pub mod conformance;
 mod expert_variants;
 pub mod fake_executor;
 pub mod generate;
+mod hidden_reader;
 pub mod json_mutation;
 mod latent_variants;
 mod memory_kinds;

@@ -54,6 +54,7 @@ pub struct NaiveBackend {
 pub type RouteLog = Arc<Mutex<Vec<Vec<u32>>>>;
 
 /// A dequantized matrix, `[n_out, n_in]`.
+#[derive(Clone)]
 pub struct NaiveMatrix {
     values: Vec<f32>,
     n_out: usize,

@@ -1,0 +1,56 @@
+//! [`HiddenReader`]: what an executor of tests does with the hidden states that come with its tokens.
+//!
+//! Separate from the executor, most of whose users have none. Invariant: a state is that of the token before, or zeros.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tokenmill_backend::ForwardBatch;
+
+/// What an executor does with hidden states.
+#[derive(Clone, Debug, Default)]
+pub enum HiddenReader {
+    /// It takes none.
+    #[default]
+    Nothing,
+    /// It looks at none.
+    Any,
+    /// Each is what the executor itself gives behind the token before, or zeros; counts the former, and of the latter those that do not
+    /// stand before the first token.
+    Checked(Arc<[AtomicUsize; 2]>),
+}
+
+impl HiddenReader {
+    /// Checks the state before a token, of `width` numbers; `expected` gives the one behind a position.
+    ///
+    /// # Panics
+    /// When it is another.
+    pub(crate) fn check(
+        &self,
+        batch: &ForwardBatch,
+        token_idx: usize,
+        width: usize,
+        expected: impl FnOnce(usize) -> Vec<f32>,
+    ) {
+        let Self::Checked(counts) = self else {
+            return;
+        };
+        let found = &batch.hidden_inputs[token_idx * width..][..width];
+        let position = batch.positions[token_idx] as usize;
+        if found.iter().all(|&x| x == 0.0) {
+            counts[1].fetch_add(usize::from(position > 0), Ordering::Relaxed);
+            return;
+        }
+        let before = position
+            .checked_sub(1)
+            .expect("nothing is before the first token");
+        assert_eq!(
+            found,
+            expected(before),
+            "the hidden state before position {position} is another token's"
+        );
+        counts[0].fetch_add(1, Ordering::Relaxed);
+    }
+}
