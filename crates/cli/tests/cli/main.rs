@@ -22,6 +22,7 @@ mod images;
 mod interrupt;
 #[cfg(target_os = "linux")]
 mod mix;
+mod mtp;
 mod options;
 mod perplexity;
 mod quantize;

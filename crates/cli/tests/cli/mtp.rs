@@ -1,0 +1,124 @@
+//! `--spec mtp`: the model's own layer guesses, the answer stays as it is, and a model without one is refused in a line.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+use tokenmill_gguf::{GgufFile, GgufWriter, Metadata, TensorType};
+
+use crate::support::{arg, tokenmill};
+
+const PROMPT: &str = "Once upon a time";
+
+const DEMO: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../tokenmill/assets/tokenmill-demo-Q8_0.gguf"
+);
+
+/// The layer whose copy is to guess; no training makes it good at it.
+const COPIED: usize = 3;
+
+/// The built-in model as a file with a layer behind its last that guesses further tokens, less the tensor `without`.
+fn with_layer(folder: &Path, without: &str) -> std::path::PathBuf {
+    let file = GgufFile::open(DEMO).unwrap();
+    let mut metadata = Metadata::new();
+    for (key, value) in file.metadata().iter() {
+        let value = if key == "llama.block_count" {
+            (COPIED as u32 + 2).into()
+        } else {
+            value.clone()
+        };
+        metadata.insert(key, value).unwrap();
+    }
+    metadata.insert("llama.nextn_predict_layers", 1_u32).unwrap();
+    let mut tensors: Vec<(String, TensorType, Vec<u64>, Vec<u8>)> = Vec::new();
+    for info in file.tensors() {
+        let view = file.tensor(&info.name).unwrap();
+        let mut bytes = Vec::new();
+        let bytes = view.bytes.read(0..view.bytes.len(), &mut bytes).unwrap().to_vec();
+        let dims: Vec<u64> = info.dims.iter().map(|&dim| dim as u64).collect();
+        if let Some(part) = info.name.strip_prefix(&format!("blk.{COPIED}.")) {
+            let name = format!("blk.{}.{part}", COPIED + 1);
+            tensors.push((name, info.ty, dims.clone(), bytes.clone()));
+        }
+        tensors.push((info.name.clone(), info.ty, dims, bytes));
+    }
+    let mut add = |part: &str, dims: &[u64], values: Vec<f32>| {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let name = format!("blk.{}.nextn.{part}.weight", COPIED + 1);
+        tensors.push((name, TensorType::F32, dims.to_vec(), bytes));
+    };
+    for norm in ["enorm", "hnorm"] {
+        add(norm, &[256], vec![1.0; 256]);
+    }
+    // The state of the token before, and a little of the embedding.
+    let row = |row: usize| {
+        (0..512).map(move |column| match column {
+            _ if column == row => 0.2,
+            _ if column == 256 + row => 1.0,
+            _ => 0.0,
+        })
+    };
+    add("eh_proj", &[512, 256], (0..256).flat_map(row).collect());
+    tensors.retain(|(name, ..)| !name.ends_with(without));
+    let mut writer = GgufWriter::with_metadata(metadata);
+    for (name, ty, dims, _) in &tensors {
+        writer.add_tensor(name, *ty, dims).unwrap();
+    }
+    let path = folder.join("with-layer.gguf");
+    let mut out = writer.write_header(fs::File::create(&path).unwrap()).unwrap();
+    for (.., bytes) in &tensors {
+        out.write(bytes).unwrap();
+    }
+    out.finish().unwrap();
+    path
+}
+
+fn run(model: &str, extra: &[&str]) -> Value {
+    let base = [
+        "run", model, PROMPT, "-n", "60", "--seed", "3", "--json", "-c", "256",
+    ];
+    serde_json::from_str(&tokenmill([&base, extra].concat()).ok()).unwrap()
+}
+
+#[test]
+fn the_models_own_layer_guesses_and_the_answer_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = with_layer(folder.path(), "nothing is left out");
+    for sampling in [&["--temp", "0"][..], &["--temp", "0.7"]] {
+        let demo = run("demo", &[sampling, &["--spec", "off"]].concat());
+        let plain = run(arg(&file), &[sampling, &["--spec", "off"]].concat());
+        assert_eq!(plain["ids"], demo["ids"], "the layer is none of decoding's");
+        assert_eq!(plain["timings"]["draft_n"], 0);
+        for spec in [
+            &["--spec", "mtp", "--spec-max", "4"][..],
+            &["--spec", "mtp"],
+            &["--spec", "auto"],
+        ] {
+            let guessed = run(arg(&file), &[sampling, spec].concat());
+            assert_eq!(guessed["ids"], plain["ids"], "{spec:?}");
+            let n_drafted = guessed["timings"]["draft_n"].as_u64().unwrap();
+            assert!(spec[1] == "auto" || n_drafted > 0, "{guessed}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_guess_is_refused_in_a_line() {
+    let refused = |model: &str, extra: &[&str], code: i32, expected: &str| {
+        let line =
+            tokenmill([&["run", model, PROMPT, "-n", "1", "--spec", "mtp"], extra].concat()).failed(code);
+        assert!(line.contains(expected), "{line}");
+    };
+    refused("demo", &[], 2, "no layer that guesses further tokens");
+    refused("demo", &["--draft", "demo"], 2, "does nothing");
+    refused("demo", &["--device", "cuda"], 2, "--device cpu");
+    let folder = tempfile::tempdir().unwrap();
+    let broken = with_layer(folder.path(), "nextn.enorm.weight");
+    refused(arg(&broken), &[], 3, "nextn.enorm");
+    // Nobody asks the layer there.
+    let plain = run(arg(&broken), &["--temp", "0"]);
+    assert_eq!(
+        plain["ids"],
+        run("demo", &["--temp", "0", "--spec", "off"])["ids"]
+    );
+}
