@@ -17,6 +17,7 @@ use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
 
 const NGRAM: Speculation = Speculation::Ngram { max_draft: 7 };
 const DRAFT: Speculation = Speculation::Draft { max_draft: 5 };
+const MTP: Speculation = Speculation::Mtp { max_draft: 5 };
 
 fn model(change: fn(&mut Descriptor)) -> TinyModel {
     let mut descriptor = tiny_llama();
@@ -63,6 +64,14 @@ fn engine_with(
     };
     let draft = executor(draft, n_draft_pages, 1);
     Engine::start_with_draft(executor(model, n_pages, 2), draft, config)
+}
+
+/// A random layer of the kind that guesses further tokens.
+fn layer_for_further_tokens() -> TinyModel {
+    let mut descriptor = tiny_llama();
+    descriptor.layers.truncate(1);
+    descriptor.reads_hidden = true;
+    TinyModel::random(descriptor, TensorType::F32, 48)
 }
 
 /// Token `n` of a sample is congruent to `n` modulo 3.
@@ -269,6 +278,27 @@ fn drafts_change_no_bit_for_any_kind_of_memory() {
                 assert!(drafts.draft_tokens > 0, "{name}: {drafts:?}");
             }
             eprintln!("{name}, {n_pages} pages, a model: {drafts:?}");
+        }
+        // A layer that reads the model's hidden states, with room for all and for little more than one.
+        let layer = layer_for_further_tokens();
+        for (n_pages, speculation, n_draft_pages) in [
+            (100, MTP, 100),
+            (14, MTP, 12),
+            (100, Speculation::Auto { max_draft: 16 }, 100),
+        ] {
+            let engine = engine_with(&model, n_pages, speculation, &layer, n_draft_pages);
+            let found = run(&engine, &requests, true);
+            assert_same(name, &found, &expected);
+            let stats = engine.stats();
+            let in_use = (stats.n_pages_in_use, stats.n_window_pages_in_use);
+            assert_eq!(in_use, (0, 0), "{name}");
+            assert!(stats.drafts_from_hidden && !stats.has_draft_failed, "{name}");
+            let drafts = stats.scheduler.model_drafts;
+            if speculation == MTP {
+                assert!(drafts.accepted_tokens > 0, "{name}: {drafts:?}");
+                assert!(drafts.draft_tokens > drafts.accepted_tokens, "{name}: {drafts:?}");
+            }
+            eprintln!("{name}, {n_pages} pages, a layer: {drafts:?}");
         }
     }
 }
