@@ -78,11 +78,7 @@ pub fn rms_norm(host: &Host, x: &[f32], row_len: usize, weight: Option<&[f32]>, 
 /// # Panics
 /// When the shapes contradict each other.
 pub fn rms_norm_in_place(host: &Host, x: &mut [f32], row_len: usize, weight: Option<&[f32]>, eps: f32) {
-    let n_weights = weight.map_or(1, |weight| weight.len() / row_len.max(1));
-    assert!(
-        weight.is_none_or(|weight| n_weights > 0 && weight.len() == n_weights * row_len),
-        "length of a norm's weight"
-    );
+    let n_weights = rows_of_weights(weight, row_len);
     for_each_row(host, row_len, x, |row_idx, row| {
         let factor = rms_factor(row, eps);
         match weight {
@@ -101,7 +97,8 @@ pub fn rms_norm_in_place(host: &Host, x: &mut [f32], row_len: usize, weight: Opt
     });
 }
 
-/// Layer norm: `out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, for each row of `row_len`.
+/// Layer norm: `out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, for each row of `row_len`. A weight of several rows is as in
+/// [`rms_norm_in_place`].
 ///
 /// # Panics
 /// When the shapes contradict each other.
@@ -115,10 +112,11 @@ pub fn layer_norm(
     out: &mut [f32],
 ) {
     assert_eq!(x.len(), out.len(), "inputs and outputs of a norm");
-    check_weight(weight, row_len);
+    let n_weights = rows_of_weights(weight, row_len);
     check_weight(bias, row_len);
     for_each_row(host, row_len, out, |row_idx, out| {
         let x = &x[row_idx * row_len..][..row_len];
+        let weight = weight.map(|weight| &weight[row_idx % n_weights * row_len..][..row_len]);
         let mean = lane_sum(x, |value| value) / row_len as f32;
         let variance = lane_sum(x, |value| (value - mean) * (value - mean)) / row_len as f32;
         let factor = 1.0 / (variance + eps).sqrt();
@@ -127,6 +125,16 @@ pub fn layer_norm(
             *out = scaled + bias.map_or(0.0, |bias| bias[i]);
         }
     });
+}
+
+/// The rows that a weight is for.
+fn rows_of_weights(weight: Option<&[f32]>, row_len: usize) -> usize {
+    let n_weights = weight.map_or(1, |weight| weight.len() / row_len.max(1));
+    assert!(
+        weight.is_none_or(|weight| n_weights > 0 && weight.len() == n_weights * row_len),
+        "length of a norm's weight"
+    );
+    n_weights
 }
 
 fn check_weight(weight: Option<&[f32]>, row_len: usize) {
