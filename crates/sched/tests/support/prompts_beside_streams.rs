@@ -122,6 +122,20 @@ fn longest_gap(n_streams: usize, n_prompts: usize, max_stall_percent: u32) -> (u
     while streams.iter_mut().any(|stream| stream.try_next().is_none()) {
         engine.step();
     }
+    // What a token takes beside these streams is known then.
+    let mut first = engine.submit(400, 1);
+    while first.try_next().is_none() {
+        engine.step();
+        for stream in &mut streams {
+            while stream.try_next().is_some() {}
+        }
+    }
+    for _ in 0..2 {
+        engine.step();
+        for stream in &mut streams {
+            while stream.try_next().is_some() {}
+        }
+    }
     let began = engine.now_us();
     let mut prompts: Vec<Generation> = (0..n_prompts).map(|_| engine.submit(N_PROMPT, 500)).collect();
     let mut n_open = n_prompts;
