@@ -5,6 +5,8 @@
 //! drivers without a compiler, a few fixtures, and a script that runs every part, the most telling first, within the seconds that it is
 //! given. Invariant: a part that cannot run says why in its result; the folder stays below 48 MiB.
 
+mod rehearsal;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -35,6 +37,10 @@ pub struct Args {
     /// The GPU that kernels are compiled for ahead.
     #[arg(long, default_value = "sm_90")]
     cubins: String,
+    /// Then run all of it over the simulated driver, with small models and within so many seconds, and check what it leaves; nothing is
+    /// measured.
+    #[arg(long, value_name = "SECONDS")]
+    rehearse: Option<u64>,
 }
 
 /// What the folder may have.
@@ -61,7 +67,7 @@ const FIXTURES: [(&str, &[&str]); 5] = [
 /// Makes the folder.
 ///
 /// # Errors
-/// A build that fails, a file that cannot be copied, or a folder that is too large.
+/// A build that fails, a file that cannot be copied, a folder that is too large, or a rehearsal that leaves something wrong.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let root = crate::workspace_root();
     let out = root.join(&args.out);
@@ -109,6 +115,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let script = out.join("run.sh");
     fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
     make_executable(&script)?;
+    if let Some(seconds) = args.rehearse {
+        rehearsal::run(&out, &root.join(&args.binaries), seconds)?;
+    }
     let n_bytes = size_of(&out)?;
     let mib = n_bytes as f64 / f64::from(1 << 20);
     println!("device-pack: {mib:.1} MiB in {}", out.display());

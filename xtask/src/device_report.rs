@@ -22,6 +22,15 @@ pub struct Args {
     into: Option<PathBuf>,
 }
 
+/// Whose figures there are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Figures {
+    /// Those of a GPU, and no others.
+    Measured,
+    /// Those of a simulated one, which are counts without times.
+    Rehearsed,
+}
+
 /// Around the tables.
 const MARKS: [&str; 2] = ["<!-- device-report: begin -->", "<!-- device-report: end -->"];
 
@@ -30,7 +39,7 @@ const MARKS: [&str; 2] = ["<!-- device-report: begin -->", "<!-- device-report: 
 /// # Errors
 /// A folder without a summary, results without a measurement, or a file without marks.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let tables = tables(&args.results)?;
+    let tables = tables(&args.results, Figures::Measured)?;
     print!("{tables}");
     if let Some(path) = &args.into {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -53,7 +62,10 @@ fn read(path: &Path) -> anyhow::Result<Value> {
 }
 
 /// All tables.
-fn tables(results: &Path) -> anyhow::Result<String> {
+///
+/// # Errors
+/// Results without a summary, or without figures of that kind.
+pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String> {
     let summary = read(&results.join("summary.json"))?;
     let mut files: Vec<PathBuf> = fs::read_dir(results)
         .with_context(|| format!("cannot list {}", results.display()))?
@@ -65,7 +77,7 @@ fn tables(results: &Path) -> anyhow::Result<String> {
     for path in files {
         // A part that failed may have left no JSON.
         let Ok(value) = read(&path) else { continue };
-        if value["is_measured"] != true {
+        if value["is_measured"] != (figures == Figures::Measured) {
             continue;
         }
         if value["kernels"].is_array() {
@@ -240,7 +252,7 @@ mod tests {
             ("bench.json", bench(true)),
             ("kernel-bench.json", kernels),
         ]);
-        let text = tables(folder.path()).unwrap();
+        let text = tables(folder.path(), Figures::Measured).unwrap();
         assert!(
             text.contains("| m.gguf | 1000 | 2 | 4.0 | 3.0 | 50.0 % |"),
             "{text}"
@@ -259,8 +271,8 @@ mod tests {
     #[test]
     fn results_without_a_measurement_are_refused() {
         let folder = results(&[("summary.json", summary()), ("bench.json", bench(false))]);
-        let error = tables(folder.path()).unwrap_err().to_string();
+        let error = tables(folder.path(), Figures::Measured).unwrap_err().to_string();
         assert!(error.contains("was measured on a GPU"), "{error}");
-        assert!(tables(results(&[]).path()).is_err());
+        assert!(tables(results(&[]).path(), Figures::Measured).is_err());
     }
 }

@@ -1,0 +1,234 @@
+//! The rehearsal of a device pack: all of it, over the simulated driver.
+//!
+//! Separate from making the folder. A GPU is met for minutes, so the script, the programs' options, the archive and the report are tried
+//! together before, by the very files that are packed. Invariant: every part passes, or says why it did not run; what is rehearsed is
+//! called so, and no time of it is reported.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+
+use crate::device_report::{self, Figures};
+
+/// What the program finds as the driver, and what it is called among the binaries.
+const DRIVER: [&str; 2] = ["libcuda.so.1", "libtokenmill_sim_driver.so"];
+
+/// What makes the parts short enough for an interpreter.
+const SHORT: [(&str, &str); 6] = [
+    ("BENCH_PRESETS", "tiny-llama:Q4_K_M tiny-llama:Q8_0"),
+    ("BENCH_ARGS", "--n-prompt 16 --n-gen 3 --batches 1,2"),
+    ("MORE_ARGS", "--n-prompt 24 --n-gen 3 --batches 1,4"),
+    ("KERNEL_ARGS", "--slice 256"),
+    ("PARITY_ARGS", "--filter llama/Q4_K_M"),
+    ("CONFORMANCE_ARGS", "--filter copied_pages"),
+];
+
+/// Parts that run on any machine which has all that the pack has.
+const PARTS: [&str; 12] = [
+    "self-test",
+    "compare",
+    "parity",
+    "bench-tiny-llama-Q4_K_M",
+    "kernel-bench",
+    "conformance",
+    "bench-tiny-llama-Q8_0",
+    "bench-tiny-llama-Q4_K_M-batches",
+    "doctor",
+    "conformance-cpu",
+    "parity-cpu",
+    "sanitizer",
+];
+
+/// Runs the pack in `pack` with the driver that was built with `binaries`, and checks its results.
+///
+/// # Errors
+/// What is wrong with them.
+pub(super) fn run(pack: &Path, binaries: &Path, seconds: u64) -> anyhow::Result<()> {
+    // Next to the pack, for whoever wants to look at it.
+    let folder = pack.with_extension("rehearsal");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
+    }
+    let driver = driver_folder(&folder, binaries)?;
+    let results = folder.join("results");
+    let mut command = Command::new(pack.join("run.sh"));
+    command
+        .arg(&results)
+        .arg(seconds.to_string())
+        .envs(SHORT)
+        .env("LD_LIBRARY_PATH", &driver)
+        .env_remove("TOKENMILL_SIM_DRIVER")
+        .env_remove("CUDA_VISIBLE_DEVICES");
+    let status = command.status().context("cannot run the pack's script")?;
+    ensure!(status.success(), "the pack's script ends with {status}");
+    let summary = check(&results, seconds)?;
+    let tables = device_report::tables(&results.join("parts"), Figures::Rehearsed)?;
+    check_tables(&summary, &tables)?;
+    println!("device-pack: rehearsed on the simulated driver, nothing was measured");
+    Ok(())
+}
+
+/// A folder with the simulated driver under the real one's name.
+fn driver_folder(folder: &Path, binaries: &Path) -> anyhow::Result<PathBuf> {
+    let [name, file] = DRIVER;
+    let built = [binaries.join("deps").join(file), binaries.join(file)];
+    let built = built
+        .iter()
+        .find(|path| path.is_file())
+        .with_context(|| format!("{} was not built", built[0].display()))?;
+    let driver = folder.join("driver");
+    fs::create_dir_all(&driver).with_context(|| format!("cannot create {}", driver.display()))?;
+    fs::copy(built, driver.join(name)).with_context(|| format!("cannot copy {}", built.display()))?;
+    Ok(driver)
+}
+
+/// Checks the summary and the archive; gives the summary.
+fn check(results: &Path, seconds: u64) -> anyhow::Result<Value> {
+    let path = results.join("summary.json");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let summary: Value = serde_json::from_str(&text).context("the summary is no JSON")?;
+    let took = summary["seconds"]
+        .as_u64()
+        .context("the summary has no seconds")?;
+    // A part is told to end at the deadline and has five seconds for it.
+    ensure!(took <= seconds + 10, "it took {took} s of {seconds} s");
+    for key in ["date", "commit", "kernels_sha256", "machine", "command"] {
+        ensure!(
+            summary[key].as_str().is_some_and(|text| !text.is_empty()),
+            "the summary has no {key}"
+        );
+    }
+    for part in PARTS {
+        let row = row_of(&summary, part).with_context(|| format!("{part} is not in the summary"))?;
+        let (status, reason) = (&row["status"], row["reason"].as_str().unwrap_or_default());
+        let is_right = status == "passed" || (status == "late" || status == "absent") && !reason.is_empty();
+        ensure!(is_right, "{part}: {status}, {reason}");
+    }
+    let unpacked = results.join("unpacked");
+    fs::create_dir(&unpacked).with_context(|| format!("cannot create {}", unpacked.display()))?;
+    let status = Command::new("tar")
+        .arg("-xzf")
+        .arg(results.join("results.tar.gz"))
+        .arg("-C")
+        .arg(&unpacked)
+        .status()
+        .context("cannot run tar")?;
+    ensure!(status.success(), "the archive cannot be unpacked");
+    let archived = fs::read_to_string(unpacked.join("summary.json")).context("the archive has no summary")?;
+    ensure!(archived == text, "the archive has another summary");
+    for row in rows_of(&summary) {
+        let part = row["part"].as_str().unwrap_or_default();
+        let text = fs::read_to_string(unpacked.join(format!("{part}.json")))
+            .with_context(|| format!("the archive has nothing of {part}"))?;
+        serde_json::from_str::<Value>(&text).with_context(|| format!("what {part} wrote is no JSON"))?;
+    }
+    Ok(summary)
+}
+
+/// Checks that the tables have a row for all that ran.
+fn check_tables(summary: &Value, tables: &str) -> anyhow::Result<()> {
+    for row in rows_of(summary) {
+        let part = row["part"].as_str().unwrap_or_default();
+        ensure!(
+            tables.contains(&format!("| {part} | ")),
+            "the report has no row of {part}"
+        );
+    }
+    let is_passed = |part| row_of(summary, part).is_some_and(|row| row["status"] == "passed");
+    for (part, cell) in [
+        ("bench-tiny-llama-Q4_K_M", "| tiny-llama-Q4_K_M.gguf | "),
+        ("kernel-bench", "| q, k, v | "),
+    ] {
+        ensure!(
+            !is_passed(part) || tables.contains(cell),
+            "the report has no figures of {part}"
+        );
+    }
+    Ok(())
+}
+
+fn rows_of(summary: &Value) -> impl Iterator<Item = &Value> {
+    summary["parts"].as_array().into_iter().flatten()
+}
+
+fn row_of<'a>(summary: &'a Value, part: &str) -> Option<&'a Value> {
+    rows_of(summary).find(|row| row["part"] == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What a script leaves whose parts all have a status.
+    fn results(status: &str, reason: &str) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let rows: Vec<Value> = (PARTS.iter())
+            .map(|part| json!({ "part": part, "status": status, "reason": reason, "seconds": 1 }))
+            .collect();
+        let summary = json!({
+            "date": "d", "commit": "c", "kernels_sha256": "k", "machine": "m", "command": "r",
+            "seconds": 100, "parts": rows,
+        });
+        let parts = folder.path().join("parts");
+        fs::create_dir(&parts).unwrap();
+        for part in PARTS {
+            fs::write(parts.join(format!("{part}.json")), "{}").unwrap();
+        }
+        for path in [folder.path(), &parts] {
+            fs::write(path.join("summary.json"), summary.to_string()).unwrap();
+        }
+        let archive = folder.path().join("results.tar.gz");
+        let status = Command::new("tar")
+            .arg("-czf")
+            .arg(archive)
+            .arg("-C")
+            .arg(&parts)
+            .arg(".")
+            .status();
+        assert!(status.unwrap().success());
+        folder
+    }
+
+    #[test]
+    fn parts_pass_or_say_why_they_did_not_run() {
+        let outcome = |status, reason, seconds| {
+            let folder = results(status, reason);
+            check(folder.path(), seconds)
+                .map(|_| ())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(outcome("passed", "", 120), Ok(()));
+        assert_eq!(outcome("late", "left out", 120), Ok(()));
+        assert_eq!(outcome("late", "", 120), Err("self-test: \"late\", ".to_owned()));
+        assert_eq!(
+            outcome("failed", "exit code 1", 120),
+            Err("self-test: \"failed\", exit code 1".to_owned())
+        );
+        assert_eq!(outcome("passed", "", 60), Err("it took 100 s of 60 s".to_owned()));
+    }
+
+    #[test]
+    fn an_archive_without_a_parts_file_is_noticed() {
+        let folder = results("passed", "");
+        let archive = folder.path().join("results.tar.gz");
+        let parts = folder.path().join("parts");
+        fs::remove_file(parts.join("doctor.json")).unwrap();
+        let status = Command::new("tar")
+            .arg("-czf")
+            .arg(archive)
+            .arg("-C")
+            .arg(&parts)
+            .arg(".")
+            .status();
+        assert!(status.unwrap().success());
+        let error = check(folder.path(), 120).unwrap_err().to_string();
+        assert_eq!(error, "the archive has nothing of doctor");
+    }
+}
