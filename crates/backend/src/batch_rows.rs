@@ -22,7 +22,8 @@ impl ForwardBatch {
     /// # Errors
     /// [`BatchError::InputRow`] or [`BatchError::Length`].
     pub fn validate_input_rows(&self, width: usize, takes_rows: bool) -> Result<(), BatchError> {
-        if !takes_rows && !(self.last_seen.is_empty() && self.window_seen.is_empty()) {
+        let sees_others = !self.last_seen.is_empty() || !self.window_seen.is_empty();
+        if sees_others && !takes_rows {
             return Err(BatchError::LastSeen { token_idx: 0 });
         }
         let length = |what, expected, found| {
