@@ -502,11 +502,10 @@ impl PagePool {
             .expect("an idle page has a key");
         let is_worth_keeping = self.pages[page as usize].is_worth_keeping();
         let has_left_window = std::mem::take(&mut self.pages[page as usize].has_left_window);
-        if self.leaving.is_some() && is_worth_keeping {
-            let leaving_page = self.leaving_page(page, key);
-            (self.leaving.as_mut().expect("it was there"))
-                .evicted
-                .push(leaving_page);
+        let is_taken = self.leaving.is_some() && is_worth_keeping;
+        let leaving_page = is_taken.then(|| self.leaving_page(page, key));
+        if let Some((leaving, page)) = self.leaving.as_mut().zip(leaving_page) {
+            leaving.evicted.push(page);
         }
         // No page of the host tier is forgotten for one that left its window.
         let host_page = if has_left_window {

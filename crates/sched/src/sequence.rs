@@ -141,6 +141,10 @@ impl MissReason {
 }
 
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "what a sequence may do and what it waits for are told apart"
+)]
 pub(crate) struct Sequence {
     /// Known tokens: the prompt and what was sampled and committed.
     pub(crate) tokens: Vec<u32>,

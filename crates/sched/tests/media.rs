@@ -189,11 +189,10 @@ fn an_image_as_long_as_a_step_does_not_wait_for_those_that_decode() {
     let image = [span(3, MAX_STEP_TOKENS, 1)];
     let newer = submit(&mut scheduler, 3 + MAX_STEP_TOKENS + 4, 5, &image);
     let mut n_older = 0;
-    let found = (0..8).find_map(|n_before| {
+    let found = (0..8).find(|_| {
         let rows = step(&mut scheduler);
         n_older += usize::from(rows.iter().any(|(seq, _)| *seq == older));
-        let whole = (newer, MAX_STEP_TOKENS as u32);
-        rows.contains(&whole).then_some(n_before)
+        rows.contains(&(newer, MAX_STEP_TOKENS as u32))
     });
     // The text before it, a step without room, and its own.
     assert_eq!(found, Some(2));

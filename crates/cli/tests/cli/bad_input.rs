@@ -363,8 +363,12 @@ fn output_that_cannot_be_written() {
         String::from_utf8_lossy(&output.stderr),
         @"error: cannot write to standard output: No space left on device"
     );
-    let save = tokenmill_with(&["chat", "demo"], "/save /no/such/folder/talk.json\n").failed(4);
-    insta::assert_snapshot!(save, @"error: cannot write to /no/such/folder/talk.json: No such file or directory");
+    let save = tokenmill_with(&["chat", "demo"], "/save /no/such/folder/talk.json\n");
+    assert_eq!(save.code, 4);
+    insta::assert_snapshot!(save.stderr.trim_end(), @r"
+    error: cannot write to /no/such/folder/talk.json: No such file or directory
+    error: one command was left out
+    ");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
 use tokenmill_sched::KeptName;
 
 /// The time of use on the disk may be so far behind.
-const TOUCH_INTERVAL: Duration = Duration::from_secs(60);
+const TOUCH_INTERVAL: Duration = Duration::from_mins(1);
 
 /// A file by its name: that of its folder, and its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -74,7 +74,7 @@ impl Running {
     /// Ends it as a server does: what is left to write is written.
     fn end(self) {
         self.engine.drain();
-        assert!(self.engine.wait_for_end(Duration::from_secs(60)));
+        assert!(self.engine.wait_for_end(Duration::from_mins(1)));
     }
 
     /// Waits until all that no sequence uses is written.
@@ -228,11 +228,11 @@ fn cut_and_damaged_files_are_removed_and_the_prompt_is_computed() {
     assert_eq!(whole.len(), 12);
     let contents: Vec<Vec<u8>> = whole.iter().map(|file| fs::read(file).unwrap()).collect();
     let mut random = Random::new(3);
-    let spoil: [&dyn Fn(usize, &mut Vec<u8>); 4] = [
-        &|at, bytes| bytes[at] ^= 1,
-        &|at, bytes| bytes.truncate(at),
-        &|_, bytes| bytes.push(0),
-        &|_, bytes| bytes.clear(),
+    let spoil: [fn(usize, &mut Vec<u8>); 4] = [
+        |at, bytes| bytes[at] ^= 1,
+        |at, bytes| bytes.truncate(at),
+        |_, bytes| bytes.push(0),
+        |_, bytes| bytes.clear(),
     ];
     for spoil in spoil {
         let victim = random.below(whole.len());
