@@ -62,6 +62,7 @@ mod model;
 mod model_executor;
 mod network;
 mod nextn;
+mod nextn_layer;
 mod pooler;
 mod rope;
 mod safetensors_folder;
@@ -86,7 +87,7 @@ pub use folder_as_gguf::FolderAsGguf;
 pub use loader::LoadProgress;
 pub use model::{Model, ModelOptions, WindowPages, build};
 pub use model_executor::ModelExecutor;
-pub use nextn::Nextn;
+pub use nextn_layer::Nextn;
 pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
 pub use shard::{Rank, Shard};
 pub use vision::{

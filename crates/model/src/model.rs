@@ -16,7 +16,7 @@ use crate::{
     activations::Activations,
     arch::{self, HfConfig},
     network::Network,
-    nextn::{Nextn, SharedWeights},
+    nextn::SharedWeights,
     safetensors_folder::SafetensorsFolder,
 };
 
@@ -163,18 +163,6 @@ impl Model {
         layers: &RangeInclusive<usize>,
     ) -> Result<(), LoadError> {
         vector.add_to(&mut self.descriptor, scale, layers)
-    }
-
-    /// The first layer behind the last, which guesses further tokens, where the model is a file that has one.
-    ///
-    /// # Errors
-    /// What the headers show to be wrong with it.
-    pub fn nextn(&self) -> Result<Option<Nextn<'_>>, LoadError> {
-        let Weights::Gguf(file) = &self.weights else {
-            return Ok(None);
-        };
-        let found = arch::describe_nextn(file)?;
-        Ok(found.map(|(descriptor, layer_idx)| Nextn::new(descriptor, file, layer_idx)))
     }
 
     /// What reads adapters for this model.

@@ -1,4 +1,4 @@
-//! [`Nextn`]: the layer behind a network's last that guesses the token after the next, as a small network of its own.
+//! [`NextnEntry`]: what the layer behind a network's last, which guesses the token after the next, has before its one layer.
 //!
 //! ```text
 //! x[p] = W [norm_e(embedding[p]), norm_h(hidden[p - 1])]        hidden: behind the last norm of the network, zeros before the first token
@@ -8,179 +8,21 @@
 //! `logits[p]` guess the token behind `p`, which the network itself gives only once it has computed `p`. To guess further, `g[p]` stands
 //! for the network's own `hidden[p]`. Embedding, head and the last norm are the network's unless the layer has its own.
 //!
-//! Separate because a network computes without it. Invariant: it is loaded by the names of a network with one layer, so what loads
-//! and runs layers knows nothing of it but what makes `x`.
+//! Separate because a network computes without it. How the layer is loaded is in `nextn_layer.rs`.
 //!
 //! Source: "DeepSeek-V3 Technical Report", 2024, section 2.2; llama.cpp, `src/models/qwen35.cpp`, for the names and the norms.
 
-use std::borrow::Cow;
-
 use tokenmill_backend::{
-    Backend, BackendError, ExecutorLimits, JoinedRows, Linear, Memory, MemoryPlan, NetworkPart, Norm,
+    Backend, BackendError, ExecutorLimits, JoinedRows, Linear, Memory, NetworkPart, Norm,
 };
 
-use crate::{
-    Descriptor, LoadError, LoadProgress, ModelExecutor, ModelOptions, Presence, WeightInfo, WeightSource,
-    WeightTensor,
-    loader::Loader,
-    model::{build_sharing, plan_sharing},
-};
-
-/// The first layer of a model that guesses further tokens; see the module.
-pub struct Nextn<'a> {
-    descriptor: Descriptor,
-    source: NextnSource<'a>,
-}
-
-impl<'a> Nextn<'a> {
-    /// Takes the layer `layer_idx` of a file, whose descriptor has it as its only layer.
-    pub(crate) fn new(
-        mut descriptor: Descriptor,
-        weights: &'a (dyn WeightSource + Sync),
-        layer_idx: usize,
-    ) -> Self {
-        descriptor.reads_hidden = true;
-        descriptor.pooling = None;
-        descriptor.control = Vec::new();
-        Self {
-            descriptor,
-            source: NextnSource { weights, layer_idx },
-        }
-    }
-
-    /// The layer, as a network.
-    pub fn descriptor(&self) -> &Descriptor {
-        &self.descriptor
-    }
-
-    /// Its weights, by the names that a network with one layer has.
-    pub fn weights(&self) -> &dyn WeightSource {
-        &self.source
-    }
-
-    /// The memory that loading it on `backend` will take, next to the network whose embedding and head it shares.
-    ///
-    /// # Errors
-    /// [`LoadError`]: what is wrong with its weights or the options.
-    pub fn plan<B: Backend>(&self, backend: &B, options: &ModelOptions) -> Result<MemoryPlan, LoadError> {
-        plan_sharing(
-            &self.descriptor,
-            &self.source,
-            backend,
-            options,
-            self.source.shares(),
-        )
-    }
-
-    /// Loads it on a backend of its own, next to the loaded network, whose embedding and head it computes with.
-    ///
-    /// # Errors
-    /// [`LoadError`]: a tensor that is missing, has a wrong shape or an unsupported type, or a backend's error.
-    pub fn load_on<B: Backend>(
-        &self,
-        backend: B,
-        options: &ModelOptions,
-        network: &ModelExecutor<B>,
-        on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<ModelExecutor<B>, LoadError>
-    where
-        B::Matrix: Clone,
-    {
-        let shared = self.source.shares().then(|| SharedWeights::of(network));
-        build_sharing(
-            &self.descriptor,
-            &self.source,
-            backend,
-            options,
-            shared,
-            on_progress,
-        )
-    }
-}
+use crate::{Descriptor, LoadError, Presence, loader::Loader};
 
 /// Weights of a network that another one computes with too.
 pub(crate) struct SharedWeights<M: Memory> {
     pub(crate) token_embd: M::Matrix,
     /// `None` where the head is tied to the embedding.
     pub(crate) output: Option<M::Matrix>,
-}
-
-impl<B: Backend> SharedWeights<B>
-where
-    B::Matrix: Clone,
-{
-    fn of(executor: &ModelExecutor<B>) -> Self {
-        let network = &executor.network;
-        Self {
-            token_embd: network.token_embd.matrix.clone(),
-            output: network.output.as_ref().map(|output| output.matrix.clone()),
-        }
-    }
-}
-
-/// The tensors of the layer, by the names of a network with one.
-struct NextnSource<'a> {
-    weights: &'a (dyn WeightSource + Sync),
-    layer_idx: usize,
-}
-
-/// Tensors of the whole network that the layer may have for itself, by both names.
-const OWN: [(&str, &str); 3] = [
-    ("token_embd.weight", "nextn.embed_tokens.weight"),
-    ("output.weight", "nextn.shared_head_head.weight"),
-    ("output_norm.weight", "nextn.shared_head_norm.weight"),
-];
-
-impl NextnSource<'_> {
-    fn has_own(&self, part: &str) -> bool {
-        self.weights.contains(&format!("blk.{}.{part}", self.layer_idx))
-    }
-
-    /// Whether embedding and head are those of the network.
-    fn shares(&self) -> bool {
-        !self.has_own(OWN[0].1) && !self.has_own(OWN[1].1)
-    }
-
-    /// What the file calls a tensor.
-    fn file_name<'n>(&self, name: &'n str) -> Cow<'n, str> {
-        let own = OWN.iter().find(|(usual, _)| *usual == name).map(|(_, own)| *own);
-        if let Some(part) = own.filter(|part| self.has_own(part)) {
-            return Cow::Owned(format!("blk.{}.{part}", self.layer_idx));
-        }
-        if name == "output.weight" && !self.weights.contains(name) && self.has_own(OWN[0].1) {
-            // The head of the network is tied to its embedding, not to that of the layer.
-            return Cow::Borrowed(OWN[0].0);
-        }
-        match name.strip_prefix("blk.0.") {
-            Some(part) => Cow::Owned(format!("blk.{}.{part}", self.layer_idx)),
-            None if name.starts_with("nextn.") => Cow::Owned(format!("blk.{}.{name}", self.layer_idx)),
-            None => Cow::Borrowed(name),
-        }
-    }
-}
-
-impl WeightSource for NextnSource<'_> {
-    fn infos(&self) -> Vec<WeightInfo> {
-        let prefix = format!("blk.{}.", self.layer_idx);
-        let of_layer = self.weights.infos().into_iter().filter_map(|info| {
-            let part = info.name.strip_prefix(&prefix)?;
-            let name = match OWN.iter().find(|(_, own)| *own == part) {
-                Some((usual, _)) => (*usual).to_owned(),
-                None if part.starts_with("nextn.") => part.to_owned(),
-                None => format!("blk.0.{part}"),
-            };
-            Some(WeightInfo { name, ..info })
-        });
-        of_layer.collect()
-    }
-
-    fn contains(&self, name: &str) -> bool {
-        self.weights.contains(&self.file_name(name))
-    }
-
-    fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
-        self.weights.tensor(&self.file_name(name))
-    }
 }
 
 /// What makes the input of the layer.
@@ -246,82 +88,5 @@ impl<T> NextnBuffers<T> {
             previous: of_tokens(descriptor.n_embd)?,
             joined: of_tokens(2 * descriptor.n_embd)?,
         }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Names(Vec<&'static str>);
-
-    impl WeightSource for Names {
-        fn infos(&self) -> Vec<WeightInfo> {
-            let info = |name: &&str| WeightInfo {
-                name: (*name).to_owned(),
-                ty: tokenmill_gguf::TensorType::F32,
-                dims: vec![1],
-                n_bytes: 4,
-                stored: None,
-            };
-            self.0.iter().map(info).collect()
-        }
-
-        fn contains(&self, name: &str) -> bool {
-            self.0.contains(&name)
-        }
-
-        fn tensor(&self, _: &str) -> Option<WeightTensor<'_>> {
-            None
-        }
-    }
-
-    fn check(own: &[&'static str], name: &str, expected: &str) {
-        let mut names = vec!["token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight"];
-        names.extend(own);
-        let names = Names(names);
-        let source = NextnSource {
-            weights: &names,
-            layer_idx: 7,
-        };
-        assert_eq!(source.file_name(name), expected, "{own:?}");
-    }
-
-    #[test]
-    fn the_layer_is_found_by_the_names_of_a_network_with_one() {
-        check(&[], "blk.0.attn_q.weight", "blk.7.attn_q.weight");
-        check(&[], "nextn.eh_proj.weight", "blk.7.nextn.eh_proj.weight");
-        check(&[], "rope_freqs.weight", "rope_freqs.weight");
-        check(&[], "output_norm.weight", "output_norm.weight");
-        let norm = "blk.7.nextn.shared_head_norm.weight";
-        check(&[norm], "output_norm.weight", norm);
-        let head = "blk.7.nextn.shared_head_head.weight";
-        check(&[head], "output.weight", head);
-        let embedding = "blk.7.nextn.embed_tokens.weight";
-        check(&[embedding], "token_embd.weight", embedding);
-        check(&[embedding], "output.weight", "token_embd.weight");
-        check(&[embedding, "output.weight"], "output.weight", "output.weight");
-    }
-
-    #[test]
-    fn what_is_not_of_the_layer_is_not_asked_for() {
-        let names = Names(vec![
-            "token_embd.weight",
-            "blk.0.attn_q.weight",
-            "blk.7.attn_q.weight",
-            "blk.7.nextn.enorm.weight",
-            "blk.7.nextn.shared_head_norm.weight",
-            "blk.70.attn_q.weight",
-        ]);
-        let source = NextnSource {
-            weights: &names,
-            layer_idx: 7,
-        };
-        let found: Vec<String> = source.infos().into_iter().map(|info| info.name).collect();
-        assert_eq!(
-            found,
-            ["blk.0.attn_q.weight", "nextn.enorm.weight", "output_norm.weight"]
-        );
-        assert!(source.shares());
     }
 }

@@ -283,6 +283,7 @@ fn check_kinds(descriptor: &Descriptor) -> Result<(), LoadError> {
         MixerDescriptor::Attention(attention) => match attention.qk_norm {
             _ if attention.alibi.is_some() => Some("distances instead of positions (ALiBi)"),
             Some(QkNorm::Row | QkNorm::RowAsLayers) => Some("norms over the queries of all heads"),
+            Some(QkNorm::EachHead) => Some("norms with weights for each head"),
             _ => None,
         },
         MixerDescriptor::Latent(_) => Some("latent attention"),

@@ -202,6 +202,7 @@ fn variants_are_divided_or_refused() {
         "states alone",
         "scores that fall with the distance",
         "experts next to a dense network",
+        "norm of q and k heads with weights for each",
     ];
     refused.sort_unstable();
     expected.sort_unstable();

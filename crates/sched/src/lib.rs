@@ -102,8 +102,8 @@ mod draft_worth;
 #[path = "../tests/support/known_pages.rs"]
 mod known_pages;
 #[cfg(test)]
-#[path = "../tests/support/prompts_beside_streams.rs"]
-mod prompts_beside_streams;
+#[path = "../tests/support/prompts_and_streams.rs"]
+mod prompts_and_streams;
 #[cfg(test)]
 #[path = "../tests/support/simulation.rs"]
 mod simulation;

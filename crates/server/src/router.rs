@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderValue, Method},
     middleware::{from_fn, from_fn_with_state},
     response::Response,
-    routing::{any, get},
+    routing::{any, get, post},
 };
 use tower::ServiceExt as _;
 use tower_http::{
@@ -87,8 +87,8 @@ pub fn router(models: impl Into<Models>) -> Router {
         let key = from_fn_with_state(models.clone(), require_key);
         guarded = guarded.merge(
             Router::new()
-                .route("/v1/models/load", any(manage::of_one_model))
-                .route("/v1/models/unload", any(manage::of_one_model))
+                .route("/v1/models/load", post(manage::of_one_model))
+                .route("/v1/models/unload", post(manage::of_one_model))
                 .route_layer(key),
         );
     }

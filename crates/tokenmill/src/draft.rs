@@ -5,35 +5,20 @@
 
 use std::path::{Path, PathBuf};
 
-use tokenmill_backend::{Executor, MemoryPlan, PAGE_TOKENS};
+use tokenmill_backend::{Executor, MemoryPlan};
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_text::Tokenizer;
 
 use crate::{
-    Compute, Device, Error, LoadedDevice, ModelSource, device, machine_memory,
+    Compute, Device, Error, LoadedDevice, ModelSource, device,
+    draft_facts::{DraftFacts, options_next_to},
+    machine_memory,
     machine_memory::{available_bytes, machine_bytes},
 };
-
-/// Tokens that the drafting model computes at once: it has a few of each sequence to compute, and prompts in parts.
-const MAX_STEP_TOKENS: usize = 128;
 
 /// Tokens that one of two vocabularies may have more, behind those of the other. Families fill theirs up to round numbers,
 /// which differ with the size of the model. Source: llama.cpp, `common/speculative.cpp`, the largest difference that it takes.
 const MAX_MORE_TOKENS: usize = 128;
-
-/// The model that guesses tokens ahead, as a loaded model tells of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DraftFacts {
-    /// The name of its file or folder.
-    pub name: String,
-    /// The memory that it takes.
-    pub memory: MemoryPlan,
-    /// Tokens of a context behind which it guesses nothing.
-    pub n_ctx: usize,
-    /// Whether it is a layer of the model itself.
-    pub is_own_layer: bool,
-}
 
 /// A drafting model whose headers were read.
 pub(crate) struct Draft {
@@ -191,25 +176,6 @@ impl Draft {
             }
             _ => Ok(()),
         }
-    }
-}
-
-/// The options of a load next to one with `options`: room for as many sequences, of as many tokens as it was made for.
-pub(crate) fn options_next_to(n_ctx_train: usize, options: &ModelOptions) -> ModelOptions {
-    let n_ctx = options.n_ctx.unwrap_or(n_ctx_train).min(n_ctx_train);
-    let n_full = n_ctx.div_ceil(PAGE_TOKENS);
-    let n_pages = options.n_pages.unwrap_or(n_full);
-    ModelOptions {
-        n_ctx: Some(n_ctx),
-        max_batch_tokens: MAX_STEP_TOKENS.max(options.max_batch_seqs),
-        max_logit_rows: options.max_batch_seqs,
-        n_pages: Some(
-            n_pages
-                .min(n_full.saturating_mul(options.max_batch_seqs))
-                .max(n_full),
-        ),
-        n_host_pages: 0,
-        ..options.clone()
     }
 }
 

@@ -456,7 +456,7 @@ impl LoadOptions {
         match mtp.check(options, &self.compute, &self.plan(network)?) {
             Ok(()) => Ok(Some(mtp)),
             Err(error) if is_asked_for => Err(error),
-            // Nobody asked for it.
+            // It was not asked for.
             Err(_) => Ok(None),
         }
     }

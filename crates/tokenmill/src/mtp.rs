@@ -9,8 +9,8 @@ use tokenmill_model::{LoadError, LoadProgress, Model as Network, ModelExecutor, 
 use tokenmill_sched::Speculation;
 
 use crate::{
-    Compute, DraftFacts, Error,
-    draft::options_next_to,
+    Compute, Error,
+    draft_facts::{DraftFacts, options_next_to},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
 };
 

@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         host_kv_tokens: 0,
         max_queued: usize::MAX,
         max_queued_tokens: usize::MAX,
-        // Nobody reads along.
+        // No reader waits for single tokens.
         max_stall_percent: 10_000,
         max_page_event_batches: None,
         prefix_folder: None,

@@ -115,7 +115,7 @@ fn what_cannot_guess_is_refused_in_a_line() {
     let folder = tempfile::tempdir().unwrap();
     let broken = with_layer(folder.path(), "nextn.enorm.weight");
     refused(arg(&broken), &[], 3, "nextn.enorm");
-    // Nobody asks the layer there.
+    // The layer is not asked there.
     let plain = run(arg(&broken), &["--temp", "0"]);
     assert_eq!(
         plain["ids"],

@@ -1,4 +1,4 @@
-//! What streams wait for prompts that come beside them, and prompts for streams, in times of the test's own.
+//! What streams wait for prompts that come next to them, and prompts for streams, in times of the test's own.
 //!
 //! It drives [`Core`] with an executor that advances a clock, so that times are exact.
 
@@ -38,7 +38,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// An engine that has seen steps of 1 to 40 sequences, and prompts beside them.
+    /// An engine that has seen steps of 1 to 40 sequences, and prompts next to them.
     fn new(max_stall_percent: u32) -> Self {
         let clock = Arc::new(AtomicU64::new(0));
         let mut executor = FakeExecutor::new(ExecutorLimits {
@@ -68,7 +68,7 @@ impl Engine {
             clock,
             n_submitted: Cell::new(0),
         };
-        // They end one after the other, and prompts come beside those that are left.
+        // They end one after the other, and prompts come next to those that are left.
         let mut generations: Vec<Generation> = (1..=40).map(|i| engine.submit(20, 4 * i)).collect();
         for step in 0..160 {
             if step % 8 == 7 {
@@ -114,7 +114,7 @@ impl Engine {
     }
 }
 
-/// Beside `n_streams`, `n_prompts` come at once. Gives the longest time between two tokens of a stream until all prompts are
+/// Next to `n_streams`, `n_prompts` come at once. Gives the longest time between two tokens of a stream until all prompts are
 /// computed, and how long that takes.
 fn longest_gap(n_streams: usize, n_prompts: usize, max_stall_percent: u32) -> (u64, u64) {
     let mut engine = Engine::new(max_stall_percent);
@@ -122,7 +122,7 @@ fn longest_gap(n_streams: usize, n_prompts: usize, max_stall_percent: u32) -> (u
     while streams.iter_mut().any(|stream| stream.try_next().is_none()) {
         engine.step();
     }
-    // What a token takes beside these streams is known then.
+    // What a token takes next to these streams is known then.
     let mut first = engine.submit(400, 1);
     while first.try_next().is_none() {
         engine.step();

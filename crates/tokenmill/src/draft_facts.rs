@@ -1,0 +1,42 @@
+//! [`DraftFacts`]: what guesses tokens ahead, as a loaded model tells of it, and the room that it gets.
+//!
+//! Separate because a second model and a layer of the model itself have both in common.
+
+use tokenmill_backend::{MemoryPlan, PAGE_TOKENS};
+use tokenmill_model::ModelOptions;
+
+/// Tokens that the drafting model computes at once: it has a few of each sequence to compute, and prompts in parts.
+const MAX_STEP_TOKENS: usize = 128;
+
+/// The model that guesses tokens ahead, as a loaded model tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DraftFacts {
+    /// The name of its file or folder.
+    pub name: String,
+    /// The memory that it takes.
+    pub memory: MemoryPlan,
+    /// Tokens of a context behind which it guesses nothing.
+    pub n_ctx: usize,
+    /// Whether it is a layer of the model itself.
+    pub is_own_layer: bool,
+}
+
+/// The options of a load next to one with `options`: room for as many sequences, of as many tokens as it was made for.
+pub(crate) fn options_next_to(n_ctx_train: usize, options: &ModelOptions) -> ModelOptions {
+    let n_ctx = options.n_ctx.unwrap_or(n_ctx_train).min(n_ctx_train);
+    let n_full = n_ctx.div_ceil(PAGE_TOKENS);
+    let n_pages = options.n_pages.unwrap_or(n_full);
+    ModelOptions {
+        n_ctx: Some(n_ctx),
+        max_batch_tokens: MAX_STEP_TOKENS.max(options.max_batch_seqs),
+        max_logit_rows: options.max_batch_seqs,
+        n_pages: Some(
+            n_pages
+                .min(n_full.saturating_mul(options.max_batch_seqs))
+                .max(n_full),
+        ),
+        n_host_pages: 0,
+        ..options.clone()
+    }
+}
