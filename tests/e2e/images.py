@@ -44,7 +44,7 @@ def check(family):
         source = {"type": "base64", "media_type": "image/png", "data": data}
         parts = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
         answer = anthropic.Anthropic(base_url=server.url, api_key="none").messages.create(
-            model="eye", messages=[{"role": "user", "content": parts}], temperature=0, max_tokens=N_TOKENS
+            model="eye", messages=[{"role": "user", "content": parts}], max_tokens=N_TOKENS, extra_body={"temperature": 0}
         )
         assert answer.content[0].text.strip() == expected, (family, answer)
         message = {"role": "user", "content": QUESTION, "images": [data]}

@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 71] = [
+const ROWS: [Row; 74] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -64,6 +64,13 @@ const ROWS: [Row; 71] = [
     row("logits, CPU", "transformers", 18),
     row("logits, simulated GPU", "transformers", 8),
     row("logits, Hugging Face folders", "transformers", 9),
+    row("logits of folders, simulated GPU", "transformers", 0),
+    row("layers that guess further tokens", "no reference: plain loops", 0),
+    row(
+        "models without layers that guess further tokens",
+        "no reference: files that leave them out",
+        0,
+    ),
     row("images of gemma3, CPU", "transformers", 7),
     row("images of gemma3, naive backend", "transformers", 7),
     row("images of qwen2vl, CPU", "transformers", 7),

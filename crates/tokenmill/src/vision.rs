@@ -293,7 +293,7 @@ fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
     Ok(file)
 }
 
-/// The encoder of images that lies next to a model, as [`Projector::Beside`] finds it.
+/// The encoder of images that lies next to a model, in the same folder.
 pub fn projector_beside(source: &ModelSource, network: &Network) -> Option<PathBuf> {
     find_beside(source, network).map(|(path, _)| path)
 }
