@@ -90,8 +90,8 @@ impl Draft {
     /// [`Error::DraftOffCpu`].
     pub(crate) fn check_choice(compute: &Compute) -> Result<(), Error> {
         match compute.device {
-            Device::Cpu => Ok(()),
             _ if compute.n_gpus > 1 => Err(Error::DraftOffCpu),
+            Device::Cpu => Ok(()),
             Device::Auto if compute.placement.is_whole() => Ok(()),
             Device::Auto | Device::Cuda { .. } => Err(Error::DraftOffCpu),
         }

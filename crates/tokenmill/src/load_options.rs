@@ -447,13 +447,20 @@ impl LoadOptions {
             return Ok(None);
         }
         let is_asked_for = matches!(self.speculation, Speculation::Mtp { .. });
-        if is_asked_for && Draft::check_choice(&self.compute).is_err() {
-            return Err(Error::MtpOffCpu);
+        if Draft::check_choice(&self.compute).is_err() {
+            return if is_asked_for {
+                Err(Error::MtpOffCpu)
+            } else {
+                Ok(None)
+            };
         }
         let Some(mtp) = Mtp::find(network, self.speculation)? else {
             return Ok(None);
         };
-        match mtp.check(options, &self.compute, &self.plan(network)?) {
+        let checked = self
+            .plan(network)
+            .and_then(|plan| mtp.check(options, &self.compute, &plan));
+        match checked {
             Ok(()) => Ok(Some(mtp)),
             Err(error) if is_asked_for => Err(error),
             // It was not asked for.

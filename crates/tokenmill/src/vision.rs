@@ -5,7 +5,9 @@
 
 use std::{
     collections::VecDeque,
-    fmt, fs,
+    fmt,
+    fs::{self, File},
+    io::{self, Read as _, Seek as _, SeekFrom},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -24,6 +26,11 @@ use crate::{
 
 /// Images whose rows are kept.
 const MAX_KEPT: usize = 16;
+/// Bytes of rows that are kept; the newest image's are in any case.
+const MAX_KEPT_BYTES: usize = 256 << 20;
+/// Places of an encoder's file that tell it from others, and bytes of each.
+const N_SAMPLES: u64 = 64;
+const SAMPLE_BYTES: u64 = 4096;
 
 /// Where the encoder of images of a model is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +48,8 @@ pub enum Projector {
 /// What of a model sees images.
 pub(crate) struct Vision {
     path: PathBuf,
+    /// Tells the encoder's file from others: the same image has other rows with another.
+    identity: Sha256,
     shape: VisionShape,
     memory: MemoryPlan,
     compute: Compute,
@@ -100,6 +109,10 @@ impl Vision {
         }
         let vision = Self {
             memory: plan_of(&path, &file, compute)?,
+            identity: identity_of(&path).map_err(|source| Error::Read {
+                path: path.clone(),
+                source,
+            })?,
             path,
             shape: file.shape().clone(),
             compute: compute.clone(),
@@ -149,7 +162,7 @@ impl Vision {
             if !is_wanted() {
                 return Ok(None);
             }
-            let content = content_of(&image.file, salt);
+            let content = content_of(&self.identity, &image.file, salt);
             let rows = self.rows_of(image_idx, image, content)?;
             let family = self.shape.family;
             let span = MediaSpan {
@@ -203,8 +216,15 @@ impl Vision {
         let tower = tower.as_mut().expect("it was just loaded");
         let rows: Arc<[f32]> = tower.encode(&pixels, grid)?.into();
         let mut kept = lock(&self.kept);
-        kept.truncate(MAX_KEPT - 1);
         kept.push_front((content, Arc::clone(&rows)));
+        let mut n_bytes = 0;
+        let n_fitting = (kept.iter())
+            .take_while(|(_, rows)| {
+                n_bytes += size_of_val::<[f32]>(rows);
+                n_bytes <= MAX_KEPT_BYTES
+            })
+            .count();
+        kept.truncate(n_fitting.clamp(1, MAX_KEPT));
         Ok(rows)
     }
 }
@@ -214,9 +234,26 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A hash of an image's file and the salt of its request that cannot be found twice.
-fn content_of(file: &[u8], salt: u64) -> u128 {
-    let digest = Sha256::new()
+/// What tells an encoder's file from others: its size, and bytes of places all over it.
+fn identity_of(path: &Path) -> io::Result<Sha256> {
+    let mut file = File::open(path)?;
+    let len = file.metadata()?.len();
+    let mut digest = Sha256::new().chain_update(len.to_le_bytes());
+    let mut sample = Vec::new();
+    for place in 0..N_SAMPLES {
+        file.seek(SeekFrom::Start(
+            len.saturating_sub(SAMPLE_BYTES) / (N_SAMPLES - 1) * place,
+        ))?;
+        sample.clear();
+        (&mut file).take(SAMPLE_BYTES).read_to_end(&mut sample)?;
+        digest.update(&sample);
+    }
+    Ok(digest)
+}
+
+/// A hash of an encoder, an image's file and the salt of its request that cannot be found twice.
+fn content_of(encoder: &Sha256, file: &[u8], salt: u64) -> u128 {
+    let digest = (encoder.clone())
         .chain_update(salt.to_le_bytes())
         .chain_update(file)
         .finalize();
@@ -342,9 +379,21 @@ mod tests {
 
     #[test]
     fn content_depends_on_every_byte_and_the_salt() {
-        let content = content_of(b"image", 1);
-        assert_eq!(content, content_of(b"image", 1));
-        assert_ne!(content, content_of(b"imagf", 1));
-        assert_ne!(content, content_of(b"image", 2));
+        let folder = tempfile::tempdir().unwrap();
+        let encoder = |bytes: &[u8]| {
+            let path = folder.path().join("mmproj.gguf");
+            fs::write(&path, bytes).unwrap();
+            identity_of(&path).unwrap()
+        };
+        let first = encoder(&[7; 100_000]);
+        let content = content_of(&first, b"image", 1);
+        assert_eq!(content, content_of(&encoder(&[7; 100_000]), b"image", 1));
+        assert_ne!(content, content_of(&first, b"imagf", 1));
+        assert_ne!(content, content_of(&first, b"image", 2));
+        let mut other = vec![7; 100_000];
+        other[99_999] = 8;
+        for other in [&other[..], &[7; 99_999], b""] {
+            assert_ne!(content, content_of(&encoder(other), b"image", 1));
+        }
     }
 }

@@ -100,15 +100,15 @@ impl<'s> Store<'s> {
     }
 
     /// Digests that a manifest at `path` names, also one that this program cannot use.
-    fn digests_of(path: &Path) -> BTreeSet<String> {
-        let json: serde_json::Value = (fs::read(path).ok())
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .unwrap_or_default();
+    fn digests_of(path: &Path) -> Result<BTreeSet<String>, HubError> {
+        let bytes = fs::read(path).map_err(HubError::file("read", path))?;
+        let json: serde_json::Value =
+            serde_json::from_slice(&bytes).map_err(|error| HubError::file("read", path)(error.into()))?;
         let layers = json["layers"].as_array().map(Vec::as_slice).unwrap_or_default();
-        (layers.iter().chain([&json["config"]]))
+        let digests = (layers.iter().chain([&json["config"]]))
             .filter_map(|layer| Some(layer["digest"].as_str()?.strip_prefix("sha256:")?.to_owned()))
-            .filter(|digest| digest.bytes().all(|byte| byte.is_ascii_hexdigit()))
-            .collect()
+            .filter(|digest| digest.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        Ok(digests.collect())
     }
 }
 
@@ -123,15 +123,21 @@ fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// All files below a folder.
-fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() => files_below(&entry.path(), found),
-            Ok(_) => found.push(entry.path()),
-            Err(_) => {}
+/// All files below a folder, behind links too; those of Ollama and of this program that are being written begin with a dot.
+fn files_below(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), HubError> {
+    for entry in fs::read_dir(folder).map_err(HubError::file("read", folder))? {
+        let entry = entry.map_err(HubError::file("read", folder))?;
+        let path = entry.path();
+        let is_folder = fs::metadata(&path)
+            .map_err(HubError::file("read", &path))?
+            .is_dir();
+        if is_folder {
+            files_below(&path, found)?;
+        } else if !entry.file_name().to_string_lossy().starts_with('.') {
+            found.push(path);
         }
     }
+    Ok(())
 }
 
 /// Finds a model that Ollama or this program has downloaded; no server is asked.
@@ -185,7 +191,7 @@ impl OllamaRemoval {
     /// Finds what goes with a model.
     ///
     /// # Errors
-    /// A model that is not there.
+    /// A model that is not there, and another model's manifest that cannot be read: it may name the same layers.
     pub fn of(name: &OllamaName, settings: &HubSettings) -> Result<Self, HubError> {
         let store = Store::of(settings);
         let manifest = store.manifest_path(name);
@@ -195,11 +201,12 @@ impl OllamaRemoval {
             });
         }
         let mut manifests = Vec::new();
-        files_below(&store.root.join("manifests"), &mut manifests);
-        let kept: BTreeSet<String> = (manifests.iter().filter(|path| **path != manifest))
-            .flat_map(|path| Store::digests_of(path))
-            .collect();
-        let own = Store::digests_of(&manifest).into_iter();
+        files_below(&store.root.join("manifests"), &mut manifests)?;
+        let mut kept = BTreeSet::new();
+        for path in manifests.iter().filter(|path| **path != manifest) {
+            kept.append(&mut Store::digests_of(path)?);
+        }
+        let own = Store::digests_of(&manifest)?.into_iter();
         let blobs: Vec<PathBuf> = own
             .filter(|digest| !kept.contains(digest))
             .map(|digest| store.blob(&digest))

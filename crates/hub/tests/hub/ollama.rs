@@ -122,6 +122,11 @@ fn a_removal_keeps_the_layers_of_others() {
         .ollama_models
         .join("manifests/registry.ollama.ai/library/model");
     fs::copy(folder.join("tiny"), folder.join("other")).unwrap();
+    // What cannot be read may name the same layers.
+    fs::write(folder.join("cut"), "{").unwrap();
+    let error = OllamaRemoval::of(&name(), &settings).unwrap_err();
+    assert!(error.to_string().contains("cut"), "{error}");
+    fs::remove_file(folder.join("cut")).unwrap();
     let removal = OllamaRemoval::of(&name(), &settings).unwrap();
     assert_eq!(removal.freed_bytes, 0);
     removal.apply().unwrap();
