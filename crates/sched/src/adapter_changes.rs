@@ -1,7 +1,7 @@
 //! Adapters as the engine's thread sees them: taken to the executor, and given back once no sequence has them.
 //!
 //! A part of [`Core`] and [`Scheduler`] that stands apart because most engines never have an adapter. Invariant: the executor forgets
-//! an adapter only when no sequence has it and no step is in flight.
+//! an adapter only when no sequence has it, no request that waits for its pages has it, and no step is in flight.
 
 use tokenmill_backend::{AdapterError, AdapterId};
 
@@ -9,6 +9,7 @@ use crate::{
     adapters::{AdapterCommand, AdaptersInUse, ComingAdapter, Reply},
     arena::SeqId,
     core::Core,
+    outside::Fetch,
     prefix::AdapterContent,
     scheduler::Scheduler,
     sequence::Stage,
@@ -98,15 +99,16 @@ impl Core {
         true
     }
 
-    /// Gives back what belongs to adapters that no sequence has any more.
+    /// Gives back what belongs to adapters that no request has any more.
     pub(crate) fn let_adapters_go(&mut self) {
         if self.adapters.leaving.is_empty() || self.has_step_in_flight() {
             return;
         }
+        let kept_back = self.kept_back_adapters();
         let (scheduler, executor) = (&mut self.scheduler, &mut self.executor);
         let n_before = self.adapters.leaving.len();
         self.adapters.leaving.retain(|&id| {
-            let is_used = scheduler.uses_adapter(id);
+            let is_used = scheduler.uses_adapter(id) || kept_back.contains(&id);
             if !is_used {
                 scheduler.forget_adapter(id);
                 executor.remove_adapter(id);
@@ -114,14 +116,38 @@ impl Core {
             is_used
         });
         self.adapters.n_loaded -= n_before - self.adapters.leaving.len();
-        self.board.publish_adapters(self.scheduler.adapters_in_use());
+        self.board.publish_adapters(self.adapters_in_use());
     }
 
     /// Lets others see which adapters are in use, where there are any.
     pub(crate) fn publish_adapters(&self) {
         if self.adapters.n_loaded > 0 {
-            self.board.publish_adapters(self.scheduler.adapters_in_use());
+            self.board.publish_adapters(self.adapters_in_use());
         }
+    }
+
+    /// The adapters of all requests.
+    fn adapters_in_use(&self) -> AdaptersInUse {
+        let mut in_use = self.scheduler.adapters_in_use();
+        in_use.waiting.extend(self.kept_back_adapters());
+        in_use.waiting.sort_unstable();
+        in_use.waiting.dedup();
+        in_use
+    }
+
+    /// The adapters of requests that wait for their pages, and of the pages on their way.
+    fn kept_back_adapters(&self) -> Vec<AdapterId> {
+        let open = (self.outside.iter()).flat_map(|outside| &outside.fetches.open);
+        let of_fetch = |fetch: &Fetch| {
+            let of_requests = fetch
+                .submissions()
+                .filter_map(|submission| submission.job.adapter());
+            let mut ids: Vec<AdapterId> = of_requests.collect();
+            // The request that the fetch began with may have been cancelled.
+            ids.extend(fetch.stored.prefix.adapter);
+            ids
+        };
+        open.flat_map(of_fetch).collect()
     }
 }
 

@@ -2,12 +2,15 @@
 //!
 //! A part of [`Core`] and [`Scheduler`] that stands apart because no sequence takes part in it yet: the request is kept back, and enters
 //! the queue as any other once its pages are there, or cannot be had. Invariants: what arrives can be found only once a page is
-//! whole; a request that is kept back is told to the scheduler sooner or later, whatever the store does.
+//! whole; a request that is kept back is told to the scheduler within its limits of time, whatever the store does.
 
-use tokenmill_backend::{MemoryPlace, PAGE_TOKENS, PageGroup};
+use std::time::Duration;
+
+use tokenmill_backend::{MemoryFormat, MemoryPlace, PAGE_TOKENS, PageGroup};
 
 use crate::{
     arena::SeqId,
+    cause::Cause,
     core::Core,
     event::RequestId,
     held_prefix::HeldPrefix,
@@ -18,12 +21,18 @@ use crate::{
     prefix::{PageKey, Reuse, longest_reuse},
     scheduler::Scheduler,
     sequence::{SeqSpec, Work},
-    submission::Submission,
+    submission::{Job, Submission},
     sync,
 };
 
 /// How long a request is kept back without news of its pages, microseconds.
 const FETCH_PATIENCE_US: u64 = 5_000_000;
+
+/// How long after its submission a request is kept back in all, microseconds, in addition to the time that its pages take at [`SLOWEST_BYTES_PER_US`].
+const FETCH_LIMIT_US: u64 = 10_000_000;
+
+/// What a store gives at least, bytes in a microsecond: with one that gives less the prompt is computed.
+const SLOWEST_BYTES_PER_US: u64 = 64;
 
 impl Core {
     /// Takes a request in, perhaps after its pages were fetched.
@@ -123,14 +132,31 @@ impl Core {
         }
     }
 
-    /// Lets requests begin whose pages do not come.
+    /// Lets requests begin whose pages do not come, or not in time, and those whose own time is over, so that they end.
     pub(crate) fn end_late_fetches(&mut self, now_us: u64) {
         let Some(outside) = &self.outside else { return };
-        let is_late = |fetch: &&Fetch| now_us.saturating_sub(fetch.last_news_us) >= FETCH_PATIENCE_US;
+        let is_late = |fetch: &&Fetch| {
+            let is_silent = now_us.saturating_sub(fetch.last_news_us) >= FETCH_PATIENCE_US;
+            is_silent || now_us >= fetch.latest_us(&outside.format)
+        };
         let late = outside.fetches.open.iter().filter(is_late);
         let late: Vec<u64> = late.map(|fetch| fetch.id).collect();
+        let submissions = outside.fetches.open.iter().flat_map(Fetch::submissions);
+        let overdue: Vec<RequestId> = submissions
+            .filter(|submission| submission.is_overdue(now_us))
+            .map(|submission| submission.request)
+            .collect();
         for id in late {
             self.end_and_begin(id);
+        }
+        let has_overdue = !overdue.is_empty();
+        for request in overdue {
+            self.stop_waiting(request);
+        }
+        if has_overdue {
+            // Before a step can be made of them.
+            self.scheduler.expire(now_us, &mut self.outcomes);
+            self.publish_outcomes(Cause::Caller, now_us);
         }
     }
 
@@ -167,6 +193,35 @@ impl Core {
             let id = fetch.id;
             self.end_and_begin(id);
         }
+    }
+}
+
+impl Fetch {
+    /// Those that wait for it.
+    pub(crate) fn submissions(&self) -> impl Iterator<Item = &Submission> {
+        std::iter::once(&self.submission).chain(&self.followers)
+    }
+
+    /// When it ends, whatever has come.
+    fn latest_us(&self, format: &MemoryFormat) -> u64 {
+        let places = self.stored.places.iter();
+        let n_bytes: usize = places.map(|&(_, place)| format.bytes_of(place)).sum();
+        (self.submission.submitted_us).saturating_add(FETCH_LIMIT_US + n_bytes as u64 / SLOWEST_BYTES_PER_US)
+    }
+}
+
+impl Submission {
+    /// Whether a time that its caller gave is over before it has begun.
+    fn is_overdue(&self, now_us: u64) -> bool {
+        let (queue_timeout, deadline) = match &self.job {
+            Job::Generate { params, .. } => (params.queue_timeout, params.deadline),
+            Job::Forward(params) => (params.queue_timeout, params.deadline),
+        };
+        let is_over = |after: Duration| {
+            let after_us = u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
+            self.submitted_us.saturating_add(after_us) <= now_us
+        };
+        queue_timeout.into_iter().chain(deadline).any(is_over)
     }
 }
 

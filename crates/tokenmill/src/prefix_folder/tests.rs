@@ -10,7 +10,10 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_sched::{Engine, EngineConfig, EngineStats, Event, GenerateParams, Output, SharedPageStore};
+use tokenmill_sched::{
+    AdaptersInUse, Engine, EngineConfig, EngineError, EngineStats, Event, GenerateParams, KeptName, KeptPage,
+    Offer, Output, PageReceiver, PageStore, SharedPageStore,
+};
 use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
 
 use super::*;
@@ -47,14 +50,22 @@ struct Running {
 
 impl Running {
     fn new(model: &TinyModel, options: &ModelOptions, folder: Option<&PrefixFolder>) -> Self {
+        Self::with_store(model, options, folder, |store| store as Arc<dyn PageStore>)
+    }
+
+    /// As [`Self::new`], with something between the engine and the folder.
+    fn with_store(
+        model: &TinyModel,
+        options: &ModelOptions,
+        folder: Option<&PrefixFolder>,
+        wrap: impl FnOnce(Arc<ModelStore>) -> Arc<dyn PageStore>,
+    ) -> Self {
         let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
         let executor = build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap();
         let format = executor.memory_format().unwrap();
         let store = folder.map(|folder| Arc::new(folder.store_of(IDENTITY, &format)));
         let config = EngineConfig {
-            page_store: store
-                .clone()
-                .map(|store| SharedPageStore(store as Arc<dyn tokenmill_sched::PageStore>)),
+            page_store: store.clone().map(|store| SharedPageStore(wrap(store))),
             ..EngineConfig::default()
         };
         Self {
@@ -82,7 +93,7 @@ impl Running {
         self.wait_until(|running| {
             let figures = running.figures();
             std::thread::sleep(Duration::from_millis(40));
-            let is_writing = tokenmill_sched::PageStore::is_writing(&**running.store.as_ref().unwrap());
+            let is_writing = PageStore::is_writing(&**running.store.as_ref().unwrap());
             figures == running.figures() && !is_writing
         });
     }
@@ -98,6 +109,42 @@ impl Running {
 
     fn stats(&self) -> EngineStats {
         self.engine.stats()
+    }
+}
+
+/// What was asked of a [`Gated`].
+type Held = Mutex<Vec<(Vec<KeptPage>, PageReceiver)>>;
+
+/// A folder that gives nothing until the test lets it.
+#[derive(Debug)]
+struct Gated {
+    store: Arc<ModelStore>,
+    held: Arc<Held>,
+}
+
+impl PageStore for Gated {
+    fn secret(&self) -> [u64; 4] {
+        self.store.secret()
+    }
+
+    fn contains(&self, name: KeptName) -> bool {
+        self.store.contains(name)
+    }
+
+    fn offer(&self, name: KeptName, n_bytes: usize) -> Offer {
+        self.store.offer(name, n_bytes)
+    }
+
+    fn keep(&self, page: KeptPage) {
+        self.store.keep(page);
+    }
+
+    fn is_writing(&self) -> bool {
+        self.store.is_writing()
+    }
+
+    fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver) {
+        self.held.lock().unwrap().push((wanted, receiver));
     }
 }
 
@@ -452,5 +499,107 @@ fn the_pages_of_an_adapter_are_found_by_what_it_is_made_of() {
         assert_eq!(output.usage.cached_tokens, n_cached, "{adapter:?}");
         assert_eq!(bits(&output) == expected, adapter == Some(poet), "{adapter:?}");
     }
+    second.end();
+}
+
+#[test]
+fn an_adapter_stays_until_requests_that_wait_for_its_pages_have_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompt = random_tokens(1, 200);
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let poet = first.engine.add_adapter(adapter(1), 1.0).unwrap();
+    let with = |adapter| GenerateParams {
+        adapter: Some(adapter),
+        ..params(5)
+    };
+    let expected = bits(&first.engine.generate(&prompt, &with(poet)).unwrap());
+    let plain = bits(&first.generate(&prompt[1..], 60));
+    first.end();
+    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
+    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
+        let held = Arc::clone(&held);
+        Arc::new(Gated { store, held })
+    });
+    let poet = second.engine.add_adapter(adapter(1), 1.0).unwrap();
+    let generations = [(); 2].map(|()| second.engine.submit(prompt.clone(), with(poet)).unwrap());
+    second.engine.remove_adapter(poet).unwrap();
+    // It is told only once the adapter's removal was looked at.
+    let uncached = GenerateParams {
+        uses_prefix_cache: false,
+        ..params(60)
+    };
+    assert_eq!(
+        bits(&second.engine.generate(&prompt[1..], &uncached).unwrap()),
+        plain
+    );
+    assert_eq!(second.engine.adapters_in_use().waiting, [poet]);
+    let (wanted, receiver) = held.lock().unwrap().pop().unwrap();
+    second.store.as_ref().unwrap().fetch(wanted, receiver);
+    for generation in generations {
+        let events = generation.into_iter();
+        let tokens: Vec<_> = events
+            .filter_map(|event| match event {
+                Event::Token(token) => Some((token.id, token.logprob.unwrap().to_bits())),
+                Event::Finished(finished) => {
+                    assert_eq!(finished.usage.cached_tokens, 192);
+                    None
+                }
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(tokens, expected);
+    }
+    second.wait_until(|second| second.engine.adapters_in_use() == AdaptersInUse::default());
+    second.end();
+}
+
+#[test]
+fn the_timeouts_of_a_request_count_while_it_waits_for_its_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompt = random_tokens(1, 200);
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let expected = bits(&first.generate(&prompt, 5));
+    first.end();
+    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
+    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
+        let held = Arc::clone(&held);
+        Arc::new(Gated { store, held })
+    });
+    let soon = Some(Duration::from_millis(20));
+    let in_queue = GenerateParams {
+        queue_timeout: soon,
+        ..params(5)
+    };
+    let in_all = GenerateParams {
+        deadline: soon,
+        ..params(5)
+    };
+    let patient = second.engine.submit(prompt.clone(), params(5)).unwrap();
+    let began = Instant::now();
+    // They follow the one that waits, and leave it alone.
+    let ended = second.engine.generate(&prompt, &in_queue);
+    assert!(
+        matches!(ended, Err(EngineError::QueueTimeout { .. })),
+        "{ended:?}"
+    );
+    let ended = second.engine.generate(&prompt, &in_all);
+    assert!(
+        matches!(ended, Err(EngineError::DeadlineExceeded { .. })),
+        "{ended:?}"
+    );
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    let (wanted, receiver) = held.lock().unwrap().pop().unwrap();
+    second.store.as_ref().unwrap().fetch(wanted, receiver);
+    let mut tokens = Vec::new();
+    for event in patient {
+        match event {
+            Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
+            Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 192),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(tokens, expected);
     second.end();
 }
