@@ -1,7 +1,8 @@
 //! [`DecodePlan`]: how a launch of `attention_decode.cu` is cut into query heads, splits and tiles.
 //!
 //! Separate from attention, which launches it: these are numbers alone, and the kernel computes some of them too. Invariant: splits
-//! follow from what a token sees and from the heads, so neither the grid nor the batch decides how a token's sums are made.
+//! follow from what a token sees and from the heads, and the kernel, its heads and its tiles from the model alone, so neither the grid nor
+//! the batch decides how a token's sums are made.
 
 use tokenmill_backend::{KvLayerShape, KvType, PAGE_TOKENS};
 
@@ -203,7 +204,7 @@ impl DecodePlan {
         let group = n_heads / shape.n_kv_heads;
         let split_bits = split_bits(shape.n_kv_heads);
         let warp_tokens = split_len(visible.n_tokens(), split_bits) / WARPS;
-        let plan = |one: &Candidate| {
+        let plan = |one: &Candidate, warp_tokens: usize| {
             let tile = tile_bytes(one.columns[0], rows[0], types[0]);
             let tile = tile.max(tile_bytes(one.columns[1], row_of_value, types[1]));
             let parts = rows[0].div_ceil(one.columns[0]) + rows[1].div_ceil(one.columns[1]);
@@ -225,9 +226,14 @@ impl DecodePlan {
                 shared_bytes: one.shared_bytes(rows, tile, n_stages, warp_tokens),
             }
         };
-        let plans = Candidate::all(group, rows, types).map(|one| plan(&one));
-        let fits = |plan: &&Self| plan.shared_bytes <= MAX_SHARED_BYTES;
-        *plans.iter().find(fits).unwrap_or(&plans[3])
+        // What fits with the longest splits fits with all, and is taken with all: kernels of fewer heads add up in another order, and how
+        // long the splits of a step are follows from its longest context, which may be another sequence's.
+        let candidates = Candidate::all(group, rows, types);
+        let fits = |one: &&Candidate| plan(one, MAX_SPLIT / WARPS).shared_bytes <= MAX_SHARED_BYTES;
+        plan(
+            candidates.iter().find(fits).unwrap_or(&candidates[3]),
+            warp_tokens,
+        )
     }
 }
 
@@ -278,6 +284,35 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_kernel_does_not_depend_on_the_context() {
+        let types = [KvType::F16, KvType::F32, KvType::Q8_0];
+        let pairs = types.map(|keys| types.map(|values| [keys, values]));
+        for types in pairs.concat() {
+            for dim in (32..=1024).step_by(32) {
+                for group in [1, 2, 4, 8, 16] {
+                    let of = |context| {
+                        let plan = plan(group, [dim, dim], types, context);
+                        (plan.variant, plan.heads, plan.n_blocks_x, plan.columns)
+                    };
+                    for bits in 0..20 {
+                        assert_eq!(of(1 << bits), of(1 << 20), "{types:?}, {dim}, {group}, 2^{bits}");
+                    }
+                }
+            }
+        }
+        // Those whose scores fit with short splits and not with the longest.
+        let heads = |keys, values, dim| {
+            [512, 1 << 17].map(|context| plan(8, [dim, dim], [keys, values], context).heads)
+        };
+        assert_eq!(heads(KvType::F32, KvType::F32, 160), [4; 2]);
+        assert_eq!(heads(KvType::Q8_0, KvType::F32, 160), [4; 2]);
+        assert_eq!(heads(KvType::F16, KvType::F32, 160), [4; 2]);
+        assert_eq!(heads(KvType::F32, KvType::F32, 320), [2; 2]);
+        assert_eq!(heads(KvType::Q8_0, KvType::Q8_0, 384), [4; 2]);
+        assert_eq!(heads(KvType::Q8_0, KvType::Q8_0, 448), [4; 2]);
     }
 
     #[test]
