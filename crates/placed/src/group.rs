@@ -5,7 +5,7 @@
 //! for itself from the same sums, so all sample the same tokens, and the first one's results are given.
 //!
 //! Invariants: no rank waits for one that failed; after a step that failed, all ranks stand at the same place again; after a rank was
-//! lost, every call fails and says which.
+//! lost, or sampled other tokens than another, every call fails and says which.
 
 mod rank;
 
@@ -27,7 +27,7 @@ pub struct GroupExecutor {
     /// The step that the ranks are about to compute.
     batch: Arc<RwLock<ForwardBatch>>,
     n_submitted: u64,
-    /// What took a rank away.
+    /// What took a rank away, or parted the ranks.
     lost: Option<StepError>,
 }
 
@@ -70,7 +70,7 @@ impl GroupExecutor {
         })
     }
 
-    /// Fails where a rank was lost.
+    /// Fails where a rank was lost, or the ranks have parted.
     fn check_lost(&self) -> Result<(), StepError> {
         self.lost.clone().map_or(Ok(()), Err)
     }
@@ -138,9 +138,12 @@ impl Executor for GroupExecutor {
             // Those that computed the step to its end have a ticket that no caller has.
             for (rank, _) in self.ranks.iter().zip(submitted).filter(|(_, is_open)| *is_open) {
                 rank.give(Order::Forget);
-                // What it says of a step that failed changes nothing.
-                let _ = rank.answer();
+                // What it says of a step that failed changes nothing, unless it says nothing.
+                if let Err(lost @ StepError::DeviceLost { .. }) = rank.answer() {
+                    self.lost.get_or_insert(rank.name(lost));
+                }
             }
+            self.check_lost()?;
             return Err(error);
         }
         self.n_submitted += 1;
@@ -158,10 +161,13 @@ impl Executor for GroupExecutor {
             });
         let first = outputs.next().expect("every rank gives results");
         if let Some(rank) = outputs.position(|other| other.sampled != first.sampled) {
-            return Err(StepError::Device {
+            // Each goes on from its own token, so steps that are under way, and what they have stored, are of no use either.
+            let parted = StepError::DeviceLost {
                 operation: "sampling",
                 reason: format!("rank {} of the group sampled other tokens than rank 0", rank + 1),
-            });
+            };
+            self.lost = Some(parted.clone());
+            return Err(parted);
         }
         *output = *first;
         Ok(())

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use tokenmill_backend::{
-    Collective, Executor, ExecutorLimits, ForwardBatch, HostGroup, KvType, PageCopy, PageGroup, StepError,
-    StepOutput, Ticket, TokenSource,
+    Collective, Executor, ExecutorLimits, ForwardBatch, HostGroup, KvType, PageCopy, PageGroup, SampledToken,
+    StepError, StepOutput, StepTrace, Ticket, TokenSource,
 };
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
@@ -373,37 +373,187 @@ fn a_lost_rank_ends_the_step_and_every_later_one() {
     }
 }
 
-/// A rank that never comes back from its step, as of a driver that hangs.
-struct Hanging(ExecutorLimits);
+/// A call that a [`Scripted`] rank fails in, or does not come back from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Submit,
+    Wait,
+    CopyPages,
+    Trace,
+    /// The end of the executor.
+    Close,
+}
 
-impl Executor for Hanging {
-    fn limits(&self) -> &ExecutorLimits {
-        &self.0
-    }
+/// A rank that computes nothing, and meets none.
+struct Scripted {
+    limits: ExecutorLimits,
+    fails_in: Option<Call>,
+    /// As of a driver that hangs.
+    hangs_in: Option<Call>,
+    /// What it samples.
+    token: u32,
+    n_submitted: u64,
+}
 
-    fn submit(&mut self, _: &ForwardBatch) -> Result<Ticket, StepError> {
-        loop {
-            std::thread::park();
+impl Scripted {
+    fn new(limits: ExecutorLimits) -> Self {
+        Self {
+            limits,
+            fails_in: None,
+            hangs_in: None,
+            token: 7,
+            n_submitted: 0,
         }
     }
 
-    fn wait(&mut self, _: Ticket, _: &mut StepOutput) -> Result<(), StepError> {
-        unreachable!("nothing is submitted")
-    }
-
-    fn copy_pages(&mut self, _: PageGroup, _: &[PageCopy]) -> Result<(), StepError> {
-        unreachable!("nothing is submitted")
+    fn enter(&self, call: Call) -> Result<(), StepError> {
+        while self.hangs_in == Some(call) {
+            std::thread::park();
+        }
+        if self.fails_in == Some(call) {
+            return Err(StepError::Device {
+                operation: "a test",
+                reason: "out of memory".to_owned(),
+            });
+        }
+        Ok(())
     }
 }
 
-#[test]
-fn a_rank_that_hangs_is_given_up() {
+impl Executor for Scripted {
+    fn limits(&self) -> &ExecutorLimits {
+        &self.limits
+    }
+
+    fn submit(&mut self, _: &ForwardBatch) -> Result<Ticket, StepError> {
+        self.enter(Call::Submit)?;
+        self.n_submitted += 1;
+        Ok(Ticket(self.n_submitted - 1))
+    }
+
+    fn wait(&mut self, _: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
+        self.enter(Call::Wait)?;
+        output.clear();
+        let (id, logprob) = (self.token, None);
+        output.sampled.push(Some(Ok(SampledToken { id, logprob })));
+        Ok(())
+    }
+
+    fn copy_pages(&mut self, _: PageGroup, _: &[PageCopy]) -> Result<(), StepError> {
+        self.enter(Call::CopyPages)
+    }
+
+    fn trace(&self) -> Option<StepTrace> {
+        let _ = self.enter(Call::Trace);
+        None
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        let _ = self.enter(Call::Close);
+    }
+}
+
+/// Two ranks that compute nothing, as `change` makes them.
+fn scripted(change: impl Fn(&mut [Scripted; 2])) -> GroupExecutor {
     let model = TinyModel::random(tiny_llama(), TensorType::F32, 11);
-    let group = HostGroup::with_patience(2, Duration::from_millis(50));
+    let executor = build(
+        &model.descriptor,
+        &model,
+        NaiveBackend::new(),
+        &options(),
+        &mut |_| {},
+    );
+    let limits = executor.unwrap().limits().clone();
+    let mut ranks = [(); 2].map(|()| Scripted::new(limits.clone()));
+    change(&mut ranks);
+    let ranks = ranks.map(|executor| GroupRank {
+        executor: Box::new(executor),
+        place: String::new(),
+    });
+    let group = HostGroup::with_patience(2, Duration::from_millis(150));
+    GroupExecutor::start(ranks.into(), group).expect("threads")
+}
+
+/// A step, copies of pages and a trace; the first error.
+fn all_calls(ranks: &mut GroupExecutor) -> Result<(), StepError> {
+    let mut batch = ForwardBatch::default();
+    batch.push_sequence([TokenSource::Id(1)], 0, &[0]);
+    let ticket = ranks.submit(&batch)?;
+    ranks.wait(ticket, &mut StepOutput::default())?;
+    ranks.copy_pages(PageGroup::default(), &[])?;
+    ranks.trace();
+    Ok(())
+}
+
+/// Whatever a rank hangs in, and whether or not another failed before.
+#[test]
+fn a_rank_that_hangs_in_any_call_is_given_up() {
+    let calls = [Call::Submit, Call::Wait, Call::CopyPages, Call::Trace];
+    for hangs_in in calls {
+        // Where it is rank 0 that fails in submitting, rank 1 hangs in that, or in what it has to forget.
+        for fails_in in [None, Some(Call::Submit), Some(hangs_in)] {
+            if fails_in == Some(Call::Submit) && !matches!(hangs_in, Call::Submit | Call::Wait) {
+                continue;
+            }
+            // A trace is that of rank 0, and cannot fail.
+            let hanging = usize::from(hangs_in != Call::Trace);
+            let mut ranks = scripted(|ranks| {
+                ranks[1 - hanging].fails_in = fails_in;
+                ranks[hanging].hangs_in = Some(hangs_in);
+            });
+            let case = format!("{hangs_in:?} after {fails_in:?}");
+            if hangs_in == Call::Trace {
+                all_calls(&mut ranks).unwrap();
+            }
+            let expected = format!("rank {hanging} of 2: it did not answer");
+            for _ in 0..2 {
+                let error = all_calls(&mut ranks).unwrap_err();
+                assert!(matches!(error, StepError::DeviceLost { .. }), "{case}: {error}");
+                assert!(error.to_string().contains(&expected), "{case}: {error}");
+            }
+            assert!(ranks.trace().is_none(), "{case}");
+        }
+    }
+    // The end of the group is the end of the test.
+    drop(scripted(|ranks| ranks[1].hangs_in = Some(Call::Close)));
+}
+
+#[test]
+fn ranks_that_sampled_different_tokens_are_not_asked_again() {
+    let mut ranks = scripted(|ranks| ranks[1].token = 8);
+    let mut batch = ForwardBatch::default();
+    batch.push_sequence([TokenSource::Id(1)], 0, &[0]);
+    let [first, second] = [(); 2].map(|()| ranks.submit(&batch).unwrap());
+    let mut output = StepOutput::default();
+    // The second step was under way already, and computes from two tokens.
+    let errors = [
+        ranks.wait(first, &mut output).unwrap_err(),
+        ranks.wait(second, &mut output).unwrap_err(),
+        ranks.copy_pages(PageGroup::default(), &[]).unwrap_err(),
+        ranks.submit(&batch).unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, StepError::DeviceLost { .. }), "{error}");
+        let error = error.to_string();
+        assert!(
+            error.contains("rank 1 of the group sampled other tokens than rank 0"),
+            "{error}"
+        );
+    }
+    assert!(output.sampled.is_empty());
+}
+
+#[test]
+fn a_rank_that_others_wait_for_in_vain_is_given_up() {
+    let model = TinyModel::random(tiny_llama(), TensorType::F32, 11);
+    let group = HostGroup::with_patience(2, Duration::from_millis(150));
     let shard = Shard::new(&model.descriptor, &model, Rank { idx: 0, n_ranks: 2 }).unwrap();
     let backend = NaiveBackend::of_group(Box::new(group.rank(0)));
     let executor = shard.load_on(backend, &options(), &mut |_| {}).unwrap();
-    let hanging = Hanging(executor.limits().clone());
+    let mut hanging = Scripted::new(executor.limits().clone());
+    hanging.hangs_in = Some(Call::Submit);
     let place = String::new;
     let ranks: [Box<dyn Executor + Send>; 2] = [Box::new(executor), Box::new(hanging)];
     let ranks = ranks.map(|executor| GroupRank {

@@ -1,7 +1,7 @@
 //! [`RankThread`]: the thread that a rank computes on.
 //!
 //! Separate from the group, which speaks to all ranks at once. Invariants: every order has one answer; a rank that fails, or whose
-//! thread ends, says so to the others before it answers.
+//! thread ends, says so to the others before it answers; none is waited for without end, whatever it was told to do.
 
 use std::{
     cell::Cell,
@@ -16,8 +16,7 @@ use std::{
 };
 
 use tokenmill_backend::{
-    Executor, ForwardBatch, GroupError, HostGroup, PageCopy, PageGroup, StepError, StepOutput, StepTrace,
-    Ticket,
+    Executor, ForwardBatch, HostGroup, PageCopy, PageGroup, StepError, StepOutput, StepTrace, Ticket,
 };
 
 use super::GroupRank;
@@ -51,12 +50,18 @@ pub(super) struct RankThread {
     answers: Receiver<Result<Answer, StepError>>,
     thread: Option<JoinHandle<()>>,
     group: HostGroup,
+    /// When it was given its last order.
+    given: Cell<Instant>,
     /// Whether it was given up, so that no call waits for it any more.
     is_given_up: Cell<bool>,
 }
 
-/// How often it is looked whether the others miss a rank that does not answer.
+/// How often it is looked whether another rank failed while one does not answer.
 const GLANCE: Duration = Duration::from_millis(500);
+/// How often it is looked whether a thread that was told to end has.
+const END_GLANCE: Duration = Duration::from_millis(1);
+/// How many times as long as ranks wait for each other an order may take: once to miss another rank, and once for itself.
+const ORDER_TAKES: u32 = 2;
 
 impl RankThread {
     pub(super) fn start(
@@ -102,33 +107,36 @@ impl RankThread {
             answers,
             thread: Some(thread),
             group: own_group,
+            given: Cell::new(Instant::now()),
             is_given_up: Cell::new(false),
         })
     }
 
     pub(super) fn give(&self, order: Order) {
+        self.given.set(Instant::now());
         // A thread that has ended gives no answer, which is noticed there.
         let _ = self.orders.as_ref().map(|orders| orders.send(order));
     }
 
-    /// Waits for the answer to an order. A rank that the others missed, and that does not answer for as long again, is lost: a call into
-    /// a driver that never returns cannot be ended.
+    /// Waits for the answer to an order. A rank that takes as long as ranks wait for each other after one of them has failed, or twice as
+    /// long where none has, is lost: a call into a driver that never returns cannot be ended.
     pub(super) fn answer(&self) -> Result<Answer, StepError> {
-        let mut missed_since = None;
+        let patience = self.group.patience();
+        let mut failed_since = None;
         let reason = loop {
             if self.is_given_up.get() {
                 break "it did not answer";
             }
-            let glance = GLANCE.min(self.group.patience());
-            match self.answers.recv_timeout(glance) {
+            match self.answers.recv_timeout(GLANCE.min(patience)) {
                 Ok(answer) => return answer,
                 Err(RecvTimeoutError::Disconnected) => break "its thread has ended",
                 Err(RecvTimeoutError::Timeout) => {
-                    if !matches!(self.group.failure(), Some(GroupError::RankMissing { .. })) {
-                        continue;
+                    if self.group.failure().is_some() {
+                        failed_since.get_or_insert_with(Instant::now);
                     }
-                    let since: &mut Instant = missed_since.get_or_insert_with(Instant::now);
-                    self.is_given_up.set(since.elapsed() > self.group.patience());
+                    let is_missed = failed_since.is_some_and(|since| since.elapsed() > patience);
+                    let is_late = self.given.get().elapsed() > ORDER_TAKES * patience;
+                    self.is_given_up.set(is_missed || is_late);
                 }
             }
         };
@@ -158,9 +166,17 @@ impl RankThread {
 impl Drop for RankThread {
     fn drop(&mut self) {
         self.orders = None;
-        if let Some(thread) = self.thread.take()
-            && !self.is_given_up.get()
-        {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        // What a device is closed with may hang as well.
+        let began = Instant::now();
+        while !self.is_given_up.get() && !thread.is_finished() {
+            thread::sleep(END_GLANCE);
+            self.is_given_up
+                .set(began.elapsed() > ORDER_TAKES * self.group.patience());
+        }
+        if thread.is_finished() {
             // A thread that panicked has said so already.
             let _ = thread.join();
         }
