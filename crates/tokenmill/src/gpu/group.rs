@@ -1,12 +1,12 @@
 //! The load on several GPUs, each with a part of every layer.
 //!
 //! Separate from the load on one. Invariants: all GPUs are opened, and all parts planned, before anything is uploaded; the GPUs meet
-//! in the host's memory.
+//! in the host's memory, and have one compute capability, since each computes for itself what has to be the same on all.
 
 use std::time::Duration;
 
 use tokenmill_backend::{BackendError, HostGroup, MemoryPlan};
-use tokenmill_cuda_exec::{CudaExecError, Device};
+use tokenmill_cuda_exec::{CudaExecError, Device, DeviceInfo};
 use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions, Rank, Shard, WeightSource as _};
 use tokenmill_placed::{GroupExecutor, GroupRank};
 
@@ -26,6 +26,8 @@ pub(crate) fn load_group(
         .map(|idx| model.shard(Rank { idx, n_ranks }))
         .collect::<Result<_, _>>()?;
     let devices = open_all(first, compute)?;
+    let infos: Vec<&DeviceInfo> = devices.iter().map(Device::info).collect();
+    check_alike(first, &infos)?;
     let name = devices[0].info().name.clone();
     let group = HostGroup::new(n_ranks);
     let backends = (devices.into_iter().enumerate())
@@ -76,6 +78,41 @@ pub(crate) fn load_group(
     })
 }
 
+/// GPUs that cannot compute a model together. The driver compiles the kernels for each capability by itself, so the last bits of what every
+/// rank computes alone, such as the choice of experts, may differ between them.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "GPUs that compute a model together need the same compute capability: {first} has {}.{} and {other} has {}.{}",
+    first_has.0, first_has.1, other_has.0, other_has.1
+)]
+struct UnlikeGpus {
+    /// The first one's number and name.
+    first: String,
+    first_has: (u32, u32),
+    other: String,
+    other_has: (u32, u32),
+}
+
+/// Fails where GPUs, numbered from `first` on, differ in what their kernels are compiled for.
+fn check_alike(first: usize, infos: &[&DeviceInfo]) -> Result<(), Error> {
+    let Some(idx) = infos
+        .iter()
+        .position(|info| info.capability != infos[0].capability)
+    else {
+        return Ok(());
+    };
+    let place = |idx: usize| format!("GPU {} ({})", first + idx, infos[idx].name);
+    let source = UnlikeGpus {
+        first: place(0),
+        first_has: infos[0].capability,
+        other: place(idx),
+        other_has: infos[idx].capability,
+    };
+    Err(Error::Gpu(BackendError::Unavailable {
+        source: source.into(),
+    }))
+}
+
 /// Opens all of the GPUs.
 fn open_all(first: usize, compute: &Compute) -> Result<Vec<Device>, Error> {
     (first..first + compute.n_gpus)
@@ -95,4 +132,33 @@ fn too_few(error: Error, first: usize, n_gpus: usize) -> Error {
         };
     }
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(name: &str, capability: (u32, u32)) -> DeviceInfo {
+        DeviceInfo {
+            name: name.to_owned(),
+            capability,
+            n_multiprocessors: 100,
+            total_bytes: 24 << 30,
+            cuda_version: (12, 4),
+        }
+    }
+
+    #[test]
+    fn unlike_gpus_are_refused_by_name() {
+        let [old, new] = [info("RTX 3090", (8, 6)), info("RTX 4090", (8, 9))];
+        assert!(check_alike(0, &[&new, &new]).is_ok());
+        // Of the same capability, though not of the same size.
+        assert!(check_alike(0, &[&new, &info("L40S", (8, 9))]).is_ok());
+        let error = check_alike(1, &[&old, &old, &new]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the GPU cannot be used: GPUs that compute a model together need the same compute capability: \
+             GPU 1 (RTX 3090) has 8.6 and GPU 3 (RTX 4090) has 8.9"
+        );
+    }
 }
