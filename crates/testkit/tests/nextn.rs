@@ -128,6 +128,7 @@ fn the_layer_reads_the_embedding_and_the_state_before() {
         )
         .unwrap();
         let mut by_rows = batch_of((0..tokens.len() as u32).map(TokenSource::Row), tokens.len());
+        by_rows.input_width = descriptor.n_embd;
         by_rows.input_rows = inputs(source, descriptor, &tokens, &hidden);
         let expected = run(&mut plain, &by_rows).unwrap().logits;
 
