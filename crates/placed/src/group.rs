@@ -161,7 +161,7 @@ impl Executor for GroupExecutor {
             });
         let first = outputs.next().expect("every rank gives results");
         if let Some(rank) = outputs.position(|other| other.sampled != first.sampled) {
-            // Each goes on from its own token, so steps that are under way, and what they have stored, are of no use either.
+            // Each continues from its own token, so steps that are under way, and what they have stored, are of no use either.
             let parted = StepError::DeviceLost {
                 operation: "sampling",
                 reason: format!("rank {} of the group sampled other tokens than rank 0", rank + 1),
