@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use tokenmill_sched::KeptName;
@@ -26,6 +26,8 @@ struct Entry {
     stamp: u64,
     /// The time of use that the disk has.
     used: SystemTime,
+    /// It could not be read, and is not asked for before then.
+    unreadable_until: Option<Instant>,
 }
 
 /// How many files there are, and their bytes.
@@ -57,8 +59,17 @@ impl Index {
         self.of_models.get(&model).copied().unwrap_or_default()
     }
 
-    pub(super) fn contains(&self, name: &EntryName) -> bool {
-        self.entries.contains_key(name)
+    /// Whether a file is there and can be read, as far as is known.
+    pub(super) fn contains(&self, name: &EntryName, now: Instant) -> bool {
+        let is_readable = |entry: &Entry| entry.unreadable_until.is_none_or(|until| until <= now);
+        self.entries.get(name).is_some_and(is_readable)
+    }
+
+    /// Notes that a file is there and counts, but cannot be read.
+    pub(super) fn set_unreadable(&mut self, name: &EntryName, until: Instant) {
+        if let Some(entry) = self.entries.get_mut(name) {
+            entry.unreadable_until = Some(until);
+        }
     }
 
     /// Adds a file, as the one that was used last.
@@ -66,7 +77,12 @@ impl Index {
         self.remove(&name);
         let stamp = self.next_stamp();
         self.by_use.insert(stamp, name);
-        let entry = Entry { n_bytes, stamp, used };
+        let entry = Entry {
+            n_bytes,
+            stamp,
+            used,
+            unreadable_until: None,
+        };
         self.entries.insert(name, entry);
         for amount in [&mut self.all, self.of_models.entry(name.model).or_default()] {
             amount.n_files += 1;
@@ -171,6 +187,24 @@ mod tests {
         };
         assert_eq!((index.amount(), index.amount_of(1)), (amount, amount));
         assert_eq!(index.amount_of(0), Amount::default());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_counts_and_is_not_found_for_a_time() {
+        let (mut index, now) = (Index::default(), Instant::now());
+        index.insert(name(1), 10, SystemTime::UNIX_EPOCH);
+        let later = now + Duration::from_secs(1);
+        index.set_unreadable(&name(1), later);
+        index.set_unreadable(&name(2), later);
+        assert!(!index.contains(&name(1), now) && index.contains(&name(1), later));
+        assert!(!index.contains(&name(2), later));
+        assert_eq!(index.amount().n_bytes, 10);
+        assert_eq!(index.oldest_beyond(9), Some(name(1)));
+        // Written again, it can be read.
+        index.set_unreadable(&name(1), later);
+        index.insert(name(1), 20, SystemTime::UNIX_EPOCH);
+        assert!(index.contains(&name(1), now));
+        assert_eq!(index.amount().n_bytes, 20);
     }
 
     #[test]

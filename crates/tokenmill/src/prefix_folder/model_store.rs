@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     thread,
@@ -34,8 +34,11 @@ const MAX_QUEUED_BYTES: u64 = 64 << 20;
 /// Bytes that go to the engine at once, unless one page has more.
 const PORTION_BYTES: usize = 4 << 20;
 
-/// Time without writes after one that failed.
+/// Time without writes after one that failed, and without reads of a file that could not be read.
 const PAUSE: Duration = Duration::from_secs(30);
+
+/// How long dropping waits for a disk.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a model's pages in a folder have been used for since it was loaded, and what there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,16 +95,22 @@ struct Shared {
     format: MemoryFormat,
     queued_bytes: AtomicU64,
     paused_until: Mutex<Option<Instant>>,
+    /// No one waits for what is read any more.
+    stops_reading: AtomicBool,
+    /// No one waits until all is written any more.
+    stops_writing: AtomicBool,
     counters: Counters,
 }
 
-/// The pages of one model. Dropping it waits until all is written.
+/// The pages of one model. Dropping it waits until all is written, but not for longer than [`PATIENCE`].
 pub(crate) struct ModelStore {
     shared: Arc<Shared>,
     /// These are `None` once it is dropped.
     orders: Option<mpsc::Sender<Order>>,
     fetches: Option<mpsc::Sender<Wanted>>,
     threads: Vec<thread::JoinHandle<()>>,
+    /// Gives nothing, and ends with the last of the threads.
+    running: Mutex<mpsc::Receiver<()>>,
 }
 
 impl ModelStore {
@@ -113,23 +122,33 @@ impl ModelStore {
             format,
             queued_bytes: AtomicU64::new(0),
             paused_until: Mutex::default(),
+            stops_reading: AtomicBool::new(false),
+            stops_writing: AtomicBool::new(false),
             counters: Counters::default(),
         });
         let (orders, to_write) = mpsc::channel();
         let (fetches, to_read) = mpsc::channel();
+        let (runs, running) = mpsc::channel();
         let writer = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || shared.write_all(&to_write)
+            let (shared, runs) = (Arc::clone(&shared), runs.clone());
+            move || {
+                shared.write_all(&to_write);
+                drop((shared, runs));
+            }
         });
         let reader = thread::spawn({
             let shared = Arc::clone(&shared);
-            move || shared.read_all(&to_read)
+            move || {
+                shared.read_all(&to_read);
+                drop((shared, runs));
+            }
         });
         Self {
             shared,
             orders: Some(orders),
             fetches: Some(fetches),
             threads: vec![writer, reader],
+            running: Mutex::new(running),
         }
     }
 
@@ -168,14 +187,27 @@ impl ModelStore {
             let _ = orders.send(order);
         }
     }
+
+    /// Writes what is left. Threads that have not ended within so much time are left alone: they end once the disk answers.
+    pub(super) fn end_within(&mut self, patience: Duration) {
+        (self.orders, self.fetches) = (None, None);
+        self.shared.stops_reading.store(true, Ordering::Relaxed);
+        let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if running.recv_timeout(patience) == Err(mpsc::RecvTimeoutError::Timeout) {
+            self.shared.stops_writing.store(true, Ordering::Relaxed);
+            self.threads.clear();
+        }
+        for thread in self.threads.drain(..) {
+            // What it panicked of was said by it.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Drop for ModelStore {
     fn drop(&mut self) {
-        (self.orders, self.fetches) = (None, None);
-        for thread in self.threads.drain(..) {
-            // What it panicked of was said by it.
-            let _ = thread.join();
+        if !self.threads.is_empty() {
+            self.end_within(PATIENCE);
         }
     }
 }
@@ -192,14 +224,17 @@ impl PageStore for ModelStore {
     }
 
     fn contains(&self, name: KeptName) -> bool {
-        self.shared.folder.index().contains(&self.shared.entry(name))
+        self.shared
+            .folder
+            .index()
+            .contains(&self.shared.entry(name), Instant::now())
     }
 
     fn offer(&self, name: KeptName, n_bytes: usize) -> Offer {
         let shared = &self.shared;
         let entry = shared.entry(name);
         let mut index = shared.folder.index();
-        if index.contains(&entry) {
+        if index.contains(&entry, Instant::now()) {
             if index.touch(&entry, SystemTime::now()) {
                 drop(index);
                 self.order(Order::Touch(entry));
@@ -257,7 +292,9 @@ impl Shared {
 
     fn write_all(&self, orders: &mpsc::Receiver<Order>) {
         for order in orders {
+            let stops = self.stops_writing.load(Ordering::Relaxed);
             let page = match order {
+                Order::Touch(_) if stops => continue,
                 Order::Touch(entry) => {
                     // It may be gone, or be another user's: then its time stays.
                     let file = File::open(self.file_of(&entry));
@@ -268,7 +305,7 @@ impl Shared {
             };
             let entry = self.entry(page.name);
             let n_bytes = file_bytes(page.bytes.len());
-            let written = if self.is_paused() {
+            let written = if stops || self.is_paused() {
                 None
             } else {
                 Some(self.write(&entry, &page, n_bytes))
@@ -334,6 +371,9 @@ impl Shared {
             let mut portion = Vec::new();
             let (mut n_read, mut n_bytes) = (0, 0);
             for page in &wanted {
+                if self.stops_reading.load(Ordering::Relaxed) {
+                    break;
+                }
                 let Some(bytes) = self.read(page) else { break };
                 n_read += 1;
                 n_bytes += bytes.len();
@@ -378,9 +418,19 @@ impl Shared {
                 let _ = self.forget(&entry);
                 None
             }
-            // Someone removed it, or the disk fails: it cannot be found any more, and is not ours to remove.
             Err(_) => {
-                self.folder.index().remove(&entry);
+                let is_there = match fs::symlink_metadata(&path) {
+                    Ok(metadata) => metadata.is_file(),
+                    Err(error) => error.kind() != io::ErrorKind::NotFound,
+                };
+                let mut index = self.folder.index();
+                if is_there {
+                    // It takes room all the same, and another time it may be read.
+                    index.set_unreadable(&entry, Instant::now() + PAUSE);
+                } else {
+                    // Someone removed it, or put something in its place that is not ours to remove.
+                    index.remove(&entry);
+                }
                 None
             }
         }

@@ -5,14 +5,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokenmill_backend::{Adapter, AdapterWeight, Executor as _, FloatMatrix, SamplingParams};
+use tokenmill_backend::{
+    Adapter, AdapterWeight, Executor as _, FloatMatrix, KvType, MemoryFormat, PAGE_TOKENS, PageGroup,
+    SamplingParams,
+};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{
-    AdaptersInUse, Engine, EngineConfig, EngineError, EngineStats, Event, GenerateParams, KeptName, KeptPage,
-    Offer, Output, PageReceiver, PageStore, SharedPageStore,
+    AdaptersInUse, Engine, EngineConfig, EngineError, EngineStats, Event, GenerateParams, KeptPage, Offer,
+    Output, PageReceiver, PageStore, SharedPageStore,
 };
 use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
 
@@ -602,4 +605,41 @@ fn the_timeouts_of_a_request_count_while_it_waits_for_its_pages() {
     }
     assert_eq!(tokens, expected);
     second.end();
+}
+
+#[test]
+fn a_disk_that_hangs_is_not_waited_for_without_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let of_folder = open(folder.path());
+    let format = MemoryFormat {
+        arrangement: "test",
+        key_type: KvType::F32,
+        value_type: KvType::F32,
+        page_bytes: [64, 0],
+        state_bytes: 0,
+    };
+    let page_of = |number| KeptPage {
+        name: KeptName {
+            key: PageKey::from_number(number),
+            kind: KeptKind::Page(PageGroup::Main),
+        },
+        tokens: [0; PAGE_TOKENS],
+        bytes: vec![1; 64],
+    };
+    let mut store = of_folder.store_of(IDENTITY, &format);
+    // As long as it is held, nothing is written.
+    let hangs = of_folder.folder.writing.lock().unwrap();
+    store.keep(page_of(1));
+    store.keep(page_of(2));
+    store.end_within(Duration::from_millis(50));
+    assert!(store.is_writing());
+    drop(hangs);
+    // What was begun is ended, and the rest is left out.
+    let began = Instant::now();
+    while store.is_writing() {
+        assert!(began.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(store.figures().written_pages, files(folder.path()).len() as u64);
+    assert!(files(folder.path()).len() <= 1);
 }
