@@ -291,6 +291,7 @@ fn check_kinds(descriptor: &Descriptor) -> Result<(), LoadError> {
     };
     let ffn = |layer: &crate::LayerDescriptor| match &layer.ffn {
         FfnDescriptor::Beside(_) => Some("a dense network next to experts"),
+        FfnDescriptor::Moe(moe) if moe.latent.is_some() => Some("experts with rows of their own"),
         ffn if ffn.dense().is_some_and(|dense| dense.cutoff.is_some()) => {
             Some("rows that are cut by their mean")
         }

@@ -203,6 +203,9 @@ fn variants_are_divided_or_refused() {
         "scores that fall with the distance",
         "experts next to a dense network",
         "norm of q and k heads with weights for each",
+        "layer norm of q and k heads with weights for each",
+        "experts with narrower rows of their own",
+        "experts with rows of their own next to a shared network",
     ];
     refused.sort_unstable();
     expected.sort_unstable();
