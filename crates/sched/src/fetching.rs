@@ -25,6 +25,9 @@ use crate::{
     sync,
 };
 
+/// Fetches that hold pages at a time. A store reads one after the other, and pages that wait for it are taken from others.
+const MAX_OPEN: usize = 2;
+
 /// How long a request is kept back without news of its pages, microseconds.
 const FETCH_PATIENCE_US: u64 = 5_000_000;
 
@@ -48,9 +51,11 @@ impl Core {
             self.outside = Some(outside);
             return self.accept(submission);
         };
-        let leader = (outside.fetches.open.iter_mut()).find(|fetch| fetch.stored.wants(first_missing));
-        if let Some(leader) = leader {
-            leader.followers.push(submission);
+        let open = &mut outside.fetches.open;
+        let leader = open.iter().position(|fetch| fetch.stored.wants(first_missing));
+        // The first to end makes room for another.
+        if let Some(at) = leader.or((open.len() >= MAX_OPEN).then_some(0)) {
+            open[at].followers.push(submission);
             self.outside = Some(outside);
             return;
         }
@@ -169,7 +174,7 @@ impl Core {
                     let id = fetch.id;
                     return self.end_and_begin(id);
                 }
-                // The others still wait for the same pages.
+                // Others still wait for the same pages, or for room.
                 let next = fetch.followers.remove(0);
                 let submission = std::mem::replace(&mut fetch.submission, next);
                 return self.accept(submission);

@@ -643,3 +643,41 @@ fn a_disk_that_hangs_is_not_waited_for_without_end() {
     assert_eq!(store.figures().written_pages, files(folder.path()).len() as u64);
     assert!(files(folder.path()).len() <= 1);
 }
+
+#[test]
+fn prompts_that_find_two_being_read_wait_for_their_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompts: Vec<Vec<u32>> = (0..6).map(|seed| random_tokens(seed, 150)).collect();
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let expected: Vec<_> = prompts
+        .iter()
+        .map(|prompt| bits(&first.generate(prompt, 5)))
+        .collect();
+    first.end();
+    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
+    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
+        let held = Arc::clone(&held);
+        Arc::new(Gated { store, held })
+    });
+    let submit = |prompt: &Vec<u32>| second.engine.submit(prompt.clone(), params(5)).unwrap();
+    let generations: Vec<_> = prompts.iter().map(submit).collect();
+    let n_held = || held.lock().unwrap().len();
+    for n_left in (0..prompts.len()).rev() {
+        second.wait_until(|_| n_held() == 2.min(n_left + 1));
+        let (wanted, receiver) = held.lock().unwrap().remove(0);
+        second.store.as_ref().unwrap().fetch(wanted, receiver);
+    }
+    for (generation, expected) in generations.into_iter().zip(expected) {
+        let mut tokens = Vec::new();
+        for event in generation {
+            match event {
+                Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
+                Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 144),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(tokens, expected);
+    }
+    second.end();
+}
