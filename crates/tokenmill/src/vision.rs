@@ -242,7 +242,7 @@ fn identity_of(path: &Path) -> io::Result<Sha256> {
     let mut sample = Vec::new();
     for place in 0..N_SAMPLES {
         file.seek(SeekFrom::Start(
-            len.saturating_sub(SAMPLE_BYTES) / (N_SAMPLES - 1) * place,
+            len.saturating_sub(SAMPLE_BYTES) * place / (N_SAMPLES - 1),
         ))?;
         sample.clear();
         (&mut file).take(SAMPLE_BYTES).read_to_end(&mut sample)?;
@@ -385,14 +385,14 @@ mod tests {
             fs::write(&path, bytes).unwrap();
             identity_of(&path).unwrap()
         };
-        let first = encoder(&[7; 100_000]);
+        let first = encoder(&[7; 9_000]);
         let content = content_of(&first, b"image", 1);
-        assert_eq!(content, content_of(&encoder(&[7; 100_000]), b"image", 1));
+        assert_eq!(content, content_of(&encoder(&[7; 9_000]), b"image", 1));
         assert_ne!(content, content_of(&first, b"imagf", 1));
         assert_ne!(content, content_of(&first, b"image", 2));
-        let mut other = vec![7; 100_000];
-        other[99_999] = 8;
-        for other in [&other[..], &[7; 99_999], b""] {
+        let mut other = vec![7; 9_000];
+        other[8_999] = 8;
+        for other in [&other[..], &[7; 8_999], b""] {
             assert_ne!(content, content_of(&encoder(other), b"image", 1));
         }
     }
