@@ -85,9 +85,11 @@ impl StepTimes {
         }
         if n_prefill_tokens == 0 {
             add_step(&mut self.decode, n_decode, us, &mut self.n_steps);
-        } else if let Some(decode_us_by_256) = self.decode_us_by_256(n_decode) {
+        } else if let Some((decode_us_by_256, n_more)) = self.measured_us_by_256(n_decode) {
+            // Rows beyond those that were measured are taken for tokens of prompts, here and where their time is foretold. Else a few
+            // tokens of a prompt would stand for what all new rows take, and prompts would stand still while a batch fills.
             let more = (us * 256).saturating_sub(decode_us_by_256);
-            self.prefill_token.add(more / n_prefill_tokens as u64);
+            self.prefill_token.add(more / (n_prefill_tokens + n_more) as u64);
         }
     }
 
@@ -168,8 +170,15 @@ impl StepTimes {
         self.granted
     }
 
-    /// Time of a step that decodes `n` rows, from the nearest measured numbers of rows on either side.
+    /// Time of a step that decodes `n` rows, from the nearest measured numbers of rows on either side. Beyond the largest, a row is taken to
+    /// cost what a token of a prompt does: it passes through the same weights.
     fn decode_us_by_256(&self, n: usize) -> Option<u64> {
+        let (us, n_more) = self.measured_us_by_256(n)?;
+        Some(us + n_more as u64 * self.prefill_token.get().unwrap_or(0))
+    }
+
+    /// Time of a step that decodes `n` rows, or as many as were measured at most, and how many that leaves out.
+    fn measured_us_by_256(&self, n: usize) -> Option<(u64, usize)> {
         let at = |rows: usize| self.decode.get(rows).and_then(|average| average.get());
         let below = (1..=n.min(self.decode.len()))
             .rev()
@@ -179,9 +188,10 @@ impl StepTimes {
             (Some((low, low_us)), Some((high, high_us))) if high > low => {
                 let (low_us, high_us) = (low_us as i64, high_us as i64);
                 let us = low_us + (high_us - low_us) * (n - low) as i64 / (high - low) as i64;
-                Some(us as u64)
+                Some((us as u64, 0))
             }
-            (Some((_, us)), _) | (None, Some((_, us))) => Some(us),
+            (Some((low, us)), _) => Some((us, n - low)),
+            (None, Some((_, us))) => Some((us, 0)),
             (None, None) => None,
         }
     }
@@ -331,9 +341,27 @@ mod tests {
         assert_eq!(times.grant_prefill(2, 3, 100), FIRST_GRANT);
         times.observe(2, 0, 1000);
         times.observe(2, 32, 1000 + 32 * 50);
-        assert_eq!(times.grant_prefill(2, 3, 100), 20);
-        assert_eq!(times.grant_prefill(2, 4, 50), 10);
-        assert_eq!(times.grant_prefill(2, 3, 100), 20);
+        // No more than two were seen: the others are taken for tokens of prompts.
+        assert_eq!(times.grant_prefill(2, 2, 100), 20);
+        assert_eq!(times.grant_prefill(2, 3, 100), 22);
+        assert_eq!(times.grant_prefill(2, 2, 50), 10);
+        assert_eq!(times.grant_prefill(2, 2, 100), 20);
+    }
+
+    /// With a prompt in each step, a step without one is never seen while a batch fills.
+    #[test]
+    fn rows_that_were_never_seen_alone_do_not_make_prompts_dear() {
+        let mut times = StepTimes::default();
+        times.observe(1, 0, 10_000);
+        times.observe(1, 32, 10_000 + 32 * 100);
+        // 15 rows more, each of which takes as long as a token of a prompt.
+        for _ in 0..100 {
+            times.observe(16, 1, 10_000 + 16 * 100);
+        }
+        assert_eq!(times.prefill_token.get().unwrap() / 256, 100);
+        assert_eq!(times.decode_us_by_256(16).unwrap() / 256, 11_500);
+        // Such a step may take 17,250 us.
+        assert_eq!(settled(&mut times, 16, 16, 50), 57);
     }
 
     #[test]
@@ -343,8 +371,8 @@ mod tests {
         times.observe(2, 0, 1000);
         times.observe(10, 0, 1800);
         times.observe(2, 32, 1000 + 32 * 50);
-        // A step that decodes so many takes 1000, 1100, 1300, 1800 and, since no more were seen, 1800 microseconds.
-        for (n_sequences, grant) in [(2, 20), (3, 24), (5, 32), (10, 52), (1000, 52)] {
+        // A step that decodes so many takes 1000, 1100, 1300, 1800 and, since no more were seen, 1800 microseconds and 50 for each more.
+        for (n_sequences, grant) in [(2, 20), (3, 24), (5, 32), (10, 52), (20, 72)] {
             assert_eq!(
                 settled(&mut times, 2, n_sequences, 100),
                 grant,

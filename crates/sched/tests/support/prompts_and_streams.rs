@@ -30,8 +30,8 @@ fn decode_us(n_sequences: u64) -> u64 {
 }
 
 /// An engine and its clock.
-struct Engine {
-    core: Core,
+pub(crate) struct Engine {
+    pub(crate) core: Core,
     mailbox: Arc<Mailbox>,
     clock: Arc<AtomicU64>,
     n_submitted: Cell<u64>,
@@ -40,6 +40,23 @@ struct Engine {
 impl Engine {
     /// An engine that has seen steps of 1 to 40 sequences, and prompts next to them.
     fn new(max_stall_percent: u32) -> Self {
+        let mut engine = Self::fresh(max_stall_percent);
+        // They end one after the other, and prompts come next to those that are left.
+        let mut generations: Vec<Generation> = (1..=40).map(|i| engine.submit(20, 4 * i)).collect();
+        for step in 0..160 {
+            if step % 8 == 7 {
+                generations.push(engine.submit(20, 1));
+            }
+            engine.step();
+        }
+        while !engine.core.is_empty() {
+            engine.step();
+        }
+        engine
+    }
+
+    /// An engine that has seen nothing.
+    pub(crate) fn fresh(max_stall_percent: u32) -> Self {
         let clock = Arc::new(AtomicU64::new(0));
         let mut executor = FakeExecutor::new(ExecutorLimits {
             max_batch_tokens: 4096,
@@ -59,7 +76,7 @@ impl Engine {
             max_stall_percent,
             ..EngineConfig::default()
         };
-        let mut engine = Self {
+        Self {
             core: Core::new(Box::new(executor), config, Arc::new(Board::default())),
             mailbox: Mailbox::new(QueueLimits {
                 max_queued: usize::MAX,
@@ -67,26 +84,23 @@ impl Engine {
             }),
             clock,
             n_submitted: Cell::new(0),
-        };
-        // They end one after the other, and prompts come next to those that are left.
-        let mut generations: Vec<Generation> = (1..=40).map(|i| engine.submit(20, 4 * i)).collect();
-        for step in 0..160 {
-            if step % 8 == 7 {
-                generations.push(engine.submit(20, 1));
-            }
-            engine.step();
         }
-        while !engine.core.is_empty() {
-            engine.step();
-        }
-        engine
     }
 
-    fn submit(&self, n_prompt: usize, n_generated: usize) -> Generation {
+    pub(crate) fn submit(&self, n_prompt: usize, n_generated: usize) -> Generation {
+        self.submit_with(n_prompt, n_generated, GenerateParams::default())
+    }
+
+    pub(crate) fn submit_with(
+        &self,
+        n_prompt: usize,
+        n_generated: usize,
+        params: GenerateParams,
+    ) -> Generation {
         let number = self.n_submitted.replace(self.n_submitted.get() + 1);
         let (events, receiver) = channel(n_generated + 1);
         let job = Job::Generate {
-            params: GenerateParams::default(),
+            params,
             max_len: n_prompt + n_generated,
             context_shift: None,
         };
@@ -100,7 +114,7 @@ impl Engine {
         Generation::new(request.unwrap(), 1, receiver, Arc::clone(&self.mailbox))
     }
 
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         let mut commands = Vec::new();
         self.mailbox.take(&mut commands);
         for command in commands {
@@ -166,6 +180,43 @@ fn gaps_of_streams_are_bounded_however_many_prompts_come() {
                 "{n_streams} streams, {n_prompts} prompts, {max_stall_percent} %: {longest} us, expected {bound}"
             );
         }
+    }
+}
+
+/// After the start one stream decodes, and then prompts come as fast as they begin, so that no step without one is seen for long.
+#[test]
+fn a_batch_fills_on_an_engine_that_has_seen_one_stream() {
+    for (n_prompts, at_most_percent) in [(7, 200), (15, 200), (39, 200)] {
+        let mut engine = Engine::fresh(75);
+        let mut stream = engine.submit(20, 3000);
+        for _ in 0..12 {
+            engine.step();
+        }
+        while stream.try_next().is_some() {}
+        let began = engine.now_us();
+        let mut prompts: Vec<Generation> = (0..n_prompts).map(|_| engine.submit(N_PROMPT, 2000)).collect();
+        // They go on decoding once they have begun.
+        let mut have_begun = vec![false; n_prompts];
+        let mut longest = 0;
+        while have_begun.contains(&false) {
+            let before = engine.now_us();
+            engine.step();
+            longest = longest.max(engine.now_us() - before);
+            assert!(stream.try_next().is_some(), "the stream has a token in each step");
+            for (prompt, has_begun) in prompts.iter_mut().zip(&mut have_begun) {
+                *has_begun |= prompt.try_next().is_some();
+            }
+        }
+        let percent = (engine.now_us() - began) * 100 / (PREFILL_US * (N_PROMPT * n_prompts) as u64);
+        let bound = decode_us(1 + n_prompts as u64) * 175 / 100;
+        eprintln!("{n_prompts} prompts: {percent} % of the time alone, longest gap {longest} us of {bound}");
+        assert!(percent <= at_most_percent, "{n_prompts} prompts: {percent} %");
+        // The first chunk is cut before anything is known of prompts.
+        let bound = bound.max(decode_us(1) + PREFILL_US * 33) + bound / 20 + PREFILL_US;
+        assert!(
+            longest <= bound,
+            "{n_prompts} prompts: {longest} us, expected {bound}"
+        );
     }
 }
 
