@@ -3,7 +3,13 @@
 //! A part of [`Engine`] that stands apart because most callers never have an adapter. Invariant: a request is accepted with an adapter
 //! only between its addition and its removal.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::Hasher;
+
+#[expect(
+    deprecated,
+    reason = "the one hash of the standard library that is said which it is, so that names can outlive a release"
+)]
+use std::hash::SipHasher;
 
 use tokenmill_backend::{Adapter, AdapterId};
 
@@ -15,20 +21,23 @@ use crate::{
     sync::{Arc, mpsc},
 };
 
-/// A hash of an adapter's matrices, the same in every process.
+/// A hash of an adapter's matrices (SipHash 2-4), the same in every process and in every build.
 fn hash_of(adapter: &Adapter) -> u64 {
-    let mut hasher = DefaultHasher::new();
+    #[expect(deprecated, reason = "as where it is imported")]
+    let mut hasher = SipHasher::new();
+    let mut write = |bytes: &[u8]| {
+        hasher.write(&(bytes.len() as u64).to_le_bytes());
+        hasher.write(bytes);
+    };
     for weight in &adapter.weights {
-        (
-            &weight.tensor,
-            weight.scale.to_bits(),
-            weight.rank,
-            weight.n_in,
-            weight.n_out,
-        )
-            .hash(&mut hasher);
+        write(weight.tensor.as_bytes());
+        write(&weight.scale.to_le_bytes());
+        for n in [weight.rank, weight.n_in, weight.n_out] {
+            write(&(n as u64).to_le_bytes());
+        }
         for matrix in [&weight.a, &weight.b] {
-            (matrix.ty.name(), &matrix.bytes).hash(&mut hasher);
+            write(matrix.ty.name().as_bytes());
+            write(&matrix.bytes);
         }
     }
     hasher.finish()

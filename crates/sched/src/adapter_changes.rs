@@ -111,6 +111,7 @@ impl Core {
             let is_used = scheduler.uses_adapter(id) || kept_back.contains(&id);
             if !is_used {
                 scheduler.forget_adapter(id);
+                scheduler.hasher.forget_adapter_content(id);
                 executor.remove_adapter(id);
             }
             is_used

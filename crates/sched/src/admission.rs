@@ -10,7 +10,7 @@ use crate::{
     arena::SeqId,
     plan::StepPlan,
     pool::Hit,
-    prefix::Reuse,
+    prefix::{PageNaming, Reuse},
     scheduler::{Scheduler, StepBudget},
     sequence::{MissReason, Rank, Stage},
 };
@@ -186,15 +186,15 @@ impl Scheduler {
     /// Computes the keys of a sequence's first `n_pages` pages, where they are not known yet.
     pub(crate) fn ensure_page_keys(&mut self, id: SeqId, n_pages: usize) {
         let sequence = &mut self.sequences[id];
-        while sequence.page_keys.len() < n_pages {
-            let page_idx = sequence.page_keys.len();
-            let parent = sequence.page_keys.last().copied();
-            let parent = parent.unwrap_or_else(|| self.hasher.root(sequence.salt, sequence.adapter));
-            let first = page_idx * PAGE_TOKENS;
-            let tokens = &sequence.tokens[first..first + PAGE_TOKENS];
-            let key = (self.hasher).next_with_media(parent, tokens, first, &sequence.media);
-            sequence.page_keys.push(key);
-        }
+        let mut keys = std::mem::take(&mut sequence.page_keys);
+        let naming = PageNaming {
+            tokens: &sequence.tokens,
+            media: &sequence.media,
+            salt: sequence.salt,
+            adapter: sequence.adapter,
+        };
+        self.hasher.extend(&mut keys, &naming, n_pages);
+        sequence.page_keys = keys;
     }
 
     fn begin(&mut self, id: SeqId, source: Source) {

@@ -14,13 +14,14 @@ use crate::{
     core::Core,
     event::RequestId,
     held_prefix::HeldPrefix,
+    leaving::LeavingPage,
     mailbox::Command,
     outside::{Fetch, StoredPrefix},
     page_store::{Fetched, KeptKind, KeptName, KeptPage, PageReceiver},
     pool::Hit,
-    prefix::{PageKey, Reuse, longest_reuse},
+    prefix::{PageKey, PageNaming, Reuse, longest_reuse},
     scheduler::Scheduler,
-    sequence::{SeqSpec, Work},
+    sequence::{SeqSpec, Sequence},
     submission::{Job, Submission},
     sync,
 };
@@ -43,7 +44,15 @@ impl Core {
         let Some(mut outside) = self.outside.take() else {
             return self.accept(submission);
         };
-        let spec = submission.spec(None);
+        let mut spec = submission.spec(None);
+        if spec.context_shift.is_some() {
+            // A prompt that fills the context is computed without the tokens that it then drops.
+            let mut sequence = Sequence::new(spec.clone(), 0);
+            if sequence.is_to_shift() {
+                sequence.cut();
+                spec.tokens = sequence.tokens;
+            }
+        }
         let contains = |name| outside.store.contains(name);
         let is_cached = spec.uses_prefix_cache && self.uses_prefix_cache();
         let keys = (self.scheduler).stored_prefix_keys(&spec, is_cached, &contains);
@@ -250,19 +259,15 @@ impl Scheduler {
         if !is_cached {
             return None;
         }
-        let n_reusable = match spec.work {
-            Work::Generate { .. } => spec.tokens.len() - 1,
-            Work::Logits { from } | Work::Hidden { from } => from.min(spec.tokens.len() - 1),
+        let naming = PageNaming {
+            tokens: &spec.tokens,
+            media: &spec.media,
+            salt: spec.salt,
+            adapter: spec.adapter,
         };
-        let mut key = self.hasher.root(spec.salt, spec.adapter);
-        let pages = spec.tokens[..n_reusable].chunks_exact(PAGE_TOKENS).enumerate();
-        let mut keys: Vec<PageKey> = pages
-            .map(|(page_idx, tokens)| {
-                let first = page_idx * PAGE_TOKENS;
-                key = self.hasher.next_with_media(key, tokens, first, &spec.media);
-                key
-            })
-            .collect();
+        let n_pages = spec.work.n_reusable(spec.tokens.len()) / PAGE_TOKENS;
+        let mut keys = Vec::with_capacity(n_pages);
+        self.hasher.extend(&mut keys, &naming, n_pages);
         let cached = self.longest_cached(&keys, &spec.tokens);
         let reuse = self.longest_stored(&keys, &spec.tokens, contains);
         if reuse.n_pages <= cached.n_pages {
@@ -419,7 +424,7 @@ impl Scheduler {
     }
 
     /// A page of a group that no sequence uses.
-    pub(crate) fn next_leaving(&mut self, group: PageGroup) -> Option<crate::leaving::LeavingPage> {
+    pub(crate) fn next_leaving(&mut self, group: PageGroup) -> Option<LeavingPage> {
         self.groups.get_mut(group.index())?.pool.next_leaving()
     }
 
@@ -429,7 +434,7 @@ impl Scheduler {
     }
 
     /// The pages of a group that lost their place.
-    pub(crate) fn take_evicted(&mut self, group: PageGroup) -> Vec<crate::leaving::LeavingPage> {
+    pub(crate) fn take_evicted(&mut self, group: PageGroup) -> Vec<LeavingPage> {
         let group = self.groups.get_mut(group.index());
         group.map_or_else(Vec::new, |group| group.pool.take_evicted())
     }

@@ -9,7 +9,7 @@ use tokenmill_backend::{AdapterId, MemoryPlace, PAGE_TOKENS, PageGroup};
 use crate::{
     page_events::Lineage,
     pool::Hit,
-    prefix::{PageKey, Reuse, first_visible_page, longest_reuse},
+    prefix::{PageKey, PageNaming, Reuse, first_visible_page, longest_reuse},
     scheduler::Scheduler,
 };
 
@@ -247,14 +247,15 @@ impl Scheduler {
 
     /// The keys of the whole pages of `tokens`.
     fn keys_of(&self, tokens: &[u32], salt: u64) -> Vec<PageKey> {
-        // What adapters computed is not kept.
-        let mut key = self.hasher.root(salt, None);
-        let pages = tokens.chunks_exact(PAGE_TOKENS);
-        pages
-            .map(|tokens| {
-                key = self.hasher.next(key, tokens);
-                key
-            })
-            .collect()
+        let naming = PageNaming {
+            tokens,
+            media: &[],
+            salt,
+            // What adapters computed is not kept.
+            adapter: None,
+        };
+        let mut keys = Vec::new();
+        self.hasher.extend(&mut keys, &naming, tokens.len() / PAGE_TOKENS);
+        keys
     }
 }

@@ -1,11 +1,14 @@
 //! [`Leaving`]: which pages of a pool should be kept outside before they are gone.
 //!
-//! Separate from the pool because most pools have no store to fill. Invariants: pages that no sequence uses are listed once; those
+//! Separate from the rest of the pool because most pools have no store to fill. Invariants: pages that no sequence uses are listed once; those
 //! that left a window are not, since hardly a prompt can use them.
 
 use tokenmill_backend::PAGE_TOKENS;
 
-use crate::prefix::PageKey;
+use crate::{
+    pool::{Cached, PagePool, Place},
+    prefix::PageKey,
+};
 
 /// A page that could be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,5 +60,66 @@ impl Leaving {
         self.idle.clear();
         self.is_listed.fill(false);
         self.evicted.clear();
+    }
+}
+
+impl PagePool {
+    /// Notes from now on which pages no sequence uses, and which lose their place.
+    pub(crate) fn note_leaving(&mut self) {
+        self.leaving = Some(Box::new(Leaving::new(self.pages.len())));
+    }
+
+    /// A page that no sequence uses, each once until it is used again; first pages of a prefix before later ones.
+    pub(crate) fn next_leaving(&mut self) -> Option<LeavingPage> {
+        while let Some(page) = self.leaving.as_mut()?.pop() {
+            let entry = self.pages[page as usize];
+            if let Some(key) = entry
+                .key
+                .filter(|_| entry.n_refs == 0 && entry.is_worth_keeping())
+            {
+                return Some(self.leaving_page(page, key));
+            }
+        }
+        None
+    }
+
+    /// Whether [`Self::next_leaving`] may have another.
+    pub(crate) fn has_leaving(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| !leaving.is_empty())
+    }
+
+    /// Lists a page again that [`Self::next_leaving`] gave.
+    pub(crate) fn list_leaving(&mut self, page: u32) {
+        if let Some(leaving) = &mut self.leaving {
+            leaving.list(page);
+        }
+    }
+
+    /// Lists a page that has left a window, if no sequence uses it, as one that is worth keeping.
+    pub(crate) fn list_left(&mut self, key: PageKey) {
+        if self.leaving.is_some()
+            && let Some(&Cached {
+                place: Place::Pool(page),
+                ..
+            }) = self.index.get(&key)
+            && self.idle.contains(page)
+        {
+            self.pages[page as usize].ends_prompt = true;
+            self.list_leaving(page);
+        }
+    }
+
+    /// The pages that lost their place since this was asked last. What they held is there until the next copies and the next step.
+    pub(crate) fn take_evicted(&mut self) -> Vec<LeavingPage> {
+        (self.leaving.as_mut()).map_or_else(Vec::new, |leaving| std::mem::take(&mut leaving.evicted))
+    }
+
+    pub(crate) fn leaving_page(&self, page: u32, key: PageKey) -> LeavingPage {
+        LeavingPage {
+            page,
+            key,
+            tokens: self.index[&key].tokens,
+            state: self.states.slot_of(key),
+        }
     }
 }

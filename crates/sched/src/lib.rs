@@ -55,6 +55,7 @@ mod error;
 mod event;
 mod fetching;
 mod generation;
+mod ghosts;
 mod group;
 mod held_prefix;
 mod hidden_states;

@@ -14,12 +14,13 @@
 //! Idle pages are the prefix cache: they stay until their place is needed, then move to the host tier (where there is
 //! one) or are forgotten. Invariants: a page with a key is never written again; a key is in one place only.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 
 use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageCopy, PageGroup};
 
 use crate::{
-    leaving::{Leaving, LeavingPage},
+    ghosts::Ghosts,
+    leaving::Leaving,
     lru::LruList,
     page_events::{Lineage, PageEvent, PageJournal, PageTier},
     prefix::PageKey,
@@ -29,35 +30,35 @@ use crate::{
 /// Counts pages, keeps the prefix cache and lists the copies to make.
 #[derive(Debug)]
 pub struct PagePool {
-    pages: Vec<Page>,
+    pub(crate) pages: Vec<Page>,
     free: Vec<u32>,
-    idle: LruList,
+    pub(crate) idle: LruList,
     host: HostTier,
-    index: HashMap<PageKey, Cached>,
+    pub(crate) index: HashMap<PageKey, Cached>,
     evicted: Ghosts,
     copies: Vec<PageCopy>,
     counters: PoolCounters,
     /// Where the changes of the prefix cache are told.
     journal: Option<Box<PageJournal>>,
     /// Which pages should be kept outside, where any are.
-    leaving: Option<Box<Leaving>>,
+    pub(crate) leaving: Option<Box<Leaving>>,
     /// A snapshot goes when its page goes.
     pub(crate) states: StatePool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Page {
-    n_refs: u32,
-    key: Option<PageKey>,
+pub(crate) struct Page {
+    pub(crate) n_refs: u32,
+    pub(crate) key: Option<PageKey>,
     /// Its last holder gave it back because it had left the window, and no sequence has taken it since.
     has_left_window: bool,
     /// It has, but a prompt that ends where that of its sequence did sees it.
-    ends_prompt: bool,
+    pub(crate) ends_prompt: bool,
 }
 
 impl Page {
     /// Whether it should be kept outside.
-    fn is_worth_keeping(self) -> bool {
+    pub(crate) fn is_worth_keeping(self) -> bool {
         !self.has_left_window || self.ends_prompt
     }
 }
@@ -71,14 +72,14 @@ struct HostTier {
 
 /// A page of the prefix cache. Its tokens are kept to be compared, so that a hit never rests on a hash alone.
 #[derive(Clone, Copy, Debug)]
-struct Cached {
-    place: Place,
+pub(crate) struct Cached {
+    pub(crate) place: Place,
     adapter: Option<AdapterId>,
-    tokens: [u32; PAGE_TOKENS],
+    pub(crate) tokens: [u32; PAGE_TOKENS],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(crate) enum Place {
     Pool(u32),
     Host(u32),
 }
@@ -101,14 +102,6 @@ pub(crate) enum Hit {
     Idle,
     /// It lies in the host tier: it takes a page of the pool and an upload.
     Host,
-}
-
-/// Keys that were evicted not long ago, to tell a cache that is too small from a prompt never seen.
-#[derive(Debug)]
-struct Ghosts {
-    keys: HashSet<PageKey>,
-    order: VecDeque<PageKey>,
-    capacity: usize,
 }
 
 /// What the pool has done since it was made, in pages.
@@ -141,11 +134,7 @@ impl PagePool {
                 used: LruList::new(n_host_pages),
             },
             index: HashMap::new(),
-            evicted: Ghosts {
-                keys: HashSet::new(),
-                order: VecDeque::new(),
-                capacity: 2 * (n_pages + n_host_pages),
-            },
+            evicted: Ghosts::new(2 * (n_pages + n_host_pages)),
             copies: Vec::new(),
             counters: PoolCounters::default(),
             journal: None,
@@ -157,65 +146,6 @@ impl PagePool {
     /// Tells the changes of the prefix cache from now on, as those of `group`.
     pub(crate) fn keep_journal(&mut self, group: PageGroup) {
         self.journal = Some(Box::new(PageJournal::new(group)));
-    }
-
-    /// Notes from now on which pages no sequence uses, and which lose their place.
-    pub(crate) fn note_leaving(&mut self) {
-        self.leaving = Some(Box::new(Leaving::new(self.pages.len())));
-    }
-
-    /// A page that no sequence uses, each once until it is used again; first pages of a prefix before later ones.
-    pub(crate) fn next_leaving(&mut self) -> Option<LeavingPage> {
-        while let Some(page) = self.leaving.as_mut()?.pop() {
-            let entry = self.pages[page as usize];
-            if let Some(key) = entry
-                .key
-                .filter(|_| entry.n_refs == 0 && entry.is_worth_keeping())
-            {
-                return Some(self.leaving_page(page, key));
-            }
-        }
-        None
-    }
-
-    /// Whether [`Self::next_leaving`] may have another.
-    pub(crate) fn has_leaving(&self) -> bool {
-        self.leaving.as_ref().is_some_and(|leaving| !leaving.is_empty())
-    }
-
-    /// Lists a page again that [`Self::next_leaving`] gave.
-    pub(crate) fn list_leaving(&mut self, page: u32) {
-        if let Some(leaving) = &mut self.leaving {
-            leaving.list(page);
-        }
-    }
-
-    /// Lists a page that has left a window, if no sequence uses it, as one that is worth keeping.
-    pub(crate) fn list_left(&mut self, key: PageKey) {
-        if self.leaving.is_some()
-            && let Some(&Cached {
-                place: Place::Pool(page),
-                ..
-            }) = self.index.get(&key)
-            && self.idle.contains(page)
-        {
-            self.pages[page as usize].ends_prompt = true;
-            self.list_leaving(page);
-        }
-    }
-
-    /// The pages that lost their place since this was asked last. What they held is there until the next copies and the next step.
-    pub(crate) fn take_evicted(&mut self) -> Vec<LeavingPage> {
-        (self.leaving.as_mut()).map_or_else(Vec::new, |leaving| std::mem::take(&mut leaving.evicted))
-    }
-
-    fn leaving_page(&self, page: u32, key: PageKey) -> LeavingPage {
-        LeavingPage {
-            page,
-            key,
-            tokens: self.index[&key].tokens,
-            state: self.states.slot_of(key),
-        }
     }
 
     /// Tells all pages that can be found, in place of the changes since they were last taken.
@@ -382,7 +312,7 @@ impl PagePool {
 
     /// Whether `key` was in the cache not long ago.
     pub(crate) fn was_evicted(&self, key: PageKey) -> bool {
-        self.evicted.keys.contains(&key)
+        self.evicted.contains(key)
     }
 
     /// Takes a reference to every page of `keys`, all of which [`Self::find`] has just found, and appends the pages to
@@ -627,23 +557,5 @@ impl PagePool {
             self.host.keys.len(),
             "host pages"
         );
-    }
-}
-
-impl Ghosts {
-    fn insert(&mut self, key: PageKey) {
-        if self.keys.insert(key) {
-            self.order.push_back(key);
-        }
-        while self.order.len() > self.capacity {
-            if let Some(oldest) = self.order.pop_front() {
-                self.keys.remove(&oldest);
-            }
-        }
-    }
-
-    fn remove(&mut self, key: PageKey) {
-        // Its entry in `order` ages out; at worst a later ghost of the same key is forgotten early.
-        self.keys.remove(&key);
     }
 }

@@ -51,6 +51,15 @@ pub(crate) struct PrefixHasher {
     adapter_contents: BTreeMap<AdapterId, AdapterContent>,
 }
 
+/// All that the keys of a sequence's pages are made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageNaming<'a> {
+    pub(crate) tokens: &'a [u32],
+    pub(crate) media: &'a [MediaSpan],
+    pub(crate) salt: u64,
+    pub(crate) adapter: Option<AdapterId>,
+}
+
 /// What an adapter is made of: a hash of its matrices, and its strength.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdapterContent {
@@ -99,11 +108,6 @@ impl PrefixHasher {
         })
     }
 
-    /// The key of a page of `tokens` that follows the page named `parent`.
-    pub(crate) fn next(&self, parent: PageKey, tokens: &[u32]) -> PageKey {
-        self.next_with_media(parent, tokens, 0, &[])
-    }
-
     /// The key of a page of `tokens`, the first of which is input `first` of its sequence, among whose inputs are `media`.
     pub(crate) fn next_with_media(
         &self,
@@ -132,6 +136,22 @@ impl PrefixHasher {
                 }
             }
         })
+    }
+
+    /// Appends to the keys of a sequence's first pages those of the following, until they are `n_pages`.
+    pub(crate) fn extend(&self, keys: &mut Vec<PageKey>, of: &PageNaming<'_>, n_pages: usize) {
+        while keys.len() < n_pages {
+            let parent = keys.last().copied();
+            let parent = parent.unwrap_or_else(|| self.root(of.salt, of.adapter));
+            let first = keys.len() * PAGE_TOKENS;
+            let tokens = &of.tokens[first..first + PAGE_TOKENS];
+            keys.push(self.next_with_media(parent, tokens, first, of.media));
+        }
+    }
+
+    /// Names an adapter's pages by its number again.
+    pub(crate) fn forget_adapter_content(&mut self, id: AdapterId) {
+        self.adapter_contents.remove(&id);
     }
 
     fn hash(&self, write: impl Fn(&mut dyn Hasher)) -> PageKey {
@@ -212,7 +232,7 @@ mod tests {
         let (a, b) = ([1; PAGE_TOKENS], [2; PAGE_TOKENS]);
         let key = |salt, pages: &[&[u32]]| {
             pages.iter().fold(hasher.root(salt, None), |parent, tokens| {
-                hasher.next(parent, tokens)
+                hasher.next_with_media(parent, tokens, 0, &[])
             })
         };
         assert_eq!(key(0, &[&a, &b]), key(0, &[&a, &b]));
@@ -243,7 +263,7 @@ mod tests {
         };
         let key =
             |first, media: &[MediaSpan]| hasher.next_with_media(hasher.root(0, None), &tokens, first, media);
-        let plain = hasher.next(hasher.root(0, None), &tokens);
+        let plain = hasher.next_with_media(hasher.root(0, None), &tokens, 0, &[]);
         // Pages that the medium does not touch are those of a text.
         assert_eq!(key(0, &[span]), plain);
         assert_eq!(key(64, &[span]), plain);

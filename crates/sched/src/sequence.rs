@@ -39,6 +39,16 @@ pub enum Work {
     },
 }
 
+impl Work {
+    /// Of `n_tokens`, those that need not be computed where the prefix cache has them.
+    pub(crate) fn n_reusable(&self, n_tokens: usize) -> usize {
+        match *self {
+            Self::Generate { .. } => n_tokens - 1,
+            Self::Logits { from } | Self::Hidden { from } => from.min(n_tokens - 1),
+        }
+    }
+}
+
 /// A sequence as it is handed to the scheduler. Times are microseconds of any clock, given as data.
 #[derive(Clone, Debug)]
 pub struct SeqSpec {
@@ -308,10 +318,7 @@ impl Sequence {
 
     /// Whole pages that may come from the prefix cache: what is left is what it is computed for.
     pub(crate) fn n_reusable(&self) -> usize {
-        match self.work {
-            Work::Generate { .. } => self.tokens.len() - 1,
-            Work::Logits { from } | Work::Hidden { from } => from.min(self.tokens.len() - 1),
-        }
+        self.work.n_reusable(self.tokens.len())
     }
 
     /// Where a row of inputs `first..end` should leave a snapshot: behind the last whole page of what is known, or behind the last

@@ -54,6 +54,8 @@ mod event;
 mod fetching;
 #[path = "../../src/generation.rs"]
 mod generation;
+#[path = "../../src/ghosts.rs"]
+mod ghosts;
 #[path = "../../src/group.rs"]
 mod group;
 #[path = "../../src/held_prefix.rs"]

@@ -36,7 +36,7 @@ impl KnownPages {
                     };
                     // What follows a page that went untold cannot be named.
                     if let Some(parent) = parent {
-                        let key = hasher.next(parent, &page.tokens);
+                        let key = hasher.next_with_media(parent, &page.tokens, 0, &[]);
                         assert_eq!(page.key, key.low_bits(), "{page:?}");
                         self.keys.insert(page.key, key);
                     }

@@ -33,6 +33,11 @@ use crate::{
     world::{Genes, World, pick, rarely},
 };
 
+#[path = "totals.rs"]
+mod totals;
+
+use totals::Totals;
+
 #[derive(Debug)]
 enum Ask {
     Generate(GenerateParams),
@@ -341,69 +346,6 @@ impl<'a> Visit<'a> {
             expected.starts_with(&self.tokens[sample]),
             "what came before the end is right"
         );
-    }
-}
-
-/// What a simulation went through.
-#[derive(Debug, Default)]
-struct Totals {
-    cases: u64,
-    requests: u64,
-    samples: u64,
-    requests_of_several_samples: u64,
-    callers_that_cancel_or_leave: u64,
-    samples_finished: u64,
-    samples_failed: u64,
-    cases_with_a_lost_device: u64,
-    steps: u64,
-    failed_steps: u64,
-    generated_tokens: u64,
-    cached_prompt_tokens: u64,
-    preemptions: u64,
-    evictions: u64,
-    host_hits: u64,
-    copies_on_write: u64,
-    drafts: u64,
-    draft_tokens: u64,
-    accepted_tokens: u64,
-    draft_tokens_of_models: u64,
-    accepted_tokens_of_models: u64,
-    /// Those that a layer of the model itself read, and those that were not known.
-    hidden_states: std::sync::Arc<[std::sync::atomic::AtomicUsize; 2]>,
-    context_shifts: u64,
-    times_page_events_were_behind: u64,
-}
-
-impl Totals {
-    fn add(&mut self, callers: &[Caller], core: &Core) {
-        let (scheduler, pool) = (core.scheduler.counters(), core.scheduler.pool().counters());
-        let count = |of: &dyn Fn(&Caller) -> bool| callers.iter().filter(|&caller| of(caller)).count() as u64;
-        self.cases += 1;
-        self.requests += callers.len() as u64;
-        self.samples += callers
-            .iter()
-            .map(|caller| u64::from(caller.n_samples()))
-            .sum::<u64>();
-        self.requests_of_several_samples += count(&|caller| caller.n_samples() > 1);
-        self.callers_that_cancel_or_leave +=
-            count(&|caller| caller.cancels_after.is_some() || caller.leaves_after.is_some());
-        self.samples_finished += core.tally.finished;
-        self.samples_failed += core.tally.failed;
-        self.cases_with_a_lost_device += u64::from(core.lost().is_some());
-        self.steps += scheduler.steps;
-        self.failed_steps += core.tally.failed_steps;
-        self.generated_tokens += core.tally.generated_tokens;
-        self.cached_prompt_tokens += scheduler.cached_tokens;
-        self.preemptions += scheduler.preemptions;
-        self.evictions += pool.evictions;
-        self.host_hits += pool.host_hits;
-        self.copies_on_write += pool.duplicates;
-        self.drafts += scheduler.drafts.drafts;
-        self.draft_tokens += scheduler.drafts.draft_tokens;
-        self.accepted_tokens += scheduler.drafts.accepted_tokens;
-        self.draft_tokens_of_models += scheduler.model_drafts.draft_tokens;
-        self.accepted_tokens_of_models += scheduler.model_drafts.accepted_tokens;
-        self.context_shifts += scheduler.context_shifts;
     }
 }
 
