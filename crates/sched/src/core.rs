@@ -431,7 +431,7 @@ impl Core {
             self.spare_plans.push(plan);
             return true;
         }
-        self.tally.masks.n_missed += self.scheduler.n_without_mask() as u64;
+        self.note_missed_masks();
         let lanes = &self.lanes;
         let params_of = |row: &PlannedRow, n_inputs: u32| {
             let lane = lanes[row.seq.slot()]

@@ -38,6 +38,8 @@ pub(crate) struct Promises {
     n_withheld: u32,
     /// How many that were the last time.
     penalty: u32,
+    /// Steps that went without the sequence since its last mask.
+    n_missed_steps: u64,
 }
 
 /// Masks that are not promised after one took too long, the first time and at most; each time it is twice as many.
@@ -45,6 +47,17 @@ const FIRST_PENALTY: u32 = 2;
 const LAST_PENALTY: u32 = 256;
 
 impl Promises {
+    /// A step goes without the sequence. Gives how many have since its last mask.
+    pub(crate) fn miss_step(&mut self) -> u64 {
+        self.n_missed_steps += 1;
+        self.n_missed_steps
+    }
+
+    /// Its mask is there.
+    pub(crate) fn take_part(&mut self) {
+        self.n_missed_steps = 0;
+    }
+
     /// Where the next mask is to come, where it is promised.
     pub(crate) fn next(&mut self) -> Option<Arc<Arrival>> {
         if let Some(n_left) = self.n_withheld.checked_sub(1) {

@@ -103,6 +103,9 @@ mod draft_worth;
 #[path = "../tests/support/known_pages.rs"]
 mod known_pages;
 #[cfg(test)]
+#[path = "../tests/support/missed_masks.rs"]
+mod missed_masks;
+#[cfg(test)]
 #[path = "../tests/support/prompts_and_streams.rs"]
 mod prompts_and_streams;
 #[cfg(test)]

@@ -19,6 +19,8 @@ pub struct MaskTimes {
     pub longest_wait_us: u64,
     /// Rows that steps went without since a mask was not there.
     pub n_missed: u64,
+    /// The most steps that went one after the other without a row for which there was no mask.
+    pub longest_missed: u64,
 }
 
 impl MaskTimes {

@@ -130,6 +130,12 @@ impl MaskWorkers {
         self.n_open
     }
 
+    /// Orders that have come back and were not taken yet.
+    #[cfg(test)]
+    pub(crate) fn n_results(&self) -> usize {
+        self.desk.papers.lock().expect(NOT_POISONED).results.len()
+    }
+
     pub(crate) fn order(&mut self, order: MaskOrder) {
         self.n_open += 1;
         let needs_thread = {

@@ -147,6 +147,21 @@ impl Core {
         self.mask_results = results;
     }
 
+    /// Counts the rows that a step goes without since their masks are not there.
+    pub(crate) fn note_missed_masks(&mut self) {
+        let n_missed = self.scheduler.n_without_mask();
+        if n_missed == 0 {
+            return;
+        }
+        self.tally.masks.n_missed += n_missed as u64;
+        for lane in self.lanes.iter_mut().flatten() {
+            if matches!(lane.mask, Some(LaneMask::Ordered)) && self.scheduler.is_without_mask(lane.seq) {
+                let n_missed = lane.promises.miss_step();
+                self.tally.masks.longest_missed = self.tally.masks.longest_missed.max(n_missed);
+            }
+        }
+    }
+
     /// Whether some sequence cannot take part in a step before its mask is there.
     fn misses_masks(&self) -> bool {
         (self.lanes.iter().flatten()).any(|lane| matches!(lane.mask, Some(LaneMask::Ordered)))
@@ -180,6 +195,7 @@ impl Core {
             match constraint {
                 Ok((constraint, is_done)) => {
                     lane.promises.note_time(took, step);
+                    lane.promises.take_part();
                     // A sequence whose mask was promised may sample already, or has a row in a step.
                     let was_promised = matches!(lane.mask, Some(LaneMask::Promised));
                     lane.mask = Some(LaneMask::Ready(constraint, words));

@@ -261,6 +261,12 @@ impl Scheduler {
             .count()
     }
 
+    /// Whether a sequence is one of [`Self::n_without_mask`].
+    pub(crate) fn is_without_mask(&self, id: SeqId) -> bool {
+        let sequence = self.sequences.get(id);
+        sequence.is_some_and(|sequence| sequence.stage == Stage::Running && sequence.only_misses_mask())
+    }
+
     /// Of [`Self::n_without_mask`], those that have generated something: someone reads, and waits for the next token.
     pub(crate) fn n_streams_without_mask(&self) -> usize {
         (self.running.iter())

@@ -25,6 +25,7 @@ pub(crate) struct MaskFigures {
     longest: Gauge<f64, AtomicU64>,
     waited: Counter<f64, AtomicU64>,
     missed: Counter,
+    longest_missed: Gauge<i64>,
 }
 
 /// The times as the engine has counted them.
@@ -57,6 +58,11 @@ impl MaskFigures {
             "Rows that steps went without since a mask was not there",
             self.missed.clone(),
         );
+        registry.register(
+            "tokenmill_mask_longest_missed_steps",
+            "The most steps one after the other that went without a row since its mask was not there",
+            self.longest_missed.clone(),
+        );
     }
 
     pub(crate) fn set(&self, times: MaskTimes) {
@@ -65,6 +71,8 @@ impl MaskFigures {
         let waited = seconds(times.waited_us).to_bits();
         self.waited.inner().store(waited, Ordering::Relaxed);
         self.missed.inner().store(times.n_missed, Ordering::Relaxed);
+        let longest_missed = i64::try_from(times.longest_missed).unwrap_or(i64::MAX);
+        self.longest_missed.set(longest_missed);
     }
 }
 
@@ -101,6 +109,7 @@ mod tests {
             longest_us: 900_000,
             waited_us: 250_000,
             n_missed: 3,
+            longest_missed: 2,
             ..MaskTimes::default()
         };
         (times.counts[0], times.counts[2], times.counts[12]) = (4, 2, 1);
@@ -116,6 +125,7 @@ mod tests {
             "tokenmill_mask_longest_seconds 0.9",
             "tokenmill_mask_wait_seconds_total 0.25",
             "tokenmill_mask_missed_rows_total 3",
+            "tokenmill_mask_longest_missed_steps 2",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }
