@@ -401,9 +401,7 @@ fn serve(mut core: Core, mailbox: &Mailbox, board: &Board, epoch: Instant) {
         let until_deadline = core
             .next_deadline_us()
             .map(|at| Duration::from_micros(at.saturating_sub(clock())));
-        mailbox.wait(
-            until_deadline.map_or(HEARTBEAT, |until| until.min(HEARTBEAT)),
-            intent,
-        );
+        let longest = core.longest_sleep(HEARTBEAT);
+        mailbox.wait(until_deadline.map_or(longest, |until| until.min(longest)), intent);
     }
 }

@@ -4,6 +4,8 @@
 //! few MiB at a time; those that lose their place are copied before it is written again, where that was not done yet. Invariants: no
 //! page is held for it, and no step waits for more than the copy.
 
+use std::time::Duration;
+
 use tokenmill_backend::{MemoryPlace, PageGroup, StepError};
 
 use crate::{
@@ -17,6 +19,9 @@ use crate::{
 
 /// Bytes that are copied between two steps at most, unless one page has more.
 const PORTION_BYTES: usize = 4 << 20;
+
+/// How long an engine without work waits until it looks again whether its store takes more.
+const STORE_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long an engine that ends waits for what its store has to write, microseconds.
 const STORE_PATIENCE_US: u64 = 10_000_000;
@@ -53,6 +58,16 @@ impl Core {
         }
         let since_us = *outside.alone_since_us.get_or_insert(now_us);
         (has_leaving || outside.store.is_writing()) && now_us.saturating_sub(since_us) < STORE_PATIENCE_US
+    }
+
+    /// How long an engine without work may sleep; nothing wakes it where its store takes more.
+    pub(crate) fn longest_sleep(&self, usual: Duration) -> Duration {
+        let waits_for_store = self.outside.is_some() && self.scheduler.has_leaving();
+        if waits_for_store {
+            STORE_PAUSE.min(usual)
+        } else {
+            usual
+        }
     }
 
     /// Copies some pages that no sequence uses. Returns whether there were any.

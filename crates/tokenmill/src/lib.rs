@@ -115,6 +115,8 @@ mod rerank;
 mod session;
 mod session_error;
 mod split_plan;
+#[cfg(test)]
+mod test_engines;
 mod text_stream;
 mod tool_writing;
 mod vision;

@@ -524,8 +524,10 @@ impl LoadOptions {
 
     /// Where pages of the model are kept, if they are to be and its memory can be read.
     fn page_store(&self, identity: u128, loaded: &Loaded) -> Option<Arc<ModelStore>> {
-        let (folder, format) = (self.prefix_folder.as_ref()?, loaded.executor.memory_format()?);
-        Some(Arc::new(folder.store_of(identity, &format)))
+        let folder = self.prefix_folder.as_ref()?;
+        folder
+            .store_where(identity, loaded.executor.memory_format())
+            .map(Arc::new)
     }
 }
 

@@ -92,6 +92,13 @@ impl PrefixFolder {
                     path: path.to_owned(),
                 });
             }
+            // A file system without locks: whoever starts a second process on the folder is not told.
+            Err(fs::TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                warn(&format!(
+                    "{} lies on a file system without locks; let no other process use it",
+                    path.display()
+                ));
+            }
             Err(fs::TryLockError::Error(error)) => return Err(failed(error)),
         }
         let folder = Folder {
@@ -112,6 +119,17 @@ impl PrefixFolder {
     /// Its path.
     pub fn path(&self) -> &Path {
         &self.folder.path
+    }
+
+    /// As [`Self::store_of`]; where the memory cannot be read it says that nothing is kept.
+    pub(crate) fn store_where(&self, identity: u128, format: Option<MemoryFormat>) -> Option<ModelStore> {
+        if format.is_none() {
+            (self.folder.warn)(&format!(
+                "nothing of this model is kept in {}: the memory of several devices, or of a GPU and the CPU together, cannot be read",
+                self.folder.path.display()
+            ));
+        }
+        Some(self.store_of(identity, &format?))
     }
 
     /// The pages of a model whose memory is arranged so.
@@ -221,24 +239,25 @@ fn hex(text: &str) -> Option<u128> {
 }
 
 /// Lists the files of a folder in the order of their last use, removes those that a killed process left half written, and the oldest
-/// where there are more than `max_bytes`. What has other names is left alone.
+/// where there are more than `max_bytes`. What has other names is left alone, and so is what cannot be read: it is a cache.
 fn list(folder: &Path, max_bytes: u64) -> io::Result<Index> {
     let mut found = Vec::new();
-    for of_model in fs::read_dir(folder)? {
-        let of_model = of_model?;
+    for of_model in fs::read_dir(folder)?.flatten() {
         let Some(model) = of_model.file_name().to_str().and_then(hex) else {
             continue;
         };
-        if !of_model.file_type()?.is_dir() {
+        let Ok(files) = fs::read_dir(of_model.path()) else {
+            continue;
+        };
+        if !of_model.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
-        for file in fs::read_dir(of_model.path())? {
-            let file = file?;
+        for file in files.flatten() {
             let file_name = file.file_name();
-            let Some(file_name) = file_name.to_str() else {
+            let metadata = file.metadata();
+            let (Some(file_name), Ok(metadata)) = (file_name.to_str(), metadata) else {
                 continue;
             };
-            let metadata = file.metadata()?;
             if !metadata.is_file() {
                 continue;
             }
@@ -247,7 +266,8 @@ fn list(folder: &Path, max_bytes: u64) -> io::Result<Index> {
                 .and_then(|key| hex(key.strip_suffix('.')?))
                 .is_some()
             {
-                fs::remove_file(file.path())?;
+                // Another time, where it cannot be removed.
+                let _ = fs::remove_file(file.path());
             } else if let Some(name) = name_of(file_name) {
                 let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                 found.push((used, EntryName { model, name }, metadata.len()));
@@ -260,12 +280,11 @@ fn list(folder: &Path, max_bytes: u64) -> io::Result<Index> {
         index.insert(name, n_bytes, used);
     }
     while let Some(oldest) = index.oldest_beyond(max_bytes) {
-        fs::remove_file(
-            folder
-                .join(format!("{:032x}", oldest.model))
-                .join(file_name(oldest.name)),
-        )?;
-        index.remove(&oldest);
+        let path = (folder.join(format!("{:032x}", oldest.model))).join(file_name(oldest.name));
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => index.remove(&oldest),
+        }
     }
     Ok(index)
 }

@@ -7,39 +7,18 @@ use std::{
 
 use tokenmill_backend::{
     Adapter, AdapterWeight, Executor as _, FloatMatrix, KvType, MemoryFormat, PAGE_TOKENS, PageGroup,
-    SamplingParams,
 };
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
-use tokenmill_quant::CpuFeatures;
+use tokenmill_model::ModelOptions;
 use tokenmill_sched::{
-    AdaptersInUse, Engine, EngineConfig, EngineError, EngineStats, Event, GenerateParams, KeptPage, Offer,
-    Output, PageReceiver, PageStore, SharedPageStore,
+    Engine, EngineConfig, EngineStats, GenerateParams, KeptPage, Output, PageStore, SharedPageStore,
 };
 use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
 
 use super::*;
+use crate::test_engines::{IDENTITY, bits, executor, model, options, params, random_tokens};
 
-const IDENTITY: u128 = 77;
-
-fn options(n_pages: usize) -> ModelOptions {
-    ModelOptions {
-        n_ctx: Some(512),
-        max_batch_tokens: 64,
-        max_batch_seqs: 3,
-        max_logit_rows: 3,
-        n_pages: Some(n_pages),
-        window_pages: WindowPages::Own,
-        ..ModelOptions::default()
-    }
-}
-
-fn model(change: fn(&mut Descriptor)) -> TinyModel {
-    let mut descriptor = tiny_llama();
-    change(&mut descriptor);
-    TinyModel::random(descriptor, TensorType::F32, 31)
-}
+mod waiting;
 
 fn open(path: &Path) -> PrefixFolder {
     PrefixFolder::open(path, 1 << 30, |line| panic!("{line}")).unwrap()
@@ -63,8 +42,7 @@ impl Running {
         folder: Option<&PrefixFolder>,
         wrap: impl FnOnce(Arc<ModelStore>) -> Arc<dyn PageStore>,
     ) -> Self {
-        let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
-        let executor = build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap();
+        let executor = executor(model, options);
         let format = executor.memory_format().unwrap();
         let store = folder.map(|folder| Arc::new(folder.store_of(IDENTITY, &format)));
         let config = EngineConfig {
@@ -113,68 +91,6 @@ impl Running {
     fn stats(&self) -> EngineStats {
         self.engine.stats()
     }
-}
-
-/// What was asked of a [`Gated`].
-type Held = Mutex<Vec<(Vec<KeptPage>, PageReceiver)>>;
-
-/// A folder that gives nothing until the test lets it.
-#[derive(Debug)]
-struct Gated {
-    store: Arc<ModelStore>,
-    held: Arc<Held>,
-}
-
-impl PageStore for Gated {
-    fn secret(&self) -> [u64; 4] {
-        self.store.secret()
-    }
-
-    fn contains(&self, name: KeptName) -> bool {
-        self.store.contains(name)
-    }
-
-    fn offer(&self, name: KeptName, n_bytes: usize) -> Offer {
-        self.store.offer(name, n_bytes)
-    }
-
-    fn keep(&self, page: KeptPage) {
-        self.store.keep(page);
-    }
-
-    fn is_writing(&self) -> bool {
-        self.store.is_writing()
-    }
-
-    fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver) {
-        self.held.lock().unwrap().push((wanted, receiver));
-    }
-}
-
-fn params(max_tokens: usize) -> GenerateParams {
-    GenerateParams {
-        max_tokens: Some(max_tokens),
-        sampling: SamplingParams {
-            temperature: 0.9,
-            seed: 5,
-            n_logprobs: Some(1),
-            ..SamplingParams::default()
-        },
-        ..GenerateParams::default()
-    }
-}
-
-/// Tokens and log-probabilities, as bits.
-fn bits(output: &Output) -> Vec<(u32, u32)> {
-    let of_token = |token: &tokenmill_sched::Token| (token.id, token.logprob.map_or(0, f32::to_bits));
-    output.generated.iter().map(of_token).collect()
-}
-
-fn random_tokens(seed: u64, n: usize) -> Vec<u32> {
-    let mut random = Random::new(seed);
-    (0..n)
-        .map(|_| random.below(tiny_llama().n_vocab) as u32)
-        .collect()
 }
 
 /// All files of pages below a folder.
@@ -416,44 +332,6 @@ fn salts_and_other_arrangements_keep_pages_apart() {
     }
 }
 
-#[test]
-fn requests_that_wait_for_the_same_pages_share_them_and_can_be_cancelled() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = model(|_| {});
-    let prompt = random_tokens(1, 200);
-    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
-    let expected = bits(&first.generate(&prompt, 5));
-    first.end();
-    for round in 0..20 {
-        let running = Running::new(&model, &options(80), Some(&open(folder.path())));
-        let submit = || running.engine.submit(prompt.clone(), params(5)).unwrap();
-        let generations = [submit(), submit(), submit(), submit()];
-        let n_cancelled = round % 4;
-        for (at, generation) in generations.into_iter().enumerate() {
-            if at < n_cancelled {
-                drop(generation);
-            } else {
-                let mut tokens = Vec::new();
-                for event in generation {
-                    match event {
-                        Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
-                        Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 192),
-                        other => panic!("{other:?}"),
-                    }
-                }
-                assert_eq!(tokens, expected);
-            }
-        }
-        let figures = running.figures();
-        assert_eq!((figures.hits, figures.read_pages), (1, 12), "round {round}");
-        running.wait_until(|running| {
-            let stats = running.stats();
-            (stats.n_pages_in_use, stats.n_waiting, stats.n_running) == (0, 0, 0)
-        });
-        running.end();
-    }
-}
-
 fn adapter(seed: u64) -> Arc<Adapter> {
     let descriptor = tiny_llama();
     let mut random = Random::new(seed);
@@ -506,108 +384,6 @@ fn the_pages_of_an_adapter_are_found_by_what_it_is_made_of() {
 }
 
 #[test]
-fn an_adapter_stays_until_requests_that_wait_for_its_pages_have_ended() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = model(|_| {});
-    let prompt = random_tokens(1, 200);
-    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
-    let poet = first.engine.add_adapter(adapter(1), 1.0).unwrap();
-    let with = |adapter| GenerateParams {
-        adapter: Some(adapter),
-        ..params(5)
-    };
-    let expected = bits(&first.engine.generate(&prompt, &with(poet)).unwrap());
-    let plain = bits(&first.generate(&prompt[1..], 60));
-    first.end();
-    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
-    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
-        let held = Arc::clone(&held);
-        Arc::new(Gated { store, held })
-    });
-    let poet = second.engine.add_adapter(adapter(1), 1.0).unwrap();
-    let generations = [(); 2].map(|()| second.engine.submit(prompt.clone(), with(poet)).unwrap());
-    second.engine.remove_adapter(poet).unwrap();
-    // It is told only once the adapter's removal was looked at.
-    let uncached = GenerateParams {
-        uses_prefix_cache: false,
-        ..params(60)
-    };
-    assert_eq!(
-        bits(&second.engine.generate(&prompt[1..], &uncached).unwrap()),
-        plain
-    );
-    assert_eq!(second.engine.adapters_in_use().waiting, [poet]);
-    let (wanted, receiver) = held.lock().unwrap().pop().unwrap();
-    second.store.as_ref().unwrap().fetch(wanted, receiver);
-    for generation in generations {
-        let events = generation.into_iter();
-        let tokens: Vec<_> = events
-            .filter_map(|event| match event {
-                Event::Token(token) => Some((token.id, token.logprob.unwrap().to_bits())),
-                Event::Finished(finished) => {
-                    assert_eq!(finished.usage.cached_tokens, 192);
-                    None
-                }
-                other => panic!("{other:?}"),
-            })
-            .collect();
-        assert_eq!(tokens, expected);
-    }
-    second.wait_until(|second| second.engine.adapters_in_use() == AdaptersInUse::default());
-    second.end();
-}
-
-#[test]
-fn the_timeouts_of_a_request_count_while_it_waits_for_its_pages() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = model(|_| {});
-    let prompt = random_tokens(1, 200);
-    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
-    let expected = bits(&first.generate(&prompt, 5));
-    first.end();
-    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
-    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
-        let held = Arc::clone(&held);
-        Arc::new(Gated { store, held })
-    });
-    let soon = Some(Duration::from_millis(20));
-    let in_queue = GenerateParams {
-        queue_timeout: soon,
-        ..params(5)
-    };
-    let in_all = GenerateParams {
-        deadline: soon,
-        ..params(5)
-    };
-    let patient = second.engine.submit(prompt.clone(), params(5)).unwrap();
-    let began = Instant::now();
-    // They follow the one that waits, and leave it alone.
-    let ended = second.engine.generate(&prompt, &in_queue);
-    assert!(
-        matches!(ended, Err(EngineError::QueueTimeout { .. })),
-        "{ended:?}"
-    );
-    let ended = second.engine.generate(&prompt, &in_all);
-    assert!(
-        matches!(ended, Err(EngineError::DeadlineExceeded { .. })),
-        "{ended:?}"
-    );
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
-    let (wanted, receiver) = held.lock().unwrap().pop().unwrap();
-    second.store.as_ref().unwrap().fetch(wanted, receiver);
-    let mut tokens = Vec::new();
-    for event in patient {
-        match event {
-            Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
-            Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 192),
-            other => panic!("{other:?}"),
-        }
-    }
-    assert_eq!(tokens, expected);
-    second.end();
-}
-
-#[test]
 fn a_disk_that_hangs_is_not_waited_for_without_end() {
     let folder = tempfile::tempdir().unwrap();
     let of_folder = open(folder.path());
@@ -645,39 +421,42 @@ fn a_disk_that_hangs_is_not_waited_for_without_end() {
 }
 
 #[test]
-fn prompts_that_find_two_being_read_wait_for_their_turn() {
+fn memory_that_cannot_be_read_is_told_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let lines = Arc::clone(&told);
+    let of_folder = PrefixFolder::open(folder.path(), 1 << 30, move |line| {
+        lines.lock().unwrap().push(line.to_owned());
+    })
+    .unwrap();
+    let format = executor(&model(|_| {}), &options(80)).memory_format();
+    assert!(of_folder.store_where(IDENTITY, format).is_some() && told.lock().unwrap().is_empty());
+    assert!(of_folder.store_where(IDENTITY, None).is_none());
+    let told = told.lock().unwrap();
+    assert!(
+        told.len() == 1 && told[0].starts_with("nothing of this model is kept in "),
+        "{told:?}"
+    );
+}
+
+/// What is in the way is left alone, and the rest is used.
+#[test]
+fn things_of_other_kinds_do_not_keep_a_folder_from_opening() {
     let folder = tempfile::tempdir().unwrap();
     let model = model(|_| {});
-    let prompts: Vec<Vec<u32>> = (0..6).map(|seed| random_tokens(seed, 150)).collect();
     let first = Running::new(&model, &options(80), Some(&open(folder.path())));
-    let expected: Vec<_> = prompts
-        .iter()
-        .map(|prompt| bits(&first.generate(prompt, 5)))
-        .collect();
+    first.generate(&random_tokens(1, 100), 2);
     first.end();
-    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
-    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
-        let held = Arc::clone(&held);
-        Arc::new(Gated { store, held })
-    });
-    let submit = |prompt: &Vec<u32>| second.engine.submit(prompt.clone(), params(5)).unwrap();
-    let generations: Vec<_> = prompts.iter().map(submit).collect();
-    let n_held = || held.lock().unwrap().len();
-    for n_left in (0..prompts.len()).rev() {
-        second.wait_until(|_| n_held() == 2.min(n_left + 1));
-        let (wanted, receiver) = held.lock().unwrap().remove(0);
-        second.store.as_ref().unwrap().fetch(wanted, receiver);
-    }
-    for (generation, expected) in generations.into_iter().zip(expected) {
-        let mut tokens = Vec::new();
-        for event in generation {
-            match event {
-                Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
-                Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 144),
-                other => panic!("{other:?}"),
-            }
-        }
-        assert_eq!(tokens, expected);
-    }
+    let pages = files(folder.path());
+    // A file where a model's folder would be, and a folder where a page and a half written file would be.
+    fs::write(folder.path().join("0".repeat(32)), "").unwrap();
+    let of_model = pages[0].parent().unwrap();
+    fs::create_dir(of_model.join(format!("{}.{}", "1".repeat(32), KINDS[0]))).unwrap();
+    fs::create_dir(of_model.join(format!("{}.{UNFINISHED}", "2".repeat(32)))).unwrap();
+    let second = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let figures = second.figures();
+    assert_eq!(figures.kept_pages, pages.len() as u64);
+    let again = second.generate(&random_tokens(1, 100), 2);
+    assert_eq!(again.usage.cached_tokens, 96);
     second.end();
 }

@@ -2,41 +2,18 @@
 
 use std::{fs, io::Write as _, path::Path, time::Duration};
 
-use tokenmill_backend::{KvType, SamplingParams};
-use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_gguf::TensorType;
-use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
-use tokenmill_quant::CpuFeatures;
-use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output};
-use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
+use tokenmill_backend::KvType;
+use tokenmill_model::ModelOptions;
+use tokenmill_sched::{Engine, EngineConfig, GenerateParams};
+use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel};
 
 use super::*;
+use crate::test_engines::{IDENTITY, bits, executor, model, options, params, random_tokens};
 
-const IDENTITY: u128 = 77;
 const PAGE: usize = 16;
 
-fn options() -> ModelOptions {
-    ModelOptions {
-        n_ctx: Some(512),
-        max_batch_tokens: 64,
-        max_batch_seqs: 3,
-        max_logit_rows: 3,
-        n_pages: Some(80),
-        window_pages: WindowPages::Own,
-        ..ModelOptions::default()
-    }
-}
-
-fn model(change: fn(&mut Descriptor)) -> TinyModel {
-    let mut descriptor = tiny_llama();
-    change(&mut descriptor);
-    TinyModel::random(descriptor, TensorType::F32, 31)
-}
-
 fn engine(model: &TinyModel, options: &ModelOptions) -> Engine {
-    let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
-    let executor = build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap();
-    Engine::start(executor, EngineConfig::default())
+    Engine::start(executor(model, options), EngineConfig::default())
 }
 
 fn owner(engine: &Engine) -> Owner<'_> {
@@ -63,25 +40,6 @@ fn restore(engine: &Engine, path: &Path) -> Result<SessionSize, SessionError> {
     SessionFile::open_at(path)?.restore(&owner(engine), 0)
 }
 
-fn params(max_tokens: usize) -> GenerateParams {
-    GenerateParams {
-        max_tokens: Some(max_tokens),
-        sampling: SamplingParams {
-            temperature: 0.9,
-            seed: 5,
-            n_logprobs: Some(1),
-            ..SamplingParams::default()
-        },
-        ..GenerateParams::default()
-    }
-}
-
-/// Tokens and log-probabilities, as bits.
-fn bits(output: &Output) -> Vec<(u32, u32)> {
-    let of_token = |token: &tokenmill_sched::Token| (token.id, token.logprob.map_or(0, f32::to_bits));
-    output.generated.iter().map(of_token).collect()
-}
-
 /// Waits until nothing is held any more: what a handle held is given back behind the caller's back.
 #[track_caller]
 fn assert_nothing_held(engine: &Engine) {
@@ -93,13 +51,6 @@ fn assert_nothing_held(engine: &Engine) {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     panic!("pages are held: {:?}", engine.stats());
-}
-
-fn random_tokens(seed: u64, n: usize) -> Vec<u32> {
-    let mut random = Random::new(seed);
-    (0..n)
-        .map(|_| random.below(tiny_llama().n_vocab) as u32)
-        .collect()
 }
 
 #[test]
@@ -118,7 +69,7 @@ fn keys_and_values_in_four_bits_come_back_to_the_bit() {
     });
     let options = ModelOptions {
         kv_type: KvType::Q4_0,
-        ..options()
+        ..options(80)
     };
     let first = engine(&model, &options);
     let begun = first.generate(&random_tokens(3, 130), &params(20)).unwrap();
@@ -140,7 +91,7 @@ fn a_conversation_goes_on_from_a_file_to_the_bit() {
         for n_prompt in [5, 96, 131, 200] {
             let path = folder.path().join(format!("{kind}-{n_prompt}"));
             let prompt = random_tokens(kind as u64, n_prompt);
-            let first = engine(&model, &options());
+            let first = engine(&model, &options(80));
             let answer = first.generate(&prompt, &params(45)).unwrap();
             let saved = save(&first, &path, &answer.tokens).unwrap();
             // The last token was never an input.
@@ -153,7 +104,7 @@ fn a_conversation_goes_on_from_a_file_to_the_bit() {
 
             let turn = [&answer.tokens[..], &random_tokens(99, 7)].concat();
             let expected = first.generate(&turn, &params(40)).unwrap();
-            let second = engine(&model, &options());
+            let second = engine(&model, &options(80));
             assert_eq!(restore(&second, &path).unwrap(), saved, "{name}");
             let resumed = second.generate(&turn, &params(40)).unwrap();
             assert_eq!(bits(&resumed), bits(&expected), "{name}, {n_prompt} tokens");
@@ -161,7 +112,7 @@ fn a_conversation_goes_on_from_a_file_to_the_bit() {
 
             // The memory that was restored can be saved again, to the byte.
             let again = folder.path().join("again");
-            let third = engine(&model, &options());
+            let third = engine(&model, &options(80));
             restore(&third, &path).unwrap();
             save(&third, &again, &answer.tokens).unwrap();
             assert!(fs::read(&again).unwrap() == fs::read(&path).unwrap(), "{name}");
@@ -177,7 +128,7 @@ fn a_file_that_is_cut_damaged_or_foreign_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let model = model(MEMORY_KINDS[8].1);
-    let first = engine(&model, &options());
+    let first = engine(&model, &options(80));
     let tokens = first
         .generate(&random_tokens(1, 100), &params(30))
         .unwrap()
@@ -185,7 +136,7 @@ fn a_file_that_is_cut_damaged_or_foreign_changes_nothing() {
     save(&first, &path, &tokens).unwrap();
     let whole = fs::read(&path).unwrap();
 
-    let second = engine(&model, &options());
+    let second = engine(&model, &options(80));
     // The pool is full of other prefixes, which a file that is refused must not drive out.
     let others: Vec<Vec<u32>> = (0..12).map(|seed| random_tokens(seed + 50, 150)).collect();
     for other in &others {
@@ -235,7 +186,7 @@ fn a_file_that_is_cut_damaged_or_foreign_changes_nothing() {
     ));
     let exact = ModelOptions {
         kv_type: KvType::F32,
-        ..options()
+        ..options(80)
     };
     let of_other_type = engine(&model, &exact);
     assert!(matches!(
@@ -244,7 +195,7 @@ fn a_file_that_is_cut_damaged_or_foreign_changes_nothing() {
     ));
     let short = ModelOptions {
         n_ctx: Some(120),
-        ..options()
+        ..options(80)
     };
     assert!(matches!(
         restore(&engine(&model, &short), &path),
@@ -256,7 +207,7 @@ fn a_file_that_is_cut_damaged_or_foreign_changes_nothing() {
     let small = ModelOptions {
         n_pages: Some(6),
         n_ctx: Some(512),
-        ..options()
+        ..options(80)
     };
     let cramped = engine(&model, &small);
     assert!(matches!(
@@ -292,7 +243,7 @@ fn any_memory_under_right_sums_is_no_danger() {
     let path = folder.path().join("session");
     for (name, change) in MEMORY_KINDS {
         let model = model(*change);
-        let first = engine(&model, &options());
+        let first = engine(&model, &options(80));
         let tokens = first.generate(&random_tokens(1, 60), &params(10)).unwrap().tokens;
         save(&first, &path, &tokens).unwrap();
         let others = random_tokens(2, 50);
@@ -317,7 +268,7 @@ fn any_memory_under_right_sums_is_no_danger() {
                 file.write_all(&chunk).unwrap();
                 file.write_all(&checksum(&chunk, seed).to_le_bytes()).unwrap();
             }
-            let second = engine(&model, &options());
+            let second = engine(&model, &options(80));
             restore(&second, &path).unwrap();
             // Tokens, or an error of this request; others are as ever.
             if let Ok(answer) = second.generate(&tokens, &params(5)) {
@@ -336,7 +287,7 @@ fn a_header_that_lies_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let model = model(MEMORY_KINDS[8].1);
-    let first = engine(&model, &options());
+    let first = engine(&model, &options(80));
     let tokens = first.generate(&random_tokens(1, 60), &params(10)).unwrap().tokens;
     save(&first, &path, &tokens).unwrap();
     let header = SessionFile::open_at(&path).unwrap().header;
@@ -358,7 +309,7 @@ fn a_header_that_lies_is_refused() {
             .map(|_| random.below(256) as u8)
             .collect();
         file.write_all(&body).unwrap();
-        let second = engine(&model, &options());
+        let second = engine(&model, &options(80));
         n_restored += u32::from(restore(&second, &path).is_ok());
         assert_nothing_held(&second);
         let computed = second.generate(&tokens, &params(5)).unwrap();
@@ -372,11 +323,11 @@ fn a_session_is_found_under_its_salt_alone_and_can_be_forgotten() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let model = model(MEMORY_KINDS[0].1);
-    let first = engine(&model, &options());
+    let first = engine(&model, &options(80));
     let tokens = first.generate(&random_tokens(1, 60), &params(10)).unwrap().tokens;
     save(&first, &path, &tokens).unwrap();
 
-    let second = engine(&model, &options());
+    let second = engine(&model, &options(80));
     SessionFile::open_at(&path)
         .unwrap()
         .restore(&owner(&second), 9)
@@ -400,12 +351,12 @@ fn a_session_is_found_under_its_salt_alone_and_can_be_forgotten() {
 fn saving_goes_on_beside_answers() {
     let folder = tempfile::tempdir().unwrap();
     let model = model(MEMORY_KINDS[8].1);
-    let alone = engine(&model, &options());
+    let alone = engine(&model, &options(80));
     let prompts: Vec<Vec<u32>> = (0..6).map(|seed| random_tokens(seed, 90)).collect();
     let expected: Vec<_> = (prompts.iter())
         .map(|prompt| bits(&alone.generate(prompt, &params(60)).unwrap()))
         .collect();
-    let shared = engine(&model, &options());
+    let shared = engine(&model, &options(80));
     let kept = shared.generate(&prompts[0], &params(60)).unwrap().tokens;
     std::thread::scope(|scope| {
         let saver = scope.spawn(|| {
@@ -443,7 +394,7 @@ fn saving_goes_on_beside_answers() {
 #[test]
 fn a_reader_that_is_forgotten_does_not_keep_a_draining_engine() {
     let model = model(|_| {});
-    let engine = engine(&model, &options());
+    let engine = engine(&model, &options(80));
     let tokens = random_tokens(3, 40);
     engine.generate(&tokens, &params(1)).unwrap();
     let forgotten = engine.read_prefix(&tokens, 0).unwrap();

@@ -1,0 +1,269 @@
+//! Requests that wait for their pages, and an engine that waits for its folder.
+
+use tokenmill_sched::{AdaptersInUse, EngineError, Event, Offer, PageReceiver};
+
+use super::*;
+
+/// What was asked of a [`Gated`].
+type Held = Mutex<Vec<(Vec<KeptPage>, PageReceiver)>>;
+
+/// A folder that gives nothing until the test lets it.
+#[derive(Debug)]
+struct Gated {
+    store: Arc<ModelStore>,
+    held: Arc<Held>,
+}
+
+impl PageStore for Gated {
+    fn secret(&self) -> [u64; 4] {
+        self.store.secret()
+    }
+
+    fn contains(&self, name: KeptName) -> bool {
+        self.store.contains(name)
+    }
+
+    fn offer(&self, name: KeptName, n_bytes: usize) -> Offer {
+        self.store.offer(name, n_bytes)
+    }
+
+    fn keep(&self, page: KeptPage) {
+        self.store.keep(page);
+    }
+
+    fn is_writing(&self) -> bool {
+        self.store.is_writing()
+    }
+
+    fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver) {
+        self.held.lock().unwrap().push((wanted, receiver));
+    }
+}
+
+/// A folder that takes a page only once the one before is written.
+#[derive(Debug)]
+struct OneByOne(Arc<ModelStore>);
+
+impl PageStore for OneByOne {
+    fn secret(&self) -> [u64; 4] {
+        self.0.secret()
+    }
+
+    fn contains(&self, name: KeptName) -> bool {
+        self.0.contains(name)
+    }
+
+    fn offer(&self, name: KeptName, n_bytes: usize) -> Offer {
+        if self.is_writing() {
+            Offer::Later
+        } else {
+            self.0.offer(name, n_bytes)
+        }
+    }
+
+    fn keep(&self, page: KeptPage) {
+        self.0.keep(page);
+    }
+
+    fn is_writing(&self) -> bool {
+        PageStore::is_writing(&*self.0)
+    }
+
+    fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver) {
+        self.0.fetch(wanted, receiver);
+    }
+}
+
+/// It has ten seconds for what is left, and nothing wakes it.
+#[test]
+fn an_engine_that_ends_does_not_sleep_while_its_folder_has_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let of_folder = open(folder.path());
+    let running = Running::with_store(&model, &options(170), Some(&of_folder), |store| {
+        Arc::new(OneByOne(store))
+    });
+    for seed in 0..12 {
+        running.generate(&random_tokens(seed, 200), 2);
+    }
+    running.end();
+    assert_eq!(files(folder.path()).len(), 12 * 12);
+}
+
+#[test]
+fn requests_that_wait_for_the_same_pages_share_them_and_can_be_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompt = random_tokens(1, 200);
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let expected = bits(&first.generate(&prompt, 5));
+    first.end();
+    for round in 0..20 {
+        let running = Running::new(&model, &options(80), Some(&open(folder.path())));
+        let submit = || running.engine.submit(prompt.clone(), params(5)).unwrap();
+        let generations = [submit(), submit(), submit(), submit()];
+        let n_cancelled = round % 4;
+        for (at, generation) in generations.into_iter().enumerate() {
+            if at < n_cancelled {
+                drop(generation);
+            } else {
+                let mut tokens = Vec::new();
+                for event in generation {
+                    match event {
+                        Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
+                        Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 192),
+                        other => panic!("{other:?}"),
+                    }
+                }
+                assert_eq!(tokens, expected);
+            }
+        }
+        let figures = running.figures();
+        assert_eq!((figures.hits, figures.read_pages), (1, 12), "round {round}");
+        running.wait_until(|running| {
+            let stats = running.stats();
+            (stats.n_pages_in_use, stats.n_waiting, stats.n_running) == (0, 0, 0)
+        });
+        running.end();
+    }
+}
+
+#[test]
+fn an_adapter_stays_until_requests_that_wait_for_its_pages_have_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompt = random_tokens(1, 200);
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let poet = first.engine.add_adapter(adapter(1), 1.0).unwrap();
+    let with = |adapter| GenerateParams {
+        adapter: Some(adapter),
+        ..params(5)
+    };
+    let expected = bits(&first.engine.generate(&prompt, &with(poet)).unwrap());
+    let plain = bits(&first.generate(&prompt[1..], 60));
+    first.end();
+    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
+    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
+        let held = Arc::clone(&held);
+        Arc::new(Gated { store, held })
+    });
+    let poet = second.engine.add_adapter(adapter(1), 1.0).unwrap();
+    let generations = [(); 2].map(|()| second.engine.submit(prompt.clone(), with(poet)).unwrap());
+    second.engine.remove_adapter(poet).unwrap();
+    // It is told only once the adapter's removal was looked at.
+    let uncached = GenerateParams {
+        uses_prefix_cache: false,
+        ..params(60)
+    };
+    assert_eq!(
+        bits(&second.engine.generate(&prompt[1..], &uncached).unwrap()),
+        plain
+    );
+    assert_eq!(second.engine.adapters_in_use().waiting, [poet]);
+    let (wanted, receiver) = held.lock().unwrap().pop().unwrap();
+    second.store.as_ref().unwrap().fetch(wanted, receiver);
+    for generation in generations {
+        let events = generation.into_iter();
+        let tokens: Vec<_> = events
+            .filter_map(|event| match event {
+                Event::Token(token) => Some((token.id, token.logprob.unwrap().to_bits())),
+                Event::Finished(finished) => {
+                    assert_eq!(finished.usage.cached_tokens, 192);
+                    None
+                }
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(tokens, expected);
+    }
+    second.wait_until(|second| second.engine.adapters_in_use() == AdaptersInUse::default());
+    second.end();
+}
+
+#[test]
+fn the_timeouts_of_a_request_count_while_it_waits_for_its_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompt = random_tokens(1, 200);
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let expected = bits(&first.generate(&prompt, 5));
+    first.end();
+    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
+    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
+        let held = Arc::clone(&held);
+        Arc::new(Gated { store, held })
+    });
+    let soon = Some(Duration::from_millis(20));
+    let in_queue = GenerateParams {
+        queue_timeout: soon,
+        ..params(5)
+    };
+    let in_all = GenerateParams {
+        deadline: soon,
+        ..params(5)
+    };
+    let patient = second.engine.submit(prompt.clone(), params(5)).unwrap();
+    let began = Instant::now();
+    // They follow the one that waits, and leave it alone.
+    let ended = second.engine.generate(&prompt, &in_queue);
+    assert!(
+        matches!(ended, Err(EngineError::QueueTimeout { .. })),
+        "{ended:?}"
+    );
+    let ended = second.engine.generate(&prompt, &in_all);
+    assert!(
+        matches!(ended, Err(EngineError::DeadlineExceeded { .. })),
+        "{ended:?}"
+    );
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    let (wanted, receiver) = held.lock().unwrap().pop().unwrap();
+    second.store.as_ref().unwrap().fetch(wanted, receiver);
+    let mut tokens = Vec::new();
+    for event in patient {
+        match event {
+            Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
+            Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 192),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(tokens, expected);
+    second.end();
+}
+
+#[test]
+fn prompts_that_find_two_being_read_wait_for_their_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(|_| {});
+    let prompts: Vec<Vec<u32>> = (0..6).map(|seed| random_tokens(seed, 150)).collect();
+    let first = Running::new(&model, &options(80), Some(&open(folder.path())));
+    let expected: Vec<_> = prompts
+        .iter()
+        .map(|prompt| bits(&first.generate(prompt, 5)))
+        .collect();
+    first.end();
+    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
+    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
+        let held = Arc::clone(&held);
+        Arc::new(Gated { store, held })
+    });
+    let submit = |prompt: &Vec<u32>| second.engine.submit(prompt.clone(), params(5)).unwrap();
+    let generations: Vec<_> = prompts.iter().map(submit).collect();
+    let n_held = || held.lock().unwrap().len();
+    for n_left in (0..prompts.len()).rev() {
+        second.wait_until(|_| n_held() == 2.min(n_left + 1));
+        let (wanted, receiver) = held.lock().unwrap().remove(0);
+        second.store.as_ref().unwrap().fetch(wanted, receiver);
+    }
+    for (generation, expected) in generations.into_iter().zip(expected) {
+        let mut tokens = Vec::new();
+        for event in generation {
+            match event {
+                Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
+                Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 144),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(tokens, expected);
+    }
+    second.end();
+}
