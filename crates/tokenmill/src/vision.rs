@@ -293,7 +293,18 @@ fn find(
 fn plan_of(path: &Path, file: &VisionFile, compute: &Compute) -> Result<MemoryPlan, Error> {
     let backend = CpuBackend::new(compute.n_threads, compute.cpu_features);
     let backend = backend.map_err(|error| unusable(path)(error.into()))?;
-    file.plan(&backend).map_err(unusable(path))
+    let mut plan = file.plan(&backend).map_err(unusable(path))?;
+    plan.activations_bytes = (plan.activations_bytes).saturating_add(max_kept_bytes(file.shape()));
+    Ok(plan)
+}
+
+/// Bytes that the rows which are kept take at most.
+fn max_kept_bytes(shape: &VisionShape) -> usize {
+    let of_image = (shape.size.max_rows()).saturating_mul(shape.row_width() * size_of::<f32>());
+    of_image
+        .saturating_mul(MAX_KEPT)
+        .min(MAX_KEPT_BYTES)
+        .max(of_image)
 }
 
 /// Opens an encoder and checks that its rows are such as a network takes.

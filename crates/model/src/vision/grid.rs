@@ -74,7 +74,8 @@ impl ImageSize {
                 min_pixels,
                 max_pixels,
             } => {
-                let [width, height] = smart_resize([width, height], multiple, min_pixels, max_pixels)?;
+                let sides = smart_resize([width, height], multiple, min_pixels, max_pixels)?;
+                let [width, height] = shrunk(sides, multiple, max_pixels);
                 let grid = ImageGrid {
                     width,
                     height,
@@ -112,6 +113,19 @@ fn smart_resize(
     Some(rounded)
 }
 
+/// Takes rows and columns off the longer side until both make at most `max_pixels`: where the least is near the greatest, sides that grew
+/// were rounded up beyond it.
+fn shrunk(mut sides: [usize; 2], multiple: usize, max_pixels: usize) -> [usize; 2] {
+    while sides[0] * sides[1] > max_pixels {
+        let longer = usize::from(sides[1] > sides[0]);
+        if sides[longer] <= multiple {
+            break;
+        }
+        sides[longer] -= multiple;
+    }
+    sides
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +150,22 @@ mod tests {
         {
             let found = smart_resize([width, height], multiple, min_pixels, max_pixels);
             assert_eq!(found, Some([new_width, new_height]), "{width} x {height}");
+        }
+    }
+
+    #[test]
+    fn a_small_image_has_a_grid_where_few_sizes_are_left() {
+        for min_rows in [16, 15, 14] {
+            let size = ImageSize::Free {
+                multiple: 28,
+                min_pixels: 28 * 28 * min_rows,
+                max_pixels: 28 * 28 * 16,
+            };
+            for (width, height) in [(30, 30), (30, 40), (10, 100), (100, 30), (1000, 999), (1, 1)] {
+                let grid = size.grid(width, height);
+                let n_rows = grid.map_or(0, |grid| grid.n_rows());
+                assert!((1..=16).contains(&n_rows), "{width} x {height}: {grid:?}");
+            }
         }
     }
 

@@ -120,6 +120,20 @@ impl VisionShape {
         self.max_patches() * self.patch_values()
     }
 
+    /// Numbers that are held around the layers while an image is encoded: the pixels and their patches; of each patch the input, that of
+    /// the second frame, the output of the layers, the merger's copy of it and what lies between its two matrices; the rows, and those that
+    /// one merger gives.
+    fn values_around(&self) -> usize {
+        let of_patches = self.max_patches().saturating_mul(5 * self.n_vision);
+        let of_rows = self
+            .size
+            .max_rows()
+            .saturating_mul(self.row_width() + self.n_embd);
+        (self.max_values().saturating_mul(2))
+            .saturating_add(of_patches)
+            .saturating_add(of_rows)
+    }
+
     /// Numbers of a patch.
     fn patch_values(&self) -> usize {
         3 * self.patch_size * self.patch_size
@@ -164,11 +178,8 @@ impl VisionFile {
             .filter(|info| info.name.starts_with("mm.") || tensors::is_around(&info.name, self.shape.family));
         plan.weights_bytes =
             (around.map(|info| info.n_bytes)).fold(plan.weights_bytes, usize::saturating_add);
-        // The pixels, their patches, and the rows before and behind the layers.
-        let n_rows = (self.shape.max_patches()).saturating_mul(2 * self.shape.n_vision);
-        let n_values = (self.shape.max_values().saturating_mul(2)).saturating_add(n_rows);
-        plan.activations_bytes =
-            (plan.activations_bytes).saturating_add(n_values.saturating_mul(size_of::<f32>()));
+        let around = self.shape.values_around().saturating_mul(size_of::<f32>());
+        plan.activations_bytes = plan.activations_bytes.saturating_add(around);
         Ok(plan)
     }
 

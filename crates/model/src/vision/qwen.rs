@@ -151,13 +151,15 @@ fn size_of(
     };
     let min_pixels = opt(metadata, "image_min_pixels")?.unwrap_or(min_rows * of_row);
     let max_pixels = opt(metadata, "image_max_pixels")?.unwrap_or(MAX_IMAGE_ROWS * of_row);
-    let max_rows = MAX_PATCHES / (n_merged * n_merged);
     check(
         "number of pixels of an image",
         max_pixels,
-        (1..=max_rows).contains(&(max_pixels / of_row)) && min_pixels <= max_pixels,
-        "the greatest of at most 16384 patches, and the least not above it",
+        max_pixels >= of_row && min_pixels <= max_pixels,
+        "the greatest of at least one row, and the least not above it",
     )?;
+    // Published configurations allow four times as many.
+    let max_pixels = max_pixels.min(MAX_PATCHES / (n_merged * n_merged) * of_row);
+    let min_pixels = min_pixels.min(max_pixels);
     Ok(ImageSize::Free {
         multiple,
         min_pixels,
