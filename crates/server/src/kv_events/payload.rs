@@ -5,7 +5,7 @@
 //!
 //! Source: `vllm/distributed/kv_events.py`, with the maps of its pull request 42892.
 
-use std::time::Duration;
+use std::{collections::hash_map::RandomState, hash::BuildHasher as _, time::Duration};
 
 use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
 use tokenmill_backend::{ExecutorLimits, PAGE_TOKENS, PageGroup};
@@ -19,6 +19,8 @@ pub(super) struct Payloads {
     encoding: EventEncoding,
     /// How far the layers of each group see.
     windows: [Option<usize>; PageGroup::ALL.len()],
+    /// Names salts: a salt itself is a hash of what clients send, and who reads it could try which keys and words it is of.
+    names: RandomState,
 }
 
 /// An event as it is published. Neighbours that say the same of several pages are one.
@@ -41,7 +43,11 @@ impl Payloads {
         for (group, limits) in limits.groups() {
             windows[group.index()] = limits.window;
         }
-        Self { encoding, windows }
+        Self {
+            encoding,
+            windows,
+            names: RandomState::new(),
+        }
     }
 
     /// The payload of a batch; `since_1970` is its time.
@@ -72,6 +78,10 @@ impl Payloads {
                 Fields::new(self.encoding, 0, "AllBlocksCleared", payload);
             }
         }
+    }
+
+    fn name_of_salt(&self, salt: u64) -> String {
+        format!("{:016x}", self.names.hash_one(salt))
     }
 
     fn stored(&self, pages: &[StoredPage], payload: &mut Payload) {
@@ -111,7 +121,7 @@ impl Payloads {
             // follow.
             let media = page.media.map(|content| format!("{content:032x}"));
             let has_salt = page.parent.is_none() && page.salt != 0;
-            let salt = has_salt.then(|| format!("{:016x}", page.salt));
+            let salt = has_salt.then(|| self.name_of_salt(page.salt));
             if media.is_none() && salt.is_none() {
                 extra.nil();
                 continue;
@@ -309,13 +319,19 @@ mod tests {
             let payloads = Payloads {
                 encoding,
                 windows: [None, Some(512)],
+                names: RandomState::new(),
             };
+            // Theirs was of this salt.
+            let [theirs, ours] = [format!("{:016x}", 255), payloads.name_of_salt(255)]
+                .map(|name| name.bytes().map(|byte| format!("{byte:02x}")).collect::<String>());
+            let expected = expected.replace(&theirs, &ours);
             let written = payloads.write(Duration::from_millis(1500), &events);
             let bytes = (0..expected.len()).step_by(2);
             let bytes = bytes.map(|at| u8::from_str_radix(&expected[at..at + 2], 16).unwrap());
             assert_eq!(written, bytes.collect::<Vec<u8>>(), "{encoding:?}");
         }
     }
+
     #[test]
     fn media_are_said_of_each_page_and_a_salt_of_the_first() {
         let page = |key, parent, media| {
@@ -338,10 +354,14 @@ mod tests {
         let payloads = Payloads {
             encoding: EventEncoding::Map,
             windows: [None, None],
+            names: RandomState::new(),
         };
         let written = payloads.write(Duration::ZERO, &events);
         let media = [&b"\xd9\x20"[..], format!("{:032x}", 0xabc).as_bytes()].concat();
-        let salt = [&b"\xb0"[..], format!("{:016x}", 255).as_bytes()].concat();
+        // A name of the salt, and not the salt.
+        let name = payloads.name_of_salt(255);
+        assert_ne!(name, format!("{:016x}", 255));
+        let salt = [&b"\xb0"[..], name.as_bytes()].concat();
         let expected = [
             &b"\xaaextra_keys\x93\x92"[..],
             &media[..],
