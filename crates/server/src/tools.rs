@@ -3,8 +3,9 @@
 //! Separate from the endpoints because three of them offer tools in different words for the same thing. Invariant: what
 //! reaches the chat template is a list in OpenAI's form in which every tool has a name of its own.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
+use axum::{http::HeaderValue, response::Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokenmill::{Conversation, TextEnd, ToolChoice};
@@ -18,6 +19,9 @@ const MAX_NAME_BYTES: usize = 128;
 /// Most calls in one message. A result is looked for among the calls before it, which takes as long as there are calls.
 const MAX_CALLS: usize = 1024;
 
+/// Kinds of tools that are left out and named.
+const MAX_NAMED_KINDS: usize = 16;
+
 /// What a request says of tools.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tools {
@@ -26,6 +30,28 @@ pub(crate) struct Tools {
     /// Whether an answer may hold one call only.
     is_single: bool,
     choice: ToolChoice,
+}
+
+/// The kinds of the tools of a request that are left out, since they run on the servers of those who defined them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct IgnoredTools(BTreeSet<String>);
+
+impl IgnoredTools {
+    /// Leaves one out. What is too much for a header is cut.
+    pub(crate) fn add(&mut self, kind: &str) {
+        if self.0.len() < MAX_NAMED_KINDS {
+            self.0.insert(kind.chars().take(MAX_NAME_BYTES).collect());
+        }
+    }
+
+    /// Names them in a header of an answer, where there are any.
+    pub(crate) fn named_in(&self, mut response: Response) -> Response {
+        let kinds: Vec<&str> = self.0.iter().map(String::as_str).collect();
+        if let (false, Ok(value)) = (kinds.is_empty(), HeaderValue::from_str(&kinds.join(", "))) {
+            response.headers_mut().insert("x-tokenmill-ignored-tools", value);
+        }
+        response
+    }
 }
 
 /// Which tools the model is to call.

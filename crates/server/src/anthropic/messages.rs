@@ -8,7 +8,7 @@ use crate::{
     fields::{Field, label, refuse_others, refused, yes},
     images::{self, Parts},
     openai::chat::{TemplateMessage, Turn},
-    tools::{Choice, Tools, earlier_call, set_thinking},
+    tools::{Choice, IgnoredTools, Tools, earlier_call, set_thinking},
 };
 
 const TEXT_ONLY: &str = "text and images go in, and text comes out";
@@ -33,7 +33,7 @@ pub const FIELDS: &[Field] = &[
     label("service_tier"),
     yes(
         "tools",
-        "tools of the client; those of Anthropic's servers are refused",
+        "tools with an `input_schema`; those of other kinds, as `web_search`, are left out, and the header `x-tokenmill-ignored-tools` names their kinds",
     ),
     yes(
         "tool_choice",
@@ -115,11 +115,11 @@ impl MessagesRequest {
         }
     }
 
-    /// The tools that the request offers.
+    /// The tools that the request offers, and the kinds of those that are left out.
     ///
     /// # Errors
     /// What is wrong with them or with the choice, by path.
-    pub(crate) fn tools(&mut self) -> Result<Tools, ApiError> {
+    pub(crate) fn tools(&mut self) -> Result<(Tools, IgnoredTools), ApiError> {
         let choice = match self
             .tool_choice
             .as_ref()
@@ -135,21 +135,18 @@ impl MessagesRequest {
             }
         };
         let mut tools = Vec::new();
+        let mut ignored = IgnoredTools::default();
         for (index, tool) in std::mem::take(&mut self.tools).into_iter().enumerate() {
             let path = format!("tools[{index}]");
-            if tool
-                .get("type")
-                .is_some_and(|kind| !kind.is_null() && kind != "custom")
-            {
-                return Err(ApiError::UnsupportedField {
-                    param: format!("{path}.type"),
-                    reason: "only tools of the client can be called",
-                });
+            match tool.get("type") {
+                None | Some(Value::Null) => tools.push((path, tool)),
+                Some(Value::String(kind)) if kind == "custom" => tools.push((path, tool)),
+                Some(Value::String(kind)) => ignored.add(kind),
+                Some(_) => return Err(ApiError::invalid(format!("{path}.type"), "expected a string")),
             }
-            tools.push((path, tool));
         }
         let is_parallel = !(self.tool_choice.as_ref()).is_some_and(|choice| choice.disable_parallel_tool_use);
-        Tools::new(tools, &choice, is_parallel)
+        Ok((Tools::new(tools, &choice, is_parallel)?, ignored))
     }
 
     /// The variables for the chat template.

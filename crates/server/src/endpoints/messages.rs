@@ -20,7 +20,7 @@ use crate::{
     request_id::{RequestId, unique_id},
     sse::{EventFormat, Events, stream_response},
     tables,
-    tools::ends_in_calls,
+    tools::{IgnoredTools, ends_in_calls},
 };
 
 /// Answers a messages request, streamed or whole.
@@ -38,7 +38,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
         ..call.text_params(&app, fields)?
     };
     let is_stream = request.stream;
-    let prompt = prompt(&app, request)?;
+    let (prompt, ignored) = prompt(&app, request)?;
     let n_prompt = prompt.tokens.len();
     let stream = call.answer(&app, prompt, params.clone(), share).await?;
     let id = unique_id("msg_");
@@ -52,7 +52,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
             open: None,
             n_blocks: 0,
         };
-        return Ok(stream_response(&app, &call, stream, format));
+        return Ok(ignored.named_in(stream_response(&app, &call, stream, format)));
     }
 
     let samples = collect(stream, &app, &call).await?;
@@ -68,23 +68,24 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
         "stop_sequence": stop_sequence,
         "usage": TokenCounts::of_samples(&samples).to_anthropic(),
     });
-    Ok(Json(reply).into_response())
+    Ok(ignored.named_in(Json(reply).into_response()))
 }
 
 /// Counts the tokens of a request without generating.
 pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: MessagesRequest = call.read(tables::messages())?;
     app.model.check_name(request.model.as_deref())?;
-    let n_tokens = prompt(&app, request)?.tokens.len();
-    Ok(Json(json!({ "input_tokens": n_tokens })).into_response())
+    let (prompt, ignored) = prompt(&app, request)?;
+    let counted = Json(json!({ "input_tokens": prompt.tokens.len() }));
+    Ok(ignored.named_in(counted.into_response()))
 }
 
-fn prompt(app: &App, mut request: MessagesRequest) -> Result<Prompt, ApiError> {
+fn prompt(app: &App, mut request: MessagesRequest) -> Result<(Prompt, IgnoredTools), ApiError> {
     let turn = request.turn()?;
-    let tools = request.tools()?;
+    let (tools, ignored) = request.tools()?;
     let variables = request.variables()?;
     let messages = template_messages(request.system, request.messages)?;
-    app.model.prompt(&messages, &tools, turn, variables)
+    Ok((app.model.prompt(&messages, &tools, turn, variables)?, ignored))
 }
 
 /// An answer as content blocks.

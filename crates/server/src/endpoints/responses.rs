@@ -4,7 +4,6 @@ use std::{mem, sync::Arc};
 
 use axum::{
     Json,
-    http::HeaderValue,
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
@@ -82,7 +81,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         id,
     };
     let stream = call.answer(&app, prompt, params.clone(), share).await?;
-    let mut response = if request.stream {
+    let response = if request.stream {
         let format = ResponseEvents {
             writer,
             items: Vec::new(),
@@ -104,15 +103,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         items.extend(sample.calls.iter().map(OutputItem::of_call));
         Json(writer.whole(&items, &sample.tokens, &sample.end)).into_response()
     };
-    if !ignored.is_empty() {
-        let mut kinds: Vec<String> = ignored;
-        kinds.sort_unstable();
-        kinds.dedup();
-        if let Ok(value) = HeaderValue::from_str(&kinds.join(", ")) {
-            response.headers_mut().insert("x-tokenmill-ignored-tools", value);
-        }
-    }
-    Ok(response)
+    Ok(ignored.named_in(response))
 }
 
 /// The conversation up to an earlier answer.

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     ApiError,
     fields::{Field, label, only, refused, yes},
-    tools::{Choice, Tools, earlier_call, set_effort},
+    tools::{Choice, IgnoredTools, Tools, earlier_call, set_effort},
 };
 
 const NO_STATE: &str = "conversations are not stored; send the items in `input`, or `previous_response_id`";
@@ -122,15 +122,15 @@ impl ResponseRequest {
     ///
     /// # Errors
     /// What is wrong with them or with the choice, by path.
-    pub(crate) fn tools(&mut self) -> Result<(Tools, Vec<String>), ApiError> {
+    pub(crate) fn tools(&mut self) -> Result<(Tools, IgnoredTools), ApiError> {
         let choice = Choice::of_openai(self.tool_choice.as_ref())?;
         let mut functions = Vec::new();
-        let mut ignored = Vec::new();
+        let mut ignored = IgnoredTools::default();
         for (index, tool) in std::mem::take(&mut self.tools).into_iter().enumerate() {
             let path = format!("tools[{index}]");
             match tool.get("type").and_then(Value::as_str) {
                 Some("function") => functions.push((path, tool)),
-                Some(kind) => ignored.push(kind.to_owned()),
+                Some(kind) => ignored.add(kind),
                 None => {
                     return Err(ApiError::invalid(
                         format!("{path}.type"),

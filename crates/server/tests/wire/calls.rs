@@ -186,6 +186,39 @@ async fn messages_have_blocks_of_thinking_text_and_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn tools_of_anthropics_servers_are_left_out_and_named() {
+    let Some(server) = start(ANSWER).await else { return };
+    let own = json!({ "type": "custom", "name": "weather", "input_schema": { "type": "object" } });
+    let search = json!({ "type": "web_search_20250305", "name": "web_search", "max_uses": 8 });
+    let mut body = json!({ "max_tokens": 500, "messages": [{ "role": "user", "content": "Well?" }],
+        "tools": [search, own, { "type": "bash_20250124", "name": "bash" }] });
+    let mut without = body.clone();
+    without["tools"] = json!([own]);
+    let named = Some("bash_20250124, web_search_20250305");
+    let reply = server.post("/v1/messages", &body).await;
+    assert_eq!(
+        (reply.status, reply.header("x-tokenmill-ignored-tools")),
+        (200, named)
+    );
+    assert_eq!(reply.json()["stop_reason"], "tool_use");
+    let counted = server.post("/v1/messages/count_tokens", &body).await;
+    assert_eq!(
+        (counted.status, counted.header("x-tokenmill-ignored-tools")),
+        (200, named)
+    );
+    let plain = server.post("/v1/messages/count_tokens", &without).await;
+    assert_eq!(plain.header("x-tokenmill-ignored-tools"), None);
+    assert_eq!(counted.json(), plain.json(), "the model does not read of them");
+    body["stream"] = json!(true);
+    let streamed = server.post("/v1/messages", &body).await;
+    assert_eq!(streamed.header("x-tokenmill-ignored-tools"), named);
+    // What cannot be called cannot be asked for either.
+    body["tool_choice"] = json!({ "type": "tool", "name": "web_search" });
+    let refused = server.post("/v1/messages", &body).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn responses_have_items_and_are_remembered() {
     let Some(server) = start(ANSWER).await else { return };
     let mut tool = weather();
