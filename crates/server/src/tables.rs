@@ -15,21 +15,17 @@ use crate::{
     sampling::SAMPLING_FIELDS,
 };
 
+/// The fields of an endpoint, and those that all endpoints which generate share; what it reads itself goes before those.
 fn with_sampling(own: &[Field]) -> Vec<Field> {
-    own.iter()
-        .chain(SAMPLING_FIELDS)
-        .chain(CONSTRAINT_FIELDS)
-        .chain(FOREIGN)
-        .copied()
-        .collect()
+    let shared = SAMPLING_FIELDS.iter().chain(CONSTRAINT_FIELDS).chain(FOREIGN);
+    let shared = shared.filter(|field| own.iter().all(|own| own.name != field.name));
+    own.iter().chain(shared).copied().collect()
 }
 
 /// The fields of an endpoint of llama.cpp; those that others refuse or read otherwise are its own.
 fn of_llama_cpp(own: &[Field]) -> Vec<Field> {
     let own: Vec<Field> = own.iter().chain(llama_cpp::FIELDS).copied().collect();
-    let shared = with_sampling(&[]).into_iter();
-    let shared = shared.filter(|field| own.iter().all(|own| own.name != field.name));
-    own.iter().copied().chain(shared).collect()
+    with_sampling(&own)
 }
 
 /// Fields of `/completion`.

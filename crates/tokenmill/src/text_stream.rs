@@ -48,6 +48,8 @@ pub struct Delta {
     pub parts: Vec<Part>,
     /// The tokens whose text is now out.
     pub tokens: Vec<ScoredToken>,
+    /// The token that was sampled, where [`TextStream::telling_tokens`] asks for it. Its text may be held back.
+    pub sampled: Option<u32>,
 }
 
 /// A token that was sent, with its log-probability where asked for.
@@ -88,6 +90,7 @@ pub struct TextStream {
     samples: Vec<SampleText>,
     ready: VecDeque<TextEvent>,
     has_failed: bool,
+    tells_tokens: bool,
     note: Option<Note>,
 }
 
@@ -116,6 +119,7 @@ impl TextStream {
             samples,
             ready: VecDeque::new(),
             has_failed: false,
+            tells_tokens: false,
             note: None,
         }
     }
@@ -133,6 +137,13 @@ impl TextStream {
             });
             sample.max_calls = reader.is_single_call.then_some(1);
         }
+        self
+    }
+
+    /// Sends a [`Delta`] for every token as it is sampled ([`Delta::sampled`]), also where its text is held back until more of it is known.
+    #[must_use]
+    pub fn telling_tokens(mut self) -> Self {
+        self.tells_tokens = true;
         self
     }
 
@@ -231,12 +242,14 @@ impl TextStream {
         if let Some(Note(note)) = self.note.as_mut().filter(|_| sample == 0) {
             note(token.id);
         }
+        let sampled = self.tells_tokens.then_some(token.id);
         let state = &mut self.samples[sample as usize];
+        let has_ended = state.has_ended();
         let (parts, tokens) = state.push(token);
         if state.has_ended() {
             self.generations[prompt].stop(sample_of_prompt);
         }
-        self.send(sample, parts, tokens);
+        self.send(sample, parts, tokens, sampled.filter(|_| !has_ended));
     }
 
     fn take_end(&mut self, prompt: usize, finished: Finished) {
@@ -249,7 +262,7 @@ impl TextStream {
         let (parts, tokens) = state.finish();
         let stopped_by = state.matcher.stopped_by();
         let (reasoning_tokens, n_calls) = (state.n_reasoning_tokens, state.n_calls);
-        self.send(sample, parts, tokens);
+        self.send(sample, parts, tokens, None);
         self.ready.push_back(TextEvent::Finished(TextEnd {
             sample,
             finished,
@@ -259,8 +272,8 @@ impl TextStream {
         }));
     }
 
-    fn send(&mut self, sample: u32, parts: Vec<Part>, tokens: Vec<ScoredToken>) {
-        if parts.is_empty() && tokens.is_empty() {
+    fn send(&mut self, sample: u32, parts: Vec<Part>, tokens: Vec<ScoredToken>, sampled: Option<u32>) {
+        if parts.is_empty() && tokens.is_empty() && sampled.is_none() {
             return;
         }
         let texts = parts.iter().filter_map(|part| match part {
@@ -272,6 +285,7 @@ impl TextStream {
             text: texts.collect(),
             parts,
             tokens,
+            sampled,
         };
         self.ready.push_back(TextEvent::Delta(delta));
     }

@@ -20,7 +20,7 @@ use crate::{
         check_min_tokens, check_n,
     },
     outcome::{TokenCounts, finish_reason, timings},
-    reply::collect,
+    reply::collect_showing,
     request_id::{RequestId, unique_id},
     scores::chat_logprobs,
     served_model::unix_seconds,
@@ -50,8 +50,13 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         .as_ref()
         .map_or_else(|| Ok(Vec::new()), Stop::to_strings)?;
     let is_stream = request.stream;
+    let tells_tokens = request.return_token_ids;
     let prompt = prompt(model, request)?;
-    let stream = call.answer(&app, prompt, params.clone(), share).await?;
+    let prompt_token_ids = tells_tokens.then(|| prompt.tokens.clone());
+    let mut stream = call.answer(&app, prompt, params.clone(), share).await?;
+    if tells_tokens {
+        stream = stream.telling_tokens();
+    }
     let head = Head {
         id: unique_id("chatcmpl-"),
         created_s: unix_seconds(),
@@ -63,25 +68,37 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
             head,
             n: params.n,
             has_logprobs,
+            prompt_token_ids,
+            tells_tokens,
             includes_usage: options.include_usage,
             usage: TokenCounts::default(),
         };
         return Ok(stream_response(&app, &call, stream, format));
     }
 
-    let samples = collect(stream, &app, &call).await?;
+    let mut token_ids = vec![Vec::new(); stream.n_samples()];
+    let take_id = |event: &TextEvent| {
+        if let TextEvent::Delta(delta) = event {
+            token_ids[delta.sample as usize].extend(delta.sampled);
+        }
+    };
+    let samples = collect_showing(stream, &app, &call, take_id).await?;
     let choices: Vec<Value> = samples
         .iter()
         .map(|sample| {
-            json!({
+            let mut choice = json!({
                 "index": sample.end.sample,
                 "message": message(sample),
                 "logprobs": has_logprobs.then(|| chat_logprobs(model.tokenizer(), &sample.tokens)),
                 "finish_reason": finish_reason(&sample.end),
-            })
+            });
+            if tells_tokens {
+                choice["token_ids"] = token_ids[sample.end.sample as usize].as_slice().into();
+            }
+            choice
         })
         .collect();
-    let reply = json!({
+    let mut reply = json!({
         "id": head.id,
         "object": "chat.completion",
         "created": head.created_s,
@@ -90,6 +107,9 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         "usage": TokenCounts::of_samples(&samples).to_openai(),
         "timings": timings(&samples[0].end),
     });
+    if let Some(ids) = prompt_token_ids {
+        reply["prompt_token_ids"] = ids.into();
+    }
     Ok(Json(reply).into_response())
 }
 
@@ -155,6 +175,9 @@ struct ChatEvents {
     head: Head,
     n: u32,
     has_logprobs: bool,
+    /// For the first chunk.
+    prompt_token_ids: Option<Vec<u32>>,
+    tells_tokens: bool,
     includes_usage: bool,
     usage: TokenCounts,
 }
@@ -183,7 +206,11 @@ impl EventFormat for ChatEvents {
     fn begin(&mut self, out: &mut Events) {
         for index in 0..self.n {
             let delta = json!({ "role": "assistant", "content": "" });
-            out.data(&self.chunk(&Self::choice(index, &delta, None, None)));
+            let mut chunk = self.chunk(&Self::choice(index, &delta, None, None));
+            if let Some(ids) = self.prompt_token_ids.take() {
+                chunk["prompt_token_ids"] = ids.into();
+            }
+            out.data(&chunk);
         }
     }
 
@@ -194,12 +221,17 @@ impl EventFormat for ChatEvents {
                     .has_logprobs
                     .then(|| chat_logprobs(self.app.model.tokenizer(), &delta.tokens));
                 let mut deltas: Vec<Value> = delta.parts.iter().filter_map(delta_of).collect();
-                if deltas.is_empty() && logprobs.is_some() {
+                if deltas.is_empty() && (logprobs.is_some() || delta.sampled.is_some()) {
                     deltas.push(json!({}));
                 }
                 for (index, content) in deltas.iter().enumerate() {
                     let logprobs = logprobs.as_ref().filter(|_| index == 0);
-                    out.data(&self.chunk(&Self::choice(delta.sample, content, logprobs, None)));
+                    let mut choice = Self::choice(delta.sample, content, logprobs, None);
+                    if self.tells_tokens {
+                        let sampled = delta.sampled.filter(|_| index == 0);
+                        choice[0]["token_ids"] = sampled.into_iter().collect::<Vec<u32>>().into();
+                    }
+                    out.data(&self.chunk(&choice));
                 }
             }
             TextEvent::Finished(end) => {

@@ -44,6 +44,11 @@ pub const FIELDS: &[Field] = &[
         "extension, as in vLLM; the answer continues the last message, which is the assistant's",
     ),
     yes("ignore_eos", "extension, as in vLLM and llama.cpp"),
+    yes(
+        "return_token_ids",
+        "extension, as in vLLM; `prompt_token_ids`, and `token_ids` of each choice; a stream has a chunk for each token then, also where \
+         its text is held back",
+    ),
     label("user"),
     label("metadata"),
     label("safety_identifier"),
@@ -159,6 +164,9 @@ pub struct ChatRequest {
     /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
+    /// Whether the ids of tokens are told.
+    #[serde(default)]
+    pub return_token_ids: bool,
 }
 
 impl ChatRequest {

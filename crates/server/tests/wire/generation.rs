@@ -208,6 +208,54 @@ async fn log_probabilities_are_those_of_the_tokens_sent() {
     assert_eq!(streamed, content.iter().collect::<Vec<_>>());
 }
 
+/// As vLLM does: ids of the prompt and of what was sampled, and a chunk for each token, also where its text is held back.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_of_tokens_come_as_they_are_sampled() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let asked = with(
+        ask("Tell me a story."),
+        &json!({ "return_token_ids": true, "max_tokens": 12 }),
+    );
+    let whole = server.post_ok(CHAT, &asked).await;
+    let ids = whole["choices"][0]["token_ids"].as_array().expect("ids").clone();
+    assert_eq!(ids.len(), 12);
+    let spelled = server.post_ok("/detokenize", &json!({ "tokens": ids })).await;
+    let text = whole["choices"][0]["message"]["content"].clone();
+    assert_eq!(spelled["content"], text);
+    // The prompt's are those that the render endpoint gives.
+    let rendered = server
+        .post_ok("/v1/chat/completions/render", &ask("Tell me a story."))
+        .await;
+    assert_eq!(whole["prompt_token_ids"], rendered["token_ids"]);
+
+    // A stop string that is not there after all holds back all text from where it could begin.
+    let text = text.as_str().expect("text");
+    let stop = format!("{text} and no more");
+    let held = with(asked.clone(), &json!({ "stop": [stop] }));
+    let streamed = stream_chat(&server, held).await;
+    assert_eq!(streamed.chunks[0]["prompt_token_ids"], whole["prompt_token_ids"]);
+    let of_chunks: Vec<&Vec<Value>> = (streamed.chunks.iter())
+        .filter_map(|chunk| chunk["choices"][0]["token_ids"].as_array())
+        .collect();
+    assert!(of_chunks.iter().all(|ids| ids.len() <= 1), "{of_chunks:?}");
+    assert_eq!(of_chunks.into_iter().flatten().cloned().collect::<Vec<_>>(), ids);
+    let has_text = |chunk: &&Value| {
+        chunk["choices"][0]["delta"]["content"]
+            .as_str()
+            .is_some_and(|text| !text.is_empty())
+    };
+    let n_with_text = streamed.chunks.iter().filter(has_text).count();
+    assert!(
+        n_with_text < 12,
+        "text was held back, and its tokens were told: {n_with_text}"
+    );
+    // Nothing is told where nothing was asked for.
+    let silent = server.post_ok(CHAT, &ask("Hi")).await;
+    assert!(silent["prompt_token_ids"].is_null() && silent["choices"][0]["token_ids"].is_null());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_echoed_prompt_is_scored_as_it_would_be_generated() {
     let Some(server) = TestServer::start().await else {
