@@ -3,21 +3,9 @@
 use tokenmill_testkit::Comparisons;
 
 use crate::{
-    gpu::{run, with_driver},
+    gpu::{GREEDY, run, with_driver},
     support::{Outcome, arg, tokenmill},
 };
-
-const GREEDY: [&str; 9] = [
-    "run",
-    "demo",
-    "Once upon a time",
-    "--temp",
-    "0",
-    "-n",
-    "12",
-    "-c",
-    "64",
-];
 
 fn with_gpus(machine: &str, extra: &[&str]) -> Outcome {
     run(with_driver(machine, &[&GREEDY[..], extra].concat()))
