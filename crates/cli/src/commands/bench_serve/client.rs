@@ -30,6 +30,8 @@ pub(super) struct Measured {
     pub(super) first: Option<Duration>,
     /// When each piece of text came, since it was sent.
     pub(super) pieces: Vec<Duration>,
+    /// When each token was told, since it was sent, with its text or before; empty where the server tells none (`return_token_ids`).
+    pub(super) tokens: Vec<Duration>,
     /// When its answer was complete, since it was sent.
     pub(super) total: Duration,
     /// Tokens of the prompt, as the server counts.
@@ -212,7 +214,10 @@ async fn read_stream(
             if let Some(message) = event["error"]["message"].as_str() {
                 return Err(message.to_owned());
             }
-            if is_piece(&event["choices"][0]) {
+            let choice = &event["choices"][0];
+            let n_tokens = choice["token_ids"].as_array().map_or(0, Vec::len);
+            measured.tokens.resize(measured.tokens.len() + n_tokens, now);
+            if is_piece(choice) {
                 measured.first.get_or_insert(now);
                 if let Some(&before) = measured.pieces.last() {
                     on_gap(now.saturating_sub(before));

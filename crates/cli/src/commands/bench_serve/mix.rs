@@ -15,7 +15,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{
     client::{Measured, Target, measure},
-    report::{Distribution, gaps},
+    report::{Distribution, gaps, times_between},
 };
 use crate::{note::note, signals::Signals};
 
@@ -160,6 +160,8 @@ pub(super) fn body(kind: Kind, model: &str, words: &str, max_tokens: u32, seed: 
         "seed": seed,
         "stream": true,
         "stream_options": {"include_usage": true},
+        // So that a gap in the text is told from one between tokens.
+        "return_token_ids": true,
     });
     match kind {
         Kind::Plain => body["ignore_eos"] = true.into(),
@@ -291,6 +293,12 @@ impl Run {
                 p50_ms: gaps.percentile(50.0),
                 p99_ms: gaps.percentile(99.0),
                 longest_ms: gaps.percentile(100.0),
+                tokens_in_longest: of_kind
+                    .iter()
+                    .filter_map(|one| longest_gap(one))
+                    .max_by(by_time)
+                    .map_or(0, |gap| gap.1),
+                between_tokens_ms: between_tokens(&of_kind),
             }
         };
         mix.kinds().map(|kind| (kind, figures(kind))).collect()
@@ -301,7 +309,8 @@ impl Run {
         let figures = self.figures(mix);
         let mut table = format!(
             "{} streams for {:.1} s: {:.1} tokens/s in answers\n\n\
-             | streams | answers | tokens | gap p50 ms | gap p99 ms | longest gap ms |\n|---|---|---|---|---|---|\n",
+             | streams | answers | tokens | gap p50 ms | gap p99 ms | longest gap ms | tokens in it | longest between tokens ms |\n\
+             |---|---|---|---|---|---|---|---|\n",
             mix.n_streams(),
             self.wall.as_secs_f64(),
             self.tokens_per_s(),
@@ -309,23 +318,29 @@ impl Run {
         for (kind, of) in &figures {
             let _ = writeln!(
                 table,
-                "| {} | {} | {} | {:.2} | {:.2} | {:.2} |",
+                "| {} | {} | {} | {:.2} | {:.2} | {:.2} | {} | {} |",
                 kind.name(),
                 of.n_answers,
                 of.n_tokens,
                 of.p50_ms,
                 of.p99_ms,
-                of.longest_ms
+                of.longest_ms,
+                if of.between_tokens_ms.is_some() {
+                    of.tokens_in_longest.to_string()
+                } else {
+                    "?".to_owned()
+                },
+                (of.between_tokens_ms).map_or_else(|| "?".to_owned(), |ms| format!("{ms:.2}")),
             );
         }
         let worst = figures
             .iter()
-            .max_by(|a, b| a.1.longest_ms.total_cmp(&b.1.longest_ms));
+            .max_by(|a, b| a.1.stall_ms().total_cmp(&b.1.stall_ms()));
         if let Some((kind, worst)) = worst {
             let _ = write!(
                 table,
                 "\nlongest stall: {:.2} ms, of {}",
-                worst.longest_ms,
+                worst.stall_ms(),
                 kind.name()
             );
             let plain = figures.iter().find(|(kind, _)| *kind == Kind::Plain);
@@ -344,7 +359,8 @@ impl Run {
     pub(super) fn to_json(&self, mix: &Mix) -> Value {
         let of_kind = |(kind, of): &(Kind, Figures)| {
             let figures = json!({"answers": of.n_answers, "tokens": of.n_tokens, "gap_p50_ms": of.p50_ms,
-                "gap_p99_ms": of.p99_ms, "longest_gap_ms": of.longest_ms});
+                "gap_p99_ms": of.p99_ms, "longest_gap_ms": of.longest_ms, "tokens_in_longest_gap": of.tokens_in_longest,
+                "longest_between_tokens_ms": of.between_tokens_ms});
             (kind.name().to_owned(), figures)
         };
         json!({
@@ -364,6 +380,44 @@ struct Figures {
     p50_ms: f64,
     p99_ms: f64,
     longest_ms: f64,
+    /// Tokens that came from behind the beginning of the longest gap to its end: more than one where text was held back, since a character or a
+    /// mark was not complete.
+    tokens_in_longest: usize,
+    /// The longest time between two tokens; `None` where the server does not tell of tokens.
+    between_tokens_ms: Option<f64>,
+}
+
+impl Figures {
+    /// The longest time for which a stream stood still: no token came, or where these are not told, no text.
+    fn stall_ms(&self) -> f64 {
+        self.between_tokens_ms.unwrap_or(self.longest_ms)
+    }
+}
+
+/// The longest gap between the pieces of an answer, and the tokens that came in it.
+fn longest_gap(one: &Measured) -> Option<(Duration, usize)> {
+    let gaps = one.pieces.windows(2).map(|pair| {
+        let came = |token: &&Duration| (pair[0] < **token) && (**token <= pair[1]);
+        (
+            pair[1].saturating_sub(pair[0]),
+            one.tokens.iter().filter(came).count(),
+        )
+    });
+    gaps.max_by(by_time)
+}
+
+fn by_time(a: &(Duration, usize), b: &(Duration, usize)) -> std::cmp::Ordering {
+    a.0.cmp(&b.0)
+}
+
+/// The longest time between two tokens of an answer, in milliseconds, where all of the server's answers tell of theirs.
+fn between_tokens(answers: &[&Measured]) -> Option<f64> {
+    let tells = |one: &&Measured| !one.tokens.is_empty();
+    if !answers.iter().any(tells) {
+        return None;
+    }
+    let gaps = answers.iter().flat_map(|one| times_between(&one.tokens));
+    Some(Distribution::new(gaps.collect()).percentile(100.0))
 }
 
 /// A mix against as many plain streams: runs of both, in turn.
@@ -465,8 +519,47 @@ mod tests {
             table.ends_with("longest stall: 80.00 ms, of json; p99 of the plain streams: 15.00 ms\n"),
             "{table}"
         );
+        assert!(
+            table.contains("| json | 1 | 2 | 80.00 | 80.00 | 80.00 | ? | ? |"),
+            "{table}"
+        );
+        assert!(figures["kinds"]["json"]["longest_between_tokens_ms"].is_null());
         let mut comparison = Comparison::default();
         comparison.add(&run, &run);
         assert_eq!(comparison.ratio(), 1.0);
+    }
+
+    #[test]
+    fn text_that_was_held_back_is_no_stall() {
+        let ms = Duration::from_millis;
+        let times = |times: &[u64]| times.iter().copied().map(ms).collect();
+        let answer = |pieces: &[u64], tokens: &[u64]| Measured {
+            pieces: times(pieces),
+            tokens: times(tokens),
+            completion_tokens: tokens.len() as u64,
+            ..Measured::default()
+        };
+        let run = Run {
+            wall: ms(500),
+            measured: vec![
+                (Kind::Plain, answer(&[10, 20, 31], &[10, 20, 31])),
+                // A character of three tokens.
+                (Kind::Json, answer(&[10, 20, 51], &[10, 20, 30, 41, 51])),
+            ],
+            is_whole: true,
+        };
+        let mix: Mix = "plain=1,json=1".parse().unwrap();
+        let json = &run.to_json(&mix)["kinds"]["json"];
+        assert_eq!(
+            (&json["longest_gap_ms"], &json["tokens_in_longest_gap"]),
+            (&json!(31.0), &json!(3))
+        );
+        assert_eq!(json["longest_between_tokens_ms"], 11.0);
+        let table = run.table(&mix);
+        assert!(
+            table.contains("| json | 1 | 5 | 10.00 | 31.00 | 31.00 | 3 | 11.00 |"),
+            "{table}"
+        );
+        assert!(table.contains("longest stall: 11.00 ms, of"), "{table}");
     }
 }

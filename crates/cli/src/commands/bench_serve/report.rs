@@ -69,7 +69,12 @@ fn ms(time: Duration) -> f64 {
 
 /// The times between the pieces of an answer, in milliseconds.
 pub(super) fn gaps(one: &Measured) -> Vec<f64> {
-    let pairs = one.pieces.windows(2);
+    times_between(&one.pieces)
+}
+
+/// The times between neighbours, in milliseconds.
+pub(super) fn times_between(times: &[Duration]) -> Vec<f64> {
+    let pairs = times.windows(2);
     pairs.map(|pair| ms(pair[1].saturating_sub(pair[0]))).collect()
 }
 
