@@ -387,6 +387,57 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> Merger<B> {
 mod tests {
     use super::*;
 
+    /// Qwen 2.5 VL, whose rows are of 4 patches of 14 pixels.
+    fn shape() -> VisionShape {
+        VisionShape {
+            family: VisionFamily::Qwen25Vl,
+            size: ImageSize::Square { side: 0, n_side: 0 },
+            patch_size: 14,
+            mean: [0.5; 3],
+            std: [0.5; 3],
+            n_embd: 2048,
+            n_deep: 0,
+            n_vision: 1280,
+            n_layers: 32,
+            n_merged: 2,
+            qwen: None,
+            n_heads: 16,
+            n_ff: 3420,
+            eps: 1e-6,
+        }
+    }
+
+    #[test]
+    fn what_a_file_allows_beyond_the_limit_is_lowered() {
+        let check = |min: u32, max: u32, expected: Option<(usize, usize)>| {
+            let mut metadata = Metadata::new();
+            metadata.insert("clip.vision.image_min_pixels", min).unwrap();
+            metadata.insert("clip.vision.image_max_pixels", max).unwrap();
+            let found = size_of(&metadata, &shape(), 28, 2);
+            let expected = expected.map(|(min_pixels, max_pixels)| ImageSize::Free {
+                multiple: 28,
+                min_pixels,
+                max_pixels,
+            });
+            assert_eq!(found.ok(), expected, "{min} to {max}");
+        };
+        // As transformers' configurations have it: 16,384 rows. Images are resized to 4,096.
+        check(3136, 12_845_056, Some((3136, 4096 * 28 * 28)));
+        check(3136, 1_003_520, Some((3136, 1_003_520)));
+        check(12_000_000, 12_845_056, Some((4096 * 28 * 28, 4096 * 28 * 28)));
+        check(3136, 783, None);
+        check(5000, 4000, None);
+    }
+
+    #[test]
+    fn all_that_is_held_around_the_layers_is_counted() {
+        let size = size_of(&Metadata::new(), &shape(), 28, 2).unwrap();
+        let shape = VisionShape { size, ..shape() };
+        // 5,120 patches of 588 values, once as pixels; five times their 1,280 numbers; 1,280 rows of 2,048, twice.
+        let expected = 2 * 5120 * 588 + 5 * 5120 * 1280 + 2 * 1280 * 2048;
+        assert_eq!((shape.max_patches(), shape.values_around()), (5120, expected));
+    }
+
     #[test]
     fn places_lie_between_learned_positions() {
         assert_eq!(between(0, 5, 3), [(0, 1.0), (1, 0.0)]);
