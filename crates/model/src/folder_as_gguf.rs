@@ -3,12 +3,12 @@
 //! Separate from [`Model`](crate::Model), which needs no keys and computes with what a folder has. Invariant: opening reads headers;
 //! the bytes of a tensor are read, and changed, when they are asked for.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use tokenmill_gguf::Metadata;
 
 use crate::{
-    Descriptor, LoadError, WeightSource,
+    Descriptor, LoadError, WeightInfo, WeightSource,
     arch::{self, GgufForm, HfConfig},
     safetensors_folder::SafetensorsFolder,
 };
@@ -28,11 +28,15 @@ impl FolderAsGguf {
     /// As [`Model::open`](crate::Model::open).
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, LoadError> {
         let folder = folder.as_ref();
-        let config = HfConfig::open(&folder.join("config.json"))?;
-        let (descriptor, layout) = arch::describe_hf(&config)?;
+        Self::open_with(folder, &HfConfig::open(&folder.join("config.json"))?)
+    }
+
+    /// As [`Self::open`], with a configuration that was read.
+    pub(crate) fn open_with(folder: &Path, config: &HfConfig) -> Result<Self, LoadError> {
+        let (descriptor, layout) = arch::describe_hf(config)?;
         let form = GgufForm::of(&descriptor)?;
         let mut keys = Metadata::new();
-        form.write_keys(&config, &descriptor, &mut keys)?;
+        form.write_keys(config, &descriptor, &mut keys)?;
         let weights =
             SafetensorsFolder::open(folder, layout, &descriptor, config.fp8_scales()?, Some(&form))?;
         let (weights, numbers) = weights.into_gguf_form(&form, &descriptor)?;
@@ -60,6 +64,12 @@ impl FolderAsGguf {
     /// The network.
     pub fn descriptor(&self) -> &Descriptor {
         &self.descriptor
+    }
+
+    /// The tensors by name.
+    pub(crate) fn tensor_infos(&self) -> BTreeMap<String, WeightInfo> {
+        let infos = self.weights.infos().into_iter();
+        infos.map(|info| (info.name.clone(), info)).collect()
     }
 
     /// The tensors, in the types that the folder has them in.

@@ -3,7 +3,11 @@
 //! Separate from the executor because a model can be described and planned without loading it. Invariant: opening reads
 //! headers only, and what [`Model::plan`] says is what [`Model::load_on`] allocates.
 
-use std::{collections::BTreeMap, ops::RangeInclusive, path::Path};
+use std::{
+    collections::BTreeMap,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use tokenmill_backend::{
     Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, NetworkPart, PAGE_TOKENS,
@@ -12,7 +16,8 @@ use tokenmill_backend::{
 use tokenmill_gguf::{GgufFile, TensorType};
 
 use crate::{
-    AdapterReader, ControlVector, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
+    AdapterReader, ControlVector, Descriptor, FolderAsGguf, LoadError, LoadProgress, ModelExecutor,
+    WeightSource,
     activations::Activations,
     arch::{self, HfConfig},
     network::Network,
@@ -28,7 +33,13 @@ pub struct Model {
 
 enum Weights {
     Gguf(GgufFile),
-    Safetensors(SafetensorsFolder),
+    Safetensors(SafetensorsFolder, FolderFiles),
+}
+
+/// Where a folder's headers were read.
+struct FolderFiles {
+    folder: PathBuf,
+    config: PathBuf,
 }
 
 /// Larger batches than this are taken for a mistake: their activations alone would take terabytes.
@@ -120,12 +131,16 @@ impl Model {
     /// # Errors
     /// As [`Self::open`].
     pub fn from_hf(folder: &Path, config: &Path) -> Result<Self, LoadError> {
+        let files = FolderFiles {
+            folder: folder.to_owned(),
+            config: config.to_owned(),
+        };
         let config = HfConfig::open(config)?;
         let (descriptor, layout) = arch::describe_hf(&config)?;
         let weights = SafetensorsFolder::open(folder, layout, &descriptor, config.fp8_scales()?, None)?;
         Ok(Self {
             descriptor,
-            weights: Weights::Safetensors(weights),
+            weights: Weights::Safetensors(weights, files),
         })
     }
 
@@ -138,15 +153,27 @@ impl Model {
     pub fn gguf(&self) -> Option<&GgufFile> {
         match &self.weights {
             Weights::Gguf(file) => Some(file),
-            Weights::Safetensors(_) => None,
+            Weights::Safetensors(..) => None,
         }
+    }
+
+    /// The folder in the form of a GGUF file, where it is one and has layers that guess further tokens.
+    pub(crate) fn nextn_folder(&self) -> Result<Option<FolderAsGguf>, LoadError> {
+        let Weights::Safetensors(_, files) = &self.weights else {
+            return Ok(None);
+        };
+        let config = HfConfig::open(&files.config)?;
+        if !arch::counts_nextn(&config) {
+            return Ok(None);
+        }
+        FolderAsGguf::open_with(&files.folder, &config).map(Some)
     }
 
     /// The weights, by their GGUF names.
     pub fn weights(&self) -> &dyn WeightSource {
         match &self.weights {
             Weights::Gguf(file) => file,
-            Weights::Safetensors(folder) => folder,
+            Weights::Safetensors(folder, _) => folder,
         }
     }
 
@@ -179,7 +206,7 @@ impl Model {
     /// If the model is a GGUF file.
     pub fn encode_weights(&mut self, types: &BTreeMap<String, TensorType>) -> Result<(), LoadError> {
         match &mut self.weights {
-            Weights::Safetensors(folder) => folder.encode(types),
+            Weights::Safetensors(folder, _) => folder.encode(types),
             Weights::Gguf(_) => panic!("the tensors of a file load as they are"),
         }
     }

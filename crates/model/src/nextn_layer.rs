@@ -8,8 +8,9 @@ use std::borrow::Cow;
 use tokenmill_backend::{Backend, MemoryPlan};
 
 use crate::{
-    Descriptor, LoadError, LoadProgress, Model, ModelExecutor, ModelOptions, WeightInfo, WeightSource,
-    WeightTensor, arch,
+    Descriptor, FolderAsGguf, LoadError, LoadProgress, Model, ModelExecutor, ModelOptions, WeightInfo,
+    WeightSource, WeightTensor,
+    arch::{self, GgufHeader},
     model::{build_sharing, plan_sharing},
     nextn::SharedWeights,
 };
@@ -22,7 +23,7 @@ pub struct Nextn<'a> {
 
 impl<'a> Nextn<'a> {
     /// Takes the layer `layer_idx` of a file, whose descriptor has it as its only layer.
-    fn new(mut descriptor: Descriptor, weights: &'a (dyn WeightSource + Sync), layer_idx: usize) -> Self {
+    fn new(mut descriptor: Descriptor, weights: NextnWeights<'a>, layer_idx: usize) -> Self {
         descriptor.reads_hidden = true;
         descriptor.pooling = None;
         descriptor.control = Vec::new();
@@ -83,16 +84,44 @@ impl<'a> Nextn<'a> {
 }
 
 impl Model {
-    /// The first layer behind the last, which guesses further tokens, where the model is a file that has one.
+    /// The first layer behind the last, which guesses further tokens, where the model has one. That of a folder is read in the form that a
+    /// converter would give it.
     ///
     /// # Errors
     /// What the headers show to be wrong with it.
     pub fn nextn(&self) -> Result<Option<Nextn<'_>>, LoadError> {
-        let Some(file) = self.gguf() else {
-            return Ok(None);
+        let (found, weights) = if let Some(file) = self.gguf() {
+            let found = arch::describe_nextn(GgufHeader::File(file))?;
+            (found, NextnWeights::OfFile(file))
+        } else {
+            let Some(folder) = self.nextn_folder()? else {
+                return Ok(None);
+            };
+            let tensors = folder.tensor_infos();
+            let header = GgufHeader::Form {
+                arch: folder.architecture(),
+                keys: folder.keys(),
+                tensors: &tensors,
+            };
+            let found = arch::describe_nextn(header)?;
+            (found, NextnWeights::OfFolder(Box::new(folder)))
         };
-        let found = arch::describe_nextn(file)?;
-        Ok(found.map(|(descriptor, layer_idx)| Nextn::new(descriptor, file, layer_idx)))
+        Ok(found.map(|(descriptor, layer_idx)| Nextn::new(descriptor, weights, layer_idx)))
+    }
+}
+
+/// Where the layer's weights are.
+enum NextnWeights<'a> {
+    OfFile(&'a (dyn WeightSource + Sync)),
+    OfFolder(Box<FolderAsGguf>),
+}
+
+impl NextnWeights<'_> {
+    fn source(&self) -> &dyn WeightSource {
+        match self {
+            Self::OfFile(source) => *source,
+            Self::OfFolder(folder) => folder.weights(),
+        }
     }
 }
 
@@ -111,7 +140,7 @@ where
 
 /// The tensors of the layer, by the names of a network with one.
 struct NextnSource<'a> {
-    weights: &'a (dyn WeightSource + Sync),
+    weights: NextnWeights<'a>,
     layer_idx: usize,
 }
 
@@ -124,7 +153,9 @@ const OWN: [(&str, &str); 3] = [
 
 impl NextnSource<'_> {
     fn has_own(&self, part: &str) -> bool {
-        self.weights.contains(&format!("blk.{}.{part}", self.layer_idx))
+        self.weights
+            .source()
+            .contains(&format!("blk.{}.{part}", self.layer_idx))
     }
 
     /// Whether embedding and head are those of the network.
@@ -138,7 +169,7 @@ impl NextnSource<'_> {
         if let Some(part) = own.filter(|part| self.has_own(part)) {
             return Cow::Owned(format!("blk.{}.{part}", self.layer_idx));
         }
-        if name == "output.weight" && !self.weights.contains(name) && self.has_own(OWN[0].1) {
+        if name == "output.weight" && !self.weights.source().contains(name) && self.has_own(OWN[0].1) {
             // The head of the network is tied to its embedding, not to that of the layer.
             return Cow::Borrowed(OWN[0].0);
         }
@@ -153,7 +184,7 @@ impl NextnSource<'_> {
 impl WeightSource for NextnSource<'_> {
     fn infos(&self) -> Vec<WeightInfo> {
         let prefix = format!("blk.{}.", self.layer_idx);
-        let of_layer = self.weights.infos().into_iter().filter_map(|info| {
+        let of_layer = self.weights.source().infos().into_iter().filter_map(|info| {
             let part = info.name.strip_prefix(&prefix)?;
             let name = match OWN.iter().find(|(_, own)| *own == part) {
                 Some((usual, _)) => (*usual).to_owned(),
@@ -166,11 +197,11 @@ impl WeightSource for NextnSource<'_> {
     }
 
     fn contains(&self, name: &str) -> bool {
-        self.weights.contains(&self.file_name(name))
+        self.weights.source().contains(&self.file_name(name))
     }
 
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
-        self.weights.tensor(&self.file_name(name))
+        self.weights.source().tensor(&self.file_name(name))
     }
 }
 
@@ -206,7 +237,7 @@ mod tests {
         names.extend(own);
         let names = Names(names);
         let source = NextnSource {
-            weights: &names,
+            weights: NextnWeights::OfFile(&names),
             layer_idx: 7,
         };
         assert_eq!(source.file_name(name), expected, "{own:?}");
@@ -239,7 +270,7 @@ mod tests {
             "blk.70.attn_q.weight",
         ]);
         let source = NextnSource {
-            weights: &names,
+            weights: NextnWeights::OfFile(&names),
             layer_idx: 7,
         };
         let found: Vec<String> = source.infos().into_iter().map(|info| info.name).collect();

@@ -67,6 +67,11 @@ const ROWS: [Row; 74] = [
     row("logits of folders, simulated GPU", "transformers", 0),
     row("layers that guess further tokens", "no reference: plain loops", 0),
     row(
+        "layers that guess further tokens, in folders",
+        "no reference: files converted from them",
+        0,
+    ),
+    row(
         "models without layers that guess further tokens",
         "no reference: files that leave them out",
         0,

@@ -158,6 +158,43 @@ fn the_layer_reads_the_embedding_and_the_state_before() {
     }
 }
 
+/// The layer of a folder is that of the file which was made of it: the same tensors, and the same guesses.
+#[test]
+fn the_layer_of_a_folder_is_that_of_its_file() {
+    let mut comparisons = Comparisons::of("layers that guess further tokens, in folders");
+    for path in ["parity2/qwen3_5_mtp", "parity2/glm4_moe_mtp"] {
+        let Some(folder) = comparisons.find(path) else {
+            continue;
+        };
+        let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 120).collect();
+        let options = options(tokens.len());
+        let [of_file, of_folder] = [folder.join("model-F32.gguf"), folder.join("hf")].map(|path| {
+            let model = Model::open(path).unwrap();
+            let nextn = model.nextn().unwrap().expect("it has the layer");
+            let network = model
+                .load_on(NaiveBackend::default(), &options, &mut |_| {})
+                .unwrap();
+            let mut layer = nextn
+                .load_on(NaiveBackend::default(), &options, &network, &mut |_| {})
+                .unwrap();
+            let mut batch = batch_of(ids(&tokens), tokens.len());
+            let n_embd = nextn.descriptor().n_embd;
+            batch.hidden_inputs = (0..tokens.len() * n_embd)
+                .map(|at| ((at * 31) % 17) as f32 / 8.0 - 1.0)
+                .collect();
+            run(&mut layer, &batch).unwrap().logits
+        });
+        let scale = of_file.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+        let furthest = (of_file.iter().zip(&of_folder)).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
+        eprintln!("{path}: {furthest:e} of {scale}");
+        assert_eq!(of_file.len(), of_folder.len());
+        assert!(
+            scale > 0.01 && furthest < 1e-4 * scale,
+            "{path}: {furthest} of {scale}"
+        );
+    }
+}
+
 #[test]
 fn a_file_may_count_a_layer_that_it_leaves_out() {
     let mut comparisons = Comparisons::of("models without layers that guess further tokens");

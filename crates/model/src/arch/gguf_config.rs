@@ -2,13 +2,15 @@
 //!
 //! Separate from its Hugging Face twin: the two name the same things differently.
 
+use std::collections::BTreeMap;
+
 use tokenmill_backend::{Activation, NormKind, RopeAxes, RopeStyle};
-use tokenmill_gguf::{GgufError, GgufFile, TensorInfo, Value};
+use tokenmill_gguf::{GgufError, GgufFile, Metadata, TensorInfo, Value};
 
 use crate::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, Ignorable, LayerDescriptor,
     LoadError, MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
-    RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude,
+    RopeDescriptor, RopeScaling, WeightInfo, YarnRounding, rope::yarn_magnitude,
 };
 
 /// The tensors of layers behind the last, if there are such layers.
@@ -20,9 +22,95 @@ pub(super) fn nextn_layers(n_layers: usize, n_nextn_layers: usize) -> Vec<Ignora
     }
 }
 
+/// What a file says of itself: a GGUF file, or a folder in the form of one.
+#[derive(Clone, Copy)]
+pub(crate) enum GgufHeader<'a> {
+    /// A file.
+    File(&'a GgufFile),
+    /// A folder.
+    Form {
+        /// Its architecture.
+        arch: &'static str,
+        /// The architecture's keys.
+        keys: &'a Metadata,
+        /// Its tensors, by GGUF name.
+        tensors: &'a BTreeMap<String, WeightInfo>,
+    },
+}
+
+/// A tensor in a header.
+#[derive(Clone, Copy)]
+pub(super) struct ListedTensor<'a> {
+    pub(super) name: &'a str,
+    pub(super) dims: &'a [usize],
+}
+
+impl<'a> ListedTensor<'a> {
+    fn of_file(info: &'a TensorInfo) -> Self {
+        Self {
+            name: &info.name,
+            dims: &info.dims,
+        }
+    }
+
+    fn of_form(info: &'a WeightInfo) -> Self {
+        Self {
+            name: &info.name,
+            dims: &info.dims,
+        }
+    }
+
+    /// Number of rows: the product of all dimensions but the first.
+    pub(super) fn n_rows(self) -> usize {
+        self.dims.iter().skip(1).product()
+    }
+}
+
+impl<'a> GgufHeader<'a> {
+    /// The name of the architecture.
+    ///
+    /// # Errors
+    /// [`LoadError::Gguf`] of a file without it.
+    pub(super) fn architecture(self) -> Result<&'a str, LoadError> {
+        match self {
+            Self::File(file) => Ok(file.metadata().str("general.architecture")?),
+            Self::Form { arch, .. } => Ok(arch),
+        }
+    }
+
+    pub(super) fn metadata(self) -> &'a Metadata {
+        match self {
+            Self::File(file) => file.metadata(),
+            Self::Form { keys, .. } => keys,
+        }
+    }
+
+    pub(super) fn tensor(self, name: &str) -> Option<ListedTensor<'a>> {
+        match self {
+            Self::File(file) => file.tensor(name).map(|tensor| ListedTensor::of_file(tensor.info)),
+            Self::Form { tensors, .. } => tensors.get(name).map(ListedTensor::of_form),
+        }
+    }
+
+    fn tensors(self) -> Box<dyn Iterator<Item = ListedTensor<'a>> + 'a> {
+        match self {
+            Self::File(file) => Box::new(file.tensors().map(ListedTensor::of_file)),
+            Self::Form { tensors, .. } => Box::new(tensors.values().map(ListedTensor::of_form)),
+        }
+    }
+
+    fn n_tensors(self) -> usize {
+        match self {
+            Self::File(file) => file.tensors().len(),
+            Self::Form { tensors, .. } => tensors.len(),
+        }
+    }
+}
+
 /// A GGUF file's metadata, asked by the part of the key after the architecture's name.
+#[derive(Clone, Copy)]
 pub(super) struct GgufConfig<'a> {
-    pub(super) file: &'a GgufFile,
+    pub(super) file: GgufHeader<'a>,
     pub(super) arch: &'static str,
     pub(super) n_vocab: usize,
     /// Whether the layers that only predict further tokens are described like the others, behind them.
@@ -71,7 +159,7 @@ impl GgufConfig<'_> {
 
     /// Rows of a tensor; 0 where the file has none of that name.
     pub(super) fn n_rows_of(&self, name: &str) -> usize {
-        self.file.tensor(name).map_or(0, |tensor| tensor.info.n_rows())
+        self.file.tensor(name).map_or(0, ListedTensor::n_rows)
     }
 
     /// An error that names a variant.
@@ -121,7 +209,7 @@ impl GgufConfig<'_> {
 
     /// Checks that the file has tensors of every layer that it counts, those that only predict further tokens aside, and of no other.
     pub(super) fn check_layers(&self, n_layers: usize) -> Result<(), LoadError> {
-        let layer_idx = |tensor: &TensorInfo| {
+        let layer_idx = |tensor: ListedTensor<'_>| {
             let rest = tensor.name.strip_prefix("blk.")?;
             rest.split_once('.')?.0.parse::<usize>().ok()
         };
@@ -141,7 +229,7 @@ impl GgufConfig<'_> {
     }
 
     /// A tensor of experts, where there is one.
-    pub(super) fn tensor_of_experts(&self) -> Option<&TensorInfo> {
+    pub(super) fn tensor_of_experts(&self) -> Option<ListedTensor<'_>> {
         let mut tensors = self.file.tensors();
         tensors.find(|tensor| tensor.name.ends_with("_exps.weight"))
     }
@@ -169,7 +257,7 @@ impl GgufConfig<'_> {
     pub(super) fn decoder(&self, rope_style: RopeStyle) -> Result<Descriptor, LoadError> {
         let n_blocks = self.usize("block_count")?;
         // Every layer has tensors, so a count above theirs is nonsense, and lists as long as it must not be made.
-        if n_blocks > self.file.tensors().len() {
+        if n_blocks > self.file.n_tensors() {
             return Err(LoadError::BadValue {
                 what: "layer count",
                 found: n_blocks.to_string(),

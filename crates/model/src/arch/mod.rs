@@ -80,6 +80,7 @@ use tokenmill_gguf::GgufFile;
 use crate::{Descriptor, LoadError};
 
 use gguf_config::GgufConfig;
+pub(crate) use gguf_config::GgufHeader;
 pub(crate) use gguf_form::{GgufForm, Recast, recasts_of};
 pub(crate) use hf_config::HfConfig;
 pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
@@ -183,8 +184,8 @@ pub(crate) fn layouts(arch: &str) -> Vec<&'static HfLayout> {
 }
 
 /// A GGUF file's architecture, and its metadata as that asks for it.
-fn open_gguf(file: &GgufFile) -> Result<(&'static Architecture, GgufConfig<'_>), LoadError> {
-    let found = file.metadata().str("general.architecture")?;
+fn open_gguf(file: GgufHeader<'_>) -> Result<(&'static Architecture, GgufConfig<'_>), LoadError> {
+    let found = file.architecture()?;
     let row = (ARCHITECTURES.iter())
         .find(|row| row.name == found)
         .ok_or_else(|| LoadError::UnknownArchitecture {
@@ -199,15 +200,15 @@ fn open_gguf(file: &GgufFile) -> Result<(&'static Architecture, GgufConfig<'_>),
     let config = GgufConfig {
         file,
         arch: row.name,
-        n_vocab: embedding.info.n_rows(),
+        n_vocab: embedding.n_rows(),
         with_nextn: false,
     };
     Ok((row, config))
 }
 
-/// Describes the first layer of a GGUF file that predicts further tokens, as a network with one layer, and says its index in the file.
+/// Describes the first layer of a GGUF file, or of a folder in the form of one, that predicts further tokens, as a network with one layer, and says its index in the file.
 /// `None` where the file has no such layer.
-pub(crate) fn describe_nextn(file: &GgufFile) -> Result<Option<(Descriptor, usize)>, LoadError> {
+pub(crate) fn describe_nextn(file: GgufHeader<'_>) -> Result<Option<(Descriptor, usize)>, LoadError> {
     let (row, config) = open_gguf(file)?;
     let (layer_idx, n_nextn) = config.layer_counts()?;
     // Some files count layers that they leave out.
@@ -231,7 +232,7 @@ pub(crate) fn describe_nextn(file: &GgufFile) -> Result<Option<(Descriptor, usiz
 
 /// Describes the network in a GGUF file.
 pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
-    let (row, config) = open_gguf(file)?;
+    let (row, config) = open_gguf(GgufHeader::File(file))?;
     let named = |error| with_key(error, Form::Gguf(row.name));
     let mut descriptor = (row.from_gguf)(&config).map_err(named)?;
     let n_layers = descriptor.layers.len() + config.opt_usize("nextn_predict_layers")?.unwrap_or(0);
@@ -252,7 +253,7 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
     }
     if !has_experts && let Some(tensor) = config.tensor_of_experts() {
         return Err(LoadError::ExpertCount {
-            name: tensor.name.clone(),
+            name: tensor.name.to_owned(),
             expected: 0,
             found: tensor.dims.last().copied().unwrap_or(0),
         });
@@ -264,6 +265,12 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
     }
     descriptor.validate().map_err(named)?;
     Ok(descriptor)
+}
+
+/// Whether a Hugging Face folder has layers that only predict further tokens, as its configuration says.
+pub(crate) fn counts_nextn(config: &HfConfig) -> bool {
+    let keys = ["num_nextn_predict_layers", "mtp_num_hidden_layers"];
+    (keys.iter()).any(|key| config.opt_usize(key).is_ok_and(|n_layers| n_layers > Some(0)))
 }
 
 /// Describes the network of a Hugging Face folder, and says what its tensors are called.
