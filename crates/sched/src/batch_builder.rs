@@ -10,19 +10,20 @@ use tokenmill_backend::{
 };
 
 use crate::{
-    lane_mask::NextMask,
+    lane_mask::{ArrivalBehind, NextMask},
     media::{Media, MediaPlaces, rope_position},
     plan::{PlannedOutput, PlannedRow, StepPlan},
     scheduler::Scheduler,
+    sync,
 };
 
 /// Writes the batch of `plan` into `batch`; `params_of` gives the sampling parameters of a row that samples after so many inputs,
-/// `mask_of` its mask, where it is constrained (its words are copied), and `media_of` its inputs that are no tokens.
+/// `mask_of` its mask behind so many guesses, where it is constrained (its words are copied), and `media_of` its inputs that are no tokens.
 pub(crate) fn build_batch<'m>(
     scheduler: &Scheduler,
     plan: &StepPlan,
     params_of: impl Fn(&PlannedRow, u32) -> Arc<SamplingParams>,
-    mask_of: impl Fn(&PlannedRow) -> Option<NextMask<'m>>,
+    mask_of: impl Fn(&PlannedRow, usize) -> Option<NextMask<'m>>,
     media_of: impl Fn(&PlannedRow) -> &'m [Media],
     batch: &mut ForwardBatch,
 ) {
@@ -65,7 +66,7 @@ pub(crate) fn build_batch<'m>(
             PlannedOutput::Sample => {
                 for n_guessed in 0..=draft.len() {
                     let params = params_of(row, sure_end + n_guessed as u32);
-                    let mask = mask_of(row);
+                    let mask = mask_of(row, n_guessed);
                     let sample = sample_row(params, tokens, media, &draft[..n_guessed], mask.as_ref(), batch);
                     batch
                         .logit_rows
@@ -124,7 +125,11 @@ fn sample_row(
             batch.mask_words.extend_from_slice(words);
             RowMask::Words(start)
         }
-        Some(NextMask::Late(arrival)) => RowMask::Late(Arc::clone(arrival) as _),
+        Some(NextMask::Late(arrival, 0)) => RowMask::Late(Arc::clone(arrival) as _),
+        Some(NextMask::Late(arrival, n_guessed)) => RowMask::Late(Arc::new(ArrivalBehind {
+            arrival: sync::Arc::clone(arrival),
+            n_guessed: *n_guessed,
+        })),
     };
     let n_guessed = params.history_len().min(draft.len());
     let start = batch.history.len() as u32;

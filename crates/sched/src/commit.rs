@@ -17,6 +17,11 @@ use crate::{
     shifting::Shifted,
 };
 
+/// Whether nothing was sampled behind the first `n_guessed` guesses of a draft, though they are right.
+fn is_unsampled(results: &[RowResult], n_guessed: usize) -> bool {
+    n_guessed > 0 && results[n_guessed] == RowResult::Advanced
+}
+
 impl Scheduler {
     /// Takes in the results of a step, in the order in which steps were planned: one for each row of its plan, and one more for
     /// each token of the row's draft.
@@ -50,13 +55,18 @@ impl Scheduler {
         let n_right = (draft.iter().zip(results))
             .take_while(|&(&guess, &result)| result == RowResult::Token(guess))
             .count();
-        // A recurrent state that has seen a wrong guess is of no use: the next step computes the right ones again.
-        let is_kept = row.state.is_none() || n_right == draft.len();
+        // A recurrent state that has seen a wrong guess is of no use: the next step computes the right ones again. So it is with a guess
+        // that nothing was sampled behind, since there was no mask.
+        let is_whole = n_right == draft.len() && !is_unsampled(results, n_right);
+        let is_kept = row.state.is_none() || is_whole;
         if is_here && !is_kept {
             self.drop_states(row);
         }
         let mut n_accepted = 0;
         let end = loop {
+            if is_unsampled(results, n_accepted) {
+                break None;
+            }
             let result = results[n_accepted];
             if result == RowResult::Failed {
                 self.distrust_pages(row.seq);
@@ -114,8 +124,10 @@ impl Scheduler {
             sequence.n_drafted += n_drafted;
             sequence.n_accepted += n_accepted;
             self.counters.drafts.add(n_drafted, n_accepted);
-            if kind == DraftKind::Model {
-                self.counters.model_drafts.add(n_drafted, n_accepted);
+            match kind {
+                DraftKind::Model => self.counters.model_drafts.add(n_drafted, n_accepted),
+                DraftKind::Constraint => self.counters.forced_drafts.add(n_drafted, n_accepted),
+                DraftKind::Ngram => {}
             }
         }
     }

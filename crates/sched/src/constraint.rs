@@ -27,11 +27,19 @@ pub trait TokenConstraint: Send {
     /// Whether nothing may follow what was committed. The sample then ends as if a stop token had come.
     fn is_done(&self) -> bool;
 
-    /// Takes back the newest `n_tokens` tokens that were committed: a draft proposed them and they were refused.
+    /// Takes back the newest `n_tokens` tokens that were committed: a draft proposed them.
     ///
     /// # Errors
-    /// Why it cannot; the sample then fails.
+    /// Why it cannot; the constraint is then begun again, and takes the tokens of the sample once more.
     fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure>;
+
+    /// The token that comes next where `words`, the mask of it, leaves no choice of text. It is a guess: others in the mask may spell
+    /// the same text.
+    fn forced(&self, words: &[u32]) -> Option<u32> {
+        let idx = words.iter().position(|&word| word != 0)?;
+        let is_only = words[idx].is_power_of_two() && words[idx + 1..].iter().all(|&word| word == 0);
+        is_only.then(|| idx as u32 * 32 + words[idx].trailing_zeros())
+    }
 }
 
 /// Why a constraint could not be followed.

@@ -20,6 +20,7 @@ use crate::{
     board::{Board, Tally},
     cause::Cause,
     channel::Sender,
+    draft_ledger::DraftLedger,
     draft_model::DraftModel,
     draft_plan::Want,
     drafting::Speculation,
@@ -33,7 +34,7 @@ use crate::{
     outside::Outside,
     page_events::PageEventSender,
     params::EngineConfig,
-    plan::{PlannedOutput, PlannedRow, StepPlan},
+    plan::{PlannedRow, StepPlan},
     queue_gauge::{Place, QueueGauge},
     scheduler::{Scheduler, SchedulerConfig, StepBudget},
     stopwatch::Stopwatch,
@@ -69,6 +70,10 @@ pub(crate) struct Core {
     pub(crate) holds: Holds,
     /// Guesses tokens, where there is one.
     pub(crate) draft_model: Option<DraftModel>,
+    /// What it has gained.
+    pub(crate) draft_ledger: DraftLedger,
+    /// How long a mask behind a guess takes, microseconds.
+    pub(crate) mask_ahead_us: u64,
     /// Since when nothing but held prefixes is left, and no caller has asked for them.
     pub(crate) held_alone_since_us: Option<u64>,
     /// Where pages are kept outside, where they are.
@@ -78,7 +83,7 @@ pub(crate) struct Core {
     pub(crate) wants: Vec<Want>,
     batch: ForwardBatch,
     pub(crate) output: StepOutput,
-    results: Vec<RowResult>,
+    pub(crate) results: Vec<RowResult>,
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) mask_results: Vec<MaskResult>,
     spare_plans: Vec<StepPlan>,
@@ -105,6 +110,8 @@ pub(crate) struct Lane {
     /// The mask of its next token, where it is constrained.
     pub(crate) mask: Option<LaneMask>,
     pub(crate) promises: Promises,
+    /// What its constraint has said to come, and behind how many tokens.
+    pub(crate) expected: Option<(usize, Vec<u32>)>,
     pub(crate) stopwatch: Stopwatch,
     /// Prompt tokens that this sequence stands for in the gauge of the queue.
     pub(crate) n_queued_tokens: usize,
@@ -138,6 +145,8 @@ struct Step {
     ticket: Ticket,
     plan: StepPlan,
     submitted_us: u64,
+    /// How long the drafting model took for it.
+    ahead_us: u64,
 }
 
 impl Core {
@@ -174,6 +183,8 @@ impl Core {
             page_events: None,
             holds: Holds::default(),
             draft_model: None,
+            draft_ledger: DraftLedger::default(),
+            mask_ahead_us: 0,
             wants: Vec::new(),
             held_alone_since_us: None,
             outside: None,
@@ -321,6 +332,7 @@ impl Core {
                 media: submission.job.media(),
                 mask: submission.job.constraint().cloned().map(LaneMask::Waiting),
                 promises: Promises::default(),
+                expected: None,
                 stopwatch: Stopwatch::new(submission.submitted_us, submission.job.traces_tokens()),
                 n_queued_tokens: if sample == 0 { submission.tokens.len() } else { 0 },
                 place: Place::Queued,
@@ -397,8 +409,13 @@ impl Core {
         }
         let mut now_us = clock();
         self.gather_masks(now_us);
-        if self.draft_ahead(clock) {
-            now_us = clock();
+        let mut ahead_us = 0;
+        if self.draft_model.is_some() {
+            let begun_us = clock();
+            if self.draft_ahead(clock) {
+                now_us = clock();
+                ahead_us = now_us.saturating_sub(begun_us);
+            }
         }
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         let n_decode = self.scheduler.n_decoding();
@@ -443,12 +460,16 @@ impl Core {
                 .or(lane.sampling.as_ref());
             Arc::clone(params.expect("a sequence that samples has parameters"))
         };
-        let mask_of = |row: &PlannedRow| {
+        let n_words = self.scheduler.config().limits.n_vocab.div_ceil(32);
+        let mask_of = |row: &PlannedRow, n_guessed: usize| {
             let lane = lanes[row.seq.slot()].as_ref()?;
             let arrival = lane.promises.arrival();
             match (lane.mask.as_ref()?, arrival) {
-                (LaneMask::Ready(_, words), _) => Some(NextMask::Words(words)),
-                (LaneMask::Promised, Some(arrival)) => Some(NextMask::Late(arrival)),
+                (LaneMask::Ready(_, words), _) => {
+                    let start = n_guessed * n_words;
+                    Some(NextMask::Words(&words[start..start + n_words]))
+                }
+                (LaneMask::Promised, Some(arrival)) => Some(NextMask::Late(arrival, n_guessed)),
                 _ => panic!("a constrained sequence samples with its mask"),
             }
         };
@@ -469,6 +490,7 @@ impl Core {
                 ticket,
                 plan,
                 submitted_us: now_us,
+                ahead_us,
             }),
             Err(error) => self.fail_step(plan, &error, now_us),
         }
@@ -509,6 +531,7 @@ impl Core {
             ticket,
             plan,
             submitted_us,
+            ahead_us,
         }) = self.in_flight.pop_front()
         else {
             return false;
@@ -540,27 +563,13 @@ impl Core {
         self.take_late_masks(&plan, now_us);
         self.read_results(&plan);
         self.scheduler.commit(&plan, &self.results, &mut self.outcomes);
+        if self.draft_model.is_some() {
+            self.note_drafting(&plan, took_us, ahead_us);
+        }
         self.order_masks();
         self.publish_outcomes(Cause::Step(&plan), now_us);
         self.spare_plans.push(plan);
         true
-    }
-
-    fn read_results(&mut self, plan: &StepPlan) {
-        self.results.clear();
-        for row in &plan.rows {
-            if row.output != PlannedOutput::Sample {
-                self.results.push(RowResult::Advanced);
-                continue;
-            }
-            for logit_row in row.first_logit_row..row.first_logit_row + row.n_logit_rows() {
-                self.results.push(match self.output.sampled[logit_row as usize] {
-                    Some(Ok(token)) => RowResult::Token(token.id),
-                    Some(Err(_)) => RowResult::Failed,
-                    None => panic!("the executor has no result for logit row {logit_row}"),
-                });
-            }
-        }
     }
 
     fn fail_step(&mut self, plan: StepPlan, error: &StepError, now_us: u64) {

@@ -9,6 +9,8 @@ use crate::{
     draft_model::{DraftModel, Seat},
     drafting::Speculation,
     model_guess::Weighing,
+    outcome::Outcome,
+    plan::StepPlan,
 };
 
 impl Core {
@@ -23,7 +25,9 @@ impl Core {
 
     /// Lets the drafting model guess for the sequences of the next step. Returns whether it computed anything.
     pub(crate) fn draft_ahead(&mut self, clock: &dyn Fn() -> u64) -> bool {
-        let Some(model) = self.draft_model.as_mut().filter(|model| model.works()) else {
+        let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
+        let may_ask = !is_weighed || self.draft_ledger.allows();
+        let Some(model) = (self.draft_model.as_mut()).filter(|model| may_ask && model.works()) else {
             return false;
         };
         self.scheduler.draft_wants(&mut self.wants);
@@ -31,7 +35,6 @@ impl Core {
             return false;
         }
         let n_decode = self.scheduler.n_decoding();
-        let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
         let weighing = if is_weighed {
             let times = (self.board)
                 .with_step_times(|times| Some((times.draft_times(n_decode)?, times.step_us(n_decode)?)));
@@ -57,7 +60,7 @@ impl Core {
             })
             .collect();
         let mut guesses = Vec::with_capacity(seats.len());
-        model.guess(&seats, weighing, clock, &mut |seq, guess| {
+        let has_computed = model.guess(&seats, weighing, clock, &mut |seq, guess| {
             guesses.push((seq, guess));
         });
         let n_vocab = scheduler.config().limits.n_vocab as u32;
@@ -68,7 +71,33 @@ impl Core {
             guess.classes.truncate(n_known);
             self.scheduler.offer(seq, guess);
         }
-        true
+        has_computed
+    }
+
+    /// Takes in what a step gained by the drafting model, which took `ahead_us` for it.
+    pub(crate) fn note_drafting(&mut self, plan: &StepPlan, took_us: u64, ahead_us: u64) {
+        let n_decode = plan.n_decode_rows();
+        if n_decode == 0 || plan.n_tokens() > n_decode + plan.drafts.len() {
+            return;
+        }
+        if ahead_us == 0 {
+            if plan.drafts.is_empty() {
+                self.draft_ledger.note_plain(took_us);
+            }
+            return;
+        }
+        let Some(step_us) = self.board.with_step_times(|times| times.step_us(n_decode)) else {
+            return;
+        };
+        let n_tokens = (self.outcomes.iter())
+            .filter(|outcome| matches!(outcome, Outcome::Token { .. }))
+            .count() as u64;
+        // A pass that computes a prompt is weighed against the answer that follows.
+        if !plan.drafts.is_empty() {
+            let plain_us = step_us * n_tokens / n_decode as u64;
+            self.draft_ledger
+                .note_drafted(took_us + ahead_us, plain_us, step_us);
+        }
     }
 
     /// Lets the drafting model forget a sequence that has ended.

@@ -21,7 +21,7 @@ use crate::{
     draft_plan::Want,
     draft_times::ONE,
     drafting::Speculation,
-    hidden_states::HiddenStates,
+    hidden_states::{HiddenStates, hidden_states_bytes},
     model_guess::{ModelGuess, Weighing, class_of},
     outcome::{End, Outcome, RowResult},
     plan::{PlannedOutput, PlannedRow, StepPlan},
@@ -40,6 +40,10 @@ const ONE_IN: u64 = 4;
 
 /// Of the time of steps, one part in so many may go to drafts that are not expected to pay, to see whether they do.
 const TRIAL_SHARE: u64 = 64;
+
+/// Before a pass was measured: it takes this part of a step of the first model, and this many microseconds.
+const UNMEASURED_DIVISOR: u64 = 8;
+const UNMEASURED_US: u64 = 50;
 
 /// Tokens that an answer is expected to have at most, where it is weighed whether computing its prompt for drafts pays.
 const MAX_EXPECTED_TOKENS: usize = 512;
@@ -136,7 +140,10 @@ pub(crate) struct DraftModel {
 impl DraftModel {
     pub(crate) fn new(executor: Box<dyn Executor>, model_salt: u64) -> Self {
         let limits = executor.limits().clone();
-        let hidden = executor.reads_hidden().then(|| HiddenStates::new(limits.n_embd));
+        let hidden = executor.reads_hidden().then(|| {
+            let max_bytes = hidden_states_bytes(limits.n_ctx, limits.max_batch_seqs, limits.n_embd);
+            HiddenStates::new(limits.n_embd, max_bytes)
+        });
         let pools = limits.groups().map(|(_, group)| group);
         let in_pools = pools
             .filter(|group| crate::group::pages_needed(group, limits.n_ctx) > group.n_pages)
@@ -195,16 +202,23 @@ impl DraftModel {
     }
 
     /// Guesses what follows the tokens of each seat, as far as that pays, and hands the guesses out. Without `weighing`, as far as it
-    /// is likely.
+    /// is likely. Returns whether it computed anything.
     pub(crate) fn guess(
         &mut self,
         seats: &[Seat<'_>],
         mut weighing: Option<Weighing>,
         clock: &dyn Fn() -> u64,
         take: &mut dyn FnMut(SeqId, ModelGuess),
-    ) {
+    ) -> bool {
+        if let Some(weighing) = &weighing
+            && !self.is_worth_a_draft(seats, weighing)
+        {
+            return false;
+        }
         self.open(seats, weighing.as_ref());
+        let mut has_computed = false;
         while let Some(pass_us) = self.is_worth_a_pass(weighing.as_ref()) {
+            has_computed = true;
             if let Some(weighing) = &mut weighing {
                 weighing.take(self.n_open(), pass_us);
             }
@@ -226,6 +240,7 @@ impl DraftModel {
                 take(want.seq, guess);
             }
         }
+        has_computed
     }
 
     /// Forgets a sequence that has ended.
@@ -290,8 +305,7 @@ impl DraftModel {
 
     /// Whether computing what is missing of a sequence may pay in the rest of its answer.
     fn may_catch_up(&self, seat: &Seat<'_>, weighing: &Weighing) -> bool {
-        let n_computed = (self.lanes.get(&seat.want.seq)).map_or(0, |&own| self.scheduler.n_computed(own));
-        let n_missing = seat.tokens.len().saturating_sub(n_computed) as u64;
+        let n_missing = self.n_missing(seat);
         let n_expected = seat.want.n_left.min(MAX_EXPECTED_TOKENS) as u64;
         n_missing * self.times.token.unwrap_or(0) <= n_expected * weighing.step_us / 8
     }
@@ -338,38 +352,57 @@ impl DraftModel {
         seq
     }
 
-    /// Decides about the next pass; returns how long it is expected to take, where it is made.
-    fn is_worth_a_pass(&mut self, weighing: Option<&Weighing>) -> Option<u64> {
-        let n_open = self.n_open();
-        if n_open == 0 || self.has_failed {
-            return None;
+    /// How long a pass that guesses for so many sequences takes. Before one was measured it is said to take a part of a step, and what
+    /// waking threads takes.
+    fn pass_us(&self, n_seqs: usize, weighing: &Weighing) -> u64 {
+        let measured = self.times.guessing(n_seqs);
+        measured.unwrap_or(weighing.step_us / UNMEASURED_DIVISOR + UNMEASURED_US)
+    }
+
+    /// Whether to begin drafts: their first pass pays, or it does not as far as is known, and it is time to try it all the same. Nothing
+    /// is computed, and no sequence is brought up to date, where it is not.
+    fn is_worth_a_draft(&mut self, seats: &[Seat<'_>], weighing: &Weighing) -> bool {
+        let n_seats = seats.len();
+        let pass_us = self.pass_us(n_seats, weighing);
+        let gain = seats.iter().map(|seat| seat.want.acceptance.of_any()).sum();
+        if weighing.pays(n_seats, gain, pass_us) {
+            return true;
         }
-        let (Some(weighing), Some(pass_us)) = (weighing, self.times.guessing(n_open)) else {
-            return Some(0);
-        };
-        let open = self.drafts.iter().filter(|draft| draft.is_open);
-        let gain = open
-            .map(|draft| draft.reach * draft.want.acceptance.of_any() / ONE)
-            .sum();
-        if weighing.pays(n_open, gain, pass_us) {
-            return Some(pass_us);
-        }
-        let is_first = self.drafts.iter().all(|draft| draft.guess.tokens.is_empty());
-        if !is_first {
-            return None;
-        }
-        // Not worth it as far as is known; now and then it is tried all the same.
-        let n_missing = self
-            .drafts
-            .iter()
-            .map(|draft| draft.guess.at - self.scheduler.n_computed(draft.seq));
-        let cost = n_missing.sum::<usize>() as u64 * self.times.token.unwrap_or(0) + 2 * pass_us;
+        let n_missing = seats.iter().map(|seat| self.n_missing(seat));
+        let token_us = self.times.token.unwrap_or(pass_us / UNMEASURED_DIVISOR);
+        let cost = n_missing.sum::<u64>() * token_us + 2 * pass_us;
         self.trial_budget += weighing.step_us;
         let may_try = self.trial_budget >= cost * TRIAL_SHARE;
         if may_try {
             self.trial_budget = 0;
         }
-        may_try.then_some(pass_us)
+        may_try
+    }
+
+    /// Tokens of a seat that are not computed here.
+    fn n_missing(&self, seat: &Seat<'_>) -> u64 {
+        let n_computed = (self.lanes.get(&seat.want.seq)).map_or(0, |&own| self.scheduler.n_computed(own));
+        seat.tokens.len().saturating_sub(n_computed) as u64
+    }
+
+    /// Decides about the next pass of a draft; returns how long it is expected to take, where it is made.
+    fn is_worth_a_pass(&self, weighing: Option<&Weighing>) -> Option<u64> {
+        let n_open = self.n_open();
+        if n_open == 0 || self.has_failed {
+            return None;
+        }
+        let Some(weighing) = weighing else {
+            return Some(0);
+        };
+        let pass_us = self.pass_us(n_open, weighing);
+        if self.drafts.iter().all(|draft| draft.guess.tokens.is_empty()) {
+            return Some(pass_us);
+        }
+        let open = self.drafts.iter().filter(|draft| draft.is_open);
+        let gain = open
+            .map(|draft| draft.reach * draft.want.acceptance.of_any() / ONE)
+            .sum();
+        weighing.pays(n_open, gain, pass_us).then_some(pass_us)
     }
 
     /// Runs one pass: a token for each sequence that is up to date, and a part of what the others lack.
@@ -391,7 +424,7 @@ impl DraftModel {
             &self.scheduler,
             &self.plan,
             params_of,
-            |_| None,
+            |_, _| None,
             |_| &[],
             &mut self.batch,
         );
@@ -515,7 +548,9 @@ impl DraftModel {
             self.scheduler.end(own, End::StepFailed, &mut self.outcomes);
         }
         self.params.clear();
-        self.hidden = (self.hidden.take()).map(|_| HiddenStates::new(self.scheduler.config().limits.n_embd));
+        if let Some(hidden) = &mut self.hidden {
+            hidden.clear();
+        }
         self.refused.clear();
         self.scheduler.forget_cache();
         self.outcomes.clear();

@@ -10,11 +10,12 @@ use tokenmill_backend::PAGE_TOKENS;
 use crate::{
     arena::SeqId,
     draft_times::DraftTimes,
-    drafting::{DraftRoom, Speculation},
+    drafting::{DraftRoom, MaskedGuess, Speculation},
+    masked_text::Seen,
     model_guess::{ModelAcceptance, ModelGuess},
     ngram::{Match, followed_by},
     scheduler::Scheduler,
-    sequence::{Sequence, Work},
+    sequence::{Masking, Sequence, Work},
 };
 
 /// A draft that is worth having, not yet written.
@@ -31,6 +32,8 @@ enum Source {
     Match(Match),
     /// What the drafting model expects.
     Model,
+    /// What there are masks for.
+    Masked,
 }
 
 /// A sequence whose next tokens a drafting model may guess.
@@ -67,7 +70,14 @@ fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftRoom)
     // Behind a wrong guess a recurrent state is computed again.
     let n_costs = if sequence.state.is_some() { 2 } else { 1 };
     let tokens = &sequence.tokens;
-    let (source, (len, gain)) = if let Some(guess) = drafter.model_guess(tokens.len()) {
+    let (source, (len, gain)) = if sequence.masking != Masking::Off {
+        let guess = drafter.masked_guess(tokens.len())?;
+        let likelihood = |offset| guess.likelihood(&drafter.acceptance, offset);
+        (
+            Source::Masked,
+            room.best_len(max.min(guess.tokens.len()), n_costs, likelihood),
+        )
+    } else if let Some(guess) = drafter.model_guess(tokens.len()) {
         let (max, acceptance) = (max.min(guess.tokens.len()), &drafter.model_acceptance);
         let likelihood = |offset: usize| acceptance.of(guess.classes[offset]);
         (Source::Model, room.best_len(max, n_costs, likelihood))
@@ -149,6 +159,12 @@ impl Scheduler {
                     .and_then(|drafter| drafter.model_guess(tokens.len()));
                 drafts.extend_from_slice(&guess.expect("it was chosen").tokens[..fitting]);
             }
+            Source::Masked => {
+                let guess = drafter
+                    .as_ref()
+                    .and_then(|drafter| drafter.masked_guess(tokens.len()));
+                drafts.extend_from_slice(&guess.expect("it was chosen").tokens[..fitting]);
+            }
         }
         start as u32..drafts.len() as u32
     }
@@ -170,7 +186,9 @@ impl Scheduler {
             let Some(drafter) = &mut sequence.drafter else {
                 continue;
             };
-            if !is_decode || max_draft == 0 || drafter.model_guess(n_tokens).is_some() {
+            // A drafting model knows no masks.
+            let is_free = sequence.masking == Masking::Off;
+            if !is_free || !is_decode || max_draft == 0 || drafter.model_guess(n_tokens).is_some() {
                 continue;
             }
             // A look-up costs nothing.
@@ -188,6 +206,97 @@ impl Scheduler {
                 n_left,
                 acceptance,
             });
+        }
+    }
+
+    /// Room for the drafts of a step of which nothing is known but that it has a row for each running sequence.
+    pub(crate) fn likely_room(&self, times: Option<DraftTimes>) -> DraftRoom {
+        let n_rows = self.running.len();
+        let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
+        match (self.config.speculation, times) {
+            (Speculation::Off, _) | (Speculation::Auto { .. }, None) => DraftRoom::NONE,
+            (Speculation::Auto { .. }, _) => DraftRoom::new(times, n_left, n_rows),
+            _ => DraftRoom::new(None, n_left, n_rows),
+        }
+    }
+
+    /// What a constrained sequence is likely to continue with, of which masks are worth having: `expected` behind its tokens, where its
+    /// constraint has said so, else what is looked up. And how many tokens that the constraint forces are.
+    pub(crate) fn guess_to_mask(
+        &mut self,
+        id: SeqId,
+        expected: Option<&[u32]>,
+        max: usize,
+        room: &mut DraftRoom,
+    ) -> (MaskedGuess, usize) {
+        let speculation = self.config.speculation;
+        let sequence = &mut self.sequences[id];
+        let max = max_draft_of(sequence, speculation.max_draft()).min(max);
+        let n_costs = if sequence.state.is_some() { 2 } else { 1 };
+        let Sequence { tokens, drafter, .. } = sequence;
+        let mut guess = MaskedGuess {
+            at: tokens.len(),
+            ..MaskedGuess::default()
+        };
+        let Some(drafter) = drafter.as_mut().filter(|_| max > 0 && room.n_left > 0) else {
+            return (guess, 0);
+        };
+        let of_forced = drafter.acceptance.of_forced();
+        let n_forced = room.best_len(max, n_costs, |_| of_forced).0;
+        let expected = expected.filter(|expected| !expected.is_empty());
+        let found = (expected.is_none() && speculation.looks_up()).then(|| drafter.find(tokens));
+        guess.found = found.flatten();
+        let n_known = expected.map_or(usize::MAX, <[u32]>::len);
+        let (len, gain) = if expected.is_none() && guess.found.is_none() {
+            (0, 0)
+        } else {
+            let likelihood = |offset| guess.likelihood(&drafter.acceptance, offset);
+            room.best_len(max.min(n_known), n_costs, likelihood)
+        };
+        room.take(len, gain);
+        match (expected, guess.found) {
+            (Some(expected), _) => guess.tokens.extend_from_slice(&expected[..len]),
+            (None, Some(found)) => {
+                for offset in 0..len {
+                    let next = followed_by(tokens, found, offset, &guess.tokens);
+                    guess.tokens.push(next);
+                }
+            }
+            (None, None) => {}
+        }
+        (guess, n_forced.saturating_sub(len))
+    }
+
+    /// Leaves of what was guessed for a sequence the first `n_masked` tokens of `seen`, which have masks.
+    pub(crate) fn limit_masked(&mut self, seq: SeqId, seen: &Seen, n_masked: usize) {
+        let Some(sequence) = self.sequences.get_mut(seq) else {
+            return;
+        };
+        let at = sequence.tokens.len();
+        let Some(drafter) = &mut sequence.drafter else {
+            return;
+        };
+        let found = drafter.masked_guess(at).and_then(|guess| guess.found);
+        drafter.offer_masked(MaskedGuess {
+            at,
+            tokens: seen.tokens[..n_masked.min(seen.tokens.len())].to_vec(),
+            found: found.filter(|_| seen.n_guessed > 0),
+        });
+    }
+
+    /// Leaves of what was guessed for a sequence the first `n_masked` tokens.
+    pub(crate) fn cut_masked(&mut self, seq: SeqId, n_masked: usize) {
+        let drafter = (self.sequences.get_mut(seq)).and_then(|sequence| sequence.drafter.as_mut());
+        if let Some(drafter) = drafter {
+            drafter.cut_masked(n_masked);
+        }
+    }
+
+    /// Takes what there are masks for.
+    pub(crate) fn offer_masked(&mut self, seq: SeqId, guess: MaskedGuess) {
+        let drafter = (self.sequences.get_mut(seq)).and_then(|sequence| sequence.drafter.as_mut());
+        if let Some(drafter) = drafter {
+            drafter.offer_masked(guess);
         }
     }
 

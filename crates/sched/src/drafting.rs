@@ -1,7 +1,7 @@
 //! Drafting: how many tokens a sequence that decodes guesses, so that one step verifies them all.
 //!
 //! Separate from the scheduler, which gives drafts their place (`draft_plan.rs`). A draft is the tokens behind an earlier occurrence of the sequence's
-//! newest tokens, or what a drafting model expects there. It never changes what is generated: each row of a draft samples with the key of its own position, and
+//! newest tokens, what a constraint forces, or what a drafting model expects there. It never changes what is generated: each row of a draft samples with the key of its own position, and
 //! counts only while the draft before it is what was sampled. So all that is decided here is what a step costs. Invariant: a
 //! draft is chosen from the tokens of its sequence, counts of what was accepted before, and the step times handed in.
 
@@ -96,8 +96,10 @@ impl DraftCounters {
     }
 }
 
-/// Matches are told apart by their length: below 4, 8 and 16 tokens, and longer.
-const N_CLASSES: usize = 4;
+/// Matches are told apart by their length: below 4, 8 and 16 tokens, and longer. What a constraint forces is a class of its own.
+const N_CLASSES: usize = 5;
+
+const FORCED: usize = N_CLASSES - 1;
 
 /// How often the token behind a match of each class was the one sampled, in 1/65536, as a moving average.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +108,7 @@ pub(crate) struct Acceptance([u64; N_CLASSES]);
 impl Default for Acceptance {
     /// What is assumed before anything was seen.
     fn default() -> Self {
-        Self([ONE / 5, ONE * 2 / 5, ONE * 3 / 5, ONE * 4 / 5])
+        Self([ONE / 5, ONE * 2 / 5, ONE * 3 / 5, ONE * 4 / 5, ONE * 9 / 10])
     }
 }
 
@@ -124,9 +126,14 @@ impl Acceptance {
         self.0[Self::class(match_len)]
     }
 
+    /// Of tokens where a constraint leaves no choice of text.
+    pub(crate) fn of_forced(&self) -> u64 {
+        self.0[FORCED]
+    }
+
     /// Takes an observation in, which counts for one part in `weight`.
-    fn observe(&mut self, match_len: usize, is_accepted: bool, weight: u64) {
-        let average = &mut self.0[Self::class(match_len)];
+    fn observe(&mut self, class: usize, is_accepted: bool, weight: u64) {
+        let average = &mut self.0[class];
         let seen = if is_accepted { ONE - ONE / 64 } else { 0 };
         *average = (*average * (weight - 1) + seen) / weight;
     }
@@ -142,6 +149,8 @@ pub(crate) struct Drafter {
     pub(crate) model_acceptance: ModelAcceptance,
     /// What a drafting model expects, until the token there is sampled.
     model_guess: Option<ModelGuess>,
+    /// Of a constrained sequence, what has masks, until the token there is sampled.
+    masked_guess: Option<MaskedGuess>,
 }
 
 /// What guessed a draft.
@@ -149,6 +158,27 @@ pub(crate) struct Drafter {
 pub(crate) enum DraftKind {
     Ngram,
     Model,
+    Constraint,
+}
+
+/// The tokens that a constrained sequence may continue with, each of which has a mask.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MaskedGuess {
+    /// Tokens of the sequence that they follow.
+    pub(crate) at: usize,
+    pub(crate) tokens: Vec<u32>,
+    /// Where they were looked up; `None` for what the constraint forces.
+    pub(crate) found: Option<Match>,
+}
+
+impl MaskedGuess {
+    /// How likely the token at an offset is.
+    pub(crate) fn likelihood(&self, acceptance: &Acceptance, offset: usize) -> u64 {
+        match self.found {
+            Some(found) => acceptance.of(found.len + offset),
+            None => acceptance.of_forced(),
+        }
+    }
 }
 
 impl Drafter {
@@ -160,7 +190,26 @@ impl Drafter {
             guess: None,
             model_acceptance,
             model_guess: None,
+            masked_guess: None,
         }
+    }
+
+    /// Takes what there are masks for.
+    pub(crate) fn offer_masked(&mut self, guess: MaskedGuess) {
+        self.guess = None;
+        self.masked_guess = Some(guess);
+    }
+
+    /// Leaves the first `n_masked` tokens of what there are masks for.
+    pub(crate) fn cut_masked(&mut self, n_masked: usize) {
+        if let Some(guess) = &mut self.masked_guess {
+            guess.tokens.truncate(n_masked);
+        }
+    }
+
+    /// What there are masks for behind `n_tokens` tokens.
+    pub(crate) fn masked_guess(&self, n_tokens: usize) -> Option<&MaskedGuess> {
+        self.masked_guess.as_ref().filter(|guess| guess.at == n_tokens)
     }
 
     /// Takes what a drafting model expects.
@@ -191,7 +240,14 @@ impl Drafter {
         shared: &mut Acceptance,
         shared_of_model: &mut ModelAcceptance,
     ) -> DraftKind {
-        if let Some(guess) = self.model_guess.take() {
+        if let Some(guess) = self.masked_guess.take() {
+            self.observe_masked(&guess, n_drafted, n_accepted, sampled, shared);
+            if guess.found.is_some() {
+                DraftKind::Ngram
+            } else {
+                DraftKind::Constraint
+            }
+        } else if let Some(guess) = self.model_guess.take() {
             self.observe_model(&guess, n_drafted, n_accepted, sampled, shared_of_model);
             DraftKind::Model
         } else {
@@ -225,6 +281,32 @@ impl Drafter {
         }
     }
 
+    fn observe_masked(
+        &mut self,
+        guess: &MaskedGuess,
+        n_drafted: usize,
+        n_accepted: usize,
+        sampled: Option<u32>,
+        shared: &mut Acceptance,
+    ) {
+        if n_drafted == 0 {
+            if let (Some(sampled), Some(&first)) = (sampled, guess.tokens.first()) {
+                self.note(guess.found, 0, sampled == first, shared);
+            }
+            return;
+        }
+        for offset in 0..n_drafted.min(n_accepted + 1) {
+            self.note(guess.found, offset, offset < n_accepted, shared);
+        }
+    }
+
+    /// Takes in whether the token at an offset behind a match, or one that was forced, was right.
+    fn note(&mut self, found: Option<Match>, offset: usize, is_accepted: bool, shared: &mut Acceptance) {
+        let class = found.map_or(FORCED, |found| Acceptance::class(found.len + offset));
+        self.acceptance.observe(class, is_accepted, 16);
+        shared.observe(class, is_accepted, 128);
+    }
+
     fn observe_match(
         &mut self,
         n_drafted: usize,
@@ -235,18 +317,14 @@ impl Drafter {
         let Some((found, first)) = self.guess.take() else {
             return;
         };
-        let mut note = |match_len: usize, is_accepted: bool| {
-            self.acceptance.observe(match_len, is_accepted, 16);
-            shared.observe(match_len, is_accepted, 128);
-        };
         if n_drafted == 0 {
             if let Some(sampled) = sampled {
-                note(found.len, sampled == first);
+                self.note(Some(found), 0, sampled == first, shared);
             }
             return;
         }
         for offset in 0..n_drafted.min(n_accepted + 1) {
-            note(found.len + offset, offset < n_accepted);
+            self.note(Some(found), offset, offset < n_accepted, shared);
         }
     }
 }

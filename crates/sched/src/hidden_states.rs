@@ -8,8 +8,21 @@ use std::collections::HashMap;
 
 use crate::arena::SeqId;
 
-/// Numbers that are kept at most, of all sequences: 256 MiB.
-const MAX_KEPT: usize = 1 << 26;
+/// Bytes that are kept at most, of all sequences.
+const MAX_KEPT_BYTES: usize = 256 << 20;
+
+/// Rows that a sequence gets room for between two drafts.
+const LIKELY_ROWS: usize = 32;
+
+/// Steps of a sequence that no draft followed, behind which its states are dropped.
+const MAX_UNREAD_STEPS: u32 = 512;
+
+/// Bytes of hidden states, of `n_embd` numbers each, that an engine keeps at most for a layer that guesses further tokens: those of all
+/// `n_ctx` inputs of `n_seqs` sequences, or 256 MiB.
+pub fn hidden_states_bytes(n_ctx: usize, n_seqs: usize, n_embd: usize) -> usize {
+    let n_inputs = n_ctx.saturating_mul(n_seqs);
+    (n_inputs.saturating_mul(n_embd).saturating_mul(size_of::<f32>())).min(MAX_KEPT_BYTES)
+}
 
 /// Hidden states; see the module.
 #[derive(Debug)]
@@ -17,8 +30,10 @@ pub(crate) struct HiddenStates {
     width: usize,
     /// Of the first model's sequences, those that it gave.
     given: HashMap<SeqId, Given>,
-    /// Numbers in them.
+    /// Numbers that there is room for in them.
     n_kept: usize,
+    /// The most that there may be.
+    max_kept: usize,
     /// Of the layer's own sequences.
     own: HashMap<SeqId, Own>,
     /// Of nothing.
@@ -30,6 +45,8 @@ pub(crate) struct HiddenStates {
 struct Given {
     first: usize,
     rows: Vec<f32>,
+    /// Steps that gave some since the layer read them.
+    n_unread_steps: u32,
 }
 
 /// What the layer knows of its own sequence.
@@ -42,36 +59,57 @@ struct Own {
 }
 
 impl HiddenStates {
-    /// Nothing yet, of states of `width` numbers.
-    pub(crate) fn new(width: usize) -> Self {
+    /// Nothing yet, of states of `width` numbers, of which `max_bytes` may be kept.
+    pub(crate) fn new(width: usize, max_bytes: usize) -> Self {
         Self {
             width,
             given: HashMap::new(),
             n_kept: 0,
+            max_kept: max_bytes / size_of::<f32>(),
             own: HashMap::new(),
             zeros: vec![0.0; width],
         }
     }
 
     /// Takes what a step of the first model gave for inputs of `seq` from `first` on. What was given for these positions before belonged to
-    /// guesses.
+    /// guesses. What there is no room for is not kept, nor what no draft has read for long.
     pub(crate) fn give(&mut self, seq: SeqId, first: usize, rows: &[f32]) {
-        let given = self.given.entry(seq).or_insert(Given {
+        let mut given = self.given.remove(&seq).unwrap_or(Given {
             first,
             rows: Vec::new(),
+            n_unread_steps: 0,
         });
-        self.n_kept -= given.rows.len();
+        self.n_kept -= given.rows.capacity();
+        given.n_unread_steps += 1;
         let n_before = (first.checked_sub(given.first))
             .map(|n_rows| n_rows * self.width)
-            .filter(|n_before| *n_before <= given.rows.len());
-        let fits = |n_before: &usize| self.n_kept + n_before + rows.len() <= MAX_KEPT;
-        if let Some(n_before) = n_before.filter(fits) {
-            given.rows.truncate(n_before);
-        } else {
-            (given.first, given.rows) = (first, Vec::new());
+            .filter(|n_before| *n_before <= given.rows.len() && given.n_unread_steps <= MAX_UNREAD_STEPS);
+        match n_before {
+            Some(n_before) => given.rows.truncate(n_before),
+            None => {
+                given = Given {
+                    first,
+                    rows: Vec::new(),
+                    n_unread_steps: 1,
+                }
+            }
         }
-        given.rows.extend_from_slice(rows);
-        self.n_kept += given.rows.len();
+        let n_room = self.max_kept - self.n_kept;
+        let n_needed = given.rows.len() + rows.len();
+        if n_needed <= n_room {
+            if n_needed > given.rows.capacity() {
+                // Half as many more, so that a state a step is not copied anew each time.
+                let n_wanted = (n_needed + n_needed / 2).min(n_room);
+                given.rows.reserve_exact(n_wanted - given.rows.len());
+            }
+            if given.rows.capacity() <= n_room {
+                given.rows.extend_from_slice(rows);
+            }
+        }
+        if !given.rows.is_empty() && given.rows.capacity() <= n_room {
+            self.n_kept += given.rows.capacity();
+            self.given.insert(seq, given);
+        }
     }
 
     /// The state that the input at `position` of the layer's sequence `own` is made of: the first model's own as far as inputs are
@@ -113,23 +151,37 @@ impl HiddenStates {
         }
     }
 
-    /// Drops the states behind positions below `position`.
+    /// Drops the states behind positions below `position`, which the layer has read.
     pub(crate) fn drop_before(&mut self, seq: SeqId, position: usize) {
         let Some(given) = self.given.get_mut(&seq) else {
             return;
         };
+        self.n_kept -= given.rows.capacity();
         let n_before = position.saturating_sub(given.first) * self.width;
         let n_dropped = n_before.min(given.rows.len());
         given.rows.drain(..n_dropped);
         given.first += n_dropped / self.width;
-        self.n_kept -= n_dropped;
+        given.n_unread_steps = 0;
+        // A few more come with the next step; those of a prompt do not come again.
+        let n_likely = given.rows.len() + LIKELY_ROWS * self.width;
+        if given.rows.capacity() > 2 * n_likely {
+            given.rows.shrink_to(n_likely);
+        }
+        self.n_kept += given.rows.capacity();
     }
 
     /// Forgets a sequence of the first model.
     pub(crate) fn forget(&mut self, seq: SeqId) {
         if let Some(given) = self.given.remove(&seq) {
-            self.n_kept -= given.rows.len();
+            self.n_kept -= given.rows.capacity();
         }
+    }
+
+    /// Forgets all.
+    pub(crate) fn clear(&mut self) {
+        self.given.clear();
+        self.own.clear();
+        self.n_kept = 0;
     }
 
     /// Forgets a sequence of the layer.
@@ -153,7 +205,7 @@ mod tests {
     fn the_first_models_states_go_before_the_layers_own() {
         let mut arena = Arena::new();
         let (seq, own) = (arena.insert(()), arena.insert(()));
-        let mut states = HiddenStates::new(2);
+        let mut states = HiddenStates::new(2, 1 << 10);
         let check = |states: &HiddenStates, position, expected: f32| {
             assert_eq!(states.before(seq, own, position), [expected; 2], "at {position}");
         };
@@ -177,7 +229,7 @@ mod tests {
         for (position, expected) in [(3, 0.0), (4, 4.0), (5, 5.0), (6, 9.0)] {
             check(&states, position, expected);
         }
-        assert_eq!(states.n_kept, 6);
+        assert_eq!(states.given[&seq].rows.len(), 6);
         // It was computed again from a position that was cached.
         states.give(seq, 1, &[1.5, 1.5]);
         states.begin(own, 3);
@@ -189,13 +241,54 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_dropped() {
-        let seq = Arena::new().insert(());
-        let mut states = HiddenStates::new(MAX_KEPT / 2);
-        let row = vec![1.0; MAX_KEPT / 2];
-        for at in 0..3 {
-            states.give(seq, at, &row);
+    fn no_more_is_kept_than_there_is_room_for() {
+        let mut arena = Arena::new();
+        let seqs: Vec<SeqId> = (0..6).map(|_| arena.insert(())).collect();
+        let mut states = HiddenStates::new(2, 100 * size_of::<f32>());
+        let in_use = |states: &HiddenStates| -> usize {
+            let rows = states.given.values().map(|given| given.rows.capacity());
+            rows.sum()
+        };
+        for at in 0..40 {
+            for &seq in &seqs {
+                states.give(seq, at, &[1.0, 1.0]);
+                assert_eq!(in_use(&states), states.n_kept);
+                assert!(states.n_kept <= 100, "{} numbers", states.n_kept);
+            }
         }
-        assert_eq!((states.given[&seq].first, states.n_kept), (2, MAX_KEPT / 2));
+        // A chunk that is larger than all room.
+        states.give(seqs[0], 40, &[1.0; 200]);
+        assert!(in_use(&states) == states.n_kept && states.n_kept <= 100);
+        for &seq in &seqs {
+            states.forget(seq);
+        }
+        states.give(seqs[1], 0, &[1.0; 90]);
+        assert_eq!(states.given[&seqs[1]].rows.len(), 90);
+        states.drop_before(seqs[1], 45);
+        assert!(states.n_kept <= 100);
+        states.clear();
+        assert_eq!((states.n_kept, states.in_use()), (0, (0, 0)));
+    }
+
+    #[test]
+    fn room_is_given_back_and_what_is_never_read_is_dropped() {
+        let mut arena = Arena::new();
+        let (prompt, idle) = (arena.insert(()), arena.insert(()));
+        let mut states = HiddenStates::new(2, 1 << 20);
+        states.give(prompt, 0, &[1.0; 20_000]);
+        states.drop_before(prompt, 9_999);
+        assert!(states.n_kept <= 4 * LIKELY_ROWS, "{} numbers", states.n_kept);
+        for at in 0..2000 {
+            states.give(idle, at, &[1.0, 1.0]);
+            let given = &states.given[&idle];
+            assert!(given.rows.len() <= 2 * MAX_UNREAD_STEPS as usize);
+            assert_eq!(given.first + given.rows.len() / 2, at + 1);
+        }
+    }
+
+    #[test]
+    fn a_small_engine_needs_no_more_than_its_inputs() {
+        assert_eq!(hidden_states_bytes(512, 1, 128), 512 * 128 * 4);
+        assert_eq!(hidden_states_bytes(1 << 20, 64, 128), 256 << 20);
     }
 }

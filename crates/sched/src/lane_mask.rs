@@ -1,7 +1,7 @@
 //! [`LaneMask`]: how far a constrained sequence's next mask is.
 //!
 //! Separate from the code that orders masks, because the core holds one for each sequence. Invariant: it holds the mask of
-//! the next token or none.
+//! the next token, with those behind guesses, or none.
 
 use std::{
     fmt,
@@ -11,7 +11,8 @@ use std::{
 use tokenmill_backend::LateMask;
 
 use crate::{
-    constraint::{ConstraintFailure, ConstraintSource, TokenConstraint},
+    constraint::{ConstraintFailure, ConstraintSource},
+    masked_text::MaskedText,
     sync::{Arc, Condvar, Mutex},
 };
 
@@ -23,8 +24,8 @@ pub(crate) enum LaneMask {
     Ordered,
     /// A worker has it, and a step may begin before it is there.
     Promised,
-    /// The mask of the next token.
-    Ready(Box<dyn TokenConstraint>, Vec<u32>),
+    /// The mask of the next token, and behind it those behind the tokens that are guessed.
+    Ready(Box<MaskedText>, Vec<u32>),
     /// It cannot be followed further.
     Failed(ConstraintFailure),
 }
@@ -94,8 +95,8 @@ impl Promises {
 pub(crate) enum NextMask<'m> {
     /// These words.
     Words(&'m [u32]),
-    /// What comes here.
-    Late(&'m Arc<Arrival>),
+    /// What comes here, behind so many guesses.
+    Late(&'m Arc<Arrival>, usize),
 }
 
 /// Where a worker leaves a mask for a step that has begun.
@@ -107,7 +108,9 @@ pub(crate) struct Arrival {
 #[derive(Default)]
 struct Parcel {
     state: ParcelState,
+    /// Masks of `n_words` each.
     words: Vec<u32>,
+    n_words: usize,
     /// How long a step has waited for it.
     waited: Duration,
 }
@@ -138,8 +141,9 @@ impl Arrival {
     }
 
     /// Puts the words there, which no step takes before [`Self::hand_over`].
-    pub(crate) fn put(&self, words: &[u32]) {
+    pub(crate) fn put(&self, words: &[u32], n_words: usize) {
         let mut parcel = self.parcel.lock().expect(NOT_POISONED);
+        parcel.n_words = n_words;
         parcel.words.clear();
         parcel.words.extend_from_slice(words);
     }
@@ -162,8 +166,10 @@ impl Arrival {
     }
 }
 
-impl LateMask for Arrival {
-    fn wait(&self, words: &mut Vec<u32>) -> bool {
+impl Arrival {
+    /// As [`LateMask::wait`], for the mask behind `n_guessed` guesses. Behind a guess that is not allowed, or that ends the text, it is
+    /// that of an earlier token: nothing of the row counts.
+    fn wait_behind(&self, n_guessed: usize, words: &mut Vec<u32>) -> bool {
         let mut parcel = self.parcel.lock().expect(NOT_POISONED);
         if parcel.state == ParcelState::OnItsWay {
             let started = Instant::now();
@@ -172,8 +178,34 @@ impl LateMask for Arrival {
             }
             parcel.waited = started.elapsed();
         }
-        words.clone_from(&parcel.words);
-        parcel.state == ParcelState::Here
+        words.clear();
+        if parcel.state != ParcelState::Here {
+            return false;
+        }
+        let n_words = parcel.n_words;
+        let start = n_guessed * n_words;
+        let start = start.min(parcel.words.len() - n_words);
+        words.extend_from_slice(&parcel.words[start..start + n_words]);
+        true
+    }
+}
+
+impl LateMask for Arrival {
+    fn wait(&self, words: &mut Vec<u32>) -> bool {
+        self.wait_behind(0, words)
+    }
+}
+
+/// The mask behind guesses, which comes with that of the next token.
+#[derive(Debug)]
+pub(crate) struct ArrivalBehind {
+    pub(crate) arrival: Arc<Arrival>,
+    pub(crate) n_guessed: usize,
+}
+
+impl LateMask for ArrivalBehind {
+    fn wait(&self, words: &mut Vec<u32>) -> bool {
+        self.arrival.wait_behind(self.n_guessed, words)
     }
 }
 

@@ -12,8 +12,9 @@ use std::{
 
 use crate::{
     arena::SeqId,
-    constraint::{ConstraintFailure, ConstraintSource, TokenConstraint},
+    constraint::{ConstraintFailure, ConstraintSource},
     lane_mask::Arrival,
+    masked_text::{LookAhead, MaskedText, Seen},
     sync::{Arc, Condvar, Mutex, thread},
 };
 
@@ -27,7 +28,11 @@ const MAX_BEGINNING: usize = MAX_THREADS - 1;
 pub(crate) struct MaskOrder {
     pub(crate) seq: SeqId,
     pub(crate) stage: MaskStage,
-    /// Where the mask goes.
+    /// Words of a mask.
+    pub(crate) n_words: usize,
+    /// What is computed beyond the next mask.
+    pub(crate) ahead: LookAhead,
+    /// Where the masks go.
     pub(crate) words: Vec<u32>,
     /// Where a step waits for it, if one may.
     pub(crate) arrival: Option<Arc<Arrival>>,
@@ -37,8 +42,8 @@ pub(crate) struct MaskOrder {
 pub(crate) enum MaskStage {
     /// It begins.
     First(ConstraintSource),
-    /// This token came.
-    Next(Box<dyn TokenConstraint>, u32),
+    /// These tokens came.
+    Next(Box<MaskedText>, Vec<u32>),
 }
 
 impl MaskStage {
@@ -47,14 +52,18 @@ impl MaskStage {
     }
 }
 
-/// A mask that was computed.
+/// A mask that was computed, and those behind guesses.
 pub(crate) struct MaskResult {
     pub(crate) seq: SeqId,
     pub(crate) words: Vec<u32>,
-    /// The constraint, for the next order, and whether nothing may follow.
-    pub(crate) constraint: Result<(Box<dyn TokenConstraint>, bool), ConstraintFailure>,
-    /// How long it took.
+    /// The text, for the next order, and whether nothing may follow.
+    pub(crate) text: Result<(Box<MaskedText>, bool), ConstraintFailure>,
+    /// What may follow.
+    pub(crate) seen: Seen,
+    /// How long the next mask took.
     pub(crate) took: Duration,
+    /// How long the others took.
+    pub(crate) took_ahead: Duration,
 }
 
 pub(crate) struct MaskWorkers {
@@ -223,11 +232,12 @@ fn work(desk: &Desk) {
         };
         drop(papers);
         has_begun = order.stage.begins();
+        let n_words = order.n_words;
         let arrival = order.arrival.clone();
         let result = carry_out(order);
-        let is_needed = matches!(result.constraint, Ok((_, is_done)) if !is_done);
+        let is_needed = matches!(result.text, Ok((_, is_done)) if !is_done);
         if let Some(arrival) = arrival.as_ref().filter(|_| is_needed) {
-            arrival.put(&result.words);
+            arrival.put(&result.words, n_words);
         }
         {
             let mut papers = desk.papers.lock().expect(NOT_POISONED);
@@ -246,41 +256,52 @@ fn carry_out(order: MaskOrder) -> MaskResult {
     let MaskOrder {
         seq,
         stage,
+        n_words,
+        ahead,
         mut words,
         arrival: _,
     } = order;
     let started = Instant::now();
-    let constraint = catch_unwind(AssertUnwindSafe(|| {
-        let constraint = match stage {
-            MaskStage::First(source) => source.begin(),
-            MaskStage::Next(mut constraint, token) => {
-                constraint.commit(token)?;
-                constraint
+    let mut seen = Seen::default();
+    let mut took = None;
+    let text = catch_unwind(AssertUnwindSafe(|| {
+        let mut text = match stage {
+            MaskStage::First(source) => Box::new(MaskedText::begin(source)),
+            MaskStage::Next(mut text, tokens) => {
+                text.commit(&tokens)?;
+                text
             }
         };
-        let mut constraint = constraint;
-        if !constraint.is_done() {
-            constraint.mask(&mut words)?;
+        if !text.is_done() {
+            text.mask(n_words, &mut words)?;
         }
-        let is_done = constraint.is_done();
-        Ok((constraint, is_done))
+        let is_done = text.is_done();
+        took = Some(started.elapsed());
+        if !is_done {
+            seen = text.look_ahead(n_words, &ahead, &mut words)?;
+        }
+        Ok((text, is_done))
     }));
+    let in_all = started.elapsed();
+    let took = took.unwrap_or(in_all);
     MaskResult {
         seq,
         words,
-        constraint: constraint.unwrap_or_else(|_| {
+        text: text.unwrap_or_else(|_| {
             Err(ConstraintFailure {
                 reason: "it panicked".to_owned(),
             })
         }),
-        took: started.elapsed(),
+        seen,
+        took,
+        took_ahead: in_all - took,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::Arena;
+    use crate::{arena::Arena, constraint::TokenConstraint};
 
     struct Anything;
 
@@ -308,13 +329,18 @@ mod tests {
         let order = |stage| MaskOrder {
             seq,
             stage,
+            n_words: 0,
+            ahead: LookAhead::default(),
             words: Vec::new(),
             arrival: None,
         };
         let first = || order(MaskStage::First(ConstraintSource::new(|| Box::new(Anything))));
-        let next = |token| order(MaskStage::Next(Box::new(Anything), token));
+        let next = |token| {
+            let source = ConstraintSource::new(|| Box::new(Anything));
+            order(MaskStage::Next(Box::new(MaskedText::begin(source)), vec![token]))
+        };
         let token_of = |order: Option<MaskOrder>| match order.map(|order| order.stage) {
-            Some(MaskStage::Next(_, token)) => Some(token),
+            Some(MaskStage::Next(_, tokens)) => tokens.first().copied(),
             _ => None,
         };
         let mut papers = Papers::default();

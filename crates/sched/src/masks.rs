@@ -13,9 +13,11 @@ use crate::{
     arena::SeqId,
     cause::Cause,
     core::Core,
+    drafting::{DraftRoom, Speculation},
     lane_mask::LaneMask,
     mask_workers::{MaskOrder, MaskResult, MaskStage},
-    outcome::{End, Outcome},
+    masked_text::LookAhead,
+    outcome::{End, Outcome, RowResult},
     plan::{PlannedOutput, StepPlan},
 };
 
@@ -42,7 +44,9 @@ impl Core {
 
     /// Begins the constraint of a sequence, where it has one that is not begun.
     pub(crate) fn begin_mask(&mut self, seq: SeqId) {
-        let n_words = self.scheduler.config().limits.n_vocab.div_ceil(32);
+        let n_words = self.n_mask_words();
+        let n_forced = self.scheduler.config().speculation.max_draft();
+        let patience = self.ahead_patience();
         let Some(lane) = self.lane(seq) else {
             return;
         };
@@ -52,39 +56,132 @@ impl Core {
         let order = MaskOrder {
             seq,
             stage: MaskStage::First(source.clone()),
-            words: vec![0; n_words],
+            n_words,
+            ahead: LookAhead {
+                n_forced,
+                patience,
+                ..LookAhead::default()
+            },
+            words: Vec::new(),
             arrival: None,
         };
         lane.mask = Some(LaneMask::Ordered);
         self.mask_workers.order(order);
     }
 
-    /// Orders the masks that follow the tokens of a step.
+    /// Orders the masks that follow the tokens of a step, and those behind what is likely to come then.
     pub(crate) fn order_masks(&mut self) {
-        for idx in 0..self.outcomes.len() {
-            let Outcome::Token { seq, id, .. } = self.outcomes[idx] else {
+        if !self.outcomes.iter().any(|outcome| self.is_masked_token(outcome)) {
+            return;
+        }
+        let n_running = self.scheduler.n_running();
+        let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
+        let times = (self.board).with_step_times(|times| times.draft_times(n_running));
+        let mut room = self.scheduler.likely_room(times.filter(|_| is_weighed));
+        let outcomes = std::mem::take(&mut self.outcomes);
+        let seq_of = |outcome: &Outcome| match *outcome {
+            Outcome::Token { seq, .. } => Some(seq),
+            _ => None,
+        };
+        for of_row in outcomes.chunk_by(|a, b| seq_of(a).is_some() && seq_of(a) == seq_of(b)) {
+            let Some(seq) = of_row.first().and_then(seq_of) else {
                 continue;
             };
-            if self.scheduler.tokens_of(seq).is_none() {
-                continue;
-            }
-            let is_late = self.executor.takes_late_masks();
-            let Some(lane) = self.lane(seq) else { continue };
-            let Some(mask) = lane.mask.as_mut() else { continue };
-            let LaneMask::Ready(constraint, words) = std::mem::replace(mask, LaneMask::Ordered) else {
-                unreachable!("a constrained sequence samples with its mask");
-            };
-            let arrival = is_late.then(|| lane.promises.next()).flatten();
-            if arrival.is_some() {
-                *mask = LaneMask::Promised;
-                self.scheduler.let_sample(seq);
-            }
-            self.mask_workers.order(MaskOrder {
-                seq,
-                stage: MaskStage::Next(constraint, id),
-                words,
-                arrival,
+            let tokens = of_row.iter().filter_map(|outcome| match *outcome {
+                Outcome::Token { id, .. } => Some(id),
+                _ => None,
             });
+            self.order_mask(seq, tokens.collect(), &mut room);
+        }
+        self.outcomes = outcomes;
+    }
+
+    fn is_masked_token(&self, outcome: &Outcome) -> bool {
+        let Outcome::Token { seq, .. } = *outcome else {
+            return false;
+        };
+        let lane = self.lanes.get(seq.slot()).and_then(Option::as_ref);
+        lane.is_some_and(|lane| lane.seq == seq && lane.mask.is_some())
+    }
+
+    /// Orders the mask behind `tokens`, the newest of a sequence, where it is constrained and goes on.
+    fn order_mask(&mut self, seq: SeqId, tokens: Vec<u32>, room: &mut DraftRoom) {
+        let Some(known) = self.scheduler.tokens_of(seq) else {
+            return;
+        };
+        let lane = (self.lanes.get_mut(seq.slot()).and_then(Option::as_mut)).filter(|lane| lane.seq == seq);
+        let Some(lane) = lane.filter(|lane| lane.mask.is_some()) else {
+            return;
+        };
+        let expected = (lane.expected.take()).and_then(|(at, expected)| {
+            let n_known = known.len().checked_sub(at)?;
+            expected
+                .strip_prefix(&known[at..])
+                .filter(|_| n_known > 0)
+                .map(<[u32]>::to_vec)
+        });
+        let max = self.max_ahead();
+        let (guess, n_forced) = self.scheduler.guess_to_mask(seq, expected.as_deref(), max, room);
+        let patience = self.ahead_patience();
+        let is_late = self.executor.takes_late_masks();
+        let n_words = self.n_mask_words();
+        let Some(lane) = self.lane(seq) else { return };
+        let Some(LaneMask::Ready(text, words)) = lane.mask.replace(LaneMask::Ordered) else {
+            unreachable!("a constrained sequence samples with its mask");
+        };
+        let arrival = is_late.then(|| lane.promises.next()).flatten();
+        let ahead = LookAhead {
+            guess: guess.tokens.clone(),
+            n_forced,
+            patience,
+            is_for_this_step: arrival.is_none(),
+        };
+        if arrival.is_some() {
+            lane.mask = Some(LaneMask::Promised);
+            self.scheduler.let_sample(seq);
+        }
+        self.scheduler.offer_masked(seq, guess);
+        self.mask_workers.order(MaskOrder {
+            seq,
+            stage: MaskStage::Next(text, tokens),
+            n_words,
+            ahead,
+            words,
+            arrival,
+        });
+    }
+
+    /// Guesses that masks are computed behind at most. Those of a step that has begun are waited for, so where times are weighed they take
+    /// a part of a step.
+    fn max_ahead(&self) -> usize {
+        match self.scheduler.config().speculation {
+            Speculation::Auto { .. } => (self.last_step_us / 4 / self.mask_ahead_us.max(1)) as usize,
+            _ => usize::MAX,
+        }
+    }
+
+    /// How long masks behind what a constraint forces may take.
+    fn ahead_patience(&self) -> Duration {
+        match self.scheduler.config().speculation {
+            Speculation::Auto { .. } => Duration::from_micros(self.last_step_us / 4),
+            _ => Duration::MAX,
+        }
+    }
+
+    fn n_mask_words(&self) -> usize {
+        self.scheduler.config().limits.n_vocab.div_ceil(32)
+    }
+
+    /// Masks that a constrained sequence has: of its next token and behind guesses. `None` for other sequences.
+    pub(crate) fn n_masks(&self, seq: SeqId) -> Option<usize> {
+        let lane = self
+            .lanes
+            .get(seq.slot())?
+            .as_ref()
+            .filter(|lane| lane.seq == seq)?;
+        match lane.mask.as_ref()? {
+            LaneMask::Ready(_, words) => Some(words.len() / self.n_mask_words()),
+            _ => Some(1),
         }
     }
 
@@ -116,6 +213,31 @@ impl Core {
         }
         self.tally.masks.note_wait(longest);
         self.wait_for_masks(Duration::ZERO, now_us);
+    }
+
+    /// Reads what a step sampled. Behind guesses that have no mask nothing was.
+    pub(crate) fn read_results(&mut self, plan: &StepPlan) {
+        self.results.clear();
+        for row in &plan.rows {
+            if row.output != PlannedOutput::Sample {
+                self.results.push(RowResult::Advanced);
+                continue;
+            }
+            let n_masks = self.n_masks(row.seq);
+            for (n_guessed, logit_row) in
+                (row.first_logit_row..row.first_logit_row + row.n_logit_rows()).enumerate()
+            {
+                if n_guessed > 0 && n_masks.is_some_and(|n_masks| n_guessed >= n_masks) {
+                    self.results.push(RowResult::Advanced);
+                    continue;
+                }
+                self.results.push(match self.output.sampled[logit_row as usize] {
+                    Some(Ok(token)) => RowResult::Token(token.id),
+                    Some(Err(_)) => RowResult::Failed,
+                    None => panic!("the executor has no result for logit row {logit_row}"),
+                });
+            }
+        }
     }
 
     /// Takes in the masks that are ready, and waits a little for the others.
@@ -183,25 +305,40 @@ impl Core {
         for MaskResult {
             seq,
             words,
-            constraint,
+            text,
+            seen,
             took,
+            took_ahead,
         } in results.drain(..)
         {
             self.tally.masks.add(took);
+            if let n_ahead @ 1.. = seen.tokens.len() as u64 {
+                let us = took_ahead.as_micros() as u64 / n_ahead;
+                self.mask_ahead_us = (self.mask_ahead_us * 7 + us).div_ceil(8);
+            }
             let step = Duration::from_micros(self.last_step_us).max(SHORT);
+            let n_masks = words.len() / self.n_mask_words();
+            let n_tokens = self.scheduler.tokens_of(seq).map_or(0, <[u32]>::len);
             let Some(lane) = self.lane(seq) else {
                 continue;
             };
-            match constraint {
-                Ok((constraint, is_done)) => {
+            match text {
+                Ok((text, is_done)) => {
                     lane.promises.note_time(took, step);
                     lane.promises.take_part();
                     // A sequence whose mask was promised may sample already, or has a row in a step.
                     let was_promised = matches!(lane.mask, Some(LaneMask::Promised));
-                    lane.mask = Some(LaneMask::Ready(constraint, words));
+                    lane.mask = Some(LaneMask::Ready(text, words));
+                    if seen.tokens.len() > seen.n_guessed {
+                        lane.expected = Some((n_tokens, seen.tokens.clone()));
+                    }
                     if is_done {
                         self.scheduler.end(seq, End::Stop, &mut self.outcomes);
-                    } else if !was_promised {
+                    } else if was_promised {
+                        // It came before the step was planned, or the step is done.
+                        self.scheduler.cut_masked(seq, n_masks - 1);
+                    } else {
+                        self.scheduler.limit_masked(seq, &seen, n_masks - 1);
                         self.scheduler.let_sample(seq);
                     }
                 }

@@ -8,7 +8,7 @@ use crate::{arena::SeqId, sequence::MissReason};
 /// What a step did for one row of its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowResult {
-    /// Its inputs are in the KV store; nothing was sampled.
+    /// Its inputs are in the KV store; nothing was sampled. Behind a guess: there was no mask to sample with.
     Advanced,
     /// This token was sampled.
     Token(u32),

@@ -37,7 +37,7 @@ pub struct SchedulerConfig {
     pub max_step_tokens: usize,
     /// Told apart in the prefix cache: weights and whatever else changes K and V.
     pub model_salt: u64,
-    /// Whether sequences guess tokens ahead. Constrained ones do not.
+    /// Whether sequences guess tokens ahead.
     pub speculation: Speculation,
 }
 
@@ -81,6 +81,8 @@ pub struct SchedulerCounters {
     pub drafts: DraftCounters,
     /// Those among them that a drafting model guessed.
     pub model_drafts: DraftCounters,
+    /// Those among them that a constraint forced.
+    pub forced_drafts: DraftCounters,
 }
 
 /// Plans steps; see the module.
@@ -176,8 +178,7 @@ impl Scheduler {
             "it fits the pools"
         );
 
-        let may_draft =
-            self.speculates() && !spec.is_constrained && matches!(spec.work, Work::Generate { .. });
+        let may_draft = self.speculates() && matches!(spec.work, Work::Generate { .. });
         let mut sequence = Sequence::new(spec, self.next_arrival);
         sequence.drafter = may_draft.then(|| Drafter::new(self.acceptance, self.model_acceptance));
         self.next_arrival += 1;

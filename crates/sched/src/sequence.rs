@@ -306,6 +306,11 @@ impl Sequence {
         self.masking == Masking::Awaited && self.n_pending == 0 && self.n_inputs() == self.n_planned + 1
     }
 
+    /// Whether a drafting model may guess for it. Such a model knows no masks.
+    pub(crate) fn may_ask_model(&self) -> bool {
+        self.drafter.is_some() && self.masking == Masking::Off
+    }
+
     /// Whether tokens follow its prompt.
     pub(crate) fn has_generated(&self) -> bool {
         self.tokens.len() > self.n_prompt

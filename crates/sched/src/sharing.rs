@@ -134,7 +134,7 @@ impl Scheduler {
                 let draft = self.plan_draft(id, n_tokens, n_draft_rows, &mut drafts, &mut plan.drafts);
                 let save = self.plan_snapshot(id, n_tokens + draft.len());
                 let mut row = self.sequences[id].plan_row(id, n_tokens, draft, first_logit_row as u32, save);
-                row.gives_hidden = self.gives_hidden && self.sequences[id].drafter.is_some();
+                row.gives_hidden = self.gives_hidden && self.sequences[id].may_ask_model();
                 logit_rows_left -= row.n_logit_rows() as usize;
                 self.counters.planned_tokens += u64::from(row.n_tokens);
                 plan.rows.push(row);

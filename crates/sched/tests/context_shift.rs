@@ -213,14 +213,18 @@ impl TokenConstraint for Thirds {
 #[test]
 fn a_constraint_goes_on_behind_a_shift_and_ends_a_text_without_a_limit() {
     let model = model(|_| {});
-    let engine = shifting(&model, 40, Speculation::Off, 1);
     let params = GenerateParams {
         constraint: Some(ConstraintSource::new(|| Box::new(Thirds(0)))),
         ..GenerateParams::default()
     };
-    let output = engine.generate(&[1, 2, 3], &params).unwrap();
-    assert_eq!((output.generated.len(), output.reason), (200, FinishReason::Stop));
-    assert!(output.usage.dropped_tokens > 100);
+    let outputs = [Speculation::Off, Speculation::Ngram { max_draft: 5 }].map(|speculation| {
+        let engine = shifting(&model, 40, speculation, 1);
+        let output = engine.generate(&[1, 2, 3], &params).unwrap();
+        assert_eq!((output.generated.len(), output.reason), (200, FinishReason::Stop));
+        assert!(output.usage.dropped_tokens > 100);
+        output.generated
+    });
+    assert_eq!(outputs[0], outputs[1]);
 }
 
 #[test]

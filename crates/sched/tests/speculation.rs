@@ -102,6 +102,68 @@ impl TokenConstraint for Thirds {
     }
 }
 
+/// Of every five tokens, the first is one of a third of the vocabulary and the others are given. It may end, and it may be unable to
+/// take tokens back.
+struct Phrases {
+    n_tokens: u32,
+    len: u32,
+    goes_back: bool,
+}
+
+impl Phrases {
+    fn allows(&self, id: u32) -> bool {
+        match self.n_tokens % 5 {
+            0 => id % 3 == self.n_tokens % 3,
+            n => id == (self.n_tokens / 5 * 7 + n) % 30,
+        }
+    }
+}
+
+impl TokenConstraint for Phrases {
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
+        words.fill(0);
+        for id in (0..words.len() as u32 * 32).filter(|&id| self.allows(id)) {
+            words[id as usize / 32] |= 1 << (id % 32);
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, token: u32) -> Result<(), ConstraintFailure> {
+        assert!(self.allows(token), "only what is allowed comes");
+        self.n_tokens += 1;
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.n_tokens == self.len
+    }
+
+    fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
+        if self.goes_back {
+            self.n_tokens -= n_tokens as u32;
+            return Ok(());
+        }
+        Err(ConstraintFailure {
+            reason: "it cannot".to_owned(),
+        })
+    }
+}
+
+fn constraint(random: &mut Random) -> Option<ConstraintSource> {
+    let (len, goes_back) = (5 + random.below(60) as u32, random.below(3) > 0);
+    match random.below(6) {
+        0 => Some(ConstraintSource::new(|| Box::new(Thirds(0)))),
+        1 | 2 => Some(ConstraintSource::new(move || {
+            Box::new(Phrases {
+                n_tokens: 0,
+                len,
+                goes_back,
+            })
+        })),
+        _ => None,
+    }
+}
+
 struct Request {
     prompt: Vec<u32>,
     params: GenerateParams,
@@ -152,7 +214,7 @@ fn request(random: &mut Random, shared: &[u32]) -> Request {
             max_tokens: Some(1 + random.below(40)),
             min_tokens: random.below(4) * random.below(6),
             stop_tokens,
-            constraint: (random.below(8) == 0).then(|| ConstraintSource::new(|| Box::new(Thirds(0)))),
+            constraint: constraint(random),
             n_samples: if random.below(6) == 0 { 3 } else { 1 },
             ..GenerateParams::default()
         },
@@ -255,6 +317,8 @@ fn drafts_change_no_bit_for_any_kind_of_memory() {
             if speculation == NGRAM {
                 assert!(drafts.accepted_tokens > 0, "{name}: {drafts:?}");
                 assert!(drafts.draft_tokens > drafts.accepted_tokens, "{name}: {drafts:?}");
+                let forced = stats.scheduler.forced_drafts;
+                assert!(forced.accepted_tokens > 0, "{name}: {forced:?}");
             }
             eprintln!("{name}, {n_pages} pages: {drafts:?}");
         }
@@ -274,7 +338,9 @@ fn drafts_change_no_bit_for_any_kind_of_memory() {
             assert_eq!(in_use, (0, 0), "{name}");
             let drafts = stats.scheduler.model_drafts;
             if speculation == DRAFT {
-                assert_eq!(drafts, stats.scheduler.drafts, "{name}: nothing is looked up");
+                let forced = stats.scheduler.forced_drafts.draft_tokens;
+                let all = stats.scheduler.drafts.draft_tokens;
+                assert_eq!(drafts.draft_tokens + forced, all, "{name}: nothing is looked up");
                 assert!(drafts.draft_tokens > 0, "{name}: {drafts:?}");
             }
             eprintln!("{name}, {n_pages} pages, a model: {drafts:?}");

@@ -188,8 +188,8 @@ impl Metrics {
             ("engine_steps", "Steps of the engine", counter(&engine.steps)),
             ("engine_failed_steps", "Steps that failed", counter(&engine.failed_steps)),
             ("requests_failed", "Samples that failed after they were accepted", counter(&self.failed)),
-            ("drafter_tokens", "Tokens of drafts, by what guessed them: ngram, draft or mtp", Figure::ByDrafter(engine.draft_tokens_by.clone())),
-            ("drafter_accepted_tokens", "Draft tokens that were what was sampled, by what guessed them: ngram, draft or mtp", Figure::ByDrafter(engine.accepted_by.clone())),
+            ("drafter_tokens", "Tokens of drafts, by what guessed them: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.draft_tokens_by.clone())),
+            ("drafter_accepted_tokens", "Draft tokens that were what was sampled, by what guessed them: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.accepted_by.clone())),
         ];
         for (name, help, metric) in own {
             metric.register(registry, &format!("tokenmill_{name}"), help);
@@ -318,6 +318,7 @@ impl EngineFigures {
         set(&self.draft_tokens, drafts.draft_tokens);
         set(&self.accepted_tokens, drafts.accepted_tokens);
         let of_model = stats.scheduler.model_drafts;
+        let forced = stats.scheduler.forced_drafts;
         let (of_draft, of_mtp) = if stats.drafts_from_hidden {
             (DraftCounters::default(), of_model)
         } else {
@@ -326,9 +327,10 @@ impl EngineFigures {
         for (drafter, n_tokens, n_accepted) in [
             (
                 "ngram",
-                drafts.draft_tokens - of_model.draft_tokens,
-                drafts.accepted_tokens - of_model.accepted_tokens,
+                drafts.draft_tokens - of_model.draft_tokens - forced.draft_tokens,
+                drafts.accepted_tokens - of_model.accepted_tokens - forced.accepted_tokens,
             ),
+            ("grammar", forced.draft_tokens, forced.accepted_tokens),
             ("draft", of_draft.draft_tokens, of_draft.accepted_tokens),
             ("mtp", of_mtp.draft_tokens, of_mtp.accepted_tokens),
         ] {

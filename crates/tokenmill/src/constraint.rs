@@ -95,6 +95,10 @@ impl TokenConstraint for Sample {
     fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
         self.0.rollback(n_tokens).map_err(failure)
     }
+
+    fn forced(&self, words: &[u32]) -> Option<u32> {
+        self.0.forced(words)
+    }
 }
 
 fn failure(error: ConstraintError) -> ConstraintFailure {

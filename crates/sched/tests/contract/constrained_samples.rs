@@ -2,7 +2,9 @@
 
 use std::{sync::Mutex, time::Instant};
 
-use tokenmill_sched::{ConstraintFailure, ConstraintSource, Generation, MaskTimes, TokenConstraint};
+use tokenmill_sched::{
+    ConstraintFailure, ConstraintSource, Generation, MaskTimes, Speculation, TokenConstraint,
+};
 use tokenmill_testkit::fake_executor::reference_with_masks;
 
 use super::*;
@@ -111,14 +113,22 @@ fn executor(n_pages: usize, takes_late_masks: bool) -> FakeExecutor {
     executor
 }
 
-fn engines() -> [Engine; 4] {
-    WAYS.map(|(steps_in_flight, takes_late_masks)| {
+/// Without drafts and with them.
+const SPECULATIONS: [Speculation; 2] = [Speculation::Off, Speculation::Ngram { max_draft: 6 }];
+
+fn engines() -> Vec<Engine> {
+    let ways = SPECULATIONS
+        .iter()
+        .flat_map(|&speculation| WAYS.map(|way| (speculation, way)));
+    let engines = ways.map(|(speculation, (steps_in_flight, takes_late_masks))| {
         let config = EngineConfig {
             steps_in_flight: Some(steps_in_flight),
+            speculation,
             ..EngineConfig::default()
         };
         Engine::start(executor(256, takes_late_masks), config)
-    })
+    });
+    engines.collect()
 }
 
 #[test]
@@ -149,10 +159,13 @@ fn a_complete_text_ends_its_sample_as_a_stop_token_would() {
 /// sequences lose their pages to each other.
 #[test]
 fn constrained_samples_and_plain_ones_do_not_change_each_other() {
-    for (steps_in_flight, takes_late_masks) in WAYS {
+    for (speculation, (steps_in_flight, takes_late_masks)) in
+        (SPECULATIONS.iter()).flat_map(|&speculation| WAYS.map(|way| (speculation, way)))
+    {
         let config = EngineConfig {
             steps_in_flight: Some(steps_in_flight),
             max_running: 12,
+            speculation,
             ..EngineConfig::default()
         };
         let engine = Engine::start(executor(20, takes_late_masks), config);
@@ -285,9 +298,70 @@ impl TokenConstraint for SlowFrom3 {
 
 #[test]
 fn a_constraint_that_fails_or_panics_ends_its_own_sample_only() {
-    for takes_late_masks in [false, true] {
-        let engine = Engine::start(executor(64, takes_late_masks), EngineConfig::default());
+    for (speculation, takes_late_masks) in
+        (SPECULATIONS.iter()).flat_map(|&speculation| [false, true].map(|is_late| (speculation, is_late)))
+    {
+        let config = EngineConfig {
+            speculation,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::start(executor(64, takes_late_masks), config);
         fails_or_panics(&engine);
+    }
+}
+
+/// Of four tokens, three are given: the steps of an answer are half of its tokens at most, and those tokens are the same.
+#[test]
+fn what_a_constraint_forces_is_guessed() {
+    struct Forced(u32);
+
+    impl TokenConstraint for Forced {
+        fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
+            words[0] = if self.0.is_multiple_of(4) {
+                u32::MAX
+            } else {
+                1 << (self.0 % 32)
+            };
+            Ok(())
+        }
+
+        fn commit(&mut self, _: u32) -> Result<(), ConstraintFailure> {
+            self.0 += 1;
+            Ok(())
+        }
+
+        fn is_done(&self) -> bool {
+            self.0 == 38
+        }
+
+        fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
+            self.0 -= n_tokens as u32;
+            Ok(())
+        }
+    }
+
+    for (steps_in_flight, takes_late_masks) in WAYS {
+        let [plain, drafted] = SPECULATIONS.map(|speculation| {
+            let config = EngineConfig {
+                steps_in_flight: Some(steps_in_flight),
+                speculation,
+                ..EngineConfig::default()
+            };
+            let engine = Engine::start(executor(64, takes_late_masks), config);
+            let params = GenerateParams {
+                constraint: Some(ConstraintSource::new(|| Box::new(Forced(0)))),
+                ..greedy(60)
+            };
+            let samples = read(engine.submit(vec![1, 2], params).unwrap(), 1);
+            (samples, engine.stats().scheduler)
+        });
+        assert_eq!(plain.0, drafted.0);
+        assert_eq!((plain.0[0].0.len(), &plain.0[0].1), (38, &Ok(FinishReason::Stop)));
+        // The first input is computed while its mask is, or with it.
+        assert!((38..=39).contains(&plain.1.steps) && plain.1.forced_drafts.drafts == 0);
+        assert!(drafted.1.steps <= 23, "{:?}", drafted.1);
+        let forced = drafted.1.forced_drafts;
+        assert!(forced.accepted_tokens >= 16, "{forced:?}");
     }
 }
 

@@ -36,6 +36,8 @@ mod context_shift;
 mod core;
 #[path = "../../src/draft_ahead.rs"]
 mod draft_ahead;
+#[path = "../../src/draft_ledger.rs"]
+mod draft_ledger;
 #[path = "../../src/draft_model.rs"]
 mod draft_model;
 #[path = "../../src/draft_plan.rs"]
@@ -76,6 +78,8 @@ mod mailbox;
 mod mask_times;
 #[path = "../../src/mask_workers.rs"]
 mod mask_workers;
+#[path = "../../src/masked_text.rs"]
+mod masked_text;
 #[path = "../../src/masks.rs"]
 mod masks;
 #[path = "../../src/media.rs"]
@@ -141,6 +145,7 @@ mod sync {
 }
 
 use constraint::{ConstraintFailure, ConstraintSource, TokenConstraint};
+use drafting::Speculation;
 use engine::Engine;
 use error::EngineError;
 use event::{Event, FinishReason};
@@ -372,10 +377,25 @@ impl TokenConstraint for Rising {
 
 #[test]
 fn each_step_samples_with_the_mask_that_was_promised_to_it() {
-    explore(|| {
-        let mut executor = FakeExecutor::new(limits(4));
+    promised_masks(Speculation::Off);
+}
+
+#[test]
+fn each_guess_is_verified_with_the_mask_that_was_promised_behind_it() {
+    promised_masks(Speculation::Ngram { max_draft: 3 });
+}
+
+fn promised_masks(speculation: Speculation) {
+    explore(move || {
+        let mut limits_of_drafts = limits(4);
+        limits_of_drafts.max_logit_rows = 8;
+        let mut executor = FakeExecutor::new(limits_of_drafts);
         executor.takes_late_masks = true;
-        let engine = Engine::start(executor, config());
+        let config = EngineConfig {
+            speculation,
+            ..config()
+        };
+        let engine = Engine::start(executor, config);
         let constrained = |len| GenerateParams {
             constraint: Some(ConstraintSource::new(move || {
                 Box::new(Rising { n_tokens: 0, len })

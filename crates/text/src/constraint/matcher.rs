@@ -13,6 +13,9 @@ use super::{
     vocabulary::Vocabulary,
 };
 
+/// Tokens at most that spell the beginning of one text.
+const MAX_SPELLINGS: u32 = 64;
+
 /// One sample's way through a constraint.
 pub struct ConstraintMatcher {
     /// None where there is no grammar.
@@ -39,8 +42,8 @@ enum Leaving {
     Fails,
     /// It continues without the grammar.
     IsAllowed,
-    /// It has.
-    HasHappened,
+    /// It has, and so many tokens came since, that with which it left included.
+    HasHappened(usize),
 }
 
 impl fmt::Debug for ConstraintMatcher {
@@ -85,7 +88,7 @@ impl ConstraintMatcher {
     /// # Errors
     /// [`ConstraintError::Step`] where a limit of a step is exceeded.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintError> {
-        if self.leaving == Leaving::HasHappened {
+        if let Leaving::HasHappened(_) = self.leaving {
             self.fill_all(words, true);
             return Ok(());
         }
@@ -106,7 +109,7 @@ impl ConstraintMatcher {
                 let others = others.to_vec();
                 match self.fill(words) {
                     Err(_) if self.leaving == Leaving::IsAllowed => {
-                        self.leaving = Leaving::HasHappened;
+                        self.leaving = Leaving::HasHappened(0);
                         self.fill_all(words, true);
                     }
                     filled => filled?,
@@ -164,12 +167,13 @@ impl ConstraintMatcher {
     /// # Errors
     /// [`ConstraintError::Step`] for a token that the mask forbids, or where a limit is exceeded.
     pub fn commit(&mut self, id: u32) -> Result<(), ConstraintError> {
-        if self.leaving == Leaving::HasHappened {
+        if let Leaving::HasHappened(n_since) = &mut self.leaving {
+            *n_since += 1;
             return Ok(());
         }
         match self.step(id) {
             Err(_) if self.leaving == Leaving::IsAllowed => {
-                self.leaving = Leaving::HasHappened;
+                self.leaving = Leaving::HasHappened(1);
                 self.is_complete = false;
                 Ok(())
             }
@@ -246,9 +250,16 @@ impl ConstraintMatcher {
     /// Takes back the newest tokens, for instance those that a draft proposed and that were refused.
     ///
     /// # Errors
-    /// [`ConstraintError::Step`] for more tokens than there are.
+    /// [`ConstraintError::Step`] for more tokens than there are, or than came since a text left its grammar: it cannot go back there.
     pub fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintError> {
-        if n_tokens == 0 || self.leaving == Leaving::HasHappened {
+        if n_tokens == 0 {
+            return Ok(());
+        }
+        if let Leaving::HasHappened(n_since) = &mut self.leaving {
+            let n_left = n_since.checked_sub(n_tokens).filter(|&n_left| n_left > 0);
+            *n_since = n_left.ok_or_else(|| ConstraintError::Step {
+                reason: "a text that has left its grammar does not return".to_owned(),
+            })?;
             return Ok(());
         }
         if n_tokens <= self.n_inside {
@@ -280,6 +291,33 @@ impl ConstraintMatcher {
         let mut before = std::mem::take(&mut self.before);
         before.truncate(n_left);
         before.into_iter().try_for_each(|id| self.step(id))
+    }
+
+    /// The token that comes next where `words`, the mask of it, leaves no choice of text: all that it allows spell the beginning of one
+    /// text, which this token has the most of. Models are likely to write it so.
+    pub fn forced(&self, words: &[u32]) -> Option<u32> {
+        let n_allowed: u32 = words.iter().map(|word| word.count_ones()).sum();
+        if n_allowed > MAX_SPELLINGS {
+            return None;
+        }
+        let ids = (words.iter().zip(0..)).flat_map(|(&word, idx)| {
+            let bits = (0..32).filter(move |bit| word >> bit & 1 == 1);
+            bits.map(move |bit| idx * 32 + bit)
+        });
+        let ids: Vec<u32> = ids.collect();
+        if let [only] = ids[..] {
+            return Some(only);
+        }
+        let longest = ids
+            .iter()
+            .copied()
+            .max_by_key(|&id| self.vocabulary.bytes_of(id).len())?;
+        let text = self.vocabulary.bytes_of(longest);
+        let is_spelled = ids.iter().all(|id| {
+            let bytes = self.vocabulary.bytes_of(*id);
+            !bytes.is_empty() && text.starts_with(bytes) && !self.end_ids.contains(id)
+        });
+        is_spelled.then_some(longest)
     }
 
     fn set_ends(&self, words: &mut [u32], may_end: bool) {

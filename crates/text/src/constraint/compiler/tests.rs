@@ -188,6 +188,46 @@ fn a_rollback_restores_every_earlier_mask() {
 }
 
 #[test]
+fn a_text_without_a_choice_is_spelled_by_its_longest_token() {
+    let tokenizer = {
+        let mut metadata = Metadata::new();
+        let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+        let more = ["<end>", "<unk>", "na", "name", "\"name", "\":"].map(str::to_owned);
+        let mut kinds = vec![6; 256];
+        kinds.extend([3, 2, 1, 1, 1, 1]);
+        let n_vocab = kinds.len();
+        let tokens: StringArray = bytes.chain(more).collect();
+        metadata.insert("tokenizer.ggml.model", "llama").unwrap();
+        metadata.insert("tokenizer.ggml.tokens", tokens).unwrap();
+        metadata
+            .insert("tokenizer.ggml.scores", vec![0f32; n_vocab])
+            .unwrap();
+        metadata.insert("tokenizer.ggml.token_type", kinds).unwrap();
+        metadata.insert("tokenizer.ggml.eos_token_id", 256u32).unwrap();
+        metadata
+            .insert("tokenizer.ggml.unknown_token_id", 257u32)
+            .unwrap();
+        Tokenizer::from_gguf(&metadata).unwrap()
+    };
+    let constraint = Constraint::regex(r#"\{"name":[0-9]\}"#);
+    let compiler = ConstraintCompiler::new(&tokenizer).unwrap();
+    let mut matcher = compiler.compile(&constraint).unwrap().matcher(&[256]);
+    let mut forced = Vec::new();
+    let mut mask = [0; 9];
+    loop {
+        matcher.mask(&mut mask).unwrap();
+        let Some(id) = matcher.forced(&mask) else { break };
+        forced.push(id);
+        matcher.commit(id).unwrap();
+    }
+    // A brace, `"name`, `":`, and then a digit.
+    assert_eq!(forced, [u32::from(b'{'), 260, 261]);
+    matcher.rollback(2).unwrap();
+    matcher.mask(&mut mask).unwrap();
+    assert_eq!(matcher.forced(&mask), Some(260));
+}
+
+#[test]
 fn a_token_that_the_mask_forbids_is_an_error() {
     let mut matcher = compiler()
         .compile(&Constraint::regex("ab"))
