@@ -6,7 +6,7 @@
 use tokenmill_backend::{Executor, MemoryPlan};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadError, LoadProgress, Model as Network, ModelExecutor, ModelOptions, Nextn};
-use tokenmill_sched::Speculation;
+use tokenmill_sched::{Speculation, hidden_states_bytes};
 
 use crate::{
     Compute, Error,
@@ -47,8 +47,20 @@ impl<'a> Mtp<'a> {
     /// # Errors
     /// [`Error::Load`]: what is wrong with its weights.
     pub(crate) fn plan(&self, options: &ModelOptions, compute: &Compute) -> Result<MemoryPlan, Error> {
-        let n_ctx_train = self.0.descriptor().n_ctx_train;
-        Ok((self.0).plan(&compute.cpu_backend()?, &options_next_to(n_ctx_train, options))?)
+        let backend = compute.cpu_backend()?;
+        Ok(self.plan_on(
+            &backend,
+            &options_next_to(self.0.descriptor().n_ctx_train, options),
+        )?)
+    }
+
+    /// What it takes with options of its own: the layer, and the network's hidden states that are kept for it.
+    fn plan_on(&self, backend: &CpuBackend, own: &ModelOptions) -> Result<MemoryPlan, LoadError> {
+        let mut plan = self.0.plan(backend, own)?;
+        let descriptor = self.0.descriptor();
+        let n_ctx = own.n_ctx.unwrap_or(descriptor.n_ctx_train);
+        plan.workspace_bytes += hidden_states_bytes(n_ctx, own.max_batch_seqs, descriptor.n_embd);
+        Ok(plan)
     }
 
     /// Checks that it can be loaded next to a network with `options` that takes `of_network`.
@@ -83,7 +95,7 @@ impl<'a> Mtp<'a> {
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<LoadedMtp, LoadError> {
         let options = options_next_to(self.0.descriptor().n_ctx_train, options);
-        let memory = self.0.plan(&backend, &options)?;
+        let memory = self.plan_on(&backend, &options)?;
         let executor = self.0.load_on(backend, &options, network, on_progress)?;
         let facts = DraftFacts {
             name: "MTP layer".to_owned(),
