@@ -223,6 +223,7 @@ impl From<ConvertError> for Failure {
             ConvertError::Stopped => Self::interrupted(),
             ConvertError::UnknownPreset { .. }
             | ConvertError::BadPattern { .. }
+            | ConvertError::ImportanceUnused { .. }
             | ConvertError::SameFile { .. } => Self::usage(message),
             ConvertError::Requantized { .. } => Self::input(message).hint("--allow-requantize allows it"),
             ConvertError::NeedsImportance { .. } => Self::input(message).hint("--imatrix FILE gives one"),

@@ -5,6 +5,8 @@ use std::{io, path::PathBuf};
 use tokenmill_gguf::{GgufError, TensorType};
 use tokenmill_quant::QuantError;
 
+use crate::OutType;
+
 /// Why a model was not converted. No output file was left behind.
 ///
 /// A message is whole: where an error has another below it, the message includes that one's.
@@ -151,6 +153,14 @@ pub enum ConvertError {
     OtherModel {
         /// Entries of the matrix.
         n_entries: usize,
+    },
+    /// An importance matrix for a type that weighs no errors.
+    #[error(
+        "an importance matrix changes nothing in {out}; give a type that `quantize` lists, such as q4_k_m"
+    )]
+    ImportanceUnused {
+        /// The type.
+        out: OutType,
     },
     /// An entry of an importance matrix that does not fit its tensor.
     #[error(

@@ -10,12 +10,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill_gguf::{GgufFile, ReadAt as _, RegularFile, TensorType};
+use tokenmill_gguf::{GgufFile, ReadAt as _, RegularFile, TensorInfo, TensorType, Value};
 
-use crate::ConvertError;
+use crate::{ConvertError, TypeChoice, planned::n_matrices};
 
 /// Larger files than this are taken for nonsense: the largest models' have some hundred megabytes.
 const MAX_BYTES: u64 = 4 << 30;
+
+/// Longest text that llama.cpp keeps of the matrix's names.
+const MAX_NAME_BYTES: usize = 127;
 
 /// The mean squares of the inputs of a model's matrices.
 #[derive(Clone, Debug)]
@@ -107,6 +110,74 @@ impl ImportanceMatrix {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// The numbers of a tensor that is quantized from `before`: a number for each column of each of its matrices. `None` where there are
+    /// none, or its type stays.
+    ///
+    /// # Errors
+    /// [`ConvertError::ImportanceShape`]: the tensor of another model.
+    pub(crate) fn of_tensor(
+        &self,
+        info: &TensorInfo,
+        before: TensorType,
+        choice: &TypeChoice,
+    ) -> Result<Option<&[f32]>, ConvertError> {
+        if choice.ty == before {
+            return Ok(None);
+        }
+        let Some(numbers) = self.get(&info.name) else {
+            return Ok(None);
+        };
+        let expected = info.row_len() * n_matrices(info);
+        if numbers.len() == expected {
+            Ok(Some(numbers))
+        } else if is_embedding(&info.name) {
+            Ok(None)
+        } else {
+            Err(ConvertError::ImportanceShape {
+                name: info.name.clone(),
+                expected,
+                found: numbers.len(),
+            })
+        }
+    }
+
+    /// Refuses a matrix that has nothing for any tensor that there is.
+    ///
+    /// # Errors
+    /// [`ConvertError::OtherModel`].
+    pub(crate) fn check_is_of(&self, is_there: impl Fn(&str) -> bool) -> Result<(), ConvertError> {
+        if self.names().any(is_there) {
+            return Ok(());
+        }
+        Err(ConvertError::OtherModel {
+            n_entries: self.n_entries(),
+        })
+    }
+
+    /// What a quantized file says of the matrix.
+    pub(crate) fn keys(&self) -> Vec<(&'static str, Value)> {
+        let path = self.path.to_string_lossy();
+        let mut keys = vec![("quantize.imatrix.file", Value::from(cut(&path)))];
+        if let Some(dataset) = self.datasets.first() {
+            keys.push(("quantize.imatrix.dataset", cut(dataset).into()));
+        }
+        keys.push(("quantize.imatrix.entries_count", (self.n_entries() as u32).into()));
+        if let Some(n_chunks) = self.n_chunks.filter(|&n_chunks| n_chunks > 0) {
+            keys.push(("quantize.imatrix.chunks_count", n_chunks.into()));
+        }
+        keys
+    }
+}
+
+/// Whether a tensor is one that importance matrices have no entry for.
+pub(crate) fn is_embedding(name: &str) -> bool {
+    matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
+}
+
+/// The beginning of a text, as much as the reference keeps.
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_NAME_BYTES)]
 }
 
 /// Entries, texts and chunks.

@@ -8,10 +8,13 @@ use std::{
     path::Path,
 };
 
-use tokenmill_gguf::{GgufError, GgufWriter, Metadata, TensorDataWriter, TensorView};
+use tokenmill_gguf::{GgufError, GgufWriter, Metadata, TensorDataWriter, TensorInfo, TensorType, TensorView};
 use tokenmill_quant::{Format, QuantError};
 
-use crate::{ConvertError, TypeChoice, choice::is_float, output_file::OutputFile, rows::Conversion};
+use crate::{
+    ConvertError, TypeChoice, choice::is_float, importance::is_embedding, output_file::OutputFile,
+    rows::Conversion,
+};
 
 /// Bytes of a tensor that are converted at a time: some seconds of the slowest type, after which the work can be stopped.
 const SLAB_BYTES: usize = 8 << 20;
@@ -24,6 +27,8 @@ pub(crate) struct Planned<'a> {
     pub(crate) view: TensorView<'a>,
     pub(crate) choice: TypeChoice,
     pub(crate) importance: Option<&'a [f32]>,
+    /// Its type in the file that is quantized, which may exist in thought only.
+    pub(crate) before: TensorType,
     /// Whether floats are checked also where their type stays.
     pub(crate) rewrites: bool,
 }
@@ -70,6 +75,15 @@ pub(crate) fn write_file(
         path: path.to_owned(),
         source: error.into_error(),
     })
+}
+
+/// The tensors that are quantized without the importance that others have. Matrices have no entry for embeddings.
+pub(crate) fn without_importance(planned: &[Planned<'_>]) -> Vec<String> {
+    let lacking = planned.iter().filter(|tensor| {
+        let info = tensor.view.info;
+        tensor.importance.is_none() && tensor.choice.ty != tensor.before && !is_embedding(&info.name)
+    });
+    lacking.map(|tensor| tensor.view.info.name.clone()).collect()
 }
 
 impl Planned<'_> {
@@ -134,7 +148,7 @@ impl Planned<'_> {
             from: Format::of(info.ty).map_err(quant)?,
             to: Format::of(self.choice.ty).map_err(quant)?,
             row_len: info.row_len(),
-            rows_per_matrix: info.n_rows() / n_matrices(&self.view),
+            rows_per_matrix: info.n_rows() / n_matrices(info),
             importance: self.importance,
         };
         let (from_bytes, to_bytes) = conversion.row_bytes()?;
@@ -151,6 +165,6 @@ impl Planned<'_> {
 }
 
 /// Matrices of a tensor: one for each expert.
-pub(crate) fn n_matrices(view: &TensorView<'_>) -> usize {
-    view.info.dims.iter().skip(2).product()
+pub(crate) fn n_matrices(info: &TensorInfo) -> usize {
+    info.dims.iter().skip(2).product()
 }

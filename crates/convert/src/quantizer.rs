@@ -8,17 +8,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill_gguf::{GgufFile, Metadata, TensorInfo, TensorView, Value};
+use tokenmill_gguf::{GgufFile, Metadata, TensorInfo, Value};
 
 use crate::{
     ConvertError, ImportanceMatrix, ModelShape, Recipe, TensorShape, TypeChoice,
     choice::{choose, reference_order},
     output_file::OutputFile,
-    planned::{Planned, QUANTIZATION_VERSION, n_matrices, write_file},
+    planned::{Planned, QUANTIZATION_VERSION, without_importance, write_file},
 };
-
-/// Longest text that llama.cpp keeps of the importance matrix's names.
-const MAX_NAME_BYTES: usize = 127;
 
 /// Quantizes an opened file.
 #[derive(Debug)]
@@ -129,15 +126,8 @@ impl<'a> Quantizer<'a> {
     pub fn plan(&self) -> Result<QuantizeSummary, ConvertError> {
         let planned = self.planned()?;
         let mut summary = QuantizeSummary::of(planned.iter().map(|tensor| (tensor.view.info, tensor.choice)));
-        for tensor in &planned {
-            let info = tensor.view.info;
-            let lacks_importance = self.importance.is_some()
-                && tensor.importance.is_none()
-                && tensor.choice.ty != info.ty
-                && !is_embedding(&info.name);
-            if lacks_importance {
-                summary.without_importance.push(info.name.clone());
-            }
+        if self.importance.is_some() {
+            summary.without_importance = without_importance(&planned);
         }
         Ok(summary)
     }
@@ -214,51 +204,25 @@ impl<'a> Quantizer<'a> {
         let mut planned = Vec::with_capacity(infos.len());
         for (info, choice) in infos.into_iter().zip(choices) {
             let view = self.file.tensor(&info.name).expect("the file lists it");
-            let importance = self.importance_of(&view, &choice)?;
+            let importance = match self.importance {
+                Some(matrix) => matrix.of_tensor(info, info.ty, &choice)?,
+                None => None,
+            };
             planned.push(Planned {
                 view,
                 choice,
                 importance,
+                before: info.ty,
                 rewrites: false,
             });
         }
-        if let Some(matrix) = self.importance
-            && !matrix.names().any(|name| self.file.tensor(name).is_some())
-        {
-            return Err(ConvertError::OtherModel {
-                n_entries: matrix.n_entries(),
-            });
+        if let Some(matrix) = self.importance {
+            matrix.check_is_of(|name| self.file.tensor(name).is_some())?;
         }
         for tensor in &planned {
             tensor.check(self.allows_requantize)?;
         }
         Ok(planned)
-    }
-
-    fn importance_of(
-        &self,
-        view: &TensorView<'_>,
-        choice: &TypeChoice,
-    ) -> Result<Option<&'a [f32]>, ConvertError> {
-        let info = view.info;
-        if choice.ty == info.ty {
-            return Ok(None);
-        }
-        let Some(numbers) = self.importance.and_then(|matrix| matrix.get(&info.name)) else {
-            return Ok(None);
-        };
-        let expected = info.row_len() * n_matrices(view);
-        if numbers.len() == expected {
-            Ok(Some(numbers))
-        } else if is_embedding(&info.name) {
-            Ok(None)
-        } else {
-            Err(ConvertError::ImportanceShape {
-                name: info.name.clone(),
-                expected,
-                found: numbers.len(),
-            })
-        }
     }
 
     /// The metadata of a part: that of the input with what has changed, at its end as in the reference.
@@ -270,20 +234,7 @@ impl<'a> Quantizer<'a> {
             new.push(("general.file_type", self.recipe.preset.file_type().into()));
         }
         if let (Some(matrix), 0) = (self.importance, part) {
-            new.push((
-                "quantize.imatrix.file",
-                cut(&matrix.path().to_string_lossy()).into(),
-            ));
-            if let Some(dataset) = matrix.datasets().first() {
-                new.push(("quantize.imatrix.dataset", cut(dataset).into()));
-            }
-            new.push((
-                "quantize.imatrix.entries_count",
-                (matrix.n_entries() as u32).into(),
-            ));
-            if let Some(n_chunks) = matrix.n_chunks().filter(|&n_chunks| n_chunks > 0) {
-                new.push(("quantize.imatrix.chunks_count", n_chunks.into()));
-            }
+            new.extend(matrix.keys());
         }
         if n_parts > 1 {
             new.push(("split.no", (part as u16).into()));
@@ -304,16 +255,6 @@ impl<'a> Quantizer<'a> {
         }
         Ok(metadata)
     }
-}
-
-/// Whether a tensor is one that importance matrices have no entry for.
-fn is_embedding(name: &str) -> bool {
-    matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
-}
-
-/// The beginning of a text, as much as the reference keeps.
-fn cut(text: &str) -> &str {
-    &text[..text.floor_char_boundary(MAX_NAME_BYTES)]
 }
 
 /// The path of a part of a split file: `model.gguf` becomes `model-00001-of-00003.gguf`.

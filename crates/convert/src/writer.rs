@@ -5,13 +5,14 @@
 
 use std::{ops::ControlFlow, path::Path};
 
-use tokenmill_gguf::{GgufWriter, Metadata, TensorBytes, TensorInfo, TensorType, TensorView};
+use tokenmill_gguf::{GgufWriter, Metadata, TensorBytes, TensorInfo, TensorType, TensorView, Value};
 
 use crate::{
-    ConvertError, ModelShape, OutType, QuantizeProgress, QuantizeSummary, Recipe, TensorShape, TypeChoice,
+    ConvertError, ImportanceMatrix, ModelShape, OutType, QuantizeProgress, QuantizeSummary, Recipe,
+    TensorShape, TypeChoice,
     choice::{choose, is_float},
     out_type::type_of,
-    planned::{Planned, QUANTIZATION_VERSION, write_file},
+    planned::{Planned, QUANTIZATION_VERSION, without_importance, write_file},
     size_label::size_label,
 };
 
@@ -21,6 +22,7 @@ pub struct Writer<'a> {
     infos: Vec<TensorInfo>,
     bytes: Vec<TensorBytes<'a>>,
     out: OutType,
+    importance: Option<&'a ImportanceMatrix>,
     n_threads: Option<usize>,
 }
 
@@ -53,8 +55,16 @@ impl<'a> Writer<'a> {
             infos: header.tensors().to_vec(),
             bytes: all_bytes,
             out,
+            importance: None,
             n_threads: None,
         })
+    }
+
+    /// Weighs errors by an importance matrix, which only a preset takes.
+    #[must_use]
+    pub fn importance(mut self, matrix: &'a ImportanceMatrix) -> Self {
+        self.importance = Some(matrix);
+        self
     }
 
     /// Sets the threads, otherwise as many as there are processors.
@@ -87,6 +97,17 @@ impl<'a> Writer<'a> {
         QUANTIZATION_VERSION
     }
 
+    /// The keys that the type of a file has, and the importance matrix: in the order in which [`Quantizer`](crate::Quantizer) writes them,
+    /// at the end of the metadata.
+    pub fn keys_of_type(&self) -> Vec<(&'static str, Value)> {
+        let mut keys = vec![
+            ("general.quantization_version", Value::from(QUANTIZATION_VERSION)),
+            ("general.file_type", self.file_type().into()),
+        ];
+        keys.extend(self.importance.iter().flat_map(|matrix| matrix.keys()));
+        keys
+    }
+
     /// The type of matrices, before a preset.
     fn matrix_type(&self) -> TensorType {
         let matrices = || self.infos.iter().filter(|info| info.dims.len() > 1);
@@ -108,28 +129,33 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// What each tensor becomes.
-    fn choices(&self, metadata: &Metadata) -> Result<Vec<TypeChoice>, ConvertError> {
+    /// The types before a preset.
+    fn types_before(&self) -> Vec<TensorType> {
         let wanted = self.matrix_type();
-        let before: Vec<TensorType> = (self.infos.iter())
+        (self.infos.iter())
             .map(|info| type_of(&info.into(), wanted))
-            .collect();
+            .collect()
+    }
+
+    /// What each tensor becomes.
+    fn choices(&self, metadata: &Metadata, before: &[TensorType]) -> Result<Vec<TypeChoice>, ConvertError> {
         let OutType::Preset(preset) = self.out else {
             let choice = |ty| TypeChoice {
                 ty,
                 instead_of: None,
                 needs_importance: false,
             };
-            return Ok(before.into_iter().map(choice).collect());
+            return Ok(before.iter().copied().map(choice).collect());
         };
-        let shapes: Vec<TensorShape<'_>> = (self.infos.iter().zip(&before))
+        let shapes: Vec<TensorShape<'_>> = (self.infos.iter().zip(before))
             .map(|(info, &ty)| TensorShape {
                 ty,
                 ..TensorShape::from(info)
             })
             .collect();
-        let mut choices = choose(&ModelShape::of(metadata)?, &Recipe::new(preset), false, &shapes)?;
-        for (choice, &ty) in choices.iter_mut().zip(&before) {
+        let (model, recipe) = (ModelShape::of(metadata)?, Recipe::new(preset));
+        let mut choices = choose(&model, &recipe, self.importance.is_some(), &shapes)?;
+        for (choice, &ty) in choices.iter_mut().zip(before) {
             if !is_float(ty) {
                 // What the folder has quantized already would lose more.
                 choice.ty = ty;
@@ -145,20 +171,37 @@ impl<'a> Writer<'a> {
     pub fn plan(&self, metadata: &Metadata) -> Result<QuantizeSummary, ConvertError> {
         let planned = self.planned(metadata)?;
         let tensors = planned.iter().map(|tensor| (tensor.view.info, tensor.choice));
-        Ok(QuantizeSummary::of(tensors))
+        let mut summary = QuantizeSummary::of(tensors);
+        if self.importance.is_some() {
+            summary.without_importance = without_importance(&planned);
+        }
+        Ok(summary)
     }
 
     fn planned(&self, metadata: &Metadata) -> Result<Vec<Planned<'_>>, ConvertError> {
-        let choices = self.choices(metadata)?;
+        if let Some(matrix) = self.importance {
+            if !matches!(self.out, OutType::Preset(_)) {
+                return Err(ConvertError::ImportanceUnused { out: self.out });
+            }
+            matrix.check_is_of(|name| self.infos.iter().any(|info| info.name == name))?;
+        }
+        let before = self.types_before();
+        let choices = self.choices(metadata, &before)?;
         let views = (self.infos.iter().zip(&self.bytes)).map(|(info, &bytes)| TensorView { info, bytes });
-        let planned: Vec<Planned<'_>> = (views.zip(choices))
-            .map(|(view, choice)| Planned {
+        let mut planned = Vec::with_capacity(self.infos.len());
+        for ((view, choice), before) in views.zip(choices).zip(before) {
+            let importance = match self.importance {
+                Some(matrix) => matrix.of_tensor(view.info, before, &choice)?,
+                None => None,
+            };
+            planned.push(Planned {
                 view,
                 choice,
-                importance: None,
+                importance,
+                before,
                 rewrites: true,
-            })
-            .collect();
+            });
+        }
         planned.iter().try_for_each(|tensor| tensor.check(false))?;
         Ok(planned)
     }

@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 74] = [
+const ROWS: [Row; 75] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -127,6 +127,11 @@ const ROWS: [Row; 74] = [
     row("presets of converted folders", "llama-quantize", 0),
     row("presets of loaded folders", "presets of converted folders", 2),
     row("folders that are not converted", "no reference: one line each", 0),
+    row(
+        "folders converted with importance",
+        "the same by way of `quantize`",
+        3,
+    ),
     row("turned choices between experts", "no reference: plain loops", 0),
     row("trained model stories260K", "numpy in float64", 0),
     row("trained model wp4m", "numpy in float64", 0),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tokenmill_convert::{OutType, QuantizeProgress, QuantizeSummary, Writer};
+use tokenmill_convert::{ImportanceMatrix, OutType, QuantizeProgress, QuantizeSummary, Writer};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::Metadata;
 use tokenmill_model::{FolderAsGguf, Model, ModelOptions};
@@ -29,6 +29,7 @@ pub struct Conversion {
     network: FolderAsGguf,
     vocabulary: Metadata,
     sampling: Metadata,
+    importance: Option<ImportanceMatrix>,
 }
 
 /// Keys of `generation_config.json`, and their names in files.
@@ -88,7 +89,15 @@ impl Conversion {
             vocabulary,
             sampling: sampling(&optional_json(folder, "generation_config.json")?)?,
             folder: folder.to_owned(),
+            importance: None,
         })
+    }
+
+    /// Weighs the errors of quantized weights by an importance matrix, for types that `quantize` makes.
+    #[must_use]
+    pub fn importance(mut self, matrix: ImportanceMatrix) -> Self {
+        self.importance = Some(matrix);
+        self
     }
 
     /// `general.architecture`.
@@ -128,11 +137,15 @@ impl Conversion {
             let tensor = weights.tensor(&info.name)?;
             Some((info.name, info.ty, info.dims, tensor.bytes))
         });
-        Ok(Writer::new(tensors, out)?)
+        let writer = Writer::new(tensors, out)?;
+        Ok(match &self.importance {
+            Some(matrix) => writer.importance(matrix),
+            None => writer,
+        })
     }
 
     /// The metadata of the file.
-    fn metadata(&self, writer: &Writer<'_>) -> Result<Metadata, Error> {
+    fn metadata(&self, writer: &Writer<'_>, out: OutType) -> Result<Metadata, Error> {
         let mut metadata = Metadata::new();
         metadata.insert("general.architecture", self.network.architecture())?;
         metadata.insert("general.type", "model")?;
@@ -146,10 +159,19 @@ impl Conversion {
         for (key, value) in self.network.keys().iter() {
             metadata.insert(key, value.clone())?;
         }
-        metadata.insert("general.file_type", writer.file_type())?;
-        metadata.insert("general.quantization_version", writer.quantization_version())?;
+        // Whoever quantizes a file writes the keys of its type behind the others.
+        let is_preset = matches!(out, OutType::Preset(_));
+        if !is_preset {
+            metadata.insert("general.file_type", writer.file_type())?;
+            metadata.insert("general.quantization_version", writer.quantization_version())?;
+        }
         for (key, value) in self.vocabulary.iter() {
             metadata.insert(key, value.clone())?;
+        }
+        if is_preset {
+            for (key, value) in writer.keys_of_type() {
+                metadata.insert(key, value)?;
+            }
         }
         Ok(metadata)
     }
@@ -157,10 +179,10 @@ impl Conversion {
     /// Says what would be written, and writes nothing.
     ///
     /// # Errors
-    /// [`Error::Convert`].
+    /// [`Error::Convert`]: what does not go together, such as an importance matrix of another model.
     pub fn plan(&self, out: OutType) -> Result<QuantizeSummary, Error> {
         let writer = self.writer(out)?;
-        Ok(writer.plan(&self.metadata(&writer)?)?)
+        Ok(writer.plan(&self.metadata(&writer, out)?)?)
     }
 
     /// Writes the file. It appears when it is whole; `on_progress` may stop the work.
@@ -178,7 +200,7 @@ impl Conversion {
         if let Some(n_threads) = n_threads {
             writer = writer.threads(n_threads);
         }
-        let metadata = self.metadata(&writer)?;
+        let metadata = self.metadata(&writer, out)?;
         Ok(writer.write(path, metadata, on_progress)?)
     }
 }

@@ -8,10 +8,10 @@ use std::{
 };
 
 use tokenmill::{Conversion, Error, LoadOptions, ModelSource, QuantizeSummary};
-use tokenmill_convert::OutType;
+use tokenmill_convert::{ImportanceMatrix, OutType, QuantizeProgress, Quantizer, Recipe};
 use tokenmill_gguf::{GgufFile, TensorType, Value};
 use tokenmill_quant::Format;
-use tokenmill_testkit::Comparisons;
+use tokenmill_testkit::{Comparisons, Random};
 
 /// What differs from the reference on purpose: the network (`*` for all), the key or the end of a tensor's name, and why.
 const DEVIATIONS: &[(&str, &str, &str)] = &[
@@ -321,4 +321,89 @@ fn a_folder_is_loaded_in_the_types_of_its_file() {
         assert!(n_quantized > 0, "{}", folder.display());
         comparisons.compared(1);
     }
+}
+
+/// An importance matrix with random numbers for the matrices of a file, in llama.cpp's older form.
+fn write_importance(path: &Path, file: &GgufFile, change: impl Fn(&str) -> String) {
+    let mut random = Random::new(3);
+    let matrices = || {
+        file.tensors()
+            .filter(|info| info.name.starts_with("blk.") && info.dims.len() == 2)
+    };
+    let mut bytes = (matrices().count() as i32).to_le_bytes().to_vec();
+    for info in matrices() {
+        let name = change(&info.name);
+        bytes.extend((name.len() as i32).to_le_bytes());
+        bytes.extend(name.as_bytes());
+        bytes.extend(1_i32.to_le_bytes());
+        bytes.extend((info.dims[0] as i32).to_le_bytes());
+        let numbers = random.values(info.dims[0]);
+        bytes.extend(numbers.into_iter().flat_map(|number| number.abs().to_le_bytes()));
+    }
+    bytes.extend(5_i32.to_le_bytes());
+    bytes.extend(4_i32.to_le_bytes());
+    bytes.extend(b"text");
+    fs::write(path, bytes).unwrap();
+}
+
+/// A folder is converted with an importance matrix to the file that it would be by way of a file in the type of the weights.
+#[test]
+fn importance_counts_as_it_does_in_quantize() {
+    let mut comparisons = Comparisons::of("folders converted with importance");
+    let Some(folder) = any_folder(&mut comparisons, "qwen2") else {
+        return;
+    };
+    let (temporary, whole, _) = convert(&folder, OutType::Auto).unwrap();
+    let file = GgufFile::open(&whole).unwrap();
+    let path = |name: &str| temporary.path().join(name);
+    write_importance(&path("imatrix.dat"), &file, str::to_owned);
+    let matrix = ImportanceMatrix::open(path("imatrix.dat")).unwrap();
+    let go_on = &mut |_: QuantizeProgress<'_>| ControlFlow::Continue(());
+    for preset in ["q4_k_m", "iq4_xs", "q4_0"] {
+        let out: OutType = preset.parse().unwrap();
+        let with_importance = Conversion::open(&folder, None)
+            .unwrap()
+            .importance(matrix.clone());
+        let summary = with_importance
+            .write(path("own.gguf"), out, Some(1), go_on)
+            .unwrap();
+        let recipe = Recipe::new(preset.parse().unwrap());
+        let quantizer = Quantizer::new(&file, recipe).importance(&matrix).threads(1);
+        let expected = quantizer.write(path("expected.gguf"), go_on).unwrap();
+        assert_eq!(
+            summary.without_importance, expected.without_importance,
+            "{preset}"
+        );
+        let [own, expected] = ["own.gguf", "expected.gguf"].map(|name| fs::read(path(name)).unwrap());
+        assert!(own == expected, "{preset}: other bytes");
+        // The matrix changes something.
+        let (_temporary, without, _) = convert(&folder, out).unwrap();
+        assert!(fs::read(without).unwrap() != own, "{preset}");
+        comparisons.compared(1);
+    }
+
+    let message = |name: &str, out: &str| {
+        let matrix = ImportanceMatrix::open(path(name)).unwrap();
+        let conversion = Conversion::open(&folder, None).unwrap().importance(matrix);
+        let result = conversion.write(path("no.gguf"), out.parse().unwrap(), None, &mut |_| {
+            ControlFlow::Continue(())
+        });
+        assert!(!path("no.gguf").exists());
+        result.unwrap_err().to_string()
+    };
+    write_importance(&path("other.dat"), &file, |name| name.replace("blk.", "layer."));
+    assert!(message("other.dat", "q4_k_m").starts_with("the importance matrix belongs to another model"));
+    write_importance(&path("swapped.dat"), &file, |name| {
+        if name.contains("ffn_up") {
+            name.replace("ffn_up", "ffn_down")
+        } else {
+            format!("x{name}")
+        }
+    });
+    let swapped = message("swapped.dat", "q4_k_m");
+    assert!(
+        swapped.starts_with("the importance matrix belongs to another model: tensor `blk."),
+        "{swapped}"
+    );
+    assert!(message("imatrix.dat", "f16").starts_with("an importance matrix changes nothing in F16"));
 }

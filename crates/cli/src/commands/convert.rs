@@ -2,8 +2,8 @@
 
 use std::{ops::ControlFlow, path::PathBuf, str::FromStr};
 
-use tokenmill::{Conversion, Error, ModelSource};
-use tokenmill_convert::{ConvertError, OutType, QuantizeSummary};
+use tokenmill::{Conversion, ModelSource};
+use tokenmill_convert::{ImportanceMatrix, OutType, QuantizeSummary};
 
 use crate::{
     failure::Failure,
@@ -15,14 +15,18 @@ use crate::{
     visible::visible,
 };
 
+use super::quantize;
+
 /// Make a GGUF file of a Hugging Face folder.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill convert Llama-3.2-1B-Instruct llama.gguf\n  \
     tokenmill convert Llama-3.2-1B-Instruct llama-q4_k_m.gguf --type q4_k_m\n  \
+    tokenmill convert Llama-3.2-1B-Instruct llama-iq3_xs.gguf --type iq3_xs --imatrix llama.imatrix.gguf\n  \
     tokenmill convert Qwen/Qwen3-0.6B qwen.gguf --type f16\n\n\
     The file has the tensors and keys that llama.cpp's convert_hf_to_gguf.py writes; docs/converting.md lists what differs.\n\
-    Vectors and what must be exact stay in F32. With `quantize` a GGUF file gets another type, and importance is weighed.")]
+    Vectors and what must be exact stay in F32. What files of an architecture have no key for is refused before anything is written.\n\
+    With `quantize` a GGUF file gets another type.")]
 pub(crate) struct Args {
     /// A folder with config.json, safetensors files and a tokenizer, or OWNER/REPOSITORY of the Hub
     folder: PathBuf,
@@ -31,6 +35,9 @@ pub(crate) struct Args {
     /// Type of the weights: auto, f32, f16, bf16, q8_0, or a type that `quantize` lists; auto is the 16-bit type of the folder
     #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto", value_parser = OutType::from_str)]
     out: OutType,
+    /// Importance matrix for a type that `quantize` lists: which weights matter most, as `imatrix` or llama-imatrix writes it
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
     /// Name of the pre-tokenizer, where it is not found out
     #[arg(long, value_name = "NAME")]
     pre: Option<String>,
@@ -62,12 +69,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("`tokenmill quantize` gives it another type"),
         );
     };
-    let conversion = Conversion::open(folder, args.pre.as_deref())?;
+    let matrix = args.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;
+    let mut conversion = Conversion::open(folder, args.pre.as_deref())?;
+    if let Some(matrix) = matrix {
+        conversion = conversion.importance(matrix);
+    }
     if conversion.keeps_tokens()? == Some(false) {
         note!("the tokenizer in the file cuts some texts otherwise than that of the folder");
     }
     if args.dry_run {
         let summary = conversion.plan(args.out)?;
+        quantize::tell_about(&summary);
         return output::print_line(&format!("{} would be {}", args.out, sizes(&summary)));
     }
     let interrupt = Interrupt::install()?;
@@ -81,11 +93,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ControlFlow::Continue(())
     });
     bar.finish_and_clear();
-    let summary = result.map_err(|error| match error {
-        Error::Convert(ConvertError::NeedsImportance { .. }) => Failure::input(error.to_string())
-            .hint("convert without `--type`, then `tokenmill quantize --imatrix` makes this type"),
-        error => error.into(),
-    })?;
+    let summary = result?;
+    quantize::tell_about(&summary);
     output::print_line(&format!(
         "wrote {}: {}, {} tensors",
         args.output.display(),

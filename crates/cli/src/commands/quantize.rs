@@ -198,7 +198,7 @@ fn sizes(summary: &QuantizeSummary) -> String {
 }
 
 /// Says where tensors became something else than was asked for.
-fn tell_about(summary: &QuantizeSummary) {
+pub(super) fn tell_about(summary: &QuantizeSummary) {
     if let [(name, choice), ..] = &summary.fallbacks[..] {
         note!(
             "{} of {} tensors have rows that the blocks of their type do not divide, and took another: `{}` is {} instead of {}",

@@ -75,6 +75,60 @@ fn what_convert_refuses_leaves_nothing() {
     assert_eq!(fs::read_dir(target.path()).unwrap().count(), 0);
 }
 
+/// An importance matrix of one tensor, in the older form of such files.
+fn importance(tensor: &str, n_columns: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for number in [1, tensor.len() as i32] {
+        bytes.extend(number.to_le_bytes());
+    }
+    bytes.extend(tensor.as_bytes());
+    bytes.extend(1_i32.to_le_bytes());
+    bytes.extend((n_columns as i32).to_le_bytes());
+    bytes.extend((0..n_columns).flat_map(|column| (column as f32).to_le_bytes()));
+    bytes
+}
+
+#[test]
+fn a_folder_is_converted_with_an_importance_matrix_of_its_own() {
+    let target = tempfile::tempdir().unwrap();
+    let [output, own, other] = ["out.gguf", "own.dat", "other.dat"].map(|name| target.path().join(name));
+    fs::write(&own, importance("blk.0.attn_q.weight", 64)).unwrap();
+    fs::write(&other, importance("blk.0.attn_q.weight", 32)).unwrap();
+    let convert = |ty: &str, matrix: &Path| {
+        tokenmill([
+            "convert",
+            arg(&folder()),
+            arg(&output),
+            "--type",
+            ty,
+            "--imatrix",
+            arg(matrix),
+        ])
+    };
+    let line = convert("q4_k_m", &other).failed(3);
+    assert!(
+        line.contains("the importance matrix belongs to another model"),
+        "{line}"
+    );
+    let line = convert("f16", &own).failed(2);
+    assert!(
+        line.contains("an importance matrix changes nothing in F16"),
+        "{line}"
+    );
+    assert!(!output.exists());
+    let outcome = convert("q4_k_m", &own);
+    assert!(
+        outcome.stderr.contains("the importance matrix has nothing for"),
+        "{}",
+        outcome.stderr
+    );
+    let file = GgufFile::open(&output).unwrap();
+    assert_eq!(
+        file.metadata().usize("quantize.imatrix.entries_count").unwrap(),
+        1
+    );
+}
+
 #[test]
 fn a_model_is_compared_with_its_own_logits_and_with_those_of_a_smaller_file() {
     let target = tempfile::tempdir().unwrap();
