@@ -428,6 +428,35 @@ VARIANTS = {
     ),
     # Scores scaled by the number of the layer.
     "gpt2_scores": ("gpt2", 74, {"n_embd": 48, "n_head": 3, "n_inner": 96, "scale_attn_by_inverse_layer_idx": True, "n_positions": 128}),
+    # The layout of Falcon 40B: KV heads for groups, a norm for each half; and biases, which no published model has.
+    "falcon_groups": (
+        "falcon",
+        76,
+        {"new_decoder_architecture": True, "bias": True, "hidden_size": 48, "ffn_hidden_size": 96, "num_attention_heads": 4, "num_kv_heads": 2},
+    ),
+    "gpt_neox_plain": ("gpt_neox", 77, {"attention_bias": False, "hidden_size": 48, "num_attention_heads": 3, "intermediate_size": 96}),
+    # Experts in every second layer but the last; biases, of the network next to the experts and of the head, too.
+    "ernie_moe_steps": (
+        "../parity2/ernie4_5_moe",
+        78,
+        {"num_hidden_layers": 5, "moe_layer_interval": 2, "moe_layer_end_index": 2, "use_bias": True, "tie_word_embeddings": False,
+         "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1},
+    ),
+    # Experts in every second layer, but for one of these.
+    "qwen2_moe_steps": (
+        "qwen2_moe",
+        79,
+        {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "hidden_size": 32, "intermediate_size": 48,
+         "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32, "layer_types": ["full_attention"] * 4},
+    ),
+    "qwen3_moe_steps": (
+        "qwen3_moe",
+        80,
+        {"num_hidden_layers": 3, "decoder_sparse_step": 1, "mlp_only_layers": [1], "hidden_size": 32, "head_dim": 16,
+         "intermediate_size": 48, "moe_intermediate_size": 16},
+    ),
+    # More heads of delta nets than of attention.
+    "kimi_heads": ("../parity2/kimi_linear", 81, {"linear_num_heads": 3, "linear_head_dim": 16, "num_attention_heads": 2}),
     # Experts with narrower rows of their own.
     "nemotron_latent": ("../parity2/nemotron_h_moe", 75, {"hidden_size": 48, "moe_latent_size": 24, "mlp_bias": True}),
 }

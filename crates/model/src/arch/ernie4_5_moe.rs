@@ -2,6 +2,7 @@
 //!
 //! Source: transformers, `models/ernie4_5_moe/modeling_ernie4_5_moe.py`; llama.cpp, `src/models/ernie4-5-moe.cpp`.
 
+use serde_json::Value;
 use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, LoadError, Presence};
@@ -26,6 +27,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut moe = config.moe(true)?;
     moe.router.choice_bias = Presence::Optional;
     moe.shared = config.shared_experts(&moe)?;
+    descriptor.head_bias = Presence::Optional;
     // What files say of the shared network's width is not its width where the counts of heads and experts differ.
     if let Some(shared) = &mut moe.shared {
         let name = |layer_idx: usize| format!("blk.{layer_idx}.ffn_up_shexp.weight");
@@ -48,8 +50,13 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         shared.dense.bias = descriptor.head_bias;
     }
     let n_layers = descriptor.layers.len();
-    let first = config.opt_usize("moe_layer_start_index")?.unwrap_or(0);
-    let last = config.opt_usize("moe_layer_end_index")?.unwrap_or(n_layers);
+    let first = config.opt_usize("moe_layer_start_index")?.unwrap_or(1);
+    let key = "moe_layer_end_index";
+    let last = match config.get(key).and_then(Value::as_i64) {
+        // The last layer.
+        Some(-1) => n_layers,
+        _ => config.opt_usize(key)?.unwrap_or(n_layers),
+    };
     let step = config.opt_usize("moe_layer_interval")?.unwrap_or(1).max(1);
     set_experts(&mut descriptor, &moe, |layer_idx| {
         (first..=last).contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step)

@@ -17,7 +17,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         } else {
             Residual::Parallel
         };
-        finish(&mut descriptor, residual, Presence::Absent);
+        finish(&mut descriptor, residual, Presence::Optional);
         Ok(descriptor)
     },
     hf_classes: &["FalconForCausalLM"],

@@ -18,6 +18,10 @@ pub(super) const LAYER_NAMES: Names = &[
 /// Layers of the 27B model, whose files do not say that its scores are scaled by another width than that of its heads.
 const N_LAYERS_27B: usize = 46;
 
+/// The caps where a file does not say them.
+const ATTN_SOFTCAP: f32 = 50.0;
+const LOGIT_SOFTCAP: f32 = 30.0;
+
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma2",
     from_gguf: |config| {
@@ -26,9 +30,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         if descriptor.layers.len() == N_LAYERS_27B {
             scale_by_model_width(&mut descriptor);
         }
+        // The first files say neither.
         let caps = [
-            config.opt_f32("attn_logit_softcapping")?,
-            config.opt_f32("final_logit_softcapping")?,
+            Some(config.opt_f32("attn_logit_softcapping")?.unwrap_or(ATTN_SOFTCAP)),
+            Some(
+                config
+                    .opt_f32("final_logit_softcapping")?
+                    .unwrap_or(LOGIT_SOFTCAP),
+            ),
         ];
         finish(&mut descriptor, caps);
         Ok(descriptor)
@@ -43,9 +52,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let mut descriptor = config.decoder()?;
         config.set_windows(&mut descriptor, |layer_idx| layer_idx % 2 == 0)?;
         config.set_score_scale(&mut descriptor)?;
+        // Null stands for none; what is not there has the class's default.
+        let cap = |key: &str, default| match config.has(key) {
+            true => config.opt_f32(key),
+            false => Ok(Some(default)),
+        };
         let caps = [
-            config.opt_f32("attn_logit_softcapping")?,
-            config.opt_f32("final_logit_softcapping")?,
+            cap("attn_logit_softcapping", ATTN_SOFTCAP)?,
+            cap("final_logit_softcapping", LOGIT_SOFTCAP)?,
         ];
         finish(&mut descriptor, caps);
         Ok(descriptor)

@@ -99,12 +99,19 @@ impl GgufConfig<'_> {
             });
         }
         set_experts(descriptor, moe, |layer_idx| {
-            layer_idx >= n_dense && (layer_idx + 1).is_multiple_of(step)
+            layer_idx >= n_dense && (layer_idx + 1).is_multiple_of(step) && !self.is_dense(layer_idx)
         });
         Ok(())
     }
 
-    /// A network next to the experts, of a width that is that of `n_shared` experts or what a key says.
+    /// Whether a layer has the tensors of a dense network and none that chooses experts: no key says which layers of some networks have
+    /// experts.
+    fn is_dense(&self, layer_idx: usize) -> bool {
+        let has = |part: &str| self.has_tensor(&format!("blk.{layer_idx}.{part}.weight"));
+        has("ffn_up") && !has("ffn_gate_inp")
+    }
+
+    /// A network next to the experts, with the biases that the file has, of a width that is that of `n_shared` experts or what a key says.
     pub(super) fn shared_experts(&self, moe: &MoeDescriptor) -> Result<Option<SharedDescriptor>, LoadError> {
         let n_shared = self.opt_usize("expert_shared_count")?.unwrap_or(0);
         let n_ff = match self
@@ -122,7 +129,7 @@ impl GgufConfig<'_> {
                 cutoff: None,
                 joined: GateUpOrder::GateFirst,
                 is_gated: moe.is_gated,
-                bias: Presence::Absent,
+                bias: Presence::Optional,
             },
             has_gate: false,
         }))

@@ -17,7 +17,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.dense_mut().activation = Activation::GeluErf;
         }
         let is_parallel = config.opt_bool("use_parallel_residual")?.unwrap_or(true);
-        finish(&mut descriptor, is_parallel, Presence::Required);
+        finish(&mut descriptor, is_parallel, Presence::Optional);
         Ok(descriptor)
     },
     hf_classes: &["GPTNeoXForCausalLM"],

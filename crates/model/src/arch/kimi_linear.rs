@@ -37,6 +37,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
                 "block_sparse_moe.gate.e_score_correction_bias",
                 "exp_probs_b.bias",
             ),
+            // What transformers calls a dense network where it saves one.
+            ("block_sparse_moe.gate_proj", "ffn_gate"),
+            ("block_sparse_moe.up_proj", "ffn_up"),
+            ("block_sparse_moe.down_proj", "ffn_down"),
             ("block_sparse_moe.shared_experts.gate_proj", "ffn_gate_shexp"),
             ("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
             ("block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"),
@@ -63,8 +67,13 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         scale: 1.0 / (head_dim_k as f32).sqrt(),
         rope: None,
     };
+    // No key says how many heads the delta nets have, which mostly is how many attention has.
+    let rates = (0..descriptor.layers.len()).map(|layer_idx| format!("blk.{layer_idx}.ssm_beta.weight"));
+    let n_net_heads = rates
+        .map(|name| config.n_rows_of(&name))
+        .find(|&n_rows| n_rows > 0);
     let net = KimiDeltaDescriptor {
-        n_heads,
+        n_heads: n_net_heads.unwrap_or(n_heads),
         head_dim: config.usize("kda.head_dim")?,
         n_taps: config.usize("ssm.conv_kernel")?,
     };
