@@ -78,6 +78,29 @@ pub enum LoadError {
         /// What is not supported.
         feature: String,
     },
+    /// A folder's network has something that GGUF files of its architecture have no key for.
+    #[error(
+        "a GGUF file of `{arch}` cannot say what this folder is: `{field}` is {folder} in the folder, and readers of the file take \
+         {file}{keys}"
+    )]
+    NotInGguf {
+        /// The architecture.
+        arch: &'static str,
+        /// The field of [`Descriptor`](crate::Descriptor).
+        field: String,
+        /// What the folder says.
+        folder: String,
+        /// What a reader of the file would take.
+        file: String,
+        /// Where the configuration says it, in words, if that is known.
+        keys: String,
+    },
+    /// A file made of a folder could not be loaded.
+    #[error("a GGUF file made of this folder would not load: {source}")]
+    FileWouldNotLoad {
+        /// Why.
+        source: Box<LoadError>,
+    },
     /// Ranks do not divide something of the network.
     #[error("{what} cannot be divided among {n_ranks} devices{}", only_among(fitting))]
     NotDivisible {

@@ -3,19 +3,21 @@
 //! Separate from [`Model`](crate::Model), which needs no keys and computes with what a folder has. Invariant: opening reads headers;
 //! the bytes of a tensor are read, and changed, when they are asked for.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
-use tokenmill_gguf::Metadata;
+use tokenmill_backend::Backend;
+use tokenmill_gguf::{Metadata, Value};
 
 use crate::{
-    Descriptor, LoadError, WeightInfo, WeightSource,
-    arch::{self, GgufForm, HfConfig},
+    Descriptor, LoadError, ModelOptions, WeightInfo, WeightSource,
+    arch::{self, GgufForm, GgufHeader, HfConfig},
+    model::plan,
     safetensors_folder::SafetensorsFolder,
 };
 
 /// A folder under the names, shapes and keys of a GGUF file.
 pub struct FolderAsGguf {
-    arch: &'static str,
+    form: GgufForm,
     keys: Metadata,
     descriptor: Descriptor,
     weights: SafetensorsFolder,
@@ -43,17 +45,84 @@ impl FolderAsGguf {
         for (key, numbers) in numbers {
             keys.insert(key, numbers)?;
         }
-        Ok(Self {
-            arch: form.arch,
+        let mut file = Self {
+            form,
             keys,
             descriptor,
             weights,
-        })
+        };
+        file.add_windows()?;
+        Ok(file)
+    }
+
+    /// Adds the windows where the architecture's own keys leave them out, in the form that all architectures have in common: their width,
+    /// and, where that is not enough, which layers have one.
+    fn add_windows(&mut self) -> Result<(), LoadError> {
+        let windows = windows(&self.descriptor);
+        let Some(width) = windows
+            .iter()
+            .flatten()
+            .next()
+            .and_then(|&width| u32::try_from(width).ok())
+        else {
+            return Ok(());
+        };
+        let pattern: Vec<bool> = windows.iter().map(Option::is_some).collect();
+        for (key, value) in [
+            ("attention.sliding_window", Value::from(width)),
+            ("attention.sliding_window_pattern", Value::from(pattern)),
+        ] {
+            // A header that cannot be read is refused later.
+            let Ok(of_file) = self.descriptor_of_file() else {
+                return Ok(());
+            };
+            if self::windows(&of_file) == windows {
+                return Ok(());
+            }
+            self.set_key(&format!("{}.{key}", self.form.arch), value)?;
+        }
+        Ok(())
+    }
+
+    /// Sets a key, in the place of another value.
+    fn set_key(&mut self, key: &str, value: Value) -> Result<(), LoadError> {
+        let mut keys = Metadata::new();
+        for (known, value) in self.keys.iter().filter(|(known, _)| *known != key) {
+            keys.insert(known, value.clone())?;
+        }
+        keys.insert(key, value)?;
+        self.keys = keys;
+        Ok(())
     }
 
     /// `general.architecture`.
     pub fn architecture(&self) -> &'static str {
-        self.arch
+        self.form.arch
+    }
+
+    /// Checks that the file says what the folder does: reads its header as a load does, compares the two networks field by field, and
+    /// runs a load of the file dry.
+    ///
+    /// # Errors
+    /// [`LoadError::NotInGguf`] with the first field that readers of the file would take for something else;
+    /// [`LoadError::FileWouldNotLoad`].
+    pub fn check<B: Backend>(&self, backend: &B) -> Result<(), LoadError> {
+        let of_file = self.descriptor_of_file().map_err(would_not_load)?;
+        if let Some(difference) = self.form.disagreement(&self.descriptor, &of_file, &self.weights) {
+            return Err(self.form.cannot_say(difference));
+        }
+        // Tensors that a reader would miss, or not use, are found so.
+        plan(&of_file, &self.weights, backend, &ModelOptions::default()).map_err(would_not_load)?;
+        Ok(())
+    }
+
+    /// What a reader of the file would take the network for.
+    fn descriptor_of_file(&self) -> Result<Descriptor, LoadError> {
+        arch::describe_header(GgufHeader::of_form(
+            self.form.arch,
+            &self.keys,
+            &self.tensor_infos(),
+        ))
     }
 
     /// The keys of the architecture: sizes, and what else describes the network.
@@ -66,14 +135,27 @@ impl FolderAsGguf {
         &self.descriptor
     }
 
-    /// The tensors by name.
-    pub(crate) fn tensor_infos(&self) -> BTreeMap<String, WeightInfo> {
-        let infos = self.weights.infos().into_iter();
-        infos.map(|info| (info.name.clone(), info)).collect()
+    /// The tensors, in the names and shapes of the file.
+    pub(crate) fn tensor_infos(&self) -> Vec<WeightInfo> {
+        self.weights.infos()
     }
 
     /// The tensors, in the types that the folder has them in.
     pub fn weights(&self) -> &dyn WeightSource {
         &self.weights
+    }
+}
+
+/// The window of each layer that has one.
+fn windows(descriptor: &Descriptor) -> Vec<Option<usize>> {
+    let layers = descriptor.layers.iter();
+    layers
+        .map(|layer| layer.mixer.attention().and_then(|attention| attention.window))
+        .collect()
+}
+
+fn would_not_load(source: LoadError) -> LoadError {
+    LoadError::FileWouldNotLoad {
+        source: Box::new(source),
     }
 }

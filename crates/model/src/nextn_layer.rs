@@ -91,18 +91,14 @@ impl Model {
     /// What the headers show to be wrong with it.
     pub fn nextn(&self) -> Result<Option<Nextn<'_>>, LoadError> {
         let (found, weights) = if let Some(file) = self.gguf() {
-            let found = arch::describe_nextn(GgufHeader::File(file))?;
+            let found = arch::describe_nextn(GgufHeader::of_file(file)?)?;
             (found, NextnWeights::OfFile(file))
         } else {
             let Some(folder) = self.nextn_folder()? else {
                 return Ok(None);
             };
             let tensors = folder.tensor_infos();
-            let header = GgufHeader::Form {
-                arch: folder.architecture(),
-                keys: folder.keys(),
-                tensors: &tensors,
-            };
+            let header = GgufHeader::of_form(folder.architecture(), folder.keys(), &tensors);
             let found = arch::describe_nextn(header)?;
             (found, NextnWeights::OfFolder(Box::new(folder)))
         };

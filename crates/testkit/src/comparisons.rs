@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 75] = [
+const ROWS: [Row; 78] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -128,9 +128,20 @@ const ROWS: [Row; 75] = [
     row("presets of loaded folders", "presets of converted folders", 2),
     row("folders that are not converted", "no reference: one line each", 0),
     row(
+        "folders that files can say",
+        "no reference: the file's own header",
+        2,
+    ),
+    row(
         "folders converted with importance",
         "the same by way of `quantize`",
         3,
+    ),
+    row("variants of folders", "no reference: the folder itself", 0),
+    row(
+        "random variants of folders",
+        "no reference: the folder itself",
+        16,
     ),
     row("turned choices between experts", "no reference: plain loops", 0),
     row("trained model stories260K", "numpy in float64", 0),

@@ -60,6 +60,7 @@ impl Conversion {
             CpuBackend::new(Some(1), CpuFeatures::detect()).map_err(tokenmill_model::LoadError::from)?;
         Model::open(folder)?.plan(&backend, &ModelOptions::default())?;
         let network = FolderAsGguf::open(folder)?;
+        network.check(&backend)?;
         let files = VocabularyFiles {
             tokenizer_json: optional_file(folder, TOKENIZER_JSON)?,
             sentencepiece: optional_file(folder, "tokenizer.model")?,

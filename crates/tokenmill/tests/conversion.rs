@@ -1,5 +1,8 @@
 //! Folders that become files, compared with the files that llama.cpp's converter made of the same folders.
 
+#[path = "conversion/variants.rs"]
+mod variants;
+
 use std::{
     collections::BTreeSet,
     fs,

@@ -130,6 +130,32 @@ fn a_folder_is_converted_with_an_importance_matrix_of_its_own() {
 }
 
 #[test]
+fn what_files_cannot_say_is_refused_by_its_field() {
+    let target = tempfile::tempdir().unwrap();
+    let changed = target.path().join("changed");
+    fs::create_dir(&changed).unwrap();
+    for entry in fs::read_dir(folder()).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, changed.join(path.file_name().unwrap())).unwrap();
+    }
+    let config = fs::read_to_string(changed.join("config.json")).unwrap();
+    fs::write(
+        changed.join("config.json"),
+        config.replace("\"silu\"", "\"gelu\""),
+    )
+    .unwrap();
+    let output = target.path().join("out.gguf");
+    let line = tokenmill(["convert", arg(&changed), arg(&output)]).failed(3);
+    assert!(
+        line.contains(
+            "`layers[0].ffn.activation` is GeluErf in the folder, and readers of the file take Silu"
+        ),
+        "{line}"
+    );
+    assert!(!output.exists());
+}
+
+#[test]
 fn a_model_is_compared_with_its_own_logits_and_with_those_of_a_smaller_file() {
     let target = tempfile::tempdir().unwrap();
     let [text, base] = ["text.txt", "base.logits"].map(|name| target.path().join(name));

@@ -56,7 +56,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 /// The numbers of each layer, from the lists of the metadata.
 fn trained_numbers(config: &GgufConfig<'_>, n_layers: usize) -> Result<Vec<Xielu>, LoadError> {
     let list = |key| {
-        let values = config.file.metadata().f32_array(key)?;
+        let values = config.metadata.f32_array(key)?;
         if values.len() < n_layers || values.iter().any(|value| !value.is_finite()) {
             return Err(LoadError::BadValue {
                 what: "list of the numbers of xIELU",

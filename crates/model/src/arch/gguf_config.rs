@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 
 use tokenmill_backend::{Activation, NormKind, RopeAxes, RopeStyle};
-use tokenmill_gguf::{GgufError, GgufFile, Metadata, TensorInfo, Value};
+use tokenmill_gguf::{Array, GgufError, Metadata, Value};
 
 use crate::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, Ignorable, LayerDescriptor,
     LoadError, MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
-    RopeDescriptor, RopeScaling, WeightInfo, YarnRounding, rope::yarn_magnitude,
+    RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude,
 };
 
 /// The tensors of layers behind the last, if there are such layers.
@@ -22,95 +22,11 @@ pub(super) fn nextn_layers(n_layers: usize, n_nextn_layers: usize) -> Vec<Ignora
     }
 }
 
-/// What a file says of itself: a GGUF file, or a folder in the form of one.
-#[derive(Clone, Copy)]
-pub(crate) enum GgufHeader<'a> {
-    /// A file.
-    File(&'a GgufFile),
-    /// A folder.
-    Form {
-        /// Its architecture.
-        arch: &'static str,
-        /// The architecture's keys.
-        keys: &'a Metadata,
-        /// Its tensors, by GGUF name.
-        tensors: &'a BTreeMap<String, WeightInfo>,
-    },
-}
-
-/// A tensor in a header.
-#[derive(Clone, Copy)]
-pub(super) struct ListedTensor<'a> {
-    pub(super) name: &'a str,
-    pub(super) dims: &'a [usize],
-}
-
-impl<'a> ListedTensor<'a> {
-    fn of_file(info: &'a TensorInfo) -> Self {
-        Self {
-            name: &info.name,
-            dims: &info.dims,
-        }
-    }
-
-    fn of_form(info: &'a WeightInfo) -> Self {
-        Self {
-            name: &info.name,
-            dims: &info.dims,
-        }
-    }
-
-    /// Number of rows: the product of all dimensions but the first.
-    pub(super) fn n_rows(self) -> usize {
-        self.dims.iter().skip(1).product()
-    }
-}
-
-impl<'a> GgufHeader<'a> {
-    /// The name of the architecture.
-    ///
-    /// # Errors
-    /// [`LoadError::Gguf`] of a file without it.
-    pub(super) fn architecture(self) -> Result<&'a str, LoadError> {
-        match self {
-            Self::File(file) => Ok(file.metadata().str("general.architecture")?),
-            Self::Form { arch, .. } => Ok(arch),
-        }
-    }
-
-    pub(super) fn metadata(self) -> &'a Metadata {
-        match self {
-            Self::File(file) => file.metadata(),
-            Self::Form { keys, .. } => keys,
-        }
-    }
-
-    pub(super) fn tensor(self, name: &str) -> Option<ListedTensor<'a>> {
-        match self {
-            Self::File(file) => file.tensor(name).map(|tensor| ListedTensor::of_file(tensor.info)),
-            Self::Form { tensors, .. } => tensors.get(name).map(ListedTensor::of_form),
-        }
-    }
-
-    fn tensors(self) -> Box<dyn Iterator<Item = ListedTensor<'a>> + 'a> {
-        match self {
-            Self::File(file) => Box::new(file.tensors().map(ListedTensor::of_file)),
-            Self::Form { tensors, .. } => Box::new(tensors.values().map(ListedTensor::of_form)),
-        }
-    }
-
-    fn n_tensors(self) -> usize {
-        match self {
-            Self::File(file) => file.tensors().len(),
-            Self::Form { tensors, .. } => tensors.len(),
-        }
-    }
-}
-
-/// A GGUF file's metadata, asked by the part of the key after the architecture's name.
-#[derive(Clone, Copy)]
+/// A GGUF file's header, whose metadata is asked by the part of the key after the architecture's name.
 pub(super) struct GgufConfig<'a> {
-    pub(super) file: GgufHeader<'a>,
+    pub(super) metadata: &'a Metadata,
+    /// Dimensions by name, the contiguous one first.
+    pub(super) tensors: BTreeMap<&'a str, &'a [usize]>,
     pub(super) arch: &'static str,
     pub(super) n_vocab: usize,
     /// Whether the layers that only predict further tokens are described like the others, behind them.
@@ -124,27 +40,27 @@ impl GgufConfig<'_> {
 
     /// A value that may be there.
     pub(super) fn value(&self, name: &str) -> Option<&Value> {
-        self.file.metadata().get(&self.key(name))
+        self.metadata.get(&self.key(name))
     }
 
     /// A count that must be there.
     pub(super) fn usize(&self, name: &str) -> Result<usize, LoadError> {
-        Ok(self.file.metadata().usize(&self.key(name))?)
+        Ok(self.metadata.usize(&self.key(name))?)
     }
 
     /// A count that may be there.
     pub(super) fn opt_usize(&self, name: &str) -> Result<Option<usize>, LoadError> {
-        Ok(self.file.metadata().opt_usize(&self.key(name))?)
+        Ok(self.metadata.opt_usize(&self.key(name))?)
     }
 
     /// A number that may be there.
     pub(super) fn opt_f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
-        Ok(self.file.metadata().opt_f32(&self.key(name))?)
+        Ok(self.metadata.opt_f32(&self.key(name))?)
     }
 
     /// A claim that may be there.
     pub(super) fn opt_bool(&self, name: &str) -> Result<Option<bool>, LoadError> {
-        Ok(self.file.metadata().opt_bool(&self.key(name))?)
+        Ok(self.metadata.opt_bool(&self.key(name))?)
     }
 
     /// A number that may be there, 0 meaning that it is not.
@@ -154,12 +70,12 @@ impl GgufConfig<'_> {
 
     /// Whether the file has a tensor.
     pub(super) fn has_tensor(&self, name: &str) -> bool {
-        self.file.tensor(name).is_some()
+        self.tensors.contains_key(name)
     }
 
     /// Rows of a tensor; 0 where the file has none of that name.
     pub(super) fn n_rows_of(&self, name: &str) -> usize {
-        self.file.tensor(name).map_or(0, ListedTensor::n_rows)
+        self.tensors.get(name).map_or(0, |dims| n_rows(dims))
     }
 
     /// An error that names a variant.
@@ -171,7 +87,7 @@ impl GgufConfig<'_> {
     }
 
     fn opt_per_layer(&self, name: &str, n_layers: usize) -> Result<Option<Vec<usize>>, LoadError> {
-        let values = (self.file.metadata()).opt_u32_per_layer(&self.key(name), n_layers)?;
+        let values = self.metadata.opt_u32_per_layer(&self.key(name), n_layers)?;
         Ok(values.map(|values| values.iter().map(|&value| value as usize).collect()))
     }
 
@@ -183,8 +99,7 @@ impl GgufConfig<'_> {
     /// Whether each layer has the window: as the file's pattern says, or else all but every `period`th.
     pub(super) fn sliding_layers(&self, n_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
         let key = self.key("attention.sliding_window_pattern");
-        let metadata = self.file.metadata();
-        if !matches!(metadata.get(&key), Some(Value::Array(_))) {
+        if !matches!(self.metadata.get(&key), Some(Value::Array(_))) {
             let period = self
                 .opt_usize("attention.sliding_window_pattern")?
                 .unwrap_or(period);
@@ -192,7 +107,7 @@ impl GgufConfig<'_> {
                 .map(|layer_idx| period == 0 || layer_idx % period < period - 1)
                 .collect());
         }
-        let pattern = metadata.bool_array(&key)?;
+        let pattern = self.metadata.bool_array(&key)?;
         let for_layers = pattern.get(..n_layers).ok_or_else(|| LoadError::BadValue {
             what: "sliding window pattern",
             found: format!("a list of {}", pattern.len()),
@@ -209,12 +124,12 @@ impl GgufConfig<'_> {
 
     /// Checks that the file has tensors of every layer that it counts, those that only predict further tokens aside, and of no other.
     pub(super) fn check_layers(&self, n_layers: usize) -> Result<(), LoadError> {
-        let layer_idx = |tensor: ListedTensor<'_>| {
-            let rest = tensor.name.strip_prefix("blk.")?;
+        let layer_idx = |name: &str| {
+            let rest = name.strip_prefix("blk.")?;
             rest.split_once('.')?.0.parse::<usize>().ok()
         };
-        let n_found = (self.file.tensors())
-            .filter_map(layer_idx)
+        let n_found = (self.tensors.keys())
+            .filter_map(|name| layer_idx(name))
             .max()
             .map_or(0, |last| last.saturating_add(1));
         let n_nextn = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
@@ -228,10 +143,10 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// A tensor of experts, where there is one.
-    pub(super) fn tensor_of_experts(&self) -> Option<ListedTensor<'_>> {
-        let mut tensors = self.file.tensors();
-        tensors.find(|tensor| tensor.name.ends_with("_exps.weight"))
+    /// A tensor of experts and its dimensions, where there is one.
+    pub(super) fn tensor_of_experts(&self) -> Option<(&str, &[usize])> {
+        let mut tensors = self.tensors.iter().map(|(&name, &dims)| (name, dims));
+        tensors.find(|(name, _)| name.ends_with("_exps.weight"))
     }
 
     /// Takes the window, which [`Self::decoder`] gave to all layers, from those that see everything.
@@ -257,7 +172,7 @@ impl GgufConfig<'_> {
     pub(super) fn decoder(&self, rope_style: RopeStyle) -> Result<Descriptor, LoadError> {
         let n_blocks = self.usize("block_count")?;
         // Every layer has tensors, so a count above theirs is nonsense, and lists as long as it must not be made.
-        if n_blocks > self.file.n_tensors() {
+        if n_blocks > self.tensors.len() {
             return Err(LoadError::BadValue {
                 what: "layer count",
                 found: n_blocks.to_string(),
@@ -294,6 +209,12 @@ impl GgufConfig<'_> {
         let window = self
             .opt_usize("attention.sliding_window")?
             .filter(|&window| window > 0);
+        // Where a file says of each layer whether it has the window.
+        let pattern = match self.value("attention.sliding_window_pattern") {
+            Some(Value::Array(Array::Bool(pattern))) => &pattern[..],
+            _ => &[],
+        };
+        let window_of = |layer_idx: usize| window.filter(|_| pattern.get(layer_idx) != Some(&false));
         let rope = RopeDescriptor {
             style: rope_style,
             head_dim: head_dim_k,
@@ -322,7 +243,7 @@ impl GgufConfig<'_> {
                     scale: scale.unwrap_or_else(|| 1.0 / (head_dim_k as f32).sqrt()),
                     rope: Some(0),
                     is_causal: true,
-                    window,
+                    window: window_of(layer_idx),
                     is_chunked: false,
                     softcap: None,
                     has_sinks: false,
@@ -389,7 +310,7 @@ impl GgufConfig<'_> {
     }
 
     fn rope_scaling(&self, n_ctx_train: usize) -> Result<RopeScaling, LoadError> {
-        let kind = self.file.metadata().opt_str(&self.key("rope.scaling.type"))?;
+        let kind = self.metadata.opt_str(&self.key("rope.scaling.type"))?;
         let factor = match self.opt_f32("rope.scaling.factor")? {
             Some(factor) => Some(factor),
             // The name that early converters wrote.
@@ -431,4 +352,9 @@ impl GgufConfig<'_> {
             ))),
         }
     }
+}
+
+/// Number of rows: the product of all dimensions but the first.
+pub(super) fn n_rows(dims: &[usize]) -> usize {
+    dims.iter().skip(1).product()
 }

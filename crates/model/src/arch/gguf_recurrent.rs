@@ -75,7 +75,7 @@ impl GgufConfig<'_> {
     /// Whether each layer is recurrent, where some layers have attention instead: as a list says, or all but every n-th.
     pub(super) fn recurrent_layers(&self, n_layers: usize) -> Result<Vec<bool>, LoadError> {
         let key = format!("{}.attention.recurrent_layers", self.arch);
-        match self.file.metadata().get(&key) {
+        match self.metadata.get(&key) {
             Some(Value::Array(Array::Bool(layers))) if layers.len() >= n_layers => {
                 Ok(layers[..n_layers].to_vec())
             }

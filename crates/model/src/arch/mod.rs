@@ -26,6 +26,7 @@ mod gemma_embedding;
 mod gguf_config;
 mod gguf_experts;
 mod gguf_form;
+mod gguf_header;
 mod gguf_recurrent;
 mod glm4;
 mod glm4moe;
@@ -79,9 +80,9 @@ use tokenmill_gguf::GgufFile;
 
 use crate::{Descriptor, LoadError};
 
-use gguf_config::GgufConfig;
-pub(crate) use gguf_config::GgufHeader;
+use gguf_config::{GgufConfig, n_rows};
 pub(crate) use gguf_form::{GgufForm, Recast, recasts_of};
+pub(crate) use gguf_header::GgufHeader;
 pub(crate) use hf_config::HfConfig;
 pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
 pub(crate) use hf_quantization::Fp8Scales;
@@ -183,33 +184,35 @@ pub(crate) fn layouts(arch: &str) -> Vec<&'static HfLayout> {
     rows.map(|row| &row.hf_layout).collect()
 }
 
-/// A GGUF file's architecture, and its metadata as that asks for it.
-fn open_gguf(file: GgufHeader<'_>) -> Result<(&'static Architecture, GgufConfig<'_>), LoadError> {
-    let found = file.architecture()?;
+/// A header's architecture, and its metadata as that asks for it.
+fn open_gguf(header: GgufHeader<'_>) -> Result<(&'static Architecture, GgufConfig<'_>), LoadError> {
+    let found = header.arch;
     let row = (ARCHITECTURES.iter())
         .find(|row| row.name == found)
         .ok_or_else(|| LoadError::UnknownArchitecture {
             found: found.to_owned(),
             supported: architectures(),
         })?;
-    let embedding = file
-        .tensor("token_embd.weight")
+    let embedding = (header.tensors)
+        .get("token_embd.weight")
         .ok_or_else(|| LoadError::MissingTensor {
             name: "token_embd.weight".to_owned(),
         })?;
     let config = GgufConfig {
-        file,
+        n_vocab: n_rows(embedding),
+        metadata: header.metadata,
+        tensors: header.tensors,
         arch: row.name,
-        n_vocab: embedding.n_rows(),
         with_nextn: false,
     };
     Ok((row, config))
 }
 
-/// Describes the first layer of a GGUF file, or of a folder in the form of one, that predicts further tokens, as a network with one layer, and says its index in the file.
+/// Describes the first layer of a GGUF file, or of a folder in the form of one, that predicts further tokens, as a network with one layer, and
+/// says its index in the file.
 /// `None` where the file has no such layer.
-pub(crate) fn describe_nextn(file: GgufHeader<'_>) -> Result<Option<(Descriptor, usize)>, LoadError> {
-    let (row, config) = open_gguf(file)?;
+pub(crate) fn describe_nextn(header: GgufHeader<'_>) -> Result<Option<(Descriptor, usize)>, LoadError> {
+    let (row, config) = open_gguf(header)?;
     let (layer_idx, n_nextn) = config.layer_counts()?;
     // Some files count layers that they leave out.
     if n_nextn == 0 || !config.has_tensor(&format!("blk.{layer_idx}.nextn.eh_proj.weight")) {
@@ -232,7 +235,12 @@ pub(crate) fn describe_nextn(file: GgufHeader<'_>) -> Result<Option<(Descriptor,
 
 /// Describes the network in a GGUF file.
 pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
-    let (row, config) = open_gguf(GgufHeader::File(file))?;
+    describe_header(GgufHeader::of_file(file)?)
+}
+
+/// Describes the network in a GGUF file of such a header.
+pub(crate) fn describe_header(header: GgufHeader<'_>) -> Result<Descriptor, LoadError> {
+    let (row, config) = open_gguf(header)?;
     let named = |error| with_key(error, Form::Gguf(row.name));
     let mut descriptor = (row.from_gguf)(&config).map_err(named)?;
     let n_layers = descriptor.layers.len() + config.opt_usize("nextn_predict_layers")?.unwrap_or(0);
@@ -251,11 +259,11 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
         }
         return Err(config.unsupported(format!("a mixture of {n_experts} experts")));
     }
-    if !has_experts && let Some(tensor) = config.tensor_of_experts() {
+    if !has_experts && let Some((name, dims)) = config.tensor_of_experts() {
         return Err(LoadError::ExpertCount {
-            name: tensor.name.to_owned(),
+            name: name.to_owned(),
             expected: 0,
-            found: tensor.dims.last().copied().unwrap_or(0),
+            found: dims.last().copied().unwrap_or(0),
         });
     }
     if descriptor.pooling.is_none() {

@@ -4,12 +4,14 @@
 //! a descriptor and weights into a network, and the forward pass follows it without knowing an architecture's name.
 //! Invariant: a descriptor that passed [`Descriptor::validate`] describes a network that can be built and run.
 
+mod difference;
 mod ffn;
 mod latent;
 mod mixer;
 mod pooling;
 mod recurrent;
 
+pub(crate) use difference::{Difference, ROUNDING, first_difference};
 pub use ffn::{
     BesideDescriptor, DenseDescriptor, FfnDescriptor, GateUpOrder, LatentExperts, MoeDescriptor,
     RouterDescriptor, SharedDescriptor, XieluNumbers,

@@ -10,7 +10,7 @@ use tokenmill_gguf::{ReadAt, TensorType};
 use super::{Entry, SafetensorsFolder, changes::map};
 use crate::{
     AttentionDescriptor, DeltaNetDescriptor, Descriptor, LoadError, MixerDescriptor, PooledOutput, QkNorm,
-    RopeScaling, WeightInfo,
+    Residual, RopeScaling, WeightInfo,
     arch::{GgufForm, Recast},
     tensor_view::{Reordered, Transposed},
 };
@@ -204,6 +204,10 @@ fn recast_one(recast: Recast, stem: &str, end: &str, entry: Entry, descriptor: &
     let mut entry = entry;
     match recast {
         Recast::Rename(other) => return renamed(other, entry),
+        Recast::RenameOfTwoNorms(other) => {
+            let has_two = layer().is_some_and(|layer| layer.residual == Residual::ParallelTwoNorms);
+            return renamed(if has_two { other } else { end }, entry);
+        }
         Recast::OfClassifier | Recast::IntoKey(_) => {}
         Recast::AddOne => entry = map(entry, Box::new(|_, x| x + 1.0)),
         Recast::Squeeze => entry.info.dims.retain(|&dim| dim != 1),

@@ -29,6 +29,7 @@ pub(super) fn deepseek2(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.set_count("attention.value_length_mla", latent.head_dim_v)?;
     keys.set_count("rope.dimension_count", latent.rotated_dim)?;
     keys.routed_experts()?;
+    keys.router_with_defaults()?;
     if matches!(
         keys.descriptor.ropes.first().map(|rope| &rope.scaling),
         Some(RopeScaling::Yarn { .. })

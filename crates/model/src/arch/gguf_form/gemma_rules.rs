@@ -14,9 +14,16 @@ pub(super) fn gemma(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     if let Some(rope) = keys.descriptor.ropes.first().filter(|rope| rope.base != 10_000.0) {
         keys.set("rope.freq_base", rope.base);
     }
-    keys.copy_number("attn_logit_softcapping", &["attn_logit_softcapping"])?;
-    keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
     if keys.arch == "gemma2" {
+        let attn_softcap = keys.attention().and_then(|attention| attention.softcap);
+        for (key, cap) in [
+            ("attn_logit_softcapping", attn_softcap),
+            ("final_logit_softcapping", keys.descriptor.logit_softcap),
+        ] {
+            if let Some(cap) = cap {
+                keys.set(key, cap);
+            }
+        }
         keys.window()?;
     }
     Ok(())

@@ -84,10 +84,22 @@ impl GgufKeys<'_> {
     /// Experts behind some dense layers, as DeepSeek's configurations name them.
     pub(super) fn routed_experts(&mut self) -> Result<(), LoadError> {
         self.copy_count("expert_count", &["n_routed_experts", "num_experts"])?;
-        self.copy_count("leading_dense_block_count", &["first_k_dense_replace"])?;
+        self.leading_dense_layers()?;
         self.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
         self.copy_count("expert_shared_count", &["n_shared_experts"])?;
         self.router()
+    }
+
+    /// The dense layers that come first. Newer configurations have a list of kinds in the place of their count.
+    pub(super) fn leading_dense_layers(&mut self) -> Result<(), LoadError> {
+        if self.config.get("first_k_dense_replace").is_some() {
+            return self.copy_count("leading_dense_block_count", &["first_k_dense_replace"]);
+        }
+        let layers = &self.descriptor.layers;
+        match layers.iter().position(|layer| layer.ffn.moe().is_some()) {
+            None | Some(0) => Ok(()),
+            Some(n_dense) => self.set_count("leading_dense_block_count", n_dense),
+        }
     }
 
     /// Layers that predict further tokens, which are counted among the others.

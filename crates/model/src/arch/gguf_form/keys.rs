@@ -6,9 +6,10 @@
 //! Source: llama.cpp, `convert_hf_to_gguf.py`, for the names of keys and where their values come from.
 
 use serde_json::Value as Json;
+use tokenmill_backend::ExpertScore;
 use tokenmill_gguf::{Metadata, Value};
 
-use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling, SsmDescriptor};
+use crate::{AttentionDescriptor, Descriptor, LoadError, RopeScaling, RouterDescriptor, SsmDescriptor};
 
 use super::super::HfConfig;
 
@@ -25,6 +26,9 @@ pub(crate) struct GgufKeys<'a> {
 const ROPE_BASES: &[&str] = &["global_rope_theta", "rope_theta", "rotary_emb_base"];
 /// Those of layers with a window, where they have their own.
 const LOCAL_ROPE_BASES: &[&str] = &["local_rope_theta", "rope_local_base_freq", "swa_rope_theta"];
+
+/// Names of the function that makes scores of a router's logits.
+const SCORES: [&str; 3] = ["score_function", "scoring_func", "moe_router_activation_func"];
 
 impl<'a> GgufKeys<'a> {
     pub(super) fn new(arch: &'static str, config: &'a HfConfig, descriptor: &'a Descriptor) -> Self {
@@ -287,7 +291,7 @@ impl<'a> GgufKeys<'a> {
         )?;
         self.copy_count("expert_group_count", &["n_group"])?;
         self.copy_count("expert_group_used_count", &["topk_group"])?;
-        for key in ["score_function", "scoring_func", "moe_router_activation_func"] {
+        for key in SCORES {
             match self.config.get(key).and_then(Json::as_str) {
                 Some("softmax") => self.set("expert_gating_func", 1_u32),
                 Some("sigmoid") => self.set("expert_gating_func", 2_u32),
@@ -360,6 +364,36 @@ impl<'a> GgufKeys<'a> {
             self.set("expert_weights_norm", true);
         }
         Ok(())
+    }
+
+    /// As [`Self::router`], with what the class of the network takes where the configuration leaves it out.
+    pub(super) fn router_with_defaults(&mut self) -> Result<(), LoadError> {
+        self.router()?;
+        self.score_with_default();
+        let Some(router) = self.first_router() else {
+            return Ok(());
+        };
+        if self.config.get("routed_scaling_factor").is_none() && router.scale != 1.0 {
+            self.set("expert_weights_scale", router.scale);
+        }
+        if self.config.get("norm_topk_prob").is_none() && router.is_normalized {
+            self.set("expert_weights_norm", true);
+        }
+        Ok(())
+    }
+
+    /// The function that makes scores, where the configuration leaves it out.
+    pub(super) fn score_with_default(&mut self) {
+        let is_sigmoid = (self.first_router()).is_some_and(|router| router.score == ExpertScore::Sigmoid);
+        if is_sigmoid && SCORES.iter().all(|key| self.config.get(key).is_none()) {
+            self.set("expert_gating_func", 2_u32);
+        }
+    }
+
+    /// The router of the first layer that has experts.
+    fn first_router(&self) -> Option<RouterDescriptor> {
+        let mut layers = self.descriptor.layers.iter();
+        layers.find_map(|layer| Some(layer.ffn.moe()?.router))
     }
 
     /// What is made of a sequence's rows, by sentence-transformers' files or the labels of a classifier.

@@ -3,6 +3,7 @@
 //! Separate from the architectures' descriptions, which folders and files share. Invariant: what stands here is data and rules of
 //! keys; the views that change tensors are with the folder.
 
+mod agreement;
 mod expert_rules;
 mod gemma_rules;
 mod groups;

@@ -8,6 +8,8 @@
 pub(crate) enum Recast {
     /// Another end of the name.
     Rename(&'static str),
+    /// Another end of the name, where each half of a layer reads the layer's input through a norm of its own.
+    RenameOfTwoNorms(&'static str),
     /// There only where the network has a classification head.
     OfClassifier,
     /// A number that becomes an entry of a list in the metadata, which has one for each layer.
@@ -49,8 +51,8 @@ pub(crate) enum Recast {
 
 use Recast::{
     AddOne, Column, DeltaInputs, EmbeddingScale, FourDims, Halves, IntoKey, LatentKeysAndValues, LogitScale,
-    NeighbouringKeys, NeighbouringQueries, OfClassifier, Rename, ScoreScale, SharedDown, SharedGateAndUp,
-    Squeeze, TiledColumns, TiledRows,
+    NeighbouringKeys, NeighbouringQueries, OfClassifier, Rename, RenameOfTwoNorms, ScoreScale, SharedDown,
+    SharedGateAndUp, Squeeze, TiledColumns, TiledRows,
 };
 
 type Recasts = &'static [(&'static str, Recast)];
@@ -82,7 +84,15 @@ pub(crate) fn recasts_of(arch: &str) -> Recasts {
             ("ffn_act.eps", IntoKey("xielu.eps")),
         ],
         "bert" => &[("cls.weight", OfClassifier), ("cls.bias", OfClassifier)],
+        // What the training of the encoder left behind.
+        "jina-bert-v3" => &[("pooler.weight", OfClassifier), ("pooler.bias", OfClassifier)],
         "deepseek2" => &[("attn_kv_b.weight", LatentKeysAndValues)],
+        "falcon" => &[
+            ("attn_norm.weight", RenameOfTwoNorms("attn_norm_2.weight")),
+            ("attn_norm.bias", RenameOfTwoNorms("attn_norm_2.bias")),
+            ("ffn_norm.weight", RenameOfTwoNorms("attn_norm.weight")),
+            ("ffn_norm.bias", RenameOfTwoNorms("attn_norm.bias")),
+        ],
         "falcon-h1" => &[
             ("token_embd.weight", EmbeddingScale),
             ("output.weight", LogitScale),

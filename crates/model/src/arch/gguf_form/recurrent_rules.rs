@@ -53,11 +53,8 @@ pub(super) fn kimi_linear(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     }
     keys.copy_count("attention.value_length", &["head_dim"])?;
     keys.routed_experts()?;
-    keys.copy_count("expert_shared_count", &["num_shared_experts"])?;
-    if keys.config.get("first_k_dense_replace").is_none() {
-        keys.set("leading_dense_block_count", 1_u32);
-    }
-    Ok(())
+    keys.score_with_default();
+    keys.copy_count("expert_shared_count", &["num_shared_experts"])
 }
 
 pub(super) fn lfm2(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {

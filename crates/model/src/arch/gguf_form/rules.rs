@@ -209,8 +209,8 @@ fn with_windows(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
 fn falcon(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.sizes()?;
     keys.set("tensor_data_layout", "jploski");
-    let n_ff = keys.descriptor.n_embd.saturating_mul(4);
-    keys.set_count("feed_forward_length", n_ff)?;
+    let widths = keys.dense_widths();
+    keys.set_counts("feed_forward_length", &widths)?;
     let Some(attention) = keys.attention() else {
         return Ok(());
     };

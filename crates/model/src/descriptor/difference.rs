@@ -1,0 +1,222 @@
+//! [`first_difference`]: where two descriptors say different things, by name.
+//!
+//! Separate because it knows none of the fields: it walks what `Debug` prints, so that a new field is compared without a line here.
+
+use std::{fmt::Debug, iter};
+
+/// A field that two values have with different contents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Difference {
+    /// Its path, such as `layers[3].mixer.window`.
+    pub(crate) field: String,
+    /// What the first value has.
+    pub(crate) first: String,
+    /// What the second value has.
+    pub(crate) second: String,
+}
+
+/// Numbers that differ by so little, relatively, differ by rounding to f32 on the way.
+pub(crate) const ROUNDING: f64 = 1e-5;
+
+/// The first field with different contents. Numbers may differ by [`ROUNDING`]; whether a tensor is optional makes no difference, because
+/// a load finds out what is there.
+pub(crate) fn first_difference<T: Debug>(first: &T, second: &T) -> Option<Difference> {
+    let (first, second) = (leaves(first), leaves(second));
+    let n_same = iter::zip(&first, &second)
+        .take_while(|(a, b)| a.path == b.path && is_same(&a.text, &b.text))
+        .count();
+    let field = match (first.get(n_same), second.get(n_same)) {
+        (None, None) => return None,
+        // Of lists that are not equally long, the longer one has the field.
+        (Some(a), Some(b)) if second.iter().all(|leaf| leaf.path != a.path) || a.path == b.path => &a.path,
+        (_, Some(other)) | (Some(other), None) => &other.path,
+    };
+    Some(Difference {
+        field: field.clone(),
+        first: told(&first, field),
+        second: told(&second, field),
+    })
+}
+
+/// A line of what `Debug` prints.
+struct Leaf {
+    path: String,
+    text: String,
+}
+
+/// An open bracket.
+struct Frame {
+    path_len: usize,
+    /// Entries so far, of a list.
+    n_entries: Option<usize>,
+}
+
+fn leaves(value: &impl Debug) -> Vec<Leaf> {
+    let mut leaves = Vec::new();
+    let (mut path, mut frames) = (String::new(), Vec::<Frame>::new());
+    for line in format!("{value:#?}").lines() {
+        let line = line.trim_start().trim_end_matches(',');
+        if matches!(line, "}" | "]" | ")") {
+            if let Some(frame) = frames.pop() {
+                path.truncate(frame.path_len);
+            }
+            continue;
+        }
+        let path_len = path.len();
+        let mut text = line;
+        if let Some(n_entries) = frames.last_mut().and_then(|frame| frame.n_entries.as_mut()) {
+            path += &format!("[{n_entries}]");
+            *n_entries += 1;
+        } else if let Some((name, rest)) = line.split_once(": ").filter(|(name, _)| is_name(name)) {
+            if !path.is_empty() {
+                path.push('.');
+            }
+            path += name;
+            text = rest;
+        }
+        leaves.push(Leaf {
+            path: path.clone(),
+            text: text.to_owned(),
+        });
+        if text.ends_with(['{', '[', '(']) {
+            frames.push(Frame {
+                path_len,
+                n_entries: text.ends_with('[').then_some(0),
+            });
+        } else {
+            path.truncate(path_len);
+        }
+    }
+    leaves
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+fn is_same(a: &str, b: &str) -> bool {
+    let is_presence = |text: &str| matches!(text, "Absent" | "Optional" | "Required");
+    if a == b || is_presence(a) && is_presence(b) {
+        return true;
+    }
+    match (a.parse::<f64>(), b.parse::<f64>()) {
+        // Counts have no point and no exponent, and are exact.
+        (Ok(x), Ok(y)) if a.contains(['.', 'e']) => (x - y).abs() <= ROUNDING * x.abs().max(y.abs()),
+        _ => false,
+    }
+}
+
+/// What a value has at a path, in a few words.
+fn told(leaves: &[Leaf], field: &str) -> String {
+    let of_field = leaves.iter().filter(|leaf| {
+        (leaf.path.strip_prefix(field)).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    });
+    let mut words = Vec::new();
+    for leaf in of_field {
+        match leaf.text.as_str() {
+            "Some(" => {}
+            "None" => words.push("none".to_owned()),
+            text => {
+                let name = leaf.path.rsplit(['.', ']']).next().filter(|_| leaf.path != field);
+                let text = text.trim_end_matches(['{', '[', '(', ' ']);
+                words.push(match name {
+                    Some(name) if !name.is_empty() => format!("{name} {text}"),
+                    _ => text.to_owned(),
+                });
+            }
+        }
+    }
+    match &words[..] {
+        [] => "nothing".to_owned(),
+        [few @ ..] if few.len() <= 5 => few.join(", "),
+        [many @ ..] => format!("{}, ...", many[..5].join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    #[expect(dead_code, reason = "read by `Debug` alone")]
+    struct Net {
+        scale: f32,
+        layers: Vec<Layer>,
+        rope: Rope,
+    }
+
+    #[derive(Clone, Debug)]
+    #[expect(dead_code, reason = "read by `Debug` alone")]
+    struct Layer {
+        window: Option<usize>,
+        kinds: [Kind; 2],
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Kind {
+        Absent,
+        Optional,
+        Full,
+    }
+
+    #[derive(Debug)]
+    #[expect(dead_code, reason = "read by `Debug` alone")]
+    enum Rope {
+        Plain,
+        Yarn { factor: f32, context: usize },
+    }
+
+    fn net() -> Net {
+        let layer = Layer {
+            window: None,
+            kinds: [Kind::Absent, Kind::Full],
+        };
+        Net {
+            scale: 0.1,
+            layers: vec![layer.clone(), layer],
+            rope: Rope::Plain,
+        }
+    }
+
+    #[track_caller]
+    fn check(change: impl Fn(&mut Net), expected: Option<[&str; 3]>) {
+        let mut other = net();
+        change(&mut other);
+        let found = first_difference(&net(), &other);
+        let found = found.map(|found| [found.field, found.first, found.second]);
+        assert_eq!(found, expected.map(|words| words.map(str::to_owned)));
+    }
+
+    #[test]
+    fn differences_are_named_by_field() {
+        check(|_| (), None);
+        check(|net| net.scale *= 1.000_001, None);
+        check(|net| net.scale = 0.2, Some(["scale", "0.1", "0.2"]));
+        check(
+            |net| net.layers[1].window = Some(7),
+            Some(["layers[1].window", "none", "7"]),
+        );
+        check(|net| net.layers[1].kinds[0] = Kind::Optional, None);
+        check(
+            |net| net.layers[0].kinds[1] = Kind::Absent,
+            Some(["layers[0].kinds[1]", "Full", "Absent"]),
+        );
+        check(
+            |net| {
+                net.rope = Rope::Yarn {
+                    factor: 4.0,
+                    context: 64,
+                }
+            },
+            Some(["rope", "Plain", "Yarn, factor 4.0, context 64"]),
+        );
+        check(
+            |net| drop(net.layers.pop()),
+            Some([
+                "layers[1]",
+                "Layer, window none, kinds, [0] Absent, [1] Full",
+                "nothing",
+            ]),
+        );
+    }
+}
