@@ -13,10 +13,7 @@ use std::{
 use clap::Args;
 use indicatif::ProgressBar;
 use tokenmill::{
-    hub::{
-        HubError, HubSettings, ModelName, PullEvent, PullObserver, PullWishes, PulledModel,
-        ollama::OllamaName,
-    },
+    hub::{HubSettings, ModelName, PullEvent, PullObserver, PullWishes, PulledModel, ollama::OllamaName},
     machine_bytes,
 };
 
@@ -234,98 +231,6 @@ impl PullObserver for Watcher {
                 self.say(&format!("{reason}; {file} is downloaded again"));
             }
             _ => {}
-        }
-    }
-}
-
-impl From<HubError> for Failure {
-    fn from(error: HubError) -> Self {
-        let message = error.to_string();
-        match error {
-            HubError::BadName { .. } => {
-                Self::usage(message).hint(
-                    "write OWNER/REPOSITORY, as in `ggml-org/gemma-3-1b-it-GGUF:Q4_K_M`, or NAME:TAG for Ollama's registry",
-                )
-            }
-            HubError::BadEndpoint { .. } => Self::usage(message).hint("HF_ENDPOINT names it"),
-            HubError::Offline { .. } => {
-                Self::input(message).hint("leave out `--offline` and HF_HUB_OFFLINE, or see `tokenmill list`")
-            }
-            HubError::NotFound { .. } => {
-                Self::input(message).hint("check the name; a private model needs an access token in HF_TOKEN")
-            }
-            HubError::NoRevision { .. } => Self::input(message).hint("a revision is a branch, a tag or a commit"),
-            HubError::NoSuchType { name, there, .. } => {
-                let first = there.first().filter(|label| !label.contains(' '));
-                let example = first.map_or_else(|| name.clone(), |label| format!("{name}:{label}"));
-                Self::input(message).hint(format!("write it as `{example}`"))
-            }
-            HubError::SeveralOfType { name, files, .. } => {
-                Self::input(message).hint(format!("write it as `{name}:{}`", files[0]))
-            }
-            HubError::NothingToOpen { .. } => {
-                Self::input(message).hint("look for a repository with GGUF in its name")
-            }
-            HubError::NothingFits {
-                name,
-                smallest,
-                n_bytes,
-                memory_bytes,
-            } => Self::input(format!(
-                "no file of `{name}` fits into {} of memory; the smallest, {smallest}, has {}",
-                size_of(memory_bytes),
-                size_of(n_bytes)
-            ))
-            .hint(format!(
-                "`{name}:{smallest}` takes it all the same; a model with fewer parameters will be faster"
-            )),
-            HubError::Gated { page, had_token, .. } => Self::input(message).hint(if had_token {
-                format!("ask for access on {page}, with the account of the token in HF_TOKEN")
-            } else {
-                format!("ask for access on {page}, then set HF_TOKEN to an access token of your account")
-            }),
-            HubError::BadToken { .. } => Self::input(message)
-                .hint("make another at https://huggingface.co/settings/tokens and set HF_TOKEN, or leave it unset"),
-            HubError::TooManyRequests { .. } => {
-                Self::work(message).hint("wait, or set HF_TOKEN: accounts have higher limits; the next pull continues")
-            }
-            HubError::NoConnection { .. } => Self::work(message).hint(
-                "check the network; HF_ENDPOINT names a mirror, `tokenmill list` shows what is here; the next pull \
-                 continues",
-            ),
-            HubError::ServerFailed { .. }
-            | HubError::Changed { .. }
-            | HubError::Damaged { .. }
-            | HubError::Vanished { .. } => {
-                Self::work(message).hint("try again; a pull continues with what has arrived")
-            }
-            HubError::Refused { .. } | HubError::BadAnswer { .. } => {
-                Self::work(message).hint("HF_ENDPOINT and a proxy decide which server answers")
-            }
-            HubError::NoSpace {
-                folder,
-                needed_bytes,
-                free_bytes,
-            } => Self::output(format!(
-                "{} has room for {}, and {} are needed",
-                folder.display(),
-                size_of(free_bytes),
-                size_of(needed_bytes)
-            ))
-            .hint("`tokenmill rm NAME` makes room, HF_HUB_CACHE names another folder"),
-            HubError::File { action, path, source } => {
-                let failure = match action {
-                    "write" => Self::unwritable(path.display(), &source),
-                    _ => Self::input(message),
-                };
-                match source.kind() {
-                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => failure
-                        .hint("`tokenmill rm NAME` makes room, HF_HUB_CACHE names another folder; the next pull continues"),
-                    _ => failure,
-                }
-            }
-            HubError::NotStored { .. } => Self::input(message).hint("`tokenmill list` shows what is there"),
-            _ => Self::work(message),
         }
     }
 }

@@ -1,0 +1,72 @@
+//! GPUs that cannot be used.
+//!
+//! Separate because what to do depends on what hides a GPU and on what was asked for.
+
+use tokenmill_backend::BackendError;
+
+/// What to do about a GPU that cannot be used, where its message does not say it. `visible` is the variable that hides GPUs.
+pub(super) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<String> {
+    match (reason, visible) {
+        (BackendError::Unavailable { source }, Some(visible)) if may_be_hidden(&**source) => {
+            Some(match visible {
+                "" => "CUDA_VISIBLE_DEVICES is empty, which hides every GPU; unset it".to_owned(),
+                _ => format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every other GPU"),
+            })
+        }
+        (BackendError::DoesNotFit { .. }, _) => {
+            Some(
+                "`-ngl auto` puts as many layers on it as fit, a smaller context is `-c N`, and `--device cpu` uses the machine's memory"
+                    .to_owned(),
+            )
+        }
+        (BackendError::Unsupported { .. } | BackendError::UnsupportedType { .. }, _) => {
+            Some("`--device auto` would take the CPU".to_owned())
+        }
+        (BackendError::Unavailable { .. }, _) => {
+            Some("`--device auto` takes the CPU where no GPU can be used".to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// Whether the driver works but does not show the GPU.
+#[cfg(feature = "cuda")]
+fn may_be_hidden(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    use tokenmill_cuda_exec::CudaExecError;
+    matches!(
+        error.downcast_ref(),
+        Some(CudaExecError::NoDevice { .. } | CudaExecError::NoSuchDevice { .. })
+    )
+}
+
+#[cfg(not(feature = "cuda"))]
+fn may_be_hidden(_: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn a_hidden_gpu_is_told_from_a_missing_one() {
+        use tokenmill_cuda_exec::CudaExecError;
+
+        let no_device = BackendError::Unavailable {
+            source: Box::new(CudaExecError::NoDevice {
+                reason: "none".to_owned(),
+            }),
+        };
+        let no_driver = BackendError::Unavailable {
+            source: Box::new(CudaExecError::NoDriver),
+        };
+        let empty = gpu_hint(&no_device, Some("")).expect("a hint");
+        assert!(empty.contains("is empty"), "{empty}");
+        assert!(gpu_hint(&no_device, Some("3")).is_some_and(|hint| hint.contains("`3`")));
+        for (reason, visible) in [(&no_device, None), (&no_driver, Some(""))] {
+            let hint = gpu_hint(reason, visible).expect("a hint");
+            assert!(hint.starts_with("`--device auto`"), "{hint}");
+        }
+    }
+}

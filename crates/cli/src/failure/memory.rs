@@ -1,0 +1,75 @@
+//! Models that take more memory than there is.
+//!
+//! Separate because the numbers decide what there is to do.
+
+use tokenmill_backend::MemoryPlan;
+
+use super::Failure;
+use crate::numbers::size;
+
+/// Says what the weights take that do not fit now.
+pub(super) fn weights_too_large(weights_bytes: usize, available_bytes: u64) -> Failure {
+    let failure = Failure::input(format!(
+        "the model's weights take {} of memory, and {} are available now",
+        size(weights_bytes),
+        size(available_bytes as usize)
+    ));
+    failure.hint("end other programs, or take a model of fewer or smaller weights")
+}
+
+/// Says what a load takes that is larger than the machine's memory.
+pub(super) fn not_enough_memory(plan: &MemoryPlan, machine_bytes: u64) -> Failure {
+    let needed_bytes = plan.total_bytes();
+    let hint = if needed_bytes.saturating_sub(plan.kv_bytes) as u64 > machine_bytes {
+        "no context is small enough; take a model of fewer or smaller weights"
+    } else {
+        "give a smaller context with -c, or a smaller --kv-cache-tokens where that is given"
+    };
+    let failure = Failure::input(format!(
+        "the model needs {} of memory, {} of it for keys and values, and this machine has {} in all",
+        size(needed_bytes),
+        size(plan.kv_bytes),
+        size(machine_bytes as usize)
+    ));
+    failure.hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_beyond_the_whole_memory_says_what_to_do() {
+        let plan = MemoryPlan {
+            weights_bytes: 1 << 20,
+            kv_bytes: 6 << 20,
+            kv_page_bytes: 1 << 20,
+            n_pages: 6,
+            window_page_bytes: 0,
+            n_window_pages: 0,
+            host_tier_bytes: 0,
+            states_bytes: 0,
+            state_bytes: 0,
+            n_states: 0,
+            activations_bytes: 1 << 20,
+            workspace_bytes: 0,
+            on_host: None,
+        };
+        insta::assert_snapshot!(
+            not_enough_memory(&plan, (8 << 20) - 1).line(),
+            @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 8.0 MiB in all (hint: give a smaller context with -c, or a smaller --kv-cache-tokens where that is given)"
+        );
+        insta::assert_snapshot!(
+            not_enough_memory(&plan, 1 << 20).line(),
+            @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 1.0 MiB in all (hint: no context is small enough; take a model of fewer or smaller weights)"
+        );
+    }
+
+    #[test]
+    fn weights_beyond_what_is_available_say_what_to_do() {
+        insta::assert_snapshot!(
+            weights_too_large(2 << 20, 1 << 20).line(),
+            @"error: the model's weights take 2.0 MiB of memory, and 1.0 MiB are available now (hint: end other programs, or take a model of fewer or smaller weights)"
+        );
+    }
+}

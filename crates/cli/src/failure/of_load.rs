@@ -1,0 +1,70 @@
+//! Networks that cannot be loaded.
+//!
+//! Separate because the options that are at fault have other names on the command line.
+
+use tokenmill_backend::BackendError;
+use tokenmill_model::LoadError;
+
+use super::Failure;
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Gguf(error) => error.into(),
+            LoadError::UnknownArchitecture { ref found, .. } if found == "clip" => {
+                Self::input("this file is an encoder of images, not a model")
+                    .hint("give it with `--mmproj FILE` and the file of its model")
+            }
+            LoadError::UnknownArchitecture { .. } => Self::input(error.to_string())
+                .hint("`tokenmill inspect` shows the file's metadata and tensors all the same"),
+            LoadError::MissingTensor { ref name } if name == "token_embd.weight" => {
+                Self::input(error.to_string())
+                    .hint("a file with a vocabulary only works with `tokenize`, not with `run`")
+            }
+            LoadError::NotDivisible { .. } => {
+                Self::usage(error.to_string()).hint("`--tensor-parallel-size N` is the number of GPUs")
+            }
+            LoadError::NotWholeBlocks { .. } => Self::usage(error.to_string())
+                .hint("take fewer GPUs, or a file with weights of another type, such as Q8_0"),
+            LoadError::BadOption {
+                option,
+                found,
+                ref expected,
+            } => bad_option(option, found, expected),
+            LoadError::Backend(BackendError::Failed {
+                operation: "starting threads",
+                ref source,
+            }) => Self::usage(source.to_string()).hint("`-t N` and `-tb N` say how many compute"),
+            LoadError::Backend(ref reason) => {
+                let failure = Self::input(format!("cannot load the model: {error}"));
+                match reason {
+                    BackendError::Failed { operation, .. } if operation.starts_with("allocating") => {
+                        failure.hint("a smaller context, `-c N`, takes less memory")
+                    }
+                    _ => failure,
+                }
+            }
+            _ => Self::input(error.to_string()),
+        }
+    }
+}
+
+/// Says an option of a load as it is given on the command line.
+fn bad_option(option: &'static str, found: usize, expected: &str) -> Failure {
+    let (what, hint) = match option {
+        "n_ctx" => (
+            "the size of the context",
+            "`-c N` is the number of tokens of one sequence",
+        ),
+        "n_pages" => (
+            "the size of all contexts together, in pages of 16 tokens,",
+            "give a smaller context with -c, or fewer sequences",
+        ),
+        "max_batch_tokens" => (
+            "the number of tokens in a step",
+            "`-ub N` is that number, and so is the number of sequences side by side where that is larger",
+        ),
+        option => return Failure::usage(format!("`{option}` is {found}, expected {expected}")),
+    };
+    Failure::usage(format!("{what} is {found}, expected {expected}")).hint(hint)
+}
