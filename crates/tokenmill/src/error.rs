@@ -332,9 +332,17 @@ pub enum Error {
         /// The encoder's file.
         path: PathBuf,
     },
-    /// An image for a model that sees none.
-    #[error("this model was loaded without an encoder of images; give one with `--mmproj FILE`")]
+    /// An image for a model that was loaded without its encoder.
+    #[error("this model was loaded without an encoder of images")]
     NoVision,
+    /// An image for a model of an architecture that sees none.
+    #[error("models of the architecture `{arch}` see no images; those of {} do", sighted.join(", "))]
+    SeesNoImages {
+        /// The model's architecture.
+        arch: String,
+        /// Architectures that see.
+        sighted: Vec<&'static str>,
+    },
     /// The model has no token for an image.
     #[error("the model's vocabulary has no `{mark}`, which stands for an image")]
     NoImageMark {

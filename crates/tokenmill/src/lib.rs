@@ -147,7 +147,7 @@ pub use low_priority::at_low_priority;
 pub use machine_memory::{available_bytes, available_main_bytes, check_memory, machine_bytes};
 pub use model::{Model, TextParams};
 pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
-pub use mtp::LoadedMtp;
+pub use mtp::{LoadedMtp, mtp_plan};
 pub use prefix_folder::{PrefixFolder, PrefixFolderFigures};
 pub use reply::Prompt;
 pub use reply_reader::ReplyReader;

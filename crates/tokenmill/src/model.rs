@@ -208,7 +208,7 @@ impl Model {
     /// apart from that of requests with another one.
     ///
     /// # Errors
-    /// [`Error::Engine`] where the prompt is longer than the context, before anything is computed; [`Error::NoVision`],
+    /// [`Error::Engine`] where the prompt is longer than the context, before anything is computed; what [`ModelWords::no_vision`] gives,
     /// [`Error::Image`], [`Error::Vision`].
     pub fn see(&self, prompt: Prompt, cache_salt: u64) -> Result<Prompt, Error> {
         let seen = self.see_while(prompt, cache_salt, &|| true)?;
@@ -228,7 +228,7 @@ impl Model {
         if prompt.images.is_empty() {
             return Ok(Some(prompt));
         }
-        let vision = self.inner.vision.as_ref().ok_or(Error::NoVision)?;
+        let vision = (self.inner.vision.as_ref()).ok_or_else(|| self.words().no_vision())?;
         let (provided, maximum) = (prompt.tokens.len(), self.n_ctx());
         if provided > maximum {
             return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());

@@ -236,11 +236,16 @@ impl ModelSource {
         }
     }
 
-    /// What to call it. A folder of Hugging Face's cache is named for a commit, so its repository is its name.
+    /// What to call it. A folder of Hugging Face's cache is named for a commit, so its repository is its name; a file of Ollama's folder
+    /// for its bytes, so it has Ollama's name where that can be found (with the feature `hub`).
     pub fn name(&self) -> String {
         let path = self.path();
         if let Some(repository) = repository_of_snapshot(path) {
             return repository;
+        }
+        #[cfg(feature = "hub")]
+        if let Some(name) = tokenmill_hub::ollama::name_of(path) {
+            return name.short();
         }
         (path.file_name().unwrap_or(path.as_os_str()))
             .to_string_lossy()

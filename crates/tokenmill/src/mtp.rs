@@ -17,6 +17,20 @@ use crate::{
 /// A layer whose headers were read.
 pub(crate) struct Mtp<'a>(Nextn<'a>);
 
+/// The memory that a network's own layer for further tokens takes on the CPU, next to the network with `options`; nothing where it has
+/// none.
+///
+/// # Errors
+/// [`Error::Load`]: what is wrong with the layer.
+pub fn mtp_plan(
+    network: &Network,
+    options: &ModelOptions,
+    compute: &Compute,
+) -> Result<Option<MemoryPlan>, Error> {
+    let layer = network.nextn()?.map(Mtp);
+    layer.map(|layer| layer.plan(options, compute)).transpose()
+}
+
 /// A layer that was loaded next to its model.
 pub struct LoadedMtp {
     /// What computes it.

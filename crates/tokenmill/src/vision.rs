@@ -307,6 +307,9 @@ fn max_kept_bytes(shape: &VisionShape) -> usize {
         .max(of_image)
 }
 
+/// Architectures that there are encoders for.
+pub(crate) const SIGHTED: [&str; 3] = ["gemma3", "qwen2vl", "qwen3vl"];
+
 /// Opens an encoder and checks that its rows are such as a network takes.
 fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
     let file = VisionFile::open(path).map_err(unusable(path))?;
@@ -320,12 +323,12 @@ fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
             expected,
         });
     }
-    let archs: &[&str] = match shape.family {
-        VisionFamily::Gemma3 => &["gemma3"],
-        VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl => &["qwen2vl"],
-        VisionFamily::Qwen3Vl => &["qwen3vl"],
+    let arch = match shape.family {
+        VisionFamily::Gemma3 => "gemma3",
+        VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl => "qwen2vl",
+        VisionFamily::Qwen3Vl => "qwen3vl",
     };
-    if !archs.contains(&descriptor.arch.as_str()) {
+    if descriptor.arch != arch {
         return Err(Error::ProjectorFamily {
             path: path.to_owned(),
             family: shape.family.name(),

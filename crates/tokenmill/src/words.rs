@@ -27,7 +27,7 @@ use crate::{
     images::{ImageFile, take_images},
     reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT},
-    vision::image_words,
+    vision::{SIGHTED, image_words},
 };
 
 /// Tokens at the end of a prompt that tell how its answer begins.
@@ -64,6 +64,8 @@ pub struct ModelWords {
     rank_prompt: Option<ChatPrompt>,
     /// What stands for an image, where the model sees.
     images: Option<ImagePlaces>,
+    /// The architecture, where there are no encoders of images for it.
+    blind_arch: Option<String>,
     /// The tokens of [`DRY_BREAKERS`](crate::DRY_BREAKERS), once they are asked for.
     pub(crate) default_breakers: OnceLock<Vec<u32>>,
     /// Made ahead of time or when the first constraint is compiled.
@@ -85,6 +87,7 @@ impl ModelWords {
             rank_words: None,
             rank_prompt: None,
             images: None,
+            blind_arch: None,
             default_breakers: OnceLock::new(),
             constraints: Arc::default(),
         }
@@ -106,6 +109,8 @@ impl ModelWords {
             words.template_error = words.set_template(template).err();
         }
         words.set_rank_words(source, network)?;
+        let arch = &network.descriptor().arch;
+        words.blind_arch = (!SIGHTED.contains(&arch.as_str())).then(|| arch.clone());
         Ok(words)
     }
 
@@ -327,8 +332,8 @@ impl ModelWords {
     /// Turns a conversation into the tokens that the model answers. An image takes as many as it has rows.
     ///
     /// # Errors
-    /// [`Error::NoTemplate`], what the template refused, or [`Error::NotContinuable`]; [`Error::NoVision`], [`Error::ImageUrl`] and
-    /// [`Error::ImagePlaces`] where there are images, and [`Error::Engine`] where they take many times the context.
+    /// [`Error::NoTemplate`], what the template refused, or [`Error::NotContinuable`]; what [`Self::no_vision`] gives, [`Error::ImageUrl`]
+    /// and [`Error::ImagePlaces`] where there are images, and [`Error::Engine`] where they take many times the context.
     pub fn encode_chat(&self, conversation: &Conversation) -> Result<Vec<u32>, Error> {
         Ok(self.encode_with_images(conversation)?.0)
     }
@@ -346,7 +351,9 @@ impl ModelWords {
         if files.is_empty() {
             return Ok((tokens, Vec::new()));
         }
-        self.images.as_ref().ok_or(Error::NoVision)?.place(&tokens, files)
+        (self.images.as_ref())
+            .ok_or_else(|| self.no_vision())?
+            .place(&tokens, files)
     }
 
     /// Turns a conversation into its prompt, and says how the answer is read.
@@ -380,6 +387,17 @@ impl ModelWords {
         Ok(template.render(&self.context(conversation)?.0.to_json(), &render_options())?)
     }
 
+    /// Why images are refused where the model has no encoder: [`Error::NoVision`], or [`Error::SeesNoImages`] where there is none for it.
+    pub fn no_vision(&self) -> Error {
+        match &self.blind_arch {
+            Some(arch) => Error::SeesNoImages {
+                arch: arch.clone(),
+                sighted: SIGHTED.to_vec(),
+            },
+            None => Error::NoVision,
+        }
+    }
+
     fn no_template(&self) -> Error {
         match &self.template_error {
             Some(error) => error.clone().into(),
@@ -392,7 +410,7 @@ impl ModelWords {
         let mut messages = conversation.messages.clone();
         let files = take_images(&mut messages)?;
         if !files.is_empty() && self.images.is_none() {
-            return Err(Error::NoVision);
+            return Err(self.no_vision());
         }
         let context = ChatContext {
             messages: match &self.replies {

@@ -27,4 +27,4 @@ mod store;
 
 pub use name::OllamaName;
 pub use pull::{OllamaPlan, plan};
-pub use store::{OllamaRemoval, StoredOllamaModel, find_stored, stored_models};
+pub use store::{OllamaRemoval, StoredOllamaModel, find_stored, name_of, stored_models};

@@ -46,6 +46,19 @@ impl OllamaName {
         (name.len() > 1 && !name.contains(['/', '\\']) && !is_file).then(|| text.parse().ok())?
     }
 
+    /// The name as people say it: without the tag `latest`, and without what tells it from names of the Hub.
+    pub fn short(&self) -> String {
+        let tag = match self.tag.as_str() {
+            LATEST => String::new(),
+            tag => format!(":{tag}"),
+        };
+        let name = self.repository.short_name();
+        match self.repository.owner() {
+            LIBRARY => format!("{name}{tag}"),
+            namespace => format!("{namespace}/{name}{tag}"),
+        }
+    }
+
     /// The namespace and the name, as they stand in addresses and paths.
     pub(super) fn repository(&self) -> &ModelName {
         &self.repository
@@ -114,7 +127,7 @@ mod tests {
 
     #[test]
     fn names_have_a_namespace_and_a_tag_where_they_are_given() {
-        let check = |text: &str, repository: &str, tag: &str, shown: &str| {
+        let check = |text: &str, repository: &str, tag: &str, shown: &str, short: &str| {
             let name: OllamaName = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(
                 (name.repository().repository().as_str(), name.tag()),
@@ -123,13 +136,27 @@ mod tests {
             );
             assert_eq!(name.to_string(), shown);
             assert_eq!(shown.parse::<OllamaName>().unwrap(), name);
+            assert_eq!(name.short(), short);
         };
-        check("llama3.2:1b", "library/llama3.2", "1b", "llama3.2:1b");
-        check("ollama:llama3.2", "library/llama3.2", "latest", "llama3.2:latest");
+        check(
+            "llama3.2:1b",
+            "library/llama3.2",
+            "1b",
+            "llama3.2:1b",
+            "llama3.2:1b",
+        );
+        check(
+            "ollama:llama3.2",
+            "library/llama3.2",
+            "latest",
+            "llama3.2:latest",
+            "llama3.2",
+        );
         check(
             "https://ollama.com/library/qwen3:0.6b-q4_K_M",
             "library/qwen3",
             "0.6b-q4_K_M",
+            "qwen3:0.6b-q4_K_M",
             "qwen3:0.6b-q4_K_M",
         );
         check(
@@ -137,6 +164,7 @@ mod tests {
             "someone/model",
             "latest",
             "ollama:someone/model:latest",
+            "someone/model",
         );
     }
 

@@ -148,6 +148,22 @@ pub fn find_stored(name: &OllamaName, settings: &HubSettings) -> Result<Option<P
     Ok(Store::of(settings).find(name))
 }
 
+/// The name of the model whose weights a file is, where it lies in a folder of Ollama's: the first of several. Files there are called by
+/// the hash of their bytes.
+pub fn name_of(path: &Path) -> Option<OllamaName> {
+    let digest = path.file_name()?.to_str()?.strip_prefix("sha256-")?;
+    let blobs = path.parent().filter(|folder| folder.ends_with("blobs"))?;
+    let store = Store {
+        root: blobs.parent()?,
+    };
+    let has_weights = |name: &OllamaName| {
+        let bytes = fs::read(store.manifest_path(name)).ok();
+        let manifest = bytes.and_then(|bytes| Manifest::of(&bytes).ok());
+        manifest.is_some_and(|manifest| manifest.weights.digest == digest)
+    };
+    store.names().into_iter().find(has_weights)
+}
+
 /// A model in Ollama's folder.
 #[derive(Clone, Debug)]
 pub struct StoredOllamaModel {

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs};
 
 use tokenmill_hub::{
     HubError, HubSettings, PulledModel,
-    ollama::{OllamaName, OllamaRemoval, find_stored, plan, stored_models},
+    ollama::{OllamaName, OllamaRemoval, find_stored, name_of, plan, stored_models},
 };
 
 use crate::server::{FakeHub, Fault, noise};
@@ -64,6 +64,18 @@ fn a_model_is_pulled_into_ollamas_folder_and_found_there() {
     let stored = stored_models(&settings);
     assert_eq!(stored.len(), 1);
     assert_eq!((&stored[0].name, &stored[0].model), (&name(), &model));
+    // Its file says by itself whose it is; the other layers and other files are nobody's weights.
+    for blob in blobs(&settings) {
+        let path = settings.ollama_models.join("blobs").join(blob);
+        assert_eq!(
+            name_of(&path),
+            (path == model.path).then(name),
+            "{}",
+            path.display()
+        );
+    }
+    assert_eq!(name_of("blobs/model.gguf".as_ref()), None);
+    assert_eq!(name_of("sha256-00".as_ref()), None);
 }
 
 #[test]
