@@ -91,25 +91,25 @@ def openai_package(server):
 
 def ollama_package(server):
     client = ollama.Client(host=server.url)
-    assert {model.model for model in client.list().models} >= {"anna", "berta", "clara", "embed"}
+    assert {model.model for model in client.list().models} >= {"anna:latest", "berta:latest", "clara:latest", "embed:latest"}
     options = {"temperature": 0, "num_predict": 8}
     whole = client.chat("clara:latest", MESSAGES, options=options, keep_alive="10m")
     assert whole.message.content
     running = {model.name: model for model in client.ps().models}
-    assert running["clara"].expires_at.year < 9000 and running["embed"].expires_at.year == 9999, running
+    assert running["clara:latest"].expires_at.year < 9000 and running["embed:latest"].expires_at.year == 9999, running
     assert client.generate("clara", "", keep_alive=0).done_reason == "unload"
     await_status(server.url, "clara", "unloaded")
-    assert "clara" not in {model.name for model in client.ps().models}
+    assert "clara:latest" not in {model.name for model in client.ps().models}
     assert client.generate("clara", "").done_reason == "load"
-    assert "clara" in {model.name for model in client.ps().models}
+    assert "clara:latest" in {model.name for model in client.ps().models}
     assert client.show("anna").details.family, "a model that is not loaded is described by its file"
     assert len(client.embed("embed", ["one", "two"]).embeddings) == 2
 
 
 def managed(server):
-    assert post(server.url, "/models/unload", {"model": "clara"}) == {"success": True}
+    assert post(server.url, "/models/unload", {"model": "clara"})["success"]
     await_status(server.url, "clara", "unloaded")
-    assert post(server.url, "/models/load", {"model": "clara"}) == {"success": True}
+    assert post(server.url, "/models/load", {"model": "clara"})["success"]
     await_status(server.url, "clara", "loaded")
 
 

@@ -61,11 +61,11 @@ def tools(client):
 
 
 def models(client):
-    assert [model.model for model in client.list().models] == ["demo"]
+    assert [model.model for model in client.list().models] == ["demo:latest"]
     shown = client.show("demo")
     assert "completion" in shown.capabilities and shown.modelinfo["general.architecture"]
     running = client.ps().models[0]
-    assert running.model == "demo" and running.size > 0 and running.context_length > 0
+    assert running.model == "demo:latest" and running.size > 0 and running.context_length > 0
     vectors = client.embed("demo", ["The cat sat.", "A dog ran."]).embeddings
     assert len(vectors) == 2 and abs(sum(x * x for x in vectors[0]) - 1) < 1e-4
     assert len(client.embeddings("demo", "The cat sat.").embedding) == len(vectors[0])

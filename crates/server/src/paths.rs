@@ -3,7 +3,12 @@
 //! Clients put their paths behind a base address that people type with `/v1` or without, with a slash at the end or
 //! twice. Invariant: a path that the router knows is left as it is.
 
-use axum::http::{Request, Uri, uri::PathAndQuery};
+use axum::{
+    Extension,
+    http::{Request, Uri, uri::PathAndQuery},
+};
+
+use crate::error::shortened;
 
 /// First parts of the paths that stand behind `/v1`.
 const BEHIND_V1: [&str; 8] = [
@@ -17,9 +22,23 @@ const BEHIND_V1: [&str; 8] = [
     "messages",
 ];
 
+/// The path as the client wrote it, where that is another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AskedPath(pub(crate) String);
+
+impl AskedPath {
+    /// The path that an error names: the client's own.
+    pub(crate) fn or(asked: Option<Extension<Self>>, uri: &Uri) -> String {
+        let path = asked.map_or_else(|| uri.path().to_owned(), |Extension(Self(path))| path);
+        shortened(&path).into_owned()
+    }
+}
+
 /// Rewrites a request's path to the form that the router knows.
 pub(crate) fn normalize<B>(mut request: Request<B>) -> Request<B> {
     if let Some(path) = normalized(request.uri().path()) {
+        let asked = AskedPath(request.uri().path().to_owned());
+        request.extensions_mut().insert(asked);
         let query = request
             .uri()
             .query()
@@ -73,6 +92,9 @@ mod tests {
             assert_eq!(normalized(path).as_deref(), expected, "{path}");
         }
         let request = Request::get("//models/?a=b").body(()).expect("a request");
-        assert_eq!(normalize(request).uri(), "/v1/models?a=b");
+        let request = normalize(request);
+        assert_eq!(request.uri(), "/v1/models?a=b");
+        let asked = request.extensions().get::<AskedPath>();
+        assert_eq!(asked, Some(&AskedPath("//models/".to_owned())));
     }
 }

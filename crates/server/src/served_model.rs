@@ -18,6 +18,7 @@ use tokenmill_text::{Tokenizer, template::ChatTemplate};
 
 use crate::{
     ApiError,
+    models::without_ending,
     openai::chat::{TemplateMessage, Turn},
     tools::Tools,
 };
@@ -102,13 +103,21 @@ impl ServedModel {
         self.model.engine()
     }
 
-    /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. A request
-    /// without a name, or with an empty one, means the model.
+    /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. The model's name may
+    /// have `.gguf` behind it. A request without a name, or with an empty one, means the model.
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`].
     pub fn choose(&self, asked: Option<&str>) -> Result<Chosen, ApiError> {
         let asked = asked.unwrap_or_default();
+        self.choose_exactly(asked)
+            .or_else(|error| match without_ending(asked) {
+                Some(asked) => self.choose_exactly(&asked).map_err(|_| error),
+                None => Err(error),
+            })
+    }
+
+    fn choose_exactly(&self, asked: &str) -> Result<Chosen, ApiError> {
         if asked.is_empty() || self.names.iter().any(|name| name == asked) {
             return Ok(Chosen {
                 name: self.name().to_owned(),
@@ -271,9 +280,14 @@ impl From<Error> for ApiError {
             Error::NoAdapters => Self::invalid("lora_path", error.to_string()),
             Error::MakesNoEmbeddings | Error::RanksNothing => Self::invalid("model", error.to_string()),
             Error::NoPlaceForInstruction => Self::invalid("instruction", error.to_string()),
-            Error::NoVision | Error::ImagePlaces { .. } | Error::ImageUrl { .. } | Error::Image { .. } => {
-                Self::invalid("messages", error.to_string())
-            }
+            Error::NoVision => Self::invalid(
+                "messages",
+                format!("{error}; the server's `--mmproj FILE` gives it one"),
+            ),
+            Error::SeesNoImages { .. }
+            | Error::ImagePlaces { .. }
+            | Error::ImageUrl { .. }
+            | Error::Image { .. } => Self::invalid("messages", error.to_string()),
             Error::UnknownTool { .. } => Self::invalid("tool_choice", error.to_string()),
             Error::CallForm(_) | Error::ShapeOrCalls { .. } => Self::invalid("tools", error.to_string()),
             Error::NotContinuable => Self::Template {

@@ -14,9 +14,10 @@ use serde_json::json;
 use crate::{
     ApiError, Dialect,
     app::{Call, error_response},
-    error::shortened,
+    endpoints::models::status_of,
     llama_cpp::MANAGE,
     models::{Models, Role, Spelling},
+    paths::AskedPath,
     request_id::RequestId,
 };
 
@@ -28,25 +29,34 @@ struct Named {
 /// Has a model loaded. What has to go for it goes as for a request.
 pub(crate) async fn load(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let Named { model } = call.read(MANAGE)?;
-    models.order(models.find(Some(&model), Role::Chat, Spelling::Plain)?);
-    Ok(Json(json!({ "success": true })).into_response())
+    let idx = models.find(Some(&model), Role::Chat, Spelling::Plain)?;
+    models.order(idx);
+    Ok(done(&models, idx))
 }
 
 /// Has a model unloaded once the requests on it have ended, also one that is pinned. The next request for it loads it again.
 pub(crate) async fn unload(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let Named { model } = call.read(MANAGE)?;
-    models.dismiss(models.find(Some(&model), Role::Chat, Spelling::Plain)?);
-    Ok(Json(json!({ "success": true })).into_response())
+    let idx = models.find(Some(&model), Role::Chat, Spelling::Plain)?;
+    models.dismiss(idx);
+    Ok(done(&models, idx))
+}
+
+/// That it was ordered, with what the model is doing by now: a load that failed before says why.
+fn done(models: &Models, idx: usize) -> Response {
+    let status = status_of(&models.listed()[idx]);
+    Json(json!({ "success": true, "status": status })).into_response()
 }
 
 /// Both paths on a server whose only model stays loaded.
 pub(crate) async fn of_one_model(
     State(models): State<Models>,
     request_id: Extension<RequestId>,
+    asked: Option<Extension<AskedPath>>,
     uri: Uri,
 ) -> Response {
     let error = ApiError::NotImplemented {
-        path: shortened(uri.path()).into_owned(),
+        path: AskedPath::or(asked, &uri),
         reason: "this server has one model, which stays loaded; started with `--idle-unload`, `--models` or `--models-dir` it loads and unloads",
     };
     models.count_refusal(&error);

@@ -13,6 +13,7 @@ use crate::{
     app::error_response,
     error::shortened,
     models::{Doing, Listed, Role, Spelling},
+    paths::AskedPath,
     request_id::RequestId,
 };
 
@@ -68,7 +69,7 @@ fn entries_of(listed: &Listed<'_>, created_s: u64) -> Vec<Value> {
 }
 
 /// What one of several models is doing, in llama.cpp's form: a model whose load failed is unloaded and says why.
-fn status_of(listed: &Listed<'_>) -> Value {
+pub(crate) fn status_of(listed: &Listed<'_>) -> Value {
     let status = &listed.status;
     let value = match status.doing {
         Doing::Loaded => "loaded",
@@ -141,10 +142,15 @@ pub(crate) async fn not_found(request_id: Extension<RequestId>, method: Method, 
 }
 
 /// What a wrong method is answered.
-pub(crate) async fn wrong_method(request_id: Extension<RequestId>, method: Method, uri: Uri) -> Response {
+pub(crate) async fn wrong_method(
+    request_id: Extension<RequestId>,
+    asked: Option<Extension<AskedPath>>,
+    method: Method,
+    uri: Uri,
+) -> Response {
     let error = ApiError::MethodNotAllowed {
         method: method.to_string(),
-        path: shortened(uri.path()).into_owned(),
+        path: AskedPath::or(asked, &uri),
     };
     error_response(&error, Dialect::of_path(uri.path()), &request_id)
 }

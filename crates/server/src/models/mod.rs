@@ -37,7 +37,7 @@ pub(crate) use self::{
     asking::Purpose,
     choice::Choice,
     lease::Lease,
-    names::Spelling,
+    names::{Spelling, tagged, without_ending},
     one_model::OneModel,
     status::{Doing, Status},
 };

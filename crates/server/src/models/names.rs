@@ -21,6 +21,7 @@ pub(crate) enum Spelling {
 /// The forms of a name under which a model is looked for.
 pub(crate) fn forms(asked: &str, spelling: Spelling) -> Vec<String> {
     let mut forms = vec![asked.to_owned()];
+    forms.extend(without_ending(asked));
     if spelling == Spelling::Tagged {
         forms.push(match asked.strip_suffix(":latest") {
             Some(untagged) => untagged.to_owned(),
@@ -28,6 +29,28 @@ pub(crate) fn forms(asked: &str, spelling: Spelling) -> Vec<String> {
         });
     }
     forms
+}
+
+/// A name without `.gguf` behind the model's own part: models are called as their files without it, and some write it.
+pub(crate) fn without_ending(asked: &str) -> Option<String> {
+    let (model, adapter) = match asked.split_once(".gguf:") {
+        Some((model, adapter)) => (model, Some(adapter)),
+        None => (asked.strip_suffix(".gguf")?, None),
+    };
+    Some(match adapter {
+        Some(adapter) => format!("{model}:{adapter}"),
+        None => model.to_owned(),
+    })
+}
+
+/// A name with the tag that Ollama puts behind names that have none.
+pub(crate) fn tagged(name: &str) -> String {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    if last.contains(':') {
+        name.to_owned()
+    } else {
+        format!("{name}:latest")
+    }
 }
 
 /// The names that are near one that no model has, the nearest first.
@@ -80,6 +103,22 @@ mod tests {
         check("gpt-4", &[]);
         check("", &[]);
         check(&"x".repeat(10_000), &[]);
+    }
+
+    #[test]
+    fn a_name_has_other_forms() {
+        assert_eq!(forms("a", Spelling::Plain), ["a"]);
+        assert_eq!(forms("a.gguf", Spelling::Plain), ["a.gguf", "a"]);
+        assert_eq!(forms("a.gguf:b", Spelling::Plain), ["a.gguf:b", "a:b"]);
+        assert_eq!(forms("a", Spelling::Tagged), ["a", "a:latest"]);
+        for (name, expected) in [
+            ("tiny", "tiny:latest"),
+            ("tiny:1b", "tiny:1b"),
+            ("org/x", "org/x:latest"),
+            ("org/x:Q8_0", "org/x:Q8_0"),
+        ] {
+            assert_eq!(tagged(name), expected);
+        }
     }
 
     #[test]

@@ -157,7 +157,8 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
                 "loaded"
             );
         }
-        Err(reason) => tracing::warn!(model = spec.name(), reason, "cannot be loaded"),
+        // The loader warns of it, with what is for the operator alone.
+        Err(reason) => tracing::info!(model = spec.name(), reason, "not loaded"),
     }
     many.lock().loaded(idx, loaded, Instant::now())
 }

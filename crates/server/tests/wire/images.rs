@@ -182,13 +182,26 @@ async fn what_cannot_be_seen_is_400_in_one_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_without_an_encoder_names_the_flag() {
-    let Some(server) = TestServer::start().await else {
-        return;
-    };
+async fn a_model_without_an_encoder_names_the_flag_where_it_would_help() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let alone = folder.path().join("model.gguf");
+    std::fs::copy(data("gemma3").join("model.gguf"), &alone).expect("a copy");
+    let alone = TestServer::start_file(&alone, "eye", ServerConfig::default()).await;
     let content = json!([{ "type": "image_url", "image_url": { "url": url("0.png") } }]);
     let body = json!({ "messages": [{ "role": "user", "content": content }] });
-    let reply = server.post("/v1/chat/completions", &body).await;
+    let reply = alone.post("/v1/chat/completions", &body).await;
     assert_eq!(reply.status, 400);
     assert!(reply.text().contains("--mmproj FILE"), "{}", reply.text());
+    let Some(blind) = TestServer::start().await else {
+        return;
+    };
+    let reply = blind.post("/v1/chat/completions", &body).await;
+    assert_eq!(reply.status, 400);
+    assert!(
+        reply
+            .text()
+            .contains("models of the architecture `llama` see no images"),
+        "{}",
+        reply.text()
+    );
 }

@@ -256,7 +256,7 @@ async fn the_model_is_described() {
         return;
     };
     let tags = server.get("/api/tags").await.json();
-    assert_eq!(tags["models"][0]["name"], "demo");
+    assert_eq!(tags["models"][0]["name"], "demo:latest");
     assert!(
         tags["models"][0]["digest"]
             .as_str()
@@ -265,7 +265,7 @@ async fn the_model_is_described() {
     let ps = server.get("/api/ps").await.json();
     assert_eq!(
         (&ps["models"][0]["model"], &ps["models"][0]["size_vram"]),
-        (&json!("demo"), &json!(0))
+        (&json!("demo:latest"), &json!(0))
     );
     let shown = server
         .post_ok("/api/show", &json!({ "model": "demo:latest", "name": "demo" }))

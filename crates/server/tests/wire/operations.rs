@@ -328,3 +328,23 @@ fn parse_families(body: &str, counter_suffix: &str) -> HashMap<String, f64> {
     }
     samples
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_names_the_path_as_it_was_called() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    for path in ["/models/unload", "/v1/models/unload"] {
+        let refused = server.post(path, &json!({ "model": "demo" })).await;
+        assert_eq!(refused.status, 501, "{}", refused.text());
+        let begin = format!("\"{path} is not implemented: this server has one model");
+        assert!(refused.text().contains(&begin), "{}", refused.text());
+        let wrong = server.get(path).await;
+        assert_eq!(wrong.status, 405, "{}", wrong.text());
+        assert!(
+            wrong.text().contains(&format!("\"{path} does not answer GET")),
+            "{}",
+            wrong.text()
+        );
+    }
+}

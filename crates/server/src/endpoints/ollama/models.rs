@@ -20,7 +20,7 @@ use crate::{
     app::{Call, Stay, error_response},
     error::shortened,
     infill::has_marks,
-    models::{Listed, Role, Spelling},
+    models::{Listed, Role, Spelling, tagged},
     ollama::{
         choose,
         embed::{SHOW_FIELDS, ShowRequest},
@@ -71,7 +71,7 @@ impl<'a> Card<'a> {
     }
 }
 
-/// The names of the models, as `/api/tags`.
+/// The names of the models, as `/api/tags`: each with a tag, as Ollama lists them.
 pub(crate) async fn tags(State(models): State<Models>) -> Response {
     let entries: Vec<Value> = match models.only() {
         Some(app) => app
@@ -195,8 +195,8 @@ pub(crate) async fn unmanaged(
 fn entry(card: Card<'_>, name: &str) -> Value {
     let n_bytes = card.facts.map_or(0, |facts| facts.weights_bytes);
     json!({
-        "name": name,
-        "model": name,
+        "name": tagged(name),
+        "model": tagged(name),
         "modified_at": modified_at(card),
         "size": n_bytes,
         "digest": digest(card),
