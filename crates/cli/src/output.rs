@@ -1,14 +1,28 @@
-//! Standard output, with failures told apart: a reader that went away is no error, a full disk is.
+//! Standard output, with failures told apart: a reader that went away is no error, a full disk is. And files, looked at before the work.
 
 use std::{
     fmt::Write as _,
+    fs,
     io::{self, IsTerminal as _, Write as _},
+    path::Path,
 };
 
 use crate::{
     failure::Failure,
     visible::{is_obeyed, visible_lines},
 };
+
+/// Opens a file for writing and leaves it as it is, so that no measured work is lost.
+pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
+    let unwritable = |error| Failure::unwritable(path.display(), &error);
+    let is_new = !path.exists();
+    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(unwritable)?;
+    if is_new {
+        fs::remove_file(path).map_err(unwritable)?;
+    }
+    Ok(())
+}
 
 /// Whether a person reads.
 pub(crate) fn is_terminal() -> bool {

@@ -13,7 +13,7 @@ mod report;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .build()
         .map_err(|error| Failure::work(format!("cannot start the network threads: {error}")))?;
     for path in [&args.json, &args.svg].into_iter().flatten() {
-        check_writable(path)?;
+        output::check_writable(path)?;
     }
     if let Some(mix) = &args.mix {
         return runtime.block_on(run_mix(args, mix));
@@ -258,18 +258,6 @@ async fn run_mix(args: &Args, mix: &Mix) -> Result<(), Failure> {
         Some(error) => Err(Failure::work(format!("a stream failed: {error}"))),
         None => Ok(()),
     }
-}
-
-/// Opens a file for writing and leaves it as it is, so that no measured load is lost.
-fn check_writable(path: &Path) -> Result<(), Failure> {
-    let unwritable = |error| Failure::unwritable(path.display(), &error);
-    let is_new = !path.exists();
-    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
-    opened.map_err(unwritable)?;
-    if is_new {
-        fs::remove_file(path).map_err(unwritable)?;
-    }
-    Ok(())
 }
 
 /// What was measured.

@@ -3,7 +3,9 @@
 //! Separate from `perplexity`, which keeps logits in a file. Both models are loaded; of each chunk the first one's rows are in memory
 //! while the second one's come.
 
-use std::{path::PathBuf, time::Instant};
+mod chart;
+
+use std::{fs, path::PathBuf, time::Instant};
 
 use serde_json::{Value, json};
 use tokenmill::{LoadOptions, Model, ModelSource};
@@ -31,7 +33,7 @@ const MAX_LOGIT_ROWS: usize = 64;
 #[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk, of which the second half is scored [default: 512]")))]
 #[command(after_help = "Examples:\n  \
     tokenmill compare model-f16.gguf model-q4_k_m.gguf wiki.test.raw --chunks 16\n  \
-    tokenmill compare model-q8_0.gguf model-iq3_xs.gguf book.txt --json\n\n\
+    tokenmill compare model-q8_0.gguf model-iq3_xs.gguf book.txt --json --svg book.svg\n\n\
     The first file is the base: divergences are of the second from it, in nats.")]
 pub(crate) struct Args {
     /// The base: a GGUF file, a folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
@@ -46,6 +48,9 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Draw the divergence along the text
+    #[arg(long, alias = "chart", value_name = "FILE")]
+    svg: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -63,6 +68,9 @@ struct Side {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
+    if let Some(path) = &args.svg {
+        output::check_writable(path)?;
+    }
     let text = read_text(&args.file)?;
     let n_ctx = args.load.n_ctx_given().unwrap_or(DEFAULT_CTX);
     if n_ctx < 4 {
@@ -135,6 +143,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     let figures = divergence.figures();
+    if let Some(path) = &args.svg {
+        let names = [0, 1].map(|side: usize| sides[side].name.as_str());
+        fs::write(path, chart::draw(names, &divergence))
+            .map_err(|error| Failure::unwritable(path.display(), &error))?;
+    }
     if args.json {
         let mut report = json!({
             "n_ctx": n_ctx,

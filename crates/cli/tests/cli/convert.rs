@@ -198,6 +198,20 @@ fn a_model_is_compared_with_its_own_logits_and_with_those_of_a_smaller_file() {
         report["models"][0]["perplexity"], report["models"][1]["perplexity"],
         "{both}"
     );
+    let svg = text.with_file_name("along.svg");
+    tokenmill(
+        [
+            &["compare", "demo", "demo", arg(&text), "--svg", arg(&svg)][..],
+            &common,
+        ]
+        .concat(),
+    )
+    .ok();
+    let drawn = std::fs::read_to_string(&svg).unwrap();
+    assert!(
+        drawn.contains("demo against demo") && drawn.contains("KL divergence"),
+        "{drawn}"
+    );
     let line = tokenmill(["perplexity", "demo", "--kl-base", arg(&text)]).failed(3);
     assert!(line.contains("this is no file of logits"), "{line}");
 }

@@ -13,8 +13,8 @@ pub(crate) struct Divergence {
     kl: Vec<f32>,
     /// Of each, by how much the model holds the right token for likelier than the base.
     gains: Vec<f32>,
-    /// Positions at which both hold the same token for the likeliest.
-    n_same_top: usize,
+    /// Of each, whether both hold the same token for the likeliest.
+    same_top: Vec<bool>,
     /// Sum of the base's negative log-likelihoods.
     base_nll: f64,
 }
@@ -45,8 +45,23 @@ impl Divergence {
         let own = (f64::from(logits[next]) - log_sum).exp();
         self.kl.push(kl as f32);
         self.gains.push((own - f64::from(base[next]).exp()) as f32);
-        self.n_same_top += usize::from(top_base == top_own);
+        self.same_top.push(top_base == top_own);
         self.base_nll -= f64::from(base[next]);
+    }
+
+    /// The figures of at most `n_parts` parts of all positions, in their order; each but the last has equally many.
+    pub(crate) fn along(&self, n_parts: usize) -> Vec<Part> {
+        let n_each = self.kl.len().div_ceil(n_parts.max(1)).max(1);
+        let parts = self.kl.chunks(n_each).zip(self.same_top.chunks(n_each));
+        parts
+            .enumerate()
+            .map(|(idx, (kl, same))| Part {
+                start: idx * n_each,
+                end: idx * n_each + kl.len(),
+                mean_kl: kl.iter().map(|&kl| f64::from(kl)).sum::<f64>() / kl.len() as f64,
+                same_top: n_true(same) as f64 / same.len() as f64,
+            })
+            .collect()
     }
 
     /// The perplexity of the base.
@@ -78,11 +93,26 @@ impl Divergence {
             p90: quantile(0.9),
             p99: quantile(0.99),
             max: quantile(1.0),
-            same_top: self.n_same_top as f64 / n,
+            same_top: n_true(&self.same_top) as f64 / n,
             mean_gain: self.gains.iter().map(|&gain| f64::from(gain)).sum::<f64>() / n,
             rms_gain: (squares / n).sqrt(),
         }
     }
+}
+
+fn n_true(claims: &[bool]) -> usize {
+    claims.iter().filter(|&&claim| claim).count()
+}
+
+/// What the positions from `start` to before `end` show.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// In nats.
+    pub(crate) mean_kl: f64,
+    /// The share of positions at which both hold the same token for the likeliest.
+    pub(crate) same_top: f64,
 }
 
 /// What all positions show together. Divergences are in nats.
