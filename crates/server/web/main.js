@@ -2,7 +2,7 @@
 
 import { showLastContext, startChat } from "./chat.js";
 import { showEngine, watchEngine } from "./engine.js";
-import { nameModel } from "./model.js";
+import { startModels } from "./models.js";
 import { startSettings } from "./settings.js";
 
 const $ = (id) => document.getElementById(id);
@@ -17,8 +17,7 @@ function show(view) {
 
 async function greet() {
   watchEngine();
-  await nameModel();
-  showLastContext();
+  await startModels(showLastContext);
 }
 
 $("show-chat").addEventListener("click", () => show("chat"));

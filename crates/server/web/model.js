@@ -1,29 +1,17 @@
-// The served model: its name, the size of its context, and its card.
+// The model that is asked: its name, the size of its context, what it is doing, and its card. Which models there are is in models.js.
 
 import { headers } from "./settings.js";
 
 const $ = (id) => document.getElementById(id);
 
-/** `name` is empty and `nContext` 0 until the server has told them. */
-export const model = { name: "", nContext: 0 };
+/** `name` is empty and `nContext` 0 until the server has told them; `state` is one of `STATES`. */
+export const model = { name: "", nContext: 0, state: "loaded", reason: "", hasOthers: false };
 
-/** Asks the server which model it serves. */
-export async function nameModel() {
-  try {
-    const response = await fetch("/v1/models", { headers: headers() });
-    if (!response.ok) return;
-    const served = (await response.json()).data[0];
-    model.name = served?.id ?? "";
-    model.nContext = served?.max_model_len ?? 0;
-    $("model").textContent = model.name;
-    await showCard();
-  } catch {
-    // The first message will say what is wrong.
-  }
-}
+/** What a model can be doing, in words for a list. */
+export const STATES = { loaded: "loaded", loading: "loading", unloaded: "not loaded", failed: "failed" };
 
 /** Fills the card: what the server says of the model. */
-async function showCard() {
+export async function showCard() {
   const body = JSON.stringify({ model: model.name });
   const response = await fetch("/api/show", { method: "POST", headers: headers(), body });
   if (!response.ok) return;

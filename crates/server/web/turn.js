@@ -2,6 +2,7 @@
 
 import { element, isWhole, messageNode, update } from "./messages.js";
 import { model } from "./model.js";
+import { look } from "./models.js";
 import { headers } from "./settings.js";
 import { errorOf, events } from "./sse.js";
 
@@ -23,6 +24,10 @@ export class Turn {
     this.nArrived = 0;
     this.firstAt = 0;
     this.begunAt = performance.now();
+    /** What is asked, then what answers. */
+    this.model = model.name;
+    this.isOneOfSeveral = model.hasOthers;
+    this.lookedAt = 0;
     this.isOver = false;
     this.frame = 0;
     this.controller = new AbortController();
@@ -50,11 +55,14 @@ export class Turn {
     } finally {
       clearInterval(waiting);
       this.end(failure);
+      // It may have been loaded for this, or have failed to be.
+      if (this.isOneOfSeveral) look();
     }
   }
 
   take(event) {
     if (event.error) throw new Error(event.error.message);
+    this.model = event.model ?? this.model;
     const choice = event.choices?.[0];
     const delta = choice?.delta ?? {};
     if (delta.content || delta.reasoning_content || delta.tool_calls) {
@@ -101,12 +109,19 @@ export class Turn {
     return rate ? `${rate.toFixed(rate < 100 ? 1 : 0)} tokens/s` : "";
   }
 
-  /** Says that the prompt is read, and after two seconds for how long. */
+  /** Says what is waited for, and after two seconds for how long. */
   showWaiting() {
     if (this.firstAt || this.isOver) return;
     const seconds = Math.floor((performance.now() - this.begunAt) / 1000);
     const note = this.answer.querySelector(".note");
-    if (!note.firstChild) note.append("Reading the prompt …", element("span", "", ""));
+    if (!note.firstChild) note.append("", element("span", "", ""));
+    const isLoading = this.isOneOfSeveral && model.name === this.model && model.state !== "loaded";
+    const words = isLoading ? `Loading ${this.model} …` : "Reading the prompt …";
+    if (note.firstChild.data !== words) note.firstChild.data = words;
+    if (isLoading && seconds > this.lookedAt) {
+      this.lookedAt = seconds;
+      look();
+    }
     note.classList.add("waiting");
     note.lastChild.setAttribute("aria-hidden", "true");
     note.lastChild.textContent = seconds >= 2 ? ` ${seconds} s` : "";
@@ -137,7 +152,8 @@ export class Turn {
     if (this.rate()) figures.push(this.rate());
     const waited = this.firstAt - this.begunAt;
     if (this.firstAt) figures.push(`first after ${waited < 1000 ? `${waited.toFixed(0)} ms` : `${(waited / 1000).toFixed(1)} s`}`);
-    return [...why, figures.join(", ")].filter(Boolean).join(" ");
+    const by = this.isOneOfSeveral && figures.length ? `${this.model}: ` : "";
+    return [...why, figures.length ? `${by}${figures.join(", ")}` : ""].filter(Boolean).join(" ");
   }
 
   /** Leaves out the calls that cannot be made: a request that holds one is refused. */

@@ -40,6 +40,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ),
     ("messages.js", JAVASCRIPT, include_str!("../../web/messages.js")),
     ("model.js", JAVASCRIPT, include_str!("../../web/model.js")),
+    ("models.js", JAVASCRIPT, include_str!("../../web/models.js")),
     ("settings.js", JAVASCRIPT, include_str!("../../web/settings.js")),
     ("sse.js", JAVASCRIPT, include_str!("../../web/sse.js")),
     ("turn.js", JAVASCRIPT, include_str!("../../web/turn.js")),

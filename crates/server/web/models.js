@@ -1,0 +1,118 @@
+// The models that the server has: which one is asked, and what each is doing.
+//
+// A server of one model says nothing of what it is doing, and there is nothing to choose. What is chosen is kept in this browser. Looking
+// at the list loads nothing and counts as no use, so it is read again and again while the page is seen.
+
+import { model, showCard, STATES } from "./model.js";
+import { headers } from "./settings.js";
+
+const CHOSEN = "tokenmill.model";
+const PERIOD_MS = 5000;
+/** While a model is loaded. */
+const SHORT_PERIOD_MS = 1000;
+const $ = (id) => document.getElementById(id);
+
+/** What the server has, as `{ name, parent, nContext, state, reason }`. */
+let served = [];
+let timer = 0;
+let changed = () => {};
+
+/** Asks the server which models it has; `contextChanged` is called when the size of the context is another. Call again after a new key. */
+export async function startModels(contextChanged) {
+  changed = contextChanged;
+  await look();
+}
+
+/** Reads the list once, then plans the next time. */
+export async function look() {
+  clearTimeout(timer);
+  timer = 0;
+  try {
+    const response = await fetch("/v1/models", { headers: headers() });
+    if (!response.ok) return;
+    served = (await response.json()).data.map(read);
+    await take(served.find(({ name }) => name === (model.name || kept())) ?? byDefault());
+  } catch {
+    // The first message will say what is wrong.
+  }
+  clearTimeout(timer);
+  const isLoading = served.some(({ state }) => state === "loading");
+  timer = model.hasOthers ? setTimeout(lookIfSeen, isLoading ? SHORT_PERIOD_MS : PERIOD_MS) : 0;
+}
+
+/** A page that nobody sees asks nothing; it looks when it is seen again. */
+function lookIfSeen() {
+  timer = 0;
+  if (!document.hidden) look();
+}
+
+function read({ id, parent, max_model_len: nContext, status }) {
+  const state = status?.failed ? "failed" : (status?.value ?? "loaded");
+  return { name: id, parent, nContext: nContext ?? 0, state, reason: status?.reason ?? "", isOneOfSeveral: Boolean(status) };
+}
+
+/** The model where none was chosen: the first that can be loaded as far as is known. */
+function byDefault() {
+  return served.find(({ state }) => state !== "failed") ?? served[0];
+}
+
+/** Asks this model from now on, or shows what has become of it. */
+async function take(entry) {
+  if (!entry) return;
+  const { name, nContext, state, reason } = entry;
+  const isNew = name !== model.name || nContext !== model.nContext;
+  const hasOthers = entry.isOneOfSeveral && served.length > 1;
+  Object.assign(model, { name, nContext, state, reason, hasOthers });
+  $("model").textContent = hasOthers ? "About" : name;
+  $("choice").hidden = !hasOthers;
+  if (hasOthers) showChooser();
+  showState();
+  if (!isNew) return;
+  changed();
+  await showCard();
+}
+
+/** Brings the chooser up to date; what is the same stays, so that an open list stays as it is. */
+function showChooser() {
+  const chooser = $("chooser");
+  const names = [...chooser.options].map(({ value }) => value);
+  if (names.length !== served.length || served.some(({ name }, i) => name !== names[i])) {
+    chooser.replaceChildren(...served.map(({ name }) => new Option(name, name)));
+  }
+  served.forEach(({ name, parent, state }, i) => {
+    const of = parent ? `, adapter of ${parent}` : "";
+    const text = `${name} (${STATES[state]}${of})`;
+    if (chooser.options[i].textContent !== text) chooser.options[i].textContent = text;
+  });
+  if (chooser.value !== model.name) chooser.value = model.name;
+}
+
+/** Says what the first message will meet where the model is not loaded. */
+function showState() {
+  const { name, state, reason } = model;
+  const why = reason ? reason[0].toUpperCase() + reason.slice(1) : `${name} could not be loaded`;
+  const words = {
+    loaded: "",
+    loading: `${name} is being loaded.`,
+    unloaded: `${name} is not loaded; the next message loads it.`,
+    failed: `${why}. The next message tries again.`,
+  };
+  const text = words[state] ?? "";
+  if ($("model-state").textContent !== text) $("model-state").textContent = text;
+}
+
+function kept() {
+  return localStorage.getItem(CHOSEN) ?? "";
+}
+
+function choose(name) {
+  try {
+    localStorage.setItem(CHOSEN, name);
+  } catch {
+    // The storage is full; the choice holds until a reload.
+  }
+  take(served.find((entry) => entry.name === name)).catch(() => {});
+}
+
+$("chooser").addEventListener("change", () => choose($("chooser").value));
+document.addEventListener("visibilitychange", () => model.hasOthers && !timer && lookIfSeen());

@@ -1,0 +1,179 @@
+"""The page's chooser of models in headless Chromium: by mouse and by keyboard, what each model is doing, what is kept, on a phone."""
+
+import json
+import pathlib
+import sys
+import tempfile
+import urllib.request
+
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+
+from chromium import accessible, answers, ask, browser, color, find, is_answered, is_idle, shots, until
+from server import ROOT, Server
+
+DEMO = (ROOT / "crates/tokenmill/assets/tokenmill-demo-Q8_0.gguf").read_bytes()
+MODELS = """
+[models.anna]
+model = "anna.gguf"
+[models.broken]
+model = "broken.gguf"
+[models.a-model-with-a-very-long-name-as-files-of-the-hub-have-them-Q4_K_M]
+model = "anna.gguf"
+ctx-size = 256
+"""
+LONG = "a-model-with-a-very-long-name-as-files-of-the-hub-have-them-Q4_K_M"
+
+
+def chooser(page):
+    return Select(find(page, "#chooser"))
+
+
+def listed(page):
+    return [option.text for option in chooser(page).options]
+
+
+def states(page, *expected):
+    until(page, f"{expected} are listed", lambda: listed(page) == list(expected))
+
+
+def state(page):
+    return find(page, "#model-state").text
+
+
+def manage(url, action, model):
+    request = urllib.request.Request(f"{url}/models/{action}", json.dumps({"model": model}).encode())
+    assert json.load(urllib.request.urlopen(request))["success"]
+
+
+def choosing(page, url):
+    page.get(url)
+    until(page, "models can be chosen", lambda: find(page, "#chooser").is_displayed())
+    # What the first that can be loaded is doing is known; nothing was loaded for the page.
+    states(page, "anna (not loaded)", "broken (failed)", f"{LONG} (not loaded)")
+    assert chooser(page).first_selected_option.text == "anna (not loaded)"
+    assert "the next message loads it" in state(page), state(page)
+    accessible(page)
+    page.save_screenshot(shots / "models-light.png")
+
+    ask(page, "Tell me a story.", Keys.ENTER)
+    is_answered(page, 1)
+    note = answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text
+    assert note.startswith("anna: ") and "tokens/s" in note, note
+    states(page, "anna (loaded)", "broken (failed)", f"{LONG} (not loaded)")
+    assert state(page) == "", state(page)
+    assert "of 512 tokens" in find(page, "#context").text, find(page, "#context").text
+
+    # Another one answers the next message, and is still chosen after a reload.
+    chooser(page).select_by_value(LONG)
+    assert "the next message loads it" in state(page), state(page)
+    ask(page, "What is 3 + 4?", Keys.ENTER)
+    is_answered(page, 2)
+    notes = [answer.find_element(By.CSS_SELECTOR, ".note").text for answer in answers(page)]
+    assert notes[0].startswith("anna: ") and notes[1].startswith(f"{LONG}: "), notes
+    until(page, "its context is known", lambda: "of 256 tokens" in find(page, "#context").text)
+    find(page, "#about summary").click()
+    assert "256 tokens" in find(page, "#card").text, find(page, "#card").text
+    page.save_screenshot(shots / "models-answered-light.png")
+    find(page, "#about summary").click()
+    page.refresh()
+    until(page, "the choice is kept", lambda: find(page, "#chooser").get_attribute("value") == LONG)
+    assert answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text.startswith("anna: ")
+
+
+def others(page, url):
+    """What happens elsewhere is shown without a reload."""
+    manage(url, "unload", LONG)
+    until(page, "it is unloaded", lambda: f"{LONG} (not loaded)" in listed(page))
+    assert "the next message loads it" in state(page), state(page)
+    manage(url, "load", LONG)
+    until(page, "it is loaded", lambda: f"{LONG} (loaded)" in listed(page) and state(page) == "")
+
+
+def failing(page):
+    """A model that cannot be loaded says why, and gives the message back; another then answers it."""
+    count = len(answers(page))
+    chooser(page).select_by_value("broken")
+    assert "the file ends inside" in state(page) and "tries again" in state(page), state(page)
+    accessible(page)
+    color(page, "dark")
+    accessible(page)
+    page.save_screenshot(shots / "models-failed-dark.png")
+    color(page, "light")
+    ask(page, "What is 2 + 2?", Keys.ENTER)
+    until(page, "the refusal is shown", lambda: find(page, "#error").text and is_idle(page))
+    assert "cannot be loaded" in find(page, "#error").text, find(page, "#error").text
+    assert find(page, "#prompt").get_attribute("value") == "What is 2 + 2?"
+    assert len(answers(page)) == count
+
+
+def keyboard(page):
+    """The chooser is reached and used without a mouse."""
+    count = len(answers(page))
+    page.refresh()
+    until(page, "models can be chosen", lambda: find(page, "#chooser").is_displayed())
+    find(page, "body").send_keys(Keys.TAB)
+    for _ in range(20):
+        if page.switch_to.active_element.get_attribute("id") == "chooser":
+            break
+        page.switch_to.active_element.send_keys(Keys.SHIFT, Keys.TAB)
+    assert page.switch_to.active_element == find(page, "#chooser"), "it is reached with the tab key"
+    page.switch_to.active_element.send_keys(Keys.HOME)
+    until(page, "it is chosen", lambda: find(page, "#chooser").get_attribute("value") == "anna")
+    find(page, "#prompt").clear()
+    ask(page, "What is 5 + 2?", Keys.ENTER)
+    is_answered(page, count + 1)
+    assert answers(page)[-1].find_element(By.CSS_SELECTOR, ".note").text.startswith("anna: ")
+
+
+def phone(page):
+    metrics = {"width": 390, "height": 780, "deviceScaleFactor": 2, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    chooser(page).select_by_value(LONG)
+    assert page.execute_script("return document.documentElement.scrollWidth") <= 390, "nothing sticks out"
+    box = find(page, "#chooser").rect
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["height"] >= 24, box
+    page.save_screenshot(shots / "models-phone.png")
+    chooser(page).select_by_value("broken")
+    assert page.execute_script("return document.documentElement.scrollWidth") <= 390, "nothing sticks out"
+    page.save_screenshot(shots / "models-failed-phone.png")
+
+
+def one(page, url):
+    """Where there is one model there is nothing to choose, also where one was chosen of another server."""
+    page.get(url)
+    until(page, "the model is named", lambda: find(page, "#model").text == "demo")
+    assert not find(page, "#chooser").is_displayed() and state(page) == ""
+    ask(page, "What is 3 + 4?", Keys.ENTER)
+    is_answered(page, 1)
+    assert not answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text.startswith("demo: ")
+
+
+with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    (folder / "anna.gguf").write_bytes(DEMO)
+    (folder / "broken.gguf").write_bytes(DEMO[:1000])
+    (folder / "models.toml").write_text(MODELS)
+    try:
+        page = browser()
+    except WebDriverException as error:
+        print(f"skipped: Chromium does not start here: {error.msg}")
+        sys.exit(0)
+    try:
+        with Server("--models", folder / "models.toml", model=None) as server:
+            choosing(page, server.url)
+            others(page, server.url)
+            failing(page)
+            keyboard(page)
+            phone(page)
+            page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+            # The one refused request is told of by the browser too.
+            severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE" and "503" not in entry["message"]]
+            assert not severe, severe
+        with Server() as server:
+            one(page, server.url)
+    finally:
+        page.quit()
+print(f"the chooser of models in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")
