@@ -382,7 +382,9 @@ pub(crate) fn load_opened(
     network: &Network,
     options: &LoadOptions,
 ) -> Result<Model, Failure> {
-    let model = with_progress(|on_progress| options.load_opened(source, network, on_progress))?;
+    let model = with_progress(options.compute.n_gpus, |on_progress| {
+        options.load_opened(source, network, on_progress)
+    })?;
     if let (LoadedDevice::Cpu { .. }, Some(plan)) = (model.device(), model.memory()) {
         say_plan(plan, model.n_ctx(), &options.compute);
     }
@@ -403,7 +405,9 @@ pub(crate) fn load_network(
     options: &ModelOptions,
     compute: &Compute,
 ) -> Result<Loaded, Failure> {
-    let loaded = with_progress(|on_progress| tokenmill::load(network, options, compute, on_progress))?;
+    let loaded = with_progress(compute.n_gpus, |on_progress| {
+        tokenmill::load(network, options, compute, on_progress)
+    })?;
     let n_ctx = loaded.executor.limits().n_ctx;
     if let LoadedDevice::Cpu { .. } = &loaded.device {
         say_plan(&loaded.plan, n_ctx, compute);
@@ -414,6 +418,7 @@ pub(crate) fn load_network(
 }
 
 fn with_progress<T>(
+    n_gpus: usize,
     load: impl FnOnce(&mut dyn FnMut(LoadProgress)) -> Result<T, tokenmill::Error>,
 ) -> Result<T, Failure> {
     // The bar ticks, and would write over the plan of a split, which is shown before the first byte.
@@ -425,7 +430,7 @@ fn with_progress<T>(
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    Ok(loaded?)
+    loaded.map_err(|error| Failure::of_group(error, n_gpus))
 }
 
 /// Says where `--batch-invariant` is nothing new.
@@ -435,13 +440,20 @@ fn tell_about_invariance(device: &LoadedDevice, compute: &Compute) {
     }
 }
 
-/// Says where more context was asked for than the model was made for, why a GPU was passed over, and what took long.
-fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
-    if n_ctx > n_ctx_train {
-        tell(&format!(
+/// What is said about a context that is longer than the model was made for.
+pub(crate) fn about_long_context(n_ctx: usize, n_ctx_train: usize) -> Option<String> {
+    (n_ctx > n_ctx_train).then(|| {
+        format!(
             "the context of {n_ctx} tokens is longer than the {n_ctx_train} that the model was made for; beyond them its \
              text may make no sense"
-        ));
+        )
+    })
+}
+
+/// Says where more context was asked for than the model was made for, why a GPU was passed over, and what took long.
+fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
+    if let Some(text) = about_long_context(n_ctx, n_ctx_train) {
+        tell(&text);
     }
     if let LoadedDevice::Split { threshold, .. } = device
         && *threshold != Some(1)

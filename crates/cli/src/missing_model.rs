@@ -4,6 +4,8 @@
 
 use std::path::Path;
 
+use tokenmill::hub::ollama::OllamaName;
+
 /// What may stand for MODEL.
 pub(crate) const WHAT_MODEL_IS: &str =
     "MODEL is a .gguf file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY of the Hub, or `demo`";
@@ -28,6 +30,10 @@ pub(crate) fn hint(path: &Path) -> String {
         [owner, repository] if !owner.is_empty() && !repository.is_empty() => format!(
             "`{owner}` is a folder here, so this is a path; `hf://{name}` means the model of the Hugging Face Hub"
         ),
+        [_] if OllamaName::of_short(&format!("{name}:latest")).is_some() => format!(
+            "a model is named by its owner and its repository, as in `tokenmill pull OWNER/REPOSITORY`, or as `{name}:latest` in Ollama's \
+             registry; `demo` is built in"
+        ),
         [_] => format!("a model is named by its owner and its repository; {HOW_TO_FETCH}"),
         _ => WHAT_MODEL_IS.to_owned(),
     }
@@ -45,7 +51,11 @@ mod tests {
         };
         check("https://example.org/c.gguf", "this is an address");
         check("src/repo-GGUF", "`src` is a folder here");
-        check("llama3:8b", "a model is named by its owner");
+        check(
+            "llama3.2",
+            "a model is named by its owner and its repository, as in",
+        );
+        check("llama 3", "a model is named by its owner");
         for path in ["a.gguf", "no/such/a.gguf", "/a/b", "./a", "../a/b", "a/b/c"] {
             check(path, "MODEL is");
         }

@@ -13,6 +13,7 @@ use std::{
 use clap::Args;
 use indicatif::ProgressBar;
 use tokenmill::{
+    ModelSource,
     hub::{HubSettings, ModelName, PullEvent, PullObserver, PullWishes, PulledModel, ollama::OllamaName},
     machine_bytes,
 };
@@ -53,12 +54,12 @@ impl FetchArgs {
         wishes.with_projector = false;
         match name.find_stored(&wishes, &settings) {
             Ok(Some(found)) => return Ok(found.path),
-            Err(error) if settings.is_offline => return Err(error.into()),
+            Err(error) if settings.is_offline => return Err(name.failure(error)),
             // Another type may fit.
             Ok(None) | Err(_) => {}
         }
         let watcher = Watcher::new();
-        let plan = name.plan(&wishes, &settings, &watcher)?;
+        let plan = (name.plan(&wishes, &settings, &watcher)).map_err(|error| name.failure(error))?;
         if !self.yes {
             ask_for(&plan)?;
         }
@@ -75,7 +76,8 @@ impl FetchArgs {
         };
         let mut wishes = wishes();
         wishes.with_projector = false;
-        if let Some(found) = name.find_stored(&wishes, &self.settings())? {
+        let found = name.find_stored(&wishes, &self.settings());
+        if let Some(found) = found.map_err(|error| name.failure(error))? {
             return Ok(found.path);
         }
         let name = model.display();
@@ -103,6 +105,43 @@ impl FetchArgs {
         settings.is_offline |= self.offline;
         settings
     }
+}
+
+/// What a model is called that was given as `model` and lies at `found`: as it was named, or as its file without `.gguf` and without the
+/// number of its part.
+pub(crate) fn served_name(model: &Path, found: &Path) -> String {
+    if let Ok(Some(name)) = name_of(model) {
+        return name.shown();
+    }
+    let name = ModelSource::find(found).map_or_else(
+        |_| {
+            found
+                .file_name()
+                .unwrap_or(found.as_os_str())
+                .to_string_lossy()
+                .into_owned()
+        },
+        |source| source.name(),
+    );
+    let stem = name.strip_suffix(".gguf").unwrap_or(&name);
+    part_of(stem).map_or(stem, |(begin, _)| begin).to_owned()
+}
+
+/// What a model of Ollama is called, where it was named: its file is called by its bytes.
+pub(crate) fn ollama_name(model: &Path) -> Option<String> {
+    match name_of(model) {
+        Ok(Some(name @ SourceName::Ollama(_))) => Some(name.shown()),
+        _ => None,
+    }
+}
+
+/// The beginning of a name like `x-00001-of-00003`, and which part it is.
+pub(crate) fn part_of(stem: &str) -> Option<(&str, u32)> {
+    let (rest, n_parts) = stem.rsplit_once("-of-")?;
+    let (begin, part) = rest.rsplit_once('-')?;
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_part = is_number(part) && is_number(n_parts);
+    Some((begin, part.parse().ok()?)).filter(|_| is_part)
 }
 
 /// The settings of the environment.
@@ -186,9 +225,10 @@ pub(crate) fn is_agreed(question: &str) -> Result<bool, Failure> {
 /// # Errors
 /// As [`Plan::fetch`].
 pub(crate) fn fetch(plan: Plan, settings: &HubSettings, watcher: &Watcher) -> Result<PulledModel, Failure> {
+    let name = plan.full_name();
     let pulled = plan.fetch(settings, watcher);
     watcher.bar.finish_and_clear();
-    Ok(pulled?)
+    pulled.map_err(|error| name.failure(error))
 }
 
 /// Shows a download on standard error.
@@ -238,6 +278,27 @@ impl PullObserver for Watcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_model_is_called_as_it_was_named_or_as_its_file() {
+        for (given, found, name) in [
+            ("a/tiny-Q8_0.gguf", "a/tiny-Q8_0.gguf", "tiny-Q8_0"),
+            ("a/big-00001-of-00003.gguf", "a/big-00001-of-00003.gguf", "big"),
+            ("a/odd-1-of-3.gguf", "a/odd-1-of-3.gguf", "odd-1-of-3"),
+            ("./a/folder", "./a/folder", "folder"),
+            ("demo", "demo", "demo"),
+            ("tiny:latest", "blobs/sha256-0", "tiny"),
+            ("ollama:tiny", "blobs/sha256-0", "tiny"),
+            ("tiny:1b", "blobs/sha256-0", "tiny:1b"),
+            (
+                "hf://no-owner/repo:Q8_0",
+                "snapshots/0/x.gguf",
+                "no-owner/repo:Q8_0",
+            ),
+        ] {
+            assert_eq!(served_name(Path::new(given), Path::new(found)), name);
+        }
+    }
 
     #[test]
     fn files_and_folders_are_never_names() {

@@ -9,6 +9,8 @@ use tokenmill::hub::{
     ollama::{self, OllamaName, OllamaPlan, OllamaRemoval},
 };
 
+use crate::failure::Failure;
+
 /// A model by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SourceName {
@@ -40,6 +42,22 @@ impl fmt::Display for SourceName {
 }
 
 impl SourceName {
+    /// What the name is served under and shown as.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Self::Hub(name) => name.to_string(),
+            Self::Ollama(name) => name.short(),
+        }
+    }
+
+    /// What went wrong with a model of this name, with what to do in the words of its source.
+    pub(crate) fn failure(&self, error: HubError) -> Failure {
+        match self {
+            Self::Hub(_) => error.into(),
+            Self::Ollama(_) => Failure::of_ollama(error),
+        }
+    }
+
     /// The model, if it is on this machine.
     ///
     /// # Errors

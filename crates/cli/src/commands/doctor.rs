@@ -13,7 +13,7 @@ use std::{fs, path::PathBuf};
 
 use serde_json::{Value, json};
 use tokenmill::{
-    Device as DeviceChoice, Error, ModelSource, available_bytes, check_memory, machine_bytes,
+    Device as DeviceChoice, Error, ModelSource, available_bytes, check_memory, machine_bytes, mtp_plan,
     projector_beside,
 };
 use tokenmill_backend::MemoryPlan;
@@ -21,7 +21,10 @@ use tokenmill_model::Model;
 
 use self::cuda::Gpu;
 use crate::{
-    commands::devices::{Gpus, cpu_json, cpu_text},
+    commands::{
+        devices::{Gpus, cpu_json, cpu_text},
+        inspect::mtp_json,
+    },
     failure::Failure,
     load::LoadArgs,
     memory_words::plan_text,
@@ -297,7 +300,18 @@ impl Examination {
             Some(hint) => row.hint(hint),
             None => row,
         });
+        let mtp = mtp_plan(model, &options, &choices.compute)
+            .map_err(|error| error.to_string())
+            .transpose();
+        if let Some(mtp) = &mtp {
+            let taken = mtp.as_ref().map(|plan| {
+                let size = size_of(plan.total_bytes() as u64);
+                format!("guesses further tokens on the CPU (--spec mtp), and takes {size} more")
+            });
+            self.rows.push(Row::new("MTP layer", taken.map_err(Clone::clone)));
+        }
         let mut plans = serde_json::Map::new();
+        plans.insert("mtp".to_owned(), json!(mtp.as_ref().map(mtp_json)));
         plans.insert("n_ctx".to_owned(), json!(n_ctx));
         let mut cpu_plan = plan_json(cpu.as_ref());
         if let Some(failure) = too_large {

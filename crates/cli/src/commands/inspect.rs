@@ -5,12 +5,14 @@
 use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
 
 use serde_json::{Value as Json, json};
-use tokenmill::{Error, ModelSource};
+use tokenmill::{Error, ModelSource, mtp_plan};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_gguf::{Array, GgufFile, Value};
 use tokenmill_model::{Model, ModelOptions, WeightInfo};
 
-use crate::{failure::Failure, load::LoadArgs, numbers::size, output, visible::visible};
+use crate::{
+    failure::Failure, load::LoadArgs, model_name::ollama_name, numbers::size, output, visible::visible,
+};
 
 /// Elements of an array that are shown.
 const MAX_SHOWN_ELEMENTS: usize = 5;
@@ -45,15 +47,26 @@ struct Inspection {
     metadata: Vec<(String, String, Json)>,
     tensors: Vec<WeightInfo>,
     /// The plan and its options, or why there is none.
-    plan: Result<(MemoryPlan, ModelOptions), String>,
+    plan: Result<Plan, String>,
+}
+
+/// The memory that a model will take.
+struct Plan {
+    memory: MemoryPlan,
+    options: ModelOptions,
+    /// Its own layer for further tokens, or why that cannot be used.
+    mtp: Option<Result<MemoryPlan, String>>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
-    let inspection = match source.open_gguf()? {
+    let mut inspection = match source.open_gguf()? {
         Some(file) => Inspection::of_gguf(source.name(), file, &args.load)?,
         None => Inspection::of_folder(&source, &args.load)?,
     };
+    if let Some(name) = ollama_name(&args.model) {
+        inspection.name = name;
+    }
     if args.json {
         output::print_json(&inspection.to_json())
     } else {
@@ -173,12 +186,12 @@ impl Inspection {
             })
             .collect();
         let memory = match &self.plan {
-            Ok((plan, options)) => json!({
+            Ok(Plan { memory, options, .. }) => json!({
                 "n_ctx": options.n_ctx,
-                "weights_bytes": plan.weights_bytes,
-                "kv_bytes": plan.kv_bytes,
-                "activations_bytes": plan.activations_bytes,
-                "total_bytes": plan.total_bytes(),
+                "weights_bytes": memory.weights_bytes,
+                "kv_bytes": memory.kv_bytes,
+                "activations_bytes": memory.activations_bytes,
+                "total_bytes": memory.total_bytes(),
             }),
             Err(reason) => json!({"error": reason}),
         };
@@ -191,6 +204,7 @@ impl Inspection {
             "tensors": tensors,
             "types": types,
             "memory": memory,
+            "mtp": self.plan.as_ref().ok().and_then(|plan| plan.mtp.as_ref()).map(mtp_json),
         })
     }
 
@@ -266,7 +280,7 @@ impl Inspection {
 
     fn plan_text(&self, text: &mut String, load: &LoadArgs) {
         match &self.plan {
-            Ok((plan, options)) => {
+            Ok(Plan { memory, options, mtp }) => {
                 line(
                     text,
                     format_args!(
@@ -277,13 +291,28 @@ impl Inspection {
                     ),
                 );
                 for (what, n_bytes) in [
-                    ("weights", plan.weights_bytes),
-                    ("KV store", plan.kv_bytes),
-                    ("activations", plan.activations_bytes),
-                    ("workspace", plan.workspace_bytes),
-                    ("in all", plan.total_bytes()),
+                    ("weights", memory.weights_bytes),
+                    ("KV store", memory.kv_bytes),
+                    ("activations", memory.activations_bytes),
+                    ("workspace", memory.workspace_bytes),
+                    ("in all", memory.total_bytes()),
                 ] {
                     line(text, format_args!("  {what:<12} {:>10}", size(n_bytes)));
+                }
+                match mtp {
+                    Some(Ok(layer)) => line(
+                        text,
+                        format_args!(
+                            "  {:<12} {:>10} more, where it guesses further tokens (--spec mtp)",
+                            "MTP layer",
+                            size(layer.total_bytes())
+                        ),
+                    ),
+                    Some(Err(reason)) => line(
+                        text,
+                        format_args!("  {:<12} cannot be used: {}", "MTP layer", visible(reason)),
+                    ),
+                    None => {}
                 }
             }
             Err(reason) => line(
@@ -298,13 +327,27 @@ impl Inspection {
 ///
 /// # Errors
 /// Options that cannot be granted.
-fn plan(model: &Model, load: &LoadArgs) -> Result<Result<(MemoryPlan, ModelOptions), String>, Failure> {
+fn plan(model: &Model, load: &LoadArgs) -> Result<Result<Plan, String>, Failure> {
     let choices = load.options()?;
     let options = choices.network_options(model.descriptor().n_ctx_train)?;
     let plan = (choices.compute.cpu_backend()).and_then(|backend| model.plan(&backend, &options));
     Ok(plan
-        .map(|plan| (plan, options))
+        .map(|memory| Plan {
+            memory,
+            mtp: mtp_plan(model, &options, &choices.compute)
+                .map_err(|error| error.to_string())
+                .transpose(),
+            options,
+        })
         .map_err(|error| error.to_string()))
+}
+
+/// What an MTP layer takes, for programs.
+pub(super) fn mtp_json(plan: &Result<MemoryPlan, String>) -> Json {
+    match plan {
+        Ok(plan) => json!({ "weights_bytes": plan.weights_bytes, "total_bytes": plan.total_bytes() }),
+        Err(problem) => json!({ "problem": problem }),
+    }
 }
 
 fn n_elements(info: &WeightInfo) -> usize {

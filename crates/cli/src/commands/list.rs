@@ -34,8 +34,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         note!(
             "{}",
             visible(&format!(
-                "no models in {}; `tokenmill pull OWNER/REPOSITORY` downloads one",
-                settings.cache.display()
+                "no models in {}, and none of Ollama's in {}; `tokenmill pull OWNER/REPOSITORY` downloads one",
+                settings.cache.display(),
+                settings.ollama_models.display()
             ))
         );
         return Ok(());

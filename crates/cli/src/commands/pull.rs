@@ -1,7 +1,7 @@
 //! `pull`: downloads a model by its name.
 
 use serde_json::json;
-use tokenmill::hub::PulledModel;
+use tokenmill::hub::{HubError, HubSettings, PulledModel};
 
 use crate::{
     failure::Failure,
@@ -51,7 +51,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut wishes = wishes();
     wishes.with_projector = !args.no_projector;
     let watcher = Watcher::new();
-    let plan = args.model.plan(&wishes, &settings, &watcher)?;
+    let plan = match args.model.plan(&wishes, &settings, &watcher) {
+        Ok(plan) => plan,
+        Err(error) => return args.stored_instead(error, &settings),
+    };
     let name = plan.full_name();
     let (total_bytes, missing_bytes) = (plan.total_bytes(), plan.missing_bytes());
     let because = (plan.why()).map_or_else(String::new, |why| format!(" ({why})"));
@@ -83,20 +86,64 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(())
         };
     }
-    let PulledModel { path, commit, .. } = fetch(plan, &settings, &watcher)?;
-    if args.json {
-        return output::print_json(&json!({
-            "name": name.to_string(),
-            "path": path.to_string_lossy(),
-            "commit": commit,
-            "bytes": total_bytes,
-            "downloaded_bytes": missing_bytes,
-        }));
+    let pulled = fetch(plan, &settings, &watcher)?;
+    args.show(&name, &pulled, [total_bytes, missing_bytes])
+}
+
+impl Args {
+    /// Shows a model that is here, where its source cannot be asked whether there is a newer one.
+    ///
+    /// # Errors
+    /// Any other reason, and a model that is not here.
+    fn stored_instead(&self, error: HubError, settings: &HubSettings) -> Result<(), Failure> {
+        let is_silent = matches!(
+            error,
+            HubError::Offline { .. } | HubError::NoConnection { .. } | HubError::ServerFailed { .. }
+        );
+        let mut wishes = wishes();
+        wishes.with_projector = false;
+        let stored = (self.model.find_stored(&wishes, settings).ok().flatten()).filter(|_| is_silent);
+        let Some(stored) = stored else {
+            return Err(self.model.failure(error));
+        };
+        let reason = match error {
+            HubError::Offline { .. } => "downloads are switched off".to_owned(),
+            error => error.to_string(),
+        };
+        let name = &self.model;
+        note!(
+            "{}",
+            visible(&format!(
+                "{name} is here; whether there is a newer one is not known: {reason}"
+            ))
+        );
+        if self.dry_run && !self.json {
+            return Ok(());
+        }
+        self.show(name, &stored, [stored.n_bytes, 0])
     }
-    output::print_line(&path.to_string_lossy())?;
-    note!(
-        "{}",
-        visible(&format!("`tokenmill chat {name}` converses with it"))
-    );
-    Ok(())
+
+    fn show(
+        &self,
+        name: &SourceName,
+        pulled: &PulledModel,
+        [total_bytes, downloaded_bytes]: [u64; 2],
+    ) -> Result<(), Failure> {
+        let PulledModel { path, commit, .. } = pulled;
+        if self.json {
+            return output::print_json(&json!({
+                "name": name.to_string(),
+                "path": path.to_string_lossy(),
+                "commit": commit,
+                "bytes": total_bytes,
+                "downloaded_bytes": downloaded_bytes,
+            }));
+        }
+        output::print_line(&path.to_string_lossy())?;
+        note!(
+            "{}",
+            visible(&format!("`tokenmill chat {name}` converses with it"))
+        );
+        Ok(())
+    }
 }

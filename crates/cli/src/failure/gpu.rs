@@ -2,7 +2,34 @@
 //!
 //! Separate because what to do depends on what hides a GPU and on what was asked for.
 
+use tokenmill::Error;
 use tokenmill_backend::BackendError;
+
+use super::Failure;
+
+impl Failure {
+    /// Of a load on `n_gpus` GPUs together, for which no device is chosen by itself.
+    pub(crate) fn of_group(error: Error, n_gpus: usize) -> Self {
+        let is_unusable = matches!(
+            error,
+            Error::Gpu(
+                BackendError::Unavailable { .. }
+                    | BackendError::Unsupported { .. }
+                    | BackendError::UnsupportedType { .. }
+            )
+        );
+        let failure = Self::from(error);
+        if n_gpus > 1
+            && is_unusable
+            && failure
+                .what_to_do()
+                .is_none_or(|hint| hint.contains("--device auto"))
+        {
+            return failure.hint("leave `--tensor-parallel-size` out to compute on the CPU");
+        }
+        failure
+    }
+}
 
 /// What to do about a GPU that cannot be used, where its message does not say it. `visible` is the variable that hides GPUs.
 pub(super) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<String> {

@@ -9,8 +9,44 @@ use tokenmill::hub::HubError;
 use super::Failure;
 use crate::numbers::size_of;
 
+/// What says where models of a source come from and go to.
+struct SourceWords {
+    /// The variable of the server.
+    endpoint: &'static str,
+    /// The variable of the folder.
+    folder: &'static str,
+    not_found: &'static str,
+    too_many: &'static str,
+}
+
+const HUB: SourceWords = SourceWords {
+    endpoint: "HF_ENDPOINT",
+    folder: "HF_HUB_CACHE",
+    not_found: "check the name; a private model needs an access token in HF_TOKEN",
+    too_many: "wait, or set HF_TOKEN: accounts have higher limits; the next pull continues",
+};
+
+const OLLAMA: SourceWords = SourceWords {
+    endpoint: "OLLAMA_REGISTRY",
+    folder: "OLLAMA_MODELS",
+    not_found: "check the name and its tag",
+    too_many: "wait; the next pull continues",
+};
+
 impl From<HubError> for Failure {
     fn from(error: HubError) -> Self {
+        Self::of_source(error, &HUB)
+    }
+}
+
+impl Failure {
+    /// Of a model of Ollama's registry.
+    pub(crate) fn of_ollama(error: HubError) -> Self {
+        Self::of_source(error, &OLLAMA)
+    }
+
+    fn of_source(error: HubError, words: &SourceWords) -> Self {
+        let (endpoint, folder_variable) = (words.endpoint, words.folder);
         let message = error.to_string();
         match error {
             HubError::BadName { .. } => {
@@ -18,12 +54,12 @@ impl From<HubError> for Failure {
                     "write OWNER/REPOSITORY, as in `ggml-org/gemma-3-1b-it-GGUF:Q4_K_M`, or NAME:TAG for Ollama's registry",
                 )
             }
-            HubError::BadEndpoint { .. } => Self::usage(message).hint("HF_ENDPOINT names it"),
+            HubError::BadEndpoint { .. } => Self::usage(message).hint(format!("{endpoint} names it")),
             HubError::Offline { .. } => {
                 Self::input(message).hint("leave out `--offline` and HF_HUB_OFFLINE, or see `tokenmill list`")
             }
             HubError::NotFound { .. } => {
-                Self::input(message).hint("check the name; a private model needs an access token in HF_TOKEN")
+                Self::input(message).hint(words.not_found)
             }
             HubError::NoRevision { .. } => Self::input(message).hint("a revision is a branch, a tag or a commit"),
             HubError::NoSuchType { name, there, .. } => {
@@ -58,12 +94,12 @@ impl From<HubError> for Failure {
             HubError::BadToken { .. } => Self::input(message)
                 .hint("make another at https://huggingface.co/settings/tokens and set HF_TOKEN, or leave it unset"),
             HubError::TooManyRequests { .. } => {
-                Self::work(message).hint("wait, or set HF_TOKEN: accounts have higher limits; the next pull continues")
+                Self::work(message).hint(words.too_many)
             }
-            HubError::NoConnection { .. } => Self::work(message).hint(
-                "check the network; HF_ENDPOINT names a mirror, `tokenmill list` shows what is here; the next pull \
-                 continues",
-            ),
+            HubError::NoConnection { .. } => Self::work(message).hint(format!(
+                "check the network; {endpoint} names a mirror, `tokenmill list` shows what is here; the next pull \
+                 continues"
+            )),
             HubError::ServerFailed { .. }
             | HubError::Changed { .. }
             | HubError::Damaged { .. }
@@ -71,7 +107,7 @@ impl From<HubError> for Failure {
                 Self::work(message).hint("try again; a pull continues with what has arrived")
             }
             HubError::Refused { .. } | HubError::BadAnswer { .. } => {
-                Self::work(message).hint("HF_ENDPOINT and a proxy decide which server answers")
+                Self::work(message).hint(format!("{endpoint} and a proxy decide which server answers"))
             }
             HubError::NoSpace {
                 folder,
@@ -83,7 +119,7 @@ impl From<HubError> for Failure {
                 size_of(free_bytes),
                 size_of(needed_bytes)
             ))
-            .hint("`tokenmill rm NAME` makes room, HF_HUB_CACHE names another folder"),
+            .hint(format!("`tokenmill rm NAME` makes room, {folder_variable} names another folder")),
             HubError::File { action, path, source } => {
                 let failure = match action {
                     "write" => Self::unwritable(path.display(), &source),
@@ -91,7 +127,7 @@ impl From<HubError> for Failure {
                 };
                 match source.kind() {
                     io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => failure
-                        .hint("`tokenmill rm NAME` makes room, HF_HUB_CACHE names another folder; the next pull continues"),
+                        .hint(format!("`tokenmill rm NAME` makes room, {folder_variable} names another folder; the next pull continues")),
                     _ => failure,
                 }
             }

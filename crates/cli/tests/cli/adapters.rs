@@ -89,7 +89,7 @@ fn requests_of_a_batch_choose_their_adapters() {
         }
         json!({"custom_id": id, "method": "POST", "url": "/v1/completions", "body": body}).to_string()
     };
-    let models = [None, Some("a"), Some("b"), Some("model-F32.gguf:a"), Some("c")];
+    let models = [None, Some("a"), Some("b"), Some("model-F32:a"), Some("c")];
     let lines: Vec<String> = (models.iter().enumerate())
         .map(|(i, model)| line(&i.to_string(), *model))
         .collect();
@@ -120,7 +120,7 @@ fn requests_of_a_batch_choose_their_adapters() {
         "{answers:?}"
     );
     assert_eq!(text(1), text(3));
-    assert_eq!(answers[3]["body"]["model"], "model-F32.gguf:a");
+    assert_eq!(answers[3]["body"]["model"], "model-F32:a");
     assert_eq!(answers[4]["status_code"], 404);
 }
 

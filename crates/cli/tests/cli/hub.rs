@@ -1,10 +1,14 @@
 //! Models by name, without a network: what is in the cache, and what is said about the rest. `tests/e2e/models.py` downloads.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use tempfile::TempDir;
 
-use crate::support::{DEMO_GGUF, Outcome, arg, command};
+use crate::support::{DEMO_GGUF, Outcome, arg, command, put_ollama_model};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -120,18 +124,7 @@ fn the_cache_is_listed_and_emptied() {
 #[test]
 fn a_model_of_ollama_runs_by_its_name() {
     let cache = cache();
-    let root = cache.path().join("ollama");
-    let (digest, size) = ("0123456789abcdef".repeat(4), DEMO_GGUF.len());
-    let tags = root.join("manifests/registry.ollama.ai/library/demo-model");
-    for folder in [&root.join("blobs"), &tags] {
-        fs::create_dir_all(folder).unwrap();
-    }
-    fs::write(root.join(format!("blobs/sha256-{digest}")), DEMO_GGUF).unwrap();
-    let kind = "application/vnd.ollama.image.model";
-    let layer = format!(r#"{{"mediaType":"{kind}","digest":"sha256:{digest}","size":{size}}}"#);
-    let manifest = format!(r#"{{"config":{{"digest":"sha256:{digest}","size":2}},"layers":[{layer}]}}"#);
-    // The configuration is another layer in real ones.
-    fs::write(tags.join("tiny"), manifest.replacen(&digest, &"0".repeat(64), 1)).unwrap();
+    put_ollama_model(&cache.path().join("ollama"), "demo-model", "tiny");
 
     let prompt = ["Once upon a time", "-n", "8", "--temp", "0"];
     let run = |name: &str| outcome(&cache, &[&["run", name], &prompt[..]].concat()).ok();
@@ -150,8 +143,55 @@ fn a_model_of_ollama_runs_by_its_name() {
         missing.contains("`demo-model:huge` is not in the cache"),
         "{missing}"
     );
+    let text = outcome(&cache, &["inspect", "demo-model:tiny", "--summary"]).ok();
+    assert!(text.starts_with("demo-model:tiny: 3.7 MiB"), "{text}");
+    let reply = outcome(&cache, &["run", "demo-model:tiny", "Hi", "-n", "1", "--json"]).ok();
+    let reply: serde_json::Value = serde_json::from_str(&reply).unwrap();
+    assert_eq!(reply["model"], "demo-model:tiny");
     outcome(&cache, &["rm", "demo-model:tiny", "--yes"]).ok();
     assert!(!outcome(&cache, &["list"]).ok().contains("demo-model"));
+}
+
+#[test]
+fn a_pull_of_what_is_here_says_where_it_is() {
+    let cache = cache();
+    put_ollama_model(&cache.path().join("ollama"), "tiny", "latest");
+    for name in [
+        "tiny:latest",
+        "ollama:tiny",
+        "org/demo-GGUF",
+        "org/demo-GGUF:Q8_0",
+    ] {
+        let pulled = outcome(&cache, &["pull", name]);
+        assert!(
+            pulled.stderr.contains(" is here") && pulled.stderr.contains("downloads are switched off"),
+            "{}",
+            pulled.stderr
+        );
+        let path = pulled.ok();
+        assert_eq!(
+            fs::metadata(path.trim_end()).unwrap().len(),
+            DEMO_GGUF.len() as u64
+        );
+    }
+    let json = outcome(&cache, &["pull", "tiny:latest", "--json"]).ok();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["downloaded_bytes"], 0);
+    let other = outcome(&cache, &["pull", "tiny:1b"]).failed(3);
+    assert!(other.contains("`tiny:1b` is not in the cache"), "{other}");
+}
+
+#[test]
+fn without_models_both_places_are_named() {
+    let empty = tempfile::tempdir().unwrap();
+    let listed = outcome(&empty, &["list"]);
+    assert!(
+        listed.stderr.contains("no models in ") && listed.stderr.contains("and none of Ollama's in "),
+        "{}",
+        listed.stderr
+    );
+    assert!(listed.stderr.contains(arg(&empty.path().join("ollama"))));
+    assert_eq!(listed.ok(), "");
 }
 
 #[test]
@@ -163,7 +203,8 @@ fn names_that_cannot_be_had_are_one_line() {
     let lines = [
         outcome(&cache, &["run", "no-owner/model-GGUF", "Hi"]).failed(3),
         outcome(&cache, &["chat", "org/demo-GGUF:Q4_K_M"]).failed(3),
-        outcome(&cache, &["pull", "org/demo-GGUF"]).failed(3),
+        outcome(&cache, &["pull", "org/none-GGUF"]).failed(3),
+        outcome(&cache, &["run", "llama3.2", "Hi"]).failed(3),
         outcome(&cache, &["run", "hf://no-repository", "Hi"]).failed(2),
         outcome(&cache, &["pull", "no-repository"])
             .stderr
@@ -181,17 +222,36 @@ fn names_that_cannot_be_had_are_one_line() {
 #[test]
 fn without_a_network_the_host_is_named() {
     let cache = cache();
-    let mut command = in_cache(&cache, &["pull", "org/other-GGUF"]);
-    // A port that no program listens on.
-    command
-        .env("HF_HUB_OFFLINE", "0")
-        .env("HF_ENDPOINT", "http://127.0.0.1:9");
-    let outcome = Outcome::of(&command.output().unwrap());
-    assert_eq!(outcome.code, 1, "{}", outcome.stderr);
-    let last = outcome.stderr.lines().last().unwrap();
+    put_ollama_model(&cache.path().join("ollama"), "tiny", "latest");
+    let pull = |name: &str| {
+        let mut command = in_cache(&cache, &["pull", name]);
+        // A port that no program listens on.
+        command
+            .env("HF_HUB_OFFLINE", "0")
+            .env("HF_ENDPOINT", "http://127.0.0.1:9")
+            .env("OLLAMA_REGISTRY", "http://127.0.0.1:9")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    // Each tries again for some seconds.
+    let [of_hub, of_ollama, here] = ["org/other-GGUF", "other:1b", "tiny:latest"]
+        .map(pull)
+        .map(|child| Outcome::of(&child.wait_with_output().unwrap()));
+    for (outcome, variable) in [(of_hub, "HF_ENDPOINT"), (of_ollama, "OLLAMA_REGISTRY")] {
+        assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+        let last = outcome.stderr.lines().last().unwrap();
+        assert!(
+            last.starts_with("error: 127.0.0.1:9 cannot be reached: "),
+            "{last}"
+        );
+        let hint = format!("(hint: check the network; {variable} names a mirror");
+        assert!(last.contains(&hint), "{last}");
+    }
     assert!(
-        last.starts_with("error: 127.0.0.1:9 cannot be reached: "),
-        "{last}"
+        here.stderr.contains("tiny:latest is here") && here.stderr.contains("127.0.0.1:9 cannot be reached"),
+        "{}",
+        here.stderr
     );
-    assert!(last.contains("(hint: check the network; "), "{last}");
+    assert!(here.ok().contains("sha256-"));
 }

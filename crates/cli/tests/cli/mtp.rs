@@ -103,6 +103,34 @@ fn the_models_own_layer_guesses_and_the_answer_stays() {
 }
 
 #[test]
+fn the_layer_and_its_memory_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = with_layer(folder.path(), "nothing is left out");
+    let text = tokenmill(["inspect", arg(&file), "--summary"]).ok();
+    let line = text.lines().find(|line| line.contains("MTP layer")).unwrap();
+    assert!(line.contains("MiB more") && line.contains("--spec mtp"), "{text}");
+    let json = |args: &[&str]| -> Value { serde_json::from_str(&tokenmill(args).ok()).unwrap() };
+    let inspected = json(&["inspect", arg(&file), "--json"]);
+    let n_bytes = inspected["mtp"]["total_bytes"].as_u64().unwrap();
+    assert!(
+        n_bytes > inspected["mtp"]["weights_bytes"].as_u64().unwrap(),
+        "{n_bytes}"
+    );
+    let doctor = tokenmill(["doctor", arg(&file), "--device", "cpu"]).ok();
+    let row = doctor.lines().find(|line| line.starts_with("MTP layer")).unwrap();
+    assert!(row.contains(" ok ") && row.contains("MiB more"), "{doctor}");
+    let examined = json(&["doctor", arg(&file), "--device", "cpu", "--json"]);
+    assert_eq!(examined["model"]["mtp"], inspected["mtp"]);
+    assert!(!tokenmill(["inspect", "demo", "--summary"]).ok().contains("MTP"));
+    let broken = with_layer(folder.path(), "nextn.enorm.weight");
+    let text = tokenmill(["inspect", arg(&broken), "--summary"]).ok();
+    assert!(
+        text.contains("MTP layer    cannot be used: ") && text.contains("nextn.enorm"),
+        "{text}"
+    );
+}
+
+#[test]
 fn what_cannot_guess_is_refused_in_a_line() {
     let refused = |model: &str, extra: &[&str], code: i32, expected: &str| {
         let line =

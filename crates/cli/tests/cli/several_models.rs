@@ -6,22 +6,30 @@ use std::{
     net::TcpStream,
     path::Path,
     process::{Child, Stdio},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 
-use crate::support::{DEMO_GGUF, arg, command, end_of, interrupt, tokenmill};
+use crate::support::{DEMO_GGUF, arg, command, end_of, interrupt, put_ollama_model, tokenmill};
 
 /// A server that listens.
 struct Server {
     child: Child,
     address: String,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
     fn start(args: &[&str]) -> Self {
+        Self::start_with(Path::new("no-such-store"), args)
+    }
+
+    /// With a folder of Ollama's.
+    fn start_with(ollama: &Path, args: &[&str]) -> Self {
         let mut child = command([&["serve"][..], args, &["--port", "0", "-t", "1"]].concat())
+            .env("OLLAMA_MODELS", ollama)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -33,9 +41,19 @@ impl Server {
                 break rest.split('"').next().expect("an address").to_owned();
             }
         };
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let rest = Arc::clone(&kept);
         // Its pipe must not fill up.
-        std::thread::spawn(move || log.for_each(drop));
-        Self { child, address }
+        std::thread::spawn(move || {
+            for line in log.map_while(Result::ok) {
+                rest.lock().expect("no panic").push(line);
+            }
+        });
+        Self {
+            child,
+            address,
+            log: kept,
+        }
     }
 
     /// Sends a request; the status and the body of the answer.
@@ -125,6 +143,70 @@ fn models_by_name_are_loaded_at_the_start_where_they_fit() {
             .is_some_and(|text| text.contains("near it: tiny")),
         "{unknown}"
     );
+    server.end();
+}
+
+#[test]
+fn one_model_is_called_as_it_is_among_several() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), "tiny-Q8_0.gguf", DEMO_GGUF);
+    put_ollama_model(&folder.path().join("ollama"), "tiny", "latest");
+    let path = folder.path().join("tiny-Q8_0.gguf");
+    let first = |args: &[&str]| {
+        let server = Server::start_with(&folder.path().join("ollama"), &[args, &["-c", "64"]].concat());
+        let name = server.states()[0].0.clone();
+        // As its file is called, and as Ollama's clients call it.
+        for asked in [name.clone(), format!("{name}.gguf")] {
+            assert_eq!(server.complete(&asked).1["model"], name.as_str(), "{asked}");
+        }
+        let tagged = format!("{name}:latest");
+        let (_, tags) = server.ask("GET", "/api/tags", "");
+        assert_eq!(tags["models"][0]["name"], tagged.as_str(), "{tags}");
+        let body =
+            json!({ "model": tagged, "prompt": "Hi", "stream": false, "options": { "num_predict": 1 } });
+        assert_eq!(server.ask("POST", "/api/generate", &body.to_string()).0, 200);
+        server.end();
+        name
+    };
+    for (model, name) in [
+        (arg(&path), "tiny-Q8_0"),
+        ("tiny:latest", "tiny"),
+        ("demo", "demo"),
+    ] {
+        let other = if model == "demo" { "tiny:latest" } else { "demo" };
+        assert_eq!(first(&[model]), name);
+        assert_eq!(first(&[model, other]), name);
+    }
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_is_warned_of_by_name_and_once() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), "models/broken.gguf", &DEMO_GGUF[..1000]);
+    put(folder.path(), "models/whole.gguf", DEMO_GGUF);
+    let server = Server::start(&["--models-dir", arg(&folder.path().join("models")), "-c", "9999"]);
+    for _ in 0..2 {
+        assert_eq!(server.complete("broken").0, 503);
+        assert_eq!(server.complete("whole").0, 200);
+    }
+    let (_, ordered) = server.ask("POST", "/models/load", r#"{"model":"broken"}"#);
+    assert!(
+        ordered["success"] == true && ordered["status"]["value"].is_string(),
+        "{ordered}"
+    );
+    let warnings: Vec<String> = (server.log.lock().unwrap().iter())
+        .filter(|line| line.contains("WARN"))
+        .cloned()
+        .collect();
+    for (model, reason) in [
+        ("broken", "the file ends inside"),
+        ("whole", "longer than the 512"),
+    ] {
+        let of_it = |line: &&String| line.contains(&format!("model=\"{model}\""));
+        let said: Vec<&String> = warnings.iter().filter(of_it).collect();
+        assert!(said.len() == 1 && said[0].contains(reason), "{warnings:?}");
+        assert!(!said[0].contains("error:"), "{said:?}");
+    }
     server.end();
 }
 

@@ -177,6 +177,22 @@ pub(crate) fn end_of(mut child: Child) -> Outcome {
     Outcome::of(&child.wait_with_output().expect("it has ended"))
 }
 
+/// Puts the built-in model into a folder of Ollama's, as `ollama pull` leaves one of its own models.
+pub(crate) fn put_ollama_model(root: &Path, name: &str, tag: &str) {
+    let (digest, size) = ("0123456789abcdef".repeat(4), DEMO_GGUF.len());
+    let tags = root.join("manifests/registry.ollama.ai/library").join(name);
+    for folder in [&root.join("blobs"), &tags] {
+        std::fs::create_dir_all(folder).expect("a folder");
+    }
+    std::fs::write(root.join(format!("blobs/sha256-{digest}")), DEMO_GGUF).expect("a file");
+    let kind = "application/vnd.ollama.image.model";
+    let layer = format!(r#"{{"mediaType":"{kind}","digest":"sha256:{digest}","size":{size}}}"#);
+    // The configuration is another layer.
+    let config = format!(r#"{{"digest":"sha256:{}","size":2}}"#, "0".repeat(64));
+    let manifest = format!(r#"{{"config":{config},"layers":[{layer}]}}"#);
+    std::fs::write(tags.join(tag), manifest).expect("a file");
+}
+
 /// A file's path as an argument.
 pub(crate) fn arg(path: &Path) -> &str {
     path.to_str().expect("test paths are UTF-8")

@@ -8,6 +8,7 @@ use std::{
     fs,
     io::Read as _,
     path::{MAIN_SEPARATOR, Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use tokenmill::{LoadOptions, Model, ModelSource, PrefixFolder, Projector, available_main_bytes};
@@ -20,7 +21,12 @@ use super::{
     Args,
     models_file::{FileModel, MAX_BYTES, ModelsFile},
 };
-use crate::{failure::Failure, model_name::FetchArgs, numbers::ByteSize};
+use crate::{
+    failure::Failure,
+    load::about_long_context,
+    model_name::{FetchArgs, part_of, served_name},
+    numbers::{ByteSize, size_of},
+};
 
 /// Which models there are besides the ones that are named, and what all share.
 #[derive(clap::Args, Debug, Clone)]
@@ -72,9 +78,34 @@ const SMALLEST_BUDGET: u64 = 1_000_000;
 /// Loads what stands for MODEL, if it is on this machine.
 #[derive(Debug)]
 struct NamedLoader {
+    /// What the log calls it.
+    name: String,
     model: PathBuf,
     fetch: FetchArgs,
     options: LoadOptions,
+    /// What the log says of it already: each is said once, until something else is.
+    said: Mutex<Option<String>>,
+}
+
+impl NamedLoader {
+    fn new(name: String, model: PathBuf, fetch: FetchArgs, options: LoadOptions) -> Self {
+        Self {
+            name,
+            model,
+            fetch,
+            options,
+            said: Mutex::new(None),
+        }
+    }
+
+    /// Warns the operator, unless that was the last thing that was said.
+    fn warn(&self, warning: String) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.as_ref() != Some(&warning) {
+            tracing::warn!(model = self.name, "{warning}");
+            *said = Some(warning);
+        }
+    }
 }
 
 impl NamedLoader {
@@ -93,7 +124,11 @@ impl NamedLoader {
 impl NamedLoader {
     /// Why it cannot be loaded, for clients: without hints for the operator and without the folders of this machine, which are in the log.
     fn reason(&self, failure: &Failure) -> String {
-        tracing::warn!(reason = failure.line(), "a model cannot be loaded");
+        let line = failure.line();
+        self.warn(format!(
+            "cannot be loaded: {}",
+            line.strip_prefix("error: ").unwrap_or(&line)
+        ));
         let named = (self.model.clone(), self.options.clone());
         let (model, options) = self.file().map_or(named, |file| (file.path, file.options));
         let mut paths = vec![model];
@@ -124,8 +159,22 @@ impl ModelLoader for NamedLoader {
 
     fn load(&self, is_quiet: bool) -> Result<Model, String> {
         let loaded = self.file().and_then(|file| Ok(file.try_load(is_quiet)?));
-        loaded.map_err(|failure| self.reason(&failure))
+        let model = loaded.map_err(|failure| self.reason(&failure))?;
+        let warnings = warnings_of(&model);
+        if !warnings.is_empty() {
+            self.warn(warnings.join("; "));
+        }
+        Ok(model)
     }
+}
+
+/// What an operator is told of a model that was loaded.
+fn warnings_of(model: &Model) -> Vec<String> {
+    let n_ctx_train = model.facts().map(|facts| facts.n_ctx_train);
+    let long = n_ctx_train.and_then(|n_ctx_train| about_long_context(model.n_ctx(), n_ctx_train));
+    let template = model.words().template_error();
+    let template = template.map(|error| format!("its chat template cannot be used: {error}"));
+    long.into_iter().chain(template).collect()
 }
 
 /// Puts the models of the command line together.
@@ -155,7 +204,7 @@ pub(super) fn several(
         for path in models_in(folder)? {
             let mut options = args.model_flags.flags.unresolved_options()?;
             options.prefix_folder = kept.cloned();
-            specs.push(spec(args, name_of(&path), path, options));
+            specs.push(spec(args, served_name(&path, &path), path, options));
         }
     }
     let mut limits = ModelLimits {
@@ -195,7 +244,7 @@ pub(super) fn several(
     }
     tracing::info!(
         models = specs.len(),
-        memory_budget_bytes = budget,
+        memory_budget = budget.map(size_of),
         "models come and go"
     );
     Models::new(specs, limits, config).map_err(|error| {
@@ -261,11 +310,7 @@ fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<Model
     let fetch = &args.model_flags.flags.load.fetch;
     let path = fetch.resolve(model)?;
     ModelSource::find(&path)?.check()?;
-    let name = match model.to_str() {
-        // A name of the Hub is what people will ask for.
-        Some(text) if path != model => text.to_owned(),
-        _ => name_of(&path),
-    };
+    let name = served_name(model, &path);
     // What is named on the command line is there, its draft model too.
     let mut options = args.model_flags.flags.load_options()?;
     options.prefix_folder = kept.cloned();
@@ -277,14 +322,8 @@ fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<Model
 
 fn spec(args: &Args, name: String, model: PathBuf, options: LoadOptions) -> ModelSpec {
     let flags = &args.model_flags.flags;
-    let mut spec = ModelSpec::new(
-        name,
-        NamedLoader {
-            model,
-            fetch: flags.load.fetch.clone(),
-            options,
-        },
-    );
+    let loader = NamedLoader::new(name.clone(), model, flags.load.fetch.clone(), options);
+    let mut spec = ModelSpec::new(name, loader);
     spec.adapters = flags.adapters.names().map(str::to_owned).collect();
     spec
 }
@@ -300,14 +339,8 @@ fn of_file(
     let path = FetchArgs::below(folder, Path::new(&model.model));
     let mut options = flags.unresolved_options().map_err(|failure| failure.line())?;
     options.prefix_folder = kept.cloned();
-    let mut spec = ModelSpec::new(
-        model.name.clone(),
-        NamedLoader {
-            model: path,
-            fetch: flags.load.fetch.clone(),
-            options,
-        },
-    );
+    let loader = NamedLoader::new(model.name.clone(), path, flags.load.fetch.clone(), options);
+    let mut spec = ModelSpec::new(model.name.clone(), loader);
     spec.names.extend(model.alias.iter().cloned());
     spec.adapters = flags.adapters.names().map(str::to_owned).collect();
     spec.is_pinned = model.is_pinned;
@@ -332,23 +365,6 @@ fn read_file(path: &Path) -> Result<ModelsFile, Failure> {
     ModelsFile::parse(&text).map_err(|reason| {
         Failure::input(format!("{}: {reason}", path.display())).hint("docs/serving.md has an example")
     })
-}
-
-/// What a file or a folder is called: without its ending, and without the number of its part.
-fn name_of(path: &Path) -> String {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let stem = name.strip_suffix(".gguf").unwrap_or(&name);
-    let part = part_of(stem).map_or(stem, |(begin, _)| begin);
-    part.to_owned()
-}
-
-/// The beginning of a name like `x-00001-of-00003`, and which part it is.
-fn part_of(stem: &str) -> Option<(&str, u32)> {
-    let (rest, n_parts) = stem.rsplit_once("-of-")?;
-    let (begin, part) = rest.rsplit_once('-')?;
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let is_part = is_number(part) && is_number(n_parts);
-    Some((begin, part.parse().ok()?)).filter(|_| is_part)
 }
 
 /// The models in a folder and in the folders in it, by name.
@@ -399,19 +415,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_called_by_its_stem() {
-        for (path, name) in [
-            ("a/tiny-Q8_0.gguf", "tiny-Q8_0"),
-            ("a/big-00001-of-00003.gguf", "big"),
-            ("a/odd-1-of-3.gguf", "odd-1-of-3"),
-            ("a/folder", "folder"),
-            ("demo", "demo"),
-        ] {
-            assert_eq!(name_of(Path::new(path)), name);
-        }
-    }
-
-    #[test]
     fn clients_are_told_of_files_and_not_of_folders() {
         let paths = ["/home/me/a.gguf", "models/b.gguf", "c.gguf"].map(PathBuf::from);
         let text = "cannot read /home/me/a.gguf, models/b.gguf, c.gguf: 1/2".to_owned();
@@ -446,7 +449,7 @@ mod tests {
             make(path);
         }
         let found = models_in(folder.path()).expect("it has models");
-        let names: Vec<String> = found.iter().map(|path| name_of(path)).collect();
+        let names: Vec<String> = found.iter().map(|path| served_name(path, path)).collect();
         assert_eq!(names, ["a", "b", "c", "d"]);
     }
 }

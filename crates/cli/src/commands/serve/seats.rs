@@ -13,7 +13,7 @@ use crate::{
     context_shift::ContextShiftArgs,
     failure::Failure,
     load::{LoadArgs, load},
-    model_name::FetchArgs,
+    model_name::{FetchArgs, served_name},
     numbers::count,
     speculation::SpeculationArgs,
     vision::VisionArgs,
@@ -133,8 +133,8 @@ impl Seats<'_> {
     }
 }
 
-/// Loads a model and starts its engine, for all that answers requests of the API. Without `names` it is called as its
-/// file is.
+/// Loads a model and starts its engine, for all that answers requests of the API. Without `names` it is called as
+/// [`served_name`] says.
 ///
 /// # Errors
 /// A model that cannot be opened or loaded, or has no usable tokenizer.
@@ -150,12 +150,14 @@ pub(crate) fn load_app(
     seats.add_to(&mut options, &load_args.fetch)?;
     adapters.add_to(&mut options);
     options.projector = vision.projector();
-    let model = load(&load_args.fetch.resolve(model)?, &options)?;
+    let path = load_args.fetch.resolve(model)?;
+    let own_name = served_name(model, &path);
+    let model = load(&path, &options)?;
     if let Some(error) = model.words().template_error() {
         tracing::warn!(%error, "the model's chat template cannot be used");
     }
     let names = match names {
-        [] => vec![model.name().to_owned()],
+        [] => vec![own_name],
         names => names.to_vec(),
     };
     if let Some(name) = adapters
