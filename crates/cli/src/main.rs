@@ -44,6 +44,8 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
+use tokenmill_server::near_names;
+
 use failure::Failure;
 
 /// Run quantized language models from GGUF files.
@@ -144,10 +146,8 @@ fn refusal(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
         ErrorKind::UnknownArgument => {
             let flag = text_of(ContextKind::InvalidArg)?;
             let typed = argv::typed_for(flag, args);
-            foreign_flags::refusal(typed.unwrap_or(flag)).or_else(|| {
-                let message = format!("`{}` is not an option of this command", typed?);
-                Some(Failure::usage(message).hint("`--help` after a command lists its options"))
-            })
+            let typed = typed.unwrap_or(flag);
+            Some(foreign_flags::refusal(typed).unwrap_or_else(|| unknown_option(typed, flag, args)))
         }
         ErrorKind::InvalidSubcommand => foreign_commands::refusal(
             text_of(ContextKind::InvalidSubcommand)?,
@@ -155,6 +155,36 @@ fn refusal(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
         ),
         _ => None,
     }
+}
+
+/// What to say to a flag of no program that is known: which of this program's commands have it, or which flags are near it.
+fn unknown_option(typed: &str, flag: &str, args: &[OsString]) -> Failure {
+    let parser = parser();
+    let given = |command: &&clap::Command| args.iter().skip(1).any(|arg| arg == command.get_name());
+    let Some(command) = parser.get_subcommands().find(given) else {
+        return Failure::usage(format!("`{typed}` is not an option"))
+            .hint("`tokenmill --help` lists the commands");
+    };
+    let name = command.get_name();
+    let failure = Failure::usage(format!("`{typed}` is not an option of `{name}`"));
+    let wanted = flag.trim_start_matches('-');
+    let longs = |command: &clap::Command| -> Vec<String> {
+        let longs = command.get_arguments().filter(|arg| !arg.is_hide_set());
+        longs
+            .filter_map(|arg| arg.get_long().map(str::to_owned))
+            .collect()
+    };
+    let others: Vec<String> = (parser.get_subcommands())
+        .filter(|command| longs(command).iter().any(|long| long == wanted))
+        .map(|command| format!("`{}`", command.get_name()))
+        .collect();
+    let own = longs(command);
+    let near = near_names(wanted, own.iter().map(String::as_str));
+    failure.hint(match (&others[..], &near[..]) {
+        ([_, ..], _) => format!("an option of {}", others.join(", ")),
+        ([], [_, ..]) => format!("near it: `--{}`", near.join("`, `--")),
+        ([], []) => format!("`tokenmill {name} --help` lists its options"),
+    })
 }
 
 fn main() -> ExitCode {

@@ -6,7 +6,7 @@
 use std::{path::Path, time::Duration};
 
 use serde_json::json;
-use tokenmill::{Answer, Delta, KvCache, Model, TextParams};
+use tokenmill::{Answer, Delta, KvCache, Model, Prompt, TextParams};
 use tokenmill_sched::FinishReason;
 
 use crate::{
@@ -88,7 +88,9 @@ pub(crate) struct Report {
     /// Tokens guessed ahead, and those among them that were right.
     n_drafted: usize,
     n_accepted: usize,
-    /// Time until the first token.
+    /// Time that images took before the prompt.
+    image_time: Duration,
+    /// Time from then until the first token.
     prompt_time: Duration,
     /// Time for the tokens after the first.
     generation_time: Duration,
@@ -108,9 +110,18 @@ impl Report {
             n_generated: usage.completion_tokens,
             n_drafted: usage.drafted_tokens,
             n_accepted: usage.accepted_tokens,
+            image_time: Duration::ZERO,
             prompt_time: timings.first_token,
             generation_time: timings.total.saturating_sub(timings.first_token),
         }
+    }
+
+    /// The same behind a prompt whose images took so long to be read; nothing where it has none.
+    pub(crate) fn after_images(self, image_time: Duration, prompt: &Prompt) -> Self {
+        if prompt.media.is_empty() {
+            return self;
+        }
+        Self { image_time, ..self }
     }
 
     /// Tokens of prompt and answer: what the context holds behind it.
@@ -153,7 +164,7 @@ impl Report {
             rate(self.n_prompt, self.prompt_time),
             n_tokens(self.n_generated),
             rate(self.n_generated.saturating_sub(1), self.generation_time),
-            self.prompt_time.as_secs_f64() * 1e3,
+            (self.image_time + self.prompt_time).as_secs_f64() * 1e3,
         )
     }
 
@@ -165,6 +176,7 @@ impl Report {
         json!({
             "prompt_n": self.n_prompt,
             "cache_n": self.n_cached,
+            "image_ms": (!self.image_time.is_zero()).then(|| ms(self.image_time)),
             "prompt_ms": ms(self.prompt_time),
             "prompt_per_second": per_second(self.n_prompt, self.prompt_time),
             "predicted_n": self.n_generated,
@@ -181,6 +193,7 @@ impl Report {
 pub(crate) fn line_of_all(reports: &[Report]) -> String {
     let n_generated: usize = reports.iter().map(|report| report.n_generated).sum();
     let first = reports.iter().map(|report| report.prompt_time).min();
+    let image_time = reports.first().map_or(Duration::ZERO, |report| report.image_time);
     let last = (reports.iter())
         .map(|report| report.prompt_time + report.generation_time)
         .max();
@@ -189,7 +202,7 @@ pub(crate) fn line_of_all(reports: &[Report]) -> String {
         "[{} samples, {n_generated} tokens, {} tokens/s together; first after {:.0} ms]",
         reports.len(),
         rate(n_generated.saturating_sub(reports.len()), span),
-        first.unwrap_or_default().as_secs_f64() * 1e3,
+        (image_time + first.unwrap_or_default()).as_secs_f64() * 1e3,
     )
 }
 

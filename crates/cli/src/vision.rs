@@ -33,6 +33,11 @@ impl VisionArgs {
         self.mmproj.is_some()
     }
 
+    /// Whether images are switched off.
+    pub(crate) fn is_off(&self) -> bool {
+        self.no_mmproj
+    }
+
     /// Takes a relative path as relative to a folder.
     pub(crate) fn move_below(&mut self, folder: &Path) {
         if let Some(path) = &mut self.mmproj {

@@ -8,7 +8,7 @@ mod line;
 mod reader;
 mod saved;
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{fs, path::PathBuf, sync::Arc, time::Instant};
 
 use serde_json::{Map, Value, json};
 use tokenmill::{Answer, Constraint, Model, Session, TextParams};
@@ -105,6 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         variables: Map::new(),
         attached: String::new(),
         images: Vec::new(),
+        is_blind: args.vision.is_off(),
         last: None,
         params,
         has_fixed_seed: args.sampling.seed != Seed::Random,
@@ -218,6 +219,8 @@ struct Chat {
     attached: String,
     /// Images, for the next message.
     images: Vec<Value>,
+    /// Whether images were switched off.
+    is_blind: bool,
     /// What the last answer took.
     last: Option<Report>,
     params: SamplingParams,
@@ -349,9 +352,11 @@ impl Chat {
             );
             return Err(Failure::input(message).hint(MAKE_ROOM));
         }
+        let begun = Instant::now();
         let Some(prompt) = model.see_while(prompt, 0, &|| !interrupt.is_pressed())? else {
             return Err(Failure::input("stopped before all images were read"));
         };
+        let image_time = begun.elapsed();
         let ids = &prompt.tokens;
         let params = TextParams {
             sampling: self.params.clone(),
@@ -371,7 +376,7 @@ impl Chat {
         view.finish()?;
         let [answer] = <[_; 1]>::try_from(answers?).expect("one sample was asked for");
         self.computed = Session::of(ids, &answer).tokens;
-        let report = Report::new(&answer, params.max_tokens);
+        let report = Report::new(&answer, params.max_tokens).after_images(image_time, &prompt);
         match answer.finish {
             FinishReason::Stop => {}
             FinishReason::Cancelled => note!("[stopped]"),
@@ -447,7 +452,12 @@ impl Chat {
             }
             Line::Image(path) => {
                 if !model.sees() {
-                    return Err(tokenmill::Error::NoVision.into());
+                    let failure = Failure::from(model.words().no_vision());
+                    return Err(if self.is_blind {
+                        failure.hint("leave out `--no-mmproj`")
+                    } else {
+                        failure
+                    });
                 }
                 self.images.push(read_image(path)?);
                 note!("[{} goes with the next message]", path.display());

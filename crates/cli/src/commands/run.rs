@@ -4,6 +4,7 @@ use std::{
     io::{self, IsTerminal},
     path::PathBuf,
     sync::Arc,
+    time::Instant,
 };
 
 use serde_json::{Map, Value, json};
@@ -145,6 +146,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         )
         .hint("add `--chat`, or leave `--hide-reasoning` out"));
     }
+    if args.vision.is_off() && !args.image.is_empty() {
+        return Err(Failure::usage(
+            "`--image` and `--no-mmproj` contradict each other",
+        ));
+    }
     let constraint = args.constraint.constraint()?;
     let adapter = args.adapters.only()?;
     let asking = args.asking.read()?;
@@ -181,7 +187,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         };
         Prompt::of_text(tokenizer.encode(&prompt, options))
     };
+    let begun = Instant::now();
     let asked = model.see(asked, 0)?;
+    let image_time = begun.elapsed();
     let prompt_ids = &asked.tokens;
     if let Some(kept) = &kept {
         kept.note_other(prompt_ids);
@@ -227,7 +235,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         view.finish()?;
     }
     let answers = answers?;
-    let report = |answer: &Answer| Report::new(answer, params.max_tokens);
+    let report = |answer: &Answer| Report::new(answer, params.max_tokens).after_images(image_time, &asked);
     if args.json {
         let mut reply = json!({
             "model": model.name(),

@@ -32,7 +32,7 @@ use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::Subsc
 use crate::{
     failure::{Failure, INTERRUPTED},
     note::note,
-    numbers::{ByteSize, count},
+    numbers::ByteSize,
     signals::{Kind, Signals},
     visible::visible,
 };
@@ -130,13 +130,13 @@ pub(crate) struct Args {
 #[command(next_help_heading = "Limits")]
 struct Limits {
     /// Largest request body
-    #[arg(long, default_value_t = 8 << 20, value_name = "BYTES", value_parser = count)]
-    max_body_bytes: usize,
-    /// Bytes that the files in --session-dir may have together; a save beyond it gets 507
-    #[arg(long, default_value_t = 32 << 30, value_name = "BYTES")]
-    session_dir_bytes: u64,
+    #[arg(long, default_value = "8MiB", value_name = "SIZE")]
+    max_body_bytes: ByteSize,
+    /// Space that the files in --session-dir may take together; a save beyond it gets 507
+    #[arg(long, default_value = "32GiB", value_name = "SIZE", requires = "session_dir")]
+    session_dir_bytes: ByteSize,
     /// Space that the files in --prefix-dir may take together; what was used longest ago is removed for more
-    #[arg(long, default_value = "10GiB", value_name = "SIZE")]
+    #[arg(long, default_value = "10GiB", value_name = "SIZE", requires = "prefix_dir")]
     prefix_dir_bytes: ByteSize,
     /// Longest time for an answer [default: unbounded]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -288,7 +288,7 @@ impl Args {
             allowed_hosts: self.allowed_hosts(),
             write_timeout: self.limits.write_timeout,
             obeys_priority: self.limits.scheduling_policy == SchedulingPolicy::Priority,
-            max_body_bytes: self.limits.max_body_bytes,
+            max_body_bytes: usize::try_from(self.limits.max_body_bytes.0).unwrap_or(usize::MAX),
             request_timeout: self.limits.request_timeout,
             queue_timeout: self.limits.queue_timeout,
             heartbeat_timeout: self.limits.heartbeat_timeout,
@@ -316,6 +316,7 @@ impl Args {
         let Some(path) = &self.session_dir else {
             return Ok(None);
         };
+        check_folder("--session-dir", path)?;
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true);
         // The files hold whole conversations.
@@ -327,7 +328,7 @@ impl Args {
         remove_unfinished_sessions(path)?;
         Ok(Some(SessionFolder {
             path: path.clone(),
-            max_bytes: self.limits.session_dir_bytes,
+            max_bytes: self.limits.session_dir_bytes.0,
         }))
     }
 
@@ -336,6 +337,7 @@ impl Args {
         let Some(path) = &self.prefix_dir else {
             return Ok(None);
         };
+        check_folder("--prefix-dir", path)?;
         let max_bytes = self.limits.prefix_dir_bytes.0;
         let folder = PrefixFolder::open(path, max_bytes, |warning| tracing::warn!("{warning}"))?;
         Ok(Some(folder))
@@ -377,6 +379,18 @@ impl Args {
         )?;
         Ok(Arc::new(app).into())
     }
+}
+
+/// Refuses what is there and is no folder.
+fn check_folder(option: &str, path: &Path) -> Result<(), Failure> {
+    if path.exists() && !path.is_dir() {
+        let message = format!(
+            "`{option} {}` is a file, and a folder is expected",
+            path.display()
+        );
+        return Err(Failure::usage(message).hint("a folder that is not there yet is made"));
+    }
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<String, Failure> {

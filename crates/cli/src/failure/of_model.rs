@@ -6,6 +6,7 @@ use std::{env, error::Error as _, path::Path};
 
 use tokenmill::Error;
 use tokenmill_backend::BackendError;
+use tokenmill_model::LoadError;
 
 use super::{
     Failure,
@@ -129,6 +130,16 @@ impl From<Error> for Failure {
                 "`--keep {keep}` is more than can be kept of a context of {n_ctx} tokens, which is {maximum}"
             ))
             .hint("keep less, or give more context with -c"),
+            Error::NoVision => Self::input(error.to_string())
+                .hint("give one with `--mmproj FILE`, or put it next to the model with mmproj in its name"),
+            Error::Projector { ref path, ref source } => match &**source {
+                LoadError::UnknownArchitecture { found, .. } => Self::input(format!(
+                    "{} is no encoder of images but a model of the architecture `{found}`",
+                    path.display()
+                ))
+                .hint("`--mmproj FILE` takes the file with the encoder, which mostly has mmproj in its name"),
+                _ => Self::input(error.to_string()),
+            },
             Error::NoTemplate => Self::input("the model has no chat template")
                 .hint("give one with --template, or continue texts with `tokenmill run`"),
             Error::Template(error) => error.into(),

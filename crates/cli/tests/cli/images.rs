@@ -118,6 +118,35 @@ fn a_chat_shows_images_and_keeps_them() {
 }
 
 #[test]
+fn the_time_of_an_image_counts_until_the_first_token() {
+    let model = data("model.gguf");
+    let picture = data("0.png");
+    let outcome = tokenmill(run(arg(&model), "Hi", &["--image", arg(&picture)]));
+    let line = outcome.stderr.lines().last().unwrap_or_default().to_owned();
+    let reply: Value = serde_json::from_str(&outcome.ok()).unwrap();
+    let ms = |name: &str| reply["timings"][name].as_f64().unwrap();
+    assert!(ms("image_ms") > 0.0, "{reply}");
+    let shown = line
+        .split("first after ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next());
+    let shown: f64 = shown.and_then(|text| text.parse().ok()).expect("a time");
+    assert!(
+        (shown - ms("image_ms") - ms("prompt_ms")).abs() <= 1.0,
+        "{line} {reply}"
+    );
+    let blind = tokenmill(run(arg(&model), "Hi", &[])).ok();
+    let blind: Value = serde_json::from_str(&blind).unwrap();
+    assert_eq!(blind["timings"]["image_ms"], Value::Null);
+}
+
+#[test]
+fn doctor_names_an_encoder_beside_the_model() {
+    let text = tokenmill(["doctor", arg(&data("model.gguf")), "--device", "cpu"]).ok();
+    assert!(text.contains("mmproj-model.gguf lies beside the model"), "{text}");
+}
+
+#[test]
 fn what_cannot_be_seen_is_one_line() {
     let model = data("model.gguf");
     let folder = tempfile::tempdir().unwrap();
@@ -139,8 +168,18 @@ fn what_cannot_be_seen_is_one_line() {
     check(&file("cut.png", &wide[..20]), &[], "damaged");
     check(&folder.path().join("nowhere.png"), &[], "nowhere.png");
     let picture = data("0.png");
-    check(&picture, &["--no-mmproj"], "--mmproj FILE");
-    check(&picture, &["--mmproj", arg(&model)], "supported are clip");
+    let args = ["--image", arg(&picture), "--no-mmproj"];
+    let line = tokenmill(run(arg(&model), "Hi", &args)).failed(2);
+    assert!(line.contains("`--image` and `--no-mmproj` contradict"), "{line}");
+    let alone = folder.path().join("alone.gguf");
+    fs::copy(&model, &alone).unwrap();
+    let line = tokenmill(run(arg(&alone), "Hi", &["--image", arg(&picture)])).failed(3);
+    assert!(line.contains("give one with `--mmproj FILE`"), "{line}");
+    check(
+        &picture,
+        &["--mmproj", arg(&model)],
+        "is no encoder of images but a model of the architecture `gemma3`",
+    );
     check(&picture, &["--mmproj", arg(&picture)], "not a GGUF file");
     let encoder = data("mmproj-model.gguf");
     let demo = tokenmill(["run", "demo", "Hi", "--device", "cpu", "--mmproj", arg(&encoder)]).failed(3);
@@ -149,7 +188,15 @@ fn what_cannot_be_seen_is_one_line() {
         "{demo}"
     );
     let blind = tokenmill(["run", "demo", "Hi", "--device", "cpu", "--image", arg(&picture)]).failed(3);
-    assert!(blind.contains("--mmproj FILE"), "{blind}");
+    assert!(
+        blind.contains("models of the architecture `llama` see no images") && !blind.contains("--mmproj"),
+        "{blind}"
+    );
+    let chat = tokenmill_with(
+        &["chat", arg(&model), "--no-mmproj", "--device", "cpu"],
+        &format!("/image {}\n", arg(&picture)),
+    );
+    assert!(chat.stderr.contains("leave out `--no-mmproj`"), "{}", chat.stderr);
     // More than the context holds.
     let many = ["--image", arg(&picture)].repeat(12);
     let line = tokenmill(run(arg(&model), "Hi", &many)).failed(3);

@@ -220,6 +220,44 @@ fn an_option_that_would_do_nothing_is_refused() {
 }
 
 #[test]
+fn an_unknown_option_is_one_line_with_what_is_near_it() {
+    for (args, expected) in [
+        (
+            &["doctor", "demo", "--mmproj", "x"][..],
+            "`--mmproj` is not an option of `doctor` (hint: an option of `run`, `chat`, `serve`, `batch`)",
+        ),
+        (
+            &["run", "demo", "--raw"],
+            "`--raw` is not an option of `run` (hint: `tokenmill run --help` lists its options)",
+        ),
+        (
+            &["run", "demo", "--sesion", "x"],
+            "`--sesion` is not an option of `run` (hint: near it: `--session`)",
+        ),
+        (
+            &["--frobnicate"],
+            "`--frobnicate` is not an option (hint: `tokenmill --help`",
+        ),
+    ] {
+        let line = tokenmill(args).failed(2);
+        assert!(line.contains(expected), "{line}");
+    }
+}
+
+#[test]
+fn gpus_together_are_left_out_where_there_is_none() {
+    let outcome = tokenmill(["run", "demo", "Hi", "--tensor-parallel-size", "2"]);
+    // Where there are GPUs, they compute it, or say why not.
+    if outcome.stderr.contains("no NVIDIA driver") {
+        let line = outcome.failed(5);
+        assert!(
+            line.contains("(hint: leave `--tensor-parallel-size` out to compute on the CPU)"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
 fn generating_nothing_shows_the_prompt_and_no_rate() {
     let outcome = tokenmill(["run", "demo", "Once upon a time", "-n", "0"]);
     assert_eq!(
@@ -286,4 +324,29 @@ fn a_server_has_an_address_and_a_certificate_that_can_be_read() {
         refused("serve demo --port 0 --tls-cert no-such.pem --tls-key no-such.key", 3),
         @"error: cannot use the TLS file no-such.pem: I/O error: No such file or directory (os error 2) (hint: both files are PEM)"
     );
+}
+
+#[test]
+fn folders_of_a_server_are_folders_and_their_limits_have_units() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, b"x").unwrap();
+    for option in ["--prefix-dir", "--session-dir"] {
+        let line = tokenmill(["serve", "demo", "--port", "0", option, arg(&file)]).error_line(2);
+        assert!(
+            line.contains(&format!("`{option} ")) && line.contains("is a file, and a folder is expected"),
+            "{line}"
+        );
+        let limit = format!("{option}-bytes");
+        let line = tokenmill(["serve", "demo", "--port", "0", &limit, "1GiB"]).stderr;
+        assert!(
+            line.contains("were not provided") && line.contains(&format!("{option} <DIR>")),
+            "{line}"
+        );
+        let line =
+            tokenmill(["serve", "demo", "--port", "0", option, arg(&file), &limit, "1GiB"]).error_line(2);
+        assert!(line.contains("is a file"), "{line}");
+    }
+    let line = tokenmill(["serve", "none.gguf", "--port", "0", "--max-body-bytes", "2MB"]).error_line(3);
+    assert!(line.contains("none.gguf"), "{line}");
 }
