@@ -105,8 +105,10 @@ fn bench(c: &mut Criterion<CpuTime>, group: &str, heads: Heads, depth: usize, n_
 fn all(c: &mut Criterion<CpuTime>) {
     bench(c, "decode-2048", GROUPED, 2048, 1);
     bench(c, "decode-4096", GROUPED, 4096, 1);
+    bench(c, "decode-16384", GROUPED, 16384, 1);
     bench(c, "prefill-512", GROUPED, 512, 512);
     bench(c, "prefill-512-of-2560", GROUPED, 2560, 512);
+    bench(c, "prefill-512-of-4608", GROUPED, 4608, 512);
     bench(c, "latent-decode-8192", LATENT, 8192, 1);
 }
 

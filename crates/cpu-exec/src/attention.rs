@@ -17,7 +17,8 @@ use plan::{Item, group_len};
 
 use tokenmill_backend::{Attention, KvType, PAGE_TOKENS};
 use tokenmill_cpu_kernels::{
-    F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS, rotate, softmax,
+    F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, Q8_0_ROWS, SPLIT_PAGES, SPLIT_TOKENS, rotate,
+    softmax,
 };
 
 use crate::{
@@ -32,11 +33,12 @@ const _: () = assert!(
     "kernels take the pages of the store"
 );
 
-/// The kernels for pages of a type.
-fn page_ops(ty: KvType) -> &'static PageOps {
+/// The kernels for pages of a type, of rows where values are in keys.
+fn page_ops(ty: KvType, has_values_in_keys: bool) -> &'static PageOps {
     match ty {
         KvType::F32 => &F32_PAGES,
         KvType::F16 => &F16_PAGES,
+        KvType::Q8_0 if has_values_in_keys => &Q8_0_ROWS,
         KvType::Q8_0 => &Q8_0_PAGES,
         KvType::Q4_0 => &Q4_0_PAGES,
     }
@@ -105,8 +107,8 @@ pub fn attention(
         head_dim_v: shape.head_dim_v,
         has_values_in_keys: shape.has_values_in_keys,
         group_len: group_len(n_heads, shape.n_kv_heads),
-        key_type,
-        value_type,
+        key_ops: page_ops(key_type, shape.has_values_in_keys),
+        value_ops: page_ops(value_type, shape.has_values_in_keys),
         key_rotation: key_type.is_rotated().then(|| shape.key_rotation()),
         value_rotation: value_type.is_rotated().then(|| shape.value_rotation()),
     };
@@ -167,8 +169,8 @@ fn item_len(n_rows: usize, head_dim_k: usize, head_dim_v: usize) -> usize {
     2 * n_rows * part_len(head_dim_v) + block_len(n_rows, head_dim_k)
 }
 
-/// Rows that values are loaded for together.
-const VALUE_ROWS: usize = 4;
+/// Rows whose values are added up together.
+const VALUE_ROWS: usize = 8;
 
 /// The arguments of [`attention`], and what follows from them.
 struct Job<'a> {
@@ -183,8 +185,8 @@ struct Job<'a> {
     has_values_in_keys: bool,
     /// Query heads of an item, which share a key and value head.
     group_len: usize,
-    key_type: KvType,
-    value_type: KvType,
+    key_ops: &'static PageOps,
+    value_ops: &'static PageOps,
     /// Columns of a query that are rotated together, as those of the stored keys are.
     key_rotation: Option<usize>,
     /// Columns of an output that are rotated back together.
@@ -308,7 +310,7 @@ impl Job<'_> {
         }
     }
 
-    /// Copies the queries of an item, row after row, to the start of `scratch`, as the keys are stored.
+    /// Copies the queries of an item, row after row, to the start of `scratch`, as the kernels read them.
     fn gather_queries(&self, item: &Item, scratch: &mut [f32]) {
         let (head_dim, query_dim) = (self.head_dim_k, self.query_dim());
         let group_dim = self.group_len * head_dim;
@@ -332,6 +334,8 @@ impl Job<'_> {
                     rotate(self.host.features(), &mut row[..head_dim], block);
                 }
             }
+            self.key_ops
+                .prepare_queries(self.host.features(), rows, query_dim);
         }
     }
 
@@ -340,8 +344,7 @@ impl Job<'_> {
         let n_rows = self.n_rows(item);
         let (features, padded_dim) = (self.host.features(), padded_dim(self.head_dim_v));
         let part_len = self.part_len();
-        let (queries, scratch) = scratch.split_at_mut(n_rows * self.query_dim());
-        let weights = &mut scratch[..n_rows * SPLIT_TOKENS];
+        let (queries, weights) = scratch.split_at_mut(n_rows * self.query_dim());
 
         // The pages that a row sees, and positions counted from the first of them.
         let tokens = item.first_token..item.first_token + item.n_tokens;
@@ -358,23 +361,72 @@ impl Job<'_> {
             seen.start.clamp(first_position, first_position + end) - first_position..end
         };
 
-        let mut pages: [&[u8]; SPLIT_PAGES] = [&[]; SPLIT_PAGES];
-        for (page, &id) in pages.iter_mut().zip(table) {
-            *page = self.store.key_page(self.layer_idx, self.kv_head(item), id);
+        let (mut keys, mut values): ([&[u8]; SPLIT_PAGES], [&[u8]; SPLIT_PAGES]) = Default::default();
+        for ((key, value), &id) in keys.iter_mut().zip(&mut values).zip(table) {
+            *key = self.store.key_page(self.layer_idx, self.kv_head(item), id);
+            *value = self.store.value_page(self.layer_idx, self.kv_head(item), id);
         }
-        let (ops, keys) = (page_ops(self.key_type), &pages[..table.len()]);
-        let row_dim = if self.has_values_in_keys {
-            ops.row_scores(features, queries, self.query_dim(), keys, weights);
-            self.query_dim()
+        let (keys, values) = (&keys[..table.len()], &values[..table.len()]);
+        // Few rows at a time, so that their scores stay in the nearest cache; latent rows are so long that all queries share a
+        // reading.
+        let (query_dim, chunk_rows, row_dim) = if self.has_values_in_keys {
+            (self.query_dim(), n_rows, self.query_dim())
         } else {
-            ops.scores(features, queries, self.head_dim_k, keys, weights);
-            padded_dim
+            (self.head_dim_k, VALUE_ROWS, padded_dim)
         };
+        for first_row in (0..n_rows).step_by(chunk_rows) {
+            let rows = first_row..n_rows.min(first_row + chunk_rows);
+            let queries = &queries[rows.start * query_dim..rows.end * query_dim];
+            let weights = &mut weights[..rows.len() * SPLIT_TOKENS];
+            if self.has_values_in_keys {
+                self.key_ops
+                    .row_scores(features, queries, query_dim, keys, weights);
+            } else {
+                self.key_ops.scores(features, queries, query_dim, keys, weights);
+            }
+            let parts = &mut parts[rows.start * part_len..rows.end * part_len];
+            self.weigh(
+                item,
+                rows.clone(),
+                &seen,
+                (first_position, n_positions),
+                weights,
+                parts,
+            );
+            for first in (0..rows.len()).step_by(VALUE_ROWS) {
+                let chunk = first..rows.len().min(first + VALUE_ROWS);
+                let ranges: [Range<usize>; VALUE_ROWS] = std::array::from_fn(|i| {
+                    if i < chunk.len() {
+                        seen(first_row + first + i)
+                    } else {
+                        0..0
+                    }
+                });
+                self.value_ops.add_values(
+                    features,
+                    &weights[chunk.start * SPLIT_TOKENS..chunk.end * SPLIT_TOKENS],
+                    values,
+                    &ranges[..chunk.len()],
+                    [padded_dim, row_dim],
+                    &mut parts[chunk.start * part_len + PART_HEAD..chunk.end * part_len],
+                    part_len,
+                );
+            }
+        }
+    }
 
-        for (row_idx, (part, weights)) in parts
-            .chunks_exact_mut(part_len)
-            .zip(weights.chunks_exact_mut(SPLIT_TOKENS))
-            .enumerate()
+    /// Turns the scores of some rows into weights and begins their parts. Positions are counted from the first of the pages.
+    fn weigh(
+        &self,
+        item: &Item,
+        rows: Range<usize>,
+        seen: &impl Fn(usize) -> Range<usize>,
+        (first_position, n_positions): (usize, usize),
+        weights: &mut [f32],
+        parts: &mut [f32],
+    ) {
+        for (row_idx, (part, weights)) in
+            rows.zip((parts.chunks_exact_mut(self.part_len())).zip(weights.chunks_exact_mut(SPLIT_TOKENS)))
         {
             let seen = seen(row_idx);
             let (max, sum) = if seen.is_empty() {
@@ -391,49 +443,11 @@ impl Job<'_> {
                         *score -= slope * (distance_of_first - i as f32).abs();
                     }
                 }
-                softmax(features, scores, seen, self.params.scale, self.params.softcap)
+                let Attention { scale, softcap, .. } = *self.params;
+                softmax(self.host.features(), scores, seen, scale, softcap)
             };
             part[..PART_HEAD].copy_from_slice(&[max, sum]);
             part[PART_HEAD..].fill(0.0);
-        }
-
-        for (page, &id) in pages.iter_mut().zip(table) {
-            *page = self.store.value_page(self.layer_idx, self.kv_head(item), id);
-        }
-        let pages = &pages[..table.len()];
-        let add = |weights: &[f32], tokens: Range<usize>, parts: &mut [f32]| {
-            if !tokens.is_empty() {
-                page_ops(self.value_type).add_values(
-                    features,
-                    weights,
-                    pages,
-                    tokens,
-                    [padded_dim, row_dim],
-                    parts,
-                    part_len,
-                );
-            }
-        };
-        // Values that all rows of a few see are loaded once for all of them.
-        let few = self.group_len * VALUE_ROWS.div_ceil(self.group_len);
-        for first_row in (0..n_rows).step_by(few) {
-            let rows = first_row..n_rows.min(first_row + few);
-            let (first, last) = (seen(rows.start), seen(rows.end - 1));
-            let shared = last.start..first.end.max(last.start);
-            let weights = &weights[rows.start * SPLIT_TOKENS..rows.end * SPLIT_TOKENS];
-            let parts = &mut parts[rows.start * part_len..rows.end * part_len];
-            let each = weights.chunks_exact(SPLIT_TOKENS).zip(rows.clone());
-            for ((weights, row_idx), part) in each.clone().zip(parts.chunks_exact_mut(part_len)) {
-                let seen = seen(row_idx);
-                let end = seen.end.min(shared.start);
-                add(weights, seen.start..end, &mut part[PART_HEAD..]);
-            }
-            add(weights, shared.clone(), &mut parts[PART_HEAD..]);
-            for ((weights, row_idx), part) in each.zip(parts.chunks_exact_mut(part_len)) {
-                let seen = seen(row_idx);
-                let start = seen.start.max(shared.end);
-                add(weights, start..seen.end, &mut part[PART_HEAD..]);
-            }
         }
     }
 

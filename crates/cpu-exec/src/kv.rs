@@ -23,14 +23,15 @@ const Q4_HALF: usize = PAGE_TOKENS * BLOCK / 2;
 enum PageOrder {
     /// `[head_dim][16 tokens]`: one load has the same column of 16 keys, and scores are never summed across lanes.
     Keys,
-    /// `[16 tokens][head_dim]`: one load has 16 columns of a value. Rows are filled up to whole loads. Keys that are values
-    /// too lie so.
+    /// `[16 tokens][head_dim]`: one load has 16 columns of a value. Rows are filled up to whole loads.
     Values,
+    /// The same, of keys that are values too.
+    Rows,
 }
 
 /// Keys or values of one layer: `[n_kv_heads, n_pages]` pages, each in its [`PageOrder`]. Pages of [`KvType::Q8_0`] are,
-/// for each 32 columns, 16 scales and then the bytes in that order; of [`KvType::Q4_0`] the same with two numbers a byte, of rows that
-/// are rotated.
+/// for each 32 columns, 16 scales and then the bytes, of keys and values in the [order](PageOrder::byte_index) that products of bytes
+/// take; of [`KvType::Q4_0`] the same with two numbers a byte, in the page's order, of rows that are rotated.
 #[derive(Debug)]
 struct Half {
     ty: KvType,
@@ -191,7 +192,7 @@ impl PageOrder {
     /// That of a layer's keys.
     fn of_keys(shape: &KvLayerShape) -> Self {
         if shape.has_values_in_keys {
-            Self::Values
+            Self::Rows
         } else {
             Self::Keys
         }
@@ -201,7 +202,7 @@ impl PageOrder {
     fn padded(self, head_dim: usize) -> usize {
         match self {
             Self::Keys => head_dim,
-            Self::Values => padded_dim(head_dim),
+            Self::Values | Self::Rows => padded_dim(head_dim),
         }
     }
 
@@ -209,7 +210,25 @@ impl PageOrder {
     fn index(self, dim: usize, lane: usize, col: usize) -> usize {
         match self {
             Self::Keys => col * PAGE_TOKENS + lane,
-            Self::Values => lane * dim + col,
+            Self::Values | Self::Rows => lane * dim + col,
+        }
+    }
+
+    /// Where column `col` of token `lane` is among the bytes of 32 columns in [`KvType::Q8_0`]: what a product adds up, four columns
+    /// of a key or two tokens of a value, are neighbours.
+    fn byte_index(self, lane: usize, col: usize) -> usize {
+        match self {
+            Self::Keys => col / 4 * 4 * PAGE_TOKENS + 4 * lane + col % 4,
+            Self::Values => lane / 2 * 2 * BLOCK + 2 * col + lane % 2,
+            Self::Rows => lane * BLOCK + col,
+        }
+    }
+
+    /// What is added to a byte in [`KvType::Q8_0`]: products take keys without a sign.
+    fn byte_bias(self) -> u8 {
+        match self {
+            Self::Keys => 128,
+            Self::Values | Self::Rows => 0,
         }
     }
 }
@@ -368,8 +387,8 @@ fn encode(ty: KvType, order: PageOrder, row: &[f32], lane: usize, page: &mut [u8
                 let (scales, quants) = block.split_at_mut(2 * PAGE_TOKENS);
                 scales[2 * lane..][..2].copy_from_slice(&scale.to_le_bytes());
                 for (col, x) in row.iter().enumerate() {
-                    quants[order.index(BLOCK, lane, col)] =
-                        (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+                    let quant = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
+                    quants[order.byte_index(lane, col)] = (quant as u8).wrapping_add(order.byte_bias());
                 }
             }
         }
@@ -450,7 +469,8 @@ mod tests {
                 KvType::Q8_0 => {
                     let block = &page[col / BLOCK * PAGE_TOKENS * (BLOCK + 2)..];
                     let (scales, quants) = block.split_at(2 * PAGE_TOKENS);
-                    let quant = quants[half.order.index(BLOCK, lane, col % BLOCK)] as i8;
+                    let quant = quants[half.order.byte_index(lane, col % BLOCK)];
+                    let quant = quant.wrapping_sub(half.order.byte_bias()) as i8;
                     f16::from_le_bytes(scales.as_chunks::<2>().0[lane]).to_f32() * f32::from(quant)
                 }
                 KvType::Q4_0 => {

@@ -152,7 +152,7 @@ impl Kernel for Quantize<'_> {
 /// Quantizes values that share a scale, a multiple of 32 of them, and returns the scale: the largest absolute value
 /// becomes 127. A value that is not finite makes the scale NaN, so that no product hides it.
 #[inline(always)]
-unsafe fn quantize_run<S: Simd>(values: &[f32], quants: &mut [i8]) -> f32 {
+pub(crate) unsafe fn quantize_run<S: Simd>(values: &[f32], quants: &mut [i8]) -> f32 {
     // Magnitudes are ordered as their bits are, and a maximum of integers is one that compilers vectorize.
     let largest = values.iter().map(|x| x.abs().to_bits()).fold(0, u32::max);
     let largest = if largest < f32::INFINITY.to_bits() {

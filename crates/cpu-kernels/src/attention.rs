@@ -1,21 +1,28 @@
 //! [`PageOps`]: attention over pages, scores and sums of values; what comes between them is in
 //! [`softmax`](super::softmax).
 //!
-//! They work on a *split*: up to [`SPLIT_PAGES`] pages of one head, and rows, each a query head of a token. Numbers are
-//! converted as they are loaded and all arithmetic is that of f32; several rows share what was loaded.
+//! They work on a *split*: up to [`SPLIT_PAGES`] pages of one head, and rows, each a query head of a token; several rows share
+//! what was loaded. Here are the kernels that convert numbers as they are loaded, with the arithmetic of f32; those that
+//! multiply bytes are in `bytes`.
 //!
 //! Invariant: a row's numbers are reduced in one order whatever rows and pages go with it. A score adds columns in
 //! order, an output positions. How scores are added up where keys lie row by row is in `row_scores`.
 
+mod bytes;
 mod page_types;
 mod row_scores;
+mod value_sums;
+
+use std::ops::Range;
 
 use tokenmill_quant::CpuFeatures;
 
 use crate::simd::{Kernel, Simd, TILE_ROWS, dispatch};
 
+use bytes::{ByteScores, ByteValues, PrepareQueries};
 use page_types::{F16Page, F32Page, PageType, Q4Page, Q8Page};
 use row_scores::RowScoresOf;
+use value_sums::{AddValues, SeenValues};
 
 /// Positions of a page: the lanes of the widest vector.
 pub(crate) const PAGE_LEN: usize = TILE_ROWS;
@@ -34,17 +41,32 @@ const SCALE_BYTES: usize = 2 * PAGE_LEN;
 #[derive(Debug)]
 pub struct PageOps {
     head_bytes: fn(usize) -> usize,
+    /// Columns of a query that become bytes together, where they do.
+    query_block: Option<usize>,
     scores: unsafe fn(CpuFeatures, Scores<'_>),
     row_scores: unsafe fn(CpuFeatures, Scores<'_>),
-    add_values: unsafe fn(CpuFeatures, ValueRun<'_>),
+    add_values: unsafe fn(CpuFeatures, SeenValues<'_>),
 }
 
 /// Pages of f32.
 pub static F32_PAGES: PageOps = PageOps::of::<F32Page>();
 /// Pages of half precision.
 pub static F16_PAGES: PageOps = PageOps::of::<F16Page>();
-/// Pages of signed bytes with a half-precision scale for each 32 columns of a token.
-pub static Q8_0_PAGES: PageOps = PageOps::of::<Q8Page>();
+/// Pages of signed bytes with a half-precision scale for each 32 columns of a token, multiplied in integers. Of 32 columns the
+/// bytes of keys, which have 128 added, are `[8 groups of columns][16 tokens][4 columns]`, those of values
+/// `[8 pairs of tokens][32 columns][2 tokens]`.
+pub static Q8_0_PAGES: PageOps = PageOps {
+    head_bytes: Q8Page::head_bytes,
+    query_block: Some(BLOCK_COLS),
+    // SAFETY: the function's own contract.
+    scores: |features, run| unsafe { dispatch(features, ByteScores::new(run)) },
+    row_scores: |_, _| unreachable!("rows of bytes are those of `Q8_0_ROWS`"),
+    // SAFETY: the function's own contract.
+    add_values: |features, run| unsafe { dispatch(features, ByteValues::new(run)) },
+};
+/// The same numbers, converted as they are loaded: of 32 columns the bytes are `[16 tokens][32 columns]`, for keys that are
+/// values too.
+pub static Q8_0_ROWS: PageOps = PageOps::of::<Q8Page>();
 /// Pages of integers of 4 bits, 8 added, with such scales. Of the numbers of 32 columns, the first half are the low bits of
 /// as many bytes, and the second half the high ones.
 pub static Q4_0_PAGES: PageOps = PageOps::of::<Q4Page>();
@@ -53,6 +75,7 @@ impl PageOps {
     const fn of<P: PageType>() -> Self {
         Self {
             head_bytes: P::head_bytes,
+            query_block: None,
             // SAFETY: the function's own contract.
             scores: |features, run| unsafe { dispatch(features, ScoresOf::<P>::new(run)) },
             // SAFETY: the function's own contract.
@@ -62,8 +85,23 @@ impl PageOps {
         }
     }
 
-    /// Writes the products of queries `q`, `[n_rows, key_dim]`, and keys to `out`, `[n_rows, SPLIT_TOKENS]`: the first
-    /// `16 * keys.len()` of each row.
+    /// Makes what [`Self::scores`] reads of queries, `[n_rows, key_dim]`, in place.
+    ///
+    /// # Panics
+    /// When the lengths contradict each other.
+    pub fn prepare_queries(&self, features: CpuFeatures, q: &mut [f32], key_dim: usize) {
+        if let Some(block) = self.query_block {
+            assert!(
+                key_dim.is_multiple_of(block) && q.len().is_multiple_of(key_dim),
+                "queries of whole blocks"
+            );
+            // SAFETY: the kernel holds references only.
+            unsafe { dispatch(features, PrepareQueries { rows: q, key_dim }) }
+        }
+    }
+
+    /// Writes the products of queries `q`, `[n_rows, key_dim]`, which went through [`Self::prepare_queries`], and keys to `out`,
+    /// `[n_rows, SPLIT_TOKENS]`: the first `16 * keys.len()` of each row.
     ///
     /// # Panics
     /// When the lengths contradict each other.
@@ -104,6 +142,7 @@ impl PageOps {
             keys.len() <= SPLIT_PAGES && q.len() == n_rows * key_dim,
             "queries"
         );
+        assert!(key_dim.is_multiple_of(self.query_block.unwrap_or(1)), "blocks");
         let page_bytes = PAGE_LEN * (self.head_bytes)(key_dim);
         assert!(keys.iter().all(|page| page.len() == page_bytes), "pages of keys");
         Scores {
@@ -115,8 +154,9 @@ impl PageOps {
         }
     }
 
-    /// Adds the values at positions `tokens` of a split, times the rows' `weights`, `[n_rows, SPLIT_TOKENS]`, to the first
-    /// `padded_dim` of every `out_stride` numbers of `out`. Values are the first `padded_dim` of the pages' rows of `row_dim`.
+    /// Adds the values at the positions of a split that each row has in `seen`, `[n_rows]`, times its `weights`,
+    /// `[n_rows, SPLIT_TOKENS]`, to the first `padded_dim` of every `out_stride` numbers of `out`. Values are the first `padded_dim` of
+    /// the pages' rows of `row_dim`. Weights are between 0 and 1, and 0 where a row does not see.
     ///
     /// # Panics
     /// When the lengths contradict each other.
@@ -125,20 +165,22 @@ impl PageOps {
         features: CpuFeatures,
         weights: &[f32],
         values: &[&[u8]],
-        tokens: std::ops::Range<usize>,
+        seen: &[Range<usize>],
         [padded_dim, row_dim]: [usize; 2],
         out: &mut [f32],
         out_stride: usize,
     ) {
-        let n_rows = weights.len() / SPLIT_TOKENS;
+        let n_rows = seen.len();
         assert!(
-            tokens.end <= values.len() * PAGE_LEN && values.len() <= SPLIT_PAGES,
+            weights.len() == n_rows * SPLIT_TOKENS
+                && values.len() <= SPLIT_PAGES
+                && (seen.iter()).all(|seen| seen.is_empty() || seen.end <= values.len() * PAGE_LEN),
             "tokens of a split"
         );
         assert!(
             out_stride >= padded_dim
                 && out.len() + out_stride >= n_rows * out_stride + padded_dim
-                && padded_dim.is_multiple_of(PAGE_LEN)
+                && padded_dim.is_multiple_of(self.query_block.unwrap_or(PAGE_LEN))
                 && padded_dim <= row_dim,
             "outputs"
         );
@@ -147,13 +189,12 @@ impl PageOps {
             values.iter().all(|page| page.len() == page_bytes),
             "pages of values"
         );
-        let run = ValueRun {
+        let run = SeenValues {
             weights: weights.as_ptr(),
             values,
-            tokens,
+            seen,
             padded_dim,
             row_dim,
-            n_rows,
             out: out.as_mut_ptr(),
             out_stride,
         };
@@ -347,170 +388,4 @@ unsafe fn add_column<S: Simd, const ROWS: usize, const VECTORS: usize>(
             }
         }
     }
-}
-
-/// What [`AddValues`] works on: `weights` points to `n_rows` rows of [`SPLIT_TOKENS`], `out` to as many of `padded_dim`, each
-/// `out_stride` after the one before, the pages are whole and `tokens` are inside them.
-struct ValueRun<'a> {
-    weights: *const f32,
-    values: &'a [&'a [u8]],
-    tokens: std::ops::Range<usize>,
-    padded_dim: usize,
-    row_dim: usize,
-    n_rows: usize,
-    out: *mut f32,
-    out_stride: usize,
-}
-
-/// Adds values times weights.
-struct AddValues<'a, P> {
-    run: ValueRun<'a>,
-    page: std::marker::PhantomData<P>,
-}
-
-impl<'a, P: PageType> AddValues<'a, P> {
-    /// # Safety
-    /// What [`ValueRun`] says holds.
-    unsafe fn new(run: ValueRun<'a>) -> Self {
-        Self {
-            run,
-            page: std::marker::PhantomData,
-        }
-    }
-}
-
-impl<P: PageType> Kernel for AddValues<'_, P> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let run = self.run;
-        let mut row_idx = 0;
-        while row_idx < run.n_rows {
-            // SAFETY: `n_rows` rows follow the pointers.
-            unsafe {
-                let part = ValueRun {
-                    weights: run.weights.add(row_idx * SPLIT_TOKENS),
-                    out: run.out.add(row_idx * run.out_stride),
-                    tokens: run.tokens.clone(),
-                    ..run
-                };
-                row_idx += match run.n_rows - row_idx {
-                    4.. => ValueRows::<P, 4>::call::<S>(part),
-                    2.. => ValueRows::<P, 2>::call::<S>(part),
-                    _ => ValueRows::<P, 1>::call::<S>(part),
-                };
-            }
-        }
-    }
-}
-
-/// Adds the values for `ROWS` rows.
-struct ValueRows<'a, P, const ROWS: usize> {
-    run: ValueRun<'a>,
-    page: std::marker::PhantomData<P>,
-}
-
-impl<'a, P: PageType, const ROWS: usize> ValueRows<'a, P, ROWS> {
-    /// Runs the kernel as a function of its own, and returns `ROWS`.
-    #[inline(always)]
-    unsafe fn call<S: Simd>(run: ValueRun<'a>) -> usize {
-        // SAFETY: the caller's contract is the kernel's.
-        unsafe {
-            S::call(Self {
-                run,
-                page: std::marker::PhantomData,
-            });
-        }
-        ROWS
-    }
-}
-
-impl<P: PageType, const ROWS: usize> Kernel for ValueRows<'_, P, ROWS> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let n_vectors = self.run.padded_dim / S::LANES;
-        let mut vector_idx = 0;
-        while vector_idx < n_vectors {
-            // SAFETY: the kernel's own contract; the vectors are inside the rows.
-            unsafe {
-                vector_idx += if S::LANES == 16 && n_vectors - vector_idx >= 4 {
-                    value_vectors::<S, P, ROWS, 4>(&self.run, vector_idx)
-                } else if n_vectors - vector_idx >= 2 {
-                    value_vectors::<S, P, ROWS, 2>(&self.run, vector_idx)
-                } else {
-                    value_vectors::<S, P, ROWS, 1>(&self.run, vector_idx)
-                };
-            }
-        }
-    }
-}
-
-/// Adds `VECTORS` vectors of columns for `ROWS` rows; returns `VECTORS`.
-#[inline(always)]
-unsafe fn value_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: usize>(
-    run: &ValueRun<'_>,
-    vector_idx: usize,
-) -> usize {
-    // SAFETY: the caller's contract is that of `ValueRun`, and vectors up to `vector_idx + VECTORS` are inside the rows.
-    unsafe {
-        let mut sums = [[S::splat_f32(0.0); VECTORS]; ROWS];
-        for row in 0..ROWS {
-            for v in 0..VECTORS {
-                let at = row * run.out_stride + (vector_idx + v) * S::LANES;
-                sums[row][v] = S::load_f32(run.out.add(at));
-            }
-        }
-        let mut token = run.tokens.start;
-        while token < run.tokens.end {
-            let page_idx = token / PAGE_LEN;
-            let page = run.values[page_idx].as_ptr();
-            let end = run.tokens.end.min((page_idx + 1) * PAGE_LEN);
-            // The numbers that each vector's are among, and where those of the page's first token are in them.
-            let mut ptrs = [page; VECTORS];
-            let mut starts = [0; VECTORS];
-            let mut scales = [[0.0f32; PAGE_LEN]; VECTORS];
-            for v in 0..VECTORS {
-                let col = (vector_idx + v) * S::LANES;
-                if P::HAS_SCALES {
-                    let block = page.add(col / BLOCK_COLS * P::BLOCK_BYTES);
-                    ptrs[v] = block.add(SCALE_BYTES);
-                    starts[v] = col % BLOCK_COLS;
-                    for half in 0..S::HALVES {
-                        let scale = S::load_f16(block.add(2 * half * S::LANES));
-                        S::store_f32(scales[v].as_mut_ptr().add(half * S::LANES), scale);
-                    }
-                } else {
-                    starts[v] = col;
-                }
-            }
-            let stride = if P::HAS_SCALES { BLOCK_COLS } else { run.row_dim };
-            while token < end {
-                let lane = token % PAGE_LEN;
-                let mut values = [S::splat_f32(0.0); VECTORS];
-                for v in 0..VECTORS {
-                    values[v] = P::load::<S>(ptrs[v], lane * stride + starts[v]);
-                    if P::HAS_SCALES {
-                        values[v] = S::mul(values[v], S::splat_f32(scales[v][lane]));
-                    }
-                }
-                for row in 0..ROWS {
-                    let weight = S::splat_f32(*run.weights.add(row * SPLIT_TOKENS + token));
-                    for v in 0..VECTORS {
-                        sums[row][v] = S::fma(values[v], weight, sums[row][v]);
-                    }
-                }
-                token += 1;
-            }
-        }
-        for row in 0..ROWS {
-            for v in 0..VECTORS {
-                let at = row * run.out_stride + (vector_idx + v) * S::LANES;
-                S::store_f32(run.out.add(at), sums[row][v]);
-            }
-        }
-    }
-    VECTORS
 }

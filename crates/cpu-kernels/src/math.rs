@@ -26,10 +26,22 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
         let (n, r, tail) = reduce::<S>(x);
         let one = S::splat_f32(1.0);
         let power = S::fma(S::fma(tail, r, one), r, one);
+        S::mul_two_to(power, n)
+    }
+}
+
+/// [`Simd::mul_two_to`] by products.
+///
+/// # Safety
+/// The features of `S` are there.
+#[inline(always)]
+pub(crate) unsafe fn mul_two_to<S: Simd>(a: S::F, n: S::I) -> S::F {
+    // SAFETY: the caller vouches for the features.
+    unsafe {
         // 2^n in two factors, so that neither leaves the range of normal numbers.
         let half = S::sub_i32(S::shr32(S::add_i32(n, S::splat(256)), 1), S::splat(128));
         let rest = S::sub_i32(n, half);
-        S::mul(S::mul(power, two_to::<S>(half)), two_to::<S>(rest))
+        S::mul(S::mul(a, two_to::<S>(half)), two_to::<S>(rest))
     }
 }
 

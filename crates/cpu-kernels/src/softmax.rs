@@ -3,7 +3,7 @@
 //! Separate from the products before and after it because it goes row by row. Invariant: the sum adds positions
 //! `16 i + lane` to sum `lane` in order, then the 16 sums in order; positions that are not seen add nothing.
 
-use std::ops::Range;
+use std::{ops::Range, slice};
 
 use tokenmill_quant::CpuFeatures;
 
@@ -65,27 +65,36 @@ impl Kernel for Softmax<'_> {
         let ptr = scores.as_mut_ptr();
         // SAFETY: every vector is inside the scores, which are whole pages, and the features of `S` are there.
         unsafe {
-            let factor = S::splat_f32(scale);
-            for at in (0..len).step_by(S::LANES) {
-                let mut x = S::mul(S::load_f32(ptr.add(at)), factor);
-                if let Some(cap) = soft_cap {
-                    x = S::div(x, S::splat_f32(cap));
-                    x = S::mul(math::tanh::<S>(x), S::splat_f32(cap));
-                }
-                S::store_f32(ptr.add(at), x);
-            }
-            scores[..seen.start].fill(f32::NEG_INFINITY);
-            scores[seen.end..].fill(f32::NEG_INFINITY);
-            let ptr = scores.as_mut_ptr();
             let mut maxima = [S::splat_f32(f32::NEG_INFINITY); TILE_ROWS / 8];
+            // What is not seen is replaced before, so that there is one pass; where minus infinity would not stay what it is, there
+            // are two.
+            let is_one_pass = soft_cap.is_none() && scale > 0.0;
+            if is_one_pass {
+                hide_unseen(slice::from_raw_parts_mut(ptr, len), &seen);
+            }
+            let factor = S::splat_f32(scale);
             for at in (0..len).step_by(PAGE_LEN) {
                 for half in 0..S::HALVES {
-                    maxima[half] = S::max(S::load_f32(ptr.add(at + half * S::LANES)), maxima[half]);
+                    let ptr = ptr.add(at + half * S::LANES);
+                    let mut x = S::mul(S::load_f32(ptr), factor);
+                    if let Some(cap) = soft_cap {
+                        x = S::div(x, S::splat_f32(cap));
+                        x = S::mul(math::tanh::<S>(x), S::splat_f32(cap));
+                    }
+                    S::store_f32(ptr, x);
+                    maxima[half] = S::max(x, maxima[half]);
                 }
             }
-            let max = lanes::<S>(maxima)
-                .iter()
-                .fold(f32::NEG_INFINITY, |max, &x| max.max(x));
+            if !is_one_pass {
+                hide_unseen(slice::from_raw_parts_mut(ptr, len), &seen);
+                maxima = [S::splat_f32(f32::NEG_INFINITY); TILE_ROWS / 8];
+                for at in (0..len).step_by(PAGE_LEN) {
+                    for half in 0..S::HALVES {
+                        maxima[half] = S::max(S::load_f32(ptr.add(at + half * S::LANES)), maxima[half]);
+                    }
+                }
+            }
+            let max = largest(lanes::<S>(maxima));
             let offset = S::splat_f32(max);
             let mut sums = [S::splat_f32(0.0); TILE_ROWS / 8];
             for at in (0..len).step_by(PAGE_LEN) {
@@ -99,6 +108,28 @@ impl Kernel for Softmax<'_> {
             (max, lanes::<S>(sums).iter().sum())
         }
     }
+}
+
+/// Replaces the scores that are not seen, so that their weights are 0.
+#[inline(always)]
+fn hide_unseen(scores: &mut [f32], seen: &Range<usize>) {
+    scores[..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end..].fill(f32::NEG_INFINITY);
+}
+
+/// The largest of numbers, none of which is NaN. In halves, since each comparison of a chain would wait for the one before.
+#[inline(always)]
+fn largest(mut lanes: [f32; TILE_ROWS]) -> f32 {
+    let mut len = TILE_ROWS;
+    while len > 1 {
+        len /= 2;
+        for i in 0..len {
+            if lanes[i + len] > lanes[i] {
+                lanes[i] = lanes[i + len];
+            }
+        }
+    }
+    lanes[0]
 }
 
 /// The 16 lanes of the vectors that cover a page.

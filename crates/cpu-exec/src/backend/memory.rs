@@ -1,11 +1,18 @@
 //! The memory of sequences as bytes.
 
-use tokenmill_backend::{BackendError, MemoryFormat, MemoryPlace, PageGroup, SequenceMemory};
+use tokenmill_backend::{BackendError, KvType, MemoryFormat, MemoryPlace, PageGroup, SequenceMemory};
 
 use super::{CpuBackend, KV_ALLOCATED};
 
-/// A name for how pages and states lie: [`crate::KvStore`] and [`crate::StateStore`] say it.
-const ARRANGEMENT: &str = "cpu-1";
+/// A name for how pages and states lie: [`crate::KvStore`] and [`crate::StateStore`] say it. Pages with bytes lay differently under
+/// the first name.
+fn arrangement(types: (KvType, KvType)) -> &'static str {
+    if [types.0, types.1].contains(&KvType::Q8_0) {
+        "cpu-2"
+    } else {
+        "cpu-1"
+    }
+}
 
 impl SequenceMemory for CpuBackend {
     fn memory_format(&self) -> Option<MemoryFormat> {
@@ -16,7 +23,7 @@ impl SequenceMemory for CpuBackend {
             page_bytes[group.index()] = store.pool.bytes_of_page();
         }
         Some(MemoryFormat {
-            arrangement: ARRANGEMENT,
+            arrangement: arrangement(self.kv_types),
             key_type,
             value_type,
             page_bytes,
@@ -50,5 +57,17 @@ impl SequenceMemory for CpuBackend {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_with_bytes_have_another_arrangement_than_older_versions_wrote() {
+        assert_eq!(arrangement((KvType::F16, KvType::Q4_0)), "cpu-1");
+        assert_eq!(arrangement((KvType::Q8_0, KvType::F16)), "cpu-2");
+        assert_eq!(arrangement((KvType::F32, KvType::Q8_0)), "cpu-2");
     }
 }

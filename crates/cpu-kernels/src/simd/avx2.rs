@@ -7,19 +7,21 @@ use std::arch::{
     asm,
     x86_64::{
         __m128i, __m256, __m256i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
-        _mm_packus_epi16, _mm_prefetch, _mm_storel_epi64, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256,
-        _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cvtepi8_epi32,
-        _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
-        _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps,
-        _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_ps,
-        _mm256_min_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute4x64_epi64,
-        _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_epi8,
-        _mm256_sll_epi16, _mm256_sll_epi32, _mm256_slli_epi32, _mm256_srl_epi16, _mm256_srl_epi32,
-        _mm256_storeu_ps, _mm256_storeu_si256, _mm256_sub_epi32, _mm256_sub_ps, _mm256_xor_si256,
+        _mm_packus_epi16, _mm_prefetch, _mm_storel_epi64, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps,
+        _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128,
+        _mm256_cvtepi8_epi16, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16,
+        _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps,
+        _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16,
+        _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_or_si256,
+        _mm256_packs_epi32, _mm256_packus_epi32, _mm256_permute4x64_epi64, _mm256_set1_epi8,
+        _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_epi8, _mm256_sll_epi16,
+        _mm256_sll_epi32, _mm256_slli_epi32, _mm256_srl_epi16, _mm256_srl_epi32, _mm256_storeu_ps,
+        _mm256_storeu_si256, _mm256_sub_epi32, _mm256_sub_ps, _mm256_xor_si256,
     },
 };
 
 use super::{Kernel, Simd};
+use crate::math;
 
 /// AVX2, FMA and F16C; with `HAS_VNNI` also the 256-bit integer dot products.
 #[derive(Clone, Copy)]
@@ -120,6 +122,20 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
     #[inline(always)]
     unsafe fn load_u8_pairs(ptr: *const u8) -> __m256i {
         unsafe { _mm256_cvtepu8_epi16(_mm_loadu_si128(ptr.cast::<__m128i>())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8_pairs(ptr: *const u8) -> __m256i {
+        unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(ptr.cast::<__m128i>())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_low_halves(ptr: *mut i16, a: __m256i) {
+        unsafe {
+            // The two quarters that matter are the lowest of each half.
+            let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packs_epi32(a, a));
+            _mm_storeu_si128(ptr.cast::<__m128i>(), _mm256_castsi256_si128(packed));
+        }
     }
 
     #[inline(always)]
@@ -248,6 +264,11 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
     #[inline(always)]
     unsafe fn mul(a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_two_to(a: __m256, n: __m256i) -> __m256 {
+        unsafe { math::mul_two_to::<Self>(a, n) }
     }
 
     #[inline(always)]

@@ -6,12 +6,13 @@ use std::arch::{
     asm,
     x86_64::{
         __m128i, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
-        _mm_storeu_si128, _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
-        _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8,
-        _mm512_cvtepi32_ps, _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32,
-        _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32,
-        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
-        _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi8,
+        _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps,
+        _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi16,
+        _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps,
+        _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+        _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_fmadd_ps,
+        _mm512_loadu_ps, _mm512_loadu_si512, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_si512,
+        _mm512_scalef_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi8,
         _mm512_sll_epi16, _mm512_sll_epi32, _mm512_slli_epi32, _mm512_srl_epi16, _mm512_srl_epi32,
         _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
     },
@@ -106,6 +107,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8_pairs(ptr: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(ptr.cast::<__m256i>())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_low_halves(ptr: *mut i16, a: __m512i) {
+        unsafe { _mm256_storeu_si256(ptr.cast::<__m256i>(), _mm512_cvtepi32_epi16(a)) }
+    }
+
+    #[inline(always)]
     unsafe fn look_up(table: &[u8; 16], indices: __m512i) -> __m512i {
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
@@ -164,6 +175,26 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn dot_i16_of_many(acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512vnni")]
+        fn dot(mut acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+            // SAFETY: an instruction on registers.
+            unsafe {
+                asm!(
+                    "vpdpwssd {0}, {1}, {2}",
+                    inout(zmm_reg) acc,
+                    in(zmm_reg) a,
+                    in(zmm_reg) b,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            acc
+        }
+        unsafe { dot(acc, a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn to_f32(a: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(a) }
     }
@@ -214,6 +245,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_two_to(a: __m512, n: __m512i) -> __m512 {
+        unsafe { _mm512_scalef_ps(a, _mm512_cvtepi32_ps(n)) }
     }
 
     #[inline(always)]

@@ -81,6 +81,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_i8(ptr: *const u8) -> Self::I;
     /// Reads `2 * LANES` unsigned bytes, two 16-bit integers for each lane.
     unsafe fn load_u8_pairs(ptr: *const u8) -> Self::I;
+    /// Reads `2 * LANES` signed bytes, two 16-bit integers for each lane.
+    unsafe fn load_i8_pairs(ptr: *const u8) -> Self::I;
+    /// Writes the lower 16 bits of each lane, which is no larger than `i16::MAX` and not negative.
+    unsafe fn store_low_halves(ptr: *mut i16, a: Self::I);
     /// Bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     /// Bitwise or.
@@ -104,6 +108,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn dot_u8<const IS_WIDE: bool>(acc: Self::I, unsigned: Self::I, signed: Self::I) -> Self::I;
     /// `acc + Σ a * b` over the two 16-bit integers of a lane.
     unsafe fn dot_i16(acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// [`Self::dot_i16`] of which many run side by side: one instruction where there is one, while LLVM prefers two that wait less
+    /// for the one before.
+    #[inline(always)]
+    unsafe fn dot_i16_of_many(acc: Self::I, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: the caller's contract.
+        unsafe { Self::dot_i16(acc, a, b) }
+    }
     /// Integers as f32, rounded to nearest even.
     unsafe fn to_f32(a: Self::I) -> Self::F;
     /// f32 as integers, rounded to nearest even; values that do not fit become the least integer.
@@ -125,6 +136,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// `a * b`.
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * 2^n`, rounded once, for `a` of a magnitude between 1/2 and 2, or NaN, and `n` from -200 to 200.
+    unsafe fn mul_two_to(a: Self::F, n: Self::I) -> Self::F;
     /// `a + b`.
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     /// `a - b`.

@@ -7,6 +7,7 @@
 use half::{bf16, f16};
 
 use super::{Kernel, Simd};
+use crate::math;
 
 /// Arrays and loops.
 #[derive(Clone, Copy)]
@@ -108,6 +109,22 @@ impl Simd for Portable {
             unsafe { ptr.cast::<[[u8; 2]; LANES]>().read_unaligned() },
             |pair| from_halves(pair.map(u16::from)),
         )
+    }
+
+    #[inline(never)]
+    unsafe fn load_i8_pairs(ptr: *const u8) -> I {
+        map(
+            unsafe { ptr.cast::<[[i8; 2]; LANES]>().read_unaligned() },
+            |pair| from_halves(pair.map(|byte| i16::from(byte) as u16)),
+        )
+    }
+
+    #[inline(never)]
+    unsafe fn store_low_halves(ptr: *mut i16, a: I) {
+        unsafe {
+            ptr.cast::<[i16; LANES]>()
+                .write_unaligned(a.map(|lane| lane as i16));
+        }
     }
 
     #[inline(never)]
@@ -236,6 +253,11 @@ impl Simd for Portable {
     #[inline(never)]
     unsafe fn mul(a: F, b: F) -> F {
         zip(a, b, |a, b| a * b)
+    }
+
+    #[inline(never)]
+    unsafe fn mul_two_to(a: F, n: I) -> F {
+        unsafe { math::mul_two_to::<Self>(a, n) }
     }
 
     #[inline(never)]

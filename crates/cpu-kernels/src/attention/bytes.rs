@@ -1,0 +1,420 @@
+//! Attention over pages of signed bytes with scales, in integers: [`PrepareQueries`], [`ByteScores`] and [`ByteValues`].
+//!
+//! Separate from the kernels that convert numbers to f32 as they load them, because both sides of a product are integers
+//! here. Scores: a query's 32 columns are bytes with a scale of their own, as a key's are. Values: a row's weights are
+//! multiplied with the values' scales and become integers of 15 bits, with one scale for a split and 32 columns. With 8 bits,
+//! the weights of a long and even context would all be rounded to a few steps.
+//!
+//! Invariant: integers are summed exactly, so their order does not matter; scores add the products of 32 columns in order,
+//! with one fused multiply-add each. A row's weights are rounded by what the row itself sees, whatever rows go with it.
+//!
+//! | page | order of the bytes of 32 columns |
+//! |---|---|
+//! | keys, 128 added | `[8 groups of columns][16 tokens][4 columns]` |
+//! | values | `[8 pairs of tokens][32 columns][2 tokens]` |
+//!
+//! so that what a product sums are neighbours.
+
+use std::{mem::MaybeUninit, ops::Range};
+
+use crate::{
+    activation_block::quantize_run,
+    simd::{Kernel, Simd},
+};
+
+use super::{BLOCK_COLS, PAGE_LEN, SCALE_BYTES, SPLIT_TOKENS, Scores, value_sums::SeenValues};
+
+/// Bytes of 32 columns of a page.
+const BLOCK_BYTES: usize = SCALE_BYTES + PAGE_LEN * BLOCK_COLS;
+
+/// Words of 32 columns of a query: their bytes, the scale, and minus 128 times the sum of the bytes, from which sums of
+/// products with keys that have 128 added start.
+const QUERY_WORDS: usize = BLOCK_COLS / 4 + 2;
+/// Word of the scale among them.
+const SCALE_WORD: usize = BLOCK_COLS / 4;
+/// Word of the start.
+const START_WORD: usize = SCALE_WORD + 1;
+
+/// What the largest scale that a row sees becomes, times a weight of 1.
+const LARGEST_WEIGHT: f32 = i16::MAX as f32;
+
+/// Turns queries into bytes, in place: of each row of `key_dim` numbers, the first [`QUERY_WORDS`] for each 32 columns are
+/// then what [`ByteScores`] reads.
+pub(super) struct PrepareQueries<'a> {
+    pub(super) rows: &'a mut [f32],
+    pub(super) key_dim: usize,
+}
+
+impl Kernel for PrepareQueries<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for row in self.rows.chunks_exact_mut(self.key_dim) {
+            for block in 0..self.key_dim / BLOCK_COLS {
+                let mut values = [0.0; BLOCK_COLS];
+                values.copy_from_slice(&row[block * BLOCK_COLS..][..BLOCK_COLS]);
+                let mut quants = [0i8; BLOCK_COLS];
+                // SAFETY: the features of `S` are there, and 32 numbers are a whole number of vectors.
+                let scale = unsafe { quantize_run::<S>(&values, &mut quants) };
+                let sum: i32 = quants.iter().map(|&quant| i32::from(quant)).sum();
+                // They end before the columns that are not read yet.
+                let words = &mut row[block * QUERY_WORDS..][..QUERY_WORDS];
+                for (word, quants) in words.iter_mut().zip(quants.as_chunks::<4>().0) {
+                    *word = f32::from_bits(u32::from_ne_bytes(quants.map(|quant| quant as u8)));
+                }
+                words[SCALE_WORD] = scale;
+                words[START_WORD] = f32::from_bits((-128 * sum) as u32);
+            }
+        }
+    }
+}
+
+/// [`Scores`] of keys that are bytes and queries that went through [`PrepareQueries`]; `key_dim` is a multiple of 32.
+pub(super) struct ByteScores<'a> {
+    run: Scores<'a>,
+}
+
+impl<'a> ByteScores<'a> {
+    /// # Safety
+    /// What [`Scores`] says holds, and the queries are bytes.
+    pub(super) unsafe fn new(run: Scores<'a>) -> Self {
+        Self { run }
+    }
+}
+
+impl Kernel for ByteScores<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let run = &self.run;
+        let mut row_idx = 0;
+        while row_idx < run.n_rows {
+            // SAFETY: `n_rows` rows follow the pointers.
+            unsafe {
+                row_idx += match run.n_rows - row_idx {
+                    4.. => ScoreRows::<4>::call::<S>(run, row_idx),
+                    2.. => ScoreRows::<2>::call::<S>(run, row_idx),
+                    _ => ScoreRows::<1>::call::<S>(run, row_idx),
+                };
+            }
+        }
+    }
+}
+
+/// The scores of `ROWS` rows.
+struct ScoreRows<'a, const ROWS: usize> {
+    q: *const f32,
+    key_dim: usize,
+    keys: &'a [&'a [u8]],
+    out: *mut f32,
+}
+
+impl<'a, const ROWS: usize> ScoreRows<'a, ROWS> {
+    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    #[inline(always)]
+    unsafe fn call<S: Simd>(run: &Scores<'a>, row_idx: usize) -> usize {
+        // SAFETY: the caller vouches for `ROWS` rows from `row_idx` on.
+        unsafe {
+            S::call(Self {
+                q: run.q.add(row_idx * run.key_dim),
+                key_dim: run.key_dim,
+                keys: run.keys,
+                out: run.out.add(row_idx * SPLIT_TOKENS),
+            });
+        }
+        ROWS
+    }
+}
+
+impl<const ROWS: usize> Kernel for ScoreRows<'_, ROWS> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let n_vectors = self.keys.len() * S::HALVES;
+        let mut vector_idx = 0;
+        while vector_idx < n_vectors {
+            // SAFETY: the kernel's own contract; the vectors are inside the pages.
+            unsafe {
+                vector_idx += if n_vectors - vector_idx >= 2 {
+                    score_vectors::<S, ROWS, 2>(&self, vector_idx)
+                } else {
+                    score_vectors::<S, ROWS, 1>(&self, vector_idx)
+                };
+            }
+        }
+    }
+}
+
+/// The scores of `ROWS` rows and `VECTORS` vectors of keys; returns `VECTORS`.
+#[inline(always)]
+unsafe fn score_vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    rows: &ScoreRows<'_, ROWS>,
+    vector_idx: usize,
+) -> usize {
+    // SAFETY: the caller's contract is that of `Scores`, and vectors up to `vector_idx + VECTORS` are inside the pages.
+    unsafe {
+        let mut pages = [std::ptr::null::<u8>(); VECTORS];
+        let mut lanes = [0; VECTORS];
+        for v in 0..VECTORS {
+            pages[v] = rows.keys[(vector_idx + v) / S::HALVES].as_ptr();
+            lanes[v] = (vector_idx + v) % S::HALVES * S::LANES;
+        }
+        let mut sums = [[S::splat_f32(0.0); VECTORS]; ROWS];
+        for block in 0..rows.key_dim / BLOCK_COLS {
+            let q = rows.q.add(block * QUERY_WORDS);
+            let mut acc = [[S::splat(0); VECTORS]; ROWS];
+            for row in 0..ROWS {
+                let start = S::load_splat(q.add(row * rows.key_dim + START_WORD).cast());
+                for v in 0..VECTORS {
+                    acc[row][v] = start;
+                }
+            }
+            for group in 0..BLOCK_COLS / 4 {
+                let mut keys = [S::splat(0); VECTORS];
+                for v in 0..VECTORS {
+                    let numbers = pages[v].add(block * BLOCK_BYTES + SCALE_BYTES);
+                    keys[v] = S::load(numbers.add(4 * (group * PAGE_LEN + lanes[v])));
+                }
+                for row in 0..ROWS {
+                    let query = S::load_splat(q.add(row * rows.key_dim + group).cast());
+                    for v in 0..VECTORS {
+                        acc[row][v] = S::dot_u8::<true>(acc[row][v], keys[v], query);
+                    }
+                }
+            }
+            for v in 0..VECTORS {
+                let scale = S::load_f16(pages[v].add(block * BLOCK_BYTES + 2 * lanes[v]));
+                for row in 0..ROWS {
+                    let q_scale = S::splat_f32(*q.add(row * rows.key_dim + SCALE_WORD));
+                    let sum = S::to_f32(acc[row][v]);
+                    sums[row][v] = S::fma(sum, S::mul(scale, q_scale), sums[row][v]);
+                }
+            }
+        }
+        for row in 0..ROWS {
+            for v in 0..VECTORS {
+                let at = row * SPLIT_TOKENS + (vector_idx + v) * S::LANES;
+                S::store_f32(rows.out.add(at), sums[row][v]);
+            }
+        }
+    }
+    VECTORS
+}
+
+/// Adds values that are bytes, times weights from 0 to 1; `padded_dim` is a multiple of 32 and the width of the pages' rows.
+pub(super) struct ByteValues<'a> {
+    run: SeenValues<'a>,
+}
+
+impl<'a> ByteValues<'a> {
+    /// # Safety
+    /// What [`SeenValues`] says holds.
+    pub(super) unsafe fn new(run: SeenValues<'a>) -> Self {
+        Self { run }
+    }
+}
+
+impl Kernel for ByteValues<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let mut run = self.run;
+        while !run.seen.is_empty() {
+            // SAFETY: as many rows as `seen` has follow the pointers.
+            unsafe {
+                let n_rows = match run.seen.len() {
+                    8.. => RowSums::<8>::call::<S>(run),
+                    4.. => RowSums::<4>::call::<S>(run),
+                    2.. => RowSums::<2>::call::<S>(run),
+                    _ => RowSums::<1>::call::<S>(run),
+                };
+                run = run.behind(n_rows);
+            }
+        }
+    }
+}
+
+/// [`ByteValues`] of the first `ROWS` rows.
+struct RowSums<'a, const ROWS: usize> {
+    run: SeenValues<'a>,
+}
+
+impl<'a, const ROWS: usize> RowSums<'a, ROWS> {
+    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    #[inline(always)]
+    unsafe fn call<S: Simd>(run: SeenValues<'a>) -> usize {
+        // SAFETY: the caller's contract is the kernel's.
+        unsafe { S::call(Self { run }) };
+        ROWS
+    }
+}
+
+impl<const ROWS: usize> Kernel for RowSums<'_, ROWS> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let run = self.run;
+        let Some(pages) = pages_seen(&run.seen[..ROWS]) else {
+            return;
+        };
+        let mut weights = Weights {
+            integers: MaybeUninit::uninit(),
+            scales: [0.0; ROWS],
+        };
+        for block in 0..run.padded_dim / BLOCK_COLS {
+            // SAFETY: the kernel's own contract; pages and columns are inside the split.
+            unsafe {
+                round_weights::<S, ROWS>(&run, block, pages.clone(), &mut weights);
+                // With 16 lanes two vectors share a load of weights; with 8 there are no registers for them.
+                if S::LANES == 16 {
+                    for vector in (0..BLOCK_COLS / S::LANES).step_by(2) {
+                        add_vectors::<S, ROWS, 2>(&run, &weights, block, vector, pages.clone());
+                    }
+                } else {
+                    for vector in 0..BLOCK_COLS / S::LANES {
+                        add_vectors::<S, ROWS, 1>(&run, &weights, block, vector, pages.clone());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The pages that rows see; `None` where there are none.
+#[inline(always)]
+fn pages_seen(seen: &[Range<usize>]) -> Option<Range<usize>> {
+    let seen = seen.iter().filter(|seen| !seen.is_empty());
+    let start = seen.clone().map(|seen| seen.start).min()?;
+    let end = seen.map(|seen| seen.end).max()?;
+    Some(start / PAGE_LEN..end.div_ceil(PAGE_LEN))
+}
+
+/// The weights of rows for 32 columns, times the values' scales; set are those of the pages that a row sees.
+#[repr(C, align(64))]
+struct Weights<const ROWS: usize> {
+    integers: MaybeUninit<[[i16; SPLIT_TOKENS]; ROWS]>,
+    scales: [f32; ROWS],
+}
+
+/// Multiplies the rows' weights with the values' scales and rounds them; those that a row does not see are 0.
+#[inline(always)]
+unsafe fn round_weights<S: Simd, const ROWS: usize>(
+    run: &SeenValues<'_>,
+    block: usize,
+    pages: Range<usize>,
+    weights: &mut Weights<ROWS>,
+) {
+    let mut factors = [0.0; SPLIT_TOKENS];
+    for row in 0..ROWS {
+        // Rows of one token see the same, and so do most others.
+        // SAFETY: the caller's contract; a page of weights is a whole number of vectors, inside the split.
+        unsafe {
+            weights.scales[row] = if row > 0 && run.seen[row] == run.seen[row - 1] {
+                weights.scales[row - 1]
+            } else {
+                factors_of::<S>(run, row, block, pages.clone(), &mut factors)
+            };
+            let exact = run.weights.add(row * SPLIT_TOKENS);
+            let integers = (weights.integers.as_mut_ptr().cast::<i16>()).add(row * SPLIT_TOKENS);
+            for at in (pages.start * PAGE_LEN..pages.end * PAGE_LEN).step_by(S::LANES) {
+                let factor = S::load_f32(factors.as_ptr().add(at));
+                let integer = S::to_i32(S::mul(S::load_f32(exact.add(at)), factor));
+                S::store_low_halves(integers.add(at), integer);
+            }
+        }
+    }
+}
+
+/// Writes what a row's weights are multiplied with, the scales over the largest of them, and returns what one step of the
+/// integers is.
+#[inline(always)]
+unsafe fn factors_of<S: Simd>(
+    run: &SeenValues<'_>,
+    row: usize,
+    block: usize,
+    pages: Range<usize>,
+    factors: &mut [f32; SPLIT_TOKENS],
+) -> f32 {
+    let tokens = pages.start * PAGE_LEN..pages.end * PAGE_LEN;
+    let seen = if run.seen[row].is_empty() {
+        tokens.start..tokens.start
+    } else {
+        run.seen[row].clone()
+    };
+    // SAFETY: the caller's contract; pages are whole, and inside the split.
+    unsafe {
+        for page in pages {
+            let scales = run.values[page].as_ptr().add(block * BLOCK_BYTES);
+            for lane in (0..PAGE_LEN).step_by(S::LANES) {
+                let at = page * PAGE_LEN + lane;
+                S::store_f32(factors.as_mut_ptr().add(at), S::load_f16(scales.add(2 * lane)));
+            }
+        }
+        // What is not seen may be left from another sequence, and no number times 0.
+        factors[tokens.start..seen.start].fill(0.0);
+        factors[seen.end..tokens.end].fill(0.0);
+        // Scales are not negative, so that they are ordered as their bits are, and what is no number is the largest.
+        let largest = (factors[tokens.clone()].iter()).fold(0, |largest: u32, x| largest.max(x.to_bits()));
+        let largest = if largest < f32::INFINITY.to_bits() {
+            f32::from_bits(largest)
+        } else {
+            f32::NAN
+        };
+        let inverse = LARGEST_WEIGHT / largest;
+        let inverse = S::splat_f32(if inverse.is_finite() { inverse } else { 0.0 });
+        for at in tokens.step_by(S::LANES) {
+            let factor = factors.as_mut_ptr().add(at);
+            S::store_f32(factor, S::mul(S::load_f32(factor), inverse));
+        }
+        largest / LARGEST_WEIGHT
+    }
+}
+
+/// Adds the products of `ROWS` rows of weights and `VECTORS` vectors of 32 columns.
+#[inline(always)]
+unsafe fn add_vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    run: &SeenValues<'_>,
+    weights: &Weights<ROWS>,
+    block: usize,
+    first_vector: usize,
+    pages: Range<usize>,
+) {
+    // SAFETY: the caller's contract; every load is inside its page or the row's weights.
+    unsafe {
+        let mut sums = [[S::splat(0); VECTORS]; ROWS];
+        let integers = weights.integers.as_ptr().cast::<i16>();
+        for page in pages {
+            let numbers = (run.values[page].as_ptr()).add(block * BLOCK_BYTES + SCALE_BYTES);
+            for pair in 0..PAGE_LEN / 2 {
+                let mut values = [S::splat(0); VECTORS];
+                for v in 0..VECTORS {
+                    let col = (first_vector + v) * S::LANES;
+                    values[v] = S::load_i8_pairs(numbers.add(2 * (pair * BLOCK_COLS + col)));
+                }
+                let at = page * PAGE_LEN + 2 * pair;
+                for row in 0..ROWS {
+                    let weight = S::load_splat(integers.add(row * SPLIT_TOKENS + at).cast());
+                    for v in 0..VECTORS {
+                        sums[row][v] = S::dot_i16_of_many(sums[row][v], weight, values[v]);
+                    }
+                }
+            }
+        }
+        for row in 0..ROWS {
+            let scale = S::splat_f32(weights.scales[row]);
+            for v in 0..VECTORS {
+                let col = block * BLOCK_COLS + (first_vector + v) * S::LANES;
+                let out = run.out.add(row * run.out_stride + col);
+                S::store_f32(out, S::fma(S::to_f32(sums[row][v]), scale, S::load_f32(out)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
