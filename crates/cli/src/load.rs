@@ -58,8 +58,8 @@ pub(crate) struct LoadArgs {
     /// Type of the stored values [short: -ctv]
     #[arg(long, value_name = "TYPE", value_parser = kv_type(), default_value_t = KvType::F16)]
     cache_type_v: KvType,
-    /// Instruction sets to use, a list of avx2, avxvnni and avx512vnni, or scalar [default: all that there are; also
-    /// TOKENMILL_CPU_FEATURES]
+    /// Instruction sets to use, a list of avx2, avxvnni and avx512vnni, on ARM of neon, dotprod and i8mm, or scalar
+    /// [default: all that there are; also TOKENMILL_CPU_FEATURES]
     #[arg(long, value_name = "LIST")]
     cpu_features: Option<CpuFeatures>,
     /// Where to compute: auto, cpu, cuda or cuda:N; auto takes the first GPU that can [default: auto]

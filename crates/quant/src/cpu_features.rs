@@ -9,7 +9,8 @@ use std::str::FromStr;
 
 use crate::QuantError;
 
-/// An instruction set that kernels are written for. Each includes AVX2, FMA and F16C.
+/// An instruction set that kernels are written for. On x86-64 each includes AVX2, FMA and F16C, on 64-bit ARM each includes
+/// Advanced SIMD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// AVX2 with FMA and F16C.
@@ -18,11 +19,24 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512Vnni,
+    /// Advanced SIMD of 64-bit ARM.
+    Neon,
+    /// Advanced SIMD with the dot products of bytes.
+    Dotprod,
+    /// Advanced SIMD with those, and with the products of matrices of bytes.
+    I8mm,
 }
 
 impl Isa {
-    /// Every instruction set, the least first.
-    pub const ALL: [Self; 3] = [Self::Avx2, Self::AvxVnni, Self::Avx512Vnni];
+    /// Every instruction set of every architecture, the least first.
+    pub const ALL: [Self; 6] = [
+        Self::Avx2,
+        Self::AvxVnni,
+        Self::Avx512Vnni,
+        Self::Neon,
+        Self::Dotprod,
+        Self::I8mm,
+    ];
 
     /// The name that [`FromStr`] reads.
     pub const fn name(self) -> &'static str {
@@ -30,6 +44,9 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avxvnni",
             Self::Avx512Vnni => "avx512vnni",
+            Self::Neon => "neon",
+            Self::Dotprod => "dotprod",
+            Self::I8mm => "i8mm",
         }
     }
 
@@ -52,10 +69,23 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            Self::Neon | Self::Dotprod | Self::I8mm => false,
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    fn is_detected(self) -> bool {
+        let neon = std::arch::is_aarch64_feature_detected!("neon");
+        let dotprod = neon && std::arch::is_aarch64_feature_detected!("dotprod");
+        match self {
+            Self::Avx2 | Self::AvxVnni | Self::Avx512Vnni => false,
+            Self::Neon => neon,
+            Self::Dotprod => dotprod,
+            Self::I8mm => dotprod && std::arch::is_aarch64_feature_detected!("i8mm"),
+        }
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fn is_detected(self) -> bool {
         false
     }
@@ -122,7 +152,7 @@ impl CpuFeatures {
     }
 }
 
-/// Lists the names, joined by commas: `avx2,avx512vnni`, or `scalar`.
+/// Lists the names, joined by commas: `avx2,avx512vnni`, `neon,dotprod`, or `scalar`.
 impl fmt::Display for CpuFeatures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_scalar() {

@@ -49,7 +49,9 @@ pub enum QuantError {
         found: usize,
     },
     /// A name that is no instruction set.
-    #[error("unknown instruction set {0:?}; known are scalar, avx2, avxvnni and avx512vnni")]
+    #[error(
+        "unknown instruction set {0:?}; known are scalar, avx2, avxvnni, avx512vnni, neon, dotprod and i8mm"
+    )]
     UnknownIsa(String),
     /// An instruction set that this processor lacks.
     #[error("this processor has no {0}")]

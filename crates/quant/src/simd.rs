@@ -1,7 +1,7 @@
 //! Decoding with the best instruction set.
 //!
 //! It is the scalar code of the formats compiled once more for AVX2, where the vectorizer does well. Since no float
-//! operation is reordered or fused, the bits are those of scalar code.
+//! operation is reordered or fused, the bits are those of scalar code. On 64-bit ARM the vectorizer has Advanced SIMD anyway.
 
 use crate::block::dequantize_blocks;
 use crate::{Block, CpuFeatures};
