@@ -4,6 +4,9 @@
 //! bytes in the first-level cache: two vectors of weight rows by up to six rows of activations at a time, so that neither
 //! loads nor latency limit it but multiplication.
 //!
+//! Where an instruction set multiplies matrices of bytes ([`Simd::HAS_MATRIX`]), two rows of activations are multiplied at
+//! once, and columns lie in eights for it ([`arrange_eights`]).
+//!
 //! Invariant: an output element is reduced in the order that [`reduction`](super::reduction) states.
 
 use crate::{
@@ -104,6 +107,28 @@ impl<T: QuantTile> Kernel for FillPanel<'_, T> {
     }
 }
 
+/// Moves quants so that eight columns of a row are neighbours: the fours of columns `8 k ..` and `8 k + 4 ..` of eight rows
+/// become the eights of the first four of them, and of the others.
+///
+/// # Safety
+/// The features of `S` are there, and it has matrices.
+#[inline(always)]
+unsafe fn arrange_eights<S: Simd>(panel: &mut Panel, n_subs: usize) {
+    let quants = panel.quants.as_mut_ptr();
+    for g in (0..n_subs * 8).step_by(2) {
+        for half in 0..S::HALVES {
+            let at = g * 64 + half * half_bytes::<S>();
+            // SAFETY: both vectors are inside the quants of `n_subs` groups.
+            unsafe {
+                let (first, second) = (quants.add(at), quants.add(at + 64));
+                let [low, high] = S::zip32(S::load(first), S::load(second));
+                S::store(first, low);
+                S::store(second, high);
+            }
+        }
+    }
+}
+
 /// Multiplies one or two tiles with many rows.
 ///
 /// # Safety
@@ -125,6 +150,9 @@ pub(crate) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
                     .tiles
                     .add(tile_idx * run.tile_bytes + span_idx * T::span_bytes(SPAN_SUBS));
                 S::call(FillPanel::<T>::new(Span { ptr, n_subs }, &mut panels[tile_idx]));
+                if const { S::HAS_MATRIX } {
+                    arrange_eights::<S>(&mut panels[tile_idx], n_subs);
+                }
             }
             let blocks = run.blocks.add(span_idx * run.block_stride);
             // Vectors of weight rows go in pairs, so that an activation that was broadcast is used twice.
@@ -240,15 +268,21 @@ impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<'_,
                         acc[v][row] = start;
                     }
                 }
-                for g in run * run_len..(run + 1) * run_len {
-                    let mut w = [S::splat(0); VECTORS];
-                    for v in 0..VECTORS {
-                        w[v] = S::load(vectors[v].quants().add(64 * g));
-                    }
-                    for row in 0..ROWS {
-                        let x = S::load_splat((&raw const (*blocks.add(row)).quants).cast::<u8>().add(4 * g));
+                let fours = run * run_len..(run + 1) * run_len;
+                if const { S::HAS_MATRIX } {
+                    dot_matrices::<S, VECTORS, ROWS>(&mut acc, &vectors, blocks, fours);
+                } else {
+                    for g in fours {
+                        let mut w = [S::splat(0); VECTORS];
                         for v in 0..VECTORS {
-                            acc[v][row] = dot::<S, C>(acc[v][row], w[v], x);
+                            w[v] = S::load(vectors[v].quants().add(64 * g));
+                        }
+                        for row in 0..ROWS {
+                            let x =
+                                S::load_splat((&raw const (*blocks.add(row)).quants).cast::<u8>().add(4 * g));
+                            for v in 0..VECTORS {
+                                acc[v][row] = dot::<S, C>(acc[v][row], w[v], x);
+                            }
                         }
                     }
                 }
@@ -286,6 +320,56 @@ impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<'_,
                         total = end_span::<S>(S::load_f32(at), total, block);
                     }
                     S::store_f32(at, total);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of columns in eights to sums that start as those of each row do.
+///
+/// # Safety
+/// As of [`PanelRows`]; the panels were arranged in eights, and `fours` is an even number of groups of four columns.
+#[inline(always)]
+unsafe fn dot_matrices<S: Simd, const VECTORS: usize, const ROWS: usize>(
+    acc: &mut [[S::I; ROWS]; VECTORS],
+    vectors: &[PanelVector<'_>; VECTORS],
+    blocks: *const ActivationBlock,
+    fours: std::ops::Range<usize>,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        // Two rows of activations each; the last goes by itself where their number is odd.
+        let mut sums = [[[S::splat(0); 2]; ROWS]; VECTORS];
+        for v in 0..VECTORS {
+            for row in (0..ROWS).step_by(2) {
+                let other = if row + 1 < ROWS { row + 1 } else { row };
+                sums[v][row] = S::zip32(acc[v][row], acc[v][other]);
+            }
+        }
+        for g in fours.step_by(2) {
+            let mut w = [[S::splat(0); 2]; VECTORS];
+            for v in 0..VECTORS {
+                let quants = vectors[v].quants().add(64 * g);
+                w[v] = [S::load(quants), S::load(quants.add(64))];
+            }
+            for row in (0..ROWS).step_by(2) {
+                let other = if row + 1 < ROWS { row + 1 } else { row };
+                let x = [
+                    (&raw const (*blocks.add(row)).quants).cast::<u8>().add(4 * g),
+                    (&raw const (*blocks.add(other)).quants).cast::<u8>().add(4 * g),
+                ];
+                for v in 0..VECTORS {
+                    sums[v][row] = S::dot_eights(sums[v][row], w[v], x);
+                }
+            }
+        }
+        for v in 0..VECTORS {
+            for row in (0..ROWS).step_by(2) {
+                let [first, second] = S::unzip32(sums[v][row]);
+                acc[v][row] = first;
+                if row + 1 < ROWS {
+                    acc[v][row + 1] = second;
                 }
             }
         }

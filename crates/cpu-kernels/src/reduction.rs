@@ -11,6 +11,9 @@ use crate::{
     tiles::{Class, QuantTile, Span},
 };
 
+/// The bias of every format with whole bytes, which products may take away from the bytes themselves.
+const WIDE_BIAS_BITS: u32 = 7;
+
 /// Outputs of one row of activations: two tiles.
 pub const PAIR_ROWS: usize = 2 * TILE_ROWS;
 
@@ -62,9 +65,11 @@ pub(crate) fn prefetch_sub<S: Simd, T: QuantTile>(span: Span, sub: usize, distan
 
 #[inline(always)]
 pub(crate) unsafe fn dot<S: Simd, C: Class>(acc: S::I, w: S::I, x: S::I) -> S::I {
-    // SAFETY: the features are there; weights that are not wide are at most 128 and activations never -128.
+    // SAFETY: the features are there; weights that are not wide are at most 127 and activations never -128.
     unsafe {
-        if C::IS_WIDE {
+        if C::IS_WIDE && S::CENTERS_WIDE {
+            S::dot_centered(acc, w, x)
+        } else if C::IS_WIDE {
             S::dot_u8::<true>(acc, w, x)
         } else {
             S::dot_u8::<false>(acc, w, x)
@@ -84,6 +89,10 @@ pub(crate) unsafe fn start<S: Simd, C: Class>(
         let Some(bias_bits) = bias_bits else {
             return S::splat(0);
         };
+        if C::IS_WIDE && S::CENTERS_WIDE {
+            debug_assert_eq!(bias_bits, WIDE_BIAS_BITS, "the bias of whole bytes");
+            return S::splat(0);
+        }
         let first = match C::ACTIVATION_SCALES {
             ScaleSpan::Sub => ActivationBlock::NEG_SUM_32,
             ScaleSpan::Span => ActivationBlock::NEG_SUM_16,

@@ -9,24 +9,33 @@
 //! | [`Avx512`] | 16 | `vpdpbusd` |
 //! | [`Avx2`] with VNNI | 8 | `vpdpbusd` |
 //! | [`Avx2`] | 8 | `vpmaddubsw`, `vpmaddwd` |
+//! | [`Neon`] with products of matrices | 8 | `usdot`, `usmmla` |
+//! | [`Neon`] with dot products | 8 | `sdot` |
+//! | [`Neon`] | 8 | `smull`, `addp`, `sadalp` |
 //! | [`Portable`] | 16 | loops |
 //!
 //! The `unsafe` of this module's callers has one reason throughout: the implementation's features are there, which
 //! [`dispatch`] checks, and pointers are valid for what a method says it reads.
 
+#[cfg(test)]
+mod agreement;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+use neon::Neon;
 pub(crate) use portable::Portable;
 use tokenmill_quant::CpuFeatures;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use tokenmill_quant::Isa;
 
 /// Rows of a tile: the most lanes a vector has.
@@ -49,6 +58,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Whether kernels spell out the columns of a span, so that shifts and places are constants. Where operations are
     /// calls nothing comes of it but code.
     const UNROLLS: bool = true;
+    /// Whether products of any byte with a signed one cost more than [`Self::dot_centered`], so that formats with a bias of
+    /// 128 are multiplied without it.
+    const CENTERS_WIDE: bool = false;
+    /// Whether [`Self::dot_eights`] and what goes with it are there. Vectors have eight lanes then.
+    const HAS_MATRIX: bool = false;
     /// Lanes of integers, or of four bytes or two 16-bit integers each.
     type I: Copy;
     /// Lanes of f32.
@@ -104,8 +118,31 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Subtracts lanes.
     unsafe fn sub_i32(a: Self::I, b: Self::I) -> Self::I;
     /// `acc + Σ unsigned byte * signed byte` over the four bytes of a lane. With `IS_WIDE` the unsigned bytes are any,
-    /// otherwise at most 128; signed bytes are not -128.
+    /// otherwise at most 127; signed bytes are not -128.
     unsafe fn dot_u8<const IS_WIDE: bool>(acc: Self::I, unsigned: Self::I, signed: Self::I) -> Self::I;
+    /// `acc + Σ (unsigned byte - 128) * signed byte` over the four bytes of a lane; signed bytes are not -128. Not called
+    /// without [`Self::CENTERS_WIDE`].
+    #[inline(always)]
+    unsafe fn dot_centered(acc: Self::I, _unsigned: Self::I, _signed: Self::I) -> Self::I {
+        acc
+    }
+    /// The lanes of two vectors in turn: those of the first half of `a` and `b`, then those of the second. Not called without
+    /// [`Self::HAS_MATRIX`].
+    #[inline(always)]
+    unsafe fn zip32(a: Self::I, b: Self::I) -> [Self::I; 2] {
+        [a, b]
+    }
+    /// The even lanes of what [`Self::zip32`] makes, then the odd ones. Not called without [`Self::HAS_MATRIX`].
+    #[inline(always)]
+    unsafe fn unzip32(a: [Self::I; 2]) -> [Self::I; 2] {
+        a
+    }
+    /// Adds the products of eight columns: `weights` are eight rows of eight unsigned bytes, `x` points to eight signed bytes
+    /// each, and lane `2 row + i` of the sums is that of the row and `x[i]`. Not called without [`Self::HAS_MATRIX`].
+    #[inline(always)]
+    unsafe fn dot_eights(acc: [Self::I; 2], _weights: [Self::I; 2], _x: [*const u8; 2]) -> [Self::I; 2] {
+        acc
+    }
     /// `acc + Σ a * b` over the two 16-bit integers of a lane.
     unsafe fn dot_i16(acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
     /// [`Self::dot_i16`] of which many run side by side: one instruction where there is one, while LLVM prefers two that wait less
@@ -180,6 +217,21 @@ pub(crate) unsafe fn dispatch<K: Kernel>(features: CpuFeatures, kernel: K) -> K:
         if features.has(Isa::Avx2) {
             // SAFETY: as above.
             return unsafe { Avx2::<false>::call(kernel) };
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        if features.has(Isa::I8mm) {
+            // SAFETY: the processor has the features, the caller vouches for the kernel.
+            return unsafe { Neon::<true, true>::call(kernel) };
+        }
+        if features.has(Isa::Dotprod) {
+            // SAFETY: as above.
+            return unsafe { Neon::<true, false>::call(kernel) };
+        }
+        if features.has(Isa::Neon) {
+            // SAFETY: as above.
+            return unsafe { Neon::<false, false>::call(kernel) };
         }
     }
     let _ = features;

@@ -53,7 +53,7 @@ pub(crate) trait Class: 'static {
     const SUB_RUNS: usize = if Self::HAS_SHORT_SUBS { 2 } else { 1 };
     /// Pairs of minima of a span.
     const MIN_PAIRS: usize = if Self::HAS_SHORT_SUBS { 8 } else { 4 };
-    /// Whether bytes may exceed 128.
+    /// Whether bytes may exceed 127; their bias is 128 then.
     const IS_WIDE: bool = false;
 }
 
