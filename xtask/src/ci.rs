@@ -4,12 +4,15 @@
 //! skipped with a line that says so. A machine of CI builds once and has little room: nothing incremental is kept, and what
 //! another system's check leaves is removed.
 
+mod emulated;
+
 use std::{fs, path::Path, process::Command, time::Instant};
 
 use anyhow::{Context, bail, ensure};
 
 /// Runs format check, lints, tests, documentation, parity on the core data, the comparison of the kernels with their PTX,
-/// the packages of all crates, and a check of the code for other operating systems, warnings denied
+/// the packages of all crates, a check of the code for other operating systems, warnings denied, and the tests of the
+/// host's kernels on emulated ARM processors
 #[derive(clap::Args)]
 pub struct Args {}
 
@@ -82,6 +85,7 @@ pub fn run(_: &Args) -> anyhow::Result<()> {
     for (target, package, compiler) in OTHER_SYSTEMS {
         timed(target, || check_target(target, package, compiler))?;
     }
+    timed("kernels on ARM", emulated::test_kernels)?;
     Ok(())
 }
 
