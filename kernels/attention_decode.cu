@@ -149,13 +149,13 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
             }
             next_slot = next_slot + 1 == n_stages ? 0 : next_slot + 1;
         }
-        copy_commit();
+        commit_copies();
     };
     auto wait_for_next = [&]() {
         if (n_stages == 2) {
-            copy_wait_but<1>();
+            wait_copies<1>();
         } else {
-            copy_wait_but<3>();
+            wait_copies<3>();
         }
         __syncwarp();
     };

@@ -187,7 +187,7 @@ DEVICE void store_heads(float* p, const float (&x)[G]) {
 // Four numbers in shared memory. Written out, since the compiler loads some of them twice and marks it in PTX of a later version.
 DEVICE float4 load_four(const float* p) {
     float4 x;
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(shared_address(p)));
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(shared_at(p)));
     return x;
 }
 

@@ -84,7 +84,7 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
             if (is_there) from += kv_index(table[j / PAGE] * PAGE + j % PAGE, g_kv, n_kv_heads, row) + c * 8;
             copy16(&to[local][c * 8], from, is_there);
         }
-        copy_commit();
+        commit_copies();
     };
 
     float slope[2] = {};
@@ -94,7 +94,7 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
     fetch(k_store, row_k, keys, begin);
 #pragma unroll 1
     for (int base = begin; base <= last; base += TILE) {
-        copy_wait();
+        wait_copies<0>();
         __syncthreads();  // The keys are there, and everyone is done with the values of the step before.
         fetch(v_store, row_v, values, base);
 
@@ -111,7 +111,7 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
                 mma(s[2 * n + 1], rests[k], b[2], b[3]);
             }
         }
-        copy_wait();
+        wait_copies<0>();
         __syncthreads();  // The values are there, and everyone is done with the keys.
         if (base + TILE <= last) fetch(k_store, row_k, keys, base + TILE);
 

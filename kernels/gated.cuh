@@ -15,13 +15,11 @@ struct Gated {
     Q8Scale* ys;
 };
 
-// Stores the values of a thread block's 32 rows for row m of x; a warp does, whose lanes have a value each.
-DEVICE void store_gated(const Gated& out, int m, float value) {
-    int row = (int)blockIdx.x * WARP + (int)threadIdx.x % WARP;
+// Stores the values of 32 neighbouring rows, those of group `group`, for row m of x; a warp does, whose lanes have a value each.
+DEVICE void store_gated(const Gated& out, int m, int group, float value) {
+    int row = group * WARP + (int)threadIdx.x % WARP;
     if (out.y && row < out.n_out) out.y[(size_t)m * out.n_out + row] = value;
-    if (out.yq) {
-        quantize_group(value, q8_row(out.yq, m, out.n_out), q8_scales(out.ys, m, out.n_out), blockIdx.x, out.n_out / WARP);
-    }
+    if (out.yq) quantize_group(value, q8_row(out.yq, m, out.n_out), q8_scales(out.ys, m, out.n_out), group, out.n_out / WARP);
 }
 
 // `sums.of(row, acc)` gives every lane the sums of a row of the gate in acc[0] and of the same row of up in acc[1].
@@ -48,6 +46,6 @@ DEVICE void write_gated(const Gated& out, int n_rows, const Sums& sums) {
     }
     __syncthreads();
     for (int m = warp; m < n_rows; m += blockDim.x / WARP) {
-        store_gated(out, m, first + lane < out.n_out ? tile[m][lane] : 0.0f);
+        store_gated(out, m, blockIdx.x, first + lane < out.n_out ? tile[m][lane] : 0.0f);
     }
 }

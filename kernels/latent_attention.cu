@@ -117,7 +117,7 @@ DEVICE void latent_attention(const float* q, float* out, const uint32_t* positio
             if (is_stored) from += ((size_t)page * PAGE + local % PAGE) * row_k + c * 8;
             copy16(&tiles[stage][local][c * 8], from, is_stored);
         }
-        copy_commit();
+        commit_copies();
     };
 
     float acc[VT][4] = {};
@@ -129,7 +129,7 @@ DEVICE void latent_attention(const float* q, float* out, const uint32_t* positio
 #pragma unroll 1
     for (int base = begin; base < end; base += TILE, stage ^= 1) {
         const __half(*tile)[STRIDE] = tiles[stage];
-        copy_wait();
+        wait_copies<0>();
         __syncthreads();  // The tile is there, and everyone is done with the one before it.
         if (base + TILE < end) {
             fetch(stage ^ 1, base + TILE);

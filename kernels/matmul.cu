@@ -10,6 +10,9 @@
 #include HEADER
 #include "jobs.cuh"
 #include "tiles.cuh"
+#ifdef TAKES_STRIPS
+#include "bands.cuh"
+#endif
 
 #define MATMUL(NAME, WARPS, TILES)                                                                              \
     KERNEL __launch_bounds__(WARPS * 32, 1)                                                                     \
@@ -25,3 +28,38 @@
 
 MATMUL(matmul_n64, 8, 8)
 MATMUL(matmul_n16, 4, 2)
+
+#ifdef TAKES_STRIPS
+#define BAND(NAME, TILES, HEIGHT)                                                                                    \
+    KERNEL __launch_bounds__(BAND_WARPS * 32, 1)                                                                        \
+        NAME(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,                  \
+             const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in,              \
+             int n_rows, const int8_t* xq, const Q8Scale* xs) {                                                         \
+        const int before = blockIdx.y * TILES * 8;                                                                      \
+        int block = blockIdx.x;                                                                                         \
+        Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, HEIGHT, block);               \
+        job.y += (size_t)before * job.n_out;                                                                            \
+        multiply_band<FORMAT, TILES, HEIGHT>(job, block, q8_row(xq, before, n_in), q8_scales(xs, before, n_in),         \
+                                             n_rows - before, n_in);                                                    \
+    }
+#define GATED_BAND(NAME, TILES)                                                                                      \
+    KERNEL __launch_bounds__(BAND_WARPS * 32, 1)                                                                        \
+        NAME(const uint8_t* gate, const uint8_t* up, int n_out, const float* gate_bias, const float* up_bias,           \
+             int activation, float* y, int8_t* yq, Q8Scale* ys, int n_in, int n_rows, const int8_t* xq,                 \
+             const Q8Scale* xs) {                                                                                       \
+        const int before = blockIdx.y * TILES * 8;                                                                      \
+        multiply_gated_band<FORMAT, TILES>(gate, up, {n_out, gate_bias, up_bias, activation, y, yq, ys}, before,        \
+                                           q8_row(xq, before, n_in), q8_scales(xs, before, n_in), n_rows - before,      \
+                                           n_in);                                                                       \
+    }
+
+BAND(matmul_band_n16, 2, 128)
+BAND(matmul_band_n32, 4, 128)
+BAND(matmul_band_n64, 8, 128)
+BAND(matmul_low_band_n16, 2, 32)
+BAND(matmul_low_band_n32, 4, 32)
+BAND(matmul_low_band_n64, 8, 32)
+GATED_BAND(matmul_gated_n16, 2)
+GATED_BAND(matmul_gated_n32, 4)
+GATED_BAND(matmul_gated_n64, 8)
+#endif

@@ -1,33 +1,19 @@
-// Asynchronous copies and half-precision products of tensor cores, as the attention kernels use them.
+// Half-precision products of tensor cores, as the attention kernels use them.
 //
 // Rows of f16 numbers lie in shared memory; products add in f32. An operand of f32 numbers is split into two of f16, value and rest,
 // so that two products keep about 21 bits of it. The fragments are those of mma.m16n8k16: a lane has rows lane / 4 and lane / 4 + 8.
 #pragma once
-#include "reduce.cuh"
-
-DEVICE uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-// Copies 16 bytes asynchronously, or zeros where `is_there` is false.
-DEVICE void copy16(void* to, const void* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 16 : 0));
-}
-DEVICE void copy_commit() { asm volatile("cp.async.commit_group;"); }
-DEVICE void copy_wait() { asm volatile("cp.async.wait_group 0;"); }
-// Waits for all groups of copies but the N newest.
-template <int N>
-DEVICE void copy_wait_but() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N));
-}
+#include "async_copy.cuh"
 
 DEVICE void load_matrices(uint32_t (&r)[4], const __half* p) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p)));
+                 : "r"(shared_at(p)));
 }
 DEVICE void load_matrices_transposed(uint32_t (&r)[4], const __half* p) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p)));
+                 : "r"(shared_at(p)));
 }
 DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"

@@ -7,8 +7,9 @@
 //
 // Formats say STRIP_HIGH: bytes of a group beyond its nibbles (0, 4 or 8). Weights as formats/planes.cuh says, x as q8.cuh does.
 // Shared, for each warp: STAGES * (2048 + 8 * 16 * STRIP_HIGH + 320 M) + (STAGES / 2 + 1) * 512 bytes, and for a strip of Q6_K 32 (TABLE + 2)
-// more; the twin of this is `crates/cuda-exec/src/ops/strips.rs`. Alignment: 16 bytes. No bank conflicts: chunks of 16 bytes are spread by XOR.
+// more; the twin of this is `crates/cuda-exec/src/strips.rs`. Alignment: 16 bytes. No bank conflicts: chunks of 16 bytes are spread by XOR.
 #pragma once
+#include "async_copy.cuh"
 #include "gated.cuh"
 #include "matvec.cuh"
 
@@ -17,30 +18,6 @@ constexpr int SUPER = 8;           // groups of a superblock
 constexpr int TAIL_BYTES = 2 * STRIP * 16;  // what two superblocks of each row have once
 
 extern __shared__ __align__(128) uint8_t strip_room[];
-
-DEVICE uint32_t shared_at(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-// Copies 16 bytes, or 8, asynchronously, to OFFSET bytes behind an address of shared memory.
-template <int OFFSET>
-DEVICE void copy_once(uint32_t to, const uint8_t* from) {
-    asm volatile("cp.async.cg.shared.global [%0+%2], [%1], 16;" ::"r"(to), "l"(from), "n"(OFFSET) : "memory");
-}
-template <int BYTES>
-DEVICE void copy_shared(uint32_t to, const uint8_t* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
-}
-DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-DEVICE void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-DEVICE void load_words(uint32_t (&r)[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
 
 DEVICE void multiply(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
@@ -353,7 +330,7 @@ struct Strip {
             uint2 record = *(const uint2*)(bytes + record_at(t + 4 * i, m));
             float sum = __uint_as_float(record.x) * (float)((int)(short)record.y + ((int)record.y >> 16));
             value[i] = __float_as_uint(sum) & 0xffffe000u;
-            rest[i] = __float_as_uint(sum - __uint_as_float(value[i]));
+            rest[i] = __float_as_uint(sum - __uint_as_float(value[i])) & 0xffffe000u;
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) minima[i] = 0.0f;
@@ -483,7 +460,7 @@ DEVICE void multiply_gated_strips(const uint8_t* gate, const uint8_t* up, const 
             float gate_sum = sum_of(0) + (out.gate_bias ? out.gate_bias[row] : 0.0f);
             value = activate(out.activation, gate_sum) * other_factor(out.activation, up_sum);
         }
-        store_gated(out, m, value);
+        store_gated(out, m, blockIdx.x, value);
     }
 }
 

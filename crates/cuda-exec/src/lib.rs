@@ -51,6 +51,7 @@
 #![deny(unsafe_code)]
 
 mod backend;
+mod bands;
 #[expect(
     unsafe_code,
     reason = "the driver layer: the one place that calls CUDA and turns addresses into safe values"
@@ -69,6 +70,7 @@ mod states;
 mod strips;
 
 pub use backend::{CudaBackend, CudaBuffer};
+pub use bands::{BandHeight, Bands};
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceOptions, DeviceReport,
     Fence, Graph, Kernel, KernelResources, LaunchShape, PageRows, Pinned, PinnedCopies, SharedView, Stream,

@@ -10,8 +10,8 @@ use rayon::prelude::*;
 use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::{
-    Buffer, CudaExecError, Device, FewRows, Kernel, LayoutError, MatrixLayout, Pinned, Stream, View,
-    error::Result, modules::type_suffix,
+    BandHeight, Bands, Buffer, CudaExecError, Device, FewRows, Kernel, LayoutError, MatrixLayout, Pinned,
+    Stream, View, error::Result, modules::type_suffix,
 };
 
 /// Bytes of a staging buffer, unless a row is longer.
@@ -36,12 +36,44 @@ pub(crate) struct MatrixKernels {
     pub(crate) embed: Option<Kernel>,
     /// For up to 1, 2, 4 and 8 rows.
     pub(crate) matvec: Option<[Kernel; 4]>,
-    /// For 16 rows at a time, of types that come in strips.
+    /// For 16 rows, of types that come in strips.
     pub(crate) sixteen: Option<Kernel>,
+    /// For more rows, of the same types.
+    pub(crate) bands: Option<BandKernels>,
     pub(crate) gated: Option<[Kernel; 4]>,
     /// For more rows, the smaller tile first.
     pub(crate) matmul: Option<[Tiled; 2]>,
     pub(crate) experts: Option<ExpertKernels>,
+}
+
+/// The kernels for bands of a type, by [`Bands::COLUMNS`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BandKernels {
+    /// High and low ones.
+    pub(crate) plain: [[Kernel; 3]; 2],
+    pub(crate) gated: [Kernel; 3],
+}
+
+impl BandKernels {
+    fn load(device: &Device, module: &str, bands: Bands) -> Result<Self> {
+        let load = |height: BandHeight, columns: usize, name: &str| {
+            device.kernel_with_shared_bytes(module, name, bands.shared_bytes(height, columns))
+        };
+        let plain = |height: BandHeight, columns: usize| load(height, columns, &height.kernel(columns));
+        let gated = |columns: usize| load(BandHeight::High, columns, &format!("matmul_gated_n{columns}"));
+        let [a, b, c] = Bands::COLUMNS;
+        let of_height =
+            |height| -> Result<[Kernel; 3]> { Ok([plain(height, a)?, plain(height, b)?, plain(height, c)?]) };
+        Ok(Self {
+            plain: [of_height(BandHeight::High)?, of_height(BandHeight::Low)?],
+            gated: [gated(a)?, gated(b)?, gated(c)?],
+        })
+    }
+
+    /// The kernel for bands of a height by so many rows of x.
+    pub(crate) fn plain_of(&self, height: BandHeight, n_rows: usize) -> Kernel {
+        self.plain[height as usize][Bands::variant_of(n_rows)]
+    }
 }
 
 /// The kernels for experts' weights of one type.
@@ -193,6 +225,10 @@ impl MatrixKernels {
                 Some(device.kernel_with_shared_bytes(&matvec, "matvec_m16", n_bytes)?)
             } else {
                 None
+            },
+            bands: match Bands::of(layout.ty()).filter(|_| usage.is_factor) {
+                Some(bands) => Some(BandKernels::load(device, &matmul, bands)?),
+                None => None,
             },
             matmul: if usage.is_factor { Some(tiled()?) } else { None },
             gated: if usage.is_factor {

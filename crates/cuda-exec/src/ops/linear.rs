@@ -5,17 +5,16 @@ use tokenmill_backend::Activation;
 
 use super::{Ops, QuantizedMut, QuantizedView, check_equal, elementwise::activation_code};
 use crate::{
-    Args, CudaExecError, FewRows, Kernel, LaunchShape, Matrix, View, ViewMut, error::Result, modules::PAIRS,
-    strips::variant_of,
+    Args, BandHeight, Bands, CudaExecError, FewRows, Kernel, LaunchShape, Matrix, View, ViewMut,
+    bands::BAND_THREADS, error::Result, matrix::MatrixKernels, modules::PAIRS, strips::variant_of,
 };
 
 /// Rows up to which weights are read once without tiles.
 const MAX_ROWS: usize = 8;
-/// Rows up to which strips, which are read once for 16 rows, are always faster than tiles by the timing model; and up to which they are
-/// where tiles would be this few thread blocks.
-const STRIP_ROWS: usize = 32;
-const MAX_STRIP_ROWS: usize = 128;
-const FEW_TILES: usize = 64;
+/// Rows up to which strips of narrow products are faster than low bands by the timing model.
+const STRIP_ROWS: usize = 16;
+/// Rows of x of a thread block of a low band: more thread blocks, which read the weights again, are faster by the timing model.
+const LOW_COLUMNS: usize = 32;
 /// Matrices of one launch.
 const MAX_JOBS: usize = 3;
 
@@ -95,11 +94,29 @@ fn few_rows_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
     LaunchShape::new([n_blocks.sum(), 1, 1], 128).with_shared_bytes(shared_bytes.unwrap_or(0))
 }
 
-/// The launch of up to three products of more rows, 16 at a time, by matrices of one type in strips.
-fn strips_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
-    let few = FewRows::of(jobs[0].matrix.layout().ty());
-    let grid = [n_blocks(jobs, few.block_rows()), n_rows.div_ceil(16), 1];
-    LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes())
+/// The launch of up to three products of more rows by matrices of one type in bands, or in strips of 16.
+fn bands_launch(
+    kernels: &MatrixKernels,
+    jobs: &[Product<'_>],
+    n_rows: usize,
+) -> Result<(Kernel, LaunchShape)> {
+    let ty = jobs[0].matrix.layout().ty();
+    let (bands, few) = (Bands::of(ty).ok_or_else(not_a_factor)?, FewRows::of(ty));
+    let height = BandHeight::of(jobs.iter().map(|job| job.matrix.n_out()).sum());
+    if let (true, BandHeight::Low, Some(kernel)) = (n_rows <= STRIP_ROWS, height, kernels.sixteen) {
+        let grid = [n_blocks(jobs, few.block_rows()), 1, 1];
+        let shape = LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes());
+        return Ok((kernel, shape));
+    }
+    let n_at_once = match height {
+        BandHeight::High => n_rows,
+        BandHeight::Low => n_rows.min(LOW_COLUMNS),
+    };
+    let columns = Bands::COLUMNS[Bands::variant_of(n_at_once)];
+    let grid = [n_blocks(jobs, height.rows()), n_rows.div_ceil(columns), 1];
+    let shape = LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(bands.shared_bytes(height, columns));
+    let kernels = kernels.bands.ok_or_else(not_a_factor)?;
+    Ok((kernels.plain_of(height, n_at_once), shape))
 }
 
 /// The arguments that all products have.
@@ -164,10 +181,10 @@ impl Ops {
                     let tiled = if n_rows <= small.tile[1] { small } else { large };
                     let [tile_out, tile_rows] = tiled.tile;
                     let grid = [n_blocks(jobs, tile_out), n_rows.div_ceil(tile_rows), 1];
-                    let takes_strips = self.takes_strips(n_rows, grid[0] * grid[1]);
-                    match kernels.sixteen.filter(|_| takes_strips) {
-                        Some(kernel) => (kernel, strips_shape(jobs, n_rows)),
-                        None => (tiled.kernel, LaunchShape::new(grid, tiled.n_threads)),
+                    // Bands add in another order than tiles.
+                    match kernels.bands {
+                        Some(_) if !self.is_batch_invariant => bands_launch(&kernels, jobs, n_rows)?,
+                        _ => (tiled.kernel, LaunchShape::new(grid, tiled.n_threads)),
                     }
                 };
                 let args = job_args(input, jobs)?;
@@ -175,12 +192,6 @@ impl Ops {
             }
         }
         Ok(())
-    }
-
-    /// Whether rows beyond [`MAX_ROWS`] are still few enough for strips, which add in another order than tiles.
-    fn takes_strips(&self, n_rows: usize, n_tiles: usize) -> bool {
-        let has_few = n_rows <= STRIP_ROWS || n_rows <= MAX_STRIP_ROWS && n_tiles <= FEW_TILES;
-        has_few && !self.is_batch_invariant
     }
 
     /// The kernels for two matrices of one type and a third of another.
@@ -198,13 +209,13 @@ impl Ops {
         self.pairs[PAIRS.iter().position(|pair| *pair == types)?]
     }
 
-    /// Whether a pair can be multiplied by [`Self::matvec_gated`]: few rows, which may depend on each other's number, and weights of one
-    /// type.
+    /// Whether a pair can be multiplied by [`Self::matvec_gated`]: rows that may depend on each other's number, few of them or any number
+    /// by bands, and weights of one type.
     pub fn can_gate(&self, gate: &Matrix, up: &Matrix, n_rows: usize) -> bool {
         !self.is_batch_invariant
-            && n_rows <= MAX_ROWS
             && gate.layout() == up.layout()
             && gate.kernels.gated.is_some()
+            && (n_rows <= MAX_ROWS || gate.kernels.bands.is_some())
     }
 
     /// Multiplies by a gate and an up matrix at once.
@@ -237,7 +248,17 @@ impl Ops {
             .write_or_null(bytes)
             .write_or_null(scales);
         let args = with_input(args, gate, input)?;
-        let shared_bytes = FewRows::of(gate.layout().ty()).gated_shared_bytes(n_rows);
+        let ty = gate.layout().ty();
+        if let (true, Some(kernels), Some(bands)) = (n_rows > MAX_ROWS, gate.kernels.bands, Bands::of(ty)) {
+            let columns = Bands::COLUMNS[Bands::variant_of(n_rows)];
+            let grid = [n_out.div_ceil(Bands::GATED_ROWS), n_rows.div_ceil(columns), 1];
+            let shared_bytes = bands.shared_bytes(BandHeight::High, columns);
+            let shape = LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(shared_bytes);
+            return self
+                .device
+                .launch(kernels.gated[Bands::variant_of(n_rows)], shape, &args);
+        }
+        let shared_bytes = FewRows::of(ty).gated_shared_bytes(n_rows);
         let shape = LaunchShape::new([n_out.div_ceil(32), 1, 1], 256).with_shared_bytes(shared_bytes);
         self.device.launch(of_rows(kernels, n_rows), shape, &args)
     }

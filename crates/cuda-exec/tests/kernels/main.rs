@@ -2,6 +2,7 @@
 
 mod argmax;
 mod attention;
+mod bands;
 mod bench;
 mod embed;
 mod experts;

@@ -1,7 +1,7 @@
 //! Matrix times a few rows, plain, grouped and gated.
 
 use tokenmill_cuda_exec::{
-    FewRows,
+    BandHeight, Bands, FewRows,
     modules::{PAIRS, type_suffix},
 };
 use tokenmill_gguf::TensorType;
@@ -49,12 +49,12 @@ pub(crate) fn dot(w: &[f32], x: &[f64], n_in: usize, row: usize, m: usize) -> (f
 }
 
 /// A kernel: its module's prefix, its name, rows of weights and of x that a thread block takes, its threads and shared memory.
-struct Kernel {
-    module: &'static str,
-    name: String,
-    tile: [usize; 2],
-    block: usize,
-    shared_bytes: usize,
+pub(crate) struct Kernel {
+    pub(crate) module: &'static str,
+    pub(crate) name: String,
+    pub(crate) tile: [usize; 2],
+    pub(crate) block: usize,
+    pub(crate) shared_bytes: usize,
 }
 
 fn matvec(ty: TensorType, variant: usize) -> Kernel {
@@ -103,7 +103,7 @@ fn check(
     check_kernel(ty, &matvec(ty, variant), n_rows, n_outs, n_in, has_bias)
 }
 
-fn check_kernel(
+pub(crate) fn check_kernel(
     ty: TensorType,
     kernel: &Kernel,
     n_rows: usize,
@@ -367,6 +367,11 @@ fn gated_products_activate_and_quantize() {
         (TensorType::F32, 1, 1, 64, false),
         (TensorType::F16, 4, 3, 40, true),
         (TensorType::BF16, 8, 8, 32, true),
+        (TensorType::Q4_K, 16, 9, 96, false),
+        (TensorType::Q4_K, 64, 67, 64, true),
+        (TensorType::Q5_K, 16, 16, 35, true),
+        (TensorType::Q5_K, 32, 30, 32, false),
+        (TensorType::Q6_K, 64, 41, 160, true),
     ] {
         // More superblocks than a strip of Q6_K has scales of in shared memory, where there are 8 rows.
         let n_in = if variant == 8 { 17 * 256 } else { 512 };
@@ -403,18 +408,19 @@ fn gated_products_activate_and_quantize() {
             .ptr(target.scales)
             .i32(n_in as i32)
             .i32(n_rows as i32);
-        let module = format!("matvec_{}", type_suffix(ty).unwrap());
-        let kernel = format!("matvec_gated_m{variant}");
-        let grid = [n_out.div_ceil(32), 1, 1];
-        let shared_bytes = FewRows::of(ty).gated_shared_bytes(n_rows);
-        sim.launch(
-            &module,
-            &kernel,
-            grid,
-            256,
-            shared_bytes,
-            &input.append(arguments),
-        );
+        let suffix = type_suffix(ty).unwrap();
+        let arguments = input.append(arguments);
+        if let (true, Some(bands)) = (variant > 8, Bands::of(ty)) {
+            let grid = [n_out.div_ceil(Bands::GATED_ROWS), n_rows.div_ceil(variant), 1];
+            let shared_bytes = bands.shared_bytes(BandHeight::High, variant);
+            let (module, kernel) = (format!("matmul_{suffix}"), format!("matmul_gated_n{variant}"));
+            sim.launch(&module, &kernel, grid, 128, shared_bytes, &arguments);
+        } else {
+            let grid = [n_out.div_ceil(32), 1, 1];
+            let shared_bytes = FewRows::of(ty).gated_shared_bytes(n_rows);
+            let (module, kernel) = (format!("matvec_{suffix}"), format!("matvec_gated_m{variant}"));
+            sim.launch(&module, &kernel, grid, 256, shared_bytes, &arguments);
+        }
         let found = sim.read_f32s(y, n_rows * n_out);
         let expected: Vec<(f64, f64)> = (0..n_rows * n_out)
             .map(|index| {

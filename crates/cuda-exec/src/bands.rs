@@ -1,0 +1,123 @@
+//! [`Bands`]: the thread blocks and the shared memory of products by 9 rows and more, by matrices whose types come in strips.
+//!
+//! Separate because launches, tests and benches ask here. Invariant: the twin of `kernels/bands.cuh`, whose sizes these are.
+
+use tokenmill_gguf::TensorType;
+
+/// Threads of a thread block.
+pub(crate) const BAND_THREADS: u32 = 128;
+/// Thread blocks from which on bands are high: as many as multiprocessors, or almost.
+const MANY_BLOCKS: usize = 128;
+/// What a thread block may ask for on compute capability 8.6 and 8.9.
+const MAX_SHARED_BYTES: usize = 99 << 10;
+
+/// How weights of a type are multiplied by more than a few rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bands {
+    /// Bytes of a group of 32 weights beyond its nibbles.
+    high_bytes: usize,
+}
+
+/// Rows of the matrix that a thread block takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BandHeight {
+    /// 128, a quarter of them each warp.
+    High,
+    /// 32, of which each warp adds a quarter of the columns up.
+    Low,
+}
+
+impl BandHeight {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::High, Self::Low];
+
+    /// The height for matrices with so many rows in all; nothing else decides, since both add in orders of their own.
+    pub fn of(n_out: usize) -> Self {
+        if n_out.div_ceil(128) >= MANY_BLOCKS {
+            Self::High
+        } else {
+            Self::Low
+        }
+    }
+
+    /// Rows.
+    pub fn rows(self) -> usize {
+        match self {
+            Self::High => 128,
+            Self::Low => 32,
+        }
+    }
+
+    /// The name of the kernel for so many rows of x.
+    pub fn kernel(self, columns: usize) -> String {
+        match self {
+            Self::High => format!("matmul_band_n{columns}"),
+            Self::Low => format!("matmul_low_band_n{columns}"),
+        }
+    }
+}
+
+impl Bands {
+    /// Rows of x that kernels are compiled for.
+    pub const COLUMNS: [usize; 3] = [16, 32, 64];
+    /// Rows of gate and up that a thread block takes, whose band is a high one with 64 of each.
+    pub const GATED_ROWS: usize = 64;
+
+    /// Those of a type, if it has any.
+    pub fn of(ty: TensorType) -> Option<Self> {
+        let high_bytes = match ty {
+            TensorType::Q4_K => 0,
+            TensorType::Q5_K => 4,
+            TensorType::Q6_K => 8,
+            _ => return None,
+        };
+        Some(Self { high_bytes })
+    }
+
+    /// Which of [`Self::COLUMNS`] takes so many rows of x; more are further thread blocks.
+    pub fn variant_of(n_rows: usize) -> usize {
+        let variant = Self::COLUMNS.iter().position(|&columns| n_rows <= columns);
+        variant.unwrap_or(Self::COLUMNS.len() - 1)
+    }
+
+    /// Dynamic shared memory of a kernel: as many superblocks ahead as there is room for, at most five.
+    pub fn shared_bytes(self, height: BandHeight, columns: usize) -> usize {
+        let n_strips = height.rows() / 16;
+        let stage = n_strips * (2048 + 8 * 16 * self.high_bytes) + columns * 256 + 16 * (columns * 4 + 32);
+        // What a superblock of each row has once is copied for two at a time.
+        let bytes = |n_stages: usize| n_stages * stage + (n_stages / 2 + 1) * n_strips * 512;
+        (3..=6)
+            .rev()
+            .map(bytes)
+            .find(|&bytes| bytes <= MAX_SHARED_BYTES)
+            .unwrap_or(bytes(2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_band_fits_the_smallest_multiprocessor() {
+        for ty in [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K] {
+            let bands = Bands::of(ty).unwrap();
+            for (height, columns) in BandHeight::ALL
+                .into_iter()
+                .flat_map(|height| Bands::COLUMNS.map(|columns| (height, columns)))
+            {
+                let bytes = bands.shared_bytes(height, columns);
+                assert!(
+                    bytes <= MAX_SHARED_BYTES,
+                    "{ty:?} {height:?} by {columns}: {bytes}"
+                );
+            }
+        }
+        let bands = Bands::of(TensorType::Q4_K).unwrap();
+        assert_eq!(
+            bands.shared_bytes(BandHeight::High, 64),
+            2 * (16_384 + 64 * 256 + 16 * 288) + 2 * 4096
+        );
+        assert_eq!(Bands::of(TensorType::Q8_0), None);
+    }
+}

@@ -1,0 +1,111 @@
+//! Matrices of K-quants times 9 rows and more, in bands.
+
+use tokenmill_cuda_exec::{BandHeight, Bands, MatrixLayout, modules::type_suffix};
+use tokenmill_gguf::TensorType;
+use tokenmill_ptx_sim::Arguments;
+use tokenmill_testkit::Random;
+
+use crate::{
+    bench::{NULL, Sim, random_matrix},
+    matvec::{Kernel, check_kernel, upload},
+};
+
+const TYPES: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
+
+fn band(ty: TensorType, height: BandHeight, columns: usize) -> Kernel {
+    Kernel {
+        module: "matmul",
+        name: height.kernel(columns),
+        tile: [height.rows(), columns],
+        block: 128,
+        shared_bytes: Bands::of(ty).unwrap().shared_bytes(height, columns),
+    }
+}
+
+/// Every type, height and number of columns.
+fn all() -> impl Iterator<Item = (TensorType, BandHeight, usize)> {
+    (TYPES.into_iter())
+        .flat_map(|ty| BandHeight::ALL.map(|height| (ty, height)))
+        .flat_map(|(ty, height)| Bands::COLUMNS.map(|columns| (ty, height, columns)))
+}
+
+#[test]
+fn bands_match_a_plain_loop() {
+    for (ty, height, columns) in all() {
+        let kernel = band(ty, height, columns);
+        // Ragged in rows of both, an odd number of superblocks, and thread blocks of further rows of x.
+        check_kernel(ty, &kernel, columns + 3, [150, 33, 5], 5 * 256, true);
+        check_kernel(ty, &kernel, columns - 5, [16, 0, 0], 256, false);
+    }
+}
+
+#[test]
+fn long_rows_of_bands_match_a_plain_loop() {
+    for ty in TYPES {
+        check_kernel(ty, &band(ty, BandHeight::Low, 16), 11, [40, 7, 3], 65 * 256, true);
+    }
+}
+
+#[test]
+fn bands_have_no_bank_conflicts_and_read_weights_once() {
+    for (ty, height, columns) in all() {
+        let (n_out, n_in) = (256, 1024);
+        let counters = check_kernel(
+            ty,
+            &band(ty, height, columns),
+            columns,
+            [n_out, 0, 0],
+            n_in,
+            false,
+        );
+        assert_eq!(counters.bank_conflicts(), 0, "{ty:?} {height:?} by {columns}");
+        let necessary = MatrixLayout::of(ty, n_out, n_in).unwrap().bytes() as u64 / 32;
+        let weights = (counters.buffers.values()).find(|buffer| {
+            let unique = buffer.unique_loaded_sectors;
+            (necessary * 19 / 20..=necessary).contains(&unique)
+        });
+        let weights = weights.expect("the weights are read");
+        // Scales of superblocks that are in a plane of their own lie together, and come from L1 after the first.
+        let limit = if ty == TensorType::Q6_K { 1.4 } else { 1.0 };
+        let ratio = weights.loaded_sectors as f64 / weights.unique_loaded_sectors as f64;
+        assert!(ratio <= limit, "{ty:?} {height:?} by {columns}: {ratio}");
+    }
+}
+
+#[test]
+fn bits_of_a_row_do_not_depend_on_how_many_rows_there_are() {
+    let (n_out, n_in, n_all) = (40, 3 * 256, 64);
+    for ty in TYPES {
+        for height in BandHeight::ALL {
+            let mut random = Random::new(7);
+            let mut sim = Sim::new();
+            let (file_rows, _) = random_matrix(&mut random, ty, n_out, n_in);
+            let w = sim.matrix(ty, n_out, n_in, &file_rows);
+            let rows = random.values(n_all * n_in);
+            let mut results = Vec::new();
+            for (columns, n_rows) in [(16, 9), (16, 31), (32, 31), (64, 64)] {
+                let (input, _) = upload(&mut sim, ty, &rows[..n_rows * n_in], n_in);
+                let y = sim.room(n_rows * n_out * 4);
+                let mut arguments = Arguments::new().ptr(w).ptr(NULL).ptr(NULL).ptr(y);
+                arguments = (0..5).fold(arguments, |arguments, _| arguments.ptr(NULL));
+                for n in [n_out, 0, 0, n_in, n_rows] {
+                    arguments = arguments.i32(n as i32);
+                }
+                let kernel = band(ty, height, columns);
+                sim.launch(
+                    &format!("matmul_{}", type_suffix(ty).unwrap()),
+                    &kernel.name,
+                    [n_out.div_ceil(height.rows()), n_rows.div_ceil(columns), 1],
+                    kernel.block,
+                    kernel.shared_bytes,
+                    &input.append(arguments),
+                );
+                results.push(sim.read_f32s(y, 9 * n_out));
+            }
+            assert!(
+                results.windows(2).all(|pair| pair[0] == pair[1]),
+                "{ty:?} {height:?}"
+            );
+        }
+    }
+}
