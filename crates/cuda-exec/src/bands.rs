@@ -31,9 +31,9 @@ impl BandHeight {
     /// Both.
     pub const ALL: [Self; 2] = [Self::High, Self::Low];
 
-    /// The height for matrices with so many rows in all; nothing else decides, since both add in orders of their own.
-    pub fn of(n_out: usize) -> Self {
-        if n_out.div_ceil(128) >= MANY_BLOCKS {
+    /// The height for matrices with `n_out` rows in all, by so many rows of x: high where that makes enough thread blocks.
+    pub fn of(n_out: usize, n_rows: usize) -> Self {
+        if n_out.div_ceil(128) * n_rows.div_ceil(64) >= MANY_BLOCKS {
             Self::High
         } else {
             Self::Low
@@ -119,5 +119,8 @@ mod tests {
             2 * (16_384 + 64 * 256 + 16 * 288) + 2 * 4096
         );
         assert_eq!(Bands::of(TensorType::Q8_0), None);
+        let heights =
+            [(128_256, 9), (4096, 192), (4096, 193)].map(|(n_out, n_rows)| BandHeight::of(n_out, n_rows));
+        assert_eq!(heights, [BandHeight::High, BandHeight::Low, BandHeight::High]);
     }
 }

@@ -2,6 +2,7 @@
 //! `matmul_float.cu`.
 
 use tokenmill_backend::Activation;
+use tokenmill_gguf::TensorType;
 
 use super::{Ops, QuantizedMut, QuantizedView, check_equal, elementwise::activation_code};
 use crate::{
@@ -11,8 +12,10 @@ use crate::{
 
 /// Rows up to which weights are read once without tiles.
 const MAX_ROWS: usize = 8;
-/// Rows up to which strips of narrow products are faster than low bands by the timing model.
-const STRIP_ROWS: usize = 16;
+/// Rows up to which narrow products are faster in strips, which read the weights again for each 16 rows, than in low bands by the timing
+/// model; and those for Q6_K, which takes more work to unpack.
+const STRIP_ROWS: usize = 48;
+const Q6_K_STRIP_ROWS: usize = 16;
 /// Rows of x of a thread block of a low band: more thread blocks, which read the weights again, are faster by the timing model.
 const LOW_COLUMNS: usize = 32;
 /// Matrices of one launch.
@@ -102,9 +105,13 @@ fn bands_launch(
 ) -> Result<(Kernel, LaunchShape)> {
     let ty = jobs[0].matrix.layout().ty();
     let (bands, few) = (Bands::of(ty).ok_or_else(not_a_factor)?, FewRows::of(ty));
-    let height = BandHeight::of(jobs.iter().map(|job| job.matrix.n_out()).sum());
-    if let (true, BandHeight::Low, Some(kernel)) = (n_rows <= STRIP_ROWS, height, kernels.sixteen) {
-        let grid = [n_blocks(jobs, few.block_rows()), 1, 1];
+    let height = BandHeight::of(jobs.iter().map(|job| job.matrix.n_out()).sum(), n_rows);
+    let strip_rows = match ty {
+        TensorType::Q6_K => Q6_K_STRIP_ROWS,
+        _ => STRIP_ROWS,
+    };
+    if let (true, BandHeight::Low, Some(kernel)) = (n_rows <= strip_rows, height, kernels.sixteen) {
+        let grid = [n_blocks(jobs, few.block_rows()), n_rows.div_ceil(16), 1];
         let shape = LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes());
         return Ok((kernel, shape));
     }
