@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 78] = [
+const ROWS: [Row; 79] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),

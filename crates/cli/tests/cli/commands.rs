@@ -545,7 +545,15 @@ fn every_instruction_set_generates_the_same_text() {
     };
     let text = String::from_utf8(run("scalar", "1").stdout).unwrap();
     assert!(text.len() > 40, "{text}");
-    for features in ["scalar", "avx2", "avxvnni", "avx512vnni", "neon", "dotprod", "i8mm"] {
+    for features in [
+        "scalar",
+        "avx2",
+        "avxvnni",
+        "avx512vnni",
+        "neon",
+        "dotprod",
+        "i8mm",
+    ] {
         for threads in ["1", "2", "7"] {
             let output = run(features, threads);
             let error = String::from_utf8(output.stderr).unwrap();
