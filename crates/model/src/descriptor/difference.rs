@@ -113,18 +113,16 @@ fn told(leaves: &[Leaf], field: &str) -> String {
     });
     let mut words = Vec::new();
     for leaf in of_field {
-        match leaf.text.as_str() {
-            "Some(" => {}
-            "None" => words.push("none".to_owned()),
-            text => {
-                let name = leaf.path.rsplit(['.', ']']).next().filter(|_| leaf.path != field);
-                let text = text.trim_end_matches(['{', '[', '(', ' ']);
-                words.push(match name {
-                    Some(name) if !name.is_empty() => format!("{name} {text}"),
-                    _ => text.to_owned(),
-                });
-            }
+        if leaf.text == "Some(" {
+            continue;
         }
+        let text = match leaf.text.trim_end_matches(['{', '[', '(', ' ']) {
+            "None" => "none",
+            text => text,
+        };
+        let name = leaf.path.rsplit(['.', ']']).next().filter(|_| leaf.path != field);
+        let of_leaf = [name.unwrap_or_default(), text].join(" ");
+        words.push(of_leaf.trim().to_owned());
     }
     match &words[..] {
         [] => "nothing".to_owned(),
@@ -138,7 +136,6 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    #[expect(dead_code, reason = "read by `Debug` alone")]
     struct Net {
         scale: f32,
         layers: Vec<Layer>,
@@ -146,7 +143,6 @@ mod tests {
     }
 
     #[derive(Clone, Debug)]
-    #[expect(dead_code, reason = "read by `Debug` alone")]
     struct Layer {
         window: Option<usize>,
         kinds: [Kind; 2],
@@ -212,11 +208,7 @@ mod tests {
         );
         check(
             |net| drop(net.layers.pop()),
-            Some([
-                "layers[1]",
-                "Layer, window none, kinds, [0] Absent, [1] Full",
-                "nothing",
-            ]),
+            Some(["layers[1]", "Layer, window none, kinds, Absent, Full", "nothing"]),
         );
     }
 }
