@@ -10,6 +10,7 @@
 constexpr uint64_t BROKEN = ~0ull;
 
 KERNEL __launch_bounds__(256) argmax_partial(const float* logits, int n_vocab, uint64_t* best) {
+    begin_after_earlier();
     __shared__ uint64_t shared[8];
     const float* row = logits + (size_t)blockIdx.y * n_vocab;
     uint64_t top = 0;
@@ -24,6 +25,7 @@ KERNEL __launch_bounds__(256) argmax_partial(const float* logits, int n_vocab, u
 }
 
 KERNEL __launch_bounds__(32) argmax_combine(const uint64_t* best, int n_parts, uint32_t* sampled) {
+    begin_after_earlier();
     uint64_t top = 0;
     for (int i = threadIdx.x; i < n_parts; i += WARP) {
         uint64_t key = best[(size_t)blockIdx.x * n_parts + i];

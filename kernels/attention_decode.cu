@@ -88,11 +88,12 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
     const int row_k = kv_row(dim_k), row_v = kv_row(dim_v), n_quads = (row_v / 4 + WARP - 1) / WARP * WARP;
     q += ((size_t)token * n_heads + head0) * dim_k;
     Heads of_warp;
-    of_warp.load_queries(q, n_here, dim_k, warp);
+    let_next_begin();
     const TileCopy<K, Heads::COPY_LANES> copy_k(row_k, columns_k);
     const TileCopy<V, Heads::COPY_LANES> copy_v(stride_v, columns_v);
     if (position == 0xffffffffu) {
         if (split > 0) return;
+        await_earlier();
 #pragma unroll 1
         for (int h = warp; h < n_here; h += WARPS)
 #pragma unroll 1
@@ -115,6 +116,8 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
     const int n_pages = (end - begin + PAGE - 1) / PAGE, n_own = (n_pages - warp + WARPS - 1) / WARPS;
     uint32_t own_pages = 0;
     if (lane < n_own) own_pages = table[begin / PAGE + warp + lane * WARPS];
+    await_earlier();
+    of_warp.load_queries(q, n_here, dim_k, warp);
 
     const int tile_size = max(tile_bytes<K>(columns_k, row_k), tile_bytes<V>(columns_v, stride_v));
     uint8_t* ring = shared + warp * n_stages * tile_size;

@@ -13,6 +13,7 @@
 #include "q8.cuh"
 
 KERNEL __launch_bounds__(256) activation(float* rows, const float* up, int kind, int width, int8_t* yq, Q8Scale* ys) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     size_t at = (size_t)blockIdx.y * width + i;
@@ -23,6 +24,7 @@ KERNEL __launch_bounds__(256) activation(float* rows, const float* up, int kind,
 }
 
 KERNEL __launch_bounds__(256) add(float* rows, const float* delta, float scale, int width) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     size_t at = (size_t)blockIdx.y * width + i;
@@ -30,12 +32,14 @@ KERNEL __launch_bounds__(256) add(float* rows, const float* delta, float scale, 
 }
 
 KERNEL __launch_bounds__(256) add_row(float* rows, const float* row, int width) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     rows[(size_t)blockIdx.y * width + i] += row[i];
 }
 
 KERNEL __launch_bounds__(256) mean_of_sequences(const float* x, const uint32_t* seq_starts, int width, float* y) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     uint32_t first = seq_starts[blockIdx.y], end = seq_starts[blockIdx.y + 1];
@@ -46,6 +50,7 @@ KERNEL __launch_bounds__(256) mean_of_sequences(const float* x, const uint32_t* 
 
 // A position of 0xffffffff is padding.
 KERNEL __launch_bounds__(256) add_positions(float* rows, const float* table, const uint32_t* positions, int width) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     uint32_t position = positions[blockIdx.y];
     if (i >= width || position == 0xffffffffu) return;
@@ -54,6 +59,7 @@ KERNEL __launch_bounds__(256) add_positions(float* rows, const float* table, con
 
 KERNEL __launch_bounds__(256) scale_by_position(float* rows, const uint32_t* positions, float scale, int interval, int offset,
                                                 int width) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     uint32_t position = positions[blockIdx.y];
     if (i >= width || position == 0xffffffffu) return;
@@ -62,12 +68,14 @@ KERNEL __launch_bounds__(256) scale_by_position(float* rows, const uint32_t* pos
 }
 
 KERNEL __launch_bounds__(256) gather(const float* x, const uint32_t* rows, int width, float* y) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     y[(size_t)blockIdx.y * width + i] = x[(size_t)rows[blockIdx.y] * width + i];
 }
 
 KERNEL __launch_bounds__(256) scale_logits(float* x, float scale, float cap, int width) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     size_t at = (size_t)blockIdx.y * width + i;

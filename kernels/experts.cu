@@ -59,6 +59,7 @@ DEVICE void tiled_experts(const ExpertJob& job, int n_experts, int n_head_rows, 
         experts_##NAME(const uint8_t* w0, const uint8_t* w1, const float* bias0, const float* bias1, float* y0, float* y1,   \
                      int n_experts, int n_head_rows, int n_out, int n_in, const uint2* runs, const uint32_t* starts,       \
                      const uint32_t* rows, const int8_t* xq, const Q8Scale* xs) {                                          \
+        begin_after_earlier();                                                                                             \
         ExpertJob job = {w0, bias0, y0};                                                                                   \
         if (blockIdx.z == 1) job = {w1, bias1, y1};                                                                        \
         __VA_ARGS__(job, n_experts, n_head_rows, n_out, n_in, runs, starts, rows, xq, xs);                                 \

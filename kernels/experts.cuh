@@ -32,17 +32,17 @@ DEVICE bool find_run(const uint2* runs, const uint32_t* starts, int n_experts, i
         run.n = min(M, n_head_rows - row), run.step = n_experts;
         return run.n > 0;
     }
-    uint2 found = __ldg(runs + blockIdx.y);
+    uint2 found = runs[blockIdx.y];
     if (found.x == NO_RUN) return false;
     run.expert = (int)found.x, run.first = (int)found.y, run.step = 1;
-    run.n = min(M, (int)__ldg(starts + run.expert + 1) - run.first);
+    run.n = min(M, (int)starts[run.expert + 1] - run.first);
     return true;
 }
 
 // The row that choice m of a run reads; choices beyond the last repeat it.
 DEVICE int row_of(const Run& run, const uint32_t* rows, int m) {
     int choice = run.choice(min(m, run.n - 1));
-    return rows ? (int)__ldg(rows + choice) : choice;
+    return rows ? (int)rows[choice] : choice;
 }
 
 // Writes the sums of two rows of an expert's matrix.
@@ -70,7 +70,7 @@ struct ChosenTile {
     __device__ __forceinline__ bool has(int i) const { return i < run.n; }
     __device__ __forceinline__ int source(int i) const {
         int choice = run.choice(i);
-        return rows ? (int)__ldg(rows + choice) : choice;
+        return rows ? (int)rows[choice] : choice;
     }
     __device__ __forceinline__ int target(int i) const { return run.choice(i); }
 };

@@ -19,6 +19,7 @@
         NAME(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,          \
              const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in,      \
              int n_rows, const int8_t* xq, const Q8Scale* xs) {                                                 \
+        begin_after_earlier();                                                                                  \
         int block = blockIdx.x;                                                                                 \
         Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, WARPS * 16, block);    \
         TileMatrix matrix = {job.w, (size_t)job.n_out, 0, job.n_out, job.bias};                                 \

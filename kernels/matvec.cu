@@ -30,6 +30,7 @@ DEVICE void multiply_gated(const uint8_t* gate, const uint8_t* up, const Gated& 
     if constexpr (HAS_STRIPS<F>) {
         multiply_gated_strips<F, M>(gate, up, out, x);
     } else {
+        await_earlier();
         size_t groups = (size_t)out.n_out * (x.n_in / GROUP);
         const F pair[2] = {F(gate, groups), F(up, groups)};
         write_gated<M>(out, x.n_rows, GatedSums<F, M>{pair, x});
@@ -41,6 +42,7 @@ DEVICE void multiply_gated(const uint8_t* gate, const uint8_t* up, const Gated& 
         matvec_m##M(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,              \
                     const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in,          \
                     int n_rows, const int8_t* xq, const Q8Scale* xs) {                                                     \
+        let_next_begin();                                                                                                  \
         const int before = M == 16 ? blockIdx.y * M : 0;                                                                   \
         const Input<M> x = {q8_row(xq, before, n_in), q8_scales(xs, before, n_in), n_rows - before, n_in};                  \
         int block = blockIdx.x;                                                                                            \
@@ -54,6 +56,7 @@ DEVICE void multiply_gated(const uint8_t* gate, const uint8_t* up, const Gated& 
         matvec_gated_m##M(const uint8_t* gate, const uint8_t* up, int n_out, const float* gate_bias, const float* up_bias, \
                           int activation, float* y, int8_t* yq, Q8Scale* ys, int n_in, int n_rows, const int8_t* xq,       \
                           const Q8Scale* xs) {                                                                             \
+        let_next_begin();                                                                                                  \
         const Input<M> x = {xq, xs, n_rows, n_in};                                                                         \
         multiply_gated<FORMAT, M>(gate, up, {n_out, gate_bias, up_bias, activation, y, yq, ys}, x);                          \
     }

@@ -44,8 +44,8 @@ DEVICE void add_group(const typename F::Raw (&raw)[R], int g, const X& x, float 
     for (int m = 0; m < M; m++) {
         int row = x.row(m);
         const uint4* bytes = (const uint4*)q8_row(x.bytes, row, x.n_in);
-        uint4 low = __ldg(bytes + g), high = __ldg(bytes + groups + g);
-        uint2 record = __ldg((const uint2*)q8_scales(x.scales, row, x.n_in) + g);
+        uint4 low = load_written(bytes + g), high = load_written(bytes + groups + g);
+        uint2 record = load_written((const uint2*)q8_scales(x.scales, row, x.n_in) + g);
         float scale = __uint_as_float(record.x);
         int sum_low = (short)record.y, sum_high = (int)record.y >> 16;
 #pragma unroll

@@ -51,6 +51,7 @@ struct GatedSums {
         matvec_m##M(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,              \
                     const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in,          \
                     int n_rows, const float* x) {                                                                          \
+        begin_after_earlier();                                                                                             \
         int block = blockIdx.x;                                                                                            \
         Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, JOB_ROWS, block);                 \
         matvec<FORMAT, M>(job, block, {x, n_rows, n_in});                                                                  \
@@ -58,6 +59,7 @@ struct GatedSums {
     KERNEL __launch_bounds__(256, 1)                                                                                         \
         matvec_gated_m##M(const uint8_t* gate, const uint8_t* up, int n_out, const float* gate_bias, const float* up_bias, \
                           int activation, float* y, int8_t* yq, Q8Scale* ys, int n_in, int n_rows, const float* x) {       \
+        begin_after_earlier();                                                                                             \
         const Input<M> input = {x, n_rows, n_in};                                                                          \
         write_gated<M>({n_out, gate_bias, up_bias, activation, y, yq, ys}, n_rows,                                         \
                        GatedSums<FORMAT, M>{(const uint4*)gate, (const uint4*)up, input});                                 \

@@ -22,11 +22,11 @@ struct Input {
 template <bool IS_WHOLE>
 DEVICE void load_run(const float* x, int first, int n_in, bool is_aligned, float* v) {
     if (IS_WHOLE || (is_aligned && first + RUN <= n_in)) {
-        float4 four = __ldg((const float4*)(x + first));
+        float4 four = load_written((const float4*)(x + first));
         v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
     } else {
 #pragma unroll
-        for (int j = 0; j < RUN; j++) v[j] = first + j < n_in ? __ldg(x + first + j) : 0.0f;
+        for (int j = 0; j < RUN; j++) v[j] = first + j < n_in ? x[first + j] : 0.0f;
     }
 }
 

@@ -18,6 +18,7 @@
         matvec_pair_m##M(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,    \
                          const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in, \
                          int n_rows, const int8_t* xq, const Q8Scale* xs) {                                           \
+        let_next_begin();                                                                                             \
         const Input<M> x = {xq, xs, n_rows, n_in};                                                                    \
         constexpr int ROWS_OF_BLOCK = BLOCK_ROWS<FORMAT>;                                                             \
         int first = (n0 + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK + (n1 + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK;              \

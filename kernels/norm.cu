@@ -16,6 +16,7 @@
 KERNEL __launch_bounds__(256) add_norm(float* hidden, const float* delta, float add_scale, const float* weight,
                                        const float* bias, int kind, float eps, int width, float* y, int8_t* yq,
                                        Q8Scale* ys) {
+    begin_after_earlier();
     __shared__ float partial[8];
     float* row = hidden + (size_t)blockIdx.x * width;
     const float* add = delta ? delta + (size_t)blockIdx.x * width : nullptr;
@@ -85,6 +86,7 @@ DEVICE void normalize_run(float* row, const float* weight, const float* bias, in
 
 KERNEL __launch_bounds__(128) norm_heads(float* rows, int row_width, const float* weight, int n_weights, const float* bias,
                                          int kind, float eps, int width) {
+    begin_after_earlier();
     int run = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (run >= row_width / width) return;
     float* row = rows + (size_t)blockIdx.y * row_width + (size_t)run * width;
@@ -94,6 +96,7 @@ KERNEL __launch_bounds__(128) norm_heads(float* rows, int row_width, const float
 
 KERNEL __launch_bounds__(256) norm_wide_heads(float* rows, int row_width, const float* weight, int n_weights, const float* bias,
                                               int kind, float eps, int width) {
+    begin_after_earlier();
     __shared__ float partial[8];
     float* row = rows + (size_t)blockIdx.y * row_width + (size_t)blockIdx.x * width;
     if (weight) weight += (size_t)(blockIdx.x % n_weights) * width;
@@ -102,6 +105,7 @@ KERNEL __launch_bounds__(256) norm_wide_heads(float* rows, int row_width, const 
 }
 
 KERNEL __launch_bounds__(256) quantize_rows(const float* x, int width, int8_t* yq, Q8Scale* ys) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     float value = x[(size_t)blockIdx.y * width + i];
@@ -117,15 +121,22 @@ DEVICE void normalize_held(float* hidden, const float* delta, float add_scale, c
     float* row = hidden + (size_t)blockIdx.x * width;
     const float* add = delta ? delta + (size_t)blockIdx.x * width : nullptr;
     float4 x[C], d[C], w[C], b[C];
+    const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    let_next_begin();
 #pragma unroll
     for (int c = 0; c < C; c++) {
         int i = 4 * (c * HELD_THREADS + (int)threadIdx.x);
         bool is_here = i < width;
-        const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        x[c] = is_here ? *(const float4*)(row + i) : zero;
-        d[c] = is_here && add ? *(const float4*)(add + i) : zero;
         w[c] = is_here && weight ? __ldg((const float4*)(weight + i)) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
         b[c] = is_here && bias ? __ldg((const float4*)(bias + i)) : zero;
+    }
+    await_earlier();
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        int i = 4 * (c * HELD_THREADS + (int)threadIdx.x);
+        bool is_here = i < width;
+        x[c] = is_here ? *(const float4*)(row + i) : zero;
+        d[c] = is_here && add ? *(const float4*)(add + i) : zero;
     }
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll

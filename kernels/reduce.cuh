@@ -6,6 +6,8 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
+#include "early.cuh"
+
 #define KERNEL extern "C" __global__ void
 #define DEVICE static __device__ __forceinline__
 

@@ -16,9 +16,19 @@ DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* position
                     const float* k_norm, float eps, int n_heads, int n_kv_heads, int dim_k, int dim_v, K* k_store,
                     V* v_store) {
     extern __shared__ float head_values[];
-    int lane = threadIdx.x, token = blockIdx.y, head = blockIdx.x;
+    constexpr int AHEAD = 2;  // pairs of a lane whose angles are ready before the queries are
+    int lane = threadIdx.x, token = blockIdx.y, head = blockIdx.x, half = n_dims / 2;
+    let_next_begin();
     uint32_t slot = slots[token];
     bool is_stored = slot != 0xffffffffu;
+    float position = inv_freqs ? (float)positions[token] : 0.0f, sins[AHEAD], cosines[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+        int i = lane + k * WARP;
+        sins[k] = 0.0f, cosines[k] = 1.0f;
+        if (inv_freqs && i < half) sincosf(position * inv_freqs[i], &sins[k], &cosines[k]);
+    }
+    await_earlier();
     if (head >= n_heads + n_kv_heads) {
         int g = head - n_heads - n_kv_heads, row = kv_row(dim_v);
         const float* from = v + ((size_t)token * n_kv_heads + g) * dim_v;
@@ -42,17 +52,21 @@ DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* position
 #pragma unroll 1
     for (int i = lane; i < dim_k; i += WARP) head_values[i] = norm ? x[i] * factor * norm[i] : x[i];
     __syncwarp();
-    int half = n_dims / 2;
     if (inv_freqs) {
-        float position = (float)positions[token];
-#pragma unroll 1
-        for (int i = lane; i < half; i += WARP) {
+        auto rotate = [&](int i, float sin, float cos) {
             int first = style == 0 ? 2 * i : i, second = style == 0 ? 2 * i + 1 : i + half;
-            float sin, cos;
-            sincosf(position * inv_freqs[i], &sin, &cos);
             float a = head_values[first], b = head_values[second];
             head_values[first] = magnitude * (a * cos - b * sin);
             head_values[second] = magnitude * (a * sin + b * cos);
+        };
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (lane + k * WARP < half) rotate(lane + k * WARP, sins[k], cosines[k]);
+#pragma unroll 1
+        for (int i = lane + AHEAD * WARP; i < half; i += WARP) {
+            float sin, cos;
+            sincosf(position * inv_freqs[i], &sin, &cos);
+            rotate(i, sin, cos);
         }
         __syncwarp();
     }
@@ -87,6 +101,7 @@ ROPE_KV(f32, float, float)
 // grid: (row_width / head_dim, n_tokens); block: 32.
 KERNEL __launch_bounds__(32) rope(float* rows, const uint32_t* positions, const float* inv_freqs, float magnitude,
                                   int n_dims, int style, int head_dim, int row_width) {
+    begin_after_earlier();
     float* x = rows + (size_t)blockIdx.y * row_width + blockIdx.x * head_dim;
     float position = (float)positions[blockIdx.y];
     int half = n_dims / 2;

@@ -31,6 +31,7 @@ KERNEL __launch_bounds__(32)
     route_rows(const float* logits, int n_experts, int n_used, int is_sigmoid, const float* choice_bias, int n_groups,
                int n_used_groups, int takes_two, int is_normalized, float scale, const float* expert_scales, uint32_t* experts,
                float* weights) {
+    begin_after_earlier();
     __shared__ float scores[MAX_EXPERTS];
     __shared__ uint32_t keys[MAX_EXPERTS];
     __shared__ uint32_t group_keys[MAX_EXPERTS];
@@ -104,6 +105,7 @@ DEVICE uint32_t warp_sum(uint32_t x) {
 KERNEL __launch_bounds__(256)
     sort_choices(const uint32_t* experts, int n_choices, int n_used, int n_experts, int run_len, int n_runs, uint32_t* places,
                  uint32_t* rows, uint32_t* starts, uint2* runs) {
+    begin_after_earlier();
     __shared__ uint32_t counts[MAX_EXPERTS];
     int lane = threadIdx.x % WARP, expert = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     for (int i = threadIdx.x; i < n_experts; i += blockDim.x) counts[i] = 0;
@@ -139,6 +141,7 @@ KERNEL __launch_bounds__(256)
 }
 
 KERNEL __launch_bounds__(256) weigh_choices(float* choices, const float* weights, const uint32_t* places, int width) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < width) choices[(size_t)places[blockIdx.y] * width + i] *= weights[blockIdx.y];
 }
@@ -146,6 +149,7 @@ KERNEL __launch_bounds__(256) weigh_choices(float* choices, const float* weights
 KERNEL __launch_bounds__(256)
     combine(const float* choices, const float* weights, const uint32_t* places, int n_used, int width, int carry, const float* gates,
             float* out) {
+    begin_after_earlier();
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     size_t row = blockIdx.y, at = row * width + i;

@@ -282,6 +282,7 @@ DEVICE bool keeps_few(const SampleRow& p, int n) {
 KERNEL __launch_bounds__(PART_THREADS, 1)
     sample_parts(const float* logits, float* adjusted, int n_vocab, const SampleRow* rows, const uint32_t* history,
                  const uint32_t* mask_words, const uint32_t* bias_ids, const float* biases, const uint32_t* previous, Part* parts) {
+    begin_after_earlier();
     constexpr int KEYS = PART / PART_THREADS;
     __shared__ float tile[PART];
     __shared__ uint64_t reduce[PART_THREADS / WARP];
@@ -474,6 +475,7 @@ DEVICE void report(const Part* parts, int n_parts, const float* raw, float max, 
 KERNEL __launch_bounds__(THREADS, 1)
     sample_rows(const float* logits, const float* adjusted, int n_vocab, int n_parts, const SampleRow* rows, const Part* all_parts,
                 uint32_t* sampled, uint32_t* status, float* logprobs, uint32_t* top_ids, float* top_logprobs) {
+    begin_after_earlier();
     __shared__ Shared s;
     const SampleRow p = rows[blockIdx.x];
     if (p.flags & RAW) return;

@@ -146,6 +146,10 @@ struct Strip {
 
     // Begins to copy superblock `super`, the i-th of the warp; those of even i bring what the next has once.
     __device__ __forceinline__ void copy(int i, int super, int end) const {
+        copy_weights(i, super, end);
+        copy_x(i, super);
+    }
+    __device__ __forceinline__ void copy_weights(int i, int super, int end) const {
         uint32_t stage = room + (i & (STAGES - 1)) * STAGE;
         int group = lane % 8;
         uint32_t to = stage + group * 256 + (lane / 8 ^ group) * 16;
@@ -165,6 +169,13 @@ struct Strip {
             int part = lane % 2;
             copy_once<0>(stage + HIGH + part * 256 + (lane / 2 ^ 4 * part) * 16, high + (uint32_t)super * 32 + high_rows[0]);
         }
+        if (i % 2 == 0 && super + lane % 2 < end)
+            copy_once<0>(room + TAILS + i / 2 % N_TAILS * TAIL_BYTES + tail_at(lane / 2, lane % 2),
+                         tails + ((uint32_t)super + lane % 2) * 16);
+    }
+    __device__ __forceinline__ void copy_x(int i, int super) const {
+        uint32_t stage = room + (i & (STAGES - 1)) * STAGE;
+        int group = lane % 8;
 #pragma unroll
         for (int j = 0; j < X_COPIES; j++) {
             int chunk = (lane + 32 * j) / 8;
@@ -176,9 +187,38 @@ struct Strip {
             if (M >= 4 || lane < 8 * M)
                 copy_shared<8>(stage + record_at(group, lane / 8 + 4 * j), x_records + (uint32_t)super * 64 + record_rows[j]);
         }
-        if (i % 2 == 0 && super + lane % 2 < end)
-            copy_once<0>(room + TAILS + i / 2 % N_TAILS * TAIL_BYTES + tail_at(lane / 2, lane % 2),
-                         tails + ((uint32_t)super + lane % 2) * 16);
+    }
+
+    // Puts the parts of x that belong to the warp's first N superblocks, those `super_of` gives before `end`, into shared memory.
+    template <int N, class SuperOf>
+    __device__ __forceinline__ void store_first_x(SuperOf super_of, int end) const {
+        const int group = lane % 8;
+        const bool has_bytes = M > 1 || lane < 16, has_record = M >= 4 || lane < 8 * M;
+        uint4 bytes[N][X_COPIES];
+        uint2 records[N][RECORD_COPIES];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint32_t super = min(super_of(i), n_supers - 1);
+#pragma unroll
+            for (int j = 0; j < X_COPIES; j++)
+                if (has_bytes) bytes[i][j] = *(const uint4*)(x_bytes + super * 128 + x_rows[j]);
+#pragma unroll
+            for (int j = 0; j < RECORD_COPIES; j++)
+                if (has_record) records[i][j] = *(const uint2*)(x_records + super * 64 + record_rows[j]);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (super_of(i) >= end) break;
+            uint8_t* stage = const_cast<uint8_t*>(room_bytes) + (i & (STAGES - 1)) * STAGE;
+#pragma unroll
+            for (int j = 0; j < X_COPIES; j++) {
+                int chunk = (lane + 32 * j) / 8;
+                if (has_bytes) *(uint4*)(stage + x_at(chunk / M, group, chunk % M)) = bytes[i][j];
+            }
+#pragma unroll
+            for (int j = 0; j < RECORD_COPIES; j++)
+                if (has_record) *(uint2*)(stage + record_at(group, lane / 8 + 4 * j)) = records[i][j];
+        }
     }
 
     // Adds the i-th superblock of the warp, which is there; `row_d` are the scales of the lane's rows where they are apart.
@@ -359,10 +399,26 @@ DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, int n_s
             }
         }
         auto super_of = [&](int i) { return begin + 2 * (slice + i / 2 * n_slices) + i % 2; };
+        // Weights of the first superblocks are copied before x is there. Few rows of x then come next to them, not behind them; many are as much
+        // as the weights, and come in their turn.
+        constexpr int AHEAD = M <= 2 ? STAGES - 1 : 1;
 #pragma unroll
-        for (int i = 0; i < STAGES - 1; i++) {
-            if (super_of(i) < end) strip.copy(i, super_of(i), end);
-            commit_copies();
+        for (int i = 0; i < AHEAD; i++) {
+            if (super_of(i) < end) strip.copy_weights(i, super_of(i), end);
+            if (M <= 2) commit_copies();
+        }
+        if (begin == 0) await_earlier();
+        if constexpr (M <= 2) {
+            strip.template store_first_x<AHEAD>(super_of, end);
+        } else {
+#pragma unroll
+            for (int i = 0; i < STAGES - 1; i++) {
+                if (super_of(i) < end) {
+                    if (i > 0) strip.copy_weights(i, super_of(i), end);
+                    strip.copy_x(i, super_of(i));
+                }
+                commit_copies();
+            }
         }
         if (S::HAS_HALVES) __syncthreads();
 #pragma unroll 1
@@ -470,6 +526,7 @@ DEVICE void multiply_rows(const Job& job, int block, const Input<M>& x) {
     if constexpr (HAS_STRIPS<F>) {
         multiply_strip<F, M>(job, block, x);
     } else {
+        await_earlier();
         matvec<F, M>(job, block, x);
     }
 }

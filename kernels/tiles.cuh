@@ -84,7 +84,7 @@ DEVICE void multiply_tile(const TileMatrix& matrix, int block, const X& x, const
             int local = index / (STEP * 2), half = index / STEP % 2, group = step + index % STEP;
             bytes[i] = make_uint4(0, 0, 0, 0);
             if (index < TOKENS * STEP * 2 && x.has(local) && group < groups)
-                bytes[i] = __ldg((const uint4*)q8_row(xq, x.source(local), n_in) + half * groups + group);
+                bytes[i] = ((const uint4*)q8_row(xq, x.source(local), n_in))[half * groups + group];
         }
     };
     auto store = [&](int step) {
@@ -113,7 +113,7 @@ DEVICE void multiply_tile(const TileMatrix& matrix, int block, const X& x, const
             int local = index / STEP, slot = index % STEP;
             Q8Scale record = {0.0f, 0, 0};
             if (x.has(local) && step + slot < groups) {
-                uint2 two = __ldg((const uint2*)q8_scales(xs, x.source(local), n_in) + step + slot);
+                uint2 two = ((const uint2*)q8_scales(xs, x.source(local), n_in))[step + slot];
                 record.scale = __uint_as_float(two.x);
                 record.sum_low = (short)two.y, record.sum_high = (short)(two.y >> 16);
             }

@@ -43,7 +43,7 @@ DEVICE void multiply_tile(const uint4* w, const float* bias, int n_out, int bloc
             // A sector of 8 columns of 4 rows a warp: rows that are 8 apart would share banks.
             int local = N == 1 ? thread / 8 % 16 : thread / 8 + i / 2 * 32;
             int column = thread % 8 + (N == 1 ? thread / 128 : i % 2) * 8, k = step + column;
-            inputs[column][local] = rows.has(local) && k < n_in ? __ldg(x + (size_t)rows.source(local) * n_in + k) : 0.0f;
+            inputs[column][local] = rows.has(local) && k < n_in ? x[(size_t)rows.source(local) * n_in + k] : 0.0f;
         }
         __syncthreads();
 #pragma unroll

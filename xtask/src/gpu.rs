@@ -6,9 +6,10 @@
 use std::{env, fs, path::Path};
 
 use anyhow::Context;
-use tokenmill_cuda_exec::{Buffers, Cubins, Device, DeviceOptions};
+use tokenmill_cuda_exec::{Buffers, Cubins, Device, DeviceOptions, Launches};
 
-/// Opens the first GPU as the variables `TOKENMILL_CUDA_APART` and `TOKENMILL_CUDA_CUBINS` say, as the program `tokenmill` does.
+/// Opens the first GPU as the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS` and `TOKENMILL_CUDA_IN_ORDER` say, as the program
+/// `tokenmill` does.
 ///
 /// # Errors
 /// No GPU that can be used, or a file of kernels that cannot be read.
@@ -28,5 +29,15 @@ pub(crate) fn open() -> anyhow::Result<Device> {
     } else {
         Buffers::Together
     };
-    Device::open_as(0, DeviceOptions { buffers, cubins }).context("no device")
+    let launches = if env::var("TOKENMILL_CUDA_IN_ORDER").is_ok_and(|value| value == "1") {
+        Launches::InOrder
+    } else {
+        Launches::Early
+    };
+    let options = DeviceOptions {
+        buffers,
+        cubins,
+        launches,
+    };
+    Device::open_as(0, options).context("no device")
 }

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use serde_json::json;
+use tokenmill_cuda_exec::Launches;
 use tokenmill_ptx_sim::DeviceProfile;
 
 use step::{Shape, Step};
@@ -31,6 +32,9 @@ pub struct Args {
     /// Sequences that decode a token each; one step for each number
     #[arg(long, value_delimiter = ',', default_value = "1")]
     rows: Vec<usize>,
+    /// Let each launch begin only when the one before it is done, as GPUs before the H100 do
+    #[arg(long)]
+    in_order: bool,
     /// Tokens of each sequence, the new one among them
     #[arg(long, default_value_t = 512)]
     context: usize,
@@ -70,7 +74,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         n_layers: args.layers,
         context: args.context,
     };
-    let steps = Step::estimate(&shape, &args.rows, device)?;
+    let launches = if args.in_order {
+        Launches::InOrder
+    } else {
+        Launches::Early
+    };
+    let steps = Step::estimate(&shape, &args.rows, device, launches)?;
     let mut report = Vec::new();
     for step in &steps {
         println!("{}", table::render(&shape, step));

@@ -8,7 +8,12 @@
 mod lock;
 mod toolchain;
 
-use std::{collections::BTreeMap, fs, path::Path, process::Command};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, ensure};
 use tokenmill_cuda_exec::modules::{self, Entry, KernelModule};
@@ -51,6 +56,9 @@ const LOCK: &str = "kernels/ptx.lock";
 
 /// The PTX version that is claimed: the oldest that has everything the kernels use, so that older drivers load it.
 const PTX_VERSION: &str = "7.4";
+
+/// GPUs that have no launches which begin before those before them are done.
+const FIRST_ARCHITECTURES: [&str; 2] = ["sm_80", "sm_89"];
 
 /// How hard DEFLATE tries, of 10.
 const LEVEL: u8 = 10;
@@ -270,22 +278,30 @@ fn without_folder(ptx: &str) -> String {
     text
 }
 
-/// Assembles a module for every GPU. Each kernel comes with its resources by architecture.
+/// Assembles a module for every GPU, as that gets it. Each kernel comes with its resources by architecture.
 fn assemble(
     toolchain: &Toolchain,
     module: &KernelModule,
     ptx: &str,
     scratch: &Path,
 ) -> anyhow::Result<Vec<(String, Vec<Resources>)>> {
-    let source = scratch.join(format!("{}.lowered.ptx", module.name));
-    fs::write(&source, ptx).with_context(|| format!("cannot write {}", source.display()))?;
+    let write = |name: String, text: &str| -> anyhow::Result<PathBuf> {
+        let source = scratch.join(name);
+        fs::write(&source, text).with_context(|| format!("cannot write {}", source.display()))?;
+        Ok(source)
+    };
+    let source = write(format!("{}.lowered.ptx", module.name), ptx)?;
+    let early = (modules::early_variant(ptx))
+        .map(|text| write(format!("{}.early.ptx", module.name), &text))
+        .transpose()?;
     let mut kernels: Vec<(String, Vec<Resources>)> = Vec::new();
     for architecture in ARCHITECTURES {
         let mut command = Command::new(toolchain.ptxas());
+        let begins_early = !FIRST_ARCHITECTURES.contains(&architecture);
         command
             .arg("-v")
             .arg(format!("-arch={architecture}"))
-            .arg(&source)
+            .arg(early.as_ref().filter(|_| begins_early).unwrap_or(&source))
             .args(["-o", "/dev/null"]);
         let log = run_quietly(&mut command, &module.name)?;
         for (name, resources) in parse_log(&log) {

@@ -323,8 +323,8 @@ impl LoadArgs {
         }
     }
 
-    /// How a GPU is used. Two variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer, and
-    /// `TOKENMILL_CUDA_CUBINS` for drivers without a compiler.
+    /// How a GPU is used. Three variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
+    /// `TOKENMILL_CUDA_CUBINS` for drivers without a compiler, and `TOKENMILL_CUDA_IN_ORDER` for launches one after the other.
     ///
     /// # Errors
     /// A file of kernels that cannot be read.
@@ -344,6 +344,7 @@ impl LoadArgs {
             is_batch_invariant: self.batch_invariant,
             has_buffers_apart: env::var("TOKENMILL_CUDA_APART").is_ok_and(|value| value == "1"),
             cubins,
+            launches_in_order: env::var("TOKENMILL_CUDA_IN_ORDER").is_ok_and(|value| value == "1"),
         })
     }
 

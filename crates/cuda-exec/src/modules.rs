@@ -4,10 +4,14 @@
 //! archive, `kernels.ptx.z` of this crate; a module is inflated when it is loaded. Invariant: the archive has exactly the
 //! modules of [`all`], in their order.
 
+mod variant;
+
 use std::{fmt, sync::Arc};
 
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
+
+pub use self::variant::{early_variant, waiting_kernels};
 
 /// A module of kernels: what it is compiled from.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -64,7 +64,7 @@ fn a_driver_without_a_compiler_says_so_or_takes_what_was_compiled_ahead() {
         let code = ["\x7fELF", modules::ptx(name).unwrap().as_str()].concat();
         let stream = miniz_oxide::deflate::compress_to_vec(code.as_bytes(), 1);
         let entry = modules::Entry {
-            name: &format!("sm_80/{name}"),
+            name: &format!("sm_90/{name}"),
             ptx_bytes: code.len(),
             stream: &stream,
         };
@@ -73,6 +73,8 @@ fn a_driver_without_a_compiler_says_so_or_takes_what_was_compiled_ahead() {
     let device = simulator.device_with(Some(Cubins::new(archive)));
     Ops::load(&device).unwrap();
     tokenmill_cuda_exec::self_test(&device).unwrap();
+    // What was compiled ahead does not wait for earlier launches.
+    assert_eq!(simulator.n_early_launches(), 0);
     // For another GPU there is nothing, and the reason is the first one.
     let device = simulator.device_with(Some(Cubins::new([])));
     let error = Ops::load(&device).unwrap_err();

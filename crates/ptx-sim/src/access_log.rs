@@ -83,6 +83,14 @@ impl AccessLog {
         }
     }
 
+    /// The ranges that were written, in no order.
+    pub(crate) fn writes(&self) -> impl Iterator<Item = (u64, u64)> {
+        let written = |access: &&Access| access.kind != AccessKind::Read;
+        (self.accesses.iter())
+            .filter(written)
+            .map(|access| (access.start, access.end))
+    }
+
     pub(crate) fn fence(&mut self) {
         self.phase += 1;
         self.fenced_phase = self.phase;

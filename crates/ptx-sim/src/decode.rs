@@ -227,7 +227,7 @@ impl Decoder<'_> {
             }
             "cvt" => self.convert(&modifiers[1..], operands)?,
             "bra" | "brx" | "ret" | "exit" | "trap" | "bar" | "barrier" | "shfl" | "vote" | "match"
-            | "redux" | "activemask" | "membar" | "fence" | "atom" | "red" | "mma" => {
+            | "redux" | "activemask" | "membar" | "fence" | "griddepcontrol" | "atom" | "red" | "mma" => {
                 self.exchange(&modifiers, operands)?
             }
             _ => self.arithmetic(&modifiers, operands)?,

@@ -9,6 +9,7 @@ mod atomic;
 mod barrier;
 mod compute;
 mod convert;
+mod early;
 mod global;
 mod local;
 mod matrix;
@@ -17,6 +18,7 @@ mod shared;
 mod warp;
 mod warp_ops;
 
+pub(crate) use self::early::Early;
 use self::{
     barrier::{BarrierWait, N_BARRIERS},
     global::GlobalState,
@@ -54,6 +56,8 @@ pub(crate) struct LaunchContext<'a> {
     /// Register values that are the same for all threads of the launch, by register.
     pub(crate) uniform32: &'a [(u16, u32)],
     pub(crate) uniform64: &'a [(u16, u64)],
+    /// Where the launch may begin before those before it are done.
+    pub(crate) early: Option<Early<'a>>,
 }
 
 /// Runs thread blocks, one after the other; each host thread has one and its memory is reused.
@@ -100,6 +104,7 @@ impl<'a> BlockRunner<'a> {
                 executed: 0,
                 local: local::LocalState::new(kernel.local_bytes),
                 copies: shared::Copies::default(),
+                has_waited: 0,
             })
             .collect();
         let dynamic_start = kernel.shared_bytes.next_multiple_of(16);
@@ -193,6 +198,7 @@ impl<'a> BlockRunner<'a> {
             warp.executed = 0;
             warp.local.reset();
             warp.copies.reset();
+            warp.has_waited = 0;
         }
     }
 

@@ -16,6 +16,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Module {
     kernels: Vec<Kernel>,
+    target: u32,
 }
 
 impl Module {
@@ -49,7 +50,15 @@ impl Module {
             .filter_map(|function| function.body.as_ref().map(|body| (function, body)))
             .map(|(function, body)| decode::kernel(&source, &globals, function, body))
             .collect::<Result<_, _>>()?;
-        Ok(Self { kernels })
+        Ok(Self {
+            kernels,
+            target: source.target,
+        })
+    }
+
+    /// The oldest architecture that the text is for, such as 80; 0 where it names none.
+    pub fn target(&self) -> u32 {
+        self.target
     }
 
     /// All kernels, in the order of the text.

@@ -8,18 +8,19 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
 use crate::{
     Counters, DeviceMemory, DevicePtr, Finding, FindingKind, Kernel, LaunchError,
     access_log::{self, Access, AccessLog},
-    exec::{BlockRunner, LaunchContext},
+    exec::{BlockRunner, Early, LaunchContext},
     kernel::{Constant, Special},
     report::Location,
     types::Ty,
+    written::Written,
 };
 
 /// Shared memory a thread block may have, the most that any device offers.
@@ -68,6 +69,11 @@ pub struct LaunchConfig {
     pub instruction_limit: u64,
     /// Host threads; 0 takes one per core.
     pub host_threads: usize,
+    /// What the launches before write, where this one may begin before they are done: the driver's attribute of programmatic stream
+    /// serialization. Its threads then must wait before they read that, and before they write anything.
+    pub in_flight: Option<Arc<Written>>,
+    /// Whether the report says what was written; only where races between thread blocks are looked for.
+    pub reports_written: bool,
 }
 
 impl LaunchConfig {
@@ -80,6 +86,8 @@ impl LaunchConfig {
             checks: Checks::ALL,
             instruction_limit: 1 << 32,
             host_threads: 0,
+            in_flight: None,
+            reports_written: false,
         }
     }
 }
@@ -144,6 +152,8 @@ pub struct LaunchReport {
     pub counters: Counters,
     /// Faults and undefined behaviour, by thread block; at most one for a pair of instructions.
     pub findings: Vec<Finding>,
+    /// What it wrote, where that was asked for.
+    pub written: Written,
 }
 
 struct BlockResult {
@@ -164,6 +174,7 @@ pub fn launch(
     check_sizes(kernel, config)?;
     let params = lay_out(kernel, arguments)?;
     let (uniform32, uniform64) = uniform_registers(kernel, config, &params);
+    let has_waited = AtomicBool::new(false);
     let context = LaunchContext {
         kernel,
         memory,
@@ -174,6 +185,10 @@ pub fn launch(
         instruction_limit: config.instruction_limit,
         uniform32: &uniform32,
         uniform64: &uniform64,
+        early: config.in_flight.as_deref().map(|in_flight| Early {
+            in_flight,
+            has_waited: &has_waited,
+        }),
     };
     let n_blocks: u64 = config.grid.iter().map(|&n| u64::from(n)).product();
     let n_threads = if kernel.is_order_dependent {
@@ -229,7 +244,14 @@ pub fn launch(
     }
     let results = results.into_inner().expect("the host threads are done");
     let counters = total.into_inner().expect("the host threads are done");
-    Ok(conclude(&context, results, stopped_at.into_inner(), counters))
+    let reports_written = config.reports_written;
+    Ok(conclude(
+        &context,
+        results,
+        stopped_at.into_inner(),
+        counters,
+        reports_written,
+    ))
 }
 
 fn conclude(
@@ -237,6 +259,7 @@ fn conclude(
     results: BTreeMap<u64, BlockResult>,
     stopped_at: u64,
     mut counters: Counters,
+    reports_written: bool,
 ) -> LaunchReport {
     let mut findings: Vec<Finding> = Vec::new();
     let mut logs = Vec::with_capacity(results.len());
@@ -270,7 +293,31 @@ fn conclude(
             });
         }
     }
-    LaunchReport { counters, findings }
+    let last = context.kernel.places.last();
+    if let (Some(early), Some(last)) = (context.early, last)
+        && !early.has_waited.load(Relaxed)
+    {
+        findings.push(Finding {
+            location: Location {
+                kernel: context.kernel.name.clone(),
+                block: [0; 3],
+                warp: 0,
+                lane: 0,
+                instruction: last.into(),
+            },
+            kind: FindingKind::NoWait,
+        });
+    }
+    let written = if reports_written {
+        Written::of(&logs)
+    } else {
+        Written::default()
+    };
+    LaunchReport {
+        counters,
+        findings,
+        written,
+    }
 }
 
 fn location(context: &LaunchContext<'_>, (index, access, lane): (u64, Access, u32)) -> Location {

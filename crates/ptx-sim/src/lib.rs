@@ -3,8 +3,8 @@
 //! [`Module::load`] decodes PTX text, [`launch`] runs a kernel over a grid on simulated [`DeviceMemory`], and the
 //! [`LaunchReport`] says what it did ([`Counters`]: warp instructions by class, memory sectors, bank conflicts, atomics)
 //! and what it did wrong ([`Finding`]s: accesses out of bounds, misaligned or of uninitialized memory, races between warps
-//! and between thread blocks, divergent barriers, asynchronous copies without a wait), each with kernel, thread block,
-//! warp, lane and line.
+//! and between thread blocks, divergent barriers, asynchronous copies without a wait, what a launch that may begin early does
+//! before it waits for those before it), each with kernel, thread block, warp, lane and line.
 //!
 //! The key decision is to run the PTX that ships rather than a twin of the source: what the tests see is what a device
 //! gets. So the crate refuses, when loading, every opcode and modifier that it does not execute as the PTX ISA defines it.
@@ -58,6 +58,7 @@ mod report;
 mod timing;
 mod trace;
 mod types;
+mod written;
 
 pub use crate::{
     counters::{BufferTraffic, Counters, SECTOR_BYTES, SharedTraffic, Traffic},
@@ -67,8 +68,9 @@ pub use crate::{
     memory::{ALLOCATION_ALIGN, DeviceMemory, DevicePtr, GUARD_BYTES},
     op::Class,
     report::{Conflict, Finding, FindingKind, InstructionPlace, Location},
-    timing::{DeviceProfile, Estimate, Lanes, Latencies, Limiter, Residency, estimate},
+    timing::{DeviceProfile, Estimate, Lanes, Latencies, Limiter, Residency, Start, estimate},
     types::Space,
+    written::Written,
 };
 
 /// The examples of the README.

@@ -49,6 +49,8 @@ pub(crate) struct Address {
 pub(crate) enum Order {
     /// An ordinary access: it must not race.
     Weak,
+    /// An ordinary load of what no thread writes while the kernel runs (`ld.global.nc`): it may be made before its place.
+    NonCoherent,
     /// Volatile, relaxed, acquire or release: it may race with its like.
     Strong,
 }
@@ -337,6 +339,10 @@ pub(crate) enum Op {
     },
     Prefetch,
     Fence,
+    /// `griddepcontrol.launch_dependents`: the launches after this one may begin once each thread block has come here or ended.
+    LetNextBegin,
+    /// `griddepcontrol.wait`: the thread waits until the launches before this one are done and what they wrote is there.
+    AwaitEarlier,
     Branch {
         to: u32,
     },

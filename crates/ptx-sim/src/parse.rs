@@ -17,6 +17,8 @@ use crate::{LoadError, types::Ty};
 /// A parsed PTX file.
 #[derive(Debug, Default)]
 pub(crate) struct Source {
+    /// The architecture of `.target`, such as 90; 0 where there is none.
+    pub(crate) target: u32,
     pub(crate) functions: Vec<Function>,
     pub(crate) variables: Vec<Variable>,
     /// Names of the source files that `.loc` numbers.
@@ -214,7 +216,11 @@ impl Parser {
                 self.word()?;
             }
             ".target" => {
-                self.word()?;
+                let name = self.word()?;
+                let number = name
+                    .trim_start_matches("sm_")
+                    .trim_end_matches(char::is_alphabetic);
+                self.source.target = number.parse().unwrap_or(0);
                 while self.accept(',') {
                     self.word()?;
                 }

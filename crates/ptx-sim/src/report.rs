@@ -147,6 +147,23 @@ pub enum FindingKind {
     },
     /// A `trap` instruction. Ends the launch.
     Trap,
+    /// A read of what an earlier launch writes, before the thread waits for it (`griddepcontrol.wait`).
+    EarlyRead {
+        /// First byte accessed.
+        address: u64,
+    },
+    /// A load of what an earlier launch writes that may be made before its place (`ld.global.nc`), behind the wait.
+    StaleRead {
+        /// First byte accessed.
+        address: u64,
+    },
+    /// A write before the thread waits for earlier launches, which may still read or write there.
+    EarlyWrite {
+        /// First byte accessed.
+        address: u64,
+    },
+    /// A launch that may begin early and of which no thread waits: it can be done before those before it.
+    NoWait,
 }
 
 /// A fault or undefined behaviour of a kernel.
@@ -275,6 +292,23 @@ impl fmt::Display for Finding {
                 write!(f, "more than {limit} instructions in one warp")
             }
             FindingKind::Trap => f.write_str("trap"),
+            FindingKind::EarlyRead { address } => write!(
+                f,
+                "global {address:#x} is read before the wait for an earlier launch that writes it"
+            ),
+            FindingKind::StaleRead { address } => write!(
+                f,
+                "global {address:#x} is read by a load that may move before the wait for an earlier launch that writes it"
+            ),
+            FindingKind::EarlyWrite { address } => {
+                write!(
+                    f,
+                    "global {address:#x} is written before the wait for earlier launches"
+                )
+            }
+            FindingKind::NoWait => f.write_str(
+                "no thread waits for earlier launches, though the launch may begin before they are done",
+            ),
         }
     }
 }

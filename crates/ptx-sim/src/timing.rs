@@ -11,9 +11,11 @@
 
 mod cost;
 mod device;
+mod mix;
 mod multiprocessor;
 mod residency;
 mod schedule;
+mod start;
 mod traffic;
 
 use std::{collections::BTreeMap, fmt};
@@ -21,10 +23,12 @@ use std::{collections::BTreeMap, fmt};
 pub use self::{
     device::{DeviceProfile, Lanes, Latencies},
     residency::Residency,
+    start::Start,
 };
 use self::{
     multiprocessor::{Outcome, Work, simulate},
     schedule::Schedule,
+    start::Room,
     traffic::Traffic,
 };
 use crate::{
@@ -97,8 +101,12 @@ impl fmt::Display for Limiter {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Estimate {
-    /// Microseconds from its first instruction to its last.
+    /// Microseconds from its first instruction to its last; where it begins early, from the first behind its wait.
     pub us: f64,
+    /// Microseconds between the launch before and that moment.
+    pub gap_us: f64,
+    /// When it lets launches behind it begin, in microseconds from that moment: all its thread blocks are on multiprocessors and have said so.
+    pub lets_next_us: f64,
     /// Thread blocks of the grid.
     pub thread_blocks: u64,
     /// Of these, those that do at least an eighth of the work of the longest.
@@ -123,10 +131,12 @@ pub struct Estimate {
     pub limiter: Limiter,
     /// Different bytes that it touches of each allocation.
     pub touched: BTreeMap<DevicePtr, u64>,
+    /// What its thread blocks leave of a multiprocessor.
+    room: Room,
 }
 
 /// Estimates the time of a launch of `kernel`, which has `n_registers` registers a thread on the device, and notes in `residency` what it
-/// leaves in the L2 cache. Runs some thread blocks of the grid on `memory`.
+/// leaves in the L2 cache. `start` is how it begins. Runs some thread blocks of the grid on `memory`.
 ///
 /// # Errors
 /// [`LaunchError`] where a device would refuse the launch, or where a thread block does something that a device would stop at.
@@ -138,6 +148,7 @@ pub fn estimate(
     n_registers: u32,
     device: &DeviceProfile,
     residency: &mut Residency,
+    start: &Start,
 ) -> Result<Estimate, LaunchError> {
     check_sizes(kernel, config)?;
     let n_threads = config.block.iter().product::<u32>();
@@ -180,6 +191,9 @@ pub fn estimate(
         l1_sectors: (l1_bytes / SECTOR_BYTES) as usize,
         l2_bytes_per_clock: share(0, device.l2_bytes_per_clock),
         dram_bytes_per_clock: share(1, device.dram_bytes_per_clock()),
+        release: start.lead_us * device.clock_ghz * 1e3,
+        n_early: start.room.blocks(n_threads, n_registers, shared_bytes) as usize,
+        early_share: 1.0 - start.busy_share,
     };
     let outcome = simulate(&work);
     for (&allocation, &bytes) in &traffic.touched {
@@ -194,10 +208,15 @@ pub fn estimate(
     let working_blocks = n_working as f64 * n_blocks as f64 / traces.len() as f64;
     let rounds = n_blocks as f64 / (f64::from(n_resident) * n_multiprocessors);
     let clocks = outcome.clocks * n_of_one as f64 / n_played.max(1) as f64;
-    let us = clocks / device.clock_ghz / 1e3;
+    let us_of = |clocks: f64| clocks / device.clock_ghz / 1e3;
+    let us = us_of(clocks);
+    let n_last = u64::from(n_resident).min(n_blocks.div_ceil(u64::from(device.n_multiprocessors)));
     let all_dram = device.dram_bytes_per_clock();
     Ok(Estimate {
         us,
+        gap_us: start.gap_us,
+        lets_next_us: (us - us_of(outcome.clocks - outcome.lets_next)).max(0.0),
+        room: Room::beside(n_last as u32, n_threads, n_registers, shared_bytes, device),
         thread_blocks: n_blocks,
         working_blocks: working_blocks.round() as u64,
         resident_blocks: n_resident,
@@ -262,6 +281,7 @@ fn run_samples(
         instruction_limit: config.instruction_limit,
         uniform32: &uniform32,
         uniform64: &uniform64,
+        early: None,
     };
     let [x, y, _] = config.grid.map(u64::from);
     let n_blocks: u64 = config.grid.iter().map(|&n| u64::from(n)).product();

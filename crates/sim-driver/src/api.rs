@@ -5,6 +5,7 @@
 //! calling thread, and does not find what belongs to another.
 
 mod copy_2d;
+mod launch_record;
 #[cfg(test)]
 mod tests;
 
@@ -14,7 +15,7 @@ use std::{
 };
 
 use tokenmill_cuda_exec::Api;
-use tokenmill_ptx_sim::{Arguments, LaunchConfig};
+use tokenmill_ptx_sim::Arguments;
 
 use crate::{
     code::{self, Outcome, describe},
@@ -23,7 +24,7 @@ use crate::{
     host_memory::HostMemory,
 };
 
-use self::copy_2d::Copy2d;
+use self::{copy_2d::Copy2d, launch_record::LaunchRecord};
 
 /// The name of a simulated GPU, as C has it.
 const NAME: &CStr = c"simulated GPU";
@@ -95,6 +96,31 @@ unsafe fn write_log(
         // SAFETY: as above.
         unsafe { to.add(n_bytes).write(0) };
     }
+}
+
+/// Queues a launch.
+///
+/// # Safety
+/// The parameters are as many as the kernel declares, each with a value of the declared size; the record's attributes are there.
+unsafe fn launch(
+    state: &mut State,
+    function: *mut c_void,
+    record: &LaunchRecord,
+    params: *mut *mut c_void,
+) -> Outcome {
+    let mut arguments = Arguments::new();
+    for (index, &n_bytes) in state.context.param_bytes(function as u64)?.iter().enumerate() {
+        // SAFETY: the caller says that there are so many.
+        let param = unsafe { *params.add(index) };
+        // SAFETY: the caller says that it has this size.
+        let value = unsafe { slice::from_raw_parts(param.cast::<u8>(), n_bytes) };
+        arguments = arguments.bytes(value);
+    }
+    // SAFETY: the caller says that they are there.
+    let is_early = unsafe { record.is_early() }?;
+    let (config, shared_bytes) = record.config();
+    let stream = record.stream();
+    state.launch(stream, function as u64, config, shared_bytes, arguments, is_early)
 }
 
 /// Writes exported functions: their names, their arguments, and what they do; and [`symbol`]. All are called by a program that
@@ -289,18 +315,22 @@ exported! {
         params: *mut *mut c_void,
         _extra: *mut *mut c_void
     ) {
-        status(in_context(|state| {
-            let mut arguments = Arguments::new();
-            for (index, &n_bytes) in state.context.param_bytes(function as u64)?.iter().enumerate() {
-                // SAFETY: a kernel's parameters are as many as it declares.
-                let param = unsafe { *params.add(index) };
-                // SAFETY: a parameter points to a value of the declared size.
-                let value = unsafe { slice::from_raw_parts(param.cast::<u8>(), n_bytes) };
-                arguments = arguments.bytes(value);
-            }
-            let config = LaunchConfig::new([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-            state.launch(stream as u64, function as u64, config, shared_bytes, arguments)
-        }))
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let record = LaunchRecord::plain(grid, block, shared_bytes, stream);
+        // SAFETY: the caller's parameters are those of the kernel.
+        status(in_context(|state| unsafe { launch(state, function, &record, params) }))
+    }
+
+    cuLaunchKernelEx(
+        record: *const LaunchRecord,
+        function: *mut c_void,
+        params: *mut *mut c_void,
+        _extra: *mut *mut c_void
+    ) {
+        // SAFETY: the caller's pointer.
+        let record = unsafe { *record };
+        // SAFETY: the caller's parameters are those of the kernel.
+        status(in_context(|state| unsafe { launch(state, function, &record, params) }))
     }
 
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, n_bytes: usize, stream: *mut c_void) {

@@ -16,7 +16,7 @@ use std::{
     },
 };
 
-use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr, LaunchConfig, MemoryError, Module};
+use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr, LaunchConfig, MemoryError, Module, Written};
 
 use crate::{
     code::{self, Outcome},
@@ -78,6 +78,8 @@ enum Operation {
         function: usize,
         config: LaunchConfig,
         arguments: Arguments,
+        /// Whether it may begin before the launch before it is done.
+        is_early: bool,
     },
     Upload {
         from: HostMemory,
@@ -116,11 +118,14 @@ pub(crate) struct Context {
     takes_ptx: bool,
     has_compiler: bool,
     captures: bool,
+    capability: (i32, i32),
     modules: Vec<Module>,
     /// The PTX of each module, by its hash: where launches are estimated.
     texts: Vec<u64>,
     functions: HashMap<u64, Function>,
     streams: HashMap<u64, VecDeque<Operation>>,
+    /// By stream: what the kernels write whose launches have run since something else, or a launch that waits for all before it.
+    in_flight: HashMap<u64, Arc<Written>>,
     events: HashMap<u64, Event>,
     graphs: HashMap<u64, Arc<[Operation]>>,
     capture: Option<Capture>,
@@ -159,10 +164,12 @@ impl Context {
             takes_ptx: spec.takes_ptx,
             has_compiler: spec.has_compiler,
             captures: spec.captures,
+            capability: spec.capability,
             modules: Vec::new(),
             texts: Vec::new(),
             functions: HashMap::new(),
             streams: HashMap::new(),
+            in_flight: HashMap::new(),
             events: HashMap::new(),
             graphs: HashMap::new(),
             capture: None,
@@ -263,6 +270,13 @@ impl Context {
             return refused(code::INVALID_PTX, "the image is no text");
         };
         match Module::load(ptx, &mut self.memory) {
+            Ok(module) if module.target() > self.architecture() => {
+                let said = format!(
+                    "ptxas fatal   : .target sm_{} is newer than the GPU",
+                    module.target()
+                );
+                (Err(code::INVALID_PTX), said)
+            }
             Ok(module) => {
                 self.modules.push(module);
                 self.texts.push(timing::hash(ptx));
@@ -273,6 +287,11 @@ impl Context {
                 (Err(code::INVALID_PTX), error.to_string())
             }
         }
+    }
+
+    /// Its compute capability as PTX has it, such as 90.
+    fn architecture(&self) -> u32 {
+        (self.capability.0 * 10 + self.capability.1) as u32
     }
 
     pub(crate) fn function(&mut self, module: u64, name: &str) -> Outcome<u64> {
@@ -430,8 +449,12 @@ impl State {
         mut config: LaunchConfig,
         shared_bytes: u32,
         arguments: Arguments,
+        is_early: bool,
     ) -> Outcome {
         self.context.check()?;
+        if is_early && self.context.architecture() < 90 {
+            return Err(code::NOT_SUPPORTED);
+        }
         let found = self.context.functions.get(&function);
         if shared_bytes > found.ok_or(code::INVALID_HANDLE)?.max_shared_bytes {
             return Err(code::INVALID_VALUE);
@@ -458,6 +481,7 @@ impl State {
                 function: function as usize,
                 config,
                 arguments,
+                is_early,
             },
         )
     }

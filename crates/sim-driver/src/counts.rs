@@ -10,6 +10,8 @@ use tokenmill_ptx_sim::Counters;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) kernels: BTreeMap<String, (u64, Counters)>,
+    /// Launches that could begin before those before them were done.
+    pub(crate) n_early: u64,
     pub(crate) n_captured: u64,
     pub(crate) n_replayed: u64,
     /// How often the context was opened.

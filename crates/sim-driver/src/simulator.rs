@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tokenmill_cuda_exec::{Api, Buffers, Cubins, Device, DeviceOptions};
+use tokenmill_cuda_exec::{Api, Buffers, Cubins, Device, DeviceOptions, Launches};
 use tokenmill_ptx_sim::{Counters, DeviceProfile};
 
 use crate::{
@@ -21,6 +21,8 @@ use crate::{
 pub struct SimOptions {
     /// Its memory.
     pub total_bytes: u64,
+    /// Its compute capability. From 9.0 on launches begin before those before them are done, with every check.
+    pub capability: (i32, i32),
     /// Whether its driver finds the compiler for PTX.
     pub has_compiler: bool,
 }
@@ -29,6 +31,7 @@ impl Default for SimOptions {
     fn default() -> Self {
         Self {
             total_bytes: GpuSpec::default().total_bytes,
+            capability: (9, 0),
             has_compiler: true,
         }
     }
@@ -49,6 +52,7 @@ impl Simulator {
     pub fn new(options: &SimOptions) -> Self {
         let (ordinal, gpu) = gpu::add(GpuSpec {
             total_bytes: options.total_bytes,
+            capability: options.capability,
             has_compiler: options.has_compiler,
             is_added: true,
             ..GpuSpec::default()
@@ -62,12 +66,24 @@ impl Simulator {
         let (ordinal, gpu) = gpu::add(GpuSpec {
             total_bytes: profile.memory_bytes,
             n_multiprocessors: profile.n_multiprocessors as i32,
+            capability: capability_of(profile.architecture),
             is_added: true,
             is_sparse: true,
             ..GpuSpec::default()
         });
         gpu.lock().timing = Some(Timing::new(profile, registers));
         Self { gpu, ordinal }
+    }
+
+    /// A GPU that [estimates](Self::estimating), opened so that launches begin early where its capability allows, or in order.
+    ///
+    /// # Panics
+    /// As [`Self::device`].
+    pub fn device_with_launches(&self, launches: Launches) -> Device {
+        self.open(DeviceOptions {
+            launches,
+            ..DeviceOptions::default()
+        })
     }
 
     /// The launches since this was last called, where they are estimated.
@@ -94,9 +110,16 @@ impl Simulator {
     /// # Panics
     /// As [`Self::device`].
     pub fn device_with(&self, cubins: Option<Cubins>) -> Device {
+        self.open(DeviceOptions {
+            cubins,
+            ..DeviceOptions::default()
+        })
+    }
+
+    fn open(&self, options: DeviceOptions) -> Device {
         let options = DeviceOptions {
             buffers: Buffers::Apart,
-            cubins,
+            ..options
         };
         Device::open_with(&api::functions(), self.ordinal, options)
             .expect("a simulated GPU without a fault opens")
@@ -132,6 +155,11 @@ impl Simulator {
         self.gpu.lock().counts.kernels.clone()
     }
 
+    /// Launches so far that could begin before those before them were done, replays included.
+    pub fn n_early_launches(&self) -> u64 {
+        self.gpu.lock().counts.n_early
+    }
+
     /// Graphs made and graphs replayed so far.
     pub fn graph_counts(&self) -> (u64, u64) {
         let counts = &self.gpu.lock().counts;
@@ -155,4 +183,13 @@ impl Drop for Simulator {
         // Where it is still open, it goes when it is closed.
         gpu::remove_if_unused(self.ordinal);
     }
+}
+
+/// The compute capability of an architecture: (9, 0) of `sm_90a`.
+fn capability_of(architecture: &str) -> (i32, i32) {
+    let number = architecture
+        .trim_start_matches("sm_")
+        .trim_end_matches(char::is_alphabetic);
+    let number: i32 = number.parse().expect("profiles name an architecture");
+    (number / 10, number % 10)
 }

@@ -10,7 +10,8 @@ use std::{
 
 use tokenmill_cuda_exec::modules;
 use tokenmill_ptx_sim::{
-    Arguments, DeviceMemory, DeviceProfile, DevicePtr, Estimate, Kernel, LaunchConfig, Residency, estimate,
+    Arguments, DeviceMemory, DeviceProfile, DevicePtr, Estimate, Kernel, LaunchConfig, Residency, Start,
+    estimate,
 };
 
 /// Registers a thread has on a device, by module and kernel.
@@ -47,6 +48,7 @@ struct Key {
     block: [u32; 3],
     shared_bytes: u32,
     arguments: Vec<Argument>,
+    start: [u64; 4],
 }
 
 /// Estimates launches and keeps the list.
@@ -60,6 +62,8 @@ pub(crate) struct Timing {
     /// With the buffers that the launch was played with.
     known: HashMap<Key, (Estimate, Vec<Option<DevicePtr>>)>,
     launches: Vec<LaunchEstimate>,
+    /// The launch before, where nothing else was queued since.
+    last: Option<Estimate>,
 }
 
 /// The hash of a module's PTX.
@@ -71,9 +75,16 @@ pub(crate) fn hash(ptx: &str) -> u64 {
 
 impl Timing {
     pub(crate) fn new(profile: &'static DeviceProfile, registers: Registers) -> Self {
-        let names = (modules::all().into_iter())
-            .filter_map(|module| Some((hash(&modules::ptx(&module.name)?), module.name)))
-            .collect();
+        let mut names = HashMap::new();
+        for module in modules::all() {
+            let Some(ptx) = modules::ptx(&module.name) else {
+                continue;
+            };
+            if let Some(early) = modules::early_variant(&ptx) {
+                names.insert(hash(&early), module.name.clone());
+            }
+            names.insert(hash(&ptx), module.name);
+        }
         Self {
             profile,
             registers,
@@ -81,7 +92,13 @@ impl Timing {
             residency: Residency::new(),
             known: HashMap::new(),
             launches: Vec::new(),
+            last: None,
         }
+    }
+
+    /// Notes that something else than a launch comes before the next.
+    pub(crate) fn forget_last(&mut self) {
+        self.last = None;
     }
 
     pub(crate) fn take(&mut self) -> Vec<LaunchEstimate> {
@@ -96,6 +113,7 @@ impl Timing {
         memory: &DeviceMemory,
         config: &LaunchConfig,
         arguments: &Arguments,
+        is_early: bool,
     ) -> Result<(), String> {
         let module = self
             .names
@@ -108,7 +126,13 @@ impl Timing {
             .values()
             .map(|value| Some(memory.allocation_at(address(value)?)?.0))
             .collect();
+        let before = self.last.take().filter(|_| is_early);
+        let start = match &before {
+            Some(before) => Start::early(before, self.profile),
+            None => Start::after(self.profile),
+        };
         let key = Key {
+            start: start.key(),
             text,
             kernel: name.1.clone(),
             grid: config.grid,
@@ -136,11 +160,13 @@ impl Timing {
                 registers,
                 self.profile,
                 &mut self.residency,
+                &start,
             )
             .map_err(|error| error.to_string())?;
             self.known.insert(key, (estimate.clone(), buffers));
             estimate
         };
+        self.last = Some(estimate.clone());
         self.launches.push(LaunchEstimate {
             module: name.0,
             kernel: name.1,

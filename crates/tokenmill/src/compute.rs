@@ -64,6 +64,8 @@ pub struct GpuOptions {
     pub has_buffers_apart: bool,
     /// Kernels that were compiled ahead, an archive of them, for a driver that compiles none.
     pub cubins: Option<Arc<[u8]>>,
+    /// Whether each kernel begins only when the one before it is done, where newer GPUs could let it begin before and wait.
+    pub launches_in_order: bool,
 }
 
 /// What a model computes with.

@@ -29,7 +29,7 @@ mod group;
 mod with_cuda {
     use tokenmill_backend::{MemoryPlan, NetworkShape, Side};
     use tokenmill_cpu_exec::CpuBackend;
-    use tokenmill_cuda_exec::{Buffers, Cubins, CudaBackend, CudaExecError, Device, DeviceOptions};
+    use tokenmill_cuda_exec::{Buffers, Cubins, CudaBackend, CudaExecError, Device, DeviceOptions, Launches};
     use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
     use tokenmill_placed::{BatchThreshold, DeviceLayers, Placed, PlacementRequest};
 
@@ -50,6 +50,11 @@ mod with_cuda {
                 Buffers::Together
             },
             cubins: options.cubins.clone().map(Cubins::new),
+            launches: if options.launches_in_order {
+                Launches::InOrder
+            } else {
+                Launches::Early
+            },
         };
         Device::open_as(ordinal, options).map_err(|error| Error::Gpu(error.into()))
     }

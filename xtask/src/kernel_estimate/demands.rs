@@ -8,6 +8,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
 use anyhow::{Context, bail};
+use tokenmill_cuda_exec::Launches;
 use tokenmill_sim_driver::LaunchEstimate;
 
 use super::{
@@ -97,7 +98,8 @@ fn find() -> anyhow::Result<Missed> {
     let mut all = Missed::new();
     for shape in &STEPS {
         let name = format!("{}/{}/{}", shape.model, shape.recipe, shape.context);
-        let steps = Step::estimate(shape, &[1], device(DEVICE)?)?;
+        // One after the other: a launch that begins early has had a part of its loads before.
+        let steps = Step::estimate(shape, &[1], device(DEVICE)?, Launches::InOrder)?;
         for launch in steps.iter().flat_map(|step| &step.launches) {
             let place = format!("{}/{}/{}", launch.module, launch.kernel, grid(launch));
             for (demand, figure) in missed(launch) {

@@ -9,7 +9,7 @@ use tokenmill_backend::{
     Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowMask, RowOutput, SampleRow, SamplingParams,
     SeqState, TokenSource,
 };
-use tokenmill_cuda_exec::CudaBackend;
+use tokenmill_cuda_exec::{CudaBackend, Launches};
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_ptx_sim::DeviceProfile;
 use tokenmill_sim_driver::{LaunchEstimate, Registers, Simulator};
@@ -54,6 +54,7 @@ impl Step {
         shape: &Shape<'_>,
         rows: &[usize],
         device: &'static DeviceProfile,
+        begin: Launches,
     ) -> anyhow::Result<Vec<Self>> {
         let most = rows.iter().copied().max().unwrap_or(1);
         let name = format!(
@@ -83,7 +84,7 @@ impl Step {
             ..ModelOptions::default()
         };
         let simulator = Simulator::estimating(device, registers(device)?);
-        let backend = CudaBackend::new(simulator.device())?;
+        let backend = CudaBackend::new(simulator.device_with_launches(begin))?;
         let mut executor = model.load_on(backend, &options, &mut |_| {})?;
         let mut steps = Vec::with_capacity(rows.len());
         for &n_rows in rows {
@@ -106,7 +107,12 @@ impl Step {
     /// Microseconds of the step, with what launching takes.
     pub(super) fn us(&self) -> f64 {
         let launches = self.launches.iter().map(|launch| launch.estimate.us);
-        launches.sum::<f64>() + self.launches.len() as f64 * self.device.launch_us
+        launches.sum::<f64>() + self.gaps_us()
+    }
+
+    /// Microseconds between its launches.
+    pub(super) fn gaps_us(&self) -> f64 {
+        self.launches.iter().map(|launch| launch.estimate.gap_us).sum()
     }
 
     /// Bytes that come from device memory.

@@ -23,6 +23,7 @@ fn rows(step: &Step) -> Vec<Row<'_>> {
             (&other.module, &other.kernel, other.grid, other.block)
                 == (&launch.module, &launch.kernel, launch.grid, launch.block)
                 && (other.estimate.us - launch.estimate.us).abs() < 0.05
+                && (other.estimate.gap_us - launch.estimate.gap_us).abs() < 0.05
         };
         match rows.iter_mut().find(is_alike) {
             Some(row) => row.count += 1,
@@ -70,18 +71,19 @@ pub(super) fn render(shape: &Shape<'_>, step: &Step) -> String {
     );
     let _ = writeln!(
         out,
-        "| launch | n | grid x threads | rounds | us each | us all | GB/s | KB in flight, mean / most | limit |"
+        "| launch | n | grid x threads | rounds | gap | us each | us all | GB/s | KB in flight, mean / most | limit |"
     );
-    let _ = writeln!(out, "|---|---:|---:|---:|---:|---:|---:|---:|---|");
+    let _ = writeln!(out, "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|");
     for Row { launch, count } in rows(step) {
         let estimate = &launch.estimate;
         let _ = writeln!(
             out,
-            "| `{}/{}` | {count} | {} | {:.2} | {:.1} | {:.0} | {:.0} | {:.1} / {:.1} | {} |",
+            "| `{}/{}` | {count} | {} | {:.2} | {:.1} | {:.1} | {:.0} | {:.0} | {:.1} / {:.1} | {} |",
             launch.module,
             launch.kernel,
             grid(launch),
             estimate.rounds,
+            estimate.gap_us,
             estimate.us,
             estimate.us * count as f64,
             estimate.dram_bytes / estimate.us / 1e3,
@@ -93,9 +95,9 @@ pub(super) fn render(shape: &Shape<'_>, step: &Step) -> String {
     let n = step.launches.len();
     let _ = writeln!(
         out,
-        "| between launches | {n} | | | {:.1} | {:.0} | | | |",
-        step.device.launch_us,
-        step.device.launch_us * n as f64
+        "| between launches | {n} | | | {:.1} | | {:.0} | | | |",
+        step.gaps_us() / n as f64,
+        step.gaps_us()
     );
     let _ = writeln!(
         out,
@@ -120,6 +122,7 @@ pub(super) fn json(shape: &Shape<'_>, step: &Step) -> Value {
                 "grid": launch.grid,
                 "threads": launch.block[0],
                 "us": estimate.us,
+                "gap_us": estimate.gap_us,
                 "thread_blocks_at_work": estimate.working_blocks,
                 "resident_thread_blocks": estimate.resident_blocks,
                 "rounds": estimate.rounds,
@@ -141,6 +144,7 @@ pub(super) fn json(shape: &Shape<'_>, step: &Step) -> Value {
         "context": shape.context,
         "device": step.device.name,
         "launch_us": step.device.launch_us,
+        "gaps_us": step.gaps_us(),
         "us": step.us(),
         "tokens_per_s": rate(step),
         "dram_bytes": step.dram_bytes(),

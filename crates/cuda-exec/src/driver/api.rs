@@ -16,6 +16,10 @@ pub(super) type Code = u32;
 /// A context, stream, module, function, event or graph of the driver, or host memory.
 pub(super) type Pointer = *mut c_void;
 
+/// `cuLaunchKernelEx`.
+pub(super) type LaunchWithAttributes =
+    unsafe extern "C" fn(*const sys::CUlaunchConfig, Pointer, *mut Pointer, *mut Pointer) -> Code;
+
 /// Writes the table: the name here, the driver's name, and the arguments.
 macro_rules! driver_functions {
     ($($field:ident = $name:literal ($($ty:ty),*);)*) => {
@@ -23,6 +27,8 @@ macro_rules! driver_functions {
         #[derive(Clone, Copy, Debug)]
         pub struct Api {
             $(pub(super) $field: unsafe extern "C" fn($($ty),*) -> Code,)*
+            /// `cuLaunchKernelEx`, which drivers have from CUDA 11.8 on.
+            pub(super) launch_with_attributes: Option<LaunchWithAttributes>,
         }
 
         impl Api {
@@ -39,6 +45,11 @@ macro_rules! driver_functions {
                         // SAFETY: the caller says that this is the driver's function of this name, whose arguments are these.
                         unsafe { std::mem::transmute::<*const c_void, unsafe extern "C" fn($($ty),*) -> Code>(address) }
                     },)*
+                    launch_with_attributes: {
+                        let address = find("cuLaunchKernelEx").filter(|address| !address.is_null());
+                        // SAFETY: as above.
+                        address.map(|address| unsafe { std::mem::transmute::<*const c_void, LaunchWithAttributes>(address) })
+                    },
                 })
             }
         }

@@ -10,15 +10,17 @@ mod kernels;
 use std::{
     ffi::{CStr, c_char},
     ptr::{self, NonNull},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use cudarc::driver::sys::{
-    CUdevice_attribute as Attribute, CUevent_flags, CUstream_flags, CUstreamCaptureMode,
+    self, CUdevice_attribute as Attribute, CUevent_flags, CUstream_flags, CUstreamCaptureMode,
 };
 
 use super::{
-    Api, Args, Buffers, DeviceInfo, Handle, LaunchShape, NEEDED_CAPABILITY, NEEDED_CUDA, Poison, Stream,
-    api::{Code, Pointer, is_present, version_from},
+    Api, Args, Buffers, DeviceInfo, EARLY_CAPABILITY, EARLY_CUDA, Handle, Kernel, LaunchShape,
+    NEEDED_CAPABILITY, NEEDED_CUDA, Poison, Stream,
+    api::{Code, LaunchWithAttributes, Pointer, is_present, version_from},
     codes::{self, Meaning},
 };
 use crate::{CudaExecError, error::Result};
@@ -33,6 +35,8 @@ pub(super) struct Driver {
     context: Handle,
     streams: [Handle; Stream::ALL.len()],
     buffers: Buffers,
+    /// Of each stream: whether what was queued last is a launch.
+    follows_launch: [AtomicBool; Stream::ALL.len()],
     poison: Poison,
 }
 
@@ -178,6 +182,7 @@ impl Driver {
             context: handle(context),
             streams: [0; Stream::ALL.len()],
             buffers,
+            follows_launch: Default::default(),
             poison: Poison::default(),
         };
         driver.enter("opening the GPU")?;
@@ -201,8 +206,17 @@ impl Driver {
         self.buffers
     }
 
+    /// A stream to queue something else on than a launch.
     fn stream(&self, stream: Stream) -> Pointer {
+        self.follows_launch[stream as usize].store(false, Relaxed);
         pointer(self.streams[stream as usize])
+    }
+
+    /// Whether launches of kernels that wait may begin before those before them are done.
+    pub(super) fn can_begin_early(&self) -> bool {
+        self.api.launch_with_attributes.is_some()
+            && self.info.capability >= EARLY_CAPABILITY
+            && self.info.cuda_version >= EARLY_CUDA
     }
 
     /// Makes the context current on this thread.
@@ -296,18 +310,36 @@ impl Driver {
     pub(super) fn launch(
         &self,
         stream: Stream,
-        function: Handle,
+        kernel: Kernel,
         shape: LaunchShape,
         args: &Args<'_>,
     ) -> Result<()> {
         self.enter("launching a kernel")?;
-        let [x, y, z] = shape.grid;
         let mut pointers = args.pointers();
+        let follows_launch = &self.follows_launch[stream as usize];
+        // Only of a launch is it promised that one behind it may begin early and wait.
+        let is_early = kernel.awaits_earlier && follows_launch.load(Relaxed);
+        let code = match self.api.launch_with_attributes {
+            Some(launch) if is_early => self.launch_early(launch, stream, kernel, shape, &mut pointers),
+            _ => self.launch_in_order(stream, kernel, shape, &mut pointers),
+        };
+        follows_launch.store(code == 0, Relaxed);
+        self.check("launching a kernel", code)
+    }
+
+    fn launch_in_order(
+        &self,
+        stream: Stream,
+        kernel: Kernel,
+        shape: LaunchShape,
+        pointers: &mut [Pointer],
+    ) -> Code {
+        let [x, y, z] = shape.grid;
         // SAFETY: the function is of this context; the pointers are to values that live until the call returns, which
         // copies them; what a kernel may touch is said at the top of the seam.
-        let code = unsafe {
+        unsafe {
             (self.api.launch)(
-                pointer(function),
+                pointer(kernel.function),
                 x,
                 y,
                 z,
@@ -315,12 +347,50 @@ impl Driver {
                 1,
                 1,
                 shape.shared_bytes,
-                self.stream(stream),
+                pointer(self.streams[stream as usize]),
                 pointers.as_mut_ptr(),
                 ptr::null_mut(),
             )
+        }
+    }
+
+    /// Launches with the attribute of programmatic stream serialization.
+    fn launch_early(
+        &self,
+        launch: LaunchWithAttributes,
+        stream: Stream,
+        kernel: Kernel,
+        shape: LaunchShape,
+        pointers: &mut [Pointer],
+    ) -> Code {
+        let [x, y, z] = shape.grid;
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
         };
-        self.check("launching a kernel", code)
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: shape.n_threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shape.shared_bytes,
+            hStream: pointer(self.streams[stream as usize]).cast(),
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
+        // SAFETY: as in `launch_in_order`; configuration and attribute live until the call returns.
+        unsafe {
+            launch(
+                &raw const config,
+                pointer(kernel.function),
+                pointers.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        }
     }
 
     /// An event; one without times is cheaper for streams to wait for.

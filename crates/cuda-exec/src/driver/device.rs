@@ -4,7 +4,7 @@
 //! where there are several modules; clones are one device.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::SeqCst},
@@ -16,8 +16,8 @@ use bytemuck::Pod;
 use rayon::prelude::*;
 
 use super::{
-    Api, Args, Buffer, DeviceInfo, DeviceOptions, Handle, Kernel, KernelResources, LaunchShape, Pinned,
-    Stream, UNASKED_SHARED_BYTES, View, ViewMut, cuda::Driver, memory::Arena,
+    Api, Args, Buffer, DeviceInfo, DeviceOptions, Handle, Kernel, KernelResources, LaunchShape, Launches,
+    Pinned, Stream, UNASKED_SHARED_BYTES, View, ViewMut, cuda::Driver, memory::Arena,
 };
 use crate::{CudaExecError, error::Result, modules};
 
@@ -48,6 +48,8 @@ struct LoadedModule {
     handle: Handle,
     /// What the driver's compiler said of it.
     log: String,
+    /// Kernels that wait themselves for the launches before them.
+    waiting: BTreeSet<String>,
 }
 
 /// How far each stream is known to be, so that what is known to be done is not waited for.
@@ -252,12 +254,13 @@ impl Device {
     /// [`CudaExecError::DriverTooOld`] or [`CudaExecError::NoKernel`].
     pub fn kernel(&self, module: &str, kernel: &str) -> Result<Kernel> {
         // Where the driver is lazy, it is only now that a kernel is loaded.
-        let function = self.timed(|| {
-            let handle = self.module(module, kernel)?;
-            self.shared.driver.function(handle, kernel)
+        let (function, awaits_earlier) = self.timed(|| {
+            let (handle, awaits_earlier) = self.module(module, kernel)?;
+            Ok((self.shared.driver.function(handle, kernel)?, awaits_earlier))
         })?;
         Ok(Kernel {
             function: function.ok_or_else(|| no_kernel(module, kernel))?,
+            awaits_earlier,
         })
     }
 
@@ -305,25 +308,39 @@ impl Device {
         loaded
     }
 
-    fn module(&self, module: &str, kernel: &str) -> Result<Handle> {
+    /// Whether launches may begin before those before them are done.
+    fn begins_early(&self) -> bool {
+        self.shared.options.launches == Launches::Early && self.shared.driver.can_begin_early()
+    }
+
+    /// A module, loaded where that was not done yet, and whether a kernel of it waits for the launches before it.
+    fn module(&self, module: &str, kernel: &str) -> Result<(Handle, bool)> {
         let found = modules::entry(module).ok_or_else(|| no_kernel(module, kernel))?;
         // Only the table is locked while a module is compiled, so that others are at the same time.
         let slot = Arc::clone(lock(&self.shared.modules).entry(found.name).or_default());
         let loaded = slot.get_or_init(|| {
-            let ptx = found.ptx().expect("the archive is as `cargo xtask ptx` wrote it");
+            let mut ptx = found.ptx().expect("the archive is as `cargo xtask ptx` wrote it");
+            let mut waiting = BTreeSet::new();
+            if self.begins_early()
+                && let Some(early) = modules::early_variant(&ptx)
+            {
+                waiting = modules::waiting_kernels(&early);
+                ptx = early;
+            }
             let driver = &self.shared.driver;
             let (handle, log) = match driver.load_module(found.name, ptx.as_bytes()) {
                 Err(refused @ (CudaExecError::NoJitCompiler { .. } | CudaExecError::DriverTooOld { .. })) => {
                     let cubins = self.shared.options.cubins.as_ref();
                     let cubin = cubins.and_then(|cubins| cubins.find(self.info().capability, found.name));
+                    waiting.clear();
                     driver.load_module(found.name, &cubin.ok_or(refused)?)?
                 }
                 loaded => loaded?,
             };
-            Ok(LoadedModule { handle, log })
+            Ok(LoadedModule { handle, log, waiting })
         });
         match loaded {
-            Ok(module) => Ok(module.handle),
+            Ok(module) => Ok((module.handle, module.waiting.contains(kernel))),
             Err(error) => Err(error.clone()),
         }
     }
@@ -338,9 +355,7 @@ impl Device {
         }
         args.check()?;
         self.shared.n_launches.fetch_add(1, SeqCst);
-        self.shared
-            .driver
-            .launch(Stream::Compute, kernel.function, shape, args)
+        self.shared.driver.launch(Stream::Compute, kernel, shape, args)
     }
 
     /// Makes `later` wait for all that is queued on `earlier` now.

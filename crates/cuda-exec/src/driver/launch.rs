@@ -14,6 +14,8 @@ use crate::error::{CudaExecError, Result};
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     pub(super) function: Handle,
+    /// Whether it waits itself for the launches before it, so that it may begin early.
+    pub(super) awaits_earlier: bool,
 }
 
 /// Thread blocks, threads and dynamic shared memory of a launch.

@@ -39,6 +39,10 @@ pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
 /// The oldest GPUs that the kernels run on.
 pub(crate) const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
 
+/// The oldest GPUs whose launches may begin before those before them are done, and the CUDA version from which on that can be captured.
+pub(crate) const EARLY_CAPABILITY: (u32, u32) = (9, 0);
+pub(crate) const EARLY_CUDA: (u32, u32) = (12, 3);
+
 /// Dynamic shared memory that every kernel may have without asking: 48 KiB less 128 bytes, since what a kernel declares itself counts
 /// too, and no kernel with dynamic memory declares more than that.
 pub(crate) const UNASKED_SHARED_BYTES: usize = (48 << 10) - 128;
@@ -63,8 +67,21 @@ impl Stream {
 pub struct DeviceOptions {
     /// How buffers lie in its memory.
     pub buffers: Buffers,
-    /// Kernels compiled ahead, for a driver that compiles none.
+    /// Kernels compiled ahead, for a driver that compiles none. Their launches follow each other in order.
     pub cubins: Option<Cubins>,
+    /// When launches begin.
+    pub launches: Launches,
+}
+
+/// When the launches of a device begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Launches {
+    /// Before those before them are done, where kernels wait for what they need and the device can do it: from compute capability 9.0 on, with
+    /// a driver for CUDA 12.3 or newer.
+    #[default]
+    Early,
+    /// When those before them are done.
+    InOrder,
 }
 
 /// What a kernel takes of a multiprocessor, as the driver compiled it.

@@ -54,7 +54,8 @@ fn access(modifiers: &[&str], is_load: bool) -> Option<Access> {
             | "L1::evict_first"
             | "L1::evict_last"
             | "L1::no_allocate" => {}
-            "ca" | "lu" | "cv" | "nc" | "L2::64B" | "L2::128B" | "L2::256B" if is_load => {}
+            "nc" if is_load => access.order = Order::NonCoherent,
+            "ca" | "lu" | "cv" | "L2::64B" | "L2::128B" | "L2::256B" if is_load => {}
             "wb" | "wt" if !is_load => {}
             _ => return None,
         }

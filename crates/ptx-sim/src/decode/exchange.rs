@@ -45,6 +45,12 @@ impl Decoder<'_> {
                 }
                 self.emit(Op::Fence);
             }
+            // Devices have it from compute capability 9.0 on.
+            (["griddepcontrol", action], []) if self.source.target >= 90 => match *action {
+                "launch_dependents" => self.emit(Op::LetNextBegin),
+                "wait" => self.emit(Op::AwaitEarlier),
+                _ => return Ok(false),
+            },
             (["bar" | "barrier", ..], _) => return self.barrier(&modifiers[1..], operands),
             (["shfl", "sync", mode, "b32"], _) => return self.shuffle(mode, operands),
             (["vote", "sync", mode, ty], [d, a, members]) => return self.vote(mode, ty, d, a, members),

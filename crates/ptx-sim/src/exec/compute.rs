@@ -175,7 +175,8 @@ impl BlockRunner<'_> {
             Op::CopyCommit => warp.copies.commit(mask),
             Op::CopyWait { pending } => self.copy_wait(warp, pending, mask),
             Op::Fence => self.log.fence(),
-            Op::Prefetch | Op::WarpBarrier { .. } => {}
+            Op::AwaitEarlier => self.await_earlier(warp, mask),
+            Op::Prefetch | Op::LetNextBegin | Op::WarpBarrier { .. } => {}
             Op::Shuffle {
                 f,
                 d,

@@ -149,6 +149,7 @@ impl BlockRunner<'_> {
             let access = &WarpAccess { mask, ..*access };
             runner.note_global(warp, access, kind, index);
             runner.check_written(warp, access, index);
+            let poisoned = runner.check_early_read(warp, access);
             let allocation = runner.context.memory.allocation(index);
             let base = allocation.address;
             if access.element_bytes >= 4 {
@@ -169,6 +170,7 @@ impl BlockRunner<'_> {
                     }
                 }
             }
+            Self::poison(words, poisoned);
         })
     }
 
@@ -186,6 +188,7 @@ impl BlockRunner<'_> {
         self.by_allocation(warp, access, |runner, index, mask| {
             let access = &WarpAccess { mask, ..*access };
             runner.note_global(warp, access, kind, index);
+            runner.check_early_write(warp, access);
             let allocation = runner.context.memory.allocation(index);
             let bytes = access.bytes() as usize;
             for lane in lanes_of(mask) {
@@ -219,6 +222,7 @@ impl BlockRunner<'_> {
             let access = &WarpAccess { mask, ..*access };
             runner.note_global(warp, access, AccessKind::Atomic, index);
             runner.check_written(warp, access, index);
+            runner.check_early_write(warp, access);
             runner.counters.global_atomics += u64::from(mask.count_ones());
             let memory = runner.context.memory;
             let allocation = memory.allocation(index);

@@ -29,6 +29,8 @@ pub(super) struct Warp {
     pub(super) executed: u64,
     pub(super) local: local::LocalState,
     pub(super) copies: shared::Copies,
+    /// Lanes that have waited for earlier launches.
+    pub(super) has_waited: u32,
 }
 
 pub(super) fn merge_lanes<T: Copy>(target: &mut [T; LANES], value: &[T; LANES], mask: u32) {
@@ -105,6 +107,7 @@ impl Warp {
             executed: 0,
             local: local::LocalState::new(0),
             copies: shared::Copies::default(),
+            has_waited: 0,
         }
     }
 }

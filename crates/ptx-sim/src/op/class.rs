@@ -143,7 +143,11 @@ impl Op {
             Self::CopyAsync { .. } | Self::CopyCommit | Self::CopyWait { .. } | Self::Prefetch => {
                 Class::CopyAsync
             }
-            Self::Fence | Self::Barrier { .. } | Self::WarpBarrier { .. } => Class::Barrier,
+            Self::Fence
+            | Self::LetNextBegin
+            | Self::AwaitEarlier
+            | Self::Barrier { .. }
+            | Self::WarpBarrier { .. } => Class::Barrier,
             Self::Branch { .. } | Self::BranchTable { .. } | Self::Exit | Self::Trap => Class::Branch,
             Self::Shuffle { .. } | Self::Vote { .. } | Self::Match { .. } | Self::Reduce { .. } => {
                 Class::WarpExchange

@@ -126,6 +126,8 @@ impl Op {
             | Self::CopyWait { .. }
             | Self::Prefetch
             | Self::Fence
+            | Self::LetNextBegin
+            | Self::AwaitEarlier
             | Self::Branch { .. }
             | Self::Exit
             | Self::Trap
@@ -196,6 +198,8 @@ impl Op {
             | Self::CopyWait { .. }
             | Self::Prefetch
             | Self::Fence
+            | Self::LetNextBegin
+            | Self::AwaitEarlier
             | Self::Branch { .. }
             | Self::BranchTable { .. }
             | Self::Exit

@@ -164,3 +164,16 @@ impl Cost {
         }
     }
 }
+
+/// Whether an instruction goes through the unit that all schedulers share.
+pub(super) fn uses_memory_unit(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Load { .. }
+            | Op::Store { .. }
+            | Op::Atomic { .. }
+            | Op::CopyAsync { .. }
+            | Op::LoadMatrix { .. }
+            | Op::Shuffle { .. }
+    )
+}

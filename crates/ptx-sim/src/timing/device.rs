@@ -9,7 +9,8 @@
 //! read. Their Hopper GPU is an H800 PCIe by summaries of them, and not the SXM H100 that is described here. (L) table of L2 bandwidths, PMC10448217: 7219 and
 //! 8986 GB/s, which is 5120 bytes a clock. (W) "No bubbles" of Hazy Research: 1.3 us for a dependent launch in a graph of an H100.
 //! (C) rates of plain copies in device memory that were measured on such cards: 4.3 TB/s (H200), 3.0 TB/s (H100).
-//! (D) the makers' data sheets.
+//! (D) the makers' data sheets. (G) issue 569 of pegainfer-project/pegainfer: between two empty kernels of an H100 at 1755 MHz programmatic
+//! dependent launch takes 0.96 us away; decision record 57 has what else was published.
 
 /// A GPU, as far as the timing model knows it.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +52,9 @@ pub struct DeviceProfile {
     pub matrix_f16_per_clock: f64,
     /// From the end of a launch to the begin of the next that depends on it, in a graph. (W), which has an H100; an assumption for others.
     pub launch_us: f64,
+    /// From the end of a launch to the moment when threads of the next continue that have begun before and wait for it, with programmatic dependent
+    /// launch. (G), and half of what that measured is believed.
+    pub dependent_us: f64,
 }
 
 /// Results per clock and multiprocessor, by class. (P)
@@ -144,6 +148,7 @@ const H100: DeviceProfile = DeviceProfile {
     // 2048 by the data sheet, of which `mma.sync` reaches 62 %: the share from memory, not looked up. (M)
     matrix_f16_per_clock: 1270.0,
     launch_us: 1.3,
+    dependent_us: 0.8,
 };
 
 impl DeviceProfile {

@@ -8,12 +8,13 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, VecDeque},
-    hash::{BuildHasherDefault, Hasher},
+    hash::BuildHasherDefault,
 };
 
 use super::{
     DeviceProfile,
-    cost::{Cost, N_SCHEDULERS, Unit},
+    cost::{Cost, N_SCHEDULERS, Unit, uses_memory_unit},
+    mix::{Mix, mix},
     traffic::Source,
 };
 use crate::{
@@ -47,12 +48,21 @@ pub(super) struct Work<'a> {
     pub(super) l2_bytes_per_clock: f64,
     /// This multiprocessor's share.
     pub(super) dram_bytes_per_clock: f64,
+    /// When threads that wait for the launch before continue.
+    pub(super) release: f64,
+    /// Thread blocks that are there before.
+    pub(super) n_early: usize,
+    /// What they have of the bandwidth of device memory until then.
+    pub(super) early_share: f64,
 }
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Outcome {
+    /// From the moment when threads that wait for the launch before continue.
     pub(super) clocks: f64,
+    /// When the last thread block let launches behind this one begin, from the same moment.
+    pub(super) lets_next: f64,
     /// Slots used, of all schedulers.
     pub(super) slots: f64,
     /// Clocks that the busiest arithmetic unit was used, of all schedulers.
@@ -92,34 +102,11 @@ struct Warp {
 #[derive(Clone, Default)]
 struct Slot {
     n_left: usize,
+    /// When it first let launches behind this one begin.
+    lets_next: Option<f64>,
     /// Warps that wait at each barrier.
     waiting: Vec<Vec<usize>>,
     last_arrival: f64,
-}
-
-/// Multiplies; the keys are numbers of sectors.
-#[derive(Default)]
-struct Mix(u64);
-
-impl Hasher for Mix {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(byte.into());
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = mix(self.0 ^ value);
-    }
-}
-
-fn mix(value: u64) -> u64 {
-    let value = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    value ^ value >> 29
 }
 
 struct Multiprocessor<'a> {
@@ -173,7 +160,8 @@ pub(super) fn simulate(work: &Work<'_>) -> Outcome {
         outcome: Outcome::default(),
     };
     for slot in 0..machine.slots.len() {
-        machine.start_block(slot, 0.0);
+        let is_early = slot < work.n_early;
+        machine.start_block(slot, if is_early { 0.0 } else { work.release });
     }
     machine.run();
     machine.finish()
@@ -189,6 +177,7 @@ impl Multiprocessor<'_> {
         let n_warps = self.work.traces[trace].warps.len();
         self.slots[slot] = Slot {
             n_left: n_warps,
+            lets_next: None,
             waiting: vec![Vec::new(); N_BARRIERS],
             last_arrival: at,
         };
@@ -209,7 +198,7 @@ impl Multiprocessor<'_> {
             };
             // The place of a warp that is done is taken.
             let is_done = |warp: &Warp| warp.next == usize::MAX;
-            let index = if at > 0.0 {
+            let index = if at > self.work.release {
                 self.warps.iter().position(is_done)
             } else {
                 None
@@ -341,7 +330,7 @@ impl Multiprocessor<'_> {
                 if executed.n_sectors == 0 {
                     begun + latency.shared
                 } else {
-                    self.request(warp, executed, begun, *order == Order::Weak)
+                    self.request(warp, executed, begun, *order != Order::Strong)
                 }
             }
             Op::Load { at, .. } if at.space == Space::Local => {
@@ -389,6 +378,16 @@ impl Multiprocessor<'_> {
                     until = until.max(state.open_copies);
                 }
                 state.earliest = state.earliest.max(until);
+                now
+            }
+            Op::AwaitEarlier => {
+                let state = &mut self.warps[warp];
+                state.earliest = state.earliest.max(self.work.release);
+                now
+            }
+            Op::LetNextBegin => {
+                let slot = self.warps[warp].slot;
+                self.slots[slot].lets_next.get_or_insert(now);
                 now
             }
             Op::Fence => {
@@ -477,7 +476,8 @@ impl Multiprocessor<'_> {
             self.outcome.l2_bytes += bytes;
             let mut when = self.l2_free + latency.l2;
             if misses {
-                self.dram_free = self.dram_free.max(begun) + paid / work.dram_bytes_per_clock;
+                self.dram_free = self.dram_free.max(begun);
+                self.dram_free += paid / self.dram_rate(self.dram_free);
                 self.outcome.dram_bytes += paid;
                 when = self.dram_free.max(self.l2_free) + latency.dram;
             }
@@ -498,6 +498,18 @@ impl Multiprocessor<'_> {
             self.events.push((arrives, -missed));
         }
         arrives
+    }
+
+    /// Bytes a clock from device memory at a moment.
+    fn dram_rate(&self, at: f64) -> f64 {
+        let work = self.work;
+        // Something is always left, so that what waits comes at last.
+        let share = if at < work.release {
+            work.early_share.max(0.01)
+        } else {
+            1.0
+        };
+        work.dram_bytes_per_clock * share
     }
 
     /// When the sectors of a store are in L2.
@@ -547,8 +559,11 @@ impl Multiprocessor<'_> {
         self.warps[warp].ready = Vec::new();
         let slot = self.warps[warp].slot;
         self.slots[slot].n_left -= 1;
-        self.outcome.clocks = self.outcome.clocks.max(now);
+        let since_release = now - self.work.release;
+        self.outcome.clocks = self.outcome.clocks.max(since_release);
         if self.slots[slot].n_left == 0 {
+            let lets_next = self.slots[slot].lets_next.unwrap_or(now) - self.work.release;
+            self.outcome.lets_next = self.outcome.lets_next.max(lets_next);
             self.start_block(slot, now);
         } else {
             for id in 0..N_BARRIERS {
@@ -569,21 +584,8 @@ impl Multiprocessor<'_> {
         }
         // The last results and stores count as work too.
         self.outcome.unit_clocks = self.unit_clocks.iter().copied().fold(0.0, f64::max);
-        self.outcome.in_flight = area / self.outcome.clocks.max(1.0);
+        self.outcome.in_flight = area / (self.outcome.clocks + self.work.release).max(1.0);
         self.outcome.in_flight_peak = peak;
         self.outcome
     }
-}
-
-/// Whether an instruction goes through the unit that all schedulers share.
-fn uses_memory_unit(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Load { .. }
-            | Op::Store { .. }
-            | Op::Atomic { .. }
-            | Op::CopyAsync { .. }
-            | Op::LoadMatrix { .. }
-            | Op::Shuffle { .. }
-    )
 }

@@ -88,6 +88,8 @@ fn memory_use(op: &Op, is_nc: bool) -> MemoryUse {
         | Op::CopyCommit
         | Op::CopyWait { .. }
         | Op::Fence
+        | Op::LetNextBegin
+        | Op::AwaitEarlier
         | Op::Barrier { .. }
         | Op::WarpBarrier { .. } => MemoryUse::Fence,
         Op::Load { at, .. } if is_nc && at.space != Space::Shared => MemoryUse::Constant,

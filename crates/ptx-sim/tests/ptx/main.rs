@@ -3,6 +3,7 @@
 mod arithmetic;
 mod bench;
 mod counters;
+mod early;
 mod exchange;
 mod findings;
 mod matrix;

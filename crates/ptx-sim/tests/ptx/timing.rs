@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use tokenmill_ptx_sim::{
     Arguments, DeviceMemory, DeviceProfile, DevicePtr, Estimate, LaunchConfig, Limiter, Module, Residency,
-    estimate,
+    Start, estimate,
 };
 
 /// Clocks besides those that a test counts: addresses before, the exit after.
@@ -31,7 +31,7 @@ struct Bench {
 impl Bench {
     fn new(body: &str) -> Self {
         let ptx = format!(
-            ".version 7.4\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 a) {{ .shared .align 16 .b8 s[16384];
+            ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 a) {{ .shared .align 16 .b8 s[16384];
              .reg .pred %p<4>; .reg .b32 %r<600>; .reg .f32 %f<600>; .reg .b64 %d<300>;
              ld.param.u64 %d0, [a]; mov.u32 %r0, %tid.x; mov.u32 %r9, %ctaid.x; mov.u32 %r8, s;\n{body}\nret; }}"
         );
@@ -47,6 +47,10 @@ impl Bench {
     }
 
     fn estimate(&mut self, n_blocks: u32, n_threads: u32, n_registers: u32) -> Estimate {
+        self.estimate_from(n_blocks, n_threads, n_registers, &Start::after(h100()))
+    }
+
+    fn estimate_from(&mut self, n_blocks: u32, n_threads: u32, n_registers: u32, start: &Start) -> Estimate {
         let config = LaunchConfig::new([n_blocks, 1, 1], [n_threads, 1, 1]);
         estimate(
             self.module.kernel("k").unwrap(),
@@ -56,6 +60,7 @@ impl Bench {
             n_registers,
             h100(),
             &mut self.residency,
+            start,
         )
         .unwrap()
     }

@@ -3,9 +3,9 @@
 //! Separate from the queueing. Invariant: the work of a stream runs in its order, and behind an event only when the event is
 //! reached.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
-use tokenmill_ptx_sim::{Arguments, DevicePtr, LaunchConfig, MemoryError, launch};
+use tokenmill_ptx_sim::{DevicePtr, LaunchConfig, MemoryError, Written, launch};
 
 use super::{Context, Function, Operation, State};
 use crate::{
@@ -50,9 +50,13 @@ impl State {
         }
         let queue = self.context.streams.get_mut(&stream);
         if let Some(operation) = queue.and_then(VecDeque::pop_front)
-            && let Err(reason) =
-                self.context
-                    .run(&operation, &mut self.counts, &mut self.fault, &mut self.timing)
+            && let Err(reason) = self.context.run(
+                stream,
+                &operation,
+                &mut self.counts,
+                &mut self.fault,
+                &mut self.timing,
+            )
         {
             self.context.lose(&reason);
         }
@@ -63,18 +67,21 @@ impl State {
 impl Context {
     fn run(
         &mut self,
+        stream: u64,
         operation: &Operation,
         counts: &mut Counts,
         fault: &mut Option<Fault>,
         timing: &mut Option<Timing>,
     ) -> Result<(), String> {
         let text = |error: MemoryError| error.to_string();
+        let is_launch = matches!(operation, Operation::Launch { .. });
+        if !is_launch {
+            // Whatever else is queued waits for all before it, and what follows waits for it.
+            self.in_flight.remove(&stream);
+            timing.as_mut().map(Timing::forget_last);
+        }
         match operation {
-            Operation::Launch {
-                function,
-                config,
-                arguments,
-            } => self.run_kernel(*function as u64, config, arguments, counts, fault, timing),
+            Operation::Launch { .. } => self.run_kernel(stream, operation, counts, fault, timing),
             Operation::Upload { from, to } => {
                 self.clock_ms += from.n_bytes() as f64 * 1e-7;
                 from.read(|bytes| self.memory.write(DevicePtr(*to), bytes))
@@ -103,9 +110,13 @@ impl Context {
                 Ok(())
             }
             Operation::Wait { .. } => Ok(()),
-            Operation::Replay(operations) => operations
-                .iter()
-                .try_for_each(|operation| self.run(operation, counts, fault, timing)),
+            Operation::Replay(operations) => {
+                (operations.iter())
+                    .try_for_each(|operation| self.run(stream, operation, counts, fault, timing))?;
+                self.in_flight.remove(&stream);
+                timing.as_mut().map(Timing::forget_last);
+                Ok(())
+            }
         }
     }
 
@@ -147,14 +158,22 @@ impl Context {
 
     fn run_kernel(
         &mut self,
-        function: u64,
-        config: &LaunchConfig,
-        arguments: &Arguments,
+        stream: u64,
+        operation: &Operation,
         counts: &mut Counts,
         fault: &mut Option<Fault>,
         timing: &mut Option<Timing>,
     ) -> Result<(), String> {
-        let Function { module, name, .. } = &self.functions[&function];
+        let Operation::Launch {
+            function,
+            config,
+            arguments,
+            is_early,
+        } = operation
+        else {
+            return Ok(());
+        };
+        let Function { module, name, .. } = &self.functions[&(*function as u64)];
         match fault {
             Some(Fault::Lose { after }) if *after > 0 => *after -= 1,
             Some(Fault::Lose { .. }) => {
@@ -165,12 +184,29 @@ impl Context {
         }
         let kernel = (self.modules[*module].kernel(name)).map_err(|error| error.to_string())?;
         if let Some(timing) = timing {
-            return timing.launch(self.texts[*module], kernel, &self.memory, config, arguments);
+            let text = self.texts[*module];
+            return timing.launch(text, kernel, &self.memory, config, arguments, *is_early);
         }
-        let report = launch(kernel, &self.memory, config, arguments).map_err(|error| error.to_string())?;
+        let before = self.in_flight.remove(&stream).unwrap_or_default();
+        let config = LaunchConfig {
+            in_flight: is_early.then(|| Arc::clone(&before)),
+            reports_written: self.capability.0 >= 9,
+            ..config.clone()
+        };
+        let report = launch(kernel, &self.memory, &config, arguments).map_err(|error| error.to_string())?;
         if let Some(finding) = report.findings.first() {
             return Err(finding.to_string());
         }
+        // A launch that may begin early leaves those before it in flight for the next; one that may not has waited for them.
+        drop(config);
+        let mut in_flight = if *is_early {
+            Arc::unwrap_or_clone(before)
+        } else {
+            Written::default()
+        };
+        in_flight.extend(&report.written);
+        self.in_flight.insert(stream, Arc::new(in_flight));
+        counts.n_early += u64::from(*is_early);
         let total = counts.kernels.entry(name.clone()).or_default();
         total.0 += 1;
         total.1.add(&report.counters);

@@ -2,6 +2,7 @@
 //! fails. Whatever a kernel does wrong on the way loses the device and fails the test.
 
 mod capture;
+mod early;
 mod failures;
 mod pages;
 mod scene;

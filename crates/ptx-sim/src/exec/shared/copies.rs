@@ -171,6 +171,7 @@ impl BlockRunner<'_> {
             let access = &WarpAccess { mask, ..*access };
             runner.note_global(warp, access, AccessKind::Read, index);
             runner.check_written(warp, access, index);
+            runner.check_early_read(warp, access);
         })
     }
 }

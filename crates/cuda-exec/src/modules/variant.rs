@@ -1,0 +1,110 @@
+//! [`early_variant`]: a module's PTX for GPUs whose launches may begin before those before them are done.
+//!
+//! Separate from the archive, which has one text of each module. Instructions that only newer GPUs have stand in it as comments with a mark, so
+//! that older ones get the text as it is. Invariant: but for these instructions and the two lines that name the version and the architecture, both
+//! texts are the same, so that all GPUs compute the same.
+
+use std::collections::BTreeSet;
+
+/// What comments begin with that are instructions of newer GPUs (`kernels/early.cuh`).
+const MARK: &str = "//early ";
+/// The lines of the archive's texts, and what they are where the marked instructions count: these came with PTX 7.8 for sm_90.
+const HEADER: [[&str; 2]; 2] = [
+    ["\n.version 7.4\n", "\n.version 7.8\n"],
+    ["\n.target sm_80\n", "\n.target sm_90\n"],
+];
+
+/// The PTX for GPUs of compute capability 9.0 and newer; `None` where it is that of all.
+pub fn early_variant(ptx: &str) -> Option<String> {
+    if !ptx.contains(MARK) {
+        return None;
+    }
+    let text = ptx.replace(MARK, "");
+    Some(
+        HEADER
+            .iter()
+            .fold(text, |text, [old, new]| text.replacen(old, new, 1)),
+    )
+}
+
+/// The kernels of a PTX text that wait for the launches before them.
+pub fn waiting_kernels(ptx: &str) -> BTreeSet<String> {
+    let mut waiting = BTreeSet::new();
+    let mut kernel = "";
+    for line in ptx.lines() {
+        if let Some((_, declared)) = line.split_once(".entry ") {
+            kernel = declared.split('(').next().unwrap_or_default().trim();
+        } else if line.trim_start().starts_with("griddepcontrol.wait") {
+            waiting.insert(kernel.to_owned());
+        }
+    }
+    waiting
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_taken_away_and_the_header_follows() {
+        let ptx = "//\n.version 7.4\n.target sm_80\n.visible .entry a(\n)\n{\n\t//early griddepcontrol.wait;\n\tret;\n}\n\
+                   .visible .entry b()\n{\n\tret;\n}\n";
+        let early = early_variant(ptx).unwrap();
+        assert_eq!(
+            early,
+            "//\n.version 7.8\n.target sm_90\n.visible .entry a(\n)\n{\n\tgriddepcontrol.wait;\n\tret;\n}\n\
+             .visible .entry b()\n{\n\tret;\n}\n"
+        );
+        assert_eq!(waiting_kernels(&early), BTreeSet::from(["a".to_owned()]));
+        assert_eq!(waiting_kernels(ptx), BTreeSet::new());
+        assert_eq!(early_variant(".version 7.4\n.target sm_80\n"), None);
+    }
+
+    /// A step that is one chain of early launches is what the time between launches depends on.
+    #[test]
+    fn every_kernel_of_a_decode_step_waits() {
+        let check = |module: &str, expected: &[&str]| {
+            let early = early_variant(&super::super::ptx(module).unwrap()).unwrap_or_default();
+            let waiting = waiting_kernels(&early);
+            for kernel in expected {
+                assert!(waiting.contains(*kernel), "{module}: {kernel}");
+            }
+            let n_kernels = early.matches(".visible .entry ").count();
+            assert!(
+                early.contains(".target sm_90") && n_kernels >= expected.len(),
+                "{module}"
+            );
+        };
+        check(
+            "norm",
+            &[
+                "add_norm",
+                "add_norm_held",
+                "add_norm_held_wide",
+                "norm_heads",
+                "quantize_rows",
+            ],
+        );
+        check("rope_kv", &["rope_kv_f16", "rope_kv_f32"]);
+        check(
+            "attention_decode",
+            &["attention_f16_d64", "attention_f16_d128", "attention_f32_g4"],
+        );
+        check("argmax", &["argmax_partial", "argmax_combine"]);
+        check("sample", &["sample_parts", "sample_rows"]);
+        check("elementwise", &["activation"]);
+        check(
+            "route",
+            &["route_rows", "sort_choices", "weigh_choices", "combine"],
+        );
+        for format in ["q4_k", "q6_k", "q8_0", "f16"] {
+            check(
+                &format!("matvec_{format}"),
+                &["matvec_m1", "matvec_m8", "matvec_gated_m1"],
+            );
+            check(&format!("matmul_{format}"), &["matmul_n64"]);
+            check(&format!("experts_{format}"), &["experts_m1", "experts_n16"]);
+        }
+        check("matvec_q4_k_q6_k", &["matvec_pair_m1", "matvec_pair_m8"]);
+    }
+}

@@ -1,0 +1,70 @@
+//! Launches that begin before those before them are done: which, on which GPUs, and that they change nothing.
+
+use tokenmill_cuda_exec::{CudaBackend, Launches};
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{Descriptor, ModelOptions, build};
+use tokenmill_sim_driver::{SimOptions, Simulator};
+use tokenmill_testkit::{TinyModel, tiny_experts, tiny_llama};
+
+use crate::scene::{greedy, options, sample, sequences};
+
+/// The launches of a replayed step: all, and those that may begin early. With the tokens of four sequences after five steps.
+fn replayed(
+    model: &TinyModel,
+    options: &ModelOptions,
+    capability: (i32, i32),
+    launches: Launches,
+) -> (u64, u64, Vec<u32>) {
+    let simulator = Simulator::new(&SimOptions {
+        capability,
+        ..SimOptions::default()
+    });
+    let backend = CudaBackend::new(simulator.device_with_launches(launches)).unwrap();
+    let mut executor = build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap();
+    let mut all = sequences(4);
+    for _ in 0..4 {
+        sample(&mut executor, all.iter_mut().collect(), &greedy()).unwrap();
+    }
+    let count = || -> (u64, u64) {
+        let n_all = simulator.counters().values().map(|(n, _)| n).sum();
+        (n_all, simulator.n_early_launches())
+    };
+    let before = count();
+    let replays = simulator.graph_counts().1;
+    sample(&mut executor, all.iter_mut().collect(), &greedy()).unwrap();
+    assert_eq!(simulator.graph_counts().1, replays + 1);
+    let after = count();
+    let tokens = all.into_iter().flat_map(|sequence| sequence.tokens).collect();
+    (after.0 - before.0, after.1 - before.1, tokens)
+}
+
+/// A network whose decode steps are one chain: all its launches but the first may begin early, on GPUs that can do it.
+#[track_caller]
+fn check(descriptor: Descriptor, ty: TensorType) {
+    let model = TinyModel::random(descriptor, ty, 21);
+    let (n_launches, n_early, tokens) = replayed(&model, &options(), (9, 0), Launches::Early);
+    assert_eq!(n_early, n_launches - 1, "{}", ty.name());
+    for (capability, launches) in [((9, 0), Launches::InOrder), ((8, 9), Launches::Early)] {
+        let found = replayed(&model, &options(), capability, launches);
+        assert_eq!(
+            found,
+            (n_launches, 0, tokens.clone()),
+            "{} {capability:?}",
+            ty.name()
+        );
+    }
+    let newer = replayed(&model, &options(), (12, 0), Launches::Early);
+    assert_eq!(newer, (n_launches, n_early, tokens));
+}
+
+#[test]
+fn the_launches_of_a_dense_network_begin_early_but_the_first() {
+    for ty in [TensorType::Q4_0, TensorType::F16, TensorType::Q8_0] {
+        check(tiny_llama(), ty);
+    }
+}
+
+#[test]
+fn the_launches_of_a_network_with_experts_begin_early_but_the_first() {
+    check(tiny_experts(), TensorType::Q4_0);
+}
