@@ -36,6 +36,7 @@ MATMUL(matmul_n16, 4, 2)
         NAME(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,                  \
              const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in,              \
              int n_rows, const int8_t* xq, const Q8Scale* xs) {                                                         \
+        begin_after_earlier();                                                                                          \
         const int before = blockIdx.y * TILES * 8;                                                                      \
         int block = blockIdx.x;                                                                                         \
         Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, HEIGHT, block);               \
@@ -48,6 +49,7 @@ MATMUL(matmul_n16, 4, 2)
         NAME(const uint8_t* gate, const uint8_t* up, int n_out, const float* gate_bias, const float* up_bias,           \
              int activation, float* y, int8_t* yq, Q8Scale* ys, int n_in, int n_rows, const int8_t* xq,                 \
              const Q8Scale* xs) {                                                                                       \
+        begin_after_earlier();                                                                                          \
         const int before = blockIdx.y * TILES * 8;                                                                      \
         multiply_gated_band<FORMAT, TILES>(gate, up, {n_out, gate_bias, up_bias, activation, y, yq, ys}, before,        \
                                            q8_row(xq, before, n_in), q8_scales(xs, before, n_in), n_rows - before,      \
