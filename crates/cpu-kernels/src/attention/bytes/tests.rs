@@ -132,7 +132,7 @@ fn naive_values(weights: &[f32], pages: &[Page], seen: Range<usize>, out: &mut [
 fn values_are_those_of_the_naive_twin_and_what_is_not_seen_is_not_looked_at() {
     let mut numbers = Numbers(2);
     for (dim, n_pages, seen) in [
-        (32, 1, vec![0..1]),
+        (32, 1, std::iter::once(0..1).collect()),
         (64, SPLIT_PAGES, vec![0..256; 4]),
         (64, 3, vec![0..40, 0..41, 7..42, 0..0, 20..48, 17..18, 40..41]),
         (128, 2, vec![5..20, 5..21, 9..10]),
@@ -188,7 +188,7 @@ fn numbers_that_are_not_finite_are_not_hidden() {
             features,
             &weights,
             &[&values.bytes],
-            &[0..16],
+            std::slice::from_ref(&(0..16)),
             [32, 32],
             &mut out,
             32,
