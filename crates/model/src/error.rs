@@ -79,22 +79,8 @@ pub enum LoadError {
         feature: String,
     },
     /// A folder's network has something that GGUF files of its architecture have no key for.
-    #[error(
-        "a GGUF file of `{arch}` cannot say what this folder is: `{field}` is {folder} in the folder, and readers of the file take \
-         {file}{keys}"
-    )]
-    NotInGguf {
-        /// The architecture.
-        arch: &'static str,
-        /// The field of [`Descriptor`](crate::Descriptor).
-        field: String,
-        /// What the folder says.
-        folder: String,
-        /// What a reader of the file would take.
-        file: String,
-        /// Where the configuration says it, in words, if that is known.
-        keys: String,
-    },
+    #[error(transparent)]
+    NotInGguf(Box<NotInGguf>),
     /// A file made of a folder could not be loaded.
     #[error("a GGUF file made of this folder would not load: {source}")]
     FileWouldNotLoad {
@@ -233,6 +219,25 @@ pub enum LoadError {
         /// What would be right.
         expected: String,
     },
+}
+
+/// What a folder's network has and a GGUF file of its architecture cannot say.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a GGUF file of `{arch}` cannot say what this folder is: `{field}` is {folder} in the folder, and readers of the file take \
+     {file}{keys}"
+)]
+pub struct NotInGguf {
+    /// The architecture.
+    pub arch: &'static str,
+    /// The field of [`Descriptor`](crate::Descriptor).
+    pub field: String,
+    /// What the folder says.
+    pub folder: String,
+    /// What a reader of the file would take.
+    pub file: String,
+    /// Where the configuration says it, in words, if that is known.
+    pub keys: String,
 }
 
 /// Refuses a value that is not positive and finite.

@@ -82,7 +82,7 @@ pub use descriptor::{
     Presence, QkNorm, Residual, RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor,
     SsmDescriptor, SsmKind, TowerDescriptor, XieluNumbers,
 };
-pub use error::LoadError;
+pub use error::{LoadError, NotInGguf};
 pub use folder_as_gguf::FolderAsGguf;
 pub use loader::LoadProgress;
 pub use model::{Model, ModelOptions, WindowPages, build};

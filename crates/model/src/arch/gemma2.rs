@@ -53,9 +53,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         config.set_windows(&mut descriptor, |layer_idx| layer_idx % 2 == 0)?;
         config.set_score_scale(&mut descriptor)?;
         // Null stands for none; what is not there has the class's default.
-        let cap = |key: &str, default| match config.has(key) {
-            true => config.opt_f32(key),
-            false => Ok(Some(default)),
+        let cap = |key: &str, default| {
+            if config.has(key) {
+                config.opt_f32(key)
+            } else {
+                Ok(Some(default))
+            }
         };
         let caps = [
             cap("attn_logit_softcapping", ATTN_SOFTCAP)?,

@@ -65,7 +65,7 @@ fn leaves(value: &impl Debug) -> Vec<Leaf> {
         let path_len = path.len();
         let mut text = line;
         if let Some(n_entries) = frames.last_mut().and_then(|frame| frame.n_entries.as_mut()) {
-            path += &format!("[{n_entries}]");
+            path.extend(["[", &n_entries.to_string(), "]"]);
             *n_entries += 1;
         } else if let Some((name, rest)) = line.split_once(": ").filter(|(name, _)| is_name(name)) {
             if !path.is_empty() {
@@ -126,8 +126,8 @@ fn told(leaves: &[Leaf], field: &str) -> String {
     }
     match &words[..] {
         [] => "nothing".to_owned(),
-        [few @ ..] if few.len() <= 5 => few.join(", "),
-        [many @ ..] => format!("{}, ...", many[..5].join(", ")),
+        few if few.len() <= 5 => few.join(", "),
+        many => format!("{}, ...", many[..5].join(", ")),
     }
 }
 

@@ -8,7 +8,7 @@ use tokenmill_backend::{KeyHeads, RopeStyle};
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Descriptor, FfnDescriptor, LoadError, LongRopeFactors, MixerDescriptor, OutputHead, QkNorm,
+    Descriptor, FfnDescriptor, LoadError, LongRopeFactors, MixerDescriptor, NotInGguf, OutputHead, QkNorm,
     RopeDescriptor, RopeScaling, WeightSource, XieluNumbers,
     descriptor::{Difference, ROUNDING, first_difference},
 };
@@ -81,7 +81,7 @@ impl GgufForm {
     pub(crate) fn cannot_say(&self, difference: Difference) -> LoadError {
         let Difference { field, first, second } = difference;
         let keys = KEYS.iter().find(|(part, _)| field.ends_with(part));
-        LoadError::NotInGguf {
+        LoadError::NotInGguf(Box::new(NotInGguf {
             arch: self.arch,
             keys: keys.map_or(String::new(), |(_, keys)| {
                 format!("; config.json says it with {keys}")
@@ -89,7 +89,7 @@ impl GgufForm {
             field,
             folder: first,
             file: second,
-        }
+        }))
     }
 
     /// A folder's network as the file has it, where numbers of keys are in the tensors there.
