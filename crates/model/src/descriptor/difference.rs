@@ -207,7 +207,7 @@ mod tests {
             Some(["rope", "Plain", "Yarn, factor 4.0, context 64"]),
         );
         check(
-            |net| drop(net.layers.pop()),
+            |net| net.layers.truncate(1),
             Some(["layers[1]", "Layer, window none, kinds, Absent, Full", "nothing"]),
         );
     }
