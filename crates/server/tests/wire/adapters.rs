@@ -139,15 +139,23 @@ async fn a_request_ends_with_the_adapter_that_it_began_with() {
     let whole = server.post_ok("/v1/completions", &body).await["choices"][0]["text"].clone();
     let mut streamed = body.clone();
     streamed["stream"] = json!(true);
-    let stream = server.post_stream("/v1/completions", &streamed).await;
     let engine = server.app.model.engine();
-    wait_until("the request runs", || engine.stats().n_running == 1).await;
-    let metrics = server.get("/metrics").await;
-    let line = metrics
-        .text()
-        .lines()
-        .find(|line| line.starts_with("vllm:lora_requests_info{"));
-    let line = line.expect("the metric of adapters");
+    // On a busy machine a request may have ended before the metrics are read.
+    let mut attempts = 0;
+    let (stream, line) = loop {
+        let stream = server.post_stream("/v1/completions", &streamed).await;
+        wait_until("the request runs", || engine.stats().n_running == 1).await;
+        let metrics = server.get("/metrics").await;
+        let line = (metrics.text().lines())
+            .find(|line| line.starts_with("vllm:lora_requests_info{"))
+            .expect("the metric of adapters")
+            .to_owned();
+        attempts += 1;
+        if line.contains("running_lora_adapters=\"a\"") || attempts == 10 {
+            break (stream, line);
+        }
+        stream.reply().await;
+    };
     for part in [
         "max_lora=\"64\"",
         "running_lora_adapters=\"a\"",
