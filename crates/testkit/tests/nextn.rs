@@ -92,6 +92,18 @@ fn options(n_tokens: usize) -> ModelOptions {
     }
 }
 
+/// The largest difference of two rows of numbers, all of which are finite.
+fn furthest(a: &[f32], b: &[f32]) -> f32 {
+    assert!(a.iter().chain(b).all(|x| x.is_finite()), "a guess is no number");
+    (a.iter().zip(b)).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()))
+}
+
+#[test]
+#[should_panic(expected = "a guess is no number")]
+fn what_is_no_number_is_not_the_same() {
+    furthest(&[1.0, f32::NAN], &[1.0, f32::NAN]);
+}
+
 #[test]
 fn the_layer_reads_the_embedding_and_the_state_before() {
     let mut comparisons = Comparisons::of("layers that guess further tokens");
@@ -149,7 +161,7 @@ fn the_layer_reads_the_embedding_and_the_state_before() {
         let found = run(&mut layer, &batch).unwrap().logits;
         assert_eq!(found.len(), expected.len());
         let scale = expected.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
-        let furthest = (found.iter().zip(&expected)).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
+        let furthest = furthest(&found, &expected);
         eprintln!("{path}: {furthest:e} of {scale}");
         assert!(
             scale > 0.01 && furthest < 1e-4 * scale,
@@ -185,7 +197,7 @@ fn the_layer_of_a_folder_is_that_of_its_file() {
             run(&mut layer, &batch).unwrap().logits
         });
         let scale = of_file.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
-        let furthest = (of_file.iter().zip(&of_folder)).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
+        let furthest = furthest(&of_file, &of_folder);
         eprintln!("{path}: {furthest:e} of {scale}");
         assert_eq!(of_file.len(), of_folder.len());
         assert!(
