@@ -32,7 +32,7 @@ pub(crate) struct Tools {
     choice: ToolChoice,
 }
 
-/// The kinds of the tools of a request that are left out, since they run on the servers of those who defined them.
+/// The kinds of the tools of a request that are left out, since they would run on the servers of those who defined them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IgnoredTools(BTreeSet<String>);
 

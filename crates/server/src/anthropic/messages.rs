@@ -13,6 +13,27 @@ use crate::{
 
 const TEXT_ONLY: &str = "text and images go in, and text comes out";
 
+/// Kinds of tools that the client runs and Anthropic describes to the model, and why they are refused: an answer that calls none of them
+/// would look as if the model had not wanted to.
+const CLIENT_KINDS: [(&str, &str); 4] = [
+    (
+        "bash_",
+        "a `bash` tool needs a description of its own here: a name and an `input_schema`",
+    ),
+    (
+        "text_editor_",
+        "a `text_editor` tool needs a description of its own here: a name and an `input_schema`",
+    ),
+    (
+        "computer_",
+        "a `computer` tool needs a description of its own here: a name and an `input_schema`",
+    ),
+    (
+        "memory_",
+        "a `memory` tool needs a description of its own here: a name and an `input_schema`",
+    ),
+];
+
 /// The endpoint's fields. `top_k`, `top_p` and `temperature` are read with the other sampling fields.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
@@ -33,7 +54,8 @@ pub const FIELDS: &[Field] = &[
     label("service_tier"),
     yes(
         "tools",
-        "tools with an `input_schema`; those of other kinds, as `web_search`, are left out, and the header `x-tokenmill-ignored-tools` names their kinds",
+        "tools with an `input_schema`; kinds that Anthropic's servers run, as `web_search`, are left out, and the header `x-tokenmill-ignored-tools` names \
+         them; kinds that the client runs by Anthropic's descriptions (`bash`, `text_editor`, `computer`, `memory`) are refused",
     ),
     yes(
         "tool_choice",
@@ -97,6 +119,12 @@ struct Thinking {
     budget_tokens: Option<u32>,
 }
 
+/// Why a tool of a kind is refused; `None` of kinds that run on Anthropic's servers.
+fn refusal_of(kind: &str) -> Option<&'static str> {
+    let known = (CLIENT_KINDS.iter()).find(|(prefix, _)| kind.starts_with(prefix));
+    known.map(|(_, reason)| *reason)
+}
+
 impl MessagesRequest {
     /// Tokens that thoughts may take.
     ///
@@ -141,7 +169,13 @@ impl MessagesRequest {
             match tool.get("type") {
                 None | Some(Value::Null) => tools.push((path, tool)),
                 Some(Value::String(kind)) if kind == "custom" => tools.push((path, tool)),
-                Some(Value::String(kind)) => ignored.add(kind),
+                Some(Value::String(kind)) => match refusal_of(kind) {
+                    Some(reason) => {
+                        let param = format!("{path}.type");
+                        return Err(ApiError::UnsupportedField { param, reason });
+                    }
+                    None => ignored.add(kind),
+                },
                 Some(_) => return Err(ApiError::invalid(format!("{path}.type"), "expected a string")),
             }
         }

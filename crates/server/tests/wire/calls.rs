@@ -191,10 +191,10 @@ async fn tools_of_anthropics_servers_are_left_out_and_named() {
     let own = json!({ "type": "custom", "name": "weather", "input_schema": { "type": "object" } });
     let search = json!({ "type": "web_search_20250305", "name": "web_search", "max_uses": 8 });
     let mut body = json!({ "max_tokens": 500, "messages": [{ "role": "user", "content": "Well?" }],
-        "tools": [search, own, { "type": "bash_20250124", "name": "bash" }] });
+        "tools": [search, own, { "type": "code_execution_20250522", "name": "code_execution" }] });
     let mut without = body.clone();
     without["tools"] = json!([own]);
-    let named = Some("bash_20250124, web_search_20250305");
+    let named = Some("code_execution_20250522, web_search_20250305");
     let reply = server.post("/v1/messages", &body).await;
     assert_eq!(
         (reply.status, reply.header("x-tokenmill-ignored-tools")),
@@ -216,6 +216,25 @@ async fn tools_of_anthropics_servers_are_left_out_and_named() {
     body["tool_choice"] = json!({ "type": "tool", "name": "web_search" });
     let refused = server.post("/v1/messages", &body).await;
     assert_eq!(refused.status, 400, "{}", refused.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_that_the_client_runs_by_anthropics_descriptions_are_refused_by_kind() {
+    let Some(server) = start(ANSWER).await else { return };
+    for kind in ["bash", "text_editor", "computer", "memory"] {
+        let tools = json!([{ "type": format!("{kind}_20250124"), "name": kind }]);
+        let body =
+            json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "Well?" }], "tools": tools });
+        for endpoint in ["/v1/messages", "/v1/messages/count_tokens"] {
+            let refused = server.post(endpoint, &body).await;
+            let text = refused.text();
+            assert_eq!(refused.status, 400, "{text}");
+            assert!(
+                text.contains("tools[0].type") && text.contains(&format!("`{kind}`")),
+                "{text}"
+            );
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
