@@ -93,7 +93,7 @@ impl PrefixFolder {
                 });
             }
             // A file system without locks: whoever starts a second process on the folder is not told.
-            Err(fs::TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+            Err(fs::TryLockError::Error(error)) if has_no_locks(&error) => {
                 warn(&format!(
                     "{} lies on a file system without locks; let no other process use it",
                     path.display()
@@ -168,6 +168,13 @@ impl fmt::Debug for Folder {
             .field("max_bytes", &self.max_bytes)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether a lock failed since the file system has none, or nobody who keeps them: NFS answers `ENOLCK` without a daemon for locks, which
+/// has no kind of its own.
+fn has_no_locks(error: &io::Error) -> bool {
+    const ENOLCK: i32 = if cfg!(target_os = "linux") { 37 } else { 77 };
+    error.kind() == io::ErrorKind::Unsupported || (cfg!(unix) && error.raw_os_error() == Some(ENOLCK))
 }
 
 /// Makes a folder that its owner alone can read: it holds what people have asked.
