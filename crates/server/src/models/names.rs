@@ -18,17 +18,19 @@ pub(crate) enum Spelling {
     Tagged,
 }
 
-/// The forms of a name under which a model is looked for.
+/// The forms of a name under which a model is looked for: with and without the tag, each with and without `.gguf`.
 pub(crate) fn forms(asked: &str, spelling: Spelling) -> Vec<String> {
-    let mut forms = vec![asked.to_owned()];
-    forms.extend(without_ending(asked));
-    if spelling == Spelling::Tagged {
-        forms.push(match asked.strip_suffix(":latest") {
-            Some(untagged) => untagged.to_owned(),
-            None => format!("{asked}:latest"),
-        });
-    }
-    forms
+    let other = (spelling == Spelling::Tagged).then(|| match asked.strip_suffix(":latest") {
+        Some(untagged) => untagged.to_owned(),
+        None => format!("{asked}:latest"),
+    });
+    let written = [asked.to_owned()].into_iter().chain(other);
+    written
+        .flat_map(|form| {
+            let shorter = without_ending(&form);
+            [form].into_iter().chain(shorter)
+        })
+        .collect()
 }
 
 /// A name without `.gguf` behind the model's own part: models are called as their files without it, and some write it.
@@ -111,6 +113,10 @@ mod tests {
         assert_eq!(forms("a.gguf", Spelling::Plain), ["a.gguf", "a"]);
         assert_eq!(forms("a.gguf:b", Spelling::Plain), ["a.gguf:b", "a:b"]);
         assert_eq!(forms("a", Spelling::Tagged), ["a", "a:latest"]);
+        assert_eq!(
+            forms("a.gguf:latest", Spelling::Tagged),
+            ["a.gguf:latest", "a:latest", "a.gguf", "a"]
+        );
         for (name, expected) in [
             ("tiny", "tiny:latest"),
             ("tiny:1b", "tiny:1b"),
