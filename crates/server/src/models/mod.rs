@@ -485,12 +485,6 @@ impl Many {
         if known.is_some() {
             return known;
         }
-        let behind = |idx: usize| {
-            let names = self.specs[idx].names.iter();
-            names
-                .filter_map(|name| asked.strip_prefix(name.as_str()))
-                .any(|rest| rest.starts_with(':'))
-        };
         let (registry, now) = (self.lock(), Instant::now());
         let of_adapter = (0..self.specs.len()).find(|&idx| {
             let app = registry.status(idx, now).app;
@@ -498,14 +492,13 @@ impl Many {
         });
         // `model:adapter` of a model that is not loaded: it says itself whether it has the adapter.
         of_adapter.or_else(|| {
-            let is_known = |idx: &usize| {
-                let adapters = self.specs[*idx].adapters.iter();
-                behind(*idx)
-                    && adapters
-                        .map(String::as_str)
-                        .any(|adapter| asked.ends_with(adapter))
+            let has_adapter = |spec: &ModelSpec, form: &str| {
+                let behind = |name: &String| form.strip_prefix(name.as_str())?.strip_prefix(':');
+                let mut adapters = spec.names.iter().filter_map(behind);
+                adapters.any(|adapter| spec.adapters.iter().any(|known| known == adapter))
             };
-            (0..self.specs.len()).find(is_known)
+            let is_known = |spec: &ModelSpec| forms.iter().any(|form| has_adapter(spec, form));
+            self.specs.iter().position(is_known)
         })
     }
 

@@ -20,6 +20,7 @@ mod images;
 #[cfg(unix)]
 mod kv_events;
 mod llama_cpp;
+mod model_names;
 mod models;
 mod ollama;
 mod operations;
