@@ -28,6 +28,8 @@ pub struct Measured {
 }
 
 /// Weighs and loads one model, any number of times. The calls come from a thread of their own, one at a time.
+///
+/// The server notes a failure at the level `info`, in the words that clients get. A loader warns the operator itself, and can say more there.
 pub trait ModelLoader: fmt::Debug + Send + Sync {
     /// What the model will take; only headers are read.
     ///
@@ -124,6 +126,10 @@ impl ModelLoader for FileLoader {
     }
 
     fn load(&self, is_quiet: bool) -> Result<Model, String> {
-        self.try_load(is_quiet).map_err(|error| error.to_string())
+        self.try_load(is_quiet).map_err(|error| {
+            let path = self.path.display();
+            tracing::warn!(%path, %error, "the model cannot be loaded");
+            error.to_string()
+        })
     }
 }
