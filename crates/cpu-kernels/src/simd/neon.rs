@@ -15,19 +15,21 @@ use std::arch::{
         float32x4_t, int8x16_t, int32x4_t, uint8x16_t, uint16x8_t, vaddq_f32, vaddq_s32, vandq_s32,
         vbslq_f32, vbslq_s32, vcgtq_f32, vcltq_f32, vcombine_s8, vcombine_s16, vcvtnq_s32_f32, vcvtq_f32_s32,
         vdivq_f32, vdupq_n_f32, vdupq_n_s16, vdupq_n_s32, vdupq_n_u8, veorq_s32, vfmaq_f32, vget_low_s8,
-        vget_low_s16, vget_low_u8, vget_low_u16, vld1_s8, vld1_u8, vld1q_f32, vld1q_u8, vmovl_high_s16,
-        vmovl_high_u8, vmovl_high_u16, vmovl_s8, vmovl_s16, vmovl_u8, vmovl_u16, vmovn_s16, vmovn_s32,
-        vmull_high_s8, vmull_high_s16, vmull_s8, vmull_s16, vmulq_f32, vorrq_s32, vpadalq_s16, vpaddq_s16,
-        vpaddq_s32, vqtbl1q_u8, vreinterpretq_f32_s32, vreinterpretq_f32_u32, vreinterpretq_s8_s32,
-        vreinterpretq_s16_s32, vreinterpretq_s32_u8, vreinterpretq_s32_u16, vreinterpretq_s32_u32,
-        vreinterpretq_u8_s32, vreinterpretq_u16_s32, vreinterpretq_u16_u8, vreinterpretq_u32_s32,
-        vshll_high_n_u16, vshll_n_u16, vshlq_u16, vshlq_u32, vst1_s8, vst1q_f32, vst1q_u8, vsubq_f32,
-        vsubq_s32, vuzp1q_s32, vuzp2q_s32, vzip1q_s32, vzip2q_s32,
+        vget_low_s16, vget_low_u8, vget_low_u16, vld1_s8, vld1_u8, vld1q_f32, vld1q_s8, vld1q_u8,
+        vmovl_high_s8, vmovl_high_s16, vmovl_high_u8, vmovl_high_u16, vmovl_s8, vmovl_s16, vmovl_u8,
+        vmovl_u16, vmovn_s16, vmovn_s32, vmull_high_s8, vmull_high_s16, vmull_s8, vmull_s16, vmulq_f32,
+        vorrq_s32, vpadalq_s16, vpaddq_s16, vpaddq_s32, vqtbl1q_u8, vreinterpretq_f32_s32,
+        vreinterpretq_f32_u32, vreinterpretq_s8_s32, vreinterpretq_s16_s32, vreinterpretq_s32_s16,
+        vreinterpretq_s32_u8, vreinterpretq_s32_u16, vreinterpretq_s32_u32, vreinterpretq_u8_s32,
+        vreinterpretq_u16_s32, vreinterpretq_u16_u8, vreinterpretq_u32_s32, vshll_high_n_u16, vshll_n_u16,
+        vshlq_u16, vshlq_u32, vst1_s8, vst1q_f32, vst1q_s16, vst1q_u8, vsubq_f32, vsubq_s32, vuzp1q_s32,
+        vuzp2q_s32, vzip1q_s32, vzip2q_s32,
     },
     asm,
 };
 
 use super::{Kernel, Simd};
+use crate::math;
 
 /// Advanced SIMD; with `HAS_DOT` also dot products of bytes, with `HAS_MATRIX` those of bytes of different signs and
 /// products of matrices of bytes.
@@ -269,6 +271,22 @@ impl<const HAS_DOT: bool, const HAS_MATRIX: bool> Simd for Neon<HAS_DOT, HAS_MAT
     }
 
     #[inline(always)]
+    unsafe fn load_i8_pairs(ptr: *const u8) -> I {
+        unsafe {
+            let bytes = vld1q_s8(ptr.cast());
+            [
+                vreinterpretq_s32_s16(vmovl_s8(vget_low_s8(bytes))),
+                vreinterpretq_s32_s16(vmovl_high_s8(bytes)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_low_halves(ptr: *mut i16, a: I) {
+        unsafe { vst1q_s16(ptr, vcombine_s16(vmovn_s32(a[0]), vmovn_s32(a[1]))) }
+    }
+
+    #[inline(always)]
     unsafe fn and(a: I, b: I) -> I {
         unsafe { [vandq_s32(a[0], b[0]), vandq_s32(a[1], b[1])] }
     }
@@ -462,6 +480,11 @@ impl<const HAS_DOT: bool, const HAS_MATRIX: bool> Simd for Neon<HAS_DOT, HAS_MAT
     #[inline(always)]
     unsafe fn mul(a: F, b: F) -> F {
         unsafe { [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_two_to(a: F, n: I) -> F {
+        unsafe { math::mul_two_to::<Self>(a, n) }
     }
 
     #[inline(always)]
