@@ -1,8 +1,9 @@
-// Bands of K-quants times 9 to 64 rows on tensor cores: each weight is read and unpacked once for all rows of x.
+// Bands of K-quants times rows of x on tensor cores: a weight is read and unpacked once for the 16, 32 or 64 rows of x of a thread block.
+// More rows are further thread blocks; the kernels and their grids are in matmul.cu.
 //
 // A band is 128 rows of a matrix (64 of a gate and the same 64 of up where gated) or 32. Its thread block of four warps copies a superblock of the
-// band and of all rows of x asynchronously into shared memory, STAGES - 1 superblocks ahead. A warp multiplies 32 rows, as two strips
-// of 16, by all rows of x: every warp 32 of 128 rows, or of 32 rows each warp a quarter of a superblock's groups, and their sums are added at the end.
+// band and of its rows of x asynchronously into shared memory, STAGES - 1 superblocks ahead. A warp multiplies 32 rows, as two strips
+// of 16, by all these rows of x: every warp 32 of 128 rows, or of 32 rows each warp a quarter of a superblock's groups, and their sums are added at the end.
 //
 // An integer sum begins at the bits of 1.5 * 2^23, so it is a float already: f = 1.5 * 2^23 + dot. With s = d * scale, which has 19 bits at
 // most, f * s - 1.5 * 2^23 * s is one multiplication with addition whose constant is exact, and the scale of x another: two instructions a sum.

@@ -1,12 +1,21 @@
-// Quantized matrix times many rows on tensor cores: y[m][r] = sum_k w[r][k] x[m][k] + bias[r].
+// Quantized matrix times many rows on tensor cores: y[m][r] = sum_k w[r][k] x[m][k] + bias[r], and of a gate and up
+// y[m][r] = f(gate sum + gate_bias[r]) (up sum + up_bias[r]).
 //
-// Compiled once a format: -DFORMAT=Q4_K -DHEADER="formats/q4_k.cuh" gives matmul_n64 and matmul_n16.
+// Compiled once a format: -DFORMAT=Q4_K -DHEADER="formats/q4_k.cuh" gives matmul_n64 and matmul_n16, and bands too where the format comes in
+// strips. Up to three matrices of one input are one launch; jobs without rows have n_out 0.
 //
-// matmul_n64  128 weight rows by 64 rows of x a thread block of 256; grid: (sum over jobs of ceil(n_out / 128), ceil(n_rows / 64)).
-// matmul_n16   64 weight rows by 16 rows of x a thread block of 128; grid: (sum over jobs of ceil(n_out / 64), ceil(n_rows / 16)).
-//              Up to three matrices of one input are one launch; jobs without rows have n_out 0.
-// Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in]; y [n_rows, n_out] f32.
-// Shared: static, as tiles.cuh says. Alignment: weights 256 bytes, x 16 bytes. Measured on the simulator only: bench/runs.
+// | kernel             | rows of w | rows of x | block | grid                                                    |
+// |--------------------|-----------|-----------|-------|---------------------------------------------------------|
+// | matmul_n64         | 128       | 64        | 256   | (sum over jobs of ceil(n_out / 128), ceil(n_rows / 64)) |
+// | matmul_n16         | 64        | 16        | 128   | (sum over jobs of ceil(n_out / 64), ceil(n_rows / 16))  |
+// | matmul_band_nN     | 128       | N         | 128   | (sum over jobs of ceil(n_out / 128), ceil(n_rows / N))  |
+// | matmul_low_band_nN | 32        | N         | 128   | (sum over jobs of ceil(n_out / 32), ceil(n_rows / N))   |
+// | matmul_gated_nN    | 64 of two | N         | 128   | (ceil(n_out / 64), ceil(n_rows / N))                    |
+//
+// N is 16, 32 or 64. matmul_low_band_n64 is not launched: by the timing model two thread blocks of 32 rows are faster.
+// Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in]; y [n_rows, n_out] f32, of gated ones also as gated.cuh says.
+// Shared: of tiles static, as tiles.cuh says; of bands dynamic, `Band::shared_bytes`. Alignment: weights 256 bytes, x 16 bytes.
+// Measured on the simulator only: bench/runs.
 #include HEADER
 #include "jobs.cuh"
 #include "tiles.cuh"

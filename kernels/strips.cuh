@@ -1,4 +1,5 @@
-// Strips of K-quants times 1 to 16 rows on tensor cores: what products of one matrix, of two formats and gated ones share.
+// Strips of K-quants times 1 to 16 rows of x a thread block on tensor cores: what products of one matrix, of two formats and gated ones share.
+// More rows, as narrow products have up to 48, are further thread blocks of matvec_m16, which read the weights again.
 //
 // A strip is 16 rows of a matrix. Warps share its superblocks: a warp takes pairs of them, every `n_slices`th, copies each with its part of
 // x into shared memory STAGES - 1 superblocks ahead, and multiplies group by group (mma m16n8k32 s8, m16n8k16 where scales are by 16):
