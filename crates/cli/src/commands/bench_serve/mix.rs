@@ -293,11 +293,12 @@ impl Run {
                 p50_ms: gaps.percentile(50.0),
                 p99_ms: gaps.percentile(99.0),
                 longest_ms: gaps.percentile(100.0),
-                tokens_in_longest: of_kind
-                    .iter()
-                    .filter_map(|one| longest_gap(one))
-                    .max_by(by_time)
-                    .map_or(0, |gap| gap.1),
+                tokens_in_longest: tell_tokens(&of_kind).then(|| {
+                    (of_kind.iter())
+                        .filter_map(|one| longest_gap(one))
+                        .max_by(by_time)
+                        .map_or(0, |gap| gap.1)
+                }),
                 between_tokens_ms: between_tokens(&of_kind),
             }
         };
@@ -325,11 +326,7 @@ impl Run {
                 of.p50_ms,
                 of.p99_ms,
                 of.longest_ms,
-                if of.between_tokens_ms.is_some() {
-                    of.tokens_in_longest.to_string()
-                } else {
-                    "?".to_owned()
-                },
+                (of.tokens_in_longest).map_or_else(|| "?".to_owned(), |n| n.to_string()),
                 (of.between_tokens_ms).map_or_else(|| "?".to_owned(), |ms| format!("{ms:.2}")),
             );
         }
@@ -381,8 +378,8 @@ struct Figures {
     p99_ms: f64,
     longest_ms: f64,
     /// Tokens that came from behind the beginning of the longest gap to its end: more than one where text was held back, since a character or a
-    /// mark was not complete.
-    tokens_in_longest: usize,
+    /// mark was not complete. `None` where the server does not tell of tokens.
+    tokens_in_longest: Option<usize>,
     /// The longest time between two tokens; `None` where the server does not tell of tokens.
     between_tokens_ms: Option<f64>,
 }
@@ -410,10 +407,15 @@ fn by_time(a: &(Duration, usize), b: &(Duration, usize)) -> std::cmp::Ordering {
     a.0.cmp(&b.0)
 }
 
+/// Whether all answers that have text tell of their tokens, and there is one.
+fn tell_tokens(answers: &[&Measured]) -> bool {
+    let mut with_text = answers.iter().filter(|one| !one.pieces.is_empty()).peekable();
+    with_text.peek().is_some() && with_text.all(|one| !one.tokens.is_empty())
+}
+
 /// The longest time between two tokens of an answer, in milliseconds, where all of the server's answers tell of theirs.
 fn between_tokens(answers: &[&Measured]) -> Option<f64> {
-    let tells = |one: &&Measured| !one.tokens.is_empty();
-    if !answers.iter().any(tells) {
+    if !tell_tokens(answers) {
         return None;
     }
     let gaps = answers.iter().flat_map(|one| times_between(&one.tokens));
@@ -523,7 +525,9 @@ mod tests {
             table.contains("| json | 1 | 2 | 80.00 | 80.00 | 80.00 | ? | ? |"),
             "{table}"
         );
-        assert!(figures["kinds"]["json"]["longest_between_tokens_ms"].is_null());
+        for figure in ["longest_between_tokens_ms", "tokens_in_longest_gap"] {
+            assert!(figures["kinds"]["json"][figure].is_null(), "{figure}");
+        }
         let mut comparison = Comparison::default();
         comparison.add(&run, &run);
         assert_eq!(comparison.ratio(), 1.0);
