@@ -8,7 +8,7 @@ use std::{
     fs,
     io::Read as _,
     path::{MAIN_SEPARATOR, Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use tokenmill::{LoadOptions, Model, ModelSource, PrefixFolder, Projector, available_main_bytes};
@@ -98,9 +98,13 @@ impl NamedLoader {
         }
     }
 
+    fn said(&self) -> MutexGuard<'_, Option<String>> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Warns the operator, unless that was the last thing that was said.
     fn warn(&self, warning: String) {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.said();
         if said.as_ref() != Some(&warning) {
             tracing::warn!(model = self.name, "{warning}");
             *said = Some(warning);
@@ -161,7 +165,10 @@ impl ModelLoader for NamedLoader {
         let loaded = self.file().and_then(|file| Ok(file.try_load(is_quiet)?));
         let model = loaded.map_err(|failure| self.reason(&failure))?;
         let warnings = warnings_of(&model);
-        if !warnings.is_empty() {
+        if warnings.is_empty() {
+            // What failed before, and fails again, is said again.
+            *self.said() = None;
+        } else {
             self.warn(warnings.join("; "));
         }
         Ok(model)
@@ -422,6 +429,23 @@ mod tests {
             without_folders(text, &paths),
             "cannot read a.gguf, b.gguf, c.gguf: 1/2"
         );
+    }
+
+    #[test]
+    fn a_failure_that_comes_back_is_said_again() {
+        const DEMO: &[u8] = include_bytes!("../../../../tokenmill/assets/tokenmill-demo-Q8_0.gguf");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.gguf");
+        let options = Model::options().threads(1);
+        let loader = NamedLoader::new("a".to_owned(), path.clone(), FetchArgs::default(), options);
+        for _ in 0..2 {
+            fs::write(&path, &DEMO[..1000]).expect("a file");
+            assert!(loader.load(false).is_err());
+            assert!(loader.said().is_some(), "it is warned of");
+            fs::write(&path, DEMO).expect("a file");
+            assert!(loader.load(false).is_ok());
+            assert_eq!(*loader.said(), None);
+        }
     }
 
     #[test]
