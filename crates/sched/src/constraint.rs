@@ -33,6 +33,11 @@ pub trait TokenConstraint: Send {
     /// Why it cannot; the constraint is then begun again, and takes the tokens of the sample once more.
     fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure>;
 
+    /// Whether the text has left what it was bound to, so that anything may follow. No guess is followed over the place where it leaves.
+    fn has_left(&self) -> bool {
+        false
+    }
+
     /// The token that comes next where `words`, the mask of it, leaves no choice of text. It is a guess: others in the mask may spell
     /// the same text.
     fn forced(&self, words: &[u32]) -> Option<u32> {

@@ -84,8 +84,8 @@ impl MaskedText {
         let mut seen = Seen::default();
         let mut n_taken = 0;
         let looked = catch_unwind(AssertUnwindSafe(|| {
-            self.look(n_words, ahead, words, &mut seen, &mut n_taken);
-            self.constraint.rollback(n_taken).is_ok()
+            let looked = self.look(n_words, ahead, words, &mut seen, &mut n_taken);
+            looked.and_then(|()| self.constraint.rollback(n_taken)).is_ok()
         }));
         words.truncate((1 + seen.tokens.len()) * n_words);
         if !ahead.is_for_this_step {
@@ -101,6 +101,9 @@ impl MaskedText {
     }
 
     /// Goes on with guesses as long as there is a mask behind them. `n_taken` counts the tokens that the constraint took.
+    ///
+    /// # Errors
+    /// Why a constraint failed. Nobody knows where that left it.
     fn look(
         &mut self,
         n_words: usize,
@@ -108,23 +111,27 @@ impl MaskedText {
         words: &mut Vec<u32>,
         seen: &mut Seen,
         n_taken: &mut usize,
-    ) {
+    ) -> Result<(), ConstraintFailure> {
+        let had_left = self.constraint.has_left();
         let mut go_on = |constraint: &mut Box<dyn TokenConstraint>, token: u32, words: &mut Vec<u32>| {
+            constraint.commit(token)?;
             *n_taken += 1;
-            if constraint.commit(token).is_err() || constraint.is_done() {
-                return false;
+            if constraint.is_done() {
+                return Ok(false);
             }
             let start = words.len();
             words.resize(start + n_words, 0);
-            constraint.mask(&mut words[start..]).is_ok() && !constraint.is_done()
+            constraint.mask(&mut words[start..])?;
+            // Where a sampled text leaves is for its own mask to say: one that begins again would not know it.
+            Ok(!constraint.is_done() && constraint.has_left() == had_left)
         };
         for &token in &ahead.guess {
             let mask = &words[words.len() - n_words..];
             if !allows(mask, token) {
                 break;
             }
-            if !go_on(&mut self.constraint, token, words) {
-                return;
+            if !go_on(&mut self.constraint, token, words)? {
+                return Ok(());
             }
             seen.tokens.push(token);
             seen.n_guessed += 1;
@@ -134,13 +141,14 @@ impl MaskedText {
             let mask = &words[words.len() - n_words..];
             let forced = self.constraint.forced(mask).filter(|&token| allows(mask, token));
             let Some(token) = forced.filter(|_| began.elapsed() < ahead.patience) else {
-                return;
+                break;
             };
-            if !go_on(&mut self.constraint, token, words) {
-                return;
+            if !go_on(&mut self.constraint, token, words)? {
+                break;
             }
             seen.tokens.push(token);
         }
+        Ok(())
     }
 }
 
@@ -243,5 +251,115 @@ mod tests {
         check(&[2, 3], 8, &[2, 3, 4], 4);
         check(&[2, 3], 1, &[2, 3, 4], 4);
         check(&[2, 7], 8, &[2], 2);
+    }
+
+    /// Allows the number of tokens that it took in, and fails at the third without taking it.
+    struct FailsAtThree(u32);
+
+    impl TokenConstraint for FailsAtThree {
+        fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
+            words[0] = 1 << self.0;
+            Ok(())
+        }
+
+        fn commit(&mut self, _: u32) -> Result<(), ConstraintFailure> {
+            if self.0 == 2 {
+                return Err(ConstraintFailure {
+                    reason: "it fails".to_owned(),
+                });
+            }
+            self.0 += 1;
+            Ok(())
+        }
+
+        fn is_done(&self) -> bool {
+            false
+        }
+
+        fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
+            self.0 -= n_tokens as u32;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_constraint_that_fails_in_a_guess_begins_again() {
+        let mut text = MaskedText::begin(ConstraintSource::new(|| Box::new(FailsAtThree(0))));
+        let mut words = Vec::new();
+        text.commit(&[0]).unwrap();
+        text.mask(1, &mut words).unwrap();
+        let ahead = LookAhead {
+            guess: vec![1, 2],
+            patience: Duration::MAX,
+            ..LookAhead::default()
+        };
+        let seen = text.look_ahead(1, &ahead, &mut words).unwrap();
+        assert_eq!(seen.tokens, [1]);
+        text.mask(1, &mut words).unwrap();
+        assert_eq!(words, [1 << 1], "it is where it was");
+    }
+
+    /// Allows everything once a mask could not be computed, which is at the second place.
+    struct Leaves {
+        n_tokens: usize,
+        left_at: Option<usize>,
+    }
+
+    impl TokenConstraint for Leaves {
+        fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
+            if self.n_tokens == 2 {
+                self.left_at.get_or_insert(2);
+            }
+            words[0] = if self.has_left() { u32::MAX } else { 2 };
+            Ok(())
+        }
+
+        fn commit(&mut self, _: u32) -> Result<(), ConstraintFailure> {
+            self.n_tokens += 1;
+            Ok(())
+        }
+
+        fn is_done(&self) -> bool {
+            false
+        }
+
+        fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
+            self.n_tokens -= n_tokens;
+            if self.left_at.is_some_and(|left_at| left_at > self.n_tokens) {
+                return Err(ConstraintFailure {
+                    reason: "it does not return".to_owned(),
+                });
+            }
+            Ok(())
+        }
+
+        fn has_left(&self) -> bool {
+            self.left_at.is_some()
+        }
+    }
+
+    #[test]
+    fn a_text_leaves_its_grammar_by_what_was_sampled_alone() {
+        let source = ConstraintSource::new(|| {
+            Box::new(Leaves {
+                n_tokens: 0,
+                left_at: None,
+            })
+        });
+        let mut text = MaskedText::begin(source);
+        let ahead = LookAhead {
+            guess: vec![1, 1],
+            patience: Duration::MAX,
+            is_for_this_step: true,
+            ..LookAhead::default()
+        };
+        for (expected, n_guessed) in [(2, 0), (u32::MAX, 2), (u32::MAX, 2)] {
+            let mut words = Vec::new();
+            text.commit(&[1]).unwrap();
+            text.mask(1, &mut words).unwrap();
+            let seen = text.look_ahead(1, &ahead, &mut words).unwrap();
+            assert_eq!((seen.n_guessed, words.len()), (n_guessed, 1 + n_guessed));
+            assert_eq!(words[0], expected);
+        }
     }
 }

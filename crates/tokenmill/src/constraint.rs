@@ -96,6 +96,10 @@ impl TokenConstraint for Sample {
         self.0.rollback(n_tokens).map_err(failure)
     }
 
+    fn has_left(&self) -> bool {
+        self.0.has_left()
+    }
+
     fn forced(&self, words: &[u32]) -> Option<u32> {
         self.0.forced(words)
     }

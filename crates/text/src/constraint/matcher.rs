@@ -4,7 +4,7 @@
 //! continue with and for nothing else, with the ends only where the text is complete; a token that was not in the mask is an
 //! error, not a panic.
 
-use std::{fmt, sync::Arc};
+use std::{collections::VecDeque, fmt, sync::Arc};
 
 use super::{
     alternatives::{Alternatives, CALLS, SHAPE},
@@ -15,6 +15,9 @@ use super::{
 
 /// Tokens at most that spell the beginning of one text.
 const MAX_SPELLINGS: u32 = 64;
+
+/// Tokens before the grammar that are taken back without reading all of them again: more than a draft has.
+const MAX_LEADS: usize = 40;
 
 /// One sample's way through a constraint.
 pub struct ConstraintMatcher {
@@ -27,6 +30,8 @@ pub struct ConstraintMatcher {
     lead: Lead,
     /// Tokens before the grammar, up to the one that began it.
     before: Vec<u32>,
+    /// What came before the grammar as it was ahead of each of the newest of those tokens.
+    leads: VecDeque<Lead>,
     /// Tokens since.
     n_inside: usize,
     is_complete: bool,
@@ -42,8 +47,13 @@ enum Leaving {
     Fails,
     /// It continues without the grammar.
     IsAllowed,
-    /// It has, and so many tokens came since, that with which it left included.
-    HasHappened(usize),
+    /// It has.
+    HasHappened {
+        /// Tokens that came since, that with which it left included.
+        n_since: usize,
+        /// Whether it left ahead of a token, since there was no mask for it.
+        by_mask: bool,
+    },
 }
 
 impl fmt::Debug for ConstraintMatcher {
@@ -71,6 +81,7 @@ impl ConstraintMatcher {
             lead: Lead::new(Arc::clone(&plan)),
             plan,
             before: Vec::new(),
+            leads: VecDeque::new(),
             n_inside: 0,
             is_complete: false,
             has_ended: false,
@@ -88,7 +99,7 @@ impl ConstraintMatcher {
     /// # Errors
     /// [`ConstraintError::Step`] where a limit of a step is exceeded.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintError> {
-        if let Leaving::HasHappened(_) = self.leaving {
+        if self.has_left() {
             self.fill_all(words, true);
             return Ok(());
         }
@@ -109,7 +120,10 @@ impl ConstraintMatcher {
                 let others = others.to_vec();
                 match self.fill(words) {
                     Err(_) if self.leaving == Leaving::IsAllowed => {
-                        self.leaving = Leaving::HasHappened(0);
+                        self.leaving = Leaving::HasHappened {
+                            n_since: 0,
+                            by_mask: true,
+                        };
                         self.fill_all(words, true);
                     }
                     filled => filled?,
@@ -167,13 +181,16 @@ impl ConstraintMatcher {
     /// # Errors
     /// [`ConstraintError::Step`] for a token that the mask forbids, or where a limit is exceeded.
     pub fn commit(&mut self, id: u32) -> Result<(), ConstraintError> {
-        if let Leaving::HasHappened(n_since) = &mut self.leaving {
+        if let Leaving::HasHappened { n_since, .. } = &mut self.leaving {
             *n_since += 1;
             return Ok(());
         }
         match self.step(id) {
             Err(_) if self.leaving == Leaving::IsAllowed => {
-                self.leaving = Leaving::HasHappened(1);
+                self.leaving = Leaving::HasHappened {
+                    n_since: 1,
+                    by_mask: false,
+                };
                 self.is_complete = false;
                 Ok(())
             }
@@ -183,13 +200,14 @@ impl ConstraintMatcher {
 
     fn step(&mut self, id: u32) -> Result<(), ConstraintError> {
         if !self.lead.is_over() {
+            let ahead = self.lead.clone();
             match self.lead.push(id, self.vocabulary.bytes_of(id)) {
                 Pushed::Lead => {
-                    self.before.push(id);
+                    self.push_before(id, ahead);
                     return Ok(());
                 }
                 Pushed::Begins(ids, behind) => {
-                    self.before.push(id);
+                    self.push_before(id, ahead);
                     return self.begin(ids, behind);
                 }
                 Pushed::Grammar => {}
@@ -206,6 +224,14 @@ impl ConstraintMatcher {
             });
         }
         self.consume(&[id])
+    }
+
+    fn push_before(&mut self, id: u32, ahead: Lead) {
+        self.before.push(id);
+        if self.leads.len() == MAX_LEADS {
+            self.leads.pop_front();
+        }
+        self.leads.push_back(ahead);
     }
 
     /// Begins the grammar with a mark, or without one behind thoughts, and the text behind. A token of free text may complete a
@@ -247,6 +273,11 @@ impl ConstraintMatcher {
         self.is_complete
     }
 
+    /// Whether the text has left its grammar, so that anything may follow.
+    pub fn has_left(&self) -> bool {
+        matches!(self.leaving, Leaving::HasHappened { .. })
+    }
+
     /// Takes back the newest tokens, for instance those that a draft proposed and that were refused.
     ///
     /// # Errors
@@ -255,8 +286,9 @@ impl ConstraintMatcher {
         if n_tokens == 0 {
             return Ok(());
         }
-        if let Leaving::HasHappened(n_since) = &mut self.leaving {
-            let n_left = n_since.checked_sub(n_tokens).filter(|&n_left| n_left > 0);
+        if let Leaving::HasHappened { n_since, by_mask } = &mut self.leaving {
+            let n_left = n_since.checked_sub(n_tokens);
+            let n_left = n_left.filter(|&n_left| n_left > 0 || *by_mask);
             *n_since = n_left.ok_or_else(|| ConstraintError::Step {
                 reason: "a text that has left its grammar does not return".to_owned(),
             })?;
@@ -282,11 +314,22 @@ impl ConstraintMatcher {
                 reason: format!("{n_tokens} tokens are taken back, and there are fewer"),
             });
         };
-        if let Some(grammars) = &mut self.grammars {
+        if self.lead.is_over()
+            && let Some(grammars) = &mut self.grammars
+        {
             grammars.reset()?;
         }
         self.n_inside = 0;
         (self.is_complete, self.has_ended) = (false, false);
+        let n_back = self.before.len() - n_left;
+        if let Some(idx) = self.leads.len().checked_sub(n_back)
+            && let Some(lead) = self.leads.drain(idx..).next()
+        {
+            self.before.truncate(n_left);
+            self.lead = lead;
+            return Ok(());
+        }
+        self.leads.clear();
         self.lead = Lead::new(Arc::clone(&self.plan));
         let mut before = std::mem::take(&mut self.before);
         before.truncate(n_left);
@@ -341,5 +384,64 @@ fn clear_from(words: &mut [u32], first: usize) {
     }
     if let Some(rest) = words.get_mut(first / 32 + 1..) {
         rest.fill(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::constraint::{Constraint, ConstraintCompiler, compiler::tests::bytes_tokenizer};
+
+    fn matcher(constraint: &Constraint) -> ConstraintMatcher {
+        let compiler = ConstraintCompiler::new(&bytes_tokenizer()).unwrap();
+        compiler.compile(constraint).unwrap().matcher(&[256])
+    }
+
+    #[test]
+    fn a_text_that_left_ahead_of_a_token_stays_free_when_that_is_taken_back() {
+        let mut matcher = matcher(&Constraint::regex("ab+"));
+        let left = Leaving::HasHappened {
+            n_since: 0,
+            by_mask: true,
+        };
+        matcher.leaving = left;
+        for id in [7, 8] {
+            matcher.commit(id).unwrap();
+        }
+        matcher.rollback(2).unwrap();
+        assert_eq!(matcher.leaving, left);
+        assert!(matcher.rollback(1).is_err());
+        matcher.leaving = Leaving::IsAllowed;
+        matcher.commit(7).unwrap();
+        assert!(matcher.has_left());
+        assert!(matcher.rollback(1).is_err(), "it left with the token");
+    }
+
+    #[test]
+    fn guesses_in_thoughts_are_taken_back_without_reading_all_of_them_again() {
+        let constraint = Constraint::regex("[0-9]").begins_after("</t>");
+        let mut matcher = matcher(&constraint);
+        for id in [u32::from(b'x'); 100] {
+            matcher.commit(id).unwrap();
+        }
+        for text in ["</", "<", "</t>4"] {
+            text.bytes()
+                .for_each(|byte| matcher.commit(u32::from(byte)).unwrap());
+            matcher.rollback(text.len()).unwrap();
+            assert_eq!(matcher.before.len(), 100);
+            assert!(matcher.leads.len() < MAX_LEADS, "they are not pushed again");
+        }
+        matcher.rollback(60).unwrap();
+        assert_eq!(matcher.before.len(), 40);
+        for byte in *b"</t>" {
+            matcher.commit(u32::from(byte)).unwrap();
+        }
+        let mut mask = [0; 9];
+        matcher.mask(&mut mask).unwrap();
+        let digits = (b'0'..=b'9').fold([0; 9], |mut digits, digit| {
+            set(&mut digits, u32::from(digit), true);
+            digits
+        });
+        assert_eq!(mask, digits);
     }
 }
