@@ -160,8 +160,7 @@ fn refusal(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
 /// What to say to a flag of no program that is known: which of this program's commands have it, or which flags are near it.
 fn unknown_option(typed: &str, flag: &str, args: &[OsString]) -> Failure {
     let parser = parser();
-    let given = |command: &&clap::Command| args.iter().skip(1).any(|arg| arg == command.get_name());
-    let Some(command) = parser.get_subcommands().find(given) else {
+    let Some(command) = args.iter().skip(1).find_map(|arg| parser.find_subcommand(arg)) else {
         return Failure::usage(format!("`{typed}` is not an option"))
             .hint("`tokenmill --help` lists the commands");
     };

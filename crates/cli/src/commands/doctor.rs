@@ -94,6 +94,16 @@ impl Row {
         }
     }
 
+    /// What there is not, with the reason.
+    fn absent(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            outcome: Outcome::Absent,
+            text: reason.into(),
+            hint: None,
+        }
+    }
+
     /// Says what to do, where something is wrong.
     fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = matches!(self.outcome, Outcome::Problem).then(|| hint.into());
@@ -308,7 +318,11 @@ impl Examination {
                 let size = size_of(plan.total_bytes() as u64);
                 format!("guesses further tokens on the CPU (--spec mtp), and takes {size} more")
             });
-            self.rows.push(Row::new("MTP layer", taken.map_err(Clone::clone)));
+            // The model runs without it, as one that has none.
+            self.rows.push(match taken {
+                Ok(text) => Row::new("MTP layer", Ok(text)),
+                Err(reason) => Row::absent("MTP layer", format!("is left out: {reason}")),
+            });
         }
         let mut plans = serde_json::Map::new();
         plans.insert("mtp".to_owned(), json!(mtp.as_ref().map(mtp_json)));

@@ -25,6 +25,7 @@ mod mix;
 mod mtp;
 mod options;
 mod perplexity;
+mod processors;
 mod quantize;
 mod sessions;
 #[cfg(target_os = "linux")]

@@ -128,6 +128,16 @@ fn the_layer_and_its_memory_are_named() {
         text.contains("MTP layer    cannot be used: ") && text.contains("nextn.enorm"),
         "{text}"
     );
+    // The model runs without it.
+    let doctor = tokenmill(["doctor", arg(&broken), "--device", "cpu"]).ok();
+    let row = doctor.lines().find(|line| line.starts_with("MTP layer")).unwrap();
+    assert!(row.contains(" none ") && row.contains("nextn.enorm"), "{doctor}");
+    let examined = json(&["doctor", arg(&broken), "--device", "cpu", "--json"]);
+    let problems = examined["problems"].as_array().unwrap();
+    assert!(
+        problems.iter().all(|problem| problem["what"] != "MTP layer"),
+        "{examined}"
+    );
 }
 
 #[test]

@@ -234,6 +234,11 @@ fn an_unknown_option_is_one_line_with_what_is_near_it() {
             &["run", "demo", "--sesion", "x"],
             "`--sesion` is not an option of `run` (hint: near it: `--session`)",
         ),
+        // A folder may be called as a command.
+        (
+            &["serve", "run", "--bogus"],
+            "`--bogus` is not an option of `serve`",
+        ),
         (
             &["--frobnicate"],
             "`--frobnicate` is not an option (hint: `tokenmill --help`",

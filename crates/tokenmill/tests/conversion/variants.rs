@@ -98,8 +98,29 @@ fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
 fn largest_difference(folder: &Path, file: &Path, random: &mut Random) -> f32 {
     let tokens: Vec<u32> = (0..48).map(|_| random.below(500) as u32).collect();
     let (of_folder, of_file) = (logits(folder, &tokens), logits(file, &tokens));
-    let differences = of_folder.iter().zip(&of_file).map(|(a, b)| (a - b).abs());
+    furthest(&of_folder, &of_file)
+}
+
+/// The largest difference of two rows of numbers; it is infinite where one is not finite, or they have other lengths.
+fn furthest(a: &[f32], b: &[f32]) -> f32 {
+    let all_finite = a.iter().chain(b).all(|x| x.is_finite());
+    if a.len() != b.len() || !all_finite {
+        return f32::INFINITY;
+    }
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
     differences.fold(0.0, f32::max)
+}
+
+#[test]
+fn what_is_no_number_is_a_difference() {
+    assert_eq!(furthest(&[1.0, 2.0], &[1.0, 4.5]), 2.5);
+    for (a, b) in [
+        (&[1.0, f32::NAN][..], &[1.0, f32::NAN][..]),
+        (&[f32::NAN], &[0.0]),
+        (&[1.0], &[1.0, 2.0]),
+    ] {
+        assert_eq!(furthest(a, b), f32::INFINITY);
+    }
 }
 
 /// Summands in another order, and numbers of keys that were rounded; what a variant changes is some hundred times as much.
