@@ -6,8 +6,11 @@ use tokenmill_gguf::TensorType;
 
 /// Threads of a thread block.
 pub(crate) const BAND_THREADS: u32 = 128;
-/// Thread blocks from which on bands are high: as many as multiprocessors, or almost.
+/// Thread blocks from which on bands are high by up to 64 rows of x: as many as multiprocessors, or almost.
 const MANY_BLOCKS: usize = 128;
+/// The same by more rows. By the timing model a launch of high bands takes as long as low ones do with 73 high bands in Q4_K and 85 in Q6_K; with
+/// more of them, up to as many as multiprocessors, it takes no longer.
+const MANY_BLOCKS_OF_MORE_ROWS: usize = 80;
 /// What a thread block may ask for on compute capability 8.6 and 8.9.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
@@ -33,7 +36,13 @@ impl BandHeight {
 
     /// The height for matrices with `n_out` rows in all, by so many rows of x: high where that makes enough thread blocks.
     pub fn of(n_out: usize, n_rows: usize) -> Self {
-        if n_out.div_ceil(128) * n_rows.div_ceil(64) >= MANY_BLOCKS {
+        let n_tiles = n_rows.div_ceil(64);
+        let many = if n_tiles > 1 {
+            MANY_BLOCKS_OF_MORE_ROWS
+        } else {
+            MANY_BLOCKS
+        };
+        if n_out.div_ceil(128) * n_tiles >= many {
             Self::High
         } else {
             Self::Low
@@ -48,6 +57,22 @@ impl BandHeight {
         }
     }
 
+    /// Rows of x that its kernels are compiled for. Low bands have no more than 32: more thread blocks, which read the weights again, are faster by
+    /// the timing model.
+    pub fn columns(self) -> &'static [usize] {
+        match self {
+            Self::High => &Bands::COLUMNS,
+            Self::Low => &Bands::COLUMNS[..2],
+        }
+    }
+
+    /// Which of [`Self::columns`] takes so many rows of x; more are further thread blocks.
+    pub fn variant_of(self, n_rows: usize) -> usize {
+        let all = self.columns();
+        let variant = all.iter().position(|&columns| n_rows <= columns);
+        variant.unwrap_or(all.len() - 1)
+    }
+
     /// The name of the kernel for so many rows of x.
     pub fn kernel(self, columns: usize) -> String {
         match self {
@@ -58,7 +83,7 @@ impl BandHeight {
 }
 
 impl Bands {
-    /// Rows of x that kernels are compiled for.
+    /// Rows of x that kernels of high and of gated bands are compiled for.
     pub const COLUMNS: [usize; 3] = [16, 32, 64];
     /// Rows of gate and up that a thread block takes, whose band is a high one with 64 of each.
     pub const GATED_ROWS: usize = 64;
@@ -72,12 +97,6 @@ impl Bands {
             _ => return None,
         };
         Some(Self { high_bytes })
-    }
-
-    /// Which of [`Self::COLUMNS`] takes so many rows of x; more are further thread blocks.
-    pub fn variant_of(n_rows: usize) -> usize {
-        let variant = Self::COLUMNS.iter().position(|&columns| n_rows <= columns);
-        variant.unwrap_or(Self::COLUMNS.len() - 1)
     }
 
     /// Dynamic shared memory of a kernel: as many superblocks ahead as there is room for, at most five.
@@ -104,7 +123,7 @@ mod tests {
             let bands = Bands::of(ty).unwrap();
             for (height, columns) in BandHeight::ALL
                 .into_iter()
-                .flat_map(|height| Bands::COLUMNS.map(|columns| (height, columns)))
+                .flat_map(|height| height.columns().iter().map(move |&columns| (height, columns)))
             {
                 let bytes = bands.shared_bytes(height, columns);
                 assert!(
@@ -119,8 +138,19 @@ mod tests {
             2 * (16_384 + 64 * 256 + 16 * 288) + 2 * 4096
         );
         assert_eq!(Bands::of(TensorType::Q8_0), None);
-        let heights =
-            [(128_256, 9), (4096, 192), (4096, 193)].map(|(n_out, n_rows)| BandHeight::of(n_out, n_rows));
-        assert_eq!(heights, [BandHeight::High, BandHeight::Low, BandHeight::High]);
+    }
+
+    #[test]
+    fn bands_are_high_where_there_are_many() {
+        let check = |n_out, n_rows, expected| {
+            assert_eq!(BandHeight::of(n_out, n_rows), expected, "{n_out} by {n_rows}");
+        };
+        check(128_256, 9, BandHeight::High);
+        check(10_240, 64, BandHeight::Low);
+        check(5120, 65, BandHeight::High);
+        check(4096, 128, BandHeight::Low);
+        check(4096, 129, BandHeight::High);
+        let variants = [9, 17, 33, 65].map(|n_rows| BandHeight::ALL.map(|height| height.variant_of(n_rows)));
+        assert_eq!(variants, [[0, 0], [1, 1], [2, 1], [2, 1]]);
     }
 }

@@ -46,11 +46,11 @@ pub(crate) struct MatrixKernels {
     pub(crate) experts: Option<ExpertKernels>,
 }
 
-/// The kernels for bands of a type, by [`Bands::COLUMNS`].
+/// The kernels for bands of a type, by [`BandHeight::columns`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BandKernels {
-    /// High and low ones.
-    pub(crate) plain: [[Kernel; 3]; 2],
+    high: [Kernel; 3],
+    low: [Kernel; 2],
     pub(crate) gated: [Kernel; 3],
 }
 
@@ -59,20 +59,25 @@ impl BandKernels {
         let load = |height: BandHeight, columns: usize, name: &str| {
             device.kernel_with_shared_bytes(module, name, bands.shared_bytes(height, columns))
         };
-        let plain = |height: BandHeight, columns: usize| load(height, columns, &height.kernel(columns));
         let gated = |columns: usize| load(BandHeight::High, columns, &format!("matmul_gated_n{columns}"));
         let [a, b, c] = Bands::COLUMNS;
-        let of_height =
-            |height| -> Result<[Kernel; 3]> { Ok([plain(height, a)?, plain(height, b)?, plain(height, c)?]) };
+        let plain = |height: BandHeight, columns: usize| load(height, columns, &height.kernel(columns));
+        let high = |columns: usize| plain(BandHeight::High, columns);
+        let low = |columns: usize| plain(BandHeight::Low, columns);
         Ok(Self {
-            plain: [of_height(BandHeight::High)?, of_height(BandHeight::Low)?],
+            high: [high(a)?, high(b)?, high(c)?],
+            low: [low(a)?, low(b)?],
             gated: [gated(a)?, gated(b)?, gated(c)?],
         })
     }
 
     /// The kernel for bands of a height by so many rows of x.
     pub(crate) fn plain_of(&self, height: BandHeight, n_rows: usize) -> Kernel {
-        self.plain[height as usize][Bands::variant_of(n_rows)]
+        let variant = height.variant_of(n_rows);
+        match height {
+            BandHeight::High => self.high[variant],
+            BandHeight::Low => self.low[variant],
+        }
     }
 }
 

@@ -105,6 +105,20 @@ mod tests {
             check(&format!("matmul_{format}"), &["matmul_n64"]);
             check(&format!("experts_{format}"), &["experts_m1", "experts_n16"]);
         }
+        for format in ["q4_k", "q5_k", "q6_k"] {
+            check(&format!("matvec_{format}"), &["matvec_m16"]);
+            let bands = [
+                "matmul_band_n16",
+                "matmul_band_n32",
+                "matmul_band_n64",
+                "matmul_low_band_n16",
+                "matmul_low_band_n32",
+                "matmul_gated_n16",
+                "matmul_gated_n32",
+                "matmul_gated_n64",
+            ];
+            check(&format!("matmul_{format}"), &bands);
+        }
         check("matvec_q4_k_q6_k", &["matvec_pair_m1", "matvec_pair_m8"]);
     }
 }

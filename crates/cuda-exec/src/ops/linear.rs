@@ -16,8 +16,6 @@ const MAX_ROWS: usize = 8;
 /// model; and those for Q6_K, which takes more work to unpack.
 const STRIP_ROWS: usize = 48;
 const Q6_K_STRIP_ROWS: usize = 16;
-/// Rows of x of a thread block of a low band: more thread blocks, which read the weights again, are faster by the timing model.
-const LOW_COLUMNS: usize = 32;
 /// Matrices of one launch.
 const MAX_JOBS: usize = 3;
 
@@ -115,15 +113,11 @@ fn bands_launch(
         let shape = LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes());
         return Ok((kernel, shape));
     }
-    let n_at_once = match height {
-        BandHeight::High => n_rows,
-        BandHeight::Low => n_rows.min(LOW_COLUMNS),
-    };
-    let columns = Bands::COLUMNS[Bands::variant_of(n_at_once)];
+    let columns = height.columns()[height.variant_of(n_rows)];
     let grid = [n_blocks(jobs, height.rows()), n_rows.div_ceil(columns), 1];
     let shape = LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(bands.shared_bytes(height, columns));
     let kernels = kernels.bands.ok_or_else(not_a_factor)?;
-    Ok((kernels.plain_of(height, n_at_once), shape))
+    Ok((kernels.plain_of(height, n_rows), shape))
 }
 
 /// The arguments that all products have.
@@ -225,7 +219,7 @@ impl Ops {
             && (n_rows <= MAX_ROWS || gate.kernels.bands.is_some())
     }
 
-    /// Multiplies by a gate and an up matrix at once.
+    /// Multiplies any number of rows by a gate and an up matrix at once.
     ///
     /// # Errors
     /// [`CudaExecError::Unsupported`] where [`Self::can_gate`] is false, [`CudaExecError::Bounds`], or the driver's.
@@ -257,13 +251,12 @@ impl Ops {
         let args = with_input(args, gate, input)?;
         let ty = gate.layout().ty();
         if let (true, Some(kernels), Some(bands)) = (n_rows > MAX_ROWS, gate.kernels.bands, Bands::of(ty)) {
-            let columns = Bands::COLUMNS[Bands::variant_of(n_rows)];
+            let variant = BandHeight::High.variant_of(n_rows);
+            let columns = Bands::COLUMNS[variant];
             let grid = [n_out.div_ceil(Bands::GATED_ROWS), n_rows.div_ceil(columns), 1];
             let shared_bytes = bands.shared_bytes(BandHeight::High, columns);
             let shape = LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(shared_bytes);
-            return self
-                .device
-                .launch(kernels.gated[Bands::variant_of(n_rows)], shape, &args);
+            return self.device.launch(kernels.gated[variant], shape, &args);
         }
         let shared_bytes = FewRows::of(ty).gated_shared_bytes(n_rows);
         let shape = LaunchShape::new([n_out.div_ceil(32), 1, 1], 256).with_shared_bytes(shared_bytes);

@@ -8,9 +8,10 @@ use tokenmill_testkit::{TinyModel, tiny_experts, tiny_llama};
 
 use crate::scene::{greedy, options, sample, sequences};
 
-/// The launches of a replayed step: all, and those that may begin early. With the tokens of four sequences after five steps.
+/// The launches of a replayed step: all, and those that may begin early. With the tokens of `n_seqs` sequences after five steps.
 fn replayed(
     model: &TinyModel,
+    n_seqs: usize,
     options: &ModelOptions,
     capability: (i32, i32),
     launches: Launches,
@@ -21,7 +22,7 @@ fn replayed(
     });
     let backend = CudaBackend::new(simulator.device_with_launches(launches)).unwrap();
     let mut executor = build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap();
-    let mut all = sequences(4);
+    let mut all = sequences(n_seqs);
     for _ in 0..4 {
         sample(&mut executor, all.iter_mut().collect(), &greedy()).unwrap();
     }
@@ -40,12 +41,12 @@ fn replayed(
 
 /// A network whose decode steps are one chain: all its launches but the first may begin early, on GPUs that can do it.
 #[track_caller]
-fn check(descriptor: Descriptor, ty: TensorType) {
+fn check(descriptor: Descriptor, ty: TensorType, n_seqs: usize) {
     let model = TinyModel::random(descriptor, ty, 21);
-    let (n_launches, n_early, tokens) = replayed(&model, &options(), (9, 0), Launches::Early);
+    let (n_launches, n_early, tokens) = replayed(&model, n_seqs, &options(), (9, 0), Launches::Early);
     assert_eq!(n_early, n_launches - 1, "{}", ty.name());
     for (capability, launches) in [((9, 0), Launches::InOrder), ((8, 9), Launches::Early)] {
-        let found = replayed(&model, &options(), capability, launches);
+        let found = replayed(&model, n_seqs, &options(), capability, launches);
         assert_eq!(
             found,
             (n_launches, 0, tokens.clone()),
@@ -53,18 +54,39 @@ fn check(descriptor: Descriptor, ty: TensorType) {
             ty.name()
         );
     }
-    let newer = replayed(&model, &options(), (12, 0), Launches::Early);
+    let newer = replayed(&model, n_seqs, &options(), (12, 0), Launches::Early);
     assert_eq!(newer, (n_launches, n_early, tokens));
 }
 
 #[test]
 fn the_launches_of_a_dense_network_begin_early_but_the_first() {
     for ty in [TensorType::Q4_0, TensorType::F16, TensorType::Q8_0] {
-        check(tiny_llama(), ty);
+        check(tiny_llama(), ty, 4);
     }
 }
 
 #[test]
 fn the_launches_of_a_network_with_experts_begin_early_but_the_first() {
-    check(tiny_experts(), TensorType::Q4_0);
+    check(tiny_experts(), TensorType::Q4_0, 4);
+}
+
+#[test]
+fn the_launches_of_k_quants_by_more_than_eight_rows_begin_early_but_the_first() {
+    // Rows are superblocks, and heads of 32 quantize what attention gives.
+    let mut descriptor = tiny_llama();
+    descriptor.n_embd = 256;
+    descriptor.ropes[0].head_dim = 32;
+    descriptor.ropes[0].n_dims = 32;
+    for layer in &mut descriptor.layers {
+        let attention = layer.attention_mut();
+        attention.n_heads = 8;
+        attention.n_kv_heads = 4;
+        attention.head_dim_k = 32;
+        attention.head_dim_v = 32;
+        layer.dense_mut().n_ff = 256;
+    }
+    // Gated bands, and strips of 16; those of Q6_K by 20 rows are low bands.
+    for (ty, n_seqs) in [(TensorType::Q4_K, 12), (TensorType::Q6_K, 20)] {
+        check(descriptor.clone(), ty, n_seqs);
+    }
 }
