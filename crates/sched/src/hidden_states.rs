@@ -275,7 +275,7 @@ mod tests {
         let mut arena = Arena::new();
         let (prompt, idle) = (arena.insert(()), arena.insert(()));
         let mut states = HiddenStates::new(2, 1 << 20);
-        states.give(prompt, 0, &[1.0; 20_000]);
+        states.give(prompt, 0, &vec![1.0; 20_000]);
         states.drop_before(prompt, 9_999);
         assert!(states.n_kept <= 4 * LIKELY_ROWS, "{} numbers", states.n_kept);
         for at in 0..2000 {

@@ -294,7 +294,7 @@ fn carry_out(order: MaskOrder) -> MaskResult {
         }),
         seen,
         took,
-        took_ahead: in_all - took,
+        took_ahead: in_all.saturating_sub(took),
     }
 }
 

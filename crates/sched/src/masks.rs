@@ -315,6 +315,9 @@ impl Core {
             if let n_ahead @ 1.. = seen.tokens.len() as u64 {
                 let us = took_ahead.as_micros() as u64 / n_ahead;
                 self.mask_ahead_us = (self.mask_ahead_us * 7 + us).div_ceil(8);
+            } else {
+                // Forgotten by and by, so that one slow look ahead does not end all that come later.
+                self.mask_ahead_us -= self.mask_ahead_us.div_ceil(64);
             }
             let step = Duration::from_micros(self.last_step_us).max(SHORT);
             let n_masks = words.len() / self.n_mask_words();

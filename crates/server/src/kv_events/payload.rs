@@ -322,8 +322,10 @@ mod tests {
                 names: RandomState::new(),
             };
             // Theirs was of this salt.
-            let [theirs, ours] = [format!("{:016x}", 255), payloads.name_of_salt(255)]
-                .map(|name| name.bytes().map(|byte| format!("{byte:02x}")).collect::<String>());
+            let [theirs, ours] = [format!("{:016x}", 255), payloads.name_of_salt(255)].map(|name| {
+                let bytes: Vec<String> = name.bytes().map(|byte| format!("{byte:02x}")).collect();
+                bytes.concat()
+            });
             let expected = expected.replace(&theirs, &ours);
             let written = payloads.write(Duration::from_millis(1500), &events);
             let bytes = (0..expected.len()).step_by(2);

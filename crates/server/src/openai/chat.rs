@@ -125,6 +125,7 @@ pub(crate) fn n_logprobs(logprobs: Option<bool>, top_logprobs: Option<u32>) -> R
 
 /// A chat request.
 #[derive(Clone, Debug, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the API")]
 pub struct ChatRequest {
     /// Model name.
     pub model: Option<String>,
