@@ -68,10 +68,7 @@ fn a_row_is_left_out_for_as_many_steps_as_its_mask_takes_and_no_longer() {
         assert_eq!(engine.core.tally.masks.n_missed - n_missed, n_steps);
         let_mask.send(()).expect("the constraint lives");
         while engine.core.mask_workers.n_results() == 0 {
-            assert!(
-                began.elapsed() < Duration::from_mins(1),
-                "the mask does not come"
-            );
+            assert!(began.elapsed() < Duration::from_mins(1), "the mask does not come");
             std::thread::sleep(Duration::from_micros(200));
         }
         engine.step();
