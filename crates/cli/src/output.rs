@@ -7,6 +7,8 @@ use std::{
     path::Path,
 };
 
+use tokenmill_convert::ConvertError;
+
 use crate::{
     failure::Failure,
     visible::{is_obeyed, visible_lines},
@@ -20,6 +22,19 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
     opened.map_err(unwritable)?;
     if is_new {
         fs::remove_file(path).map_err(unwritable)?;
+    }
+    Ok(())
+}
+
+/// Refuses to write over a file that is read, under whatever name.
+pub(crate) fn refuse_input(output: &Path, inputs: &[&Path]) -> Result<(), Failure> {
+    let Ok(written) = fs::canonicalize(output) else {
+        return Ok(());
+    };
+    let is_written = |input: &&Path| fs::canonicalize(input).is_ok_and(|input| input == written);
+    if inputs.iter().any(is_written) {
+        let path = output.to_owned();
+        return Err(ConvertError::SameFile { path }.into());
     }
     Ok(())
 }

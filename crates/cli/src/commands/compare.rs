@@ -69,6 +69,7 @@ struct Side {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
     if let Some(path) = &args.svg {
+        output::refuse_input(path, &[&args.file])?;
         output::check_writable(path)?;
     }
     let text = read_text(&args.file)?;
@@ -88,6 +89,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut sides = Vec::new();
     for path in [&args.base, &args.other] {
         let source = ModelSource::find(args.load.fetch.resolve(path)?)?;
+        if let Some(svg) = &args.svg {
+            output::refuse_input(svg, &[source.path()])?;
+        }
         let network = options.open_network(&source)?;
         let tokenizer = source.tokenizer(network.gguf())?;
         ids.push(tokenizer.encode(&text, EncodeOptions::default()));

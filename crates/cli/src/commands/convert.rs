@@ -69,6 +69,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("`tokenmill quantize` gives it another type"),
         );
     };
+    if let Some(matrix) = args.imatrix.as_deref().filter(|_| !args.dry_run) {
+        output::refuse_input(&args.output, &[matrix])?;
+    }
     let matrix = args.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;
     let mut conversion = Conversion::open(folder, args.pre.as_deref())?;
     if let Some(matrix) = matrix {

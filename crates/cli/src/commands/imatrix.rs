@@ -2,13 +2,9 @@
 //!
 //! The text is cut into chunks of the context's length, each computed by itself. Source: `imatrix` in llama.cpp, `tools/imatrix`.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
 use tokenmill::{Device, ImportanceRun, LoadOptions, ModelSource};
-use tokenmill_convert::ConvertError;
 use tokenmill_text::EncodeOptions;
 
 use crate::{
@@ -52,13 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let text = read_text(&args.file)?;
     let path = args.load.fetch.resolve(&args.model)?;
-    if let Ok(output) = fs::canonicalize(&args.output) {
-        let is_output = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == output);
-        if is_output(&path) || is_output(&args.file) {
-            let path = args.output.clone();
-            return Err(ConvertError::SameFile { path }.into());
-        }
-    }
+    output::refuse_input(&args.output, &[&path, &args.file])?;
     let source = ModelSource::find(&path)?;
     let tokenizer = source.tokenizer(source.open_gguf()?.as_ref())?;
     let n_ctx = match args.load.n_ctx_given() {

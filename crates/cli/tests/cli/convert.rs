@@ -14,6 +14,12 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/parity/qwen2/hf")
 }
 
+/// The built-in model's file.
+const DEMO: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../tokenmill/assets/tokenmill-demo-Q8_0.gguf"
+);
+
 #[test]
 fn a_converted_folder_runs_as_the_folder_does() {
     let folder = folder();
@@ -212,6 +218,15 @@ fn a_model_is_compared_with_its_own_logits_and_with_those_of_a_smaller_file() {
         drawn.contains("demo against demo") && drawn.contains("KL divergence"),
         "{drawn}"
     );
+    // A drawing does not take the place of what is read.
+    let before = std::fs::read(&text).unwrap();
+    let copy = text.with_file_name("copy.gguf");
+    std::fs::copy(DEMO, &copy).unwrap();
+    for over in [&text, &copy] {
+        let line = tokenmill(["compare", "demo", arg(&copy), arg(&text), "--svg", arg(over)]).failed(2);
+        assert!(line.contains("is the input"), "{line}");
+    }
+    assert_eq!(std::fs::read(&text).unwrap(), before);
     let line = tokenmill(["perplexity", "demo", "--kl-base", arg(&text)]).failed(3);
     assert!(line.contains("this is no file of logits"), "{line}");
 }

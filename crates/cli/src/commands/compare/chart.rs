@@ -9,6 +9,8 @@ use super::super::perplexity::divergence::{Divergence, Part};
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 160.0;
 const GAP: f64 = 60.0;
+/// Nats at the top of the scale at least: less is rounding.
+const LEAST_SCALE: f64 = 1e-4;
 /// Parts of the text that have a point each.
 const MAX_PARTS: usize = 64;
 
@@ -24,9 +26,10 @@ pub(super) fn draw(names: [&str; 2], divergence: &Divergence) -> String {
             .collect()
     };
     let whole = |value: f64| [(0.0, value), (n_positions as f64, value)];
-    let kl = curve(|part| part.mean_kl);
+    // Rounding may give a little less than nothing.
+    let kl = curve(|part| part.mean_kl.max(0.0));
     let same = curve(|part| 100.0 * part.same_top);
-    let greatest = kl.iter().map(|point| point.1).fold(0.0, f64::max);
+    let greatest = kl.iter().map(|point| point.1).fold(LEAST_SCALE, f64::max);
     let n_decimals = decimals_for(greatest);
     let x = || Axis::in_parts(n_positions as f64, 4, 0);
     let mut chart = Chart::new(WIDTH + 2.0 * GAP, 2.0 * (HEIGHT + GAP) + 1.6 * GAP);
@@ -42,7 +45,7 @@ pub(super) fn draw(names: [&str; 2], divergence: &Divergence) -> String {
             "KL divergence, nats",
             Axis::in_parts(greatest, 2, n_decimals),
             kl,
-            whole(figures.mean),
+            whole(figures.mean.max(0.0)),
         ),
         (
             "the same likeliest token, %",
