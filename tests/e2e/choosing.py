@@ -151,8 +151,22 @@ def one(page, url):
     assert not answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text.startswith("demo: ")
 
 
+def alone(page, url):
+    """One model that comes and goes: nothing to choose, and the page follows what it is doing."""
+    page.get(url)
+    until(page, "the model is named", lambda: find(page, "#model").text == "anna")
+    assert not find(page, "#chooser").is_displayed()
+    assert "the next message loads it" in state(page), state(page)
+    ask(page, "What is 3 + 4?", Keys.ENTER)
+    is_answered(page, 1)
+    until(page, "it is loaded", lambda: state(page) == "" and "of 512 tokens" in find(page, "#context").text)
+    assert not answers(page)[0].find_element(By.CSS_SELECTOR, ".note").text.startswith("anna: ")
+
+
 with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
+    (folder / "one").mkdir()
+    (folder / "one/anna.gguf").write_bytes(DEMO)
     (folder / "anna.gguf").write_bytes(DEMO)
     (folder / "broken.gguf").write_bytes(DEMO[:1000])
     (folder / "models.toml").write_text(MODELS)
@@ -172,6 +186,8 @@ with tempfile.TemporaryDirectory() as folder:
             # The one refused request is told of by the browser too.
             severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE" and "503" not in entry["message"]]
             assert not severe, severe
+        with Server("--models-dir", folder / "one", model=None) as server:
+            alone(page, server.url)
         with Server() as server:
             one(page, server.url)
     finally:

@@ -1,7 +1,8 @@
 // The models that the server has: which one is asked, and what each is doing.
 //
-// A server of one model says nothing of what it is doing, and there is nothing to choose. What is chosen is kept in this browser. Looking
-// at the list loads nothing and counts as no use, so it is read again and again while the page is seen.
+// A server that never unloads says nothing of what its model is doing; where there is one model, there is nothing to choose. What is
+// chosen is kept in this browser. Looking at the list loads nothing and counts as no use, so it is read again and again while the page is
+// seen.
 
 import { model, showCard, STATES } from "./model.js";
 import { headers } from "./settings.js";
@@ -29,15 +30,16 @@ export async function look() {
   timer = 0;
   try {
     const response = await fetch("/v1/models", { headers: headers() });
-    if (!response.ok) return;
-    served = (await response.json()).data.map(read);
-    await take(served.find(({ name }) => name === (model.name || kept())) ?? byDefault());
+    if (response.ok) {
+      served = (await response.json()).data.map(read);
+      await take(served.find(({ name }) => name === (model.name || kept())) ?? byDefault());
+    }
   } catch {
     // The first message will say what is wrong.
   }
   clearTimeout(timer);
   const isLoading = served.some(({ state }) => state === "loading");
-  timer = model.hasOthers ? setTimeout(lookIfSeen, isLoading ? SHORT_PERIOD_MS : PERIOD_MS) : 0;
+  timer = model.comesAndGoes ? setTimeout(lookIfSeen, isLoading ? SHORT_PERIOD_MS : PERIOD_MS) : 0;
 }
 
 /** A page that nobody sees asks nothing; it looks when it is seen again. */
@@ -48,7 +50,7 @@ function lookIfSeen() {
 
 function read({ id, parent, max_model_len: nContext, status }) {
   const state = status?.failed ? "failed" : (status?.value ?? "loaded");
-  return { name: id, parent, nContext: nContext ?? 0, state, reason: status?.reason ?? "", isOneOfSeveral: Boolean(status) };
+  return { name: id, parent, nContext: nContext ?? 0, state, reason: status?.reason ?? "", comesAndGoes: Boolean(status) };
 }
 
 /** The model where none was chosen: the first that can be loaded as far as is known. */
@@ -59,10 +61,10 @@ function byDefault() {
 /** Asks this model from now on, or shows what has become of it. */
 async function take(entry) {
   if (!entry) return;
-  const { name, nContext, state, reason } = entry;
+  const { name, nContext, state, reason, comesAndGoes } = entry;
   const isNew = name !== model.name || nContext !== model.nContext;
-  const hasOthers = entry.isOneOfSeveral && served.length > 1;
-  Object.assign(model, { name, nContext, state, reason, hasOthers });
+  const hasOthers = comesAndGoes && served.length > 1;
+  Object.assign(model, { name, nContext, state, reason, comesAndGoes, hasOthers });
   $("model").textContent = hasOthers ? "About" : name;
   $("choice").hidden = !hasOthers;
   if (hasOthers) showChooser();
@@ -115,4 +117,4 @@ function choose(name) {
 }
 
 $("chooser").addEventListener("change", () => choose($("chooser").value));
-document.addEventListener("visibilitychange", () => model.hasOthers && !timer && lookIfSeen());
+document.addEventListener("visibilitychange", () => model.comesAndGoes && !timer && lookIfSeen());

@@ -26,7 +26,8 @@ export class Turn {
     this.begunAt = performance.now();
     /** What is asked, then what answers. */
     this.model = model.name;
-    this.isOneOfSeveral = model.hasOthers;
+    this.comesAndGoes = model.comesAndGoes;
+    this.hasOthers = model.hasOthers;
     this.lookedAt = 0;
     this.isOver = false;
     this.frame = 0;
@@ -56,7 +57,7 @@ export class Turn {
       clearInterval(waiting);
       this.end(failure);
       // It may have been loaded for this, or have failed to be.
-      if (this.isOneOfSeveral) look();
+      if (this.comesAndGoes) look();
     }
   }
 
@@ -115,7 +116,7 @@ export class Turn {
     const seconds = Math.floor((performance.now() - this.begunAt) / 1000);
     const note = this.answer.querySelector(".note");
     if (!note.firstChild) note.append("", element("span", "", ""));
-    const isLoading = this.isOneOfSeveral && model.name === this.model && model.state !== "loaded";
+    const isLoading = this.comesAndGoes && model.name === this.model && model.state !== "loaded";
     const words = isLoading ? `Loading ${this.model} …` : "Reading the prompt …";
     if (note.firstChild.data !== words) note.firstChild.data = words;
     if (isLoading && seconds > this.lookedAt) {
@@ -152,7 +153,7 @@ export class Turn {
     if (this.rate()) figures.push(this.rate());
     const waited = this.firstAt - this.begunAt;
     if (this.firstAt) figures.push(`first after ${waited < 1000 ? `${waited.toFixed(0)} ms` : `${(waited / 1000).toFixed(1)} s`}`);
-    const by = this.isOneOfSeveral && figures.length ? `${this.model}: ` : "";
+    const by = this.hasOthers && figures.length ? `${this.model}: ` : "";
     return [...why, figures.length ? `${by}${figures.join(", ")}` : ""].filter(Boolean).join(" ");
   }
 
