@@ -412,6 +412,11 @@ pub(crate) fn is_float(ty: TensorType) -> bool {
     ty.block_len() == 1
 }
 
+/// Whether a tensor is one that importance matrices have no entry for.
+pub(crate) fn is_embedding(name: &str) -> bool {
+    matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
+}
+
 /// A type, or where a tensor's rows are not whole blocks of it one with smaller blocks.
 fn fitting(tensor: &TensorShape<'_>, wanted: TensorType) -> Result<TensorType, ConvertError> {
     use TensorType as T;

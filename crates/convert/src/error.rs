@@ -5,8 +5,6 @@ use std::{io, path::PathBuf};
 use tokenmill_gguf::{GgufError, TensorType};
 use tokenmill_quant::QuantError;
 
-use crate::OutType;
-
 /// Why a model was not converted. No output file was left behind.
 ///
 /// A message is whole: where an error has another below it, the message includes that one's.
@@ -160,7 +158,7 @@ pub enum ConvertError {
     )]
     ImportanceUnused {
         /// The type.
-        out: OutType,
+        out: String,
     },
     /// An entry of an importance matrix that does not fit its tensor.
     #[error(

@@ -12,7 +12,7 @@ use std::{
 
 use tokenmill_gguf::{GgufFile, ReadAt as _, RegularFile, TensorInfo, TensorType, Value};
 
-use crate::{ConvertError, TypeChoice, planned::n_matrices};
+use crate::{ConvertError, TypeChoice, choice::is_embedding, planned::n_matrices};
 
 /// Larger files than this are taken for nonsense: the largest models' have some hundred megabytes.
 const MAX_BYTES: u64 = 4 << 30;
@@ -168,11 +168,6 @@ impl ImportanceMatrix {
         }
         keys
     }
-}
-
-/// Whether a tensor is one that importance matrices have no entry for.
-pub(crate) fn is_embedding(name: &str) -> bool {
-    matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
 }
 
 /// The beginning of a text, as much as the reference keeps.

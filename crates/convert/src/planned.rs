@@ -12,7 +12,9 @@ use tokenmill_gguf::{GgufError, GgufWriter, Metadata, TensorDataWriter, TensorIn
 use tokenmill_quant::{Format, QuantError};
 
 use crate::{
-    ConvertError, TypeChoice, choice::is_float, importance::is_embedding, output_file::OutputFile,
+    ConvertError, TypeChoice,
+    choice::{is_embedding, is_float},
+    output_file::OutputFile,
     rows::Conversion,
 };
 

@@ -181,7 +181,9 @@ impl<'a> Writer<'a> {
     fn planned(&self, metadata: &Metadata) -> Result<Vec<Planned<'_>>, ConvertError> {
         if let Some(matrix) = self.importance {
             if !matches!(self.out, OutType::Preset(_)) {
-                return Err(ConvertError::ImportanceUnused { out: self.out });
+                return Err(ConvertError::ImportanceUnused {
+                    out: self.out.to_string(),
+                });
             }
             matrix.check_is_of(|name| self.infos.iter().any(|info| info.name == name))?;
         }

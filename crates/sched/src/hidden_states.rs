@@ -98,7 +98,7 @@ impl HiddenStates {
         let n_needed = given.rows.len() + rows.len();
         if n_needed <= n_room {
             if n_needed > given.rows.capacity() {
-                // Half as many more, so that a state a step is not copied anew each time.
+                // Half as many more, so that a state a step is not copied again each time.
                 let n_wanted = (n_needed + n_needed / 2).min(n_room);
                 given.rows.reserve_exact(n_wanted - given.rows.len());
             }

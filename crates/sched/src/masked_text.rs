@@ -100,10 +100,10 @@ impl MaskedText {
         Ok(seen)
     }
 
-    /// Goes on with guesses as long as there is a mask behind them. `n_taken` counts the tokens that the constraint took.
+    /// Takes guesses as long as there is a mask behind them. `n_taken` counts the tokens that the constraint took.
     ///
     /// # Errors
-    /// Why a constraint failed. Nobody knows where that left it.
+    /// Why a constraint failed. Where that left it is unknown.
     fn look(
         &mut self,
         n_words: usize,

@@ -104,7 +104,7 @@ impl Core {
         lane.is_some_and(|lane| lane.seq == seq && lane.mask.is_some())
     }
 
-    /// Orders the mask behind `tokens`, the newest of a sequence, where it is constrained and goes on.
+    /// Orders the mask behind `tokens`, the newest of a sequence, where it is constrained and continues.
     fn order_mask(&mut self, seq: SeqId, tokens: Vec<u32>, room: &mut DraftRoom) {
         let Some(known) = self.scheduler.tokens_of(seq) else {
             return;

@@ -18,7 +18,6 @@ use tokenmill_text::{Tokenizer, template::ChatTemplate};
 
 use crate::{
     ApiError,
-    models::without_ending,
     openai::chat::{TemplateMessage, Turn},
     tools::Tools,
 };
@@ -305,4 +304,16 @@ pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())
+}
+
+/// A name without `.gguf` behind the model's own part: models are called as their files without it, and some write it.
+pub(crate) fn without_ending(asked: &str) -> Option<String> {
+    let (model, adapter) = match asked.split_once(".gguf:") {
+        Some((model, adapter)) => (model, Some(adapter)),
+        None => (asked.strip_suffix(".gguf")?, None),
+    };
+    Some(match adapter {
+        Some(adapter) => format!("{model}:{adapter}"),
+        None => model.to_owned(),
+    })
 }

@@ -64,7 +64,7 @@ fn a_model_is_pulled_into_ollamas_folder_and_found_there() {
     let stored = stored_models(&settings);
     assert_eq!(stored.len(), 1);
     assert_eq!((&stored[0].name, &stored[0].model), (&name(), &model));
-    // Its file says by itself whose it is; the other layers and other files are nobody's weights.
+    // Its file says by itself whose it is; the other layers and other files are the weights of none.
     for blob in blobs(&settings) {
         let path = settings.ollama_models.join("blobs").join(blob);
         assert_eq!(

@@ -195,7 +195,7 @@ fn a_batch_fills_on_an_engine_that_has_seen_one_stream() {
         while stream.try_next().is_some() {}
         let began = engine.now_us();
         let mut prompts: Vec<Generation> = (0..n_prompts).map(|_| engine.submit(N_PROMPT, 2000)).collect();
-        // They go on decoding once they have begun.
+        // They continue to decode once they have begun.
         let mut have_begun = vec![false; n_prompts];
         let mut longest = 0;
         while have_begun.contains(&false) {

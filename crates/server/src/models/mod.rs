@@ -37,7 +37,7 @@ pub(crate) use self::{
     asking::Purpose,
     choice::Choice,
     lease::Lease,
-    names::{Spelling, tagged, without_ending},
+    names::{Spelling, tagged},
     one_model::OneModel,
     status::{Doing, Status},
 };

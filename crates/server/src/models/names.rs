@@ -2,6 +2,8 @@
 //!
 //! Separate because it is text alone. Invariant: a name means one model or none.
 
+use crate::served_model::without_ending;
+
 /// Characters of a name that are compared.
 const MAX_CHARS: usize = 128;
 
@@ -31,18 +33,6 @@ pub(crate) fn forms(asked: &str, spelling: Spelling) -> Vec<String> {
             [form].into_iter().chain(shorter)
         })
         .collect()
-}
-
-/// A name without `.gguf` behind the model's own part: models are called as their files without it, and some write it.
-pub(crate) fn without_ending(asked: &str) -> Option<String> {
-    let (model, adapter) = match asked.split_once(".gguf:") {
-        Some((model, adapter)) => (model, Some(adapter)),
-        None => (asked.strip_suffix(".gguf")?, None),
-    };
-    Some(match adapter {
-        Some(adapter) => format!("{model}:{adapter}"),
-        None => model.to_owned(),
-    })
 }
 
 /// A name with the tag that Ollama puts behind names that have none.

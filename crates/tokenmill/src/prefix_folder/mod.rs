@@ -170,7 +170,7 @@ impl fmt::Debug for Folder {
     }
 }
 
-/// Whether a lock failed since the file system has none, or nobody who keeps them: NFS answers `ENOLCK` without a daemon for locks, which
+/// Whether a lock failed since the file system has none, or no process that keeps them: NFS answers `ENOLCK` without a daemon for locks, which
 /// has no kind of its own.
 fn has_no_locks(error: &io::Error) -> bool {
     const ENOLCK: i32 = if cfg!(target_os = "linux") { 37 } else { 77 };
