@@ -17,8 +17,8 @@ use plan::{Item, group_len};
 
 use tokenmill_backend::{Attention, KvType, PAGE_TOKENS};
 use tokenmill_cpu_kernels::{
-    F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, Q8_0_ROWS, SPLIT_PAGES, SPLIT_TOKENS, rotate,
-    softmax,
+    F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, Q8_0_ROWS, SPLIT_PAGES, SPLIT_TOKENS, SplitPages,
+    rotate, softmax,
 };
 
 use crate::{
@@ -351,8 +351,9 @@ impl Job<'_> {
         let all = self.seen_by(item.seq_idx, tokens);
         let start = all.start.max(split * SPLIT_TOKENS) / PAGE_TOKENS;
         let end = all.end.min((split + 1) * SPLIT_TOKENS).div_ceil(PAGE_TOKENS);
-        let table = &self.batch.pages[self.batch.page_starts[item.seq_idx] as usize
-            ..self.batch.page_starts[item.seq_idx + 1] as usize][start..end];
+        let sequence_pages = &self.batch.pages[self.batch.page_starts[item.seq_idx] as usize
+            ..self.batch.page_starts[item.seq_idx + 1] as usize];
+        let table = &sequence_pages[start..end];
         let (first_position, n_positions) = (start * PAGE_TOKENS, table.len() * PAGE_TOKENS);
         let seen = |row_idx: usize| {
             let token_idx = item.first_token + row_idx / self.group_len;
@@ -367,6 +368,13 @@ impl Job<'_> {
             *value = self.store.value_page(self.layer_idx, self.kv_head(item), id);
         }
         let (keys, values) = (&keys[..table.len()], &values[..table.len()]);
+        // The keys of the split behind it, which this thread most likely reads next.
+        let mut keys_behind: [&[u8]; SPLIT_PAGES] = Default::default();
+        let pages_behind = &sequence_pages[end..all.end.div_ceil(PAGE_TOKENS).min(end + SPLIT_PAGES)];
+        for (key, &id) in keys_behind.iter_mut().zip(pages_behind) {
+            *key = self.store.key_page(self.layer_idx, self.kv_head(item), id);
+        }
+        let keys_behind = &keys_behind[..pages_behind.len()];
         // Few rows at a time, so that their scores stay in the nearest cache; latent rows are so long that all queries share a
         // reading.
         let (query_dim, chunk_rows, row_dim) = if self.has_values_in_keys {
@@ -378,12 +386,26 @@ impl Job<'_> {
             let rows = first_row..n_rows.min(first_row + chunk_rows);
             let queries = &queries[rows.start * query_dim..rows.end * query_dim];
             let weights = &mut weights[..rows.len() * SPLIT_TOKENS];
+            // The first rows bring what comes next into the cache, the others find it there.
+            let is_first = first_row == 0;
             if self.has_values_in_keys {
                 self.key_ops
-                    .row_scores(features, queries, query_dim, keys, weights);
+                    .row_scores(features, queries, query_dim, SplitPages::only(keys), weights);
             } else {
+                let keys = SplitPages {
+                    pages: keys,
+                    next: if is_first { values } else { &[] },
+                };
                 self.key_ops.scores(features, queries, query_dim, keys, weights);
             }
+            let values = SplitPages {
+                pages: values,
+                next: if is_first && !self.has_values_in_keys {
+                    keys_behind
+                } else {
+                    &[]
+                },
+            };
             let parts = &mut parts[rows.start * part_len..rows.end * part_len];
             self.weigh(
                 item,

@@ -37,6 +37,26 @@ const BLOCK_COLS: usize = 32;
 /// Bytes of the scales.
 const SCALE_BYTES: usize = 2 * PAGE_LEN;
 
+/// The pages of a split that a kernel reads.
+#[derive(Clone, Copy, Debug)]
+pub struct SplitPages<'a> {
+    /// Those that it reads, at most [`SPLIT_PAGES`].
+    pub pages: &'a [&'a [u8]],
+    /// Those that are read behind them, by whatever kernel: while it reads a page, it prefetches the one at the same place
+    /// here. They may be fewer, or none.
+    pub next: &'a [&'a [u8]],
+}
+
+impl<'a> SplitPages<'a> {
+    /// Pages that are read without anything behind them.
+    pub fn only(pages: &'a [&'a [u8]]) -> Self {
+        Self { pages, next: &[] }
+    }
+}
+
+/// Bytes that a prefetch brings.
+const LINE_BYTES: usize = 64;
+
 /// Kernels for pages whose numbers are stored in one way.
 #[derive(Debug)]
 pub struct PageOps {
@@ -101,11 +121,18 @@ impl PageOps {
     }
 
     /// Writes the products of queries `q`, `[n_rows, key_dim]`, which went through [`Self::prepare_queries`], and keys to `out`,
-    /// `[n_rows, SPLIT_TOKENS]`: the first `16 * keys.len()` of each row.
+    /// `[n_rows, SPLIT_TOKENS]`: the first 16 numbers of each row for each page.
     ///
     /// # Panics
     /// When the lengths contradict each other.
-    pub fn scores(&self, features: CpuFeatures, q: &[f32], key_dim: usize, keys: &[&[u8]], out: &mut [f32]) {
+    pub fn scores(
+        &self,
+        features: CpuFeatures,
+        q: &[f32],
+        key_dim: usize,
+        keys: SplitPages<'_>,
+        out: &mut [f32],
+    ) {
         let run = self.checked_scores(q, key_dim, keys, out);
         // SAFETY: the run was checked.
         unsafe { (self.scores)(features, run) }
@@ -120,7 +147,7 @@ impl PageOps {
         features: CpuFeatures,
         q: &[f32],
         row_dim: usize,
-        keys: &[&[u8]],
+        keys: SplitPages<'_>,
         out: &mut [f32],
     ) {
         assert!(row_dim.is_multiple_of(PAGE_LEN), "rows of whole vectors");
@@ -134,9 +161,10 @@ impl PageOps {
         &self,
         q: &'a [f32],
         key_dim: usize,
-        keys: &'a [&'a [u8]],
+        keys: SplitPages<'a>,
         out: &'a mut [f32],
     ) -> Scores<'a> {
+        let SplitPages { pages: keys, next } = keys;
         let n_rows = out.len() / SPLIT_TOKENS;
         assert!(
             keys.len() <= SPLIT_PAGES && q.len() == n_rows * key_dim,
@@ -149,6 +177,7 @@ impl PageOps {
             q: q.as_ptr(),
             key_dim,
             keys,
+            next,
             n_rows,
             out: out.as_mut_ptr(),
         }
@@ -164,13 +193,14 @@ impl PageOps {
         &self,
         features: CpuFeatures,
         weights: &[f32],
-        values: &[&[u8]],
+        values: SplitPages<'_>,
         seen: &[Range<usize>],
         [padded_dim, row_dim]: [usize; 2],
         out: &mut [f32],
         out_stride: usize,
     ) {
         let n_rows = seen.len();
+        let SplitPages { pages: values, next } = values;
         assert!(
             weights.len() == n_rows * SPLIT_TOKENS
                 && values.len() <= SPLIT_PAGES
@@ -192,6 +222,7 @@ impl PageOps {
         let run = SeenValues {
             weights: weights.as_ptr(),
             values,
+            next,
             seen,
             padded_dim,
             row_dim,
@@ -209,6 +240,7 @@ struct Scores<'a> {
     q: *const f32,
     key_dim: usize,
     keys: &'a [&'a [u8]],
+    next: &'a [&'a [u8]],
     n_rows: usize,
     out: *mut f32,
 }
@@ -235,49 +267,42 @@ impl<P: PageType> Kernel for ScoresOf<'_, P> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Scores {
-            q,
-            key_dim,
-            keys,
-            n_rows,
-            out,
-        } = self.run;
+        let run = &self.run;
         let mut row_idx = 0;
-        while row_idx < n_rows {
+        while row_idx < run.n_rows {
             // SAFETY: `n_rows` rows follow the pointers.
             unsafe {
-                let q = q.add(row_idx * key_dim);
-                let out = out.add(row_idx * SPLIT_TOKENS);
-                row_idx += match n_rows - row_idx {
-                    4.. => ScoreRows::<P, 4>::call::<S>(q, key_dim, keys, out),
-                    2.. => ScoreRows::<P, 2>::call::<S>(q, key_dim, keys, out),
-                    _ => ScoreRows::<P, 1>::call::<S>(q, key_dim, keys, out),
+                // The first rows bring what is read next.
+                let has_next = row_idx == 0 && !run.next.is_empty();
+                row_idx += match (run.n_rows - row_idx, has_next) {
+                    (4.., false) => ScoreRows::<P, 4, false>::call::<S>(run, row_idx),
+                    (4.., true) => ScoreRows::<P, 4, true>::call::<S>(run, row_idx),
+                    (2.., false) => ScoreRows::<P, 2, false>::call::<S>(run, row_idx),
+                    (2.., true) => ScoreRows::<P, 2, true>::call::<S>(run, row_idx),
+                    (_, false) => ScoreRows::<P, 1, false>::call::<S>(run, row_idx),
+                    (_, true) => ScoreRows::<P, 1, true>::call::<S>(run, row_idx),
                 };
             }
         }
     }
 }
 
-/// The scores of `ROWS` rows.
-struct ScoreRows<'a, P, const ROWS: usize> {
-    q: *const f32,
-    key_dim: usize,
-    keys: &'a [&'a [u8]],
-    out: *mut f32,
+/// The scores of `ROWS` rows, from `row_idx` on; what is read next is prefetched where there is something.
+struct ScoreRows<'a, P, const ROWS: usize, const HAS_NEXT: bool> {
+    run: &'a Scores<'a>,
+    row_idx: usize,
     page: std::marker::PhantomData<P>,
 }
 
-impl<'a, P: PageType, const ROWS: usize> ScoreRows<'a, P, ROWS> {
+impl<'a, P: PageType, const ROWS: usize, const HAS_NEXT: bool> ScoreRows<'a, P, ROWS, HAS_NEXT> {
     /// Runs the kernel as a function of its own, and returns `ROWS`.
     #[inline(always)]
-    unsafe fn call<S: Simd>(q: *const f32, key_dim: usize, keys: &'a [&'a [u8]], out: *mut f32) -> usize {
-        // SAFETY: the caller's contract is the kernel's.
+    unsafe fn call<S: Simd>(run: &'a Scores<'a>, row_idx: usize) -> usize {
+        // SAFETY: the caller vouches for `ROWS` rows from `row_idx` on.
         unsafe {
             S::call(Self {
-                q,
-                key_dim,
-                keys,
-                out,
+                run,
+                row_idx,
                 page: std::marker::PhantomData,
             });
         }
@@ -285,30 +310,24 @@ impl<'a, P: PageType, const ROWS: usize> ScoreRows<'a, P, ROWS> {
     }
 }
 
-impl<P: PageType, const ROWS: usize> Kernel for ScoreRows<'_, P, ROWS> {
+impl<P: PageType, const ROWS: usize, const HAS_NEXT: bool> Kernel for ScoreRows<'_, P, ROWS, HAS_NEXT> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self {
-            q,
-            key_dim,
-            keys,
-            out,
-            ..
-        } = self;
+        let Self { run, row_idx, .. } = self;
         // Vectors of keys that share a load of a query's number: as many as the registers hold.
-        let n_vectors = keys.len() * S::HALVES;
+        let n_vectors = run.keys.len() * S::HALVES;
         let mut vector_idx = 0;
         while vector_idx < n_vectors {
             // SAFETY: the kernel's own contract; the vectors are inside the pages.
             unsafe {
                 vector_idx += if S::LANES == 16 && n_vectors - vector_idx >= 4 {
-                    score_vectors::<S, P, ROWS, 4>(q, key_dim, keys, vector_idx, out)
+                    score_vectors::<S, P, ROWS, HAS_NEXT, 4>(run, row_idx, vector_idx)
                 } else if n_vectors - vector_idx >= 2 {
-                    score_vectors::<S, P, ROWS, 2>(q, key_dim, keys, vector_idx, out)
+                    score_vectors::<S, P, ROWS, HAS_NEXT, 2>(run, row_idx, vector_idx)
                 } else {
-                    score_vectors::<S, P, ROWS, 1>(q, key_dim, keys, vector_idx, out)
+                    score_vectors::<S, P, ROWS, HAS_NEXT, 1>(run, row_idx, vector_idx)
                 };
             }
         }
@@ -317,21 +336,31 @@ impl<P: PageType, const ROWS: usize> Kernel for ScoreRows<'_, P, ROWS> {
 
 /// The scores of `ROWS` rows and `VECTORS` vectors of keys; returns `VECTORS`.
 #[inline(always)]
-unsafe fn score_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: usize>(
-    q: *const f32,
-    key_dim: usize,
-    keys: &[&[u8]],
+unsafe fn score_vectors<
+    S: Simd,
+    P: PageType,
+    const ROWS: usize,
+    const HAS_NEXT: bool,
+    const VECTORS: usize,
+>(
+    run: &Scores<'_>,
+    row_idx: usize,
     vector_idx: usize,
-    out: *mut f32,
 ) -> usize {
+    let key_dim = run.key_dim;
     // SAFETY: the caller's contract is that of `Scores`, and vectors up to `vector_idx + VECTORS` are inside the pages.
     unsafe {
-        // Each vector's page, and its first lane there.
+        let q = run.q.add(row_idx * key_dim);
+        let out = run.out.add(row_idx * SPLIT_TOKENS);
+        // Each vector's page, its first lane there, and what is read after it.
         let mut pages = [std::ptr::null::<u8>(); VECTORS];
         let mut lanes = [0; VECTORS];
+        let mut next = [std::ptr::null::<u8>(); VECTORS];
         for v in 0..VECTORS {
-            pages[v] = keys[(vector_idx + v) / S::HALVES].as_ptr();
+            let page_idx = (vector_idx + v) / S::HALVES;
+            pages[v] = run.keys[page_idx].as_ptr();
             lanes[v] = (vector_idx + v) % S::HALVES * S::LANES;
+            next[v] = page_behind(run.next, page_idx);
         }
         let mut sums = [[S::splat_f32(0.0); VECTORS]; ROWS];
         if P::HAS_SCALES {
@@ -344,6 +373,10 @@ unsafe fn score_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
                     numbers[v] = start.add(SCALE_BYTES);
                 }
                 for i in 0..BLOCK_COLS {
+                    let at = block * P::BLOCK_BYTES + SCALE_BYTES + i * PAGE_LEN * P::BITS / 8;
+                    if HAS_NEXT {
+                        prefetch_lines::<S, VECTORS>(&next, at, PAGE_LEN * P::BITS / 8);
+                    }
                     let mut k = [S::splat_f32(0.0); VECTORS];
                     for v in 0..VECTORS {
                         let numbers = P::load::<S>(numbers[v], i * PAGE_LEN + lanes[v]);
@@ -354,6 +387,9 @@ unsafe fn score_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
             }
         } else {
             for col in 0..key_dim {
+                if HAS_NEXT {
+                    prefetch_lines::<S, VECTORS>(&next, col * PAGE_LEN * P::BYTES, PAGE_LEN * P::BYTES);
+                }
                 let mut k = [S::splat_f32(0.0); VECTORS];
                 for v in 0..VECTORS {
                     k[v] = P::load::<S>(pages[v], col * PAGE_LEN + lanes[v]);
@@ -369,6 +405,22 @@ unsafe fn score_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
         }
     }
     VECTORS
+}
+
+/// Where the page begins that is read behind the one at `page_idx`. Only prefetches go there, so that there may be none.
+#[inline(always)]
+fn page_behind(next: &[&[u8]], page_idx: usize) -> *const u8 {
+    next.get(page_idx).map_or(std::ptr::null(), |page| page.as_ptr())
+}
+
+/// Prefetches, of each of these pages, the line that begins within the `n_bytes` at `at`, if one does.
+#[inline(always)]
+fn prefetch_lines<S: Simd, const VECTORS: usize>(pages: &[*const u8; VECTORS], at: usize, n_bytes: usize) {
+    if at % LINE_BYTES < n_bytes {
+        for page in pages {
+            S::prefetch(page.wrapping_add(at));
+        }
+    }
 }
 
 /// Adds one column of keys times the rows' queries.

@@ -53,7 +53,7 @@ pub use activation::{
 };
 pub use activation_block::{ActivationBlock, SPAN_COLS, ScaleSpan, n_spans};
 pub use attention::{
-    F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, Q8_0_ROWS, SPLIT_PAGES, SPLIT_TOKENS,
+    F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, Q8_0_ROWS, SPLIT_PAGES, SPLIT_TOKENS, SplitPages,
 };
 pub use limits::{multiply_bytes, read_bytes};
 pub use recurrence::{

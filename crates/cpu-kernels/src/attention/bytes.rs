@@ -22,7 +22,10 @@ use crate::{
     simd::{Kernel, Simd},
 };
 
-use super::{BLOCK_COLS, PAGE_LEN, SCALE_BYTES, SPLIT_TOKENS, Scores, value_sums::SeenValues};
+use super::{
+    BLOCK_COLS, LINE_BYTES, PAGE_LEN, SCALE_BYTES, SPLIT_TOKENS, Scores, page_behind, prefetch_lines,
+    value_sums::SeenValues,
+};
 
 /// Bytes of 32 columns of a page.
 const BLOCK_BYTES: usize = SCALE_BYTES + PAGE_LEN * BLOCK_COLS;
@@ -93,34 +96,41 @@ impl Kernel for ByteScores<'_> {
         while row_idx < run.n_rows {
             // SAFETY: `n_rows` rows follow the pointers.
             unsafe {
-                row_idx += match run.n_rows - row_idx {
-                    4.. => ScoreRows::<4>::call::<S>(run, row_idx),
-                    2.. => ScoreRows::<2>::call::<S>(run, row_idx),
-                    _ => ScoreRows::<1>::call::<S>(run, row_idx),
+                // The first rows bring what is read next.
+                let has_next = row_idx == 0 && !run.next.is_empty();
+                row_idx += match (run.n_rows - row_idx, has_next) {
+                    (4.., false) => ScoreRows::<4, false>::call::<S>(run, row_idx),
+                    (4.., true) => ScoreRows::<4, true>::call::<S>(run, row_idx),
+                    (2.., false) => ScoreRows::<2, false>::call::<S>(run, row_idx),
+                    (2.., true) => ScoreRows::<2, true>::call::<S>(run, row_idx),
+                    (_, false) => ScoreRows::<1, false>::call::<S>(run, row_idx),
+                    (_, true) => ScoreRows::<1, true>::call::<S>(run, row_idx),
                 };
             }
         }
     }
 }
 
-/// The scores of `ROWS` rows.
-struct ScoreRows<'a, const ROWS: usize> {
+/// The scores of `ROWS` rows; what is read next is prefetched where there is something.
+struct ScoreRows<'a, const ROWS: usize, const HAS_NEXT: bool> {
     q: *const f32,
     key_dim: usize,
     keys: &'a [&'a [u8]],
+    next: &'a [&'a [u8]],
     out: *mut f32,
 }
 
-impl<'a, const ROWS: usize> ScoreRows<'a, ROWS> {
+impl<'a, const ROWS: usize, const HAS_NEXT: bool> ScoreRows<'a, ROWS, HAS_NEXT> {
     /// Runs the kernel as a function of its own, and returns `ROWS`.
     #[inline(always)]
-    unsafe fn call<S: Simd>(run: &Scores<'a>, row_idx: usize) -> usize {
+    unsafe fn call<S: Simd>(run: &'a Scores<'a>, row_idx: usize) -> usize {
         // SAFETY: the caller vouches for `ROWS` rows from `row_idx` on.
         unsafe {
             S::call(Self {
                 q: run.q.add(row_idx * run.key_dim),
                 key_dim: run.key_dim,
                 keys: run.keys,
+                next: run.next,
                 out: run.out.add(row_idx * SPLIT_TOKENS),
             });
         }
@@ -128,7 +138,7 @@ impl<'a, const ROWS: usize> ScoreRows<'a, ROWS> {
     }
 }
 
-impl<const ROWS: usize> Kernel for ScoreRows<'_, ROWS> {
+impl<const ROWS: usize, const HAS_NEXT: bool> Kernel for ScoreRows<'_, ROWS, HAS_NEXT> {
     type Output = ();
 
     #[inline(always)]
@@ -139,9 +149,9 @@ impl<const ROWS: usize> Kernel for ScoreRows<'_, ROWS> {
             // SAFETY: the kernel's own contract; the vectors are inside the pages.
             unsafe {
                 vector_idx += if n_vectors - vector_idx >= 2 {
-                    score_vectors::<S, ROWS, 2>(&self, vector_idx)
+                    score_vectors::<S, ROWS, HAS_NEXT, 2>(&self, vector_idx)
                 } else {
-                    score_vectors::<S, ROWS, 1>(&self, vector_idx)
+                    score_vectors::<S, ROWS, HAS_NEXT, 1>(&self, vector_idx)
                 };
             }
         }
@@ -150,17 +160,20 @@ impl<const ROWS: usize> Kernel for ScoreRows<'_, ROWS> {
 
 /// The scores of `ROWS` rows and `VECTORS` vectors of keys; returns `VECTORS`.
 #[inline(always)]
-unsafe fn score_vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(
-    rows: &ScoreRows<'_, ROWS>,
+unsafe fn score_vectors<S: Simd, const ROWS: usize, const HAS_NEXT: bool, const VECTORS: usize>(
+    rows: &ScoreRows<'_, ROWS, HAS_NEXT>,
     vector_idx: usize,
 ) -> usize {
     // SAFETY: the caller's contract is that of `Scores`, and vectors up to `vector_idx + VECTORS` are inside the pages.
     unsafe {
         let mut pages = [std::ptr::null::<u8>(); VECTORS];
         let mut lanes = [0; VECTORS];
+        let mut next = [std::ptr::null::<u8>(); VECTORS];
         for v in 0..VECTORS {
-            pages[v] = rows.keys[(vector_idx + v) / S::HALVES].as_ptr();
+            let page_idx = (vector_idx + v) / S::HALVES;
+            pages[v] = rows.keys[page_idx].as_ptr();
             lanes[v] = (vector_idx + v) % S::HALVES * S::LANES;
+            next[v] = page_behind(rows.next, page_idx);
         }
         let mut sums = [[S::splat_f32(0.0); VECTORS]; ROWS];
         for block in 0..rows.key_dim / BLOCK_COLS {
@@ -173,6 +186,10 @@ unsafe fn score_vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(
                 }
             }
             for group in 0..BLOCK_COLS / 4 {
+                let at = block * BLOCK_BYTES + SCALE_BYTES + 4 * group * PAGE_LEN;
+                if HAS_NEXT {
+                    prefetch_lines::<S, VECTORS>(&next, at, LINE_BYTES);
+                }
                 let mut keys = [S::splat(0); VECTORS];
                 for v in 0..VECTORS {
                     let numbers = pages[v].add(block * BLOCK_BYTES + SCALE_BYTES);
@@ -226,11 +243,15 @@ impl Kernel for ByteValues<'_> {
         while !run.seen.is_empty() {
             // SAFETY: as many rows as `seen` has follow the pointers.
             unsafe {
-                let n_rows = match run.seen.len() {
-                    8.. => RowSums::<8>::call::<S>(run),
-                    4.. => RowSums::<4>::call::<S>(run),
-                    2.. => RowSums::<2>::call::<S>(run),
-                    _ => RowSums::<1>::call::<S>(run),
+                let n_rows = match (run.seen.len(), !run.next.is_empty()) {
+                    (8.., false) => RowSums::<8, false>::call::<S>(run),
+                    (8.., true) => RowSums::<8, true>::call::<S>(run),
+                    (4.., false) => RowSums::<4, false>::call::<S>(run),
+                    (4.., true) => RowSums::<4, true>::call::<S>(run),
+                    (2.., false) => RowSums::<2, false>::call::<S>(run),
+                    (2.., true) => RowSums::<2, true>::call::<S>(run),
+                    (_, false) => RowSums::<1, false>::call::<S>(run),
+                    (_, true) => RowSums::<1, true>::call::<S>(run),
                 };
                 run = run.behind(n_rows);
             }
@@ -238,12 +259,12 @@ impl Kernel for ByteValues<'_> {
     }
 }
 
-/// [`ByteValues`] of the first `ROWS` rows.
-struct RowSums<'a, const ROWS: usize> {
+/// [`ByteValues`] of the first `ROWS` rows; what is read next is prefetched where there is something.
+struct RowSums<'a, const ROWS: usize, const HAS_NEXT: bool> {
     run: SeenValues<'a>,
 }
 
-impl<'a, const ROWS: usize> RowSums<'a, ROWS> {
+impl<'a, const ROWS: usize, const HAS_NEXT: bool> RowSums<'a, ROWS, HAS_NEXT> {
     /// Runs the kernel as a function of its own, and returns `ROWS`.
     #[inline(always)]
     unsafe fn call<S: Simd>(run: SeenValues<'a>) -> usize {
@@ -253,7 +274,7 @@ impl<'a, const ROWS: usize> RowSums<'a, ROWS> {
     }
 }
 
-impl<const ROWS: usize> Kernel for RowSums<'_, ROWS> {
+impl<const ROWS: usize, const HAS_NEXT: bool> Kernel for RowSums<'_, ROWS, HAS_NEXT> {
     type Output = ();
 
     #[inline(always)]
@@ -273,11 +294,11 @@ impl<const ROWS: usize> Kernel for RowSums<'_, ROWS> {
                 // With 16 lanes two vectors share a load of weights; with 8 there are no registers for them.
                 if S::LANES == 16 {
                     for vector in (0..BLOCK_COLS / S::LANES).step_by(2) {
-                        add_vectors::<S, ROWS, 2>(&run, &weights, block, vector, pages.clone());
+                        add_vectors::<S, ROWS, HAS_NEXT, 2>(&run, &weights, block, vector, pages.clone());
                     }
                 } else {
                     for vector in 0..BLOCK_COLS / S::LANES {
-                        add_vectors::<S, ROWS, 1>(&run, &weights, block, vector, pages.clone());
+                        add_vectors::<S, ROWS, HAS_NEXT, 1>(&run, &weights, block, vector, pages.clone());
                     }
                 }
             }
@@ -377,7 +398,7 @@ unsafe fn factors_of<S: Simd>(
 
 /// Adds the products of `ROWS` rows of weights and `VECTORS` vectors of 32 columns.
 #[inline(always)]
-unsafe fn add_vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_vectors<S: Simd, const ROWS: usize, const HAS_NEXT: bool, const VECTORS: usize>(
     run: &SeenValues<'_>,
     weights: &Weights<ROWS>,
     block: usize,
@@ -391,6 +412,10 @@ unsafe fn add_vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(
         for page in pages {
             let numbers = (run.values[page].as_ptr()).add(block * BLOCK_BYTES + SCALE_BYTES);
             for pair in 0..PAGE_LEN / 2 {
+                if HAS_NEXT && first_vector == 0 {
+                    let at = block * BLOCK_BYTES + SCALE_BYTES + 2 * pair * BLOCK_COLS;
+                    prefetch_lines::<S, 1>(&[page_behind(run.next, page)], at, LINE_BYTES);
+                }
                 let mut values = [S::splat(0); VECTORS];
                 for v in 0..VECTORS {
                     let col = (first_vector + v) * S::LANES;

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::simd::{Kernel, Simd};
 
-use super::{BLOCK_COLS, PAGE_LEN, SCALE_BYTES, SPLIT_TOKENS, page_types::PageType};
+use super::{BLOCK_COLS, LINE_BYTES, PAGE_LEN, SCALE_BYTES, SPLIT_TOKENS, page_behind, page_types::PageType};
 
 /// What sums of values work on: `weights` points to as many rows of [`SPLIT_TOKENS`] as `seen` has ranges, `out` to as many of
 /// `padded_dim`, each `out_stride` after the one before, the pages are whole and the ranges, where they are not empty, are inside them.
@@ -14,6 +14,7 @@ use super::{BLOCK_COLS, PAGE_LEN, SCALE_BYTES, SPLIT_TOKENS, page_types::PageTyp
 pub(super) struct SeenValues<'a> {
     pub(super) weights: *const f32,
     pub(super) values: &'a [&'a [u8]],
+    pub(super) next: &'a [&'a [u8]],
     pub(super) seen: &'a [Range<usize>],
     pub(super) padded_dim: usize,
     pub(super) row_dim: usize,
@@ -33,6 +34,8 @@ impl SeenValues<'_> {
             Self {
                 weights: self.weights.add(n_rows * SPLIT_TOKENS),
                 seen: &self.seen[n_rows..],
+                // The first rows bring them.
+                next: &[],
                 // One row more may be beyond the end.
                 out: self.out.wrapping_add(n_rows * self.out_stride),
                 ..self
@@ -107,16 +110,20 @@ unsafe fn add_run<S: Simd, P: PageType>(
             let part = ValueRun {
                 weights: run.weights.add(row_idx * SPLIT_TOKENS),
                 values: run.values,
+                next: run.next,
                 tokens: tokens.clone(),
                 padded_dim: run.padded_dim,
                 row_dim: run.row_dim,
                 out: run.out.add(row_idx * run.out_stride),
                 out_stride: run.out_stride,
             };
-            row_idx += match end - row_idx {
-                4.. => ValueRows::<P, 4>::call::<S>(part),
-                2.. => ValueRows::<P, 2>::call::<S>(part),
-                _ => ValueRows::<P, 1>::call::<S>(part),
+            row_idx += match (end - row_idx, run.next.is_empty()) {
+                (4.., true) => ValueRows::<P, 4, false>::call::<S>(part),
+                (4.., false) => ValueRows::<P, 4, true>::call::<S>(part),
+                (2.., true) => ValueRows::<P, 2, false>::call::<S>(part),
+                (2.., false) => ValueRows::<P, 2, true>::call::<S>(part),
+                (_, true) => ValueRows::<P, 1, false>::call::<S>(part),
+                (_, false) => ValueRows::<P, 1, true>::call::<S>(part),
             };
         }
     }
@@ -126,6 +133,7 @@ unsafe fn add_run<S: Simd, P: PageType>(
 struct ValueRun<'a> {
     weights: *const f32,
     values: &'a [&'a [u8]],
+    next: &'a [&'a [u8]],
     tokens: Range<usize>,
     padded_dim: usize,
     row_dim: usize,
@@ -133,13 +141,13 @@ struct ValueRun<'a> {
     out_stride: usize,
 }
 
-/// Adds the values for `ROWS` rows.
-struct ValueRows<'a, P, const ROWS: usize> {
+/// Adds the values for `ROWS` rows, and prefetches what is read next where there is something.
+struct ValueRows<'a, P, const ROWS: usize, const HAS_NEXT: bool> {
     run: ValueRun<'a>,
     page: std::marker::PhantomData<P>,
 }
 
-impl<'a, P: PageType, const ROWS: usize> ValueRows<'a, P, ROWS> {
+impl<'a, P: PageType, const ROWS: usize, const HAS_NEXT: bool> ValueRows<'a, P, ROWS, HAS_NEXT> {
     /// Runs the kernel as a function of its own, and returns `ROWS`.
     #[inline(always)]
     unsafe fn call<S: Simd>(run: ValueRun<'a>) -> usize {
@@ -154,7 +162,7 @@ impl<'a, P: PageType, const ROWS: usize> ValueRows<'a, P, ROWS> {
     }
 }
 
-impl<P: PageType, const ROWS: usize> Kernel for ValueRows<'_, P, ROWS> {
+impl<P: PageType, const ROWS: usize, const HAS_NEXT: bool> Kernel for ValueRows<'_, P, ROWS, HAS_NEXT> {
     type Output = ();
 
     #[inline(always)]
@@ -165,11 +173,11 @@ impl<P: PageType, const ROWS: usize> Kernel for ValueRows<'_, P, ROWS> {
             // SAFETY: the kernel's own contract; the vectors are inside the rows.
             unsafe {
                 vector_idx += if S::LANES == 16 && n_vectors - vector_idx >= 4 {
-                    value_vectors::<S, P, ROWS, 4>(&self.run, vector_idx)
+                    value_vectors::<S, P, ROWS, HAS_NEXT, 4>(&self.run, vector_idx)
                 } else if n_vectors - vector_idx >= 2 {
-                    value_vectors::<S, P, ROWS, 2>(&self.run, vector_idx)
+                    value_vectors::<S, P, ROWS, HAS_NEXT, 2>(&self.run, vector_idx)
                 } else {
-                    value_vectors::<S, P, ROWS, 1>(&self.run, vector_idx)
+                    value_vectors::<S, P, ROWS, HAS_NEXT, 1>(&self.run, vector_idx)
                 };
             }
         }
@@ -178,7 +186,13 @@ impl<P: PageType, const ROWS: usize> Kernel for ValueRows<'_, P, ROWS> {
 
 /// Adds `VECTORS` vectors of columns for `ROWS` rows; returns `VECTORS`.
 #[inline(always)]
-unsafe fn value_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: usize>(
+unsafe fn value_vectors<
+    S: Simd,
+    P: PageType,
+    const ROWS: usize,
+    const HAS_NEXT: bool,
+    const VECTORS: usize,
+>(
     run: &ValueRun<'_>,
     vector_idx: usize,
 ) -> usize {
@@ -191,6 +205,13 @@ unsafe fn value_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
                 sums[row][v] = S::load_f32(run.out.add(at));
             }
         }
+        // Vectors that a prefetch brings: of the same line, and of the same 32 columns where these are stored together.
+        let n_together = if P::HAS_SCALES {
+            BLOCK_COLS / S::LANES
+        } else {
+            VECTORS
+        };
+        let n_together = n_together.min((8 * LINE_BYTES / (S::LANES * P::BITS)).max(1));
         let mut token = run.tokens.start;
         while token < run.tokens.end {
             let page_idx = token / PAGE_LEN;
@@ -199,12 +220,18 @@ unsafe fn value_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
             // The numbers that each vector's are among, and where those of the page's first token are in them.
             let mut ptrs = [page; VECTORS];
             let mut starts = [0; VECTORS];
+            let mut next = [if HAS_NEXT {
+                page_behind(run.next, page_idx)
+            } else {
+                page
+            }; VECTORS];
             let mut scales = [[0.0f32; PAGE_LEN]; VECTORS];
             for v in 0..VECTORS {
                 let col = (vector_idx + v) * S::LANES;
                 if P::HAS_SCALES {
                     let block = page.add(col / BLOCK_COLS * P::BLOCK_BYTES);
                     ptrs[v] = block.add(SCALE_BYTES);
+                    next[v] = next[v].wrapping_add(col / BLOCK_COLS * P::BLOCK_BYTES + SCALE_BYTES);
                     starts[v] = col % BLOCK_COLS;
                     for half in 0..S::HALVES {
                         let scale = S::load_f16(block.add(2 * half * S::LANES));
@@ -218,6 +245,11 @@ unsafe fn value_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
             while token < end {
                 let lane = token % PAGE_LEN;
                 let mut values = [S::splat_f32(0.0); VECTORS];
+                if HAS_NEXT {
+                    for v in (0..VECTORS).step_by(n_together) {
+                        S::prefetch(next[v].wrapping_add((lane * stride + starts[v]) * P::BITS / 8));
+                    }
+                }
                 for v in 0..VECTORS {
                     values[v] = P::load::<S>(ptrs[v], lane * stride + starts[v]);
                     if P::HAS_SCALES {

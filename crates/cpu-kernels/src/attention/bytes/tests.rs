@@ -4,7 +4,7 @@ use half::f16;
 use tokenmill_quant::CpuFeatures;
 
 use super::*;
-use crate::{Q8_0_PAGES, SPLIT_PAGES};
+use crate::{Q8_0_PAGES, SPLIT_PAGES, SplitPages};
 
 struct Numbers(u64);
 
@@ -98,7 +98,7 @@ fn scores_are_those_of_the_naive_twin() {
             let mut out = vec![f32::NAN; n_rows * SPLIT_TOKENS];
             let mut prepared = q.clone();
             Q8_0_PAGES.prepare_queries(features, &mut prepared, key_dim);
-            Q8_0_PAGES.scores(features, &prepared, key_dim, &keys, &mut out);
+            Q8_0_PAGES.scores(features, &prepared, key_dim, SplitPages::only(&keys), &mut out);
             for (q, out) in q.chunks_exact(key_dim).zip(out.chunks_exact(SPLIT_TOKENS)) {
                 let expected: Vec<f32> = (0..n_pages * PAGE_LEN)
                     .map(|token| naive_score(q, &pages[token / PAGE_LEN], token % PAGE_LEN))
@@ -164,7 +164,15 @@ fn values_are_those_of_the_naive_twin_and_what_is_not_seen_is_not_looked_at() {
         }
         for features in CpuFeatures::each_path() {
             let mut out = before.clone();
-            Q8_0_PAGES.add_values(features, &weights, &values, &seen, [dim, dim], &mut out, stride);
+            Q8_0_PAGES.add_values(
+                features,
+                &weights,
+                SplitPages::only(&values),
+                &seen,
+                [dim, dim],
+                &mut out,
+                stride,
+            );
             assert_eq!(bits(&out), bits(&expected), "{features} {dim} {seen:?}");
         }
     }
@@ -181,13 +189,13 @@ fn numbers_that_are_not_finite_are_not_hidden() {
         q[5] = f32::NAN;
         let mut scores = [0.0; SPLIT_TOKENS];
         Q8_0_PAGES.prepare_queries(features, &mut q, 32);
-        Q8_0_PAGES.scores(features, &q, 32, &[&keys.bytes], &mut scores);
+        Q8_0_PAGES.scores(features, &q, 32, SplitPages::only(&[&keys.bytes]), &mut scores);
         assert!(scores[..PAGE_LEN].iter().all(|score| score.is_nan()));
         let (weights, mut out) = ([0.5; SPLIT_TOKENS], [0.0; 32]);
         Q8_0_PAGES.add_values(
             features,
             &weights,
-            &[&values.bytes],
+            SplitPages::only(&[&values.bytes]),
             std::slice::from_ref(&(0..16)),
             [32, 32],
             &mut out,
