@@ -153,8 +153,37 @@ fn refusal(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
             text_of(ContextKind::InvalidSubcommand)?,
             error.get(ContextKind::SuggestedSubcommand).is_some(),
         ),
+        ErrorKind::MissingRequiredArgument => missing_option(error, args),
+        ErrorKind::InvalidValue => {
+            let Some(ContextValue::Strings(known)) = error.get(ContextKind::ValidValue) else {
+                return None;
+            };
+            let (option, value) = (
+                text_of(ContextKind::InvalidArg)?,
+                text_of(ContextKind::InvalidValue)?,
+            );
+            (!known.is_empty() && !value.is_empty()).then(|| {
+                Failure::usage(format!("`{value}` is no value of `{option}`"))
+                    .hint(format!("it takes {}", known.join(", ")))
+            })
+        }
         _ => None,
     }
+}
+
+/// What to say to options that need another one. Arguments that are missing are told by the parser, with the whole usage.
+fn missing_option(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
+    let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    if missing.is_empty() || !missing.iter().all(|missing| missing.starts_with('-')) {
+        return None;
+    }
+    let parser = parser();
+    let command = args.iter().skip(1).find_map(|arg| parser.find_subcommand(arg))?;
+    let (name, missing) = (command.get_name(), missing.join("` and `"));
+    let failure = Failure::usage(format!("an option that was given needs `{missing}` as well"));
+    Some(failure.hint(format!("`tokenmill {name} --help` describes the options")))
 }
 
 /// What to say to a flag of no program that is known: which of this program's commands have it, or which flags are near it.

@@ -59,6 +59,14 @@ impl fmt::Display for Limit {
     }
 }
 
+/// A count with its noun: `1 chunk`, `2 chunks`.
+pub(crate) fn counted(n: usize, noun: &str) -> String {
+    match n {
+        1 => format!("1 {noun}"),
+        n => format!("{n} {noun}s"),
+    }
+}
+
 /// A size in bytes, written as a number, or with a unit: `16GiB`, `500MB`, `8G`. One letter means the binary unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ByteSize(pub(crate) u64);

@@ -15,6 +15,7 @@ use crate::{
     failure::Failure,
     interrupt::Interrupt,
     load::{LoadArgs, load},
+    numbers::counted,
     speculation::SpeculationArgs,
     vision::VisionArgs,
 };
@@ -217,7 +218,7 @@ pub(crate) fn finish_name(reason: FinishReason) -> &'static str {
 
 /// A number of tokens with its noun.
 fn n_tokens(n: usize) -> String {
-    format!("{n} {}", if n == 1 { "token" } else { "tokens" })
+    counted(n, "token")
 }
 
 /// Tokens in a second; a dash where there were none.

@@ -5,7 +5,11 @@
 
 mod chart;
 
-use std::{fs, path::PathBuf, time::Instant};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use serde_json::{Value, json};
 use tokenmill::{LoadOptions, Model, ModelSource};
@@ -17,8 +21,10 @@ use crate::{
     input::read_text,
     interrupt,
     load::{LoadArgs, load_opened},
+    note::note,
     numbers::{Limit, size},
     output, progress,
+    visible::visible_lines,
 };
 
 use super::perplexity::{divergence::Divergence, negative_log_likelihood};
@@ -48,7 +54,7 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Draw the divergence along the text
+    /// Draw the divergence along the text; `-` is standard output, and the figures are on standard error then
     #[arg(long, alias = "chart", value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
@@ -68,7 +74,11 @@ struct Side {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
-    if let Some(path) = &args.svg {
+    if args.chunks == Limit::AtMost(0) {
+        return Err(Failure::usage("`--chunks 0` leaves nothing to compare"));
+    }
+    let drawing = args.drawing()?;
+    if let Some(Drawing::File(path)) = drawing {
         output::refuse_input(path, &[&args.file])?;
         output::check_writable(path)?;
     }
@@ -89,7 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut sides = Vec::new();
     for path in [&args.base, &args.other] {
         let source = ModelSource::find(args.load.fetch.resolve(path)?)?;
-        if let Some(svg) = &args.svg {
+        if let Some(Drawing::File(svg)) = drawing {
             output::refuse_input(svg, &[source.path()])?;
         }
         let network = options.open_network(&source)?;
@@ -147,10 +157,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     let figures = divergence.figures();
-    if let Some(path) = &args.svg {
+    if let Some(drawing) = drawing {
         let names = [0, 1].map(|side: usize| sides[side].name.as_str());
-        fs::write(path, chart::draw(names, &divergence))
-            .map_err(|error| Failure::unwritable(path.display(), &error))?;
+        let svg = chart::draw(names, &divergence);
+        match drawing {
+            Drawing::File(path) => {
+                fs::write(path, svg).map_err(|error| Failure::unwritable(path.display(), &error))?;
+            }
+            Drawing::StandardOutput => output::print(&svg)?,
+        }
     }
     if args.json {
         let mut report = json!({
@@ -161,10 +176,39 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         figures.add_to(&mut report);
         return output::print_json(&report);
     }
-    for side in &sides {
-        output::print_line(&side.to_text())?;
+    let lines = (sides.iter().map(Side::to_text)).chain([figures.to_text()]);
+    for line in lines {
+        match drawing {
+            Some(Drawing::StandardOutput) => note!("{}", visible_lines(&line)),
+            _ => output::print_line(&line)?,
+        }
     }
-    output::print_line(&figures.to_text())
+    Ok(())
+}
+
+/// Where the drawing goes.
+#[derive(Clone, Copy)]
+enum Drawing<'a> {
+    File(&'a Path),
+    StandardOutput,
+}
+
+impl Args {
+    /// Where the drawing goes, if there is one.
+    ///
+    /// # Errors
+    /// JSON that would be mixed with it.
+    fn drawing(&self) -> Result<Option<Drawing<'_>>, Failure> {
+        match self.svg.as_deref() {
+            None => Ok(None),
+            Some(path) if path.as_os_str() != "-" => Ok(Some(Drawing::File(path))),
+            Some(_) if self.json => Err(Failure::usage(
+                "`--svg -` and `--json` both write to standard output",
+            )
+            .hint("name a file for the drawing; a file called `-` is `./-`")),
+            Some(_) => Ok(Some(Drawing::StandardOutput)),
+        }
+    }
 }
 
 fn log_sum_exp(logits: &[f32]) -> f64 {

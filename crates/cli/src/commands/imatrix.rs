@@ -8,7 +8,12 @@ use tokenmill::{Device, ImportanceRun, LoadOptions, ModelSource};
 use tokenmill_text::EncodeOptions;
 
 use crate::{
-    failure::Failure, input::read_text, interrupt, load::LoadArgs, numbers::Limit, output, progress,
+    failure::Failure,
+    input::read_text,
+    interrupt,
+    load::LoadArgs,
+    numbers::{Limit, counted},
+    output, progress,
 };
 
 /// Context where nothing else is said, as in llama.cpp.
@@ -98,8 +103,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         n_ctx as u32,
     )?;
     output::print_line(&format!(
-        "wrote {}: {} tensors, measured on {n_chunks} chunks of {n_ctx} tokens",
+        "wrote {}: {}, measured on {} of {n_ctx} tokens",
         args.output.display(),
-        sums.n_entries()
+        counted(sums.n_entries(), "tensor"),
+        counted(n_chunks, "chunk")
     ))
 }

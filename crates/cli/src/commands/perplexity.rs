@@ -20,7 +20,7 @@ use crate::{
     input::read_text,
     interrupt,
     load::{LoadArgs, load_opened},
-    numbers::Limit,
+    numbers::{Limit, counted},
     output, progress,
 };
 
@@ -187,7 +187,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return output::print_json(&report);
     }
     output::print_line(&format!(
-        "perplexity {perplexity:.4} ± {error:.5} ({n_chunks} chunks of {n_ctx} tokens, {} scored)",
+        "perplexity {perplexity:.4} ± {error:.5} ({} of {n_ctx} tokens, {} scored)",
+        counted(n_chunks, "chunk"),
         scorer.n_scored
     ))?;
     match divergence {

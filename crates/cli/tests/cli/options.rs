@@ -343,9 +343,9 @@ fn folders_of_a_server_are_folders_and_their_limits_have_units() {
             "{line}"
         );
         let limit = format!("{option}-bytes");
-        let line = tokenmill(["serve", "demo", "--port", "0", &limit, "1GiB"]).stderr;
+        let line = tokenmill(["serve", "demo", "--port", "0", &limit, "1GiB"]).failed(2);
         assert!(
-            line.contains("were not provided") && line.contains(&format!("{option} <DIR>")),
+            line.contains(&format!("needs `{option} <DIR>` as well")),
             "{line}"
         );
         let line =
@@ -354,4 +354,16 @@ fn folders_of_a_server_are_folders_and_their_limits_have_units() {
     }
     let line = tokenmill(["serve", "none.gguf", "--port", "0", "--max-body-bytes", "2MB"]).error_line(3);
     assert!(line.contains("none.gguf"), "{line}");
+}
+
+#[test]
+fn options_that_need_another_and_values_of_a_list_are_refused_in_a_line() {
+    assert_eq!(
+        refused("serve demo --session-dir-bytes 5GiB", 2),
+        "error: an option that was given needs `--session-dir <DIR>` as well (hint: `tokenmill serve --help` describes the options)"
+    );
+    assert_eq!(
+        refused("run demo x -ctk bf16", 2),
+        "error: `bf16` is no value of `--cache-type-k <TYPE>` (hint: it takes f32, f16, q8_0, q4_0)"
+    );
 }
