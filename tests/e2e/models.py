@@ -259,6 +259,23 @@ with Place() as place:
 print("a full disk is told, and nothing looks whole")
 
 with Place() as place:
+    # A disk of its own that is too small, where one can be mounted.
+    place.cache.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", place.cache], capture_output=True, text=True)
+    if mounted.returncode:
+        print("a disk that is too small: skipped,", mounted.stderr.strip())
+    else:
+        try:
+            failed = place.run("pull", REPOSITORY + ":F16", code=4).stderr.splitlines()[-1]
+            assert "has room for 20.0 MiB, and 51.7 MiB are needed, 31.7 MiB more" in failed and "makes room" in failed, failed
+            assert place.run("list").stdout == "" and not place.blobs()
+            place.run("pull", REPOSITORY + ":Q8_0")
+            assert place.snapshot("demo-Q8_0.gguf").read_bytes() == DEMO
+        finally:
+            subprocess.run(["umount", place.cache], check=True)
+        print("a disk that is too small is told with what is missing")
+
+with Place() as place:
     # This program twice and Hugging Face's once, all for the same file.
     place.far.pause = 0.02
     code = f"import huggingface_hub as h; print(h.hf_hub_download({REPOSITORY!r}, 'demo-F16.gguf'))"

@@ -2,14 +2,15 @@
 //!
 //! Separate because commands do the same with both. Invariant: what could be a repository of the Hub is one.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, path::Path, str::FromStr};
 
 use tokenmill::hub::{
     self, HubError, HubSettings, ModelName, PullObserver, PullPlan, PullWishes, PulledModel, Removal,
+    StoredProjector,
     ollama::{self, OllamaName, OllamaPlan, OllamaRemoval},
 };
 
-use crate::failure::Failure;
+use crate::{failure::Failure, missing_model};
 
 /// A model by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +43,41 @@ impl fmt::Display for SourceName {
 }
 
 impl SourceName {
+    /// Reads a name that is an argument of its own.
+    ///
+    /// # Errors
+    /// What is no name, with the name that may be meant.
+    pub(crate) fn of_argument(text: &str, settings: &HubSettings) -> Result<Self, Failure> {
+        let path = Path::new(text);
+        if text == "demo" {
+            return Err(
+                Failure::usage("`demo` is built in, and no model that is downloaded")
+                    .hint("`tokenmill run demo TEXT` runs it"),
+            );
+        }
+        let parsed: Result<Self, HubError> = text.parse();
+        // A folder may be called like its owner and repository; what is pulled is the repository then.
+        if path.is_file() || parsed.is_err() && path.exists() {
+            return Err(
+                Failure::usage(format!("`{text}` is on this machine, and no name of a model"))
+                    .hint(format!("`tokenmill run {text} TEXT` runs it")),
+            );
+        }
+        let error = match parsed {
+            Ok(name) => return Ok(name),
+            Err(error) => error,
+        };
+        let latest = OllamaName::of_short(&format!("{text}:latest"));
+        let is_stored = |name: &OllamaName| matches!(ollama::find_stored(name, settings), Ok(Some(_)));
+        match latest {
+            Some(name) if is_stored(&name) => {
+                Err(Failure::usage(error.to_string()).hint(format!("`{name}` is on this machine")))
+            }
+            Some(_) => Err(Failure::usage(error.to_string()).hint(missing_model::hint(path))),
+            None => Err(error.into()),
+        }
+    }
+
     /// What the name is served under and shown as.
     pub(crate) fn shown(&self) -> String {
         match self {
@@ -70,6 +106,14 @@ impl SourceName {
         match self {
             Self::Hub(name) => hub::find_stored(name, wishes, settings),
             Self::Ollama(name) => ollama::find_stored(name, settings),
+        }
+    }
+
+    /// What is known of the encoder of images of a model that [`Self::find_stored`] has found. Those of Ollama have what their manifests name.
+    pub(crate) fn stored_projector(&self, model: &PulledModel, settings: &HubSettings) -> StoredProjector {
+        match self {
+            Self::Hub(name) => hub::stored_projector(name, model, settings),
+            Self::Ollama(_) => StoredProjector::There,
         }
     }
 

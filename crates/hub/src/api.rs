@@ -26,6 +26,7 @@ pub(crate) struct Hub<'a> {
     pub(crate) client: Client,
     settings: &'a HubSettings,
     observer: &'a dyn PullObserver,
+    waits_for_network: bool,
 }
 
 /// What a repository holds at one commit.
@@ -58,7 +59,16 @@ impl<'a> Hub<'a> {
             client: Client::new(settings)?,
             settings,
             observer,
+            waits_for_network: true,
         })
+    }
+
+    /// Answers at once where there is no network, unless `waits`: whoever has the model already need not wait for a connection.
+    pub(crate) fn waiting_for_network(self, waits: bool) -> Self {
+        Self {
+            waits_for_network: waits,
+            ..self
+        }
     }
 
     /// Lists a repository.
@@ -174,7 +184,9 @@ impl<'a> Hub<'a> {
 
     fn attempts(&self) -> Attempts<'a> {
         static NEVER: AtomicBool = AtomicBool::new(false);
-        Attempts::new(self.settings.retry_pause, self.observer, &NEVER).at_most(MAX_TRIES)
+        Attempts::new(self.settings.retry_pause, self.observer, &NEVER)
+            .at_most(MAX_TRIES)
+            .waiting_for_network(self.waits_for_network)
     }
 
     /// Lets answers through and says what a refusal means.

@@ -7,6 +7,7 @@
 //! models--OWNER--REPOSITORY/blobs/ETAG                  a file's bytes
 //! models--OWNER--REPOSITORY/refs/REVISION               the commit of a branch or a tag
 //! models--OWNER--REPOSITORY/snapshots/COMMIT/PATH       -> ../../blobs/ETAG
+//! models--OWNER--REPOSITORY/.tokenmill/COMMIT.mmproj    the path of the encoder of images, or nothing; by this crate only
 //! .locks/models--OWNER--REPOSITORY/ETAG.lock            locked while the blob is written
 //! .locks/models--OWNER--REPOSITORY/COMMIT.lock          locked while a snapshot's links are made; by this crate only
 //! ```
@@ -94,6 +95,38 @@ impl Cache {
             let _unwritten = fs::write(&tag, TAG);
         }
         Ok(())
+    }
+
+    fn projector_note(&self, commit: &str) -> PathBuf {
+        (self.folder().join(".tokenmill")).join(format!("{commit}.mmproj"))
+    }
+
+    /// Notes which encoder of images the repository has at a commit, so that this is known without a server.
+    pub(crate) fn note_projector(&self, commit: &str, path: Option<&str>) -> Result<(), HubError> {
+        let note = self.projector_note(commit);
+        let folder = note.parent().expect("a note lies in a folder");
+        let aside = folder.join(format!("{commit}.tmp"));
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&aside, path.unwrap_or_default()))
+            .and_then(|()| fs::rename(&aside, &note))
+            .map_err(HubError::file("write", &note))
+    }
+
+    /// Which encoder of images the repository has at a commit, as its path, which is empty where it has none; `None` where that was never
+    /// noted.
+    pub(crate) fn noted_projector(&self, commit: &str) -> Option<String> {
+        fs::read_to_string(self.projector_note(commit)).ok()
+    }
+
+    /// Forgets what was noted of a commit that is gone.
+    pub(crate) fn forget_projector(&self, commit: &str) -> Result<(), HubError> {
+        let note = self.projector_note(commit);
+        match fs::remove_file(&note) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(HubError::file("remove", &note)(error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Locks a blob by its etag, or the links of a snapshot by its commit; see [`lock_file`].
@@ -267,9 +300,24 @@ fn place(target: &Path, blob: &Path, link: &Path) -> io::Result<()> {
     std::os::windows::fs::symlink_file(target, link).or_else(|_| fs::rename(blob, link))
 }
 
+/// Looks whether a folder's disk has room for so many bytes more. Where the system does not say it, it has.
+///
+/// # Errors
+/// [`HubError::NoSpace`].
+pub(crate) fn check_room(folder: &Path, needed_bytes: u64) -> Result<(), HubError> {
+    match free_bytes(folder) {
+        Some(free_bytes) if free_bytes < needed_bytes => Err(HubError::NoSpace {
+            folder: folder.to_owned(),
+            needed_bytes,
+            free_bytes,
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Bytes that are free where a folder lies or will lie; `None` where the system does not say.
 #[cfg(unix)]
-pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
+fn free_bytes(folder: &Path) -> Option<u64> {
     let there = folder.ancestors().find(|ancestor| ancestor.exists())?;
     let disk = rustix::fs::statvfs(there).ok()?;
     disk.f_bavail.checked_mul(disk.f_frsize)
@@ -277,7 +325,7 @@ pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
 
 /// Bytes that are free where a folder lies; not known on this system.
 #[cfg(not(unix))]
-pub(crate) fn free_bytes(_folder: &Path) -> Option<u64> {
+fn free_bytes(_folder: &Path) -> Option<u64> {
     None
 }
 

@@ -209,6 +209,11 @@ pub enum HubError {
 }
 
 impl HubError {
+    /// Whether a file could not be written because the disk is full.
+    pub(crate) fn is_of_full_disk(&self) -> bool {
+        matches!(self, Self::File { action: "write", source, .. } if source.kind() == io::ErrorKind::StorageFull)
+    }
+
     /// Makes an error of what the system said of a file.
     pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();

@@ -42,6 +42,7 @@ mod pull;
 mod retry;
 mod settings;
 mod stored;
+mod stored_projector;
 
 pub use choice::Variant;
 pub use error::HubError;
@@ -50,6 +51,7 @@ pub use observer::{PullEvent, PullObserver};
 pub use pull::{PullPlan, PullWishes, PulledModel, find_stored, plan, pull};
 pub use settings::{HubSettings, HubToken};
 pub use stored::{Removal, StoredModel, stored_models};
+pub use stored_projector::{StoredProjector, stored_projector};
 
 /// The example of the README.
 #[cfg(doctest)]

@@ -15,7 +15,7 @@ use crate::{
     HubError, HubSettings, ModelName, PullEvent, PullObserver, Variant,
     api::{Hub, ListedFile, RemoteFile},
     blob,
-    cache::{Cache, Entry, free_bytes},
+    cache::{Cache, Entry, check_room},
     choice::{choose, projector, variants},
     incomplete::{bytes_left_at, room_needed},
     model_name::is_relative_path,
@@ -48,6 +48,8 @@ pub struct PullPlan {
     commit: String,
     files: Vec<(ListedFile, RemoteFile)>,
     opens: Option<String>,
+    /// The encoder of images that the repository has next to GGUF files, wished or not.
+    projector: Option<String>,
     /// What is taken: the type of a GGUF file, or `safetensors`.
     pub label: String,
     /// Why it is taken, where the name does not say it.
@@ -103,7 +105,8 @@ pub fn plan(
             name: name.to_string(),
         });
     }
-    let hub = Hub::new(settings, observer)?;
+    let is_stored = matches!(find_stored(name, wishes, settings), Ok(Some(_)));
+    let hub = Hub::new(settings, observer)?.waiting_for_network(!is_stored);
     let list = hub.list(name)?;
     let sizes: Vec<(String, u64)> = list
         .files
@@ -111,6 +114,7 @@ pub fn plan(
         .map(|file| (file.path.clone(), file.n_bytes.unwrap_or(0)))
         .collect();
     let found = variants(&sizes);
+    let projector = projector(&sizes).filter(|_| !found.is_empty());
     let (paths, opens, label, why) = if found.is_empty() {
         if let Some(wanted) = name
             .wanted()
@@ -128,7 +132,7 @@ pub fn plan(
         let choice = choose(&found, name, wishes.memory_bytes)?;
         let Variant { label, files, .. } = choice.variant;
         let opens = files.first().cloned();
-        let beside = projector(&sizes).filter(|_| wishes.with_projector);
+        let beside = projector.clone().filter(|_| wishes.with_projector);
         (
             files.into_iter().chain(beside).collect(),
             opens,
@@ -152,6 +156,7 @@ pub fn plan(
     Ok(PullPlan {
         name: name.clone(),
         opens,
+        projector,
         label,
         why,
         total_bytes: files
@@ -266,37 +271,19 @@ impl PullPlan {
         observer: &dyn PullObserver,
     ) -> Result<PulledModel, HubError> {
         let cache = Cache::of(&settings.cache, &self.name);
-        let absent = (self.files.iter()).filter(|(_, file)| !is_there(&cache, &self.commit, file));
-        let needed_bytes = absent
-            .map(|(_, file)| room_needed(&cache.incomplete(&file.etag), file.n_bytes))
-            .fold(0, u64::saturating_add);
-        if let Some(free_bytes) = free_bytes(&settings.cache).filter(|free_bytes| *free_bytes < needed_bytes)
-        {
-            return Err(HubError::NoSpace {
-                folder: settings.cache.clone(),
-                needed_bytes,
-                free_bytes,
-            });
-        }
+        self.check_room(&cache, settings)?;
         cache.prepare()?;
-        let hub = Hub::new(settings, observer)?;
-        let tally = Tally::new(self.total_bytes, observer);
-        for (listed, file) in &mut self.files {
-            let fetched = fetch_file(&hub, &self.name, &cache, &self.commit, file, settings, &tally);
-            let Err(error @ (HubError::Changed { .. } | HubError::Damaged { .. })) = fetched else {
-                fetched?;
-                continue;
-            };
-            // Once again, with what the server says of the file now.
-            observer.event(PullEvent::Restarting {
-                file: &file.path,
-                reason: &error.to_string(),
-            });
-            (file.etag, file.n_bytes) = hub.head(&file.url, &self.name, &self.commit, listed)?;
-            fetch_file(&hub, &self.name, &cache, &self.commit, file, settings, &tally)?;
-        }
+        self.fetch_files(&cache, settings, observer)
+            .map_err(|error| match error {
+                // Another program may have filled the disk meanwhile.
+                error if error.is_of_full_disk() => self.check_room(&cache, settings).err().unwrap_or(error),
+                error => error,
+            })?;
         // Two programs that make the same links at once would rename each other's away.
         let _locked = cache.lock(&self.commit, || ())?;
+        if self.opens.is_some() {
+            cache.note_projector(&self.commit, self.projector.as_deref())?;
+        }
         for (_, file) in &self.files {
             cache.link(&self.commit, &file.path, &file.etag)?;
         }
@@ -316,6 +303,41 @@ impl PullPlan {
             commit: self.commit,
             n_bytes: self.total_bytes,
         })
+    }
+
+    /// Looks whether what is missing has room on the disk.
+    fn check_room(&self, cache: &Cache, settings: &HubSettings) -> Result<(), HubError> {
+        let absent = (self.files.iter()).filter(|(_, file)| !is_there(cache, &self.commit, file));
+        let needed_bytes = absent
+            .map(|(_, file)| room_needed(&cache.incomplete(&file.etag), file.n_bytes))
+            .fold(0, u64::saturating_add);
+        check_room(&settings.cache, needed_bytes)
+    }
+
+    /// Makes the blobs that are not there.
+    fn fetch_files(
+        &mut self,
+        cache: &Cache,
+        settings: &HubSettings,
+        observer: &dyn PullObserver,
+    ) -> Result<(), HubError> {
+        let hub = Hub::new(settings, observer)?;
+        let tally = Tally::new(self.total_bytes, observer);
+        for (listed, file) in &mut self.files {
+            let fetched = fetch_file(&hub, &self.name, cache, &self.commit, file, settings, &tally);
+            let Err(error @ (HubError::Changed { .. } | HubError::Damaged { .. })) = fetched else {
+                fetched?;
+                continue;
+            };
+            // Once again, with what the server says of the file now.
+            observer.event(PullEvent::Restarting {
+                file: &file.path,
+                reason: &error.to_string(),
+            });
+            (file.etag, file.n_bytes) = hub.head(&file.url, &self.name, &self.commit, listed)?;
+            fetch_file(&hub, &self.name, cache, &self.commit, file, settings, &tally)?;
+        }
+        Ok(())
     }
 }
 

@@ -47,6 +47,7 @@ pub(crate) struct Attempts<'a> {
     n_failed: u32,
     max_tries: u32,
     pause: Duration,
+    waits_for_network: bool,
     observer: &'a dyn PullObserver,
     is_aborted: &'a AtomicBool,
 }
@@ -58,6 +59,7 @@ impl<'a> Attempts<'a> {
             n_failed: 0,
             max_tries: MAX_TRIES,
             pause,
+            waits_for_network: true,
             observer,
             is_aborted,
         }
@@ -66,6 +68,14 @@ impl<'a> Attempts<'a> {
     /// Makes fewer attempts: what a person waits for should say soon that there is no network.
     pub(crate) fn at_most(self, max_tries: u32) -> Self {
         Self { max_tries, ..self }
+    }
+
+    /// Makes no other attempt where there is no connection, unless `waits`.
+    pub(crate) fn waiting_for_network(self, waits: bool) -> Self {
+        Self {
+            waits_for_network: waits,
+            ..self
+        }
     }
 
     /// Something was achieved: what fails from here is counted from the start.
@@ -84,6 +94,7 @@ impl<'a> Attempts<'a> {
         };
         self.n_failed += 1;
         if self.n_failed >= self.max_tries
+            || !self.waits_for_network && matches!(error, HubError::NoConnection { .. })
             || self.is_aborted.load(Ordering::Relaxed)
             || after.is_some_and(|after| after > MAX_ASKED_PAUSE)
         {
@@ -154,6 +165,28 @@ mod tests {
         });
         assert!(result.is_err());
         assert_eq!(n_tries, MAX_TRIES + 1);
+    }
+
+    #[test]
+    fn a_network_is_waited_for_only_where_that_is_wished() {
+        let is_aborted = AtomicBool::new(false);
+        let n_tries = |error: fn() -> HubError| {
+            let mut n_tries = 0;
+            let attempts = Attempts::new(Duration::ZERO, &(), &is_aborted).waiting_for_network(false);
+            let result: Result<(), _> = attempts.run(|| {
+                n_tries += 1;
+                Err(Fault::again(error()))
+            });
+            assert!(result.is_err());
+            n_tries
+        };
+        assert_eq!(n_tries(broken), 1);
+        let busy = || HubError::ServerFailed {
+            url: "u".to_owned(),
+            status: 503,
+            n_tries: 1,
+        };
+        assert_eq!(n_tries(busy), MAX_TRIES);
     }
 
     #[test]

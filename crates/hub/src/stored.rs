@@ -225,6 +225,7 @@ impl Removal {
             if self.cache.entries(&commit).is_empty() {
                 let snapshot = self.cache.snapshot(&commit);
                 fs::remove_dir_all(&snapshot).map_err(HubError::file("remove", &snapshot))?;
+                self.cache.forget_projector(&commit)?;
             }
         }
         let commits = self.cache.commits();

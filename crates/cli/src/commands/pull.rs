@@ -1,14 +1,14 @@
 //! `pull`: downloads a model by its name.
 
 use serde_json::json;
-use tokenmill::hub::{HubError, HubSettings, PulledModel};
+use tokenmill::hub::{HubError, HubSettings, PulledModel, StoredProjector};
 
 use crate::{
     failure::Failure,
     interrupt,
-    model_name::{FetchArgs, Watcher, fetch, wishes},
+    model_name::{Watcher, fetch, settings, wishes},
     note::note,
-    numbers::size_of,
+    numbers::{counted, size_of},
     output,
     source::SourceName,
     visible::visible,
@@ -29,16 +29,20 @@ use crate::{
     and restricted models. HF_ENDPOINT names a mirror.\n\n\
     NAME:TAG, or ollama:NAME, is a model of Ollama's registry. It lies in Ollama's own folder, OLLAMA_MODELS\n\
     [default: ~/.ollama/models], and what Ollama has put there needs no download. OLLAMA_REGISTRY names a mirror.")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
     /// OWNER/REPOSITORY[@REVISION][:TYPE], or the address of its page; for TYPE also the name of a file. Or NAME:TAG of Ollama's
     /// registry
-    model: SourceName,
+    model: String,
     /// Leave out the encoder of images (mmproj) that some models have
     #[arg(long)]
     no_projector: bool,
     /// Show what would be downloaded, and download nothing
     #[arg(long)]
     dry_run: bool,
+    /// Ask no server, and show where a model is that is here; also HF_HUB_OFFLINE=1
+    #[arg(long)]
+    offline: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -47,13 +51,15 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // What has arrived is on the disk, and the next pull continues there.
     interrupt::ends_at_once()?;
-    let settings = FetchArgs::default().settings();
+    let mut settings = settings();
+    settings.is_offline |= args.offline;
+    let asked = SourceName::of_argument(&args.model, &settings)?;
     let mut wishes = wishes();
     wishes.with_projector = !args.no_projector;
     let watcher = Watcher::new();
-    let plan = match args.model.plan(&wishes, &settings, &watcher) {
+    let plan = match asked.plan(&wishes, &settings, &watcher) {
         Ok(plan) => plan,
-        Err(error) => return args.stored_instead(error, &settings),
+        Err(error) => return args.stored_instead(&asked, error, &settings),
     };
     let name = plan.full_name();
     let (total_bytes, missing_bytes) = (plan.total_bytes(), plan.missing_bytes());
@@ -63,11 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         _ if missing_bytes == total_bytes => "all to be downloaded".to_owned(),
         _ => format!("{} to be downloaded", size_of(missing_bytes)),
     };
-    let files = if plan.n_files() == 1 {
-        "1 file".to_owned()
-    } else {
-        format!("{} files", plan.n_files())
-    };
+    let files = counted(plan.n_files(), "file");
     note!(
         "{}",
         visible(&format!(
@@ -94,27 +96,40 @@ impl Args {
     /// Shows a model that is here, where its source cannot be asked whether there is a newer one.
     ///
     /// # Errors
-    /// Any other reason, and a model that is not here.
-    fn stored_instead(&self, error: HubError, settings: &HubSettings) -> Result<(), Failure> {
+    /// Any other reason, a model that is not here, and one that is here without the encoder that its repository has.
+    fn stored_instead(
+        &self,
+        name: &SourceName,
+        error: HubError,
+        settings: &HubSettings,
+    ) -> Result<(), Failure> {
         let is_silent = matches!(
             error,
             HubError::Offline { .. } | HubError::NoConnection { .. } | HubError::ServerFailed { .. }
         );
-        let mut wishes = wishes();
-        wishes.with_projector = false;
-        let stored = (self.model.find_stored(&wishes, settings).ok().flatten()).filter(|_| is_silent);
+        let stored = (name.find_stored(&wishes(), settings).ok().flatten()).filter(|_| is_silent);
         let Some(stored) = stored else {
-            return Err(self.model.failure(error));
+            return Err(name.failure(error));
         };
         let reason = match error {
             HubError::Offline { .. } => "downloads are switched off".to_owned(),
             error => error.to_string(),
         };
-        let name = &self.model;
+        let unknown = match name.stored_projector(&stored, settings) {
+            _ if self.no_projector => "",
+            StoredProjector::Missing(file) => {
+                return Err(Failure::work(format!(
+                    "`{name}` is here without its encoder of images, {file}: {reason}"
+                ))
+                .hint("`--no-projector` leaves it out; pull again when the server can be asked"));
+            }
+            StoredProjector::Unknown => ", nor whether it has an encoder of images",
+            _ => "",
+        };
         note!(
             "{}",
             visible(&format!(
-                "{name} is here; whether there is a newer one is not known: {reason}"
+                "{name} is here; whether there is a newer one is not known{unknown}: {reason}"
             ))
         );
         if self.dry_run && !self.json {

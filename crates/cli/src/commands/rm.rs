@@ -19,20 +19,21 @@ use crate::{
     and of a model of Ollama what its other models use.")]
 pub(crate) struct Args {
     /// OWNER/REPOSITORY[@REVISION][:TYPE] or NAME:TAG, as `tokenmill list` shows it
-    model: SourceName,
+    model: String,
     /// Do not ask
     #[arg(long)]
     yes: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let removal = AnyRemoval::of(&args.model, &settings())?;
+    let settings = settings();
+    let name = &SourceName::of_argument(&args.model, &settings)?;
+    let removal = AnyRemoval::of(name, &settings)?;
     let models = match removal.labels() {
         [] => String::new(),
         labels => format!(" ({})", labels.join(", ")),
     };
     let freed = size_of(removal.freed_bytes());
-    let name = &args.model;
     if !args.yes && !is_agreed(&format!("Remove {name}{models}, {freed}?"))? {
         return Err(
             Failure::usage(format!("`{name}` is still there")).hint("`--yes` removes it without asking")

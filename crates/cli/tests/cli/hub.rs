@@ -4,6 +4,7 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
@@ -137,7 +138,7 @@ fn a_model_of_ollama_runs_by_its_name() {
         assert_eq!(run(name), by_file, "{name}");
     }
     let table = outcome(&cache, &["list"]).ok();
-    assert!(table.contains("demo-model:tiny     gguf"), "{table}");
+    assert!(table.contains("demo-model:tiny     Q8_0"), "{table}");
     let missing = outcome(&cache, &["run", "demo-model:huge", "Hi", "--offline"]).failed(3);
     assert!(
         missing.contains("`demo-model:huge` is not in the cache"),
@@ -177,8 +178,64 @@ fn a_pull_of_what_is_here_says_where_it_is() {
     let json = outcome(&cache, &["pull", "tiny:latest", "--json"]).ok();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["downloaded_bytes"], 0);
+    // A name of Ollama's without its tag is no name, but may be meant.
+    let line = outcome(&cache, &["pull", "tiny"]).failed(2);
+    assert!(
+        line.ends_with("(hint: `tiny:latest` is on this machine)"),
+        "{line}"
+    );
     let other = outcome(&cache, &["pull", "tiny:1b"]).failed(3);
     assert!(other.contains("`tiny:1b` is not in the cache"), "{other}");
+}
+
+#[test]
+fn a_pull_without_a_server_says_what_is_missing() {
+    let cache = cache();
+    let pull = |extra: &[&str]| {
+        let mut command = in_cache(&cache, &[&["pull", "org/demo-GGUF"], extra].concat());
+        // A port that no program listens on.
+        command
+            .env("HF_HUB_OFFLINE", "0")
+            .env("HF_ENDPOINT", "http://127.0.0.1:9");
+        Outcome::of(&command.output().unwrap())
+    };
+    let began = Instant::now();
+    let unknown = pull(&[]);
+    assert!(!unknown.stderr.contains("trying again"), "{}", unknown.stderr);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(
+        unknown
+            .stderr
+            .contains("whether there is a newer one is not known, nor whether it has an encoder of images: "),
+        "{}",
+        unknown.stderr
+    );
+    unknown.ok();
+    let note = cache.path().join("models--org--demo-GGUF/.tokenmill");
+    fs::create_dir(&note).unwrap();
+    let note = note.join(format!("{COMMIT}.mmproj"));
+    fs::write(&note, "mmproj-F16.gguf").unwrap();
+    for extra in [&["--offline"][..], &[], &["--dry-run", "--json"]] {
+        let line = pull(extra).failed(1);
+        assert!(
+            line.starts_with(
+                "error: `org/demo-GGUF` is here without its encoder of images, mmproj-F16.gguf: "
+            ) && line.contains("--no-projector"),
+            "{line}"
+        );
+    }
+    for known in [&["--offline", "--no-projector"][..], &["--no-projector"]] {
+        assert!(!pull(known).stderr.contains("nor whether"));
+        pull(known).ok();
+    }
+    fs::write(&note, "").unwrap();
+    let whole = pull(&["--offline"]);
+    assert!(
+        whole.stderr.contains("is not known: downloads are switched off"),
+        "{}",
+        whole.stderr
+    );
+    whole.ok();
 }
 
 #[test]
@@ -206,12 +263,12 @@ fn names_that_cannot_be_had_are_one_line() {
         outcome(&cache, &["pull", "org/none-GGUF"]).failed(3),
         outcome(&cache, &["run", "llama3.2", "Hi"]).failed(3),
         outcome(&cache, &["run", "hf://no-repository", "Hi"]).failed(2),
-        outcome(&cache, &["pull", "no-repository"])
-            .stderr
-            .lines()
-            .next()
-            .unwrap()
-            .to_owned(),
+        outcome(&cache, &["pull", "no-repository"]).failed(2),
+        outcome(&cache, &["pull", "a b"]).failed(2),
+        outcome(&cache, &["pull", "demo"]).failed(2),
+        outcome(&cache, &["rm", "demo"]).failed(2),
+        outcome(&cache, &["pull", "src"]).failed(2),
+        outcome(&cache, &["pull", "src/main.rs"]).failed(2),
         outcome(&cache, &["run", arg(&path), "Hi"])
             .failed(3)
             .replace(arg(folder.path()), "DIR"),
@@ -234,7 +291,7 @@ fn without_a_network_the_host_is_named() {
             .stderr(Stdio::piped());
         command.spawn().unwrap()
     };
-    // Each tries again for some seconds.
+    // Those that are not here try again for some seconds.
     let [of_hub, of_ollama, here] = ["org/other-GGUF", "other:1b", "tiny:latest"]
         .map(pull)
         .map(|child| Outcome::of(&child.wait_with_output().unwrap()));

@@ -188,7 +188,9 @@ pub(crate) fn put_ollama_model(root: &Path, name: &str, tag: &str) {
     let kind = "application/vnd.ollama.image.model";
     let layer = format!(r#"{{"mediaType":"{kind}","digest":"sha256:{digest}","size":{size}}}"#);
     // The configuration is another layer.
-    let config = format!(r#"{{"digest":"sha256:{}","size":2}}"#, "0".repeat(64));
+    let (config_digest, about) = ("0".repeat(64), r#"{"model_format":"gguf","file_type":"Q8_0"}"#);
+    std::fs::write(root.join(format!("blobs/sha256-{config_digest}")), about).expect("a file");
+    let config = format!(r#"{{"digest":"sha256:{config_digest}","size":{}}}"#, about.len());
     let manifest = format!(r#"{{"config":{config},"layers":[{layer}]}}"#);
     std::fs::write(tags.join(tag), manifest).expect("a file");
 }

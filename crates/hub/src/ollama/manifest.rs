@@ -35,6 +35,11 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
+    /// What describes the model; other programs may leave it out.
+    pub(super) fn config(&self) -> Option<&Layer> {
+        self.layers.first().filter(|layer| !layer.is_weights())
+    }
+
     /// Reads a manifest.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::{
     HubError, HubSettings, PullEvent, PullObserver, PulledModel,
     api::{Hub, RemoteFile},
     blob,
-    cache::{free_bytes, lock_file},
+    cache::{check_room, lock_file},
     http::bad_answer,
     incomplete::{bytes_left_at, room_needed},
     observer::Tally,
@@ -56,7 +56,8 @@ pub fn plan(
         });
     }
     let registry = of_registry(settings);
-    let hub = Hub::new(&registry, observer)?;
+    let is_stored = Store::of(settings).find(name).is_some();
+    let hub = Hub::new(&registry, observer)?.waiting_for_network(!is_stored);
     let repository = name.repository();
     let url = format!(
         "{}/v2/{}/manifests/{}",
@@ -111,29 +112,34 @@ impl OllamaPlan {
     /// [`HubError`]. What has arrived stays, and the next call continues from there.
     pub fn fetch(self, settings: &HubSettings, observer: &dyn PullObserver) -> Result<PulledModel, HubError> {
         let store = Store::of(settings);
-        let absent = (self.manifest.layers.iter()).filter(|layer| !store.has(&layer.digest, layer.n_bytes));
-        let needed_bytes = absent
-            .map(|layer| room_needed(&store.incomplete(&layer.digest), layer.n_bytes))
-            .fold(0, u64::saturating_add);
         store.prepare()?;
-        let folder = &settings.ollama_models;
-        if let Some(free_bytes) = free_bytes(folder).filter(|free_bytes| *free_bytes < needed_bytes) {
-            return Err(HubError::NoSpace {
-                folder: folder.clone(),
-                needed_bytes,
-                free_bytes,
-            });
-        }
+        self.check_room(&store, settings)?;
         let registry = of_registry(settings);
         let hub = Hub::new(&registry, observer)?;
         let tally = Tally::new(self.total_bytes, observer);
         for layer in &self.manifest.layers {
-            self.fetch_layer(&hub, layer, &store, &registry, &tally)?;
+            self.fetch_layer(&hub, layer, &store, &registry, &tally)
+                .map_err(|error| match error {
+                    // Another program may have filled the disk meanwhile.
+                    error if error.is_of_full_disk() => {
+                        self.check_room(&store, settings).err().unwrap_or(error)
+                    }
+                    error => error,
+                })?;
         }
         store.write_manifest(&self.name, &self.bytes)?;
         store.find(&self.name).ok_or_else(|| HubError::Vanished {
             file: self.name.to_string(),
         })
+    }
+
+    /// Looks whether what is missing has room on the disk.
+    fn check_room(&self, store: &Store<'_>, settings: &HubSettings) -> Result<(), HubError> {
+        let absent = (self.manifest.layers.iter()).filter(|layer| !store.has(&layer.digest, layer.n_bytes));
+        let needed_bytes = absent
+            .map(|layer| room_needed(&store.incomplete(&layer.digest), layer.n_bytes))
+            .fold(0, u64::saturating_add);
+        check_room(&settings.ollama_models, needed_bytes)
     }
 
     fn fetch_layer(

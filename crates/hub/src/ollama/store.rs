@@ -20,7 +20,12 @@ use crate::{HubError, HubSettings, PulledModel};
 
 /// The folder of manifests of the registry that names mean where they say no other.
 const REGISTRY: &str = "registry.ollama.ai";
+/// The type of a model whose configuration does not say it.
 const LABEL: &str = "gguf";
+/// The longest configuration that is read. Real ones have some hundred bytes.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// The longest name of a type.
+const MAX_TYPE_BYTES: usize = 16;
 
 pub(super) struct Store<'s> {
     root: &'s Path,
@@ -77,10 +82,27 @@ impl<'s> Store<'s> {
         let weights = &manifest.weights;
         self.has(&weights.digest, weights.n_bytes).then(|| PulledModel {
             path: self.blob(&weights.digest),
-            label: LABEL.to_owned(),
+            label: self.type_of(&manifest).unwrap_or_else(|| LABEL.to_owned()),
             commit: weights.digest.clone(),
             n_bytes: weights.n_bytes,
         })
+    }
+
+    /// The type of the weights, as the model's configuration has it: `Q4_K_M`, for example.
+    fn type_of(&self, manifest: &Manifest) -> Option<String> {
+        let config = manifest
+            .config()
+            .filter(|config| config.n_bytes <= MAX_CONFIG_BYTES)?;
+        let path = self.blob(&config.digest);
+        let n_bytes = fs::metadata(&path).ok()?.len();
+        let bytes = (n_bytes <= MAX_CONFIG_BYTES).then(|| fs::read(&path).ok())??;
+        let json: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
+        let name = json["file_type"].as_str()?;
+        let is_type = name.len() <= MAX_TYPE_BYTES && !name.is_empty();
+        let is_plain = name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        (is_type && is_plain).then(|| name.to_owned())
     }
 
     /// All names with a manifest.

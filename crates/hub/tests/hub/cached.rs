@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use tokenmill_hub::{HubError, ModelName, PullWishes, Removal, find_stored, stored_models};
+use tokenmill_hub::{
+    HubError, ModelName, PullWishes, Removal, StoredProjector, find_stored, pull, stored_models,
+    stored_projector,
+};
 
 use crate::{
     server::{COMMIT, FakeHub, noise},
@@ -146,4 +149,53 @@ fn the_last_model_takes_the_rest_of_its_snapshot_along() {
         .unwrap();
     assert!(stored_models(&hub.settings()).unwrap().is_empty());
     assert!(!hub.cache.path().join("models--org--model-GGUF").exists());
+}
+
+#[test]
+fn an_encoder_that_was_left_out_is_known_without_a_server() {
+    let known = |hub: &FakeHub, name: &str| {
+        let name = name.parse().unwrap();
+        let model = find_stored(&name, &PullWishes::default(), &hub.settings());
+        stored_projector(&name, &model.unwrap().unwrap(), &hub.settings())
+    };
+    let without = |hub: &FakeHub, name: &str| {
+        let mut wishes = PullWishes::default();
+        wishes.with_projector = false;
+        pull(&name.parse().unwrap(), &wishes, &hub.settings(), &()).unwrap();
+    };
+    let with_encoder = FakeHub::with(&[
+        ("m-Q4_K_M.gguf", noise(4_000, 1)),
+        ("mmproj-F16.gguf", noise(3_000, 2)),
+    ]);
+    without(&with_encoder, "org/model-GGUF");
+    assert_eq!(
+        known(&with_encoder, "org/model-GGUF"),
+        StoredProjector::Missing("mmproj-F16.gguf".to_owned())
+    );
+    pull_from(&with_encoder, "org/model-GGUF").unwrap();
+    assert_eq!(known(&with_encoder, "org/model-GGUF"), StoredProjector::There);
+    let hub = hub();
+    without(&hub, "org/model-GGUF:Q4_K_M");
+    assert_eq!(known(&hub, "org/model-GGUF"), StoredProjector::None);
+    // Other programs note nothing.
+    fs::remove_dir_all(hub.cache.path().join("models--org--model-GGUF/.tokenmill")).unwrap();
+    assert_eq!(known(&hub, "org/model-GGUF"), StoredProjector::Unknown);
+}
+
+#[test]
+fn whoever_has_a_model_does_not_wait_for_a_network() {
+    let hub = hub();
+    pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    let mut settings = hub.settings();
+    // No program listens on this port, and each new attempt would come after a minute.
+    settings.endpoint = "http://127.0.0.1:9".to_owned();
+    settings.retry_pause = std::time::Duration::from_mins(1);
+    let error = pull(
+        &"org/model-GGUF".parse().unwrap(),
+        &PullWishes::default(),
+        &settings,
+        &(),
+    )
+    .unwrap_err();
+    assert!(matches!(error, HubError::NoConnection { .. }), "{error}");
 }

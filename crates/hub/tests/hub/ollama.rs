@@ -7,7 +7,7 @@ use tokenmill_hub::{
     ollama::{OllamaName, OllamaRemoval, find_stored, name_of, plan, stored_models},
 };
 
-use crate::server::{FakeHub, Fault, noise};
+use crate::server::{CONFIG, FakeHub, Fault, noise};
 
 const NAME: &str = "model:tiny";
 
@@ -64,6 +64,7 @@ fn a_model_is_pulled_into_ollamas_folder_and_found_there() {
     let stored = stored_models(&settings);
     assert_eq!(stored.len(), 1);
     assert_eq!((&stored[0].name, &stored[0].model), (&name(), &model));
+    assert_eq!(model.label, "Q4_0");
     // Its file says by itself whose it is; the other layers and other files are the weights of none.
     for blob in blobs(&settings) {
         let path = settings.ollama_models.join("blobs").join(blob);
@@ -146,7 +147,7 @@ fn a_removal_keeps_the_layers_of_others() {
     let other: OllamaName = "model:other".parse().unwrap();
     assert!(find_stored(&other, &settings).unwrap().is_some());
     let removal = OllamaRemoval::of(&other, &settings).unwrap();
-    assert_eq!(removal.freed_bytes, 200_003 + 13 + 2);
+    assert_eq!(removal.freed_bytes, 200_003 + 13 + CONFIG.len() as u64);
     removal.apply().unwrap();
     assert!(blobs(&settings).is_empty() && !folder.exists());
     assert!(matches!(

@@ -21,6 +21,8 @@ use tokenmill_hub::{HubSettings, HubToken};
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// The repository of everything here.
 pub(crate) const NAME: &str = "org/model-GGUF";
+/// What Ollama's registry says of the model.
+pub(crate) const CONFIG: &[u8] = br#"{"file_type":"Q4_0"}"#;
 /// Files of this size or more are large: they lie on the other host and have a SHA-256.
 const LARGE_BYTES: usize = 1000;
 
@@ -372,7 +374,7 @@ fn registry(state: &State, rest: &str, request: &Request, fault: Option<&Fault>)
             .collect();
         let text = format!(
             r#"{{"config":{},"layers":[{}]}}"#,
-            layer("x.config", b"{}"),
+            layer("x.config", CONFIG),
             layers.join(",")
         );
         return [head(200, "", text.len() as u64), text.into_bytes()].concat();
@@ -388,7 +390,7 @@ fn registry(state: &State, rest: &str, request: &Request, fault: Option<&Fault>)
             0,
         ),
         Some((_, bytes)) => file(bytes, request, fault),
-        None if digest == hex(&Sha256::digest(b"{}")) => file(b"{}", request, fault),
+        None if digest == hex(&Sha256::digest(CONFIG)) => file(CONFIG, request, fault),
         None => head(404, "", 0),
     }
 }
