@@ -62,6 +62,12 @@ pub enum LoadError {
         /// Length of its rows.
         row_len: usize,
     },
+    /// A GGUF file of what `quantize` weighs errors by.
+    #[error("this file is an importance matrix, not a model")]
+    IsImportanceMatrix,
+    /// A GGUF file of changes to a model's weights.
+    #[error("this file is an adapter, not a model")]
+    IsAdapter,
     /// No such architecture in the table.
     #[error("architecture `{found}` is not supported; supported are {}", supported.join(", "))]
     UnknownArchitecture {
@@ -223,21 +229,46 @@ pub enum LoadError {
 
 /// What a folder's network has and a GGUF file of its architecture cannot say.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "a GGUF file of `{arch}` cannot say what this folder is: `{field}` is {folder} in the folder, and readers of the file take \
-     {file}{keys}"
-)]
+#[error("a GGUF file of `{arch}` cannot say what this folder is: {}", told(fields))]
 pub struct NotInGguf {
     /// The architecture.
     pub arch: &'static str,
-    /// The field of [`Descriptor`](crate::Descriptor).
+    /// At least one field, each of the first layer that has it.
+    pub fields: Vec<FieldNotInGguf>,
+}
+
+/// A field that a file would say otherwise.
+#[derive(Debug)]
+pub struct FieldNotInGguf {
+    /// The field of [`Descriptor`](crate::Descriptor); a rope's field stands with its layer.
     pub field: String,
     /// What the folder says.
     pub folder: String,
     /// What a reader of the file would take.
     pub file: String,
-    /// Where the configuration says it, in words, if that is known.
-    pub keys: String,
+    /// Where the configuration says it, in words; empty where that is not known.
+    pub said_by: String,
+}
+
+/// The first fields, in words.
+fn told(fields: &[FieldNotInGguf]) -> String {
+    const MAX_TOLD: usize = 3;
+    let of_field = |field: &FieldNotInGguf| {
+        let FieldNotInGguf {
+            field,
+            folder,
+            file,
+            said_by,
+        } = field;
+        let before = if said_by.is_empty() { "" } else { "; " };
+        format!("`{field}` is {folder} in the folder, and readers of the file take {file}{before}{said_by}")
+    };
+    let shown: Vec<String> = fields.iter().take(MAX_TOLD).map(of_field).collect();
+    let text = shown.join("; besides, ");
+    match fields.len().saturating_sub(MAX_TOLD) {
+        0 => text,
+        n_more => format!("{text}; and {n_more} more fields"),
+    }
 }
 
 /// Refuses a value that is not positive and finite.

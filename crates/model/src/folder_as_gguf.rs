@@ -21,6 +21,7 @@ pub struct FolderAsGguf {
     keys: Metadata,
     descriptor: Descriptor,
     weights: SafetensorsFolder,
+    config: HfConfig,
 }
 
 impl FolderAsGguf {
@@ -50,6 +51,7 @@ impl FolderAsGguf {
             keys,
             descriptor,
             weights,
+            config: config.clone(),
         };
         file.add_windows()?;
         Ok(file)
@@ -104,12 +106,13 @@ impl FolderAsGguf {
     /// runs a load of the file dry.
     ///
     /// # Errors
-    /// [`LoadError::NotInGguf`] with the first field that readers of the file would take for something else;
+    /// [`LoadError::NotInGguf`] with the fields that readers of the file would take for something else;
     /// [`LoadError::FileWouldNotLoad`].
     pub fn check<B: Backend>(&self, backend: &B) -> Result<(), LoadError> {
         let of_file = self.descriptor_of_file().map_err(would_not_load)?;
-        if let Some(difference) = self.form.disagreement(&self.descriptor, &of_file, &self.weights) {
-            return Err(self.form.cannot_say(difference));
+        let found = self.form.disagreement(&self.descriptor, &of_file, &self.weights);
+        if let Some(error) = self.form.cannot_say(found, &self.config) {
+            return Err(error);
         }
         // Tensors that a reader would miss, or not use, are found so.
         plan(&of_file, &self.weights, backend, &ModelOptions::default()).map_err(would_not_load)?;

@@ -72,7 +72,7 @@ mod vision;
 mod weights;
 
 pub use adapter::AdapterReader;
-pub use arch::architectures;
+pub use arch::{architectures, check_is_model};
 pub use control_vector::ControlVector;
 pub use descriptor::{
     AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor,
@@ -82,7 +82,7 @@ pub use descriptor::{
     Presence, QkNorm, Residual, RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor,
     SsmDescriptor, SsmKind, TowerDescriptor, XieluNumbers,
 };
-pub use error::{LoadError, NotInGguf};
+pub use error::{FieldNotInGguf, LoadError, NotInGguf};
 pub use folder_as_gguf::FolderAsGguf;
 pub use loader::LoadProgress;
 pub use model::{Model, ModelOptions, WindowPages, build};

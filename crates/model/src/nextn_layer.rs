@@ -106,6 +106,28 @@ impl Model {
     }
 }
 
+impl Model {
+    /// The tensors behind the last layer, which guess further tokens, where [`Self::weights`] leaves them out: those of a folder, by the
+    /// names that a converter would give them.
+    ///
+    /// # Errors
+    /// As [`FolderAsGguf::open`].
+    pub fn nextn_infos(&self) -> Result<Vec<WeightInfo>, LoadError> {
+        let Some(folder) = self.nextn_folder()? else {
+            return Ok(Vec::new());
+        };
+        let n_layers = self.descriptor().layers.len();
+        let is_behind = |info: &WeightInfo| {
+            let layer = info
+                .name
+                .strip_prefix("blk.")
+                .and_then(|rest| rest.split_once('.'));
+            layer.is_some_and(|(idx, _)| idx.parse().is_ok_and(|idx: usize| idx >= n_layers))
+        };
+        Ok(folder.tensor_infos().into_iter().filter(is_behind).collect())
+    }
+}
+
 /// Where the layer's weights are.
 enum NextnWeights<'a> {
     OfFile(&'a (dyn WeightSource + Sync)),

@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde_json::json;
 use tokenmill::{Conversion, Error, LoadOptions, ModelSource, QuantizeSummary};
 use tokenmill_convert::{ImportanceMatrix, OutType, QuantizeProgress, Quantizer, Recipe};
 use tokenmill_gguf::{GgufFile, TensorType, Value};
@@ -267,6 +268,44 @@ fn what_cannot_be_converted_is_said_in_one_line_and_leaves_no_file() {
     };
     check(&unknown, "`NoSuchModel` is not supported");
     comparisons.compared(5);
+    // What a file cannot say is named by the key of the folder's own configuration.
+    for (name, key, value, expected) in [
+        (
+            "deepseek_v3",
+            "/rope_scaling/mscale",
+            json!(0.5),
+            "rope.scaling.magnitude` is ",
+        ),
+        (
+            "llama4",
+            "/attn_scale",
+            json!(0.3),
+            "mixer.temperature.scale` is 0.3 in the folder",
+        ),
+        (
+            "gemma2",
+            "/query_pre_attn_scalar",
+            json!(100),
+            "`layers[0].mixer.scale` is 0.1 in the folder",
+        ),
+    ] {
+        let Some(folder) = any_folder(&mut comparisons, name) else {
+            continue;
+        };
+        let copy = copy(&folder);
+        let path = copy.path().join("config.json");
+        let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        *config.pointer_mut(key).unwrap() = value;
+        fs::write(path, config.to_string()).unwrap();
+        let message = Conversion::open(copy.path(), None).err().unwrap().to_string();
+        let key = key.trim_start_matches('/').replace('/', ".");
+        assert!(message.contains(expected), "{name}: {message}");
+        assert!(
+            message.contains(&format!("config.json says it with {key}")) && !message.contains("besides"),
+            "{name}: {message}"
+        );
+        comparisons.compared(1);
+    }
 }
 
 #[test]

@@ -22,8 +22,9 @@ impl<'a> GgufHeader<'a> {
     /// The header of a file.
     ///
     /// # Errors
-    /// [`LoadError::Gguf`] of a file that names no architecture.
+    /// As [`check_is_model`], and [`LoadError::Gguf`] of a file that names no architecture.
     pub(crate) fn of_file(file: &'a GgufFile) -> Result<Self, LoadError> {
+        check_is_model(file.metadata())?;
         let tensors = file.tensors();
         Ok(Self {
             arch: file.metadata().str("general.architecture")?,
@@ -40,5 +41,17 @@ impl<'a> GgufHeader<'a> {
             metadata: keys,
             tensors: (tensors.map(|info| (info.name.as_str(), info.dims.as_slice()))).collect(),
         }
+    }
+}
+
+/// Tells files of other kinds by their `general.type`. What says nothing, or something else, may be a model.
+///
+/// # Errors
+/// [`LoadError::IsImportanceMatrix`] and [`LoadError::IsAdapter`].
+pub fn check_is_model(metadata: &Metadata) -> Result<(), LoadError> {
+    match metadata.opt_str("general.type") {
+        Ok(Some("imatrix")) => Err(LoadError::IsImportanceMatrix),
+        Ok(Some("adapter")) => Err(LoadError::IsAdapter),
+        _ => Ok(()),
     }
 }

@@ -24,6 +24,19 @@ pub(crate) struct HfConfig {
     values: Map<String, Value>,
 }
 
+/// The path of a key in an object or in the objects of it, with points between.
+fn path_in(values: &Map<String, Value>, key: &str, depth: usize) -> Option<String> {
+    if values.get(key).is_some_and(|value| !value.is_null()) {
+        return Some(key.to_owned());
+    }
+    if depth == 0 {
+        return None;
+    }
+    let objects = (values.iter()).filter_map(|(name, value)| Some((name, value.as_object()?)));
+    let mut of_network = objects.filter(|(name, _)| !name.contains("vision") && !name.contains("audio"));
+    of_network.find_map(|(name, object)| Some(format!("{name}.{}", path_in(object, key, depth - 1)?)))
+}
+
 /// JSON in which the numbers that Python writes and JSON does not have, such as `Infinity`, are strings. Null would count as
 /// missing.
 fn with_quoted_infinities(json: &[u8]) -> Vec<u8> {
@@ -141,6 +154,13 @@ impl HfConfig {
     /// A value that is there and not null.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Where a key stands that has a value: at the top, or in an object such as `rope_scaling`. Those of encoders do not count.
+    pub(super) fn path_of(&self, key: &str) -> Option<String> {
+        /// Ropes have objects in an object.
+        const MAX_DEPTH: usize = 2;
+        path_in(&self.values, key, MAX_DEPTH)
     }
 
     /// Whether there is a value, null too.

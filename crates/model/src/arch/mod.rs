@@ -83,6 +83,7 @@ use crate::{Descriptor, LoadError};
 use gguf_config::{GgufConfig, n_rows};
 pub(crate) use gguf_form::{GgufForm, Recast, recasts_of};
 pub(crate) use gguf_header::GgufHeader;
+pub use gguf_header::check_is_model;
 pub(crate) use hf_config::HfConfig;
 pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
 pub(crate) use hf_quantization::Fp8Scales;

@@ -1,8 +1,8 @@
-//! [`first_difference`]: where two descriptors say different things, by name.
+//! [`differences`]: where two descriptors say different things, by name.
 //!
 //! Separate because it knows none of the fields: it walks what `Debug` prints, so that a new field is compared without a line here.
 
-use std::{fmt::Debug, iter};
+use std::{collections::HashSet, fmt::Debug};
 
 /// A field that two values have with different contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,24 +18,49 @@ pub(crate) struct Difference {
 /// Numbers that differ by so little, relatively, differ by rounding to f32 on the way.
 pub(crate) const ROUNDING: f64 = 1e-5;
 
-/// The first field with different contents. Numbers may differ by [`ROUNDING`]; whether a tensor is optional makes no difference, because
-/// a load finds out what is there.
-pub(crate) fn first_difference<T: Debug>(first: &T, second: &T) -> Option<Difference> {
+/// The fields with different contents, in their order; of a field that differs as a whole, nothing within it. Numbers may differ by
+/// [`ROUNDING`]; whether a tensor is optional makes no difference, because a load finds out what is there.
+pub(crate) fn differences<T: Debug>(first: &T, second: &T) -> Vec<Difference> {
     let (first, second) = (leaves(first), leaves(second));
-    let n_same = iter::zip(&first, &second)
-        .take_while(|(a, b)| a.path == b.path && is_same(&a.text, &b.text))
-        .count();
-    let field = match (first.get(n_same), second.get(n_same)) {
-        (None, None) => return None,
-        // Of lists that are not equally long, the longer one has the field.
-        (Some(a), Some(b)) if second.iter().all(|leaf| leaf.path != a.path) || a.path == b.path => &a.path,
-        (_, Some(other)) | (Some(other), None) => &other.path,
-    };
-    Some(Difference {
-        field: field.clone(),
-        first: told(&first, field),
-        second: told(&second, field),
-    })
+    let (paths, other_paths) = (paths(&first), paths(&second));
+    let mut found = Vec::new();
+    let (mut i, mut j) = (0, 0);
+    loop {
+        let field = match (first.get(i), second.get(j)) {
+            (None, None) => return found,
+            (Some(a), Some(b)) if a.path == b.path => {
+                if is_same(&a.text, &b.text) {
+                    (i, j) = (i + 1, j + 1);
+                    continue;
+                }
+                &a.path
+            }
+            // Of lists that are not equally long, the longer one has the field.
+            (Some(a), Some(_)) if !other_paths.contains(a.path.as_str()) => &a.path,
+            (Some(_), Some(b)) if !paths.contains(b.path.as_str()) => &b.path,
+            (Some(leaf), _) | (None, Some(leaf)) => &leaf.path,
+        };
+        let behind = |leaves: &[Leaf], at: usize| {
+            let within = leaves[at..].iter().take_while(|leaf| is_within(leaf, field));
+            at + within.count()
+        };
+        found.push(Difference {
+            field: field.clone(),
+            first: told(&first, field),
+            second: told(&second, field),
+        });
+        (i, j) = (behind(&first, i), behind(&second, j));
+    }
+}
+
+fn paths(leaves: &[Leaf]) -> HashSet<&str> {
+    leaves.iter().map(|leaf| leaf.path.as_str()).collect()
+}
+
+/// Whether a leaf is a field, or in it.
+fn is_within(leaf: &Leaf, field: &str) -> bool {
+    let rest = leaf.path.strip_prefix(field);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 /// A line of what `Debug` prints.
@@ -108,11 +133,8 @@ fn is_same(a: &str, b: &str) -> bool {
 
 /// What a value has at a path, in a few words.
 fn told(leaves: &[Leaf], field: &str) -> String {
-    let of_field = leaves.iter().filter(|leaf| {
-        (leaf.path.strip_prefix(field)).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-    });
     let mut words = Vec::new();
-    for leaf in of_field {
+    for leaf in leaves.iter().filter(|leaf| is_within(leaf, field)) {
         if leaf.text == "Some(" {
             continue;
         }
@@ -175,27 +197,29 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(change: impl Fn(&mut Net), expected: Option<[&str; 3]>) {
+    fn check(change: impl Fn(&mut Net), expected: &[[&str; 3]]) {
         let mut other = net();
         change(&mut other);
-        let found = first_difference(&net(), &other);
-        let found = found.map(|found| [found.field, found.first, found.second]);
-        assert_eq!(found, expected.map(|words| words.map(str::to_owned)));
+        let found = differences(&net(), &other);
+        let found: Vec<[String; 3]> = (found.into_iter())
+            .map(|found| [found.field, found.first, found.second])
+            .collect();
+        assert_eq!(found, expected);
     }
 
     #[test]
     fn differences_are_named_by_field() {
-        check(|_| (), None);
-        check(|net| net.scale *= 1.000_001, None);
-        check(|net| net.scale = 0.2, Some(["scale", "0.1", "0.2"]));
+        check(|_| (), &[]);
+        check(|net| net.scale *= 1.000_001, &[]);
+        check(|net| net.scale = 0.2, &[["scale", "0.1", "0.2"]]);
         check(
             |net| net.layers[1].window = Some(7),
-            Some(["layers[1].window", "none", "7"]),
+            &[["layers[1].window", "none", "7"]],
         );
-        check(|net| net.layers[1].kinds[0] = Kind::Optional, None);
+        check(|net| net.layers[1].kinds[0] = Kind::Optional, &[]);
         check(
             |net| net.layers[0].kinds[1] = Kind::Absent,
-            Some(["layers[0].kinds[1]", "Full", "Absent"]),
+            &[["layers[0].kinds[1]", "Full", "Absent"]],
         );
         check(
             |net| {
@@ -204,11 +228,27 @@ mod tests {
                     context: 64,
                 }
             },
-            Some(["rope", "Plain", "Yarn, factor 4.0, context 64"]),
+            &[["rope", "Plain", "Yarn, factor 4.0, context 64"]],
+        );
+        check(
+            |net| {
+                net.layers[0].window = Some(7);
+                net.layers[1].kinds = [Kind::Full, Kind::Absent];
+                net.rope = Rope::Yarn {
+                    factor: 4.0,
+                    context: 64,
+                };
+            },
+            &[
+                ["layers[0].window", "none", "7"],
+                ["layers[1].kinds[0]", "Absent", "Full"],
+                ["layers[1].kinds[1]", "Full", "Absent"],
+                ["rope", "Plain", "Yarn, factor 4.0, context 64"],
+            ],
         );
         check(
             |net| net.layers.truncate(1),
-            Some(["layers[1]", "Layer, window none, kinds, Absent, Full", "nothing"]),
+            &[["layers[1]", "Layer, window none, kinds, Absent, Full", "nothing"]],
         );
     }
 }

@@ -11,7 +11,7 @@ mod mixer;
 mod pooling;
 mod recurrent;
 
-pub(crate) use difference::{Difference, ROUNDING, first_difference};
+pub(crate) use difference::{Difference, ROUNDING, differences};
 pub use ffn::{
     BesideDescriptor, DenseDescriptor, FfnDescriptor, GateUpOrder, LatentExperts, MoeDescriptor,
     RouterDescriptor, SharedDescriptor, XieluNumbers,

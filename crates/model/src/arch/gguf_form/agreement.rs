@@ -4,92 +4,135 @@
 //! a load does. Invariant: nothing here knows an architecture. What converters have in weights or tensors in the place of keys is said
 //! of the change ([`Recast`]) that puts it there.
 
-use tokenmill_backend::{KeyHeads, RopeStyle};
+use std::collections::HashSet;
+
+use tokenmill_backend::{KeyHeads, RopeAxes, RopeStyle};
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Descriptor, FfnDescriptor, LoadError, LongRopeFactors, MixerDescriptor, NotInGguf, OutputHead, QkNorm,
-    RopeDescriptor, RopeScaling, WeightSource, XieluNumbers,
-    descriptor::{Difference, ROUNDING, first_difference},
+    Descriptor, FfnDescriptor, FieldNotInGguf, LoadError, LongRopeFactors, MixerDescriptor, NotInGguf,
+    OutputHead, QkNorm, RopeDescriptor, RopeScaling, WeightSource, XieluNumbers,
+    arch::HfConfig,
+    descriptor::{Difference, ROUNDING, differences},
 };
 
 use super::{GgufForm, Recast};
 
-/// Parts of a field's path, and the keys of configurations that say it.
-const KEYS: &[(&str, &str)] = &[
-    ("mixer.window", "sliding_window, layer_types"),
-    ("mixer.is_chunked", "attention_chunk_size, layer_types"),
-    ("mixer.rope", "no_rope_layers, layer_types"),
+/// Ends of a field's path, and the keys of configurations that say it; the first that fits counts. Of the keys only those are told that a
+/// folder has, since each architecture knows few of them.
+const KEYS: &[(&str, &[&str])] = &[
+    ("mixer.window", &["sliding_window", "layer_types"]),
+    ("mixer.is_chunked", &["attention_chunk_size", "layer_types"]),
+    ("mixer.rope", &["no_rope_layers", "layer_types"]),
     (
         "mixer.scale",
-        "query_pre_attn_scalar, mscale_all_dim, qk_scale_factor",
+        &[
+            "query_pre_attn_scalar",
+            "attention_multiplier",
+            "mscale_all_dim",
+            "qk_scale_factor",
+        ],
     ),
-    ("mixer.softcap", "attn_logit_softcapping"),
+    ("mixer.softcap", &["attn_logit_softcapping"]),
+    ("mixer.temperature.scale", &["attn_scale", "llama_4_scaling_beta"]),
+    (
+        "mixer.temperature.interval",
+        &["floor_scale", "original_max_position_embeddings"],
+    ),
     (
         "mixer.temperature",
-        "attn_temperature_tuning, attn_scale, floor_scale",
+        &[
+            "attn_temperature_tuning",
+            "attn_scale",
+            "floor_scale",
+            "llama_4_scaling_beta",
+        ],
     ),
-    ("mixer.qk_norm", "use_qk_norm, qk_layernorm"),
-    ("mixer.output_gate", "attn_output_gate"),
-    ("mixer.shares_kv_of", "num_kv_shared_layers"),
-    ("mixer.n_kv_heads", "num_key_value_heads"),
-    ("mixer.n_heads", "num_attention_heads"),
-    ("mixer.n_state", "ssm_state_size"),
-    (".style", "rope_interleave"),
-    (".scaling", "rope_scaling"),
-    (".base", "rope_theta"),
-    (".n_dims", "partial_rotary_factor"),
-    ("activation", "hidden_act"),
-    (".xielu", "hidden_act"),
-    ("ffn.router.groups", "n_group, topk_group"),
-    ("ffn.router.is_normalized", "norm_topk_prob"),
-    ("ffn.router.scale", "routed_scaling_factor"),
-    ("ffn.router.score", "scoring_func"),
-    ("ffn.n_ff", "intermediate_size"),
-    (".residual", "parallel_attn, use_parallel_residual"),
-    ("logit_softcap", "final_logit_softcapping"),
-    ("post_norm_eps", "post_norm_eps"),
-    ("embedding_scale", "embedding_multiplier"),
-    ("residual_scale", "residual_multiplier"),
-    ("logit_scale", "logit_scale, logits_scaling, lm_head_multiplier"),
-    ("pooling", "1_Pooling/config.json"),
-    (".ffn", "decoder_sparse_step, mlp_only_layers, mlp_layer_types"),
+    ("mixer.qk_norm", &["use_qk_norm", "qk_layernorm"]),
+    ("mixer.output_gate", &["attn_output_gate"]),
+    ("mixer.shares_kv_of", &["num_kv_shared_layers"]),
+    ("mixer.n_kv_heads", &["num_key_value_heads"]),
+    ("mixer.n_heads", &["num_attention_heads"]),
+    ("mixer.n_state", &["ssm_state_size"]),
+    (".style", &["rope_interleave"]),
+    (".scaling.rounding", &["truncate"]),
+    (
+        ".scaling.magnitude",
+        &["attention_factor", "mscale", "mscale_all_dim"],
+    ),
+    (".scaling.factor", &["factor"]),
+    (".scaling.beta_fast", &["beta_fast"]),
+    (".scaling.beta_slow", &["beta_slow"]),
+    (".scaling.low_freq_factor", &["low_freq_factor"]),
+    (".scaling.high_freq_factor", &["high_freq_factor"]),
+    (".scaling.original_context", &["original_max_position_embeddings"]),
+    (".scaling", &["rope_scaling", "rope_parameters"]),
+    (".base", &["rope_theta"]),
+    (".n_dims", &["partial_rotary_factor"]),
+    ("activation", &["hidden_act", "hidden_activation"]),
+    (".xielu", &["hidden_act"]),
+    ("ffn.router.groups", &["n_group", "topk_group"]),
+    ("ffn.router.is_normalized", &["norm_topk_prob"]),
+    ("ffn.router.scale", &["routed_scaling_factor"]),
+    ("ffn.router.score", &["scoring_func"]),
+    ("ffn.n_ff", &["intermediate_size"]),
+    (".residual", &["parallel_attn", "use_parallel_residual"]),
+    ("logit_softcap", &["final_logit_softcapping"]),
+    ("post_norm_eps", &["post_norm_eps"]),
+    ("embedding_scale", &["embedding_multiplier"]),
+    ("residual_scale", &["residual_multiplier"]),
+    (
+        "logit_scale",
+        &["logit_scale", "logits_scaling", "lm_head_multiplier"],
+    ),
+    (
+        ".ffn",
+        &["decoder_sparse_step", "mlp_only_layers", "mlp_layer_types"],
+    ),
 ];
 
 impl GgufForm {
-    /// The first thing in which a file differs from the folder that it is made of: their descriptors, and the tensors of the file.
+    /// In what a file differs from the folder that it is made of: their descriptors, and the tensors of the file.
     pub(crate) fn disagreement(
         &self,
         folder: &Descriptor,
         file: &Descriptor,
         tensors: &dyn WeightSource,
-    ) -> Option<Difference> {
+    ) -> Vec<Difference> {
         let n_ctx_train = folder.n_ctx_train;
         let mut folder = self.as_in_file(folder, tensors);
         let mut file = comparable(file, tensors);
         match_ropes(&mut folder, &mut file, tensors, n_ctx_train);
         match_xielu(&mut folder, &file);
+        let mut found = differences(&folder, &file);
         // Which layers there are explains much else.
-        let of_layers = first_difference(&folder.layers, &file.layers).map(|difference| Difference {
-            field: format!("layers{}", difference.field),
-            ..difference
-        });
-        of_layers.or_else(|| first_difference(&folder, &file))
+        found.sort_by_key(|difference| !difference.field.starts_with("layers"));
+        for difference in &mut found {
+            if let Some((layer_idx, rest)) = rope_field(&difference.field) {
+                difference.field = format!("layers[{layer_idx}].mixer.rope{rest}");
+            }
+        }
+        found
     }
 
-    /// The error that says so.
-    pub(crate) fn cannot_say(&self, difference: Difference) -> LoadError {
-        let Difference { field, first, second } = difference;
-        let keys = KEYS.iter().find(|(part, _)| field.ends_with(part));
-        LoadError::NotInGguf(Box::new(NotInGguf {
-            arch: self.arch,
-            keys: keys.map_or(String::new(), |(_, keys)| {
-                format!("; config.json says it with {keys}")
-            }),
-            field,
-            folder: first,
-            file: second,
-        }))
+    /// The error that says so: of each field that differs the first layer. `None` where none does.
+    pub(crate) fn cannot_say(&self, found: Vec<Difference>, config: &HfConfig) -> Option<LoadError> {
+        let mut kinds = HashSet::new();
+        let fields: Vec<FieldNotInGguf> = (found.into_iter())
+            .filter(|difference| kinds.insert(without_numbers(&difference.field)))
+            .map(|Difference { field, first, second }| FieldNotInGguf {
+                said_by: said_by(&field, config),
+                field,
+                folder: first,
+                file: second,
+            })
+            .collect();
+        (!fields.is_empty()).then(|| {
+            LoadError::NotInGguf(Box::new(NotInGguf {
+                arch: self.arch,
+                fields,
+            }))
+        })
     }
 
     /// A folder's network as the file has it, where numbers of keys are in the tensors there.
@@ -140,6 +183,37 @@ impl GgufForm {
     }
 }
 
+/// The layer whose rope a field is of, and the rest of its path: ropes are compared as a list of their own.
+fn rope_field(field: &str) -> Option<(&str, &str)> {
+    field.strip_prefix("ropes[")?.split_once(']')
+}
+
+/// A field's path without the numbers of layers.
+fn without_numbers(field: &str) -> String {
+    field.chars().filter(|c| !c.is_ascii_digit()).collect()
+}
+
+/// Where the configuration says a field, in words; empty where that is not known.
+fn said_by(field: &str, config: &HfConfig) -> String {
+    if field.starts_with("pooling") {
+        return "1_Pooling/config.json says it".to_owned();
+    }
+    // Layers with two mixers have the first one's fields one level below.
+    let field = field.replace("mixer.attention.", "mixer.");
+    let Some((_, keys)) = KEYS.iter().find(|(end, _)| field.ends_with(end)) else {
+        return String::new();
+    };
+    let there: Vec<String> = keys.iter().filter_map(|key| config.path_of(key)).collect();
+    if there.is_empty() {
+        format!(
+            "config.json has no {}, so the folder's class says it",
+            keys.join(", no ")
+        )
+    } else {
+        format!("config.json says it with {}", there.join(", "))
+    }
+}
+
 /// Scores that are scaled by the width of a head alone.
 fn unscale(mixer: &mut MixerDescriptor) {
     if let MixerDescriptor::Attention(attention) | MixerDescriptor::Both { attention, .. } = mixer {
@@ -166,12 +240,26 @@ fn comparable(descriptor: &Descriptor, tensors: &dyn WeightSource) -> Descriptor
     }
     let ropes = std::mem::take(&mut descriptor.ropes);
     for layer in &mut descriptor.layers {
-        if let Some(rope_idx) = rope_of(&mut layer.mixer) {
-            descriptor.ropes.push(ropes[*rope_idx].clone());
-            *rope_idx = descriptor.ropes.len() - 1;
-        }
+        let rope = match rope_of(&mut layer.mixer) {
+            Some(rope_idx) => ropes[std::mem::take(rope_idx)].clone(),
+            None => no_rope(),
+        };
+        descriptor.ropes.push(rope);
     }
     descriptor
+}
+
+/// What stands in the list for a layer without a rope.
+fn no_rope() -> RopeDescriptor {
+    RopeDescriptor {
+        style: RopeStyle::Norm,
+        head_dim: 2,
+        n_dims: 2,
+        base: 10_000.0,
+        scaling: RopeScaling::None,
+        has_freq_factors: false,
+        axes: RopeAxes::One,
+    }
 }
 
 fn rope_of(mixer: &mut MixerDescriptor) -> Option<&mut usize> {
@@ -184,29 +272,86 @@ fn rope_of(mixer: &mut MixerDescriptor) -> Option<&mut usize> {
     }
 }
 
-/// Takes ropes of the same frequencies for the same, in whatever way they are said, up to the context that the network was made for.
+/// Takes ropes of the same frequencies for the same, in whatever way they are said, up to the context that the network was made for; and
+/// so magnitudes, where the frequencies differ.
 fn match_ropes(
     folder: &mut Descriptor,
     file: &mut Descriptor,
     tensors: &dyn WeightSource,
     n_ctx_train: usize,
 ) {
-    for (of_folder, of_file) in folder.ropes.iter().zip(&mut file.ropes) {
-        let contexts = [
-            1,
-            original_context(of_folder),
-            original_context(of_file),
+    // A layer that one of the two lacks is a difference of its own.
+    let n_layers = folder.ropes.len().min(file.ropes.len());
+    folder.ropes.truncate(n_layers);
+    file.ropes.truncate(n_layers);
+    for layer_idx in 0..n_layers {
+        let has_rope =
+            |descriptor: &mut Descriptor| rope_of(&mut descriptor.layers[layer_idx].mixer).is_some();
+        if !has_rope(folder) || !has_rope(file) {
+            // So is a rope that one of the two lacks.
+            file.ropes[layer_idx] = folder.ropes[layer_idx].clone();
+            continue;
+        }
+        match_rope(
+            &mut folder.ropes[layer_idx],
+            &mut file.ropes[layer_idx],
+            tensors,
             n_ctx_train,
-        ];
-        let is_same = of_folder.n_dims == of_file.n_dims
-            && (contexts.into_iter().filter(|&n_ctx| n_ctx <= n_ctx_train))
-                .all(|n_ctx| is_near(&turns(of_folder, tensors, n_ctx), &turns(of_file, tensors, n_ctx)));
-        if is_same {
-            of_file.scaling = of_folder.scaling.clone();
-            of_file.base = of_folder.base;
-            of_file.has_freq_factors = of_folder.has_freq_factors;
+        );
+    }
+}
+
+fn match_rope(
+    of_folder: &mut RopeDescriptor,
+    of_file: &mut RopeDescriptor,
+    tensors: &dyn WeightSource,
+    n_ctx_train: usize,
+) {
+    let contexts = [
+        1,
+        original_context(of_folder),
+        original_context(of_file),
+        n_ctx_train,
+    ];
+    let (mut turns_alike, mut is_as_large) = (of_folder.n_dims == of_file.n_dims, true);
+    let mut magnitudes = [1.0; 2];
+    for n_ctx in contexts.into_iter().filter(|&n_ctx| n_ctx <= n_ctx_train) {
+        let [(own, own_magnitude), (other, magnitude)] =
+            [&*of_folder, &*of_file].map(|rope| turns(rope, tensors, n_ctx));
+        turns_alike &= is_near(&own, &other);
+        is_as_large &= is_near(&[own_magnitude], &[magnitude]);
+        magnitudes = [own_magnitude, magnitude];
+    }
+    // Some leave it to the formula.
+    for (rope, of_rope) in [&mut *of_folder, &mut *of_file].into_iter().zip(magnitudes) {
+        if let RopeScaling::Yarn { magnitude, .. } = &mut rope.scaling {
+            *magnitude = Some(of_rope);
         }
     }
+    if turns_alike || !tensors.contains(FREQ_FACTORS) {
+        // Readers look for the tensor, and find none.
+        of_file.has_freq_factors = of_folder.has_freq_factors;
+    }
+    if turns_alike {
+        of_file.base = of_folder.base;
+        let mut scaling = of_folder.scaling.clone();
+        if is_as_large || set_magnitude(&mut scaling, magnitudes[1]) {
+            of_file.scaling = scaling;
+        }
+    }
+}
+
+/// The tensor of divisors of frequencies.
+const FREQ_FACTORS: &str = "rope_freqs.weight";
+
+/// Sets what a scaling multiplies rotated values with; false where it has no such number.
+fn set_magnitude(scaling: &mut RopeScaling, number: f32) -> bool {
+    match scaling {
+        RopeScaling::Yarn { magnitude, .. } => *magnitude = Some(number),
+        RopeScaling::LongRope { magnitude, .. } => *magnitude = number,
+        _ => return false,
+    }
+    true
 }
 
 fn original_context(rope: &RopeDescriptor) -> usize {
@@ -218,8 +363,8 @@ fn original_context(rope: &RopeDescriptor) -> usize {
     }
 }
 
-/// How far each pair of a rope turns with a position, and last its magnitude.
-fn turns(rope: &RopeDescriptor, tensors: &dyn WeightSource, n_ctx: usize) -> Vec<f32> {
+/// How far each pair of a rope turns with a position, and its magnitude.
+fn turns(rope: &RopeDescriptor, tensors: &dyn WeightSource, n_ctx: usize) -> (Vec<f32>, f32) {
     let factors = match &rope.scaling {
         RopeScaling::LongRope {
             original_context,
@@ -234,12 +379,10 @@ fn turns(rope: &RopeDescriptor, tensors: &dyn WeightSource, n_ctx: usize) -> Vec
                 None => numbers(tensors, "rope_factors_short.weight"),
             }
         }
-        _ if rope.has_freq_factors => numbers(tensors, "rope_freqs.weight"),
+        _ if rope.has_freq_factors => numbers(tensors, FREQ_FACTORS),
         _ => None,
     };
-    let (mut turns, magnitude) = rope.for_context(n_ctx).frequencies(factors.as_deref());
-    turns.push(magnitude);
-    turns
+    rope.for_context(n_ctx).frequencies(factors.as_deref())
 }
 
 /// The numbers of a tensor of divisors, which is there in F32 or not at all.
