@@ -14,6 +14,7 @@ mod of_model;
 use std::{fmt::Display, io, path::Path, process::ExitCode};
 
 use crate::{note::note, visible::visible};
+pub(crate) use of_model::first_few;
 
 /// Exit code after Ctrl-C, as a shell reports it.
 pub(crate) const INTERRUPTED: u8 = 130;

@@ -172,7 +172,58 @@ pub enum ConvertError {
         /// Numbers there are.
         found: usize,
     },
+    /// An importance matrix without any entry for tensors of a kind, or for a layer.
+    #[error(
+        "the importance matrix was measured on another model, or on too little text: it has nothing for any {}, {n_lacking} of \
+         {n_quantized} tensors in all",
+        lacking(kinds, layers)
+    )]
+    ImportanceLacks {
+        /// Names of tensors, without their layer, that have no entry in any layer.
+        kinds: Vec<String>,
+        /// Layers that have no entry.
+        layers: Vec<usize>,
+        /// Tensors of layers that are to be quantized and have no entry.
+        n_lacking: usize,
+        /// Tensors of layers that are to be quantized.
+        n_quantized: usize,
+    },
+    /// An importance matrix of a model with more layers.
+    #[error(
+        "the importance matrix was measured on another model: it has entries for {n_measured} layers, and this model has {n_layers}"
+    )]
+    ImportanceLayers {
+        /// Layers of the matrix.
+        n_measured: usize,
+        /// Layers of the model.
+        n_layers: usize,
+    },
     /// The work was stopped by its caller.
     #[error("stopped before the end; nothing was written")]
     Stopped,
+}
+
+/// What an importance matrix lacks, in words: kinds of tensors, or else layers.
+fn lacking(kinds: &[String], layers: &[usize]) -> String {
+    const MAX_SHOWN: usize = 4;
+    let (mut shown, n, what): (Vec<String>, _, _) = if kinds.is_empty() {
+        let shown = layers
+            .iter()
+            .map(|layer_idx| format!("tensor of layer {layer_idx}"));
+        (shown.take(MAX_SHOWN).collect(), layers.len(), "layers")
+    } else {
+        let shown = kinds.iter().map(|kind| format!("`{kind}`"));
+        (shown.take(MAX_SHOWN).collect(), kinds.len(), "kinds")
+    };
+    let last = if n > MAX_SHOWN {
+        Some(format!("{} more {what}", n - MAX_SHOWN))
+    } else if n > 1 {
+        shown.pop()
+    } else {
+        None
+    };
+    match last {
+        Some(last) => format!("{} or {last}", shown.join(", ")),
+        None => shown.join(""),
+    }
 }

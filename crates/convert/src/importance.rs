@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill_gguf::{GgufFile, ReadAt as _, RegularFile, TensorInfo, TensorType, Value};
+use tokenmill_gguf::{GgufFile, ReadAt as _, RegularFile, TensorInfo, TensorType, Value, looks_like};
 
 use crate::{ConvertError, TypeChoice, choice::is_embedding, planned::n_matrices};
 
@@ -29,6 +29,7 @@ pub struct ImportanceMatrix {
     datasets: Vec<String>,
     n_chunks: Option<u32>,
     path: PathBuf,
+    is_partial_allowed: bool,
 }
 
 impl ImportanceMatrix {
@@ -78,7 +79,15 @@ impl ImportanceMatrix {
             datasets,
             n_chunks,
             path: path.to_owned(),
+            is_partial_allowed: false,
         })
+    }
+
+    /// Lets the matrix lack all tensors of a kind or of a layer. Else it is taken for that of another model.
+    #[must_use]
+    pub fn allow_partial(mut self) -> Self {
+        self.is_partial_allowed = true;
+        self
     }
 
     /// The numbers of a tensor.
@@ -142,17 +151,9 @@ impl ImportanceMatrix {
         }
     }
 
-    /// Refuses a matrix that has nothing for any tensor that there is.
-    ///
-    /// # Errors
-    /// [`ConvertError::OtherModel`].
-    pub(crate) fn check_is_of(&self, is_there: impl Fn(&str) -> bool) -> Result<(), ConvertError> {
-        if self.names().any(is_there) {
-            return Ok(());
-        }
-        Err(ConvertError::OtherModel {
-            n_entries: self.n_entries(),
-        })
+    /// Whether it may lack all tensors of a kind or of a layer.
+    pub(crate) fn is_partial_allowed(&self) -> bool {
+        self.is_partial_allowed
     }
 
     /// What a quantized file says of the matrix.
@@ -245,8 +246,11 @@ fn read_old(bytes: &[u8]) -> Result<Contents, String> {
     let mut entries = HashMap::new();
     let n_entries = take_i32(&mut rest).ok_or_else(short)?;
     if !(1..=1_000_000).contains(&n_entries) {
+        const TELLING_BYTES: usize = 512;
         return Err(format!(
-            "it begins with {n_entries}, which is no number of entries"
+            "it starts with `{}` and looks like {}",
+            bytes[..4].escape_ascii(),
+            looks_like(&bytes[..bytes.len().min(TELLING_BYTES)])
         ));
     }
     for _ in 0..n_entries {

@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod choice;
+mod coverage;
 mod error;
 mod importance;
 mod importance_sums;

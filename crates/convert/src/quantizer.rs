@@ -13,6 +13,7 @@ use tokenmill_gguf::{GgufFile, Metadata, TensorInfo, Value};
 use crate::{
     ConvertError, ImportanceMatrix, ModelShape, Recipe, TensorShape, TypeChoice,
     choice::{choose, reference_order},
+    coverage::check_is_of_model,
     output_file::OutputFile,
     planned::{Planned, QUANTIZATION_VERSION, without_importance, write_file},
 };
@@ -217,7 +218,7 @@ impl<'a> Quantizer<'a> {
             });
         }
         if let Some(matrix) = self.importance {
-            matrix.check_is_of(|name| self.file.tensor(name).is_some())?;
+            check_is_of_model(matrix, &planned)?;
         }
         for tensor in &planned {
             tensor.check(self.allows_requantize)?;

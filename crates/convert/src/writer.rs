@@ -11,6 +11,7 @@ use crate::{
     ConvertError, ImportanceMatrix, ModelShape, OutType, QuantizeProgress, QuantizeSummary, Recipe,
     TensorShape, TypeChoice,
     choice::{choose, is_float},
+    coverage::check_is_of_model,
     out_type::type_of,
     planned::{Planned, QUANTIZATION_VERSION, without_importance, write_file},
     size_label::size_label,
@@ -179,13 +180,10 @@ impl<'a> Writer<'a> {
     }
 
     fn planned(&self, metadata: &Metadata) -> Result<Vec<Planned<'_>>, ConvertError> {
-        if let Some(matrix) = self.importance {
-            if !matches!(self.out, OutType::Preset(_)) {
-                return Err(ConvertError::ImportanceUnused {
-                    out: self.out.to_string(),
-                });
-            }
-            matrix.check_is_of(|name| self.infos.iter().any(|info| info.name == name))?;
+        if self.importance.is_some() && !matches!(self.out, OutType::Preset(_)) {
+            return Err(ConvertError::ImportanceUnused {
+                out: self.out.to_string(),
+            });
         }
         let before = self.types_before();
         let choices = self.choices(metadata, &before)?;
@@ -203,6 +201,9 @@ impl<'a> Writer<'a> {
                 before,
                 rewrites: true,
             });
+        }
+        if let Some(matrix) = self.importance {
+            check_is_of_model(matrix, &planned)?;
         }
         planned.iter().try_for_each(|tensor| tensor.check(false))?;
         Ok(planned)

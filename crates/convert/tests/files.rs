@@ -6,7 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, QuantizeProgress, Quantizer, Recipe};
+use tokenmill_convert::{
+    ConvertError, ImportanceMatrix, ImportanceSums, Preset, QuantizeProgress, Quantizer, Recipe,
+};
 use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 
 /// Continues to the end.
@@ -156,37 +158,97 @@ fn a_matrix_of_another_model_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = GgufFile::open(model(folder.path())).unwrap();
     let path = folder.path().join("imatrix.gguf");
-    let refusal = |name: &str, n_columns: u64| {
+    let plan = |entries: &[(&str, u64)], is_partial: bool| {
         let mut writer = GgufWriter::new();
         writer.metadata_mut().insert("general.type", "imatrix").unwrap();
-        writer
-            .add_tensor(&format!("{name}.in_sum2"), TensorType::F32, &[n_columns, 1])
-            .unwrap();
-        writer
-            .add_tensor(&format!("{name}.counts"), TensorType::F32, &[1, 1])
-            .unwrap();
+        for &(name, n_columns) in entries {
+            writer
+                .add_tensor(&format!("{name}.in_sum2"), TensorType::F32, &[n_columns, 1])
+                .unwrap();
+            writer
+                .add_tensor(&format!("{name}.counts"), TensorType::F32, &[1, 1])
+                .unwrap();
+        }
         let mut out = writer.write_header(fs::File::create(&path).unwrap()).unwrap();
-        out.write(&1_f32.to_le_bytes().repeat(n_columns as usize))
-            .unwrap();
-        out.write(&1_f32.to_le_bytes()).unwrap();
+        for &(_, n_columns) in entries {
+            out.write(&1_f32.to_le_bytes().repeat(n_columns as usize))
+                .unwrap();
+            out.write(&1_f32.to_le_bytes()).unwrap();
+        }
         out.finish().unwrap();
-        let matrix = ImportanceMatrix::open(&path).unwrap();
+        let mut matrix = ImportanceMatrix::open(&path).unwrap();
+        if is_partial {
+            matrix = matrix.allow_partial();
+        }
         let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q4_0)).importance(&matrix);
         let summary = quantizer.plan();
         summary
             .map(|summary| summary.without_importance)
             .map_err(|error| error.to_string())
     };
+    let refusal = |entries: &[(&str, u64)]| plan(entries, false).unwrap_err();
+    let none: [&str; 0] = [];
+    let [first, second] = ["blk.0.attn_q.weight", "blk.1.attn_q.weight"];
+    assert_eq!(plan(&[(first, 64), (second, 64)], false).unwrap(), none);
+    let foreign = ("blk.7.attn_q.weight", 64);
     assert_eq!(
-        refusal("blk.7.attn_q.weight", 64).unwrap_err(),
+        refusal(&[foreign]),
         "the importance matrix belongs to another model: none of its 1 entries has the name of a tensor"
     );
     assert_eq!(
-        refusal("blk.0.attn_q.weight", 32).unwrap_err(),
+        refusal(&[(first, 32)]),
         "the importance matrix belongs to another model: tensor `blk.0.attn_q.weight` needs 64 numbers and has 32"
     );
     assert_eq!(
-        refusal("blk.0.attn_q.weight", 64).unwrap(),
-        ["blk.1.attn_q.weight"]
+        refusal(&[(first, 64)]),
+        "the importance matrix was measured on another model, or on too little text: it has nothing for any tensor of layer 1, \
+         1 of 2 tensors in all"
+    );
+    assert_eq!(plan(&[(first, 64)], true).unwrap(), [second]);
+    assert_eq!(
+        refusal(&[(first, 64), (second, 64), foreign]),
+        "the importance matrix was measured on another model: it has entries for 8 layers, and this model has 2"
+    );
+    // A layer that predicts further tokens, which the file leaves out.
+    let nextn = ("blk.7.nextn.eh_proj.weight", 64);
+    assert_eq!(
+        plan(&[(first, 64), (second, 64), foreign, nextn], false).unwrap(),
+        none
+    );
+}
+
+#[test]
+fn a_matrix_without_a_kind_of_tensors_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("experts.gguf");
+    let of_layer = |layer_idx: usize| {
+        ["attn_q", "ffn_up_exps", "ffn_down_exps"].map(|kind| format!("blk.{layer_idx}.{kind}.weight"))
+    };
+    // The last layer predicts further tokens, and is not computed while a matrix is measured.
+    let mut names: Vec<String> = [0, 1, 2].into_iter().flat_map(of_layer).collect();
+    names.push("blk.2.nextn.eh_proj.weight".to_owned());
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    write_model(&path, &names, 0, 1, names.len() as i32);
+    let file = GgufFile::open(&path).unwrap();
+    let plan = |has_entry: &dyn Fn(&str) -> bool| {
+        let mut sums = ImportanceSums::new();
+        for name in names.iter().filter(|name| has_entry(name)) {
+            sums.add(name, 1, 0, 64, &[1.0; 64]);
+        }
+        let path = folder.path().join("imatrix.gguf");
+        sums.write(&path, "text", 1, 64).unwrap();
+        let matrix = ImportanceMatrix::open(&path).unwrap();
+        let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q4_0)).importance(&matrix);
+        quantizer.plan().map_err(|error| error.to_string())
+    };
+    let is_decoding = |name: &str| !name.starts_with("blk.2.");
+    plan(&is_decoding).unwrap();
+    // One layer's experts that no token came to are no reason.
+    plan(&|name| is_decoding(name) && name != "blk.1.ffn_up_exps.weight").unwrap();
+    let refusal = plan(&|name| is_decoding(name) && !name.contains("_exps")).unwrap_err();
+    assert_eq!(
+        refusal,
+        "the importance matrix was measured on another model, or on too little text: it has nothing for any \
+         `ffn_down_exps.weight` or `ffn_up_exps.weight`, 4 of 6 tensors in all"
     );
 }

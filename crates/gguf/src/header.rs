@@ -174,8 +174,8 @@ fn is_web_page(bytes: &[u8]) -> bool {
         .any(|start| text.len() >= start.len() && text[..start.len()].eq_ignore_ascii_case(start))
 }
 
-/// Names what a file that is not GGUF seems to be, from its first bytes.
-fn looks_like(bytes: &[u8]) -> &'static str {
+/// Names what a file that is not GGUF seems to be, and what to do about it, from its first bytes; some hundred are enough.
+pub fn looks_like(bytes: &[u8]) -> &'static str {
     let starts_with_json_length = bytes.len() > 8 && bytes[8] == b'{' && bytes[4..8] == [0; 4];
     if starts_with_json_length {
         "a safetensors file; give the model's folder, or convert it to GGUF"

@@ -46,7 +46,7 @@ mod writer;
 
 pub use error::GgufError;
 pub use file::GgufFile;
-pub use header::Header;
+pub use header::{Header, looks_like};
 pub use metadata::Metadata;
 pub use regular_file::RegularFile;
 pub use tensor::{TensorInfo, TensorView};

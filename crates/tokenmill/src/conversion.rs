@@ -40,11 +40,33 @@ const SAMPLING: [(&str, &str); 4] = [
     ("temperature", "temp"),
 ];
 
-/// Texts that tokenizers cut differently.
-const PROBES: [&str; 2] = [
+/// Texts that tokenizers cut differently, by what is in them.
+const PROBES: [(&str, &str); 6] = [
+    (
+        "words and numbers",
+        "Hello world! It's 12345 apples; UPPER lower 3.14 ''quotes''",
+    ),
+    ("accents and other scripts", "naïve café — 東京 \u{1f600}"),
+    ("a space at their beginning", " leading space"),
+    ("a space at their end", "a last word "),
+    ("several spaces in a row", "two  and   three"),
+    ("line breaks and tabs", "done.\n\n\tx = 1;\r\nend"),
+];
+
+/// What tokenizers may cut differently where each of [`PROBES`] comes out the same.
+const MIXED_PROBES: [&str; 2] = [
     "Hello world! It's 12345 apples, naïve café — 東京 \u{1f600}  done.\n\n\tx = 1;",
     " leading space, UPPER lower 3.14 ''quotes''\r\nend ",
 ];
+
+/// Texts that a file's tokenizer cuts otherwise than the folder's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenDifferences {
+    /// What is in the texts, in words.
+    pub texts: Vec<&'static str>,
+    /// Whether another pre-tokenizer may cut them rightly: of other kinds of tokenizers a file says everything but these texts.
+    pub depends_on_pre: bool,
+}
 
 impl Conversion {
     /// Opens a folder with `config.json`, safetensors files and a tokenizer, and checks that all its network needs is there. `pre`
@@ -106,18 +128,25 @@ impl Conversion {
         self.network.architecture()
     }
 
-    /// Whether the file's tokenizer cuts texts as the folder's does, as far as some texts show it; `None` where the folder has no
-    /// `tokenizer.json` to compare with.
+    /// Which texts the file's tokenizer cuts otherwise than the folder's, as far as some texts show it; `None` where it cuts all alike, and
+    /// where the folder has no `tokenizer.json` to compare with.
     ///
     /// # Errors
     /// [`Error::Tokenizer`]: a vocabulary that this crate cannot use.
-    pub fn keeps_tokens(&self) -> Result<Option<bool>, Error> {
+    pub fn token_differences(&self) -> Result<Option<TokenDifferences>, Error> {
         let path = self.folder.join(TOKENIZER_JSON);
         if !path.is_file() {
             return Ok(None);
         }
         let of_folder = crate::model_source::tokenizer_json(&path)?;
-        let of_file = Tokenizer::from_gguf(&self.vocabulary).map_err(|source| Error::Tokenizer {
+        // Readers know some tokenizers by the model.
+        let mut metadata = Metadata::new();
+        metadata.insert("general.architecture", self.network.architecture())?;
+        metadata.insert("general.name", self.name.as_str())?;
+        for (key, value) in self.vocabulary.iter() {
+            metadata.insert(key, value.clone())?;
+        }
+        let of_file = Tokenizer::from_gguf(&metadata).map_err(|source| Error::Tokenizer {
             path: self.folder.clone(),
             source,
         })?;
@@ -125,8 +154,17 @@ impl Conversion {
             add_special: false,
             ..EncodeOptions::default()
         };
-        let is_same = |text: &&str| of_folder.encode(text, plain) == of_file.encode(text, plain);
-        Ok(Some(PROBES.iter().all(is_same)))
+        let is_same = |text: &str| of_folder.encode(text, plain) == of_file.encode(text, plain);
+        let differing = PROBES.iter().filter(|(_, text)| !is_same(text));
+        let mut texts: Vec<&str> = differing.map(|(what, _)| *what).collect();
+        if texts.is_empty() && !MIXED_PROBES.into_iter().all(is_same) {
+            texts.push("a mixture of several kinds of characters");
+        }
+        let model = metadata.opt_str("tokenizer.ggml.model")?;
+        Ok((!texts.is_empty()).then(|| TokenDifferences {
+            texts,
+            depends_on_pre: model == Some("gpt2"),
+        }))
     }
 
     /// The tensors in the order of the file, to be written as `out`.

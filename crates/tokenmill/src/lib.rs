@@ -127,7 +127,7 @@ pub use adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS, LoadedAdapter};
 pub use answer::{Answer, Gathered, Sample, ToolCall};
 pub use compute::{Compute, Device, DeviceError, GpuOptions};
 pub use conversation::{Conversation, Turn};
-pub use conversion::Conversion;
+pub use conversion::{Conversion, TokenDifferences};
 pub use device::load;
 pub use draft_facts::DraftFacts;
 pub use dry_breakers::DRY_BREAKERS;

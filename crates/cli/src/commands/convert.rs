@@ -1,12 +1,18 @@
 //! `convert`: a Hugging Face folder to a GGUF file.
 
-use std::{ops::ControlFlow, path::PathBuf, str::FromStr};
+use std::{
+    fs::{self, DirEntry},
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
-use tokenmill::{Conversion, ModelSource};
-use tokenmill_convert::{ImportanceMatrix, OutType, QuantizeSummary};
+use tokenmill::{Conversion, Error, ModelSource, TokenDifferences};
+use tokenmill_convert::{OutType, QuantizeSummary};
+use tokenmill_model::check_is_model;
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, first_few},
     interrupt::Interrupt,
     model_name::FetchArgs,
     note::note,
@@ -15,7 +21,7 @@ use crate::{
     visible::visible,
 };
 
-use super::quantize;
+use super::quantize::{self, ImportanceArgs};
 
 /// Make a GGUF file of a Hugging Face folder.
 #[derive(clap::Args)]
@@ -35,9 +41,8 @@ pub(crate) struct Args {
     /// Type of the weights: auto, f32, f16, bf16, q8_0, or a type that `quantize` lists; auto is the 16-bit type of the folder
     #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto", value_parser = OutType::from_str)]
     out: OutType,
-    /// Importance matrix for a type that `quantize` lists: which weights matter most, as `imatrix` or llama-imatrix writes it
-    #[arg(long, value_name = "FILE")]
-    imatrix: Option<PathBuf>,
+    #[command(flatten)]
+    importance: ImportanceArgs,
     /// Name of the pre-tokenizer, where it is not found out
     #[arg(long, value_name = "NAME")]
     pre: Option<String>,
@@ -61,24 +66,30 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             args.output.display()
         )));
     }
-    let source = ModelSource::find(args.fetch.resolve(&args.folder)?)?;
-    source.check()?;
-    let ModelSource::Folder(folder) = &source else {
-        return Err(
-            Failure::input(format!("{} is a GGUF file already", source.path().display()))
-                .hint("`tokenmill quantize` gives it another type"),
-        );
-    };
-    if let Some(matrix) = args.imatrix.as_deref().filter(|_| !args.dry_run) {
+    let path = args.fetch.resolve(&args.folder)?;
+    let folder = &folder_of(&path)?;
+    if let Some(matrix) = args.importance.imatrix.as_deref().filter(|_| !args.dry_run) {
         output::refuse_input(&args.output, &[matrix])?;
     }
-    let matrix = args.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;
+    let matrix = args.importance.open()?;
     let mut conversion = Conversion::open(folder, args.pre.as_deref())?;
     if let Some(matrix) = matrix {
         conversion = conversion.importance(matrix);
     }
-    if conversion.keeps_tokens()? == Some(false) {
-        note!("the tokenizer in the file cuts some texts otherwise than that of the folder");
+    if let Some(TokenDifferences {
+        texts,
+        depends_on_pre,
+    }) = conversion.token_differences()?
+    {
+        let what_to_do = if depends_on_pre {
+            "`--pre NAME` names another pre-tokenizer"
+        } else {
+            "files of this kind have no key for it, and `run` and `serve` take the folder itself"
+        };
+        note!(
+            "the tokenizer in the file cuts texts with {} otherwise than that of the folder (hint: {what_to_do})",
+            texts.join(", "),
+        );
     }
     if args.dry_run {
         let summary = conversion.plan(args.out)?;
@@ -105,6 +116,57 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         summary.n_tensors
     ))?;
     output::print_line(&format!("{} takes {}", args.out, sizes(&summary)))
+}
+
+/// The Hugging Face folder that a path names. GGUF files may lie in it, such as what was made of it before.
+///
+/// # Errors
+/// What is no such folder, with what to do with it.
+fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
+    if is_hugging_face(path) {
+        return Ok(path.to_owned());
+    }
+    let source = match ModelSource::find(path) {
+        Err(Error::SeveralModels { folder, names }) => {
+            let failure = Failure::input(format!(
+                "{} holds GGUF files, and no safetensors with config.json",
+                folder.display()
+            ));
+            return Err(failure.hint(match folder_below(&folder) {
+                Some(below) => format!("{} has them", below.display()),
+                None => format!("{QUANTIZE_DOES}, of these: {}", first_few(&names)),
+            }));
+        }
+        source => source?,
+    };
+    source.check()?;
+    if let ModelSource::Folder(folder) = &source {
+        return Ok(folder.clone());
+    }
+    if let Some(file) = source.open_gguf()? {
+        check_is_model(file.metadata())?;
+    }
+    let name = source.path().display();
+    Err(Failure::input(format!("{name} is a GGUF file already")).hint(QUANTIZE_DOES))
+}
+
+/// What to do with a file that is a GGUF file already.
+const QUANTIZE_DOES: &str = "`tokenmill quantize` gives it another type";
+
+/// Whether a folder has a configuration and safetensors.
+fn is_hugging_face(folder: &Path) -> bool {
+    let is_safetensors = |entry: &DirEntry| entry.path().extension().is_some_and(|end| end == "safetensors");
+    let mut entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    folder.join("config.json").is_file() && entries.any(|entry| is_safetensors(&entry))
+}
+
+/// The first Hugging Face folder in a folder, by name.
+fn folder_below(folder: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?.filter_map(Result::ok);
+    let folders = entries
+        .map(|entry| entry.path())
+        .filter(|path| is_hugging_face(path));
+    folders.min()
 }
 
 /// The sizes before and after, in words.

@@ -2,8 +2,9 @@
 
 use std::{fmt::Write as _, fs, ops::ControlFlow, path::PathBuf, str::FromStr, thread};
 
-use tokenmill_convert::{ImportanceMatrix, Preset, QuantizeSummary, Quantizer, Recipe};
+use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, QuantizeSummary, Quantizer, Recipe};
 use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_model::check_is_model;
 
 use crate::{
     failure::Failure,
@@ -26,9 +27,8 @@ pub(crate) struct Args {
     /// What to make, a type from the list below
     #[arg(value_name = "TYPE", value_parser = Preset::from_str)]
     preset: Preset,
-    /// Importance matrix: which weights matter most, as `imatrix` or llama-imatrix writes it
-    #[arg(long, value_name = "FILE")]
-    imatrix: Option<PathBuf>,
+    #[command(flatten)]
+    importance: ImportanceArgs,
     /// Type of the tensors in whose names a regular expression is found; may be given several times, the first that fits counts
     #[arg(long, value_name = "NAME=TYPE", value_parser = TypeByName::from_str)]
     tensor_type: Vec<TypeByName>,
@@ -59,6 +59,29 @@ pub(crate) struct Args {
     /// Threads [default: one for each processor]
     #[arg(short, long, value_name = "N", value_parser = count)]
     threads: Option<usize>,
+}
+
+/// Which weights matter most.
+#[derive(clap::Args)]
+pub(super) struct ImportanceArgs {
+    /// Importance matrix: which weights matter most, as `imatrix` or llama-imatrix writes it
+    #[arg(long, value_name = "FILE")]
+    pub(super) imatrix: Option<PathBuf>,
+    /// Take an importance matrix that has nothing for all tensors of a kind, such as experts, or for a layer
+    #[arg(long, requires = "imatrix")]
+    allow_partial_imatrix: bool,
+}
+
+impl ImportanceArgs {
+    /// Reads the matrix, if there is one.
+    pub(super) fn open(&self) -> Result<Option<ImportanceMatrix>, ConvertError> {
+        let matrix = self.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;
+        Ok(if self.allow_partial_imatrix {
+            matrix.map(ImportanceMatrix::allow_partial)
+        } else {
+            matrix
+        })
+    }
 }
 
 /// The types with what they are for, and examples.
@@ -143,13 +166,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let recipe = args.recipe()?;
     let file = GgufFile::open(&args.input)?;
+    check_is_model(file.metadata())?;
     if !args.dry_run && args.output.is_dir() {
         return Err(Failure::usage(format!(
             "{} is a folder; name a file in it",
             args.output.display()
         )));
     }
-    let matrix = args.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;
+    let matrix = args.importance.open()?;
     let n_threads = args
         .threads
         .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));

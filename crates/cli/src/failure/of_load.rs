@@ -15,6 +15,12 @@ impl From<LoadError> for Failure {
                 Self::input("this file is an encoder of images, not a model")
                     .hint("give it with `--mmproj FILE` and the file of its model")
             }
+            LoadError::IsImportanceMatrix => {
+                Self::input(error.to_string()).hint("`quantize` and `convert` take it with `--imatrix FILE`")
+            }
+            LoadError::IsAdapter => {
+                Self::input(error.to_string()).hint("give it with `--lora FILE` and the file of its model")
+            }
             LoadError::UnknownArchitecture { .. } => Self::input(error.to_string())
                 .hint("`tokenmill inspect` shows the file's metadata and tensors all the same"),
             LoadError::MissingTensor { ref name } if name == "token_embd.weight" => {

@@ -158,7 +158,7 @@ fn is_tokenizer_json(path: &Path) -> bool {
 }
 
 /// The first few names of a list.
-fn first_few(names: &[String]) -> String {
+pub(crate) fn first_few(names: &[String]) -> String {
     const MAX_SHOWN: usize = 5;
     let rest = names.len().saturating_sub(MAX_SHOWN);
     if rest == 0 {

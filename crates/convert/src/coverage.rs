@@ -1,0 +1,107 @@
+//! [`check_is_of_model`]: whether an importance matrix was measured on the model that is quantized.
+//!
+//! Separate from the matrix, which knows no model: shapes alone do not tell models of one width apart. Invariant: what measuring a model
+//! itself leaves out is not missed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{ConvertError, ImportanceMatrix, planned::Planned};
+
+/// Tensors of layers that measuring leaves out: factors that are multiplied head by head.
+const NEVER_MEASURED: [&str; 3] = ["attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight"];
+
+/// Refuses a matrix of another model: one that has nothing for any tensor that there is, and, unless that is allowed, one that lacks all
+/// tensors of a kind, such as all experts, or of a layer, or has more layers.
+///
+/// # Errors
+/// [`ConvertError::OtherModel`], [`ConvertError::ImportanceLacks`] and [`ConvertError::ImportanceLayers`].
+pub(crate) fn check_is_of_model(
+    matrix: &ImportanceMatrix,
+    planned: &[Planned<'_>],
+) -> Result<(), ConvertError> {
+    if !(planned.iter()).any(|tensor| matrix.get(&tensor.view.info.name).is_some()) {
+        return Err(ConvertError::OtherModel {
+            n_entries: matrix.n_entries(),
+        });
+    }
+    if matrix.is_partial_allowed() {
+        return Ok(());
+    }
+    check_kinds_and_layers(matrix, planned)
+}
+
+/// Layers that predict further tokens are not computed while a matrix is measured.
+fn check_kinds_and_layers(matrix: &ImportanceMatrix, planned: &[Planned<'_>]) -> Result<(), ConvertError> {
+    let of_layers = planned
+        .iter()
+        .filter_map(|tensor| Some((layer_and_kind(&tensor.view.info.name)?, tensor)));
+    let of_layers: Vec<_> = of_layers.collect();
+    let predicting: BTreeSet<usize> = (of_layers.iter())
+        .filter(|((_, kind), _)| is_of_nextn(kind))
+        .map(|((layer_idx, _), _)| *layer_idx)
+        .collect();
+    // Of each kind and of each layer: tensors that are quantized, and how many of them have importance.
+    let mut kinds: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
+    let mut layers: BTreeMap<usize, [usize; 2]> = BTreeMap::new();
+    for &((layer_idx, kind), tensor) in &of_layers {
+        let is_measured = !NEVER_MEASURED.contains(&kind) && !predicting.contains(&layer_idx);
+        if !is_measured || tensor.choice.ty == tensor.before {
+            continue;
+        }
+        let n_entries = usize::from(matrix.get(&tensor.view.info.name).is_some());
+        for counts in [
+            kinds.entry(kind).or_default(),
+            layers.entry(layer_idx).or_default(),
+        ] {
+            counts[0] += 1;
+            counts[1] += n_entries;
+        }
+    }
+    let lacking_kinds: Vec<String> = (kinds.iter())
+        .filter(|(_, counts)| counts[1] == 0)
+        .map(|(kind, _)| (*kind).to_owned())
+        .collect();
+    let lacking_layers: Vec<usize> = (layers.iter())
+        .filter(|(_, counts)| counts[1] == 0)
+        .map(|(layer_idx, _)| *layer_idx)
+        .collect();
+    if !lacking_kinds.is_empty() || !lacking_layers.is_empty() {
+        return Err(ConvertError::ImportanceLacks {
+            kinds: lacking_kinds,
+            layers: lacking_layers,
+            n_lacking: layers.values().map(|counts| counts[0] - counts[1]).sum(),
+            n_quantized: layers.values().map(|counts| counts[0]).sum(),
+        });
+    }
+    let n_layers = (of_layers
+        .iter()
+        .map(|((layer_idx, _), _)| layer_idx.saturating_add(1)))
+    .max();
+    let entries = || matrix.names().filter_map(layer_and_kind);
+    let measured_nextn: BTreeSet<usize> = entries()
+        .filter(|(_, kind)| is_of_nextn(kind))
+        .map(|(layer_idx, _)| layer_idx)
+        .collect();
+    let last = entries()
+        .map(|(layer_idx, _)| layer_idx)
+        .filter(|layer_idx| !measured_nextn.contains(layer_idx))
+        .max();
+    match (last, n_layers) {
+        (Some(last), Some(n_layers)) if last >= n_layers => Err(ConvertError::ImportanceLayers {
+            n_measured: last.saturating_add(1),
+            n_layers,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The layer of a tensor, and its name without it.
+fn layer_and_kind(name: &str) -> Option<(usize, &str)> {
+    let (layer, kind) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((layer.parse().ok()?, kind))
+}
+
+/// Whether a tensor is of a layer that predicts further tokens.
+fn is_of_nextn(kind: &str) -> bool {
+    kind.starts_with("nextn.")
+}
