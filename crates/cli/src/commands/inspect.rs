@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use tokenmill::{Error, ModelSource, mtp_plan};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_gguf::{Array, GgufFile, Value};
-use tokenmill_model::{Model, ModelOptions, WeightInfo};
+use tokenmill_model::{LoadError, Model, ModelOptions, WeightInfo};
 
 use crate::{
     failure::Failure, load::LoadArgs, model_name::ollama_name, numbers::size, output, visible::visible,
@@ -93,6 +93,11 @@ impl Inspection {
         let (n_parts, file_bytes) = (file.n_parts(), file.n_bytes());
         let plan = match Model::from_gguf(file) {
             Ok(model) => plan(&model, load)?,
+            Err(error @ (LoadError::IsImportanceMatrix | LoadError::IsAdapter)) => {
+                let failure = Failure::from(error);
+                let what_to_do = failure.what_to_do().unwrap_or_default();
+                Err(format!("{}; {what_to_do}", failure.message()))
+            }
             Err(error) => Err(error.to_string()),
         };
         Ok(Self {
@@ -108,7 +113,9 @@ impl Inspection {
     /// Of a Hugging Face folder: its configuration stands for the metadata.
     fn of_folder(source: &ModelSource, load: &LoadArgs) -> Result<Self, Failure> {
         let model = load.options()?.open_network(source)?;
-        let tensors = model.weights().infos();
+        let mut tensors = model.weights().infos();
+        // What is wrong with them stands with the memory of their layer.
+        tensors.extend(model.nextn_infos().unwrap_or_default());
         let config = source.config_json()?;
         let metadata = config.as_object().into_iter().flatten().map(|(key, value)| {
             let ty = match value {
@@ -190,7 +197,9 @@ impl Inspection {
                 "n_ctx": options.n_ctx,
                 "weights_bytes": memory.weights_bytes,
                 "kv_bytes": memory.kv_bytes,
+                "states_bytes": memory.states_bytes,
                 "activations_bytes": memory.activations_bytes,
+                "workspace_bytes": memory.workspace_bytes,
                 "total_bytes": memory.total_bytes(),
             }),
             Err(reason) => json!({"error": reason}),
@@ -293,11 +302,15 @@ impl Inspection {
                 for (what, n_bytes) in [
                     ("weights", memory.weights_bytes),
                     ("KV store", memory.kv_bytes),
+                    ("states", memory.states_bytes),
                     ("activations", memory.activations_bytes),
                     ("workspace", memory.workspace_bytes),
                     ("in all", memory.total_bytes()),
                 ] {
-                    line(text, format_args!("  {what:<12} {:>10}", size(n_bytes)));
+                    // Few networks are recurrent.
+                    if what != "states" || n_bytes > 0 {
+                        line(text, format_args!("  {what:<12} {:>10}", size(n_bytes)));
+                    }
                 }
                 match mtp {
                     Some(Ok(layer)) => line(

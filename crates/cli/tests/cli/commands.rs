@@ -1,6 +1,6 @@
 //! Each command does its work.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 use tokenmill_testkit::Comparisons;
@@ -42,6 +42,31 @@ fn inspect_gives_json_in_full() {
     let kv_bytes =
         number("llama.block_count") * 2 * number("llama.attention.head_count_kv") * head_dim * 2 * 128;
     assert_eq!(json["memory"]["kv_bytes"], kv_bytes);
+}
+
+#[test]
+fn the_parts_of_a_memory_plan_add_up() {
+    // One with recurrent layers, one without.
+    let recurrent = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/networks/kimi_heads/hf");
+    for (model, has_states) in [("demo", false), (arg(&recurrent), true)] {
+        let text = tokenmill(["inspect", model, "--json", "-c", "128"]).ok();
+        let memory = &serde_json::from_str::<Value>(&text).unwrap()["memory"];
+        let bytes = |part: &str| memory[format!("{part}_bytes")].as_u64().unwrap();
+        let parts = ["weights", "kv", "states", "activations", "workspace"];
+        assert_eq!(parts.map(bytes).iter().sum::<u64>(), bytes("total"), "{memory}");
+        assert_eq!(bytes("states") > 0, has_states, "{memory}");
+        let text = tokenmill(["inspect", model, "--summary", "-c", "128"]).ok();
+        assert_eq!(text.contains("\n  states "), has_states, "{text}");
+    }
+}
+
+#[test]
+fn inspect_says_what_a_file_is_for_that_is_no_model() {
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/parity2/quantize/imatrix-llama.gguf");
+    let text = tokenmill(["inspect", arg(&file), "--summary"]).ok();
+    let expected = "This file cannot be run: this file is an importance matrix, not a model; `quantize` and `convert` take it";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[test]

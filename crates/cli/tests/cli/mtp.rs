@@ -1,9 +1,10 @@
 //! `--spec mtp`: the model's own layer guesses, the answer stays as it is, and a model without one is refused in a line.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use serde_json::Value;
 use tokenmill_gguf::{GgufFile, GgufWriter, Metadata, TensorType};
+use tokenmill_testkit::test_data;
 
 use crate::support::{arg, tokenmill};
 
@@ -138,6 +139,41 @@ fn the_layer_and_its_memory_are_named() {
         problems.iter().all(|problem| problem["what"] != "MTP layer"),
         "{examined}"
     );
+}
+
+#[test]
+fn the_tensors_of_a_folders_layer_are_listed_as_those_of_its_file() {
+    let Some(data) = test_data("tensors of layers that guess, in folders") else {
+        return;
+    };
+    let target = tempfile::tempdir().unwrap();
+    for name in ["glm4_moe_mtp", "qwen3_5_mtp"] {
+        let folder = data.join("parity2").join(name).join("hf");
+        let file = target.path().join(name).with_extension("gguf");
+        tokenmill(["convert", arg(&folder), arg(&file)]).ok();
+        let tensors = |model: &Path| {
+            let json: Value =
+                serde_json::from_str(&tokenmill(["inspect", arg(model), "--json"]).ok()).unwrap();
+            let tensors = json["tensors"].as_array().unwrap().iter();
+            let names: Vec<&str> = tensors.map(|tensor| tensor["name"].as_str().unwrap()).collect();
+            let first = names
+                .iter()
+                .find(|name| name.contains(".nextn."))
+                .expect("the layer has tensors of its own");
+            let layer = first.split_once("nextn").unwrap().0;
+            // Some norms of other layers have other names in folders.
+            let of_layer = names
+                .iter()
+                .filter(|name| name.starts_with(layer))
+                .map(|name| (*name).to_owned());
+            (
+                of_layer.collect::<BTreeSet<_>>(),
+                names.len(),
+                json["parameters"].clone(),
+            )
+        };
+        assert_eq!(tensors(&folder), tensors(&file), "{name}");
+    }
 }
 
 #[test]
