@@ -3,7 +3,7 @@
 //! Softmax and activations feed everything that follows, so these functions are as exact as the scalar library's:
 //! within two units in the last place. Invariant: a lane depends on its own argument alone.
 
-use crate::simd::Simd;
+use crate::simd::{Simd, two_to};
 
 /// The Taylor coefficients of `e^r`, `1 / 7!` first, down to `1 / 2!`. For `|r| <= ln(2) / 2` the terms left out are
 /// below `6e-9`, a tenth of a unit in the last place.
@@ -30,21 +30,6 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     }
 }
 
-/// [`Simd::mul_two_to`] by products.
-///
-/// # Safety
-/// The features of `S` are there.
-#[inline(always)]
-pub(crate) unsafe fn mul_two_to<S: Simd>(a: S::F, n: S::I) -> S::F {
-    // SAFETY: the caller vouches for the features.
-    unsafe {
-        // 2^n in two factors, so that neither leaves the range of normal numbers.
-        let half = S::sub_i32(S::shr32(S::add_i32(n, S::splat(256)), 1), S::splat(128));
-        let rest = S::sub_i32(n, half);
-        S::mul(S::mul(a, two_to::<S>(half)), two_to::<S>(rest))
-    }
-}
-
 /// `(n, r, t)` with `e^x = 2^n e^r` and `e^r = 1 + r + r² t`.
 #[inline(always)]
 unsafe fn reduce<S: Simd>(x: S::F) -> (S::I, S::F, S::F) {
@@ -60,13 +45,6 @@ unsafe fn reduce<S: Simd>(x: S::F) -> (S::I, S::F, S::F) {
         }
         (n, r, tail)
     }
-}
-
-/// `2^n` for exponents of normal numbers.
-#[inline(always)]
-unsafe fn two_to<S: Simd>(n: S::I) -> S::F {
-    // SAFETY: the caller vouches for the features.
-    unsafe { S::from_bits(S::shl32(S::add_i32(n, S::splat(127)), 23)) }
 }
 
 /// `tanh x`.

@@ -13,8 +13,6 @@ const KNOWN: &[(&str, &[&str])] = &[
         "crates/cpu-exec",
         &["attention", "experts", "linear", "routes", "workspace"],
     ),
-    ("crates/cpu-kernels", &["math", "simd"]),
-    ("crates/model", &["folder_as_gguf", "model"]),
     ("crates/ptx-sim", &["decode", "kernel"]),
     ("crates/sched", &["leaving", "pool"]),
 ];

@@ -20,8 +20,7 @@ use std::arch::{
     },
 };
 
-use super::{Kernel, Simd};
-use crate::math;
+use super::{Kernel, Simd, two_to};
 
 /// AVX2, FMA and F16C; with `HAS_VNNI` also the 256-bit integer dot products.
 #[derive(Clone, Copy)]
@@ -268,7 +267,7 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
 
     #[inline(always)]
     unsafe fn mul_two_to(a: __m256, n: __m256i) -> __m256 {
-        unsafe { math::mul_two_to::<Self>(a, n) }
+        unsafe { two_to::mul_two_to::<Self>(a, n) }
     }
 
     #[inline(always)]

@@ -26,6 +26,7 @@ mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+mod two_to;
 
 #[cfg(target_arch = "x86_64")]
 use avx2::Avx2;
@@ -37,6 +38,7 @@ pub(crate) use portable::Portable;
 use tokenmill_quant::CpuFeatures;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use tokenmill_quant::Isa;
+pub(crate) use two_to::two_to;
 
 /// Rows of a tile: the most lanes a vector has.
 pub const TILE_ROWS: usize = 16;

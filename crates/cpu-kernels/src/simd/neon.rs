@@ -28,8 +28,7 @@ use std::arch::{
     asm,
 };
 
-use super::{Kernel, Simd};
-use crate::math;
+use super::{Kernel, Simd, two_to};
 
 /// Advanced SIMD; with `HAS_DOT` also dot products of bytes, with `HAS_MATRIX` those of bytes of different signs and
 /// products of matrices of bytes.
@@ -484,7 +483,7 @@ impl<const HAS_DOT: bool, const HAS_MATRIX: bool> Simd for Neon<HAS_DOT, HAS_MAT
 
     #[inline(always)]
     unsafe fn mul_two_to(a: F, n: I) -> F {
-        unsafe { math::mul_two_to::<Self>(a, n) }
+        unsafe { two_to::mul_two_to::<Self>(a, n) }
     }
 
     #[inline(always)]

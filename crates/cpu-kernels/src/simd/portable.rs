@@ -6,8 +6,7 @@
 
 use half::{bf16, f16};
 
-use super::{Kernel, Simd};
-use crate::math;
+use super::{Kernel, Simd, two_to};
 
 /// Arrays and loops.
 #[derive(Clone, Copy)]
@@ -257,7 +256,7 @@ impl Simd for Portable {
 
     #[inline(never)]
     unsafe fn mul_two_to(a: F, n: I) -> F {
-        unsafe { math::mul_two_to::<Self>(a, n) }
+        unsafe { two_to::mul_two_to::<Self>(a, n) }
     }
 
     #[inline(never)]
