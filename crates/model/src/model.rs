@@ -16,8 +16,7 @@ use tokenmill_backend::{
 use tokenmill_gguf::{GgufFile, TensorType};
 
 use crate::{
-    AdapterReader, ControlVector, Descriptor, FolderAsGguf, LoadError, LoadProgress, ModelExecutor,
-    WeightSource,
+    AdapterReader, ControlVector, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
     activations::Activations,
     arch::{self, HfConfig},
     network::Network,
@@ -37,9 +36,9 @@ enum Weights {
 }
 
 /// Where a folder's headers were read.
-struct FolderFiles {
-    folder: PathBuf,
-    config: PathBuf,
+pub(crate) struct FolderFiles {
+    pub(crate) folder: PathBuf,
+    pub(crate) config: PathBuf,
 }
 
 /// Larger batches than this are taken for a mistake: their activations alone would take terabytes.
@@ -157,16 +156,12 @@ impl Model {
         }
     }
 
-    /// The folder in the form of a GGUF file, where it is one and has layers that guess further tokens.
-    pub(crate) fn nextn_folder(&self) -> Result<Option<FolderAsGguf>, LoadError> {
-        let Weights::Safetensors(_, files) = &self.weights else {
-            return Ok(None);
-        };
-        let config = HfConfig::open(&files.config)?;
-        if !arch::counts_nextn(&config) {
-            return Ok(None);
+    /// Where its folder's headers were read, where it is one.
+    pub(crate) fn folder_files(&self) -> Option<&FolderFiles> {
+        match &self.weights {
+            Weights::Gguf(_) => None,
+            Weights::Safetensors(_, files) => Some(files),
         }
-        FolderAsGguf::open_with(&files.folder, &config).map(Some)
     }
 
     /// The weights, by their GGUF names.

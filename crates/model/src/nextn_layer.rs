@@ -10,7 +10,7 @@ use tokenmill_backend::{Backend, MemoryPlan};
 use crate::{
     Descriptor, FolderAsGguf, LoadError, LoadProgress, Model, ModelExecutor, ModelOptions, WeightInfo,
     WeightSource, WeightTensor,
-    arch::{self, GgufHeader},
+    arch::{self, GgufHeader, HfConfig},
     model::{build_sharing, plan_sharing},
     nextn::SharedWeights,
 };
@@ -94,7 +94,7 @@ impl Model {
             let found = arch::describe_nextn(GgufHeader::of_file(file)?)?;
             (found, NextnWeights::OfFile(file))
         } else {
-            let Some(folder) = self.nextn_folder()? else {
+            let Some(folder) = folder_of(self)? else {
                 return Ok(None);
             };
             let tensors = folder.tensor_infos();
@@ -113,7 +113,7 @@ impl Model {
     /// # Errors
     /// As [`FolderAsGguf::open`].
     pub fn nextn_infos(&self) -> Result<Vec<WeightInfo>, LoadError> {
-        let Some(folder) = self.nextn_folder()? else {
+        let Some(folder) = folder_of(self)? else {
             return Ok(Vec::new());
         };
         let n_layers = self.descriptor().layers.len();
@@ -126,6 +126,18 @@ impl Model {
         };
         Ok(folder.tensor_infos().into_iter().filter(is_behind).collect())
     }
+}
+
+/// The folder of a model in the form of a GGUF file, where it is one and has such layers.
+fn folder_of(model: &Model) -> Result<Option<FolderAsGguf>, LoadError> {
+    let Some(files) = model.folder_files() else {
+        return Ok(None);
+    };
+    let config = HfConfig::open(&files.config)?;
+    if !arch::counts_nextn(&config) {
+        return Ok(None);
+    }
+    FolderAsGguf::open_with(&files.folder, &config).map(Some)
 }
 
 /// Where the layer's weights are.

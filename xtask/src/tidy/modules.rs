@@ -14,7 +14,6 @@ const KNOWN: &[(&str, &[&str])] = &[
         &["attention", "experts", "linear", "routes", "workspace"],
     ),
     ("crates/ptx-sim", &["decode", "kernel"]),
-    ("crates/sched", &["leaving", "pool"]),
 ];
 
 /// Checks all crates.
