@@ -10,10 +10,10 @@ use tokenmill_backend::{MemoryPlace, PageGroup, StepError};
 
 use crate::{
     core::Core,
-    leaving::LeavingPage,
     mailbox::Mailbox,
     outside::{Fetches, Outside},
     page_store::{KeptKind, KeptName, KeptPage, Offer, PageStore},
+    pool::LeavingPage,
     sync,
 };
 

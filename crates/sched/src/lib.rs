@@ -62,7 +62,6 @@ mod held_prefix;
 mod hidden_states;
 mod keeping;
 mod lane_mask;
-mod leaving;
 mod lru;
 mod mailbox;
 mod mask_times;

@@ -68,8 +68,6 @@ mod hidden_states;
 mod keeping;
 #[path = "../../src/lane_mask.rs"]
 mod lane_mask;
-#[path = "../../src/leaving.rs"]
-mod leaving;
 #[path = "../../src/lru.rs"]
 mod lru;
 #[path = "../../src/mailbox.rs"]
@@ -104,7 +102,7 @@ mod page_store;
 mod params;
 #[path = "../../src/plan.rs"]
 mod plan;
-#[path = "../../src/pool.rs"]
+#[path = "../../src/pool/mod.rs"]
 mod pool;
 #[path = "../../src/prefix.rs"]
 mod prefix;

@@ -18,9 +18,12 @@ use std::collections::HashMap;
 
 use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageCopy, PageGroup};
 
+mod leaving;
+
+use self::leaving::Leaving;
+pub(crate) use self::leaving::LeavingPage;
 use crate::{
     ghosts::Ghosts,
-    leaving::Leaving,
     lru::LruList,
     page_events::{Lineage, PageEvent, PageJournal, PageTier},
     prefix::PageKey,
@@ -30,35 +33,35 @@ use crate::{
 /// Counts pages, keeps the prefix cache and lists the copies to make.
 #[derive(Debug)]
 pub struct PagePool {
-    pub(crate) pages: Vec<Page>,
+    pages: Vec<Page>,
     free: Vec<u32>,
-    pub(crate) idle: LruList,
+    idle: LruList,
     host: HostTier,
-    pub(crate) index: HashMap<PageKey, Cached>,
+    index: HashMap<PageKey, Cached>,
     evicted: Ghosts,
     copies: Vec<PageCopy>,
     counters: PoolCounters,
     /// Where the changes of the prefix cache are told.
     journal: Option<Box<PageJournal>>,
     /// Which pages should be kept outside, where any are.
-    pub(crate) leaving: Option<Box<Leaving>>,
+    leaving: Option<Box<Leaving>>,
     /// A snapshot goes when its page goes.
     pub(crate) states: StatePool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Page {
-    pub(crate) n_refs: u32,
-    pub(crate) key: Option<PageKey>,
+struct Page {
+    n_refs: u32,
+    key: Option<PageKey>,
     /// Its last holder gave it back because it had left the window, and no sequence has taken it since.
     has_left_window: bool,
     /// It has, but a prompt that ends where that of its sequence did sees it.
-    pub(crate) ends_prompt: bool,
+    ends_prompt: bool,
 }
 
 impl Page {
     /// Whether it should be kept outside.
-    pub(crate) fn is_worth_keeping(self) -> bool {
+    fn is_worth_keeping(self) -> bool {
         !self.has_left_window || self.ends_prompt
     }
 }
@@ -72,14 +75,14 @@ struct HostTier {
 
 /// A page of the prefix cache. Its tokens are kept to be compared, so that a hit never rests on a hash alone.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cached {
-    pub(crate) place: Place,
+struct Cached {
+    place: Place,
     adapter: Option<AdapterId>,
-    pub(crate) tokens: [u32; PAGE_TOKENS],
+    tokens: [u32; PAGE_TOKENS],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+enum Place {
     Pool(u32),
     Host(u32),
 }

@@ -5,10 +5,8 @@
 
 use tokenmill_backend::PAGE_TOKENS;
 
-use crate::{
-    pool::{Cached, PagePool, Place},
-    prefix::PageKey,
-};
+use super::{Cached, PagePool, Place};
+use crate::prefix::PageKey;
 
 /// A page that could be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,16 +20,16 @@ pub(crate) struct LeavingPage {
 
 /// The pages of one pool.
 #[derive(Debug)]
-pub(crate) struct Leaving {
+pub(super) struct Leaving {
     /// Idle ones, or such as were when they were listed. A sequence gives back its last page first, so that first pages are on top.
     idle: Vec<u32>,
     is_listed: Vec<bool>,
     /// Those that just lost their place. It is written again by the copies and the step that come next.
-    pub(crate) evicted: Vec<LeavingPage>,
+    pub(super) evicted: Vec<LeavingPage>,
 }
 
 impl Leaving {
-    pub(crate) fn new(n_pages: usize) -> Self {
+    fn new(n_pages: usize) -> Self {
         Self {
             idle: Vec::new(),
             is_listed: vec![false; n_pages],
@@ -39,24 +37,24 @@ impl Leaving {
         }
     }
 
-    pub(crate) fn list(&mut self, page: u32) {
+    fn list(&mut self, page: u32) {
         if !std::mem::replace(&mut self.is_listed[page as usize], true) {
             self.idle.push(page);
         }
     }
 
     /// The page that was listed last, which may be in use again.
-    pub(crate) fn pop(&mut self) -> Option<u32> {
+    fn pop(&mut self) -> Option<u32> {
         let page = self.idle.pop()?;
         self.is_listed[page as usize] = false;
         Some(page)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.idle.is_empty()
     }
 
-    pub(crate) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.idle.clear();
         self.is_listed.fill(false);
         self.evicted.clear();
@@ -114,7 +112,7 @@ impl PagePool {
         (self.leaving.as_mut()).map_or_else(Vec::new, |leaving| std::mem::take(&mut leaving.evicted))
     }
 
-    pub(crate) fn leaving_page(&self, page: u32, key: PageKey) -> LeavingPage {
+    pub(super) fn leaving_page(&self, page: u32, key: PageKey) -> LeavingPage {
         LeavingPage {
             page,
             key,
