@@ -101,6 +101,9 @@ mod sync;
 #[path = "../tests/support/draft_worth.rs"]
 mod draft_worth;
 #[cfg(test)]
+#[path = "../tests/support/endless.rs"]
+mod endless;
+#[cfg(test)]
 #[path = "../tests/support/known_pages.rs"]
 mod known_pages;
 #[cfg(test)]

@@ -2,12 +2,10 @@
 
 use std::{sync::Mutex, time::Instant};
 
-use tokenmill_sched::{
-    ConstraintFailure, ConstraintSource, Generation, MaskTimes, Speculation, TokenConstraint,
-};
+use tokenmill_sched::{Generation, MaskTimes, Speculation};
 use tokenmill_testkit::fake_executor::reference_with_masks;
 
-use super::*;
+use super::{endless::Endless, *};
 
 /// Token `n` is congruent to `n` modulo 5; nothing follows after `len` tokens.
 struct Rising {
@@ -252,12 +250,21 @@ fn masks_that_are_no_longer_than_a_step_cost_no_step() {
     assert!(masks.n_missed <= 5, "{masks:?}");
 }
 
+/// Allows all; masks take long from the fourth on.
+fn slow_from_3(n_tokens: u32, words: &mut [u32]) -> Result<(), ConstraintFailure> {
+    if n_tokens >= 3 {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    words.fill(u32::MAX);
+    Ok(())
+}
+
 /// A step waits once for a mask that is slow all at once; the masks after it are not promised, and other rows continue without.
 #[test]
 fn a_mask_that_becomes_slow_is_waited_for_once() {
     let engine = Engine::start(executor(64, true), EngineConfig::default());
     let slow = GenerateParams {
-        constraint: Some(ConstraintSource::new(|| Box::new(SlowFrom3(0)))),
+        constraint: Some(Endless::source(|| slow_from_3)),
         ..greedy(6)
     };
     assert_eq!(
@@ -268,32 +275,6 @@ fn a_mask_that_becomes_slow_is_waited_for_once() {
     // Three masks take 100 ms each, and one of them at most is waited for. On a busy machine it may be none, where an earlier mask was late.
     assert_eq!(masks.counts[MaskTimes::BOUNDS_US.len() - 1], 3, "{masks:?}");
     assert!(masks.waited_us < 190_000, "{masks:?}");
-}
-
-/// Allows all; masks take long from the fourth on.
-struct SlowFrom3(u32);
-
-impl TokenConstraint for SlowFrom3 {
-    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
-        if self.0 >= 3 {
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        words.fill(u32::MAX);
-        Ok(())
-    }
-
-    fn commit(&mut self, _token: u32) -> Result<(), ConstraintFailure> {
-        self.0 += 1;
-        Ok(())
-    }
-
-    fn is_done(&self) -> bool {
-        false
-    }
-
-    fn rollback(&mut self, _n_tokens: usize) -> Result<(), ConstraintFailure> {
-        Ok(())
-    }
 }
 
 #[test]
@@ -409,9 +390,16 @@ fn a_mask_that_allows_nothing_is_the_error_of_its_sample() {
     let engine = engine(64);
     let mut params = greedy(10);
     let empty = Arc::new(Mutex::new(0));
-    params.constraint = Some(ConstraintSource::new({
+    params.constraint = Some(Endless::source({
         let empty = Arc::clone(&empty);
-        move || Box::new(Nothing(Arc::clone(&empty)))
+        move || {
+            let empty = Arc::clone(&empty);
+            move |_, words: &mut [u32]| {
+                *empty.lock().unwrap() += 1;
+                words.fill(0);
+                Ok(())
+            }
+        }
     }));
     let samples = read(engine.submit(vec![1, 2], params).unwrap(), 1);
     assert!(
@@ -420,27 +408,4 @@ fn a_mask_that_allows_nothing_is_the_error_of_its_sample() {
         samples[0].1
     );
     assert_eq!(*empty.lock().unwrap(), 1);
-}
-
-/// Allows nothing, and counts its masks.
-struct Nothing(Arc<Mutex<u32>>);
-
-impl TokenConstraint for Nothing {
-    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
-        *self.0.lock().unwrap() += 1;
-        words.fill(0);
-        Ok(())
-    }
-
-    fn commit(&mut self, _token: u32) -> Result<(), ConstraintFailure> {
-        Ok(())
-    }
-
-    fn is_done(&self) -> bool {
-        false
-    }
-
-    fn rollback(&mut self, _n_tokens: usize) -> Result<(), ConstraintFailure> {
-        Ok(())
-    }
 }

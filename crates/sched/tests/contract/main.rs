@@ -4,6 +4,8 @@
 mod an_executor_of_two_routes;
 mod batch_generation_on_the_host;
 mod constrained_samples;
+#[path = "../support/endless.rs"]
+mod endless;
 mod operation;
 mod recurrent_states;
 mod rules_common_to_all;
@@ -16,7 +18,8 @@ use std::{
 
 use tokenmill_backend::{ExecutorLimits, SamplingParams, SamplingParamsError, StepError};
 use tokenmill_sched::{
-    Engine, EngineConfig, EngineError, EngineState, Event, FinishReason, GenerateParams, MissReason, Output,
+    ConstraintFailure, ConstraintSource, Engine, EngineConfig, EngineError, EngineState, Event, FinishReason,
+    GenerateParams, MissReason, Output, TokenConstraint,
 };
 use tokenmill_testkit::fake_executor::{
     FakeExecutor, Faults, RoutedExecutor, limits, prompt, reference, reference_hidden, reference_logits,

@@ -6,35 +6,8 @@ use std::{
 };
 
 use crate::{
-    constraint::{ConstraintFailure, ConstraintSource, TokenConstraint},
-    params::GenerateParams,
-    prompts_and_streams::Engine,
+    constraint::ConstraintFailure, endless::Endless, params::GenerateParams, prompts_and_streams::Engine,
 };
-
-/// Allows all, once for each word that is sent.
-struct Gated(mpsc::Receiver<()>);
-
-impl TokenConstraint for Gated {
-    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
-        self.0.recv().map_err(|_| ConstraintFailure {
-            reason: "the test is over".to_owned(),
-        })?;
-        words.fill(u32::MAX);
-        Ok(())
-    }
-
-    fn commit(&mut self, _token: u32) -> Result<(), ConstraintFailure> {
-        Ok(())
-    }
-
-    fn is_done(&self) -> bool {
-        false
-    }
-
-    fn rollback(&mut self, _n_tokens: usize) -> Result<(), ConstraintFailure> {
-        Ok(())
-    }
-}
 
 /// A row takes part in the first step that begins once its mask is there, however long that took, and the engine counts the steps
 /// in between.
@@ -42,9 +15,17 @@ impl TokenConstraint for Gated {
 fn a_row_is_left_out_for_as_many_steps_as_its_mask_takes_and_no_longer() {
     let (let_mask, masks) = mpsc::channel();
     let masks = Mutex::new(Some(masks));
-    let source = ConstraintSource::new(move || {
-        let masks = masks.lock().expect("no one panics with it").take();
-        Box::new(Gated(masks.expect("it begins once")))
+    // It allows all, once for each word that is sent.
+    let source = Endless::source(move || {
+        let masks: mpsc::Receiver<()> =
+            (masks.lock().expect("no one panics with it").take()).expect("it begins once");
+        move |_, words: &mut [u32]| {
+            masks.recv().map_err(|_| ConstraintFailure {
+                reason: "the test is over".to_owned(),
+            })?;
+            words.fill(u32::MAX);
+            Ok(())
+        }
     });
     let mut engine = Engine::fresh(75);
     let mut plain = engine.submit(20, 3000);
