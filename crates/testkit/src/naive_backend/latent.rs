@@ -4,7 +4,7 @@
 
 use tokenmill_backend::{BackendError, JoinedRows, LatentOperations, Linear};
 
-use super::{NaiveBackend, NaiveMatrix, dot, rounding::round_to};
+use super::{NaiveBackend, NaiveMatrix, dot};
 
 impl LatentOperations for NaiveBackend {
     fn heads_linear(
@@ -48,18 +48,7 @@ impl LatentOperations for NaiveBackend {
         n_tokens: usize,
         rows: &Vec<f32>,
     ) -> Result<(), BackendError> {
-        let layer = &mut self.layers[layer_idx];
-        for (token_idx, &slot) in self.step.batch().slots_in(layer.group)[..n_tokens]
-            .iter()
-            .enumerate()
-        {
-            let slot = slot as usize;
-            let key = &mut layer.k[slot * layer.k_width..][..layer.k_width];
-            key.copy_from_slice(&rows[token_idx * layer.k_width..][..layer.k_width]);
-            round_to(self.key_type, layer.head_dim_k, layer.rotations[0], key);
-            // The oracle keeps the value apart, as attention reads it.
-            layer.v[slot * layer.v_width..][..layer.v_width].copy_from_slice(&key[..layer.v_width]);
-        }
+        self.kv.store_latent(layer_idx, self.step.batch(), n_tokens, rows);
         Ok(())
     }
 }
