@@ -1,0 +1,369 @@
+//! [`Case`]: one launch of an attention kernel, and what it must compute.
+//!
+//! Separate from the tests because they differ in their cases only.
+
+use half::f16;
+use tokenmill_ptx_sim::{Arguments, Counters};
+use tokenmill_testkit::Random;
+
+use crate::bench::{NULL, Sim, assert_close};
+
+/// A batch of tokens on a paged store.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is one choice of the kernel's arguments"
+)]
+pub(super) struct Case {
+    /// Position of each token; `None` is padding. Each token is a sequence of its own here, unless `seq_of` says otherwise.
+    pub(super) positions: Vec<Option<u32>>,
+    pub(super) seq_of: Vec<u32>,
+    pub(super) n_heads: usize,
+    pub(super) n_kv_heads: usize,
+    pub(super) dims: [usize; 2],
+    pub(super) is_half: bool,
+    pub(super) window: usize,
+    /// Whether windows lie one after the other.
+    pub(super) is_chunked: bool,
+    /// Whether tokens see those after them too, up to the last of their sequence.
+    pub(super) both: bool,
+    pub(super) cap: f32,
+    pub(super) has_sinks: bool,
+    pub(super) has_slopes: bool,
+    pub(super) quantizes: bool,
+    /// Whether values are the beginnings of keys.
+    pub(super) in_keys: bool,
+    /// Whether the kernel for many query rows runs: the tokens of a sequence are consecutive then.
+    pub(super) is_prefill: bool,
+    /// Splits of a token before they grow, as a power of two.
+    pub(super) split_bits: u32,
+    /// Tiles of a warp's ring.
+    pub(super) n_stages: usize,
+}
+
+/// How the kernel of single tokens is launched.
+struct Cut {
+    kernel: String,
+    heads: usize,
+    n_splits: usize,
+    columns: [usize; 2],
+    warp_tokens: usize,
+    shared_bytes: usize,
+}
+
+impl Cut {
+    fn of(case: &Case, context: usize) -> Self {
+        let rows = case.dims.map(|dim| dim.next_multiple_of(8));
+        let number_bytes = if case.is_half { 2 } else { 4 };
+        let group = case.n_heads / case.n_kv_heads;
+        let is_wide = rows[0].max(rows[1]) > 256;
+        let longer = ((context - 1) / 64) >> case.split_bits;
+        let split: usize = 64 << longer.checked_ilog2().map_or(0, |bits| bits + 1).min(3);
+        // Kernels of halves multiply 8 heads, whether they are there or not, and 16 columns at a time.
+        let most = if is_wide { 2 } else { 8 };
+        let (heads, columns, score_heads, score_pad, query_bytes);
+        if case.is_half {
+            heads = most;
+            columns = rows.map(|row| if is_wide { 64 } else { row.next_multiple_of(16) });
+            (score_heads, score_pad, query_bytes) = (8, 8, 32);
+        } else {
+            let wanted = [1, 2, 4, 8].into_iter().find(|&heads| heads >= group);
+            heads = wanted.unwrap_or(8).min(most);
+            columns = rows.map(|row| if row * 4 <= 512 { row } else { 128 });
+            (score_heads, score_pad, query_bytes) = (heads, 0, 4 * heads);
+        }
+        let tile = |columns: usize| 16 * ((columns * number_bytes / 16) | 1) * 16;
+        let sums = if columns[1] < rows[1] {
+            heads * (rows[1] + 4)
+        } else {
+            0
+        };
+        let of_warp = case.n_stages * tile(columns[0]).max(tile(columns[1]))
+            + 4 * (score_heads * (split / 4 + score_pad) + sums);
+        Self {
+            kernel: if case.is_half {
+                let widest = columns[0].max(columns[1]);
+                format!("attention_f16_d{}", widest.next_power_of_two().max(64))
+            } else {
+                format!("attention_f32_g{heads}")
+            },
+            heads,
+            // One split more than needed: a captured grid is larger than most steps.
+            n_splits: context.div_ceil(64) + 1,
+            columns,
+            warp_tokens: split / 4,
+            shared_bytes: 4 * of_warp + rows[0].next_multiple_of(16) * query_bytes,
+        }
+    }
+}
+
+impl Case {
+    pub(super) fn new(positions: &[u32], n_heads: usize, n_kv_heads: usize, dim: usize) -> Self {
+        Self {
+            positions: positions.iter().copied().map(Some).collect(),
+            seq_of: (0..positions.len() as u32).collect(),
+            n_heads,
+            n_kv_heads,
+            dims: [dim, dim],
+            is_half: true,
+            window: 0,
+            is_chunked: false,
+            both: false,
+            cap: 0.0,
+            has_sinks: false,
+            has_slopes: false,
+            quantizes: false,
+            in_keys: false,
+            is_prefill: false,
+            split_bits: 5,
+            n_stages: 2,
+        }
+    }
+
+    /// Runs of consecutive tokens on the kernel for many query rows: each sequence's first position and length.
+    pub(super) fn prefill(runs: &[(u32, u32)], n_heads: usize, n_kv_heads: usize, dim: usize) -> Self {
+        let positions: Vec<u32> = runs.iter().flat_map(|&(first, n)| first..first + n).collect();
+        let seq_of = (0..)
+            .zip(runs)
+            .flat_map(|(seq, &(_, n))| (0..n).map(move |_| seq));
+        Self {
+            seq_of: seq_of.collect(),
+            is_prefill: true,
+            ..Self::new(&positions, n_heads, n_kv_heads, dim)
+        }
+    }
+
+    fn n_seqs(&self) -> usize {
+        self.seq_of.iter().max().map_or(0, |&last| last as usize + 1)
+    }
+}
+
+/// The store of one layer: rows by slot, KV head and element.
+fn store(
+    random: &mut Random,
+    n_pages: usize,
+    n_kv_heads: usize,
+    dim: usize,
+    is_half: bool,
+) -> (Vec<u8>, Vec<f32>) {
+    let row = dim.next_multiple_of(8);
+    let mut bytes = Vec::new();
+    let mut values = Vec::new();
+    for _ in 0..n_pages * n_kv_heads * 16 {
+        for i in 0..row {
+            let value = if i < dim { random.symmetric() } else { 0.0 };
+            if is_half {
+                let rounded = f16::from_f32(value);
+                bytes.extend(rounded.to_le_bytes());
+                values.push(rounded.to_f32());
+            } else {
+                bytes.extend(value.to_le_bytes());
+                values.push(value);
+            }
+        }
+    }
+    (bytes, values)
+}
+
+/// Runs the kernel on a case and compares with the plain formula in f64; what the launch counted.
+pub(super) fn check(case: &Case) -> Counters {
+    let [dim_k, dim_v] = case.dims;
+    let (n_heads, n_kv_heads) = (case.n_heads, case.n_kv_heads);
+    let n_tokens = case.positions.len();
+    let mut random = Random::new((dim_k * n_heads + n_tokens) as u64);
+    let mut sim = Sim::new();
+    // Pages are dealt out at random; each sequence has as many as its longest token needs.
+    let longest = |seq: usize| {
+        let tokens = case.positions.iter().zip(&case.seq_of);
+        tokens
+            .filter(|(_, s)| **s as usize == seq)
+            .filter_map(|(p, _)| *p)
+            .max()
+    };
+    let counts: Vec<usize> = (0..case.n_seqs())
+        .map(|seq| longest(seq).map_or(0, |last| last as usize / 16 + 1))
+        .collect();
+    let n_pages = counts.iter().sum::<usize>() + 3;
+    let mut pages: Vec<u32> = (0..n_pages as u32).collect();
+    for i in (1..n_pages).rev() {
+        pages.swap(i, random.below(i + 1));
+    }
+    // Pages that no token sees any more are gone.
+    let starts_of = |seq: usize| counts[..seq].iter().sum::<usize>();
+    let mut table = pages.clone();
+    for seq in 0..counts.len() {
+        let tokens = case.positions.iter().zip(&case.seq_of);
+        let oldest = tokens
+            .filter(|(_, s)| **s as usize == seq)
+            .filter_map(|(p, _)| *p)
+            .min();
+        if let (Some(oldest), 1..) = (oldest, case.window) {
+            let n_gone = (oldest as usize + 1).saturating_sub(case.window) / 16;
+            table[starts_of(seq)..][..n_gone].fill(u32::MAX);
+        }
+    }
+    let starts: Vec<u32> = (0..=counts.len())
+        .map(|seq| counts[..seq].iter().sum::<usize>() as u32)
+        .collect();
+    let scale = 1.0 / (dim_k as f32).sqrt();
+    let q = random.values(n_tokens * n_heads * dim_k);
+    let sinks = random.values(n_heads);
+    let slopes: Vec<f32> = random.values(n_heads).iter().map(|slope| slope.abs()).collect();
+    let (k_bytes, k) = store(&mut random, n_pages, n_kv_heads, dim_k, case.is_half);
+    let (v_bytes, v) = if case.in_keys {
+        (Vec::new(), k.clone())
+    } else {
+        store(&mut random, n_pages, n_kv_heads, dim_v, case.is_half)
+    };
+
+    let group = n_heads / n_kv_heads;
+    let longest_context = case
+        .positions
+        .iter()
+        .flatten()
+        .max()
+        .map_or(1, |&last| last as usize + 1);
+    let cut = Cut::of(case, longest_context);
+    let (g, n_splits) = (cut.heads, cut.n_splits);
+    let grid = [n_kv_heads * group.div_ceil(g), n_splits, n_tokens];
+    let width = n_heads * dim_v;
+    let out = sim.room(n_tokens * width * 4);
+    let quantized = sim.room_quantized(n_tokens, width);
+    let partial = sim.room(n_tokens * n_heads * n_splits * (dim_v.next_multiple_of(8) + 4) * 4);
+    let counters = sim.u32s(&vec![0; n_tokens * grid[0]]);
+    let positions: Vec<u32> = case.positions.iter().map(|p| p.unwrap_or(u32::MAX)).collect();
+    let (row_k, row_v) = (dim_k.next_multiple_of(8), dim_v.next_multiple_of(8));
+    let stride_v = if case.in_keys { row_k } else { row_v };
+    let mut arguments = Arguments::new().ptr(sim.f32s(&q)).ptr(out);
+    if !case.is_prefill {
+        arguments = arguments
+            .ptr(if case.quantizes { quantized.bytes } else { NULL })
+            .ptr(if case.quantizes { quantized.scales } else { NULL });
+    }
+    let seq_starts: Vec<u32> = (0..=case.n_seqs())
+        .map(|seq| case.seq_of.iter().filter(|&&s| (s as usize) < seq).count() as u32)
+        .collect();
+    let keys = sim.bytes(&k_bytes);
+    let values = if case.in_keys { keys } else { sim.bytes(&v_bytes) };
+    arguments = arguments.ptr(sim.u32s(&positions));
+    if !case.is_prefill {
+        arguments = arguments.ptr(sim.u32s(&case.seq_of));
+    }
+    arguments = arguments
+        .ptr(if case.is_prefill || case.both {
+            sim.u32s(&seq_starts)
+        } else {
+            NULL
+        })
+        .ptr(sim.u32s(&starts))
+        .ptr(sim.u32s(&table))
+        .ptr(keys)
+        .ptr(values)
+        .ptr(if case.has_sinks { sim.f32s(&sinks) } else { NULL })
+        .ptr(if case.has_slopes { sim.f32s(&slopes) } else { NULL })
+        .f32(scale)
+        .f32(case.cap);
+    arguments = arguments.i32(case.window as i32);
+    if case.is_prefill {
+        arguments = arguments
+            .i32(i32::from(case.is_chunked))
+            .i32(i32::from(case.both));
+    }
+    for n in [n_heads, n_kv_heads, dim_k, dim_v] {
+        arguments = arguments.i32(n as i32);
+    }
+    let launched = if case.is_prefill {
+        let d = if dim_k.max(dim_v) <= 64 { 64 } else { 128 };
+        let kernel = format!("attention_prefill_d{d}");
+        // As many tiles as if all tokens were one sequence's.
+        let grid = [n_kv_heads, (n_tokens * group).div_ceil(128), case.n_seqs()];
+        sim.launch(
+            "attention_prefill",
+            &kernel,
+            grid,
+            256,
+            2 * 64 * (d + 8) * 2,
+            &arguments,
+        )
+    } else {
+        let arguments = (arguments.i32(stride_v as i32))
+            .i32(i32::from(case.is_chunked))
+            .i32(cut.heads as i32)
+            .i32(case.split_bits as i32)
+            .i32(cut.columns[0] as i32)
+            .i32(cut.columns[1] as i32)
+            .i32(case.n_stages as i32)
+            .i32(cut.warp_tokens as i32)
+            .ptr(partial)
+            .ptr(counters);
+        let shared = cut.shared_bytes;
+        sim.launch("attention_decode", &cut.kernel, grid, 128, shared, &arguments)
+    };
+    let counts_left = sim.read_u32s(counters, n_tokens * grid[0]);
+    assert!(counts_left.iter().all(|&count| count == 0));
+
+    let found = sim.read_f32s(out, n_tokens * width);
+    let mut expected = vec![(0.0, 1.0); n_tokens * width];
+    for (token, position) in case.positions.iter().enumerate() {
+        let Some(position) = *position else {
+            continue;
+        };
+        let mut context = position as usize + 1;
+        let first = if case.is_chunked {
+            position as usize / case.window * case.window
+        } else if case.window > 0 {
+            context.saturating_sub(case.window)
+        } else {
+            0
+        };
+        if case.both {
+            let last = longest(case.seq_of[token] as usize).unwrap_or(0) as usize;
+            context = last + 1;
+            if case.window > 0 {
+                context = context.min(position as usize + case.window);
+            }
+        }
+        let table = &pages[starts[case.seq_of[token] as usize] as usize..];
+        let row_of = |j: usize, head: usize, row: usize| {
+            ((table[j / 16] as usize * n_kv_heads + head / group) * 16 + j % 16) * row
+        };
+        for head in 0..n_heads {
+            let query = &q[(token * n_heads + head) * dim_k..][..dim_k];
+            let scores: Vec<f64> = (first..context)
+                .map(|j| {
+                    let key = &k[row_of(j, head, row_k)..][..dim_k];
+                    let dot: f64 = query
+                        .iter()
+                        .zip(key)
+                        .map(|(q, k)| f64::from(*q) * f64::from(*k))
+                        .sum();
+                    let slope = if case.has_slopes { slopes[head] } else { 0.0 };
+                    let s =
+                        f64::from(scale) * dot - f64::from(slope) * (position as usize).abs_diff(j) as f64;
+                    let cap = f64::from(case.cap);
+                    if cap > 0.0 { cap * (s / cap).tanh() } else { s }
+                })
+                .collect();
+            let sink = f64::from(sinks[head]);
+            let mut denominator: f64 = scores.iter().map(|s| s.exp()).sum();
+            if case.has_sinks {
+                denominator += sink.exp();
+            }
+            for d in 0..dim_v {
+                let sum: f64 = (first..context)
+                    .zip(&scores)
+                    .map(|(j, s)| s.exp() * f64::from(v[row_of(j, head, stride_v) + d]))
+                    .sum();
+                expected[token * width + head * dim_v + d].0 = sum / denominator;
+            }
+        }
+    }
+    // Weights below 1 times values below 1: f32 sums of hundreds of terms.
+    assert_close(&found, &expected, 3e-6, "attention");
+    if case.quantizes {
+        let rounded = sim.dequantized(&quantized, n_tokens, width);
+        for (x, r) in found.iter().zip(rounded) {
+            assert!((f64::from(*x) - r).abs() < 1.0 / 250.0);
+        }
+    }
+    launched
+}
