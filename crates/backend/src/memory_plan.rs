@@ -3,7 +3,7 @@
 //! Separate because it is known before anything is allocated: it can be printed, and refused.
 
 /// The memory a load will take, on the device where there is one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Weights, in the form the backend holds them.
     pub weights_bytes: usize,

@@ -201,17 +201,8 @@ mod tests {
         let plan = MemoryPlan {
             weights_bytes: 1 << 20,
             kv_bytes: 6 << 20,
-            kv_page_bytes: 1 << 20,
-            n_pages: 6,
-            window_page_bytes: 0,
-            n_window_pages: 0,
-            host_tier_bytes: 0,
-            states_bytes: 0,
-            state_bytes: 0,
-            n_states: 0,
             activations_bytes: 1 << 20,
-            workspace_bytes: 0,
-            on_host: None,
+            ..MemoryPlan::default()
         };
         assert!(check_memory(&plan, None).is_ok());
         assert!(check_memory(&plan, Some(8 << 20)).is_ok());
@@ -227,17 +218,8 @@ mod tests {
         let plan = MemoryPlan {
             weights_bytes: 2 << 20,
             kv_bytes: 6 << 20,
-            kv_page_bytes: 1 << 20,
-            n_pages: 6,
-            window_page_bytes: 0,
-            n_window_pages: 0,
-            host_tier_bytes: 0,
-            states_bytes: 0,
-            state_bytes: 0,
-            n_states: 0,
             activations_bytes: 1 << 20,
-            workspace_bytes: 0,
-            on_host: None,
+            ..MemoryPlan::default()
         };
         assert!(check_available(&plan, None).is_ok());
         assert!(check_available(&plan, Some(2 << 20)).is_ok());
@@ -254,17 +236,7 @@ mod tests {
         let on_host = MemoryPlan {
             weights_bytes: 2 << 20,
             kv_bytes: 1 << 20,
-            kv_page_bytes: 1 << 20,
-            n_pages: 1,
-            window_page_bytes: 0,
-            n_window_pages: 0,
-            host_tier_bytes: 0,
-            states_bytes: 0,
-            state_bytes: 0,
-            n_states: 0,
-            activations_bytes: 0,
-            workspace_bytes: 0,
-            on_host: None,
+            ..MemoryPlan::default()
         };
         let plan = MemoryPlan {
             kv_bytes: 5 << 20,

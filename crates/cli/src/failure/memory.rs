@@ -43,17 +43,8 @@ mod tests {
         let plan = MemoryPlan {
             weights_bytes: 1 << 20,
             kv_bytes: 6 << 20,
-            kv_page_bytes: 1 << 20,
-            n_pages: 6,
-            window_page_bytes: 0,
-            n_window_pages: 0,
-            host_tier_bytes: 0,
-            states_bytes: 0,
-            state_bytes: 0,
-            n_states: 0,
             activations_bytes: 1 << 20,
-            workspace_bytes: 0,
-            on_host: None,
+            ..MemoryPlan::default()
         };
         insta::assert_snapshot!(
             not_enough_memory(&plan, (8 << 20) - 1).line(),
