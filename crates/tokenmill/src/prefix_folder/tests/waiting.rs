@@ -1,6 +1,6 @@
 //! Requests that wait for their pages, and an engine that waits for its folder.
 
-use tokenmill_sched::{AdaptersInUse, EngineError, Event, Offer, PageReceiver};
+use tokenmill_sched::{AdaptersInUse, EngineError, Event, Generation, Offer, PageReceiver};
 
 use super::*;
 
@@ -38,6 +38,35 @@ impl PageStore for Gated {
     fn fetch(&self, wanted: Vec<KeptPage>, receiver: PageReceiver) {
         self.held.lock().unwrap().push((wanted, receiver));
     }
+}
+
+/// An engine whose folder gives nothing until [`give`] is called, and what was asked of it.
+fn gated(folder: &Path, model: &TinyModel) -> (Running, Arc<Held>) {
+    let held = Arc::<Held>::default();
+    let running = Running::with_store(model, &options(80), Some(&open(folder)), |store| {
+        let held = Arc::clone(&held);
+        Arc::new(Gated { store, held })
+    });
+    (running, held)
+}
+
+/// Gives what was asked first of a folder of [`gated`].
+fn give(running: &Running, held: &Held) {
+    let (wanted, receiver) = held.lock().unwrap().remove(0);
+    running.store.as_ref().unwrap().fetch(wanted, receiver);
+}
+
+/// All tokens of an answer whose prompt was found up to `cached_tokens`, each with the bits of its log-probability.
+fn tokens_of(generation: Generation, cached_tokens: usize) -> Vec<(u32, u32)> {
+    let token = |event| match event {
+        Event::Token(token) => Some((token.id, token.logprob.unwrap().to_bits())),
+        Event::Finished(finished) => {
+            assert_eq!(finished.usage.cached_tokens, cached_tokens);
+            None
+        }
+        other => panic!("{other:?}"),
+    };
+    generation.into_iter().filter_map(token).collect()
 }
 
 /// A folder that takes a page only once the one before is written.
@@ -107,15 +136,7 @@ fn requests_that_wait_for_the_same_pages_share_them_and_can_be_cancelled() {
             if at < n_cancelled {
                 drop(generation);
             } else {
-                let mut tokens = Vec::new();
-                for event in generation {
-                    match event {
-                        Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
-                        Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 192),
-                        other => panic!("{other:?}"),
-                    }
-                }
-                assert_eq!(tokens, expected);
+                assert_eq!(tokens_of(generation, 192), expected);
             }
         }
         let figures = running.figures();
@@ -142,11 +163,7 @@ fn an_adapter_stays_until_requests_that_wait_for_its_pages_have_ended() {
     let expected = bits(&first.engine.generate(&prompt, &with(poet)).unwrap());
     let plain = bits(&first.generate(&prompt[1..], 60));
     first.end();
-    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
-    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
-        let held = Arc::clone(&held);
-        Arc::new(Gated { store, held })
-    });
+    let (second, held) = gated(folder.path(), &model);
     let poet = second.engine.add_adapter(adapter(1), 1.0).unwrap();
     let generations = [(); 2].map(|()| second.engine.submit(prompt.clone(), with(poet)).unwrap());
     second.engine.remove_adapter(poet).unwrap();
@@ -160,21 +177,9 @@ fn an_adapter_stays_until_requests_that_wait_for_its_pages_have_ended() {
         plain
     );
     assert_eq!(second.engine.adapters_in_use().waiting, [poet]);
-    let (wanted, receiver) = held.lock().unwrap().pop().unwrap();
-    second.store.as_ref().unwrap().fetch(wanted, receiver);
+    give(&second, &held);
     for generation in generations {
-        let events = generation.into_iter();
-        let tokens: Vec<_> = events
-            .filter_map(|event| match event {
-                Event::Token(token) => Some((token.id, token.logprob.unwrap().to_bits())),
-                Event::Finished(finished) => {
-                    assert_eq!(finished.usage.cached_tokens, 192);
-                    None
-                }
-                other => panic!("{other:?}"),
-            })
-            .collect();
-        assert_eq!(tokens, expected);
+        assert_eq!(tokens_of(generation, 192), expected);
     }
     second.wait_until(|second| second.engine.adapters_in_use() == AdaptersInUse::default());
     second.end();
@@ -188,11 +193,7 @@ fn the_timeouts_of_a_request_count_while_it_waits_for_its_pages() {
     let first = Running::new(&model, &options(80), Some(&open(folder.path())));
     let expected = bits(&first.generate(&prompt, 5));
     first.end();
-    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
-    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
-        let held = Arc::clone(&held);
-        Arc::new(Gated { store, held })
-    });
+    let (second, held) = gated(folder.path(), &model);
     let soon = Some(Duration::from_millis(20));
     let in_queue = GenerateParams {
         queue_timeout: soon,
@@ -216,17 +217,8 @@ fn the_timeouts_of_a_request_count_while_it_waits_for_its_pages() {
         "{ended:?}"
     );
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
-    let (wanted, receiver) = held.lock().unwrap().pop().unwrap();
-    second.store.as_ref().unwrap().fetch(wanted, receiver);
-    let mut tokens = Vec::new();
-    for event in patient {
-        match event {
-            Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
-            Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 192),
-            other => panic!("{other:?}"),
-        }
-    }
-    assert_eq!(tokens, expected);
+    give(&second, &held);
+    assert_eq!(tokens_of(patient, 192), expected);
     second.end();
 }
 
@@ -241,29 +233,16 @@ fn prompts_that_find_two_being_read_wait_for_their_turn() {
         .map(|prompt| bits(&first.generate(prompt, 5)))
         .collect();
     first.end();
-    let (of_folder, held) = (open(folder.path()), Arc::<Held>::default());
-    let second = Running::with_store(&model, &options(80), Some(&of_folder), |store| {
-        let held = Arc::clone(&held);
-        Arc::new(Gated { store, held })
-    });
+    let (second, held) = gated(folder.path(), &model);
     let submit = |prompt: &Vec<u32>| second.engine.submit(prompt.clone(), params(5)).unwrap();
     let generations: Vec<_> = prompts.iter().map(submit).collect();
     let n_held = || held.lock().unwrap().len();
     for n_left in (0..prompts.len()).rev() {
         second.wait_until(|_| n_held() == 2.min(n_left + 1));
-        let (wanted, receiver) = held.lock().unwrap().remove(0);
-        second.store.as_ref().unwrap().fetch(wanted, receiver);
+        give(&second, &held);
     }
     for (generation, expected) in generations.into_iter().zip(expected) {
-        let mut tokens = Vec::new();
-        for event in generation {
-            match event {
-                Event::Token(token) => tokens.push((token.id, token.logprob.unwrap().to_bits())),
-                Event::Finished(finished) => assert_eq!(finished.usage.cached_tokens, 144),
-                other => panic!("{other:?}"),
-            }
-        }
-        assert_eq!(tokens, expected);
+        assert_eq!(tokens_of(generation, 144), expected);
     }
     second.end();
 }
