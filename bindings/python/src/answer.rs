@@ -17,6 +17,16 @@ pub(crate) struct ToolCall {
     arguments: String,
 }
 
+impl From<&tokenmill::ToolCall> for ToolCall {
+    fn from(call: &tokenmill::ToolCall) -> Self {
+        Self {
+            id: call.id.clone(),
+            name: call.name.clone(),
+            arguments: call.arguments.clone(),
+        }
+    }
+}
+
 #[pymethods]
 impl ToolCall {
     fn __repr__(&self) -> String {
@@ -101,12 +111,13 @@ impl Answer {
     /// The tools that it calls.
     #[getter]
     fn calls(&self) -> Vec<ToolCall> {
-        let call = |call: &tokenmill::ToolCall| ToolCall {
-            id: call.id.clone(),
-            name: call.name.clone(),
-            arguments: call.arguments.clone(),
-        };
-        self.0.calls.iter().map(call).collect()
+        self.0.calls.iter().map(ToolCall::from).collect()
+    }
+
+    /// The call within which a limit of tokens cut it. Its arguments are the beginning of a JSON object, or empty.
+    #[getter]
+    fn cut_call(&self) -> Option<ToolCall> {
+        self.0.cut_call.as_ref().map(ToolCall::from)
     }
 
     /// The tokens of the text.

@@ -50,7 +50,7 @@ impl ReplyView {
                 Part::Reasoning(text) => self.show_reasoning(text)?,
                 Part::CallStart { name, .. } => self.open.name.clone_from(name),
                 Part::Arguments { delta, .. } => self.open.arguments.push_str(delta),
-                Part::CallEnd { .. } => {
+                Part::CallEnd { .. } | Part::CallCut { .. } => {
                     let call = std::mem::take(&mut self.open);
                     self.show_call(&call)?;
                 }
@@ -74,7 +74,8 @@ impl ReplyView {
             self.show_reasoning(&answer.reasoning)?;
         }
         self.show_text(&answer.text)?;
-        answer.calls.iter().try_for_each(|call| self.show_call(call))
+        let mut calls = answer.calls.iter().chain(&answer.cut_call);
+        calls.try_for_each(|call| self.show_call(call))
     }
 
     /// Ends the last line, also where the rest failed.

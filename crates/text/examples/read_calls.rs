@@ -55,7 +55,7 @@ fn read(mut parser: ReplyParser, text: &str, n_chars: usize) -> Value {
                     calls.pop();
                     said.push_str(&source);
                 }
-                Part::CallEnd { .. } | Part::Markup => {}
+                Part::CallEnd { .. } | Part::CallCut { .. } | Part::Markup => {}
             }
         }
     };

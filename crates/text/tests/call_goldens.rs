@@ -235,7 +235,7 @@ fn calls(parts: &[Part]) -> (Vec<(String, Value)>, String) {
                 calls[*call_idx].1 = serde_json::from_str(&arguments).unwrap_or(Value::Null);
             }
             Part::Text(more) => text.push_str(more),
-            Part::CallBroken { .. } | Part::Reasoning(_) | Part::Markup => {}
+            Part::CallBroken { .. } | Part::CallCut { .. } | Part::Reasoning(_) | Part::Markup => {}
         }
     }
     (calls, text)

@@ -3,7 +3,7 @@
 //! Separate from the stream because those who read piece by piece need none of it. Invariant: a sample without an end is an
 //! error, never an answer.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokenmill_sched::{EngineError, FinishReason, Timings, Usage};
 use tokenmill_text::calls::Part;
 
@@ -22,6 +22,8 @@ pub struct Answer {
     pub reasoning: String,
     /// Tools that it calls.
     pub calls: Vec<ToolCall>,
+    /// The call within which a limit of tokens, or its reader, cut it. Its arguments are the beginning of a JSON object, or empty.
+    pub cut_call: Option<ToolCall>,
     /// The tokens of that text.
     pub tokens: Vec<ScoredToken>,
     /// Why it ended.
@@ -37,7 +39,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// As a message of a conversation, with its reasoning and its calls, in the form of OpenAI's messages.
+    /// As a message of a conversation, with its reasoning and its calls, in the form of OpenAI's messages. A call that was cut is left out:
+    /// no result can follow it.
     pub fn to_message(&self) -> Value {
         let mut message = json!({"role": "assistant", "content": self.text});
         if !self.reasoning.is_empty() {
@@ -62,6 +65,31 @@ pub struct ToolCall {
 }
 
 impl ToolCall {
+    /// Its arguments as an object; of a call that was cut, those that are certainly whole.
+    pub fn whole_arguments(&self) -> Map<String, Value> {
+        let json = &self.arguments;
+        let read = |json: &str| serde_json::from_str(json).ok();
+        if let Some(all) = read(json) {
+            return all;
+        }
+        // Up to the last comma between members: a number before the cut may have more digits.
+        let (mut depth, mut in_string, mut is_escaped, mut end) = (0_usize, false, false, None);
+        for (at, byte) in json.bytes().enumerate() {
+            match byte {
+                _ if is_escaped => is_escaped = false,
+                b'\\' if in_string => is_escaped = true,
+                b'"' => in_string = !in_string,
+                _ if in_string => {}
+                b'{' | b'[' => depth += 1,
+                b'}' | b']' => depth = depth.saturating_sub(1),
+                b',' if depth == 1 => end = Some(at),
+                _ => {}
+            }
+        }
+        end.and_then(|end| read(&format!("{}}}", &json[..end])))
+            .unwrap_or_default()
+    }
+
     /// In the form of OpenAI's `tool_calls`.
     pub fn to_openai(&self) -> Value {
         json!({"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}})
@@ -77,10 +105,19 @@ pub struct Sample {
     pub reasoning: String,
     /// Its calls.
     pub calls: Vec<ToolCall>,
+    /// The call within which it was cut.
+    pub cut_call: Option<ToolCall>,
     /// The tokens of that text.
     pub tokens: Vec<ScoredToken>,
     /// How it ended.
     pub end: TextEnd,
+}
+
+impl Sample {
+    /// Its calls, and last the one within which it was cut.
+    pub fn all_calls(&self) -> impl Iterator<Item = &ToolCall> {
+        self.calls.iter().chain(&self.cut_call)
+    }
 }
 
 impl From<Sample> for Answer {
@@ -90,6 +127,7 @@ impl From<Sample> for Answer {
             text: sample.text,
             reasoning: sample.reasoning,
             calls: sample.calls,
+            cut_call: sample.cut_call,
             tokens: sample.tokens,
             finish: end.finished.reason,
             stopped_by: end.stopped_by,
@@ -153,6 +191,8 @@ struct SoFar {
     calls: Vec<ToolCall>,
     /// The call that is not complete.
     open: ToolCall,
+    /// The call that will not be.
+    cut_call: Option<ToolCall>,
     tokens: Vec<ScoredToken>,
     end: Option<TextEnd>,
 }
@@ -171,6 +211,7 @@ impl SoFar {
             }
             Part::Arguments { delta, .. } => self.open.arguments.push_str(&delta),
             Part::CallEnd { .. } => self.calls.push(std::mem::take(&mut self.open)),
+            Part::CallCut { .. } => self.cut_call = Some(std::mem::take(&mut self.open)),
             // It is no call, so its text is text.
             Part::CallBroken { source, .. } => self.text.push_str(&source),
             Part::Markup => {}
@@ -219,9 +260,34 @@ impl Gathered {
                 text: so_far.text,
                 reasoning: so_far.reasoning,
                 calls: so_far.calls,
+                cut_call: so_far.cut_call,
                 tokens: so_far.tokens,
             })
         };
         self.0.into_iter().map(sample).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_was_cut_has_the_arguments_that_are_whole() {
+        let check = |arguments: &str, expected: Value| {
+            let call = ToolCall {
+                arguments: arguments.to_owned(),
+                ..ToolCall::default()
+            };
+            assert_eq!(Value::Object(call.whole_arguments()), expected, "{arguments}");
+        };
+        check(r#"{"x": 3, "y": 4}"#, json!({"x": 3, "y": 4}));
+        check(r#"{"x": 3, "y": 4"#, json!({"x": 3}));
+        check(r#"{"x": 3, ""#, json!({"x": 3}));
+        check(r#"{"x": 3"#, json!({}));
+        check(r#"{"a": "b,\", {", "c": {"d": 1, "e"#, json!({"a": "b,\", {"}));
+        check(r#"{"a": [1, 2], "b": [3, "#, json!({"a": [1, 2]}));
+        check("", json!({}));
+        check("{", json!({}));
     }
 }

@@ -170,6 +170,7 @@ mod tests {
             text: String::new(),
             reasoning: "Both.".to_owned(),
             calls: vec![call("a"), call("b")],
+            cut_call: None,
             tokens: Vec::new(),
             finish: FinishReason::Stop,
             stopped_by: None,

@@ -13,7 +13,7 @@ use std::{
 
 use futures_core::Stream;
 use tokenmill_backend::TokenLogprob;
-use tokenmill_sched::{Canceller, EngineError, Event, Finished, Generation, Token};
+use tokenmill_sched::{Canceller, EngineError, Event, FinishReason, Finished, Generation, Token};
 use tokenmill_text::{
     DecodeOptions, StopMatcher, StreamDecoder, Tokenizer,
     calls::{Part, Piece, ReplyParser},
@@ -259,7 +259,7 @@ impl TextStream {
             self.note = None;
         }
         let state = &mut self.samples[sample as usize];
-        let (parts, tokens) = state.finish();
+        let (parts, tokens) = state.finish(finished.reason);
         let stopped_by = state.matcher.stopped_by();
         let (reasoning_tokens, n_calls) = (state.n_reasoning_tokens, state.n_calls);
         self.send(sample, parts, tokens, None);
@@ -362,7 +362,7 @@ impl SampleText {
             top: token.top,
         };
         self.held.push_back((self.n_decoded_bytes, scored));
-        let released = self.release(text, self.matcher.stopped_by().is_some());
+        let released = self.release(text, self.matcher.stopped_by().map(|_| FinishReason::Stop));
         // The tags around it count as well.
         self.n_reasoning_tokens += usize::from(was_reasoning || self.is_reasoning());
         released
@@ -372,7 +372,8 @@ impl SampleText {
         self.parser.as_ref().is_some_and(ReplyParser::is_reasoning)
     }
 
-    fn finish(&mut self) -> (Vec<Part>, Vec<ScoredToken>) {
+    /// What is left where the sample ends for a reason.
+    fn finish(&mut self, reason: FinishReason) -> (Vec<Part>, Vec<ScoredToken>) {
         if self.has_ended() {
             return (Vec::new(), Vec::new());
         }
@@ -382,10 +383,12 @@ impl SampleText {
         if self.matcher.stopped_by().is_none() {
             text.push_str(&self.matcher.finish());
         }
-        self.release(text, true)
+        let is_stopped = self.matcher.stopped_by().is_some();
+        self.release(text, Some(if is_stopped { FinishReason::Stop } else { reason }))
     }
 
-    fn release(&mut self, text: String, is_last: bool) -> (Vec<Part>, Vec<ScoredToken>) {
+    /// What is certain with more text; all of it where `end` says why nothing follows.
+    fn release(&mut self, text: String, end: Option<FinishReason>) -> (Vec<Part>, Vec<ScoredToken>) {
         let parts = match &mut self.parser {
             None => {
                 self.n_sent_bytes += text.len();
@@ -397,8 +400,10 @@ impl SampleText {
             }
             Some(parser) => {
                 let mut pieces = parser.push(&text);
-                if is_last {
-                    pieces.extend(parser.finish());
+                match end {
+                    None => {}
+                    Some(FinishReason::Stop) => pieces.extend(parser.finish()),
+                    Some(FinishReason::Length | FinishReason::Cancelled) => pieces.extend(parser.cut()),
                 }
                 self.n_sent_bytes += pieces.iter().map(|piece| piece.source_bytes).sum::<usize>();
                 let mut parts = Vec::new();

@@ -302,7 +302,9 @@ fn to_json(answer: &Answer, report: Report, is_chat: bool) -> Map<String, Value>
         ("reasoning", json!(answer.reasoning)),
         (
             "tool_calls",
-            answer.calls.iter().map(ToolCall::to_openai).collect(),
+            (answer.calls.iter().chain(&answer.cut_call))
+                .map(ToolCall::to_openai)
+                .collect(),
         ),
     ];
     let of_chat = of_chat.into_iter().filter(|_| is_chat);

@@ -124,8 +124,9 @@ fn prompt(model: &ServedModel, mut request: ChatRequest) -> Result<Prompt, ApiEr
 /// An answer as a message, which can be sent back as it is.
 fn message(sample: &Sample) -> Value {
     let mut message = json!({ "role": "assistant", "content": sample.text, "refusal": null });
-    if !sample.calls.is_empty() {
-        message["tool_calls"] = sample.calls.iter().map(ToolCall::to_openai).collect();
+    let calls: Vec<Value> = sample.all_calls().map(ToolCall::to_openai).collect();
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
         if sample.text.is_empty() {
             message["content"] = Value::Null;
         }
@@ -149,7 +150,7 @@ fn delta_of(part: &Part) -> Option<Value> {
         Part::Arguments { call_idx, delta } => {
             json!({ "tool_calls": [{ "index": call_idx, "function": { "arguments": delta } }] })
         }
-        Part::CallEnd { .. } | Part::CallBroken { .. } | Part::Markup => return None,
+        Part::CallEnd { .. } | Part::CallCut { .. } | Part::CallBroken { .. } | Part::Markup => return None,
     })
 }
 

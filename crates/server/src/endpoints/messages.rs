@@ -94,13 +94,13 @@ fn blocks(sample: &Sample) -> Vec<Value> {
     if !sample.reasoning.is_empty() {
         blocks.push(json!({ "type": "thinking", "thinking": sample.reasoning, "signature": "" }));
     }
-    if !sample.text.is_empty() || sample.calls.is_empty() {
+    let has_calls = sample.all_calls().next().is_some();
+    if !sample.text.is_empty() || !has_calls {
         blocks.push(json!({ "type": "text", "text": sample.text }));
     }
-    blocks.extend(sample.calls.iter().map(|call| {
-        let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-        json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
-    }));
+    blocks.extend(sample.all_calls().map(
+        |call| json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": call.whole_arguments() }),
+    ));
     blocks
 }
 
@@ -171,7 +171,7 @@ impl MessageEvents {
             Part::Arguments { delta, .. } => {
                 self.delta(&json!({ "type": "input_json_delta", "partial_json": delta }), out);
             }
-            Part::CallEnd { .. } | Part::CallBroken { .. } => self.close(out),
+            Part::CallEnd { .. } | Part::CallCut { .. } | Part::CallBroken { .. } => self.close(out),
             Part::Markup => {}
         }
     }

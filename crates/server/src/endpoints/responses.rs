@@ -97,10 +97,14 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         if !sample.reasoning.is_empty() {
             items.push(OutputItem::new(ItemKind::Reasoning, &sample.reasoning));
         }
-        if !sample.text.is_empty() || sample.calls.is_empty() {
+        if !sample.text.is_empty() || sample.all_calls().next().is_none() {
             items.push(OutputItem::new(ItemKind::Message, &sample.text));
         }
-        items.extend(sample.calls.iter().map(OutputItem::of_call));
+        items.extend(sample.all_calls().map(OutputItem::of_call));
+        if let Some(last) = items.last_mut() {
+            let is_whole_call = last.kind == ItemKind::Call && sample.cut_call.is_none();
+            last.is_cut = sample.end.finished.reason == FinishReason::Length && !is_whole_call;
+        }
         Json(writer.whole(&items, &sample.tokens, &sample.end)).into_response()
     };
     Ok(ignored.named_in(response))
@@ -157,6 +161,8 @@ struct OutputItem {
     call: ToolCall,
     /// Whether nothing follows in it.
     is_done: bool,
+    /// Whether the limit of tokens came within it.
+    is_cut: bool,
 }
 
 impl OutputItem {
@@ -172,7 +178,13 @@ impl OutputItem {
             text: text.to_owned(),
             call: ToolCall::default(),
             is_done: false,
+            is_cut: false,
         }
+    }
+
+    /// How it ended.
+    fn status(&self) -> &'static str {
+        if self.is_cut { "incomplete" } else { "completed" }
     }
 
     fn of_call(call: &ToolCall) -> Self {
@@ -258,7 +270,9 @@ impl ResponseWriter {
     fn whole(&self, items: &[OutputItem], tokens: &[ScoredToken], end: &TextEnd) -> Value {
         let is_cut = end.finished.reason == FinishReason::Length;
         let status = if is_cut { "incomplete" } else { "completed" };
-        let output: Vec<Value> = items.iter().map(|item| self.item(item, status, tokens)).collect();
+        let output: Vec<Value> = (items.iter())
+            .map(|item| self.item(item, item.status(), tokens))
+            .collect();
         let mut whole = self.envelope(status, &json!(output));
         if is_cut {
             whole["incomplete_details"] = json!({ "reason": "max_output_tokens" });
@@ -282,6 +296,8 @@ impl ResponseWriter {
             match item.kind {
                 ItemKind::Reasoning => answer.reasoning_content = Some(item.text.clone()),
                 ItemKind::Message => answer.content.push_str(&item.text),
+                // No result can follow it.
+                ItemKind::Call if item.is_cut => {}
                 ItemKind::Call => calls.push(
                     ToolCall {
                         arguments: item.text.clone(),
@@ -348,6 +364,13 @@ impl ResponseEvents {
         self.send(out, "response.content_part.added", part);
     }
 
+    /// Notes that the limit of tokens came within the newest item, if it is open.
+    fn cut(&mut self) {
+        if let Some(item) = self.items.last_mut().filter(|item| !item.is_done) {
+            item.is_cut = true;
+        }
+    }
+
     /// Ends the newest item, if it is open.
     fn close(&mut self, out: &mut Events) {
         let Some(item) = self.items.last_mut().filter(|item| !item.is_done) else {
@@ -374,7 +397,7 @@ impl ResponseEvents {
                 self.send(out, "response.function_call_arguments.done", done);
             }
         }
-        let value = self.writer.item(&item, "completed", &self.tokens);
+        let value = self.writer.item(&item, item.status(), &self.tokens);
         let data = json!({ "output_index": self.items.len() - 1, "item": value });
         self.send(out, "response.output_item.done", data);
     }
@@ -412,6 +435,10 @@ impl ResponseEvents {
             Part::Arguments { delta, .. } => {
                 self.extend("response.function_call_arguments.delta", delta, json!({}), out);
             }
+            Part::CallCut { .. } => {
+                self.cut();
+                self.close(out);
+            }
             Part::CallEnd { .. } | Part::CallBroken { .. } => self.close(out),
             Part::Markup => {}
         }
@@ -443,6 +470,9 @@ impl EventFormat for ResponseEvents {
         let Some(end) = self.end.take() else { return };
         if self.items.is_empty() {
             self.open(OutputItem::new(ItemKind::Message, ""), out);
+        }
+        if end.finished.reason == FinishReason::Length {
+            self.cut();
         }
         self.close(out);
         let whole = self.writer.whole(&self.items, &self.tokens, &end);

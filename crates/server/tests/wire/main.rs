@@ -9,6 +9,7 @@ mod calls;
 mod clients;
 mod connections;
 mod context_shift;
+mod cut_calls;
 mod defences;
 mod demo;
 mod disconnects;

@@ -56,6 +56,9 @@ fuzz_target!(|bytes: &[u8]| {
         let word = |&byte: &u8| *marks.iter().chain(&WORDS).cycle().nth(byte as usize).expect("it never ends");
         rest.iter().map(word).collect()
     };
+    let mut cut = parser.clone();
+    let pieces = cut.push(&answer).into_iter().chain(cut.cut());
+    assert_eq!(pieces.map(|piece| piece.source_bytes).sum::<usize>(), answer.len());
     let whole = read(parser.clone(), &answer, answer.len().max(1));
     assert_eq!(read(parser, &answer, 1 + *step as usize % 9), whole);
 });

@@ -103,6 +103,23 @@ impl JsonBody {
         Step::Took(after)
     }
 
+    /// Begins a call whose name is known and whose arguments were not to come. Without a mark, a name is too little to be a call.
+    pub(super) fn begin_named(&mut self, calls: &mut Calls) {
+        let is_in_object = !matches!(self.state, State::Open | State::Item | State::AfterObject);
+        if let Some(name) = &self.name
+            && is_in_object
+            && !calls.is_open
+            && !self.shape.is_bare
+        {
+            calls.start(name, self.id.take());
+        }
+    }
+
+    /// Whether a call has ended and none has begun since.
+    pub(super) fn is_after_call(&self) -> bool {
+        self.state == State::AfterObject || self.state == State::Item && self.name.is_some()
+    }
+
     fn begin_object(&mut self) {
         self.state = State::Key;
         self.is_nested = false;

@@ -113,6 +113,11 @@ impl LiteralBody {
         }
     }
 
+    /// Whether a call has ended and none has begun since.
+    pub(super) fn is_after_call(&self) -> bool {
+        matches!(self.state, State::AfterCall | State::Close)
+    }
+
     fn go(&mut self, state: State, n: usize) -> Step {
         self.state = state;
         Step::Took(n)

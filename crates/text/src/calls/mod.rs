@@ -4,7 +4,7 @@
 //! format in the source of the chat template, and [`ReplyParser`] reads an answer piece by piece and gives [`Part`]s.
 //!
 //! Two rules hold for every format. No text is lost: what breaks a format is delivered as text, and so is what merely looks
-//! like a call, such as one to a tool that was not offered. And the parts do not depend on how the text was cut into
+//! like a call, such as one to a tool that was not offered; but a call that a limit cut is never text once its name is known. And the parts do not depend on how the text was cut into
 //! pieces; a name or an argument is given as soon as no later text can change it.
 //!
 //! | module | holds |
@@ -67,6 +67,11 @@ pub enum Part {
     },
     /// A call is complete.
     CallEnd {
+        /// The call.
+        call_idx: usize,
+    },
+    /// A limit, or its reader, cut the answer within a call: what was given of its arguments is the beginning of a JSON object, or nothing.
+    CallCut {
         /// The call.
         call_idx: usize,
     },
@@ -135,6 +140,14 @@ impl Calls {
 
     fn end(&mut self) {
         self.news.push(Part::CallEnd {
+            call_idx: self.call_idx,
+        });
+        self.call_idx += 1;
+        self.is_open = false;
+    }
+
+    fn cut_off(&mut self) {
+        self.news.push(Part::CallCut {
             call_idx: self.call_idx,
         });
         self.call_idx += 1;

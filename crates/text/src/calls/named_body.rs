@@ -114,6 +114,11 @@ impl NamedBody {
         }
     }
 
+    /// Whether a call has ended and none has begun since.
+    pub(super) fn is_after_call(&self) -> bool {
+        matches!(self.state, State::AfterArguments | State::Between)
+    }
+
     fn section(&mut self, text: &str, is_last: bool) -> Step {
         let space = space_len(text);
         match begins_with(&text[space..], self.shape.opener, is_last) {

@@ -106,6 +106,21 @@ impl Body {
             Self::Literal(body) => body.step(text, is_last, calls),
         }
     }
+
+    /// Ends where a limit cut the answer. Says whether the text in front is a call's own: a call is open, or one has ended and nothing
+    /// but marks came since.
+    fn cut(&mut self, calls: &mut Calls) -> bool {
+        if let Self::Json(body) = self {
+            body.begin_named(calls);
+        }
+        calls.is_open
+            || match self {
+                Self::Json(body) => body.is_after_call(),
+                Self::Named(body) => body.is_after_call(),
+                Self::Tagged(body) => body.is_after_call(),
+                Self::Literal(body) => body.is_after_call(),
+            }
+    }
 }
 
 impl ReplyParser {
@@ -221,7 +236,32 @@ impl ReplyParser {
         out
     }
 
-    /// Ends the answer; returns what was held back. A call that is not complete is broken.
+    /// Ends an answer that a limit cut; returns what was held back. A call whose name is known stays one, with what there is of it.
+    pub fn cut(&mut self) -> Vec<Piece> {
+        let is_of_call = match &mut self.phase {
+            Phase::Body(body) => body.cut(&mut self.calls),
+            _ => self.calls.is_open,
+        };
+        let mut out = Vec::new();
+        if is_of_call {
+            if self.calls.is_open {
+                self.calls.cut_off();
+                self.n_read = self.held.len();
+                self.flush_calls(&mut out);
+            } else {
+                self.n_read = 0;
+                self.emit(Part::Markup, self.held.len(), &mut out);
+            }
+            match &mut self.channels {
+                Some(channels) => channels.end_call(),
+                None => self.phase = Phase::Text,
+            }
+        }
+        out.extend(self.finish());
+        out
+    }
+
+    /// Ends the answer where the model did; returns what was held back. A call that is not complete is broken.
     pub fn finish(&mut self) -> Vec<Piece> {
         let mut out = Vec::new();
         self.run(true, &mut out);

@@ -135,6 +135,11 @@ impl TaggedBody {
         }
     }
 
+    /// Whether a call has ended and none has begun since.
+    pub(super) fn is_after_call(&self) -> bool {
+        self.state == State::Between
+    }
+
     fn go(&mut self, state: State, n: usize) -> Step {
         self.state = state;
         Step::Took(n)

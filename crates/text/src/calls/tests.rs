@@ -36,6 +36,13 @@ fn opening(name: &str) -> Opening {
 
 /// Pieces of an answer that arrives cut at `cuts`.
 fn pieces(name: &str, answer: &str, cuts: &[usize]) -> Vec<Piece> {
+    let (mut parser, mut pieces) = pushed(name, answer, cuts);
+    pieces.extend(parser.finish());
+    pieces
+}
+
+/// Pieces of an answer that arrives cut at `cuts`, and the parser before the end is known.
+fn pushed(name: &str, answer: &str, cuts: &[usize]) -> (ReplyParser, Vec<Piece>) {
     let mut parser = ReplyParser::new(&format(name), tools(), opening(name));
     let mut pieces = Vec::new();
     let mut start = 0;
@@ -46,8 +53,7 @@ fn pieces(name: &str, answer: &str, cuts: &[usize]) -> Vec<Piece> {
         }
     }
     pieces.extend(parser.push(&answer[start..]));
-    pieces.extend(parser.finish());
-    pieces
+    (parser, pieces)
 }
 
 /// Parts with neighbours of one kind joined, without marks.
@@ -87,7 +93,7 @@ fn check_whole(answer: &str, pieces: &[Piece]) {
                 );
             }
             Part::CallBroken { source, .. } => assert!(answer[..at].ends_with(source.as_str())),
-            Part::Markup => {}
+            Part::CallCut { .. } | Part::Markup => {}
         }
         at += piece.source_bytes;
     }
@@ -128,6 +134,7 @@ fn words(parts: &[Part]) -> String {
             Part::Arguments { delta, .. } => words.push_str(delta),
             Part::CallEnd { .. } => words.push('»'),
             Part::CallBroken { .. } => words.push('!'),
+            Part::CallCut { .. } => words.push('…'),
             Part::Markup => {}
         }
     }
@@ -136,104 +143,107 @@ fn words(parts: &[Part]) -> String {
 
 const ZURICH: &str = "«weather {\"city\": \"Zürich\", \"days\": 3}»";
 
+/// In each format an answer that calls both tools.
+const TWO_CALLS: &[(&str, &str)] = &[
+    (
+        "hermes",
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 3}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>",
+    ),
+    (
+        "qwen3-coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    ),
+    (
+        "seed-oss",
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>Zürich</parameter>\n<parameter=days>3</parameter>\n</function>\n<function=now>\n</function>\n</seed:tool_call>",
+    ),
+    (
+        "llama",
+        "{\"name\": \"weather\", \"parameters\": {\"city\": \"Zürich\", \"days\": 3}}; {\"name\": \"now\", \"parameters\": {}}",
+    ),
+    ("llama", "[weather(city=\"Zürich\", days=3), now()]"),
+    (
+        "llama",
+        "<|python_tag|>{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"parameters\": {\"city\": \"Zürich\", \"days\": 3}}}\n{\"name\":\"now\",\"parameters\":{}}",
+    ),
+    (
+        "mistral-v3",
+        "[TOOL_CALLS] [{\"arguments\": {\"city\": \"Zürich\", \"days\": 3}, \"name\": \"weather\"}, {\"name\": \"now\", \"arguments\": {}}]",
+    ),
+    (
+        "mistral",
+        "[TOOL_CALLS]weather[ARGS]{\"city\": \"Zürich\", \"days\": 3}[TOOL_CALLS]now[ARGS]{}",
+    ),
+    (
+        "command-r",
+        "Action:\n```json\n[\n    {\n        \"tool_name\": \"weather\",\n        \"parameters\": {\"city\": \"Zürich\", \"days\": 3}\n    },\n    {\"tool_name\": \"now\", \"parameters\": {}}\n]```",
+    ),
+    (
+        "command-r7b",
+        "<|START_ACTION|>[\n    {\"tool_name\": \"weather\", \"parameters\": {\"city\": \"Zürich\", \"days\": 3}},\n    {\"tool_name\": \"now\", \"parameters\": {}}\n]<|END_ACTION|>",
+    ),
+    (
+        "deepseek-v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Zürich\", \"days\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        "deepseek-v3.1",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Zürich\", \"days\": 3}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        "deepseek-v3.2",
+        "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+    (
+        "glm",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+    ),
+    (
+        "glm",
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>Zürich</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>now</tool_call>",
+    ),
+    (
+        "minimax",
+        "<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Zürich</parameter>\n<parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>",
+    ),
+    (
+        "gemma",
+        "<|tool_call>call:weather{city:<|\"|>Zürich<|\"|>,days:3}<tool_call|><|tool_call>call:now{}<tool_call|>",
+    ),
+    (
+        "function-gemma",
+        "<start_function_call>call:weather{city:<escape>Zürich<escape>,days:3}<end_function_call><start_function_call>call:now{}<end_function_call>",
+    ),
+    (
+        "lfm2",
+        "<|tool_call_start|>[weather(city='Zürich', days=3), now()]<|tool_call_end|>",
+    ),
+    (
+        "granite",
+        "<|tool_call|>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]",
+    ),
+    (
+        "functionary",
+        "weather\n{\"city\": \"Zürich\", \"days\": 3}>>>now\n{}",
+    ),
+    (
+        "apertus",
+        "<|tools_prefix|>[{\"weather\": {\"city\": \"Zürich\", \"days\": 3}}, {\"now\": {}}]<|tools_suffix|>",
+    ),
+    (
+        "harmony",
+        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Zürich\", \"days\": 3}<|call|><|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
+    ),
+    (
+        "nemotron",
+        "<TOOLCALL>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 3}}, {\"name\": \"now\"}]</TOOLCALL>",
+    ),
+];
+
 #[test]
 fn each_format_gives_its_calls() {
     let two = format!("{ZURICH}«now {{}}»");
-    for (name, answer) in [
-        (
-            "hermes",
-            "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 3}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>",
-        ),
-        (
-            "qwen3-coder",
-            "<tool_call>\n<function=weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
-        ),
-        (
-            "seed-oss",
-            "<seed:tool_call>\n<function=weather>\n<parameter=city>Zürich</parameter>\n<parameter=days>3</parameter>\n</function>\n<function=now>\n</function>\n</seed:tool_call>",
-        ),
-        (
-            "llama",
-            "{\"name\": \"weather\", \"parameters\": {\"city\": \"Zürich\", \"days\": 3}}; {\"name\": \"now\", \"parameters\": {}}",
-        ),
-        ("llama", "[weather(city=\"Zürich\", days=3), now()]"),
-        (
-            "llama",
-            "<|python_tag|>{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"parameters\": {\"city\": \"Zürich\", \"days\": 3}}}\n{\"name\":\"now\",\"parameters\":{}}",
-        ),
-        (
-            "mistral-v3",
-            "[TOOL_CALLS] [{\"arguments\": {\"city\": \"Zürich\", \"days\": 3}, \"name\": \"weather\"}, {\"name\": \"now\", \"arguments\": {}}]",
-        ),
-        (
-            "mistral",
-            "[TOOL_CALLS]weather[ARGS]{\"city\": \"Zürich\", \"days\": 3}[TOOL_CALLS]now[ARGS]{}",
-        ),
-        (
-            "command-r",
-            "Action:\n```json\n[\n    {\n        \"tool_name\": \"weather\",\n        \"parameters\": {\"city\": \"Zürich\", \"days\": 3}\n    },\n    {\"tool_name\": \"now\", \"parameters\": {}}\n]```",
-        ),
-        (
-            "command-r7b",
-            "<|START_ACTION|>[\n    {\"tool_name\": \"weather\", \"parameters\": {\"city\": \"Zürich\", \"days\": 3}},\n    {\"tool_name\": \"now\", \"parameters\": {}}\n]<|END_ACTION|>",
-        ),
-        (
-            "deepseek-v3",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Zürich\", \"days\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        ),
-        (
-            "deepseek-v3.1",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Zürich\", \"days\": 3}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        ),
-        (
-            "deepseek-v3.2",
-            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
-        ),
-        (
-            "glm",
-            "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
-        ),
-        (
-            "glm",
-            "<tool_call>weather<arg_key>city</arg_key><arg_value>Zürich</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>now</tool_call>",
-        ),
-        (
-            "minimax",
-            "<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Zürich</parameter>\n<parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>",
-        ),
-        (
-            "gemma",
-            "<|tool_call>call:weather{city:<|\"|>Zürich<|\"|>,days:3}<tool_call|><|tool_call>call:now{}<tool_call|>",
-        ),
-        (
-            "function-gemma",
-            "<start_function_call>call:weather{city:<escape>Zürich<escape>,days:3}<end_function_call><start_function_call>call:now{}<end_function_call>",
-        ),
-        (
-            "lfm2",
-            "<|tool_call_start|>[weather(city='Zürich', days=3), now()]<|tool_call_end|>",
-        ),
-        (
-            "granite",
-            "<|tool_call|>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]",
-        ),
-        (
-            "functionary",
-            "weather\n{\"city\": \"Zürich\", \"days\": 3}>>>now\n{}",
-        ),
-        (
-            "apertus",
-            "<|tools_prefix|>[{\"weather\": {\"city\": \"Zürich\", \"days\": 3}}, {\"now\": {}}]<|tools_suffix|>",
-        ),
-        (
-            "harmony",
-            "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Zürich\", \"days\": 3}<|call|><|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
-        ),
-        (
-            "nemotron",
-            "<TOOLCALL>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 3}}, {\"name\": \"now\"}]</TOOLCALL>",
-        ),
-    ] {
+    for (name, answer) in TWO_CALLS {
         check(name, answer, &two);
     }
     check(
@@ -345,6 +355,103 @@ fn a_broken_call_knows_its_text() {
 }
 
 #[test]
+fn a_call_that_a_limit_cuts_stays_one_once_its_name_is_known() {
+    let cut = |name: &str, answer: &str| {
+        let (mut parser, mut pieces) = pushed(name, answer, &[]);
+        pieces.extend(parser.cut());
+        check_whole(answer, &pieces);
+        words(&joined(&pieces))
+    };
+    for (name, answer, expected) in [
+        (
+            "hermes",
+            "Hi <tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Zü",
+            "Hi«weather {\"city\": \"Zü…",
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"weather\", \"argum",
+            "«weather …",
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"weather",
+            "<tool_call>{\"name\": \"weather",
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_",
+            "«now {}»",
+        ),
+        (
+            "granite",
+            "<|tool_call|>[{\"name\": \"now\", \"arguments\": {}}, ",
+            "«now {}»",
+        ),
+        (
+            "llama",
+            "{\"name\": \"now\", \"parameters\": {\"a\"",
+            "«now {\"a\"…",
+        ),
+        // Without a mark, a name alone may be text that is JSON.
+        (
+            "llama",
+            "{\"name\": \"now\", \"para",
+            "{\"name\": \"now\", \"para",
+        ),
+        ("llama", "[weather(city=\"Zü", "«weather …"),
+        (
+            "qwen3-coder",
+            "<function=weather>\n<parameter=city>\nZü</para",
+            "«weather {\"city\": \"Zü…",
+        ),
+        ("mistral", "[TOOL_CALLS]now[ARGS]{\"a\": 1", "«now {\"a\": …"),
+        (
+            "harmony",
+            "<|channel|>commentary to=functions.now <|message|>{\"a",
+            "«now {\"a…",
+        ),
+        // What is no call before the cut is none after it.
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": oops}",
+            "«now {\"a\": !}",
+        ),
+        ("hermes", "a <tool_c", "a <tool_c"),
+        ("hermes", "<think>Hm", "(Hm)"),
+    ] {
+        assert_eq!(cut(name, answer), expected, "{name}: {answer:?}");
+    }
+}
+
+#[test]
+fn wherever_a_limit_cuts_nothing_of_an_open_call_is_text() {
+    let is_text = |piece: &Piece| matches!(piece.part, Part::Text(_));
+    for (name, answer) in TWO_CALLS {
+        let mut n_open = 0;
+        for at in (0..answer.len()).filter(|&at| answer.is_char_boundary(at)) {
+            let (mut parser, mut pieces) = pushed(name, &answer[..at], &[]);
+            let n = |wanted: fn(&Part) -> bool| pieces.iter().filter(|piece| wanted(&piece.part)).count();
+            let is_open = n(|part| matches!(part, Part::CallStart { .. }))
+                > n(|part| matches!(part, Part::CallEnd { .. }));
+            let rest = parser.cut();
+            if is_open {
+                n_open += 1;
+                assert!(!rest.iter().any(is_text), "{name} {at}: {rest:?}");
+                let n_cut = rest
+                    .iter()
+                    .filter(|piece| matches!(piece.part, Part::CallCut { .. }));
+                assert_eq!(n_cut.count(), 1, "{name} {at}: {rest:?}");
+            }
+            pieces.extend(rest);
+            check_whole(&answer[..at], &pieces);
+        }
+        // Where the name comes last, a call is open for a moment only.
+        assert!(n_open > 2, "{name}: {n_open}");
+    }
+}
+
+#[test]
 fn arguments_become_what_their_schema_says() {
     let call = |city: &str, days: &str| {
         format!(
@@ -435,5 +542,8 @@ proptest! {
         prop_assert_eq!(joined(&cut_up), joined(&whole), "{} {:?}", row.name, answer);
         let bytes: Vec<usize> = (1..answer.len()).collect();
         prop_assert_eq!(joined(&pieces(row.name, &answer, &bytes)), joined(&whole), "{} {:?}", row.name, answer);
+        let (mut parser, mut cut_off) = pushed(row.name, &answer, &cuts);
+        cut_off.extend(parser.cut());
+        check_whole(&answer, &cut_off);
     }
 }

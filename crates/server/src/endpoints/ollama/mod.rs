@@ -191,7 +191,7 @@ async fn answer(
     }
     let samples = collect(text, app, call).await?;
     let sample = &samples[0];
-    let calls: Vec<Value> = sample.calls.iter().map(|call| lines.call(call)).collect();
+    let calls: Vec<Value> = sample.all_calls().map(|call| lines.call(call)).collect();
     let mut reply = lines.line(&sample.text, &sample.reasoning, calls);
     if lines.has_logprobs {
         reply["logprobs"] = logprobs(app, &sample.tokens);
@@ -250,7 +250,7 @@ impl Lines {
     }
 
     fn call(&mut self, call: &ToolCall) -> Value {
-        let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+        let arguments = call.whole_arguments();
         let index = self.n_calls;
         self.n_calls += 1;
         json!({ "id": call.id, "function": { "index": index, "name": call.name, "arguments": arguments } })
@@ -273,7 +273,7 @@ impl Lines {
                 self.open.arguments.push_str(delta);
                 None
             }
-            Part::CallEnd { .. } => {
+            Part::CallEnd { .. } | Part::CallCut { .. } => {
                 let call = std::mem::take(&mut self.open);
                 let call = self.call(&call);
                 Some(self.line("", "", vec![call]))

@@ -199,7 +199,7 @@ fn read_with(mut parser: ReplyParser, name: &str, answer: &str) -> (Vec<(String,
                 serde_json::from_str(&arguments).unwrap_or_else(|error| panic!("{error}: {arguments}")),
             )),
             Part::CallBroken { source, .. } => panic!("{name}: broken off: {source:?} of {answer:?}"),
-            Part::Reasoning(_) | Part::Markup => {}
+            Part::CallCut { .. } | Part::Reasoning(_) | Part::Markup => {}
         }
     }
     (calls, text)
