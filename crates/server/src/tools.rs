@@ -3,7 +3,7 @@
 //! Separate from the endpoints because three of them offer tools in different words for the same thing. Invariant: what
 //! reaches the chat template is a list in OpenAI's form in which every tool has a name of its own.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use axum::{http::HeaderValue, response::Response};
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tokenmill::{Conversation, TextEnd, ToolChoice};
 use tokenmill_sched::FinishReason;
 
-use crate::ApiError;
+use crate::{ApiError, error::shortened};
 
 /// Longest name of a tool, as in the official API.
 const MAX_NAME_BYTES: usize = 128;
@@ -21,6 +21,9 @@ const MAX_CALLS: usize = 1024;
 
 /// Kinds of tools that are left out and named.
 const MAX_NAMED_KINDS: usize = 16;
+
+/// What happened to tools that cannot be called.
+const LEFT_OUT: &str = "would run on the servers of those who defined it, and was left out";
 
 /// What a request says of tools.
 #[derive(Clone, Debug, Default)]
@@ -32,25 +35,59 @@ pub(crate) struct Tools {
     choice: ToolChoice,
 }
 
-/// The kinds of the tools of a request that are left out, since they would run on the servers of those who defined them.
+/// The tools of a request that are left out, since they would run on the servers of those who defined them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct IgnoredTools(BTreeSet<String>);
+pub(crate) struct IgnoredTools {
+    kinds: BTreeSet<String>,
+    /// The kinds of those that have a name.
+    by_name: HashMap<String, String>,
+}
 
 impl IgnoredTools {
     /// Leaves one out. What is too much for a header is cut.
-    pub(crate) fn add(&mut self, kind: &str) {
-        if self.0.len() < MAX_NAMED_KINDS {
-            self.0.insert(kind.chars().take(MAX_NAME_BYTES).collect());
+    pub(crate) fn add(&mut self, kind: &str, tool: &Value) {
+        let kind: String = kind.chars().take(MAX_NAME_BYTES).collect();
+        if self.kinds.len() == MAX_NAMED_KINDS && !self.kinds.contains(&kind) {
+            return;
         }
+        self.kinds.insert(kind.clone());
+        if let Some(name) = tool["name"].as_str().filter(|name| name.len() <= MAX_NAME_BYTES)
+            && self.by_name.len() < MAX_NAMED_KINDS
+        {
+            self.by_name.insert(name.to_owned(), kind);
+        }
+    }
+
+    fn list(&self) -> String {
+        let kinds: Vec<&str> = self.kinds.iter().map(String::as_str).collect();
+        kinds.join(", ")
     }
 
     /// Names them in a header of an answer, where there are any.
     pub(crate) fn named_in(&self, mut response: Response) -> Response {
-        let kinds: Vec<&str> = self.0.iter().map(String::as_str).collect();
-        if let (false, Ok(value)) = (kinds.is_empty(), HeaderValue::from_str(&kinds.join(", "))) {
+        if let (false, Ok(value)) = (self.kinds.is_empty(), HeaderValue::from_str(&self.list())) {
             response.headers_mut().insert("x-tokenmill-ignored-tools", value);
         }
         response
+    }
+
+    /// Why the model cannot be made to call one of the tools that are left, of which there is none.
+    fn none_left(&self) -> ApiError {
+        let reason = if self.kinds.is_empty() {
+            "needs `tools`".to_owned()
+        } else {
+            format!("no tool is left to call: {} {LEFT_OUT}", self.list())
+        };
+        ApiError::invalid("tool_choice", reason)
+    }
+
+    /// Why the model cannot be made to call a tool that is not there.
+    fn not_there(&self, name: &str) -> ApiError {
+        let reason = match self.by_name.get(name) {
+            Some(kind) => format!("`{name}`, which is {kind}, {LEFT_OUT}"),
+            None => format!("there is no tool `{}` in `tools`", shortened(name)),
+        };
+        ApiError::invalid("tool_choice", reason)
     }
 }
 
@@ -81,7 +118,7 @@ struct FunctionTool {
 }
 
 impl Tools {
-    /// Reads tools, each with the path of what describes it: its name, its description and its schema.
+    /// Reads tools, each with the path of what describes it: its name, its description and its schema. Those in `ignored` were left out.
     ///
     /// # Errors
     /// A tool without a name, two of one name, a schema that is no object, a `choice` that is not offered, by path.
@@ -89,6 +126,7 @@ impl Tools {
         tools: impl IntoIterator<Item = (String, Value)>,
         choice: &Choice,
         is_parallel: bool,
+        ignored: &IgnoredTools,
     ) -> Result<Self, ApiError> {
         let mut names = HashSet::new();
         let mut list = Vec::new();
@@ -131,28 +169,22 @@ impl Tools {
             }
             list.push(json!({ "type": "function", "function": function }));
         }
-        let unknown = |name: &String| {
-            let reason = format!("there is no tool `{name}` in `tools`");
-            Err(ApiError::invalid("tool_choice", reason))
-        };
         let choice = match choice {
             Choice::None => {
                 list.clear();
                 ToolChoice::Auto
             }
             Choice::Auto => ToolChoice::Auto,
-            Choice::Required if list.is_empty() => {
-                return Err(ApiError::invalid("tool_choice", "needs `tools`"));
-            }
+            Choice::Required if list.is_empty() => return Err(ignored.none_left()),
             Choice::Required => ToolChoice::Required,
-            Choice::Named(name) if !names.contains(name) => return unknown(name),
+            Choice::Named(name) if !names.contains(name) => return Err(ignored.not_there(name)),
             Choice::Named(name) => ToolChoice::Named(name.clone()),
             Choice::Allowed {
                 names: allowed,
                 is_required,
             } => {
                 if let Some(name) = allowed.iter().find(|name| !names.contains(*name)) {
-                    return unknown(name);
+                    return Err(ignored.not_there(name));
                 }
                 let allowed: HashSet<&str> = allowed.iter().map(String::as_str).collect();
                 let is_allowed = |name: &str| allowed.contains(name);
@@ -347,7 +379,8 @@ mod tests {
             .enumerate();
         let list = list.map(|(index, tool)| (format!("tools[{index}].function"), tool));
         let choice = Choice::of_openai(Some(choice)).map_err(|error| error.param().map(str::to_owned))?;
-        Tools::new(list, &choice, true).map_err(|error| error.param().map(str::to_owned))
+        Tools::new(list, &choice, true, &IgnoredTools::default())
+            .map_err(|error| error.param().map(str::to_owned))
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::tool_kinds::{RunBy, run_by};
 use crate::{
     ApiError,
     fields::{Field, label, refuse_others, refused, yes},
@@ -12,27 +13,6 @@ use crate::{
 };
 
 const TEXT_ONLY: &str = "text and images go in, and text comes out";
-
-/// Kinds of tools that the client runs and Anthropic describes to the model, and why they are refused: an answer that calls none of them
-/// would look as if the model had not wanted to.
-const CLIENT_KINDS: [(&str, &str); 4] = [
-    (
-        "bash_",
-        "a `bash` tool needs a description of its own here: a name and an `input_schema`",
-    ),
-    (
-        "text_editor_",
-        "a `text_editor` tool needs a description of its own here: a name and an `input_schema`",
-    ),
-    (
-        "computer_",
-        "a `computer` tool needs a description of its own here: a name and an `input_schema`",
-    ),
-    (
-        "memory_",
-        "a `memory` tool needs a description of its own here: a name and an `input_schema`",
-    ),
-];
 
 /// The endpoint's fields. `top_k`, `top_p` and `temperature` are read with the other sampling fields.
 pub const FIELDS: &[Field] = &[
@@ -54,8 +34,9 @@ pub const FIELDS: &[Field] = &[
     label("service_tier"),
     yes(
         "tools",
-        "tools with an `input_schema`; kinds that Anthropic's servers run, as `web_search`, are left out, and the header `x-tokenmill-ignored-tools` names \
-         them; kinds that the client runs by Anthropic's descriptions (`bash`, `text_editor`, `computer`, `memory`) are refused",
+        "tools with an `input_schema`; kinds that Anthropic's servers run (`web_search`, `web_fetch`, `code_execution`, `tool_search_tool_regex`, \
+         `tool_search_tool_bm25`, `mcp_toolset`, `advisor`) are left out, and the header `x-tokenmill-ignored-tools` names them; kinds that the client runs \
+         by Anthropic's descriptions (`bash`, `text_editor`, `computer`, `memory`), and unknown ones, are refused",
     ),
     yes(
         "tool_choice",
@@ -119,12 +100,6 @@ struct Thinking {
     budget_tokens: Option<u32>,
 }
 
-/// Why a tool of a kind is refused; `None` of kinds that run on Anthropic's servers.
-fn refusal_of(kind: &str) -> Option<&'static str> {
-    let known = (CLIENT_KINDS.iter()).find(|(prefix, _)| kind.starts_with(prefix));
-    known.map(|(_, reason)| *reason)
-}
-
 impl MessagesRequest {
     /// Tokens that thoughts may take.
     ///
@@ -168,19 +143,15 @@ impl MessagesRequest {
             let path = format!("tools[{index}]");
             match tool.get("type") {
                 None | Some(Value::Null) => tools.push((path, tool)),
-                Some(Value::String(kind)) if kind == "custom" => tools.push((path, tool)),
-                Some(Value::String(kind)) => match refusal_of(kind) {
-                    Some(reason) => {
-                        let param = format!("{path}.type");
-                        return Err(ApiError::UnsupportedField { param, reason });
-                    }
-                    None => ignored.add(kind),
+                Some(Value::String(kind)) => match run_by(kind, &path)? {
+                    RunBy::Description => tools.push((path, tool)),
+                    RunBy::OtherServers => ignored.add(kind, &tool),
                 },
                 Some(_) => return Err(ApiError::invalid(format!("{path}.type"), "expected a string")),
             }
         }
         let is_parallel = !(self.tool_choice.as_ref()).is_some_and(|choice| choice.disable_parallel_tool_use);
-        Ok((Tools::new(tools, &choice, is_parallel)?, ignored))
+        Ok((Tools::new(tools, &choice, is_parallel, &ignored)?, ignored))
     }
 
     /// The variables for the chat template.

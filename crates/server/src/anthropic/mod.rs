@@ -1,3 +1,4 @@
 //! Anthropic's API: request types of `/v1/messages` and `/v1/messages/count_tokens`.
 
 pub mod messages;
+mod tool_kinds;

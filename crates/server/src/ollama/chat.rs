@@ -9,7 +9,7 @@ use crate::{
     fields::{Field, only, refuse_others, refused, yes},
     images::{self, Parts},
     openai::chat::{TemplateMessage, Turn, n_logprobs},
-    tools::{Choice, Tools, earlier_calls},
+    tools::{Choice, IgnoredTools, Tools, earlier_calls},
 };
 
 /// The endpoint's fields.
@@ -96,7 +96,7 @@ impl ChatRequest {
             let function = tool.get_mut("function").map(Value::take).unwrap_or_default();
             functions.push((format!("{path}.function"), function));
         }
-        Tools::new(functions, &Choice::Auto, true)
+        Tools::new(functions, &Choice::Auto, true, &IgnoredTools::default())
     }
 
     /// How many alternatives to report per token.

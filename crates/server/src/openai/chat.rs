@@ -13,7 +13,7 @@ pub use tokenmill::Turn;
 use crate::{
     ApiError,
     fields::{Field, label, refuse_others, refused, yes},
-    tools::{Choice, Tools, earlier_calls, set_effort, set_thinking},
+    tools::{Choice, IgnoredTools, Tools, earlier_calls, set_effort, set_thinking},
 };
 
 const OLD_CALLS: &str = "the older form of `tools` and `tool_calls`; use those";
@@ -200,7 +200,12 @@ impl ChatRequest {
             }
             functions.push((format!("{path}.function"), tool["function"].take()));
         }
-        Tools::new(functions, &choice, self.parallel_tool_calls.unwrap_or(true))
+        Tools::new(
+            functions,
+            &choice,
+            self.parallel_tool_calls.unwrap_or(true),
+            &IgnoredTools::default(),
+        )
     }
 
     /// The variables for the chat template.

@@ -130,7 +130,7 @@ impl ResponseRequest {
             let path = format!("tools[{index}]");
             match tool.get("type").and_then(Value::as_str) {
                 Some("function") => functions.push((path, tool)),
-                Some(kind) => ignored.add(kind),
+                Some(kind) => ignored.add(kind, &tool),
                 None => {
                     return Err(ApiError::invalid(
                         format!("{path}.type"),
@@ -139,7 +139,8 @@ impl ResponseRequest {
                 }
             }
         }
-        let tools = Tools::new(functions, &choice, self.parallel_tool_calls.unwrap_or(true))?;
+        let is_parallel = self.parallel_tool_calls.unwrap_or(true);
+        let tools = Tools::new(functions, &choice, is_parallel, &ignored)?;
         Ok((tools, ignored))
     }
 

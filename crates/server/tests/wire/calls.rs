@@ -212,10 +212,53 @@ async fn tools_of_anthropics_servers_are_left_out_and_named() {
     body["stream"] = json!(true);
     let streamed = server.post("/v1/messages", &body).await;
     assert_eq!(streamed.header("x-tokenmill-ignored-tools"), named);
-    // What cannot be called cannot be asked for either.
+    // What cannot be called cannot be asked for either, and the refusal says why.
+    let refused = |body: Value| {
+        let server = &server;
+        async move {
+            let refused = server.post("/v1/messages", &body).await;
+            assert_eq!(refused.status, 400, "{}", refused.text());
+            refused.text().to_owned()
+        }
+    };
     body["tool_choice"] = json!({ "type": "tool", "name": "web_search" });
-    let refused = server.post("/v1/messages", &body).await;
-    assert_eq!(refused.status, 400, "{}", refused.text());
+    let text = refused(body.clone()).await;
+    assert!(
+        text.contains("`web_search`, which is web_search_20250305") && text.contains("was left out"),
+        "{text}"
+    );
+    body["tool_choice"] = json!({ "type": "tool", "name": "weather_map" });
+    let text = refused(body.clone()).await;
+    assert!(text.contains("there is no tool `weather_map`"), "{text}");
+    body["tool_choice"] = json!({ "type": "any" });
+    body["tools"] = json!([search]);
+    let text = refused(body.clone()).await;
+    assert!(
+        text.contains("no tool is left to call: web_search_20250305"),
+        "{text}"
+    );
+    body["tools"] = json!([]);
+    let text = refused(body).await;
+    assert!(text.contains("needs `tools`"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_of_unknown_kinds_are_refused_by_kind() {
+    let Some(server) = start(ANSWER).await else { return };
+    for kind in ["foo_1", "web_serach_20250305", "web_search_new"] {
+        let tools = json!([{ "type": kind, "name": "foo" }]);
+        let body =
+            json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": "Well?" }], "tools": tools });
+        for endpoint in ["/v1/messages", "/v1/messages/count_tokens"] {
+            let refused = server.post(endpoint, &body).await;
+            let text = refused.text();
+            assert_eq!(refused.status, 400, "{text}");
+            assert!(
+                text.contains("tools[0].type") && text.contains(kind) && text.contains("web_fetch"),
+                "{text}"
+            );
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
