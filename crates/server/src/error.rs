@@ -8,6 +8,8 @@ use std::borrow::Cow;
 use serde_json::{Value, json};
 use tokenmill_sched::EngineError;
 
+use crate::model_names::near_it;
+
 /// Which API's error body a client expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
@@ -93,12 +95,15 @@ pub enum ApiError {
     },
     /// The named model is not served here.
     #[error(
-        "the model `{model}` is not served here; available: {available}; the server's `--served-model-name` gives it other \
-         names"
+        "the model `{model}` is not served here{}; available: {available}; the server's `--served-model-name` gives it other \
+         names",
+        near_it(near)
     )]
     UnknownModel {
         /// The name asked for.
         model: String,
+        /// Names that are near, separated by commas.
+        near: String,
         /// The names served, separated by commas.
         available: String,
     },
@@ -116,7 +121,7 @@ pub enum ApiError {
     /// The named model is none of those that this server can load.
     #[error(
         "the model `{model}` is not served here{}; available: {available}",
-        if near.is_empty() { String::new() } else { format!("; near it: {near}") }
+        near_it(near)
     )]
     NoSuchModel {
         /// The name asked for.
@@ -437,6 +442,7 @@ impl From<EngineError> for ApiError {
             // It was there when the request arrived.
             EngineError::UnknownAdapter { .. } => Self::UnknownModel {
                 model: error.to_string(),
+                near: String::new(),
                 available: "what `/v1/models` lists".to_owned(),
             },
             EngineError::Adapter(_) => Self::invalid("lora_path", error.to_string()),
@@ -506,6 +512,7 @@ mod tests {
             },
             ApiError::UnknownModel {
                 model: text(),
+                near: text(),
                 available: text(),
             },
             ApiError::NoSuchModel {

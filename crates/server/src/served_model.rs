@@ -18,6 +18,7 @@ use tokenmill_text::{Tokenizer, template::ChatTemplate};
 
 use crate::{
     ApiError,
+    model_names::{forms, is_of_repository, near_names},
     openai::chat::{TemplateMessage, Turn},
     tools::Tools,
 };
@@ -26,6 +27,8 @@ use crate::{
 #[derive(Debug)]
 pub struct ServedModel {
     names: Vec<String>,
+    /// What it was called when the server was started, where that is none of its names.
+    given: Option<String>,
     model: Model,
     created_s: u64,
     n_requests: AtomicU64,
@@ -66,10 +69,18 @@ impl ServedModel {
         assert!(!names.is_empty(), "a served model has a name");
         Self {
             names,
+            given: None,
             model,
             created_s: unix_seconds(),
             n_requests: AtomicU64::new(0),
         }
+    }
+
+    /// The same, found too by what it was called when the server was started, such as a path. Lists do not show it.
+    #[must_use]
+    pub fn given_as(mut self, given: Option<String>) -> Self {
+        self.given = given;
+        self
     }
 
     /// The names the model answers to.
@@ -102,36 +113,53 @@ impl ServedModel {
         self.model.engine()
     }
 
-    /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. The model's name may
-    /// have `.gguf` behind it. A request without a name, or with an empty one, means the model.
+    /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. Each may have the tag
+    /// `:latest`, `.gguf` and its source (`ollama:`, `hf:`), and a model of the Hub is found without its type too. A request without a
+    /// name, or with an empty one, means the model.
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`].
     pub fn choose(&self, asked: Option<&str>) -> Result<Chosen, ApiError> {
         let asked = asked.unwrap_or_default();
-        self.choose_exactly(asked)
-            .or_else(|error| match without_ending(asked) {
-                Some(asked) => self.choose_exactly(&asked).map_err(|_| error),
-                None => Err(error),
-            })
+        let of_repository = || {
+            let mut forms = forms(asked).into_iter();
+            let is_it = forms.any(|form| self.names.iter().any(|name| is_of_repository(name, &form)));
+            is_it.then(|| self.itself())
+        };
+        (self.choose_by_name(asked))
+            .or_else(of_repository)
+            .ok_or_else(|| self.unknown(asked))
     }
 
-    fn choose_exactly(&self, asked: &str) -> Result<Chosen, ApiError> {
-        if asked.is_empty() || self.names.iter().any(|name| name == asked) {
-            return Ok(Chosen {
-                name: self.name().to_owned(),
-                adapter: None,
-            });
+    /// As [`Self::choose`], but a model of the Hub by its whole name only.
+    pub(crate) fn choose_by_name(&self, asked: &str) -> Option<Chosen> {
+        forms(asked).iter().find_map(|form| self.choose_exactly(form))
+    }
+
+    /// The model without an adapter.
+    fn itself(&self) -> Chosen {
+        Chosen {
+            name: self.name().to_owned(),
+            adapter: None,
         }
-        let behind = |name: &String| asked.strip_prefix(name.as_str())?.strip_prefix(':');
-        let mut adapters = [asked].into_iter().chain(self.names.iter().filter_map(behind));
-        match adapters.find(|adapter| self.model.adapter(adapter).is_ok()) {
-            Some(adapter) => Ok(Chosen {
-                name: asked.to_owned(),
-                adapter: Some(adapter.to_owned()),
-            }),
-            None => Err(self.unknown(asked)),
+    }
+
+    fn choose_exactly(&self, asked: &str) -> Option<Chosen> {
+        if asked.is_empty() || self.all_names().any(|name| name == asked) {
+            return Some(self.itself());
         }
+        let behind = |name: &str| asked.strip_prefix(name)?.strip_prefix(':');
+        let mut adapters = [asked].into_iter().chain(self.all_names().filter_map(behind));
+        let adapter = adapters.find(|adapter| self.model.adapter(adapter).is_ok())?;
+        Some(Chosen {
+            name: asked.to_owned(),
+            adapter: Some(adapter.to_owned()),
+        })
+    }
+
+    /// The names that it is listed under, and the one that it was given by.
+    fn all_names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().chain(&self.given).map(String::as_str)
     }
 
     /// Checks the model name of a request for which an adapter makes no difference.
@@ -155,6 +183,7 @@ impl ServedModel {
         let available: Vec<String> = self.names.iter().cloned().chain(adapters).collect();
         ApiError::UnknownModel {
             model: asked.to_owned(),
+            near: near_names(asked, available.iter().map(String::as_str)).join(", "),
             available: available.join(", "),
         }
     }
@@ -271,6 +300,7 @@ impl From<Error> for ApiError {
             },
             Error::UnknownAdapter { name, available } => Self::UnknownModel {
                 model: name,
+                near: String::new(),
                 available: available.join(", "),
             },
             Error::AdapterName { .. } | Error::TooManyAdapters { .. } => {
@@ -304,16 +334,4 @@ pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())
-}
-
-/// A name without `.gguf` behind the model's own part: models are called as their files without it, and some write it.
-pub(crate) fn without_ending(asked: &str) -> Option<String> {
-    let (model, adapter) = match asked.split_once(".gguf:") {
-        Some((model, adapter)) => (model, Some(adapter)),
-        None => (asked.strip_suffix(".gguf")?, None),
-    };
-    Some(match adapter {
-        Some(adapter) => format!("{model}:{adapter}"),
-        None => model.to_owned(),
-    })
 }

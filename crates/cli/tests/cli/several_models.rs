@@ -155,8 +155,13 @@ fn one_model_is_called_as_it_is_among_several() {
     let first = |args: &[&str]| {
         let server = Server::start_with(&folder.path().join("ollama"), &[args, &["-c", "64"]].concat());
         let name = server.states()[0].0.clone();
-        // As its file is called, and as Ollama's clients call it.
-        for asked in [name.clone(), format!("{name}.gguf")] {
+        // As its file is called, as Ollama's clients call it, and as the server was told.
+        for asked in [
+            name.clone(),
+            format!("{name}.gguf"),
+            format!("{name}:latest"),
+            args[0].to_owned(),
+        ] {
             assert_eq!(server.complete(&asked).1["model"], name.as_str(), "{asked}");
         }
         let tagged = format!("{name}:latest");
@@ -177,6 +182,22 @@ fn one_model_is_called_as_it_is_among_several() {
         assert_eq!(first(&[model]), name);
         assert_eq!(first(&[model, other]), name);
     }
+}
+
+#[test]
+fn models_of_one_name_are_called_by_their_folders_too() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["x/hf.gguf", "y/hf.gguf"] {
+        put(folder.path(), name, DEMO_GGUF);
+    }
+    let [x, y] = ["x/hf.gguf", "y/hf.gguf"].map(|name| folder.path().join(name));
+    let server = Server::start(&[arg(&x), arg(&y), "-c", "64"]);
+    let names: Vec<String> = server.states().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["x/hf", "y/hf"]);
+    assert_eq!(server.complete("y/hf").1["model"], "y/hf");
+    assert_eq!(server.complete(arg(&y)).1["model"], "y/hf");
+    assert_eq!(server.complete("hf").0, 404);
+    server.end();
 }
 
 #[test]
@@ -370,7 +391,11 @@ fn wrong_models_are_refused_before_anything_is_served() {
     refused(&["--models", "no-such.toml"], 3, "cannot read no-such.toml");
     refused(&["--models-dir", arg(folder.path())], 3, "there is no model in");
     refused(&["demo", "no-such.gguf"], 3, "no-such.gguf");
-    refused(&["demo", "demo"], 2, "two models are called `demo`");
+    refused(
+        &["demo", "demo"],
+        2,
+        "two models are called `demo`: demo and demo",
+    );
     refused(
         &["demo", "--embedding-model", "none.gguf", "-c", "64"],
         3,

@@ -16,7 +16,7 @@ use crate::{
     app::{Call, error_response},
     endpoints::models::status_of,
     llama_cpp::MANAGE,
-    models::{Models, Role, Spelling},
+    models::{Models, Role},
     paths::AskedPath,
     request_id::RequestId,
 };
@@ -29,7 +29,7 @@ struct Named {
 /// Has a model loaded. What has to go for it goes as for a request.
 pub(crate) async fn load(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let Named { model } = call.read(MANAGE)?;
-    let idx = models.find(Some(&model), Role::Chat, Spelling::Plain)?;
+    let idx = models.find(Some(&model), Role::Chat)?;
     models.order(idx);
     Ok(done(&models, idx))
 }
@@ -37,7 +37,7 @@ pub(crate) async fn load(models: Models, mut call: Call) -> Result<Response, Api
 /// Has a model unloaded once the requests on it have ended, also one that is pinned. The next request for it loads it again.
 pub(crate) async fn unload(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let Named { model } = call.read(MANAGE)?;
-    let idx = models.find(Some(&model), Role::Chat, Spelling::Plain)?;
+    let idx = models.find(Some(&model), Role::Chat)?;
     models.dismiss(idx);
     Ok(done(&models, idx))
 }

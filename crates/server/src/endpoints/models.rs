@@ -12,7 +12,7 @@ use crate::{
     ApiError, App, Dialect, Models,
     app::error_response,
     error::shortened,
-    models::{Doing, Listed, Role, Spelling},
+    models::{Doing, Listed, Role},
     paths::AskedPath,
     request_id::RequestId,
 };
@@ -120,7 +120,7 @@ pub(crate) async fn one(
             let parent = chosen.adapter.as_ref().map(|_| app.model.name());
             entry(app, &name, parent)
         }),
-        None => models.find(Some(&name), Role::Chat, Spelling::Plain).map(|idx| {
+        None => models.find(Some(&name), Role::Chat).map(|idx| {
             let entries = entries_of(&models.listed()[idx], models.created_s());
             let at = entries.iter().position(|entry| entry["id"] == name.as_str());
             entries[at.unwrap_or(0)].clone()

@@ -12,7 +12,7 @@ use serde::{
 };
 use serde_json::Value;
 
-use super::{KeepAlive, KeepAliveError, Role, names::Spelling};
+use super::{KeepAlive, KeepAliveError, Role};
 use crate::{ApiError, intake::check_weight};
 
 /// What a request says of its model.
@@ -22,8 +22,6 @@ pub(crate) struct Choice {
     pub(crate) model: Option<String>,
     /// What it is for where it names none.
     pub(crate) role: Role,
-    /// How the name is written.
-    pub(crate) spelling: Spelling,
     /// How long the model is to stay afterwards.
     pub(crate) keep_alive: Option<KeepAlive>,
     /// Whether it asks for nothing, as Ollama's clients do to load a model or to have it unloaded.
@@ -60,7 +58,6 @@ impl Choice {
             }
         }
         if uri.path().starts_with("/api/") {
-            choice.spelling = Spelling::Tagged;
             let keep_alive = found.keep_alive.filter(|value| value.0 != Some(Value::Null));
             let read = keep_alive.map(|value| match value.0 {
                 Some(value) => KeepAlive::from_json(&value),

@@ -12,7 +12,6 @@ mod choice;
 mod figures;
 mod keep_alive;
 mod lease;
-mod names;
 mod one_model;
 mod registry;
 mod room;
@@ -37,7 +36,6 @@ pub(crate) use self::{
     asking::Purpose,
     choice::Choice,
     lease::Lease,
-    names::{Spelling, tagged},
     one_model::OneModel,
     status::{Doing, Status},
 };
@@ -48,10 +46,14 @@ use self::{
 };
 pub use self::{
     keep_alive::{KeepAlive, KeepAliveError},
-    names::near_names,
     spec::{FileLoader, Measured, ModelLoader, ModelSpec, Role},
 };
-use crate::{ApiError, App, ServerConfig, app::Common, served_model::unix_seconds};
+use crate::{
+    ApiError, App, ServerConfig,
+    app::Common,
+    model_names::{forms, is_of_repository, near_names},
+    served_model::unix_seconds,
+};
 
 /// What holds for the models of a server together.
 #[derive(Clone, Copy, Debug)]
@@ -85,10 +87,12 @@ pub enum ModelsError {
     #[error("a model has no name")]
     NoName,
     /// Two have the same name.
-    #[error("two models are called `{name}`; an alias tells them apart")]
+    #[error("two models are called `{name}`: {} and {}; an alias tells them apart", models[0], models[1])]
     SameName {
         /// The name.
         name: String,
+        /// What each was given as.
+        models: [String; 2],
     },
 }
 
@@ -339,17 +343,12 @@ impl Models {
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`] and [`ApiError::NoSuchModel`], with names that are near.
-    pub(crate) fn find(
-        &self,
-        asked: Option<&str>,
-        role: Role,
-        spelling: Spelling,
-    ) -> Result<usize, ApiError> {
+    pub(crate) fn find(&self, asked: Option<&str>, role: Role) -> Result<usize, ApiError> {
         let Some(many) = self.many() else { return Ok(0) };
         let Some(asked) = asked.filter(|asked| !asked.is_empty()) else {
             return Ok(many.default_of(role));
         };
-        many.find(asked, spelling).ok_or_else(|| many.unknown(asked))
+        many.find(asked).ok_or_else(|| many.unknown(asked))
     }
 
     /// Holds a model to look at where none is named: the one that requests without a name are for, if it is loaded, else the first that
@@ -383,7 +382,7 @@ impl Models {
             Kind::One(app) => return Ok(Lease::fixed(Arc::clone(app))),
             Kind::Many(many) => many,
         };
-        let idx = self.find(choice.model.as_deref(), choice.role, choice.spelling)?;
+        let idx = self.find(choice.model.as_deref(), choice.role)?;
         let asked = many.lock().ask(idx, purpose, Instant::now());
         let answer = match asked {
             Asked::Runs(app) => return Ok(Lease::counted(self.clone(), idx, purpose, app)),
@@ -478,28 +477,45 @@ impl Many {
         first(role).or_else(|| first(Role::Chat)).unwrap_or(0)
     }
 
-    /// The model of a name: its own, one of its adapters', `model:adapter`, or one of an adapter that was loaded later.
-    fn find(&self, asked: &str, spelling: Spelling) -> Option<usize> {
-        let forms = names::forms(asked, spelling);
+    /// The model of a name: its own, one of its adapters', `model:adapter`, one of an adapter that was loaded later, or that of the only
+    /// model of a repository.
+    fn find(&self, asked: &str) -> Option<usize> {
+        let forms = forms(asked);
         let known = forms.iter().find_map(|form| self.names.get(form).copied());
-        if known.is_some() {
-            return known;
-        }
+        known
+            .or_else(|| self.find_loaded(asked))
+            .or_else(|| self.find_by_adapter(&forms))
+            .or_else(|| self.find_by_repository(&forms))
+    }
+
+    /// A model that is loaded and knows the name, by an adapter that it got since.
+    fn find_loaded(&self, asked: &str) -> Option<usize> {
         let (registry, now) = (self.lock(), Instant::now());
-        let of_adapter = (0..self.specs.len()).find(|&idx| {
+        (0..self.specs.len()).find(|&idx| {
             let app = registry.status(idx, now).app;
-            app.is_some_and(|app| forms.iter().any(|form| app.model.choose(Some(form)).is_ok()))
-        });
-        // `model:adapter` of a model that is not loaded: it says itself whether it has the adapter.
-        of_adapter.or_else(|| {
-            let has_adapter = |spec: &ModelSpec, form: &str| {
-                let behind = |name: &String| form.strip_prefix(name.as_str())?.strip_prefix(':');
-                let mut adapters = spec.names.iter().filter_map(behind);
-                adapters.any(|adapter| spec.adapters.iter().any(|known| known == adapter))
-            };
-            let is_known = |spec: &ModelSpec| forms.iter().any(|form| has_adapter(spec, form));
-            self.specs.iter().position(is_known)
+            app.is_some_and(|app| app.model.choose_by_name(asked).is_some())
         })
+    }
+
+    /// The model of `model:adapter`, which is not loaded: it says itself whether it has the adapter.
+    fn find_by_adapter(&self, forms: &[String]) -> Option<usize> {
+        let has_adapter = |spec: &ModelSpec, form: &str| {
+            let behind = |name: &String| form.strip_prefix(name.as_str())?.strip_prefix(':');
+            let mut adapters = spec.names.iter().chain(&spec.given).filter_map(behind);
+            adapters.any(|adapter| spec.adapters.iter().any(|known| known == adapter))
+        };
+        let is_known = |spec: &ModelSpec| forms.iter().any(|form| has_adapter(spec, form));
+        self.specs.iter().position(is_known)
+    }
+
+    /// The model of a repository of which no other is served.
+    fn find_by_repository(&self, forms: &[String]) -> Option<usize> {
+        let is_of = |spec: &ModelSpec| {
+            let mut names = spec.names.iter();
+            names.any(|name| forms.iter().any(|form| is_of_repository(name, form)))
+        };
+        let mut found = (0..self.specs.len()).filter(|&idx| is_of(&self.specs[idx]));
+        found.next().filter(|_| found.next().is_none())
     }
 
     fn unknown(&self, asked: &str) -> ApiError {
@@ -540,9 +556,18 @@ fn names_of(specs: &[ModelSpec]) -> Result<HashMap<String, usize>, ModelsError> 
             return Err(ModelsError::NoName);
         }
         for name in spec.names.iter().chain(&spec.adapters) {
-            if names.insert(name.clone(), idx).is_some() {
-                return Err(ModelsError::SameName { name: name.clone() });
+            if let Some(other) = names.insert(name.clone(), idx) {
+                let given = |idx: usize| specs[idx].given.as_deref().unwrap_or(specs[idx].name());
+                return Err(ModelsError::SameName {
+                    name: name.clone(),
+                    models: [other, idx].map(|idx| given(idx).to_owned()),
+                });
             }
+        }
+    }
+    for (idx, spec) in specs.iter().enumerate() {
+        if let Some(given) = &spec.given {
+            names.entry(given.clone()).or_insert(idx);
         }
     }
     Ok(names)

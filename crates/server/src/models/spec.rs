@@ -49,6 +49,8 @@ pub trait ModelLoader: fmt::Debug + Send + Sync {
 pub struct ModelSpec {
     /// The names that requests call it by; responses carry the first.
     pub names: Vec<String>,
+    /// What it was called when the server was started, where that is none of its names: requests may call it so too.
+    pub given: Option<String>,
     /// The adapters that are loaded with it, which requests may name too.
     pub adapters: Vec<String>,
     /// What it is for.
@@ -68,6 +70,7 @@ impl ModelSpec {
     pub fn new(name: impl Into<String>, loader: impl ModelLoader + 'static) -> Self {
         Self {
             names: vec![name.into()],
+            given: None,
             adapters: Vec::new(),
             role: Role::Chat,
             is_pinned: false,

@@ -140,7 +140,7 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
         let model = spec.loader.load(!is_alone)?;
         let n_bytes = model.taken_bytes().max(n_bytes);
         many.note_facts(idx, model.facts().cloned());
-        let served = ServedModel::new(spec.names.clone(), model);
+        let served = ServedModel::new(spec.names.clone(), model).given_as(spec.given.clone());
         // What shapes need of a vocabulary takes seconds, in which other models answer.
         let app = at_low_priority(|| App::of_many(served, &models.inner.common));
         Ok((Arc::new(app), n_bytes))

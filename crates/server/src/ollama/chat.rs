@@ -14,7 +14,7 @@ use crate::{
 
 /// The endpoint's fields.
 pub const FIELDS: &[Field] = &[
-    yes("model", "with or without `:latest`"),
+    yes("model", ""),
     yes(
         "messages",
         "roles `system`, `user`, `assistant` and `tool`; `images` in base64; `thinking`, `tool_calls` and `tool_name` of earlier answers; the \

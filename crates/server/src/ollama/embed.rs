@@ -8,7 +8,7 @@ use crate::fields::{Field, label, yes};
 
 /// Fields of `/api/embed`.
 pub const FIELDS: &[Field] = &[
-    yes("model", "with or without `:latest`"),
+    yes("model", ""),
     yes("input", "a text or a list of texts"),
     yes(
         "truncate",
@@ -24,7 +24,7 @@ pub const FIELDS: &[Field] = &[
 
 /// Fields of `/api/embeddings`.
 pub const OLDER_FIELDS: &[Field] = &[
-    yes("model", "with or without `:latest`"),
+    yes("model", ""),
     yes("prompt", "a text; its vector has length 1, as on `/api/embed`"),
     yes("options", "as on `/api/chat`; nothing is sampled"),
     KEEP_ALIVE,
@@ -32,7 +32,7 @@ pub const OLDER_FIELDS: &[Field] = &[
 
 /// Fields of `/api/show`.
 pub const SHOW_FIELDS: &[Field] = &[
-    yes("model", "with or without `:latest`"),
+    yes("model", ""),
     yes("name", "the older name of `model`"),
     label("verbose"),
 ];

@@ -14,7 +14,7 @@ const NO_IMAGES: &str = "no images come out";
 
 /// The endpoint's fields.
 pub const FIELDS: &[Field] = &[
-    yes("model", "with or without `:latest`"),
+    yes("model", ""),
     yes(
         "prompt",
         "a message to the model, or with `raw` or without a chat template a text to continue; without one the answer says \

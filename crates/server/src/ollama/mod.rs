@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    ApiError, Chosen, KeepAlive, ServedModel,
+    ApiError, KeepAlive,
     app::Stay,
     fields::{Body, Field, yes},
     tools::{set_effort, set_thinking},
@@ -41,18 +41,6 @@ pub(crate) fn check_keep_alive(stay: Stay, body: &Body) -> Result<(), ApiError> 
         }),
         _ => Ok(()),
     }
-}
-
-/// Finds what a request names as its model: as it is, and with and without the tag that Ollama puts behind names that have none.
-///
-/// # Errors
-/// As [`ServedModel::choose`].
-pub(crate) fn choose(model: &ServedModel, asked: Option<&str>) -> Result<Chosen, ApiError> {
-    let other = asked.map(|name| {
-        let untagged = name.strip_suffix(":latest").map(str::to_owned);
-        untagged.unwrap_or_else(|| format!("{name}:latest"))
-    });
-    (model.choose(asked)).or_else(|error| model.choose(other.as_deref()).map_err(|_| error))
 }
 
 /// `think`: whether the model thinks before it answers, or how much.

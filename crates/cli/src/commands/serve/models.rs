@@ -196,13 +196,13 @@ pub(super) fn several(
     let several = &args.several;
     let n_named = args.model.len() + usize::from(several.embedding_model.is_some());
     refuse_what_is_for_one(args, n_named)?;
-    let mut specs = Vec::new();
+    let mut found = Vec::new();
     for model in &args.model {
-        specs.push(named(args, kept, model)?);
+        found.push(named(args, kept, model)?);
     }
     if let Some(model) = &several.embedding_model {
         warn_of_text(args, model)?;
-        specs.push(ModelSpec {
+        found.push(FoundModel {
             role: Role::Embedding,
             ..named(args, kept, model)?
         });
@@ -211,9 +211,18 @@ pub(super) fn several(
         for path in models_in(folder)? {
             let mut options = args.model_flags.flags.unresolved_options()?;
             options.prefix_folder = kept.cloned();
-            specs.push(spec(args, served_name(&path, &path), path, options));
+            found.push(FoundModel {
+                name: served_name(&path, &path),
+                given: path.clone(),
+                path,
+                options,
+                role: Role::Chat,
+                is_preloaded: false,
+            });
         }
     }
+    tell_apart(&mut found);
+    let mut specs: Vec<ModelSpec> = found.into_iter().map(|model| spec(args, model)).collect();
     let mut limits = ModelLimits {
         budget_bytes: available_main_bytes(),
         keep_alive: KeepAlive::Forever,
@@ -236,6 +245,7 @@ pub(super) fn several(
     refuse_what_is_for_one(args, specs.len())?;
     if let ([spec], [_, ..]) = (&mut specs[..], &args.served_model_name[..]) {
         spec.names.clone_from(&args.served_model_name);
+        spec.given = None;
     }
     let budget = limits.budget_bytes;
     if let Some(n_bytes) = budget.filter(|&n_bytes| n_bytes < SMALLEST_BUDGET) {
@@ -249,14 +259,16 @@ pub(super) fn several(
             "how much memory is available is not known here: without `--memory-budget` no model is unloaded for another"
         );
     }
+    let n_models = specs.len();
+    let models = Models::new(specs, limits, config).map_err(|error| {
+        Failure::usage(error.to_string()).hint("in a file for `--models` each has a name of its own")
+    })?;
     tracing::info!(
-        models = specs.len(),
+        models = n_models,
         memory_budget = budget.map(size_of),
         "models come and go"
     );
-    Models::new(specs, limits, config).map_err(|error| {
-        Failure::usage(error.to_string()).hint("in a file for `--models` each has a name of its own")
-    })
+    Ok(models)
 }
 
 /// Warns where a model that is to make embeddings was made for text.
@@ -312,26 +324,60 @@ fn refuse_what_is_for_one(args: &Args, n_models: usize) -> Result<(), Failure> {
     }
 }
 
+/// A model of the command line or of a folder, before it has its last name.
+struct FoundModel {
+    name: String,
+    /// As it was written.
+    given: PathBuf,
+    path: PathBuf,
+    options: LoadOptions,
+    role: Role,
+    is_preloaded: bool,
+}
+
 /// A model of the command line, which is there.
-fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<ModelSpec, Failure> {
+fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<FoundModel, Failure> {
     let fetch = &args.model_flags.flags.load.fetch;
     let path = fetch.resolve(model)?;
     ModelSource::find(&path)?.check()?;
-    let name = served_name(model, &path);
     // What is named on the command line is there, its draft model too.
     let mut options = args.model_flags.flags.load_options()?;
     options.prefix_folder = kept.cloned();
-    Ok(ModelSpec {
+    Ok(FoundModel {
+        name: served_name(model, &path),
+        given: model.to_owned(),
+        path,
+        options,
+        role: Role::Chat,
         is_preloaded: true,
-        ..spec(args, name, path, options)
     })
 }
 
-fn spec(args: &Args, name: String, model: PathBuf, options: LoadOptions) -> ModelSpec {
+/// Puts the folder above before the names of files and folders that are called alike.
+fn tell_apart(models: &mut [FoundModel]) {
+    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let is_shared = |name: &String| names.iter().filter(|other| *other == name).count() > 1;
+    for model in models.iter_mut().filter(|model| is_shared(&model.name)) {
+        let folder = model.given.parent().and_then(Path::file_name);
+        if let (Some(folder), false) = (folder, FetchArgs::is_name(&model.given)) {
+            model.name = format!("{}/{}", folder.to_string_lossy(), model.name);
+        }
+    }
+}
+
+fn spec(args: &Args, model: FoundModel) -> ModelSpec {
     let flags = &args.model_flags.flags;
-    let loader = NamedLoader::new(name.clone(), model, flags.load.fetch.clone(), options);
-    let mut spec = ModelSpec::new(name, loader);
+    let loader = NamedLoader::new(
+        model.name.clone(),
+        model.path,
+        flags.load.fetch.clone(),
+        model.options,
+    );
+    let mut spec = ModelSpec::new(model.name, loader);
+    spec.given = Some(model.given.display().to_string());
     spec.adapters = flags.adapters.names().map(str::to_owned).collect();
+    spec.role = model.role;
+    spec.is_preloaded = model.is_preloaded;
     spec
 }
 

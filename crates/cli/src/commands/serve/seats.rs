@@ -152,6 +152,7 @@ pub(crate) fn load_app(
     options.projector = vision.projector();
     let path = load_args.fetch.resolve(model)?;
     let own_name = served_name(model, &path);
+    let given = names.is_empty().then(|| model.display().to_string());
     let model = load(&path, &options)?;
     if let Some(error) = model.words().template_error() {
         tracing::warn!(%error, "the model's chat template cannot be used");
@@ -168,5 +169,5 @@ pub(crate) fn load_app(
             "`--lora {name}=...` has the name of the model"
         )));
     }
-    Ok(App::new(ServedModel::new(names, model), config))
+    Ok(App::new(ServedModel::new(names, model).given_as(given), config))
 }

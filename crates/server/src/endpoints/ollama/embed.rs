@@ -14,7 +14,7 @@ use crate::{
     app::Call,
     endpoints::embeddings::{EmbedParams, embed as embed_inputs},
     ollama::{
-        check_keep_alive, choose,
+        check_keep_alive,
         embed::{EmbedRequest, EmbeddingsRequest, FIELDS, Input, OLDER_FIELDS},
         options::check_options,
     },
@@ -27,7 +27,7 @@ pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, Api
     let body = call.parse(FIELDS)?;
     check_keep_alive(app.stay, &body)?;
     let request: EmbedRequest = body.read()?;
-    choose(&app.model, request.model.as_deref())?.without_adapter()?;
+    app.model.check_own_name(request.model.as_deref())?;
     check_options(&body, app.engine().limits().n_ctx)?;
     let inputs = match request.input {
         Input::One(text) => vec![OnePrompt::Text(text)],
@@ -53,7 +53,7 @@ pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response
     let body = call.parse(OLDER_FIELDS)?;
     check_keep_alive(app.stay, &body)?;
     let request: EmbeddingsRequest = body.read()?;
-    choose(&app.model, request.model.as_deref())?.without_adapter()?;
+    app.model.check_own_name(request.model.as_deref())?;
     check_options(&body, app.engine().limits().n_ctx)?;
     let params = EmbedParams {
         dimensions: None,

@@ -31,7 +31,7 @@ use crate::{
     intake::Share,
     ollama::{
         chat::{self, ChatRequest, conversation, parts_with_images},
-        check_keep_alive, choose,
+        check_keep_alive,
         generate::{self, GenerateRequest},
         options::Options,
     },
@@ -49,7 +49,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     let body = call.parse(chat::FIELDS)?;
     check_keep_alive(app.stay, &body)?;
     let mut request: ChatRequest = body.read()?;
-    let served = choose(&app.model, request.model.as_deref())?;
+    let served = app.model.choose(request.model.as_deref())?;
     call.adapter = served.adapter;
     let lines = Lines {
         app: Arc::clone(&app),
@@ -80,7 +80,7 @@ pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, 
     let body = call.parse(generate::FIELDS)?;
     check_keep_alive(app.stay, &body)?;
     let request: GenerateRequest = body.read()?;
-    let served = choose(&app.model, request.model.as_deref())?;
+    let served = app.model.choose(request.model.as_deref())?;
     call.adapter = served.adapter;
     let lines = Lines {
         app: Arc::clone(&app),

@@ -20,11 +20,9 @@ use crate::{
     app::{Call, Stay, error_response},
     error::shortened,
     infill::has_marks,
-    models::{Listed, Role, Spelling, tagged},
-    ollama::{
-        choose,
-        embed::{SHOW_FIELDS, ShowRequest},
-    },
+    model_names::tagged,
+    models::{Listed, Role},
+    ollama::embed::{SHOW_FIELDS, ShowRequest},
     request_id::RequestId,
 };
 
@@ -139,10 +137,10 @@ pub(crate) async fn version() -> Response {
 pub(crate) async fn show(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let request: ShowRequest = call.read(SHOW_FIELDS)?;
     if let Some(app) = models.only() {
-        choose(&app.model, request.name())?;
+        app.model.check_name(request.name())?;
         return Ok(Json(shown(app)).into_response());
     }
-    let idx = models.find(request.name(), Role::Chat, Spelling::Tagged)?;
+    let idx = models.find(request.name(), Role::Chat)?;
     let listed = &models.listed()[idx];
     let card = Card::of_listed(listed, models.created_s());
     let reply = match &listed.status.app {

@@ -2,37 +2,55 @@
 //!
 //! Separate because it is text alone. Invariant: a name means one model or none.
 
-use crate::served_model::without_ending;
-
 /// Characters of a name that are compared.
 const MAX_CHARS: usize = 128;
 
 /// Most names that are suggested.
 const MAX_NEAR: usize = 3;
 
-/// How names are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Spelling {
-    /// As they are.
-    #[default]
-    Plain,
-    /// With or without the tag `:latest`, as Ollama's clients do.
-    Tagged,
-}
+/// What tells where a model is from, as the command line takes it before a name.
+const SOURCES: [&str; 4] = ["ollama://", "ollama:", "hf://", "hf:"];
 
-/// The forms of a name under which a model is looked for: with and without the tag, each with and without `.gguf`.
-pub(crate) fn forms(asked: &str, spelling: Spelling) -> Vec<String> {
-    let other = (spelling == Spelling::Tagged).then(|| match asked.strip_suffix(":latest") {
-        Some(untagged) => untagged.to_owned(),
-        None => format!("{asked}:latest"),
+/// The tag of names that have none.
+const LATEST: &str = ":latest";
+
+/// The forms of a name under which a model is looked for: with and without its source and the tag `:latest`, each with and without
+/// `.gguf`, which some write behind the names of files. The name as it was written is the first.
+pub(crate) fn forms(asked: &str) -> Vec<String> {
+    let unmarked = SOURCES.iter().find_map(|source| asked.strip_prefix(source));
+    let written = [asked].into_iter().chain(unmarked);
+    let tagged = written.flat_map(|form| {
+        let other = match form.strip_suffix(LATEST) {
+            Some(untagged) => untagged.to_owned(),
+            None => format!("{form}{LATEST}"),
+        };
+        [form.to_owned(), other]
     });
-    let written = [asked.to_owned()].into_iter().chain(other);
-    written
+    tagged
         .flat_map(|form| {
             let shorter = without_ending(&form);
             [form].into_iter().chain(shorter)
         })
+        // A tag or a source alone is no name, and the empty one means any model.
+        .filter(|form| !form.is_empty() || asked.is_empty())
         .collect()
+}
+
+/// Whether `name` is one of the repository that is asked for, with a type behind it.
+pub(crate) fn is_of_repository(name: &str, asked: &str) -> bool {
+    asked.contains('/') && name.strip_prefix(asked).is_some_and(|rest| rest.starts_with(':'))
+}
+
+/// A name without `.gguf` behind the model's own part.
+fn without_ending(asked: &str) -> Option<String> {
+    let (model, behind) = match asked.split_once(".gguf:") {
+        Some((model, behind)) => (model, Some(behind)),
+        None => (asked.strip_suffix(".gguf")?, None),
+    };
+    Some(match behind {
+        Some(behind) => format!("{model}:{behind}"),
+        None => model.to_owned(),
+    })
 }
 
 /// A name with the tag that Ollama puts behind names that have none.
@@ -61,6 +79,15 @@ pub fn near_names<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<
     found.sort_unstable();
     found.dedup();
     found.into_iter().take(MAX_NEAR).map(|(_, name)| name).collect()
+}
+
+/// What an error says of names that may have been meant, if there are any.
+pub(crate) fn near_it(near: &str) -> String {
+    if near.is_empty() {
+        String::new()
+    } else {
+        format!("; near it: {near}")
+    }
 }
 
 /// Characters to add, remove or change to make one text of another; of long texts their beginnings count.
@@ -99,14 +126,23 @@ mod tests {
 
     #[test]
     fn a_name_has_other_forms() {
-        assert_eq!(forms("a", Spelling::Plain), ["a"]);
-        assert_eq!(forms("a.gguf", Spelling::Plain), ["a.gguf", "a"]);
-        assert_eq!(forms("a.gguf:b", Spelling::Plain), ["a.gguf:b", "a:b"]);
-        assert_eq!(forms("a", Spelling::Tagged), ["a", "a:latest"]);
-        assert_eq!(
-            forms("a.gguf:latest", Spelling::Tagged),
-            ["a.gguf:latest", "a:latest", "a.gguf", "a"]
-        );
+        let check = |asked: &str, expected: &[&str]| assert_eq!(forms(asked), expected, "{asked}");
+        check("a", &["a", "a:latest"]);
+        check("a:latest", &["a:latest", "a"]);
+        check("a.gguf", &["a.gguf", "a", "a.gguf:latest", "a:latest"]);
+        check("a.gguf:b", &["a.gguf:b", "a:b", "a.gguf:b:latest", "a:b:latest"]);
+        check("a.gguf:latest", &["a.gguf:latest", "a:latest", "a.gguf", "a"]);
+        check("ollama:", &["ollama:", "ollama::latest", ":latest"]);
+        check("ollama:a", &["ollama:a", "ollama:a:latest", "a", "a:latest"]);
+        check("hf://a/b", &["hf://a/b", "hf://a/b:latest", "a/b", "a/b:latest"]);
+        for (name, asked, expected) in [
+            ("a/b:Q8_0", "a/b", true),
+            ("a/b:Q8_0", "a/b:Q8_0", false),
+            ("a/bc:Q8_0", "a/b", false),
+            ("a:1b", "a", false),
+        ] {
+            assert_eq!(is_of_repository(name, asked), expected, "{name} {asked}");
+        }
         for (name, expected) in [
             ("tiny", "tiny:latest"),
             ("tiny:1b", "tiny:1b"),
