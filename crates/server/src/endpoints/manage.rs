@@ -16,7 +16,7 @@ use crate::{
     app::{Call, error_response},
     endpoints::models::status_of,
     llama_cpp::MANAGE,
-    models::{Models, Role},
+    models::{Doing, Models, Role},
     paths::AskedPath,
     request_id::RequestId,
 };
@@ -26,12 +26,13 @@ struct Named {
     model: String,
 }
 
-/// Has a model loaded. What has to go for it goes as for a request.
+/// Has a model loaded, and says what it is doing by now: a load that failed before says why. What has to go for it goes as for a request.
 pub(crate) async fn load(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let Named { model } = call.read(MANAGE)?;
     let idx = models.find(Some(&model), Role::Chat)?;
     models.order(idx);
-    Ok(done(&models, idx))
+    let status = status_of(&models.listed()[idx]);
+    Ok(Json(json!({ "success": true, "status": status })).into_response())
 }
 
 /// Has a model unloaded once the requests on it have ended, also one that is pinned. The next request for it loads it again.
@@ -39,13 +40,13 @@ pub(crate) async fn unload(models: Models, mut call: Call) -> Result<Response, A
     let Named { model } = call.read(MANAGE)?;
     let idx = models.find(Some(&model), Role::Chat)?;
     models.dismiss(idx);
-    Ok(done(&models, idx))
-}
-
-/// That it was ordered, with what the model is doing by now: a load that failed before says why.
-fn done(models: &Models, idx: usize) -> Response {
-    let status = status_of(&models.listed()[idx]);
-    Json(json!({ "success": true, "status": status })).into_response()
+    let listed = &models.listed()[idx];
+    let mut status = status_of(listed);
+    // It is on its way out, whatever still runs on it; lists have no word for that.
+    if matches!(listed.status.doing, Doing::Loaded | Doing::Unloading) {
+        status["value"] = "unloading".into();
+    }
+    Ok(Json(json!({ "success": true, "status": status })).into_response())
 }
 
 /// Both paths on a server whose only model stays loaded.
