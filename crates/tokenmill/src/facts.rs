@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use tokenmill_convert::Preset;
 use tokenmill_model::Model as Network;
 
 /// What a model's files say of it.
@@ -19,7 +20,7 @@ pub struct ModelFacts {
     pub n_params: u64,
     /// Bytes of the weights.
     pub weights_bytes: u64,
-    /// The type that most bytes of the weights are in.
+    /// The kind of quantized file that it says it is, such as `Q4_K_M`, else the type of most of its parameters.
     pub main_type: &'static str,
     /// Positions that it was made for.
     pub n_ctx_train: usize,
@@ -29,12 +30,19 @@ impl ModelFacts {
     /// The facts of an opened network.
     pub fn of(network: &Network) -> Self {
         let mut n_params = 0;
-        let mut bytes_of: BTreeMap<&'static str, u64> = BTreeMap::new();
+        let mut weights_bytes = 0;
+        let mut params_of: BTreeMap<&'static str, u64> = BTreeMap::new();
         for info in network.weights().infos() {
-            n_params += info.dims.iter().map(|&dim| dim as u64).product::<u64>();
+            let n = info.dims.iter().map(|&dim| dim as u64).product::<u64>();
             let stored = info.stored_form();
-            *bytes_of.entry(stored.type_name).or_default() += stored.n_bytes as u64;
+            n_params += n;
+            weights_bytes += stored.n_bytes as u64;
+            *params_of.entry(stored.type_name).or_default() += n;
         }
+        let most = params_of
+            .iter()
+            .max_by_key(|(_, n)| **n)
+            .map_or("", |(name, _)| name);
         let descriptor = network.descriptor();
         Self {
             arch: descriptor.arch.clone(),
@@ -44,9 +52,16 @@ impl ModelFacts {
                 "safetensors"
             },
             n_params,
-            weights_bytes: bytes_of.values().sum(),
-            main_type: (bytes_of.iter().max_by_key(|(_, bytes)| **bytes)).map_or("", |(name, _)| name),
+            weights_bytes,
+            main_type: said_type(network).unwrap_or(most),
             n_ctx_train: descriptor.n_ctx_train,
         }
     }
+}
+
+/// The kind of file that `general.file_type` says.
+fn said_type(network: &Network) -> Option<&'static str> {
+    let number = network.gguf()?.metadata().u32("general.file_type").ok()?;
+    let preset = Preset::ALL.iter().find(|preset| preset.file_type() == number)?;
+    Some(preset.name())
 }

@@ -277,7 +277,7 @@ pub(crate) async fn props(one: OneModel) -> Response {
         "default_generation_settings": { "n_ctx": app.engine().limits().n_ctx, "params": defaults() },
         "total_slots": app.engine().config().max_running,
         "model_alias": app.model.name(),
-        "model_path": app.model.name(),
+        "model_path": app.model.model().name(),
         "chat_template": app.model.chat_template().unwrap_or_default(),
         "bos_token": text(tokenizer.bos()),
         "eos_token": text(tokenizer.eos()),

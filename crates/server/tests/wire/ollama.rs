@@ -418,3 +418,22 @@ async fn refusals_have_their_own_form_and_name_the_field() {
     }
     server.assert_idle().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_has_the_type_that_its_file_says_and_is_named_as_its_file() {
+    // None of its tensors is as wide as the type's blocks, so all have other types.
+    let server = TestServer::start_tiny("nomic_bert").await;
+    let show = server
+        .post_ok("/api/show", &json!({ "model": "nomic_bert" }))
+        .await;
+    let tags = server.get("/api/tags").await.json();
+    for details in [&show["details"], &tags["models"][0]["details"]] {
+        assert_eq!(details["quantization_level"], "Q4_K_M", "{details}");
+    }
+    assert_eq!(show["modelfile"], "FROM model-Q4_K_M.gguf");
+    let props = server.get("/props").await.json();
+    assert_eq!(
+        (&props["model_path"], &props["model_alias"]),
+        (&json!("model-Q4_K_M.gguf"), &json!("nomic_bert"))
+    );
+}

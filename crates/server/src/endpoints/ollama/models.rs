@@ -161,7 +161,7 @@ pub(crate) async fn show(models: Models, mut call: Call) -> Result<Response, Api
 
 fn shown(app: &App) -> Value {
     json!({
-        "modelfile": format!("FROM {}", app.model.name()),
+        "modelfile": format!("FROM {}", app.model.model().name()),
         "parameters": "",
         "license": "",
         "template": app.model.chat_template().unwrap_or_default(),
