@@ -7,7 +7,7 @@ use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, SeqState
 
 use crate::{
     arena::SeqId,
-    drafting::DraftKind,
+    drafting::{DraftKind, Verified},
     media::content_in,
     outcome::{End, Outcome, RowResult, SeqSummary},
     page_events::Lineage,
@@ -95,7 +95,18 @@ impl Scheduler {
             n_accepted += 1;
         };
         if row.output == PlannedOutput::Sample {
-            self.note_draft(row.seq, draft.len(), n_accepted, results[0]);
+            let is_tried = n_accepted < draft.len() && !is_unsampled(results, n_accepted);
+            let sampled = match results[0] {
+                RowResult::Token(id) => Some(id),
+                _ => None,
+            };
+            let verified = Verified {
+                n_drafted: draft.len(),
+                n_accepted,
+                n_tried: n_accepted + usize::from(is_tried),
+                sampled,
+            };
+            self.note_draft(row.seq, verified);
         }
         // Only now: what was guessed belongs to the text before.
         if end.is_none() && self.sequences[row.seq].is_to_shift() {
@@ -109,26 +120,30 @@ impl Scheduler {
     }
 
     /// Counts a draft, and lets the sequence learn from it.
-    fn note_draft(&mut self, seq: SeqId, n_drafted: usize, n_accepted: usize, first: RowResult) {
+    fn note_draft(&mut self, seq: SeqId, verified: Verified) {
         let sequence = &mut self.sequences[seq];
         let Some(drafter) = &mut sequence.drafter else {
             return;
         };
-        let sampled = match first {
-            RowResult::Token(id) => Some(id),
-            _ => None,
-        };
-        let (shared, of_model) = (&mut self.acceptance, &mut self.model_acceptance);
-        let kind = drafter.observe(n_drafted, n_accepted, sampled, shared, of_model);
-        if n_drafted > 0 {
-            sequence.n_drafted += n_drafted;
-            sequence.n_accepted += n_accepted;
-            self.counters.drafts.add(n_drafted, n_accepted);
-            match kind {
-                DraftKind::Model => self.counters.model_drafts.add(n_drafted, n_accepted),
-                DraftKind::Constraint => self.counters.forced_drafts.add(n_drafted, n_accepted),
-                DraftKind::Ngram => {}
+        let kind = drafter.observe(verified, &mut self.acceptance, &mut self.model_acceptance);
+        let Verified {
+            n_drafted,
+            n_accepted,
+            ..
+        } = verified;
+        if n_drafted == 0 {
+            return;
+        }
+        sequence.n_drafted += n_drafted;
+        sequence.n_accepted += n_accepted;
+        self.counters.drafts.add(n_drafted, n_accepted);
+        match kind {
+            DraftKind::Model => self.counters.model_drafts.add(n_drafted, n_accepted),
+            DraftKind::Constraint { n_found } if n_drafted > n_found => {
+                let (n_forced, n_right) = (n_drafted - n_found, n_accepted.saturating_sub(n_found));
+                self.counters.forced_drafts.add(n_forced, n_right);
             }
+            DraftKind::Constraint { .. } | DraftKind::Ngram => {}
         }
     }
 

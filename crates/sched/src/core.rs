@@ -28,6 +28,7 @@ use crate::{
     lane_mask::{LaneMask, NextMask, Promises},
     mailbox::{Command, Mailbox},
     mask_workers::{MaskResult, MaskWorkers},
+    masked_text::Seen,
     media::Media,
     memory_command::Holds,
     outcome::{End, Outcome, RowResult},
@@ -110,8 +111,8 @@ pub(crate) struct Lane {
     /// The mask of its next token, where it is constrained.
     pub(crate) mask: Option<LaneMask>,
     pub(crate) promises: Promises,
-    /// What its constraint has said to come, and behind how many tokens.
-    pub(crate) expected: Option<(usize, Vec<u32>)>,
+    /// What its constraint has said to come.
+    pub(crate) expected: Option<Seen>,
     pub(crate) stopwatch: Stopwatch,
     /// Prompt tokens that this sequence stands for in the gauge of the queue.
     pub(crate) n_queued_tokens: usize,

@@ -250,10 +250,14 @@ impl Scheduler {
         let (len, gain) = if expected.is_none() && guess.found.is_none() {
             (0, 0)
         } else {
-            let likelihood = |offset| guess.likelihood(&drafter.acceptance, offset);
+            let likelihood = |offset| match guess.found {
+                Some(found) => drafter.acceptance.of(found.len + offset),
+                None => of_forced,
+            };
             room.best_len(max.min(n_known), n_costs, likelihood)
         };
         room.take(len, gain);
+        guess.n_found = guess.found.map_or(0, |_| len);
         match (expected, guess.found) {
             (Some(expected), _) => guess.tokens.extend_from_slice(&expected[..len]),
             (None, Some(found)) => {
@@ -280,7 +284,8 @@ impl Scheduler {
         drafter.offer_masked(MaskedGuess {
             at,
             tokens: seen.tokens[..n_masked.min(seen.tokens.len())].to_vec(),
-            found: found.filter(|_| seen.n_guessed > 0),
+            found,
+            n_found: found.map_or(0, |_| seen.n_guessed),
         });
     }
 

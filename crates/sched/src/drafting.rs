@@ -86,6 +86,7 @@ pub struct DraftCounters {
 }
 
 impl DraftCounters {
+    /// Counts a draft, or its tokens of one kind.
     pub(crate) fn add(&mut self, n_drafted: usize, n_accepted: usize) {
         self.drafts += 1;
         self.draft_tokens += n_drafted as u64;
@@ -158,7 +159,23 @@ pub(crate) struct Drafter {
 pub(crate) enum DraftKind {
     Ngram,
     Model,
-    Constraint,
+    /// A constraint, all but the first `n_found` tokens, which were looked up.
+    Constraint {
+        n_found: usize,
+    },
+}
+
+/// A row that was sampled, and its draft.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Verified {
+    /// Tokens of the draft.
+    pub(crate) n_drafted: usize,
+    /// Those that agree with what was sampled, all from the first on.
+    pub(crate) n_accepted: usize,
+    /// Those in whose place something was sampled, right ones and the first wrong one.
+    pub(crate) n_tried: usize,
+    /// The first token that was sampled, which tells how a draft would have fared where there was none.
+    pub(crate) sampled: Option<u32>,
 }
 
 /// The tokens that a constrained sequence may continue with, each of which has a mask.
@@ -167,17 +184,23 @@ pub(crate) struct MaskedGuess {
     /// Tokens of the sequence that they follow.
     pub(crate) at: usize,
     pub(crate) tokens: Vec<u32>,
-    /// Where they were looked up; `None` for what the constraint forces.
+    /// Where the first `n_found` of them were looked up. What follows is forced by the constraint.
     pub(crate) found: Option<Match>,
+    pub(crate) n_found: usize,
 }
 
 impl MaskedGuess {
     /// How likely the token at an offset is.
     pub(crate) fn likelihood(&self, acceptance: &Acceptance, offset: usize) -> u64 {
-        match self.found {
+        match self.found_at(offset) {
             Some(found) => acceptance.of(found.len + offset),
             None => acceptance.of_forced(),
         }
+    }
+
+    /// Where the token at an offset was looked up, if it was.
+    fn found_at(&self, offset: usize) -> Option<Match> {
+        self.found.filter(|_| offset < self.n_found)
     }
 }
 
@@ -230,73 +253,35 @@ impl Drafter {
         found
     }
 
-    /// Takes in what was sampled after the newest tokens: `n_accepted` tokens of a draft of `n_drafted`, or, where there was no
-    /// draft, the token `sampled`, which tells how a draft would have fared. Says what guessed the draft.
+    /// Takes in what was sampled after the newest tokens. Says what guessed the draft.
     pub(crate) fn observe(
         &mut self,
-        n_drafted: usize,
-        n_accepted: usize,
-        sampled: Option<u32>,
+        verified: Verified,
         shared: &mut Acceptance,
         shared_of_model: &mut ModelAcceptance,
     ) -> DraftKind {
         if let Some(guess) = self.masked_guess.take() {
-            self.observe_masked(&guess, n_drafted, n_accepted, sampled, shared);
-            if guess.found.is_some() {
-                DraftKind::Ngram
-            } else {
-                DraftKind::Constraint
+            let first = guess.tokens.first().copied();
+            for (offset, is_accepted) in outcomes(verified, first) {
+                self.note(guess.found_at(offset), offset, is_accepted, shared);
+            }
+            DraftKind::Constraint {
+                n_found: guess.found.map_or(0, |_| guess.n_found),
             }
         } else if let Some(guess) = self.model_guess.take() {
-            self.observe_model(&guess, n_drafted, n_accepted, sampled, shared_of_model);
+            let first = guess.tokens.first().copied();
+            for (&class, (_, is_accepted)) in guess.classes.iter().zip(outcomes(verified, first)) {
+                self.model_acceptance.observe(class, is_accepted, 16);
+                shared_of_model.observe(class, is_accepted, 128);
+            }
             DraftKind::Model
         } else {
-            self.observe_match(n_drafted, n_accepted, sampled, shared);
+            if let Some((found, first)) = self.guess.take() {
+                for (offset, is_accepted) in outcomes(verified, Some(first)) {
+                    self.note(Some(found), offset, is_accepted, shared);
+                }
+            }
             DraftKind::Ngram
-        }
-    }
-
-    fn observe_model(
-        &mut self,
-        guess: &ModelGuess,
-        n_drafted: usize,
-        n_accepted: usize,
-        sampled: Option<u32>,
-        shared: &mut ModelAcceptance,
-    ) {
-        let mut note = |class: u8, is_accepted: bool| {
-            self.model_acceptance.observe(class, is_accepted, 16);
-            shared.observe(class, is_accepted, 128);
-        };
-        if n_drafted == 0 {
-            if let (Some(sampled), Some(&first), Some(&class)) =
-                (sampled, guess.tokens.first(), guess.classes.first())
-            {
-                note(class, sampled == first);
-            }
-            return;
-        }
-        for (offset, &class) in (guess.classes.iter().enumerate()).take(n_drafted.min(n_accepted + 1)) {
-            note(class, offset < n_accepted);
-        }
-    }
-
-    fn observe_masked(
-        &mut self,
-        guess: &MaskedGuess,
-        n_drafted: usize,
-        n_accepted: usize,
-        sampled: Option<u32>,
-        shared: &mut Acceptance,
-    ) {
-        if n_drafted == 0 {
-            if let (Some(sampled), Some(&first)) = (sampled, guess.tokens.first()) {
-                self.note(guess.found, 0, sampled == first, shared);
-            }
-            return;
-        }
-        for offset in 0..n_drafted.min(n_accepted + 1) {
-            self.note(guess.found, offset, offset < n_accepted, shared);
         }
     }
 
@@ -306,27 +291,15 @@ impl Drafter {
         self.acceptance.observe(class, is_accepted, 16);
         shared.observe(class, is_accepted, 128);
     }
+}
 
-    fn observe_match(
-        &mut self,
-        n_drafted: usize,
-        n_accepted: usize,
-        sampled: Option<u32>,
-        shared: &mut Acceptance,
-    ) {
-        let Some((found, first)) = self.guess.take() else {
-            return;
-        };
-        if n_drafted == 0 {
-            if let Some(sampled) = sampled {
-                self.note(Some(found), 0, sampled == first, shared);
-            }
-            return;
-        }
-        for offset in 0..n_drafted.min(n_accepted + 1) {
-            self.note(Some(found), offset, offset < n_accepted, shared);
-        }
-    }
+/// The offsets of guesses that were tried and whether they were right: those of a draft, or else the first, which was guessed and is
+/// compared with what was sampled.
+fn outcomes(verified: Verified, first: Option<u32>) -> impl Iterator<Item = (usize, bool)> {
+    let is_right = (first.zip(verified.sampled)).map(|(first, sampled)| first == sampled);
+    let without_draft = is_right.filter(|_| verified.n_drafted == 0);
+    let of_draft = (0..verified.n_tried).map(move |offset| (offset, offset < verified.n_accepted));
+    of_draft.chain(without_draft.map(|is_right| (0, is_right)))
 }
 
 /// What a step has been given so far, and what else fits.
@@ -440,6 +413,22 @@ mod tests {
         assert_eq!((len, room.best_len(16, 1, |_| 0).0), (16, 4));
     }
 
+    fn verified(n_drafted: usize, n_accepted: usize, n_tried: usize) -> Verified {
+        Verified {
+            n_drafted,
+            n_accepted,
+            n_tried,
+            sampled: None,
+        }
+    }
+
+    fn without_draft(sampled: u32) -> Verified {
+        Verified {
+            sampled: Some(sampled),
+            ..Verified::default()
+        }
+    }
+
     #[test]
     fn acceptance_follows_what_was_sampled_with_and_without_a_draft() {
         let mut shared = Acceptance::default();
@@ -448,15 +437,15 @@ mod tests {
         let tokens = [1, 2, 3, 1, 2];
         let before = drafter.acceptance.of(2);
         drafter.find(&tokens);
-        drafter.observe(0, 0, Some(3), &mut shared, &mut of_model);
+        drafter.observe(without_draft(3), &mut shared, &mut of_model);
         let after = drafter.acceptance.of(2);
         assert!(after > before);
         drafter.find(&tokens);
-        drafter.observe(0, 0, Some(4), &mut shared, &mut of_model);
+        drafter.observe(without_draft(4), &mut shared, &mut of_model);
         assert!(drafter.acceptance.of(2) < after);
         for _ in 0..100 {
             drafter.find(&tokens);
-            drafter.observe(4, 4, None, &mut shared, &mut of_model);
+            drafter.observe(verified(4, 4, 4), &mut shared, &mut of_model);
         }
         assert!(drafter.acceptance.of(2) > ONE * 9 / 10 && drafter.acceptance.of(4) > ONE * 9 / 10);
         assert!(shared.of(4) > Acceptance::default().of(4));
@@ -477,17 +466,48 @@ mod tests {
             (drafter.model_guess(5), drafter.model_guess(6)),
             (Some(&guess), None)
         );
-        let kind = drafter.observe(2, 1, Some(7), &mut shared, &mut of_model);
+        let kind = drafter.observe(verified(2, 1, 2), &mut shared, &mut of_model);
         assert_eq!(kind, DraftKind::Model);
         let before = ModelAcceptance::default();
         assert!(of_model.of(2) > before.of(2) && of_model.of(4) < before.of(4));
         assert_eq!(drafter.model_guess(5), None);
-        let kind = drafter.observe(0, 0, Some(3), &mut shared, &mut of_model);
+        let kind = drafter.observe(without_draft(3), &mut shared, &mut of_model);
         assert_eq!(kind, DraftKind::Ngram);
         assert_eq!(
             shared.of(2),
             Acceptance::default().of(2),
             "the match was not tried"
         );
+    }
+
+    #[test]
+    fn what_is_forced_behind_a_look_up_counts_as_forced() {
+        let (mut shared, mut of_model) = (Acceptance::default(), ModelAcceptance::default());
+        let mut drafter = Drafter::new(shared, of_model);
+        let found = drafter.find(&[1, 2, 3, 1, 2]);
+        let guess = MaskedGuess {
+            at: 5,
+            tokens: vec![3, 7, 8, 9],
+            found,
+            n_found: 1,
+        };
+        let before = shared;
+        assert_eq!(guess.likelihood(&before, 0), before.of(2));
+        assert_eq!(guess.likelihood(&before, 1), before.of_forced());
+        drafter.offer_masked(guess.clone());
+        let kind = drafter.observe(verified(4, 3, 4), &mut shared, &mut of_model);
+        assert_eq!(kind, DraftKind::Constraint { n_found: 1 });
+        assert!(shared.of(2) > before.of(2));
+        // Two of three were right.
+        assert!(shared.of_forced() < before.of_forced());
+        assert_eq!(
+            [4, 8, 16].map(|len| shared.of(len)),
+            [4, 8, 16].map(|len| before.of(len))
+        );
+        // Behind the third there was no mask, so nothing was sampled in the place of the fourth.
+        let before = shared;
+        drafter.offer_masked(guess);
+        drafter.observe(verified(4, 3, 3), &mut shared, &mut of_model);
+        assert!(shared.of_forced() > before.of_forced());
     }
 }

@@ -12,7 +12,7 @@ use tokenmill_backend::LateMask;
 
 use crate::{
     constraint::{ConstraintFailure, ConstraintSource},
-    masked_text::MaskedText,
+    masked_text::SharedText,
     sync::{Arc, Condvar, Mutex},
 };
 
@@ -25,7 +25,7 @@ pub(crate) enum LaneMask {
     /// A worker has it, and a step may begin before it is there.
     Promised,
     /// The mask of the next token, and behind it those behind the tokens that are guessed.
-    Ready(Box<MaskedText>, Vec<u32>),
+    Ready(Arc<SharedText>, Vec<u32>),
     /// It cannot be followed further.
     Failed(ConstraintFailure),
 }

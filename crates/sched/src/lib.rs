@@ -107,6 +107,9 @@ mod endless;
 #[path = "../tests/support/known_pages.rs"]
 mod known_pages;
 #[cfg(test)]
+#[path = "../tests/support/masks_of_later_steps.rs"]
+mod masks_of_later_steps;
+#[cfg(test)]
 #[path = "../tests/support/missed_masks.rs"]
 mod missed_masks;
 #[cfg(test)]

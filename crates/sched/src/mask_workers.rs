@@ -2,7 +2,8 @@
 //!
 //! Separate from the engine because a mask may take longer than a step, and other sequences shall not wait for it.
 //! Invariants: each order comes back exactly once, also where a constraint panics; threads are started when they are first
-//! needed, and end with the engine; a mask that a step waits for goes before all others, and never waits for constraints that begin.
+//! needed, and end with the engine; a mask that a step waits for goes before all others, and never waits for constraints that begin;
+//! what only a later step can use is looked at when the masks of the step are handed over, while no order waits.
 
 use std::{
     collections::VecDeque,
@@ -14,7 +15,7 @@ use crate::{
     arena::SeqId,
     constraint::{ConstraintFailure, ConstraintSource},
     lane_mask::Arrival,
-    masked_text::{LookAhead, MaskedText, Seen},
+    masked_text::{LookAhead, MaskedText, Seen, SharedText},
     sync::{Arc, Condvar, Mutex, thread},
 };
 
@@ -43,7 +44,7 @@ pub(crate) enum MaskStage {
     /// It begins.
     First(ConstraintSource),
     /// These tokens came.
-    Next(Box<MaskedText>, Vec<u32>),
+    Next(Arc<SharedText>, Vec<u32>),
 }
 
 impl MaskStage {
@@ -57,13 +58,35 @@ pub(crate) struct MaskResult {
     pub(crate) seq: SeqId,
     pub(crate) words: Vec<u32>,
     /// The text, for the next order, and whether nothing may follow.
-    pub(crate) text: Result<(Box<MaskedText>, bool), ConstraintFailure>,
-    /// What may follow.
+    pub(crate) text: Result<(Arc<SharedText>, bool), ConstraintFailure>,
+    /// What may follow, each token with a mask.
     pub(crate) seen: Seen,
     /// How long the next mask took.
     pub(crate) took: Duration,
     /// How long the others took.
     pub(crate) took_ahead: Duration,
+}
+
+/// What may follow the tokens of an order that has come back.
+pub(crate) struct Foreseen {
+    pub(crate) seq: SeqId,
+    pub(crate) seen: Seen,
+    /// How long it took to see what is forced.
+    pub(crate) took: Duration,
+}
+
+/// What is left to do for an order that has come back: to see what is forced behind its guess, and to take both back.
+struct Rest {
+    seq: SeqId,
+    text: Arc<SharedText>,
+    /// Tokens that it had.
+    n_sampled: usize,
+    n_words: usize,
+    /// The mask behind the guess.
+    mask: Vec<u32>,
+    seen: Seen,
+    n_forced: usize,
+    patience: Duration,
 }
 
 pub(crate) struct MaskWorkers {
@@ -86,7 +109,10 @@ struct Papers {
     promised: VecDeque<MaskOrder>,
     /// The others.
     orders: VecDeque<MaskOrder>,
+    /// What no step waits for.
+    rests: VecDeque<Rest>,
     results: Vec<MaskResult>,
+    foreseen: Vec<Foreseen>,
     n_idle: usize,
     /// Threads that begin a constraint.
     n_beginning: usize,
@@ -197,6 +223,11 @@ impl MaskWorkers {
         self.n_open -= papers.results.len();
         results.append(&mut papers.results);
     }
+
+    /// What was foreseen since this was asked last.
+    pub(crate) fn take_foreseen(&mut self) -> Vec<Foreseen> {
+        std::mem::take(&mut self.desk.papers.lock().expect(NOT_POISONED).foreseen)
+    }
 }
 
 impl Drop for MaskWorkers {
@@ -205,6 +236,7 @@ impl Drop for MaskWorkers {
             papers.is_closed = true;
             papers.promised.clear();
             papers.orders.clear();
+            papers.rests.clear();
         }
         self.desk.has_order.notify_all();
         for thread in self.threads.drain(..) {
@@ -214,88 +246,176 @@ impl Drop for MaskWorkers {
     }
 }
 
+/// What a thread does next.
+enum Task {
+    Order(MaskOrder),
+    Rest(Rest),
+}
+
 fn work(desk: &Desk) {
     let mut has_begun = false;
     loop {
         let mut papers = desk.papers.lock().expect(NOT_POISONED);
         papers.n_beginning -= usize::from(has_begun);
-        let order = loop {
+        let task = loop {
             if papers.is_closed {
                 return;
             }
             if let Some(order) = papers.take() {
-                break order;
+                break Task::Order(order);
+            }
+            if let Some(rest) = papers.rests.pop_front() {
+                break Task::Rest(rest);
             }
             papers.n_idle += 1;
             papers = desk.has_order.wait(papers).expect(NOT_POISONED);
             papers.n_idle -= 1;
         };
         drop(papers);
-        has_begun = order.stage.begins();
-        let n_words = order.n_words;
-        let arrival = order.arrival.clone();
-        let result = carry_out(order);
+        has_begun = matches!(&task, Task::Order(order) if order.stage.begins());
+        match task {
+            Task::Order(order) => carry_out(desk, order),
+            Task::Rest(rest) => look_on(desk, rest),
+        }
+    }
+}
+
+impl Desk {
+    /// Lets the engine have a result, and the step that waits for it its masks; then `rest` can be done.
+    fn hand_over(&self, result: MaskResult, n_words: usize, arrival: Option<&Arrival>, rest: Option<Rest>) {
         let is_needed = matches!(result.text, Ok((_, is_done)) if !is_done);
-        if let Some(arrival) = arrival.as_ref().filter(|_| is_needed) {
+        if let Some(arrival) = arrival.filter(|_| is_needed) {
             arrival.put(&result.words, n_words);
         }
         {
-            let mut papers = desk.papers.lock().expect(NOT_POISONED);
+            let mut papers = self.papers.lock().expect(NOT_POISONED);
             papers.results.push(result);
+            papers.rests.extend(rest);
             // Under one lock: whoever has seen the mask finds the result, and whoever has the result, and orders the next mask,
             // finds this one handed over. Else it would be taken for the next one.
             if let Some(arrival) = arrival {
                 arrival.hand_over(is_needed);
             }
         }
-        desk.has_result.notify_one();
+        self.has_result.notify_one();
+    }
+
+    /// Whether no order waits for a thread.
+    fn is_quiet(&self) -> bool {
+        let papers = self.papers.lock().expect(NOT_POISONED);
+        !papers.is_closed && papers.n_orders() <= papers.n_idle
     }
 }
 
-fn carry_out(order: MaskOrder) -> MaskResult {
+/// As the function says, or its failure, a panic too.
+fn caught<T>(compute: impl FnOnce() -> Result<T, ConstraintFailure>) -> Result<T, ConstraintFailure> {
+    catch_unwind(AssertUnwindSafe(compute)).unwrap_or_else(|_| {
+        Err(ConstraintFailure {
+            reason: "it panicked".to_owned(),
+        })
+    })
+}
+
+/// Computes the masks that an order asks for.
+fn carry_out(desk: &Desk, order: MaskOrder) {
     let MaskOrder {
         seq,
         stage,
         n_words,
         ahead,
         mut words,
-        arrival: _,
+        arrival,
     } = order;
     let started = Instant::now();
-    let mut seen = Seen::default();
-    let mut took = None;
-    let text = catch_unwind(AssertUnwindSafe(|| {
-        let mut text = match stage {
-            MaskStage::First(source) => Box::new(MaskedText::begin(source)),
-            MaskStage::Next(mut text, tokens) => {
-                text.commit(&tokens)?;
-                text
-            }
+    let (mut took, mut took_ahead) = (None, Duration::ZERO);
+    let mut seen = Seen {
+        at: ahead.at,
+        ..Seen::default()
+    };
+    let mut rest = None;
+    let text = caught(|| {
+        let (text, tokens) = match stage {
+            MaskStage::First(source) => (Arc::new(SharedText::new(MaskedText::begin(source))), Vec::new()),
+            MaskStage::Next(text, tokens) => (text, tokens),
         };
-        if !text.is_done() {
-            text.mask(n_words, &mut words)?;
-        }
-        let is_done = text.is_done();
-        took = Some(started.elapsed());
-        if !is_done {
-            seen = text.look_ahead(n_words, &ahead, &mut words)?;
+        let mut open = text.open();
+        let is_done = caught(|| {
+            open.commit(&tokens)?;
+            if !open.is_done() {
+                open.mask(n_words, &mut words)?;
+            }
+            let is_done = open.is_done();
+            took = Some(started.elapsed());
+            if is_done {
+                return Ok(true);
+            }
+            seen.n_guessed = open.follow(n_words, &ahead.guess, &mut words);
+            seen.tokens.extend_from_slice(&ahead.guess[..seen.n_guessed]);
+            if ahead.is_for_this_step {
+                let begun = Instant::now();
+                let has_time = || begun.elapsed() < ahead.patience;
+                let forced = open.follow_forced(n_words, ahead.n_forced, &mut words, &has_time);
+                seen.tokens.extend(forced);
+                open.come_back()?;
+            }
+            Ok(false)
+        });
+        let n_sampled = open.n_sampled();
+        drop(open);
+        took_ahead = started.elapsed().saturating_sub(took.unwrap_or_default());
+        let is_done = is_done?;
+        if !is_done && !ahead.is_for_this_step && ahead.n_forced + seen.n_guessed > 0 {
+            rest = Some(Rest {
+                seq,
+                text: Arc::clone(&text),
+                n_sampled,
+                n_words,
+                mask: words[words.len() - n_words..].to_vec(),
+                seen: seen.clone(),
+                n_forced: ahead.n_forced,
+                patience: ahead.patience,
+            });
         }
         Ok((text, is_done))
-    }));
-    let in_all = started.elapsed();
-    let took = took.unwrap_or(in_all);
-    MaskResult {
+    });
+    let result = MaskResult {
         seq,
         words,
-        text: text.unwrap_or_else(|_| {
-            Err(ConstraintFailure {
-                reason: "it panicked".to_owned(),
-            })
-        }),
+        text,
         seen,
-        took,
-        took_ahead: in_all.saturating_sub(took),
+        took: took.unwrap_or_else(|| started.elapsed()),
+        took_ahead,
+    };
+    desk.hand_over(result, n_words, arrival.as_deref(), rest);
+}
+
+/// Sees what is forced behind the guess of an order that has come back, until an order waits for a thread or for this text, and takes
+/// both back.
+fn look_on(desk: &Desk, rest: Rest) {
+    let Rest {
+        seq,
+        text,
+        n_sampled,
+        n_words,
+        mask: mut words,
+        mut seen,
+        n_forced,
+        patience,
+    } = rest;
+    let Some(mut open) = text.open_at(n_sampled) else {
+        return;
+    };
+    let begun = Instant::now();
+    let has_time = || begun.elapsed() < patience && !text.is_wanted() && desk.is_quiet();
+    let forced = open.follow_forced(n_words, n_forced, &mut words, &has_time);
+    if !forced.is_empty() {
+        seen.tokens.extend(forced);
+        let took = begun.elapsed();
+        let mut papers = desk.papers.lock().expect(NOT_POISONED);
+        papers.foreseen.push(Foreseen { seq, seen, took });
     }
+    // A failure shows when the next token is taken in.
+    let _ = caught(|| open.come_back());
 }
 
 #[cfg(test)]
@@ -337,7 +457,8 @@ mod tests {
         let first = || order(MaskStage::First(ConstraintSource::new(|| Box::new(Anything))));
         let next = |token| {
             let source = ConstraintSource::new(|| Box::new(Anything));
-            order(MaskStage::Next(Box::new(MaskedText::begin(source)), vec![token]))
+            let text = SharedText::new(MaskedText::begin(source));
+            order(MaskStage::Next(Arc::new(text), vec![token]))
         };
         let token_of = |order: Option<MaskOrder>| match order.map(|order| order.stage) {
             Some(MaskStage::Next(_, tokens)) => tokens.first().copied(),

@@ -1,27 +1,38 @@
 //! [`MaskedText`]: the text of a constrained sample, its next mask, and the masks behind tokens that are guessed.
 //!
 //! Separate from the threads that compute masks, because it decides which guesses a constraint allows. Invariant: what was guessed is
-//! taken back before a mask is handed over, so that a text is where its sampled tokens left it; where a constraint cannot go back, it
+//! taken back before a sampled token is taken in, so that a text is where its sampled tokens left it; where a constraint cannot go back, it
 //! begins again and takes them once more.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use crate::constraint::{ConstraintFailure, ConstraintSource, TokenConstraint};
+use crate::{
+    constraint::{ConstraintFailure, ConstraintSource, TokenConstraint},
+    sync::{AtomicBool, Mutex, MutexGuard, Ordering},
+};
 
 /// A constrained sample as far as its tokens are known.
 pub(crate) struct MaskedText {
     constraint: Box<dyn TokenConstraint>,
     source: ConstraintSource,
-    /// What it took in.
+    /// What was sampled.
     tokens: Vec<u32>,
+    /// Guesses that the constraint took in behind them.
+    n_ahead: usize,
+    /// Whether no guess can follow.
+    is_at_end: bool,
+    /// Whether the constraint failed, so that it is unknown where it is.
+    is_lost: bool,
 }
 
 /// How far masks are computed ahead of what is sampled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LookAhead {
+    /// Tokens known when this was asked for.
+    pub(crate) at: usize,
     /// What may follow, to the best of a look-up.
     pub(crate) guess: Vec<u32>,
     /// Tokens behind it that are added where the constraint leaves no choice of text.
@@ -35,10 +46,22 @@ pub(crate) struct LookAhead {
 /// What was seen ahead.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
+    /// Tokens behind which it was seen.
+    pub(crate) at: usize,
     /// Tokens that the constraint allows one after the other: of the guess, and those that it forces.
     pub(crate) tokens: Vec<u32>,
     /// Those among them that came from the guess.
     pub(crate) n_guessed: usize,
+}
+
+impl Seen {
+    /// Those of the forced tokens that may follow `known`, the tokens of the sequence, which has grown since as was seen.
+    pub(crate) fn behind(&self, known: &[u32]) -> Option<&[u32]> {
+        let newer = known.get(self.at..)?;
+        let rest = self.tokens.strip_prefix(newer)?;
+        let is_forced = !newer.is_empty() && newer.len() >= self.n_guessed;
+        (is_forced && !rest.is_empty()).then_some(rest)
+    }
 }
 
 impl MaskedText {
@@ -47,16 +70,25 @@ impl MaskedText {
             constraint: source.begin(),
             source,
             tokens: Vec::new(),
+            n_ahead: 0,
+            is_at_end: false,
+            is_lost: false,
         }
     }
 
     /// Takes in what was sampled.
     pub(crate) fn commit(&mut self, tokens: &[u32]) -> Result<(), ConstraintFailure> {
+        self.come_back()?;
         for &token in tokens {
             self.constraint.commit(token)?;
             self.tokens.push(token);
         }
         Ok(())
+    }
+
+    /// Sampled tokens that it has taken in.
+    pub(crate) fn n_sampled(&self) -> usize {
+        self.tokens.len()
     }
 
     /// Whether nothing may follow.
@@ -71,84 +103,135 @@ impl MaskedText {
         self.constraint.mask(words)
     }
 
-    /// Appends the masks behind guesses to the next mask, one for each token that the constraint allows and that does not end the text.
-    pub(crate) fn look_ahead(
-        &mut self,
-        n_words: usize,
-        ahead: &LookAhead,
-        words: &mut Vec<u32>,
-    ) -> Result<Seen, ConstraintFailure> {
-        if ahead.guess.is_empty() && ahead.n_forced == 0 {
-            return Ok(Seen::default());
-        }
-        let mut seen = Seen::default();
-        let mut n_taken = 0;
-        let looked = catch_unwind(AssertUnwindSafe(|| {
-            let looked = self.look(n_words, ahead, words, &mut seen, &mut n_taken);
-            looked.and_then(|()| self.constraint.rollback(n_taken)).is_ok()
-        }));
-        words.truncate((1 + seen.tokens.len()) * n_words);
-        if !ahead.is_for_this_step {
-            words.truncate((1 + seen.n_guessed) * n_words);
-        }
-        if !matches!(looked, Ok(true)) {
-            self.constraint = self.source.begin();
-            for &token in &self.tokens {
-                self.constraint.commit(token)?;
+    /// Follows a guess, and appends the mask behind each token that the constraint allows and that does not end the text. Returns how many
+    /// these are. `words` ends with the mask of the first.
+    pub(crate) fn follow(&mut self, n_words: usize, guess: &[u32], words: &mut Vec<u32>) -> usize {
+        let mut n_followed = 0;
+        for &token in guess {
+            if !allows(&words[words.len() - n_words..], token) || !self.take(n_words, token, words) {
+                break;
             }
+            n_followed += 1;
         }
-        Ok(seen)
+        n_followed
     }
 
-    /// Takes guesses as long as there is a mask behind them. `n_taken` counts the tokens that the constraint took.
-    ///
-    /// # Errors
-    /// Why a constraint failed. Where that left it is unknown.
-    fn look(
+    /// Follows the text as long as the constraint leaves no choice of it, for `n_tokens` at most and until there is no time, and appends the
+    /// mask behind each token. Returns the tokens. `words` ends with the mask of the first.
+    pub(crate) fn follow_forced(
         &mut self,
         n_words: usize,
-        ahead: &LookAhead,
+        n_tokens: usize,
         words: &mut Vec<u32>,
-        seen: &mut Seen,
-        n_taken: &mut usize,
-    ) -> Result<(), ConstraintFailure> {
-        let had_left = self.constraint.has_left();
-        let mut go_on = |constraint: &mut Box<dyn TokenConstraint>, token: u32, words: &mut Vec<u32>| {
+        has_time: &dyn Fn() -> bool,
+    ) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        while tokens.len() < n_tokens && !self.is_at_end && !self.is_lost {
+            let mask = &words[words.len() - n_words..];
+            let constraint = &self.constraint;
+            let Ok(forced) = catch_unwind(AssertUnwindSafe(|| constraint.forced(mask))) else {
+                self.is_lost = true;
+                break;
+            };
+            let forced = forced.filter(|&token| allows(mask, token));
+            let Some(token) = forced.filter(|_| has_time()) else {
+                break;
+            };
+            if !self.take(n_words, token, words) {
+                break;
+            }
+            tokens.push(token);
+        }
+        tokens
+    }
+
+    /// Takes a guess in and appends the mask behind it. Returns whether there is one.
+    fn take(&mut self, n_words: usize, token: u32, words: &mut Vec<u32>) -> bool {
+        let start = words.len();
+        let constraint = &mut self.constraint;
+        let taken = catch_unwind(AssertUnwindSafe(|| {
+            let had_left = constraint.has_left();
             constraint.commit(token)?;
-            *n_taken += 1;
             if constraint.is_done() {
                 return Ok(false);
             }
-            let start = words.len();
             words.resize(start + n_words, 0);
             constraint.mask(&mut words[start..])?;
             // Where a sampled text leaves is for its own mask to say: one that begins again would not know it.
             Ok(!constraint.is_done() && constraint.has_left() == had_left)
-        };
-        for &token in &ahead.guess {
-            let mask = &words[words.len() - n_words..];
-            if !allows(mask, token) {
-                break;
-            }
-            if !go_on(&mut self.constraint, token, words)? {
-                return Ok(());
-            }
-            seen.tokens.push(token);
-            seen.n_guessed += 1;
+        }));
+        let has_mask = matches!(taken, Ok(Ok::<bool, ConstraintFailure>(true)));
+        match taken {
+            Ok(Ok(_)) => self.n_ahead += 1,
+            Ok(Err(_)) | Err(_) => self.is_lost = true,
         }
-        let began = Instant::now();
-        for _ in 0..ahead.n_forced {
-            let mask = &words[words.len() - n_words..];
-            let forced = self.constraint.forced(mask).filter(|&token| allows(mask, token));
-            let Some(token) = forced.filter(|_| began.elapsed() < ahead.patience) else {
-                break;
-            };
-            if !go_on(&mut self.constraint, token, words)? {
-                break;
+        self.is_at_end |= !has_mask;
+        if !has_mask {
+            words.truncate(start);
+        }
+        has_mask
+    }
+
+    /// Takes back what was followed.
+    ///
+    /// # Errors
+    /// Why the constraint, begun again, does not take what was sampled.
+    pub(crate) fn come_back(&mut self) -> Result<(), ConstraintFailure> {
+        self.is_at_end = false;
+        let n_ahead = std::mem::take(&mut self.n_ahead);
+        if !self.is_lost && n_ahead > 0 {
+            let constraint = &mut self.constraint;
+            let back = catch_unwind(AssertUnwindSafe(|| constraint.rollback(n_ahead)));
+            self.is_lost = !matches!(back, Ok(Ok(())));
+        }
+        if self.is_lost {
+            self.constraint = self.source.begin();
+            for &token in &self.tokens {
+                self.constraint.commit(token)?;
             }
-            seen.tokens.push(token);
+            self.is_lost = false;
         }
         Ok(())
+    }
+}
+
+const NOT_POISONED: &str = "panics of constraints are caught";
+
+/// A text that a worker may still look ahead in while the engine has its mask.
+pub(crate) struct SharedText {
+    text: Mutex<MaskedText>,
+    is_wanted: AtomicBool,
+}
+
+impl SharedText {
+    pub(crate) fn new(text: MaskedText) -> Self {
+        Self {
+            text: Mutex::new(text),
+            is_wanted: AtomicBool::new(false),
+        }
+    }
+
+    /// Tells who looks ahead that there is more to take in.
+    pub(crate) fn want(&self) {
+        self.is_wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the text is wanted for more.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.is_wanted.load(Ordering::Relaxed)
+    }
+
+    /// Opens it for what it was wanted for, when no other worker looks ahead in it any more.
+    pub(crate) fn open(&self) -> MutexGuard<'_, MaskedText> {
+        let text = self.text.lock().expect(NOT_POISONED);
+        self.is_wanted.store(false, Ordering::Relaxed);
+        text
+    }
+
+    /// Opens it to look ahead behind `n_sampled` tokens, unless it is wanted for more or has more.
+    pub(crate) fn open_at(&self, n_sampled: usize) -> Option<MutexGuard<'_, MaskedText>> {
+        let text = self.text.lock().expect(NOT_POISONED);
+        (!self.is_wanted() && text.n_sampled() == n_sampled).then_some(text)
     }
 }
 
@@ -198,39 +281,45 @@ mod tests {
         }
     }
 
+    /// Follows a guess and what is forced behind it, and comes back.
+    fn look(text: &mut MaskedText, guess: &[u32], n_forced: usize, words: &mut Vec<u32>) -> Seen {
+        let n_words = words.len();
+        let n_guessed = text.follow(n_words, guess, words);
+        let mut tokens = guess[..n_guessed].to_vec();
+        tokens.extend(text.follow_forced(n_words, n_forced, words, &|| true));
+        text.come_back().unwrap();
+        Seen {
+            at: 0,
+            tokens,
+            n_guessed,
+        }
+    }
+
     fn check(guess: &[u32], n_forced: usize, expected: &[u32], n_masks: usize) {
         for goes_back in [false, true] {
-            for is_for_this_step in [false, true] {
-                let source = ConstraintSource::new(move || {
-                    Box::new(Spelled {
-                        text: &[1, 2, 3, 4, 5],
-                        n_tokens: 0,
-                        goes_back,
-                    })
-                });
-                let mut text = MaskedText::begin(source);
-                let mut words = Vec::new();
-                text.commit(&[1]).unwrap();
-                text.mask(2, &mut words).unwrap();
-                let ahead = LookAhead {
-                    guess: guess.to_vec(),
-                    n_forced,
-                    patience: Duration::MAX,
-                    is_for_this_step,
-                };
-                let seen = text.look_ahead(2, &ahead, &mut words).unwrap();
-                assert_eq!(seen.tokens, expected, "{guess:?}");
-                let n_masks = if is_for_this_step {
-                    n_masks
-                } else {
-                    1 + seen.n_guessed
-                };
-                assert_eq!(words.len(), 2 * n_masks, "{guess:?}");
-                assert_eq!(words[..2], [1 << 2, 0]);
-                let mut again = Vec::new();
-                text.mask(2, &mut again).unwrap();
-                assert_eq!(again, words[..2], "it is where it was");
-            }
+            let source = ConstraintSource::new(move || {
+                Box::new(Spelled {
+                    text: &[1, 2, 3, 4, 5],
+                    n_tokens: 0,
+                    goes_back,
+                })
+            });
+            let mut text = MaskedText::begin(source);
+            let mut words = Vec::new();
+            text.commit(&[1]).unwrap();
+            text.mask(2, &mut words).unwrap();
+            let seen = look(&mut text, guess, n_forced, &mut words);
+            assert_eq!(seen.tokens, expected, "{guess:?}");
+            assert_eq!(words.len(), 2 * n_masks, "{guess:?}");
+            assert_eq!(words[..2], [1 << 2, 0]);
+            let mut again = Vec::new();
+            text.mask(2, &mut again).unwrap();
+            assert_eq!(again, words[..2], "it is where it was");
+            // Without coming back first.
+            text.follow(2, guess, &mut words);
+            text.commit(&[2]).unwrap();
+            text.mask(2, &mut again).unwrap();
+            assert_eq!(again, [1 << 3, 1 << 2], "it is behind what was sampled");
         }
     }
 
@@ -288,12 +377,7 @@ mod tests {
         let mut words = Vec::new();
         text.commit(&[0]).unwrap();
         text.mask(1, &mut words).unwrap();
-        let ahead = LookAhead {
-            guess: vec![1, 2],
-            patience: Duration::MAX,
-            ..LookAhead::default()
-        };
-        let seen = text.look_ahead(1, &ahead, &mut words).unwrap();
+        let seen = look(&mut text, &[1, 2], 0, &mut words);
         assert_eq!(seen.tokens, [1]);
         text.mask(1, &mut words).unwrap();
         assert_eq!(words, [1 << 1], "it is where it was");
@@ -347,19 +431,35 @@ mod tests {
             })
         });
         let mut text = MaskedText::begin(source);
-        let ahead = LookAhead {
-            guess: vec![1, 1],
-            patience: Duration::MAX,
-            is_for_this_step: true,
-            ..LookAhead::default()
-        };
         for (expected, n_guessed) in [(2, 0), (u32::MAX, 2), (u32::MAX, 2)] {
             let mut words = Vec::new();
             text.commit(&[1]).unwrap();
             text.mask(1, &mut words).unwrap();
-            let seen = text.look_ahead(1, &ahead, &mut words).unwrap();
+            let seen = look(&mut text, &[1, 1], 0, &mut words);
             assert_eq!((seen.n_guessed, words.len()), (n_guessed, 1 + n_guessed));
             assert_eq!(words[0], expected);
+        }
+    }
+
+    #[test]
+    fn what_is_forced_is_expected_behind_what_was_guessed() {
+        let seen = Seen {
+            at: 2,
+            tokens: vec![5, 6, 7, 8],
+            n_guessed: 2,
+        };
+        for (known, expected) in [
+            (&[1, 1, 5, 6][..], Some(&[7, 8][..])),
+            (&[1, 1, 5, 6, 7], Some(&[8])),
+            // A look-up finds what is left of the guess again.
+            (&[1, 1, 5], None),
+            (&[1, 1], None),
+            (&[1, 1, 5, 9], None),
+            (&[1, 1, 5, 6, 7, 8], None),
+            (&[1, 1, 5, 6, 7, 8, 9], None),
+            (&[1], None),
+        ] {
+            assert_eq!(seen.behind(known), expected, "{known:?}");
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     core::Core,
     drafting::{DraftRoom, Speculation},
     lane_mask::LaneMask,
-    mask_workers::{MaskOrder, MaskResult, MaskStage},
+    mask_workers::{Foreseen, MaskOrder, MaskResult, MaskStage},
     masked_text::LookAhead,
     outcome::{End, Outcome, RowResult},
     plan::{PlannedOutput, StepPlan},
@@ -47,6 +47,7 @@ impl Core {
         let n_words = self.n_mask_words();
         let n_forced = self.scheduler.config().speculation.max_draft();
         let patience = self.ahead_patience();
+        let at = self.scheduler.tokens_of(seq).map_or(0, <[u32]>::len);
         let Some(lane) = self.lane(seq) else {
             return;
         };
@@ -58,6 +59,7 @@ impl Core {
             stage: MaskStage::First(source.clone()),
             n_words,
             ahead: LookAhead {
+                at,
                 n_forced,
                 patience,
                 ..LookAhead::default()
@@ -74,6 +76,7 @@ impl Core {
         if !self.outcomes.iter().any(|outcome| self.is_masked_token(outcome)) {
             return;
         }
+        self.take_foreseen();
         let n_running = self.scheduler.n_running();
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
         let times = (self.board).with_step_times(|times| times.draft_times(n_running));
@@ -113,13 +116,8 @@ impl Core {
         let Some(lane) = lane.filter(|lane| lane.mask.is_some()) else {
             return;
         };
-        let expected = (lane.expected.take()).and_then(|(at, expected)| {
-            let n_known = known.len().checked_sub(at)?;
-            expected
-                .strip_prefix(&known[at..])
-                .filter(|_| n_known > 0)
-                .map(<[u32]>::to_vec)
-        });
+        let at = known.len();
+        let expected = (lane.expected.take()).and_then(|seen| seen.behind(known).map(<[u32]>::to_vec));
         let max = self.max_ahead();
         let (guess, n_forced) = self.scheduler.guess_to_mask(seq, expected.as_deref(), max, room);
         let patience = self.ahead_patience();
@@ -129,8 +127,10 @@ impl Core {
         let Some(LaneMask::Ready(text, words)) = lane.mask.replace(LaneMask::Ordered) else {
             unreachable!("a constrained sequence samples with its mask");
         };
+        text.want();
         let arrival = is_late.then(|| lane.promises.next()).flatten();
         let ahead = LookAhead {
+            at,
             guess: guess.tokens.clone(),
             n_forced,
             patience,
@@ -312,16 +312,9 @@ impl Core {
         } in results.drain(..)
         {
             self.tally.masks.add(took);
-            if let n_ahead @ 1.. = seen.tokens.len() as u64 {
-                let us = took_ahead.as_micros() as u64 / n_ahead;
-                self.mask_ahead_us = (self.mask_ahead_us * 7 + us).div_ceil(8);
-            } else {
-                // Forgotten by and by, so that one slow look ahead does not end all that come later.
-                self.mask_ahead_us -= self.mask_ahead_us.div_ceil(64);
-            }
+            self.note_ahead(seen.tokens.len(), took_ahead);
             let step = Duration::from_micros(self.last_step_us).max(SHORT);
             let n_masks = words.len() / self.n_mask_words();
-            let n_tokens = self.scheduler.tokens_of(seq).map_or(0, <[u32]>::len);
             let Some(lane) = self.lane(seq) else {
                 continue;
             };
@@ -333,7 +326,7 @@ impl Core {
                     let was_promised = matches!(lane.mask, Some(LaneMask::Promised));
                     lane.mask = Some(LaneMask::Ready(text, words));
                     if seen.tokens.len() > seen.n_guessed {
-                        lane.expected = Some((n_tokens, seen.tokens.clone()));
+                        lane.expected = Some(seen.clone());
                     }
                     if is_done {
                         self.scheduler.end(seq, End::Stop, &mut self.outcomes);
@@ -351,6 +344,27 @@ impl Core {
                 }
             }
         }
+        self.take_foreseen();
         self.publish_outcomes(Cause::Caller, now_us);
+    }
+
+    fn take_foreseen(&mut self) {
+        for Foreseen { seq, seen, took } in self.mask_workers.take_foreseen() {
+            self.note_ahead(seen.tokens.len() - seen.n_guessed, took);
+            if let Some(lane) = self.lane(seq) {
+                lane.expected = Some(seen);
+            }
+        }
+    }
+
+    /// Takes in how long masks behind so many guesses took.
+    fn note_ahead(&mut self, n_guesses: usize, took: Duration) {
+        if let n_guesses @ 1.. = n_guesses as u64 {
+            let us = took.as_micros() as u64 / n_guesses;
+            self.mask_ahead_us = (self.mask_ahead_us * 7 + us).div_ceil(8);
+        } else {
+            // Forgotten by and by, so that one slow look ahead does not end all that come later.
+            self.mask_ahead_us -= self.mask_ahead_us.div_ceil(64);
+        }
     }
 }

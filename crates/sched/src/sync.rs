@@ -3,8 +3,8 @@
 
 pub(crate) use std::{
     sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicU64, Ordering},
+        Arc, Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     thread,

@@ -328,7 +328,10 @@ fn what_a_constraint_forces_is_guessed() {
                 speculation,
                 ..EngineConfig::default()
             };
-            let engine = Engine::start(executor(64, takes_late_masks), config);
+            // What comes while a step runs is looked at then.
+            let mut executor = executor(64, takes_late_masks);
+            executor.on_step = Box::new(|_| std::thread::sleep(Duration::from_millis(2)));
+            let engine = Engine::start(executor, config);
             let params = GenerateParams {
                 constraint: Some(ConstraintSource::new(|| Box::new(Forced(0)))),
                 ..greedy(60)
