@@ -146,8 +146,6 @@ struct Step {
     ticket: Ticket,
     plan: StepPlan,
     submitted_us: u64,
-    /// How long the drafting model took for it.
-    ahead_us: u64,
 }
 
 impl Core {
@@ -410,13 +408,8 @@ impl Core {
         }
         let mut now_us = clock();
         self.gather_masks(now_us);
-        let mut ahead_us = 0;
-        if self.draft_model.is_some() {
-            let begun_us = clock();
-            if self.draft_ahead(clock) {
-                now_us = clock();
-                ahead_us = now_us.saturating_sub(begun_us);
-            }
+        if self.draft_model.is_some() && self.draft_ahead(clock) {
+            now_us = clock();
         }
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         let n_decode = self.scheduler.n_decoding();
@@ -491,7 +484,6 @@ impl Core {
                 ticket,
                 plan,
                 submitted_us: now_us,
-                ahead_us,
             }),
             Err(error) => self.fail_step(plan, &error, now_us),
         }
@@ -532,7 +524,6 @@ impl Core {
             ticket,
             plan,
             submitted_us,
-            ahead_us,
         }) = self.in_flight.pop_front()
         else {
             return false;
@@ -563,9 +554,10 @@ impl Core {
         self.send_rows(&plan);
         self.take_late_masks(&plan, now_us);
         self.read_results(&plan);
+        let drafts_before = self.scheduler.counters().model_drafts;
         self.scheduler.commit(&plan, &self.results, &mut self.outcomes);
         if self.draft_model.is_some() {
-            self.note_drafting(&plan, took_us, ahead_us);
+            self.note_drafting(&plan, took_us, &drafts_before);
         }
         self.order_masks();
         self.publish_outcomes(Cause::Step(&plan), now_us);

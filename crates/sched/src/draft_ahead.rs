@@ -7,9 +7,9 @@ use crate::{
     arena::SeqId,
     core::Core,
     draft_model::{DraftModel, Seat},
-    drafting::Speculation,
+    draft_times::MAX_STEP_DRAFTS,
+    drafting::{DraftCounters, Speculation},
     model_guess::Weighing,
-    outcome::Outcome,
     plan::StepPlan,
 };
 
@@ -25,6 +25,7 @@ impl Core {
 
     /// Lets the drafting model guess for the sequences of the next step. Returns whether it computed anything.
     pub(crate) fn draft_ahead(&mut self, clock: &dyn Fn() -> u64) -> bool {
+        let begun_us = clock();
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
         let may_ask = !is_weighed || self.draft_ledger.allows();
         let Some(model) = (self.draft_model.as_mut()).filter(|model| may_ask && model.works()) else {
@@ -60,7 +61,7 @@ impl Core {
             })
             .collect();
         let mut guesses = Vec::with_capacity(seats.len());
-        let has_computed = model.guess(&seats, weighing, clock, &mut |seq, guess| {
+        let passes = model.guess(&seats, weighing, clock, &mut |seq, guess| {
             guesses.push((seq, guess));
         });
         let n_vocab = scheduler.config().limits.n_vocab as u32;
@@ -71,32 +72,41 @@ impl Core {
             guess.classes.truncate(n_known);
             self.scheduler.offer(seq, guess);
         }
-        has_computed
+        if let Some(weighing) = weighing {
+            let took_us = clock().saturating_sub(begun_us);
+            let prompt_us = passes.map_or(0, |passes| passes.prompt_us);
+            self.draft_ledger
+                .note_passes(took_us.saturating_sub(prompt_us), prompt_us, weighing.step_us);
+        }
+        passes.is_some()
     }
 
-    /// Takes in what a step gained by the drafting model, which took `ahead_us` for it.
-    pub(crate) fn note_drafting(&mut self, plan: &StepPlan, took_us: u64, ahead_us: u64) {
+    /// Takes in what a step gained by the drafting model, whose drafts had been counted as `before` when it began.
+    pub(crate) fn note_drafting(&mut self, plan: &StepPlan, took_us: u64, before: &DraftCounters) {
         let n_decode = plan.n_decode_rows();
         if n_decode == 0 || plan.n_tokens() > n_decode + plan.drafts.len() {
             return;
         }
-        if ahead_us == 0 {
-            if plan.drafts.is_empty() {
-                self.draft_ledger.note_plain(took_us);
-            }
+        let of_model = &self.scheduler.counters().model_drafts;
+        let n_drafted = (of_model.draft_tokens - before.draft_tokens) as usize;
+        let n_accepted = of_model.accepted_tokens - before.accepted_tokens;
+        if n_drafted == 0 {
+            self.draft_ledger.note_plain(took_us);
             return;
         }
-        let Some(step_us) = self.board.with_step_times(|times| times.step_us(n_decode)) else {
-            return;
-        };
-        let n_tokens = (self.outcomes.iter())
-            .filter(|outcome| matches!(outcome, Outcome::Token { .. }))
-            .count() as u64;
-        // A pass that computes a prompt is weighed against the answer that follows.
-        if !plan.drafts.is_empty() {
-            let plain_us = step_us * n_tokens / n_decode as u64;
-            self.draft_ledger
-                .note_drafted(took_us + ahead_us, plain_us, step_us);
+        // What look-ups and constraints guessed would be verified without the model too.
+        let n_others = plan.drafts.len().saturating_sub(n_drafted).min(MAX_STEP_DRAFTS);
+        let measured = self.board.with_step_times(|times| {
+            let step_us = times.step_us(n_decode)?;
+            let part = match n_others {
+                0 => 256,
+                _ => u64::from(times.draft_times(n_decode)?.0[n_others]),
+            };
+            Some((step_us, step_us * part / 256))
+        });
+        if let Some((step_us, without_us)) = measured {
+            let plain_us = without_us + step_us * n_accepted / n_decode as u64;
+            self.draft_ledger.note_drafted(took_us, plain_us, step_us);
         }
     }
 

@@ -1,8 +1,9 @@
 //! [`DraftLedger`]: whether a drafting model has paid so far, by the clock.
 //!
 //! Separate from the weighing of single passes, which goes by what parts of a step are expected to take: a part that no one measures, or
-//! an expectation that is wrong, shows here. Invariant: time that drafts lose is at most a small part of all time, but for what is lent at
-//! the beginning.
+//! an expectation that is wrong, shows here. Every pass is booked as a loss when it is made, and what its guesses gained when their step is
+//! done, so that passes whose guesses came into no step are paid too. Invariant: time that drafts lose is at most a small part of all time,
+//! but for what is lent at the beginning and for prompts that are not paid off.
 
 /// Steps that drafts may lose before they have gained anything.
 const LENT_STEPS: i64 = 2;
@@ -10,17 +11,31 @@ const LENT_STEPS: i64 = 2;
 /// Steps of gain that are remembered: where drafts no longer pay, so much is lost at most before that is seen.
 const MAX_SAVED_STEPS: i64 = 4;
 
-/// The most that one step can lose, in steps. A step may lose its processor for a while, which says nothing of drafts.
+/// The most that one step, or the passes before it, can lose, in steps. Either may lose its processor for a while, which says nothing of
+/// drafts.
 const MAX_LOSS_STEPS: i64 = 2;
 
 /// Of the time of steps without drafts, one part in so many is lent again.
 const LENT_SHARE: i64 = 64;
+
+/// What computing prompts took is paid off in the steps that follow, one part in so many of each. No more is computed than an answer can
+/// pay so, if it is as long as is expected.
+pub(crate) const PAID_SHARE: u64 = 8;
 
 /// What drafts of a model have gained; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct DraftLedger {
     /// What may still be lost, in 1/[`LENT_SHARE`] microseconds; `None` before a step was seen.
     balance: Option<i64>,
+    /// What computing prompts took and is not paid off, microseconds.
+    unpaid_us: u64,
+}
+
+/// Microseconds, small enough to be multiplied.
+fn of(us: u64) -> i64 {
+    i64::try_from(us)
+        .map_or(i64::MAX, |us| us)
+        .min(i64::MAX / (LENT_SHARE * MAX_SAVED_STEPS * 4))
 }
 
 impl DraftLedger {
@@ -29,22 +44,45 @@ impl DraftLedger {
         self.balance.is_none_or(|balance| balance >= 0)
     }
 
-    /// Takes in a step without a draft that took `us`.
+    /// Takes in what was done before a step: passes that guess, and such that compute prompts. A step without drafts takes `step_us`.
+    pub(crate) fn note_passes(&mut self, guessing_us: u64, prompt_us: u64, step_us: u64) {
+        self.unpaid_us = self.unpaid_us.saturating_add(prompt_us);
+        self.add(-of(guessing_us), step_us);
+    }
+
+    /// Takes in a step without a draft of the model that took `us`.
     pub(crate) fn note_plain(&mut self, us: u64) {
-        let us = i64::try_from(us).unwrap_or(i64::MAX / (LENT_SHARE * MAX_SAVED_STEPS));
-        let balance = *self.balance.get_or_insert(LENT_STEPS * LENT_SHARE * us);
+        self.pay_off(us);
+        let us = of(us);
+        let lent = LENT_STEPS * LENT_SHARE * us;
+        let balance = *self.balance.get_or_insert(lent);
         // What is lent is not saved up beyond what it was in the beginning.
-        if balance < LENT_STEPS * LENT_SHARE * us {
+        if balance < lent {
             self.balance = Some(balance + us);
         }
     }
 
-    /// Takes in a step that took `us` with its drafts, and gave what takes `plain_us` without; a step without drafts takes `step_us`.
+    /// Takes in a step that took `us` with the model's drafts, and gave what takes `plain_us` without them; a step without any drafts takes
+    /// `step_us`.
     pub(crate) fn note_drafted(&mut self, us: u64, plain_us: u64, step_us: u64) {
-        let of = |us: u64| i64::try_from(us).unwrap_or(i64::MAX / (LENT_SHARE * MAX_SAVED_STEPS * 2));
+        self.pay_off(step_us);
+        self.add(of(plain_us) - of(us), step_us);
+    }
+
+    /// Books a part of what prompts took, with a step of `step_us`.
+    fn pay_off(&mut self, step_us: u64) {
+        let paid = self.unpaid_us.min(step_us / PAID_SHARE);
+        self.unpaid_us -= paid;
+        if paid > 0 {
+            self.add(-of(paid), step_us);
+        }
+    }
+
+    fn add(&mut self, gain: i64, step_us: u64) {
         let step = of(step_us.max(1));
-        let gain = (of(plain_us) - of(us)).max(-MAX_LOSS_STEPS * step);
-        let balance = self.balance.unwrap_or(LENT_STEPS * LENT_SHARE * step) + gain * LENT_SHARE;
+        let gain = gain.max(-MAX_LOSS_STEPS * step);
+        let balance = self.balance.unwrap_or(LENT_STEPS * LENT_SHARE * step);
+        let balance = balance.saturating_add(gain * LENT_SHARE);
         self.balance = Some(balance.min(MAX_SAVED_STEPS * LENT_SHARE * step));
     }
 }
@@ -53,38 +91,55 @@ impl DraftLedger {
 mod tests {
     use super::*;
 
-    /// Steps of 100 microseconds, where a draft takes `percent` of what its tokens take without: of 10,000, those with a draft, and the
-    /// time of all in percent of what they would take without.
-    fn run(percent: u64) -> (usize, u64) {
+    /// Steps of 100 microseconds, where a pass takes `pass` percent of one and a draft's tokens, with the step that verifies them, `percent`
+    /// of what they take without; `None` where the pass gives no draft. Of 10,000 steps, those with a pass, and the time of all in
+    /// percent of what they would take without.
+    fn run(pass: u64, percent: Option<u64>) -> (usize, u64) {
         let mut ledger = DraftLedger::default();
-        let (mut n_drafted, mut us, mut plain_us) = (0, 0, 0);
+        let (mut n_passes, mut us, mut plain_us) = (0, 0, 0);
         for _ in 0..10_000 {
             plain_us += 100;
-            if ledger.allows() {
-                n_drafted += 1;
-                us += percent;
-                ledger.note_drafted(percent, 100, 100);
-            } else {
-                us += 100;
-                ledger.note_plain(100);
+            let passes = ledger.allows();
+            if passes {
+                n_passes += 1;
+                us += pass;
+                ledger.note_passes(pass, 0, 100);
+            }
+            match percent.filter(|_| passes) {
+                Some(percent) => {
+                    us += percent;
+                    ledger.note_drafted(percent, 100, 100);
+                }
+                None => {
+                    us += 100;
+                    ledger.note_plain(100);
+                }
             }
         }
-        (n_drafted, us * 100 / plain_us)
+        (n_passes, us * 100 / plain_us)
     }
 
     #[test]
     fn drafts_that_lose_are_tried_now_and_then() {
-        for percent in [105, 120, 150, 300] {
-            let (n_drafted, time) = run(percent);
-            assert!(n_drafted >= 20, "{percent}: {n_drafted}");
-            assert!(time <= 102, "{percent}: {time}, {n_drafted}");
+        for (pass, percent) in [
+            (5, Some(100)),
+            (20, Some(100)),
+            (0, Some(120)),
+            (50, Some(100)),
+            (150, Some(150)),
+            (10, None),
+            (150, None),
+        ] {
+            let (n_passes, time) = run(pass, percent);
+            assert!(n_passes >= 20, "{pass} {percent:?}: {n_passes}");
+            assert!(time <= 102, "{pass} {percent:?}: {time}, {n_passes}");
         }
     }
 
     #[test]
     fn drafts_that_pay_are_always_made() {
-        assert_eq!(run(80), (10_000, 80));
-        assert_eq!(run(100), (10_000, 100));
+        assert_eq!(run(20, Some(60)), (10_000, 80));
+        assert_eq!(run(50, Some(50)), (10_000, 100));
     }
 
     #[test]
@@ -93,10 +148,51 @@ mod tests {
         ledger.note_drafted(10_000, 200, 100);
         assert!(ledger.allows());
         ledger.note_drafted(10_000, 200, 100);
-        assert!(!ledger.allows() || ledger.balance == Some(-2 * LENT_SHARE * 100));
-        for _ in 0..200 {
+        assert_eq!(ledger.balance, Some(-2 * LENT_SHARE * 100));
+        for _ in 0..2 * LENT_SHARE {
+            assert!(!ledger.allows());
             ledger.note_plain(100);
         }
         assert!(ledger.allows());
+    }
+
+    /// Answers of `n_steps` steps of 100 microseconds, each behind a prompt that takes as long as 40 of them where drafts are allowed.
+    /// With a draft a step gives what takes `gain` microseconds more. Of 200 answers, those with drafts in their last step, and the time of
+    /// all in percent of what they would take without.
+    fn answers(n_steps: usize, gain: u64) -> (usize, u64) {
+        let mut ledger = DraftLedger::default();
+        let (mut n_drafted, mut us, mut plain_us) = (0, 0, 0);
+        for _ in 0..200 {
+            if ledger.allows() {
+                us += 4000;
+                ledger.note_passes(0, 4000, 100);
+            }
+            let mut drafts = false;
+            for _ in 0..n_steps {
+                drafts = ledger.allows();
+                us += 100;
+                if drafts {
+                    plain_us += 100 + gain;
+                    ledger.note_drafted(100, 100 + gain, 100);
+                } else {
+                    plain_us += 100;
+                    ledger.note_plain(100);
+                }
+            }
+            n_drafted += usize::from(drafts);
+        }
+        (n_drafted, us * 100 / plain_us)
+    }
+
+    #[test]
+    fn a_prompt_is_paid_off_by_its_answer() {
+        // Each step pays 12 of what it gains.
+        let (n_drafted, time) = answers(400, 30);
+        assert!(n_drafted == 200 && time < 90, "{n_drafted} {time}");
+        // No draft has gained: prompts are a loss.
+        for n_steps in [20, 400] {
+            let (n_drafted, time) = answers(n_steps, 0);
+            assert!(n_drafted < 100 && time <= 103, "{n_steps}: {n_drafted} {time}");
+        }
     }
 }

@@ -18,12 +18,14 @@ use tokenmill_backend::{Executor, ForwardBatch, PageGroup, SamplingParams, StepE
 use crate::{
     arena::SeqId,
     batch_builder::build_batch,
+    draft_ledger::PAID_SHARE,
     draft_plan::Want,
     draft_times::ONE,
     drafting::Speculation,
     hidden_states::{HiddenStates, hidden_states_bytes},
     model_guess::{ModelGuess, Weighing, class_of},
     outcome::{End, Outcome, RowResult},
+    pass_times::{PassTimes, Passes, is_guessing},
     plan::{PlannedOutput, PlannedRow, StepPlan},
     scheduler::{Scheduler, SchedulerConfig, StepBudget},
     sequence::{SeqSpec, Work},
@@ -38,8 +40,10 @@ const MAX_BAD_ROWS: u32 = 8;
 /// Without times to weigh, a draft ends where it is less likely than one in so many to be right up to there.
 const ONE_IN: u64 = 4;
 
-/// Of the time of steps, one part in so many may go to drafts that are not expected to pay, to see whether they do.
+/// Of the time of steps, one part in so many may go to drafts that are not expected to pay, to see whether they do: at first, and at
+/// least. After each such draft it is half as much, until drafts are expected to pay.
 const TRIAL_SHARE: u64 = 64;
+const LAST_TRIAL_SHARE: u64 = 512;
 
 /// Before a pass was measured: it takes this part of a step of the first model, and this many microseconds.
 const UNMEASURED_DIVISOR: u64 = 8;
@@ -68,43 +72,6 @@ struct Draft {
     is_open: bool,
 }
 
-/// How long passes take, in microseconds, as moving averages.
-#[derive(Default)]
-struct PassTimes {
-    /// By number of sequences, of passes that guess a token for each.
-    guessing: Vec<Option<u64>>,
-    /// One token of a pass that computes many.
-    token: Option<u64>,
-}
-
-impl PassTimes {
-    fn observe(&mut self, n_seqs: usize, n_tokens: usize, us: u64) {
-        let follow = |average: &mut Option<u64>, us: u64| {
-            *average = Some(average.map_or(us, |old| (old * 7 + us.min(old * 2 + 1)) / 8));
-        };
-        // The first token of a draft follows on one or two that were sampled since.
-        if n_tokens <= 2 * n_seqs {
-            if self.guessing.len() <= n_seqs {
-                self.guessing.resize(n_seqs + 1, None);
-            }
-            follow(&mut self.guessing[n_seqs], us);
-        } else {
-            follow(&mut self.token, us / n_tokens as u64);
-        }
-    }
-
-    /// A pass for so many sequences: as measured, or as one for the nearest number; `None` before any.
-    fn guessing(&self, n_seqs: usize) -> Option<u64> {
-        let at = |n: usize| self.guessing.get(n).copied().flatten();
-        let below = (1..=n_seqs)
-            .rev()
-            .find_map(|n| Some(at(n)? * n_seqs as u64 / n as u64));
-        at(n_seqs)
-            .or_else(|| (n_seqs..self.guessing.len()).find_map(at))
-            .or(below)
-    }
-}
-
 /// The drafting model; see the module.
 pub(crate) struct DraftModel {
     executor: Box<dyn Executor>,
@@ -118,8 +85,10 @@ pub(crate) struct DraftModel {
     /// Inputs that a sequence may have.
     longest: usize,
     times: PassTimes,
-    /// Time that may go to drafts that are not expected to pay, in 1/[`TRIAL_SHARE`] microseconds.
-    trial_budget: u64,
+    /// The time of steps since the last draft that was not expected to pay, microseconds.
+    untried_us: u64,
+    /// The part of it that the next one may take, one in so many.
+    trial_share: u64,
     has_failed: bool,
     /// Sequences of the first model for which nothing is guessed, since a row here failed.
     refused: HashSet<SeqId>,
@@ -163,7 +132,8 @@ impl DraftModel {
             lanes: HashMap::new(),
             params: HashMap::new(),
             times: PassTimes::default(),
-            trial_budget: 0,
+            untried_us: 0,
+            trial_share: TRIAL_SHARE,
             has_failed: false,
             refused: HashSet::new(),
             n_bad_rows: 0,
@@ -202,27 +172,27 @@ impl DraftModel {
     }
 
     /// Guesses what follows the tokens of each seat, as far as that pays, and hands the guesses out. Without `weighing`, as far as it
-    /// is likely. Returns whether it computed anything.
+    /// is likely. Returns what it computed, if anything.
     pub(crate) fn guess(
         &mut self,
         seats: &[Seat<'_>],
         mut weighing: Option<Weighing>,
         clock: &dyn Fn() -> u64,
         take: &mut dyn FnMut(SeqId, ModelGuess),
-    ) -> bool {
+    ) -> Option<Passes> {
         if let Some(weighing) = &weighing
             && !self.is_worth_a_draft(seats, weighing)
         {
-            return false;
+            return None;
         }
         self.open(seats, weighing.as_ref());
-        let mut has_computed = false;
+        let mut passes = None;
         while let Some(pass_us) = self.is_worth_a_pass(weighing.as_ref()) {
-            has_computed = true;
+            let passes = passes.get_or_insert_with(Passes::default);
             if let Some(weighing) = &mut weighing {
                 weighing.take(self.n_open(), pass_us);
             }
-            if self.pass(clock).is_err() {
+            if self.pass(clock, passes).is_err() {
                 self.fail();
                 break;
             }
@@ -240,7 +210,7 @@ impl DraftModel {
                 take(want.seq, guess);
             }
         }
-        has_computed
+        passes
     }
 
     /// Forgets a sequence that has ended.
@@ -307,7 +277,9 @@ impl DraftModel {
     fn may_catch_up(&self, seat: &Seat<'_>, weighing: &Weighing) -> bool {
         let n_missing = self.n_missing(seat);
         let n_expected = seat.want.n_left.min(MAX_EXPECTED_TOKENS) as u64;
-        n_missing * self.times.token.unwrap_or(0) <= n_expected * weighing.step_us / 8
+        // Its part of the steps that it takes part in.
+        let answer_us = n_expected * weighing.step_us / weighing.n_rows as u64;
+        n_missing * self.times.token.unwrap_or(0) <= answer_us / PAID_SHARE
     }
 
     /// The sequence of a seat, with its tokens.
@@ -366,15 +338,17 @@ impl DraftModel {
         let pass_us = self.pass_us(n_seats, weighing);
         let gain = seats.iter().map(|seat| seat.want.acceptance.of_any()).sum();
         if weighing.pays(n_seats, gain, pass_us) {
+            self.trial_share = TRIAL_SHARE;
             return true;
         }
         let n_missing = seats.iter().map(|seat| self.n_missing(seat));
         let token_us = self.times.token.unwrap_or(pass_us / UNMEASURED_DIVISOR);
         let cost = n_missing.sum::<u64>() * token_us + 2 * pass_us;
-        self.trial_budget += weighing.step_us;
-        let may_try = self.trial_budget >= cost * TRIAL_SHARE;
+        self.untried_us += weighing.step_us;
+        let may_try = self.untried_us >= cost * self.trial_share;
         if may_try {
-            self.trial_budget = 0;
+            self.untried_us = 0;
+            self.trial_share = (2 * self.trial_share).min(LAST_TRIAL_SHARE);
         }
         may_try
     }
@@ -406,7 +380,7 @@ impl DraftModel {
     }
 
     /// Runs one pass: a token for each sequence that is up to date, and a part of what the others lack.
-    fn pass(&mut self, clock: &dyn Fn() -> u64) -> Result<(), StepError> {
+    fn pass(&mut self, clock: &dyn Fn() -> u64, passes: &mut Passes) -> Result<(), StepError> {
         let begun_us = clock();
         self.outcomes.clear();
         self.output.clear();
@@ -445,7 +419,11 @@ impl DraftModel {
         self.scheduler
             .commit(&self.plan, &self.results, &mut self.outcomes);
         let us = clock().saturating_sub(begun_us);
-        self.times.observe(self.plan.rows.len(), self.plan.n_tokens(), us);
+        let (n_seqs, n_tokens) = (self.plan.rows.len(), self.plan.n_tokens());
+        self.times.observe(n_seqs, n_tokens, us);
+        if !is_guessing(n_seqs, n_tokens) {
+            passes.prompt_us += us;
+        }
         Ok(())
     }
 

@@ -80,6 +80,7 @@ mod page_events;
 mod page_events_tests;
 mod page_store;
 mod params;
+mod pass_times;
 mod plan;
 mod pool;
 mod prefix;

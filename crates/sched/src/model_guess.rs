@@ -66,6 +66,8 @@ pub(crate) struct Weighing {
     times: DraftTimes,
     /// How long a step without drafts takes.
     pub(crate) step_us: u64,
+    /// Rows of it.
+    pub(crate) n_rows: usize,
     /// Tokens that the step is expected to give, in 1/65536.
     expected: u64,
     /// What it takes with the passes before it.
@@ -79,6 +81,7 @@ impl Weighing {
         Self {
             times,
             step_us: step_us.max(1),
+            n_rows: n_rows.max(1),
             expected: n_rows as u64 * ONE,
             time: 256,
             n_drafted: 0,

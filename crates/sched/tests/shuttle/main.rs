@@ -100,6 +100,8 @@ mod page_events;
 mod page_store;
 #[path = "../../src/params.rs"]
 mod params;
+#[path = "../../src/pass_times.rs"]
+mod pass_times;
 #[path = "../../src/plan.rs"]
 mod plan;
 #[path = "../../src/pool/mod.rs"]

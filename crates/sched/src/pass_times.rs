@@ -1,0 +1,51 @@
+//! [`PassTimes`]: how long passes of a drafting model take.
+//!
+//! Separate from the model, which weighs its passes by them. Invariant: every figure comes from passes that ran.
+
+/// How long passes take, in microseconds, as moving averages.
+#[derive(Default)]
+pub(crate) struct PassTimes {
+    /// By number of sequences, of passes that guess a token for each.
+    guessing: Vec<Option<u64>>,
+    /// One token of a pass that computes many.
+    pub(crate) token: Option<u64>,
+}
+
+/// Whether a pass does not compute a prompt. The first token of a draft follows on one or two that were sampled since.
+pub(crate) fn is_guessing(n_seqs: usize, n_tokens: usize) -> bool {
+    n_tokens <= 2 * n_seqs
+}
+
+impl PassTimes {
+    pub(crate) fn observe(&mut self, n_seqs: usize, n_tokens: usize, us: u64) {
+        let follow = |average: &mut Option<u64>, us: u64| {
+            *average = Some(average.map_or(us, |old| (old * 7 + us.min(old * 2 + 1)) / 8));
+        };
+        if is_guessing(n_seqs, n_tokens) {
+            if self.guessing.len() <= n_seqs {
+                self.guessing.resize(n_seqs + 1, None);
+            }
+            follow(&mut self.guessing[n_seqs], us);
+        } else {
+            follow(&mut self.token, us / n_tokens as u64);
+        }
+    }
+
+    /// A pass for so many sequences: as measured, or as one for the nearest number; `None` before any.
+    pub(crate) fn guessing(&self, n_seqs: usize) -> Option<u64> {
+        let at = |n: usize| self.guessing.get(n).copied().flatten();
+        let below = (1..=n_seqs)
+            .rev()
+            .find_map(|n| Some(at(n)? * n_seqs as u64 / n as u64));
+        at(n_seqs)
+            .or_else(|| (n_seqs..self.guessing.len()).find_map(at))
+            .or(below)
+    }
+}
+
+/// The passes of a draft.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Passes {
+    /// How long those took that computed prompts, microseconds.
+    pub(crate) prompt_us: u64,
+}
