@@ -63,8 +63,10 @@ pub struct PageOps {
     head_bytes: fn(usize) -> usize,
     /// Columns of a query that become bytes together, where they do.
     query_block: Option<usize>,
-    scores: unsafe fn(CpuFeatures, Scores<'_>),
-    row_scores: unsafe fn(CpuFeatures, Scores<'_>),
+    /// Of keys in their own order, where they have one.
+    scores: Option<unsafe fn(CpuFeatures, Scores<'_>)>,
+    /// Of keys that lie as values do, where they may.
+    row_scores: Option<unsafe fn(CpuFeatures, Scores<'_>)>,
     add_values: unsafe fn(CpuFeatures, SeenValues<'_>),
 }
 
@@ -79,14 +81,17 @@ pub static Q8_0_PAGES: PageOps = PageOps {
     head_bytes: Q8Page::head_bytes,
     query_block: Some(BLOCK_COLS),
     // SAFETY: the function's own contract.
-    scores: |features, run| unsafe { dispatch(features, ByteScores::new(run)) },
-    row_scores: |_, _| unreachable!("rows of bytes are those of `Q8_0_ROWS`"),
+    scores: Some(|features, run| unsafe { dispatch(features, ByteScores::new(run)) }),
+    row_scores: None,
     // SAFETY: the function's own contract.
     add_values: |features, run| unsafe { dispatch(features, ByteValues::new(run)) },
 };
 /// The same numbers, converted as they are loaded: of 32 columns the bytes are `[16 tokens][32 columns]`, for keys that are
 /// values too.
-pub static Q8_0_ROWS: PageOps = PageOps::of::<Q8Page>();
+pub static Q8_0_ROWS: PageOps = PageOps {
+    scores: None,
+    ..PageOps::of::<Q8Page>()
+};
 /// Pages of integers of 4 bits, 8 added, with such scales. Of the numbers of 32 columns, the first half are the low bits of
 /// as many bytes, and the second half the high ones.
 pub static Q4_0_PAGES: PageOps = PageOps::of::<Q4Page>();
@@ -97,9 +102,9 @@ impl PageOps {
             head_bytes: P::head_bytes,
             query_block: None,
             // SAFETY: the function's own contract.
-            scores: |features, run| unsafe { dispatch(features, ScoresOf::<P>::new(run)) },
+            scores: Some(|features, run| unsafe { dispatch(features, ScoresOf::<P>::new(run)) }),
             // SAFETY: the function's own contract.
-            row_scores: |features, run| unsafe { dispatch(features, RowScoresOf::<P>::new(run)) },
+            row_scores: Some(|features, run| unsafe { dispatch(features, RowScoresOf::<P>::new(run)) }),
             // SAFETY: the function's own contract.
             add_values: |features, run| unsafe { dispatch(features, AddValues::<P>::new(run)) },
         }
@@ -124,7 +129,7 @@ impl PageOps {
     /// `[n_rows, SPLIT_TOKENS]`: the first 16 numbers of each row for each page.
     ///
     /// # Panics
-    /// When the lengths contradict each other.
+    /// When the lengths contradict each other, and for [`Q8_0_ROWS`], whose keys lie as values do.
     pub fn scores(
         &self,
         features: CpuFeatures,
@@ -134,14 +139,15 @@ impl PageOps {
         out: &mut [f32],
     ) {
         let run = self.checked_scores(q, key_dim, keys, out);
+        let scores = self.scores.expect("keys of such pages lie as values do");
         // SAFETY: the run was checked.
-        unsafe { (self.scores)(features, run) }
+        unsafe { scores(features, run) }
     }
 
     /// [`Self::scores`] of keys that lie in their pages as values do, row by row. `row_dim` is a multiple of 16.
     ///
     /// # Panics
-    /// When the lengths contradict each other.
+    /// When the lengths contradict each other, and for [`Q8_0_PAGES`], whose keys never lie so.
     pub fn row_scores(
         &self,
         features: CpuFeatures,
@@ -152,8 +158,11 @@ impl PageOps {
     ) {
         assert!(row_dim.is_multiple_of(PAGE_LEN), "rows of whole vectors");
         let run = self.checked_scores(q, row_dim, keys, out);
+        let row_scores = self
+            .row_scores
+            .expect("keys of such pages have an order of their own");
         // SAFETY: the run was checked, and rows are whole vectors.
-        unsafe { (self.row_scores)(features, run) }
+        unsafe { row_scores(features, run) }
     }
 
     /// Checks the lengths that kernels of scores rely on.
@@ -185,7 +194,8 @@ impl PageOps {
 
     /// Adds the values at the positions of a split that each row has in `seen`, `[n_rows]`, times its `weights`,
     /// `[n_rows, SPLIT_TOKENS]`, to the first `padded_dim` of every `out_stride` numbers of `out`. Values are the first `padded_dim` of
-    /// the pages' rows of `row_dim`. Weights are between 0 and 1, and 0 where a row does not see.
+    /// the pages' rows of `row_dim`. Weights are between 0 and 1, and 0 where a row does not see; those of
+    /// a row that sees nothing are any numbers.
     ///
     /// # Panics
     /// When the lengths contradict each other.

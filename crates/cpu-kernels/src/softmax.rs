@@ -119,7 +119,7 @@ fn hide_unseen(scores: &mut [f32], seen: &Range<usize>) {
 
 /// The largest of numbers, none of which is NaN. In halves, since each comparison of a chain would wait for the one before.
 #[inline(always)]
-fn largest(mut lanes: [f32; TILE_ROWS]) -> f32 {
+pub(crate) fn largest(mut lanes: [f32; TILE_ROWS]) -> f32 {
     let mut len = TILE_ROWS;
     while len > 1 {
         len /= 2;
@@ -134,7 +134,7 @@ fn largest(mut lanes: [f32; TILE_ROWS]) -> f32 {
 
 /// The 16 lanes of the vectors that cover a page.
 #[inline(always)]
-unsafe fn lanes<S: Simd>(halves: [S::F; TILE_ROWS / 8]) -> [f32; TILE_ROWS] {
+pub(crate) unsafe fn lanes<S: Simd>(halves: [S::F; TILE_ROWS / 8]) -> [f32; TILE_ROWS] {
     let mut lanes = [0.0; TILE_ROWS];
     for half in 0..S::HALVES {
         // SAFETY: the vectors cover 16 lanes, and the caller vouches for the features.

@@ -2,8 +2,8 @@
 //!
 //! Separate from the kernels that convert numbers to f32 as they load them, because both sides of a product are integers
 //! here. Scores: a query's 32 columns are bytes with a scale of their own, as a key's are. Values: a row's weights are
-//! multiplied with the values' scales and become integers of 15 bits, with one scale for a split and 32 columns. With 8 bits,
-//! the weights of a long and even context would all be rounded to a few steps.
+//! multiplied with the values' scales and become integers of 15 bits, with one scale for a split and 32 columns, by which the
+//! largest becomes 32767. With 8 bits, the weights of a long and even context would all be rounded to a few steps.
 //!
 //! Invariant: integers are summed exactly, so their order does not matter; scores add the products of 32 columns in order,
 //! with one fused multiply-add each. A row's weights are rounded by what the row itself sees, whatever rows go with it.
@@ -20,6 +20,7 @@ use std::{mem::MaybeUninit, ops::Range};
 use crate::{
     activation_block::quantize_run,
     simd::{Kernel, Simd},
+    softmax::{lanes, largest as largest_of},
 };
 
 use super::{
@@ -31,14 +32,14 @@ use super::{
 const BLOCK_BYTES: usize = SCALE_BYTES + PAGE_LEN * BLOCK_COLS;
 
 /// Words of 32 columns of a query: their bytes, the scale, and minus 128 times the sum of the bytes, from which sums of
-/// products with keys that have 128 added start.
+/// products with keys that have 128 added start. Where products take the 128 away themselves, they start from 0.
 const QUERY_WORDS: usize = BLOCK_COLS / 4 + 2;
 /// Word of the scale among them.
 const SCALE_WORD: usize = BLOCK_COLS / 4;
 /// Word of the start.
 const START_WORD: usize = SCALE_WORD + 1;
 
-/// What the largest scale that a row sees becomes, times a weight of 1.
+/// What a row's largest weight times scale becomes.
 const LARGEST_WEIGHT: f32 = i16::MAX as f32;
 
 /// Turns queries into bytes, in place: of each row of `key_dim` numbers, the first [`QUERY_WORDS`] for each 32 columns are
@@ -180,7 +181,11 @@ unsafe fn score_vectors<S: Simd, const ROWS: usize, const HAS_NEXT: bool, const 
             let q = rows.q.add(block * QUERY_WORDS);
             let mut acc = [[S::splat(0); VECTORS]; ROWS];
             for row in 0..ROWS {
-                let start = S::load_splat(q.add(row * rows.key_dim + START_WORD).cast());
+                let start = if S::CENTERS_WIDE {
+                    S::splat(0)
+                } else {
+                    S::load_splat(q.add(row * rows.key_dim + START_WORD).cast())
+                };
                 for v in 0..VECTORS {
                     acc[row][v] = start;
                 }
@@ -198,7 +203,11 @@ unsafe fn score_vectors<S: Simd, const ROWS: usize, const HAS_NEXT: bool, const 
                 for row in 0..ROWS {
                     let query = S::load_splat(q.add(row * rows.key_dim + group).cast());
                     for v in 0..VECTORS {
-                        acc[row][v] = S::dot_u8::<true>(acc[row][v], keys[v], query);
+                        acc[row][v] = if S::CENTERS_WIDE {
+                            S::dot_centered(acc[row][v], keys[v], query)
+                        } else {
+                            S::dot_u8::<true>(acc[row][v], keys[v], query)
+                        };
                     }
                 }
             }
@@ -322,7 +331,13 @@ struct Weights<const ROWS: usize> {
     scales: [f32; ROWS],
 }
 
-/// Multiplies the rows' weights with the values' scales and rounds them; those that a row does not see are 0.
+/// Numbers of a split, as vectors are loaded and stored.
+#[repr(C, align(64))]
+struct OfSplit([f32; SPLIT_TOKENS]);
+
+/// Multiplies the rows' weights with the values' scales and rounds them to 15 bits of the largest product of the row; those that a
+/// row does not see are 0. Integers are undefined where a row sees nothing, whose scale is 0, and where a weight is no number, since then
+/// the sum of the row's weights is none either, and all that is divided by it.
 #[inline(always)]
 unsafe fn round_weights<S: Simd, const ROWS: usize>(
     run: &SeenValues<'_>,
@@ -330,70 +345,75 @@ unsafe fn round_weights<S: Simd, const ROWS: usize>(
     pages: Range<usize>,
     weights: &mut Weights<ROWS>,
 ) {
-    let mut factors = [0.0; SPLIT_TOKENS];
+    let (mut scales, mut products) = (OfSplit([0.0; SPLIT_TOKENS]), OfSplit([0.0; SPLIT_TOKENS]));
+    let mut has_numbers = true;
+    let tokens = pages.start * PAGE_LEN..pages.end * PAGE_LEN;
     for row in 0..ROWS {
-        // Rows of one token see the same, and so do most others.
         // SAFETY: the caller's contract; a page of weights is a whole number of vectors, inside the split.
         unsafe {
-            weights.scales[row] = if row > 0 && run.seen[row] == run.seen[row - 1] {
-                weights.scales[row - 1]
-            } else {
-                factors_of::<S>(run, row, block, pages.clone(), &mut factors)
-            };
+            // Rows of one token see the same, and so do most others.
+            if row == 0 || run.seen[row] != run.seen[row - 1] {
+                has_numbers = load_scales::<S>(run, row, block, pages.clone(), &mut scales);
+            }
             let exact = run.weights.add(row * SPLIT_TOKENS);
+            let mut largest = [S::splat_f32(0.0); 2];
+            for at in tokens.clone().step_by(PAGE_LEN) {
+                for half in 0..S::HALVES {
+                    let at = at + half * S::LANES;
+                    let product = S::mul(S::load_f32(exact.add(at)), S::load_f32(scales.0.as_ptr().add(at)));
+                    S::store_f32(products.0.as_mut_ptr().add(at), product);
+                    largest[half] = S::max(product, largest[half]);
+                }
+            }
+            let largest = largest_of(lanes::<S>(largest));
+            weights.scales[row] = if has_numbers {
+                largest / LARGEST_WEIGHT
+            } else {
+                f32::NAN
+            };
+            let inverse = LARGEST_WEIGHT / largest;
+            let inverse = S::splat_f32(if inverse.is_finite() { inverse } else { 0.0 });
             let integers = (weights.integers.as_mut_ptr().cast::<i16>()).add(row * SPLIT_TOKENS);
-            for at in (pages.start * PAGE_LEN..pages.end * PAGE_LEN).step_by(S::LANES) {
-                let factor = S::load_f32(factors.as_ptr().add(at));
-                let integer = S::to_i32(S::mul(S::load_f32(exact.add(at)), factor));
-                S::store_low_halves(integers.add(at), integer);
+            for at in tokens.clone().step_by(S::LANES) {
+                let product = S::load_f32(products.0.as_ptr().add(at));
+                S::store_low_halves(integers.add(at), S::to_i32(S::mul(product, inverse)));
             }
         }
     }
 }
 
-/// Writes what a row's weights are multiplied with, the scales over the largest of them, and returns what one step of the
-/// integers is.
+/// Writes the scales of the values that a row sees, 0 for others, and returns whether all are numbers that a scale can be: finite and
+/// not negative.
 #[inline(always)]
-unsafe fn factors_of<S: Simd>(
+unsafe fn load_scales<S: Simd>(
     run: &SeenValues<'_>,
     row: usize,
     block: usize,
     pages: Range<usize>,
-    factors: &mut [f32; SPLIT_TOKENS],
-) -> f32 {
+    scales: &mut OfSplit,
+) -> bool {
     let tokens = pages.start * PAGE_LEN..pages.end * PAGE_LEN;
     let seen = if run.seen[row].is_empty() {
         tokens.start..tokens.start
     } else {
         run.seen[row].clone()
     };
-    // SAFETY: the caller's contract; pages are whole, and inside the split.
-    unsafe {
-        for page in pages {
-            let scales = run.values[page].as_ptr().add(block * BLOCK_BYTES);
-            for lane in (0..PAGE_LEN).step_by(S::LANES) {
+    for page in pages {
+        for lane in (0..PAGE_LEN).step_by(S::LANES) {
+            // SAFETY: the caller's contract; pages are whole, and inside the split.
+            unsafe {
+                let of_page = run.values[page].as_ptr().add(block * BLOCK_BYTES);
                 let at = page * PAGE_LEN + lane;
-                S::store_f32(factors.as_mut_ptr().add(at), S::load_f16(scales.add(2 * lane)));
+                S::store_f32(scales.0.as_mut_ptr().add(at), S::load_f16(of_page.add(2 * lane)));
             }
         }
-        // What is not seen may be left from another sequence, and no number times 0.
-        factors[tokens.start..seen.start].fill(0.0);
-        factors[seen.end..tokens.end].fill(0.0);
-        // Scales are not negative, so that they are ordered as their bits are, and what is no number is the largest.
-        let largest = (factors[tokens.clone()].iter()).fold(0, |largest: u32, x| largest.max(x.to_bits()));
-        let largest = if largest < f32::INFINITY.to_bits() {
-            f32::from_bits(largest)
-        } else {
-            f32::NAN
-        };
-        let inverse = LARGEST_WEIGHT / largest;
-        let inverse = S::splat_f32(if inverse.is_finite() { inverse } else { 0.0 });
-        for at in tokens.step_by(S::LANES) {
-            let factor = factors.as_mut_ptr().add(at);
-            S::store_f32(factor, S::mul(S::load_f32(factor), inverse));
-        }
-        largest / LARGEST_WEIGHT
     }
+    // What is not seen may be left from another sequence, and no number times 0.
+    scales.0[tokens.start..seen.start].fill(0.0);
+    scales.0[seen.end..tokens.end].fill(0.0);
+    // Scales are not negative, so that they are ordered as their bits are, and what is no number is the largest.
+    let largest = (scales.0[tokens].iter()).fold(0, |largest: u32, x| largest.max(x.to_bits()));
+    largest < f32::INFINITY.to_bits()
 }
 
 /// Adds the products of `ROWS` rows of weights and `VECTORS` vectors of 32 columns.

@@ -88,6 +88,13 @@ impl Kernel for AllOperations<'_> {
                 int!(S::load_u8(bytes.add(at)));
                 int!(S::load_i8(bytes.add(at)));
                 int!(S::load_u8_pairs(bytes.add(2 * at)));
+                int!(S::load_i8_pairs(bytes.add(2 * at)));
+                let mut halves = [0i16; TILE_ROWS];
+                S::store_low_halves(halves.as_mut_ptr(), S::and(a, S::splat(0x7fff)));
+                for (lane, half) in lanes.iter_mut().zip(halves) {
+                    *lane = u32::from(half as u16);
+                }
+                done!("store_low_halves");
                 int!(S::and(a, b));
                 int!(S::or(a, b));
                 int!(S::look_up(&TABLE, S::and(a, S::splat_u8(0x0f))));
@@ -128,6 +135,7 @@ impl Kernel for AllOperations<'_> {
                 int!(sums[0]);
                 int!(sums[1]);
                 int!(S::dot_i16(c, a, s));
+                int!(S::dot_i16_of_many(c, a, s));
                 float!(S::to_f32(a));
                 chosen!(S::from_bits(a));
                 float!(S::load_f16(bytes.add(2 * at)));
@@ -139,6 +147,15 @@ impl Kernel for AllOperations<'_> {
                 float!(S::splat_f32(1.5e-40));
                 float!(S::fma(f, g, h));
                 float!(S::mul(f, g));
+                // Magnitudes from 1/2 to 2 of either sign: the bits of a number with other exponents; and some are none.
+                let fraction = S::and(a, S::splat(0x807f_ffff_u32 as i32));
+                let exponent = S::add_i32(S::splat(126 << 23), S::shl32(S::and(b, S::splat(1)), 23));
+                let magnitude = S::from_bits(S::or(fraction, exponent));
+                let n = S::sub_i32(S::and(c, S::splat(0xff)), S::splat(128));
+                float!(S::mul_two_to(magnitude, n));
+                float!(S::mul_two_to(magnitude, S::sub_i32(n, S::splat(72))));
+                float!(S::mul_two_to(magnitude, S::add_i32(n, S::splat(73))));
+                float!(S::mul_two_to(S::splat_f32(f32::NAN), n));
                 float!(S::add(f, g));
                 float!(S::sub(f, g));
                 float!(S::div(f, g));

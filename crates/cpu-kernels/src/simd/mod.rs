@@ -23,7 +23,7 @@ mod agreement;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 mod neon;
 mod portable;
 mod two_to;
@@ -32,11 +32,14 @@ mod two_to;
 use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use avx512::Avx512;
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 use neon::Neon;
 pub(crate) use portable::Portable;
 use tokenmill_quant::CpuFeatures;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    all(target_arch = "aarch64", target_endian = "little")
+))]
 use tokenmill_quant::Isa;
 pub(crate) use two_to::two_to;
 
@@ -99,7 +102,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_u8_pairs(ptr: *const u8) -> Self::I;
     /// Reads `2 * LANES` signed bytes, two 16-bit integers for each lane.
     unsafe fn load_i8_pairs(ptr: *const u8) -> Self::I;
-    /// Writes the lower 16 bits of each lane, which is no larger than `i16::MAX` and not negative.
+    /// Writes the lower 16 bits of each lane from 0 to `i16::MAX`, and any 16 bits for other lanes.
     unsafe fn store_low_halves(ptr: *mut i16, a: Self::I);
     /// Bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
@@ -125,25 +128,25 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `acc + Σ (unsigned byte - 128) * signed byte` over the four bytes of a lane; signed bytes are not -128. Not called
     /// without [`Self::CENTERS_WIDE`].
     #[inline(always)]
-    unsafe fn dot_centered(acc: Self::I, _unsigned: Self::I, _signed: Self::I) -> Self::I {
-        acc
+    unsafe fn dot_centered(_acc: Self::I, _unsigned: Self::I, _signed: Self::I) -> Self::I {
+        unreachable!("asked for without `CENTERS_WIDE`")
     }
     /// The lanes of two vectors in turn: those of the first half of `a` and `b`, then those of the second. Not called without
     /// [`Self::HAS_MATRIX`].
     #[inline(always)]
-    unsafe fn zip32(a: Self::I, b: Self::I) -> [Self::I; 2] {
-        [a, b]
+    unsafe fn zip32(_a: Self::I, _b: Self::I) -> [Self::I; 2] {
+        unreachable!("asked for without `HAS_MATRIX`")
     }
     /// The even lanes of what [`Self::zip32`] makes, then the odd ones. Not called without [`Self::HAS_MATRIX`].
     #[inline(always)]
-    unsafe fn unzip32(a: [Self::I; 2]) -> [Self::I; 2] {
-        a
+    unsafe fn unzip32(_a: [Self::I; 2]) -> [Self::I; 2] {
+        unreachable!("asked for without `HAS_MATRIX`")
     }
     /// Adds the products of eight columns: `weights` are eight rows of eight unsigned bytes, `x` points to eight signed bytes
     /// each, and lane `2 row + i` of the sums is that of the row and `x[i]`. Not called without [`Self::HAS_MATRIX`].
     #[inline(always)]
-    unsafe fn dot_eights(acc: [Self::I; 2], _weights: [Self::I; 2], _x: [*const u8; 2]) -> [Self::I; 2] {
-        acc
+    unsafe fn dot_eights(_acc: [Self::I; 2], _weights: [Self::I; 2], _x: [*const u8; 2]) -> [Self::I; 2] {
+        unreachable!("asked for without `HAS_MATRIX`")
     }
     /// `acc + Σ a * b` over the two 16-bit integers of a lane.
     unsafe fn dot_i16(acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
@@ -221,7 +224,7 @@ pub(crate) unsafe fn dispatch<K: Kernel>(features: CpuFeatures, kernel: K) -> K:
             return unsafe { Avx2::<false>::call(kernel) };
         }
     }
-    #[cfg(target_arch = "aarch64")]
+    #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
     {
         if features.has(Isa::I8mm) {
             // SAFETY: the processor has the features, the caller vouches for the kernel.

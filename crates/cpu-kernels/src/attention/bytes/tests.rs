@@ -117,10 +117,11 @@ fn scores_are_those_of_the_naive_twin() {
 fn naive_values(weights: &[f32], pages: &[Page], seen: Range<usize>, out: &mut [f32]) {
     for (col, out) in out.iter_mut().enumerate() {
         let scale = |token: usize| pages[token / PAGE_LEN].scales[col / BLOCK_COLS][token % PAGE_LEN];
-        let largest = seen.clone().map(scale).fold(0.0, f32::max);
+        let scaled = |token: usize| weights[token] * scale(token);
+        let largest = seen.clone().map(scaled).fold(0.0, f32::max);
         let inverse = if largest > 0.0 { 32767.0 / largest } else { 0.0 };
         let products = seen.clone().map(|token| {
-            let weight = (weights[token] * (scale(token) * inverse)).round_ties_even() as i64;
+            let weight = (scaled(token) * inverse).round_ties_even() as i64;
             weight * i64::from(pages[token / PAGE_LEN].quants[col][token % PAGE_LEN])
         });
         let sum: i64 = products.sum();
@@ -151,6 +152,10 @@ fn values_are_those_of_the_naive_twin_and_what_is_not_seen_is_not_looked_at() {
         for (weights, seen) in weights.chunks_exact_mut(SPLIT_TOKENS).zip(&seen) {
             weights[..seen.start].fill(0.0);
             weights[seen.end..].fill(0.0);
+            // Where a row sees nothing, its scores were not made weights.
+            if seen.is_empty() {
+                weights.fill(f32::NAN);
+            }
         }
         let stride = dim + 2;
         let before: Vec<f32> = (0..seen.len() * stride).map(|_| numbers.take()).collect();
@@ -174,6 +179,55 @@ fn values_are_those_of_the_naive_twin_and_what_is_not_seen_is_not_looked_at() {
                 stride,
             );
             assert_eq!(bits(&out), bits(&expected), "{features} {dim} {seen:?}");
+        }
+    }
+}
+
+/// Sums of values whose position 53 weighs next to nothing and has a scale `ratio` times as large as the largest of the others: the
+/// error of each column, over half a step of the integers for each position, with a step of the largest weight times scale.
+fn errors_beside(features: CpuFeatures, ratio: f32) -> Vec<f64> {
+    let mut numbers = Numbers(4);
+    let mut pages: Vec<Page> = (0..SPLIT_PAGES).map(|_| value_page(&mut numbers, 32)).collect();
+    let scale = f16::from_f32(0.02 * ratio);
+    pages[3].scales[0][5] = scale.to_f32();
+    pages[3].bytes[2 * 5..][..2].copy_from_slice(&scale.to_le_bytes());
+    let mut weights: Vec<f32> = (0..SPLIT_TOKENS).map(|_| numbers.take().powi(9)).collect();
+    weights[3 * PAGE_LEN + 5] = 1e-13;
+    let values: Vec<&[u8]> = pages.iter().map(|page| &*page.bytes).collect();
+    let mut out = [0.0f32; 32];
+    let seen = 0..SPLIT_TOKENS;
+    Q8_0_PAGES.add_values(
+        features,
+        &weights,
+        &values,
+        std::slice::from_ref(&seen),
+        [32, 32],
+        &mut out,
+        32,
+    );
+    let errors = out.iter().enumerate().map(|(col, out)| {
+        let (mut exact, mut quants, mut largest) = (0.0f64, 0.0f64, 0.0f64);
+        for (token, weight) in weights.iter().enumerate() {
+            let page = &pages[token / PAGE_LEN];
+            let quant = f64::from(page.quants[col][token % PAGE_LEN]);
+            let scaled = f64::from(*weight) * f64::from(page.scales[0][token % PAGE_LEN]);
+            exact += scaled * quant;
+            quants += quant.abs();
+            largest = largest.max(scaled);
+        }
+        (f64::from(*out) - exact).abs() / (0.5 * largest / 32767.0 * quants)
+    });
+    errors.collect()
+}
+
+#[test]
+fn a_large_scale_that_weighs_nothing_takes_no_bits_from_the_others() {
+    for features in CpuFeatures::each_path() {
+        for ratio in [1.0, 10.0, 100.0, 1000.0, 1e6] {
+            for error in errors_beside(features, ratio) {
+                // A little more than half a step for the rounding of f32.
+                assert!(error <= 1.02, "{features} {ratio}: {error}");
+            }
         }
     }
 }
