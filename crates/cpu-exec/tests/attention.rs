@@ -81,8 +81,13 @@ impl Scene {
     }
 
     fn store(&self, host: &Host, ty: KvType) -> KvStore {
+        self.store_as(host, [ty, ty])
+    }
+
+    /// A store of keys and values in a type each.
+    fn store_as(&self, host: &Host, [key_type, value_type]: [KvType; 2]) -> KvStore {
         let n_pages = self.pages.iter().map(Vec::len).sum();
-        let mut store = KvStore::new(&[self.shape], n_pages, ty, ty).unwrap();
+        let mut store = KvStore::new(&[self.shape], n_pages, key_type, value_type).unwrap();
         for (seq_idx, &len) in self.lens.iter().enumerate() {
             let slots: Vec<u32> = (0..len)
                 .map(|i| self.pages[seq_idx][i / PAGE_TOKENS] * PAGE_TOKENS as u32 + (i % PAGE_TOKENS) as u32)
@@ -222,14 +227,23 @@ fn check(scene: &Scene, params: &Attention<&[f32]>, n_new: &[usize]) {
     let exact = scene.exact(params, n_new);
     println!("paths: {:?}", CpuFeatures::each_path().collect::<Vec<_>>());
     for features in CpuFeatures::each_path() {
-        for (ty, tolerance) in [(KvType::F32, 5e-6), (KvType::F16, 1e-3), (KvType::Q8_0, 2e-2)] {
+        for (types, tolerance) in [
+            ([KvType::F32, KvType::F32], 5e-6),
+            ([KvType::F16, KvType::F16], 1e-3),
+            ([KvType::Q8_0, KvType::Q8_0], 2e-2),
+            ([KvType::Q8_0, KvType::F16], 2e-2),
+            ([KvType::F16, KvType::Q8_0], 2e-2),
+        ] {
+            if scene.shape.has_values_in_keys && types[0] != types[1] {
+                continue;
+            }
             let host = Host::new(2, features).unwrap();
-            let out = scene.attend(&host, &scene.store(&host, ty), params, n_new);
+            let out = scene.attend(&host, &scene.store_as(&host, types), params, n_new);
             assert_eq!(out.len(), exact.len());
             for (i, (out, exact)) in out.iter().zip(&exact).enumerate() {
                 assert!(
                     (f64::from(*out) - exact).abs() < tolerance,
-                    "{ty} {features} at {i}: {out} vs {exact}"
+                    "{types:?} {features} at {i}: {out} vs {exact}"
                 );
             }
         }
@@ -424,10 +438,15 @@ fn both_directions_match_the_exact_result() {
 fn results_do_not_depend_on_threads_chunking_or_company() {
     let scene = Scene::new(SHAPE, 8, &[600, 90]);
     let row_len = 8 * SHAPE.head_dim_v;
-    for ty in KvType::ALL {
+    let mixed = [
+        [KvType::Q8_0, KvType::F16],
+        [KvType::F32, KvType::Q8_0],
+        [KvType::Q8_0, KvType::Q4_0],
+    ];
+    for types in KvType::ALL.map(|ty| [ty, ty]).into_iter().chain(mixed) {
         for features in CpuFeatures::each_path() {
             let host = Host::new(1, features).unwrap();
-            let store = scene.store(&host, ty);
+            let store = scene.store_as(&host, types);
             let together = scene.attend(&host, &store, &causal(8), &[90, 90]);
             for n_threads in [1, 3] {
                 let host = Host::new(n_threads, features).unwrap();
@@ -436,9 +455,12 @@ fn results_do_not_depend_on_threads_chunking_or_company() {
                     let (first, second) = few.split_at(n_new * row_len);
                     assert!(
                         first == &together[(90 - n_new) * row_len..90 * row_len],
-                        "{ty} {features}"
+                        "{types:?} {features}"
                     );
-                    assert!(second == &together[(180 - n_new) * row_len..], "{ty} {features}");
+                    assert!(
+                        second == &together[(180 - n_new) * row_len..],
+                        "{types:?} {features}"
+                    );
                 }
             }
         }
