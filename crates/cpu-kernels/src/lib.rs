@@ -34,6 +34,7 @@ mod activation;
 mod activation_block;
 mod attention;
 mod float_products;
+mod lanes;
 mod limits;
 mod math;
 mod panel;

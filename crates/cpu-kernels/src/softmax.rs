@@ -9,6 +9,7 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::{
     attention::PAGE_LEN,
+    lanes::{lanes, largest},
     math,
     simd::{Kernel, Simd, TILE_ROWS, dispatch},
 };
@@ -115,30 +116,4 @@ impl Kernel for Softmax<'_> {
 fn hide_unseen(scores: &mut [f32], seen: &Range<usize>) {
     scores[..seen.start].fill(f32::NEG_INFINITY);
     scores[seen.end..].fill(f32::NEG_INFINITY);
-}
-
-/// The largest of numbers, none of which is NaN. In halves, since each comparison of a chain would wait for the one before.
-#[inline(always)]
-pub(crate) fn largest(mut lanes: [f32; TILE_ROWS]) -> f32 {
-    let mut len = TILE_ROWS;
-    while len > 1 {
-        len /= 2;
-        for i in 0..len {
-            if lanes[i + len] > lanes[i] {
-                lanes[i] = lanes[i + len];
-            }
-        }
-    }
-    lanes[0]
-}
-
-/// The 16 lanes of the vectors that cover a page.
-#[inline(always)]
-pub(crate) unsafe fn lanes<S: Simd>(halves: [S::F; TILE_ROWS / 8]) -> [f32; TILE_ROWS] {
-    let mut lanes = [0.0; TILE_ROWS];
-    for half in 0..S::HALVES {
-        // SAFETY: the vectors cover 16 lanes, and the caller vouches for the features.
-        unsafe { S::store_f32(lanes.as_mut_ptr().add(half * S::LANES), halves[half]) };
-    }
-    lanes
 }

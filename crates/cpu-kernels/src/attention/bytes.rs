@@ -19,8 +19,8 @@ use std::{mem::MaybeUninit, ops::Range};
 
 use crate::{
     activation_block::quantize_run,
+    lanes::{lanes, largest as largest_of},
     simd::{Kernel, Simd},
-    softmax::{lanes, largest as largest_of},
 };
 
 use super::{
