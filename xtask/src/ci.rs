@@ -1,7 +1,7 @@
 //! `ci`: everything that must pass before a change lands, what fails fastest first.
 //!
 //! Tidy is one of the tests. What this machine lacks (the CUDA compiler, the standard library of another system) is
-//! skipped with a line that says so. A machine of CI builds once and has little room: nothing incremental is kept, and what
+//! skipped with a line that says so; for other systems it is said once more at the end. A machine of CI builds once and has little room: nothing incremental is kept, and what
 //! another system's check leaves is removed.
 
 mod emulated;
@@ -54,11 +54,16 @@ const STEPS: [Step; 4] = [
     },
 ];
 
-/// Other systems that the code should compile for: target, what to check, and the C compiler that its dependencies need.
-/// On macOS that is the library, since the server's TLS needs Apple's compiler.
-const OTHER_SYSTEMS: [(&str, &str, &str); 2] = [
-    ("x86_64-pc-windows-gnu", "tokenmill-cli", "x86_64-w64-mingw32-gcc"),
-    ("aarch64-apple-darwin", "tokenmill", "cc"),
+/// Other systems that the code should compile for: target, what to check, and the C compiler that its dependencies need, if any.
+/// For ARM that is what has code of its own there. On macOS it is the library, since the server's TLS needs Apple's compiler.
+const OTHER_SYSTEMS: [(&str, &str, Option<&str>); 3] = [
+    (emulated::TARGET, "tokenmill-cpu-exec", None),
+    (
+        "x86_64-pc-windows-gnu",
+        "tokenmill-cli",
+        Some("x86_64-w64-mingw32-gcc"),
+    ),
+    ("aarch64-apple-darwin", "tokenmill", Some("cc")),
 ];
 
 /// Folders of modules that a macro declares, one for each weight format: `cargo fmt` does not find them.
@@ -82,20 +87,41 @@ pub fn run(_: &Args) -> anyhow::Result<()> {
     })?;
     timed("kernels", || crate::ptx::run(&crate::ptx::Args::check()))?;
     timed("packages", check_packages)?;
+    let mut skipped = Vec::new();
     for (target, package, compiler) in OTHER_SYSTEMS {
-        timed(target, || check_target(target, package, compiler))?;
+        skipped.extend(timed(target, || check_target(target, package, compiler))?);
     }
-    timed("kernels on ARM", emulated::test_kernels)?;
+    skipped.extend(timed("kernels on ARM", emulated::test_kernels)?);
+    for line in skipped {
+        println!("== skipped: {line}");
+    }
     Ok(())
 }
 
+/// Why nothing can be built for a target here, if so. The compiler is that of the cargo that builds.
+fn missing_target(target: &str) -> anyhow::Result<Option<String>> {
+    let rustc = Path::new(env!("CARGO")).with_file_name(format!("rustc{}", std::env::consts::EXE_SUFFIX));
+    let output = Command::new(rustc)
+        .args(["--print", "target-libdir", "--target", target])
+        .output()
+        .context("cannot run rustc")?;
+    let is_there = Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir();
+    Ok((!is_there).then(|| format!("`rustup target add {target}` was not run here")))
+}
+
+/// Prints why a check is skipped, and returns it.
+fn skip(line: String) -> Option<String> {
+    println!("{line}");
+    Some(line)
+}
+
 /// Runs a step between its name and its time.
-fn timed(name: &str, step: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+fn timed<T>(name: &str, step: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     println!("== {name}");
     let began = Instant::now();
-    step().with_context(|| format!("{name} failed"))?;
+    let result = step().with_context(|| format!("{name} failed"))?;
     println!("== {name}: {:.0} s", began.elapsed().as_secs_f64());
-    Ok(())
+    Ok(result)
 }
 
 fn cargo(args: &[&str], env: Option<(&str, &str)>) -> anyhow::Result<()> {
@@ -132,19 +158,16 @@ fn check_packages() -> anyhow::Result<()> {
     result
 }
 
-/// Checks a package for another system, where its standard library and the C compiler are there.
-fn check_target(target: &str, package: &str, compiler: &str) -> anyhow::Result<()> {
-    let output = Command::new("rustc")
-        .args(["--print", "target-libdir", "--target", target])
-        .output()
-        .context("cannot run rustc")?;
-    if !Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir() {
-        println!("{target}: not checked, `rustup target add {target}` was not run here");
-        return Ok(());
+/// Checks a package for another system, or says what is missing: its standard library or the C compiler.
+fn check_target(target: &str, package: &str, compiler: Option<&str>) -> anyhow::Result<Option<String>> {
+    if let Some(missing) = missing_target(target)? {
+        return Ok(skip(format!("{target}: not checked, {missing}")));
     }
-    if Command::new(compiler).arg("--version").output().is_err() {
-        println!("{target}: not checked, there is no {compiler} here");
-        return Ok(());
+    let has_compiler = |compiler: &str| Command::new(compiler).arg("--version").output().is_ok();
+    if let Some(compiler) = compiler.filter(|compiler| !has_compiler(compiler)) {
+        return Ok(skip(format!(
+            "{target}: not checked, there is no {compiler} here"
+        )));
     }
     let folder = crate::workspace_root().join("target/other-systems");
     let result = cargo(
@@ -162,7 +185,7 @@ fn check_target(target: &str, package: &str, compiler: &str) -> anyhow::Result<(
     );
     // A folder that cannot be removed costs room only.
     let _ = fs::remove_dir_all(folder);
-    result
+    result.map(|()| None)
 }
 
 /// Checks the format of [`LISTED`] folders.

@@ -7,7 +7,7 @@ use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, ensure};
 
-const TARGET: &str = "aarch64-unknown-linux-gnu";
+pub(super) const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const EMULATOR: &str = "qemu-aarch64-static";
 /// Where Debian's `libc6-arm64-cross` has the C library.
@@ -31,10 +31,9 @@ const TESTS: [(&str, &[&str]); 3] = [
 ///
 /// # Errors
 /// A build or a test that failed.
-pub(super) fn test_kernels() -> anyhow::Result<()> {
-    if let Some(missing) = missing() {
-        println!("{TARGET}: not run, {missing}");
-        return Ok(());
+pub(super) fn test_kernels() -> anyhow::Result<Option<String>> {
+    if let Some(missing) = missing()? {
+        return Ok(super::skip(format!("{TARGET}: not run, {missing}")));
     }
     let folder = crate::workspace_root().join("target/other-systems");
     let result = PROCESSORS
@@ -42,7 +41,7 @@ pub(super) fn test_kernels() -> anyhow::Result<()> {
         .try_for_each(|(processor, paths)| test_on(processor, paths, &folder));
     // A folder that cannot be removed costs room only.
     let _ = fs::remove_dir_all(folder);
-    result
+    result.map(|()| None)
 }
 
 /// Runs the tests on one processor, whose paths they check.
@@ -56,6 +55,7 @@ fn test_on(processor: &str, paths: &str, folder: &Path) -> anyhow::Result<()> {
             .arg("--target-dir")
             .arg(folder)
             .env("CARGO_INCREMENTAL", "0")
+            .env("RUSTFLAGS", "-D warnings")
             .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER)
             .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner)
             .env("TOKENMILL_TEST_PATHS", paths)
@@ -68,23 +68,19 @@ fn test_on(processor: &str, paths: &str, folder: &Path) -> anyhow::Result<()> {
 }
 
 /// What this machine lacks for it, and how it gets it.
-fn missing() -> Option<String> {
-    let output = Command::new("rustc")
-        .args(["--print", "target-libdir", "--target", TARGET])
-        .output();
-    let folder = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    if !folder.is_ok_and(|folder| Path::new(&folder).is_dir()) {
-        return Some(format!("`rustup target add {TARGET}` was not run here"));
+fn missing() -> anyhow::Result<Option<String>> {
+    if let Some(missing) = super::missing_target(TARGET)? {
+        return Ok(Some(missing));
     }
     for (program, package) in [(LINKER, "gcc-aarch64-linux-gnu"), (EMULATOR, "qemu-user-static")] {
         if Command::new(program).arg("--version").output().is_err() {
-            return Some(format!(
+            return Ok(Some(format!(
                 "there is no {program} here; on Debian `apt-get install {package}`"
-            ));
+            )));
         }
     }
     let is_there = Path::new(LIBRARIES).join("lib").is_dir();
-    (!is_there).then(|| {
+    Ok((!is_there).then(|| {
         format!("there is no C library in {LIBRARIES}; on Debian `apt-get install libc6-dev-arm64-cross`")
-    })
+    }))
 }
