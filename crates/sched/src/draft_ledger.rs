@@ -105,15 +105,12 @@ mod tests {
                 us += pass;
                 ledger.note_passes(pass, 0, 100);
             }
-            match percent.filter(|_| passes) {
-                Some(percent) => {
-                    us += percent;
-                    ledger.note_drafted(percent, 100, 100);
-                }
-                None => {
-                    us += 100;
-                    ledger.note_plain(100);
-                }
+            if let Some(percent) = percent.filter(|_| passes) {
+                us += percent;
+                ledger.note_drafted(percent, 100, 100);
+            } else {
+                us += 100;
+                ledger.note_plain(100);
             }
         }
         (n_passes, us * 100 / plain_us)

@@ -199,7 +199,7 @@ fn errors_beside(features: CpuFeatures, ratio: f32) -> Vec<f64> {
     Q8_0_PAGES.add_values(
         features,
         &weights,
-        &values,
+        SplitPages::only(&values),
         std::slice::from_ref(&seen),
         [32, 32],
         &mut out,
