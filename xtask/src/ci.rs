@@ -110,9 +110,9 @@ fn missing_target(target: &str) -> anyhow::Result<Option<String>> {
 }
 
 /// Prints why a check is skipped, and returns it.
-fn skip(line: String) -> Option<String> {
+fn skip(line: String) -> String {
     println!("{line}");
-    Some(line)
+    line
 }
 
 /// Runs a step between its name and its time.
@@ -161,13 +161,13 @@ fn check_packages() -> anyhow::Result<()> {
 /// Checks a package for another system, or says what is missing: its standard library or the C compiler.
 fn check_target(target: &str, package: &str, compiler: Option<&str>) -> anyhow::Result<Option<String>> {
     if let Some(missing) = missing_target(target)? {
-        return Ok(skip(format!("{target}: not checked, {missing}")));
+        return Ok(Some(skip(format!("{target}: not checked, {missing}"))));
     }
     let has_compiler = |compiler: &str| Command::new(compiler).arg("--version").output().is_ok();
     if let Some(compiler) = compiler.filter(|compiler| !has_compiler(compiler)) {
-        return Ok(skip(format!(
+        return Ok(Some(skip(format!(
             "{target}: not checked, there is no {compiler} here"
-        )));
+        ))));
     }
     let folder = crate::workspace_root().join("target/other-systems");
     let result = cargo(

@@ -33,7 +33,7 @@ const TESTS: [(&str, &[&str]); 3] = [
 /// A build or a test that failed.
 pub(super) fn test_kernels() -> anyhow::Result<Option<String>> {
     if let Some(missing) = missing()? {
-        return Ok(super::skip(format!("{TARGET}: not run, {missing}")));
+        return Ok(Some(super::skip(format!("{TARGET}: not run, {missing}"))));
     }
     let folder = crate::workspace_root().join("target/other-systems");
     let result = PROCESSORS
