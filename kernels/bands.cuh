@@ -124,17 +124,20 @@ struct Band {
     static __device__ __forceinline__ int x_at(int half, int group, int m) { return X + ((half * SUPER + group) * COLUMNS + (m ^ group)) * 16; }
     static __device__ __forceinline__ int tail_at(int row, int which) { return (row * 2 + (which ^ (row >> 2 & 1))) * 16; }
 
-    // Begins to copy superblock `super` into stage `to`; those of even numbers bring what the next has once.
-    __device__ __forceinline__ void copy(uint32_t room, int to, int super) const {
+    // The index of this thread. Where registers are fewest, places in shared memory are computed again each time.
+    static __device__ __forceinline__ int thread_index() {
         int thread = threadIdx.x;
-        // Where registers are fewest, places in shared memory are computed again too.
         if (TILES == 8) asm volatile("" : "+r"(thread));
+        return thread;
+    }
+    // Begins to copy the weights of superblock `super` into stage `to`; those of even numbers bring what the next has once.
+    __device__ __forceinline__ void copy_weights(uint32_t room, int to, int super) const {
+        const int thread = thread_index();
         const uint32_t stage = room + to * STAGE;
         {
             int group = thread % 8, row = thread / 8;
             uint32_t from = super * 128 + group * 16;
             copy_rows<0, 1>(stage + group * 256 + (row ^ group) * 16, w + from, up + from, first + row, n_in / 2);
-            copy_x<0>(stage + x_at(0, group, row), (const uint8_t*)x_bytes + from, row);
         }
         if constexpr (HIGH_BYTES > 0) {
             // Chunks of 16 bytes of a row, and strips of all threads; where gated these are as many of each matrix.
@@ -145,15 +148,6 @@ struct Band {
             row += first + (GATED ? strip / 2 : strip) * STRIP;
             if (AT_ONCE == 8 / CHUNKS || strip < STRIPS) copy_high<0, AT_ONCE>(place, from, row);
         }
-        // Scales and sums; a warp takes 4 groups of 8 rows.
-#pragma unroll
-        for (int pass = 0; pass < COLUMNS / 16; pass++) {
-            int rest = pass * 32 + thread / 4, m = rest % COLUMNS, group = rest / COLUMNS * 4 + thread % 4;
-            const uint8_t* from = row_at<0>(x_records + super * 64 + group * 8, m, n_rows - 1, n_in / 4);
-            uint32_t place = stage + SCALES + group * SCALES_ROW + m * 4;
-            copy_shared<4>(place, from);
-            copy_shared<4>(place + (SUMS - SCALES), from + 4);
-        }
         if (super % 2 == 0) {
 #pragma unroll
             for (int before = 0; before < STRIPS; before += 4) {
@@ -162,6 +156,24 @@ struct Band {
                     copy_once<0>(room + TAILS + super / 2 % N_TAILS * TAILS_BYTES + strip * TAIL_BYTES + tail_at(row, which),
                                  row_at<0>(matrix_of(strip) + tails + (super + which) * 16, row_of(strip, row), n_out - 1, n_supers * 16));
             }
+        }
+    }
+    // Begins to copy the part of the rows of x that superblock `super` is multiplied by.
+    __device__ __forceinline__ void copy_rows_of_x(uint32_t room, int to, int super) const {
+        const int thread = thread_index();
+        const uint32_t stage = room + to * STAGE;
+        {
+            int group = thread % 8, row = thread / 8;
+            copy_x<0>(stage + x_at(0, group, row), (const uint8_t*)x_bytes + super * 128 + group * 16, row);
+        }
+        // Scales and sums; a warp takes 4 groups of 8 rows.
+#pragma unroll
+        for (int pass = 0; pass < COLUMNS / 16; pass++) {
+            int rest = pass * 32 + thread / 4, m = rest % COLUMNS, group = rest / COLUMNS * 4 + thread % 4;
+            const uint8_t* from = row_at<0>(x_records + super * 64 + group * 8, m, n_rows - 1, n_in / 4);
+            uint32_t place = stage + SCALES + group * SCALES_ROW + m * 4;
+            copy_shared<4>(place, from);
+            copy_shared<4>(place + (SUMS - SCALES), from + 4);
         }
     }
     template <int S, int STEP>
@@ -344,18 +356,26 @@ struct Band {
     __device__ __forceinline__ void sum(float (&acc)[2][TILES][4]) const {
         const uint32_t room = shared_at(strip_room);
 #pragma unroll 1
-        for (int i = 0; i < STAGES - 1; i++) {
-            if (i < n_supers) copy(room, i, i);
-            commit_copies();
-        }
+        for (int i = 0; i < STAGES - 1; i++)
+            if (i < n_supers) copy_weights(room, i, i);
         uint16_t d[2][2];
         load_supers(0, d);
+        // The weights of the first superblocks are on their way before x is there.
+        await_earlier();
+#pragma unroll 1
+        for (int i = 0; i < STAGES - 1; i++) {
+            if (i < n_supers) copy_rows_of_x(room, i, i);
+            commit_copies();
+        }
         int from = 0, to = STAGES - 1;
 #pragma unroll 1
         for (int super = 0; super < n_supers; super++) {
             wait_copies<STAGES - 2>();
             __syncthreads();
-            if (super + STAGES - 1 < n_supers) copy(room, to, super + STAGES - 1);
+            if (super + STAGES - 1 < n_supers) {
+                copy_weights(room, to, super + STAGES - 1);
+                copy_rows_of_x(room, to, super + STAGES - 1);
+            }
             commit_copies();
             uint16_t next_d[2][2];
             load_supers(min(super + 1, n_supers - 1), next_d);
@@ -416,13 +436,13 @@ DEVICE void multiply_band(const Job& job, int block, const int8_t* xq, const Q8S
     }
 }
 
-// What a thread block of 128 has of a gate and up: 64 rows of both.
+// What thread block `block` of 128 threads has of a gate and up: 64 rows of both.
 template <class F, int TILES>
-DEVICE void multiply_gated_band(const uint8_t* gate, const uint8_t* up, const Gated& out, int before, const int8_t* xq, const Q8Scale* xs,
-                                int n_rows, int n_in) {
+DEVICE void multiply_gated_band(const uint8_t* gate, const uint8_t* up, const Gated& out, int block, int before, const int8_t* xq,
+                                const Q8Scale* xs, int n_rows, int n_in) {
     using B = Band<F, TILES, 128, true>;
     constexpr int ROWS = 64, ROW = ROWS + 4;
-    const int first = (int)blockIdx.x * ROWS, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    const int first = block * ROWS, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     const B band({gate, up, out.n_out, first}, xq, xs, n_rows, n_in);
     float acc[2][TILES][4] = {};
     band.sum(acc);
@@ -460,6 +480,6 @@ DEVICE void multiply_gated_band(const uint8_t* gate, const uint8_t* up, const Ga
     for (int index = warp; index < 2 * min(n_rows, B::COLUMNS); index += BAND_WARPS) {
         int m = index / 2, local = index % 2 * WARP + lane;
         if (first + index % 2 * WARP < out.n_out)
-            store_gated(out, before + m, (int)blockIdx.x * 2 + index % 2, first + local < out.n_out ? tile[m * ROW + local] : 0.0f);
+            store_gated(out, before + m, block * 2 + index % 2, first + local < out.n_out ? tile[m * ROW + local] : 0.0f);
     }
 }

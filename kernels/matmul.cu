@@ -12,7 +12,7 @@
 // | matmul_low_band_nN | 32        | N         | 128   | (sum over jobs of ceil(n_out / 32), ceil(n_rows / N))   |
 // | matmul_gated_nN    | 64 of two | N         | 128   | (ceil(n_out / 64), ceil(n_rows / N))                    |
 //
-// N is 16, 32 or 64. matmul_low_band_n64 is not launched: by the timing model two thread blocks of 32 rows are faster.
+// N is 16, 32 or 64, of low bands 16 or 32.
 // Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in]; y [n_rows, n_out] f32, of gated ones also as gated.cuh says.
 // Shared: of tiles static, as tiles.cuh says; of bands dynamic, `Band::shared_bytes`. Alignment: weights 256 bytes, x 16 bytes.
 // Measured on the simulator only: bench/runs.
@@ -45,7 +45,7 @@ MATMUL(matmul_n16, 4, 2)
         NAME(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,                  \
              const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in,              \
              int n_rows, const int8_t* xq, const Q8Scale* xs) {                                                         \
-        begin_after_earlier();                                                                                          \
+        let_next_begin();                                                                                               \
         const int before = blockIdx.y * TILES * 8;                                                                      \
         int block = blockIdx.x;                                                                                         \
         Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, HEIGHT, block);               \
@@ -58,11 +58,11 @@ MATMUL(matmul_n16, 4, 2)
         NAME(const uint8_t* gate, const uint8_t* up, int n_out, const float* gate_bias, const float* up_bias,           \
              int activation, float* y, int8_t* yq, Q8Scale* ys, int n_in, int n_rows, const int8_t* xq,                 \
              const Q8Scale* xs) {                                                                                       \
-        begin_after_earlier();                                                                                          \
+        let_next_begin();                                                                                               \
         const int before = blockIdx.y * TILES * 8;                                                                      \
-        multiply_gated_band<FORMAT, TILES>(gate, up, {n_out, gate_bias, up_bias, activation, y, yq, ys}, before,        \
-                                           q8_row(xq, before, n_in), q8_scales(xs, before, n_in), n_rows - before,      \
-                                           n_in);                                                                       \
+        multiply_gated_band<FORMAT, TILES>(gate, up, {n_out, gate_bias, up_bias, activation, y, yq, ys}, blockIdx.x,    \
+                                           before, q8_row(xq, before, n_in), q8_scales(xs, before, n_in),               \
+                                           n_rows - before, n_in);                                                      \
     }
 
 BAND(matmul_band_n16, 2, 128)
@@ -70,7 +70,6 @@ BAND(matmul_band_n32, 4, 128)
 BAND(matmul_band_n64, 8, 128)
 BAND(matmul_low_band_n16, 2, 32)
 BAND(matmul_low_band_n32, 4, 32)
-BAND(matmul_low_band_n64, 8, 32)
 GATED_BAND(matmul_gated_n16, 2)
 GATED_BAND(matmul_gated_n32, 4)
 GATED_BAND(matmul_gated_n64, 8)
