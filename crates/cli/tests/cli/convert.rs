@@ -211,9 +211,9 @@ fn what_files_cannot_say_is_refused_by_its_field() {
         }
         ("rope_scaling", yarn)
     };
-    check(&[gelu.clone()], activation);
+    check(std::slice::from_ref(&gelu), activation);
     let truncate = ("truncate", json!(false));
-    check(&[yarn(&[truncate.clone()])], rounding);
+    check(&[yarn(std::slice::from_ref(&truncate))], rounding);
     check(
         &[yarn(&[
             truncate.clone(),

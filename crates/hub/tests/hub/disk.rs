@@ -108,7 +108,7 @@ fn a_disk_that_is_too_small_is_told_before_anything_is_downloaded() {
     let plan = ollama::plan(&"model:tiny".parse().unwrap(), &settings_of_ollama, &()).unwrap();
     check_no_space(&plan.fetch(&settings_of_ollama, &()).unwrap_err());
     for hub in [of_hub, of_ollama] {
-        assert!(!hub.requests().iter().any(|request| request.is_for_bytes()));
+        assert!(!hub.requests().iter().any(super::server::Request::is_for_bytes));
     }
 }
 
