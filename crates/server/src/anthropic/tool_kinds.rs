@@ -1,7 +1,7 @@
 //! [`run_by`]: who runs a tool of a kind that Anthropic defines.
 //!
 //! Separate from the requests because it is a table of names. Invariant: a tool is left out only where it is known that its own servers
-//! would have run it; what the client waits to run, or nobody here knows, is refused, so that no call is missed in silence.
+//! would have run it. Kinds that the client runs and kinds that are not known are refused, so that no call is missed in silence.
 //!
 //! Source: the kinds of the Messages API, each as its name with the date of its version behind it, such as `web_search_20250305`.
 
