@@ -2,7 +2,7 @@
 """Makes the tiny random networks in `networks/`: a folder as published ones are, a GGUF file, and what the reference says.
 
     pip install torch==2.15.0 transformers==5.23.0 gguf==0.19.0 safetensors
-    make_networks.py --full FOLDER [NAME ...]
+    make_networks.py --full FOLDER [--converter FILE] [NAME ...]
 
 FOLDER is the full set of reference data, from which tokenizers are taken. Weights are random, drawn from a fixed seed, and rounded
 to 8 significant bits, so that BF16 and F32 hold the same numbers. References are transformers' own classes in float32, but for
@@ -16,6 +16,8 @@ import copy
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -477,6 +479,93 @@ def make_variant(full, name):
     write_reference(folder, facts | {"types": {}}, rows)
 
 
+# Networks that the full set has no example of: class, seed, and the fields of the configuration. A name of an architecture says that llama.cpp's
+# converter makes a GGUF file of the folder.
+SIZES = {"vocab_size": 512, "max_position_embeddings": 512, "bos_token_id": 504, "eos_token_id": 505, "pad_token_id": 505}
+SMALL = SIZES | {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+EXPERTS = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+EYES = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "patch_size": 4, "out_hidden_size": 48, "num_position_embeddings": 16}
+PIXELS = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+CLASSES = {
+    "arcee": ("ArceeForCausalLM", 91, "arcee", SMALL | {"head_dim": 16, "tie_word_embeddings": False}),
+    "glm": ("GlmForCausalLM", 92, "chatglm", SMALL | {"head_dim": 12, "attention_bias": True, "partial_rotary_factor": 0.5}),
+    "dots1": (
+        "Dots1ForCausalLM",
+        93,
+        "dots1",
+        SMALL | EXPERTS | {"num_hidden_layers": 3, "num_key_value_heads": 4, "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1,
+            "norm_topk_prob": True, "routed_scaling_factor": 1.5},
+    ),
+    "hy_v3": (
+        "HYV3ForCausalLM",
+        94,
+        "hy_v3",
+        SMALL | EXPERTS | {"num_hidden_layers": 3, "head_dim": 16, "num_experts": 6, "router_scaling_factor": 1.7},
+    ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoeForConditionalGeneration",
+        95,
+        "qwen3vlmoe",
+        {"text_config": SMALL | EXPERTS | {"head_dim": 16, "num_experts": 6, "rope_parameters": MROPE, "tie_word_embeddings": False},
+         "vision_config": EYES | {"deepstack_visual_indexes": [0]}, "tie_word_embeddings": False},
+    ),
+    # The text part of a model of images is a network of its own.
+    "smolvlm": (
+        "SmolVLMForConditionalGeneration",
+        96,
+        "llama",
+        {"text_config": SMALL | {"model_type": "llama", "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}},
+         "vision_config": PIXELS, "scale_factor": 2, "image_token_id": 509},
+    ),
+    # What its class has so is left out: the base of rope, the shares of heads, the windows.
+    "olmo3_bare": ("Olmo3ForCausalLM", 97, "olmo2", SMALL | {"num_hidden_layers": 4, "sliding_window": 8}),
+}
+# Networks whose converter needs a token that the vocabulary lacks.
+WITHOUT_FILE = {"glm", "smolvlm"}
+# Fields that a folder leaves out.
+LEFT_OUT = {"olmo3_bare": ["rope_parameters", "layer_types", "hidden_act", "rms_norm_eps", "tie_word_embeddings", "attention_bias"]}
+
+
+# The converter, for a vocabulary that it does not know.
+CONVERT = """
+import runpy, sys
+from pathlib import Path
+converter = sys.argv[1]
+sys.path.insert(0, str(Path(converter).parent))
+from conversion.base import TextModel
+TextModel.get_vocab_base_pre = lambda *_: "llama-bpe"
+sys.argv = sys.argv[1:]
+runpy.run_path(converter, run_name="__main__")
+"""
+
+
+def make_class(full, name, converter):
+    kind, seed, arch, fields = CLASSES[name]
+    folder, source = HERE / "networks" / name, full / "parity/llama"
+    if name in WITHOUT_FILE:
+        converter = None
+    network = getattr(transformers, kind)
+    config = network.config_class(**copy.deepcopy(fields))
+    config._attn_implementation = "eager"
+    model = randomize(network(config), seed)
+    tensors = write_saved(folder, model, source / "hf")
+    path = folder / "hf/config.json"
+    settings = json.loads(path.read_text())
+    if kind.startswith("Qwen3VLMoe"):
+        # As published, and as the converter takes it: the inputs of experts are rows.
+        tensors = {key: tensor.transpose(1, 2) if ".mlp.experts." in key else tensor for key, tensor in tensors.items()}
+        write_folder(folder / "hf", settings, tensors, source / "hf")
+    for field in LEFT_OUT.get(name, []):
+        settings.pop(field, None)
+    path.write_text(json.dumps(settings, indent=1) + "\n")
+    facts, rows = logits_reference(name, arch, model, prompts(seed + 100, [504], []))
+    if converter:
+        file = folder / "model-BF16.gguf"
+        subprocess.run([sys.executable, "-c", CONVERT, converter, folder / "hf", "--outfile", file, "--outtype", "bf16"], check=True)
+    write_reference(folder, facts | ({} if converter else {"types": {}}), rows)
+
+
 def make_glm4_7_flash(full):
     """The epsilon is 1e-6: transformers norms latent rows with that whatever the configuration says, llama.cpp with the
     configuration's, and the two agree here."""
@@ -521,6 +610,7 @@ def make_glm4_7_flash(full):
     write_reference(folder, facts, rows)
 
 
+CONVERTER = None
 NETWORKS = {
     "jina_v2": lambda full: make_jina_v2(full, "jina_v2", False),
     "jina_v2_code": lambda full: make_jina_v2(full, "jina_v2_code", True),
@@ -529,15 +619,19 @@ NETWORKS = {
     "qwen3_reranker": make_qwen3_reranker,
     "glm4_7_flash": make_glm4_7_flash,
     **{name: lambda full, name=name: make_variant(full, name) for name in VARIANTS},
+    **{name: lambda full, name=name: make_class(full, name, CONVERTER) for name in CLASSES},
 }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", type=Path, required=True)
+    parser.add_argument("--converter", type=Path, help="llama.cpp's convert_hf_to_gguf.py, for the files of some")
     parser.add_argument("names", nargs="*", choices=[*NETWORKS, []])
     args = parser.parse_args()
     torch.set_grad_enabled(False)
+    global CONVERTER
+    CONVERTER = args.converter
     for name in args.names or NETWORKS:
         NETWORKS[name](args.full)
         size = sum(path.stat().st_size for path in (HERE / "networks" / name).rglob("*") if path.is_file())

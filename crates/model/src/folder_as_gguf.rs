@@ -10,7 +10,7 @@ use tokenmill_gguf::{Metadata, Value};
 
 use crate::{
     Descriptor, LoadError, ModelOptions, WeightInfo, WeightSource,
-    arch::{self, GgufForm, GgufHeader, HfConfig},
+    arch::{self, GgufForm, GgufHeader, HfConfig, HfNetwork},
     model::plan,
     safetensors_folder::SafetensorsFolder,
 };
@@ -36,12 +36,16 @@ impl FolderAsGguf {
 
     /// As [`Self::open`], with a configuration that was read.
     pub(crate) fn open_with(folder: &Path, config: &HfConfig) -> Result<Self, LoadError> {
-        let (descriptor, layout) = arch::describe_hf(config)?;
+        let HfNetwork {
+            descriptor,
+            layout,
+            config,
+        } = arch::describe_hf(config)?;
         let form = GgufForm::of(&descriptor)?;
         let mut keys = Metadata::new();
-        form.write_keys(config, &descriptor, &mut keys)?;
+        form.write_keys(&config, &descriptor, &mut keys)?;
         let weights =
-            SafetensorsFolder::open(folder, layout, &descriptor, config.fp8_scales()?, Some(&form))?;
+            SafetensorsFolder::open(folder, &layout, &descriptor, config.fp8_scales()?, Some(&form))?;
         let (weights, numbers) = weights.into_gguf_form(&form, &descriptor)?;
         for (key, numbers) in numbers {
             keys.insert(key, numbers)?;

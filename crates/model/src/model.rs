@@ -18,7 +18,7 @@ use tokenmill_gguf::{GgufFile, TensorType};
 use crate::{
     AdapterReader, ControlVector, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
     activations::Activations,
-    arch::{self, HfConfig},
+    arch::{self, HfConfig, HfNetwork},
     network::Network,
     nextn::SharedWeights,
     safetensors_folder::SafetensorsFolder,
@@ -135,8 +135,12 @@ impl Model {
             config: config.to_owned(),
         };
         let config = HfConfig::open(config)?;
-        let (descriptor, layout) = arch::describe_hf(&config)?;
-        let weights = SafetensorsFolder::open(folder, layout, &descriptor, config.fp8_scales()?, None)?;
+        let HfNetwork {
+            descriptor,
+            layout,
+            config,
+        } = arch::describe_hf(&config)?;
+        let weights = SafetensorsFolder::open(folder, &layout, &descriptor, config.fp8_scales()?, None)?;
         Ok(Self {
             descriptor,
             weights: Weights::Safetensors(weights, files),

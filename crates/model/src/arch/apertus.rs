@@ -4,12 +4,9 @@
 
 use tokenmill_backend::{RopeStyle, Xielu};
 
-use crate::{Descriptor, LoadError, QkNorm, RopeScaling, XieluNumbers};
+use crate::{Descriptor, LoadError, QkNorm, XieluNumbers};
 
 use super::{Architecture, GgufConfig, HfLayout};
-
-/// The context before its scaling of a model whose configuration leaves the scaling out: that of the architecture holds then.
-const DEFAULT_CONTEXT: usize = 8192;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "apertus",
@@ -39,14 +36,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         for layer in &mut descriptor.layers {
             layer.attention_mut().qkv_bias = bias;
             layer.attention_mut().output_bias = bias;
-        }
-        if config.get("rope_scaling").is_none() && config.get("rope_parameters").is_none() {
-            descriptor.ropes[0].scaling = RopeScaling::Llama3 {
-                factor: 8.0,
-                low_freq_factor: 1.0,
-                high_freq_factor: 4.0,
-                original_context: DEFAULT_CONTEXT,
-            };
         }
         finish(&mut descriptor, |_| XieluNumbers::InTensors);
         Ok(descriptor)

@@ -115,8 +115,10 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let config = &config.with_defaults(&class_defaults(config.class()?));
     let count = |key: &str| config.opt_usize(key)?.ok_or_else(|| config.wrong(key, "a count"));
     let (plain_dim, rotated_dim) = (count("qk_nope_head_dim")?, count("qk_rope_head_dim")?);
-    if config.is("attention_bias")? {
-        return Err(config.wrong("attention_bias", "false"));
+    for key in ["attention_bias", "mlp_bias"] {
+        if config.is(key)? {
+            return Err(config.wrong(key, "false"));
+        }
     }
     if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
         return Err(config.wrong("moe_layer_freq", "1"));
@@ -145,7 +147,9 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let mut moe = config.moe(false)?;
     match config.get("topk_method").and_then(|method| method.as_str()) {
         Some("group_limited_greedy" | "noaux_tc") => {}
-        Some("greedy") => moe.router.groups = None,
+        // The other classes take no notice of it.
+        Some("greedy") if config.class()? == "DeepseekV2ForCausalLM" => moe.router.groups = None,
+        Some("greedy") => {}
         _ => {
             return Err(config.wrong("topk_method", "greedy, group_limited_greedy or noaux_tc"));
         }

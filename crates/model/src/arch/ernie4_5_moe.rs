@@ -50,6 +50,11 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         shared.dense.bias = descriptor.head_bias;
     }
     let n_layers = descriptor.layers.len();
+    // The least sum that weights are divided by.
+    let key = "moe_norm_min";
+    if config.opt_f32(key)?.is_some_and(|least| least > 1e-6) {
+        return Err(config.wrong(key, "a number that no sum of weights is below"));
+    }
     let first = config.opt_usize("moe_layer_start_index")?.unwrap_or(1);
     let key = "moe_layer_end_index";
     let last = match config.get(key).and_then(Value::as_i64) {

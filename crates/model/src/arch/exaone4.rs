@@ -3,11 +3,12 @@
 //!
 //! Source: transformers, `models/exaone4/modeling_exaone4.py`; llama.cpp, `src/models/exaone4.cpp`.
 
+use serde_json::Value;
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, NormPlacement, QkNorm};
+use crate::{Descriptor, LoadError, NormPlacement, QkNorm};
 
-use super::{Architecture, HfLayout};
+use super::{Architecture, HfConfig, HfLayout};
 
 /// One of so many layers sees everything.
 const PERIOD: usize = 4;
@@ -17,7 +18,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         config.set_windows(&mut descriptor, PERIOD)?;
-        finish(&mut descriptor);
+        let has_windows = descriptor
+            .attentions()
+            .any(|attention| attention.window.is_some());
+        finish(&mut descriptor, has_windows);
         Ok(descriptor)
     },
     hf_classes: &["Exaone4ForCausalLM"],
@@ -30,16 +34,28 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
-        config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % PERIOD != 0)?;
-        finish(&mut descriptor);
+        let period = period(config)?;
+        config.set_windows(&mut descriptor, |layer_idx| {
+            !(layer_idx + 1).is_multiple_of(period)
+        })?;
+        // With a window, positions are those of the layers that have it, even if none has.
+        let has_windows = config.opt_usize("sliding_window")?.is_some();
+        finish(&mut descriptor, has_windows);
         Ok(descriptor)
     },
 };
 
-fn finish(descriptor: &mut Descriptor) {
-    let has_windows = descriptor
-        .attentions()
-        .any(|attention| attention.window.is_some());
+/// One of how many layers sees everything: a count, or a letter for each of them.
+pub(super) fn period(config: &HfConfig) -> Result<usize, LoadError> {
+    let key = "sliding_window_pattern";
+    Ok(match config.get(key).and_then(Value::as_str) {
+        Some(letters) => letters.len(),
+        None => config.opt_usize(key)?.unwrap_or(PERIOD),
+    }
+    .max(1))
+}
+
+fn finish(descriptor: &mut Descriptor, has_windows: bool) {
     for layer in &mut descriptor.layers {
         layer.norms = NormPlacement::Post;
         let attention = layer.attention_mut();

@@ -7,7 +7,7 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 
 use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout, gguf_experts::set_experts, hf_experts::EXPERTS};
+use super::{Architecture, GgufConfig, HfConfig, HfLayout, exaone4, hf_experts::EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "exaone-moe",
@@ -23,7 +23,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Neox)?;
     config.set_windows(&mut descriptor, 4)?;
-    complete(&mut descriptor);
+    let has_windows = descriptor
+        .attentions()
+        .any(|attention| attention.window.is_some());
+    complete(&mut descriptor, has_windows);
     let mut moe = experts(config.moe(true)?);
     moe.shared = config.shared_experts(&moe)?;
     config.set_experts(&mut descriptor, &moe)?;
@@ -32,22 +35,19 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
 
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder()?;
-    config.set_windows(&mut descriptor, |_| false)?;
-    complete(&mut descriptor);
+    let period = exaone4::period(config)?;
+    config.set_windows(&mut descriptor, |layer_idx| {
+        !(layer_idx + 1).is_multiple_of(period)
+    })?;
+    complete(&mut descriptor, config.opt_usize("sliding_window")?.is_some());
     let mut moe = experts(config.moe(true)?);
     moe.shared = config.shared_experts(&moe, &["num_shared_experts"])?;
-    let types = config.get("mlp_layer_types").and_then(|types| types.as_array());
-    let n_dense = config.opt_usize("first_k_dense_replace")?.unwrap_or(0);
-    set_experts(&mut descriptor, &moe, |layer_idx| match types {
-        Some(types) => types.get(layer_idx).and_then(|kind| kind.as_str()) == Some("sparse"),
-        None => layer_idx >= n_dense,
-    });
+    config.set_experts_by_kind(&mut descriptor, &moe)?;
     Ok(descriptor)
 }
 
 /// Layers that see everything have no positions.
-fn complete(descriptor: &mut Descriptor) {
-    let has_windows = (descriptor.layers.iter_mut()).any(|layer| layer.attention_mut().window.is_some());
+fn complete(descriptor: &mut Descriptor, has_windows: bool) {
     for layer in &mut descriptor.layers {
         let attention = layer.attention_mut();
         attention.qk_norm = Some(QkNorm::Head);

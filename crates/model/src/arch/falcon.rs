@@ -18,6 +18,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             Residual::Parallel
         };
         finish(&mut descriptor, residual, Presence::Optional);
+        for layer in &mut descriptor.layers {
+            layer.dense_mut().activation = Activation::GeluErf;
+        }
         Ok(descriptor)
     },
     hf_classes: &["FalconForCausalLM"],
@@ -72,7 +75,6 @@ fn finish(descriptor: &mut Descriptor, residual: Residual, bias: Presence) {
         layer.attention_mut().qkv_bias = bias;
         layer.attention_mut().output_bias = bias;
         let dense = layer.dense_mut();
-        dense.activation = Activation::GeluErf;
         dense.is_gated = false;
         dense.bias = bias;
     }

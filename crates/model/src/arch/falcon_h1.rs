@@ -3,7 +3,7 @@
 //!
 //! Source: transformers, `models/falcon_h1/modeling_falcon_h1.py`; llama.cpp, `src/models/falcon-h1.cpp`.
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{Descriptor, LoadError, MixerDescriptor, Presence, RowFactors};
 
@@ -46,6 +46,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
 }
 
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
     let mut descriptor = config.decoder()?;
     let has_norm = config.is("mamba_rms_norm")?;
     if has_norm && config.opt_bool("mamba_norm_before_gate")?.unwrap_or(true) {

@@ -2,7 +2,7 @@
 //!
 //! Source: transformers, `models/gemma2/modeling_gemma2.py`; llama.cpp, `src/models/gemma2.cpp`.
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{Descriptor, NormPlacement};
 
@@ -49,6 +49,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
+        config.require_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
         let mut descriptor = config.decoder()?;
         config.set_windows(&mut descriptor, |layer_idx| layer_idx % 2 == 0)?;
         config.set_score_scale(&mut descriptor)?;

@@ -2,7 +2,7 @@
 //!
 //! Source: transformers, `models/gemma3/modeling_gemma3.py`; llama.cpp, `src/models/gemma3.cpp`.
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{Descriptor, NormPlacement, QkNorm, RopeDescriptor, RopeScaling};
 
@@ -41,7 +41,17 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
+        let key = "use_bidirectional_attention";
+        if config.is(key)? && config.class()? != "Gemma3TextModel" {
+            return Err(config.wrong(key, "false, in a network that writes"));
+        }
+        config.require_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
         let mut descriptor = config.decoder()?;
+        let bias = config.presence("attention_bias")?;
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().qkv_bias = bias;
+            layer.attention_mut().output_bias = bias;
+        }
         let period = config.opt_usize("sliding_window_pattern")?.unwrap_or(PERIOD);
         config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % period.max(1) != 0)?;
         config.set_score_scale(&mut descriptor)?;

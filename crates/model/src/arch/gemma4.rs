@@ -94,8 +94,13 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
 }
 
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    config.require_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
     let mut descriptor = config.decoder()?;
-    config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % PERIOD != 0)?;
+    let n_layers = descriptor.layers.len();
+    config.set_windows(&mut descriptor, |layer_idx| {
+        !(layer_idx + 1).is_multiple_of(PERIOD) && layer_idx + 1 < n_layers
+    })?;
+    let bias = config.presence("attention_bias")?;
     let takes_keys = config.is("attention_k_eq_v")?;
     let global_dim = config.opt_usize("global_head_dim")?;
     let n_global_kv_heads = config.opt_usize("num_global_key_value_heads")?;
@@ -103,6 +108,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let all_own = config.object("per_layer_config")?;
     for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
         let attention = layer.attention_mut();
+        (attention.qkv_bias, attention.output_bias) = (bias, bias);
         if attention.window.is_some() {
             continue;
         }

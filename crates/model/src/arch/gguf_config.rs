@@ -134,7 +134,26 @@ impl GgufConfig<'_> {
             .map_or(0, |last| last.saturating_add(1));
         let n_nextn = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
         if n_found <= n_layers && n_found + n_nextn >= n_layers {
-            return Ok(());
+            // One without any tensor is in another file.
+            let is_nextn = |layer_idx: usize| {
+                let start = format!("blk.{layer_idx}.");
+                let mut parts = self
+                    .tensors
+                    .keys()
+                    .filter_map(|name| name.strip_prefix(start.as_str()));
+                let first = parts.next();
+                first.is_none_or(|part| {
+                    part.starts_with("nextn.") || parts.any(|part| part.starts_with("nextn."))
+                })
+            };
+            if (n_layers - n_nextn..n_layers).all(is_nextn) {
+                return Ok(());
+            }
+            return Err(LoadError::BadValue {
+                what: "count of layers that predict further tokens",
+                found: n_nextn.to_string(),
+                expected: "as many as have tensors for that",
+            });
         }
         Err(LoadError::LayerCount {
             expected: n_layers,

@@ -41,6 +41,13 @@ impl GgufConfig<'_> {
         };
         let n_groups = self.opt_usize("expert_group_count")?.unwrap_or(1);
         let n_used_groups = self.opt_usize("expert_group_used_count")?.unwrap_or(n_groups);
+        if n_used_groups > n_groups.max(1) {
+            return Err(LoadError::BadValue {
+                what: "number of groups that a token chooses from",
+                found: n_used_groups.to_string(),
+                expected: "at most the number of groups",
+            });
+        }
         let score = match self.opt_usize("expert_gating_func")? {
             // A softmax over the chosen logits is one over all, normalized.
             None | Some(0 | 1 | 3) => ExpertScore::Softmax,

@@ -17,7 +17,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             }
         }
         config.set_windows(&mut descriptor, 2)?;
-        complete(&mut descriptor);
+        complete(&mut descriptor, Presence::Required);
         set_experts(&mut descriptor, &experts(config.moe(true)?), |_| true);
         Ok(descriptor)
     },
@@ -46,7 +46,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         let mut descriptor = config.decoder()?;
         config.set_windows(&mut descriptor, |layer_idx| layer_idx % 2 == 0)?;
-        complete(&mut descriptor);
+        complete(&mut descriptor, config.presence("attention_bias")?);
         set_experts(&mut descriptor, &experts(config.moe(true)?), |_| true);
         Ok(descriptor)
     },
@@ -65,12 +65,12 @@ const LAYER: Names = &[
     ("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
 ];
 
-fn complete(descriptor: &mut Descriptor) {
+fn complete(descriptor: &mut Descriptor, bias: Presence) {
     for layer in &mut descriptor.layers {
         let attention = layer.attention_mut();
         attention.has_sinks = true;
-        attention.qkv_bias = Presence::Required;
-        attention.output_bias = Presence::Required;
+        attention.qkv_bias = bias;
+        attention.output_bias = bias;
     }
 }
 

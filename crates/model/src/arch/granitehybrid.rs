@@ -3,7 +3,7 @@
 //!
 //! Source: transformers, `models/granitemoehybrid/modeling_granitemoehybrid.py`; llama.cpp, `src/models/granite-hybrid.cpp`.
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{Descriptor, LoadError, MixerDescriptor, Presence};
 
@@ -69,6 +69,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let kinds = config.layer_kinds(&keys)?;
     let kinds = kinds.ok_or_else(|| config.wrong(keys[0], "the name of a kind for each layer"))?;
     config.check_kinds(keys[0], kinds.len(), descriptor.layers.len())?;
+    config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
     let ssm = config.mamba2(&Mamba2Keys::BAMBA, true)?;
     let has_rope = config
         .get("position_embedding_type")

@@ -15,7 +15,7 @@ use crate::{
     MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
 };
 
-use super::gguf_config::nextn_layers;
+use super::{class_defaults, gguf_config::nextn_layers};
 
 /// A `config.json`.
 #[derive(Clone)]
@@ -112,6 +112,13 @@ impl HfConfig {
             path: self.path.clone(),
             values,
         }
+    }
+
+    /// The configuration with what its class takes for fields that it leaves out.
+    pub(super) fn with_class_defaults(&self, class: &str) -> Self {
+        let mut filled = self.clone();
+        class_defaults::fill(class, &mut filled.values);
+        filled
     }
 
     /// The configuration with values under their usual keys that it has under others. The usual key is the first of each pair.
@@ -240,20 +247,20 @@ impl HfConfig {
         descriptor: &mut Descriptor,
         is_sliding: impl Fn(usize) -> bool,
     ) -> Result<(), LoadError> {
+        let kinds = ["full_attention", "sliding_attention"];
+        let listed = self.layers_of_two_kinds(kinds, descriptor.layers.len())?;
         let Some(window) = self.opt_usize("sliding_window")? else {
+            if listed.is_some_and(|listed| listed.contains(&true)) {
+                return Err(self.wrong(
+                    "sliding_window",
+                    "a count, since `layer_types` has layers with a window",
+                ));
+            }
             return Ok(());
         };
-        let types = self.get("layer_types").and_then(Value::as_array);
         for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
-            let is_sliding = match types {
-                Some(types) => match types.get(layer_idx).and_then(Value::as_str) {
-                    Some("sliding_attention") => true,
-                    Some("full_attention") => false,
-                    _ => {
-                        let expected = "`sliding_attention` or `full_attention` for each layer";
-                        return Err(self.wrong("layer_types", expected));
-                    }
-                },
+            let is_sliding = match &listed {
+                Some(listed) => listed[layer_idx],
                 None => is_sliding(layer_idx),
             };
             layer.attention_mut().window = is_sliding.then_some(window);
@@ -273,11 +280,23 @@ impl HfConfig {
 
     /// As [`Self::set_windows`], where windows have to be switched on and begin at a layer.
     pub(super) fn set_windows_if_used(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
-        if !self.is("use_sliding_window")? {
+        if !self.uses_windows(descriptor.layers.len())? {
             return Ok(());
         }
         let first_layer = self.opt_usize("max_window_layers")?.unwrap_or(0);
         self.set_windows(descriptor, |layer_idx| layer_idx >= first_layer)
+    }
+
+    /// Whether windows are switched on. Then alone may `layer_types` name layers that have one.
+    pub(super) fn uses_windows(&self, n_layers: usize) -> Result<bool, LoadError> {
+        let key = "use_sliding_window";
+        let is_used = self.is(key)?;
+        let kinds = ["full_attention", "sliding_attention"];
+        let listed = self.layers_of_two_kinds(kinds, n_layers)?;
+        if !is_used && listed.is_some_and(|listed| listed.contains(&true)) {
+            return Err(self.wrong(key, "true, since `layer_types` has layers with a window"));
+        }
+        Ok(is_used)
     }
 
     /// Describes the network that most decoders are a variation of; see the GGUF twin.
@@ -370,9 +389,9 @@ impl HfConfig {
             has_output_norm: true,
             pooling: None,
             head: match self.opt_bool("tie_word_embeddings")? {
-                Some(true) => OutputHead::Tied,
                 Some(false) => OutputHead::Own,
-                None => OutputHead::OwnIfPresent,
+                // Where a folder has both all the same, its own is meant.
+                Some(true) | None => OutputHead::OwnIfPresent,
             },
             head_bias: Presence::Absent,
             logit_scale: 1.0,
@@ -417,7 +436,7 @@ impl HfConfig {
         Err(self.wrong(keys[0], "a number"))
     }
 
-    fn activation(&self) -> Result<Activation, LoadError> {
+    pub(super) fn activation(&self) -> Result<Activation, LoadError> {
         let keys = [
             "hidden_activation",
             "hidden_act",
@@ -434,14 +453,27 @@ impl HfConfig {
         };
         match self.get(key).and_then(Value::as_str) {
             Some("silu" | "swish" | "swiglu") => Ok(Activation::Silu),
-            Some("gelu") => Ok(Activation::GeluErf),
-            Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Activation::GeluTanh),
+            Some("gelu" | "gelu_python") => Ok(Activation::GeluErf),
+            Some("gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_new" | "gelu_fast" | "gelu_accurate") => {
+                Ok(Activation::GeluTanh)
+            }
             Some("relu") => Ok(Activation::Relu),
             Some("relu2") => Ok(Activation::ReluSquared),
             // The function of Apertus, whose file sets it: it has numbers, so it is none of the others.
             Some("xielu") if self.class()? == "ApertusForCausalLM" => Ok(Activation::Identity),
             _ => Err(self.wrong(key, "the name of a known activation")),
         }
+    }
+
+    /// Refuses an activation other than the one that a network has in other places, too.
+    pub(super) fn require_activation(&self, expected: Activation, name: &str) -> Result<(), LoadError> {
+        if self.activation()? == expected {
+            return Ok(());
+        }
+        let key = ["hidden_activation", "hidden_act"]
+            .into_iter()
+            .find(|key| self.get(key).is_some());
+        Err(self.wrong(key.unwrap_or("hidden_act"), name))
     }
 
     /// The object under a key, or an empty one.

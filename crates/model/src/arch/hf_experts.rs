@@ -2,7 +2,7 @@
 //!
 //! Separate from the rest of [`HfConfig`], since only architectures with experts ask for it. The same things have several names.
 
-use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
+use tokenmill_backend::{ExpertGroups, ExpertScore, GroupMeasure};
 
 use crate::{
     DenseDescriptor, Descriptor, GateUpOrder, LoadError, MoeDescriptor, Presence, RouterDescriptor,
@@ -64,6 +64,13 @@ impl HfConfig {
     pub(super) fn moe(&self, is_normalized: bool) -> Result<MoeDescriptor, LoadError> {
         let n_groups = self.opt_usize("n_group")?.unwrap_or(1);
         let n_used_groups = self.opt_usize("topk_group")?.unwrap_or(n_groups);
+        if n_used_groups > n_groups.max(1) {
+            return Err(LoadError::BadValue {
+                what: "number of groups that a token chooses from",
+                found: n_used_groups.to_string(),
+                expected: "at most the number of groups",
+            });
+        }
         let score = match self.get("scoring_func").and_then(|value| value.as_str()) {
             None | Some("softmax") => ExpertScore::Softmax,
             Some("sigmoid") => ExpertScore::Sigmoid,
@@ -94,7 +101,7 @@ impl HfConfig {
                 expert_scales: Presence::Absent,
             },
             n_ff: self.first_usize(&["moe_intermediate_size", "intermediate_size"])?,
-            activation: Activation::Silu,
+            activation: self.activation()?,
             is_gated: true,
             bias: Presence::Absent,
             weighs_input: false,

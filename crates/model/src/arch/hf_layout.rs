@@ -60,6 +60,8 @@ pub(crate) enum Change {
     UngroupQkv,
     /// The matrices of experts lie with their inputs as rows, unless they are quantized; the outputs become the rows.
     TransposeExperts,
+    /// As [`Self::TransposeExperts`] where they lie so: published folders and those that transformers saves differ.
+    TransposeExpertsIfNeeded,
     /// Of each expert's rows, those of the gate and of up alternate; all of the gate come first.
     SplitPairs,
 }

@@ -8,7 +8,7 @@ use tokenmill_backend::{RopeAxes, RopeStyle};
 
 use crate::{LoadError, LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude};
 
-use super::HfConfig;
+use super::{HfConfig, class_defaults};
 
 impl HfConfig {
     /// The rope of the layers of a type, which may have their own.
@@ -32,6 +32,10 @@ impl HfConfig {
         let base = match either("rope_theta")? {
             Some(base) => Some(base),
             None => self.opt_f32("rotary_emb_base")?,
+        };
+        let base = match base {
+            Some(base) => Some(base),
+            None => self.opt_f32(class_defaults::ROPE_BASE)?,
         };
         let mut rope = Self::plain_rope(head_dim, base.unwrap_or(10_000.0));
         rope.n_dims = (head_dim as f32 * part.unwrap_or(1.0)) as usize;

@@ -38,6 +38,7 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
     hf_classes: &["Lfm2MoeForCausalLM"],
     hf_layout: LAYOUT,
     from_hf: |config| {
+        let config = &with_activation(config);
         let mut descriptor = from_hf(config)?;
         let mut moe = experts(config.moe(true)?);
         if config.opt_bool("use_expert_bias")? == Some(false) {
@@ -72,18 +73,23 @@ const LAYOUT: HfLayout = HfLayout {
     ..HfLayout::LLAMA
 };
 
+/// Configurations do not name the activation.
+fn with_activation(config: &HfConfig) -> HfConfig {
+    config.with_defaults(&[("hidden_act", json!("silu"))])
+}
+
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    let config = config.with_defaults(&[("hidden_act", json!("silu"))]);
+    let config = with_activation(config);
     let mut descriptor = config.decoder()?;
     let n_layers = descriptor.layers.len();
     let has_attention = config.layers_of_two_kinds(["conv", "full_attention"], n_layers)?;
     let has_attention = if let Some(has_attention) = has_attention {
         has_attention
     } else {
-        let indices = (config.get("full_attn_idxs")).and_then(|indices| indices.as_array());
-        let indices = indices.ok_or_else(|| config.wrong("full_attn_idxs", "a list of layers"))?;
+        // Where the list is left out, all are.
+        let indices = config.counts("full_attn_idxs")?;
         (0..n_layers)
-            .map(|layer_idx| indices.contains(&json!(layer_idx)))
+            .map(|layer_idx| (indices.as_ref()).is_none_or(|indices| indices.contains(&layer_idx)))
             .collect()
     };
     for (layer, has_attention) in descriptor.layers.iter_mut().zip(has_attention) {

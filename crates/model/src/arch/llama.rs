@@ -23,7 +23,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         Ok(descriptor)
     },
-    hf_classes: &["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"],
+    hf_classes: &[
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MinistralForCausalLM",
+        "MixtralForCausalLM",
+    ],
     hf_layout: HfLayout {
         layer: MIXTRAL_EXPERTS,
         gguf_rows: GgufRows::Neighbours,

@@ -1,6 +1,6 @@
 //! Mamba 2: layers of one half each, a state space model with heads.
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{FfnDescriptor, MixerDescriptor};
 
@@ -29,6 +29,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
+        config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
         let mut descriptor = config.without_attention().decoder()?;
         descriptor.ropes.clear();
         let ssm = config.mamba2(&KEYS, true)?;

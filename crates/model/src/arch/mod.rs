@@ -5,14 +5,19 @@
 //! architecture's name.
 
 mod apertus;
+mod arcee;
 mod bert;
 mod bloom;
+mod chatglm;
+mod class_defaults;
 mod command_r;
 mod deepseek2;
+mod dots1;
 mod encoder;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod eurobert;
+mod exaone;
 mod exaone4;
 mod exaone_moe;
 mod falcon;
@@ -44,6 +49,7 @@ mod hf_recurrent;
 mod hf_rope;
 mod hunyuan_dense;
 mod hunyuan_moe;
+mod hy_v3;
 mod image_inputs;
 mod jina_bert;
 mod kimi_linear;
@@ -52,6 +58,7 @@ mod llama;
 mod llama4;
 mod mamba;
 mod mamba2;
+mod minicpm;
 mod minimax_m2;
 mod mistral3;
 mod modern_bert;
@@ -73,6 +80,7 @@ mod seed_oss;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod text_part;
 mod value_keys;
 
 use tokenmill_backend::Pooling;
@@ -106,6 +114,7 @@ struct Architecture {
 /// All architectures.
 const ARCHITECTURES: &[Architecture] = &[
     apertus::ARCHITECTURE,
+    arcee::ARCHITECTURE,
     bert::BERT,
     bert::ROBERTA,
     bloom::ARCHITECTURE,
@@ -114,12 +123,16 @@ const ARCHITECTURES: &[Architecture] = &[
     gpt2::ARCHITECTURE,
     hunyuan_dense::ARCHITECTURE,
     hunyuan_moe::ARCHITECTURE,
+    hy_v3::ARCHITECTURE,
+    chatglm::ARCHITECTURE,
     command_r::COHERE2,
     command_r::COMMAND_R,
     deepseek2::ARCHITECTURE,
+    dots1::ARCHITECTURE,
     ernie4_5::ARCHITECTURE,
     ernie4_5_moe::ARCHITECTURE,
     eurobert::ARCHITECTURE,
+    exaone::ARCHITECTURE,
     exaone4::ARCHITECTURE,
     exaone_moe::ARCHITECTURE,
     gemma2::ARCHITECTURE,
@@ -144,6 +157,7 @@ const ARCHITECTURES: &[Architecture] = &[
     llama4::ARCHITECTURE,
     mamba::ARCHITECTURE,
     mamba2::ARCHITECTURE,
+    minicpm::ARCHITECTURE,
     minimax_m2::ARCHITECTURE,
     mistral3::ARCHITECTURE,
     modern_bert::ARCHITECTURE,
@@ -161,7 +175,8 @@ const ARCHITECTURES: &[Architecture] = &[
     qwen2moe::ARCHITECTURE,
     qwen3::QWEN3,
     qwen3::QWEN3_VL,
-    qwen3moe::ARCHITECTURE,
+    qwen3moe::QWEN3_MOE,
+    qwen3moe::QWEN3_VL_MOE,
     qwen35::QWEN_35,
     qwen35::QWEN_35_MOE,
     qwen35::QWEN_3_NEXT,
@@ -282,25 +297,53 @@ pub(crate) fn counts_nextn(config: &HfConfig) -> bool {
     (keys.iter()).any(|key| config.opt_usize(key).is_ok_and(|n_layers| n_layers > Some(0)))
 }
 
-/// Describes the network of a Hugging Face folder, and says what its tensors are called.
-pub(crate) fn describe_hf(config: &HfConfig) -> Result<(Descriptor, &'static HfLayout), LoadError> {
+/// What the configuration of a Hugging Face folder says.
+pub(crate) struct HfNetwork {
+    pub(crate) descriptor: Descriptor,
+    /// What its tensors are called.
+    pub(crate) layout: HfLayout,
+    /// The configuration with what its class takes for fields that it leaves out.
+    pub(crate) config: HfConfig,
+}
+
+/// Describes the network of a Hugging Face folder.
+pub(crate) fn describe_hf(config: &HfConfig) -> Result<HfNetwork, LoadError> {
     // The third version's own code calls its class as another network's.
     let found = if jina_bert::is_version_3(config) {
         jina_bert::JINA_BERT_V3.hf_classes[0]
     } else {
         config.class()?
     };
+    if !text_part::has_text_part(found) {
+        return describe_class(found, config);
+    }
+    let class = text_part::network_of(config).ok_or_else(|| {
+        config.wrong(
+            "model_type",
+            "that of a network whose class can be loaded, for the text part",
+        )
+    })?;
+    let network = describe_class(class, config)?;
+    Ok(HfNetwork {
+        layout: text_part::layout(&network.layout),
+        ..network
+    })
+}
+
+/// Describes the network of a class.
+fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError> {
     let row = (ARCHITECTURES.iter())
-        .find(|row| row.hf_classes.contains(&found))
+        .find(|row| row.hf_classes.contains(&class))
         .ok_or_else(|| LoadError::UnknownArchitecture {
-            found: found.to_owned(),
+            found: class.to_owned(),
             supported: ARCHITECTURES
                 .iter()
                 .flat_map(|row| row.hf_classes)
                 .copied()
                 .collect(),
         })?;
-    let mut descriptor = (row.from_hf)(config)?;
+    let config = config.with_class_defaults(class);
+    let mut descriptor = (row.from_hf)(&config)?;
     if descriptor.pooling.is_none() {
         let pooling = config.sentence_pooling()?;
         descriptor.pooling = pooling.filter(|pooling| pooling.kind == Pooling::Last);
@@ -309,5 +352,9 @@ pub(crate) fn describe_hf(config: &HfConfig) -> Result<(Descriptor, &'static HfL
     descriptor
         .validate()
         .map_err(|error| with_key(error, Form::Folder))?;
-    Ok((descriptor, &row.hf_layout))
+    Ok(HfNetwork {
+        descriptor,
+        layout: row.hf_layout,
+        config,
+    })
 }

@@ -22,6 +22,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
+        config.require_activation(Activation::ReluSquared, "relu2")?;
         let mut descriptor = config.decoder()?;
         let biases = [config.presence("attention_bias")?, config.presence("mlp_bias")?];
         finish(&mut descriptor, biases);

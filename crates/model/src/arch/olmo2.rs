@@ -9,11 +9,14 @@ use crate::{Descriptor, NormPlacement, QkNorm, RopeScaling};
 
 use super::{Architecture, HfLayout};
 
+/// One of so many layers sees everything where a file does not say.
+const PERIOD: usize = 4;
+
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "olmo2",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        config.set_windows(&mut descriptor, 4)?;
+        config.set_windows(&mut descriptor, PERIOD)?;
         finish(&mut descriptor);
         Ok(descriptor)
     },
@@ -32,7 +35,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.attention_mut().qkv_bias = bias;
             layer.attention_mut().output_bias = bias;
         }
-        config.set_windows(&mut descriptor, |_| true)?;
+        if config.class()? == "Olmo3ForCausalLM" {
+            config.set_windows(&mut descriptor, |layer_idx| {
+                !(layer_idx + 1).is_multiple_of(PERIOD)
+            })?;
+        }
         finish(&mut descriptor);
         Ok(descriptor)
     },

@@ -13,6 +13,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         finish(&mut descriptor);
+        for layer in &mut descriptor.layers {
+            layer.dense_mut().activation = Activation::GeluTanh;
+        }
         Ok(descriptor)
     },
     hf_classes: &["PhiForCausalLM"],
@@ -44,7 +47,6 @@ fn finish(descriptor: &mut Descriptor) {
         layer.attention_mut().qkv_bias = Presence::Required;
         layer.attention_mut().output_bias = Presence::Required;
         let dense = layer.dense_mut();
-        dense.activation = Activation::GeluTanh;
         dense.is_gated = false;
         dense.bias = Presence::Required;
     }

@@ -33,7 +33,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         for layer in &mut descriptor.layers {
             layer.attention_mut().qkv_bias = bias;
         }
-        config.set_windows_if_used(&mut descriptor)?;
+        if config.uses_windows(descriptor.layers.len())? {
+            let n_layers = config.opt_usize("max_window_layers")?.unwrap_or(0);
+            config.set_windows(&mut descriptor, |layer_idx| {
+                layer_idx.is_multiple_of(2) && layer_idx < n_layers
+            })?;
+        }
         let moe = with_gated_network(
             config.moe(false)?,
             config.first_usize(&["shared_expert_intermediate_size"])?,

@@ -6,7 +6,7 @@
 //! Source: transformers, `models/qwen3_next/modeling_qwen3_next.py` and `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
 
 use serde_json::json;
-use tokenmill_backend::{KeyHeads, RopeStyle};
+use tokenmill_backend::{Activation, KeyHeads, RopeStyle};
 
 use crate::{DeltaGates, Descriptor, LoadError, OutputGate, QkNorm};
 
@@ -95,6 +95,7 @@ fn hybrid(config: &GgufConfig<'_>, key_heads: KeyHeads, gates: DeltaGates) -> Re
 fn hybrid_hf(config: &HfConfig, gates: DeltaGates) -> Result<Descriptor, LoadError> {
     // Where all layers have experts, there may be no width of a dense network.
     let config = config.with_defaults(&[("intermediate_size", json!(1))]);
+    config.require_activation(Activation::Silu, "silu, which its recurrent layers have")?;
     let mut descriptor = config.decoder()?;
     let n_layers = descriptor.layers.len();
     let kinds = ["full_attention", "linear_attention"];

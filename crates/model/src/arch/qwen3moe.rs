@@ -1,29 +1,73 @@
-//! Qwen 3 with experts: softmax over all, normalized over the chosen.
+//! Qwen 3 with experts, and the text part of Qwen 3 VL with experts: softmax over all, normalized over the chosen.
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{RopeAxes, RopeStyle};
 
-use crate::QkNorm;
+use crate::{Descriptor, LoadError, QkNorm};
 
-use super::{Architecture, HfLayout, hf_experts::EXPERTS, qwen3};
+use super::{
+    Architecture, Change, GgufConfig, HfLayout,
+    hf_experts::EXPERTS,
+    hf_layout::VISION,
+    qwen3::{QWEN3, QWEN3_VL},
+};
 
-pub(super) const ARCHITECTURE: Architecture = Architecture {
+pub(super) const QWEN3_MOE: Architecture = Architecture {
     name: "qwen3moe",
-    from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qk_norm = Some(QkNorm::Head);
-        }
-        config.set_experts(&mut descriptor, &config.moe(true)?)?;
-        Ok(descriptor)
-    },
+    from_gguf,
     hf_classes: &["Qwen3MoeForCausalLM"],
-    from_hf: |config| {
-        let mut descriptor = (qwen3::QWEN3.from_hf)(config)?;
-        config.set_experts_by_step(&mut descriptor, &config.moe(false)?)?;
-        Ok(descriptor)
-    },
     hf_layout: HfLayout {
         layer: EXPERTS,
         ..HfLayout::LLAMA
     },
+    from_hf: |config| {
+        let mut descriptor = (QWEN3.from_hf)(config)?;
+        // Where windows are switched on, all layers have one.
+        let window = if config.is("use_sliding_window")? {
+            config.opt_usize("sliding_window")?
+        } else {
+            None
+        };
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().window = window;
+        }
+        config.set_experts_by_step(&mut descriptor, &config.moe(false)?)?;
+        Ok(descriptor)
+    },
 };
+
+pub(super) const QWEN3_VL_MOE: Architecture = Architecture {
+    name: "qwen3vlmoe",
+    from_gguf: |config| {
+        let mut descriptor = from_gguf(config)?;
+        config.set_image_inputs(&mut descriptor, RopeAxes::Interleaved)?;
+        Ok(descriptor)
+    },
+    hf_classes: &["Qwen3VLMoeForConditionalGeneration"],
+    // In published folders experts lie with their inputs as rows, the gate before up.
+    hf_layout: HfLayout {
+        layer: EXPERTS,
+        ignored: VISION,
+        changes: &[
+            ("ffn_gate_up_exps.weight", Change::TransposeExpertsIfNeeded),
+            ("ffn_down_exps.weight", Change::TransposeExpertsIfNeeded),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = (QWEN3_VL.from_hf)(config)?;
+        let mut moe = config.moe(true)?;
+        // Its class normalizes whatever `norm_topk_prob` says.
+        moe.router.is_normalized = true;
+        config.set_experts_by_step(&mut descriptor, &moe)?;
+        Ok(descriptor)
+    },
+};
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder(RopeStyle::Neox)?;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qk_norm = Some(QkNorm::Head);
+    }
+    config.set_experts(&mut descriptor, &config.moe(true)?)?;
+    Ok(descriptor)
+}

@@ -50,7 +50,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
                 attention.rope = None;
             }
         }
-        config.set_windows_if_used(&mut descriptor)?;
+        if config.uses_windows(descriptor.layers.len())? {
+            let has_rope: Vec<bool> = (descriptor.attentions())
+                .map(|attention| attention.rope.is_some())
+                .collect();
+            config.set_windows(&mut descriptor, |layer_idx| !has_rope[layer_idx])?;
+        }
         Ok(descriptor)
     },
 };

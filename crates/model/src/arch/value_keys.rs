@@ -9,6 +9,7 @@ use crate::LoadError;
 const KEYS: &[(&str, &str, &str)] = &[
     ("embedding length", "embedding_length", "hidden_size"),
     ("context length", "context_length", "max_position_embeddings"),
+    ("vocabulary size", "vocab_size", "vocab_size"),
     ("layer count", "block_count", "num_hidden_layers"),
     (
         "count of layers that predict further tokens",
@@ -71,6 +72,24 @@ const KEYS: &[(&str, &str, &str)] = &[
         "logit softcap",
         "final_logit_softcapping",
         "final_logit_softcapping",
+    ),
+    ("head width", "attention.key_length", "head_dim"),
+    ("value head width", "attention.value_length", "head_dim"),
+    (
+        "width of latent values",
+        "attention.value_length_mla",
+        "v_head_dim",
+    ),
+    ("rank of latent queries", "attention.q_lora_rank", "q_lora_rank"),
+    (
+        "rank of latent keys and values",
+        "attention.kv_lora_rank",
+        "kv_lora_rank",
+    ),
+    (
+        "width of the keys without positions",
+        "attention.key_length_mla",
+        "qk_nope_head_dim",
     ),
     ("state space state width", "ssm.state_size", "ssm_state_size"),
     ("state space group count", "ssm.group_count", "n_groups"),

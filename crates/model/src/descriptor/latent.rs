@@ -86,7 +86,7 @@ impl LatentDescriptor {
             ("rank of latent keys and values", self.kv_rank),
             ("width of the keys without positions", self.plain_dim),
             ("width of the rotated keys", self.rotated_dim),
-            ("value head width", self.head_dim_v),
+            ("width of latent values", self.head_dim_v),
         ] {
             check(
                 what,

@@ -257,9 +257,12 @@ impl AttentionDescriptor {
             self.n_kv_heads > 0 && self.n_heads.is_multiple_of(self.n_kv_heads),
             "a divisor of the head count",
         )?;
-        for head_dim in [self.head_dim_k, self.head_dim_v] {
+        for (what, head_dim) in [
+            ("head width", self.head_dim_k),
+            ("value head width", self.head_dim_v),
+        ] {
             check(
-                "head width",
+                what,
                 head_dim,
                 (1..=MAX_WIDTH / self.n_heads).contains(&head_dim),
                 WIDTH,

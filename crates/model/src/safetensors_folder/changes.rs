@@ -13,13 +13,28 @@ use crate::{
     tensor_view::{Filled, Mapped, Reordered, Transposed},
 };
 
+/// Whether the matrices of experts, with gate and up joined, have rows of their inputs already.
+fn has_inputs_last(entry: &Entry, descriptor: &Descriptor) -> bool {
+    let moe = (descriptor.layers.iter()).find_map(|layer| layer.ffn.moe());
+    let n_ff = moe.map_or(0, |moe| moe.n_ff);
+    let expected = if entry.info.name.ends_with("ffn_down_exps.weight") {
+        [n_ff, descriptor.n_embd]
+    } else {
+        [descriptor.n_embd, n_ff.saturating_mul(2)]
+    };
+    entry.info.dims.starts_with(&expected)
+}
+
 /// Changes the numbers of a tensor.
 pub(super) fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry, String> {
+    if change == Change::TransposeExpertsIfNeeded && has_inputs_last(&entry, descriptor) {
+        return Ok(entry);
+    }
     let Entry { mut info, bytes } = entry;
     let element_bytes = if info.ty == TensorType::F32 { 4 } else { 2 };
     let bytes: Box<dyn ReadAt> = match change {
         Change::TransposeExperts if info.ty == TensorType::MXFP4 => bytes,
-        Change::TransposeExperts => {
+        Change::TransposeExperts | Change::TransposeExpertsIfNeeded => {
             let &[n_out, n_in, _] = &info.dims[..] else {
                 return Err(format!(
                     "tensor `{}` has shape {:?}, expected experts",

@@ -90,6 +90,27 @@ pub(super) fn glm4moe(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.draft_layers("num_nextn_predict_layers")
 }
 
+pub(super) fn dots1(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.routed_experts()?;
+    keys.set("expert_gating_func", 2_u32);
+    Ok(())
+}
+
+pub(super) fn hy_v3(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.routed_experts()?;
+    keys.set("expert_gating_func", 2_u32);
+    keys.set("expert_weights_norm", true);
+    let moe = (keys.descriptor.layers.iter()).find_map(|layer| layer.ffn.moe());
+    if let Some(moe) = moe {
+        keys.set("expert_weights_scale", moe.router.scale);
+        let n_ff = moe.shared.as_ref().map_or(0, |shared| shared.dense.n_ff);
+        keys.set_count("expert_shared_feed_forward_length", n_ff)?;
+    }
+    Ok(())
+}
+
 pub(super) fn granite(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.usual()?;
     keys.vocab_size()?;

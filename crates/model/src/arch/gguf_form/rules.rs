@@ -10,7 +10,7 @@ use tokenmill_gguf::{StringArray, Value};
 use crate::{LoadError, RopeScaling};
 
 use super::{
-    expert_rules::{deepseek2, ernie4_5_moe, exaone_moe, glm4moe, granite, hunyuan, llama4},
+    expert_rules::{deepseek2, dots1, ernie4_5_moe, exaone_moe, glm4moe, granite, hunyuan, hy_v3, llama4},
     gemma_rules::{gemma, gemma3, gemma3n, gemma4},
     keys::GgufKeys,
     recurrent_rules::{falcon_h1, kimi_linear, lfm2, mamba, nemotron_h, qwen35},
@@ -23,10 +23,17 @@ pub(super) type Rule = fn(&mut GgufKeys<'_>) -> Result<(), LoadError>;
 pub(super) fn rule_of(arch: &str) -> Option<Rule> {
     Some(match arch {
         "apertus" => apertus,
+        "arcee" => |keys| {
+            keys.usual()?;
+            keys.set_own_head_width()?;
+            keys.vocab_size()?;
+            keys.rope_width()
+        },
         "bert" | "jina-bert-v2" | "jina-bert-v3" | "nomic-bert" => bert,
         "bloom" => bloom,
         "command-r" | "cohere2" => cohere,
         "deepseek2" => deepseek2,
+        "dots1" => dots1,
         "ernie4_5" | "olmoe" | "qwen2" | "qwen3" | "qwen2vl" | "seed_oss" | "starcoder2" => pooled,
         "ernie4_5-moe" => ernie4_5_moe,
         "eurobert" => |keys| {
@@ -42,7 +49,7 @@ pub(super) fn rule_of(arch: &str) -> Option<Rule> {
         "gemma3" | "gemma-embedding" => gemma3,
         "gemma3n" => gemma3n,
         "gemma4" => gemma4,
-        "glm4" => |keys| {
+        "chatglm" | "exaone" | "glm4" => |keys| {
             keys.usual()?;
             keys.rope_width()
         },
@@ -56,6 +63,7 @@ pub(super) fn rule_of(arch: &str) -> Option<Rule> {
         },
         "granite" | "granitemoe" | "granitehybrid" => granite,
         "hunyuan-dense" | "hunyuan-moe" => hunyuan,
+        "hy_v3" => hy_v3,
         "kimi-linear" => kimi_linear,
         "lfm2" | "lfm2moe" => lfm2,
         "llama" => |keys| {
@@ -67,6 +75,13 @@ pub(super) fn rule_of(arch: &str) -> Option<Rule> {
         },
         "llama4" => llama4,
         "mamba" | "mamba2" => mamba,
+        "minicpm" => |keys| {
+            keys.usual()?;
+            keys.set("embedding_scale", keys.descriptor.embedding_scale);
+            keys.set("residual_scale", keys.descriptor.residual_scale);
+            keys.set("logit_scale", 1.0 / keys.descriptor.logit_scale);
+            Ok(())
+        },
         "minimax-m2" => |keys| {
             keys.usual()?;
             keys.copy_count("expert_feed_forward_length", &["intermediate_size"])?;
@@ -91,13 +106,10 @@ pub(super) fn rule_of(arch: &str) -> Option<Rule> {
             keys.usual()?;
             keys.expert_widths()
         },
-        "qwen3vl" => |keys| {
-            keys.usual()?;
-            let stacked = keys
-                .config
-                .object("vision_config")?
-                .counts("deepstack_visual_indexes")?;
-            keys.set_count("n_deepstack_layers", stacked.map_or(0, |layers| layers.len()))
+        "qwen3vl" => qwen3vl,
+        "qwen3vlmoe" => |keys| {
+            qwen3vl(keys)?;
+            keys.expert_widths()
         },
         "qwen35" | "qwen35moe" | "qwen3next" => qwen35,
         "smollm3" => |keys| {
@@ -107,6 +119,11 @@ pub(super) fn rule_of(arch: &str) -> Option<Rule> {
         },
         _ => return None,
     })
+}
+
+fn qwen3vl(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
+    keys.usual()?;
+    keys.set_count("n_deepstack_layers", keys.descriptor.n_deep_inputs)
 }
 
 fn pooled(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {

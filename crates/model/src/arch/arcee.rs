@@ -1,0 +1,38 @@
+//! Arcee's foundation models: Llama with squared ReLU in the place of a gate.
+//!
+//! Source: transformers, `models/arcee/modeling_arcee.py`; llama.cpp, `src/models/arcee.cpp`.
+
+use tokenmill_backend::{Activation, RopeStyle};
+
+use super::{Architecture, GgufRows, HfLayout};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "arcee",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Norm)?;
+        for layer in &mut descriptor.layers {
+            let dense = layer.dense_mut();
+            dense.activation = Activation::ReluSquared;
+            dense.is_gated = false;
+        }
+        Ok(descriptor)
+    },
+    hf_classes: &["ArceeForCausalLM"],
+    hf_layout: HfLayout {
+        gguf_rows: GgufRows::Neighbours,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        let attention_bias = config.presence("attention_bias")?;
+        let ffn_bias = config.presence("mlp_bias")?;
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().qkv_bias = attention_bias;
+            layer.attention_mut().output_bias = attention_bias;
+            let dense = layer.dense_mut();
+            dense.bias = ffn_bias;
+            dense.is_gated = false;
+        }
+        Ok(descriptor)
+    },
+};

@@ -1,0 +1,123 @@
+//! What the classes of Hugging Face's configurations take for fields that a `config.json` leaves out.
+//!
+//! Separate because it is a table of another program's, made by `class_defaults.py`: published files leave out what their class has so
+//! (those of Gemma 3 even the number of heads). Invariant: a field that a file has, null or under another name that the class knows, keeps
+//! what the file says.
+//!
+//! Source: transformers 5.23.0, `models/*/configuration_*.py`.
+
+use std::sync::OnceLock;
+
+use serde_json::{Map, Value};
+
+/// The base of rope that a class has, as a field that no file has.
+pub(super) const ROPE_BASE: &str = "default_rope_theta";
+/// Other names of a class's fields.
+const ALIASES: &str = "aliases";
+
+/// Fields that readers take for each other: where a file has one, the class's value of another does not hold.
+const SAME: &[&[&str]] = &[
+    &[
+        "num_local_experts",
+        "num_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+    ],
+    &[
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "moe_k",
+        "moe_topk",
+        "top_k_experts",
+    ],
+    &["hidden_size", "n_embd", "n_embed"],
+    &["num_hidden_layers", "n_layer"],
+    &["num_attention_heads", "n_head"],
+    &["intermediate_size", "ffn_hidden_size", "n_inner"],
+    &["max_position_embeddings", "n_positions", "seq_length"],
+    &[
+        "hidden_activation",
+        "hidden_act",
+        "activation_function",
+        "activation",
+    ],
+    &[
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "norm_epsilon",
+        "norm_eps",
+    ],
+];
+
+/// The fields of a class, with their values; none where transformers has no configuration for it.
+pub(super) fn fill(class: &str, values: &mut Map<String, Value>) {
+    static TABLE: OnceLock<Map<String, Value>> = OnceLock::new();
+    let table = TABLE.get_or_init(|| {
+        serde_json::from_str(include_str!("class_defaults.json")).expect("a test reads the whole table")
+    });
+    let Some(Value::Object(fields)) = table.get(class) else {
+        return;
+    };
+    let aliases = fields.get(ALIASES).and_then(Value::as_object);
+    let has_alias = |values: &Map<String, Value>, field: &str| {
+        let mut aliases = aliases.into_iter().flatten();
+        aliases.any(|(alias, meant)| meant == field && values.contains_key(alias))
+    };
+    let has_same = |values: &Map<String, Value>, field: &str| {
+        let same = SAME.iter().find(|same| same.contains(&field));
+        same.is_some_and(|same| same.iter().any(|other| values.contains_key(*other)))
+    };
+    // Values that are filled in must not stand for what the file says.
+    let said = values.clone();
+    let has_rope = ["rope_parameters", "rope_scaling"]
+        .iter()
+        .any(|field| values.get(*field).is_some_and(|rope| !rope.is_null()));
+    for (field, value) in fields {
+        let is_said = match field.as_str() {
+            // Here null means the class's own.
+            "rope_parameters" => has_rope,
+            // The newer layout has them there.
+            "local_rope_theta" | "rope_local_base_freq" => {
+                values.contains_key(field) || values.contains_key("rope_parameters")
+            }
+            ALIASES => true,
+            _ => said.contains_key(field) || has_alias(&said, field) || has_same(&said, field),
+        };
+        if !is_said {
+            values.insert(field.clone(), value.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_field_keeps_what_the_file_says_under_any_name() {
+        let filled = |class: &str, values: Value| {
+            let Value::Object(mut values) = values else {
+                panic!("an object")
+            };
+            fill(class, &mut values);
+            values
+        };
+        let mixtral = filled(
+            "MixtralForCausalLM",
+            json!({ "num_experts": 4, "sliding_window": null }),
+        );
+        assert_eq!(mixtral.get("num_local_experts"), None);
+        assert_eq!(mixtral["num_experts"], 4);
+        assert_eq!(mixtral["sliding_window"], Value::Null);
+        assert_eq!(mixtral["num_experts_per_tok"], 2);
+        assert_eq!(mixtral[ROPE_BASE], 1e6);
+        let gemma = filled("Gemma3ForConditionalGeneration", json!({ "hidden_size": 2560 }));
+        assert_eq!(gemma["hidden_size"], 2560);
+        assert_eq!(gemma["num_attention_heads"], 8);
+        assert_eq!(gemma["vocab_size"], 262_208);
+        assert!(filled("NoClass", json!({})).is_empty());
+    }
+}

@@ -1,0 +1,40 @@
+//! MiniCPM 1 and 2: Llama with multipliers of embeddings, residuals and logits, which older files leave out.
+//!
+//! Source: llama.cpp, `src/models/minicpm.cpp` and `conversion/minicpm.py`; of the numbers that hold where a file has none, what the
+//! first version of the reader had: there logits are multiplied with 256 over the width.
+
+use super::{Architecture, GgufRows, HfLayout, granite};
+
+/// The multipliers of files that do not say them.
+const EMBEDDING_SCALE: f32 = 12.0;
+const DEPTH_SCALE: f32 = 1.4;
+const LOGIT_WIDTH: f32 = 256.0;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "minicpm",
+    from_gguf: |config| {
+        let mut descriptor = (granite::ARCHITECTURE.from_gguf)(config)?;
+        if config.opt_f32("embedding_scale")?.is_none() {
+            descriptor.embedding_scale = EMBEDDING_SCALE;
+        }
+        if config.opt_f32("residual_scale")?.is_none() {
+            descriptor.residual_scale = DEPTH_SCALE / (descriptor.layers.len() as f32).sqrt();
+        }
+        if config.opt_f32("logit_scale")?.is_none() {
+            descriptor.logit_scale = LOGIT_WIDTH / descriptor.n_embd as f32;
+        }
+        Ok(descriptor)
+    },
+    hf_classes: &["MiniCPMForCausalLM"],
+    hf_layout: HfLayout {
+        gguf_rows: GgufRows::Neighbours,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        descriptor.embedding_scale = config.f32("scale_emb")?;
+        descriptor.residual_scale = config.f32("scale_depth")? / (descriptor.layers.len() as f32).sqrt();
+        descriptor.logit_scale = config.f32("dim_model_base")? / descriptor.n_embd as f32;
+        Ok(descriptor)
+    },
+};
