@@ -2,7 +2,7 @@
 """Makes tests/data/vision/qwen*: tiny random models of the Qwen VL families, and what transformers computes with them.
 
     pip install transformers==5.23.0 torch==2.15.0 torchvision pillow==13.0.0 gguf numpy
-    make_vision_qwen.py [FOLDER]
+    make_vision_qwen.py [FOLDER [FAMILY ...]]
 
 Like make_vision.py, whose vocabulary and pictures it takes.
 """
@@ -22,6 +22,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
@@ -61,7 +63,10 @@ TEXT = dict(
     rms_norm_eps=1e-6,
     tie_word_embeddings=True,
 )
+# Of the third version.
+TEXT3 = dict(TEXT, head_dim=16, num_hidden_layers=3, rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2], "mrope_interleaved": True})
 EYES = dict(depth=3, num_heads=2, patch_size=PATCH, spatial_merge_size=MERGE, temporal_patch_size=2)
+EYES3 = dict(EYES, depth=4, hidden_size=32, out_hidden_size=32, intermediate_size=40, num_position_embeddings=25, deepstack_visual_indexes=[0, 2])
 
 FAMILIES = {
     "qwen2vl": dict(
@@ -97,11 +102,25 @@ FAMILIES = {
         seed=12,
         model=Qwen3VLForConditionalGeneration,
         config=lambda: Qwen3VLConfig(
-            text_config=dict(TEXT, head_dim=16, num_hidden_layers=3, rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2], "mrope_interleaved": True}),
-            vision_config=dict(EYES, depth=4, hidden_size=32, out_hidden_size=32, intermediate_size=40, num_position_embeddings=25, deepstack_visual_indexes=[0, 2]),
+            text_config=TEXT3,
+            vision_config=EYES3,
             **TOKENS,
         ),
         arch="qwen3vl",
+        projector="qwen3vl_merger",
+        n_ff=40,
+        min_tokens=64,
+        max_tokens=1280,
+    ),
+    "qwen3vlmoe": dict(
+        seed=12,
+        model=Qwen3VLMoeForConditionalGeneration,
+        config=lambda: Qwen3VLMoeConfig(
+            text_config=dict(TEXT3, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
+            vision_config=EYES3,
+            **TOKENS,
+        ),
+        arch="qwen3vlmoe",
         projector="qwen3vl_merger",
         n_ff=40,
         min_tokens=64,
@@ -128,7 +147,7 @@ def make_model(family):
             elif "embed_tokens" in name or "pos_embed" in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.4)
             else:
-                n_in = parameter[0].numel()
+                n_in = parameter.shape[-1] if "experts" in name else parameter[0].numel()
                 scale = 1.2 if "visual" in name else 2.0
                 parameter.copy_(torch.randn_like(parameter) / n_in**0.5 * scale)
             # What half precision holds.
@@ -149,10 +168,15 @@ def text_file(folder, family, config, state):
     text.add_rope_freq_base(10000.0)
     sections = config.text_config.rope_parameters["mrope_section"]
     text.add_array(f"{arch}.rope.dimension_sections", sections + [0])
-    if arch == "qwen3vl":
+    is_third, has_experts = arch.startswith("qwen3vl"), arch.endswith("moe")
+    if is_third:
         text.add_key_length(16)
         text.add_value_length(16)
         text.add_uint32(f"{arch}.n_deepstack_layers", len(config.vision_config.deepstack_visual_indexes))
+    if has_experts:
+        text.add_expert_count(config.text_config.num_experts)
+        text.add_expert_used_count(config.text_config.num_experts_per_tok)
+        text.add_expert_feed_forward_length(config.text_config.moe_intermediate_size)
     add_tokenizer(text, QWEN, TEMPLATE, "<|endoftext|>", "<|im_end|>")
     f16 = lambda name: state[name].numpy().astype(np.float16)
     f32 = lambda name: state[name].numpy().astype(np.float32)
@@ -161,7 +185,7 @@ def text_file(folder, family, config, state):
     for idx in range(layers):
         here, there = f"blk.{idx}.", f"language_model.layers.{idx}."
         names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-        if arch == "qwen3vl":
+        if is_third:
             names |= {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
         for usual, own in names.items():
             text.add_tensor(f"{here}{usual}.weight", f32(f"{there}{own}.weight"))
@@ -174,9 +198,17 @@ def text_file(folder, family, config, state):
             "ffn_up": "mlp.up_proj",
             "ffn_down": "mlp.down_proj",
         }.items():
+            if has_experts and usual.startswith("ffn_"):
+                continue
             text.add_tensor(f"{here}{usual}.weight", f16(f"{there}{own}.weight"))
             if f"{there}{own}.bias" in state:
                 text.add_tensor(f"{here}{usual}.bias", f32(f"{there}{own}.bias"))
+        if has_experts:
+            text.add_tensor(f"{here}ffn_gate_inp.weight", f32(f"{there}mlp.gate.weight"))
+            gate, up = np.split(f16(f"{there}mlp.experts.gate_up_proj"), 2, axis=1)
+            text.add_tensor(f"{here}ffn_gate_exps.weight", np.ascontiguousarray(gate))
+            text.add_tensor(f"{here}ffn_up_exps.weight", np.ascontiguousarray(up))
+            text.add_tensor(f"{here}ffn_down_exps.weight", f16(f"{there}mlp.experts.down_proj"))
     write(text)
 
 
@@ -191,12 +223,12 @@ def eyes_file(folder, name, family, config, state):
         eyes.add_uint32("clip.vision.n_wa_pattern", vision.fullatt_block_indexes[0] + 1)
         eyes.add_uint32("clip.vision.window_size", vision.window_size)
         eyes.add_uint32("clip.vision.image_max_pixels", family["max_tokens"] * FACTOR * FACTOR)
-    if name == "qwen3vl":
+    if name.startswith("qwen3vl"):
         eyes.add_bool("clip.use_gelu", True)
         eyes.add_uint32("clip.vision.spatial_merge_size", MERGE)
         eyes.add_array("clip.vision.is_deepstack_layers", [idx in vision.deepstack_visual_indexes for idx in range(vision.depth)])
     for key, value in {
-        "image_size": 20 if name == "qwen3vl" else 160,
+        "image_size": 20 if name.startswith("qwen3vl") else 160,
         "patch_size": PATCH,
         "embedding_length": 32,
         "feed_forward_length": family["n_ff"],
@@ -214,7 +246,7 @@ def eyes_file(folder, name, family, config, state):
     frames = f16("patch_embed.proj.weight")
     eyes.add_tensor("v.patch_embd.weight", np.ascontiguousarray(frames[:, :, 0]))
     eyes.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(frames[:, :, 1]))
-    if name == "qwen3vl":
+    if name.startswith("qwen3vl"):
         eyes.add_tensor("v.patch_embd.bias", f32("patch_embed.proj.bias"))
         eyes.add_tensor("v.position_embd.weight", f32("pos_embed.weight"))
 
@@ -228,7 +260,7 @@ def eyes_file(folder, name, family, config, state):
         pair(f"{here}ln1", f"{there}norm1", f32)
         pair(f"{here}ln2", f"{there}norm2", f32)
         pair(f"{here}attn_out", f"{there}attn.proj")
-        if name == "qwen3vl":
+        if name.startswith("qwen3vl"):
             pair(f"{here}attn_qkv", f"{there}attn.qkv")
         else:
             for part, rows in zip("qkv", np.split(f16(f"{there}attn.qkv.weight"), 3)):
@@ -239,9 +271,9 @@ def eyes_file(folder, name, family, config, state):
             "qwen2vl": {"ffn_up": "fc1", "ffn_down": "fc2"},
             "qwen2.5vl": {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"},
             "qwen3vl": {"ffn_up": "linear_fc1", "ffn_down": "linear_fc2"},
-        }[name].items():
+        }[name.removesuffix("moe")].items():
             pair(f"{here}{usual}", f"{there}mlp.{own}")
-    if name == "qwen3vl":
+    if name.startswith("qwen3vl"):
         pair("v.post_ln", "merger.norm", f32)
         pair("mm.0", "merger.linear_fc1")
         pair("mm.2", "merger.linear_fc2")
@@ -279,7 +311,7 @@ def references(folder, name, family, model):
         with torch.no_grad():
             features = model.model.get_image_features(pixels, grids)
             rows = torch.cat(list(features.pooler_output))
-            if name == "qwen3vl":
+            if name.startswith("qwen3vl"):
                 deep = [torch.cat(list(of_images)) for of_images in features.deepstack_features]
                 rows = torch.cat([rows, *deep], -1)
             for _ in range(8):
@@ -325,7 +357,8 @@ def make_sizes():
 
 
 if __name__ == "__main__":
-    for name, family in FAMILIES.items():
+    for name in sys.argv[2:] or FAMILIES:
+        family = FAMILIES[name]
         folder = HERE / name
         folder.mkdir(parents=True, exist_ok=True)
         model = make_model(family)

@@ -10,7 +10,7 @@ import openai
 
 from server import ROOT, Server
 
-FAMILIES = ["gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl"]
+FAMILIES = ["gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe"]
 N_TOKENS = 6
 QUESTION = "What is it?"
 

@@ -213,6 +213,16 @@ fn qwen3vl_sees_as_transformers() {
 }
 
 #[test]
+fn qwen3vlmoe_sees_as_transformers() {
+    check("images of qwen3vlmoe, CPU", "qwen3vlmoe", cpu);
+    check(
+        "images of qwen3vlmoe, naive backend",
+        "qwen3vlmoe",
+        NaiveBackend::new,
+    );
+}
+
+#[test]
 fn damaged_encoders_are_refused_or_load() {
     let mut comparisons = Comparisons::of("damaged encoders of the Qwen families");
     for family in ["qwen2vl", "qwen2.5vl", "qwen3vl"] {

@@ -308,7 +308,7 @@ fn max_kept_bytes(shape: &VisionShape) -> usize {
 }
 
 /// Architectures that there are encoders for.
-pub(crate) const SIGHTED: [&str; 3] = ["gemma3", "qwen2vl", "qwen3vl"];
+pub(crate) const SIGHTED: [&str; 4] = ["gemma3", "qwen2vl", "qwen3vl", "qwen3vlmoe"];
 
 /// Opens an encoder and checks that its rows are such as a network takes.
 fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
@@ -323,12 +323,12 @@ fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
             expected,
         });
     }
-    let arch = match shape.family {
-        VisionFamily::Gemma3 => "gemma3",
-        VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl => "qwen2vl",
-        VisionFamily::Qwen3Vl => "qwen3vl",
+    let archs: &[&str] = match shape.family {
+        VisionFamily::Gemma3 => &["gemma3"],
+        VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl => &["qwen2vl"],
+        VisionFamily::Qwen3Vl => &["qwen3vl", "qwen3vlmoe"],
     };
-    if descriptor.arch != arch {
+    if !archs.contains(&descriptor.arch.as_str()) {
         return Err(Error::ProjectorFamily {
             path: path.to_owned(),
             family: shape.family.name(),

@@ -79,7 +79,7 @@ fn the_encoder_is_weighed_before_it_is_loaded() {
 #[test]
 fn greedy_answers_are_those_of_transformers_in_steps_of_any_size() {
     let mut comparisons = Comparisons::of("images by the library");
-    for family in ["gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl"] {
+    for family in ["gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe"] {
         comparisons.compared(check_greedy_answers(family));
     }
 }

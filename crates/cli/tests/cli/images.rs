@@ -31,7 +31,7 @@ fn run<'a>(model: &'a str, question: &'a str, extra: &[&'a str]) -> Vec<&'a str>
 #[test]
 fn run_sees_as_transformers_does() {
     let mut comparisons = Comparisons::of("images by the program");
-    for family in ["gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl"] {
+    for family in ["gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3vlmoe"] {
         comparisons.compared(check_run(family));
     }
 }
