@@ -507,7 +507,7 @@ CLASSES = {
         "Qwen3VLMoeForConditionalGeneration",
         95,
         "qwen3vlmoe",
-        {"text_config": SMALL | EXPERTS | {"head_dim": 16, "num_experts": 6, "rope_parameters": MROPE, "tie_word_embeddings": False},
+        {"text_config": SMALL | EXPERTS | {"moe_intermediate_size": 32, "head_dim": 16, "num_experts": 6, "rope_parameters": MROPE, "tie_word_embeddings": False},
          "vision_config": EYES | {"deepstack_visual_indexes": [0]}, "tie_word_embeddings": False},
     ),
     # The text part of a model of images is a network of its own.

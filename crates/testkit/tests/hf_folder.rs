@@ -153,7 +153,7 @@ fn a_broken_configuration_is_named() {
 fn heads_of_other_widths_than_their_rope_are_refused() {
     let config = gemma_config("Gemma4ForCausalLM").replace(
         "\"num_hidden_layers\": 1",
-        r#""num_hidden_layers": 2, "sliding_window": 4, "layer_types": ["full_attention", "full_attention"],
+        r#""num_hidden_layers": 2, "num_key_value_heads": 2, "sliding_window": 4, "layer_types": ["full_attention", "full_attention"],
             "per_layer_config": {"1": {"head_dim": 16}}"#,
     );
     assert_eq!(
@@ -230,7 +230,7 @@ fn gemma3n_has_the_defaults_of_its_class() {
 
 #[test]
 fn llama4_may_have_no_experts() {
-    let layers = r#""num_hidden_layers": 4, "intermediate_size_mlp": 24, "no_rope_layers": [1, 1, 1, 1], "num_local_experts": 0"#;
+    let layers = r#""num_hidden_layers": 4, "num_key_value_heads": 2, "intermediate_size_mlp": 24, "no_rope_layers": [1, 1, 1, 1], "num_local_experts": 0"#;
     for no_layer in ["\"moe_layers\": []", "\"interleave_moe_layer_step\": 0"] {
         let dense = network("Llama4ForCausalLM", &format!("{layers}, {no_layer}"));
         let widths: Vec<_> = (dense.layers.iter())
@@ -254,7 +254,7 @@ fn latent_network(class: &str, more: &str) -> Descriptor {
         .replace(
             "\"vocab_size\"",
             &format!(
-                r#""qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "kv_lora_rank": 4, "v_head_dim": 4, "n_routed_experts": 16,
+                r#""qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "kv_lora_rank": 4, "q_lora_rank": null, "v_head_dim": 4, "n_routed_experts": 16,
                 "num_experts_per_tok": 2, "moe_intermediate_size": 8, {more} "vocab_size""#
             ),
         );
