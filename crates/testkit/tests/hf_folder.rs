@@ -153,7 +153,7 @@ fn a_broken_configuration_is_named() {
 fn heads_of_other_widths_than_their_rope_are_refused() {
     let config = gemma_config("Gemma4ForCausalLM").replace(
         "\"num_hidden_layers\": 1",
-        r#""num_hidden_layers": 2, "num_key_value_heads": 2, "sliding_window": 4, "layer_types": ["full_attention", "full_attention"],
+        r#""num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 4, "sliding_window": 4, "layer_types": ["full_attention", "full_attention"],
             "per_layer_config": {"1": {"head_dim": 16}}"#,
     );
     assert_eq!(
@@ -301,7 +301,7 @@ fn a_configuration_that_says_everything_means_the_same_in_each_class() {
     let kinds = format!(r#"{more} "mlp_layer_types": ["dense", "dense", "sparse", "sparse", "sparse"],"#);
     assert_eq!(latent_network("Glm4MoeLiteForCausalLM", &kinds), v3);
     // What it leaves out is not the default of another class.
-    let default = latent_network("DeepseekV3ForCausalLM", "\"n_group\": 1,");
+    let default = latent_network("DeepseekV3ForCausalLM", "\"n_group\": 4,");
     assert_ne!(default, v3);
 }
 
