@@ -343,15 +343,14 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
                 .collect(),
         })?;
     let config = config.with_class_defaults(class);
-    let mut descriptor = (row.from_hf)(&config)?;
+    let named = |error| with_key(error, Form::Folder);
+    let mut descriptor = (row.from_hf)(&config).map_err(named)?;
     if descriptor.pooling.is_none() {
         let pooling = config.sentence_pooling()?;
         descriptor.pooling = pooling.filter(|pooling| pooling.kind == Pooling::Last);
     }
     row.name.clone_into(&mut descriptor.arch);
-    descriptor
-        .validate()
-        .map_err(|error| with_key(error, Form::Folder))?;
+    descriptor.validate().map_err(named)?;
     Ok(HfNetwork {
         descriptor,
         layout: row.hf_layout,
