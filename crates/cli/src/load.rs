@@ -392,6 +392,9 @@ pub(crate) fn load_opened(
     if let Some(draft) = model.draft() {
         say_draft(draft, model.n_ctx());
     }
+    if let Some(text) = about_cut_context(options.n_ctx, model.n_ctx()) {
+        tell(&text);
+    }
     tell_about_load(model.device(), model.n_ctx(), network.descriptor().n_ctx_train);
     tell_about_invariance(model.device(), &options.compute);
     Ok(model)
@@ -439,6 +442,14 @@ fn tell_about_invariance(device: &LoadedDevice, compute: &Compute) {
     if compute.gpu.is_batch_invariant && matches!(device, LoadedDevice::Cpu { .. }) {
         tell("`--batch-invariant` changes nothing on the CPU, where results never depend on the batch");
     }
+}
+
+/// What is said where a model has a smaller context than was asked for, as encoders have.
+pub(crate) fn about_cut_context(asked: Option<usize>, n_ctx: usize) -> Option<String> {
+    let asked = asked.filter(|&asked| asked > n_ctx)?;
+    Some(format!(
+        "the context is {n_ctx} tokens instead of {asked}: this encoder was made for no more"
+    ))
 }
 
 /// What is said about a context that is longer than the model was made for.

@@ -6,7 +6,39 @@
 use std::collections::BTreeMap;
 
 use tokenmill_convert::Preset;
-use tokenmill_model::Model as Network;
+use tokenmill_gguf::GgufFile;
+use tokenmill_model::{Model as Network, PooledOutput};
+
+/// What a model was made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// To continue texts.
+    Text,
+    /// To make vectors of texts.
+    Embeddings,
+    /// To say how well documents answer a query.
+    Ranks,
+}
+
+impl Task {
+    /// The task of an opened network.
+    pub fn of(network: &Network) -> Self {
+        let descriptor = network.descriptor();
+        match descriptor.pooling.as_ref().map(|pooling| pooling.output) {
+            Some(PooledOutput::Rank) => Self::Ranks,
+            Some(_) => Self::Embeddings,
+            None if descriptor.is_encoder() => Self::Embeddings,
+            None if has_rank_prompt(network) => Self::Ranks,
+            None => Self::Text,
+        }
+    }
+}
+
+/// Whether a file that predicts tokens has a prompt to rank documents with.
+fn has_rank_prompt(network: &Network) -> bool {
+    let metadata = network.gguf().map(GgufFile::metadata);
+    metadata.is_some_and(|metadata| metadata.get("tokenizer.chat_template.rerank").is_some())
+}
 
 /// What a model's files say of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +56,8 @@ pub struct ModelFacts {
     pub main_type: &'static str,
     /// Positions that it was made for.
     pub n_ctx_train: usize,
+    /// What it was made for.
+    pub task: Task,
 }
 
 impl ModelFacts {
@@ -55,6 +89,7 @@ impl ModelFacts {
             weights_bytes,
             main_type: said_type(network).unwrap_or(most),
             n_ctx_train: descriptor.n_ctx_train,
+            task: Task::of(network),
         }
     }
 }

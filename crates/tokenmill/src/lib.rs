@@ -133,7 +133,7 @@ pub use draft_facts::DraftFacts;
 pub use dry_breakers::DRY_BREAKERS;
 pub use embeddings::Embeddings;
 pub use error::Error;
-pub use facts::ModelFacts;
+pub use facts::{ModelFacts, Task};
 #[cfg(not(feature = "cuda"))]
 pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;

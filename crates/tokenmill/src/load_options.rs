@@ -11,7 +11,7 @@ use std::{
 
 use tokenmill_backend::{Backend, KvType, MemoryPlan, PAGE_TOKENS};
 use tokenmill_convert::Preset;
-use tokenmill_model::{ControlVector, LoadProgress, Model as Network, ModelOptions, WindowPages};
+use tokenmill_model::{ControlVector, Descriptor, LoadProgress, Model as Network, ModelOptions, WindowPages};
 use tokenmill_sched::{ContextShift, Engine, EngineConfig, SharedPageStore, Speculation};
 
 use crate::{
@@ -247,7 +247,7 @@ impl LoadOptions {
     ) -> Result<Model, Error> {
         let mut words = (self.compute).work(|| self.words(source, network))?;
         let draft = self.open_draft(network, &words)?;
-        let options = self.network_options(network.descriptor().n_ctx_train)?;
+        let options = self.network_options(network.descriptor())?;
         self.check_context_shift(network, &options)?;
         let mtp = self.mtp_of(network, &options)?;
         let loaded = match &draft {
@@ -276,7 +276,7 @@ impl LoadOptions {
     /// # Errors
     /// What a load would find wrong with the weights or the options.
     pub fn plan(&self, network: &Network) -> Result<MemoryPlan, Error> {
-        let options = self.network_options(network.descriptor().n_ctx_train)?;
+        let options = self.network_options(network.descriptor())?;
         // One thread is enough to ask, but a workspace has room for each thread that computes.
         let backend = self.compute.cpu_backend()?;
         Ok(network.plan(&backend, &options)?)
@@ -290,10 +290,10 @@ impl LoadOptions {
     pub fn needed_bytes(&self, source: &ModelSource, network: &Network) -> Result<u64, Error> {
         let mut plans = vec![self.plan(network)?];
         if let Some(path) = self.draft_of(network) {
-            let options = self.network_options(network.descriptor().n_ctx_train)?;
+            let options = self.network_options(network.descriptor())?;
             plans.push(Draft::plan(path, &options, &self.compute)?);
         } else {
-            let options = self.network_options(network.descriptor().n_ctx_train)?;
+            let options = self.network_options(network.descriptor())?;
             let mtp = self.mtp_of(network, &options)?;
             plans.extend(mtp.map(|mtp| mtp.plan(&options, &self.compute)).transpose()?);
         }
@@ -320,7 +320,7 @@ impl LoadOptions {
         if matches!(self.speculation, Speculation::Mtp { .. }) {
             return Err(Error::MtpOffCpu);
         }
-        let options = self.network_options(network.descriptor().n_ctx_train)?;
+        let options = self.network_options(network.descriptor())?;
         self.check_context_shift(&network, &options)?;
         let plan = network.plan(&backend, &options)?;
         let loaded = Loaded {
@@ -355,14 +355,17 @@ impl LoadOptions {
         Ok(())
     }
 
-    /// The same options in the words of the network, for a model made for `n_ctx_train` tokens.
+    /// The same options in the words of the network. An encoder gets no larger context than it was made for: it computes a text in one
+    /// step, and what is behind its context has no meaning to it.
     ///
     /// # Errors
     /// [`Error::KvCacheTooSmall`].
-    pub fn network_options(&self, n_ctx_train: usize) -> Result<ModelOptions, Error> {
+    pub fn network_options(&self, descriptor: &Descriptor) -> Result<ModelOptions, Error> {
+        let n_ctx_train = descriptor.n_ctx_train;
         let n_ctx = match self.n_ctx {
             None => n_ctx_train.min(DEFAULT_CTX),
             Some(0) => n_ctx_train,
+            Some(n_ctx) if descriptor.is_encoder() => n_ctx.min(n_ctx_train),
             Some(n_ctx) => n_ctx,
         };
         let kv_tokens = match self.kv_cache {
@@ -412,7 +415,7 @@ impl LoadOptions {
         let Some(vision) = vision else {
             return Ok(None);
         };
-        let options = self.network_options(network.descriptor().n_ctx_train)?;
+        let options = self.network_options(network.descriptor())?;
         let n_ctx = options.n_ctx.unwrap_or(network.descriptor().n_ctx_train);
         match words.set_images(vision.shape(), n_ctx) {
             Ok(()) => Ok(Some(vision)),

@@ -205,7 +205,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = ModelOptions {
         // The tests number pages by hand.
         window_pages: WindowPages::Shared,
-        ..choices.network_options(model.descriptor().n_ctx_train)?
+        ..choices.network_options(model.descriptor())?
     };
     let weights = model.weights().infos();
     let loaded = load_network(&model, &options, &choices.compute)?;

@@ -286,7 +286,7 @@ impl Examination {
                 ),
             );
         }
-        let options = choices.network_options(model.descriptor().n_ctx_train)?;
+        let options = choices.network_options(model.descriptor())?;
         let cpu = (choices.compute.cpu_backend())
             .and_then(|backend| model.plan(&backend, &options))
             .map_err(Error::from);

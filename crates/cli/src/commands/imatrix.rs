@@ -55,7 +55,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = args.load.fetch.resolve(&args.model)?;
     output::refuse_input(&args.output, &[&path, &args.file])?;
     let source = ModelSource::find(&path)?;
-    let tokenizer = source.tokenizer(source.open_gguf()?.as_ref())?;
+    let choices = args.load.options()?;
+    let network = choices.open_network(&source)?;
+    if network.descriptor().is_encoder() {
+        return Err(Failure::input(
+            "an importance matrix is measured where tokens are predicted, and this model is an encoder",
+        ));
+    }
+    let tokenizer = source.tokenizer(network.gguf())?;
     let n_ctx = match args.load.n_ctx_given() {
         None | Some(0) => DEFAULT_CTX,
         Some(n_ctx) => n_ctx,
@@ -76,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = LoadOptions {
         n_ctx: Some(n_ctx),
         max_logit_rows: Some(MAX_LOGIT_ROWS),
-        ..args.load.options()?
+        ..choices
     };
     let mut run = ImportanceRun::open(&path, &options)?;
     let bar = progress::steps("measuring", n_chunks as u64);

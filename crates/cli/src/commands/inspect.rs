@@ -342,7 +342,7 @@ impl Inspection {
 /// Options that cannot be granted.
 fn plan(model: &Model, load: &LoadArgs) -> Result<Result<Plan, String>, Failure> {
     let choices = load.options()?;
-    let options = choices.network_options(model.descriptor().n_ctx_train)?;
+    let options = choices.network_options(model.descriptor())?;
     let plan = (choices.compute.cpu_backend()).and_then(|backend| model.plan(&backend, &options));
     Ok(plan
         .map(|memory| Plan {

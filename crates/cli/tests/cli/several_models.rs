@@ -232,6 +232,44 @@ fn a_model_that_cannot_be_loaded_is_warned_of_by_name_and_once() {
 }
 
 #[test]
+fn a_pinned_model_without_room_is_warned_of_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), "files/tiny.gguf", DEMO_GGUF);
+    let toml = folder.path().join("models.toml");
+    let text = "memory-budget = \"1MB\"\n[defaults]\nctx-size = 64\n\
+        [models.writer]\nmodel = \"files/tiny.gguf\"\npin = true\n";
+    fs::write(&toml, text).unwrap();
+    let server = Server::start(&["--models", arg(&toml)]);
+    let began = Instant::now();
+    let is_warning = |line: &String| {
+        line.contains("WARN") && line.contains("model=\"writer\"") && line.contains("not loaded: ")
+    };
+    while !server.log.lock().unwrap().iter().any(is_warning) {
+        let log = server.log.lock().unwrap().clone();
+        assert!(began.elapsed() < Duration::from_mins(1), "{log:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    server.end();
+}
+
+#[test]
+fn an_encoder_next_to_others_gets_no_larger_context_than_its_own() {
+    let encoder = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/data/encoders/xlmr_rerank/model-Q4_K_M.gguf"
+    );
+    let server = Server::start(&["demo", "--embedding-model", encoder, "-c", "512"]);
+    let ask = r#"{"query":"Hello","documents":["a","b"]}"#;
+    let (status, ranked) = server.ask("POST", "/v1/rerank", ask);
+    assert_eq!(status, 200, "{ranked}");
+    let warned =
+        |line: &String| line.contains("WARN") && line.contains("the context is 128 tokens instead of 512");
+    let log = server.log.lock().unwrap().clone();
+    assert!(log.iter().any(warned), "{log:?}");
+    server.end();
+}
+
+#[test]
 fn a_folders_models_come_and_go_within_the_budget() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.gguf", "b.gguf", "c/c.gguf", "mmproj-a.gguf", "notes.txt"] {

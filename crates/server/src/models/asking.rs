@@ -62,6 +62,8 @@ pub(crate) enum Step<A, L> {
     Unload(usize, A),
     /// Send these.
     Answer(Vec<Answer<A, L>>),
+    /// Warn that a model, which was ordered, never has room, for this reason; and send these.
+    Refuse(usize, ApiError, Vec<Answer<A, L>>),
     /// Nothing before something happens, or this time is over.
     Wait(Option<Duration>),
 }

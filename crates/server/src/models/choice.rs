@@ -85,6 +85,7 @@ fn role_of(path: &str) -> Role {
     let last = path.rsplit('/').next().unwrap_or_default();
     match last {
         "embeddings" | "embedding" | "embed" => Role::Embedding,
+        "rerank" | "reranking" => Role::Rank,
         _ => Role::Chat,
     }
 }
@@ -337,6 +338,8 @@ mod tests {
             ("/v1/embeddings", Role::Embedding),
             ("/embedding", Role::Embedding),
             ("/api/embed", Role::Embedding),
+            ("/v1/rerank", Role::Rank),
+            ("/reranking", Role::Rank),
             ("/v1/chat/completions", Role::Chat),
             ("/tokenize", Role::Chat),
         ] {

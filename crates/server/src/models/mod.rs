@@ -8,6 +8,7 @@
 //! refuse wrong names themselves.
 
 mod asking;
+mod by_role;
 mod choice;
 mod figures;
 mod keep_alive;
@@ -41,6 +42,7 @@ pub(crate) use self::{
 };
 use self::{
     asking::{Asked, Rules},
+    by_role::Reading,
     figures::Figures,
     registry::Registry,
 };
@@ -126,9 +128,11 @@ struct Many {
     has_ended: AtomicBool,
     /// Models that were unloaded, and whose memory is not free yet.
     stuck: Mutex<Vec<(usize, Weak<()>)>>,
-    /// What the files of each say of it, once they were read.
-    facts: Mutex<Vec<Option<ModelFacts>>>,
+    /// What was read of each.
+    readings: Mutex<Vec<Reading>>,
     n_seen: AtomicUsize,
+    /// Requests without a name that wait until more was read.
+    n_nameless: AtomicUsize,
     figures: Figures,
     created_s: u64,
 }
@@ -139,6 +143,7 @@ pub(crate) struct Listed<'a> {
     pub(crate) spec: &'a ModelSpec,
     pub(crate) status: Status<Arc<App>>,
     pub(crate) facts: Option<ModelFacts>,
+    pub(crate) role: Role,
 }
 
 impl From<Arc<App>> for Models {
@@ -190,8 +195,9 @@ impl Models {
                 bell: Condvar::new(),
                 has_ended: AtomicBool::new(false),
                 stuck: Mutex::default(),
-                facts: Mutex::new(vec![None; specs.len()]),
+                readings: Mutex::new(vec![Reading::default(); specs.len()]),
                 n_seen: AtomicUsize::new(0),
+                n_nameless: AtomicUsize::new(0),
                 figures: Figures::new(limits.budget_bytes),
                 created_s: unix_seconds(),
                 specs,
@@ -318,13 +324,14 @@ impl Models {
         let Some(many) = self.many() else {
             return Vec::new();
         };
-        let facts = many.facts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let readings = many.readings();
         let (registry, now) = (many.lock(), Instant::now());
-        (many.specs.iter().zip(facts).enumerate())
-            .map(|(idx, (spec, facts))| Listed {
+        (many.specs.iter().zip(readings).enumerate())
+            .map(|(idx, (spec, reading))| Listed {
                 spec,
                 status: registry.status(idx, now),
-                facts,
+                role: reading.role(spec).unwrap_or(spec.role),
+                facts: reading.facts,
             })
             .collect()
     }
@@ -362,9 +369,10 @@ impl Models {
             Kind::Many(many) => many,
         };
         let by_default = many.default_of(Role::Chat);
+        let others = many.in_order_for(Role::Chat);
         let (mut registry, now) = (many.lock(), Instant::now());
         let found = std::iter::once(by_default)
-            .chain(0..many.specs.len())
+            .chain(others)
             .find_map(|idx| Some((idx, registry.look(idx, now)?)));
         drop(registry);
         let (idx, app) = found.ok_or(ApiError::NotReady {
@@ -382,6 +390,9 @@ impl Models {
             Kind::One(app) => return Ok(Lease::fixed(Arc::clone(app))),
             Kind::Many(many) => many,
         };
+        if choice.model.is_none() {
+            self.wait_for_roles(many, choice.role).await?;
+        }
         let idx = self.find(choice.model.as_deref(), choice.role)?;
         let asked = many.lock().ask(idx, purpose, Instant::now());
         let answer = match asked {
@@ -397,13 +408,7 @@ impl Models {
         // Rung now for the request, and when it is given up: what only it wished is then forgotten.
         let _bell = Bell(many);
         many.bell.notify_all();
-        let config = self.config();
-        let limit = config
-            .queue_timeout
-            .into_iter()
-            .chain(config.request_timeout)
-            .min();
-        let answered = match limit {
+        let answered = match self.longest_wait() {
             Some(limit) => timeout(limit, answer)
                 .await
                 .map_err(|_| ApiError::DeadlineExceeded)?,
@@ -464,19 +469,6 @@ impl Many {
         drop(self.bell.wait_timeout(registry, time));
     }
 
-    /// The model of requests that name none: the first of its role that can be loaded as far as is known.
-    fn default_of(&self, role: Role) -> usize {
-        let (registry, now) = (self.lock(), Instant::now());
-        let has_failed = |idx| registry.status(idx, now).failure.is_some();
-        let first = |role| {
-            let of_role = || (0..self.specs.len()).filter(|&idx| self.specs[idx].role == role);
-            of_role()
-                .find(|&idx| !has_failed(idx))
-                .or_else(|| of_role().next())
-        };
-        first(role).or_else(|| first(Role::Chat)).unwrap_or(0)
-    }
-
     /// The model of a name: its own, one of its adapters', `model:adapter`, one of an adapter that was loaded later, or that of the only
     /// model of a repository.
     fn find(&self, asked: &str) -> Option<usize> {
@@ -535,13 +527,6 @@ impl Many {
         }
         self.n_seen.store(self.specs.len(), Ordering::Relaxed);
         None
-    }
-
-    fn note_facts(&self, idx: usize, found: Option<ModelFacts>) {
-        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
-        if found.is_some() {
-            facts[idx] = found;
-        }
     }
 }
 

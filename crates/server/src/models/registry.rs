@@ -349,7 +349,11 @@ impl<A: Clone, L> Registry<A, L> {
                         budget_bytes: self.budget_bytes,
                         pinned_bytes,
                     };
-                    return Step::Answer(self.fail(idx, &error, now));
+                    let answers = self.fail(idx, &error, now);
+                    return match wish.reason {
+                        Reason::Order => Step::Refuse(idx, error, answers),
+                        Reason::Requests | Reason::Start => Step::Answer(answers),
+                    };
                 }
             }
             break;

@@ -125,7 +125,7 @@ impl World {
                     self.unloaded.push(idx);
                     self.models.unloaded(idx);
                 }
-                Step::Answer(answers) => self.send(answers),
+                Step::Answer(answers) | Step::Refuse(_, _, answers) => self.send(answers),
                 Step::Wait(_) => return self.collect(),
             }
             self.collect();

@@ -16,6 +16,8 @@ pub enum Role {
     Chat,
     /// It makes vectors of texts.
     Embedding,
+    /// It says how well documents answer a query.
+    Rank,
 }
 
 /// What is known of a model before it is loaded.
@@ -53,7 +55,7 @@ pub struct ModelSpec {
     pub given: Option<String>,
     /// The adapters that are loaded with it, which requests may name too.
     pub adapters: Vec<String>,
-    /// What it is for.
+    /// What it is for. One for chats is for what its files say, once they were read.
     pub role: Role,
     /// Whether it is loaded at the start and stays.
     pub is_pinned: bool,

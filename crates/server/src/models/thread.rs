@@ -69,6 +69,12 @@ fn turn(inner: &Weak<Inner>) -> bool {
         });
         send(&models, answers);
     }
+    if many.n_nameless.load(Ordering::Acquire) > 0
+        && let Some(idx) = many.next_unseen()
+    {
+        see(many, idx);
+        return true;
+    }
     let step = many.lock().next(Instant::now());
     match step {
         Step::Measure(idx) => {
@@ -85,6 +91,10 @@ fn turn(inner: &Weak<Inner>) -> bool {
             send(&models, answers);
         }
         Step::Answer(answers) => send(&models, answers),
+        Step::Refuse(idx, error, answers) => {
+            tracing::warn!(model = many.specs[idx].name(), "not loaded: {error}");
+            send(&models, answers);
+        }
         Step::Wait(time) => {
             if let Some(idx) = many.next_unseen() {
                 see(many, idx);
@@ -118,9 +128,10 @@ fn see(many: &Many, idx: usize) {
 
 fn measure(many: &Many, idx: usize) -> Result<u64, String> {
     let spec = &many.specs[idx];
-    let measured = caught(|| spec.loader.measure()).map_err(|reason| one_line(&reason))?;
-    many.note_facts(idx, measured.facts);
-    Ok(measured.n_bytes)
+    let measured = caught(|| spec.loader.measure()).map_err(|reason| one_line(&reason));
+    let facts = measured.as_ref().ok().and_then(|measured| measured.facts.clone());
+    many.note_reading(idx, facts);
+    Ok(measured?.n_bytes)
 }
 
 fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>> {
@@ -139,7 +150,7 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
     let loaded = caught(|| {
         let model = spec.loader.load(!is_alone)?;
         let n_bytes = model.taken_bytes().max(n_bytes);
-        many.note_facts(idx, model.facts().cloned());
+        many.note_reading(idx, model.facts().cloned());
         let served = ServedModel::new(spec.names.clone(), model).given_as(spec.given.clone());
         // What shapes need of a vocabulary takes seconds, in which other models answer.
         let app = at_low_priority(|| App::of_many(served, &models.inner.common));

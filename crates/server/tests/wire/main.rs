@@ -22,6 +22,7 @@ mod images;
 mod kv_events;
 mod llama_cpp;
 mod model_names;
+mod model_roles;
 mod models;
 mod ollama;
 mod operations;

@@ -1,7 +1,6 @@
 //! Several models in one server: who is loaded for whom, who goes, who waits, and what everybody is told.
 
 use std::{
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -12,8 +11,7 @@ use std::{
 use serde_json::{Value, json};
 use tokenmill::{Device, Model};
 use tokenmill_server::{
-    Drained, KeepAlive, ModelLimits, ModelSpec, Models, ServerConfig,
-    models::{FileLoader, Role},
+    Drained, KeepAlive, ModelLimits, ModelSpec, Models, ServerConfig, models::FileLoader,
 };
 
 use crate::{
@@ -468,44 +466,6 @@ async fn models_go_when_they_are_idle_told_to_or_kept_for_no_time() {
     assert_eq!(loaded["done_reason"], "load");
     assert_eq!(server.status("clara").await["value"], "loaded");
     wait_until("only one is in memory", || n_alive.load(Ordering::SeqCst) == 1).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn embeddings_without_a_name_are_for_the_model_that_makes_them() {
-    if demo_path().is_none() {
-        return;
-    }
-    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/encoders");
-    let encoders = std::fs::read_dir(data)
-        .expect("the tiny encoders")
-        .filter_map(Result::ok);
-    let mut encoders: Vec<PathBuf> = encoders
-        .map(|entry| entry.path().join("model-Q4_K_M.gguf"))
-        .collect();
-    encoders.sort();
-    let path = encoders
-        .into_iter()
-        .find(|path| path.exists() && path.to_string_lossy().contains("bert"));
-    let options = Model::options().threads(1).device(Device::Cpu);
-    let encoder = FileLoader {
-        path: path.expect("an encoder"),
-        options,
-    };
-    let specs = vec![
-        ModelSpec::new("anna", Speaker::new("Anna", 4, &Arc::default())),
-        ModelSpec {
-            role: Role::Embedding,
-            ..ModelSpec::new("embed", encoder)
-        },
-    ];
-    let server = Several::start(specs, ModelLimits::default(), ServerConfig::default()).await;
-    let embedded = server.post("/v1/embeddings", &json!({ "input": "Hello" })).await;
-    assert_eq!(embedded.status, 200, "{}", embedded.text());
-    assert_eq!(embedded.json()["model"], "embed");
-    let old = server.post("/api/embed", &json!({ "input": "Hello" })).await;
-    assert_eq!(old.json()["model"], "embed");
-    let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
-    assert_eq!(said(&server.post(CHAT, &chat).await.json()), "Anna");
 }
 
 #[tokio::test(flavor = "multi_thread")]

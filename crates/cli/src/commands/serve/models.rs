@@ -11,7 +11,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use tokenmill::{LoadOptions, Model, ModelSource, PrefixFolder, Projector, available_main_bytes};
+use tokenmill::{LoadOptions, Model, ModelSource, PrefixFolder, Projector, Task, available_main_bytes};
 use tokenmill_server::{
     KeepAlive, ModelLimits, ModelLoader, ModelSpec, Models, ServerConfig,
     models::{FileLoader, Measured, Role},
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     failure::Failure,
-    load::about_long_context,
+    load::{about_cut_context, about_long_context},
     model_name::{FetchArgs, part_of, served_name},
     numbers::{ByteSize, size_of},
 };
@@ -164,7 +164,7 @@ impl ModelLoader for NamedLoader {
     fn load(&self, is_quiet: bool) -> Result<Model, String> {
         let loaded = self.file().and_then(|file| Ok(file.try_load(is_quiet)?));
         let model = loaded.map_err(|failure| self.reason(&failure))?;
-        let warnings = warnings_of(&model);
+        let warnings = warnings_of(&model, self.options.n_ctx);
         if warnings.is_empty() {
             // What failed before, and fails again, is said again.
             *self.said() = None;
@@ -175,13 +175,14 @@ impl ModelLoader for NamedLoader {
     }
 }
 
-/// What an operator is told of a model that was loaded.
-fn warnings_of(model: &Model) -> Vec<String> {
+/// What an operator is told of a model that was loaded, for which a context of `asked` tokens was given.
+fn warnings_of(model: &Model, asked: Option<usize>) -> Vec<String> {
+    let cut = about_cut_context(asked, model.n_ctx());
     let n_ctx_train = model.facts().map(|facts| facts.n_ctx_train);
     let long = n_ctx_train.and_then(|n_ctx_train| about_long_context(model.n_ctx(), n_ctx_train));
     let template = model.words().template_error();
     let template = template.map(|error| format!("its chat template cannot be used: {error}"));
-    long.into_iter().chain(template).collect()
+    cut.into_iter().chain(long).chain(template).collect()
 }
 
 /// Puts the models of the command line together.
@@ -275,8 +276,7 @@ pub(super) fn several(
 fn warn_of_text(args: &Args, model: &Path) -> Result<(), Failure> {
     let path = args.model_flags.flags.load.fetch.resolve(model)?;
     let network = ModelSource::find(path)?.open_network()?;
-    let descriptor = network.descriptor();
-    if descriptor.pooling.is_none() && !descriptor.is_encoder() {
+    if Task::of(&network) == Task::Text {
         tracing::warn!(
             "`--embedding-model {}` continues texts: its embeddings are what it computes of a text, which it was not trained for",
             model.display()

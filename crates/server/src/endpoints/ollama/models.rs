@@ -152,7 +152,7 @@ pub(crate) async fn show(models: Models, mut call: Call) -> Result<Response, Api
             "template": "",
             "details": details(card.facts),
             "model_info": model_info(card.facts, None),
-            "capabilities": [if listed.spec.role == Role::Embedding { "embedding" } else { "completion" }],
+            "capabilities": [if listed.role == Role::Chat { "completion" } else { "embedding" }],
             "modified_at": modified_at(card),
         }),
     };

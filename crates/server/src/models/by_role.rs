@@ -1,0 +1,165 @@
+//! Which model answers the requests that name none: the first that is for them, as it was started or as its files say.
+//!
+//! Separate because it needs what the files say, which is read behind the start. Invariant: which model it is does not depend on when a
+//! request comes; one that comes before enough was read waits for it.
+
+use std::{
+    sync::{PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use tokenmill::{ModelFacts, Task};
+use tokio::time::{sleep, timeout};
+
+use super::{Many, ModelSpec, Models, Role};
+use crate::ApiError;
+
+/// How often a request looks whether enough was read.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// What was read of a model.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reading {
+    /// Whether its files were read, with or without success.
+    is_over: bool,
+    /// What they say of it.
+    pub(super) facts: Option<ModelFacts>,
+}
+
+impl Reading {
+    /// What the model is for; `None` until that is known.
+    pub(super) fn role(&self, spec: &ModelSpec) -> Option<Role> {
+        match (spec.role, self.facts.as_ref().map(|facts| facts.task)) {
+            (Role::Chat, Some(Task::Text)) => Some(Role::Chat),
+            (Role::Chat, Some(Task::Embeddings)) => Some(Role::Embedding),
+            (Role::Chat, Some(Task::Ranks)) => Some(Role::Rank),
+            (Role::Chat, None) => self.is_over.then_some(Role::Chat),
+            (given, _) => Some(given),
+        }
+    }
+}
+
+/// One more request without a name waits until it is dropped.
+struct Nameless<'a>(&'a Many);
+
+impl Drop for Nameless<'_> {
+    fn drop(&mut self) {
+        self.0.n_nameless.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Models {
+    /// Waits until enough was read to know which model requests of a role without a name are for.
+    ///
+    /// # Errors
+    /// [`ApiError::DeadlineExceeded`].
+    pub(super) async fn wait_for_roles(&self, many: &Many, role: Role) -> Result<(), ApiError> {
+        if many.candidate(role).is_ok() {
+            return Ok(());
+        }
+        many.n_nameless.fetch_add(1, Ordering::AcqRel);
+        let _waits = Nameless(many);
+        many.bell.notify_all();
+        let known = async {
+            while many.candidate(role).is_err()
+                && !many.has_ended.load(Ordering::Acquire)
+                && !self.shutdown().has_begun()
+            {
+                sleep(LOOK).await;
+            }
+        };
+        match self.longest_wait() {
+            Some(limit) => timeout(limit, known)
+                .await
+                .map_err(|_| ApiError::DeadlineExceeded),
+            None => {
+                known.await;
+                Ok(())
+            }
+        }
+    }
+
+    /// How long a request may wait for its model.
+    pub(super) fn longest_wait(&self) -> Option<Duration> {
+        let config = self.config();
+        (config.queue_timeout.into_iter())
+            .chain(config.request_timeout)
+            .min()
+    }
+}
+
+/// Which model it is depends on files that were not read yet.
+struct NotRead;
+
+impl Many {
+    pub(super) fn readings(&self) -> Vec<Reading> {
+        (self.readings.lock())
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Notes what the files of a model say, or that they say nothing.
+    pub(super) fn note_reading(&self, idx: usize, found: Option<ModelFacts>) {
+        let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
+        readings[idx].is_over = true;
+        if found.is_some() {
+            readings[idx].facts = found;
+        }
+    }
+
+    /// The model of requests that name none, as far as is known: the first of its role that can be loaded, else one for chats.
+    pub(super) fn default_of(&self, role: Role) -> usize {
+        let first = |role| self.in_order_for(role).into_iter().next();
+        self.candidate(role)
+            .ok()
+            .flatten()
+            .or_else(|| first(role))
+            .unwrap_or(0)
+    }
+
+    /// All models, those first that requests of a role without a name are for: what was started for the role, what its files say is for it,
+    /// what is for chats, and the rest; of each kind those first that can be loaded.
+    pub(super) fn in_order_for(&self, role: Role) -> Vec<usize> {
+        let readings = self.readings();
+        let (registry, now) = (self.lock(), Instant::now());
+        let mut all: Vec<usize> = (0..self.specs.len()).collect();
+        all.sort_by_key(|&idx| {
+            let (spec, found) = (&self.specs[idx], readings[idx].role(&self.specs[idx]));
+            let is_chat = found.is_none_or(|found| found == Role::Chat);
+            let rank = if spec.role == role && role != Role::Chat {
+                0
+            } else if found == Some(role) {
+                1
+            } else if is_chat {
+                2
+            } else {
+                3
+            };
+            (rank, registry.status(idx, now).failure.is_some())
+        });
+        all
+    }
+
+    /// The model of requests of a role that name none; `None` where none is for it.
+    fn candidate(&self, role: Role) -> Result<Option<usize>, NotRead> {
+        let readings = self.readings();
+        let given = self
+            .specs
+            .iter()
+            .any(|spec| spec.role == role && role != Role::Chat);
+        let (registry, now) = (self.lock(), Instant::now());
+        let mut failed = None;
+        for (idx, (spec, reading)) in self.specs.iter().zip(&readings).enumerate() {
+            if given && spec.role != role {
+                continue;
+            }
+            match reading.role(spec) {
+                None => return Err(NotRead),
+                Some(found) if found != role => {}
+                Some(_) if registry.status(idx, now).failure.is_none() => return Ok(Some(idx)),
+                Some(_) => failed = failed.or(Some(idx)),
+            }
+        }
+        Ok(failed)
+    }
+}

@@ -1,0 +1,86 @@
+//! Which of several models answers a request without a name: by what it was started for, or by what its files are made for.
+
+use std::{path::PathBuf, sync::Arc};
+
+use serde_json::json;
+use tokenmill::{Device, Model};
+use tokenmill_server::{
+    ModelLimits, ModelSpec, ServerConfig,
+    models::{FileLoader, Role},
+};
+
+use crate::{
+    demo::demo_path,
+    several::{CHAT, Several, Speaker, said},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn embeddings_without_a_name_are_for_the_model_that_makes_them() {
+    if demo_path().is_none() {
+        return;
+    }
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/encoders");
+    let encoders = std::fs::read_dir(data)
+        .expect("the tiny encoders")
+        .filter_map(Result::ok);
+    let mut encoders: Vec<PathBuf> = encoders
+        .map(|entry| entry.path().join("model-Q4_K_M.gguf"))
+        .collect();
+    encoders.sort();
+    let path = encoders
+        .into_iter()
+        .find(|path| path.exists() && path.to_string_lossy().contains("bert"));
+    let options = Model::options().threads(1).device(Device::Cpu);
+    let encoder = FileLoader {
+        path: path.expect("an encoder"),
+        options,
+    };
+    let specs = vec![
+        ModelSpec::new("anna", Speaker::new("Anna", 4, &Arc::default())),
+        ModelSpec {
+            role: Role::Embedding,
+            ..ModelSpec::new("embed", encoder)
+        },
+    ];
+    let server = Several::start(specs, ModelLimits::default(), ServerConfig::default()).await;
+    let embedded = server.post("/v1/embeddings", &json!({ "input": "Hello" })).await;
+    assert_eq!(embedded.status, 200, "{}", embedded.text());
+    assert_eq!(embedded.json()["model"], "embed");
+    let old = server.post("/api/embed", &json!({ "input": "Hello" })).await;
+    assert_eq!(old.json()["model"], "embed");
+    let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+    assert_eq!(said(&server.post(CHAT, &chat).await.json()), "Anna");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_without_a_name_find_the_model_whose_files_are_made_for_them() {
+    if demo_path().is_none() {
+        return;
+    }
+    // More than either was made for, as a value for all models may be.
+    let encoder = |name: &str| FileLoader {
+        path: PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/encoders"))
+            .join(name)
+            .join("model-Q4_K_M.gguf"),
+        options: Model::options().threads(1).device(Device::Cpu).context(4096),
+    };
+    let specs = vec![
+        ModelSpec::new("bert", encoder("nomic_bert")),
+        ModelSpec::new("ranker", encoder("xlmr_rerank")),
+        ModelSpec::new("anna", Speaker::new("Anna", 4, &Arc::default())),
+    ];
+    let server = Several::start(specs, ModelLimits::default(), ServerConfig::default()).await;
+    // At once, before the files were read.
+    let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+    assert_eq!(said(&server.post(CHAT, &chat).await.json()), "Anna");
+    let embedded = server.post("/v1/embeddings", &json!({ "input": "Hello" })).await;
+    assert_eq!(embedded.status, 200, "{}", embedded.text());
+    assert_eq!(embedded.json()["model"], "bert");
+    let ranked = json!({ "query": "Hello", "documents": ["a", "b"] });
+    let ranked = server.post("/v1/rerank", &ranked).await;
+    assert_eq!(ranked.status, 200, "{}", ranked.text());
+    assert_eq!(ranked.json()["model"], "ranker");
+    assert_eq!(server.get("/props").await.json()["model_alias"], "anna");
+    let of_bert = server.get("/v1/models/bert").await.json();
+    assert_eq!(of_bert["max_model_len"], 2048, "{of_bert}");
+}
