@@ -77,7 +77,7 @@ impl Metadata {
         /// The unsigned 64-bit integer of a key.
         u64, opt_u64 -> u64, |key, value| integer(key, value, "u64");
         /// The count or size of a key.
-        usize, opt_usize -> usize, |key, value| integer(key, value, "usize");
+        usize, opt_usize -> usize, |key, value| integer(key, value, "a count");
         /// The 32-bit float of a key; a 64-bit one is rounded.
         f32, opt_f32 -> f32, |key, value| match *value {
             Value::F32(number) => Ok(number),

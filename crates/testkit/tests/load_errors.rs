@@ -137,7 +137,7 @@ fn a_wrong_shape_is_named() {
     );
     check(
         |model| model.add_zeros("token_embd.weight", &[32, 96]),
-        "tensor `token_embd.weight` has shape [32, 96], expected [64, 96]",
+        "tensor `token_embd.weight` has shape [32, 96], expected [64, 96] (key `llama.embedding_length`)",
     );
 }
 

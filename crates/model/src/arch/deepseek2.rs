@@ -8,7 +8,7 @@ use tokenmill_backend::{ExpertScore, GroupMeasure, RopeStyle};
 
 use crate::{
     Descriptor, LatentDescriptor, LoadError, MixerDescriptor, MoeDescriptor, Presence, RopeDescriptor,
-    RopeScaling, rope::yarn_magnitude,
+    RopeScaling, error::check, rope::yarn_magnitude,
 };
 
 use super::{Architecture, GgufConfig, HfConfig, HfLayout};
@@ -51,6 +51,12 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let is_older = config.opt_usize("attention.key_length_mla")?.is_none();
     let width = |name: &str| config.usize(&format!("attention.{name}{}", if is_older { "" } else { "_mla" }));
     let (head_dim_k, head_dim_v) = (width("key_length")?, width("value_length")?);
+    check(
+        "width of latent keys",
+        head_dim_k,
+        head_dim_k > rotated_dim,
+        "more than the rope dimension count",
+    )?;
     let q_rank = config.opt_usize("attention.q_lora_rank")?;
     let rope = &mut descriptor.ropes[0];
     (rope.head_dim, rope.n_dims) = (rotated_dim, rotated_dim);

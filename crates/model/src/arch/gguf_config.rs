@@ -34,7 +34,8 @@ pub(super) struct GgufConfig<'a> {
 }
 
 impl GgufConfig<'_> {
-    fn key(&self, name: &str) -> String {
+    /// The full name of a key.
+    pub(super) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
     }
 
@@ -335,6 +336,11 @@ impl GgufConfig<'_> {
             // The name that early converters wrote.
             None => self.opt_f32("rope.scale_linear")?,
         };
+        if kind == Some("yarn") && factor.is_none() {
+            return Err(LoadError::from(GgufError::MissingKey {
+                key: self.key("rope.scaling.factor"),
+            }));
+        }
         // Some converters write a factor of 0 or 1 for none.
         let factor = factor.filter(|&factor| factor != 0.0 && factor != 1.0);
         let original_context = self.opt_usize("rope.scaling.original_context_length")?;
@@ -367,7 +373,8 @@ impl GgufConfig<'_> {
                 })
             }
             (Some(other), _) => Err(self.unsupported(format!(
-                "rope scaling `{other}` (supported are none, linear, yarn and longrope)"
+                "rope scaling `{other}` (key `{}`; supported are none, linear, yarn and longrope)",
+                self.key("rope.scaling.type")
             ))),
         }
     }

@@ -56,7 +56,9 @@ impl GgufConfig<'_> {
                 return Err(LoadError::UnsupportedFeature {
                     arch: self.arch.to_owned(),
                     feature: format!(
-                        "expert gating function {other} (supported are 1, softmax; 2, sigmoid; and 3, softmax over the chosen)"
+                        "expert gating function {other} (key `{}`; supported are 1, softmax; 2, sigmoid; and 3, softmax over the \
+                         chosen)",
+                        self.key("expert_gating_func")
                     ),
                 });
             }

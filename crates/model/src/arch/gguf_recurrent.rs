@@ -7,7 +7,7 @@ use tokenmill_gguf::{Array, Value};
 
 use crate::{
     DeltaGates, DeltaNetDescriptor, LoadError, MixerDescriptor, Presence, ShortConvDescriptor, SsmDescriptor,
-    SsmKind,
+    SsmKind, error::check,
 };
 
 use super::GgufConfig;
@@ -24,11 +24,24 @@ impl GgufConfig<'_> {
             n_k_heads: self.usize("ssm.group_count")?,
             n_v_heads,
             head_dim_k: self.usize("ssm.state_size")?,
-            head_dim_v: self.usize("ssm.inner_size")? / n_v_heads.max(1),
+            head_dim_v: self.width_of_each("width of all the delta net's values", n_v_heads)?,
             n_taps: self.usize("ssm.conv_kernel")?,
             key_heads,
             gates,
         }))
+    }
+
+    /// What each of some heads has of the inner width.
+    fn width_of_each(&self, what: &'static str, n_heads: usize) -> Result<usize, LoadError> {
+        let width = self.usize("ssm.inner_size")?;
+        // A count of no heads is refused by its own name.
+        check(
+            what,
+            width,
+            n_heads == 0 || width > 0 && width.is_multiple_of(n_heads),
+            "a multiple of the time step rank",
+        )?;
+        Ok(width / n_heads.max(1))
     }
 
     /// A Mamba 2 model.
@@ -37,7 +50,7 @@ impl GgufConfig<'_> {
         Ok(SsmDescriptor {
             kind: SsmKind::Mamba2 { has_norm },
             n_heads,
-            head_dim: self.usize("ssm.inner_size")? / n_heads.max(1),
+            head_dim: self.width_of_each("state space width", n_heads)?,
             n_groups: self.usize("ssm.group_count")?,
             n_state: self.usize("ssm.state_size")?,
             n_taps: self.usize("ssm.conv_kernel")?,

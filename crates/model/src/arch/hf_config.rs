@@ -66,6 +66,10 @@ fn with_quoted_infinities(json: &[u8]) -> Vec<u8> {
     out
 }
 
+/// The names of activations.
+const ACTIVATIONS: &str =
+    "one of silu, swish, swiglu, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast, relu, relu2";
+
 /// Real ones have some kilobytes.
 const MAX_CONFIG_BYTES: usize = 16 << 20;
 /// More layers than any network has; a larger count must not size a list.
@@ -448,7 +452,7 @@ impl HfConfig {
             return if self.is_of_2022() {
                 Ok(Activation::GeluTanh)
             } else {
-                Err(self.wrong("hidden_act", "the name of a known activation"))
+                Err(self.wrong("hidden_act", ACTIVATIONS))
             };
         };
         match self.get(key).and_then(Value::as_str) {
@@ -461,7 +465,7 @@ impl HfConfig {
             Some("relu2") => Ok(Activation::ReluSquared),
             // The function of Apertus, whose file sets it: it has numbers, so it is none of the others.
             Some("xielu") if self.class()? == "ApertusForCausalLM" => Ok(Activation::Identity),
-            _ => Err(self.wrong(key, "the name of a known activation")),
+            _ => Err(self.wrong(key, ACTIVATIONS)),
         }
     }
 

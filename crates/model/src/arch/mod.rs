@@ -11,6 +11,7 @@ mod bloom;
 mod chatglm;
 mod class_defaults;
 mod command_r;
+mod contradictions;
 mod deepseek2;
 mod dots1;
 mod encoder;
@@ -238,7 +239,7 @@ pub(crate) fn describe_nextn(header: GgufHeader<'_>) -> Result<Option<(Descripto
         with_nextn: true,
         ..config
     };
-    let named = |error| with_key(error, Form::Gguf(row.name));
+    let named = |error| with_key(error, Form::Gguf(&config));
     let mut descriptor = (row.from_gguf)(&config).map_err(named)?;
     // Some architectures list their layers themselves.
     let Some(layer) = descriptor.layers.into_iter().nth(layer_idx) else {
@@ -257,10 +258,11 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
 /// Describes the network in a GGUF file of such a header.
 pub(crate) fn describe_header(header: GgufHeader<'_>) -> Result<Descriptor, LoadError> {
     let (row, config) = open_gguf(header)?;
-    let named = |error| with_key(error, Form::Gguf(row.name));
+    let named = |error| with_key(error, Form::Gguf(&config));
     let mut descriptor = (row.from_gguf)(&config).map_err(named)?;
     let n_layers = descriptor.layers.len() + config.opt_usize("nextn_predict_layers")?.unwrap_or(0);
     config.check_layers(n_layers).map_err(named)?;
+    contradictions::refuse(&config, &descriptor).map_err(named)?;
     let has_experts = descriptor.layers.iter().any(|layer| layer.ffn.moe().is_some());
     if let n_experts @ 1.. = config.n_experts()?
         && !has_experts
@@ -343,7 +345,7 @@ fn describe_class(class: &str, config: &HfConfig) -> Result<HfNetwork, LoadError
                 .collect(),
         })?;
     let config = config.with_class_defaults(class);
-    let named = |error| with_key(error, Form::Folder);
+    let named = |error| with_key(error, config.form());
     let mut descriptor = (row.from_hf)(&config).map_err(named)?;
     if descriptor.pooling.is_none() {
         let pooling = config.sentence_pooling()?;

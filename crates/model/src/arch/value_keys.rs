@@ -5,7 +5,10 @@
 
 use crate::LoadError;
 
-/// What a check calls it, its key in GGUF files behind the architecture's name, and in Hugging Face configurations.
+use super::{GgufConfig, HfConfig};
+
+/// What a check calls it, its key in GGUF files behind the architecture's name, and in Hugging Face configurations. Of several keys
+/// between bars it is the first that the file has.
 const KEYS: &[(&str, &str, &str)] = &[
     ("embedding length", "embedding_length", "hidden_size"),
     ("context length", "context_length", "max_position_embeddings"),
@@ -24,7 +27,11 @@ const KEYS: &[(&str, &str, &str)] = &[
         "expert_feed_forward_length",
         "moe_intermediate_size",
     ),
-    ("number of experts", "expert_count", "num_experts"),
+    (
+        "number of experts",
+        "expert_count",
+        "num_experts|num_local_experts|n_routed_experts|moe_num_experts",
+    ),
     (
         "number of experts that a token goes to",
         "expert_used_count",
@@ -40,6 +47,88 @@ const KEYS: &[(&str, &str, &str)] = &[
         "count of dense layers that come first",
         "leading_dense_block_count",
         "first_k_dense_replace",
+    ),
+    (
+        "scale of the experts' weights",
+        "expert_weights_scale",
+        "routed_scaling_factor",
+    ),
+    (
+        "norm epsilon",
+        "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon",
+        "rms_norm_eps|layer_norm_eps|layer_norm_epsilon|norm_eps|norm_epsilon",
+    ),
+    ("logit scale", "logit_scale", "logit_scale|logits_scaling"),
+    ("embedding scale", "embedding_scale", "embedding_multiplier"),
+    ("residual scale", "residual_scale", "residual_multiplier"),
+    (
+        "attention scale",
+        "attention.scale",
+        "query_pre_attn_scalar|attention_multiplier",
+    ),
+    (
+        "layer whose keys and values another reads",
+        "attention.shared_kv_layers",
+        "num_kv_shared_layers",
+    ),
+    (
+        "convolution kernel",
+        "ssm.conv_kernel",
+        "linear_conv_kernel_dim|conv_kernel|mamba_d_conv|d_conv",
+    ),
+    ("short convolution's kernel", "shortconv.l_cache", "conv_L_cache"),
+    ("delta net key heads", "ssm.group_count", "linear_num_key_heads"),
+    (
+        "delta net value head count",
+        "ssm.time_step_rank",
+        "linear_num_value_heads",
+    ),
+    (
+        "width of the delta net's key heads",
+        "ssm.state_size",
+        "linear_key_head_dim",
+    ),
+    (
+        "width of the delta net's value heads",
+        "ssm.inner_size",
+        "linear_value_head_dim",
+    ),
+    (
+        "width of all the delta net's values",
+        "ssm.inner_size",
+        "linear_value_head_dim",
+    ),
+    (
+        "state space head count",
+        "ssm.time_step_rank",
+        "num_heads|mamba_num_heads|mamba_n_heads",
+    ),
+    (
+        "width of latent keys",
+        "attention.key_length_mla|attention.key_length",
+        "qk_nope_head_dim",
+    ),
+    ("attention in one direction", "attention.causal", "is_decoder"),
+    (
+        "clamp of queries, keys and values",
+        "attention.clamp_kqv",
+        "clip_qkv",
+    ),
+    ("largest ALiBi bias", "attention.max_alibi_bias", "alibi"),
+    (
+        "factor of the rope's magnitude",
+        "rope.scaling.attn_factor",
+        "rope_scaling.attention_factor",
+    ),
+    (
+        "list of recurrent layers",
+        "attention.recurrent_layers",
+        "layer_types",
+    ),
+    (
+        "step between layers with attention",
+        "full_attention_interval",
+        "full_attention_interval",
     ),
     ("sliding window", "attention.sliding_window", "sliding_window"),
     (
@@ -101,13 +190,36 @@ const KEYS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// A kind of file.
+/// A file that an error is about.
 #[derive(Clone, Copy)]
 pub(super) enum Form<'a> {
-    /// GGUF, of this architecture.
-    Gguf(&'a str),
+    /// A GGUF file.
+    Gguf(&'a GgufConfig<'a>),
     /// A Hugging Face configuration.
-    Folder,
+    Folder(&'a HfConfig),
+}
+
+impl Form<'_> {
+    /// The full name of the first of some keys that the file has, or else of the first.
+    fn key(self, keys: &str) -> String {
+        let has = |key: &&str| match self {
+            Self::Gguf(config) => config.value(key).is_some(),
+            Self::Folder(config) => config.get(key).is_some(),
+        };
+        let key = keys.split('|').find(has).or_else(|| keys.split('|').next());
+        let key = key.unwrap_or(keys);
+        match self {
+            Self::Gguf(config) => config.key(key),
+            Self::Folder(_) => key.to_owned(),
+        }
+    }
+}
+
+impl HfConfig {
+    /// The configuration as what an error is about.
+    pub(super) fn form(&self) -> Form<'_> {
+        Form::Folder(self)
+    }
 }
 
 /// The error with the key of the value that it is about.
@@ -119,16 +231,20 @@ pub(super) fn with_key(error: LoadError, form: Form<'_>) -> LoadError {
         return error;
     };
     LoadError::BadKey {
-        key: match form {
-            Form::Gguf(arch) => format!("{arch}.{gguf}"),
-            Form::Folder => (*folder).to_owned(),
-        },
+        key: form.key(match form {
+            Form::Gguf(_) => gguf,
+            Form::Folder(_) => folder,
+        }),
         source: Box::new(error),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use tokenmill_gguf::Metadata;
+
     use super::*;
 
     #[test]
@@ -138,14 +254,28 @@ mod tests {
             found: "0".to_owned(),
             expected: "at least 1",
         };
-        let gguf = with_key(error("head count"), Form::Gguf("llama"));
+        let mut metadata = Metadata::default();
+        metadata
+            .insert("llama.attention.layer_norm_epsilon", 0.0_f32)
+            .expect("a key");
+        let file = GgufConfig {
+            metadata: &metadata,
+            tensors: BTreeMap::new(),
+            arch: "llama",
+            n_vocab: 1,
+            with_nextn: false,
+        };
+        let gguf = with_key(error("head count"), Form::Gguf(&file));
         assert_eq!(
             gguf.to_string(),
             "the model's head count is 0, expected at least 1 (key `llama.attention.head_count`)"
         );
-        let folder = with_key(error("head count"), Form::Folder);
-        assert!(folder.to_string().ends_with("(key `num_attention_heads`)"));
-        let other = with_key(error("number of streams"), Form::Folder);
+        let epsilon = with_key(error("norm epsilon"), Form::Gguf(&file)).to_string();
+        assert!(
+            epsilon.ends_with("(key `llama.attention.layer_norm_epsilon`)"),
+            "{epsilon}"
+        );
+        let other = with_key(error("number of streams"), Form::Gguf(&file));
         assert_eq!(
             other.to_string(),
             "the model's number of streams is 0, expected at least 1"

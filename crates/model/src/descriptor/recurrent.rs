@@ -58,7 +58,7 @@ impl DeltaNetDescriptor {
     }
 
     pub(super) fn validate(&self) -> Result<(), LoadError> {
-        check_taps(self.n_taps)?;
+        check_taps("convolution kernel", self.n_taps)?;
         check_width("delta net key heads", self.n_k_heads)?;
         check(
             "delta net value head count",
@@ -66,9 +66,12 @@ impl DeltaNetDescriptor {
             self.n_v_heads > 0 && self.n_v_heads.is_multiple_of(self.n_k_heads),
             "a multiple of its key heads",
         )?;
-        for head_dim in [self.head_dim_k, self.head_dim_v] {
+        for (what, head_dim) in [
+            ("width of the delta net's key heads", self.head_dim_k),
+            ("width of the delta net's value heads", self.head_dim_v),
+        ] {
             check(
-                "delta net head width",
+                what,
                 head_dim,
                 (1..=MAX_WIDTH / self.n_v_heads).contains(&head_dim),
                 WIDTH,
@@ -105,7 +108,7 @@ impl KimiDeltaDescriptor {
     }
 
     pub(super) fn validate(&self) -> Result<(), LoadError> {
-        check_taps(self.n_taps)?;
+        check_taps("convolution kernel", self.n_taps)?;
         check_width("delta net head count", self.n_heads)?;
         check(
             "delta net head width",
@@ -177,7 +180,7 @@ impl SsmDescriptor {
     }
 
     pub(super) fn validate(&self) -> Result<(), LoadError> {
-        check_taps(self.n_taps)?;
+        check_taps("convolution kernel", self.n_taps)?;
         check_width("state space head count", self.n_heads)?;
         check_width("state space width", self.n_heads.saturating_mul(self.head_dim))?;
         check(
@@ -230,18 +233,13 @@ impl ShortConvDescriptor {
     }
 
     pub(super) fn validate(&self) -> Result<(), LoadError> {
-        check_taps(self.n_taps)?;
+        check_taps("short convolution's kernel", self.n_taps)?;
         check_width("convolution width", self.n_channels)
     }
 }
 
-fn check_taps(n_taps: usize) -> Result<(), LoadError> {
-    check(
-        "convolution kernel",
-        n_taps,
-        (2..=16).contains(&n_taps),
-        "between 2 and 16",
-    )
+fn check_taps(what: &'static str, n_taps: usize) -> Result<(), LoadError> {
+    check(what, n_taps, (2..=16).contains(&n_taps), "between 2 and 16")
 }
 
 fn check_width(what: &'static str, width: usize) -> Result<(), LoadError> {

@@ -137,8 +137,14 @@ pub(super) fn qwen35(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
             n_drafting.min(super::MAX_DRAFT_LAYERS),
         ))
         .collect();
-    keys.set("attention.recurrent_layers", recurrent);
     let interval = keys.first_count(&["full_attention_interval"])?.unwrap_or(4);
-    keys.set_count("full_attention_interval", interval)?;
+    // A list of layers may have another pattern, or none.
+    let mut layers = (recurrent.iter().enumerate()).take(keys.descriptor.layers.len());
+    let is_regular = interval > 0
+        && layers.all(|(layer_idx, is_recurrent)| *is_recurrent == !(layer_idx + 1).is_multiple_of(interval));
+    if is_regular {
+        keys.set_count("full_attention_interval", interval)?;
+    }
+    keys.set("attention.recurrent_layers", recurrent);
     keys.rope_width()
 }

@@ -1,0 +1,175 @@
+//! What keys of a GGUF file say against each other, or against the file's tensors.
+//!
+//! Separate from the description, which takes each key by itself: where two disagree, one of them would be ignored without a word, and the
+//! output might be wrong. Invariant: nothing is refused here that describes one network only.
+
+use tokenmill_gguf::{Array, Value};
+
+use crate::{Descriptor, LoadError, MixerDescriptor, RopeScaling, error::check};
+
+use super::GgufConfig;
+
+/// Refuses keys that the description of the network does not follow.
+pub(super) fn refuse(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
+    direction(config, descriptor)?;
+    positions(config, descriptor)?;
+    widths(config, descriptor)?;
+    dense_layers(config, descriptor)?;
+    recurrent_layers(config, descriptor)?;
+    drafting_layers(config, descriptor.layers.len())?;
+    let clamp = config.opt_f32("attention.clamp_kqv")?.unwrap_or(0.0);
+    check(
+        "clamp of queries, keys and values",
+        clamp,
+        clamp == 0.0,
+        "0, since nothing is clamped in a network of this architecture",
+    )
+}
+
+/// Attention to what comes later.
+fn direction(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
+    let is_causal = config.opt_bool("attention.causal")?.unwrap_or(true);
+    check(
+        "attention in one direction",
+        is_causal,
+        is_causal || descriptor.attentions().all(|attention| !attention.is_causal),
+        "true for a network of this architecture",
+    )
+}
+
+/// Biases by distance, and the magnitude of the rope.
+fn positions(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
+    let alibi = config.opt_f32("attention.max_alibi_bias")?.unwrap_or(0.0);
+    check(
+        "largest ALiBi bias",
+        alibi,
+        alibi == 0.0 || descriptor.attentions().any(|attention| attention.alibi.is_some()),
+        "0, since a network of this architecture has other positions",
+    )?;
+    let factor = config.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
+    let has_magnitude = (descriptor.ropes.iter()).any(|rope| {
+        matches!(
+            rope.scaling,
+            RopeScaling::Yarn { .. } | RopeScaling::LongRope { .. }
+        )
+    });
+    check(
+        "factor of the rope's magnitude",
+        factor,
+        factor == 1.0 || factor == 0.0 || has_magnitude,
+        "1 without a rope scaling of the kinds yarn and longrope",
+    )
+}
+
+/// Widths and counts that tensors have too.
+fn widths(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
+    let with_key = |key: &str, source: LoadError| LoadError::BadKey {
+        key: config.key(key),
+        source: Box::new(source),
+    };
+    // The dimension at an index, where it is another than the keys say.
+    let other = |name: &str, dim_idx: usize, expected: usize| {
+        let dims = config.tensors.get(name)?;
+        let found = *dims.get(dim_idx)?;
+        (found != expected).then(|| {
+            let mut expected_dims = dims.to_vec();
+            expected_dims[dim_idx] = expected;
+            LoadError::WrongShape {
+                name: name.to_owned(),
+                expected: expected_dims,
+                found: dims.to_vec(),
+            }
+        })
+    };
+    if let Some(error) = other("token_embd.weight", 0, descriptor.n_embd) {
+        return Err(with_key("embedding_length", error));
+    }
+    for (layer_idx, layer) in descriptor.layers.iter().enumerate() {
+        let name = |part: &str| format!("blk.{layer_idx}.{part}.weight");
+        let Some(moe) = layer.ffn.moe() else {
+            let n_ff = layer.ffn.dense().map(|dense| dense.n_ff);
+            if let Some(error) = n_ff.and_then(|n_ff| other(&name("ffn_down"), 0, n_ff)) {
+                return Err(with_key("feed_forward_length", error));
+            }
+            continue;
+        };
+        for part in ["ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps"] {
+            let n_experts = moe.router.n_experts;
+            if let Some(&&[_, _, found]) = config.tensors.get(name(part).as_str())
+                && found != n_experts
+            {
+                let error = LoadError::ExpertCount {
+                    name: name(part),
+                    expected: n_experts,
+                    found,
+                };
+                return Err(with_key("expert_count", error));
+            }
+        }
+        if let Some(error) = other(&name("ffn_down_exps"), 0, moe.n_ff) {
+            let key = "expert_feed_forward_length";
+            let has_key = config.value(key).is_some();
+            return Err(with_key(if has_key { key } else { "feed_forward_length" }, error));
+        }
+    }
+    Ok(())
+}
+
+/// The first layer that should have experts.
+fn dense_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
+    let Some(n_dense) = config.opt_usize("leading_dense_block_count")? else {
+        return Ok(());
+    };
+    let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1).max(1);
+    let has_experts = |layer_idx: usize| descriptor.layers[layer_idx].ffn.moe().is_some();
+    let first = (n_dense..descriptor.layers.len()).find(|layer_idx| (layer_idx + 1).is_multiple_of(step));
+    let is_moe = (0..descriptor.layers.len()).any(has_experts);
+    check(
+        "count of dense layers that come first",
+        n_dense,
+        !is_moe || first.is_none_or(has_experts),
+        "as many as have the tensors of a dense network",
+    )
+}
+
+/// Which layers have attention, where it is said twice.
+fn recurrent_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
+    let Some(interval) = config.opt_usize("full_attention_interval")? else {
+        return Ok(());
+    };
+    check(
+        "step between layers with attention",
+        interval,
+        interval > 0,
+        "at least 1",
+    )?;
+    let Some(Value::Array(Array::Bool(listed))) = config.value("attention.recurrent_layers") else {
+        return Ok(());
+    };
+    let is_recurrent = |layer_idx: usize| !(layer_idx + 1).is_multiple_of(interval);
+    let mut layers = descriptor.layers.iter().zip(listed).enumerate();
+    check(
+        "step between layers with attention",
+        interval,
+        layers.all(|(layer_idx, (layer, listed))| {
+            matches!(layer.mixer, MixerDescriptor::None) || *listed == is_recurrent(layer_idx)
+        }),
+        "the one of the list of recurrent layers",
+    )
+}
+
+/// Layers that predict further tokens, of which a part is there.
+fn drafting_layers(config: &GgufConfig<'_>, n_layers: usize) -> Result<(), LoadError> {
+    let n_nextn = config.opt_usize("nextn_predict_layers")?.unwrap_or(0);
+    for layer_idx in n_layers..n_layers.saturating_add(n_nextn) {
+        let start = format!("blk.{layer_idx}.");
+        let projection = format!("{start}nextn.eh_proj.weight");
+        let of_layer = (config.tensors.range(start.as_str()..)).map(|(name, _)| *name);
+        let mut of_layer = of_layer.take_while(|name| name.starts_with(&start));
+        // One without any tensor was left out.
+        if of_layer.next().is_some() && !config.has_tensor(&projection) {
+            return Err(LoadError::MissingTensor { name: projection });
+        }
+    }
+    Ok(())
+}
