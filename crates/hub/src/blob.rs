@@ -129,14 +129,14 @@ impl Transfer<'_> {
         }
     }
 
-    /// What is to be downloaded: each missing part for itself, or, from a server that gives no parts, all from the first that is
+    /// What is to be downloaded: each missing part for itself, or, from a server that gives no parts, all from the first byte that is
     /// missing.
     fn spans(&self) -> Result<Vec<Span>, HubError> {
         let missing = self.incomplete.missing();
         let n_parts = self.incomplete.n_parts();
         match missing[..] {
             [first, _, ..] if !self.gives_parts()? => {
-                self.tally.take_back(self.incomplete.forget_from(first)?);
+                self.tally.take_back(self.incomplete.forget_from(first + 1)?);
                 Ok(vec![(first, n_parts)])
             }
             _ => Ok(missing.into_iter().map(|part| (part, part + 1)).collect()),
@@ -157,12 +157,12 @@ impl Transfer<'_> {
 
     /// Downloads parts, and continues after each interruption where it came.
     fn fetch(&self, (first, end_part): Span) -> Result<(), HubError> {
-        let mut at = self.incomplete.start_of(first);
-        let mut part = first;
+        let mut at = self.incomplete.next_of(first);
+        let end = self.incomplete.end_of(end_part - 1);
         let mut attempts = self.attempts();
         let mut counted_from = at;
-        while part < end_part {
-            let Err(fault) = self.receive(&mut at, &mut part, end_part) else {
+        while at < end {
+            let Err(fault) = self.receive(&mut at, end) else {
                 continue;
             };
             if at >= counted_from + PROGRESS_BYTES {
@@ -174,9 +174,8 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Receives bytes of one answer, from `at` to the end of the last part.
-    fn receive(&self, at: &mut u64, part: &mut usize, end_part: usize) -> Result<(), Fault> {
-        let end = self.incomplete.end_of(end_part - 1);
+    /// Receives bytes of one answer, from `at` to `end`.
+    fn receive(&self, at: &mut u64, end: u64) -> Result<(), Fault> {
         let is_whole = *at == 0 && end == self.file.n_bytes;
         let reply = self.ask(if is_whole {
             Ask::Whole
@@ -204,13 +203,9 @@ impl Transfer<'_> {
             let n_skipped = to_skip.min(n_read as u64);
             to_skip -= n_skipped;
             let bytes = &buffer[n_skipped as usize..n_read];
-            self.incomplete.write(bytes, *at)?;
+            self.incomplete.append(bytes, *at)?;
             *at += bytes.len() as u64;
             self.tally.add(bytes.len() as u64);
-            while *part < end_part && *at >= self.incomplete.end_of(*part) {
-                self.incomplete.mark(*part)?;
-                *part += 1;
-            }
         }
         Ok(())
     }
@@ -233,10 +228,14 @@ impl Transfer<'_> {
                     url: self.file.url.clone(),
                 })),
                 400.. if !self.hub.client.is_own(&reply.url) => Err(refusal(&reply)),
-                400.. => match self.hub.judge(reply, self.name) {
-                    Err(fault) => Err(fault),
-                    Ok(reply) => Err(refusal(&reply)),
-                },
+                400.. => {
+                    let plain = refusal(&reply);
+                    match self.hub.judge(reply, self.name) {
+                        // The repository is there, since its list came.
+                        Err(Fault::Final(HubError::NotFound { .. })) | Ok(_) => Err(plain),
+                        Err(fault) => Err(fault),
+                    }
+                }
                 status => Err(bad_answer(&reply.url, format!("its status is {status}")).into()),
             });
         match asked {

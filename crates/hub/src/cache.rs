@@ -320,6 +320,10 @@ pub(crate) fn check_room(folder: &Path, needed_bytes: u64) -> Result<(), HubErro
 fn free_bytes(folder: &Path) -> Option<u64> {
     let there = folder.ancestors().find(|ancestor| ancestor.exists())?;
     let disk = rustix::fs::statvfs(there).ok()?;
+    // What is made of no disk, such as /proc, has no blocks at all.
+    if disk.f_blocks == 0 {
+        return None;
+    }
     disk.f_bavail.checked_mul(disk.f_frsize)
 }
 
@@ -409,5 +413,7 @@ mod tests {
     fn free_space_is_known_before_the_folder_exists() {
         let folder = tempfile::tempdir().unwrap();
         assert!(free_bytes(&folder.path().join("no/such/folder")).is_some_and(|n_bytes| n_bytes > 0));
+        #[cfg(target_os = "linux")]
+        assert_eq!(free_bytes(Path::new("/proc/x")), None);
     }
 }

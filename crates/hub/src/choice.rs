@@ -104,7 +104,21 @@ pub(crate) fn choose(
             variant: wished(variants, wanted, repository)?.clone(),
             why: None,
         },
-        None => preferred(variants, repository, memory_bytes)?,
+        None => {
+            let choice = preferred(variants, repository, memory_bytes)?;
+            // Several files of a type are several models, and no rule here knows which is meant.
+            let is_same =
+                |variant: &&Variant| variant.missing.is_none() && variant.label == choice.variant.label;
+            let same: Vec<&Variant> = variants.iter().filter(is_same).collect();
+            if same.len() > 1 {
+                return Err(HubError::SeveralOfType {
+                    name: name.repository(),
+                    wanted: choice.variant.label.clone(),
+                    files: same.iter().map(|variant| variant.files[0].clone()).collect(),
+                });
+            }
+            choice
+        }
     };
     match &choice.variant.missing {
         Some(missing) => Err(HubError::MissingPart {
@@ -289,10 +303,33 @@ mod tests {
         assert_eq!(choose(&dynamic, &name, None).unwrap().variant.label, "UD-Q4_K_XL");
         let twice = variants(&files(&[("m-1b-Q8_0.gguf", 1), ("m-3b-Q8_0.gguf", 1)]));
         let error = choose(&twice, &name.with_wanted("Q8_0"), None).unwrap_err();
-        assert!(
-            error.to_string().ends_with("m-1b-Q8_0.gguf, m-3b-Q8_0.gguf"),
-            "{error}"
-        );
+        let unasked = choose(&twice, &"a/b".parse().unwrap(), None).unwrap_err();
+        for error in [error, unasked] {
+            assert!(
+                error.to_string().ends_with("m-1b-Q8_0.gguf, m-3b-Q8_0.gguf"),
+                "{error}"
+            );
+        }
+        let other = variants(&files(&[
+            ("m-1b-Q8_0.gguf", 1),
+            ("m-3b-Q8_0.gguf", 1),
+            ("m-Q4_K_M.gguf", 1),
+        ]));
+        assert_eq!(chosen_of(&other, "a/b").variant.label, "Q4_K_M");
+    }
+
+    fn chosen_of(variants: &[Variant], name: &str) -> Choice {
+        choose(variants, &name.parse().unwrap(), None).unwrap()
+    }
+
+    #[test]
+    fn layers_for_further_tokens_alone_are_never_taken() {
+        let there = variants(&files(&[("Qwen-Q6_K.gguf", 5), ("mtp-Qwen-Q4_K_M.gguf", 1)]));
+        assert_eq!(chosen_of(&there, "a/b").variant.files, ["Qwen-Q6_K.gguf"]);
+        let both = variants(&files(&[("mod-Q8_0.gguf", 5), ("mtp-mod-Q8_0.gguf", 1)]));
+        assert_eq!(chosen_of(&both, "a/b:q8_0").variant.files, ["mod-Q8_0.gguf"]);
+        let alone = variants(&files(&[("mtp-Qwen-Q4_K_M.gguf", 1)]));
+        assert!(alone.is_empty());
     }
 
     #[test]

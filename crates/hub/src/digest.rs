@@ -3,10 +3,17 @@
 //! Separate because two kinds of files have two kinds of hashes: large ones their SHA-256, small ones the one that Git gives them.
 //! Invariant: an etag that is neither is no hash, and such a file is checked by its size alone.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::Write as _,
+    fs::{self, File},
+    io::Read as _,
+    path::Path,
+};
 
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
+
+use crate::{HubError, PullEvent, PullObserver};
 
 /// The hash of a file, as far as it was fed.
 pub(crate) enum Digest {
@@ -44,6 +51,41 @@ impl Digest {
             Self::Sha256(digest) => Some(hex(&digest.finalize())),
             Self::Git(digest) => Some(hex(&digest.finalize())),
             Self::Unknown => None,
+        }
+    }
+}
+
+/// Hashes a file that is called `name`, and removes it where its bytes are not those of its etag; whether it did.
+pub(crate) fn remove_if_damaged(
+    path: &Path,
+    etag: &str,
+    name: &str,
+    observer: &dyn PullObserver,
+) -> Result<bool, HubError> {
+    let Some(found) = hash_of(path, etag)?.filter(|found| found != etag) else {
+        observer.event(PullEvent::Checked { file: name });
+        return Ok(false);
+    };
+    fs::remove_file(path).map_err(HubError::file("remove", path))?;
+    observer.event(PullEvent::Restarting {
+        file: name,
+        reason: &format!("it is damaged here: its hash is {found}, and {etag} was announced"),
+    });
+    Ok(true)
+}
+
+/// The hash of a file, of the kind that `etag` is; `None` where that is no hash.
+fn hash_of(path: &Path, etag: &str) -> Result<Option<String>, HubError> {
+    const BUFFER_BYTES: usize = 1 << 20;
+    let unreadable = || HubError::file("read", path);
+    let mut file = File::open(path).map_err(unreadable())?;
+    let n_bytes = file.metadata().map_err(unreadable())?.len();
+    let mut digest = Digest::of_etag(etag, n_bytes);
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        match file.read(&mut buffer).map_err(unreadable())? {
+            0 => return Ok(digest.finish()),
+            n_read => digest.update(&buffer[..n_read]),
         }
     }
 }

@@ -113,7 +113,7 @@ pub enum HubError {
         had_token: bool,
     },
     /// A token that the server does not know.
-    #[error("{host} does not accept the access token: {reason}")]
+    #[error("{host} does not accept the access token{}", colon(reason))]
     BadToken {
         /// The server.
         host: String,
@@ -139,7 +139,7 @@ pub enum HubError {
         after: Option<Duration>,
     },
     /// The server fails.
-    #[error("{url} failed with status {status}, {n_tries} times")]
+    #[error("{url} failed with status {status}{}", times(*n_tries))]
     ServerFailed {
         /// The address.
         url: String,
@@ -232,6 +232,13 @@ fn waiting(after: Option<Duration>) -> String {
     match after {
         Some(after) => format!("for {} seconds", after.as_secs()),
         None => "now".to_owned(),
+    }
+}
+
+fn times(n_tries: u32) -> String {
+    match n_tries {
+        0 | 1 => String::new(),
+        n_tries => format!(", {n_tries} times"),
     }
 }
 

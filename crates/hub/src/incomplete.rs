@@ -1,11 +1,11 @@
-//! [`Incomplete`]: a file that is being downloaded, and which parts of it are there.
+//! [`Incomplete`]: a file that is being downloaded, and how much of each of its parts is there.
 //!
-//! Separate because parts arrive in any order and an interruption may come at any time. Invariants: while parts are missing the file is
-//! longer than the one it becomes, since a table of its parts stands behind its end, so that it never has the size of a whole file; a
-//! part is marked after its bytes are written and is never written again.
+//! Separate because parts arrive in any order and an interruption may come at any time. Invariants: while bytes are missing the file is
+//! longer than the one it becomes, since a table of its parts stands behind its end, so that it never has the size of a whole file; bytes
+//! of a part are counted after they are written, from its beginning on without a hole, and what is counted is never written again.
 //!
 //! ```text
-//! | bytes of the file, with holes | MAGIC | size of a part, 8 bytes | a byte for each part: 0 or 1 |
+//! | bytes of the file, with holes | MAGIC | size of a part, 8 bytes | for each part 8 bytes: how many of its bytes are there |
 //! ```
 
 use std::{
@@ -21,8 +21,10 @@ use std::{
 
 use crate::HubError;
 
-const MAGIC: &[u8; 8] = b"TMPARTS1";
+const MAGIC: &[u8; 8] = b"TMPARTS2";
 const HEAD_BYTES: u64 = 16;
+/// Bytes of the table for each part.
+const COUNT_BYTES: u64 = 8;
 /// Parts of a file. More would make a table that is worth a file of its own.
 const MAX_PARTS: u64 = 1 << 20;
 
@@ -33,7 +35,8 @@ pub(crate) struct Incomplete {
     path: PathBuf,
     n_bytes: u64,
     part_bytes: u64,
-    is_done: Mutex<Vec<bool>>,
+    /// How many bytes of each part are there.
+    n_there: Mutex<Vec<u64>>,
     more_done: Condvar,
 }
 
@@ -47,33 +50,34 @@ impl Incomplete {
             .truncate(false)
             .open(path)
             .map_err(HubError::file("write", path))?;
-        let of = |part_bytes: u64, is_done: Vec<bool>, file: File| Self {
+        let of = |part_bytes: u64, n_there: Vec<u64>, file: File| Self {
             file,
             path: path.to_owned(),
             n_bytes,
             part_bytes,
-            is_done: Mutex::new(is_done),
+            n_there: Mutex::new(n_there),
             more_done: Condvar::new(),
         };
         let part_bytes = part_bytes.max(1).max(n_bytes.div_ceil(MAX_PARTS));
-        if let Some((part_bytes, is_done)) = left_by_earlier(&file, n_bytes) {
-            return Ok(of(part_bytes, is_done, file));
+        if let Some((part_bytes, n_there)) = left_by_earlier(&file, n_bytes) {
+            return Ok(of(part_bytes, n_there, file));
         }
         let n_parts = n_bytes.div_ceil(part_bytes);
         let begin = || {
             file.set_len(0)?;
-            file.set_len(n_bytes + HEAD_BYTES + n_parts)?;
+            file.set_len(n_bytes + HEAD_BYTES + n_parts * COUNT_BYTES)?;
             write_all_at(&file, MAGIC, n_bytes)?;
             write_all_at(&file, &part_bytes.to_le_bytes(), n_bytes + 8)
         };
         begin().map_err(HubError::file("write", path))?;
-        Ok(of(part_bytes, vec![false; n_parts as usize], file))
+        Ok(of(part_bytes, vec![0; n_parts as usize], file))
     }
 
-    /// The numbers of the parts that are missing.
+    /// The numbers of the parts of which bytes are missing.
     pub(crate) fn missing(&self) -> Vec<usize> {
-        let is_done = self.lock();
-        (0..is_done.len()).filter(|&part| !is_done[part]).collect()
+        let n_there = self.lock();
+        let is_missing = |part: &usize| n_there[*part] < self.len_of(*part);
+        (0..n_there.len()).filter(is_missing).collect()
     }
 
     /// How many parts there are.
@@ -81,11 +85,14 @@ impl Incomplete {
         self.lock().len()
     }
 
-    /// Bytes of the parts that are there.
+    /// Bytes that are there.
     pub(crate) fn done_bytes(&self) -> u64 {
-        let is_done = self.lock();
-        let done = (0..is_done.len()).filter(|&part| is_done[part]);
-        done.map(|part| self.end_of(part) - self.start_of(part)).sum()
+        self.lock().iter().sum()
+    }
+
+    /// The place of the first byte of a part that is missing; its end where none is.
+    pub(crate) fn next_of(&self, part: usize) -> u64 {
+        self.start_of(part) + self.lock()[part]
     }
 
     /// Where a part begins.
@@ -98,46 +105,65 @@ impl Incomplete {
         self.n_bytes.min((part as u64 + 1) * self.part_bytes)
     }
 
-    /// Writes bytes of a part that is not marked yet.
-    pub(crate) fn write(&self, bytes: &[u8], at: u64) -> Result<(), HubError> {
+    fn len_of(&self, part: usize) -> u64 {
+        self.end_of(part) - self.start_of(part)
+    }
+
+    /// Appends bytes to a part, and those behind its end to the next parts. `at` is the place of the first byte that is missing there.
+    pub(crate) fn append(&self, mut bytes: &[u8], mut at: u64) -> Result<(), HubError> {
+        while !bytes.is_empty() {
+            let part = (at / self.part_bytes) as usize;
+            debug_assert_eq!(at, self.next_of(part), "a part has no holes");
+            let n_bytes = bytes.len().min((self.end_of(part) - at) as usize);
+            self.write(&bytes[..n_bytes], at)?;
+            at += n_bytes as u64;
+            bytes = &bytes[n_bytes..];
+            let n_there = at - self.start_of(part);
+            self.write_count(part, n_there)?;
+            self.lock()[part] = n_there;
+            if at == self.end_of(part) {
+                self.more_done.notify_all();
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8], at: u64) -> Result<(), HubError> {
         write_all_at(&self.file, bytes, at).map_err(HubError::file("write", &self.path))
     }
 
-    /// Reads bytes of parts that are marked.
+    fn write_count(&self, part: usize, n_there: u64) -> Result<(), HubError> {
+        let at = self.n_bytes + HEAD_BYTES + part as u64 * COUNT_BYTES;
+        self.write(&n_there.to_le_bytes(), at)
+    }
+
+    /// Reads bytes that are there.
     pub(crate) fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), HubError> {
         read_exact_at(&self.file, bytes, at).map_err(HubError::file("read", &self.path))
     }
 
-    /// Marks a part whose bytes are written.
-    pub(crate) fn mark(&self, part: usize) -> Result<(), HubError> {
-        self.write(&[1], self.n_bytes + HEAD_BYTES + part as u64)?;
-        self.lock()[part] = true;
-        self.more_done.notify_all();
-        Ok(())
-    }
-
     /// Forgets all parts from `first` on; gives their bytes that were there.
     pub(crate) fn forget_from(&self, first: usize) -> Result<u64, HubError> {
-        let mut is_done = self.lock();
+        let mut n_there = self.lock();
         let mut n_bytes = 0;
-        for part in first..is_done.len() {
-            if std::mem::take(&mut is_done[part]) {
-                n_bytes += self.end_of(part) - self.start_of(part);
-                self.write(&[0], self.n_bytes + HEAD_BYTES + part as u64)?;
+        for part in first..n_there.len() {
+            if n_there[part] > 0 {
+                self.write_count(part, 0)?;
+                n_bytes += std::mem::take(&mut n_there[part]);
             }
         }
         Ok(n_bytes)
     }
 
-    /// Waits until a part is there; `false` where the download ended without it.
+    /// Waits until a whole part is there; `false` where the download ended without it.
     pub(crate) fn wait_for(&self, part: usize, is_aborted: &AtomicBool) -> bool {
-        let mut is_done = self.lock();
-        while !is_done[part] {
+        let mut n_there = self.lock();
+        while n_there[part] < self.len_of(part) {
             if is_aborted.load(Ordering::Relaxed) {
                 return false;
             }
-            let waited = self.more_done.wait_timeout(is_done, Duration::from_millis(100));
-            (is_done, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            let waited = self.more_done.wait_timeout(n_there, Duration::from_millis(100));
+            (n_there, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
         true
     }
@@ -159,29 +185,18 @@ impl Incomplete {
         fs::remove_file(&self.path).map_err(HubError::file("remove", &self.path))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<bool>> {
-        self.is_done.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.n_there.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Bytes that an earlier download of a file left at `path`.
 pub(crate) fn bytes_left_at(path: &Path, n_bytes: u64) -> u64 {
-    let Some((part_bytes, is_done)) = File::open(path)
-        .ok()
-        .and_then(|file| left_by_earlier(&file, n_bytes))
-    else {
-        return 0;
-    };
-    let ends =
-        (1..=is_done.len() as u64).map(|part| n_bytes.min(part * part_bytes) - (part - 1) * part_bytes);
-    ends.zip(is_done)
-        .filter(|(_, is_done)| *is_done)
-        .map(|(n_bytes, _)| n_bytes)
-        .sum()
+    let left = (File::open(path).ok()).and_then(|file| left_by_earlier(&file, n_bytes));
+    left.map_or(0, |(_, n_there)| n_there.iter().sum())
 }
 
-/// Bytes that the disk must have free for a file to become whole at `path`: what an earlier download wrote has its room already, also
-/// where it wrote only the beginning of a part.
+/// Bytes that the disk must have free for a file to become whole at `path`: what an earlier download wrote has its room already.
 pub(crate) fn room_needed(path: &Path, n_bytes: u64) -> u64 {
     let taken_bytes = fs::metadata(path).map_or(0, |metadata| taken_bytes(&metadata));
     n_bytes.saturating_sub(taken_bytes)
@@ -200,12 +215,13 @@ fn taken_bytes(_metadata: &fs::Metadata) -> u64 {
     0
 }
 
-/// The size of the parts and which are there, from the table of an earlier download.
-fn left_by_earlier(file: &File, n_bytes: u64) -> Option<(u64, Vec<bool>)> {
+/// The size of the parts and how much of each is there, from the table of an earlier download.
+fn left_by_earlier(file: &File, n_bytes: u64) -> Option<(u64, Vec<u64>)> {
     let length = file.metadata().ok()?.len();
-    let n_parts = length.checked_sub(n_bytes.checked_add(HEAD_BYTES)?)?;
+    let table_bytes = length.checked_sub(n_bytes.checked_add(HEAD_BYTES)?)?;
+    let n_parts = table_bytes / COUNT_BYTES;
     let mut head = [0; HEAD_BYTES as usize];
-    if n_parts > MAX_PARTS {
+    if n_parts > MAX_PARTS || !table_bytes.is_multiple_of(COUNT_BYTES) {
         return None;
     }
     read_exact_at(file, &mut head, n_bytes).ok()?;
@@ -213,9 +229,15 @@ fn left_by_earlier(file: &File, n_bytes: u64) -> Option<(u64, Vec<bool>)> {
     if &head[..8] != MAGIC || part_bytes == 0 || n_bytes.div_ceil(part_bytes) != n_parts {
         return None;
     }
-    let mut marks = vec![0; n_parts as usize];
-    read_exact_at(file, &mut marks, n_bytes + HEAD_BYTES).ok()?;
-    Some((part_bytes, marks.iter().map(|mark| *mark == 1).collect()))
+    let mut table = vec![0; table_bytes as usize];
+    read_exact_at(file, &mut table, n_bytes + HEAD_BYTES).ok()?;
+    let counts = table
+        .chunks_exact(COUNT_BYTES as usize)
+        .map(|count| count.try_into().map(u64::from_le_bytes));
+    let n_there: Vec<u64> = counts.collect::<Result<_, _>>().ok()?;
+    let longest = |part: usize| part_bytes.min(n_bytes - part as u64 * part_bytes);
+    let is_possible = (n_there.iter().enumerate()).all(|(part, count)| *count <= longest(part));
+    is_possible.then_some((part_bytes, n_there))
 }
 
 #[cfg(unix)]
@@ -264,17 +286,16 @@ mod tests {
         let path = folder.path().join("x.incomplete");
         let first = Incomplete::open(&path, 10, 4).unwrap();
         assert_eq!(first.missing(), [0, 1, 2]);
-        first.write(b"efgh", 4).unwrap();
-        first.mark(1).unwrap();
+        first.append(b"efgh", 4).unwrap();
+        first.append(b"a", 0).unwrap();
         drop(first);
         assert_ne!(fs::metadata(&path).unwrap().len(), 10);
-        assert_eq!(bytes_left_at(&path, 10), 4);
+        assert_eq!(bytes_left_at(&path, 10), 5);
         let second = Incomplete::open(&path, 10, 1).unwrap();
-        assert_eq!((second.missing(), second.done_bytes()), (vec![0, 2], 4));
-        second.write(b"abcd", 0).unwrap();
-        second.write(b"ij", 8).unwrap();
-        second.mark(0).unwrap();
-        second.mark(2).unwrap();
+        assert_eq!((second.missing(), second.done_bytes()), (vec![0, 2], 5));
+        assert_eq!([0, 1, 2].map(|part| second.next_of(part)), [1, 8, 8]);
+        second.append(b"bcd", 1).unwrap();
+        second.append(b"ij", 8).unwrap();
         assert!(second.wait_for(2, &AtomicBool::new(true)));
         let target = folder.path().join("x");
         second.finish(&target).unwrap();
@@ -295,6 +316,10 @@ mod tests {
             assert_eq!(bytes_left_at(&path, 10), 0);
             assert_eq!(Incomplete::open(&path, 10, 4).unwrap().missing().len(), 3);
         }
+        // A count that is longer than its part.
+        Incomplete::open(&path, 10, 4).unwrap().write_count(2, 3).unwrap();
+        assert_eq!(bytes_left_at(&path, 10), 0);
+        assert_eq!(Incomplete::open(&path, 10, 4).unwrap().next_of(2), 8);
         assert_eq!(Incomplete::open(&path, 0, 4).unwrap().missing().len(), 0);
     }
 
@@ -307,9 +332,9 @@ mod tests {
         assert_eq!(room_needed(&path, 4 << 20), 4 << 20);
         let file = Incomplete::open(&path, 4 << 20, 2 << 20).unwrap();
         // The beginning of the second part: no part is whole.
-        file.write(&vec![1; MIB], 2 << 20).unwrap();
+        file.append(&vec![1; MIB], 2 << 20).unwrap();
         file.file.sync_all().unwrap();
-        assert_eq!(bytes_left_at(&path, 4 << 20), 0);
+        assert_eq!(bytes_left_at(&path, 4 << 20), 1 << 20);
         let needed_bytes = room_needed(&path, 4 << 20);
         assert!((2 << 20..=3 << 20).contains(&needed_bytes), "{needed_bytes}");
     }
@@ -318,9 +343,8 @@ mod tests {
     fn parts_that_are_forgotten_are_missing() {
         let folder = tempfile::tempdir().unwrap();
         let file = Incomplete::open(&folder.path().join("x"), 10, 4).unwrap();
-        for part in 0..3 {
-            file.mark(part).unwrap();
-        }
+        // Over all parts at once, as from a server that gives no parts.
+        file.append(b"abcdefghij", 0).unwrap();
         assert_eq!(file.forget_from(1).unwrap(), 6);
         assert_eq!(file.missing(), [1, 2]);
         assert!(!file.wait_for(1, &AtomicBool::new(true)));

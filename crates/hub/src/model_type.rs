@@ -42,15 +42,35 @@ impl<'a> GgufName<'a> {
         self.file().to_lowercase().contains("mmproj")
     }
 
-    /// Whether this is a file that a model can be opened from.
+    /// Whether this is a file that a model can be opened from. Layers for further tokens (MTP) that have a file of their own stand next to
+    /// their model; a model with such layers has the word elsewhere in its name.
     pub(crate) fn is_model(&self) -> bool {
         let file = self.file().to_lowercase();
-        !self.is_projector() && !file.contains("imatrix")
+        let is_nextn = ["mtp-", "nextn-"].iter().any(|start| file.starts_with(start));
+        !self.is_projector() && !is_nextn && !file.contains("imatrix")
     }
 
     fn file(&self) -> &str {
         self.stem.rsplit('/').next().unwrap_or_default()
     }
+}
+
+/// Whether a file's name is that of a GGUF file that a model can be opened from, and not of one that stands next to a model: an encoder
+/// of images, an importance matrix, layers for further tokens.
+pub fn is_model_file_name(name: &str) -> bool {
+    GgufName::of(name).is_some_and(|name| name.is_model())
+}
+
+/// The first part that is missing of files such as `model-00001-of-00002.safetensors`.
+pub(crate) fn missing_shard(paths: &[&str]) -> Option<String> {
+    const END: &str = ".safetensors";
+    paths.iter().find_map(|path| {
+        let (stem, (_, count)) = split_part(path.strip_suffix(END)?);
+        (1..=count)
+            .filter(|_| count > 1)
+            .map(|no| format!("{stem}-{no:05}-of-{count:05}{END}"))
+            .find(|part| !paths.contains(&part.as_str()))
+    })
 }
 
 /// Takes `-00001-of-00003` off a name.
@@ -139,6 +159,39 @@ mod tests {
         assert!(!GgufName::of("sub/mmproj-BF16.gguf").unwrap().is_model());
         assert!(!GgufName::of("imatrix_unsloth.gguf").unwrap().is_model());
         assert!(GgufName::of("mmproj/model-Q8_0.gguf").unwrap().is_model());
+    }
+
+    #[test]
+    fn layers_for_further_tokens_alone_are_no_models() {
+        for name in [
+            "mtp-Qwen-Q4_K_M.gguf",
+            "sub/MTP-Qwen-Q8_0.gguf",
+            "nextn-m-Q8_0.gguf",
+        ] {
+            assert!(!is_model_file_name(name), "{name}");
+        }
+        for name in [
+            "Qwen-MTP-Q4_K_M.gguf",
+            "mtp-models/Qwen-Q8_0.gguf",
+            "mtpless-Q8_0.gguf",
+        ] {
+            assert!(is_model_file_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_missing_shard_is_named() {
+        let shards = ["m-00001-of-00003.safetensors", "m-00003-of-00003.safetensors"];
+        assert_eq!(
+            missing_shard(&shards).as_deref(),
+            Some("m-00002-of-00003.safetensors")
+        );
+        assert_eq!(
+            missing_shard(&["m-00001-of-00001.safetensors", "x.safetensors"]),
+            None
+        );
+        let whole = ["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"];
+        assert_eq!(missing_shard(&whole), None);
     }
 
     #[test]

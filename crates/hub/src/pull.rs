@@ -17,8 +17,10 @@ use crate::{
     blob,
     cache::{Cache, Entry, check_room},
     choice::{choose, projector, variants},
+    digest::remove_if_damaged,
     incomplete::{bytes_left_at, room_needed},
     model_name::is_relative_path,
+    model_type::missing_shard,
     observer::Tally,
 };
 
@@ -211,6 +213,14 @@ fn folder_files(
     if weights.is_empty() {
         return Err(nothing());
     }
+    // An index says by itself which parts there are.
+    let shards: Vec<&str> = weights.iter().map(String::as_str).collect();
+    if let Some(missing) = missing_shard(&shards).filter(|_| !has(INDEX)) {
+        return Err(HubError::MissingPart {
+            name: name.repository(),
+            missing,
+        });
+    }
     let is_side = |path: &str| {
         let is_at_root = !path.contains('/');
         let is_text = [".json", ".jinja", ".txt"].iter().any(|end| path.ends_with(end));
@@ -259,6 +269,32 @@ impl PullPlan {
     /// How many files it has.
     pub fn n_files(&self) -> usize {
         self.files.len()
+    }
+
+    /// Hashes the files that are there, and removes those with other bytes than were announced: they are missing then. Without this a
+    /// file of the right size counts as whole.
+    ///
+    /// # Errors
+    /// A file that cannot be read or removed.
+    pub fn remove_damaged(
+        &mut self,
+        settings: &HubSettings,
+        observer: &dyn PullObserver,
+    ) -> Result<(), HubError> {
+        let cache = Cache::of(&settings.cache, &self.name);
+        cache.prepare()?;
+        for (_, file) in &self.files {
+            if !is_there(&cache, &self.commit, file) {
+                continue;
+            }
+            let _locked = cache.lock(&file.etag, || ())?;
+            let pointer = cache.snapshot(&self.commit).join(&file.path);
+            let path = Some(cache.blob(&file.etag)).filter(|blob| blob.exists());
+            if remove_if_damaged(&path.unwrap_or(pointer), &file.etag, &file.path, observer)? {
+                self.missing_bytes = self.missing_bytes.saturating_add(file.n_bytes);
+            }
+        }
+        Ok(())
     }
 
     /// Downloads what is missing, checks it, and puts the model into the cache.
@@ -443,6 +479,11 @@ pub(crate) fn folder_bytes(entries: &[Entry]) -> Option<u64> {
     if let Some(index) = find(INDEX) {
         let parts = parts_of_index(&fs::read(&index.pointer).ok()?);
         if !parts.iter().all(|part| find(part).is_some()) {
+            return None;
+        }
+    } else if find("model.safetensors").is_none() {
+        let shards: Vec<&str> = weights.iter().map(|entry| entry.path.as_str()).collect();
+        if missing_shard(&shards).is_some() {
             return None;
         }
     }

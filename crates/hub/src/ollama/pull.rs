@@ -2,7 +2,7 @@
 //!
 //! Separate from the Hub's pull because a manifest says everything: layers, sizes and hashes. The transfer of a file is the same.
 
-use std::fs;
+use std::fs::{self, File};
 
 use super::{
     OllamaName,
@@ -14,6 +14,7 @@ use crate::{
     api::{Hub, RemoteFile},
     blob,
     cache::{check_room, lock_file},
+    digest::remove_if_damaged,
     http::bad_answer,
     incomplete::{bytes_left_at, room_needed},
     observer::Tally,
@@ -95,6 +96,17 @@ pub fn plan(
     })
 }
 
+/// Locks a layer. The locks lie next to the Hub's: Ollama's folder holds nothing but its own files.
+fn lock_layer(
+    settings: &HubSettings,
+    digest: &str,
+    on_wait: impl FnOnce(),
+) -> Result<Option<File>, HubError> {
+    let locks = settings.cache.join(".locks").join("ollama");
+    fs::create_dir_all(&locks).map_err(HubError::file("write", &locks))?;
+    lock_file(&locks.join(format!("{digest}.lock")), on_wait)
+}
+
 impl OllamaPlan {
     /// The model's name.
     pub fn name(&self) -> &OllamaName {
@@ -104,6 +116,34 @@ impl OllamaPlan {
     /// How many files it has.
     pub fn n_files(&self) -> usize {
         self.manifest.layers.len()
+    }
+
+    /// Hashes the layers that are there, and removes those with other bytes than their names say: they are missing then.
+    ///
+    /// # Errors
+    /// A layer that cannot be read or removed.
+    pub fn remove_damaged(
+        &mut self,
+        settings: &HubSettings,
+        observer: &dyn PullObserver,
+    ) -> Result<(), HubError> {
+        let store = Store::of(settings);
+        for layer in &self.manifest.layers {
+            if !store.has(&layer.digest, layer.n_bytes) {
+                continue;
+            }
+            let _locked = lock_layer(settings, &layer.digest, || ())?;
+            let name = self.name_of(layer);
+            if remove_if_damaged(&store.blob(&layer.digest), &layer.digest, &name, observer)? {
+                self.missing_bytes = self.missing_bytes.saturating_add(layer.n_bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a layer is called in messages.
+    fn name_of(&self, layer: &Layer) -> String {
+        format!("{} of {}", &layer.digest[..12], self.name)
     }
 
     /// Downloads the layers that are missing, checks them, and writes the manifest.
@@ -154,7 +194,7 @@ impl OllamaPlan {
         if !is_there() {
             let repository = self.name.repository();
             let file = RemoteFile {
-                path: format!("{} of {}", &layer.digest[..12], self.name),
+                path: self.name_of(layer),
                 url: format!(
                     "{}/v2/{}/blobs/sha256:{}",
                     registry.endpoint,
@@ -166,10 +206,7 @@ impl OllamaPlan {
             };
             let (incomplete, target) = (store.incomplete(&layer.digest), store.blob(&layer.digest));
             let on_wait = || tally.observer.event(PullEvent::Waiting { file: &file.path });
-            // Next to the Hub's: Ollama's folder holds nothing but its own files.
-            let locks = registry.cache.join(".locks").join("ollama");
-            fs::create_dir_all(&locks).map_err(HubError::file("write", &locks))?;
-            let _locked = lock_file(&locks.join(format!("{}.lock", layer.digest)), on_wait)?;
+            let _locked = lock_layer(registry, &layer.digest, on_wait)?;
             // Another program may have had the lock and downloaded it.
             if !is_there() {
                 return blob::download(hub, repository, &file, registry, tally, &incomplete, &target);

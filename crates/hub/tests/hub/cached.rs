@@ -3,7 +3,7 @@
 use std::fs;
 
 use tokenmill_hub::{
-    HubError, ModelName, PullWishes, Removal, StoredProjector, find_stored, pull, stored_models,
+    HubError, ModelName, PullWishes, Removal, StoredProjector, find_stored, plan, pull, stored_models,
     stored_projector,
 };
 
@@ -180,6 +180,47 @@ fn an_encoder_that_was_left_out_is_known_without_a_server() {
     // Other programs note nothing.
     fs::remove_dir_all(hub.cache.path().join("models--org--model-GGUF/.tokenmill")).unwrap();
     assert_eq!(known(&hub, "org/model-GGUF"), StoredProjector::Unknown);
+}
+
+#[test]
+fn a_file_that_was_damaged_here_is_found_by_its_hash_and_comes_again() {
+    let hub = hub();
+    let model = pull_from(&hub, "org/model-GGUF:Q8_0").unwrap();
+    let name = "org/model-GGUF:Q8_0".parse().unwrap();
+    let plan = || plan(&name, &PullWishes::default(), &hub.settings(), &()).unwrap();
+    let whole = fs::read(&model.path).unwrap();
+    let mut damaged = whole.clone();
+    damaged[100] ^= 1;
+    fs::write(&model.path, &damaged).unwrap();
+    assert_eq!(plan().missing_bytes, 0, "its size is right");
+    let mut checked = plan();
+    checked.remove_damaged(&hub.settings(), &()).unwrap();
+    assert_eq!(checked.missing_bytes, 5_000, "the other part is whole");
+    let again = checked.fetch(&hub.settings(), &()).unwrap();
+    assert_eq!(fs::read(again.path).unwrap(), whole);
+    let mut checked = plan();
+    checked.remove_damaged(&hub.settings(), &()).unwrap();
+    assert_eq!(checked.missing_bytes, 0);
+}
+
+#[test]
+fn a_folder_without_one_of_its_shards_is_no_model() {
+    let shards = [1, 2].map(|no| format!("model-0000{no}-of-00002.safetensors"));
+    let files: Vec<(&str, Vec<u8>)> = vec![
+        ("config.json", b"{}".to_vec()),
+        (&shards[0], noise(5_000, 1)),
+        (&shards[1], noise(6_000, 2)),
+    ];
+    let error = pull_from(&FakeHub::with(&files[..2]), "org/model-GGUF").unwrap_err();
+    assert!(
+        matches!(&error, HubError::MissingPart { missing, .. } if *missing == shards[1]),
+        "{error}"
+    );
+    let hub = FakeHub::with(&files);
+    let model = pull_from(&hub, "org/model-GGUF").unwrap();
+    assert_eq!(stored(&hub, "org/model-GGUF").as_deref(), Some("safetensors"));
+    fs::remove_file(model.path.join(&shards[0])).unwrap();
+    assert_eq!(stored(&hub, "org/model-GGUF"), None);
 }
 
 #[test]

@@ -79,6 +79,10 @@ fn faults_that_stay_are_told() {
         "failed with status 500, 4 times",
     );
     fails(at_list, &Fault::Status(401, ""), "or it is private");
+    // The list came, so the repository is there.
+    let at_file: fn(&Request) -> bool = |request| request.path.contains("/resolve/");
+    fails(at_file, &Fault::Status(401, ""), "was refused with status 401");
+    fails(at_file, &Fault::Status(404, ""), "was refused with status 404");
     fails(
         at_list,
         &Fault::Status(403, "X-Error-Code: GatedRepo\r\nX-Error-Message: ask first\r\n"),
@@ -140,6 +144,8 @@ fn a_token_that_is_not_accepted_is_told() {
     settings.token = tokenmill_hub::HubToken::new("wrong");
     let error = pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &()).unwrap_err();
     assert!(matches!(error, HubError::BadToken { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.ends_with("does not accept the access token"), "{text}");
 }
 
 #[test]
@@ -189,14 +195,45 @@ fn what_an_earlier_download_left_is_not_trusted() {
     settings.n_connections = 1;
     let pull = || pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &());
     assert!(pull().is_err());
-    // Parts marked as there whose bytes are not: the hash finds it, and all is downloaded again.
+    // Parts that are said to be there whose bytes are not: the hash finds it, and all is downloaded again.
     let path = hub.cache.path().join("models--org--model-GGUF/blobs");
     let path = path.join(format!("{}.tokenmill.incomplete", etag(&bytes)));
     let mut left = fs::read(&path).unwrap();
-    let n_bytes = left.len();
-    left[n_bytes - 5..].fill(1);
+    let table = left.len() - 5 * 8;
+    for (part, count) in left[table..].chunks_exact_mut(8).enumerate() {
+        let n_bytes = (300_000 - part * (64 << 10)).min(64 << 10) as u64;
+        count.copy_from_slice(&n_bytes.to_le_bytes());
+    }
     fs::write(&path, left).unwrap();
     assert_eq!(fs::read(pull().unwrap().path).unwrap(), bytes);
+}
+
+#[test]
+fn what_arrived_of_a_part_is_not_asked_for_again() {
+    let (hub, bytes) = hub();
+    let mut settings = hub.settings();
+    settings.n_connections = 1;
+    let name = NAME.parse().unwrap();
+    let plan = || tokenmill_hub::plan(&name, &PullWishes::default(), &settings, &()).unwrap();
+    // Less than a part arrives in as many attempts as are made.
+    hub.on(|request| request.is_for_bytes().then_some(Fault::Cut(9_000)));
+    plan().fetch(&settings, &()).unwrap_err();
+    let n_kept = 6 * 9_000;
+    assert_eq!(plan().missing_bytes, 300_000 - n_kept);
+    hub.on(|_| None);
+    let n_before = hub.requests().len();
+    assert_eq!(
+        fs::read(plan().fetch(&settings, &()).unwrap().path).unwrap(),
+        bytes
+    );
+    let requests = hub.requests();
+    let asked = (requests[n_before..].iter()).filter_map(|request| request.headers.get("range"));
+    assert!(
+        asked
+            .cloned()
+            .any(|range| range == format!("bytes={n_kept}-65535")),
+        "{requests:?}"
+    );
 }
 
 #[test]

@@ -114,6 +114,23 @@ fn a_model_that_does_not_exist_is_named() {
 }
 
 #[test]
+fn a_layer_that_was_damaged_here_comes_again() {
+    let (hub, _) = hub();
+    let settings = hub.settings();
+    let path = pull(&settings).unwrap().path;
+    let whole = fs::read(&path).unwrap();
+    let mut damaged = whole.clone();
+    damaged[7] ^= 1;
+    fs::write(&path, damaged).unwrap();
+    let mut checked = plan(&name(), &settings, &()).unwrap();
+    assert_eq!(checked.missing_bytes, 0);
+    checked.remove_damaged(&settings, &()).unwrap();
+    assert_eq!(checked.missing_bytes, whole.len() as u64);
+    checked.fetch(&settings, &()).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), whole);
+}
+
+#[test]
 fn a_token_of_the_hub_is_not_sent() {
     let (hub, _) = hub();
     let mut settings = hub.settings();
