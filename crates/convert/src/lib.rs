@@ -4,7 +4,8 @@
 //! `Q4_K_M`, and exceptions by tensor. An [`ImportanceMatrix`] says which weights matter most. [`choose`] is the choice of types alone,
 //! for models that are quantized while they load.
 //!
-//! [`Writer`] makes a file of tensors that come from elsewhere, such as a Hugging Face folder, in an [`OutType`].
+//! [`Writer`] makes a file of tensors that come from elsewhere, such as a Hugging Face folder, in an [`OutType`]. An [`OutputFile`] is
+//! there whole or not at all.
 //!
 //! The key decision: what llama.cpp does, to the byte. Types, fallbacks, the order of tensors and the numbers in them are the same as
 //! there, so that whoever knows a file's name knows the file.
@@ -41,6 +42,7 @@ pub use error::ConvertError;
 pub use importance::ImportanceMatrix;
 pub use importance_sums::ImportanceSums;
 pub use out_type::OutType;
+pub use output_file::OutputFile;
 pub use preset::Preset;
 pub use quantizer::{QuantizeProgress, QuantizeSummary, Quantizer};
 pub use recipe::{ModelShape, Recipe, TensorShape};

@@ -1,10 +1,10 @@
 //! [`OutputFile`]: a file that is there whole or not at all.
 //!
-//! Separate because everything that is written goes this way. Invariant: the name that was asked for never names a part of a file; what
-//! is not finished is removed.
+//! Separate because everything that is written goes this way. Invariants: the name that was asked for never names a part of a file; what
+//! is not finished is removed, at the latest by the next process that writes a file of the same name.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{self, Write},
     path::{Path, PathBuf},
     process,
@@ -14,10 +14,12 @@ use crate::ConvertError;
 
 /// Names that are tried where others are taken.
 const MAX_TAKEN: u32 = 1000;
+/// The end of the names of files that are being written.
+const END: &str = ".incomplete";
 
-/// A file that is written under another name and gets its own at the end.
+/// A file that is written under another name and gets its own at the end. A device or a pipe is written to as it is.
 #[derive(Debug)]
-pub(crate) struct OutputFile {
+pub struct OutputFile {
     file: File,
     path: PathBuf,
     /// Where it lies until it is finished; `None` afterwards.
@@ -25,51 +27,103 @@ pub(crate) struct OutputFile {
 }
 
 impl OutputFile {
-    /// Begins a file next to where it will lie.
-    pub(crate) fn create(path: &Path) -> Result<Self, ConvertError> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+    /// Begins a file next to where it will lie. What a process that was killed left of one of this name is removed.
+    ///
+    /// # Errors
+    /// [`ConvertError::Io`] where it cannot be made.
+    pub fn create(path: &Path) -> Result<Self, ConvertError> {
+        let io_error = |source| ConvertError::Io {
+            what: "create",
+            path: path.to_owned(),
+            source,
+        };
+        // A link stays, and what it leads to is written.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        if fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
+            let file = File::options().write(true).open(&path).map_err(io_error)?;
+            return Ok(Self {
+                file,
+                path,
+                aside: None,
+            });
+        }
+        remove_abandoned(&path);
+        let start = start_of_names(&path);
         // What a killed process left may have the number that this one has, as in a container.
         let mut n_taken = 0;
         loop {
-            let aside = path.with_file_name(format!(".{name}.{}-{n_taken}.incomplete", process::id()));
+            let aside = path.with_file_name(format!("{start}{}-{n_taken}{END}", process::id()));
             match File::create_new(&aside) {
-                Ok(file) => {
+                Ok(file) if is_held(&file, &aside) => {
                     return Ok(Self {
                         file,
-                        path: path.to_owned(),
+                        path,
                         aside: Some(aside),
                     });
                 }
+                Ok(_) if n_taken < MAX_TAKEN => n_taken += 1,
+                Ok(_) => return Err(io_error(io::ErrorKind::AlreadyExists.into())),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n_taken < MAX_TAKEN => {
                     n_taken += 1;
                 }
-                Err(source) => {
-                    return Err(ConvertError::Io {
-                        what: "create",
-                        path: path.to_owned(),
-                        source,
-                    });
-                }
+                Err(source) => return Err(io_error(source)),
             }
         }
     }
 
     /// Brings the bytes to the disk and gives the file its name.
-    pub(crate) fn finish(mut self) -> Result<(), ConvertError> {
+    ///
+    /// # Errors
+    /// [`ConvertError::Io`]; no file is left then.
+    pub fn finish(mut self) -> Result<(), ConvertError> {
         let io_error = |source| ConvertError::Io {
             what: "write",
             path: self.path.clone(),
             source,
         };
+        let Some(aside) = self.aside.clone() else {
+            return self.file.flush().map_err(io_error);
+        };
         self.file.sync_all().map_err(io_error)?;
-        if let Some(aside) = self.aside.take() {
-            fs::rename(&aside, &self.path).map_err(|source| {
-                // The rename's failure is what matters.
-                let _ = fs::remove_file(&aside);
-                io_error(source)
-            })?;
-        }
+        fs::rename(&aside, &self.path).map_err(io_error)?;
+        self.aside = None;
         Ok(())
+    }
+}
+
+/// How the names begin that a file has until it is finished.
+fn start_of_names(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    format!(".{name}.")
+}
+
+/// Locks a file that was made just now. The lock says that a process writes it, and ends with the process. `false` where another process
+/// took it for an abandoned one before.
+fn is_held(file: &File, aside: &Path) -> bool {
+    // Where the file system has no locks, no process removes what another may write.
+    !matches!(file.try_lock(), Err(TryLockError::WouldBlock)) && aside.exists()
+}
+
+/// Removes what killed processes left of a file: parts that no process holds.
+fn remove_abandoned(path: &Path) {
+    let start = start_of_names(path);
+    let is_part = |name: &str| {
+        let numbers = name.strip_prefix(&start).and_then(|rest| rest.strip_suffix(END));
+        let numbers = numbers.and_then(|numbers| numbers.split_once('-'));
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        numbers.is_some_and(|(process, no)| is_number(process) && is_number(no))
+    };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let entries = fs::read_dir(folder.unwrap_or(Path::new(".")));
+    for entry in entries.into_iter().flatten().filter_map(Result::ok) {
+        if entry.file_name().to_str().is_some_and(is_part) {
+            let part = entry.path();
+            let is_abandoned = File::open(&part).is_ok_and(|file| file.try_lock().is_ok());
+            if is_abandoned {
+                // What cannot be removed is in no one's way: the next name is taken.
+                let _left = fs::remove_file(&part);
+            }
+        }
     }
 }
 
@@ -112,5 +166,53 @@ mod tests {
         file.write_all(b"whole").unwrap();
         file.finish().unwrap();
         assert_eq!((fs::read(&path).unwrap(), n_files()), (b"whole".to_vec(), 1));
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_what_is_written_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.gguf");
+        let [left, other, named_by_a_person] = [
+            ".out.gguf.77-0.incomplete",
+            ".other.gguf.77-0.incomplete",
+            ".out.gguf.mine.incomplete",
+        ]
+        .map(|name| folder.path().join(name));
+        for path in [&left, &other, &named_by_a_person] {
+            fs::write(path, "left").unwrap();
+        }
+        let first = OutputFile::create(&path).unwrap();
+        assert!(!left.exists() && other.exists() && named_by_a_person.exists());
+        let second = OutputFile::create(&path).unwrap();
+        assert!(first.aside.as_ref().is_some_and(|aside| aside.exists()));
+        assert_ne!(first.aside, second.aside);
+        first.finish().unwrap();
+        assert!(path.exists());
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn links_stay_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let [target, link] = ["target", "link"].map(|name| folder.path().join(name));
+        fs::write(&target, "old").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let mut file = OutputFile::create(&link).unwrap();
+        file.write_all(b"new").unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"old");
+        file.finish().unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"new");
+        assert!(link.is_symlink());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_device_is_written_to_and_not_replaced() {
+        use std::os::unix::fs::FileTypeExt as _;
+        let null = Path::new("/dev/null");
+        let mut file = OutputFile::create(null).unwrap();
+        file.write_all(b"x").unwrap();
+        file.finish().unwrap();
+        assert!(fs::metadata(null).unwrap().file_type().is_char_device());
     }
 }

@@ -50,6 +50,20 @@ impl Recipe {
         self.tensor_types.push((regex, ty));
         Ok(self)
     }
+
+    /// The regular expressions for types that are found in none of the `names`, with their places in `tensor_types`.
+    pub fn unused_tensor_types<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<(usize, &str)> {
+        let mut unused: Vec<(usize, &Regex)> = (self.tensor_types.iter().enumerate())
+            .map(|(idx, (pattern, _))| (idx, pattern))
+            .collect();
+        for name in names {
+            unused.retain(|(_, pattern)| !pattern.is_match(name));
+        }
+        unused
+            .into_iter()
+            .map(|(idx, pattern)| (idx, pattern.as_str()))
+            .collect()
+    }
 }
 
 /// What the rules ask about a model.
