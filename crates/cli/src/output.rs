@@ -4,10 +4,11 @@ use std::{
     fmt::Write as _,
     fs,
     io::{self, IsTerminal as _, Write as _},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
-use tokenmill_convert::ConvertError;
+use tokenmill::{LoadOptions, Projector};
+use tokenmill_convert::{ConvertError, OutputFile};
 
 use crate::{
     failure::Failure,
@@ -16,27 +17,53 @@ use crate::{
 
 /// Opens a file for writing and leaves it as it is, so that no measured work is lost.
 pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
-    let unwritable = |error| Failure::unwritable(path.display(), &error);
-    let is_new = !path.exists();
-    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
-    opened.map_err(unwritable)?;
-    if is_new {
-        fs::remove_file(path).map_err(unwritable)?;
+    if path.exists() {
+        let opened = fs::OpenOptions::new().append(true).open(path);
+        opened.map_err(|error| Failure::unwritable(path.display(), &error))?;
     }
+    OutputFile::create(path)?;
     Ok(())
 }
 
-/// Refuses to write over a file that is read, under whatever name.
-pub(crate) fn refuse_input(output: &Path, inputs: &[&Path]) -> Result<(), Failure> {
+/// Writes a file that is there whole or not at all.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    let mut file = OutputFile::create(path)?;
+    file.write_all(text.as_bytes())
+        .map_err(|error| Failure::unwritable(path.display(), &error))?;
+    Ok(file.finish()?)
+}
+
+/// Refuses to write over a file that is read, under whatever name. A folder that is read has its weights and its JSON files.
+pub(crate) fn refuse_input<P: AsRef<Path>>(output: &Path, inputs: &[P]) -> Result<(), Failure> {
     let Ok(written) = fs::canonicalize(output) else {
         return Ok(());
     };
-    let is_written = |input: &&Path| fs::canonicalize(input).is_ok_and(|input| input == written);
+    let is_of_folder = (written.extension()).is_some_and(|end| end == "safetensors" || end == "json");
+    let is_written = |input: &P| {
+        fs::canonicalize(input)
+            .is_ok_and(|input| input == written || is_of_folder && written.parent() == Some(&*input))
+    };
     if inputs.iter().any(is_written) {
         let path = output.to_owned();
         return Err(ConvertError::SameFile { path }.into());
     }
     Ok(())
+}
+
+/// Refuses to write over a file that a load reads next to the model itself.
+pub(crate) fn refuse_options(output: &Path, options: &LoadOptions) -> Result<(), Failure> {
+    refuse_input(output, &files_of(options))
+}
+
+/// The files that a load reads next to the model itself.
+pub(crate) fn files_of(options: &LoadOptions) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = options.draft.iter().cloned().collect();
+    paths.extend(options.adapters.iter().map(|adapter| adapter.path.clone()));
+    paths.extend(options.control_vectors.iter().map(|(path, _)| path.clone()));
+    if let Projector::File(path) = &options.projector {
+        paths.push(path.clone());
+    }
+    paths
 }
 
 /// Whether a person reads.
@@ -94,6 +121,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_a_folder_is_read_from_is_not_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let [weights, config, made] =
+            ["model.safetensors", "config.json", "model.gguf"].map(|name| folder.path().join(name));
+        for path in [&weights, &config, &made] {
+            fs::write(path, "x").unwrap();
+        }
+        let refused = |output: &Path| refuse_input(output, &[folder.path()]).is_err();
+        assert!(refused(&weights) && refused(&config) && !refused(&made));
+        assert!(refuse_input(&made, &[&weights]).is_ok());
+        assert!(refuse_input(&folder.path().join("sub/../model.gguf"), &[&made]).is_ok());
+        assert!(refuse_input(&folder.path().join("./model.gguf"), &[&made]).is_err());
+    }
 
     #[test]
     fn json_without_control_characters_means_the_same() {

@@ -181,6 +181,21 @@ impl Plan {
         }
     }
 
+    /// Hashes the files that are there, and removes damaged ones, which are missing then.
+    ///
+    /// # Errors
+    /// As [`PullPlan::remove_damaged`].
+    pub(crate) fn remove_damaged(
+        &mut self,
+        settings: &HubSettings,
+        observer: &dyn PullObserver,
+    ) -> Result<(), HubError> {
+        match self {
+            Self::Hub(plan) => plan.remove_damaged(settings, observer),
+            Self::Ollama(plan) => plan.remove_damaged(settings, observer),
+        }
+    }
+
     /// Downloads what is missing.
     ///
     /// # Errors

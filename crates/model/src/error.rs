@@ -68,6 +68,9 @@ pub enum LoadError {
     /// A GGUF file of changes to a model's weights.
     #[error("this file is an adapter, not a model")]
     IsAdapter,
+    /// A GGUF file of a model's layers for further tokens, without the model.
+    #[error("this file holds a model's layers for further tokens (MTP) alone, not the model")]
+    IsNextnAlone,
     /// No such architecture in the table.
     #[error("architecture `{found}` is not supported; supported are {}", supported.join(", "))]
     UnknownArchitecture {

@@ -74,6 +74,7 @@ impl ModelSource {
                 extension.is_some_and(|extension| extension == "gguf")
                     && !is_later_part(name)
                     && !is_projector_name(name)
+                    && !is_nextn_name(name)
             })
             .collect();
         models.sort();
@@ -335,6 +336,14 @@ pub(crate) fn is_projector_name(name: &str) -> bool {
     is_gguf && name.to_ascii_lowercase().contains("mmproj")
 }
 
+/// Whether a file's name is that of layers for further tokens that stand next to their model.
+fn is_nextn_name(name: &str) -> bool {
+    ["mtp-", "nextn-"].iter().any(|start| {
+        name.get(..start.len())
+            .is_some_and(|begin| begin.eq_ignore_ascii_case(start))
+    })
+}
+
 /// Whether a name is part 2 or later of a split model, `…-00002-of-00003.gguf`.
 fn is_later_part(name: &str) -> bool {
     let stem = name.trim_end_matches(".gguf");
@@ -363,6 +372,8 @@ mod tests {
         assert!(is_projector_name("gemma-3-4b.mmproj-Q8_0.gguf"));
         assert!(!is_projector_name("model.gguf"));
         assert!(!is_projector_name("mmproj.txt"));
+        assert!(is_nextn_name("mtp-Qwen-Q8_0.gguf") && is_nextn_name("MTP-x.gguf"));
+        assert!(!is_nextn_name("Qwen-MTP-Q8_0.gguf") && !is_nextn_name("mtp.gguf") && !is_nextn_name("m"));
     }
 
     #[test]

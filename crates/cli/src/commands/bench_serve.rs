@@ -12,7 +12,6 @@ mod mix;
 mod report;
 
 use std::{
-    fs,
     path::PathBuf,
     sync::{
         Arc,
@@ -152,11 +151,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "report": report.to_json(),
             "requests": measured.iter().map(Measured::to_json).collect::<Vec<_>>(),
         });
-        fs::write(path, format!("{json:#}\n"))
-            .map_err(|error| Failure::unwritable(path.display(), &error))?;
+        output::write_file(path, &format!("{json:#}\n"))?;
     }
     if let Some(path) = &args.svg {
-        fs::write(path, chart::draw(&report)).map_err(|error| Failure::unwritable(path.display(), &error))?;
+        output::write_file(path, &chart::draw(&report))?;
     }
     if !is_whole {
         note!(
@@ -248,8 +246,7 @@ async fn run_mix(args: &Args, mix: &Mix) -> Result<(), Failure> {
             "interrupted": !is_whole,
             "against_plain": has_ratio.then(|| comparison.to_json()),
         });
-        fs::write(path, format!("{json:#}\n"))
-            .map_err(|error| Failure::unwritable(path.display(), &error))?;
+        output::write_file(path, &format!("{json:#}\n"))?;
     }
     if !is_whole {
         return Err(Failure::interrupted());

@@ -8,7 +8,7 @@ mod line;
 mod reader;
 mod saved;
 
-use std::{fs, path::PathBuf, sync::Arc, time::Instant};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use serde_json::{Map, Value, json};
 use tokenmill::{Answer, Constraint, Model, Session, TextParams};
@@ -19,7 +19,7 @@ use tokenmill_text::template::ChatTemplate;
 use self::{
     line::{HELP, Line, parse},
     reader::{LineReader, Read},
-    saved::Conversation,
+    saved::{Conversation, OwnFiles},
 };
 use crate::{
     adapters::AdapterArgs,
@@ -116,6 +116,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         constraint,
         computed: Vec::new(),
         kept,
+        own_files: OwnFiles::default(),
     };
     chat.resume()?;
     let interrupt = Interrupt::install()?;
@@ -235,6 +236,8 @@ struct Chat {
     computed: Vec<u32>,
     /// The file that it is kept in.
     kept: Option<KeptSession>,
+    /// Files that it was saved to or loaded from.
+    own_files: OwnFiles,
 }
 
 impl Chat {
@@ -466,12 +469,13 @@ impl Chat {
             Line::Save(path) => {
                 self.check_whole()?;
                 let text = format!("{:#}\n", json!({"messages": self.transcript()}));
-                fs::write(path, text).map_err(|error| Failure::unwritable(path.display(), &error))?;
+                self.own_files.write(path, &text)?;
                 note!("[saved to {}]", path.display());
                 Ok(())
             }
             Line::Load(path) => {
                 let Conversation { system, messages } = Conversation::read(path)?;
+                self.own_files.add(path);
                 (self.system, self.messages) = (system, messages);
                 note!(
                     "[{} exchanges loaded from {}]",

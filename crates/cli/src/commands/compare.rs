@@ -6,7 +6,6 @@
 mod chart;
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -103,6 +102,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             output::refuse_input(svg, &[source.path()])?;
         }
         let network = options.open_network(&source)?;
+        if let (Some(Drawing::File(svg)), Some(file)) = (drawing, network.gguf()) {
+            output::refuse_input(svg, &file.paths().collect::<Vec<_>>())?;
+        }
         let tokenizer = source.tokenizer(network.gguf())?;
         ids.push(tokenizer.encode(&text, EncodeOptions::default()));
         bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
@@ -162,7 +164,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let svg = chart::draw(names, &divergence);
         match drawing {
             Drawing::File(path) => {
-                fs::write(path, svg).map_err(|error| Failure::unwritable(path.display(), &error))?;
+                output::write_file(path, &svg)?;
             }
             Drawing::StandardOutput => output::print(&svg)?,
         }

@@ -144,7 +144,7 @@ fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
         return Ok(folder.clone());
     }
     if let Some(file) = source.open_gguf()? {
-        check_is_model(file.metadata())?;
+        check_is_model(&file)?;
     }
     let name = source.path().display();
     Err(Failure::input(format!("{name} is a GGUF file already")).hint(QUANTIZE_DOES))

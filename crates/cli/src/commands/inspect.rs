@@ -93,7 +93,7 @@ impl Inspection {
         let (n_parts, file_bytes) = (file.n_parts(), file.n_bytes());
         let plan = match Model::from_gguf(file) {
             Ok(model) => plan(&model, load)?,
-            Err(error @ (LoadError::IsImportanceMatrix | LoadError::IsAdapter)) => {
+            Err(error @ (LoadError::IsImportanceMatrix | LoadError::IsAdapter | LoadError::IsNextnAlone)) => {
                 let failure = Failure::from(error);
                 let what_to_do = failure.what_to_do().unwrap_or_default();
                 Err(format!("{}; {what_to_do}", failure.message()))

@@ -6,11 +6,12 @@
 mod base;
 pub(crate) mod divergence;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use tokenmill::{LoadOptions, Model, ModelSource};
 use tokenmill_backend::AdapterId;
+use tokenmill_gguf::GgufFile;
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 use tokenmill_text::EncodeOptions;
 
@@ -74,6 +75,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
     let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
+    if let Some(path) = &args.save_logits {
+        output::refuse_input(path, &[source.path()])?;
+        output::refuse_input(path, args.file.as_slice())?;
+        output::check_writable(path)?;
+    }
     let base = args.kl_base.as_deref().map(Reader::open).transpose()?;
     let text = match &args.file {
         Some(file) => read_text(file)?,
@@ -83,6 +89,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut choices = args.load.options()?;
     args.adapters.add_to(&mut choices);
     let network = choices.open_network(&source)?;
+    if let Some(path) = &args.save_logits {
+        let parts: Vec<&Path> = network.gguf().into_iter().flat_map(GgufFile::paths).collect();
+        output::refuse_input(path, &parts)?;
+        output::refuse_options(path, &choices)?;
+    }
     let tokenizer = source.tokenizer(network.gguf())?;
     let n_vocab = network.descriptor().n_vocab;
     let n_ctx = match (&base, args.load.n_ctx_given()) {

@@ -23,7 +23,8 @@ use crate::{
     tokenmill pull llama3.2:1b\n  \
     tokenmill chat ggml-org/gemma-3-1b-it-GGUF\n\n\
     Without a TYPE it is Q4_K_M, or what there is near it, if it fits into the memory; else the largest that does.\n\
-    Repositories without GGUF files give a folder of safetensors. A pull that was interrupted continues where it was.\n\n\
+    Repositories without GGUF files give a folder of safetensors. A pull that was interrupted continues where it was.\n\
+    A file that is here is taken for whole by its size; --verify hashes it.\n\n\
     Models lie in the cache of Hugging Face's own programs, which find them there: HF_HUB_CACHE, or hub in HF_HOME\n\
     [default: ~/.cache/huggingface/hub]. HF_TOKEN, or the file `token` in HF_HOME, holds an access token for private\n\
     and restricted models. HF_ENDPOINT names a mirror.\n\n\
@@ -40,6 +41,9 @@ pub(crate) struct Args {
     /// Show what would be downloaded, and download nothing
     #[arg(long)]
     dry_run: bool,
+    /// Hash the files that are here, and download damaged ones again
+    #[arg(long, conflicts_with_all = ["offline", "dry_run"])]
+    verify: bool,
     /// Ask no server, and show where a model is that is here; also HF_HUB_OFFLINE=1
     #[arg(long)]
     offline: bool,
@@ -57,15 +61,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut wishes = wishes();
     wishes.with_projector = !args.no_projector;
     let watcher = Watcher::new();
-    let plan = match asked.plan(&wishes, &settings, &watcher) {
+    let mut plan = match asked.plan(&wishes, &settings, &watcher) {
         Ok(plan) => plan,
+        // What the bytes should be is the server's to say.
+        Err(error) if args.verify => return Err(asked.failure(error)),
         Err(error) => return args.stored_instead(&asked, error, &settings),
     };
     let name = plan.full_name();
+    if args.verify {
+        plan.remove_damaged(&settings, &watcher)
+            .map_err(|error| asked.failure(error))?;
+    }
     let (total_bytes, missing_bytes) = (plan.total_bytes(), plan.missing_bytes());
     let because = (plan.why()).map_or_else(String::new, |why| format!(" ({why})"));
     let rest = match missing_bytes {
-        0 => "nothing is missing".to_owned(),
+        0 if args.verify => "nothing is missing or damaged".to_owned(),
+        0 => "nothing is missing (--verify also looks at the bytes)".to_owned(),
         _ if missing_bytes == total_bytes => "all to be downloaded".to_owned(),
         _ => format!("{} to be downloaded", size_of(missing_bytes)),
     };

@@ -1,6 +1,13 @@
 //! `quantize`: a GGUF file to a smaller one.
 
-use std::{fmt::Write as _, fs, ops::ControlFlow, path::PathBuf, str::FromStr, thread};
+use std::{
+    fmt::Write as _,
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    str::FromStr,
+    thread,
+};
 
 use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, QuantizeSummary, Quantizer, Recipe};
 use tokenmill_gguf::{GgufFile, TensorType};
@@ -154,6 +161,29 @@ impl Args {
         }
         Ok(recipe)
     }
+
+    /// Refuses to write over what is read besides the model. (The library knows the files of the model itself.)
+    fn refuse_inputs(&self) -> Result<(), Failure> {
+        let beside: Vec<&Path> = [&self.importance.imatrix, &self.tensor_type_file]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
+            .collect();
+        output::refuse_input(&self.output, &beside)
+    }
+
+    /// Refuses names of tensors that the model has none of: a typo would make another file than was meant. Names of a file may be for
+    /// several models, and are told only.
+    fn check_names(&self, recipe: &Recipe, file: &GgufFile) -> Result<(), Failure> {
+        for (idx, pattern) in recipe.unused_tensor_types(file.tensors().map(|info| &*info.name)) {
+            let message = format!("no tensor of the model has `{pattern}` in its name");
+            if idx < self.tensor_type.len() {
+                return Err(Failure::usage(message).hint("`tokenmill inspect` lists the tensors"));
+            }
+            note!("{}", visible(&message));
+        }
+        Ok(())
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -166,12 +196,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let recipe = args.recipe()?;
     let file = GgufFile::open(&args.input)?;
-    check_is_model(file.metadata())?;
+    check_is_model(&file)?;
+    args.check_names(&recipe, &file)?;
     if !args.dry_run && args.output.is_dir() {
         return Err(Failure::usage(format!(
             "{} is a folder; name a file in it",
             args.output.display()
         )));
+    }
+    if !args.dry_run {
+        args.refuse_inputs()?;
     }
     let matrix = args.importance.open()?;
     let n_threads = args

@@ -17,6 +17,8 @@ struct SourceWords {
     folder: &'static str,
     not_found: &'static str,
     too_many: &'static str,
+    /// A file of a repository that may be listed.
+    refused: &'static str,
 }
 
 const HUB: SourceWords = SourceWords {
@@ -24,6 +26,7 @@ const HUB: SourceWords = SourceWords {
     folder: "HF_HUB_CACHE",
     not_found: "check the name; a private model needs an access token in HF_TOKEN",
     too_many: "wait, or set HF_TOKEN: accounts have higher limits; the next pull continues",
+    refused: "an access token in HF_TOKEN may be needed; HF_ENDPOINT and a proxy decide which server answers",
 };
 
 const OLLAMA: SourceWords = SourceWords {
@@ -31,6 +34,7 @@ const OLLAMA: SourceWords = SourceWords {
     folder: "OLLAMA_MODELS",
     not_found: "check the name and its tag",
     too_many: "wait; the next pull continues",
+    refused: "OLLAMA_REGISTRY and a proxy decide which server answers",
 };
 
 impl From<HubError> for Failure {
@@ -100,11 +104,14 @@ impl Failure {
                 "check the network; {endpoint} names a mirror, `tokenmill list` shows what is here; the next pull \
                  continues"
             )),
-            HubError::ServerFailed { .. }
-            | HubError::Changed { .. }
-            | HubError::Damaged { .. }
-            | HubError::Vanished { .. } => {
+            HubError::ServerFailed { .. } | HubError::Vanished { .. } => {
                 Self::work(message).hint("try again; a pull continues with what has arrived")
+            }
+            HubError::Changed { .. } | HubError::Damaged { .. } => {
+                Self::work(message).hint("try again; nothing of this file was kept")
+            }
+            HubError::Refused { status: 401 | 403, .. } => {
+                Self::work(message).hint(words.refused)
             }
             HubError::Refused { .. } | HubError::BadAnswer { .. } => {
                 Self::work(message).hint(format!("{endpoint} and a proxy decide which server answers"))

@@ -21,6 +21,8 @@ impl From<LoadError> for Failure {
             LoadError::IsAdapter => {
                 Self::input(error.to_string()).hint("give it with `--lora FILE` and the file of its model")
             }
+            LoadError::IsNextnAlone => Self::input(error.to_string())
+                .hint("name the model's own file; `--spec mtp` takes a model that has these layers in it"),
             LoadError::UnknownArchitecture { .. } => Self::input(error.to_string())
                 .hint("`tokenmill inspect` shows the file's metadata and tensors all the same"),
             LoadError::MissingTensor { ref name } if name == "token_embd.weight" => {

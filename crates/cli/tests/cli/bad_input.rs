@@ -363,6 +363,17 @@ fn output_that_cannot_be_written() {
         String::from_utf8_lossy(&output.stderr),
         @"error: cannot write to standard output: No space left on device"
     );
+    let folder = tempfile::tempdir().unwrap();
+    let taken = folder.path().join("model.gguf");
+    std::fs::write(&taken, "GGUF").unwrap();
+    let over = tokenmill_with(&["chat", "demo"], &format!("/save {}\n", taken.display()));
+    assert!(
+        over.stderr.contains("model.gguf is there already (hint: "),
+        "{}",
+        over.stderr
+    );
+    assert_eq!(over.code, 2);
+    assert_eq!(std::fs::read(&taken).unwrap(), b"GGUF");
     let save = tokenmill_with(&["chat", "demo"], "/save /no/such/folder/talk.json\n");
     assert_eq!(save.code, 4);
     insta::assert_snapshot!(save.stderr.trim_end(), @r"

@@ -224,6 +224,16 @@ fn a_pull_without_a_server_says_what_is_missing() {
             "{line}"
         );
     }
+    let unchecked = pull(&["--verify", "--no-projector"]);
+    assert!(
+        unchecked.stderr.contains("127.0.0.1:9 cannot be reached"),
+        "{}",
+        unchecked.stderr
+    );
+    assert_eq!(
+        unchecked.code, 1,
+        "what should be hashed is not said to be here unseen"
+    );
     for known in [&["--offline", "--no-projector"][..], &["--no-projector"]] {
         assert!(!pull(known).stderr.contains("nor whether"));
         pull(known).ok();

@@ -20,6 +20,13 @@ const COPIED: usize = 3;
 
 /// The built-in model as a file with a layer behind its last that guesses further tokens, less the tensor `without`.
 fn with_layer(folder: &Path, without: &str) -> std::path::PathBuf {
+    let path = folder.join("with-layer.gguf");
+    write_with_layer(&path, |name| !name.ends_with(without));
+    path
+}
+
+/// Writes the tensors of that file whose names are kept.
+fn write_with_layer(path: &Path, is_kept: impl Fn(&str) -> bool) {
     let file = GgufFile::open(DEMO).unwrap();
     let mut metadata = Metadata::new();
     for (key, value) in file.metadata().iter() {
@@ -60,18 +67,45 @@ fn with_layer(folder: &Path, without: &str) -> std::path::PathBuf {
         })
     };
     add("eh_proj", &[512, 256], (0..256).flat_map(row).collect());
-    tensors.retain(|(name, ..)| !name.ends_with(without));
+    tensors.retain(|(name, ..)| is_kept(name));
     let mut writer = GgufWriter::with_metadata(metadata);
     for (name, ty, dims, _) in &tensors {
         writer.add_tensor(name, *ty, dims).unwrap();
     }
-    let path = folder.join("with-layer.gguf");
-    let mut out = writer.write_header(fs::File::create(&path).unwrap()).unwrap();
+    let mut out = writer.write_header(fs::File::create(path).unwrap()).unwrap();
     for (.., bytes) in &tensors {
         out.write(bytes).unwrap();
     }
     out.finish().unwrap();
-    path
+}
+
+#[test]
+fn a_file_with_that_layer_alone_says_what_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = format!("blk.{}.", COPIED + 1);
+    let path = folder.path().join("mtp-demo-Q8_0.gguf");
+    write_with_layer(&path, |name| name.starts_with(&own) || !name.starts_with("blk."));
+    let output = folder.path().join("out.gguf");
+    for args in [
+        &["run", arg(&path), PROMPT][..],
+        &["run", "demo", PROMPT, "--draft", arg(&path)],
+        &["quantize", arg(&path), arg(&output), "q4_0"],
+    ] {
+        let line = tokenmill(args).failed(3);
+        assert!(
+            line.contains("layers for further tokens (MTP) alone, not the model (hint: "),
+            "{line}"
+        );
+    }
+    let text = tokenmill(["inspect", arg(&path), "--summary"]).ok();
+    assert!(text.contains("(MTP) alone"), "{text}");
+    // Next to its model it is none to choose from.
+    fs::copy(DEMO, folder.path().join("demo-Q8_0.gguf")).unwrap();
+    let run = ["run", arg(folder.path()), PROMPT, "-n", "4", "--temp", "0"];
+    assert_eq!(
+        tokenmill(run).ok(),
+        tokenmill(["run", "demo", PROMPT, "-n", "4", "--temp", "0"]).ok()
+    );
 }
 
 fn run(model: &str, extra: &[&str]) -> Value {

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde_json::Value;
 use tokenmill_testkit::Comparisons;
 
-use crate::support::{arg, tokenmill};
+use crate::support::{DEMO_GGUF, arg, tokenmill};
 
 /// Largest relative difference. Both programs round activations to 8 bits, and keys and values to 16, in their own order.
 const TOLERANCE: f64 = 1e-3;
@@ -75,6 +75,44 @@ fn demo_model_is_as_surprised_as_in_llama_cpp() {
     let found = perplexity(Path::new("demo"), &text, &[]);
     assert!((found / expected - 1.0).abs() < TOLERANCE, "{found} {expected}");
     comparisons.compared(1);
+}
+
+#[test]
+fn logits_are_not_written_over_what_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let [model, text] = ["model.gguf", "text.txt"].map(|name| folder.path().join(name));
+    fs::write(&model, DEMO_GGUF).unwrap();
+    fs::write(&text, "Once upon a time there was a bear. ".repeat(20)).unwrap();
+    let before = fs::read(&text).unwrap();
+    for output in [&model, &text] {
+        let args = [
+            "perplexity",
+            arg(&model),
+            arg(&text),
+            "-c",
+            "32",
+            "--save-logits",
+            arg(output),
+        ];
+        let line = tokenmill(args).failed(2);
+        assert!(line.contains("is the input"), "{line}");
+    }
+    assert!(fs::read(&model).unwrap() == DEMO_GGUF && fs::read(&text).unwrap() == before);
+    // A file of another name is there when it is whole; a text that is too short leaves none.
+    let logits = folder.path().join("logits");
+    let args = [
+        "perplexity",
+        arg(&model),
+        arg(&text),
+        "--save-logits",
+        arg(&logits),
+        "-c",
+    ];
+    tokenmill([&args[..], &["4096"]].concat()).failed(3);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    tokenmill([&args[..], &["32", "--chunks", "2"]].concat()).ok();
+    assert!(fs::read(&logits).unwrap().starts_with(b"_logits_"));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
 }
 
 #[test]

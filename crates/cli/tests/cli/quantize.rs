@@ -113,6 +113,47 @@ fn what_quantize_refuses_leaves_nothing() {
     );
     let line = tokenmill(["quantize", arg(&input), arg(&input), "q8_0"]).failed(2);
     assert!(line.contains("is the input"), "{line}");
+    let beside = folder.path().join("beside");
+    fs::write(&beside, "ffn_down=q8_0 nothere=q6_K").unwrap();
+    for flag in ["--imatrix", "--tensor-type-file"] {
+        let line = tokenmill(["quantize", arg(&input), arg(&beside), "q8_0", flag, arg(&beside)]).failed(2);
+        assert!(line.contains("is the input"), "{line}");
+    }
+    assert_eq!(fs::read(&beside).unwrap(), b"ffn_down=q8_0 nothere=q6_K");
+    let line = refused(&["q8_0", "--tensor-type", "nothere=q6_K"], 2);
+    assert!(
+        line.contains("no tensor of the model has `nothere` in its name"),
+        "{line}"
+    );
+    // Names in a file may be for several models.
+    let other = folder.path().join("other.gguf");
+    let given = ["q8_0", "--dry-run", "--tensor-type-file", arg(&beside)];
+    let told = tokenmill([&["quantize", arg(&input), arg(&other)][..], &given].concat());
+    assert!(
+        told.stderr.contains("no tensor of the model has `nothere`"),
+        "{}",
+        told.stderr
+    );
+    told.ok();
+    fs::remove_file(&beside).unwrap();
+    let adapter = folder.path().join("adapter.gguf");
+    let mut writer = GgufWriter::new();
+    writer
+        .metadata_mut()
+        .insert("general.architecture", "llama")
+        .unwrap();
+    for end in ["lora_a", "lora_b"] {
+        let name = format!("blk.0.attn_q.weight.{end}");
+        writer.add_tensor(&name, TensorType::F32, &[64, 2]).unwrap();
+    }
+    let mut out = writer.write_header(fs::File::create(&adapter).unwrap()).unwrap();
+    for _ in 0..2 {
+        out.write(&[0; 512]).unwrap();
+    }
+    out.finish().unwrap();
+    let line = tokenmill(["quantize", arg(&adapter), arg(&output), "q8_0"]).failed(3);
+    assert!(line.contains("is an adapter"), "{line}");
+    fs::remove_file(&adapter).unwrap();
     let line = tokenmill(["quantize", arg(folder.path()), arg(&output), "q8_0"]).failed(3);
     assert!(line.contains("is a folder"), "{line}");
 

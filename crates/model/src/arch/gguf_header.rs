@@ -24,7 +24,7 @@ impl<'a> GgufHeader<'a> {
     /// # Errors
     /// As [`check_is_model`], and [`LoadError::Gguf`] of a file that names no architecture.
     pub(crate) fn of_file(file: &'a GgufFile) -> Result<Self, LoadError> {
-        check_is_model(file.metadata())?;
+        check_is_model(file)?;
         let tensors = file.tensors();
         Ok(Self {
             arch: file.metadata().str("general.architecture")?,
@@ -44,14 +44,43 @@ impl<'a> GgufHeader<'a> {
     }
 }
 
-/// Tells files of other kinds by their `general.type`. What says nothing, or something else, may be a model.
+/// Tells files of other kinds: by their `general.type`, by the names that an adapter's tensors have, and by the layers that are there.
+/// What says nothing, or something else, may be a model.
 ///
 /// # Errors
-/// [`LoadError::IsImportanceMatrix`] and [`LoadError::IsAdapter`].
-pub fn check_is_model(metadata: &Metadata) -> Result<(), LoadError> {
+/// [`LoadError::IsImportanceMatrix`], [`LoadError::IsAdapter`] and [`LoadError::IsNextnAlone`].
+pub fn check_is_model(file: &GgufFile) -> Result<(), LoadError> {
+    let metadata = file.metadata();
     match metadata.opt_str("general.type") {
-        Ok(Some("imatrix")) => Err(LoadError::IsImportanceMatrix),
-        Ok(Some("adapter")) => Err(LoadError::IsAdapter),
-        _ => Ok(()),
+        Ok(Some("imatrix")) => return Err(LoadError::IsImportanceMatrix),
+        Ok(Some("adapter")) => return Err(LoadError::IsAdapter),
+        _ => {}
     }
+    let is_low_rank = |name: &str| name.ends_with(".lora_a") || name.ends_with(".lora_b");
+    if file.tensors().len() > 0 && file.tensors().all(|info| is_low_rank(&info.name)) {
+        return Err(LoadError::IsAdapter);
+    }
+    if holds_nextn_alone(file) {
+        return Err(LoadError::IsNextnAlone);
+    }
+    Ok(())
+}
+
+/// Whether a file has layers for further tokens, and none of the model's own. Such files lie next to a model in its repository.
+fn holds_nextn_alone(file: &GgufFile) -> bool {
+    let metadata = file.metadata();
+    let count = |key: &str| {
+        let arch = metadata.opt_str("general.architecture").ok().flatten()?;
+        metadata.opt_usize(&format!("{arch}.{key}")).ok().flatten()
+    };
+    let (Some(n_layers), Some(n_nextn)) = (count("block_count"), count("nextn_predict_layers")) else {
+        return false;
+    };
+    let layer_of = |name: &str| -> Option<usize> {
+        let (layer, _) = name.strip_prefix("blk.")?.split_once('.')?;
+        layer.parse().ok()
+    };
+    let mut layers = file.tensors().filter_map(|info| layer_of(&info.name)).peekable();
+    let n_own = n_layers.saturating_sub(n_nextn);
+    n_own > 0 && n_nextn > 0 && layers.peek().is_some() && layers.all(|layer| layer >= n_own)
 }

@@ -1,10 +1,14 @@
-//! [`Conversation`]: a conversation in a file, as `/save` writes it, and its parts.
+//! [`Conversation`]: a conversation in a file, as `/save` writes it, and its parts. [`OwnFiles`]: which files `/save` may replace.
 
-use std::path::Path;
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 
-use crate::{failure::Failure, input::read_text};
+use crate::{failure::Failure, input::read_text, output};
 
 /// Roles that a message may have.
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
@@ -76,6 +80,33 @@ impl Conversation {
     }
 }
 
+/// The files that a chat has saved to or loaded from. These it may replace, and no others: a name may be that of a model.
+#[derive(Debug, Default)]
+pub(super) struct OwnFiles(BTreeSet<PathBuf>);
+
+impl OwnFiles {
+    /// Adds a file that is there.
+    pub(super) fn add(&mut self, path: &Path) {
+        self.0.extend(fs::canonicalize(path));
+    }
+
+    /// Writes a file that is new, or one of these.
+    ///
+    /// # Errors
+    /// A file that is there already, and one that cannot be written.
+    pub(super) fn write(&mut self, path: &Path, text: &str) -> Result<(), Failure> {
+        let is_file = fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
+        let is_own = fs::canonicalize(path).is_ok_and(|path| self.0.contains(&path));
+        if is_file && !is_own {
+            return Err(Failure::usage(format!("{} is there already", path.display()))
+                .hint("/save replaces only what this chat saved or loaded; give another name"));
+        }
+        output::write_file(path, text)?;
+        self.add(path);
+        Ok(())
+    }
+}
+
 /// Where each exchange begins: at a message of the user, or at whatever comes first.
 pub(super) fn starts(messages: &[Value]) -> Vec<usize> {
     (messages.iter().enumerate())
@@ -116,6 +147,24 @@ mod tests {
         assert_eq!(found.system.as_deref(), Some("Be brief."));
         assert_eq!(found.messages.len(), 6);
         assert_eq!(starts(&found.messages), [0, 4]);
+    }
+
+    #[test]
+    fn only_own_files_are_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let [mine, model] = ["mine.json", "model.gguf"].map(|name| folder.path().join(name));
+        fs::write(&model, "GGUF").unwrap();
+        let mut own = OwnFiles::default();
+        for text in ["first", "second"] {
+            own.write(&mine, text).unwrap();
+            assert_eq!(fs::read_to_string(&mine).unwrap(), text);
+        }
+        let refused = own.write(&model, "text").unwrap_err();
+        assert!(refused.message().ends_with("is there already"), "{refused:?}");
+        assert_eq!(fs::read_to_string(&model).unwrap(), "GGUF");
+        own.add(&model);
+        own.write(&model, "text").unwrap();
+        assert!(OwnFiles::default().write(&mine, "third").is_err());
     }
 
     #[test]

@@ -12,6 +12,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tokenmill_convert::OutputFile;
+
 use crate::failure::Failure;
 
 const MAGIC: &[u8; 8] = b"_logits_";
@@ -38,7 +40,7 @@ impl Header {
 
 /// Writes a file.
 pub(super) struct Writer {
-    out: BufWriter<File>,
+    out: BufWriter<OutputFile>,
     path: PathBuf,
     header: Header,
     row: Vec<u8>,
@@ -47,7 +49,7 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn create(path: &Path, header: Header) -> Result<Self, Failure> {
         let unwritable = |error| Failure::unwritable(path.display(), &error);
-        let mut out = BufWriter::new(File::create(path).map_err(unwritable)?);
+        let mut out = BufWriter::new(OutputFile::create(path)?);
         let n_chunks = header.tokens.len() / header.n_ctx;
         let mut bytes = MAGIC.to_vec();
         for number in [header.n_ctx, header.n_vocab, n_chunks] {
@@ -91,10 +93,11 @@ impl Writer {
             .map_err(|error| Failure::unwritable(self.path.display(), &error))
     }
 
-    pub(super) fn finish(mut self) -> Result<(), Failure> {
-        self.out
-            .flush()
-            .map_err(|error| Failure::unwritable(self.path.display(), &error))
+    /// Gives the file its name; a writer that is dropped leaves none.
+    pub(super) fn finish(self) -> Result<(), Failure> {
+        let out = (self.out.into_inner())
+            .map_err(|error| Failure::unwritable(self.path.display(), error.error()))?;
+        Ok(out.finish()?)
     }
 }
 

@@ -11,7 +11,9 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use tokenmill::{LoadOptions, Model, ModelSource, PrefixFolder, Projector, Task, available_main_bytes};
+use tokenmill::{
+    LoadOptions, Model, ModelSource, PrefixFolder, Projector, Task, available_main_bytes, hub::is_model_file_name,
+};
 use tokenmill_server::{
     KeepAlive, ModelLimits, ModelLoader, ModelSpec, Models, ServerConfig,
     models::{FileLoader, Measured, Role},
@@ -26,6 +28,7 @@ use crate::{
     load::{about_cut_context, about_long_context},
     model_name::{FetchArgs, part_of, served_name},
     numbers::{ByteSize, size_of},
+    output,
 };
 
 /// Which models there are besides the ones that are named, and what all share.
@@ -135,13 +138,8 @@ impl NamedLoader {
         ));
         let named = (self.model.clone(), self.options.clone());
         let (model, options) = self.file().map_or(named, |file| (file.path, file.options));
-        let mut paths = vec![model];
-        paths.extend(options.draft);
-        paths.extend(options.adapters.into_iter().map(|adapter| adapter.path));
-        paths.extend(options.control_vectors.into_iter().map(|(path, _)| path));
-        if let Projector::File(path) = options.projector {
-            paths.push(path);
-        }
+        let mut paths = output::files_of(&options);
+        paths.push(model);
         without_folders(failure.message_line(), &paths)
     }
 }
@@ -451,7 +449,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(paths)
 }
 
-/// Whether a file is a model, or the first part of one. Encoders of images stand next to theirs and are none.
+/// Whether a file is a model, or the first part of one. What stands next to a model is none, nor is a hidden file.
 fn is_model_file(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
         return false;
@@ -459,8 +457,8 @@ fn is_model_file(path: &Path) -> bool {
     let Some(stem) = name.strip_suffix(".gguf") else {
         return false;
     };
-    let is_encoder = name.to_ascii_lowercase().contains("mmproj");
-    path.is_file() && !is_encoder && part_of(stem).is_none_or(|(_, part)| part == 1)
+    let is_first = part_of(stem).is_none_or(|(_, part)| part == 1);
+    path.is_file() && !name.starts_with('.') && is_model_file_name(name) && is_first
 }
 
 #[cfg(test)]
@@ -510,6 +508,9 @@ mod tests {
             "a-00002-of-00002.gguf",
             "mmproj-b.gguf",
             "b-mmProj-F16.gguf",
+            "mtp-b-Q8_0.gguf",
+            "b-imatrix.gguf",
+            ".b.gguf",
             "notes.txt",
             "c/c.gguf",
             "c/mmproj-F16.gguf",
