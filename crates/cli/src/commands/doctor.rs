@@ -117,6 +117,8 @@ struct Examination {
     json: serde_json::Map<String, Value>,
     /// Why the GPU that was asked for cannot be used.
     refused: Option<Error>,
+    /// Why the model can be loaded nowhere.
+    unloadable: Option<Failure>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -147,10 +149,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
         }
     }
-    match found.refused {
-        Some(reason) => Err(reason.into()),
-        None => Ok(()),
-    }
+    let refused = found.refused.map(Failure::from).or(found.unloadable);
+    refused.map_or(Ok(()), Err)
 }
 
 fn examine(args: &Args) -> Result<Examination, Failure> {
@@ -166,6 +166,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         ],
         json: serde_json::Map::new(),
         refused: None,
+        unloadable: None,
     };
     for gpu in &gpus.devices {
         let text = gpu.text.clone();
@@ -202,10 +203,11 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         found.look_for_encoder(&source, &model);
     }
     let preferred = gpus.preferred();
-    found.rows.push(Row::new(
-        "verdict",
-        Ok(format!("`--device auto` computes on {preferred}")),
-    ));
+    let verdict = match &found.unloadable {
+        Some(_) => Err("the model cannot be loaded with these options".to_owned()),
+        None => Ok(format!("`--device auto` computes on {preferred}")),
+    };
+    found.rows.push(Row::new("verdict", verdict));
     found.json.insert("auto".to_owned(), json!(preferred));
     Ok(found)
 }
@@ -328,12 +330,18 @@ impl Examination {
         plans.insert("mtp".to_owned(), json!(mtp.as_ref().map(mtp_json)));
         plans.insert("n_ctx".to_owned(), json!(n_ctx));
         let mut cpu_plan = plan_json(cpu.as_ref());
-        if let Some(failure) = too_large {
+        if let Some(failure) = &too_large {
             cpu_plan["problem"] = json!(failure.message());
         }
         plans.insert("cpu".to_owned(), cpu_plan);
+        self.unloadable = too_large.or_else(|| cpu.err().map(Failure::from));
         if let Some(gpu) = gpu {
             let (free_bytes, gpu) = gpu.plan(model, &options);
+            let is_chosen = !matches!(args.load.device()?, DeviceChoice::Cpu);
+            let fits = |plan: &MemoryPlan| plan.total_bytes() as u64 <= free_bytes;
+            if is_chosen && gpu.as_ref().is_ok_and(fits) {
+                self.unloadable = None;
+            }
             let outcome = match &gpu {
                 Ok(plan) if plan.total_bytes() as u64 > free_bytes => {
                     Err(format!("{}, which does not fit", plan_text(plan, n_ctx)))

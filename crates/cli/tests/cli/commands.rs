@@ -531,6 +531,29 @@ fn the_manual_has_a_page_for_each_command() {
 }
 
 #[test]
+fn doctor_fails_for_a_model_that_no_device_has_room_for() {
+    let args = ["doctor", "demo", "--device", "cpu", "-c", "1000000000"];
+    for json in [&[][..], &["--json"]] {
+        let outcome = tokenmill([&args[..], json].concat());
+        assert_eq!(outcome.code, 3, "{}", outcome.stdout);
+        assert!(
+            outcome.stderr.contains("error: the model needs ") && outcome.stderr.contains("(hint: "),
+            "{}",
+            outcome.stderr
+        );
+        if json.is_empty() {
+            assert!(
+                outcome.stdout.contains("verdict    problem  the model cannot be"),
+                "{}",
+                outcome.stdout
+            );
+        }
+    }
+    let text = tokenmill(["doctor", "demo", "--device", "cpu", "-c", "64"]).ok();
+    assert!(text.contains("verdict    ok "), "{text}");
+}
+
+#[test]
 fn doctor_says_what_to_do_about_a_problem() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
