@@ -194,6 +194,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::input(format!("{} is a folder, and not a GGUF file", args.input.display()))
             .hint("`tokenmill convert FOLDER OUT.gguf --type TYPE` makes one; `run`, `chat` and `serve` quantize while they load, with --quantize TYPE"));
     }
+    if !args.dry_run {
+        args.refuse_inputs()?;
+    }
     let recipe = args.recipe()?;
     let file = GgufFile::open(&args.input)?;
     check_is_model(&file)?;
@@ -203,9 +206,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "{} is a folder; name a file in it",
             args.output.display()
         )));
-    }
-    if !args.dry_run {
-        args.refuse_inputs()?;
     }
     let matrix = args.importance.open()?;
     let n_threads = args
