@@ -99,26 +99,24 @@ pub(crate) fn choose(
     memory_bytes: Option<u64>,
 ) -> Result<Choice, HubError> {
     let repository = name.repository();
-    let choice = match name.wanted() {
-        Some(wanted) => Choice {
+    let choice = if let Some(wanted) = name.wanted() {
+        Choice {
             variant: wished(variants, wanted, repository)?.clone(),
             why: None,
-        },
-        None => {
-            let choice = preferred(variants, repository, memory_bytes)?;
-            // Several files of a type are several models, and no rule here knows which is meant.
-            let is_same =
-                |variant: &&Variant| variant.missing.is_none() && variant.label == choice.variant.label;
-            let same: Vec<&Variant> = variants.iter().filter(is_same).collect();
-            if same.len() > 1 {
-                return Err(HubError::SeveralOfType {
-                    name: name.repository(),
-                    wanted: choice.variant.label.clone(),
-                    files: same.iter().map(|variant| variant.files[0].clone()).collect(),
-                });
-            }
-            choice
         }
+    } else {
+        let choice = preferred(variants, repository, memory_bytes)?;
+        // Several files of a type are several models, and no rule here knows which is meant.
+        let is_same = |variant: &&Variant| variant.missing.is_none() && variant.label == choice.variant.label;
+        let same: Vec<&Variant> = variants.iter().filter(is_same).collect();
+        if same.len() > 1 {
+            return Err(HubError::SeveralOfType {
+                name: name.repository(),
+                wanted: choice.variant.label.clone(),
+                files: same.iter().map(|variant| variant.files[0].clone()).collect(),
+            });
+        }
+        choice
     };
     match &choice.variant.missing {
         Some(missing) => Err(HubError::MissingPart {
