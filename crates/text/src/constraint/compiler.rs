@@ -12,7 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use llguidance::{Matcher, ParserFactory, api::ParserLimits};
+use llguidance::{
+    Matcher, ParserFactory,
+    api::{ParserLimits, StopReason},
+};
 use toktrie::InferenceCapabilities;
 
 use super::{
@@ -297,7 +300,17 @@ impl Shared {
         }
         // The first mask finds grammars that admit nothing, and limits that the first token would exceed.
         let mut first = matcher.deep_clone();
-        let mask = first.compute_mask_or_eos().map_err(|error| refused(&error))?;
+        let mask = first.compute_mask_or_eos().map_err(|error| {
+            // The matcher forgets why it stopped; its text begins with it.
+            if error
+                .to_string()
+                .starts_with(&StopReason::NoExtensionBias.to_string())
+            {
+                ConstraintError::Nothing { kind }
+            } else {
+                refused(&error)
+            }
+        })?;
         if mask.is_zero() {
             return Err(ConstraintError::Nothing { kind });
         }

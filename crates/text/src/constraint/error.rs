@@ -133,12 +133,21 @@ pub(super) fn step_error(error: &impl fmt::Display) -> ConstraintError {
     }
 }
 
-/// The first line of what a library said, without the backtrace of a panic that it caught, of bounded length.
+/// What a library said in one line of bounded length, without the backtrace of a panic that it caught. Of what it said of a regular
+/// expression, whose lines show the expression and a mark below it, the last line has the cause.
 pub(super) fn first_line(message: &str) -> String {
     let message = message.trim();
-    let line = message.lines().next().unwrap_or_default();
+    let mut line = message.lines().next().unwrap_or_default().to_owned();
     if line.starts_with("panic:") {
         return "it is larger or more entangled than the compiler's tables".to_owned();
+    }
+    if line.ends_with("regex parse error:")
+        && let Some(cause) = message
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("error: "))
+    {
+        line.push(' ');
+        line.push_str(cause);
     }
     let mut line: String = line.chars().take(300).collect();
     if line.is_empty() {
