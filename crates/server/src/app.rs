@@ -33,6 +33,7 @@ use crate::{
     shutdown::Shutdown,
     slots::{Asker, Slots},
     stored::StoredResponses,
+    throughput::Throughput,
 };
 
 /// What the models of a server share.
@@ -83,6 +84,8 @@ pub struct App {
     pub(crate) stored: Arc<StoredResponses>,
     pub(crate) slots: Slots,
     pub(crate) stay: Stay,
+    /// Of tokens generated.
+    pub(crate) throughput: Throughput,
     /// The requests whose images are encoded, or are to be.
     pub(crate) encoder_queue: EncoderQueue,
     /// The last field, so that it goes when the model is gone.
@@ -113,6 +116,7 @@ impl App {
             intake: common.intake,
             stored: common.stored,
             stay,
+            throughput: Throughput::since(Instant::now()),
             encoder_queue: EncoderQueue::default(),
             model,
             memory: Arc::new(()),

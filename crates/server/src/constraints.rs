@@ -31,7 +31,7 @@ pub(crate) const CONSTRAINT_FIELDS: &[Field] = &[
     ),
     yes(
         "structured_outputs",
-        "extension, as in vLLM; one of `json`, `json_object`, `regex`, `choice`, `grammar`",
+        "extension, as in vLLM; one of `json`, `json_object`, `regex`, `choice`, `grammar`; of its other fields only the defaults",
     ),
     yes(
         "grammar",
@@ -210,14 +210,6 @@ fn described_schema(path: &str, fields: &Map<String, Value>, others: &[&str]) ->
 fn text(path: &str, value: &Value) -> Result<Found, ApiError> {
     let fields = object(path, value)?;
     only_known(path, fields, &["format", "verbosity"])?;
-    if let Some(verbosity) = fields.get("verbosity")
-        && !(verbosity.is_null() || verbosity == "medium")
-    {
-        return Err(ApiError::UnsupportedField {
-            param: format!("{path}.verbosity"),
-            reason: "say it in a message",
-        });
-    }
     match fields.get("format").filter(|format| !format.is_null()) {
         Some(of) => format(&format!("{path}.format"), of, Nesting::Flat),
         None => Ok(None),
@@ -228,12 +220,6 @@ fn text(path: &str, value: &Value) -> Result<Found, ApiError> {
 fn output_config(path: &str, value: &Value) -> Result<Found, ApiError> {
     let fields = object(path, value)?;
     only_known(path, fields, &["format", "effort"])?;
-    if fields.get("effort").is_some_and(|effort| !effort.is_null()) {
-        return Err(ApiError::UnsupportedField {
-            param: format!("{path}.effort"),
-            reason: "reasoning is not separated from the answer",
-        });
-    }
     match fields.get("format").filter(|format| !format.is_null()) {
         Some(of) => format(&format!("{path}.format"), of, Nesting::Flat),
         None => Ok(None),
@@ -286,16 +272,38 @@ fn choice(path: &str, value: &Value) -> Result<Found, ApiError> {
     Ok(Some((path.to_owned(), Constraint::choice(texts))))
 }
 
+/// Further fields of vLLM's `structured_outputs`, of which only the defaults pass, and why.
+const UNREAD_OUTPUT_FIELDS: [(&str, &str); 5] = [
+    ("disable_fallback", "there is one implementation of shapes"),
+    (
+        "disable_any_whitespace",
+        "JSON may have space between its parts; say it with `grammar`",
+    ),
+    (
+        "disable_additional_properties",
+        "say it with `additionalProperties` in the schema",
+    ),
+    (
+        "whitespace_pattern",
+        "space between the parts of JSON is that of JSON; say it with `grammar`",
+    ),
+    ("structural_tag", "use `tools`"),
+];
+
 fn structured_outputs(path: &str, value: &Value) -> Result<Found, ApiError> {
     let fields = object(path, value)?;
-    only_known(
-        path,
-        fields,
-        &["json", "json_object", "regex", "choice", "grammar"],
-    )?;
     let mut found = None;
     for (name, value) in fields {
         let at = format!("{path}.{name}");
+        if let Some((_, reason)) = UNREAD_OUTPUT_FIELDS.iter().find(|(unread, _)| unread == name) {
+            if value.is_null() || value == false {
+                continue;
+            }
+            return Err(ApiError::UnsupportedField { param: at, reason });
+        }
+        if !["json", "json_object", "regex", "choice", "grammar"].contains(&name.as_str()) {
+            return Err(ApiError::UnknownField { param: at });
+        }
         let next = match name.as_str() {
             _ if value.is_null() => None,
             "json" => schema(&at, value)?,
@@ -423,6 +431,11 @@ mod tests {
             json!({"response_format": {"type": "text"}, "grammar": "", "regex": null}),
             json!({"text": {"format": {"type": "text"}, "verbosity": "medium"}}),
             json!({"text": {}, "structured_outputs": {"json_object": false}}),
+            json!({"text": {"verbosity": "low"}, "output_config": {"effort": "medium"}}),
+            // What vLLM's own class writes of its defaults.
+            json!({"structured_outputs": {"json": null, "regex": null, "choice": null, "grammar": null, "json_object": null,
+                "disable_fallback": false, "disable_any_whitespace": false, "disable_additional_properties": false,
+                "whitespace_pattern": null, "structural_tag": null}}),
         ] {
             check(&body, Ok(None));
         }
@@ -449,11 +462,8 @@ mod tests {
                 json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}}),
                 "response_format.json_schema.strict",
             ),
-            (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
-            (
-                json!({"output_config": {"effort": "high"}}),
-                "output_config.effort",
-            ),
+            (json!({"text": {"length": 3}}), "text.length"),
+            (json!({"output_config": {"speed": 3}}), "output_config.speed"),
             (json!({"guided_json": "{"}), "guided_json"),
             (json!({"guided_json": 3}), "guided_json"),
             (json!({"guided_choice": "a"}), "guided_choice"),
@@ -466,6 +476,14 @@ mod tests {
             (
                 json!({"structured_outputs": {"structural_tag": "a"}}),
                 "structured_outputs.structural_tag",
+            ),
+            (
+                json!({"structured_outputs": {"json": {}, "disable_any_whitespace": true}}),
+                "structured_outputs.disable_any_whitespace",
+            ),
+            (
+                json!({"structured_outputs": {"xml": null}}),
+                "structured_outputs.xml",
             ),
             (json!({"guided_regex": "a", "grammar": "start: \"a\""}), "grammar"),
         ] {

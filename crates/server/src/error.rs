@@ -8,31 +8,7 @@ use std::borrow::Cow;
 use serde_json::{Value, json};
 use tokenmill_sched::EngineError;
 
-use crate::model_names::near_it;
-
-/// Which API's error body a client expects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
-    /// `{"error": {"message", "type", "code", "param"}}`
-    OpenAi,
-    /// `{"type": "error", "error": {"type", "message"}, "request_id"}`
-    Anthropic,
-    /// `{"error": "message"}`
-    Ollama,
-}
-
-impl Dialect {
-    /// The API that a path is part of.
-    pub(crate) fn of_path(path: &str) -> Self {
-        if path.starts_with("/v1/messages") {
-            Self::Anthropic
-        } else if path.starts_with("/api/") {
-            Self::Ollama
-        } else {
-            Self::OpenAi
-        }
-    }
-}
+use crate::{dialect::Dialect, model_names::near_it};
 
 /// Longest text of a client that stands in a log line or an error, bytes.
 const MAX_SHOWN: usize = 256;
@@ -200,6 +176,12 @@ pub enum ApiError {
         /// Path asked for.
         path: String,
     },
+    /// The answer is not stored.
+    #[error("the answer `{id}` is not stored, or not any more")]
+    NotStored {
+        /// The id asked for.
+        id: String,
+    },
     /// The path exists, the method does not.
     #[error("{path} does not answer {method}")]
     MethodNotAllowed {
@@ -311,7 +293,8 @@ impl ApiError {
             Self::UnknownModel { .. }
             | Self::UnknownAdapter { .. }
             | Self::NoSuchModel { .. }
-            | Self::NotFound { .. } => 404,
+            | Self::NotFound { .. }
+            | Self::NotStored { .. } => 404,
             Self::MethodNotAllowed { .. } => 405,
             Self::RequestTimeout { .. } | Self::Stalled => 408,
             Self::BodyTooLarge { .. } | Self::TooManyValues { .. } => 413,
@@ -341,7 +324,7 @@ impl ApiError {
             Self::Unauthorized => "invalid_api_key",
             Self::ForeignOrigin { .. } => "forbidden_origin",
             Self::ForeignHost { .. } => "forbidden_host",
-            Self::NotFound { .. } => "not_found",
+            Self::NotFound { .. } | Self::NotStored { .. } => "not_found",
             Self::MethodNotAllowed { .. } => "method_not_allowed",
             Self::NotImplemented { .. } => "not_implemented",
             Self::BodyTooLarge { .. } => "body_too_large",
@@ -547,6 +530,7 @@ mod tests {
                 method: text(),
                 path: text(),
             },
+            ApiError::NotStored { id: text() },
             ApiError::MethodNotAllowed {
                 method: text(),
                 path: text(),

@@ -56,7 +56,7 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 27] = [
         "adapter_not_found",
         "a change of an adapter that is not loaded",
     ),
-    (404, "not_found", "no such path"),
+    (404, "not_found", "no such path, or no such stored answer"),
     (405, "method_not_allowed", "the path does not answer this method"),
     (408, "request_timeout", "the body did not arrive in time"),
     (

@@ -8,6 +8,11 @@ use crate::fields::{Field, all_but, label, only};
 
 const REASONING: &str = "reasoning is given apart from the answer, as it comes";
 const ONE_CHOICE: &str = "tokens are drawn one after the other";
+pub(crate) const OWN_TEMPLATE: &str =
+    "conversations are written by the model's own template; `chat_template_kwargs` gives it variables";
+pub(crate) const IMAGES: &str = "images are read as the model's encoder asks";
+const ONE_ENGINE: &str = "a request is prefilled and decoded by this engine";
+const NO_CODE: &str = "requests bring no code; use `logit_bias` or a grammar";
 const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
 
 /// The fields, for the tables of the endpoints that generate.
@@ -74,6 +79,32 @@ pub(crate) const FOREIGN: &[Field] = &[
     ),
     only("lora_path", &[], "an adapter is named as the `model`"),
     only("session_params", &[], "nothing is stored"),
+    only("allowed_token_ids", &[], "use `logit_bias` or a grammar"),
+    only("chat_template", &[], OWN_TEMPLATE),
+    only("documents", &["[]"], "write them into a message"),
+    only("mm_processor_kwargs", &["{}"], IMAGES),
+    only("media_io_kwargs", &["{}"], IMAGES),
+    only("kv_transfer_params", &[], ONE_ENGINE),
+    only("bootstrap_host", &[], ONE_ENGINE),
+    only("bootstrap_port", &[], ONE_ENGINE),
+    only("bootstrap_room", &[], ONE_ENGINE),
+    only("data_parallel_rank", &["0"], ONE_ENGINE),
+    only("vllm_xargs", &["{}"], "there are no extensions of vLLM here"),
+    only("logits_processors", &["[]"], NO_CODE),
+    only("custom_logit_processor", &[], NO_CODE),
+    only("custom_params", &[], NO_CODE),
+    only("structural_tag", &[], "use `tools`"),
+    only(
+        "guided_decoding_backend",
+        &[],
+        "there is one implementation of shapes",
+    ),
+    only(
+        "guided_whitespace_pattern",
+        &[],
+        "space between the parts of JSON is that of JSON; use `grammar`",
+    ),
+    only("stop_regex", &["[]"], "use `stop`"),
     label("request_id"),
     label("rid"),
     // llama.cpp and ollama.
@@ -108,10 +139,28 @@ pub(crate) const FOREIGN: &[Field] = &[
         "log-probabilities are those of the model",
     ),
     only("samplers", &[], "the samplers have one order"),
+    only("min_keep", &["0", "1"], NOT_IMPLEMENTED),
+    only("typ_p", &["1", "1.0"], "use `typical_p`"),
+    // Of samplers that are off; those that switch them on are below.
+    label("xtc_threshold"),
+    label("dynatemp_exponent"),
+    label("mirostat_tau"),
+    label("mirostat_eta"),
     only("mirostat", &["0"], NOT_IMPLEMENTED),
     only("xtc_probability", &["0", "0.0"], NOT_IMPLEMENTED),
     only("dynatemp_range", &["0", "0.0"], NOT_IMPLEMENTED),
     only("top_n_sigma", &["-1", "-1.0"], NOT_IMPLEMENTED),
+    only("reasoning_in_content", &["false"], REASONING),
+    only(
+        "grammar_lazy",
+        &["false"],
+        "a grammar holds from the beginning of the answer",
+    ),
+    only(
+        "grammar_triggers",
+        &["[]"],
+        "a grammar holds from the beginning of the answer",
+    ),
     only("reasoning_format", &["\"auto\"", "\"deepseek\""], REASONING),
     only(
         "think",

@@ -15,6 +15,8 @@ mod app;
 mod auth;
 mod config;
 mod constraints;
+mod dialect;
+mod effort;
 mod encoder_queue;
 mod endpoints;
 mod error;
@@ -56,6 +58,7 @@ mod slots;
 mod sse;
 mod stored;
 pub mod tables;
+mod throughput;
 mod tools;
 #[cfg(unix)]
 mod unix_socket;
@@ -63,7 +66,8 @@ mod write_timeout;
 
 pub use app::App;
 pub use config::{Listen, ServerConfig, SessionFolder, TlsFiles};
-pub use error::{ApiError, Dialect};
+pub use dialect::Dialect;
+pub use error::ApiError;
 pub use keys::ApiKeys;
 pub use metrics::Metrics;
 pub use model_names::near_names;

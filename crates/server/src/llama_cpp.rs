@@ -9,12 +9,11 @@ use serde_json::{Value, json};
 
 use crate::{
     ApiError,
-    fields::{Body, Field, ignored, label, only, refused, yes},
+    fields::{Body, Field, ignored, only, refused, yes},
+    foreign::{IMAGES, OWN_TEMPLATE},
     line_bounds::LineBounds,
     openai::{Stop, TokenLimit},
 };
-
-const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
 
 /// Fields of `/models/load` and `/models/unload`.
 pub const MANAGE: &[Field] = &[yes("model", "the name of the model")];
@@ -30,6 +29,18 @@ pub(crate) const TOKENIZE: &[Field] = &[
     yes("add_generation_prompt", "with `messages`; default true"),
     yes("continue_final_message", "with `messages`"),
     yes("chat_template_kwargs", "with `messages`"),
+    yes("tools", "with `messages`; as on `/v1/chat/completions`"),
+    yes(
+        "tool_choice",
+        "with `tools`; `none` leaves them out of the prompt",
+    ),
+    yes(
+        "reasoning_effort",
+        "with `messages`; as on `/v1/chat/completions`",
+    ),
+    yes("enable_thinking", "with `messages`; as on `/v1/chat/completions`"),
+    only("chat_template", &[], OWN_TEMPLATE),
+    only("mm_processor_kwargs", &["{}"], IMAGES),
     yes(
         "add_special",
         "whether the tokens that begin and end a text are added; default false; `add_special_tokens` is the same, as in \
@@ -59,6 +70,14 @@ pub(crate) const APPLY_TEMPLATE: &[Field] = &[
     yes("messages", ""),
     yes("add_generation_prompt", "default true"),
     yes("chat_template_kwargs", ""),
+    yes("tools", "as on `/v1/chat/completions`"),
+    yes(
+        "tool_choice",
+        "`none` leaves the tools out of the prompt; `allowed_tools` offers some of them",
+    ),
+    yes("reasoning_effort", "as on `/v1/chat/completions`"),
+    yes("enable_thinking", "as on `/v1/chat/completions`"),
+    only("chat_template", &[], OWN_TEMPLATE),
     yes("model", ""),
 ];
 
@@ -89,7 +108,6 @@ pub const FIELDS: &[Field] = &[
     ),
     only("n_cmpl", &["1"], "send one request for each answer"),
     only("n_cache_reuse", &["0"], "prefixes are cached as a whole"),
-    only("min_keep", &["0", "1"], NOT_IMPLEMENTED),
     only("lora", &["[]"], "an adapter is named as the `model`"),
     yes(
         "response_fields",
@@ -128,11 +146,6 @@ pub const FIELDS: &[Field] = &[
         "repeat_last_n",
         "default 64; -1: all of the text; how far the penalties look back",
     ),
-    // Of samplers that are off.
-    label("xtc_threshold"),
-    label("mirostat_tau"),
-    label("mirostat_eta"),
-    label("dynatemp_exponent"),
 ];
 
 /// The prompt of `/completion`.

@@ -37,6 +37,10 @@ const END_TO_END_S: [f64; 13] = [
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 600.0,
 ];
 
+const SIZE_TOKENS: [f64; 15] = [
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 5e4, 1e5,
+];
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
@@ -82,6 +86,12 @@ pub struct Metrics {
     inter_token: Histogram,
     end_to_end: Histogram,
     queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    inference: Histogram,
+    time_per_token: Histogram,
+    prompt_size: Histogram,
+    answer_size: Histogram,
 }
 
 /// Figures that are read from the engine at each scrape.
@@ -133,6 +143,12 @@ impl Metrics {
             inter_token: Histogram::new(INTER_TOKEN_S),
             end_to_end: Histogram::new(END_TO_END_S),
             queue: Histogram::new(TIME_TO_FIRST_S),
+            prefill: Histogram::new(END_TO_END_S),
+            decode: Histogram::new(END_TO_END_S),
+            inference: Histogram::new(END_TO_END_S),
+            time_per_token: Histogram::new(INTER_TOKEN_S),
+            prompt_size: Histogram::new(SIZE_TOKENS),
+            answer_size: Histogram::new(SIZE_TOKENS),
         };
         let label = (Cow::Borrowed("model_name"), Cow::Owned(model_name.to_owned()));
         figures.register(registry.sub_registry_with_label(label), n_pages);
@@ -170,6 +186,12 @@ impl Metrics {
             ("inter_token_seconds", "inter_token_latency_seconds", "Between two tokens of a sample", histogram(&self.inter_token)),
             ("request_seconds", "e2e_request_latency_seconds", "From submission to the end", histogram(&self.end_to_end)),
             ("queue_seconds", "request_queue_time_seconds", "From submission until the sample began", histogram(&self.queue)),
+            ("prefill_seconds", "request_prefill_time_seconds", "From the sample's beginning to its first token", histogram(&self.prefill)),
+            ("decode_seconds", "request_decode_time_seconds", "From the sample's first token to its end", histogram(&self.decode)),
+            ("inference_seconds", "request_inference_time_seconds", "From the sample's beginning to its end", histogram(&self.inference)),
+            ("time_per_token_seconds", "request_time_per_output_token_seconds", "Mean time of a sample's tokens after the first", histogram(&self.time_per_token)),
+            ("prompt_size_tokens", "request_prompt_tokens", "Prompt tokens of a request, counted once for all its samples of a prompt", histogram(&self.prompt_size)),
+            ("answer_size_tokens", "request_generation_tokens", "Tokens generated of a sample", histogram(&self.answer_size)),
         ];
         for (name, vllm, help, metric) in shared {
             both(registry, name, vllm, help, metric);
@@ -208,6 +230,11 @@ impl Metrics {
                 num_gpu_blocks: n_pages,
             })
             .set(1);
+        registry.register(
+            "vllm:time_per_output_token_seconds",
+            "Between two tokens of a sample, by the older name",
+            self.inter_token.clone(),
+        );
         registry.register(
             "vllm:lora_requests_info",
             "When the adapters of requests were read, seconds since 1970, and which they were",
@@ -256,8 +283,22 @@ impl Metrics {
             .inc();
         self.queue.observe(timings.queued.as_secs_f64());
         self.end_to_end.observe(timings.total.as_secs_f64());
-        if end.finished.usage.completion_tokens > 0 {
+        let usage = &end.finished.usage;
+        if end.finished.sample == 0 {
+            self.prompt_size.observe(usage.prompt_tokens as f64);
+        }
+        self.answer_size.observe(usage.completion_tokens as f64);
+        self.inference
+            .observe(timings.total.saturating_sub(timings.queued).as_secs_f64());
+        if usage.completion_tokens > 0 {
+            let decode_s = timings.total.saturating_sub(timings.first_token).as_secs_f64();
             self.first_token.observe(timings.first_token.as_secs_f64());
+            self.prefill.observe(timings.prefill.as_secs_f64());
+            self.decode.observe(decode_s);
+            if usage.completion_tokens > 1 {
+                self.time_per_token
+                    .observe(decode_s / (usage.completion_tokens - 1) as f64);
+            }
         }
     }
 }

@@ -45,6 +45,10 @@ pub fn router(models: impl Into<Models>) -> Router {
         .route("/v2/rerank", endpoint(openai, rerank::rerank))
         .route("/v1/reranking", endpoint(openai, rerank::rerank))
         .route("/v1/responses", endpoint(openai, responses::responses))
+        .route(
+            "/v1/responses/{id}",
+            get(responses::stored).delete(responses::forget),
+        )
         .route("/v1/messages", endpoint(Dialect::Anthropic, messages::messages))
         .route(
             "/v1/messages/count_tokens",
@@ -69,9 +73,12 @@ pub fn router(models: impl Into<Models>) -> Router {
         )
         .route("/metrics", get(metrics::metrics))
         .route("/v1/loads", get(gateway::loads))
+        .route("/loads", get(gateway::loads))
         .route("/version", get(gateway::version))
         .route("/get_model_info", get(gateway::model))
+        .route("/model_info", get(gateway::model))
         .route("/server_info", get(gateway::server))
+        .route("/get_server_info", get(gateway::server))
         .route("/tokenizer_info", get(gateway::tokenizer))
         .route_layer(from_fn_with_state(models.clone(), require_key));
     let mut guarded = guarded.merge(ollama_paths(&models));
@@ -156,7 +163,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     };
     CorsLayer::new()
         .allow_origin(allowed)
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // The official packages add headers of their own (`x-stainless-…`), more with each version.
         .allow_headers(AllowHeaders::mirror_request())
 }

@@ -202,9 +202,10 @@ impl ServedModel {
     ///
     /// # Errors
     /// No template, or what the template refused.
-    pub fn render_chat(
+    pub(crate) fn render_chat(
         &self,
         messages: &[TemplateMessage],
+        tools: &Tools,
         add_generation_prompt: bool,
         extra: Map<String, Value>,
     ) -> Result<String, ApiError> {
@@ -213,7 +214,7 @@ impl ServedModel {
         } else {
             Turn::Closed
         };
-        let conversation = conversation(messages, turn, extra);
+        let conversation = tools.offer(conversation(messages, turn, extra));
         Ok(self.model.words().render_chat(&conversation)?)
     }
 
@@ -222,16 +223,17 @@ impl ServedModel {
     ///
     /// # Errors
     /// No template, or what the template refused.
-    pub fn encode_chat(
+    pub(crate) fn encode_chat(
         &self,
         messages: &[TemplateMessage],
+        tools: &Tools,
         turn: Turn,
         extra: Map<String, Value>,
     ) -> Result<Vec<u32>, ApiError> {
         if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
-        let conversation = conversation(messages, turn, extra);
+        let conversation = tools.offer(conversation(messages, turn, extra));
         Ok(self.model.words().encode_chat(&conversation)?)
     }
 

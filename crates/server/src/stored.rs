@@ -8,6 +8,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use serde_json::Value;
+
 use crate::{keys::Tenant, openai::chat::TemplateMessage};
 
 /// Bytes of all conversations.
@@ -21,6 +23,8 @@ struct Stored {
     id: String,
     tenant: Tenant,
     messages: Vec<TemplateMessage>,
+    /// The answer as it was given.
+    answer: Value,
     n_bytes: usize,
 }
 
@@ -31,8 +35,8 @@ pub(crate) struct StoredResponses(Mutex<VecDeque<Stored>>);
 impl StoredResponses {
     /// Keeps a conversation with its answer, and drops the oldest where there is no room. One that is larger than all of it
     /// is not kept.
-    pub(crate) fn put(&self, id: &str, tenant: Tenant, messages: Vec<TemplateMessage>) {
-        let n_bytes = messages.iter().map(message_bytes).sum();
+    pub(crate) fn put(&self, id: &str, tenant: Tenant, messages: Vec<TemplateMessage>, answer: Value) {
+        let n_bytes = messages.iter().map(message_bytes).sum::<usize>() + answer.to_string().len();
         if n_bytes > MAX_BYTES {
             return;
         }
@@ -46,8 +50,24 @@ impl StoredResponses {
             id: id.to_owned(),
             tenant,
             messages,
+            answer,
             n_bytes,
         });
+    }
+
+    /// An answer as it was given, if it is still stored and is the tenant's.
+    pub(crate) fn answer(&self, id: &str, tenant: Tenant) -> Option<Value> {
+        let stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = (stored.iter()).find(|stored| stored.id == id && stored.tenant == tenant)?;
+        Some(found.answer.clone())
+    }
+
+    /// Forgets an answer and its conversation. Returns whether it was stored and the tenant's.
+    pub(crate) fn forget(&self, id: &str, tenant: Tenant) -> bool {
+        let mut stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let n_before = stored.len();
+        stored.retain(|stored| stored.id != id || stored.tenant != tenant);
+        stored.len() < n_before
     }
 
     /// The conversation up to an answer, if it is still stored and is the tenant's.
@@ -75,6 +95,8 @@ fn message_bytes(message: &TemplateMessage) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn said(n_bytes: usize) -> Vec<TemplateMessage> {
@@ -88,18 +110,35 @@ mod tests {
     fn the_oldest_make_room_and_tenants_are_apart() {
         let stored = StoredResponses::default();
         let tenant = Tenant::default();
-        stored.put("first", tenant, said(MAX_BYTES / 2));
-        stored.put("second", tenant, said(MAX_BYTES / 3));
+        stored.put("first", tenant, said(MAX_BYTES / 2), Value::Null);
+        stored.put("second", tenant, said(MAX_BYTES / 3), Value::Null);
         assert!(stored.get("first", tenant).is_some());
         assert!(stored.get("first", Tenant::of_key("other")).is_none());
-        stored.put("third", tenant, said(MAX_BYTES / 3));
+        stored.put("third", tenant, said(MAX_BYTES / 3), Value::Null);
         assert!(stored.get("first", tenant).is_none());
         assert!(stored.get("second", tenant).is_some());
-        stored.put("large", tenant, said(MAX_BYTES + 1));
+        stored.put("large", tenant, said(MAX_BYTES + 1), Value::Null);
         assert!(stored.get("large", tenant).is_none() && stored.get("third", tenant).is_some());
         for id in 0..2 * MAX_STORED {
-            stored.put(&id.to_string(), tenant, said(1));
+            stored.put(&id.to_string(), tenant, said(1), Value::Null);
         }
         assert!(stored.get("0", tenant).is_none());
+    }
+
+    #[test]
+    fn an_answer_is_found_and_forgotten_by_its_tenant_only() {
+        let stored = StoredResponses::default();
+        let (tenant, other) = (Tenant::default(), Tenant::of_key("other"));
+        stored.put("a", tenant, said(1), json!({"id": "a"}));
+        assert_eq!(stored.answer("a", tenant), Some(json!({"id": "a"})));
+        assert_eq!(
+            (stored.answer("a", other), stored.answer("b", tenant)),
+            (None, None)
+        );
+        assert!(!stored.forget("a", other) && stored.forget("a", tenant) && !stored.forget("a", tenant));
+        assert!(stored.answer("a", tenant).is_none() && stored.get("a", tenant).is_none());
+        // An answer counts for what may be kept.
+        stored.put("large", tenant, said(1), Value::from("a".repeat(MAX_BYTES)));
+        assert!(stored.answer("large", tenant).is_none());
     }
 }

@@ -32,6 +32,8 @@ pub(crate) struct Tools {
     list: Vec<Value>,
     /// Whether an answer may hold one call only.
     is_single: bool,
+    /// Whether the request says that none is to be called.
+    is_declined: bool,
     choice: ToolChoice,
 }
 
@@ -113,8 +115,53 @@ struct FunctionTool {
     #[serde(alias = "input_schema")]
     parameters: Option<Value>,
     strict: Option<bool>,
+    /// In Anthropic's API: arguments that show how it is called.
+    #[serde(default)]
+    input_examples: Vec<Value>,
+    /// In Anthropic's API: who may call it.
+    #[serde(default)]
+    allowed_callers: Vec<String>,
     #[serde(flatten)]
     others: Map<String, Value>,
+}
+
+/// Fields of a tool that change nothing: prefixes are always cached, arguments are always streamed as they come, and every tool is told
+/// to the model from the beginning.
+const TOOL_LABELS: &[&str] = &["type", "cache_control", "eager_input_streaming", "defer_loading"];
+
+/// Checks that the model itself may call a tool.
+///
+/// # Errors
+/// Only code that Anthropic's servers run may.
+fn check_callers(path: &str, callers: &[String]) -> Result<(), ApiError> {
+    if callers.is_empty() || callers.iter().any(|caller| caller == "direct") {
+        return Ok(());
+    }
+    Err(ApiError::UnsupportedField {
+        param: format!("{path}.allowed_callers"),
+        reason: "the model calls a tool itself, which is `direct`; there is no code execution",
+    })
+}
+
+/// Writes examples of arguments below the description of a tool: templates have no other place for them.
+///
+/// # Errors
+/// An example that is no object, by path.
+fn add_examples(description: &mut String, path: &str, examples: &[Value]) -> Result<(), ApiError> {
+    if let Some(index) = examples.iter().position(|example| !example.is_object()) {
+        return Err(ApiError::invalid(
+            format!("{path}[{index}]"),
+            "expected a JSON object",
+        ));
+    }
+    if !examples.is_empty() {
+        description.push_str("\n\nExamples of arguments:");
+        for example in examples {
+            description.push('\n');
+            description.push_str(&example.to_string());
+        }
+    }
+    Ok(())
 }
 
 impl Tools {
@@ -131,6 +178,12 @@ impl Tools {
         let mut names = HashSet::new();
         let mut list = Vec::new();
         for (path, value) in tools {
+            if value.is_null() {
+                return Err(ApiError::invalid(path, "this field is required"));
+            }
+            if !value.is_object() {
+                return Err(ApiError::invalid(path, "expected an object with a `name`"));
+            }
             let tool: FunctionTool = serde_path_to_error::deserialize(&value).map_err(|error| {
                 ApiError::invalid(format!("{path}.{}", error.path()), error.inner().to_string())
             })?;
@@ -160,15 +213,19 @@ impl Tools {
                     "expected a JSON schema, which is an object",
                 ));
             }
-            crate::fields::refuse_others(&path, &tool.others, &["type", "cache_control"])?;
+            crate::fields::refuse_others(&path, &tool.others, TOOL_LABELS)?;
+            check_callers(&path, &tool.allowed_callers)?;
             let mut function = json!({ "name": name, "parameters": parameters });
             // Templates read it of every tool.
-            function["description"] = tool.description.unwrap_or_default().into();
+            let mut description = tool.description.unwrap_or_default();
+            add_examples(&mut description, &at("input_examples"), &tool.input_examples)?;
+            function["description"] = description.into();
             if tool.strict == Some(true) {
                 function["strict"] = true.into();
             }
             list.push(json!({ "type": "function", "function": function }));
         }
+        let is_declined = *choice == Choice::None;
         let choice = match choice {
             Choice::None => {
                 list.clear();
@@ -199,8 +256,40 @@ impl Tools {
         Ok(Self {
             list,
             is_single: !is_parallel,
+            is_declined,
             choice,
         })
+    }
+
+    /// The tools that a request offers in OpenAI's form.
+    ///
+    /// # Errors
+    /// What is wrong with them or with the choice, by path.
+    pub(crate) fn of_functions(
+        tools: Vec<Value>,
+        tool_choice: Option<&Value>,
+        is_parallel: bool,
+    ) -> Result<Self, ApiError> {
+        let choice = Choice::of_openai(tool_choice)?;
+        let mut functions = Vec::new();
+        for (index, tool) in tools.into_iter().enumerate() {
+            let path = format!("tools[{index}]");
+            let Value::Object(mut tool) = tool else {
+                return Err(ApiError::invalid(
+                    path,
+                    "expected an object with `type` and `function`",
+                ));
+            };
+            if tool.get("type").is_none_or(|kind| kind != "function") {
+                return Err(ApiError::UnsupportedField {
+                    param: format!("{path}.type"),
+                    reason: "a tool is a function",
+                });
+            }
+            let function = tool.remove("function").unwrap_or_default();
+            functions.push((format!("{path}.function"), function));
+        }
+        Self::new(functions, &choice, is_parallel, &IgnoredTools::default())
     }
 
     /// Offers them in a conversation.
@@ -221,7 +310,7 @@ impl Tools {
     /// The choice in the form of `/v1/responses`.
     pub(crate) fn choice_of_responses(&self) -> Value {
         match &self.choice {
-            ToolChoice::Auto if self.list.is_empty() => "none".into(),
+            ToolChoice::Auto if self.is_declined => "none".into(),
             ToolChoice::Auto => "auto".into(),
             ToolChoice::Required => "required".into(),
             ToolChoice::Named(name) => json!({ "type": "function", "name": name }),
@@ -348,24 +437,6 @@ pub(crate) fn ends_in_calls(end: &TextEnd) -> bool {
     end.n_calls > 0 && end.stopped_by.is_none() && end.finished.reason != FinishReason::Length
 }
 
-/// Puts what a request says of reasoning into the variables that templates have for it.
-pub(crate) fn set_effort(kwargs: &mut Map<String, Value>, effort: &str) {
-    let thinks = effort != "none";
-    kwargs.entry("reasoning_effort").or_insert_with(|| match effort {
-        "none" | "minimal" => "low".into(),
-        "xhigh" | "max" => "high".into(),
-        other => other.into(),
-    });
-    set_thinking(kwargs, thinks);
-}
-
-/// Switches thinking on or off, in the words of the templates that can.
-pub(crate) fn set_thinking(kwargs: &mut Map<String, Value>, thinks: bool) {
-    for name in ["enable_thinking", "thinking"] {
-        kwargs.entry(name).or_insert(thinks.into());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -410,10 +481,45 @@ mod tests {
         assert_eq!(refused(json!([]), json!("required")), "tool_choice");
         assert_eq!(refused(json!([]), json!("whatever")), "tool_choice");
         let none = tools(&json!([{"name": "a"}]), &json!("none")).unwrap();
-        assert_eq!(none.flat(), json!([]));
+        assert_eq!(
+            (none.flat(), none.choice_of_responses()),
+            (json!([]), json!("none"))
+        );
+        let silent = tools(&json!([]), &auto()).unwrap();
+        assert_eq!(silent.choice_of_responses(), "auto");
+        assert_eq!(refused(json!([null]), auto()), "tools[0].function");
+        assert_eq!(refused(json!(["a"]), auto()), "tools[0].function");
         let some = tools(&json!([{"name": "a", "strict": true}]), &auto()).unwrap();
         assert_eq!(some.flat()[0]["name"], "a");
         assert_eq!(some.flat()[0]["strict"], true);
+    }
+
+    #[test]
+    fn a_tool_has_examples_in_its_description_and_is_called_by_the_model() {
+        let tool = |more: Value| {
+            let mut tool = json!({"name": "a", "description": "Does."});
+            tool.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            tools(&json!([tool]), &json!("auto"))
+        };
+        let told = tool(
+            json!({"input_examples": [{"x": 1}, {"x": 2}], "eager_input_streaming": true,
+            "defer_loading": true, "allowed_callers": ["direct", "code_execution_20250825"]}),
+        );
+        let told = told.unwrap().flat()[0]["description"].clone();
+        assert_eq!(told, "Does.\n\nExamples of arguments:\n{\"x\":1}\n{\"x\":2}");
+        for (more, param) in [
+            (json!({"input_examples": [{}, 3]}), "input_examples[1]"),
+            (
+                json!({"allowed_callers": ["code_execution_20250825"]}),
+                "allowed_callers",
+            ),
+            (json!({"colour": "red"}), "colour"),
+        ] {
+            let found = tool(more).unwrap_err();
+            assert_eq!(found, Some(format!("tools[0].function.{param}")));
+        }
     }
 
     #[test]

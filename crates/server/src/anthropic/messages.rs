@@ -3,24 +3,24 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+pub use super::blocks::{Block, Content, Message, template_messages};
 use super::tool_kinds::{RunBy, run_by};
 use crate::{
     ApiError,
+    effort::{set_effort, set_thinking},
     fields::{Field, label, refuse_others, refused, yes},
-    images::{self, Parts},
-    openai::chat::{TemplateMessage, Turn},
-    tools::{Choice, IgnoredTools, Tools, earlier_call, set_thinking},
+    openai::chat::Turn,
+    tools::{Choice, IgnoredTools, Tools},
 };
-
-const TEXT_ONLY: &str = "text and images go in, and text comes out";
 
 /// The endpoint's fields. `top_k`, `top_p` and `temperature` are read with the other sampling fields.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
         "messages",
-        "roles `user` and `assistant`; content as text or blocks `text`, `image` (`base64`), `thinking`, `tool_use` and `tool_result`; the answer \
-         continues a last message of the assistant",
+        "roles `user` and `assistant`; content as text or blocks `text`, `image` (`base64`), `document` (text), `thinking`, `tool_use` and `tool_result`; \
+         `server_tool_use` and its results of an earlier answer are read as calls and results, and `redacted_thinking` is left out; the answer continues a last \
+         message of the assistant",
     ),
     yes("max_tokens", "required, except by `count_tokens`"),
     yes("system", "text or text blocks"),
@@ -48,11 +48,15 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "output_config",
-        "`format`: `json_schema` with a `schema`, which is enforced; `effort` is refused",
+        "`format`: `json_schema` with a `schema`, which is enforced; `effort`: `low`, `medium`, `high`, `xhigh` or `max`, as `reasoning_effort` of \
+         `/v1/chat/completions`",
     ),
     yes("output_format", "the older name of `output_config.format`"),
     refused("container", "there is no code execution"),
-    refused("context_management", "send the conversation as it should be read"),
+    yes(
+        "context_management",
+        "edits that leave the conversation as it is: `clear_thinking_20251015` that keeps `all`; any other is refused: send the conversation as it should be read",
+    ),
     refused("mcp_servers", "tools are called by the client"),
     refused(
         "diagnostics",
@@ -76,6 +80,8 @@ pub struct MessagesRequest {
     tools: Vec<Value>,
     tool_choice: Option<ToolChoice>,
     thinking: Option<Thinking>,
+    output_config: Option<OutputConfig>,
+    context_management: Option<ContextManagement>,
     /// Strings that end the answer.
     #[serde(default)]
     pub stop_sequences: Vec<String>,
@@ -85,6 +91,7 @@ pub struct MessagesRequest {
 }
 
 #[derive(Clone, Debug, Deserialize)]
+#[serde(expecting = "expected an object with the `type` `auto`, `any`, `none`, or `tool` with a name")]
 struct ToolChoice {
     #[serde(rename = "type")]
     kind: String,
@@ -98,6 +105,60 @@ struct Thinking {
     #[serde(rename = "type")]
     kind: String,
     budget_tokens: Option<u32>,
+}
+
+/// Settings of the answer; its `format` is read with the shapes.
+#[derive(Clone, Debug, Deserialize)]
+struct OutputConfig {
+    effort: Option<String>,
+}
+
+/// What the server is to leave out of the conversation.
+#[derive(Clone, Debug, Deserialize)]
+struct ContextManagement {
+    #[serde(default)]
+    edits: Vec<ContextEdit>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct ContextEdit {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    keep: Value,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+impl ContextManagement {
+    /// Checks that all edits leave the conversation as it is.
+    ///
+    /// # Errors
+    /// The first that would change it, by path.
+    fn check(&self) -> Result<(), ApiError> {
+        let path = "context_management";
+        refuse_others(path, &self.others, &[])?;
+        for (index, edit) in self.edits.iter().enumerate() {
+            let path = format!("{path}.edits[{index}]");
+            let refused = |field: &str| {
+                Err(ApiError::UnsupportedField {
+                    param: format!("{path}.{field}"),
+                    reason: "nothing is taken out of a conversation; send it as it should be read",
+                })
+            };
+            if edit.kind != "clear_thinking_20251015" {
+                return refused("type");
+            }
+            let keeps_all = edit.keep == "all" || edit.keep["type"] == "all";
+            if !keeps_all {
+                return refused("keep");
+            }
+            refuse_others(&path, &edit.others, &[])?;
+        }
+        Ok(())
+    }
 }
 
 impl MessagesRequest {
@@ -157,7 +218,7 @@ impl MessagesRequest {
     /// The variables for the chat template.
     ///
     /// # Errors
-    /// An unknown kind of thinking.
+    /// An unknown kind of thinking or of effort, and edits that would change the conversation.
     pub(crate) fn variables(&self) -> Result<Map<String, Value>, ApiError> {
         let mut variables = Map::new();
         match self.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
@@ -169,6 +230,16 @@ impl MessagesRequest {
                 return Err(ApiError::invalid("thinking.type", reason));
             }
         }
+        if let Some(effort) = self
+            .output_config
+            .as_ref()
+            .and_then(|config| config.effort.as_deref())
+        {
+            set_effort(&mut variables, "output_config.effort", effort)?;
+        }
+        if let Some(management) = &self.context_management {
+            management.check()?;
+        }
         Ok(variables)
     }
 
@@ -177,11 +248,10 @@ impl MessagesRequest {
     /// # Errors
     /// Such a message with space at its end, which models continue badly; the official API refuses it too.
     pub fn turn(&self) -> Result<Turn, ApiError> {
-        let Some(last) = self.messages.last().filter(|last| last.role == Role::Assistant) else {
+        let Some(last) = self.messages.last().filter(|last| last.is_of_assistant()) else {
             return Ok(Turn::Open);
         };
         if last
-            .content
             .text_end()
             .is_some_and(|text| text.ends_with(char::is_whitespace))
         {
@@ -206,286 +276,73 @@ impl MessagesRequest {
     }
 }
 
-/// One message of a conversation.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Message {
-    role: Role,
-    content: Content,
-    #[serde(flatten)]
-    others: Map<String, Value>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-enum Role {
-    User,
-    Assistant,
-}
-
-/// Text or content blocks.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of content blocks")]
-pub enum Content {
-    /// Plain text.
-    Text(String),
-    /// Blocks of text, thinking, calls and results.
-    Blocks(Vec<Block>),
-}
-
-impl Content {
-    /// The last text.
-    fn text_end(&self) -> Option<&str> {
-        match self {
-            Self::Text(text) => Some(text),
-            Self::Blocks(blocks) => blocks.last()?.text.as_deref(),
-        }
-    }
-}
-
-/// Fields of a text block that only describe it.
-const BLOCK_LABELS: &[&str] = &["cache_control", "signature", "caller"];
-
-/// A content block. `cache_control` may accompany the text: prefixes are always cached.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Block {
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
-    thinking: Option<String>,
-    /// Of a call.
-    id: Option<String>,
-    name: Option<String>,
-    #[serde(default)]
-    input: Value,
-    /// Of a result.
-    tool_use_id: Option<String>,
-    content: Option<Box<Content>>,
-    #[serde(default)]
-    is_error: bool,
-    /// Of an image.
-    source: Option<Value>,
-    #[serde(flatten)]
-    others: Map<String, Value>,
-}
-
-/// Checks a conversation and brings it into the form that chat templates expect.
-///
-/// # Errors
-/// An empty conversation, or a block that cannot be read, by path.
-pub fn template_messages(
-    system: Option<Content>,
-    messages: Vec<Message>,
-) -> Result<Vec<TemplateMessage>, ApiError> {
-    if messages.is_empty() {
-        return Err(ApiError::invalid(
-            "messages",
-            "a conversation needs at least one message",
-        ));
-    }
-    let mut converted = Vec::with_capacity(messages.len() + 1);
-    if let Some(system) = system {
-        let content = join_texts("system", system)?;
-        converted.push(plain("system", content));
-    }
-    for (index, message) in messages.into_iter().enumerate() {
-        let path = format!("messages[{index}]");
-        refuse_others(&path, &message.others, &[])?;
-        let path = format!("{path}.content");
-        match (message.content, message.role) {
-            (Content::Text(text), Role::User) => converted.push(plain("user", text)),
-            (Content::Text(text), Role::Assistant) => converted.push(plain("assistant", text)),
-            (Content::Blocks(blocks), Role::User) => user_blocks(&path, blocks, &mut converted)?,
-            (Content::Blocks(blocks), Role::Assistant) => converted.push(assistant_blocks(&path, blocks)?),
-        }
-    }
-    Ok(converted)
-}
-
-fn plain(role: &str, content: String) -> TemplateMessage {
-    TemplateMessage {
-        role: role.to_owned(),
-        content,
-        ..TemplateMessage::default()
-    }
-}
-
-/// Results become messages of their own, before what the user says.
-fn user_blocks(path: &str, blocks: Vec<Block>, converted: &mut Vec<TemplateMessage>) -> Result<(), ApiError> {
-    let mut said = None;
-    for (index, block) in blocks.into_iter().enumerate() {
-        let path = format!("{path}[{index}]");
-        refuse_others(&path, &block.others, BLOCK_LABELS)?;
-        match block.kind.as_str() {
-            "text" => said
-                .get_or_insert_with(Parts::default)
-                .push_text(&text_of(&path, block.text)?),
-            "image" => said
-                .get_or_insert_with(Parts::default)
-                .push_image(images::of_anthropic(&path, block.source.as_ref())?),
-            "tool_result" => {
-                let id = block.tool_use_id.ok_or_else(|| {
-                    ApiError::invalid(format!("{path}.tool_use_id"), "this field is required")
-                })?;
-                let content = block
-                    .content
-                    .map(|content| join_texts(&format!("{path}.content"), *content));
-                let content = content.transpose()?.unwrap_or_default();
-                converted.push(TemplateMessage {
-                    tool_call_id: Some(id),
-                    ..plain(
-                        "tool",
-                        if block.is_error {
-                            format!("Error: {content}")
-                        } else {
-                            content
-                        },
-                    )
-                });
-            }
-            _ => return Err(refuse_kind(&path)),
-        }
-    }
-    converted.extend(said.map(|said| {
-        let (text, parts) = said.finish();
-        TemplateMessage {
-            parts,
-            ..plain("user", text)
-        }
-    }));
-    Ok(())
-}
-
-fn assistant_blocks(path: &str, blocks: Vec<Block>) -> Result<TemplateMessage, ApiError> {
-    let mut message = plain("assistant", String::new());
-    let mut calls = Vec::new();
-    for (index, block) in blocks.into_iter().enumerate() {
-        let path = format!("{path}[{index}]");
-        refuse_others(&path, &block.others, BLOCK_LABELS)?;
-        match block.kind.as_str() {
-            "text" => message.content.push_str(&text_of(&path, block.text)?),
-            "thinking" => {
-                let thinking = block.thinking.unwrap_or_default();
-                message
-                    .reasoning_content
-                    .get_or_insert_with(String::new)
-                    .push_str(&thinking);
-            }
-            "redacted_thinking" => {}
-            "tool_use" => {
-                let input = earlier_call(&path, block.id.as_deref(), block.name.as_deref(), &block.input);
-                calls.push(input.map_err(|error| match error.param() {
-                    Some(param) if param.ends_with(".arguments") => {
-                        ApiError::invalid(format!("{path}.input"), "expected a JSON object")
-                    }
-                    _ => error,
-                })?);
-            }
-            _ => return Err(refuse_kind(&path)),
-        }
-    }
-    message.tool_calls = (!calls.is_empty()).then_some(Value::Array(calls));
-    Ok(message)
-}
-
-fn text_of(path: &str, text: Option<String>) -> Result<String, ApiError> {
-    text.ok_or_else(|| ApiError::invalid(format!("{path}.text"), "this field is required"))
-}
-
-fn refuse_kind(path: &str) -> ApiError {
-    ApiError::UnsupportedField {
-        param: format!("{path}.type"),
-        reason: TEXT_ONLY,
-    }
-}
-
-fn join_texts(path: &str, content: Content) -> Result<String, ApiError> {
-    let blocks = match content {
-        Content::Text(text) => return Ok(text),
-        Content::Blocks(blocks) => blocks,
-    };
-    let mut joined = String::new();
-    for (index, block) in blocks.into_iter().enumerate() {
-        let path = format!("{path}[{index}]");
-        if block.kind != "text" {
-            return Err(refuse_kind(&path));
-        }
-        refuse_others(&path, &block.others, BLOCK_LABELS)?;
-        joined.push_str(&text_of(&path, block.text)?);
-    }
-    Ok(joined)
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    #[track_caller]
-    fn check(request: &str, expected: Result<&[(&str, &str)], &str>) {
-        let request: MessagesRequest = serde_json::from_str(request).expect("a request of the right types");
-        match (template_messages(request.system, request.messages), expected) {
-            (Ok(found), Ok(wanted)) => {
-                let found: Vec<_> = found
-                    .iter()
-                    .map(|m| (m.role.as_str(), m.content.as_str()))
-                    .collect();
-                assert_eq!(found, wanted);
-            }
-            (Err(error), Err(param)) => assert_eq!(error.param(), Some(param), "{error}"),
-            (found, wanted) => panic!("{found:?}, expected {wanted:?}"),
+    fn request(more: &Value) -> MessagesRequest {
+        let mut body = json!({ "messages": [{ "role": "user", "content": "a" }] });
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        serde_json::from_value(body).expect("a request of the right types")
+    }
+
+    #[test]
+    fn effort_reaches_the_template_and_does_not_switch_on_what_is_off() {
+        let variables = |more: Value| request(&more).variables().expect("variables");
+        let medium = variables(json!({ "output_config": { "effort": "medium" } }));
+        assert_eq!(
+            (&medium["reasoning_effort"], &medium["enable_thinking"]),
+            (&json!("medium"), &json!(true))
+        );
+        let off =
+            variables(json!({ "output_config": { "effort": "max" }, "thinking": { "type": "disabled" } }));
+        assert_eq!(
+            (&off["reasoning_effort"], &off["enable_thinking"]),
+            (&json!("high"), &json!(false))
+        );
+        let wrong = request(&json!({ "output_config": { "effort": "zzz" } }))
+            .variables()
+            .unwrap_err();
+        assert_eq!(wrong.param(), Some("output_config.effort"));
+    }
+
+    #[test]
+    fn edits_that_keep_everything_pass() {
+        let check = |management: Value| {
+            let found = request(&json!({ "context_management": management })).variables();
+            found
+                .map_err(|error| error.param().unwrap_or_default().to_owned())
+                .map(|_| ())
+        };
+        let clear = |keep: Value| json!({ "edits": [{ "type": "clear_thinking_20251015", "keep": keep }] });
+        for management in [
+            json!({}),
+            json!({ "edits": [] }),
+            clear(json!("all")),
+            clear(json!({ "type": "all" })),
+        ] {
+            assert_eq!(check(management.clone()), Ok(()), "{management}");
         }
-    }
-
-    #[test]
-    fn system_and_messages_reach_the_template() {
-        check(
-            r#"{"system":[{"type":"text","text":"be brief","cache_control":{"type":"ephemeral"}}],
-                "messages":[{"role":"user","content":"a"},{"role":"assistant","content":[{"type":"text","text":"b"}]}]}"#,
-            Ok(&[("system", "be brief"), ("user", "a"), ("assistant", "b")]),
-        );
-    }
-
-    #[test]
-    fn calls_results_and_thoughts_reach_the_template() {
-        let request = r#"{"messages":[
-            {"role":"assistant","content":[{"type":"thinking","thinking":"hm","signature":"s"},{"type":"text","text":"a"},
-                {"type":"tool_use","id":"t","name":"f","input":{"x":1}}]},
-            {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","is_error":true,"content":[{"type":"text","text":"no"}]},
-                {"type":"text","text":"b"}]}]}"#;
-        let request: MessagesRequest = serde_json::from_str(request).expect("a request");
-        let messages = template_messages(None, request.messages).expect("it can be read");
-        assert_eq!(messages[0].reasoning_content.as_deref(), Some("hm"));
-        let calls = messages[0].tool_calls.as_ref().expect("a call");
-        assert_eq!(calls[0]["function"]["arguments"]["x"], 1);
-        let found: Vec<_> = messages
-            .iter()
-            .map(|m| (m.role.as_str(), m.content.as_str()))
-            .collect();
-        assert_eq!(found, [("assistant", "a"), ("tool", "Error: no"), ("user", "b")]);
-        assert_eq!(messages[1].tool_call_id.as_deref(), Some("t"));
-    }
-
-    #[test]
-    fn what_cannot_be_done_is_refused_by_path() {
-        check(r#"{"messages":[]}"#, Err("messages"));
-        check(
-            r#"{"messages":[{"role":"user","content":[{"type":"image"}]}]}"#,
-            Err("messages[0].content[0].source"),
-        );
-        check(
-            r#"{"messages":[{"role":"user","content":[{"type":"tool_result"}]}]}"#,
-            Err("messages[0].content[0].tool_use_id"),
-        );
-        check(
-            r#"{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":[1]}]}]}"#,
-            Err("messages[0].content[0].input"),
-        );
-        check(
-            r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a","citations":[{}]}]}]}"#,
-            Err("messages[0].content[0].citations"),
-        );
-        check(
-            r#"{"messages":[{"role":"user","content":"a","name":"Ann"}]}"#,
-            Err("messages[0].name"),
-        );
+        for (management, param) in [
+            (
+                clear(json!({ "type": "thinking_turns", "value": 1 })),
+                "context_management.edits[0].keep",
+            ),
+            (
+                json!({ "edits": [{ "type": "clear_thinking_20251015" }] }),
+                "context_management.edits[0].keep",
+            ),
+            (
+                json!({ "edits": [{ "type": "clear_tool_uses_20250919" }] }),
+                "context_management.edits[0].type",
+            ),
+            (json!({ "trim": 1 }), "context_management.trim"),
+        ] {
+            assert_eq!(check(management), Err(param.to_owned()));
+        }
     }
 }

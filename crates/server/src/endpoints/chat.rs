@@ -39,7 +39,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         max_tokens: request.max_tokens()?,
         n: check_n(request.n, app.config.max_n)?,
         ignore_eos: request.ignore_eos,
-        thinking_budget: request.thinking_budget(),
+        thinking_budget: request.thinking_budget()?,
         ..call.text_params(&app, fields)?
     };
     params.sampling.n_logprobs = request.n_logprobs()?;

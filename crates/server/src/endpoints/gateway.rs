@@ -3,7 +3,7 @@
 //! The paths and the names in the answers are those of vLLM and SGLang, which these tools were made for. Only what this
 //! server knows is told.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::{
     Json,
@@ -34,6 +34,7 @@ pub(crate) async fn loads(one: OneModel) -> Response {
         "max_total_num_tokens": engine.limits().kv_tokens(),
         "token_usage": stats.kv_usage(),
         "cache_hit_rate": share(counters.cached_tokens as f64, counters.prompt_tokens as f64),
+        "gen_throughput": app.throughput.ask(stats.generated_tokens, Instant::now()),
         "utilization": share(stats.n_running as f64, max_running as f64),
         "max_running_requests": max_running,
     });

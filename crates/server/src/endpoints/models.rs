@@ -7,6 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use tokenmill_text::template::CivilTime;
 
 use crate::{
     ApiError, App, Dialect, Models,
@@ -21,11 +22,22 @@ fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
     json!({
         "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
         "created": app.model.created_s(),
+        "created_at": date_time(app.model.created_s()),
         "owned_by": "tokenmill",
         "parent": parent,
         "max_model_len": app.model.engine().limits().n_ctx,
     })
+}
+
+/// A time as Anthropic's API writes it.
+fn date_time(unix_s: u64) -> String {
+    format!(
+        "{}Z",
+        CivilTime::from_unix_seconds(i64::try_from(unix_s).unwrap_or(0))
+    )
 }
 
 /// All names of a loaded model, each with the model that it is an adapter of, if it is one.
@@ -53,7 +65,10 @@ fn entries_of(listed: &Listed<'_>, created_s: u64) -> Vec<Value> {
                 json!({
                     "id": name,
                     "object": "model",
+                    "type": "model",
+                    "display_name": name,
                     "created": created_s,
+                    "created_at": date_time(created_s),
                     "owned_by": "tokenmill",
                     "parent": parent,
                     "max_model_len": null,

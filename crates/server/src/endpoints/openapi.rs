@@ -70,7 +70,7 @@ fn posts() -> [(
         ),
         (
             "/v1/responses",
-            "Answer a conversation, without stored state",
+            "Answer a conversation, or continue one that is stored",
             tables::response(),
             &["input"],
         ),
@@ -180,7 +180,7 @@ fn posts() -> [(
     ]
 }
 
-const GETS: [(&str, &str); 20] = [
+const GETS: [(&str, &str); 24] = [
     (
         "/v1/models",
         "List the names of the models, and what each of several is doing",
@@ -190,10 +190,17 @@ const GETS: [(&str, &str); 20] = [
         "/metrics",
         "Figures in Prometheus text, or OpenMetrics where asked for",
     ),
+    (
+        "/v1/responses/{id}",
+        "An answer of `/v1/responses` that is stored",
+    ),
     ("/v1/loads", "How busy the engine is"),
+    ("/loads", "The same as `/v1/loads`"),
     ("/version", "The program's version"),
     ("/get_model_info", "What is served"),
+    ("/model_info", "The same as `/get_model_info`"),
     ("/server_info", "What is served, and how"),
+    ("/get_server_info", "The same as `/server_info`"),
     ("/tokenizer_info", "Special tokens and chat template"),
     ("/api/tags", "The names of the models, Ollama's API"),
     ("/api/ps", "The models in memory, Ollama's API"),
@@ -233,12 +240,19 @@ fn document() -> Value {
     }
     for (path, summary) in GETS {
         let mut get = json!({ "summary": summary, "responses": { "200": { "description": "the answer" } } });
-        if path.contains("{name}") {
-            get["parameters"] = json!([
-                { "name": "name", "in": "path", "required": true, "schema": { "type": "string" } }
-            ]);
+        for name in ["name", "id"] {
+            if path.contains(&format!("{{{name}}}")) {
+                get["parameters"] = json!([
+                    { "name": name, "in": "path", "required": true, "schema": { "type": "string" } }
+                ]);
+            }
         }
-        paths.insert(path.to_owned(), json!({ "get": get }));
+        let mut methods = json!({ "get": get });
+        if path == "/v1/responses/{id}" {
+            methods["delete"] = methods["get"].clone();
+            methods["delete"]["summary"] = "Forget an answer that is stored".into();
+        }
+        paths.insert(path.to_owned(), methods);
     }
     json!({
         "openapi": "3.1.0",

@@ -3,7 +3,8 @@
 use std::{mem, sync::Arc};
 
 use axum::{
-    Json,
+    Extension, Json,
+    extract::{Path, RawQuery, State},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
@@ -11,14 +12,16 @@ use tokenmill::{Part, ScoredToken, TextEnd, TextEvent, TextParams, ToolCall};
 use tokenmill_sched::FinishReason;
 
 use crate::{
-    ApiError, App, Dialect, Turn,
-    app::Call,
+    ApiError, App, Dialect, Models, Turn,
+    app::{Call, error_response},
+    error::shortened,
     keys::Tenant,
     openai::{
         StreamOptions, TokenLimit,
         chat::{MAX_TOP_LOGPROBS, TemplateMessage},
         check_min_tokens,
-        response::{ResponseRequest, conversation},
+        items::{IgnoredItems, conversation},
+        response::ResponseRequest,
     },
     outcome::TokenCounts,
     reply::collect,
@@ -51,10 +54,12 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     params.sampling.n_logprobs = n_logprobs(&request)?;
     check_min_tokens(params.min_tokens, params.max_tokens)?;
     let (tools, ignored) = request.tools()?;
-    let variables = request.variables();
+    let variables = request.variables()?;
+    let text = request.text_settings();
     let earlier = earlier(&app, &call, request.previous_response_id.as_deref())?;
     let instructions = request.instructions.clone();
-    let said = conversation(None, request.input)?;
+    let mut left_out = IgnoredItems::default();
+    let said = conversation(None, request.input, &mut left_out)?;
     let messages: Vec<TemplateMessage> = earlier.into_iter().chain(said).collect();
     let with_instructions: Vec<TemplateMessage> = (instructions.iter())
         .map(|text| TemplateMessage {
@@ -76,6 +81,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         temperature: params.sampling.temperature,
         top_p: params.sampling.top_p,
         tools,
+        text,
         previous_response_id: request.previous_response_id,
         kept: (request.store != Some(false)).then_some((call.tenant, messages)),
         id,
@@ -107,7 +113,49 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         }
         Json(writer.whole(&items, &sample.tokens, &sample.end)).into_response()
     };
-    Ok(ignored.named_in(response))
+    Ok(left_out.named_in(ignored.named_in(response)))
+}
+
+/// Gives an answer that is stored, as it was given.
+pub(crate) async fn stored(
+    State(models): State<Models>,
+    Path(id): Path<String>,
+    Extension(tenant): Extension<Tenant>,
+    request_id: Extension<RequestId>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    // The official API can also send its events again.
+    let asks_for_events = |query: &str| query.split('&').any(|pair| pair == "stream=true");
+    if query.as_deref().is_some_and(asks_for_events) {
+        let error = ApiError::UnsupportedField {
+            param: "stream".to_owned(),
+            reason: "a stored answer is given as a whole",
+        };
+        return error_response(&error, Dialect::OpenAi, &request_id);
+    }
+    match models.common().stored.answer(&id, tenant) {
+        Some(answer) => Json(answer).into_response(),
+        None => error_response(&not_stored(&id), Dialect::OpenAi, &request_id),
+    }
+}
+
+/// Forgets an answer that is stored.
+pub(crate) async fn forget(
+    State(models): State<Models>,
+    Path(id): Path<String>,
+    Extension(tenant): Extension<Tenant>,
+    request_id: Extension<RequestId>,
+) -> Response {
+    if models.common().stored.forget(&id, tenant) {
+        return Json(json!({ "id": id, "object": "response", "deleted": true })).into_response();
+    }
+    error_response(&not_stored(&id), Dialect::OpenAi, &request_id)
+}
+
+fn not_stored(id: &str) -> ApiError {
+    ApiError::NotStored {
+        id: shortened(id).into_owned(),
+    }
 }
 
 /// The conversation up to an earlier answer.
@@ -207,6 +255,8 @@ struct ResponseWriter {
     temperature: f32,
     top_p: f32,
     tools: Tools,
+    /// The settings of the text.
+    text: Value,
     previous_response_id: Option<String>,
     /// Whose conversation this is, and what was said before the answer; `None` where it is not stored.
     kept: Option<(Tenant, Vec<TemplateMessage>)>,
@@ -259,7 +309,7 @@ impl ResponseWriter {
             "parallel_tool_calls": !self.tools.is_single(),
             "previous_response_id": self.previous_response_id,
             "store": self.kept.is_some(),
-            "text": { "format": { "type": "text" } },
+            "text": self.text,
             "tool_choice": self.tools.choice_of_responses(),
             "tools": self.tools.flat(),
             "truncation": "disabled",
@@ -280,12 +330,12 @@ impl ResponseWriter {
         let mut usage = TokenCounts::default();
         usage.add(end);
         whole["usage"] = usage.to_responses();
-        self.keep(items);
+        self.keep(items, &whole);
         whole
     }
 
     /// Stores the conversation with its answer, so that a later request can continue it.
-    fn keep(&self, items: &[OutputItem]) {
+    fn keep(&self, items: &[OutputItem], whole: &Value) {
         let Some((tenant, said)) = &self.kept else { return };
         let mut answer = TemplateMessage {
             role: "assistant".to_owned(),
@@ -309,7 +359,7 @@ impl ResponseWriter {
         }
         answer.tool_calls = (!calls.is_empty()).then_some(Value::Array(calls));
         let messages = said.iter().cloned().chain([answer]).collect();
-        self.app.stored.put(&self.id, *tenant, messages);
+        self.app.stored.put(&self.id, *tenant, messages, whole.clone());
     }
 }
 

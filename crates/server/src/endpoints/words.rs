@@ -21,10 +21,48 @@ use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 use crate::{
     ApiError, App,
     app::Call,
+    effort::{set_effort, set_thinking},
     intake::Share,
     llama_cpp::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
-    openai::chat::{CHAT_WORDING, Message, check_kwargs, template_messages, turn_of},
+    openai::{
+        chat::{CHAT_WORDING, Message, template_messages, turn_of},
+        template_variables::check_kwargs,
+    },
+    tools::Tools,
 };
+
+/// What a request says of a conversation apart from its messages.
+#[derive(Deserialize)]
+struct Frame {
+    add_generation_prompt: Option<bool>,
+    #[serde(default)]
+    chat_template_kwargs: Map<String, Value>,
+    #[serde(default)]
+    tools: Vec<Value>,
+    tool_choice: Option<Value>,
+    reasoning_effort: Option<String>,
+    enable_thinking: Option<bool>,
+}
+
+impl Frame {
+    /// The tools and the variables for the chat template.
+    fn read(self) -> Result<(Tools, Map<String, Value>), ApiError> {
+        let tools = Tools::of_functions(self.tools, self.tool_choice.as_ref(), true)?;
+        let mut variables = check_kwargs(self.chat_template_kwargs)?;
+        if let Some(thinks) = self.enable_thinking {
+            set_thinking(&mut variables, thinks);
+        }
+        if let Some(effort) = &self.reasoning_effort {
+            set_effort(&mut variables, "reasoning_effort", effort)?;
+        }
+        Ok((tools, variables))
+    }
+
+    /// Whether it says anything of tools.
+    fn has_tools(&self) -> bool {
+        !self.tools.is_empty() || self.tool_choice.is_some()
+    }
+}
 
 #[derive(Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the API")]
@@ -32,11 +70,8 @@ struct TokenizeRequest {
     content: Option<String>,
     prompt: Option<String>,
     messages: Option<Vec<Message>>,
-    add_generation_prompt: Option<bool>,
     #[serde(default)]
     continue_final_message: bool,
-    #[serde(default)]
-    chat_template_kwargs: Map<String, Value>,
     #[serde(default, alias = "add_special_tokens")]
     add_special: bool,
     #[serde(default)]
@@ -52,10 +87,12 @@ struct TokenizeRequest {
 pub(crate) async fn tokenize(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     // The answer may be larger than the request, and is part of what the request costs.
     let share = std::mem::take(&mut call.body.share);
-    let request: TokenizeRequest = call.read(TOKENIZE)?;
+    let body = call.parse(TOKENIZE)?;
+    let (request, frame): (TokenizeRequest, Frame) = (body.read()?, body.read()?);
+    drop(body);
     app.model.check_name(request.model.as_deref())?;
     let (with_pieces, with_texts) = (request.with_pieces, request.return_token_strs);
-    let ids = request_ids(&app, request)?;
+    let ids = request_ids(&app, request, frame)?;
     let ids: Arc<[u32]> = ids.into();
     let list = |form| TokenList {
         tokenizer: Arc::clone(app.model.tokenizer()),
@@ -123,20 +160,22 @@ async fn drop_stalled(held: Weak<Mutex<Held>>, limit: Duration) {
 }
 
 /// Tokens of the text or the conversation of a request.
-fn request_ids(app: &App, request: TokenizeRequest) -> Result<Vec<u32>, ApiError> {
+fn request_ids(app: &App, request: TokenizeRequest, frame: Frame) -> Result<Vec<u32>, ApiError> {
     if let Some(messages) = request.messages {
         if request.content.is_some() || request.prompt.is_some() {
             return Err(ApiError::invalid("messages", "give either these or a text"));
         }
         let turn = turn_of(
             &messages,
-            request.add_generation_prompt,
+            frame.add_generation_prompt,
             request.continue_final_message,
         )?;
+        let (tools, variables) = frame.read()?;
         let messages = template_messages(messages, &CHAT_WORDING)?;
-        return app
-            .model
-            .encode_chat(&messages, turn, check_kwargs(request.chat_template_kwargs)?);
+        return app.model.encode_chat(&messages, &tools, turn, variables);
+    }
+    if frame.has_tools() {
+        return Err(ApiError::invalid("tools", "needs `messages`"));
     }
     let text = request
         .content
@@ -229,20 +268,17 @@ pub(crate) async fn detokenize(app: Arc<App>, mut call: Call) -> Result<Response
 #[derive(Deserialize)]
 struct ApplyTemplateRequest {
     messages: Vec<Message>,
-    add_generation_prompt: Option<bool>,
-    #[serde(default)]
-    chat_template_kwargs: Map<String, Value>,
     model: Option<String>,
 }
 
 /// A conversation as the model's template writes it.
 pub(crate) async fn apply_template(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    let request: ApplyTemplateRequest = call.read(APPLY_TEMPLATE)?;
+    let body = call.parse(APPLY_TEMPLATE)?;
+    let (request, frame): (ApplyTemplateRequest, Frame) = (body.read()?, body.read()?);
     app.model.check_name(request.model.as_deref())?;
     let messages = template_messages(request.messages, &CHAT_WORDING)?;
-    let opens_turn = request.add_generation_prompt.unwrap_or(true);
-    let prompt = app
-        .model
-        .render_chat(&messages, opens_turn, check_kwargs(request.chat_template_kwargs)?)?;
+    let opens_turn = frame.add_generation_prompt.unwrap_or(true);
+    let (tools, variables) = frame.read()?;
+    let prompt = app.model.render_chat(&messages, &tools, opens_turn, variables)?;
     Ok(Json(json!({ "prompt": prompt })).into_response())
 }

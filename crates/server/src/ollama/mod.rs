@@ -16,8 +16,8 @@ use serde_json::{Map, Value};
 use crate::{
     ApiError, KeepAlive,
     app::Stay,
+    effort::{set_effort, set_thinking},
     fields::{Body, Field, yes},
-    tools::{set_effort, set_thinking},
 };
 
 /// The field that says how long the model stays loaded after a request.
@@ -65,7 +65,7 @@ impl Think {
         match self {
             Self::Switch(thinks) => set_thinking(variables, *thinks),
             Self::Effort(effort) if matches!(effort.as_str(), "low" | "medium" | "high" | "max") => {
-                set_effort(variables, effort);
+                set_effort(variables, "think", effort)?;
             }
             Self::Effort(_) => {
                 return Err(ApiError::invalid(

@@ -7,13 +7,15 @@ pub use super::parts::ContentPart;
 use super::{
     Stop, StreamOptions, TokenLimit,
     parts::{TEXT_ONLY, join_parts},
+    template_variables::check_kwargs,
 };
 pub use tokenmill::Turn;
 
 use crate::{
     ApiError,
-    fields::{Field, label, refuse_others, refused, yes},
-    tools::{Choice, IgnoredTools, Tools, earlier_calls, set_effort, set_thinking},
+    effort::{set_effort, set_thinking, set_verbosity},
+    fields::{Field, label, only, refuse_others, refused, yes},
+    tools::{Tools, earlier_calls},
 };
 
 const OLD_CALLS: &str = "the older form of `tools` and `tool_calls`; use those";
@@ -79,7 +81,8 @@ pub const FIELDS: &[Field] = &[
     refused("prediction", "predicted output is not implemented"),
     yes(
         "reasoning_effort",
-        "a wish, told to templates that read `reasoning_effort`, `enable_thinking` or `thinking`; `none` switches thinking off",
+        "`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`; a wish, told to templates that read `reasoning_effort`, `enable_thinking` or `thinking`; `none` \
+         switches thinking off",
     ),
     yes(
         "enable_thinking",
@@ -98,7 +101,16 @@ pub const FIELDS: &[Field] = &[
         "extension, as in llama.cpp; the same as `thinking_budget`",
     ),
     yes("reasoning_budget", "extension; the same as `thinking_budget`"),
-    refused("verbosity", "say it in a message"),
+    yes(
+        "verbosity",
+        "`low`, `medium` or `high`; a wish, told to templates that read `verbosity`",
+    ),
+    only(
+        "echo",
+        &["false"],
+        "the answer of `/v1/completions` can begin with the prompt",
+    ),
+    only("add_special_tokens", &["false"], "the chat template writes them"),
     refused("store", "nothing is stored"),
     refused("moderation", "nothing is moderated"),
     refused("web_search_options", "there is no web search"),
@@ -156,12 +168,11 @@ pub struct ChatRequest {
     parallel_tool_calls: Option<bool>,
     reasoning_effort: Option<String>,
     enable_thinking: Option<bool>,
-    #[serde(
-        alias = "thinking_token_budget",
-        alias = "thinking_budget_tokens",
-        alias = "reasoning_budget"
-    )]
+    verbosity: Option<String>,
     thinking_budget: Option<i32>,
+    thinking_token_budget: Option<i32>,
+    thinking_budget_tokens: Option<i32>,
+    reasoning_budget: Option<i32>,
     /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
@@ -188,45 +199,58 @@ impl ChatRequest {
     /// # Errors
     /// What is wrong with them or with the choice, by path.
     pub(crate) fn tools(&mut self) -> Result<Tools, ApiError> {
-        let choice = Choice::of_openai(self.tool_choice.as_ref())?;
-        let mut functions = Vec::new();
-        for (index, mut tool) in std::mem::take(&mut self.tools).into_iter().enumerate() {
-            let path = format!("tools[{index}]");
-            if tool["type"] != "function" {
-                return Err(ApiError::UnsupportedField {
-                    param: format!("{path}.type"),
-                    reason: "a tool is a function",
-                });
-            }
-            functions.push((format!("{path}.function"), tool["function"].take()));
-        }
-        Tools::new(
-            functions,
-            &choice,
-            self.parallel_tool_calls.unwrap_or(true),
-            &IgnoredTools::default(),
-        )
+        let tools = std::mem::take(&mut self.tools);
+        let is_parallel = self.parallel_tool_calls.unwrap_or(true);
+        Tools::of_functions(tools, self.tool_choice.as_ref(), is_parallel)
     }
 
     /// The variables for the chat template.
     ///
     /// # Errors
-    /// As [`check_kwargs`].
+    /// As [`check_kwargs`], and a word that is unknown.
     pub(crate) fn variables(&mut self) -> Result<Map<String, Value>, ApiError> {
         let mut kwargs = check_kwargs(std::mem::take(&mut self.chat_template_kwargs))?;
         if let Some(thinks) = self.enable_thinking {
             set_thinking(&mut kwargs, thinks);
         }
         if let Some(effort) = &self.reasoning_effort {
-            set_effort(&mut kwargs, effort);
+            set_effort(&mut kwargs, "reasoning_effort", effort)?;
+        }
+        if let Some(verbosity) = &self.verbosity {
+            set_verbosity(&mut kwargs, "verbosity", verbosity)?;
         }
         Ok(kwargs)
     }
 
     /// Tokens that reasoning may take, if the request says so.
-    pub(crate) fn thinking_budget(&self) -> Option<u32> {
-        self.thinking_budget
-            .and_then(|n_tokens| u32::try_from(n_tokens).ok())
+    ///
+    /// # Errors
+    /// Two names for it with different values, and a number that is none of tokens.
+    pub(crate) fn thinking_budget(&self) -> Result<Option<u32>, ApiError> {
+        let mut asked = [
+            ("thinking_budget", self.thinking_budget),
+            ("thinking_token_budget", self.thinking_token_budget),
+            ("thinking_budget_tokens", self.thinking_budget_tokens),
+            ("reasoning_budget", self.reasoning_budget),
+        ]
+        .into_iter()
+        .filter_map(|(name, n_tokens)| Some((name, n_tokens?)));
+        let Some((name, n_tokens)) = asked.next() else {
+            return Ok(None);
+        };
+        if let Some((other, _)) = asked.find(|(_, other)| *other != n_tokens) {
+            return Err(ApiError::invalid(
+                other,
+                format!("contradicts `{name}`; give one budget"),
+            ));
+        }
+        if n_tokens == -1 {
+            return Ok(None);
+        }
+        let budget = u32::try_from(n_tokens);
+        budget
+            .map(Some)
+            .map_err(|_| ApiError::invalid(name, format!("{n_tokens} is not -1 or a count of tokens")))
     }
 
     /// Most tokens to generate, if the request says so.
@@ -270,29 +294,6 @@ pub(crate) fn turn_of(
             refused("the last message is not the assistant's")
         }
         (true, _) => Ok(Turn::Unfinished),
-    }
-}
-
-/// Variables of a chat template that the request has other fields for, whose checks these would pass by.
-const RESERVED: [&str; 5] = [
-    "messages",
-    "tools",
-    "add_generation_prompt",
-    "bos_token",
-    "eos_token",
-];
-
-/// Checks the variables that a request gives to the chat template.
-///
-/// # Errors
-/// A variable that is not the request's to give.
-pub(crate) fn check_kwargs(kwargs: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
-    match RESERVED.iter().find(|name| kwargs.contains_key(**name)) {
-        Some(name) => Err(ApiError::invalid(
-            format!("chat_template_kwargs.{name}"),
-            "this variable is the server's; use the request's own fields",
-        )),
-        None => Ok(kwargs),
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::{Stop, StreamOptions, TokenLimit};
-use crate::fields::{Field, label, yes};
+use crate::fields::{Field, label, only, yes};
 
 /// The endpoint's own fields; those of sampling come from [`SAMPLING_FIELDS`](crate::sampling::SAMPLING_FIELDS).
 pub const FIELDS: &[Field] = &[
@@ -21,6 +21,11 @@ pub const FIELDS: &[Field] = &[
     yes(
         "echo",
         "the prompt stands before the answer; with `logprobs` the prompt's tokens are scored too",
+    ),
+    only(
+        "add_special_tokens",
+        &["true"],
+        "a prompt begins with the model's own token for that; give token ids for another",
     ),
     yes("stop", "a string or up to 16"),
     yes("ignore_eos", "extension, as in vLLM and llama.cpp"),

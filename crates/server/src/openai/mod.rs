@@ -6,9 +6,11 @@
 pub mod chat;
 pub mod completion;
 pub mod embedding;
+pub(crate) mod items;
 mod parts;
 pub mod rerank;
 pub mod response;
+pub(crate) mod template_variables;
 
 use serde::Deserialize;
 

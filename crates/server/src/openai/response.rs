@@ -1,26 +1,26 @@
 //! `POST /v1/responses`: OpenAI's newer form of a chat request, as agents send it.
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::{
-    StreamOptions, TokenLimit,
-    chat::{Message, TemplateMessage, Wording, template_message},
-};
+pub use super::items::Input;
+use super::{StreamOptions, TokenLimit, items::NO_STATE};
 use crate::{
     ApiError,
+    effort::{set_effort, set_verbosity},
     fields::{Field, label, only, refused, yes},
-    tools::{Choice, IgnoredTools, Tools, earlier_call, set_effort},
+    tools::{Choice, IgnoredTools, Tools},
 };
-
-const NO_STATE: &str = "conversations are not stored; send the items in `input`, or `previous_response_id`";
 
 /// The endpoint's own fields; of sampling it takes `temperature` and `top_p` officially, and the extensions.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
         "input",
-        "text, or a list of messages, calls, results and reasoning, also those of earlier answers; other items are refused",
+        "text, or a list of messages, calls, results and reasoning, also those of earlier answers; calls of tools of other kinds and their results (`custom_tool_call`, \
+         `local_shell_call`, `shell_call`, `apply_patch_call`, `tool_search_call`) are read as those of functions; items that only OpenAI's servers can read \
+         (`web_search_call`, `file_search_call`, `image_generation_call`, `code_interpreter_call`, `compaction`) are left out, and the header \
+         `x-tokenmill-ignored-items` names them; others are refused",
     ),
     yes("instructions", "a system message before the input"),
     yes("max_output_tokens", "default and -1: the rest of the context"),
@@ -46,7 +46,8 @@ pub const FIELDS: &[Field] = &[
     label("max_tool_calls"),
     yes(
         "text",
-        "`format`: `text`, `json_object`, or `json_schema` with a schema; every schema is enforced, with `strict` or without",
+        "`format`: `text`, `json_object`, or `json_schema` with a schema; every schema is enforced, with `strict` or without; `verbosity`: `low`, `medium` or `high`, a wish, told to \
+         templates that read `verbosity`",
     ),
     yes(
         "tools",
@@ -65,7 +66,7 @@ pub const FIELDS: &[Field] = &[
     yes("previous_response_id", "an answer that is still stored"),
     yes(
         "store",
-        "default true; the newest answers are kept, up to 32 MiB, for `previous_response_id`",
+        "default true; the newest answers are kept, up to 32 MiB, for `previous_response_id` and `GET /v1/responses/{id}`, until `DELETE` of it",
     ),
     refused("prompt", "stored prompts do not exist here"),
     refused("access_programs", "there are no access programs"),
@@ -105,6 +106,7 @@ pub struct ResponseRequest {
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     reasoning: Option<Reasoning>,
+    text: Option<TextSettings>,
     /// The answer that this one follows.
     pub(crate) previous_response_id: Option<String>,
     /// Whether the answer can be followed by another.
@@ -117,7 +119,26 @@ struct Reasoning {
     max_tokens: Option<u32>,
 }
 
+/// Settings of the text; its `format` is read with the shapes.
+#[derive(Clone, Debug, Deserialize)]
+struct TextSettings {
+    format: Option<Value>,
+    verbosity: Option<String>,
+}
+
 impl ResponseRequest {
+    /// The settings of the text as an answer repeats them.
+    pub(crate) fn text_settings(&self) -> Value {
+        let (format, verbosity) = match &self.text {
+            Some(text) => (text.format.clone(), text.verbosity.clone()),
+            None => (None, None),
+        };
+        json!({
+            "format": format.unwrap_or_else(|| json!({ "type": "text" })),
+            "verbosity": verbosity.unwrap_or_else(|| "medium".to_owned()),
+        })
+    }
+
     /// The functions that the request offers, and the kinds of tools that are left out.
     ///
     /// # Errors
@@ -150,274 +171,21 @@ impl ResponseRequest {
     }
 
     /// The variables for the chat template.
-    pub(crate) fn variables(&self) -> Map<String, Value> {
+    ///
+    /// # Errors
+    /// A word that is unknown.
+    pub(crate) fn variables(&self) -> Result<Map<String, Value>, ApiError> {
         let mut variables = Map::new();
         if let Some(effort) = self
             .reasoning
             .as_ref()
             .and_then(|reasoning| reasoning.effort.as_deref())
         {
-            set_effort(&mut variables, effort);
+            set_effort(&mut variables, "reasoning.effort", effort)?;
         }
-        variables
-    }
-}
-
-/// The input of a responses request.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of messages")]
-pub enum Input {
-    /// One user message.
-    Text(String),
-    /// A conversation.
-    Items(Vec<Item>),
-}
-
-/// An item of the input.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a message with `role` and `content`")]
-pub enum Item {
-    /// A message.
-    Message(Box<Message>),
-    /// Something else, which is refused.
-    Other(Box<Other>),
-}
-
-/// An item that is no message.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Other {
-    #[serde(rename = "type")]
-    kind: String,
-    call_id: Option<String>,
-    name: Option<String>,
-    #[serde(default)]
-    arguments: Value,
-    #[serde(default)]
-    output: Value,
-    #[serde(default)]
-    content: Value,
-    #[serde(default)]
-    summary: Value,
-}
-
-/// How this endpoint writes conversations. What an earlier answer carried may come back with its messages.
-const WORDING: Wording = Wording {
-    field: "input",
-    text_kinds: &["input_text", "output_text", "text"],
-    image_kind: "input_image",
-    labels: &["type", "id", "status", "phase"],
-};
-
-/// Checks a conversation and brings it into the form that chat templates expect.
-///
-/// # Errors
-/// An empty conversation or an item that is not a message of text, by path.
-pub(crate) fn conversation(
-    instructions: Option<String>,
-    input: Input,
-) -> Result<Vec<TemplateMessage>, ApiError> {
-    let plain = |role: &str, content| TemplateMessage {
-        role: role.to_owned(),
-        content,
-        ..TemplateMessage::default()
-    };
-    let mut messages: Vec<TemplateMessage> = instructions
-        .map(|text| plain("system", text))
-        .into_iter()
-        .collect();
-    match input {
-        Input::Text(text) => messages.push(plain("user", text)),
-        Input::Items(items) if items.is_empty() => {
-            return Err(ApiError::invalid(
-                WORDING.field,
-                "a conversation needs at least one message",
-            ));
+        if let Some(verbosity) = self.text.as_ref().and_then(|text| text.verbosity.as_deref()) {
+            set_verbosity(&mut variables, "text.verbosity", verbosity)?;
         }
-        Input::Items(items) => {
-            // Reasoning and calls are items of their own, and belong to one message of the assistant.
-            let mut thought: Option<String> = None;
-            for (index, item) in items.into_iter().enumerate() {
-                let path = format!("{}[{index}]", WORDING.field);
-                match item {
-                    Item::Message(message) => {
-                        let mut message = template_message(&path, *message, &WORDING)?;
-                        if message.role == "assistant" {
-                            message.reasoning_content = thought.take();
-                        }
-                        messages.push(message);
-                    }
-                    Item::Other(other) => other.join(&path, &mut messages, &mut thought)?,
-                }
-            }
-        }
-    }
-    Ok(messages)
-}
-
-impl Other {
-    fn join(
-        self,
-        path: &str,
-        messages: &mut Vec<TemplateMessage>,
-        thought: &mut Option<String>,
-    ) -> Result<(), ApiError> {
-        match self.kind.as_str() {
-            "reasoning" => {
-                let text = [&self.content, &self.summary].map(texts_of);
-                let text = text.into_iter().find(|text| !text.is_empty());
-                *thought = text.or_else(|| thought.take());
-            }
-            "function_call" => {
-                let call = earlier_call(
-                    path,
-                    self.call_id.as_deref(),
-                    self.name.as_deref(),
-                    &self.arguments,
-                )?;
-                let is_open =
-                    |message: &&mut TemplateMessage| message.role == "assistant" && thought.is_none();
-                match messages.last_mut().filter(is_open) {
-                    Some(message) => match &mut message.tool_calls {
-                        Some(Value::Array(calls)) => calls.push(call),
-                        calls => *calls = Some(Value::Array(vec![call])),
-                    },
-                    None => messages.push(TemplateMessage {
-                        role: "assistant".to_owned(),
-                        reasoning_content: thought.take(),
-                        tool_calls: Some(Value::Array(vec![call])),
-                        ..TemplateMessage::default()
-                    }),
-                }
-            }
-            "function_call_output" => {
-                let id = (self.call_id.filter(|id| !id.is_empty())).ok_or_else(|| {
-                    ApiError::invalid(format!("{path}.call_id"), "a result names the call that it is of")
-                })?;
-                let content = match self.output {
-                    Value::String(text) => text,
-                    Value::Array(_) => texts_of(&self.output),
-                    _ => {
-                        return Err(ApiError::invalid(
-                            format!("{path}.output"),
-                            "expected a string or a list of texts",
-                        ));
-                    }
-                };
-                messages.push(TemplateMessage {
-                    role: "tool".to_owned(),
-                    content,
-                    tool_call_id: Some(id),
-                    ..TemplateMessage::default()
-                });
-            }
-            kind => return Err(refuse_item(path, kind)),
-        }
-        Ok(())
-    }
-}
-
-/// The texts of a list of parts, joined.
-fn texts_of(parts: &Value) -> String {
-    let parts = parts.as_array().into_iter().flatten();
-    parts.filter_map(|part| part.get("text")?.as_str()).collect()
-}
-
-fn refuse_item(path: &str, kind: &str) -> ApiError {
-    match kind {
-        "message" => ApiError::invalid(format!("{path}.role"), "a message has `role` and `content`"),
-        "item_reference" => ApiError::UnsupportedField {
-            param: format!("{path}.type"),
-            reason: NO_STATE,
-        },
-        _ => ApiError::UnsupportedField {
-            param: format!("{path}.type"),
-            reason: "only messages, functions' calls and results, and reasoning are read",
-        },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[track_caller]
-    fn check(input: &str, expected: Result<&[(&str, &str)], &str>) {
-        let input: Input = serde_json::from_str(input).expect("an input of the right types");
-        match (conversation(Some("be kind".to_owned()), input), expected) {
-            (Ok(found), Ok(wanted)) => {
-                let found: Vec<_> = found
-                    .iter()
-                    .map(|m| (m.role.as_str(), m.content.as_str()))
-                    .collect();
-                assert_eq!(found, [&[("system", "be kind")], wanted].concat());
-            }
-            (Err(error), Err(param)) => assert_eq!(error.param(), Some(param), "{error}"),
-            (found, wanted) => panic!("{found:?}, expected {wanted:?}"),
-        }
-    }
-
-    #[test]
-    fn a_conversation_comes_as_text_as_messages_or_as_earlier_answers() {
-        check(r#""Hi""#, Ok(&[("user", "Hi")]));
-        check(
-            r#"[{"role":"user","content":[{"type":"input_text","text":"Hi"}]},
-                {"type":"message","id":"msg_1","status":"completed","role":"assistant",
-                 "content":[{"type":"output_text","text":"Ho","annotations":[],"logprobs":[{"token":"Ho"}]}]},
-                {"type":"message","role":"user","content":"Well?"}]"#,
-            Ok(&[("user", "Hi"), ("assistant", "Ho"), ("user", "Well?")]),
-        );
-    }
-
-    #[test]
-    fn reasoning_calls_and_results_are_items() {
-        let input = r#"[{"role":"user","content":"a"},
-            {"type":"reasoning","id":"rs_1","summary":[],"content":[{"type":"reasoning_text","text":"hm"}]},
-            {"type":"function_call","id":"fc_1","call_id":"c","name":"f","arguments":"{\"x\":1}","status":"completed"},
-            {"type":"function_call","call_id":"d","name":"f","arguments":"{}"},
-            {"type":"function_call_output","call_id":"c","output":"o"}]"#;
-        let input: Input = serde_json::from_str(input).expect("an input");
-        let messages = conversation(None, input).expect("it can be read");
-        assert_eq!(messages.len(), 3);
-        assert_eq!(messages[1].reasoning_content.as_deref(), Some("hm"));
-        let calls = messages[1]
-            .tool_calls
-            .as_ref()
-            .and_then(Value::as_array)
-            .expect("calls");
-        assert_eq!(
-            (calls.len(), &calls[0]["function"]["arguments"]["x"]),
-            (2, &Value::from(1))
-        );
-        assert_eq!(
-            (messages[2].role.as_str(), messages[2].content.as_str()),
-            ("tool", "o")
-        );
-    }
-
-    #[test]
-    fn what_is_no_message_of_text_is_refused_by_path() {
-        check("[]", Err("input"));
-        check(r#"[{"type":"item_reference","id":"x"}]"#, Err("input[0].type"));
-        check(
-            r#"[{"role":"user","content":"a"},{"type":"function_call_output","output":"o"}]"#,
-            Err("input[1].call_id"),
-        );
-        check(
-            r#"[{"type":"function_call","call_id":"c","name":"f","arguments":"[]"}]"#,
-            Err("input[0].arguments"),
-        );
-        check(
-            r#"[{"type":"computer_call","call_id":"c"}]"#,
-            Err("input[0].type"),
-        );
-        check(
-            r#"[{"role":"user","content":[{"type":"input_image","image_url":"u"}]}]"#,
-            Err("input[0].content[0].image_url"),
-        );
-        check(r#"[{"type":"message","content":"a"}]"#, Err("input[0].role"));
-        check(
-            r#"[{"role":"user","content":"a","mood":"good"}]"#,
-            Err("input[0].mood"),
-        );
+        Ok(variables)
     }
 }

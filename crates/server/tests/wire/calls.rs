@@ -341,5 +341,16 @@ async fn responses_have_items_and_are_remembered() {
         ("Looking.".into(), "Hm.".into())
     );
     let models = server.get("/v1/models").await.json();
+    let first = &models["data"][0];
+    assert_eq!(
+        (&first["type"], &first["display_name"]),
+        (&json!("model"), &first["id"])
+    );
+    assert!(
+        first["created_at"]
+            .as_str()
+            .is_some_and(|time| time.len() == 20 && time.ends_with('Z')),
+        "{first}"
+    );
     assert_eq!(models["models"][0]["slug"], models["data"][0]["id"]);
 }

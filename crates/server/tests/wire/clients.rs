@@ -21,6 +21,14 @@ async fn defaults_of_foreign_servers_pass_and_other_values_do_not() {
         "include_reasoning": true, "logprobs": false,
     });
     server.post_ok(CHAT, &routed).await;
+    let defaults = json!({
+        "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 2, "add_special_tokens": false, "echo": false,
+        "structured_outputs": { "json": null, "disable_fallback": false, "disable_any_whitespace": false },
+        "kv_transfer_params": null, "mm_processor_kwargs": null, "chat_template": null, "documents": null,
+        "min_keep": 0, "typ_p": 1, "reasoning_in_content": false, "grammar_lazy": false, "xtc_probability": 0,
+        "xtc_threshold": 0.1, "dynatemp_exponent": 1, "mirostat": 0, "mirostat_tau": 5, "verbosity": "medium",
+    });
+    server.post_ok(CHAT, &defaults).await;
     let others = json!({
         "model": "", "max_tokens": -1, "cache_prompt": true, "keep_alive": "5m", "think": false,
         "spaces_between_special_tokens": true, "stop": ["."],
@@ -39,6 +47,11 @@ async fn defaults_of_foreign_servers_pass_and_other_values_do_not() {
         ("guided_json", json!({ "type": "nonsense" })),
         ("stop_token_ids", json!([1])),
         ("priority", json!(1)),
+        ("echo", json!(true)),
+        ("kv_transfer_params", json!({ "do_remote_decode": true })),
+        ("chat_template", json!("{{ messages }}")),
+        ("typ_p", json!(0.5)),
+        ("xtc_probability", json!(0.5)),
     ] {
         let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
         body[field] = value;
@@ -180,7 +193,14 @@ async fn a_replica_tells_about_itself() {
         server.get("/version").await.json()["version"],
         env!("CARGO_PKG_VERSION")
     );
-    for path in ["/get_model_info", "/server_info"] {
+    assert_eq!(load["gen_throughput"], 0.0, "nothing was generated");
+    assert_eq!(server.get("/loads").await.json()["loads"][0]["dp_rank"], 0);
+    for path in [
+        "/get_model_info",
+        "/model_info",
+        "/server_info",
+        "/get_server_info",
+    ] {
         assert_eq!(
             server.get(path).await.json()["served_model_name"],
             "demo",

@@ -3,6 +3,7 @@
 //! One binary, so that it links once. Every test starts its own server, on a port that the system chooses.
 
 mod adapters;
+mod agents;
 mod babble;
 mod bodies;
 mod calls;

@@ -259,6 +259,22 @@ async fn the_metrics_are_strict_in_both_formats_and_count() {
             .is_some_and(|kind| kind.starts_with("text/plain; version=0.0.4"))
     );
     let samples = parse_families(reply.text(), "");
+    let accept = [(
+        "accept",
+        "application/openmetrics-text;q=0.5,text/plain;version=0.0.4;q=0.9",
+    )];
+    let weighed = Exchange::send(&server.address, "GET", "/metrics", &accept, b"")
+        .await
+        .reply()
+        .await;
+    assert!(
+        weighed
+            .header("content-type")
+            .is_some_and(|kind| kind.starts_with("text/plain"))
+    );
+    let sums =
+        ["prefill", "decode", "inference"].map(|name| samples[&format!("tokenmill_{name}_seconds_sum")]);
+    assert!((sums[0] + sums[1] - sums[2]).abs() < 1e-6, "{sums:?}");
     assert_eq!(samples.len(), open.len());
     for (name, value) in [
         ("tokenmill_generated_tokens_total", 14.0),
@@ -272,6 +288,15 @@ async fn the_metrics_are_strict_in_both_formats_and_count() {
         ("tokenmill_time_to_first_token_seconds_count", 2.0),
         ("tokenmill_inter_token_seconds_count", 12.0),
         ("vllm:e2e_request_latency_seconds_count", 2.0),
+        ("vllm:time_per_output_token_seconds_count", 12.0),
+        ("vllm:request_time_per_output_token_seconds_count", 2.0),
+        ("vllm:request_prompt_tokens_count", 2.0),
+        ("vllm:request_generation_tokens_count", 2.0),
+        ("vllm:request_generation_tokens_sum", 14.0),
+        ("vllm:request_queue_time_seconds_count", 2.0),
+        ("vllm:request_prefill_time_seconds_count", 2.0),
+        ("vllm:request_decode_time_seconds_count", 2.0),
+        ("vllm:request_inference_time_seconds_count", 2.0),
         ("vllm:request_success_total", 2.0),
         ("tokenmill_requests_refused_total", 1.0),
         ("vllm:cache_config_info", 1.0),

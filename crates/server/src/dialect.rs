@@ -1,0 +1,27 @@
+//! [`Dialect`]: the API whose words a client understands.
+//!
+//! Separate from the errors because endpoints choose it before anything fails.
+
+/// Which API's error body a client expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// `{"error": {"message", "type", "code", "param"}}`
+    OpenAi,
+    /// `{"type": "error", "error": {"type", "message"}, "request_id"}`
+    Anthropic,
+    /// `{"error": "message"}`
+    Ollama,
+}
+
+impl Dialect {
+    /// The API that a path is part of.
+    pub(crate) fn of_path(path: &str) -> Self {
+        if path.starts_with("/v1/messages") {
+            Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
+        }
+    }
+}
