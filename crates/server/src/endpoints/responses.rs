@@ -120,7 +120,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
 pub(crate) async fn stored(
     State(models): State<Models>,
     Path(id): Path<String>,
-    Extension(tenant): Extension<Tenant>,
+    tenant: Option<Extension<Tenant>>,
     request_id: Extension<RequestId>,
     RawQuery(query): RawQuery,
 ) -> Response {
@@ -133,7 +133,7 @@ pub(crate) async fn stored(
         };
         return error_response(&error, Dialect::OpenAi, &request_id);
     }
-    match models.common().stored.answer(&id, tenant) {
+    match models.common().stored.answer(&id, of_key(tenant)) {
         Some(answer) => Json(answer).into_response(),
         None => error_response(&not_stored(&id), Dialect::OpenAi, &request_id),
     }
@@ -143,13 +143,18 @@ pub(crate) async fn stored(
 pub(crate) async fn forget(
     State(models): State<Models>,
     Path(id): Path<String>,
-    Extension(tenant): Extension<Tenant>,
+    tenant: Option<Extension<Tenant>>,
     request_id: Extension<RequestId>,
 ) -> Response {
-    if models.common().stored.forget(&id, tenant) {
+    if models.common().stored.forget(&id, of_key(tenant)) {
         return Json(json!({ "id": id, "object": "response", "deleted": true })).into_response();
     }
     error_response(&not_stored(&id), Dialect::OpenAi, &request_id)
+}
+
+/// Whose request it is: where no key is asked for, all are one tenant.
+fn of_key(tenant: Option<Extension<Tenant>>) -> Tenant {
+    tenant.map_or_else(Tenant::default, |Extension(tenant)| tenant)
 }
 
 fn not_stored(id: &str) -> ApiError {
