@@ -142,7 +142,7 @@ pub(crate) fn conversation(
                         messages.push(message);
                     }
                     Item::Other(other) if LEFT_OUT.contains(&other.kind.as_str()) => {
-                        left_out.add(&other.kind)
+                        left_out.add(&other.kind);
                     }
                     Item::Other(other) => other.join(&path, &mut messages, &mut thought)?,
                 }
