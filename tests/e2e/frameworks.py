@@ -25,7 +25,11 @@ import pydantic
 from lm_eval_task import lm_eval_task
 from server import Server
 
-QUESTION = "What is 3 + 4?"
+QUESTION = "What is the weather in Rome?"
+RESULT = '{"weather": "rainy", "degrees": 12}'
+# The demo model is a toy: it was trained to answer from results that are such objects, and adds only by itself.
+ANSWER = "It is rainy in Rome, and it is 12 degrees."
+SUM_QUESTION = "What is 3 + 4?"
 CALLED = []
 
 
@@ -33,10 +37,10 @@ class Missing(Exception):
     """What a test needs is not here."""
 
 
-def add_numbers(x: int, y: int) -> int:
-    """Adds two numbers."""
-    CALLED.append((x, y))
-    return x + y
+def current_weather(city: str) -> str:
+    """Get the weather in a city."""
+    CALLED.append(city)
+    return RESULT
 
 
 class Sum(pydantic.BaseModel):
@@ -47,9 +51,9 @@ class Sum(pydantic.BaseModel):
 
 
 def check_loop(what, answer):
-    """One call was made, with the numbers of the question, and an answer came of it."""
-    assert CALLED == [(3, 4)], (what, CALLED)
-    assert isinstance(answer, str) and answer.strip(), (what, answer)
+    """One call was made, with the city of the question, and its result is the answer."""
+    assert CALLED == ["Rome"], (what, CALLED)
+    assert answer == ANSWER, (what, answer)
     CALLED.clear()
 
 
@@ -59,13 +63,13 @@ def langchain(url):
 
     for use_responses in (False, True):
         model = ChatOpenAI(model="demo", base_url=f"{url}/v1", temperature=0, max_retries=0, use_responses_api=use_responses)
-        agent = create_agent(model, tools=[add_numbers])
+        agent = create_agent(model, tools=[current_weather])
         question = {"messages": [{"role": "user", "content": QUESTION}]}
         check_loop("whole", agent.invoke(question)["messages"][-1].text)
         pieces = [piece.text for piece, _ in agent.stream(question, stream_mode="messages") if piece.type.startswith("AI")]
         assert len(pieces) > 3, pieces
         check_loop("streamed", "".join(pieces))
-        shaped = model.with_structured_output(Sum, method="json_schema").invoke(QUESTION)
+        shaped = model.with_structured_output(Sum, method="json_schema").invoke(SUM_QUESTION)
         assert isinstance(shaped, Sum)
 
 
@@ -87,12 +91,12 @@ def llama_index(url):
 
     async def ask():
         for streaming in (False, True):
-            agent = FunctionAgent(tools=[FunctionTool.from_defaults(add_numbers)], llm=model, streaming=streaming)
+            agent = FunctionAgent(tools=[FunctionTool.from_defaults(current_weather)], llm=model, streaming=streaming)
             check_loop(("streaming", streaming), str(await agent.run(QUESTION)))
 
     # A client belongs to the loop it was first used in.
     asyncio.run(ask())
-    shaped = model.as_structured_llm(Sum).complete(QUESTION).raw
+    shaped = model.as_structured_llm(Sum).complete(SUM_QUESTION).raw
     assert isinstance(shaped, Sum)
 
 
@@ -104,12 +108,12 @@ def pydantic_ai(url):
 
     async def ask(kind):
         model = kind("demo", provider=provider)
-        agent = Agent(model, tools=[add_numbers], model_settings={"temperature": 0})
+        agent = Agent(model, tools=[current_weather], model_settings={"temperature": 0})
         check_loop("whole", (await agent.run(QUESTION)).output)
         async with agent.run_stream(QUESTION) as result:
             check_loop("streamed", "".join([piece async for piece in result.stream_text(delta=True)]))
         for output in (ToolOutput, NativeOutput):
-            shaped = (await Agent(model, output_type=output(Sum)).run(QUESTION)).output
+            shaped = (await Agent(model, output_type=output(Sum)).run(SUM_QUESTION)).output
             assert isinstance(shaped, Sum), shaped
 
     async def ask_both():
@@ -127,8 +131,8 @@ def openai_agents(url):
 
     async def ask(model):
         settings = agents.ModelSettings(temperature=0)
-        tool = agents.function_tool(add_numbers)
-        agent = agents.Agent(name="adder", instructions="Add.", model=model, model_settings=settings, tools=[tool])
+        tool = agents.function_tool(current_weather)
+        agent = agents.Agent(name="herald", instructions="Tell the weather.", model=model, model_settings=settings, tools=[tool])
         whole = await agents.Runner.run(agent, QUESTION)
         check_loop("whole", whole.final_output)
         streamed = agents.Runner.run_streamed(agent, QUESTION)
@@ -140,7 +144,7 @@ def openai_agents(url):
         assert "".join(deltas) == streamed.final_output, (deltas, streamed.final_output)
         check_loop("streamed", streamed.final_output)
         shaped = agents.Agent(name="reader", model=model, output_type=Sum)
-        assert isinstance((await agents.Runner.run(shaped, QUESTION)).final_output, Sum)
+        assert isinstance((await agents.Runner.run(shaped, SUM_QUESTION)).final_output, Sum)
 
     async def ask_both():
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
@@ -158,7 +162,7 @@ def instructor(url):
     # Its other modes say the schema in the prompt only, which the demo model was not trained for.
     for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
         shaped = instructor.from_openai(client, mode=mode)
-        fields = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "response_model": Sum, "max_retries": 0}
+        fields = {"model": "demo", "messages": [{"role": "user", "content": SUM_QUESTION}], "response_model": Sum, "max_retries": 0}
         assert isinstance(shaped.create(**fields), Sum), mode
         *_, last = shaped.create_partial(**fields)
         Sum.model_validate(last.model_dump())
@@ -171,13 +175,9 @@ def litellm(url):
     tool = {
         "type": "function",
         "function": {
-            "name": "add_numbers",
-            "description": "Adds two numbers.",
-            "parameters": {
-                "type": "object",
-                "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
-                "required": ["x", "y"],
-            },
+            "name": "current_weather",
+            "description": "Get the weather in a city.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
         },
     }
     v1 = f"{url}/v1"
@@ -195,8 +195,8 @@ def litellm(url):
             message = ask()
             messages.append(message.model_dump(exclude_none=True))
             for call in message.tool_calls or []:
-                result = add_numbers(**json.loads(call.function.arguments))
-                messages.append({"role": "tool", "tool_call_id": call.id, "name": "add_numbers", "content": str(result)})
+                result = current_weather(**json.loads(call.function.arguments))
+                messages.append({"role": "tool", "tool_call_id": call.id, "name": "current_weather", "content": result})
             check_loop((name, stream), ask().content)
 
 

@@ -15,22 +15,23 @@ const models = {
     "openai chat": openai.chat("demo"),
     "openai responses": openai.responses("demo"),
 };
-const prompt = "What is 3 + 4?";
+const prompt = "What is the weather in Rome?";
+const answer = "It is rainy in Rome, and it is 12 degrees.";
 
 for (const [name, model] of Object.entries(models)) {
     const called = [];
-    const add_numbers = tool({
-        description: "Adds two numbers.",
-        inputSchema: z.object({ x: z.number().int(), y: z.number().int() }),
-        execute: async ({ x, y }) => {
-            called.push([x, y]);
-            return x + y;
+    const current_weather = tool({
+        description: "Get the weather in a city.",
+        inputSchema: z.object({ city: z.string() }),
+        execute: async ({ city }) => {
+            called.push(city);
+            return { weather: "rainy", degrees: 12 };
         },
     });
-    const fields = { model, prompt, tools: { add_numbers }, stopWhen: stepCountIs(3), temperature: 0, maxRetries: 0 };
+    const fields = { model, prompt, tools: { current_weather }, stopWhen: stepCountIs(3), temperature: 0, maxRetries: 0 };
     const whole = await generateText(fields);
-    assert.deepEqual(called.splice(0), [[3, 4]], name);
-    assert.ok(whole.text.trim(), name);
+    assert.deepEqual(called.splice(0), ["Rome"], name);
+    assert.equal(whole.text, answer, name);
     assert.equal(whole.steps.length, 2, name);
 
     const errors = [];
@@ -38,12 +39,12 @@ for (const [name, model] of Object.entries(models)) {
     let text = "";
     for await (const piece of streamed.textStream) text += piece;
     assert.deepEqual(errors, [], name);
-    assert.deepEqual(called.splice(0), [[3, 4]], name);
+    assert.deepEqual(called.splice(0), ["Rome"], name);
     assert.equal(text, whole.text, name);
     assert.equal((await streamed.totalUsage).totalTokens, whole.totalUsage.totalTokens, name);
 
     const schema = z.object({ x: z.number().int().min(0).max(9), y: z.number().int().min(0).max(9) });
-    const { object } = await generateObject({ model, schema, prompt, maxRetries: 0 });
+    const { object } = await generateObject({ model, schema, prompt: "What is 3 + 4?", maxRetries: 0 });
     schema.parse(object);
     console.log(`ok: ai, ${name}`);
 }
