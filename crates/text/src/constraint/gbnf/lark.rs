@@ -10,8 +10,8 @@ use super::{
     terminals::{divide, write_divided},
 };
 
-/// Longest regular expression that stands for a whole grammar.
-const MAX_REGEX_BYTES: usize = 1 << 16;
+/// Longest regular expression that stands for a whole grammar, or for a rule of one.
+pub(super) const MAX_REGEX_BYTES: usize = 1 << 16;
 
 /// Writes `grammar`.
 pub(super) fn write(grammar: &Grammar) -> String {
@@ -78,7 +78,7 @@ pub(super) fn write_counts(min: u32, max: Option<u32>, out: &mut String) {
     };
 }
 
-fn write_class(node: &Node, out: &mut String) {
+pub(super) fn write_class(node: &Node, out: &mut String) {
     match node {
         Node::Class { is_negated, ranges } => {
             out.push_str(if *is_negated { "[^" } else { "[" });
@@ -96,7 +96,7 @@ fn write_class(node: &Node, out: &mut String) {
 }
 
 /// Writes a character so that neither a regular expression nor Lark reads anything else in it.
-fn write_char(c: char, out: &mut String) {
+pub(super) fn write_char(c: char, out: &mut String) {
     if c.is_ascii_alphanumeric() || c == ' ' || (!c.is_ascii() && !c.is_control() && !c.is_whitespace()) {
         out.push(c);
     } else {

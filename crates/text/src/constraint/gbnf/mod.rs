@@ -5,12 +5,13 @@
 //!
 //! The two differ in one thing. GBNF describes characters; Lark's terminals are matched as long as they can be, so that a
 //! terminal may swallow the beginning of what follows. Hence a grammar without recursion becomes one regular
-//! expression. In every other one a part becomes a terminal only where it provably swallows nothing, and is divided into
+//! expression, where that is not too long. In every other one a part becomes a terminal only where it provably swallows nothing, and is divided into
 //! its parts else, down to single characters.
 
 mod chars;
 mod lark;
 mod parse;
+mod regular;
 mod terminals;
 
 use super::error::ConstraintError;

@@ -195,7 +195,7 @@ impl<'s> Parser<'s> {
     }
 
     fn repetitions(&mut self, mut node: Node) -> Result<Node, ConstraintError> {
-        loop {
+        for _ in 0..=MAX_DEPTH {
             let (min, max) = match self.peek() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
@@ -211,6 +211,7 @@ impl<'s> Parser<'s> {
             self.at += 1;
             node = Node::Repeat(Box::new(node), min, max);
         }
+        Err(self.error(format!("a part is repeated more than {MAX_DEPTH} times over")))
     }
 
     /// Reads `m}`, `m,}`, `,n}` or `m,n}`.

@@ -11,10 +11,13 @@ use super::{
     Grammar, Node,
     chars::Chars,
     lark::{write_counts, write_regex},
+    regular::regular_rules,
 };
 
-/// Most terminals that are compared with each other; a grammar with more is written character by character.
+/// Most terminals that are compared with each other, and most rules that they may stand in; a grammar with more is written
+/// character by character.
 const MAX_TERMINALS: usize = 400;
+const MAX_RULES: usize = 4000;
 
 /// A part of a rule, divided into terminals.
 #[derive(Clone, Debug)]
@@ -34,7 +37,7 @@ pub(super) struct Terminal {
     pub(super) facts: Facts,
 }
 
-/// A grammar whose rules are made of terminals. Rules that are not reached are empty.
+/// A grammar whose rules are made of terminals. Rules that became terminals where they are named are empty.
 pub(super) struct Divided {
     pub(super) rules: Vec<Option<Part>>,
     pub(super) terminals: Vec<Terminal>,
@@ -176,7 +179,7 @@ pub(super) fn divide(grammar: &Grammar) -> Divided {
     };
     divided.terminals = divider.terminals;
     loop {
-        let guilty = if divided.terminals.len() > MAX_TERMINALS {
+        let guilty = if divided.terminals.len() > MAX_TERMINALS || divided.rules.len() > MAX_RULES {
             divided.terminals.iter().map(Terminal::is_divisible).collect()
         } else {
             find_guilty(&divided, grammar.root)
@@ -195,43 +198,6 @@ impl Terminal {
             Node::Literal(text) => text.chars().nth(1).is_some(),
             Node::Class { .. } | Node::Any => false,
             _ => true,
-        }
-    }
-}
-
-/// Which rules lead to no recursion.
-fn regular_rules(grammar: &Grammar) -> Vec<bool> {
-    fn leads_to(node: &Node, found: &mut Vec<usize>) {
-        match node {
-            Node::Rule(idx) => found.push(*idx),
-            Node::Sequence(parts) | Node::Choice(parts) => {
-                for part in parts {
-                    leads_to(part, found);
-                }
-            }
-            Node::Repeat(inner, ..) => leads_to(inner, found),
-            Node::Literal(_) | Node::Class { .. } | Node::Any => {}
-        }
-    }
-    let next: Vec<Vec<usize>> = (grammar.rules.iter())
-        .map(|rule| {
-            let mut found = Vec::new();
-            leads_to(rule, &mut found);
-            found
-        })
-        .collect();
-    // A rule is regular once all that it leads to are.
-    let mut is_regular = vec![false; next.len()];
-    loop {
-        let mut has_changed = false;
-        for (idx, next) in next.iter().enumerate() {
-            if !is_regular[idx] && next.iter().all(|&next| is_regular[next]) {
-                is_regular[idx] = true;
-                has_changed = true;
-            }
-        }
-        if !has_changed {
-            return is_regular;
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Grammars of llama.cpp, translated and matched against texts.
 
-use std::{fmt::Write as _, time::Instant};
+use std::{
+    fmt::Write as _,
+    time::{Duration, Instant},
+};
 
 use super::*;
 use crate::constraint::{
-    Constraint, ConstraintCompiler, ConstraintMatcher, compiler::tests::bytes_tokenizer,
+    Constraint, ConstraintCompiler, ConstraintLimits, ConstraintMatcher, compiler::tests::bytes_tokenizer,
 };
 
 fn accepts(matcher: &mut ConstraintMatcher, text: &str) -> bool {
@@ -20,10 +23,19 @@ fn accepts(matcher: &mut ConstraintMatcher, text: &str) -> bool {
     mask[256 / 32] & 1 == 1
 }
 
+/// A compiler that takes its time: how long it may take is not asked here, and nothing is optimised.
+fn patient_compiler() -> ConstraintCompiler {
+    let limits = ConstraintLimits {
+        compile_time: Duration::from_secs(60),
+        ..ConstraintLimits::default()
+    };
+    ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap()
+}
+
 /// Checks that `grammar` admits `yes` as whole texts, and none of `no`.
 #[track_caller]
 fn check(grammar: &str, yes: &[&str], no: &[&str]) {
-    let compiler = ConstraintCompiler::new(&bytes_tokenizer()).unwrap();
+    let compiler = patient_compiler();
     let compiled = compiler
         .compile(&Constraint::gbnf(grammar))
         .unwrap_or_else(|error| panic!("{error}"));
@@ -203,6 +215,10 @@ fn what_has_no_translation_is_refused_with_its_line() {
         "root ::= <think>",
         "the GBNF grammar, line 1: tokens (`<...>`) are not supported; write their text",
     );
+    check_refused(
+        &format!("root ::= \"a\"{}", "*".repeat(500_000)),
+        "the GBNF grammar, line 1: a part is repeated more than 100 times over",
+    );
     let deep = format!("root ::= {}\"a\"{}", "(".repeat(5000), ")".repeat(5000));
     check_refused(
         &deep,
@@ -210,16 +226,49 @@ fn what_has_no_translation_is_refused_with_its_line() {
     );
 }
 
+/// A grammar of `levels` rules, each of which names the next `n_times` over; the last one is `"a"`.
+fn doubling(levels: u32, n_times: usize) -> String {
+    let mut grammar = "root ::= r0\n".to_owned();
+    for rule in 0..levels {
+        writeln!(
+            grammar,
+            "r{rule} ::={}",
+            format!(" r{}", rule + 1).repeat(n_times)
+        )
+        .unwrap();
+    }
+    write!(grammar, "r{levels} ::= \"a\"").unwrap();
+    grammar
+}
+
+/// None is recursive, and the expression of all of it would be too long.
+#[test]
+fn grammars_whose_expression_is_too_long_are_enforced() {
+    for (levels, n_times) in [(9, 2_usize), (12, 2), (7, 4)] {
+        let n_chars = n_times.pow(levels);
+        let [whole, less, more] = [0, -1, 1].map(|by| "a".repeat(n_chars.strict_add_signed(by)));
+        check(&doubling(levels, n_times), &[&whole], &[&less, &more, "", "b"]);
+    }
+    let words: Vec<String> = (0..9000).map(|word| format!("\"word-{word}\"")).collect();
+    let list = format!("root ::= (word \",\")* word\nword ::= {}", words.join(" | "));
+    check(
+        &list,
+        &["word-8999", "word-0,word-17"],
+        &["word-", "word-9000", "word-1,"],
+    );
+}
+
 #[test]
 fn rules_that_refer_to_each_other_many_times_over_are_not_written_out() {
-    let mut grammar = "root ::= r0\n".to_owned();
-    for rule in 0..40 {
-        writeln!(grammar, "r{rule} ::= r{} r{}", rule + 1, rule + 1).unwrap();
-    }
-    grammar += "r40 ::= \"a\"";
     let started = Instant::now();
-    assert!(to_lark(&grammar).unwrap().len() < 10_000);
+    let grammar = doubling(40, 2);
+    assert!(to_lark(&grammar).unwrap().len() < 200_000);
     assert!(started.elapsed().as_secs() < 5);
+    let compiled = patient_compiler().compile(&Constraint::gbnf(grammar)).unwrap();
+    assert!(
+        !accepts(&mut compiled.matcher(&[256]), "aaa"),
+        "the text has 2^40 characters"
+    );
 }
 
 #[test]
