@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use axum::{http::HeaderValue, response::Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokenmill::{Conversation, TextEnd, ToolChoice};
+use tokenmill::{Conversation, TextEnd, ToolChoice, takes_objects};
 use tokenmill_sched::FinishReason;
 
 use crate::{ApiError, error::shortened};
@@ -212,6 +212,10 @@ impl Tools {
                     at("parameters"),
                     "expected a JSON schema, which is an object",
                 ));
+            }
+            if !takes_objects(&parameters) {
+                let reason = "arguments are an object, which the schema's `type` does not allow";
+                return Err(ApiError::invalid(at("parameters"), reason));
             }
             crate::fields::refuse_others(&path, &tool.others, TOOL_LABELS)?;
             check_callers(&path, &tool.allowed_callers)?;
@@ -471,6 +475,14 @@ mod tests {
             refused(json!([{"name": "a", "parameters": [1]}]), auto()),
             "tools[0].function.parameters"
         );
+        for parameters in [
+            json!({"type": "string"}),
+            json!({"type": "array"}),
+            json!({"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}),
+        ] {
+            let list = json!([{"name": "a"}, {"name": "b", "parameters": parameters}]);
+            assert_eq!(refused(list, auto()), "tools[1].function.parameters");
+        }
         assert_eq!(
             refused(
                 json!([{"name": "a"}]),

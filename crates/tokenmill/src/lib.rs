@@ -164,8 +164,8 @@ pub use tokenmill_placed::{BatchThreshold, DeviceLayers, PartsRequest, Placement
 pub use tokenmill_sched::{Canceller, ContextShift, FinishReason, Media, Speculation, Timings, Usage};
 pub use tokenmill_text::{
     DecodeOptions,
-    calls::{CallFormError, Part, ToolChoice, ToolSet},
-    constraint::{Constraint, ConstraintError, ConstraintKind},
+    calls::{CallFormError, Part, ToolChoice, ToolSet, takes_objects},
+    constraint::{Constraint, ConstraintError, ConstraintKind, ConstraintLimits},
     template::ChatMessage as Message,
 };
 pub use vision::{Projector, projector_beside};

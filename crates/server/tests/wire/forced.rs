@@ -199,6 +199,83 @@ async fn choices_that_cannot_be_are_refused_by_their_field() {
         .await;
 }
 
+/// A tool with these parameters.
+fn tool(name: &str, parameters: &Value) -> Value {
+    json!({ "type": "function", "function": { "name": name, "parameters": parameters } })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_that_are_no_object_are_refused_by_their_path() {
+    let Some(server) = start("<tool_call>", "").await else {
+        return;
+    };
+    let referred = json!({ "$ref": "#/$defs/word", "$defs": { "word": { "type": "string" } } });
+    for parameters in [json!({ "type": "string" }), json!({ "type": "array" }), referred] {
+        for (choice, strict) in [("required", true), ("required", false), ("auto", false)] {
+            let mut bad = tool("bad", &parameters);
+            bad["function"]["strict"] = json!(strict);
+            let more = json!({ "tools": [tool("now", &now()["parameters"]), bad], "tool_choice": choice });
+            let reply = server.post(CHAT, &body(&more)).await;
+            assert_eq!(reply.status, 400, "{more}: {}", reply.text());
+            assert_eq!(reply.json()["error"]["param"], "tools[1].function.parameters");
+        }
+    }
+    server.assert_idle().await;
+}
+
+/// Where calls are required, one bad schema is refused with `strict` or without; where they are not, with `strict` only.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_whose_schema_cannot_be_enforced_is_named_with_the_reason() {
+    let Some(server) = start("<tool_call>", "").await else {
+        return;
+    };
+    let endless =
+        json!({ "type": "object", "properties": { "same": { "$ref": "#" } }, "required": ["same"] });
+    let negated = json!({ "type": "object", "properties": { "a": {} }, "not": { "required": ["a"] } });
+    let required = json!("required");
+    let named = json!({ "type": "function", "function": { "name": "bad" } });
+    for (parameters, reason) in [
+        (endless, "no finite arguments satisfy it"),
+        (negated, "Unimplemented keys: [\"not\"]"),
+    ] {
+        let mut tools = json!([tool("now", &now()["parameters"]), tool("bad", &parameters)]);
+        let expected = format!("`tools`: calls of the tool `bad` cannot be held to its schema: {reason}");
+        for choice in [&required, &named] {
+            let more = json!({ "tools": tools, "tool_choice": choice });
+            let reply = server.post(CHAT, &body(&more)).await;
+            let error = &reply.json()["error"];
+            assert_eq!(
+                (reply.status, &error["message"]),
+                (400, &json!(expected)),
+                "{more}"
+            );
+            assert_eq!(error["param"], "tools");
+        }
+        let messages = json!({ "messages": [{ "role": "user", "content": "Well?" }], "max_tokens": 9,
+            "tools": [{ "name": "bad", "input_schema": parameters }], "tool_choice": { "type": "any" } });
+        let reply = server.post("/v1/messages", &messages).await;
+        assert_eq!(reply.status, 400, "{}", reply.text());
+        assert_eq!(reply.json()["error"]["message"], expected);
+        // What the model may leave is its choice, without `strict`.
+        let auto = json!({ "tools": tools, "max_tokens": 8 });
+        server.post_ok(CHAT, &body(&auto)).await;
+        tools[1]["function"]["strict"] = json!(true);
+        let reply = server.post(CHAT, &body(&json!({ "tools": tools }))).await;
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["message"]),
+            (400, &json!(expected))
+        );
+    }
+    // What clients write of maps and lists, and what means nothing.
+    let noted = json!({ "type": "object", "properties": { "answers": { "type": "object",
+        "propertyNames": { "type": "string" }, "additionalProperties": { "type": "integer" }, "maxProperties": 1 },
+        "days": { "type": "array", "items": { "enum": ["Mon"] }, "maxItems": 1, "uniqueItems": false } },
+        "required": ["days"], "additionalProperties": false });
+    let more = json!({ "tools": [tool("noted", &noted)], "tool_choice": "required", "max_tokens": 8 });
+    server.post_ok(CHAT, &body(&more)).await;
+    server.assert_idle().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_with_tools_and_a_shape_is_one_or_the_other() {
     let shape = json!({ "type": "json_schema", "json_schema": { "name": "person", "schema": {

@@ -40,7 +40,7 @@ mod tests;
 pub use format::ReplyFormat;
 pub use grammar::{CallFormError, ToolChoice};
 pub use parser::{Opening, ReplyParser};
-pub use tool_set::ToolSet;
+pub use tool_set::{ToolSet, takes_objects};
 
 /// What a stretch of an answer is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -103,11 +103,64 @@ impl ToolSet {
     }
 }
 
+/// References that are followed from one schema to the next.
+const MAX_REFERENCES: usize = 16;
+
+/// Whether a schema of arguments, which are an object, lets objects through by its `type` or by that of the schema in it that it
+/// refers to. Without a schema every object is.
+pub fn takes_objects(schema: &Value) -> bool {
+    let mut of = schema;
+    for _ in 0..MAX_REFERENCES {
+        match (&of["type"], of["$ref"].as_str()) {
+            _ if of.is_null() || *of == Value::Bool(true) => return true,
+            _ if !of.is_object() => return false,
+            (Value::String(kind), _) => return kind == "object",
+            (Value::Array(kinds), _) => return kinds.iter().any(|kind| kind == "object"),
+            (_, Some(reference)) => {
+                let within = reference.strip_prefix('#');
+                match within.and_then(|pointer| schema.pointer(pointer)) {
+                    Some(referred) => of = referred,
+                    // It stands elsewhere, which compiling refuses.
+                    None => return true,
+                }
+            }
+            (_, None) => return true,
+        }
+    }
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_schema_of_arguments_lets_objects_through() {
+        for schema in [
+            json!(null),
+            json!(true),
+            json!({}),
+            json!({"type": "object"}),
+            json!({"type": ["null", "object"]}),
+            json!({"properties": {"type": {"type": "string"}}}),
+            json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "object"}}}),
+            json!({"$ref": "#"}),
+            json!({"$ref": "https://example.com/schema"}),
+        ] {
+            assert!(takes_objects(&schema), "{schema}");
+        }
+        for schema in [
+            json!(false),
+            json!([]),
+            json!({"type": "string"}),
+            json!({"type": ["null", "array"]}),
+            json!({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array"}}}),
+        ] {
+            assert!(!takes_objects(&schema), "{schema}");
+        }
+    }
 
     #[test]
     fn a_bare_argument_is_read_as_its_schema_allows() {

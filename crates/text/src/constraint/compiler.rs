@@ -14,7 +14,7 @@ use std::{
 
 use llguidance::{
     Matcher, ParserFactory,
-    api::{ParserLimits, StopReason},
+    api::{ParserLimits, StopReason, TopLevelGrammar},
 };
 use toktrie::InferenceCapabilities;
 
@@ -22,7 +22,7 @@ use super::{
     alternatives::{Alternatives, Told},
     error::{ConstraintError, ConstraintKind, first_line},
     finite::has_finite_text,
-    grammar::Constraint,
+    grammar::{Constraint, HeldTool},
     lead::{Begin, BudgetPlan, LeadPlan, Mark, Open, OpenPlan},
     marker::Marker,
     matcher::ConstraintMatcher,
@@ -39,6 +39,9 @@ const MAX_RUNNING: usize = 4;
 
 /// The compiler's recursion follows the nesting of what it compiles.
 const STACK_BYTES: usize = 64 << 20;
+
+/// What `llguidance` says before what is wrong with a schema; the line before it is of a grammar that the request does not know.
+const SCHEMA_ERROR: &str = "failed to compile JSON schema: ";
 
 /// What compiling and following a constraint may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +61,8 @@ impl Default for ConstraintLimits {
         Self {
             max_bytes: 1 << 20,
             max_depth: 100,
-            compile_time: Duration::from_millis(900),
+            // A request is answered within a second, and what comes before and after takes some of it.
+            compile_time: Duration::from_millis(750),
             max_lexer_states: 50_000,
         }
     }
@@ -262,7 +266,7 @@ impl Shared {
             .spawn(move || {
                 let _place = Place(&shared);
                 // The caller has gone where the limit was exceeded.
-                let _ = sender.send(shared.compile_here(&constraint));
+                let _ = sender.send(shared.compile_here(&constraint, deadline));
             });
         if spawned.is_err() {
             self.leave();
@@ -280,20 +284,26 @@ impl Shared {
         }
     }
 
-    fn compile_here(&self, constraint: &Constraint) -> Result<Prototype, ConstraintError> {
+    fn compile_here(&self, constraint: &Constraint, deadline: Instant) -> Result<Prototype, ConstraintError> {
         let kind = constraint.kind();
         let grammar = constraint.to_grammar()?;
         let refused = |error: &dyn fmt::Display| ConstraintError::Refused {
             kind,
             reason: first_line(&error.to_string()),
         };
-        let parser = self
-            .factory
-            .create_parser(grammar)
-            .map_err(|error| refused(&error))?;
-        if !has_finite_text(parser.parser.grammar()) {
-            return Err(ConstraintError::Nothing { kind });
-        }
+        let held = constraint.held_tools().iter();
+        let parser = match self.factory.create_parser(grammar) {
+            Ok(parser) if has_finite_text(parser.parser.grammar()) => {
+                // One tool with an end is enough for all of them together. Without a reference there is no recursion.
+                self.check_tools(held.filter(|tool| tool.grammar.contains("\"$ref\"")), deadline)?;
+                parser
+            }
+            refusal => {
+                self.check_tools(held, deadline)?;
+                let nothing = ConstraintError::Nothing { kind };
+                return Err(refusal.err().map_or(nothing, |error| refused(&error)));
+            }
+        };
         let matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
             return Err(refused(&error));
@@ -315,6 +325,34 @@ impl Shared {
             return Err(ConstraintError::Nothing { kind });
         }
         Ok(Prototype(Mutex::new(matcher)))
+    }
+
+    /// Finds the first of some tools whose calls cannot be held to its schema, until the deadline: then it is too late to tell.
+    ///
+    /// # Errors
+    /// [`ConstraintError::Tool`].
+    fn check_tools<'t>(
+        &self,
+        held: impl Iterator<Item = &'t HeldTool>,
+        deadline: Instant,
+    ) -> Result<(), ConstraintError> {
+        for tool in held.take_while(|_| Instant::now() < deadline) {
+            let parser = (self.factory).create_parser(TopLevelGrammar::from_lark(tool.grammar.clone()));
+            let reason = match parser {
+                Ok(parser) if has_finite_text(parser.parser.grammar()) => continue,
+                Ok(_) => "no finite arguments satisfy it".to_owned(),
+                Err(error) => {
+                    let line = first_line(&error.to_string());
+                    let at = line.find(SCHEMA_ERROR).map_or(0, |at| at + SCHEMA_ERROR.len());
+                    line[at..].to_owned()
+                }
+            };
+            return Err(ConstraintError::Tool {
+                tool: tool.name.clone(),
+                reason,
+            });
+        }
+        Ok(())
     }
 
     /// What comes first, in tokens.

@@ -97,6 +97,14 @@ pub enum ConstraintError {
         /// What it is written in.
         kind: ConstraintKind,
     },
+    /// Calls of a tool cannot be held to its schema.
+    #[error("calls of the tool `{tool}` cannot be held to its schema: {reason}")]
+    Tool {
+        /// The tool.
+        tool: String,
+        /// What is wrong with its schema.
+        reason: String,
+    },
     /// No vocabulary of this kind can be constrained.
     #[error("the vocabulary cannot be constrained: {reason}")]
     Vocabulary {
@@ -121,6 +129,7 @@ impl ConstraintError {
             | Self::Refused { kind, .. }
             | Self::Nothing { kind } => Some(*kind),
             Self::Gbnf { .. } => Some(ConstraintKind::Gbnf),
+            Self::Tool { .. } => Some(ConstraintKind::Calls),
             Self::Busy { .. } | Self::Vocabulary { .. } | Self::Step { .. } => None,
         }
     }

@@ -14,7 +14,7 @@ use super::{
     error::{ConstraintError, ConstraintKind},
     gbnf,
     lead::{Begin, Budget, Mark, Open, Thoughts},
-    schema::drop_unknown_formats,
+    schema::drop_what_says_nothing,
 };
 
 /// Space, tabs and line breaks between two parts of JSON. Without an end a model that is fond of them never stops.
@@ -50,8 +50,18 @@ pub(crate) struct CallGrammar {
     pub(crate) relaxed: Option<String>,
     /// Whether calls that cannot be constrained come without a constraint.
     pub(crate) is_optional: bool,
+    /// The tools whose schemas are enforced in any case.
+    pub(crate) held: Vec<HeldTool>,
     /// How calls are told from a text of a shape, where they can be.
     pub(crate) told: Option<Told>,
+}
+
+/// A tool whose schema is enforced or refused.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct HeldTool {
+    pub(crate) name: String,
+    /// The grammar of its calls alone.
+    pub(crate) grammar: String,
 }
 
 impl Constraint {
@@ -258,8 +268,23 @@ impl Constraint {
             Language::JsonSchema(schema) => schema.to_string(),
             Language::Choice(choices) => json!(choices).to_string(),
             Language::Regex(text) | Language::Lark(text) | Language::Gbnf(text) => text.clone(),
-            Language::Calls(grammar) => grammar.exact.clone(),
+            // What is compiled for some tools may have been refused for others.
+            Language::Calls(grammar) => {
+                (grammar.held.iter()).fold(grammar.exact.clone(), |mut text, tool| {
+                    text.push('\n');
+                    text.push_str(&tool.name);
+                    text
+                })
+            }
             Language::Any => String::new(),
+        }
+    }
+
+    /// The tools whose schemas are enforced in any case.
+    pub(super) fn held_tools(&self) -> &[HeldTool] {
+        match &self.language {
+            Language::Calls(grammar) => &grammar.held,
+            _ => &[],
         }
     }
 
@@ -310,7 +335,7 @@ impl Constraint {
 /// A schema as the compiler takes it.
 pub(crate) fn prepared(schema: &Value) -> Result<Value, &'static str> {
     let mut schema = schema.clone();
-    drop_unknown_formats(&mut schema);
+    drop_what_says_nothing(&mut schema);
     match &mut schema {
         Value::Bool(_) => {}
         Value::Object(fields) => {

@@ -40,6 +40,6 @@ pub use controls::ControlTokens;
 pub(crate) use controls::Segment;
 pub use error::{ConstraintError, ConstraintKind};
 pub use grammar::Constraint;
-pub(crate) use grammar::{CallGrammar, is_deeper_than, prepared};
+pub(crate) use grammar::{CallGrammar, HeldTool, is_deeper_than, prepared};
 pub(crate) use lead::Mark;
 pub use matcher::ConstraintMatcher;

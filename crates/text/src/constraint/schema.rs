@@ -1,8 +1,8 @@
 //! Prepares a JSON schema for the compiler of grammars.
 //!
-//! Separate because the specification and the compiler differ in one thing that real schemas have: a `format` that is not
-//! known means nothing by the specification, and is an error to the compiler. Invariant: what is left out here could not make
-//! an instance invalid.
+//! Separate because the specification and the compiler differ in what real schemas have: a `format` that is not known, names
+//! that are to be texts and the like mean nothing by the specification, and are errors to the compiler. Invariant: what is left
+//! out here could not make an instance invalid.
 
 use serde_json::Value;
 
@@ -47,25 +47,41 @@ const WITH_NAMES: [&str; 5] = [
     "properties",
 ];
 
-/// Drops each `format` that means nothing.
-pub(super) fn drop_unknown_formats(schema: &mut Value) {
+/// Drops each keyword with a value that means nothing.
+pub(super) fn drop_what_says_nothing(schema: &mut Value) {
     let Value::Object(fields) = schema else { return };
     let is_unknown = |format: &Value| format.as_str().is_some_and(|name| !FORMATS.contains(&name));
     if fields.get("format").is_some_and(is_unknown) {
         fields.remove("format");
     }
+    if fields.get("uniqueItems") == Some(&Value::Bool(false)) {
+        fields.remove("uniqueItems");
+    }
+    if fields.get("propertyNames").is_some_and(takes_every_name) {
+        fields.remove("propertyNames");
+    }
     for (keyword, value) in fields {
         let keyword = keyword.as_str();
         match value {
             Value::Object(named) if WITH_NAMES.contains(&keyword) => {
-                named.values_mut().for_each(drop_unknown_formats);
+                named.values_mut().for_each(drop_what_says_nothing);
             }
             Value::Array(list) if WITH_LIST.contains(&keyword) => {
-                list.iter_mut().for_each(drop_unknown_formats);
+                list.iter_mut().for_each(drop_what_says_nothing);
             }
-            value if WITH_SCHEMA.contains(&keyword) => drop_unknown_formats(value),
+            value if WITH_SCHEMA.contains(&keyword) => drop_what_says_nothing(value),
             _ => {}
         }
+    }
+}
+
+/// Whether a schema of names lets every name through: a name is a text.
+fn takes_every_name(schema: &Value) -> bool {
+    match schema {
+        Value::Object(fields) => {
+            (fields.iter()).all(|(keyword, value)| keyword == "type" && value == "string")
+        }
+        other => *other == Value::Bool(true),
     }
 }
 
@@ -76,6 +92,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn names_of_every_kind_and_items_that_may_repeat_say_nothing() {
+        let mut schema = json!({"propertyNames": {"type": "string"}, "uniqueItems": false,
+            "items": {"propertyNames": true, "uniqueItems": true},
+            "additionalProperties": {"propertyNames": {"type": "string", "maxLength": 3}}});
+        drop_what_says_nothing(&mut schema);
+        let expected = json!({"items": {"uniqueItems": true},
+            "additionalProperties": {"propertyNames": {"type": "string", "maxLength": 3}}});
+        assert_eq!(schema, expected);
+    }
+
+    #[test]
     fn unknown_formats_are_dropped_where_they_are_keywords_only() {
         let mut schema = json!({
             "format": "text",
@@ -84,7 +111,7 @@ mod tests {
             "anyOf": [{"not": {"format": "x", "type": "string"}}],
             "default": {"format": "path"},
         });
-        drop_unknown_formats(&mut schema);
+        drop_what_says_nothing(&mut schema);
         let expected = json!({
             "properties": {"format": {"const": {"format": "path"}}, "day": {"format": "date"}},
             "items": [{}],

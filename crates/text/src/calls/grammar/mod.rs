@@ -3,7 +3,8 @@
 //! Separate from the parsers because it writes what they read. Each of the shapes of the table of formats becomes rules in
 //! Lark's notation. Invariant: what a grammar allows, the parser of the same row reads as calls with these arguments. A schema
 //! that a shape has no words for is refused where its tool is strict. Else this tool alone is held to less, and calls that
-//! have no words even then are free where none is required.
+//! have no words even then are free where none is required. Where one is required, or a tool is strict, compiling refuses what
+//! it cannot enforce.
 
 mod arguments;
 mod literals;
@@ -25,8 +26,9 @@ use super::{
     literal_body::LiteralShape,
     named_body::NamedShape,
     tagged_body::TaggedShape,
+    tool_set::takes_objects,
 };
-use crate::constraint::{CallGrammar, Constraint, ControlTokens, Mark, Told};
+use crate::constraint::{CallGrammar, Constraint, ControlTokens, HeldTool, Mark, Told};
 
 /// Which calls an answer is to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,8 +103,8 @@ impl ReplyFormat {
     /// the constraint holds from where a call begins. `opens_head` says whether the prompt ends in the head of a message.
     ///
     /// # Errors
-    /// [`CallFormError`] where this format has no words for the schema of a strict tool; and where a call is required or a tool
-    /// is strict, for any tool whose arguments it has no words for at all.
+    /// [`CallFormError`] where this format has no words for the schema of a strict tool; where a call is required or a tool
+    /// is strict, for any tool whose arguments it has no words for at all; and for a schema that allows no object.
     pub fn constraint(
         &self,
         tools: &ToolSet,
@@ -139,8 +141,12 @@ impl ReplyFormat {
                 .unwrap_or_default(),
             reason: refusal.reason,
         };
-        let exact = form.grammar(&offers(Hold::Exact)).or_else(|_| {
-            let mut most = offers(Hold::Exact);
+        if let Some(tool_idx) = offered.iter().position(|(_, schema, _)| !takes_objects(schema)) {
+            let reason = "arguments are an object, which its `type` does not allow".to_owned();
+            return Err(refused(Refusal { tool_idx, reason }));
+        }
+        let mut most = offers(Hold::Exact);
+        let exact = form.grammar(&most).or_else(|_| {
             for (offer, (.., is_strict)) in most.iter_mut().zip(&offered) {
                 if !is_strict && form.grammar(std::slice::from_ref(offer)).is_err() {
                     offer.hold = Hold::Relaxed;
@@ -148,17 +154,31 @@ impl ReplyFormat {
             }
             form.grammar(&most)
         });
-        let relaxed = form.grammar(&offers(Hold::Relaxed));
         let is_optional = is_auto && !has_strict;
+        // Where calls are required, a schema that cannot be compiled is refused as that of a strict tool is.
+        let relaxed =
+            (is_auto && offered.iter().any(|row| !row.2)).then(|| form.grammar(&offers(Hold::Relaxed)));
         let (exact, relaxed) = match (exact, relaxed) {
-            (Ok(exact), relaxed) => (exact, relaxed.ok().filter(|_| offered.iter().any(|row| !row.2))),
-            (Err(_), Ok(relaxed)) => (relaxed, None),
-            (Err(_), Err(_)) if is_optional => return Ok(Constraint::anything()),
-            (Err(refusal), Err(_)) => return Err(refused(refusal)),
+            (Ok(exact), relaxed) => (exact, relaxed.and_then(Result::ok)),
+            (Err(_), Some(Ok(relaxed))) => {
+                most = offers(Hold::Relaxed);
+                (relaxed, None)
+            }
+            (Err(_), _) if is_optional => return Ok(Constraint::anything()),
+            (Err(refusal), _) => return Err(refused(refusal)),
         };
+        let held = most.iter().zip(&offered);
+        let held = held.filter(|(_, (.., is_strict))| !is_auto || *is_strict);
+        let held = held.filter_map(|(offer, _)| {
+            Some(HeldTool {
+                name: offer.name.to_owned(),
+                grammar: form.grammar(std::slice::from_ref(offer)).ok()?,
+            })
+        });
         let constraint = Constraint::calls(CallGrammar {
             exact,
             relaxed,
+            held: held.collect(),
             is_optional,
             told: is_auto.then(|| form.told(&offers(Hold::Relaxed))).flatten(),
         });

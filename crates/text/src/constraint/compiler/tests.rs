@@ -360,10 +360,77 @@ fn a_constraint_and_what_comes_in_its_place_share_the_limit_of_time() {
         exact: "start: \"a\"".to_owned(),
         relaxed: Some("start: \"b\"".to_owned()),
         is_optional: false,
+        held: Vec::new(),
         told: None,
     });
     let started = Instant::now();
     assert!(compiler.compile(&calls).is_err());
     let took = started.elapsed();
     assert!(took < Duration::from_millis(3500), "{took:?}");
+}
+
+#[test]
+fn a_caller_waits_no_longer_than_the_limit_of_time() {
+    let limits = ConstraintLimits {
+        compile_time: Duration::from_millis(20),
+        ..ConstraintLimits::default()
+    };
+    let compiler = ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap();
+    let names = (0..6000).map(|idx| {
+        (
+            format!("name{idx}"),
+            json!({"type": "string", "pattern": format!("^{idx}[a-z]{{3}}$")}),
+        )
+    });
+    let schema = json!({"type": "object", "properties": names.collect::<serde_json::Map<_, _>>()});
+    let constraint = Constraint::json_schema(&schema);
+    let started = Instant::now();
+    let refused = compiler.compile(&constraint).unwrap_err();
+    let took = started.elapsed();
+    assert!(matches!(refused, ConstraintError::TooSlow { .. }), "{refused}");
+    assert!(took < Duration::from_millis(1500), "{took:?}");
+}
+
+/// Calls of these tools, of which the last rule of each is its JSON.
+fn calls_of(tools: &[(&str, serde_json::Value)], is_held: bool) -> Constraint {
+    let grammar = |tools: &[(&str, serde_json::Value)]| {
+        let calls: Vec<String> = (tools.iter())
+            .map(|(name, schema)| format!("\"{name}\" %json {schema}"))
+            .collect();
+        format!("start: {}", calls.join(" | "))
+    };
+    let held = tools.iter().map(|tool| HeldTool {
+        name: tool.0.to_owned(),
+        grammar: grammar(std::slice::from_ref(tool)),
+    });
+    Constraint::calls(CallGrammar {
+        exact: grammar(tools),
+        relaxed: None,
+        is_optional: !is_held,
+        held: held.filter(|_| is_held).collect(),
+        told: None,
+    })
+}
+
+#[test]
+fn the_tool_that_cannot_be_held_is_named() {
+    let plain = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "null"}}});
+    let endless = json!({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]});
+    let negated = json!({"type": "object", "not": {"required": ["b"]}});
+    let compiler = compiler();
+    let refusal = |bad: &serde_json::Value| {
+        // Compiled before without being held, where it has a finite text at all.
+        let tools = [("good", plain.clone()), ("bad", bad.clone())];
+        let _ = compiler.compile(&calls_of(&tools, false));
+        compiler.compile(&calls_of(&tools, true)).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refusal(&endless),
+        "calls of the tool `bad` cannot be held to its schema: no finite arguments satisfy it"
+    );
+    assert_eq!(
+        refusal(&negated),
+        "calls of the tool `bad` cannot be held to its schema: Unimplemented keys: [\"not\"]"
+    );
+    assert!(compiler.compile(&calls_of(&[("good", plain)], true)).is_ok());
 }
