@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use serde_json::{Value, json};
+use tokenmill_backend::RowError;
 use tokenmill_sched::EngineError;
 
 use crate::{dialect::Dialect, model_names::near_it};
@@ -447,6 +448,10 @@ impl From<EngineError> for ApiError {
             },
             EngineError::Stopped => Self::NotReady {
                 reason: "the engine has stopped",
+            },
+            // Without a shape, biases that forbid everything were refused before.
+            EngineError::Row(RowError::NothingAllowed) => Self::ShapeFailed {
+                reason: "`logit_bias` forbids every token that it allows next".to_owned(),
             },
             EngineError::Constraint(failure) => Self::ShapeFailed {
                 reason: failure.to_string(),

@@ -37,7 +37,7 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 27] = [
     (
         400,
         "shape_failed",
-        "the answer grew beyond what the limits of its schema or grammar allow for a token",
+        "the answer grew beyond what the limits of its schema or grammar allow for a token, or `logit_bias` forbids all that they allow",
     ),
     (401, "invalid_api_key", "no key, or a wrong one"),
     (

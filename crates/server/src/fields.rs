@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::{ApiError, intake::check_weight};
+use crate::{ApiError, intake::check_weight, shape_sizes::check_sizes};
 
 /// What becomes of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +130,7 @@ impl Body {
     /// # Errors
     /// Malformed JSON, more values than may be parsed, or a field that is unknown or not supported, by name.
     pub fn parse(bytes: &[u8], fields: &[Field]) -> Result<Self, ApiError> {
+        check_sizes(bytes)?;
         check_weight(bytes)?;
         let malformed = |reason: String| ApiError::MalformedJson { reason };
         let mut object: Map<String, Value> = match serde_json::from_slice(bytes) {

@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use crate::{ApiError, ServerConfig};
+use crate::{ApiError, ServerConfig, shape_sizes::check_sizes};
 
 /// Bodies from this size on count against the budgets.
 pub(crate) const LARGE_BODY_BYTES: usize = 64 << 10;
@@ -77,7 +77,8 @@ impl Intake {
     /// Reads a body within its limits of size and time.
     ///
     /// # Errors
-    /// A body that is too large or too slow, or no room for it in time.
+    /// A body that is too large or too slow, or no room for it in time; of a body that is too large, the shape or the tool that
+    /// makes it so, where one does.
     pub(crate) async fn read(&self, config: &ServerConfig, request: Request) -> Result<Received, ApiError> {
         let limit_bytes = config.max_body_bytes;
         let deadline = Instant::now() + config.body_timeout;
@@ -109,6 +110,7 @@ impl Intake {
             let Ok(data) = frame.into_data() else { continue };
             if whole.len() + data.len() > limit_bytes {
                 discard(body, deadline).await;
+                check_sizes(&whole)?;
                 return Err(ApiError::BodyTooLarge { limit_bytes });
             }
             let n_bytes = whole.len() + data.len();

@@ -53,6 +53,7 @@ pub mod sampling;
 mod scores;
 mod serve;
 mod served_model;
+mod shape_sizes;
 mod shutdown;
 mod slots;
 mod sse;

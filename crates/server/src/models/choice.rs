@@ -13,7 +13,7 @@ use serde::{
 use serde_json::Value;
 
 use super::{KeepAlive, KeepAliveError, Role};
-use crate::{ApiError, intake::check_weight};
+use crate::{ApiError, intake::check_weight, shape_sizes::check_sizes};
 
 /// What a request says of its model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,6 +43,7 @@ impl Choice {
         if body.trim_ascii_start().first() != Some(&b'{') {
             return Ok(choice);
         }
+        check_sizes(body)?;
         check_weight(body)?;
         let found = look(body).map_err(|error| ApiError::MalformedJson {
             reason: error.to_string(),

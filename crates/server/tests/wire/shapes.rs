@@ -1,5 +1,7 @@
 //! Answers in a shape: every field that asks for one, over a socket.
 
+use std::{fmt::Write as _, time::Instant};
+
 use serde_json::{Value, json};
 
 use crate::server::TestServer;
@@ -182,4 +184,98 @@ async fn what_cannot_be_enforced_is_a_400_that_names_the_field() {
         );
         assert!(error["message"].as_str().unwrap().contains(message), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_grammar_that_names_rules_many_times_over_is_followed() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let mut grammar = "root ::= r0 \"b\"\n".to_owned();
+    for rule in 0..12 {
+        writeln!(grammar, "r{rule} ::= r{} r{}", rule + 1, rule + 1).unwrap();
+    }
+    grammar += "r12 ::= \"a\"";
+    let body = json!({"prompt": "Once", "max_tokens": 12, "grammar": grammar});
+    let reply = answer(&server, "/v1/completions", &body).await;
+    let choice = &reply["choices"][0];
+    let text = choice["text"].as_str().unwrap();
+    assert!(
+        !text.is_empty() && text.bytes().all(|byte| byte == b'a'),
+        "{choice}"
+    );
+    assert_eq!(choice["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn a_bias_against_all_that_a_shape_allows_is_the_requests_fault() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let biases: serde_json::Map<String, Value> = (3..2047).map(|id| (id.to_string(), json!(-100))).collect();
+    let mut body =
+        json!({"messages": messages(), "max_tokens": 8, "guided_choice": ["yes"], "logit_bias": biases});
+    let reply = server.post(CHAT, &body).await;
+    let error = &reply.json()["error"];
+    assert_eq!(
+        (reply.status, &error["code"]),
+        (400, &json!("shape_failed")),
+        "{error}"
+    );
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("`logit_bias` forbids"),
+        "{error}"
+    );
+    body["stream"] = json!(true);
+    let events = server.post(CHAT, &body).await;
+    assert!(events.text().contains("\"shape_failed\""), "{}", events.text());
+    server.assert_idle().await;
+}
+
+/// Half a second where nothing else runs and the code is optimised; before, such a body was parsed, which took twenty here.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_too_large_is_refused_by_its_field_before_it_is_parsed() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let schema = |n_bytes: usize| {
+        let names = (0..n_bytes / 80).map(|idx| {
+            (
+                format!("name{idx:08}"),
+                json!({"type": "string", "title": "x".repeat(30)}),
+            )
+        });
+        json!({"type": "object", "properties": names.collect::<serde_json::Map<_, _>>()})
+    };
+    for (n_bytes, said) in [(10 << 20, "it has more than"), (7 << 20, "the limit is 1048576")] {
+        let large = schema(n_bytes);
+        let tools = json!([{"type": "function", "function": {"name": "f", "parameters": large}}]);
+        for (more, param) in [
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": large}}}),
+                "response_format.json_schema.schema",
+            ),
+            (json!({"tools": tools}), "tools[0].function.parameters"),
+        ] {
+            let mut body = json!({"messages": messages(), "max_tokens": 5});
+            body.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            let begun = Instant::now();
+            let reply = server.post(CHAT, &body).await;
+            let took = begun.elapsed();
+            let error = &reply.json()["error"];
+            assert_eq!(
+                (reply.status, error["param"].as_str()),
+                (400, Some(param)),
+                "{error}"
+            );
+            assert!(error["message"].as_str().unwrap().contains(said), "{error}");
+            assert!(took.as_secs() < 8, "{took:?}");
+        }
+    }
+    server.assert_idle().await;
 }
