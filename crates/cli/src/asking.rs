@@ -2,7 +2,10 @@
 //!
 //! Separate because `run` and `chat` have the same ones. Invariant: what is given is read and parsed before a model is loaded.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -55,7 +58,7 @@ impl AskingArgs {
     /// Reads the files.
     ///
     /// # Errors
-    /// A file that cannot be read, and tools that are no JSON array.
+    /// A file that cannot be read, and tools that are no JSON array or have no names of their own.
     pub(crate) fn read(&self) -> Result<Asking, Failure> {
         Ok(Asking {
             tools: self.tools.as_deref().map(read_tools).transpose()?,
@@ -103,10 +106,26 @@ fn read_tools(path: &Path) -> Result<Value, Failure> {
     let text = read_text(path)?;
     let tools: Value = serde_json::from_str(&text)
         .map_err(|error| Failure::input(format!("{} is not JSON: {error}", path.display())))?;
-    if tools.is_array() {
-        Ok(tools)
-    } else {
-        Err(Failure::input(format!("{} is not a JSON array", path.display()))
-            .hint("write [{\"type\": \"function\", \"function\": {\"name\": …}}]"))
+    check_names(&tools).map_err(|problem| {
+        Failure::input(format!("{} {problem}", path.display()))
+            .hint("write [{\"type\": \"function\", \"function\": {\"name\": …}}]")
+    })?;
+    Ok(tools)
+}
+
+/// Checks that tools are a list in which each has a name of its own: calls are told apart by it.
+fn check_names(tools: &Value) -> Result<(), String> {
+    let tools = tools.as_array().ok_or("is not a JSON array")?;
+    let mut names = HashSet::new();
+    for (idx, tool) in tools.iter().enumerate() {
+        let function = tool.get("function").unwrap_or(tool);
+        let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
+        if name.trim().is_empty() {
+            return Err(format!("has no name for tool {}", idx + 1));
+        }
+        if !names.insert(name) {
+            return Err(format!("has two tools that are called `{name}`"));
+        }
     }
+    Ok(())
 }

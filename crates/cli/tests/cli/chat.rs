@@ -132,6 +132,40 @@ fn a_call_is_shown_and_answered() {
 }
 
 #[test]
+fn tools_have_names_of_their_own_and_arguments_that_are_objects() {
+    let folder = tempfile::tempdir().unwrap();
+    let tools = folder.path().join("tools.json");
+    let named = |name: &str, parameters: &str| {
+        format!(r#"{{"function": {{"name": "{name}", "parameters": {parameters}}}}}"#)
+    };
+    let object = r#"{"type": "object"}"#;
+    for (list, said) in [
+        (
+            format!("[{}, {}]", named("f", object), named("f", object)),
+            "has two tools that are called `f`",
+        ),
+        (
+            format!("[{}, {{\"function\": {{}}}}]", named("f", object)),
+            "has no name for tool 2",
+        ),
+        ("{}".to_owned(), "is not a JSON array"),
+        (
+            format!("[{}]", named("f", r#"{"type": "string"}"#)),
+            "arguments are an object, which its `type` does not allow",
+        ),
+    ] {
+        fs::write(&tools, &list).unwrap();
+        for outcome in [
+            tokenmill(["run", "demo", "Hi", "-t", "1", "--tools", arg(&tools)]),
+            chat(&["--tools", arg(&tools)], "Hi\n"),
+        ] {
+            assert_eq!(outcome.code, 3, "{list}: {}", outcome.stderr);
+            assert!(outcome.stderr.contains(said), "{list}: {}", outcome.stderr);
+        }
+    }
+}
+
+#[test]
 fn an_exchange_that_waits_for_results_is_neither_saved_nor_talked_over() {
     let folder = tempfile::tempdir().unwrap();
     let (talk, saved) = (folder.path().join("talk.json"), folder.path().join("saved.json"));
