@@ -68,7 +68,7 @@ fn check_call(name: &str, arguments: &Value) {
     }
 }
 
-/// Names of the calls of a chat answer, whose arguments are valid.
+/// Names of the calls of a chat answer, whose arguments are valid. The last one may be cut, where the answer is.
 fn calls_of(whole: &Value) -> Vec<String> {
     let calls = whole["choices"][0]["message"]["tool_calls"].as_array();
     let calls = calls.unwrap_or_else(|| panic!("no calls in {whole}"));
@@ -81,7 +81,16 @@ fn calls_of(whole: &Value) -> Vec<String> {
         );
         name
     };
-    calls.iter().map(name).collect()
+    let is_whole = |call: &Value| {
+        let arguments = call["function"]["arguments"].as_str().expect("a text");
+        serde_json::from_str::<Value>(arguments).is_ok()
+    };
+    let is_cut =
+        whole["choices"][0]["finish_reason"] == "length" && calls.last().is_some_and(|last| !is_whole(last));
+    calls[..calls.len() - usize::from(is_cut)]
+        .iter()
+        .map(name)
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

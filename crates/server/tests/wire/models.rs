@@ -553,6 +553,6 @@ fn two_models_of_one_name_are_refused() {
         .expect_err("a name is there twice");
     assert_eq!(
         error.to_string(),
-        "two models are called `anna`; an alias tells them apart"
+        "two models are called `anna`: anna and clara; an alias tells them apart"
     );
 }
