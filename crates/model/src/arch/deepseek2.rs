@@ -152,10 +152,9 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     set_mixers(&mut descriptor, &latent);
     let mut moe = config.moe(false)?;
     match config.get("topk_method").and_then(|method| method.as_str()) {
-        Some("group_limited_greedy" | "noaux_tc") => {}
-        // The other classes take no notice of it.
         Some("greedy") if config.class()? == "DeepseekV2ForCausalLM" => moe.router.groups = None,
-        Some("greedy") => {}
+        // The other classes take no notice of `greedy`.
+        Some("greedy" | "group_limited_greedy" | "noaux_tc") => {}
         _ => {
             return Err(config.wrong("topk_method", "greedy, group_limited_greedy or noaux_tc"));
         }

@@ -68,15 +68,13 @@ impl Models {
                 sleep(LOOK).await;
             }
         };
-        match self.longest_wait() {
-            Some(limit) => timeout(limit, known)
-                .await
-                .map_err(|_| ApiError::DeadlineExceeded),
-            None => {
-                known.await;
-                Ok(())
-            }
-        }
+        let Some(limit) = self.longest_wait() else {
+            known.await;
+            return Ok(());
+        };
+        timeout(limit, known)
+            .await
+            .map_err(|_| ApiError::DeadlineExceeded)
     }
 
     /// How long a request may wait for its model.

@@ -141,7 +141,7 @@ pub(super) fn qwen35(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     // A list of layers may have another pattern, or none.
     let mut layers = (recurrent.iter().enumerate()).take(keys.descriptor.layers.len());
     let is_regular = interval > 0
-        && layers.all(|(layer_idx, is_recurrent)| *is_recurrent == !(layer_idx + 1).is_multiple_of(interval));
+        && layers.all(|(layer_idx, is_recurrent)| *is_recurrent != (layer_idx + 1).is_multiple_of(interval));
     if is_regular {
         keys.set_count("full_attention_interval", interval)?;
     }
