@@ -258,7 +258,7 @@ fn an_encoder_next_to_others_gets_no_larger_context_than_its_own() {
         env!("CARGO_MANIFEST_DIR"),
         "/../../tests/data/encoders/xlmr_rerank/model-Q4_K_M.gguf"
     );
-    let server = Server::start(&["demo", "--embedding-model", encoder, "-c", "512"]);
+    let server = Server::start(&["demo", encoder, "-c", "512"]);
     let ask = r#"{"query":"Hello","documents":["a","b"]}"#;
     let (status, ranked) = server.ask("POST", "/v1/rerank", ask);
     assert_eq!(status, 200, "{ranked}");
