@@ -35,13 +35,16 @@ impl Server {
             .spawn()
             .expect("the program starts");
         let mut log = BufReader::new(child.stderr.take().expect("piped")).lines();
+        // What it warns of may come before its address.
+        let mut early = Vec::new();
         let address = loop {
             let line = log.next().expect("the server goes on").expect("its log is text");
             if let Some((_, rest)) = line.split_once("address=\"http://") {
                 break rest.split('"').next().expect("an address").to_owned();
             }
+            early.push(line);
         };
-        let kept = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::new(Mutex::new(early));
         let rest = Arc::clone(&kept);
         // Its pipe must not fill up.
         std::thread::spawn(move || {
