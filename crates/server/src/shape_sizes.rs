@@ -162,14 +162,13 @@ impl Scan<'_> {
                     }
                 }
                 b'{' | b'[' => depth += 1,
-                b'}' | b']' if depth == 0 => return at - 1,
+                b'}' | b']' | b',' if depth == 0 => return at - 1,
                 b'}' | b']' => {
                     depth -= 1;
                     if depth == 0 {
                         return at;
                     }
                 }
-                b',' if depth == 0 => return at - 1,
                 _ => {}
             }
         }

@@ -227,11 +227,9 @@ fn what_arrived_of_a_part_is_not_asked_for_again() {
         bytes
     );
     let requests = hub.requests();
-    let asked = (requests[n_before..].iter()).filter_map(|request| request.headers.get("range"));
+    let mut asked = (requests[n_before..].iter()).filter_map(|request| request.headers.get("range"));
     assert!(
-        asked
-            .cloned()
-            .any(|range| range == format!("bytes={n_kept}-65535")),
+        asked.any(|range| *range == format!("bytes={n_kept}-65535")),
         "{requests:?}"
     );
 }

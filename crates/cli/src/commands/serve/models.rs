@@ -12,7 +12,7 @@ use std::{
 };
 
 use tokenmill::{
-    LoadOptions, Model, ModelSource, PrefixFolder, Projector, Task, available_main_bytes,
+    LoadOptions, Model, ModelSource, PrefixFolder, Task, available_main_bytes,
     hub::is_model_file_name,
 };
 use tokenmill_server::{
