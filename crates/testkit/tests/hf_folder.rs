@@ -114,12 +114,14 @@ fn a_broken_configuration_is_named() {
     check(
         "silu",
         "snake",
-        "config.json: `hidden_act` is \"snake\", expected the name of a known activation",
+        "config.json: `hidden_act` is \"snake\", expected one of silu, swish, swiglu, gelu, gelu_pytorch_tanh, \
+         gelu_new, gelu_fast, relu, relu2",
     );
     check(
         "\"hidden_act\": \"silu\"",
         "\"hidden_act\": \"xielu\", \"model_type\": \"apertus\"",
-        "config.json: `hidden_act` is \"xielu\", expected the name of a known activation",
+        "config.json: `hidden_act` is \"xielu\", expected one of silu, swish, swiglu, gelu, gelu_pytorch_tanh, \
+         gelu_new, gelu_fast, relu, relu2",
     );
     check(
         "LlamaForCausalLM",
