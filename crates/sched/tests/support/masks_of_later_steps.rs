@@ -79,7 +79,7 @@ fn a_step_has_its_masks_before_those_that_are_forced_behind_them() {
     let text = Arc::new(SharedText::new(MaskedText::begin(source)));
     let mut results = Vec::new();
     workers.order(order(&text, 5, 0));
-    workers.wait_for_all(Duration::from_secs(60), &mut results);
+    workers.wait_for_all(Duration::from_mins(1), &mut results);
     assert_eq!(results.len(), 1, "it waits for masks of a later step");
     assert_eq!(
         (&results[0].words[..], results[0].seen.tokens.len()),

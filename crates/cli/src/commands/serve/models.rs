@@ -12,8 +12,7 @@ use std::{
 };
 
 use tokenmill::{
-    LoadOptions, Model, ModelSource, PrefixFolder, Task, available_main_bytes,
-    hub::is_model_file_name,
+    LoadOptions, Model, ModelSource, PrefixFolder, Task, available_main_bytes, hub::is_model_file_name,
 };
 use tokenmill_server::{
     KeepAlive, ModelLimits, ModelLoader, ModelSpec, Models, ServerConfig,

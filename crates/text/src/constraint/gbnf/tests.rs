@@ -26,7 +26,7 @@ fn accepts(matcher: &mut ConstraintMatcher, text: &str) -> bool {
 /// A compiler that takes its time: how long it may take is not asked here, and nothing is optimised.
 fn patient_compiler() -> ConstraintCompiler {
     let limits = ConstraintLimits {
-        compile_time: Duration::from_secs(60),
+        compile_time: Duration::from_mins(1),
         ..ConstraintLimits::default()
     };
     ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap()
