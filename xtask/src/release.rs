@@ -277,9 +277,11 @@ fn pack(platform: &Platform, program: &Path, manual: &Manual, out: &Path) -> any
     fs::copy(program, folder.join("tokenmill"))?;
     copy_folder(&manual.folder, &folder)?;
     let root = crate::workspace_root();
-    for file in ["LICENSE-APACHE", "LICENSE-MIT", "CHANGELOG.md"] {
+    for file in ["LICENSE-APACHE", "LICENSE-MIT", "README.md", "CHANGELOG.md"] {
         fs::copy(root.join(file), folder.join(file))?;
     }
+    // What `--help` and the manual refer to.
+    copy_folder(&root.join("docs"), &folder.join("docs"))?;
     fs::write(
         folder.join("THIRD-PARTY.txt"),
         licenses::text(platform.target, platform.has_gpu)?,
@@ -324,14 +326,25 @@ fn instructions(platform: &Platform, linkage: &Linkage) -> String {
     format!(
         "tokenmill {version} for {label}\n\n\
          {needs} {gpu}\n\n\
+         To try it, in this folder:\n\n\
+         \x20   ./tokenmill run demo \"Once upon a time\"\n\
+         \x20   ./tokenmill doctor\n\n\
          To install it for one user:\n\n\
-         \x20   mkdir -p ~/.local/bin ~/.local/share/man/man1 ~/.local/share/bash-completion/completions\n\
+         \x20   mkdir -p ~/.local/bin ~/.local/share/man/man1\n\
          \x20   cp tokenmill ~/.local/bin/\n\
-         \x20   cp man/*.1 ~/.local/share/man/man1/\n\
-         \x20   cp completions/tokenmill.bash ~/.local/share/bash-completion/completions/tokenmill\n\n\
+         \x20   cp man/*.1 ~/.local/share/man/man1/\n\n\
+         Where the shell does not find it, add this to ~/.profile and log in again:\n\n\
+         \x20   export PATH=\"$HOME/.local/bin:$PATH\"\n\
+         \x20   export MANPATH=\"$HOME/.local/share/man:\"\n\n\
+         Completions, by shell:\n\n\
+         \x20   bash  completions/tokenmill.bash to ~/.local/share/bash-completion/completions/tokenmill\n\
+         \x20   zsh   completions/_tokenmill to a folder of $fpath\n\
+         \x20   fish  completions/tokenmill.fish to ~/.config/fish/completions/\n\n\
          Then:\n\n\
-         \x20   tokenmill run demo \"Once upon a time\"\n\
-         \x20   tokenmill doctor\n",
+         \x20   tokenmill chat OWNER/REPOSITORY     a model of the Hugging Face Hub, downloaded at the first use\n\
+         \x20   tokenmill serve OWNER/REPOSITORY    the same behind OpenAI's, Anthropic's and Ollama's APIs, and a web page\n\
+         \x20   tokenmill --help                    everything else; README.md and docs/ say more\n\n\
+         To remove it, delete these files. Downloaded models are in ~/.cache/huggingface; `tokenmill list` names them, `tokenmill rm` removes them.\n",
         version = env!("CARGO_PKG_VERSION"),
         label = platform.label,
     )
@@ -381,5 +394,6 @@ mod tests {
             text.contains("nothing but the kernel") && text.contains("on the CPU"),
             "{text}"
         );
+        assert!(text.lines().all(|line| line.len() <= 140), "{text}");
     }
 }

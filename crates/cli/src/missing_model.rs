@@ -14,10 +14,16 @@ pub(crate) const WHAT_MODEL_IS: &str =
 pub(crate) const HOW_TO_FETCH: &str =
     "`tokenmill pull OWNER/REPOSITORY` downloads from the Hugging Face Hub; `demo` is built in";
 
+/// What a command says that takes files, and no names of models.
+const ONLY_FILES: &str = "a file is expected here; `tokenmill pull OWNER/REPOSITORY` downloads a model and prints where its file is";
+
 /// What to do where `path` does not exist.
 pub(crate) fn hint(path: &Path) -> String {
     let name = path.to_string_lossy();
     let scheme = name.split_once(':').map(|(scheme, _)| scheme);
+    if scheme == Some("hf") {
+        return ONLY_FILES.to_owned();
+    }
     if matches!(scheme, Some("http" | "https" | "ollama" | "modelscope")) {
         return format!("this is an address of another host; {HOW_TO_FETCH}");
     }
@@ -26,10 +32,16 @@ pub(crate) fn hint(path: &Path) -> String {
     let parts: Vec<&str> = name.split('/').collect();
     match parts[..] {
         _ if is_file_name || name.starts_with('.') => WHAT_MODEL_IS.to_owned(),
-        // Else it would have been taken for a name.
-        [owner, repository] if !owner.is_empty() && !repository.is_empty() => format!(
-            "`{owner}` is a folder here, so this is a path; `hf://{name}` means the model of the Hugging Face Hub"
-        ),
+        // Commands that take names would have taken it for one.
+        [owner, repository] if !owner.is_empty() && !repository.is_empty() => {
+            if Path::new(owner).is_dir() {
+                format!(
+                    "`{owner}` is a folder here, so this is a path; `hf://{name}` means the model of the Hugging Face Hub"
+                )
+            } else {
+                ONLY_FILES.to_owned()
+            }
+        }
         [_] if OllamaName::of_short(&format!("{name}:latest")).is_some() => format!(
             "a model is named by its owner and its repository, as in `tokenmill pull OWNER/REPOSITORY`, or as `{name}:latest` in Ollama's \
              registry; `demo` is built in"
@@ -51,6 +63,8 @@ mod tests {
         };
         check("https://example.org/c.gguf", "this is an address");
         check("src/repo-GGUF", "`src` is a folder here");
+        check("no-owner/repo-GGUF", "a file is expected here");
+        check("hf://src/repo-GGUF", "a file is expected here");
         check(
             "llama3.2",
             "a model is named by its owner and its repository, as in",
