@@ -338,8 +338,8 @@ impl Examination {
         if let Some(gpu) = gpu {
             let (free_bytes, gpu) = gpu.plan(model, &options);
             let is_chosen = !matches!(args.load.device()?, DeviceChoice::Cpu);
-            let fits = |plan: &MemoryPlan| plan.total_bytes() as u64 <= free_bytes;
-            if is_chosen && gpu.as_ref().is_ok_and(fits) {
+            // Where it does not fit whole, a load splits it between the two.
+            if is_chosen && gpu.is_ok() {
                 self.unloadable = None;
             }
             let outcome = match &gpu {

@@ -190,7 +190,9 @@ fn a_context_that_cannot_be_had_is_spoken_of_as_such() {
         assert!(is_compared || is_tried, "{line}");
     }
     if is_refused && cfg!(target_os = "linux") {
-        let text = tokenmill(["doctor", "demo", "-c", "4000000000"]).ok();
+        let outcome = tokenmill(["doctor", "demo", "-c", "4000000000"]);
+        assert_eq!(outcome.code, 3, "{}", outcome.stderr);
+        let text = outcome.stdout;
         let row = text.lines().find(|line| line.starts_with("model, CPU")).unwrap();
         assert!(row.starts_with("model, CPU problem "), "{row}");
         assert!(row.ends_with("which is more than this machine has"), "{row}");

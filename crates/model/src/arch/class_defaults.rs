@@ -34,7 +34,15 @@ const SAME: &[&[&str]] = &[
     &["num_hidden_layers", "n_layer"],
     &["num_attention_heads", "n_head"],
     &["intermediate_size", "ffn_hidden_size", "n_inner"],
-    &["max_position_embeddings", "n_positions", "seq_length"],
+    &[
+        "max_position_embeddings",
+        "n_positions",
+        "seq_length",
+        "model_max_length",
+    ],
+    &["norm_topk_prob", "moe_renormalize"],
+    &["n_group", "num_expert_group"],
+    &["n_shared_experts", "num_shared_experts"],
     &[
         "hidden_activation",
         "hidden_act",

@@ -284,6 +284,10 @@ impl<'a> GgufKeys<'a> {
 
     /// Experts, under the names that most configurations have.
     pub(super) fn experts(&mut self) -> Result<(), LoadError> {
+        // A class may count experts for models that have none.
+        if self.descriptor.layers.iter().all(|layer| layer.ffn.moe().is_none()) {
+            return Ok(());
+        }
         self.copy_count("expert_count", &["num_local_experts", "num_experts"])?;
         self.copy_count(
             "expert_used_count",

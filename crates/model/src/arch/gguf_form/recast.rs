@@ -122,7 +122,7 @@ pub(crate) fn recasts_of(arch: &str) -> Recasts {
             ("output_norm.weight", Rename("token_embd_norm.weight")),
             ("shortconv.conv.weight", Squeeze),
         ],
-        "llama" | "mistral3" | "muse-glimmer" | "smollm3" => NEIGHBOURS,
+        "arcee" | "llama" | "minicpm" | "mistral3" | "muse-glimmer" | "smollm3" => NEIGHBOURS,
         "llama4" => &[("ffn_gate_up_exps.weight", GATE_AND_UP)],
         "mamba" => &[("ssm_conv1d.weight", Squeeze)],
         "mamba2" | "nemotron_h" | "nemotron_h_moe" => SSM,
