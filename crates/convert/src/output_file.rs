@@ -118,8 +118,9 @@ fn remove_abandoned(path: &Path) {
     for entry in entries.into_iter().flatten().filter_map(Result::ok) {
         if entry.file_name().to_str().is_some_and(is_part) {
             let part = entry.path();
-            let is_abandoned = File::open(&part).is_ok_and(|file| file.try_lock().is_ok());
-            if is_abandoned {
+            let Ok(file) = File::open(&part) else { continue };
+            // The lock is held until the file is gone, so that no process takes it meanwhile for its own.
+            if file.try_lock().is_ok() {
                 // What cannot be removed is in no one's way: the next name is taken.
                 let _left = fs::remove_file(&part);
             }

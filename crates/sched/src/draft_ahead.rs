@@ -84,14 +84,18 @@ impl Core {
     /// Takes in what a step gained by the drafting model, whose drafts had been counted as `before` when it began.
     pub(crate) fn note_drafting(&mut self, plan: &StepPlan, took_us: u64, before: &DraftCounters) {
         let n_decode = plan.n_decode_rows();
-        if n_decode == 0 || plan.n_tokens() > n_decode + plan.drafts.len() {
+        if n_decode == 0 {
             return;
         }
+        // What the tokens of a prompt take in a step cannot be told from what drafts take.
+        let has_prompts = plan.n_tokens() > n_decode + plan.drafts.len();
         let of_model = &self.scheduler.counters().model_drafts;
         let n_drafted = (of_model.draft_tokens - before.draft_tokens) as usize;
         let n_accepted = of_model.accepted_tokens - before.accepted_tokens;
         if n_drafted == 0 {
-            self.draft_ledger.note_plain(took_us);
+            if !has_prompts {
+                self.draft_ledger.note_plain(took_us);
+            }
             return;
         }
         // What look-ups and constraints guessed would be verified without the model too.
@@ -102,9 +106,15 @@ impl Core {
                 0 => 256,
                 _ => u64::from(times.draft_times(n_decode)?.0[n_others]),
             };
-            Some((step_us, step_us * part / 256))
+            let took_us = if has_prompts {
+                let n_drafts = plan.drafts.len().min(MAX_STEP_DRAFTS);
+                step_us * u64::from(times.draft_times(n_decode)?.0[n_drafts]) / 256
+            } else {
+                took_us
+            };
+            Some((step_us, step_us * part / 256, took_us))
         });
-        if let Some((step_us, without_us)) = measured {
+        if let Some((step_us, without_us, took_us)) = measured {
             let plain_us = without_us + step_us * n_accepted / n_decode as u64;
             self.draft_ledger.note_drafted(took_us, plain_us, step_us);
         }

@@ -449,9 +449,10 @@ impl From<EngineError> for ApiError {
             EngineError::Stopped => Self::NotReady {
                 reason: "the engine has stopped",
             },
-            // Without a shape, biases that forbid everything were refused before.
+            // Without a shape, biases that forbid everything were refused before. Tokens that end an answer are forbidden until
+            // `min_tokens`.
             EngineError::Row(RowError::NothingAllowed) => Self::ShapeFailed {
-                reason: "`logit_bias` forbids every token that it allows next".to_owned(),
+                reason: "`logit_bias` or `min_tokens` forbids every token that it allows next".to_owned(),
             },
             EngineError::Constraint(failure) => Self::ShapeFailed {
                 reason: failure.to_string(),

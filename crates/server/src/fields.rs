@@ -272,6 +272,7 @@ pub fn markdown_table(fields: &[Field]) -> String {
             ),
             Support::Ignored(why) => ("ignored".to_owned(), why),
             Support::Refused(why) => ("refused (400)".to_owned(), why),
+            Support::Only { values: [], why } => ("only `null`".to_owned(), why),
             Support::Only { values, why } => (format!("only {}", code_list(values)), why),
             Support::AllBut { values, why } => (format!("all but {}", code_list(values)), why),
         };

@@ -49,7 +49,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
-        config.require_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+        config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
         let mut descriptor = config.decoder()?;
         config.set_windows(&mut descriptor, |layer_idx| layer_idx % 2 == 0)?;
         config.set_score_scale(&mut descriptor)?;

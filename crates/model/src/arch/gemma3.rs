@@ -45,7 +45,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         if config.is(key)? && config.class()? != "Gemma3TextModel" {
             return Err(config.wrong(key, "false, in a network that writes"));
         }
-        config.require_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+        config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
         let mut descriptor = config.decoder()?;
         let bias = config.presence("attention_bias")?;
         for layer in &mut descriptor.layers {

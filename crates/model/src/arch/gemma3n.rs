@@ -119,7 +119,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         ("rope_theta", json!(1_000_000.0)),
         ("rope_local_base_freq", json!(LOCAL_BASE)),
     ]);
-    config.require_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
     let mut descriptor = config.decoder()?;
     let n_layers = descriptor.layers.len();
     config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % PERIOD != 0)?;

@@ -94,7 +94,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
 }
 
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    config.require_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
+    config.require_hidden_activation(Activation::GeluTanh, "gelu_pytorch_tanh")?;
     let mut descriptor = config.decoder()?;
     let n_layers = descriptor.layers.len();
     config.set_windows(&mut descriptor, |layer_idx| {

@@ -480,6 +480,18 @@ impl HfConfig {
         Err(self.wrong(key.unwrap_or("hidden_act"), name))
     }
 
+    /// As [`Self::require_activation`], of classes that read `hidden_activation` alone: `hidden_act` of a file says nothing there.
+    pub(super) fn require_hidden_activation(
+        &self,
+        expected: Activation,
+        name: &str,
+    ) -> Result<(), LoadError> {
+        if self.get("hidden_activation").is_none() {
+            return Ok(());
+        }
+        self.require_activation(expected, name)
+    }
+
     /// The object under a key, or an empty one.
     pub(super) fn object(&self, key: &str) -> Result<Self, LoadError> {
         Ok(Self {

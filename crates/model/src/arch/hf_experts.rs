@@ -73,7 +73,8 @@ impl HfConfig {
         }
         let score = match self.get("scoring_func").and_then(|value| value.as_str()) {
             None | Some("softmax") => ExpertScore::Softmax,
-            Some("sigmoid") => ExpertScore::Sigmoid,
+            // Files of dots.llm1 name the method of choosing here, which takes sigmoids.
+            Some("sigmoid" | "noaux_tc") => ExpertScore::Sigmoid,
             Some(_) => return Err(self.wrong("scoring_func", "softmax or sigmoid")),
         };
         Ok(MoeDescriptor {

@@ -15,7 +15,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         let n_ff = config.opt_usize("expert_shared_feed_forward_length")?;
         let n_ff = n_ff.map_or_else(|| config.usize("feed_forward_length"), Ok)?;
-        let moe = with_gated_network(config.moe(false)?, n_ff);
+        let mut moe = config.moe(false)?;
+        // The first files give the width of a token's experts together.
+        if config.opt_usize("expert_feed_forward_length")?.is_none() {
+            moe.n_ff /= moe.router.n_used.max(1);
+        }
+        let moe = with_gated_network(moe, n_ff);
         config.set_experts(&mut descriptor, &moe)?;
         Ok(descriptor)
     },

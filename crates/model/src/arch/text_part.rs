@@ -22,6 +22,7 @@ const CLASSES: &[&str] = &[
 
 /// What `model_type` of a text part means.
 const NETWORKS: &[(&str, &str)] = &[
+    ("cohere", "CohereForCausalLM"),
     ("cohere2", "Cohere2ForCausalLM"),
     ("gpt_oss", "GptOssForCausalLM"),
     ("granite", "GraniteForCausalLM"),

@@ -239,7 +239,10 @@ fn assistant_blocks(
                     ApiError::invalid(format!("{path}.tool_use_id"), "this field is required")
                 })?;
                 message.tool_calls = (!calls.is_empty()).then(|| Value::Array(mem::take(&mut calls)));
-                converted.push(mem::replace(&mut message, plain("assistant", String::new())));
+                // Results that follow each other belong to one turn.
+                if says_something(&message) {
+                    converted.push(mem::replace(&mut message, plain("assistant", String::new())));
+                }
                 converted.push(TemplateMessage {
                     tool_call_id: Some(id),
                     ..plain("tool", readable(block.content))
@@ -250,12 +253,14 @@ fn assistant_blocks(
         }
     }
     message.tool_calls = (!calls.is_empty()).then_some(Value::Array(calls));
-    let is_empty =
-        message.content.is_empty() && message.reasoning_content.is_none() && message.tool_calls.is_none();
-    if n_results == 0 || !is_empty {
+    if n_results == 0 || says_something(&message) {
         converted.push(message);
     }
     Ok(())
+}
+
+fn says_something(message: &TemplateMessage) -> bool {
+    !message.content.is_empty() || message.reasoning_content.is_some() || message.tool_calls.is_some()
 }
 
 /// What a tool of Anthropic's servers gave, without what only these can read.
@@ -342,6 +347,12 @@ fn join_texts(path: &str, content: Content, place: BlockUse) -> Result<String, A
                     ApiError::invalid(format!("{path}.tool_name"), "this field is required")
                 })?;
                 push_line(&mut joined, &format!("The tool `{name}` can be called."));
+            }
+            ("image", BlockUse::Result) => {
+                return Err(ApiError::invalid(
+                    path,
+                    "images in results of tools are not read; send the image in a message of its own",
+                ));
             }
             _ => return Err(refuse_kind(&path)),
         }

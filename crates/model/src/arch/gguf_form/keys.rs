@@ -285,7 +285,12 @@ impl<'a> GgufKeys<'a> {
     /// Experts, under the names that most configurations have.
     pub(super) fn experts(&mut self) -> Result<(), LoadError> {
         // A class may count experts for models that have none.
-        if self.descriptor.layers.iter().all(|layer| layer.ffn.moe().is_none()) {
+        if self
+            .descriptor
+            .layers
+            .iter()
+            .all(|layer| layer.ffn.moe().is_none())
+        {
             return Ok(());
         }
         self.copy_count("expert_count", &["num_local_experts", "num_experts"])?;
@@ -298,7 +303,7 @@ impl<'a> GgufKeys<'a> {
         for key in SCORES {
             match self.config.get(key).and_then(Json::as_str) {
                 Some("softmax") => self.set("expert_gating_func", 1_u32),
-                Some("sigmoid") => self.set("expert_gating_func", 2_u32),
+                Some("sigmoid" | "noaux_tc") => self.set("expert_gating_func", 2_u32),
                 Some(_) => return Err(self.config.wrong(key, "softmax or sigmoid")),
                 None => continue,
             }
