@@ -226,7 +226,7 @@ async fn a_bias_against_all_that_a_shape_allows_is_the_requests_fault() {
         error["message"]
             .as_str()
             .unwrap()
-            .contains("`logit_bias` forbids"),
+            .contains("`logit_bias` or `min_tokens` forbids"),
         "{error}"
     );
     body["stream"] = json!(true);
