@@ -233,7 +233,7 @@ impl Other {
             | "local_shell_call_output"
             | "apply_patch_call_output" => match &self.output {
                 Value::String(text) => Ok(text.clone()),
-                Value::Array(_) => Ok(texts_of(&self.output)),
+                Value::Array(parts) => Ok(parts.iter().map(part_of_result).collect()),
                 Value::Null if self.kind == "apply_patch_call_output" => Ok(String::new()),
                 _ => Err(ApiError::invalid(
                     format!("{path}.output"),
@@ -256,6 +256,16 @@ fn texts_of(parts: &Value) -> String {
     parts.filter_map(|part| part.get("text")?.as_str()).collect()
 }
 
+/// A part of a result as the model reads it. Of an image or a file it is told that it was left out.
+fn part_of_result(part: &Value) -> String {
+    if let Some(text) = part.get("text").and_then(Value::as_str) {
+        return text.to_owned();
+    }
+    let kind = part.get("type").and_then(Value::as_str).unwrap_or("part");
+    let kind: String = kind.chars().take(40).collect();
+    format!("[{kind} left out: only texts of results are read]")
+}
+
 fn refuse_item(path: &str, kind: &str) -> ApiError {
     match kind {
         "message" => ApiError::invalid(format!("{path}.role"), "a message has `role` and `content`"),
@@ -273,6 +283,17 @@ fn refuse_item(path: &str, kind: &str) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_text_in_a_result_is_told_to_the_model() {
+        let check = |part: Value, expected: &str| assert_eq!(part_of_result(&part), expected);
+        check(json!({"type": "input_text", "text": "7"}), "7");
+        check(
+            json!({"type": "input_image", "image_url": "data:image/png;base64,AA=="}),
+            "[input_image left out: only texts of results are read]",
+        );
+        check(json!(3), "[part left out: only texts of results are read]");
+    }
 
     #[track_caller]
     fn check(input: &str, expected: Result<&[(&str, &str)], &str>) {
