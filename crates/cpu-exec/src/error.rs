@@ -6,6 +6,8 @@
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::QuantError;
 
+use crate::PlacesError;
+
 /// Why a pool, a matrix or a KV store was not built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -26,6 +28,9 @@ pub enum CpuExecError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Threads cannot be where they are to be.
+    #[error(transparent)]
+    Places(#[from] PlacesError),
     /// The tensor's type or row length is one that cannot be computed.
     #[error(transparent)]
     Quant(#[from] QuantError),

@@ -5,7 +5,7 @@
 
 use tokenmill_quant::CpuFeatures;
 
-use crate::{CpuExecError, Pool};
+use crate::{CpuExecError, Places, Pool};
 
 /// A thread pool and the instruction sets to use.
 #[derive(Debug)]
@@ -21,8 +21,16 @@ impl Host {
     /// # Errors
     /// Those of [`Pool::new`].
     pub fn new(n_threads: usize, features: CpuFeatures) -> Result<Self, CpuExecError> {
+        Self::placed(n_threads, features, &Places::default())
+    }
+
+    /// As [`Self::new`], with threads that keep to their places.
+    ///
+    /// # Errors
+    /// Those of [`Pool::placed`].
+    pub fn placed(n_threads: usize, features: CpuFeatures, places: &Places) -> Result<Self, CpuExecError> {
         Ok(Self {
-            pool: Pool::new(n_threads)?,
+            pool: Pool::placed(n_threads, places)?,
             features,
         })
     }

@@ -48,6 +48,7 @@ mod limits;
 mod linear;
 mod matrix;
 mod ops;
+mod places;
 #[expect(
     unsafe_code,
     reason = "the island: jobs borrowed by other threads, and buffers dealt to them"
@@ -82,6 +83,7 @@ pub use ops::{
     },
     xielu::xielu,
 };
+pub use places::{CpuList, Numa, Places, PlacesError};
 pub use pool::{Entered, Pool};
 pub use routes::Routes;
 pub use states::{StateStore, StepStates};

@@ -86,6 +86,8 @@ impl Matrix {
         let n_bytes = Self::packed_bytes(ty, n_rows, n_cols)
             .and_then(|n_bytes| n_bytes.checked_mul(n_experts))
             .ok_or(too_large)?;
+        // The threads write what they will read, each where it computes.
+        let _entered = host.pool().enter();
         let tile_bytes = ops.tile_bytes(n_cols);
         let mut memory = TileMemory::zeroed(n_bytes)?;
         if tile_bytes > 0 {
@@ -202,8 +204,8 @@ impl Matrix {
         self.n_rows.div_ceil(TILE_ROWS)
     }
 
-    /// Multiplies tile `first_tile` and, if `n_tiles` is 2, the next with `n_rows` rows of activations; see
-    /// [`TileOps::products`].
+    /// Multiplies `n_tiles` tiles from `first_tile` on, of floats any number and else at most two, with `n_rows` rows of activations;
+    /// see [`TileOps::products`].
     pub(crate) fn products(
         &self,
         features: CpuFeatures,

@@ -5,7 +5,7 @@
 
 use std::{str::FromStr, sync::Arc};
 
-use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cpu_exec::{CpuBackend, Places, Pool};
 use tokenmill_model::LoadError;
 use tokenmill_placed::PlacementRequest;
 use tokenmill_quant::CpuFeatures;
@@ -77,6 +77,8 @@ pub struct Compute {
     pub n_threads: Option<usize>,
     /// Threads of the CPU in steps that compute prompts; `None` takes as many as for generating.
     pub n_prefill_threads: Option<usize>,
+    /// Where the threads of the CPU run.
+    pub places: Places,
     /// Whether a GPU measures what the time of its steps goes to, for [`Executor::trace`](tokenmill_backend::Executor::trace).
     pub is_traced: bool,
     /// How a GPU is used.
@@ -101,6 +103,7 @@ impl Default for Compute {
             device: Device::default(),
             n_threads: None,
             n_prefill_threads: None,
+            places: Places::default(),
             is_traced: false,
             gpu: GpuOptions::default(),
             n_gpus: 1,
@@ -127,12 +130,17 @@ impl Compute {
     /// # Errors
     /// [`LoadError::Backend`] where the threads cannot be started.
     pub fn cpu_backend(&self) -> Result<CpuBackend, LoadError> {
-        let mut backend = CpuBackend::new(self.n_threads, self.cpu_features)?;
+        let mut backend = CpuBackend::placed(self.n_threads, self.cpu_features, self.places.clone())?;
         if let Some(n_threads) = self.n_prefill_threads {
             backend.set_prefill_threads(n_threads)?;
         }
         Ok(backend)
     }
+}
+
+/// Processors for threads with these places; `None` where the process may use none of them.
+pub fn n_processors(places: &Places) -> Option<usize> {
+    Pool::n_available_in(places).ok()
 }
 
 #[cfg(test)]

@@ -125,7 +125,7 @@ mod words;
 
 pub use adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS, LoadedAdapter};
 pub use answer::{Answer, Gathered, Sample, ToolCall};
-pub use compute::{Compute, Device, DeviceError, GpuOptions};
+pub use compute::{Compute, Device, DeviceError, GpuOptions, n_processors};
 pub use conversation::{Conversation, Turn};
 pub use conversion::{Conversion, TokenDifferences};
 pub use device::load;
@@ -158,6 +158,8 @@ pub use split_plan::{SplitObserver, SplitPlan, SplitRow};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams, Side};
 pub use tokenmill_convert::{Preset, QuantizeSummary};
+pub use tokenmill_cpu_exec::{CpuList, Numa, Places, PlacesError};
+pub use tokenmill_gguf::RegularFile;
 pub use tokenmill_image::ImageError;
 pub use tokenmill_model::LoadProgress;
 pub use tokenmill_placed::{BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest};

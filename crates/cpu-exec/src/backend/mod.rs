@@ -33,6 +33,8 @@ pub use split::AwakeThreads;
 pub struct CpuBackend {
     /// Shared so that a step can hold the pool awake while operations borrow the backend.
     host: Arc<crate::Host>,
+    /// Where its threads run.
+    places: crate::Places,
     workspace: crate::Workspace,
     kv: Option<KvStores<PagedStore>>,
     /// Types of the keys and the values in it.
@@ -70,10 +72,25 @@ impl CpuBackend {
     /// # Errors
     /// [`BackendError::Failed`] for a number of threads that cannot be had.
     pub fn new(n_threads: Option<usize>, features: CpuFeatures) -> Result<Self, BackendError> {
-        let n_threads = n_threads.unwrap_or_else(crate::Pool::n_available);
-        let host =
-            crate::Host::new(n_threads, features).map_err(|error| failed("starting threads", error))?;
+        Self::placed(n_threads, features, crate::Places::default())
+    }
+
+    /// As [`Self::new`], with threads that keep to their places. `None` takes one for each processor of these.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and for places that the process may not use.
+    pub fn placed(
+        n_threads: Option<usize>,
+        features: CpuFeatures,
+        places: crate::Places,
+    ) -> Result<Self, BackendError> {
+        let started = n_threads
+            .map_or_else(|| crate::Pool::n_available_in(&places), Ok)
+            .and_then(|n_threads| crate::Host::placed(n_threads, features, &places));
+        let host = started.map_err(|error| failed("starting threads", error))?;
+        let n_threads = host.pool().n_threads();
         Ok(Self {
+            places,
             workspace: crate::Workspace::new(&host),
             host: Arc::new(host),
             kv: None,
@@ -100,7 +117,7 @@ impl CpuBackend {
     /// [`BackendError::Failed`] for a number of threads that cannot be had.
     pub fn set_prefill_threads(&mut self, n_threads: usize) -> Result<(), BackendError> {
         if n_threads == 0 || n_threads > self.host.pool().n_threads() {
-            let host = crate::Host::new(n_threads, self.host.features())
+            let host = crate::Host::placed(n_threads, self.host.features(), &self.places)
                 .map_err(|error| failed("starting threads", error))?;
             self.workspace = crate::Workspace::new(&host);
             self.host = Arc::new(host);

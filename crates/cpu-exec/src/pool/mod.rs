@@ -9,6 +9,7 @@
 //! Invariant: which worker runs which chunk never influences a result. Callers keep to it by giving every chunk its own
 //! output and reducing in an order that depends on positions only.
 
+mod affinity;
 mod claims;
 mod gate;
 mod parts;
@@ -16,10 +17,10 @@ mod sync;
 
 use std::{
     any::Any,
-    cell::UnsafeCell,
+    cell::{Cell, UnsafeCell},
     num::NonZeroUsize,
     panic::{self, AssertUnwindSafe},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
 };
 
@@ -29,7 +30,7 @@ use parts::SendPtr;
 pub(crate) use parts::{Columns, Few, Partition, Patch, Patches, Rect};
 use sync::{AtomicUsize, Ordering};
 
-use crate::CpuExecError;
+use crate::{CpuExecError, Places};
 
 /// More threads than this is a mistake in a configuration, not a machine.
 const MAX_THREADS: usize = 1024;
@@ -52,6 +53,13 @@ pub struct Pool {
     threads: Vec<JoinHandle<()>>,
     /// Held by the thread that leads a job; a second caller runs its job alone.
     leader: Mutex<()>,
+    /// Where a thread that leads runs, and where it may run otherwise.
+    leader_cpus: Option<[Vec<usize>; 2]>,
+}
+
+thread_local! {
+    /// Forward passes that the calling thread has entered, of pools whose threads have places.
+    static N_LED: Cell<usize> = const { Cell::new(0) };
 }
 
 type JobFn<'a> = dyn Fn(usize, usize) + Sync + 'a;
@@ -89,18 +97,45 @@ impl Pool {
     /// [`CpuExecError::ThreadCount`] for 0 or more than 1024 threads, [`CpuExecError::ThreadStart`] if the system
     /// refuses one.
     pub fn new(n_threads: usize) -> Result<Self, CpuExecError> {
+        Self::placed(n_threads, &Places::default())
+    }
+
+    /// Processors that `places` leave to this process.
+    ///
+    /// # Errors
+    /// [`CpuExecError::Places`] where none are left.
+    pub fn n_available_in(places: &Places) -> Result<usize, CpuExecError> {
+        if places.is_free() {
+            return Ok(Self::n_available());
+        }
+        Ok(places.n_cpus(&affinity::machine()?)?)
+    }
+
+    /// As [`Pool::new`], and keeps the workers to their `places`, and the thread that calls [`Pool::enter`] to its own until it has left.
+    ///
+    /// # Errors
+    /// As [`Pool::new`], and [`CpuExecError::Places`] for places that the process may not use.
+    pub fn placed(n_threads: usize, places: &Places) -> Result<Self, CpuExecError> {
         if n_threads == 0 || n_threads > MAX_THREADS {
             return Err(CpuExecError::ThreadCount {
                 found: n_threads,
                 maximum: MAX_THREADS,
             });
         }
+        let (of_threads, allowed, n_cpus) = if places.is_free() {
+            (Vec::new(), Vec::new(), usize::MAX)
+        } else {
+            let machine = affinity::machine()?;
+            let n_cpus = places.n_cpus(&machine)?;
+            (places.of_threads(n_threads, &machine)?, machine.allowed, n_cpus)
+        };
+        let mut of_threads = of_threads.into_iter();
         let shared = Arc::new(Shared {
             gate: Gate::new(),
             cursors: std::array::from_fn(|_| Cursor(AtomicUsize::new(0))),
             n_entered: AtomicUsize::new(0),
             width: AtomicUsize::new(n_threads),
-            is_oversubscribed: n_threads > Self::n_available(),
+            is_oversubscribed: n_threads > Self::n_available().min(n_cpus),
             job: UnsafeCell::new(Job {
                 run: None,
                 runs: Runs {
@@ -114,14 +149,26 @@ impl Pool {
             shared,
             threads: Vec::with_capacity(n_threads - 1),
             leader: Mutex::new(()),
+            leader_cpus: of_threads.next().map(|own| [own, allowed]),
         };
+        let (placed, results) = mpsc::channel();
         for worker_idx in 1..n_threads {
-            let shared = Arc::clone(&pool.shared);
+            let (shared, placed) = (Arc::clone(&pool.shared), placed.clone());
+            let cpus = of_threads.next();
+            let work = move || {
+                let _ = placed.send(cpus.map_or(Ok(()), |cpus| affinity::keep_to(&cpus)));
+                drop(placed);
+                shared.work(worker_idx);
+            };
             let thread = std::thread::Builder::new()
                 .name(format!("mill-{worker_idx}"))
-                .spawn(move || shared.work(worker_idx))
+                .spawn(work)
                 .map_err(|source| CpuExecError::ThreadStart { worker_idx, source })?;
             pool.threads.push(thread);
+        }
+        drop(placed);
+        if pool.leader_cpus.is_some() {
+            results.iter().collect::<Result<(), _>>()?;
         }
         Ok(pool)
     }
@@ -152,6 +199,14 @@ impl Pool {
 
     /// As [`Pool::enter`], until as many calls of [`Pool::release`].
     pub(crate) fn hold(&self) {
+        if let Some([own, _]) = &self.leader_cpus {
+            let n_led = N_LED.get();
+            N_LED.set(n_led + 1);
+            if n_led == 0 {
+                // Its workers were placed so: what fails now, as after a change from outside, leaves the thread where it is.
+                let _ = affinity::keep_to(own);
+            }
+        }
         self.shared.n_entered.fetch_add(1, Ordering::SeqCst);
         if self.shared.width.load(Ordering::Relaxed) > 1 {
             self.shared.gate.wake_sleepers();
@@ -160,6 +215,15 @@ impl Pool {
 
     pub(crate) fn release(&self) {
         self.shared.n_entered.fetch_sub(1, Ordering::SeqCst);
+        if let Some([_, allowed]) = &self.leader_cpus
+            && let Some(n_led) = N_LED.get().checked_sub(1)
+        {
+            N_LED.set(n_led);
+            if n_led == 0 {
+                // Threads that it starts are not to inherit its place.
+                let _ = affinity::keep_to(allowed);
+            }
+        }
     }
 
     /// Calls `f(worker_idx, chunk_idx)` once for every chunk and returns when all calls have. No two calls that run at
@@ -516,6 +580,56 @@ mod tests {
             });
             assert!(counts.into_iter().all(|count| count.into_inner() == 1));
         }
+    }
+
+    /// The processors of each thread of a pool, the caller in a forward pass first.
+    #[cfg(target_os = "linux")]
+    fn cpus_of_threads(pool: &Pool) -> Vec<Vec<usize>> {
+        let all: Vec<Mutex<Vec<usize>>> = (0..pool.n_threads()).map(|_| Mutex::default()).collect();
+        let n_here = AtomicUsize::new(0);
+        let _entered = pool.enter();
+        pool.run(pool.n_threads(), |worker_idx, _| {
+            *all[worker_idx].lock().unwrap() = affinity::machine().unwrap().allowed;
+            // Each waits for the others, so that none takes two chunks.
+            n_here.fetch_add(1, Ordering::SeqCst);
+            yield_until(|| n_here.load(Ordering::SeqCst) == pool.n_threads());
+        });
+        all.into_iter().map(|cpus| cpus.into_inner().unwrap()).collect()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn threads_keep_to_their_places_and_the_leader_until_it_leaves() {
+        let given = affinity::machine().unwrap().allowed;
+        let strict = Places {
+            is_strict: true,
+            ..Places::default()
+        };
+        let n_threads = given.len().min(4);
+        let pool = Pool::placed(n_threads, &strict).unwrap();
+        let mut found = cpus_of_threads(&pool).concat();
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found.len(), n_threads, "a processor each: {found:?}");
+        assert_eq!(affinity::machine().unwrap().allowed, given);
+        // One of the processors for all.
+        let last = given[given.len() - 1];
+        let one = Places {
+            cpus: Some(last.to_string().parse().unwrap()),
+            ..Places::default()
+        };
+        assert_eq!(Pool::n_available_in(&one).unwrap(), 1);
+        let pool = Pool::placed(3, &one).unwrap();
+        assert_eq!(cpus_of_threads(&pool), vec![vec![last]; 3]);
+        assert_eq!(affinity::machine().unwrap().allowed, given);
+        let not_there = Places {
+            cpus: Some("1023".parse().unwrap()),
+            ..Places::default()
+        };
+        assert!(matches!(
+            Pool::placed(1, &not_there),
+            Err(CpuExecError::Places(_))
+        ));
     }
 
     #[test]
