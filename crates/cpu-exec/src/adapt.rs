@@ -14,13 +14,16 @@ use tokenmill_cpu_kernels::{Activations, PAIR_ROWS, TILE_ROWS};
 
 use crate::{
     Host, Matrix, Workspace,
-    linear::{TOKEN_BLOCK, chunk_of, chunk_tiles},
+    linear::{TOKEN_BLOCK, chunk_of},
     pool::{Columns, Few, Patches, Rect},
     workspace::{SUMS_LEN, grown},
 };
 
 /// Most products that are adapted as one job.
 pub(crate) const MAX_TARGETS: usize = 4;
+
+/// Parts of a job for each thread, of which a thread that ends early takes those of others.
+const PARTS_PER_THREAD: usize = 4;
 
 /// A product that adapters change.
 pub(crate) struct AdaptTarget<'a> {
@@ -88,7 +91,7 @@ pub(crate) fn adapt<'c>(
     // So many rows at a time that all threads have something to do, and a tile of a matrix serves several rows.
     let n_rows: usize = adapted.iter().map(|adapted| adapted.rows.len()).sum();
     let piece_rows = n_rows
-        .div_ceil(4 * host.pool().n_threads())
+        .div_ceil(PARTS_PER_THREAD * host.pool().n_threads())
         .clamp(1, TOKEN_BLOCK / 2);
     let mut n_small = 0;
     for (idx, adapted) in adapted.iter().enumerate() {
@@ -122,19 +125,21 @@ pub(crate) fn adapt<'c>(
             let a = change_of(&adapted[*idx]).a;
             let sums = grown(&mut scratch.sums, SUMS_LEN);
             let small = small.all();
-            for_each_pair(a, 0..a.n_tiles(), |pair, cols| {
-                a.products(features, pair, &inputs, (rows.start, rows.len()), sums);
-                for (small, sums) in small
-                    .chunks_exact_mut(a.n_rows())
-                    .zip(sums.chunks_exact(PAIR_ROWS))
-                {
+            for_each_run(a, 0..a.n_tiles(), rows.len(), |run, cols| {
+                a.products(features, run, &inputs, (rows.start, rows.len()), sums);
+                let small = small.chunks_exact_mut(a.n_rows());
+                for (small, sums) in small.zip(sums.chunks_exact(sum_stride(run))) {
                     small[cols.clone()].copy_from_slice(&sums[..cols.len()]);
                 }
             });
         },
     );
     let small = &*small;
-    let chunk_tiles = chunk_tiles(host, widths.iter().map(|n_out| n_out.div_ceil(TILE_ROWS)).sum());
+    let n_tiles: usize = widths.iter().map(|n_out| n_out.div_ceil(TILE_ROWS)).sum();
+    // A tile has few columns, so a part of a few tiles would be mostly calls.
+    let chunk_tiles = n_tiles
+        .div_ceil(PARTS_PER_THREAD * host.pool().n_threads())
+        .max(2);
     let outs = Few::<_, MAX_TARGETS>::new(
         (targets.iter_mut().flatten())
             .map(|target| Columns::new(target.out, target.n_out, chunk_tiles * TILE_ROWS)),
@@ -152,9 +157,9 @@ pub(crate) fn adapt<'c>(
                 }
                 let Change { b, scale, .. } = change_of(&adapted[*idx]);
                 let small = floats(&small[place.rows.clone()], b.n_cols());
-                for_each_pair(b, tiles.clone(), |pair, cols| {
-                    b.products(features, pair, &small, (0, rows.len()), sums);
-                    for (row, sums) in rows.clone().zip(sums.chunks_exact(PAIR_ROWS)) {
+                for_each_run(b, tiles.clone(), rows.len(), |run, cols| {
+                    b.products(features, run, &small, (0, rows.len()), sums);
+                    for (row, sums) in rows.clone().zip(sums.chunks_exact(sum_stride(run))) {
                         let out = &mut out.row(row)[cols.start - first_col..cols.end - first_col];
                         for (out, sum) in out.iter_mut().zip(sums) {
                             *out += scale * sum;
@@ -177,11 +182,23 @@ fn floats(x: &[f32], n_cols: usize) -> Activations<'_> {
     }
 }
 
-/// Calls `f` for one or two neighbouring tiles at a time, with the rows of the matrix that they hold.
-fn for_each_pair(matrix: &Matrix, tiles: Range<usize>, mut f: impl FnMut((usize, usize), Range<usize>)) {
-    for first_tile in tiles.clone().step_by(2) {
-        let n_tiles = (tiles.end - first_tile).min(2);
+/// Calls `f` for as many neighbouring tiles at a time as there is room for the sums of `n_rows` rows, with the first tile and their number, and with
+/// the rows of the matrix that they hold.
+fn for_each_run(
+    matrix: &Matrix,
+    tiles: Range<usize>,
+    n_rows: usize,
+    mut f: impl FnMut((usize, usize), Range<usize>),
+) {
+    let most = (SUMS_LEN / (n_rows * TILE_ROWS)).max(2);
+    for first_tile in tiles.clone().step_by(most) {
+        let n_tiles = (tiles.end - first_tile).min(most);
         let end = matrix.n_rows().min((first_tile + n_tiles) * TILE_ROWS);
         f((first_tile, n_tiles), first_tile * TILE_ROWS..end);
     }
+}
+
+/// Sums of a row of `n_tiles` tiles, as [`Matrix::products`] writes them.
+fn sum_stride((_, n_tiles): (usize, usize)) -> usize {
+    PAIR_ROWS.max(n_tiles * TILE_ROWS)
 }

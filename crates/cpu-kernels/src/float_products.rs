@@ -4,7 +4,7 @@
 //! the four sums are added as `(0 + 1) + (2 + 3)`; the same for any number of rows.
 
 use crate::{
-    reduction::{PAIR_ROWS, PREFETCH_BYTES, TileRun},
+    reduction::{PREFETCH_BYTES, TileRun, sum_stride},
     simd::{Kernel, Simd, TILE_ROWS},
     tiles::FloatTile,
 };
@@ -40,7 +40,9 @@ impl<T: FloatTile> Kernel for FloatProducts<'_, T> {
                     let part = TileRun {
                         tiles: run.tiles.add(tile_idx * run.tile_bytes),
                         x: run.x.add(row_idx * run.n_cols),
-                        sums: run.sums.add(row_idx * PAIR_ROWS + tile_idx * TILE_ROWS),
+                        sums: run
+                            .sums
+                            .add(row_idx * sum_stride(run.n_tiles) + tile_idx * TILE_ROWS),
                         ..run
                     };
                     // Four sums for each row: as many as the registers hold.
@@ -104,7 +106,8 @@ impl<T: FloatTile, const ROWS: usize> Kernel for FloatRows<'_, T, ROWS> {
                 for row in 0..ROWS {
                     let low = S::add(sums[0][row], sums[1][row]);
                     let high = S::add(sums[2][row], sums[3][row]);
-                    S::store_f32(run.sums.add(row * PAIR_ROWS + half * S::LANES), S::add(low, high));
+                    let sums = run.sums.add(row * sum_stride(run.n_tiles) + half * S::LANES);
+                    S::store_f32(sums, S::add(low, high));
                 }
             }
         }

@@ -21,11 +21,11 @@ pub const PAIR_ROWS: usize = 2 * TILE_ROWS;
 /// way to read at its rate; with less, reading waits for memory.
 pub(crate) const PREFETCH_BYTES: usize = 8192;
 
-/// One or two neighbouring tiles, and rows of activations to multiply them with.
+/// Neighbouring tiles, of quantized formats one or two, and rows of activations to multiply them with.
 ///
 /// Every user of the pointers relies on this: `tiles` points to `n_tiles` whole tiles of `tile_bytes` of `n_cols` columns;
 /// `blocks` (of quantized tiles) to the blocks of the first row in the first span, with `block_stride` blocks from a span
-/// to the next; `x` (of float tiles) to the first row of `n_cols` values; and `sums` to `[n_rows, PAIR_ROWS]` values, of
+/// to the next; `x` (of float tiles) to the first row of `n_cols` values; and `sums` to `[n_rows, sum_stride(n_tiles)]` values, of
 /// which the first `n_tiles * TILE_ROWS` of each row are written.
 #[derive(Clone, Copy)]
 pub(crate) struct TileRun {
@@ -38,6 +38,16 @@ pub(crate) struct TileRun {
     pub(crate) x: *const f32,
     pub(crate) n_rows: usize,
     pub(crate) sums: *mut f32,
+}
+
+/// Values from one row of sums to the next: those of two tiles, or of as many as there are.
+#[inline(always)]
+pub(crate) const fn sum_stride(n_tiles: usize) -> usize {
+    if n_tiles > 2 {
+        n_tiles * TILE_ROWS
+    } else {
+        PAIR_ROWS
+    }
 }
 
 /// Groups of 32 columns in a span of `n_cols` columns.

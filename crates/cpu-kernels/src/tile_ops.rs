@@ -11,7 +11,7 @@ use crate::{
     float_products::FloatProducts,
     panel::{FillPanel, Panel},
     products::QuantProducts,
-    reduction::{PAIR_ROWS, TileRun},
+    reduction::{TileRun, sum_stride},
     simd::{Portable, TILE_ROWS, dispatch},
     tiles::{self, Class, FloatTile, QuantTile, Span},
 };
@@ -102,8 +102,12 @@ impl TileOps {
         (self.pack)(rows, n_cols, out);
     }
 
-    /// Multiplies one or two tiles with the rows `first_token..first_token + n_rows` and writes `[n_rows, PAIR_ROWS]`
-    /// sums, of which those of a second tile are left alone if there is only one.
+    /// Multiplies tiles with the rows `first_token..first_token + n_rows` and writes their sums: `[n_rows, PAIR_ROWS]` for one or
+    /// two tiles, of which those of a second are left alone if there is only one, and `[n_rows, n_tiles * TILE_ROWS]` for
+    /// more.
+    ///
+    /// # Panics
+    /// When lengths contradict each other, and for more than two tiles of a quantized format.
     pub fn products(
         &self,
         features: CpuFeatures,
@@ -115,12 +119,14 @@ impl TileOps {
     ) {
         let Activations { n_tokens, n_cols, .. } = *activations;
         let tile_bytes = self.tile_bytes(n_cols);
+        let n_tiles = tiles.len() / tile_bytes;
+        assert!(n_tiles > 0 && tiles.len() == n_tiles * tile_bytes, "whole tiles");
         assert!(
-            tiles.len() == tile_bytes || tiles.len() == 2 * tile_bytes,
-            "one or two tiles"
+            n_tiles <= 2 || self.activation_scales.is_none(),
+            "one or two tiles of a quantized format"
         );
         assert!(first_token + n_rows <= n_tokens, "rows of a step");
-        assert!(sums.len() >= n_rows * PAIR_ROWS, "room for sums");
+        assert!(sums.len() >= n_rows * sum_stride(n_tiles), "room for sums");
         let blocks = match self.activation_scales {
             None => {
                 assert_eq!(activations.x.len(), n_tokens * n_cols, "activations");
@@ -135,7 +141,7 @@ impl TileOps {
         let run = TileRun {
             tiles: tiles.as_ptr(),
             tile_bytes,
-            n_tiles: if tiles.len() == tile_bytes { 1 } else { 2 },
+            n_tiles,
             n_cols,
             blocks: blocks.as_ptr().wrapping_add(first_token),
             block_stride: n_tokens,
