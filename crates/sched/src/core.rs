@@ -338,6 +338,7 @@ impl Core {
             });
             self.begin_mask_early(seq);
         }
+        self.expect_drafts(submission.tokens.len());
         let request = Request {
             events: submission.events,
             n_open: sequences.len(),

@@ -10,39 +10,59 @@ use crate::{
     draft_times::MAX_STEP_DRAFTS,
     drafting::{DraftCounters, Speculation},
     model_guess::Weighing,
+    pass_times::Passes,
     plan::StepPlan,
 };
 
 impl Core {
     /// Takes a drafting model, which guesses from now on where the engine asks one.
     pub(crate) fn set_draft_model(&mut self, model: DraftModel) {
-        // A pooled row is no token's.
-        let limits = &self.scheduler.config().limits;
-        self.scheduler.gives_hidden = model.hidden_width() == Some(limits.n_embd) && limits.pooling.is_none();
         self.tally.drafts_from_hidden = model.hidden_width().is_some();
         self.draft_model = Some(model);
+        self.choose_hidden();
+    }
+
+    /// Has steps give hidden states where the drafting model takes them.
+    fn choose_hidden(&mut self) {
+        let limits = &self.scheduler.config().limits;
+        self.scheduler.gives_hidden = self.draft_model.as_ref().is_some_and(|model| {
+            // A pooled row is no token's.
+            let has_its_width = model.hidden_width() == Some(limits.n_embd) && limits.pooling.is_none();
+            has_its_width && model.keeps_hidden()
+        });
+    }
+
+    /// Tells the drafting model that a sequence of `n_tokens` tokens is about to begin.
+    pub(crate) fn expect_drafts(&mut self, n_tokens: usize) {
+        if let Some(model) = &mut self.draft_model {
+            model.expect(n_tokens);
+            self.choose_hidden();
+        }
     }
 
     /// Lets the drafting model guess for the sequences of the next step. Returns whether it computed anything.
     pub(crate) fn draft_ahead(&mut self, clock: &dyn Fn() -> u64) -> bool {
-        let begun_us = clock();
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
-        let may_ask = !is_weighed || self.draft_ledger.allows();
-        let Some(model) = (self.draft_model.as_mut()).filter(|model| may_ask && model.works()) else {
+        let n_decode = self.scheduler.n_decoding();
+        let Some(model) = (self.draft_model.as_mut()).filter(|model| model.works()) else {
             return false;
         };
+        if is_weighed && (!self.draft_ledger.allows() || model.rests(n_decode)) {
+            return false;
+        }
+        let begun_us = clock();
         self.scheduler.draft_wants(&mut self.wants);
         if self.wants.is_empty() {
             return false;
         }
-        let n_decode = self.scheduler.n_decoding();
         let weighing = if is_weighed {
             let times = (self.board)
                 .with_step_times(|times| Some((times.draft_times(n_decode)?, times.step_us(n_decode)?)));
             let Some((times, step_us)) = times else {
                 return false;
             };
-            Some(Weighing::new(times, step_us, n_decode))
+            let of_new = &self.scheduler.model_acceptance;
+            Some(Weighing::new(times, step_us, n_decode, of_new))
         } else {
             None
         };
@@ -74,10 +94,15 @@ impl Core {
         }
         if let Some(weighing) = weighing {
             let took_us = clock().saturating_sub(begun_us);
-            let prompt_us = passes.map_or(0, |passes| passes.prompt_us);
-            self.draft_ledger
-                .note_passes(took_us.saturating_sub(prompt_us), prompt_us, weighing.step_us);
+            let (ledger, step_us) = (&mut self.draft_ledger, weighing.step_us);
+            match passes {
+                Some(Passes { prompt_us }) => {
+                    ledger.note_passes(took_us.saturating_sub(prompt_us), prompt_us, step_us);
+                }
+                None => ledger.note_asking(took_us, step_us),
+            }
         }
+        self.choose_hidden();
         passes.is_some()
     }
 

@@ -11,9 +11,12 @@ const LENT_STEPS: i64 = 2;
 /// Steps of gain that are remembered: where drafts no longer pay, so much is lost at most before that is seen.
 const MAX_SAVED_STEPS: i64 = 4;
 
-/// The most that one step, or the passes before it, can lose, in steps. Either may lose its processor for a while, which says nothing of
-/// drafts.
+/// A loss of more steps than this, by one step or by the passes before it, counts in full only where such losses are usual: either may
+/// lose its processor for a while, which says nothing of drafts.
 const MAX_LOSS_STEPS: i64 = 2;
+
+/// Of so many losses, the middle one tells what is usual.
+const N_RECENT: usize = 5;
 
 /// Of the time of steps without drafts, one part in so many is lent again.
 const LENT_SHARE: i64 = 64;
@@ -29,6 +32,28 @@ pub(crate) struct DraftLedger {
     balance: Option<i64>,
     /// What computing prompts took and is not paid off, microseconds.
     unpaid_us: u64,
+    /// What passes before a step took lately.
+    of_passes: Recent,
+    /// What steps with drafts lost lately.
+    of_steps: Recent,
+}
+
+/// The newest losses of a kind, microseconds.
+#[derive(Debug, Default)]
+struct Recent {
+    losses: [i64; N_RECENT],
+    next: usize,
+}
+
+impl Recent {
+    /// What counts of a loss: all of it, unless it is more than [`MAX_LOSS_STEPS`] and more than twice what is usual.
+    fn limit(&mut self, loss: i64, step: i64) -> i64 {
+        self.losses[self.next] = loss;
+        self.next = (self.next + 1) % N_RECENT;
+        let mut sorted = self.losses;
+        sorted.sort_unstable();
+        loss.min((MAX_LOSS_STEPS * step).max(2 * sorted[N_RECENT / 2]))
+    }
 }
 
 /// Microseconds, small enough to be multiplied.
@@ -47,7 +72,14 @@ impl DraftLedger {
     /// Takes in what was done before a step: passes that guess, and such that compute prompts. A step without drafts takes `step_us`.
     pub(crate) fn note_passes(&mut self, guessing_us: u64, prompt_us: u64, step_us: u64) {
         self.unpaid_us = self.unpaid_us.saturating_add(prompt_us);
-        self.add(-of(guessing_us), step_us);
+        let loss = self.of_passes.limit(of(guessing_us), of(step_us.max(1)));
+        self.add(-loss, step_us);
+    }
+
+    /// Takes in what it took to find that no pass pays.
+    pub(crate) fn note_asking(&mut self, us: u64, step_us: u64) {
+        let loss = of(us).min(MAX_LOSS_STEPS * of(step_us.max(1)));
+        self.add(-loss, step_us);
     }
 
     /// Takes in a step without a draft of the model that took `us`.
@@ -66,7 +98,8 @@ impl DraftLedger {
     /// `step_us`.
     pub(crate) fn note_drafted(&mut self, us: u64, plain_us: u64, step_us: u64) {
         self.pay_off(step_us);
-        self.add(of(plain_us) - of(us), step_us);
+        let loss = (self.of_steps).limit(of(us) - of(plain_us), of(step_us.max(1)));
+        self.add(-loss, step_us);
     }
 
     /// Books a part of what prompts took, with a step of `step_us`.
@@ -80,9 +113,8 @@ impl DraftLedger {
 
     fn add(&mut self, gain: i64, step_us: u64) {
         let step = of(step_us.max(1));
-        let gain = gain.max(-MAX_LOSS_STEPS * step);
         let balance = self.balance.unwrap_or(LENT_STEPS * LENT_SHARE * step);
-        let balance = balance.saturating_add(gain * LENT_SHARE);
+        let balance = balance.saturating_add(gain.saturating_mul(LENT_SHARE));
         self.balance = Some(balance.min(MAX_SAVED_STEPS * LENT_SHARE * step));
     }
 }
@@ -126,6 +158,9 @@ mod tests {
             (150, Some(150)),
             (10, None),
             (150, None),
+            (500, Some(100)),
+            (0, Some(600)),
+            (700, None),
         ] {
             let (n_passes, time) = run(pass, percent);
             assert!(n_passes >= 20, "{pass} {percent:?}: {n_passes}");

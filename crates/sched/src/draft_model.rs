@@ -21,6 +21,7 @@ use crate::{
     draft_ledger::PAID_SHARE,
     draft_plan::Want,
     draft_times::ONE,
+    draft_trials::{Trials, Unpaid},
     drafting::Speculation,
     hidden_states::{HiddenStates, hidden_states_bytes},
     model_guess::{ModelGuess, Weighing, class_of},
@@ -39,11 +40,6 @@ const MAX_BAD_ROWS: u32 = 8;
 
 /// Without times to weigh, a draft ends where it is less likely than one in so many to be right up to there.
 const ONE_IN: u64 = 4;
-
-/// Of the time of steps, one part in so many may go to drafts that are not expected to pay, to see whether they do: at first, and at
-/// least. After each such draft it is half as much, until drafts are expected to pay.
-const TRIAL_SHARE: u64 = 64;
-const LAST_TRIAL_SHARE: u64 = 512;
 
 /// Before a pass was measured: it takes this part of a step of the first model, and this many microseconds.
 const UNMEASURED_DIVISOR: u64 = 8;
@@ -85,10 +81,7 @@ pub(crate) struct DraftModel {
     /// Inputs that a sequence may have.
     longest: usize,
     times: PassTimes,
-    /// The time of steps since the last draft that was not expected to pay, microseconds.
-    untried_us: u64,
-    /// The part of it that the next one may take, one in so many.
-    trial_share: u64,
+    trials: Trials,
     has_failed: bool,
     /// Sequences of the first model for which nothing is guessed, since a row here failed.
     refused: HashSet<SeqId>,
@@ -128,12 +121,11 @@ impl DraftModel {
                 speculation: Speculation::Off,
             }),
             executor,
+            trials: Trials::new(hidden.is_some()),
             hidden,
             lanes: HashMap::new(),
             params: HashMap::new(),
             times: PassTimes::default(),
-            untried_us: 0,
-            trial_share: TRIAL_SHARE,
             has_failed: false,
             refused: HashSet::new(),
             n_bad_rows: 0,
@@ -159,9 +151,27 @@ impl DraftModel {
             .map(|_| self.scheduler.config().limits.n_embd)
     }
 
+    /// Whether it takes hidden states now.
+    pub(crate) fn keeps_hidden(&self) -> bool {
+        self.hidden.is_some() && !self.has_failed && self.trials.keeps_states()
+    }
+
+    /// Whether there is nothing to ask it before a step of `n_rows` rows, where drafts are weighed: they did not pay just now.
+    pub(crate) fn rests(&mut self, n_rows: usize) -> bool {
+        self.trials.rests(n_rows)
+    }
+
+    /// A sequence of `n_tokens` tokens is about to begin.
+    pub(crate) fn expect(&mut self, n_tokens: usize) {
+        let pass_us = self.times.guessing(1).unwrap_or(0);
+        let cost_us = self.trial_us(n_tokens as u64, pass_us);
+        self.trials.begin(cost_us);
+    }
+
     /// Takes the hidden states behind inputs of a sequence from `first` on.
     pub(crate) fn take_hidden(&mut self, seq: SeqId, first: usize, rows: &[f32]) {
-        if let Some(hidden) = self.hidden.as_mut().filter(|_| !self.has_failed) {
+        let keeps_hidden = self.keeps_hidden();
+        if let Some(hidden) = self.hidden.as_mut().filter(|_| keeps_hidden) {
             hidden.give(seq, first, rows);
         }
     }
@@ -215,6 +225,7 @@ impl DraftModel {
 
     /// Forgets a sequence that has ended.
     pub(crate) fn forget(&mut self, seq: SeqId) {
+        self.trials.end_rest();
         self.refused.remove(&seq);
         if let Some(hidden) = &mut self.hidden {
             hidden.forget(seq);
@@ -338,19 +349,29 @@ impl DraftModel {
         let pass_us = self.pass_us(n_seats, weighing);
         let gain = seats.iter().map(|seat| seat.want.acceptance.of_any()).sum();
         if weighing.pays(n_seats, gain, pass_us) {
-            self.trial_share = TRIAL_SHARE;
+            self.trials.note_paying();
             return true;
         }
-        let n_missing = seats.iter().map(|seat| self.n_missing(seat));
-        let token_us = self.times.token.unwrap_or(pass_us / UNMEASURED_DIVISOR);
-        let cost = n_missing.sum::<u64>() * token_us + 2 * pass_us;
-        self.untried_us += weighing.step_us;
-        let may_try = self.untried_us >= cost * self.trial_share;
-        if may_try {
-            self.untried_us = 0;
-            self.trial_share = (2 * self.trial_share).min(LAST_TRIAL_SHARE);
+        let n_missing = seats.iter().map(|seat| self.n_missing(seat)).sum();
+        let cost_us = self.trial_us(n_missing, pass_us);
+        let best = seats.iter().map(|seat| seat.want.acceptance.of_any()).max();
+        let is_due = self.trials.is_due(&Unpaid {
+            n_rows: weighing.n_rows,
+            step_us: weighing.step_us,
+            cost_us,
+            catches_up: n_missing > 2 * n_seats as u64,
+            is_hopeful: weighing.may_pay_alone(best.unwrap_or(0), self.pass_us(1, weighing)),
+        });
+        if let Some(hidden) = self.hidden.as_mut().filter(|_| !self.trials.keeps_states()) {
+            hidden.drop_given();
         }
-        may_try
+        is_due
+    }
+
+    /// What it takes to try a draft for sequences that lack so many tokens, where a pass takes `pass_us`.
+    fn trial_us(&self, n_missing: u64, pass_us: u64) -> u64 {
+        let token_us = self.times.token.unwrap_or(pass_us / UNMEASURED_DIVISOR);
+        n_missing.saturating_mul(token_us).saturating_add(2 * pass_us)
     }
 
     /// Tokens of a seat that are not computed here.

@@ -177,6 +177,12 @@ impl HiddenStates {
         }
     }
 
+    /// Forgets what the first model gave.
+    pub(crate) fn drop_given(&mut self) {
+        self.given.clear();
+        self.n_kept = 0;
+    }
+
     /// Forgets all.
     pub(crate) fn clear(&mut self) {
         self.given.clear();

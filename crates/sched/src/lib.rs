@@ -50,6 +50,7 @@ mod draft_ledger;
 mod draft_model;
 mod draft_plan;
 mod draft_times;
+mod draft_trials;
 mod drafting;
 mod engine;
 mod error;

@@ -73,11 +73,14 @@ pub(crate) struct Weighing {
     /// What it takes with the passes before it.
     time: u64,
     n_drafted: usize,
+    /// How likely a guess for a sequence is of which nothing was seen, in 1/65536.
+    of_new: u64,
 }
 
 impl Weighing {
-    /// A step of `n_rows` rows that takes `step_us` without drafts.
-    pub(crate) fn new(times: DraftTimes, step_us: u64, n_rows: usize) -> Self {
+    /// A step of `n_rows` rows that takes `step_us` without drafts. Guesses for sequences of which nothing was seen are believed as
+    /// `of_new` says.
+    pub(crate) fn new(times: DraftTimes, step_us: u64, n_rows: usize, of_new: &ModelAcceptance) -> Self {
         Self {
             times,
             step_us: step_us.max(1),
@@ -85,7 +88,20 @@ impl Weighing {
             expected: n_rows as u64 * ONE,
             time: 256,
             n_drafted: 0,
+            of_new: of_new.of_any(),
         }
+    }
+
+    /// Whether a pass for one sequence that takes `pass_us` might pay in a step of that sequence alone, if a guess is right as often as
+    /// `likelihood` says or as often as for others. It is said of a step that takes as long as this one, which is rather too long.
+    pub(crate) fn may_pay_alone(&self, likelihood: u64, pass_us: u64) -> bool {
+        let alone = Self {
+            expected: ONE,
+            time: 256,
+            n_drafted: 0,
+            ..*self
+        };
+        alone.pays(1, likelihood.max(self.of_new), pass_us)
     }
 
     /// Whether a pass that takes `pass_us`, guesses `n_more` tokens and is expected to give `gain` makes the step's tokens cheaper. Less
@@ -140,7 +156,8 @@ mod tests {
     /// the time and cost `row_percent` each to verify.
     fn n_passes(n_rows: usize, pass_percent: u64, row_percent: u32, percent: u64) -> usize {
         let times = DraftTimes(std::array::from_fn(|n| 256 + 256 * row_percent * n as u32 / 100));
-        let mut weighing = Weighing::new(times, 10_000, n_rows);
+        let of_new = ModelAcceptance::default();
+        let mut weighing = Weighing::new(times, 10_000, n_rows, &of_new);
         let mut reach = ONE * n_rows as u64;
         (0..16)
             .take_while(|_| {

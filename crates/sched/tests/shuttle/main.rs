@@ -44,6 +44,8 @@ mod draft_model;
 mod draft_plan;
 #[path = "../../src/draft_times.rs"]
 mod draft_times;
+#[path = "../../src/draft_trials.rs"]
+mod draft_trials;
 #[path = "../../src/drafting.rs"]
 mod drafting;
 #[path = "../../src/engine.rs"]

@@ -3,9 +3,10 @@
 //! It drives [`Core`] with executors that advance a clock, so that times are exact.
 
 use tokenmill_backend::ExecutorLimits;
-use tokenmill_testkit::fake_executor::{FakeExecutor, Faults, limits, prompt};
+use tokenmill_testkit::fake_executor::{FakeExecutor, Faults, HiddenReader, limits, prompt};
 
 use crate::{
+    arena::Arena,
     board::Board,
     channel::channel,
     constraint::{ConstraintFailure, ConstraintSource, TokenConstraint},
@@ -15,6 +16,7 @@ use crate::{
     generation::Generation,
     mailbox::{Mailbox, QueueLimits},
     params::{EngineConfig, GenerateParams},
+    plan::{PlannedOutput, PlannedRow, StepPlan},
     submission::{Job, Submission},
     sync::{Arc, AtomicU64, Ordering},
 };
@@ -54,20 +56,43 @@ fn run_with(
 struct Timed {
     core: Core,
     clock: Arc<AtomicU64>,
+    /// What a pass takes more that follows a step of the model, as where threads sleep in the meantime, microseconds.
+    wake_us: Arc<AtomicU64>,
+    /// Hidden states that the model gave.
+    n_hidden: Arc<AtomicU64>,
     mailbox: Arc<Mailbox>,
 }
 
 impl Timed {
     fn start(speculation: Speculation, draft: Option<(ExecutorLimits, u64)>, draft_faults: Faults) -> Self {
-        let clock = Arc::new(AtomicU64::new(0));
-        let executor = |limits: ExecutorLimits, faults: Faults, step_us: u64, row_us: u64| {
-            let clock = Arc::clone(&clock);
+        Self::start_with(speculation, draft, draft_faults, HiddenReader::Nothing)
+    }
+
+    /// As [`Self::start`], with a drafting model that reads hidden states.
+    fn start_with(
+        speculation: Speculation,
+        draft: Option<(ExecutorLimits, u64)>,
+        draft_faults: Faults,
+        hidden: HiddenReader,
+    ) -> Self {
+        let [clock, wake_us, n_hidden, n_awake] = std::array::from_fn(|_| Arc::new(AtomicU64::new(0)));
+        let executor = |limits: ExecutorLimits, faults: Faults, [step_us, row_us]: [u64; 2], drafts: bool| {
+            let [clock, wake_us, n_hidden, n_awake] = [&clock, &wake_us, &n_hidden, &n_awake].map(Arc::clone);
             let mut executor = FakeExecutor::with_faults(limits, faults);
             executor.on_step = Box::new(move |batch| {
-                let us = step_us + row_us * (batch.n_tokens() as u64 - 1);
+                let is_awake = n_awake.swap(u64::from(drafts), Ordering::Relaxed) == 1;
+                let waking_us = if drafts && !is_awake {
+                    wake_us.load(Ordering::Relaxed)
+                } else {
+                    0
+                };
+                let us = waking_us + step_us + row_us * (batch.n_tokens() as u64 - 1);
                 clock.fetch_add(us, Ordering::Relaxed);
+                if !drafts {
+                    n_hidden.fetch_add(batch.hidden_rows.len() as u64, Ordering::Relaxed);
+                }
             });
-            Box::new(executor)
+            executor
         };
         let of_model = ExecutorLimits {
             n_vocab: N_VOCAB,
@@ -78,17 +103,39 @@ impl Timed {
             speculation,
             ..EngineConfig::default()
         };
-        let executor_of_model = executor(of_model, Faults::default(), 1000, 40);
-        let mut core = Core::new(executor_of_model, config, Arc::new(Board::default()));
+        let of_model = executor(of_model, Faults::default(), [1000, 40], false);
+        let mut core = Core::new(Box::new(of_model), config, Arc::new(Board::default()));
         if let Some((limits, pass_us)) = draft {
-            let executor = executor(limits, draft_faults, pass_us, 8);
-            core.set_draft_model(DraftModel::new(executor, 0));
+            let mut executor = executor(limits, draft_faults, [pass_us, 8], true);
+            executor.hidden = hidden;
+            core.set_draft_model(DraftModel::new(Box::new(executor), 0));
         }
         let mailbox = Mailbox::new(QueueLimits {
             max_queued: usize::MAX,
             max_queued_tokens: usize::MAX,
         });
-        Self { core, clock, mailbox }
+        Self {
+            core,
+            clock,
+            wake_us,
+            n_hidden,
+            mailbox,
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Gives an answer; returns how many of the model's drafts' tokens were accepted in it.
+    fn answer(&mut self, own: u64, n_generated: usize) -> u64 {
+        let before = self.core.scheduler.counters().model_drafts.accepted_tokens;
+        let mut generation = self.submit(own, n_generated, None);
+        while !self.core.is_empty() {
+            self.step();
+            while generation.try_next().is_some() {}
+        }
+        self.core.scheduler.counters().model_drafts.accepted_tokens - before
     }
 
     fn submit(&mut self, own: u64, n_generated: usize, constraint: Option<ConstraintSource>) -> Generation {
@@ -173,6 +220,118 @@ fn a_draft_that_does_not_pay_costs_next_to_nothing() {
             assert!(permille <= 1030, "{n_seqs} sequences, {name}: {permille} of 1000");
         }
     }
+}
+
+#[test]
+fn passes_that_take_longer_than_two_steps_count_as_long_as_they_take() {
+    let speculation = Speculation::Auto { max_draft: 3 };
+    let mut timed = Timed::start(speculation, Some((draft(None), 10)), Faults::default());
+    let mut generation = timed.submit(0, 3600, None);
+    let mut n_tokens = 0;
+    let mut run_to = |timed: &mut Timed, end: usize| {
+        while n_tokens < end {
+            timed.step();
+            while generation.try_next().is_some() {
+                n_tokens += 1;
+            }
+        }
+    };
+    run_to(&mut timed, 600);
+    assert!(timed.core.draft_ledger.allows());
+    assert!(
+        timed.now_us() < 400_000,
+        "drafts of three tokens, which are right: {} us",
+        timed.now_us()
+    );
+    // What the averages of passes do not show: the first of each draft takes long, the two others do not.
+    timed.wake_us.store(6000, Ordering::Relaxed);
+    let begun_us = timed.now_us();
+    run_to(&mut timed, 3600);
+    let permille = (timed.now_us() - begun_us) / 3000;
+    eprintln!("{permille} of 1000");
+    assert!(permille <= 1040, "{permille} of 1000");
+}
+
+#[test]
+fn gains_count_beside_prompts_too() {
+    let mut timed = Timed::start(AUTO, Some((draft(None), 100)), Faults::default());
+    timed.answer(0, 300);
+    let core = &mut timed.core;
+    while core.draft_ledger.allows() {
+        core.draft_ledger.note_passes(1_000_000, 0, 1000);
+    }
+    let seq = Arena::new().insert(());
+    let row = |n_tokens, draft| PlannedRow {
+        seq,
+        stay: 1,
+        first_position: 50,
+        n_tokens,
+        pending_row: None,
+        draft,
+        output: PlannedOutput::Sample,
+        first_logit_row: 0,
+        gives_hidden: false,
+        state: None,
+    };
+    // A draft of four tokens, all of which are right, next to 30 tokens of another sequence's prompt, which make the step long.
+    let plan = StepPlan {
+        rows: vec![row(5, 0..4), row(30, 4..4)],
+        drafts: vec![1; 4],
+        ..StepPlan::default()
+    };
+    let mut before = core.scheduler.counters().model_drafts;
+    before.draft_tokens -= 4;
+    before.accepted_tokens -= 4;
+    let mut n_steps = 0;
+    while !core.draft_ledger.allows() && n_steps < 1_000_000 {
+        core.note_drafting(&plan, 50_000, &before);
+        n_steps += 1;
+    }
+    assert!(core.draft_ledger.allows(), "{n_steps} steps that gained");
+    // The same prompt next to a draft that was wrong is no gain.
+    before.accepted_tokens += 4;
+    for _ in 0..100 {
+        core.note_drafting(&plan, 50_000, &before);
+    }
+    assert!(!core.draft_ledger.allows());
+}
+
+#[test]
+fn hidden_states_are_kept_only_where_drafts_may_be_made_of_them() {
+    // One token at a time, so that each pass follows a step.
+    let layer = |window| {
+        let (draft, speculation) = (Some((draft(window), 100)), Speculation::Auto { max_draft: 1 });
+        Timed::start_with(speculation, draft, Faults::default(), HiddenReader::Any)
+    };
+    let mut right = layer(None);
+    let mut wrong = layer(Some(3));
+    for own in 0..40 {
+        right.answer(own, 250);
+        wrong.answer(own, 250);
+    }
+    let before = wrong.n_hidden.swap(0, Ordering::Relaxed);
+    assert!(before > 2000, "{before} states, as long as there is hope");
+    for own in 40..80 {
+        wrong.answer(own, 250);
+    }
+    let n_hidden = |timed: &Timed| timed.n_hidden.load(Ordering::Relaxed);
+    eprintln!("{} and {} states", n_hidden(&right), n_hidden(&wrong));
+    // Of 300 inputs each.
+    assert!(n_hidden(&right) >= 40 * 299, "{}", n_hidden(&right));
+    assert!(n_hidden(&wrong) < 40 * 100, "{}", n_hidden(&wrong));
+    // A layer that is slow for a while is found to pay again.
+    right.wake_us.store(1000, Ordering::Relaxed);
+    let slow: u64 = (80..110).map(|own| right.answer(own, 250)).sum();
+    right.n_hidden.store(0, Ordering::Relaxed);
+    right.answer(110, 250);
+    assert!(
+        slow < 3000 && n_hidden(&right) < 150,
+        "{slow} {}",
+        n_hidden(&right)
+    );
+    right.wake_us.store(0, Ordering::Relaxed);
+    let fast: u64 = (111..231).map(|own| right.answer(own, 250)).sum();
+    assert!(fast > 1000, "{fast}");
 }
 
 /// Allows one token at each place.

@@ -1,0 +1,239 @@
+//! [`Trials`]: when drafts that are not expected to pay are tried all the same, and what is left undone until then.
+//!
+//! Separate from the drafting model, which only asks it, so that both rules can be read in one place. Between two trials nothing that
+//! they need changes, but for the sequences: so nothing is asked for some steps, and where drafts have long been of no use, the hidden
+//! states that they are made of are not kept. Invariant: trials take at most one part in [`TRIAL_SHARE`] of the time of steps.
+
+/// Of the time of steps, one part in so many may go to drafts that are not expected to pay, to see whether they do: at first, and at
+/// least. After each such draft it is half as much, until drafts are expected to pay.
+const TRIAL_SHARE: u64 = 64;
+const LAST_TRIAL_SHARE: u64 = 512;
+
+/// Steps in which nothing is asked, at most. Times change in the meantime, and drafts may pay then.
+const MAX_REST_STEPS: u64 = 32;
+
+/// Steps before a trial in which hidden states are kept.
+const WINDOW_STEPS: u64 = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Trials {
+    /// The time of steps since the last trial, microseconds.
+    untried_us: u64,
+    /// The part of it that the next one may take, one in so many.
+    share: u64,
+    /// How long a step took when that was asked last.
+    step_us: u64,
+    /// Until what has been asked is asked again.
+    rest: Option<Rest>,
+    /// The last trial brought sequences up to date, which does not show how long a pass takes: so it is made once more.
+    again: bool,
+    /// Steps in which drafts did not pay.
+    n_steps: u64,
+    /// Whether guesses are made of hidden states, and whether they are kept.
+    needs_states: bool,
+    keeps_states: bool,
+    /// The step until which they are kept for a sequence that has begun.
+    kept_until: u64,
+}
+
+/// A step before which drafts are not expected to pay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unpaid {
+    /// Rows of the step, and how long it takes without drafts.
+    pub(crate) n_rows: usize,
+    pub(crate) step_us: u64,
+    /// What a trial takes.
+    pub(crate) cost_us: u64,
+    /// Whether sequences are brought up to date for it.
+    pub(crate) catches_up: bool,
+    /// Whether drafts might pay with other sequences.
+    pub(crate) is_hopeful: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    n_rows: usize,
+    n_steps: u64,
+}
+
+impl Trials {
+    pub(crate) fn new(needs_states: bool) -> Self {
+        Self {
+            untried_us: 0,
+            share: TRIAL_SHARE,
+            step_us: 1,
+            rest: None,
+            again: false,
+            n_steps: 0,
+            needs_states,
+            keeps_states: true,
+            kept_until: 0,
+        }
+    }
+
+    /// Whether hidden states are kept, where guesses are made of them.
+    pub(crate) fn keeps_states(&self) -> bool {
+        self.keeps_states
+    }
+
+    /// Whether there is nothing to ask before a step of `n_rows` rows, since drafts did not pay in such steps just now.
+    pub(crate) fn rests(&mut self, n_rows: usize) -> bool {
+        match &mut self.rest {
+            Some(rest) if rest.n_steps > 0 && rest.n_rows == n_rows => {
+                rest.n_steps -= 1;
+                self.n_steps += 1;
+                self.untried_us = self.untried_us.saturating_add(self.step_us);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The sequences have changed: what was found need not hold.
+    pub(crate) fn end_rest(&mut self) {
+        self.rest = None;
+    }
+
+    /// A sequence begins of which a trial takes `cost_us`. Its states are kept from the first on, where it may be tried soon.
+    pub(crate) fn begin(&mut self, cost_us: u64) {
+        self.end_rest();
+        let soon_us = (self.untried_us).saturating_add(WINDOW_STEPS * self.step_us);
+        if soon_us >= cost_us.saturating_mul(self.share) {
+            self.keeps_states = true;
+            self.kept_until = self.n_steps + WINDOW_STEPS;
+        }
+    }
+
+    /// Drafts are expected to pay.
+    pub(crate) fn note_paying(&mut self) {
+        self.rest = None;
+        self.share = TRIAL_SHARE;
+        self.keeps_states = true;
+    }
+
+    /// Whether drafts are tried before a step, though they are not expected to pay. Where there is no hope for other sequences either, and
+    /// some were tried without success, hidden states are kept only shortly before.
+    pub(crate) fn is_due(&mut self, unpaid: &Unpaid) -> bool {
+        self.step_us = unpaid.step_us.max(1);
+        self.n_steps += 1;
+        self.untried_us = self.untried_us.saturating_add(self.step_us);
+        if std::mem::take(&mut self.again) {
+            return true;
+        }
+        let due_us = unpaid.cost_us.saturating_mul(self.share);
+        let n_left = due_us.saturating_sub(self.untried_us).div_ceil(self.step_us);
+        let n_rest = if n_left > 0 {
+            let is_kept = unpaid.is_hopeful
+                || !self.needs_states
+                || self.share < LAST_TRIAL_SHARE
+                || n_left <= WINDOW_STEPS
+                || self.n_steps < self.kept_until;
+            self.keeps_states = is_kept;
+            n_left.min(MAX_REST_STEPS)
+        } else if self.keeps_states {
+            self.untried_us = 0;
+            self.share = (2 * self.share).min(LAST_TRIAL_SHARE);
+            self.rest = None;
+            self.again = unpaid.catches_up;
+            return true;
+        } else {
+            self.keeps_states = true;
+            WINDOW_STEPS
+        };
+        // This step is one of them.
+        self.rest = Some(Rest {
+            n_rows: unpaid.n_rows,
+            n_steps: n_rest - 1,
+        });
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unpaid(cost_us: u64, is_hopeful: bool) -> Unpaid {
+        Unpaid {
+            n_rows: 1,
+            step_us: 100,
+            cost_us,
+            catches_up: false,
+            is_hopeful,
+        }
+    }
+
+    /// Of `n_steps` steps of 100 microseconds before which drafts do not pay: those before which it was asked, the trials, and the steps
+    /// whose states were kept. A trial takes `cost_us`.
+    fn run(trials: &mut Trials, n_steps: usize, cost_us: u64, hopeful: bool) -> [usize; 3] {
+        let mut counts = [0; 3];
+        for _ in 0..n_steps {
+            if !trials.rests(1) {
+                counts[0] += 1;
+                counts[1] += usize::from(trials.is_due(&unpaid(cost_us, hopeful)));
+            }
+            counts[2] += usize::from(trials.keeps_states());
+        }
+        counts
+    }
+
+    #[test]
+    fn trials_take_their_share_and_little_is_asked_between_them() {
+        let mut trials = Trials::new(true);
+        let [_, n_trials, n_kept] = run(&mut trials, 64 + 128 + 256, 100, false);
+        assert_eq!(n_trials, 3);
+        assert_eq!(n_kept, 448, "while there is hope");
+        let [n_asked, n_trials, n_kept] = run(&mut trials, 512 * 20, 100, false);
+        assert_eq!(n_trials, 20);
+        assert!(n_asked <= 20 * (512 / 32 + 2), "{n_asked}");
+        assert!((20 * 64..=20 * 100).contains(&n_kept), "{n_kept}");
+    }
+
+    #[test]
+    fn a_trial_that_catches_up_is_made_once_more() {
+        let mut trials = Trials::new(true);
+        let catching_up = Unpaid {
+            catches_up: true,
+            ..unpaid(1, true)
+        };
+        assert!(trials.is_due(&catching_up));
+        assert!(trials.is_due(&unpaid(1_000_000, true)));
+        assert!(!trials.is_due(&unpaid(1_000_000, true)));
+    }
+
+    #[test]
+    fn states_are_kept_where_there_is_hope_and_where_none_are_needed_nothing_waits_for_them() {
+        for (needs_states, hopeful) in [(true, true), (false, false)] {
+            let mut trials = Trials::new(needs_states);
+            let [_, n_trials, n_kept] = run(&mut trials, 10_000, 100, hopeful);
+            assert_eq!(n_kept, 10_000);
+            assert!(n_trials >= 20, "{n_trials}");
+        }
+    }
+
+    #[test]
+    fn a_rest_ends_with_what_it_was_found_for() {
+        let mut trials = Trials::new(true);
+        assert!(!trials.rests(1) && !trials.is_due(&unpaid(100, false)));
+        assert!(trials.rests(1) && !trials.rests(2), "another number of rows");
+        assert!(trials.rests(1));
+        trials.end_rest();
+        assert!(!trials.rests(1));
+    }
+
+    #[test]
+    fn a_sequence_that_will_be_tried_keeps_its_states_from_the_first_on() {
+        let mut trials = Trials::new(true);
+        // A long sequence, which is not tried again.
+        run(&mut trials, 1000, 100, false);
+        let [_, n_trials, _] = run(&mut trials, 1000, 1_000_000, false);
+        assert_eq!((n_trials, trials.keeps_states()), (0, false));
+        trials.begin(1_000_000);
+        assert!(!trials.keeps_states());
+        trials.begin(100);
+        // The long one is asked about before the short one's first step.
+        assert!(!trials.is_due(&unpaid(1_000_000, false)) && trials.keeps_states());
+        assert!(trials.is_due(&unpaid(100, false)));
+    }
+}
