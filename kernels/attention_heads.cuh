@@ -45,8 +45,8 @@ struct TensorHeads {
     }
     __device__ __forceinline__ static void stage(const float2 (&x)[2], uint8_t* queries, float scale, int step) {
         uint4 fragment;
-        split(x[0].x * scale, x[0].y * scale, fragment.x, fragment.z);
-        split(x[1].x * scale, x[1].y * scale, fragment.y, fragment.w);
+        split_beyond(x[0].x * scale, x[0].y * scale, fragment.x, fragment.z);
+        split_beyond(x[1].x * scale, x[1].y * scale, fragment.y, fragment.w);
         ((uint4*)queries)[step * WARP + threadIdx.x % WARP] = fragment;
     }
     __device__ __forceinline__ void load_queries(const float* q, int n_here, int dim, int warp) {
@@ -278,7 +278,8 @@ struct PlainHeads {
             float factor = Rows<V>::HAS_SCALES ? tile_scale(tile, stride, row, place, column + c * 8) : 1.0f;
 #pragma unroll
             for (int h = 0; h < G; h++) {
-                float weight = Rows<V>::HAS_SCALES ? e[h] * factor : e[h];
+                // A place that is not seen may have the infinite scale of whoever had the page before.
+                float weight = Rows<V>::HAS_SCALES && e[h] != 0.0f ? e[h] * factor : e[h];
 #pragma unroll
                 for (int d = 0; d < 8; d++) acc[h][d] += weight * v[d];
             }

@@ -19,6 +19,7 @@
 // product's left operand as they are: both factors count k in the accumulators' order, 2t for t and 2t + 1 for t + 4.
 #pragma once
 #include "states.cuh"
+#include "tf32.cuh"
 
 constexpr int CHUNK = 16, PART = 32, TILES = PART / 8, N_WARPS = 8;
 
@@ -42,16 +43,6 @@ DEVICE int hidden(int x) {
     return x;
 }
 
-// A number as two of tf32, whose low 13 bits are zero.
-struct Split {
-    uint32_t value, rest;
-};
-
-DEVICE Split split_tf32(float x) {
-    uint32_t value = __float_as_uint(x) & 0xffffe000u;
-    return {value, __float_as_uint(x - __uint_as_float(value)) & 0xffffe000u};
-}
-
 // The left operand of a product: 16 rows of 8 values.
 struct Left {
     uint32_t value[4], rest[4];
@@ -67,12 +58,6 @@ DEVICE Left left_of(const float (&tile)[4]) {
         a.value[i] = split.value, a.rest[i] = split.rest;
     }
     return a;
-}
-
-DEVICE void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // `b`: value and rest of the column's value 2t, and of its value 2t + 1.

@@ -30,6 +30,18 @@ DEVICE void split(float x, float y, uint32_t& value, uint32_t& rest) {
     rest = *(uint32_t*)&low;
 }
 
+// A number as f16 can have it: finite ones beyond its range are the largest there.
+DEVICE float bounded_half(float x) { return fabsf(x) > 65504.0f && fabsf(x) < INFINITY ? copysignf(65504.0f, x) : x; }
+
+// As `split`, of numbers that may be beyond f16: the rest has what is beyond, up to twice the range of f16 and there with 11 bits.
+DEVICE void split_beyond(float x, float y, uint32_t& value, uint32_t& rest) {
+    __half2 high = __floats2half2_rn(bounded_half(x), bounded_half(y));
+    float2 back = __half22float2(high);
+    __half2 low = __floats2half2_rn(bounded_half(x - back.x), bounded_half(y - back.y));
+    value = *(uint32_t*)&high;
+    rest = *(uint32_t*)&low;
+}
+
 // Values d and d + 1 of a row of `dim`; d is even, and what lies beyond the row is zero.
 DEVICE float2 load_pair(const float* row, int d, int dim) {
     if (d + 1 < dim && dim % 2 == 0) return *(const float2*)(row + d);

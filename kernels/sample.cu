@@ -6,229 +6,21 @@
 //   1. logits with bias, mask and penalties in `adjusted`, where the row has any;
 //   2. a record (Part): the best logits, raw and adjusted, and where log-probabilities are asked for the sum of the weights;
 //   3. where a row keeps up to FEW tokens, at least as many of its likeliest, in no order; and of the raw ones those to report.
+//   4. zeros in the row's record (Many) where more than FEW tokens may be drawn.
+// sample_weights, sample_candidates: grid and block as sample_parts, only for steps with such a row; nothing for other rows. The first adds the
+//   weights of each part up by buckets, the second lets the tokens race that stay for sure and lists those at the cuts (sample_many.cuh).
 // sample_rows: grid: n_rows; block: 1024, a thread block a row, from what the parts left. In order:
 //   1. status 1 where a logit is NaN or positive infinity, or all are negative infinity; 2 where nothing is left;
 //   2. greedy: the highest logit, the lowest id among equals; else top-k, top-p, min-p, and the exponential race
 //      argmax_i (logit[i] - max) / temperature - ln(e[i]), where e[i] is a function of seed, position and i. The whole row is
-//      read again only where more than FEW tokens may be kept;
+//      read again only where more than LIST tokens are as likely as those at a cut, to a sixteenth of a logit;
 //   3. where asked for: the log-probability of the token under the raw logits, and the likeliest tokens with theirs.
-// Shapes: logits, adjusted [n_rows, n_vocab] f32 (adjusted is scratch); rows [n_rows] SampleRow; parts [n_rows, n_parts] Part;
+// Shapes: logits, adjusted [n_rows, n_vocab] f32 (adjusted is scratch); rows [n_rows] SampleRow; parts [n_rows, n_parts] Part; manys [n_rows] Many;
 //   history, mask_words, bias_ids, previous (ids sampled by the step before) u32; biases f32; sampled, status [n_rows] u32;
 //   logprobs [n_rows] f32; top_ids u32 and top_logprobs f32, at offsets that the rows give. A row with RAW set is left alone.
 // Filters select by (logit, id) without a sort: sums are integers, so no order can change them.
-// Shared: static, 8.3 and 4.4 KiB. Alignment: 8 bytes. Measured on the simulator only: bench/runs.
-#include "reduce.cuh"
-
-constexpr int THREADS = 1024;
-constexpr int PART = 2048;         // logits of a part
-constexpr int PART_THREADS = 256;
-constexpr int FEW = 64;            // tokens that a part leaves at most
-constexpr int MOST_REPORTED = 32;  // the same of raw logits; no row reports more than 20
-constexpr int MOST_PARTS = 128;
-constexpr uint32_t NONE = 0xffffffffu;
-
-enum Flags { GREEDY = 1, ADJUSTS = 2, LOGPROBS = 4, RAW = 8 };
-enum Status { DONE = 0, NOT_FINITE = 1, NOTHING_ALLOWED = 2 };
-
-// What the host says about a row; 80 bytes.
-struct __align__(8) SampleRow {
-    uint64_t seed;
-    uint32_t position;
-    uint32_t flags;
-    float temperature;
-    uint32_t top_k;     // 0 keeps all
-    float top_p;        // 1 keeps all
-    float ln_min_p;     // negative infinity keeps all
-    float repeat, presence, frequency;
-    uint32_t history_start, history_end;  // already cut to the newest tokens that count
-    uint32_t newest;                      // row of `previous` that follows the history, or NONE
-    uint32_t mask_start;                  // or NONE
-    uint32_t bias_start, bias_end;        // of bias_ids
-    uint32_t biases_start;                // of biases
-    uint32_t n_top, top_start;
-};
-
-// What a part leaves; empty places are 0.
-struct __align__(8) Part {
-    uint64_t raw_best, best;  // by ordered_bits; BROKEN where a raw logit is NaN or positive infinity
-    uint64_t raw_sum;         // of fixed_weight, with the part's highest raw logit as the maximum
-    uint64_t kept[FEW], reported[MOST_REPORTED];
-};
-constexpr uint64_t BROKEN = ~0ull;
-
-// Order of the host's total comparison: negative zero is below zero.
-DEVICE uint32_t total_bits(float x) {
-    uint32_t bits = __float_as_uint(x);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-// Larger for likelier tokens, for the lower id among equals.
-DEVICE uint64_t rank_of(float logit, int id) { return (uint64_t)total_bits(logit) << 32 | (NONE - (uint32_t)id); }
-DEVICE float logit_of(uint64_t rank) {
-    uint32_t bits = (uint32_t)(rank >> 32);
-    return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
-}
-DEVICE int id_of(uint64_t rank) { return (int)(NONE - (uint32_t)rank); }
-
-// exp rounded from f64: what a library that rounds well gives in f32.
-DEVICE float exp_exactly(float x) { return x < -104.0f ? 0.0f : (float)exp((double)x); }
-
-DEVICE uint64_t mix(uint64_t state) {
-    uint64_t z = state + 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-
-DEVICE float ln(float x) {
-    uint32_t bits = __float_as_uint(x) - 0x3F2AAAABu;
-    int exponent = (int)bits >> 23;
-    float m = __uint_as_float((bits & 0x007FFFFFu) + 0x3F2AAAABu);
-    float s = (m - 1.0f) / (m + 1.0f);
-    float z = s * s;
-    float series = z * (1.0f / 3.0f + z * (0.2f + z * (1.0f / 7.0f + z * (1.0f / 9.0f))));
-    float ln_m = 2.0f * s + 2.0f * s * series;
-    return (float)exponent * 0.69314718056f + ln_m;
-}
-
-// The exponential random number of token `id`.
-DEVICE float exponential(uint64_t key, uint32_t id) {
-    uint32_t bits = (uint32_t)(mix(key + (uint64_t)id * 0x9E3779B97F4A7C15ull) >> 32);
-    float u = fminf(((float)bits + 0.5f) * 2.3283064e-10f, 0.99999994f);
-    return u < 2.4414062e-4f ? u + 0.5f * u * u : -ln(1.0f - u);
-}
-
-DEVICE float kept_finite(float before, float after) {
-    if (before == -INFINITY) return before;
-    if (after != after) return -3.40282347e38f;
-    return fminf(fmaxf(after, -3.40282347e38f), 3.40282347e38f);
-}
-
-struct Shared {
-    uint64_t reduce[THREADS / WARP];
-    uint64_t weights[256];
-    uint32_t counts[256];
-    uint64_t few[FEW];
-    uint64_t sum;
-    uint32_t count, n_few;
-    uint32_t counters[3];
-    int digit;
-};
-
-DEVICE uint64_t block_sum_u64(uint64_t x, Shared& s) {
-#pragma unroll
-    for (int m = WARP / 2; m > 0; m /= 2) x += __shfl_xor_sync(FULL_WARP, x, m);
-    if (threadIdx.x % WARP == 0) s.reduce[threadIdx.x / WARP] = x;
-    __syncthreads();
-    uint64_t total = s.reduce[threadIdx.x % WARP];
-#pragma unroll
-    for (int m = WARP / 2; m > 0; m /= 2) total += __shfl_xor_sync(FULL_WARP, total, m);
-    __syncthreads();
-    return total;
-}
-
-// exp(logit - max) with 46 bits after the point: 2^17 of them fit into 64 bits.
-DEVICE uint64_t fixed_weight(float logit, float max) { return (uint64_t)((double)exp_exactly(logit - max) * 70368744177664.0); }
-
-// The lowest rank that stays when ranks at or above `floor` are taken from the top until their weights reach `target`: each
-// counts 1, or exp(logit - max) where `is_weighted`.
-DEVICE uint64_t select(const float* row, int n, uint64_t floor, bool is_weighted, float max, uint64_t target, Shared& s) {
-    uint64_t prefix = 0, reached = 0;
-#pragma unroll 1
-    for (int shift = 56; shift >= 0; shift -= 8) {
-        if (threadIdx.x < 256) s.weights[threadIdx.x] = 0, s.counts[threadIdx.x] = 0;
-        __syncthreads();
-#pragma unroll 1
-        for (int i = threadIdx.x; i < n; i += THREADS) {
-            uint64_t rank = rank_of(row[i], i);
-            bool is_here = shift == 56 || rank >> (shift + 8) == prefix >> (shift + 8);
-            if (rank < floor || !is_here) continue;
-            int digit = (int)(rank >> shift) & 255;
-            atomicAdd(&s.counts[digit], 1u);
-            if (is_weighted) {
-                uint64_t weight = fixed_weight(row[i], max);
-                if (weight) atomicAdd((unsigned long long*)&s.weights[digit], (unsigned long long)weight);
-            }
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            uint64_t sum = reached;
-            int last = -1, digit = 255;
-            for (; digit >= 0; digit--) {
-                if (s.counts[digit] == 0) continue;
-                last = digit;
-                uint64_t weight = is_weighted ? s.weights[digit] : s.counts[digit];
-                if (sum + weight >= target) break;
-                sum += weight;
-            }
-            // Where the target is out of reach by rounding, everything stays.
-            s.digit = digit >= 0 ? digit : last;
-            s.sum = sum;
-            s.count = s.digit >= 0 ? s.counts[s.digit] : 0;
-        }
-        __syncthreads();
-        int digit = s.digit;
-        reached = s.sum;
-        uint32_t count = s.count;
-        __syncthreads();
-        if (digit < 0) return floor;
-        prefix |= (uint64_t)digit << shift;
-        if (count == 1) break;
-    }
-    return prefix > floor ? prefix : floor;
-}
-
-// How many of all threads' keys are at or above a bound. Calls are numbered, since each takes another counter; all are 0 before the first.
-template <int KEYS>
-DEVICE uint32_t count_from(const uint64_t (&keys)[KEYS], uint64_t bound, int call, uint32_t (&counters)[3]) {
-    uint32_t count = 0;
-#pragma unroll
-    for (int i = 0; i < KEYS; i++) count += keys[i] >= bound;
-#pragma unroll
-    for (int m = WARP / 2; m > 0; m /= 2) count += __shfl_xor_sync(FULL_WARP, count, m);
-    if (threadIdx.x % WARP == 0) atomicAdd(&counters[call % 3], count);
-    if (threadIdx.x == 0) counters[(call + 1) % 3] = 0;
-    __syncthreads();
-    return counters[call % 3];
-}
-
-// A bound that `least` to `most` of all keys are at or above; 1 where fewer than `least` are not 0. Keys differ but for 0, and none is above
-// `highest`.
-template <int KEYS>
-DEVICE uint64_t find_bound(const uint64_t (&keys)[KEYS], uint64_t highest, uint32_t least, uint32_t most, uint32_t (&counters)[3]) {
-    __syncthreads();
-    if (threadIdx.x < 3) counters[threadIdx.x] = 0;
-    __syncthreads();
-    uint64_t low = 1, high = highest;
-    int call = 0;
-    if (count_from(keys, low, call++, counters) <= most) return low;
-    // More than `most` are at or above low, fewer than `least` above high.
-#pragma unroll 1
-    while (low < high) {
-        uint64_t middle = low + (high - low) / 2 + 1;
-        uint32_t count = count_from(keys, middle, call++, counters);
-        if (count >= least && count <= most) return middle;
-        if (count > most) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    return low;
-}
-
-// Puts the keys from a bound on into a list of `room`, and 0 behind them.
-template <int KEYS>
-DEVICE void keep_from(const uint64_t (&keys)[KEYS], uint64_t bound, uint64_t* list, int room, uint32_t& n) {
-    __syncthreads();
-    if (threadIdx.x == 0) n = 0;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < KEYS; i++)
-        if (keys[i] >= bound) list[atomicAdd(&n, 1u)] = keys[i];
-    __syncthreads();
-    for (int i = (int)n + threadIdx.x; i < room; i += blockDim.x) list[i] = 0;
-}
+// Shared: static, 8.1, 6.1, 22.1 and 3.8 KiB. Alignment: 8 bytes. Measured on the simulator only: bench/runs.
+#include "sample_many.cuh"
 
 // Bias, mask and penalties of the logits `first` .. `end`, which are in `tile`.
 DEVICE void adjust_part(float* tile, uint32_t first, uint32_t end, const SampleRow& p, const uint32_t* history,
@@ -272,16 +64,10 @@ DEVICE void adjust_part(float* tile, uint32_t first, uint32_t end, const SampleR
     __syncthreads();
 }
 
-DEVICE uint64_t best_rank(float logit, uint32_t id) { return (uint64_t)ordered_bits(logit) << 32 | (NONE - id); }
-
-// Whether a draw is among the tokens that the parts kept.
-DEVICE bool keeps_few(const SampleRow& p, int n) {
-    return !(p.flags & GREEDY) && p.top_k > 0 && p.top_k <= FEW && p.top_k < (uint32_t)n;
-}
-
 KERNEL __launch_bounds__(PART_THREADS, 1)
     sample_parts(const float* logits, float* adjusted, int n_vocab, const SampleRow* rows, const uint32_t* history,
-                 const uint32_t* mask_words, const uint32_t* bias_ids, const float* biases, const uint32_t* previous, Part* parts) {
+                 const uint32_t* mask_words, const uint32_t* bias_ids, const float* biases, const uint32_t* previous, Part* parts,
+                 Many* manys) {
     begin_after_earlier();
     constexpr int KEYS = PART / PART_THREADS;
     __shared__ float tile[PART];
@@ -292,6 +78,7 @@ KERNEL __launch_bounds__(PART_THREADS, 1)
     const uint32_t first = blockIdx.x * PART, end = min(first + PART, (uint32_t)n_vocab);
     const float* row = logits + (size_t)blockIdx.y * n_vocab;
     Part& part = parts[(size_t)blockIdx.y * gridDim.x + blockIdx.x];
+    if (blockIdx.x == 0 && draws_many(p, n_vocab)) clear_many(manys[blockIdx.y]);
     float raw[KEYS];
     uint64_t raw_best = 0;
 #pragma unroll
@@ -329,7 +116,7 @@ KERNEL __launch_bounds__(PART_THREADS, 1)
         __syncthreads();
         if (p.n_top > 0) {
             highest = block_max(highest, reduce);
-            uint64_t bound = find_bound(keys, highest, min(p.n_top, MOST_REPORTED), MOST_REPORTED, counters);
+            uint64_t bound = find_bound(keys, 1, highest, min(p.n_top, MOST_REPORTED), MOST_REPORTED, counters);
             keep_from(keys, bound, part.reported, MOST_REPORTED, n_kept);
         }
     }
@@ -362,38 +149,29 @@ KERNEL __launch_bounds__(PART_THREADS, 1)
         highest = keys[k] > highest ? keys[k] : highest;
     }
     highest = block_max(highest, reduce);
-    keep_from(keys, find_bound(keys, highest, p.top_k, FEW, counters), part.kept, FEW, n_kept);
+    keep_from(keys, find_bound(keys, 1, highest, p.top_k, FEW, counters), part.kept, FEW, n_kept);
 }
 
-DEVICE int draw(const float* row, int n, int best, const SampleRow& p, Shared& s) {
-    float max = row[best];
-    // Forbidden tokens are not candidates.
-    uint64_t floor = rank_of(-INFINITY, 0) + 1;
-    if (p.top_k > 0 && p.top_k < (uint32_t)n) {
-        uint64_t chosen = select(row, n, 0, false, max, p.top_k, s);
-        floor = chosen > floor ? chosen : floor;
-    }
-    if (p.top_p < 1.0f) {
-        uint64_t sum = 0;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < n; i += THREADS)
-            if (rank_of(row[i], i) >= floor) sum += fixed_weight(row[i], max);
-        sum = block_sum_u64(sum, s);
-        uint64_t target = (uint64_t)ceil((double)p.top_p * (double)sum);
-        floor = select(row, n, floor, true, max, target > 0 ? target : 1, s);
-    }
-    float threshold = max + p.ln_min_p;
-    uint64_t key = mix(mix(p.seed) + p.position);
-    uint64_t winner = 0;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < n; i += THREADS) {
-        float logit = row[i];
-        if (rank_of(logit, i) < floor || logit < threshold) continue;
-        float score = (logit - max) / p.temperature - ln(exponential(key, i));
-        uint64_t rank = (uint64_t)ordered_bits(score) << 32 | (NONE - (uint32_t)i);
-        winner = rank > winner ? rank : winner;
-    }
-    return id_of(block_max(winner, s.reduce));
+KERNEL __launch_bounds__(PART_THREADS, 1)
+    sample_weights(const float* logits, const float* adjusted, int n_vocab, const SampleRow* rows, const Part* parts, Many* manys) {
+    begin_after_earlier();
+    __shared__ WeighShared s;
+    const SampleRow p = rows[blockIdx.y];
+    if (!draws_many(p, n_vocab) || !is_cut(p, n_vocab)) return;
+    const uint32_t first = blockIdx.x * PART, end = min(first + PART, (uint32_t)n_vocab);
+    const float* row = (p.flags & ADJUSTS ? adjusted : logits) + (size_t)blockIdx.y * n_vocab;
+    weigh_part(row, first, end, parts + (size_t)blockIdx.y * gridDim.x, gridDim.x, manys[blockIdx.y], s);
+}
+
+KERNEL __launch_bounds__(PART_THREADS, 1)
+    sample_candidates(const float* logits, const float* adjusted, int n_vocab, const SampleRow* rows, const Part* parts, Many* manys) {
+    begin_after_earlier();
+    __shared__ RaceShared s;
+    const SampleRow p = rows[blockIdx.y];
+    if (!draws_many(p, n_vocab)) return;
+    const uint32_t first = blockIdx.x * PART, end = min(first + PART, (uint32_t)n_vocab);
+    const float* row = (p.flags & ADJUSTS ? adjusted : logits) + (size_t)blockIdx.y * n_vocab;
+    race_part(row, first, end, n_vocab, parts + (size_t)blockIdx.y * gridDim.x, gridDim.x, p, manys[blockIdx.y], s);
 }
 
 // As `draw`, from what the parts kept of a row whose best logit is `max`.
@@ -407,7 +185,7 @@ DEVICE int draw_few(const Part* parts, int n_parts, float max, const SampleRow& 
     }
     // Both zeros are one number for the best, and two for ranks.
     uint64_t highest = rank_of(max == 0.0f ? 0.0f : max, 0);
-    uint64_t bound = find_bound(keys, highest, p.top_k, p.top_k, s.counters);
+    uint64_t bound = find_bound(keys, 1, highest, p.top_k, p.top_k, s.counters);
     // Forbidden tokens are not candidates.
     uint64_t floor = rank_of(-INFINITY, 0) + 1;
     keep_from(keys, bound > floor ? bound : floor, s.few, FEW, s.n_few);
@@ -474,7 +252,8 @@ DEVICE void report(const Part* parts, int n_parts, const float* raw, float max, 
 
 KERNEL __launch_bounds__(THREADS, 1)
     sample_rows(const float* logits, const float* adjusted, int n_vocab, int n_parts, const SampleRow* rows, const Part* all_parts,
-                uint32_t* sampled, uint32_t* status, float* logprobs, uint32_t* top_ids, float* top_logprobs) {
+                const Many* manys, int have_raced, uint32_t* sampled, uint32_t* status, float* logprobs, uint32_t* top_ids,
+                float* top_logprobs) {
     begin_after_earlier();
     __shared__ Shared s;
     const SampleRow p = rows[blockIdx.x];
@@ -495,6 +274,8 @@ KERNEL __launch_bounds__(THREADS, 1)
         id = id_of(best);
     } else if (keeps_few(p, n_vocab)) {
         id = draw_few(parts, n_parts, row[id_of(best)], p, s);
+    } else if (have_raced && manys[blockIdx.x].n_listed <= LIST) {
+        id = draw_many(manys[blockIdx.x], n_parts, row[id_of(best)], p, s);
     } else {
         id = draw(row, n_vocab, id_of(best), p, s);
     }

@@ -41,6 +41,9 @@ pub struct Args {
     /// measured.
     #[arg(long, value_name = "SECONDS")]
     rehearse: Option<u64>,
+    /// Let a rehearsal pass though the seconds did not suffice for all parts; it says for which.
+    #[arg(long, requires = "rehearse")]
+    allow_late: bool,
 }
 
 /// What the folder may have.
@@ -116,7 +119,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
     make_executable(&script)?;
     if let Some(seconds) = args.rehearse {
-        rehearsal::run(&out, &root.join(&args.binaries), seconds)?;
+        let late = if args.allow_late {
+            rehearsal::Late::Allowed
+        } else {
+            rehearsal::Late::Refused
+        };
+        rehearsal::run(&out, &root.join(&args.binaries), seconds, late)?;
     }
     let n_bytes = size_of(&out)?;
     let mib = n_bytes as f64 / f64::from(1 << 20);

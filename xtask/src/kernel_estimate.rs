@@ -1,24 +1,26 @@
-//! `kernel-estimate`: how long the launches of a decode step take on a GPU that is not there, by the timing model of `ptx-sim`.
+//! `kernel-estimate`: how long the launches of a step take on a GPU that is not there, by the timing model of `ptx-sim`.
 //!
 //! The step is the program's own: a model of real shape, whose weights are holes in its file, is loaded and run on the simulated driver,
-//! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `demands` has what CI asks of the
+//! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `sampling` does so for sampling alone, `demands` has what CI asks of the
 //! launches. Estimates are no measurements; what they are worth is in decision record 30.
 
 mod demands;
+mod sampling;
 mod step;
 mod table;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokenmill_cuda_exec::Launches;
 use tokenmill_ptx_sim::DeviceProfile;
 
-use step::{Shape, Step};
+use step::{Batch, Shape, Step};
 
-/// Estimate how long the launches of a decode step take on a GPU, on the simulator
+/// Estimate how long the launches of a step take on a GPU, on the simulator
 #[derive(clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct Args {
     /// Whose shapes: a preset of `synth`
     #[arg(long, default_value = "llama-3-8b")]
@@ -30,12 +32,18 @@ pub struct Args {
     #[arg(long, default_value = "h200")]
     device: String,
     /// Sequences that decode a token each; one step for each number
-    #[arg(long, value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,..")]
     rows: Vec<usize>,
+    /// Instead of decoding, tokens of a prompt that one sequence has in one step; one step for each number
+    #[arg(long, value_delimiter = ',', value_name = "N,..", conflicts_with = "rows")]
+    prefill: Vec<usize>,
+    /// Instead of steps, the launches of sampling alone, with `--rows` rows of made up logits
+    #[arg(long, conflicts_with = "prefill")]
+    sampling: bool,
     /// Let each launch begin only when the one before it is done, as GPUs before the H100 do
     #[arg(long)]
     in_order: bool,
-    /// Tokens of each sequence, the new one among them
+    /// Tokens of each sequence, the new ones among them; of a prompt at least its own
     #[arg(long, default_value_t = 512)]
     context: usize,
     /// Take only the first layers of the model
@@ -51,6 +59,9 @@ pub struct Args {
     #[arg(long)]
     update: bool,
 }
+
+/// More tokens take hours to play, and tell nothing new.
+const MAX_PROMPT: usize = 8192;
 
 /// Estimates and prints.
 ///
@@ -68,6 +79,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         !args.rows.is_empty() && args.rows.iter().all(|n| (1..=256).contains(n)),
         "a step has 1 to 256 rows"
     );
+    ensure!(
+        args.prefill.iter().all(|n| (1..=MAX_PROMPT).contains(n)),
+        "a prompt has 1 to {MAX_PROMPT} tokens in a step"
+    );
     let shape = Shape {
         model: &args.model,
         recipe: &args.recipe,
@@ -79,14 +94,35 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     } else {
         Launches::Early
     };
-    let steps = Step::estimate(&shape, &args.rows, device, launches)?;
+    if args.sampling {
+        let mut report = Vec::new();
+        for &n_rows in &args.rows {
+            let all = sampling::estimate(n_rows, device, launches)?;
+            println!("{}", sampling::render(&all));
+            report.extend(all.iter().map(sampling::Sampled::json));
+        }
+        return write_json(args, "sampling", &report);
+    }
+    let batches: Vec<Batch> = if args.prefill.is_empty() {
+        args.rows.iter().map(|&n_seqs| Batch::Decode { n_seqs }).collect()
+    } else {
+        (args.prefill.iter())
+            .map(|&n_tokens| Batch::Prefill { n_tokens })
+            .collect()
+    };
+    let steps = Step::estimate(&shape, &batches, device, launches)?;
     let mut report = Vec::new();
     for step in &steps {
         println!("{}", table::render(&shape, step));
         report.push(table::json(&shape, step));
     }
+    write_json(args, "steps", &report)
+}
+
+/// Writes the figures to the file that was asked for.
+fn write_json(args: &Args, what: &str, figures: &[Value]) -> anyhow::Result<()> {
     if let Some(path) = &args.json {
-        let report = json!({ "source": "the timing model of ptx-sim; not measured", "steps": report });
+        let report = json!({ "source": "the timing model of ptx-sim; not measured", what: figures });
         std::fs::write(path, format!("{report:#}\n"))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }

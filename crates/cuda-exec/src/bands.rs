@@ -1,6 +1,7 @@
-//! [`Bands`]: the thread blocks and the shared memory of products by 9 rows and more, by matrices whose types come in strips.
+//! [`Bands`]: the thread blocks and the shared memory of products by 9 rows and more.
 //!
-//! Separate because launches, tests and benches ask here. Invariant: the twin of `kernels/bands.cuh`, whose sizes these are.
+//! Types in strips are K-quants; F16 and BF16 have bands of their own. Separate because launches, tests and benches ask here. Invariant: the twin of
+//! `kernels/bands.cuh` and `kernels/float_bands.cuh`, whose sizes these are.
 
 use tokenmill_gguf::TensorType;
 
@@ -17,8 +18,15 @@ const MAX_SHARED_BYTES: usize = 99 << 10;
 /// How weights of a type are multiplied by more than a few rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bands {
+    weights: Weights,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weights {
     /// Bytes of a group of 32 weights beyond its nibbles.
-    high_bytes: usize,
+    Strips { high_bytes: usize },
+    /// F16 or BF16.
+    Words,
 }
 
 /// Rows of the matrix that a thread block takes.
@@ -90,19 +98,42 @@ impl Bands {
 
     /// Those of a type, if it has any.
     pub fn of(ty: TensorType) -> Option<Self> {
-        let high_bytes = match ty {
-            TensorType::Q4_K => 0,
-            TensorType::Q5_K => 4,
-            TensorType::Q6_K => 8,
+        let weights = match ty {
+            TensorType::Q4_K => Weights::Strips { high_bytes: 0 },
+            TensorType::Q5_K => Weights::Strips { high_bytes: 4 },
+            TensorType::Q6_K => Weights::Strips { high_bytes: 8 },
+            TensorType::F16 | TensorType::BF16 => Weights::Words,
             _ => return None,
         };
-        Some(Self { high_bytes })
+        Some(Self { weights })
     }
 
-    /// Dynamic shared memory of a kernel: as many superblocks ahead as there is room for, at most five.
+    /// Those of a type for rows of `n_in` weights: bands of F16 and BF16 copy 16 bytes at a time.
+    pub(crate) fn of_rows(ty: TensorType, n_in: usize) -> Option<Self> {
+        Self::of(ty).filter(|bands| bands.weights != Weights::Words || n_in.is_multiple_of(8))
+    }
+
+    /// Whether gate and up can be one launch.
+    pub fn has_gated(self) -> bool {
+        self.weights != Weights::Words
+    }
+
+    /// Dynamic shared memory of a kernel: as many superblocks, or steps, ahead as there is room for, at most five.
     pub fn shared_bytes(self, height: BandHeight, columns: usize) -> usize {
         let n_strips = height.rows() / 16;
-        let stage = n_strips * (2048 + 8 * 16 * self.high_bytes) + columns * 256 + 16 * (columns * 4 + 32);
+        let high_bytes = match self.weights {
+            Weights::Strips { high_bytes } => high_bytes,
+            Weights::Words => {
+                // Columns of a step.
+                let n_columns = match height {
+                    BandHeight::High => 64,
+                    BandHeight::Low => 128,
+                };
+                let stage = n_columns * (2 * height.rows() + 4 * columns);
+                return (MAX_SHARED_BYTES / stage).min(6) * stage;
+            }
+        };
+        let stage = n_strips * (2048 + 8 * 16 * high_bytes) + columns * 256 + 16 * (columns * 4 + 32);
         // What a superblock of each row has once is copied for two at a time.
         let bytes = |n_stages: usize| n_stages * stage + (n_stages / 2 + 1) * n_strips * 512;
         (3..=6)
@@ -119,7 +150,13 @@ mod tests {
 
     #[test]
     fn every_band_fits_the_smallest_multiprocessor() {
-        for ty in [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K] {
+        for ty in [
+            TensorType::Q4_K,
+            TensorType::Q5_K,
+            TensorType::Q6_K,
+            TensorType::F16,
+            TensorType::BF16,
+        ] {
             let bands = Bands::of(ty).unwrap();
             for (height, columns) in BandHeight::ALL
                 .into_iter()
@@ -138,6 +175,19 @@ mod tests {
             2 * (16_384 + 64 * 256 + 16 * 288) + 2 * 4096
         );
         assert_eq!(Bands::of(TensorType::Q8_0), None);
+        let words = Bands::of(TensorType::BF16).unwrap();
+        assert_eq!(words.shared_bytes(BandHeight::High, 64), 3 * (16_384 + 16_384));
+        assert_eq!(words.shared_bytes(BandHeight::Low, 16), 6 * (8192 + 8192));
+    }
+
+    #[test]
+    fn words_are_in_bands_where_rows_are_whole_chunks() {
+        let check =
+            |ty, n_in, expected| assert_eq!(Bands::of_rows(ty, n_in).is_some(), expected, "{ty:?} {n_in}");
+        check(TensorType::F16, 72, true);
+        check(TensorType::BF16, 76, false);
+        check(TensorType::F32, 64, false);
+        check(TensorType::Q4_K, 256, true);
     }
 
     #[test]

@@ -83,10 +83,11 @@ pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};
 pub use modules::Cubins;
 pub use ops::{
-    ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows, ColumnsView, DeviceRoutes, ExpertRows,
-    GatedProduct, LinearInput, MAX_SAMPLED_VOCAB, NO_TOKEN, NetRows, Ops, Product, Q8Scale, QuantizedMut,
-    QuantizedRows, QuantizedView, RopeTargets, RouteCounts, SampleInputs, SampleOutputs, SampleRecord,
-    SampleScratch, ScanRows, ScratchNeeds, StateRuns, StepPlaces, TokenIds, TokenRuns,
+    ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows, ColumnsView, DecodePlan, DeviceRoutes,
+    ExpertRows, GatedProduct, LinearInput, MAX_SAMPLED_VOCAB, NO_TOKEN, NetRows, Ops, PrefillTiles, Product,
+    Q8Scale, QuantizedMut, QuantizedRows, QuantizedView, RopeTargets, RouteCounts, SampleInputs,
+    SampleOutputs, SamplePlan, SampleRecord, SampleScratch, ScanRows, ScratchNeeds, StateRuns, StepPlaces,
+    TokenIds, TokenRuns, Visible,
 };
 pub use self_test::self_test;
 pub use states::{SLOT_RECORD_WORDS, StateLayerMut, StateSlots};

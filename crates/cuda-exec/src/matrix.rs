@@ -38,7 +38,7 @@ pub(crate) struct MatrixKernels {
     pub(crate) matvec: Option<[Kernel; 4]>,
     /// For 16 rows, of types that come in strips.
     pub(crate) sixteen: Option<Kernel>,
-    /// For more rows, of the same types.
+    /// For more rows, of types that have bands.
     pub(crate) bands: Option<BandKernels>,
     pub(crate) gated: Option<[Kernel; 4]>,
     /// For more rows, the smaller tile first.
@@ -51,7 +51,8 @@ pub(crate) struct MatrixKernels {
 pub(crate) struct BandKernels {
     high: [Kernel; 3],
     low: [Kernel; 2],
-    pub(crate) gated: [Kernel; 3],
+    /// Of types whose gate and up can be one launch.
+    pub(crate) gated: Option<[Kernel; 3]>,
 }
 
 impl BandKernels {
@@ -67,7 +68,11 @@ impl BandKernels {
         Ok(Self {
             high: [high(a)?, high(b)?, high(c)?],
             low: [low(a)?, low(b)?],
-            gated: [gated(a)?, gated(b)?, gated(c)?],
+            gated: if bands.has_gated() {
+                Some([gated(a)?, gated(b)?, gated(c)?])
+            } else {
+                None
+            },
         })
     }
 
@@ -231,7 +236,7 @@ impl MatrixKernels {
             } else {
                 None
             },
-            bands: match Bands::of(layout.ty()).filter(|_| usage.is_factor) {
+            bands: match Bands::of_rows(layout.ty(), layout.n_in()).filter(|_| usage.is_factor) {
                 Some(bands) => Some(BandKernels::load(device, &matmul, bands)?),
                 None => None,
             },

@@ -27,7 +27,7 @@ pub struct KernelModule {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 28] = [
+const PLAIN: [(&str, &str, &[&str]); 36] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
@@ -75,6 +75,46 @@ const PLAIN: [(&str, &str, &[&str]); 28] = [
     (
         "attention_decode_q8_0_q8_0",
         "attention_decode.cu",
+        &["-DKEYS=Q8Store", "-DVALUES=Q8Store"],
+    ),
+    (
+        "attention_prefill_f16_f32",
+        "attention_prefill_of_types.cu",
+        &["-DKEYS=__half", "-DVALUES=float"],
+    ),
+    (
+        "attention_prefill_f16_q8_0",
+        "attention_prefill_of_types.cu",
+        &["-DKEYS=__half", "-DVALUES=Q8Store"],
+    ),
+    (
+        "attention_prefill_f32_f16",
+        "attention_prefill_of_types.cu",
+        &["-DKEYS=float", "-DVALUES=__half"],
+    ),
+    (
+        "attention_prefill_f32_f32",
+        "attention_prefill_of_types.cu",
+        &["-DKEYS=float", "-DVALUES=float"],
+    ),
+    (
+        "attention_prefill_f32_q8_0",
+        "attention_prefill_of_types.cu",
+        &["-DKEYS=float", "-DVALUES=Q8Store"],
+    ),
+    (
+        "attention_prefill_q8_0_f16",
+        "attention_prefill_of_types.cu",
+        &["-DKEYS=Q8Store", "-DVALUES=__half"],
+    ),
+    (
+        "attention_prefill_q8_0_f32",
+        "attention_prefill_of_types.cu",
+        &["-DKEYS=Q8Store", "-DVALUES=float"],
+    ),
+    (
+        "attention_prefill_q8_0_q8_0",
+        "attention_prefill_of_types.cu",
         &["-DKEYS=Q8Store", "-DVALUES=Q8Store"],
     ),
     (

@@ -18,6 +18,8 @@ fn every_number_of_rows_gives_the_products_of_the_one_order_of_addition() {
         TensorType::Q5_K,
         TensorType::Q6_K,
         TensorType::Q8_0,
+        TensorType::F16,
+        TensorType::BF16,
     ] {
         let format = Format::of(ty).unwrap();
         let mut uploader = Uploader::new(&device);

@@ -142,6 +142,20 @@ fn groups_of_gpus_continue_as_one_does() {
     }
 }
 
+#[test]
+fn memory_for_sums_is_made_at_load() {
+    let (_, descriptor) = networks()[0].clone();
+    let model = TinyModel::random(descriptor, TensorType::F32, 21);
+    let (mut ranks, simulators) = on_gpus(&model, 2);
+    let pinned = || simulators.iter().map(Simulator::pinned_bytes).collect::<Vec<_>>();
+    let at_load = pinned();
+    let n_embd = model.descriptor.n_embd;
+    let for_sums = 4 * options().max_batch_tokens * n_embd;
+    assert!(at_load.iter().all(|&n_bytes| n_bytes >= for_sums), "{at_load:?}");
+    all_logits(&mut ranks, &TOKENS).unwrap();
+    assert_eq!(pinned(), at_load);
+}
+
 /// Every feature of a network is computed by ranks as by one device, or refused by name.
 #[test]
 fn variants_are_divided_or_refused() {

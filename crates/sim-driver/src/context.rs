@@ -233,6 +233,11 @@ impl Context {
         Ok(())
     }
 
+    /// Bytes of pinned memory that are taken care of.
+    pub(crate) fn pinned_bytes(&self) -> usize {
+        self.pinned.values().map(HostMemory::n_bytes).sum()
+    }
+
     /// Gives pinned memory up, unless a copy that is queued uses it.
     pub(crate) fn forget_pinned(&mut self, address: u64) -> Outcome<HostMemory> {
         let memory = *self.pinned.get(&address).ok_or(code::INVALID_VALUE)?;

@@ -86,6 +86,11 @@ impl Simulator {
         })
     }
 
+    /// Bytes of pinned host memory that are allocated.
+    pub fn pinned_bytes(&self) -> usize {
+        self.gpu.lock().context.pinned_bytes()
+    }
+
     /// The launches since this was last called, where they are estimated.
     pub fn take_estimates(&self) -> Vec<LaunchEstimate> {
         let mut state = self.gpu.lock();

@@ -6,8 +6,9 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
+use tokenmill_backend::{KvLayerShape, KvType};
 use tokenmill_cuda_exec::{
-    FewRows, MatrixLayout, SampleRecord,
+    DecodePlan, FewRows, MatrixLayout, SamplePlan, SampleRecord, Visible,
     modules::{PAIRS, ptx, type_suffix},
 };
 use tokenmill_gguf::TensorType;
@@ -380,24 +381,43 @@ fn attention_arguments(
 fn attention(context: usize, window: usize) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let [n_heads, n_kv_heads] = HEADS;
-    // As `cuda-exec` cuts it for 8 KV heads: splits of 64, or 128 where 32 of 64 are too few.
     let seen = if window > 0 { window.min(context) } else { context };
-    let split = if seen <= 2048 { 64 } else { 128 };
-    let n_splits = seen.div_ceil(split);
+    let types = [KvType::F16; 2];
+    let layer = KvLayerShape {
+        n_kv_heads,
+        head_dim_k: HEAD_DIM,
+        head_dim_v: HEAD_DIM,
+        has_values_in_keys: false,
+    };
+    let visible = Visible {
+        context,
+        window,
+        is_causal: true,
+    };
+    let plan = DecodePlan::of(n_heads, layer, types, visible);
     let attention = attention_arguments(&mut memory, &[context as u32 - 1], &[0], context, window, true)?;
-    let partial = memory.alloc((n_heads * n_splits * (HEAD_DIM + 4) * 4) as u64)?;
+    let partial = memory.alloc((4 * plan.partial_len(n_heads, HEAD_DIM)) as u64)?;
     let mut arguments = attention.arguments;
-    for n in [8, 5, HEAD_DIM, HEAD_DIM, 2, split / 4] {
+    let [columns_k, columns_v] = plan.columns;
+    for n in [
+        plan.heads,
+        plan.split_bits as usize,
+        columns_k,
+        columns_v,
+        plan.n_stages,
+        plan.warp_tokens,
+    ] {
         arguments = arguments.i32(n as i32);
     }
-    let arguments = arguments.ptr(partial).ptr(zeros(&mut memory, 4 * n_kv_heads)?);
+    let arguments = arguments
+        .ptr(partial)
+        .ptr(zeros(&mut memory, 4 * plan.n_blocks_x)?);
     let what = Launch {
         module: "attention_decode".to_owned(),
-        kernel: "attention_f16_d128".to_owned(),
-        grid: [n_kv_heads, n_splits, 1],
-        block: 128,
-        // Rings of two tiles, queries and scores.
-        shared_bytes: 4 * (2 * 16 * (2 * HEAD_DIM + 16) + 32 * (split / 4 + 8)) + 32 * HEAD_DIM,
+        kernel: plan.kernel(types),
+        grid: [plan.n_blocks_x, plan.n_splits, 1],
+        block: DecodePlan::THREADS as usize,
+        shared_bytes: plan.shared_bytes,
     };
     let counters = count(&mut memory, &what, &arguments)?;
     let shape = format!("{n_heads}/{n_kv_heads} heads of {HEAD_DIM}, {seen} positions of {context}");
@@ -502,7 +522,7 @@ fn rope_kv() -> anyhow::Result<Value> {
 }
 
 /// A row of logits between 0 and 8, so that filters have something to do.
-fn sample(name: &str, flags: u32, top_p: f32) -> anyhow::Result<[Value; 2]> {
+fn sample(name: &str, flags: u32, top_p: f32) -> anyhow::Result<Vec<Value>> {
     let mut memory = DeviceMemory::new();
     let bytes: Vec<u8> = (0..N_VOCAB as u32)
         .flat_map(|id| ((id.wrapping_mul(2_654_435_761) >> 16) as f32 / 8192.0).to_le_bytes())
@@ -520,8 +540,18 @@ fn sample(name: &str, flags: u32, top_p: f32) -> anyhow::Result<[Value; 2]> {
     let records = u32s(&mut memory, &record.to_words())?;
     let nothing = zeros(&mut memory, 4)?;
     let adjusted = memory.alloc(4 * N_VOCAB as u64)?;
-    let n_parts = N_VOCAB.div_ceil(2048);
-    let parts = memory.alloc(8 * 99 * n_parts as u64)?;
+    let plan = SamplePlan::of(N_VOCAB);
+    let n_parts = plan.n_parts;
+    let parts = memory.alloc(8 * plan.part_words(1) as u64)?;
+    let many = memory.alloc(8 * SamplePlan::MANY_WORDS as u64)?;
+    let result = |memory: &mut DeviceMemory| memory.alloc(4);
+    let results = [
+        result(&mut memory)?,
+        result(&mut memory)?,
+        result(&mut memory)?,
+        result(&mut memory)?,
+        result(&mut memory)?,
+    ];
     let mut arguments = Arguments::new()
         .ptr(logits)
         .ptr(adjusted)
@@ -530,29 +560,37 @@ fn sample(name: &str, flags: u32, top_p: f32) -> anyhow::Result<[Value; 2]> {
     for _ in 0..5 {
         arguments = arguments.ptr(nothing);
     }
-    let launch_of = |kernel: &str, n_blocks, block| Launch {
-        module: "sample".to_owned(),
-        kernel: kernel.to_owned(),
-        grid: [n_blocks, 1, 1],
-        block,
-        shared_bytes: 0,
-    };
     let shape = format!("1 x {N_VOCAB}, {name}");
-    let what = launch_of("sample_parts", n_parts, 256);
-    let counters = count(&mut memory, &what, &arguments.ptr(parts))?;
-    let of_parts = row(&what, &shape, "logit", N_VOCAB, &[logits], &counters);
-    let mut arguments = Arguments::new().ptr(logits).ptr(adjusted);
-    for n in [N_VOCAB, n_parts] {
-        arguments = arguments.i32(n as i32);
+    let mut rows = Vec::new();
+    let mut launch = |kernel: &str, n_blocks, block: u32, arguments: &Arguments| -> anyhow::Result<()> {
+        let what = Launch {
+            module: "sample".to_owned(),
+            kernel: kernel.to_owned(),
+            grid: [n_blocks, 1, 1],
+            block: block as usize,
+            shared_bytes: 0,
+        };
+        let counters = count(&mut memory, &what, arguments)?;
+        rows.push(row(&what, &shape, "logit", N_VOCAB, &[logits], &counters));
+        Ok(())
+    };
+    let of_parts = arguments.ptr(parts).ptr(many);
+    launch("sample_parts", n_parts, SamplePlan::PART_THREADS, &of_parts)?;
+    let inputs = || Arguments::new().ptr(logits).ptr(adjusted).i32(N_VOCAB as i32);
+    let has_many = record.draws_many(N_VOCAB);
+    if has_many {
+        let arguments = inputs().ptr(records).ptr(parts).ptr(many);
+        for kernel in ["sample_weights", "sample_candidates"] {
+            launch(kernel, n_parts, SamplePlan::PART_THREADS, &arguments)?;
+        }
     }
-    arguments = arguments.ptr(records).ptr(parts);
-    for _ in 0..5 {
-        arguments = arguments.ptr(memory.alloc(4)?);
+    let mut of_row = inputs().i32(n_parts as i32).ptr(records).ptr(parts).ptr(many);
+    of_row = of_row.i32(i32::from(has_many));
+    for result in results {
+        of_row = of_row.ptr(result);
     }
-    let what = launch_of("sample_rows", 1, 1024);
-    let counters = count(&mut memory, &what, &arguments)?;
-    let of_row = row(&what, &shape, "logit", N_VOCAB, &[logits], &counters);
-    Ok([of_parts, of_row])
+    launch("sample_rows", 1, SamplePlan::ROW_THREADS, &of_row)?;
+    Ok(rows)
 }
 
 fn embed(ty: TensorType) -> anyhow::Result<Value> {

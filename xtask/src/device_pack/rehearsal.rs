@@ -1,8 +1,8 @@
 //! The rehearsal of a device pack: all of it, over the simulated driver.
 //!
 //! Separate from making the folder. A GPU is met for minutes, so the script, the programs' options, the archive and the report are tried
-//! together before, by the very files that are packed. Invariant: every part passes, or says why it did not run; what is rehearsed is
-//! called so, and no time of it is reported.
+//! together before, by the very files that are packed. Invariant: every part passes, but for NVIDIA's tools where there are none; a part that
+//! the seconds did not suffice for is an error unless late parts are allowed. What is rehearsed is called so, and no time of it is reported.
 
 use std::{
     fs,
@@ -28,8 +28,18 @@ const SHORT: [(&str, &str); 6] = [
     ("CONFORMANCE_ARGS", "--filter copied_pages"),
 ];
 
+/// Whether parts may be left out because the seconds did not suffice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Late {
+    Refused,
+    Allowed,
+}
+
+/// The part that a machine need not have the tools for.
+const MAY_BE_ABSENT: &str = "sanitizer";
+
 /// Parts that run on any machine which has all that the pack has.
-const PARTS: [&str; 12] = [
+const PARTS: [&str; 14] = [
     "self-test",
     "compare",
     "parity",
@@ -38,17 +48,19 @@ const PARTS: [&str; 12] = [
     "conformance",
     "bench-tiny-llama-Q8_0",
     "bench-tiny-llama-Q4_K_M-batches",
+    "bench-tiny-llama-Q4_K_M-pp4096",
+    "bench-tiny-llama-Q4_K_M-depth8k",
     "doctor",
     "conformance-cpu",
     "parity-cpu",
     "sanitizer",
 ];
 
-/// Runs the pack in `pack` with the driver that was built with `binaries`, and checks its results.
+/// Runs the pack in `pack` with the driver that was built with `binaries`, checks its results and prints which parts were late.
 ///
 /// # Errors
-/// What is wrong with them.
-pub(super) fn run(pack: &Path, binaries: &Path, seconds: u64) -> anyhow::Result<()> {
+/// What is wrong with them; a late part, unless those are allowed.
+pub(super) fn run(pack: &Path, binaries: &Path, seconds: u64, late: Late) -> anyhow::Result<()> {
     // Next to the pack, for whoever wants to look at it.
     let folder = pack.with_extension("rehearsal");
     if folder.exists() {
@@ -66,10 +78,17 @@ pub(super) fn run(pack: &Path, binaries: &Path, seconds: u64) -> anyhow::Result<
         .env_remove("CUDA_VISIBLE_DEVICES");
     let status = command.status().context("cannot run the pack's script")?;
     ensure!(status.success(), "the pack's script ends with {status}");
-    let summary = check(&results, seconds)?;
+    let summary = check(&results, seconds, late)?;
     let tables = device_report::tables(&results.join("parts"), Figures::Rehearsed)?;
     check_tables(&summary, &tables)?;
     println!("device-pack: rehearsed on the simulated driver, nothing was measured");
+    let late = late_parts(&summary);
+    if !late.is_empty() {
+        println!(
+            "device-pack: these were late and are not rehearsed: {}",
+            late.join(", ")
+        );
+    }
     Ok(())
 }
 
@@ -88,7 +107,7 @@ fn driver_folder(folder: &Path, binaries: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Checks the summary and the archive; gives the summary.
-fn check(results: &Path, seconds: u64) -> anyhow::Result<Value> {
+fn check(results: &Path, seconds: u64, late: Late) -> anyhow::Result<Value> {
     let path = results.join("summary.json");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let summary: Value = serde_json::from_str(&text).context("the summary is no JSON")?;
@@ -106,9 +125,18 @@ fn check(results: &Path, seconds: u64) -> anyhow::Result<Value> {
     for part in PARTS {
         let row = row_of(&summary, part).with_context(|| format!("{part} is not in the summary"))?;
         let (status, reason) = (&row["status"], row["reason"].as_str().unwrap_or_default());
-        let is_right = status == "passed" || (status == "late" || status == "absent") && !reason.is_empty();
+        let is_right = status == "passed"
+            || status == "absent" && part == MAY_BE_ABSENT && !reason.is_empty()
+            // Which were late is said once, all of them together.
+            || status == "late" && !reason.is_empty();
         ensure!(is_right, "{part}: {status}, {reason}");
     }
+    let late_parts = late_parts(&summary);
+    ensure!(
+        late_parts.is_empty() || late == Late::Allowed,
+        "{} were late with {seconds} s, so they are not rehearsed; give more seconds, or --allow-late",
+        late_parts.join(", ")
+    );
     let unpacked = results.join("unpacked");
     fs::create_dir(&unpacked).with_context(|| format!("cannot create {}", unpacked.display()))?;
     let status = Command::new("tar")
@@ -150,6 +178,12 @@ fn check_tables(summary: &Value, tables: &str) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Parts that the seconds did not suffice for.
+fn late_parts(summary: &Value) -> Vec<&str> {
+    let late = rows_of(summary).filter(|row| row["status"] == "late");
+    late.filter_map(|row| row["part"].as_str()).collect()
 }
 
 fn rows_of(summary: &Value) -> impl Iterator<Item = &Value> {
@@ -197,21 +231,60 @@ mod tests {
     }
 
     #[test]
-    fn parts_pass_or_say_why_they_did_not_run() {
-        let outcome = |status, reason, seconds| {
+    fn parts_pass_and_late_ones_are_allowed_on_request_alone() {
+        let outcome_with = |status, reason, seconds, late| {
             let folder = results(status, reason);
-            check(folder.path(), seconds)
+            check(folder.path(), seconds, late)
                 .map(|_| ())
                 .map_err(|error| error.to_string())
         };
+        let outcome = |status, reason, seconds| outcome_with(status, reason, seconds, Late::Refused);
         assert_eq!(outcome("passed", "", 120), Ok(()));
-        assert_eq!(outcome("late", "left out", 120), Ok(()));
-        assert_eq!(outcome("late", "", 120), Err("self-test: \"late\", ".to_owned()));
+        let refusal = outcome("late", "left out", 120).unwrap_err();
+        assert!(
+            refusal.starts_with("self-test, compare,") && refusal.contains("--allow-late"),
+            "{refusal}"
+        );
+        assert_eq!(outcome_with("late", "left out", 120, Late::Allowed), Ok(()));
+        assert_eq!(
+            outcome_with("late", "", 120, Late::Allowed),
+            Err("self-test: \"late\", ".to_owned())
+        );
+        assert_eq!(
+            outcome("absent", "no tool", 120),
+            Err("self-test: \"absent\", no tool".to_owned())
+        );
         assert_eq!(
             outcome("failed", "exit code 1", 120),
             Err("self-test: \"failed\", exit code 1".to_owned())
         );
         assert_eq!(outcome("passed", "", 60), Err("it took 100 s of 60 s".to_owned()));
+    }
+
+    #[test]
+    fn the_sanitizers_tools_may_be_absent() {
+        let folder = results("passed", "");
+        let parts = folder.path().join("parts");
+        let set = |path: &Path| {
+            let text = fs::read_to_string(path).unwrap();
+            let mut summary: Value = serde_json::from_str(&text).unwrap();
+            let rows = summary["parts"].as_array_mut().unwrap();
+            let row = rows.iter_mut().find(|row| row["part"] == MAY_BE_ABSENT).unwrap();
+            (row["status"], row["reason"]) = (json!("absent"), json!("not installed"));
+            fs::write(path, summary.to_string()).unwrap();
+        };
+        set(&folder.path().join("summary.json"));
+        set(&parts.join("summary.json"));
+        let archive = folder.path().join("results.tar.gz");
+        let tar = Command::new("tar")
+            .arg("-czf")
+            .arg(archive)
+            .arg("-C")
+            .arg(&parts)
+            .arg(".")
+            .status();
+        assert!(tar.unwrap().success());
+        assert!(check(folder.path(), 120, Late::Refused).is_ok());
     }
 
     #[test]
@@ -228,7 +301,7 @@ mod tests {
             .arg(".")
             .status();
         assert!(status.unwrap().success());
-        let error = check(folder.path(), 120).unwrap_err().to_string();
+        let error = check(folder.path(), 120, Late::Refused).unwrap_err().to_string();
         assert_eq!(error, "the archive has nothing of doctor");
     }
 }

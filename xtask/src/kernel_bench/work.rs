@@ -496,6 +496,7 @@ impl Workshop {
                         records: records.view(),
                         words: words.view(),
                         previous: words.view(),
+                        has_many: false,
                     },
                     SampleOutputs {
                         scratch: &mut scratch,

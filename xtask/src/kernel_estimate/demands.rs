@@ -13,7 +13,7 @@ use tokenmill_sim_driver::LaunchEstimate;
 
 use super::{
     device,
-    step::{Shape, Step},
+    step::{Batch, Shape, Step},
     table::grid,
 };
 
@@ -99,7 +99,12 @@ fn find() -> anyhow::Result<Missed> {
     for shape in &STEPS {
         let name = format!("{}/{}/{}", shape.model, shape.recipe, shape.context);
         // One after the other: a launch that begins early has had a part of its loads before.
-        let steps = Step::estimate(shape, &[1], device(DEVICE)?, Launches::InOrder)?;
+        let steps = Step::estimate(
+            shape,
+            &[Batch::Decode { n_seqs: 1 }],
+            device(DEVICE)?,
+            Launches::InOrder,
+        )?;
         for launch in steps.iter().flat_map(|step| &step.launches) {
             let place = format!("{}/{}/{}", launch.module, launch.kernel, grid(launch));
             for (demand, figure) in missed(launch) {

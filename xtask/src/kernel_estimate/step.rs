@@ -1,4 +1,4 @@
-//! [`Step`]: a decode step, launch by launch, as the simulated driver estimates it.
+//! [`Step`]: a step, launch by launch, as the simulated driver estimates it.
 //!
 //! Separate from what is printed of it. Invariant: the launches are those that the program makes for this model, batch and context.
 
@@ -28,11 +28,43 @@ pub(super) struct Shape<'a> {
     pub(super) context: usize,
 }
 
+/// What a step computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Batch {
+    /// So many sequences decode a token each.
+    Decode { n_seqs: usize },
+    /// One sequence has so many tokens, the last of which continues.
+    Prefill { n_tokens: usize },
+}
+
+impl Batch {
+    pub(super) fn n_tokens(self) -> usize {
+        match self {
+            Self::Decode { n_seqs } => n_seqs,
+            Self::Prefill { n_tokens } => n_tokens,
+        }
+    }
+
+    fn n_seqs(self) -> usize {
+        match self {
+            Self::Decode { n_seqs } => n_seqs,
+            Self::Prefill { .. } => 1,
+        }
+    }
+
+    /// Tokens of each of its sequences, the new ones among them.
+    pub(super) fn context(self, shape: &Shape<'_>) -> usize {
+        match self {
+            Self::Decode { .. } => shape.context,
+            Self::Prefill { n_tokens } => shape.context.max(n_tokens),
+        }
+    }
+}
+
 /// The launches of a step.
 #[derive(Debug)]
 pub(super) struct Step {
-    /// Sequences that decode a token each.
-    pub(super) n_rows: usize,
+    pub(super) batch: Batch,
     pub(super) device: &'static DeviceProfile,
     /// In the order of the step.
     pub(super) launches: Vec<LaunchEstimate>,
@@ -49,14 +81,19 @@ impl Drop for Temporary {
 }
 
 impl Step {
-    /// Runs a step of each number of rows twice and gives the second, which finds in the L2 cache what the first left there.
+    /// Runs each step twice and gives the second, which finds in the L2 cache what the first left there.
     pub(super) fn estimate(
         shape: &Shape<'_>,
-        rows: &[usize],
+        batches: &[Batch],
         device: &'static DeviceProfile,
         begin: Launches,
     ) -> anyhow::Result<Vec<Self>> {
-        let most = rows.iter().copied().max().unwrap_or(1);
+        let most = |of: fn(Batch) -> usize| batches.iter().map(|&batch| of(batch)).max().unwrap_or(1);
+        let n_seqs = most(Batch::n_seqs);
+        let context = (batches.iter())
+            .map(|batch| batch.context(shape))
+            .max()
+            .unwrap_or(1);
         let name = format!(
             "tokenmill-{}-{}-{}-{:?}.gguf",
             shape.model,
@@ -69,34 +106,33 @@ impl Step {
         let model = Model::open(&file.0)?;
         let n_train = model.descriptor().n_ctx_train;
         ensure!(
-            (1..=n_train).contains(&shape.context),
-            "{} has a context of 1 to {n_train} tokens, not {}",
-            shape.model,
-            shape.context
+            (1..=n_train).contains(&context),
+            "{} has a context of 1 to {n_train} tokens, not {context}",
+            shape.model
         );
-        let n_pages = shape.context.div_ceil(PAGE_TOKENS);
+        let n_pages = context.div_ceil(PAGE_TOKENS);
         let options = ModelOptions {
-            n_ctx: Some(shape.context),
-            max_batch_tokens: most.max(512),
-            max_batch_seqs: most,
-            max_logit_rows: most,
-            n_pages: Some(most * n_pages),
+            n_ctx: Some(context),
+            max_batch_tokens: most(Batch::n_tokens).max(512),
+            max_batch_seqs: n_seqs,
+            max_logit_rows: n_seqs,
+            n_pages: Some(n_seqs * n_pages),
             ..ModelOptions::default()
         };
         let simulator = Simulator::estimating(device, registers(device)?);
         let backend = CudaBackend::new(simulator.device_with_launches(begin))?;
         let mut executor = model.load_on(backend, &options, &mut |_| {})?;
-        let mut steps = Vec::with_capacity(rows.len());
-        for &n_rows in rows {
-            let batch = batch(shape, n_rows, n_pages, executor.limits());
+        let mut steps = Vec::with_capacity(batches.len());
+        for &batch in batches {
+            let inputs = inputs(batch, batch.context(shape), executor.limits());
             let mut launches = Vec::new();
             for _ in 0..2 {
                 simulator.take_estimates();
-                run_step(&mut executor, &batch)?;
+                run_step(&mut executor, &inputs)?;
                 launches = simulator.take_estimates();
             }
             steps.push(Self {
-                n_rows,
+                batch,
                 device,
                 launches,
             });
@@ -124,16 +160,18 @@ impl Step {
     }
 }
 
-/// A token of each sequence behind `context - 1` others, chosen greedily.
-fn batch(shape: &Shape<'_>, n_rows: usize, n_pages: usize, limits: &ExecutorLimits) -> ForwardBatch {
+/// The new tokens of each sequence, its last; the next is chosen greedily.
+fn inputs(of: Batch, context: usize, limits: &ExecutorLimits) -> ForwardBatch {
+    let n_pages = context.div_ceil(PAGE_TOKENS);
+    let n_new = of.n_tokens() / of.n_seqs();
     let mut batch = ForwardBatch::default();
-    for seq_idx in 0..n_rows {
+    for seq_idx in 0..of.n_seqs() {
         let first = (seq_idx * n_pages) as u32;
         let pages: Vec<u32> = (first..first + n_pages as u32).collect();
-        batch.push_sequence([TokenSource::Id(1)], shape.context as u32 - 1, &pages);
+        batch.push_sequence(vec![TokenSource::Id(1); n_new], (context - n_new) as u32, &pages);
         if let Some(group) = limits.window_group {
             // Pages that the window has left are gone.
-            let n_kept = n_pages.min(group.window.div_ceil(PAGE_TOKENS) + 1);
+            let n_kept = n_pages.min((group.window + n_new - 1).div_ceil(PAGE_TOKENS) + 1);
             let first = (seq_idx * n_kept) as u32;
             let mut pages = vec![ForwardBatch::UNMAPPED_PAGE; n_pages - n_kept];
             pages.extend(first..first + n_kept as u32);
@@ -152,7 +190,7 @@ fn batch(shape: &Shape<'_>, n_rows: usize, n_pages: usize, limits: &ExecutorLimi
 }
 
 /// The registers that `kernels/ptx.lock` has for the device.
-fn registers(device: &DeviceProfile) -> anyhow::Result<Registers> {
+pub(super) fn registers(device: &DeviceProfile) -> anyhow::Result<Registers> {
     ptx::registers(device.architecture)
         .with_context(|| format!("kernels/ptx.lock has no registers for {}", device.architecture))
 }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 use tokenmill_sim_driver::LaunchEstimate;
 
-use super::step::{Shape, Step};
+use super::step::{Batch, Shape, Step};
 
 /// Launches that are alike.
 struct Row<'a> {
@@ -49,7 +49,7 @@ pub(super) fn grid(launch: &LaunchEstimate) -> String {
 
 /// Tokens a second.
 fn rate(step: &Step) -> f64 {
-    step.n_rows as f64 * 1e6 / step.us()
+    step.batch.n_tokens() as f64 * 1e6 / step.us()
 }
 
 /// Of the bandwidth of device memory.
@@ -60,14 +60,21 @@ fn share(step: &Step) -> f64 {
 /// The table.
 pub(super) fn render(shape: &Shape<'_>, step: &Step) -> String {
     let mut out = String::new();
-    let rows_word = if step.n_rows == 1 { "row" } else { "rows" };
+    let what = match step.batch {
+        Batch::Decode { n_seqs: 1 } => "1 row".to_owned(),
+        Batch::Decode { n_seqs } => format!("{n_seqs} rows"),
+        Batch::Prefill { n_tokens } => format!("a prompt of {n_tokens} tokens"),
+    };
     let layers = shape
         .n_layers
         .map_or_else(String::new, |n| format!(", first {n} layers"));
     let _ = writeln!(
         out,
-        "{} {}{layers}, {} {rows_word}, context {}, {} (estimated, not measured)\n",
-        shape.model, shape.recipe, step.n_rows, shape.context, step.device.name
+        "{} {}{layers}, {what}, context {}, {} (estimated, not measured)\n",
+        shape.model,
+        shape.recipe,
+        step.batch.context(shape),
+        step.device.name
     );
     let _ = writeln!(
         out,
@@ -140,8 +147,9 @@ pub(super) fn json(shape: &Shape<'_>, step: &Step) -> Value {
         "model": shape.model,
         "type": shape.recipe,
         "layers": shape.n_layers,
-        "rows": step.n_rows,
-        "context": shape.context,
+        "rows": step.batch.n_tokens(),
+        "is_prompt": matches!(step.batch, Batch::Prefill { .. }),
+        "context": step.batch.context(shape),
         "device": step.device.name,
         "launch_us": step.device.launch_us,
         "gaps_us": step.gaps_us(),

@@ -38,6 +38,7 @@ impl CudaBackend {
     ) -> Result<(), BackendError> {
         self.epoch += 1;
         self.device.reserve("the model", self.check_fit(limits, plan)?)?;
+        self.make_sums(limits)?;
         let attention = attention_needs(network, limits);
         let device = &self.device;
         self.workspace = Some(Workspace {

@@ -27,7 +27,7 @@ mod step;
 mod streams;
 mod trace;
 
-use tokenmill_backend::{Backend, BackendError, Collective, KvLayerShape, KvStores, StepShape};
+use tokenmill_backend::{Backend, BackendError, Collective, KvLayerShape, KvStores};
 use tokenmill_gguf::TensorType;
 
 pub use self::buffer::CudaBuffer;
@@ -52,7 +52,7 @@ pub struct CudaBackend {
     /// For the memory of sequences as bytes, once it was asked for.
     staging: Option<Staging>,
     workspace: Option<Workspace>,
-    graphs: crate::GraphCache<StepShape, Sources>,
+    graphs: crate::GraphCache<run::StepKey, Sources>,
     /// Counts the moves of what captured steps hold.
     epoch: u64,
     uses_graphs: bool,

@@ -397,6 +397,7 @@ impl Backend for CudaBackend {
                         records,
                         words,
                         previous: previous.view(),
+                        has_many: workspace.inputs.has_many(),
                     },
                     crate::SampleOutputs {
                         scratch: &mut workspace.sampling,

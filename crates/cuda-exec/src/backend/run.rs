@@ -8,6 +8,14 @@ use tokenmill_backend::{BackendError, ForwardBatch, Phase, StepShape};
 
 use super::{CudaBackend, prepared, trace::Moment};
 
+/// What a captured step is found again by: its shape, and whether its sampling has the launches for
+/// [many tokens](crate::SampleRecord::draws_many).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct StepKey {
+    shape: StepShape,
+    has_many: bool,
+}
+
 enum Replayed {
     Yes,
     NotCaptured,
@@ -15,6 +23,14 @@ enum Replayed {
 }
 
 impl CudaBackend {
+    /// The key of the step whose values were taken last, and which has this shape.
+    pub(super) fn key_of(&self, shape: &StepShape) -> StepKey {
+        StepKey {
+            shape: *shape,
+            has_many: (self.workspace.as_ref()).is_some_and(|workspace| workspace.inputs.has_many()),
+        }
+    }
+
     /// Runs a step as it is run best. Its results are queued behind it.
     pub(super) fn run_best(
         &mut self,
@@ -41,7 +57,7 @@ impl CudaBackend {
                 }
                 Err(error @ BackendError::Lost { .. }) => return Err(error),
                 Err(_) => {
-                    self.graphs.give_up(shape);
+                    self.graphs.give_up(self.key_of(&shape));
                     body(self, shape)?;
                 }
             },
@@ -98,13 +114,14 @@ impl CudaBackend {
         body(self, shape)?;
         let graph = capture.finish()?;
         let sources = self.workspace().results.sources();
-        self.graphs.insert(shape, graph, sources);
+        self.graphs.insert(self.key_of(&shape), graph, sources);
         Ok(())
     }
 
     /// Replays the step's graph if there is one.
     fn replay(&mut self, shape: &StepShape) -> Result<Replayed, BackendError> {
-        match self.graphs.plan(shape, self.epoch) {
+        let key = self.key_of(shape);
+        match self.graphs.plan(&key, self.epoch) {
             crate::GraphPlan::Replay(graph, sources) => {
                 graph.replay()?;
                 let sources = sources.clone();

@@ -102,7 +102,7 @@ fn data_words(batch: &ForwardBatch, row: usize, sample: &SampleRow, n_vocab: usi
 }
 
 /// Writes the records of a step to the part `records` of its words, and what they point to from word `n_words` on; says where that
-/// ends. The step's tokens are its first words, with `sampled_flag` on those that only the device knows.
+/// ends, and whether one of them [draws many](crate::SampleRecord::draws_many). The step's tokens are its first words, with `sampled_flag` on those that only the device knows.
 pub(super) fn write_records(
     batch: &ForwardBatch,
     n_vocab: usize,
@@ -110,7 +110,8 @@ pub(super) fn write_records(
     sampled_flag: u32,
     words: &mut [u32],
     mut n_words: usize,
-) -> usize {
+) -> (usize, bool) {
+    let mut has_many = false;
     let mut n_top_before = 0;
     let mut push = |words: &mut [u32], values: &mut dyn Iterator<Item = u32>| -> [u32; 2] {
         let start = n_words;
@@ -188,9 +189,10 @@ pub(super) fn write_records(
             // Rows that want raw logits, and padding.
             Some(RowOutput::Logits) | None => crate::SampleRecord::raw(),
         };
+        has_many |= record.draws_many(n_vocab);
         words[place..place + crate::SampleRecord::WORDS].copy_from_slice(&record.to_words());
     }
-    n_words
+    (n_words, has_many)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ pub(super) struct Border {
     up: [Option<crate::Pinned<f32>>; 2],
     n_up: usize,
     /// What was recorded, by the shape of the step, and where such a step leaves its results.
-    segments: SegmentCache<StepShape, crate::Graph, Sources>,
+    segments: SegmentCache<super::run::StepKey, crate::Graph, Sources>,
     /// When it was recorded: since then no buffer has moved.
     epoch: u64,
     recording: Option<crate::Capture>,
@@ -53,7 +53,8 @@ impl SplitOperations for CudaBackend {
         if !self.uses_graphs || shape.phase != Phase::Decode || shape.n_tokens == 0 {
             return Recorded::CannotBe;
         }
-        match self.border.segments.find(shape) {
+        let key = self.key_of(shape);
+        match self.border.segments.find(&key) {
             Known::Nothing => Recorded::NotYet,
             Known::Failed => Recorded::CannotBe,
             Known::Recorded(sources) => {
@@ -81,7 +82,8 @@ impl SplitOperations for CudaBackend {
         let graphs = std::mem::take(&mut self.border.recorded);
         let sources = self.workspace().results.sources();
         let recorded = is_whole.then_some((graphs, sources));
-        self.border.segments.keep(*shape, recorded);
+        let key = self.key_of(shape);
+        self.border.segments.keep(key, recorded);
     }
 
     fn forget_segments(&mut self) {
@@ -89,7 +91,8 @@ impl SplitOperations for CudaBackend {
     }
 
     fn replay_segment(&mut self, shape: &StepShape, segment: usize) -> Result<(), BackendError> {
-        let graph = self.border.segments.graph_mut(shape, segment);
+        let key = self.key_of(shape);
+        let graph = self.border.segments.graph_mut(&key, segment);
         graph.expect("a recorded step has all its segments").replay()?;
         Ok(())
     }

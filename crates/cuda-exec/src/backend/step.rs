@@ -42,6 +42,8 @@ pub(super) struct StepInputs {
     has_single_run: bool,
     /// Sequences that stand first there and have one token each.
     n_leading_single: usize,
+    /// Whether many tokens may be drawn of one of its rows.
+    has_many: bool,
 }
 
 /// Where the parts of the array start.
@@ -136,6 +138,7 @@ impl StepInputs {
             longest_run: 0,
             has_single_run: false,
             n_leading_single: 0,
+            has_many: false,
         })
     }
 
@@ -242,8 +245,9 @@ impl StepInputs {
             }));
         }
         words[layout.pages..n_words].copy_from_slice(&self.pages);
+        self.has_many = false;
         if sampling == SamplingMode::Full {
-            n_words = sampling::write_records(
+            (n_words, self.has_many) = sampling::write_records(
                 batch,
                 self.limits.n_vocab,
                 layout.records..layout.pages,
@@ -409,6 +413,11 @@ impl StepInputs {
     pub(super) fn records(&self) -> Result<[crate::View<'_, u32>; 2], BackendError> {
         let words = self.words.view();
         Ok([words.range(self.layout.records..self.layout.pages)?, words])
+    }
+
+    /// Whether [many tokens](crate::SampleRecord::draws_many) may be drawn of a row of the current step.
+    pub(super) fn has_many(&self) -> bool {
+        self.has_many
     }
 
     /// The row numbers of a gathering, and how many rows they choose from.

@@ -91,7 +91,15 @@ mod tests {
             &["attention_f16_d64", "attention_f16_d128", "attention_f32_g4"],
         );
         check("argmax", &["argmax_partial", "argmax_combine"]);
-        check("sample", &["sample_parts", "sample_rows"]);
+        check(
+            "sample",
+            &[
+                "sample_parts",
+                "sample_weights",
+                "sample_candidates",
+                "sample_rows",
+            ],
+        );
         check("elementwise", &["activation"]);
         check(
             "route",
@@ -116,6 +124,16 @@ mod tests {
                 "matmul_gated_n16",
                 "matmul_gated_n32",
                 "matmul_gated_n64",
+            ];
+            check(&format!("matmul_{format}"), &bands);
+        }
+        for format in ["f16", "bf16"] {
+            let bands = [
+                "matmul_band_n16",
+                "matmul_band_n32",
+                "matmul_band_n64",
+                "matmul_low_band_n16",
+                "matmul_low_band_n32",
             ];
             check(&format!("matmul_{format}"), &bands);
         }

@@ -1,8 +1,9 @@
-//! Paged attention. Kernels: `attention_decode.cu`, and `attention_prefill.cu` for runs of tokens.
+//! Paged attention: what all of its kernels share, and which of them takes a token. Kernels: `attention_decode.cu`; those for runs of tokens
+//! are in `attention_prefill`.
 
 use std::ops::Range;
 
-use tokenmill_backend::{Attention, AttentionShape, KvType, PAGE_TOKENS};
+use tokenmill_backend::{Attention, AttentionShape, PAGE_TOKENS};
 
 use super::{
     Ops, QuantizedMut,
@@ -10,7 +11,7 @@ use super::{
     check_multiple, latent,
 };
 use crate::{
-    Args, Buffer, Device, Kernel, LaunchShape, Stream, View, ViewMut,
+    Args, Buffer, Device, LaunchShape, Stream, View, ViewMut,
     driver::MAX_COUNT,
     error::Result,
     kv::{KvLayer, check_head_dims},
@@ -140,89 +141,12 @@ impl AttentionScratch {
     }
 }
 
-/// Query rows of a thread block of the kernels for runs: tokens times the query heads that share a KV head.
-const PREFILL_ROWS: usize = 128;
-/// Its threads.
-const PREFILL_THREADS: u32 = 256;
-/// Positions of a tile of keys or values.
-const PREFILL_TILE: usize = 64;
-/// Widest heads of those kernels.
-const PREFILL_HEAD_DIMS: [usize; 2] = [64, 128];
-
-/// Dynamic shared memory of the kernel for heads of up to `dim` values: a tile of keys and one of values, their
-/// half-precision rows padded.
-fn prefill_shared_bytes(dim: usize) -> usize {
-    2 * PREFILL_TILE * (dim + 8) * 2
-}
-
-pub(super) fn load_prefill(device: &Device) -> Result<[Kernel; 2]> {
-    let [narrow, wide] = PREFILL_HEAD_DIMS;
-    let load = |dim: usize| {
-        device.kernel_with_shared_bytes(
-            "attention_prefill",
-            &format!("attention_prefill_d{dim}"),
-            prefill_shared_bytes(dim),
-        )
-    };
-    Ok([load(narrow)?, load(wide)?])
-}
-
 /// The window as kernels take it; 0 for none. One beyond every position is as good as none.
-fn window_of(attention: &Attention<Buffer<f32>>) -> usize {
+pub(super) fn window_of(attention: &Attention<Buffer<f32>>) -> usize {
     attention.window.unwrap_or(0).min(MAX_COUNT)
 }
 
-/// Whether the kernels for runs take heads of this shape: they read half precision only, and do not quantize their output.
-fn takes_runs(kv_types: [KvType; 2], dim_k: usize, dim_v: usize) -> bool {
-    kv_types == [KvType::F16; 2] && dim_k.max(dim_v) <= PREFILL_HEAD_DIMS[1]
-}
-
 impl Ops {
-    /// Attends as [`Self::attention`] does, on tensor cores: a thread block takes many tokens of a sequence.
-    fn attention_of_runs(
-        &self,
-        attention: &Attention<Buffer<f32>>,
-        step: &AttentionStep<'_>,
-        runs: TokenRuns<'_>,
-        kv: KvLayer<'_>,
-        q: View<'_, f32>,
-        output: ViewMut<'_, f32>,
-    ) -> Result<()> {
-        let (dim_k, dim_v) = (kv.shape.head_dim_k, kv.shape.head_dim_v);
-        let variant = usize::from(dim_k.max(dim_v) > PREFILL_HEAD_DIMS[0]);
-        let (n_heads, n_tokens) = (attention.n_heads, step.positions.len());
-        let n_kv_heads = kv.shape.n_kv_heads;
-        // The others are attended to by the kernel for single tokens, which splits their contexts.
-        let n_single = runs.n_leading_single;
-        let seq_starts = runs.seq_starts.range(n_single..runs.seq_starts.len())?;
-        let page_starts = step.page_starts.range(n_single..step.page_starts.len())?;
-        let n_tiles = (runs.longest * (n_heads / n_kv_heads)).div_ceil(PREFILL_ROWS);
-        let n_seqs = seq_starts.len() - 1;
-        let args = Args::new()
-            .read(q.range(0..n_tokens * n_heads * dim_k)?)
-            .write(output.range(0..n_tokens * n_heads * dim_v)?)
-            .read(step.positions)
-            .read(seq_starts)
-            .read(page_starts)
-            .read(step.pages)
-            .read(kv.k)
-            .read(kv.v)
-            .read_or_null(attention.sinks.as_ref().map(Buffer::view))
-            .read_or_null(attention.slopes.as_ref().map(Buffer::view))
-            .float(attention.scale)
-            .float(attention.softcap.unwrap_or(0.0))
-            .count(window_of(attention))
-            .count(usize::from(attention.is_chunked))
-            .count(usize::from(!attention.is_causal))
-            .count(n_heads)
-            .count(n_kv_heads)
-            .count(dim_k)
-            .count(dim_v);
-        let shape = LaunchShape::new([n_kv_heads, n_tiles, n_seqs], PREFILL_THREADS)
-            .with_shared_bytes(prefill_shared_bytes(PREFILL_HEAD_DIMS[variant]));
-        self.device.launch(self.attention_prefill[variant], shape, &args)
-    }
-
     /// Attends from each token's query to its sequence's stored keys and values, up to its own position where it is causal:
     /// `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`, quantized too where asked: a row is a token, and a head of one where
     /// the values are in the keys, since a matrix of each head reads it.
@@ -259,12 +183,12 @@ impl Ops {
             heads_quantized = quantized.take();
         }
         let n_tokens = step.positions.len();
-        if let Some(runs) = step.runs.filter(|_| {
-            !shape.has_values_in_keys && takes_runs(types, dim_k, dim_v) && !self.is_batch_invariant
-        }) {
+        let prefill = (self.prefill_of(types, dim_k.max(dim_v)))
+            .filter(|_| !shape.has_values_in_keys && !self.is_batch_invariant);
+        if let Some((runs, prefill)) = step.runs.zip(prefill) {
             let singles = 0..runs.n_leading_single;
             self.attention_of_tokens(attention, step, singles, kv, q, output.reborrow(), None, scratch)?;
-            self.attention_of_runs(attention, step, runs, kv, q, output.reborrow())?;
+            self.attention_of_runs(prefill, attention, step, runs, kv, q, output.reborrow())?;
             return match quantized {
                 Some(rows) => {
                     let width = n_heads * dim_v;

@@ -33,25 +33,26 @@ pub(super) const MAX_SHARED_BYTES: usize = 96 << 10;
 
 /// The numbers of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DecodePlan {
-    /// Which of [`kernels`].
+#[non_exhaustive]
+pub struct DecodePlan {
+    /// Which of [`kernels`]; [`Self::kernel`] names it.
     pub(super) variant: usize,
     /// Query heads of a thread block.
-    pub(super) heads: usize,
+    pub heads: usize,
     /// Thread blocks for a token and a split.
-    pub(super) n_blocks_x: usize,
+    pub n_blocks_x: usize,
     /// Splits of the grid.
-    pub(super) n_splits: usize,
+    pub n_splits: usize,
     /// Splits of a token, as a power of two, as long as they are shorter than the longest.
-    pub(super) split_bits: u32,
+    pub split_bits: u32,
     /// Columns of a tile of keys and of one of values.
-    pub(super) columns: [usize; 2],
+    pub columns: [usize; 2],
     /// Tiles of a warp's ring.
-    pub(super) n_stages: usize,
+    pub n_stages: usize,
     /// Positions of a warp in the longest split.
-    pub(super) warp_tokens: usize,
+    pub warp_tokens: usize,
     /// Dynamic shared memory.
-    pub(super) shared_bytes: usize,
+    pub shared_bytes: usize,
 }
 
 /// Names of the kernels for a store of these types.
@@ -65,12 +66,13 @@ pub(super) fn kernels(types: [KvType; 2]) -> Vec<String> {
 
 /// What of a context a token sees at most, from the first position's page on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Visible {
+pub struct Visible {
     /// Positions of the longest context.
-    pub(super) context: usize,
+    pub context: usize,
     /// The window; 0 for none.
-    pub(super) window: usize,
-    pub(super) is_causal: bool,
+    pub window: usize,
+    /// Whether tokens see none after them.
+    pub is_causal: bool,
 }
 
 impl Visible {
@@ -192,8 +194,24 @@ impl Candidate {
 }
 
 impl DecodePlan {
+    /// Threads of a thread block.
+    pub const THREADS: u32 = THREADS;
+
+    /// The name of the kernel for a store of these types, those of the plan.
+    ///
+    /// # Panics
+    /// For types that no store has.
+    pub fn kernel(&self, types: [KvType; 2]) -> String {
+        kernels(types).swap_remove(self.variant)
+    }
+
+    /// Numbers that the splits of a token leave each other, of `n_heads` query heads.
+    pub fn partial_len(&self, n_heads: usize, dim_v: usize) -> usize {
+        partial_len(n_heads, self.n_splits, dim_v)
+    }
+
     /// The launch for `n_heads` query heads over a layer of this shape and these types.
-    pub(super) fn of(n_heads: usize, shape: KvLayerShape, types: [KvType; 2], visible: Visible) -> Self {
+    pub fn of(n_heads: usize, shape: KvLayerShape, types: [KvType; 2], visible: Visible) -> Self {
         let row = |dim: usize| dim.next_multiple_of(8);
         let rows = [row(shape.head_dim_k), row(shape.head_dim_v)];
         let row_of_value = if shape.has_values_in_keys {

@@ -216,7 +216,7 @@ impl Ops {
         !self.is_batch_invariant
             && gate.layout() == up.layout()
             && gate.kernels.gated.is_some()
-            && (n_rows <= MAX_ROWS || gate.kernels.bands.is_some())
+            && (n_rows <= MAX_ROWS || gate.kernels.bands.is_some_and(|bands| bands.gated.is_some()))
     }
 
     /// Multiplies any number of rows by a gate and an up matrix at once.
@@ -250,13 +250,15 @@ impl Ops {
             .write_or_null(scales);
         let args = with_input(args, gate, input)?;
         let ty = gate.layout().ty();
-        if let (true, Some(kernels), Some(bands)) = (n_rows > MAX_ROWS, gate.kernels.bands, Bands::of(ty)) {
+        let of_bands = (gate.kernels.bands).filter(|_| n_rows > MAX_ROWS);
+        let of_bands = of_bands.and_then(|bands| bands.gated);
+        if let (Some(of_bands), Some(bands)) = (of_bands, Bands::of(ty)) {
             let variant = BandHeight::High.variant_of(n_rows);
             let columns = Bands::COLUMNS[variant];
             let grid = [n_out.div_ceil(Bands::GATED_ROWS), n_rows.div_ceil(columns), 1];
             let shared_bytes = bands.shared_bytes(BandHeight::High, columns);
             let shape = LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(shared_bytes);
-            return self.device.launch(kernels.gated[variant], shape, &args);
+            return self.device.launch(of_bands[variant], shape, &args);
         }
         let shared_bytes = FewRows::of(ty).gated_shared_bytes(n_rows);
         let shape = LaunchShape::new([n_out.div_ceil(32), 1, 1], 256).with_shared_bytes(shared_bytes);

@@ -6,6 +6,7 @@
 mod argmax;
 mod attention;
 mod attention_decode;
+mod attention_prefill;
 #[cfg(test)]
 mod cut_launches;
 mod elementwise;
@@ -35,13 +36,15 @@ use crate::{
 
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
 pub use attention::{AttentionScratch, AttentionStep, ScratchNeeds, TokenRuns};
+pub use attention_decode::{DecodePlan, Visible};
+pub use attention_prefill::PrefillTiles;
 pub use embed::TokenIds;
 pub use experts::{CarriedRows, DeviceRoutes, ExpertRows, RouteCounts};
 pub(crate) use latent::check_heads;
 pub use linear::{GatedProduct, LinearInput, Product};
 pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns};
 pub use rope_kv::{RopeTargets, StepPlaces};
-pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord, SampleScratch};
+pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SamplePlan, SampleRecord, SampleScratch};
 
 /// The modules of every network, which a driver compiles at the same time.
 const MODULES: [&str; 9] = [
@@ -229,11 +232,13 @@ pub struct Ops {
     stores: [Option<StoreKernels>; 9],
     argmax_partial: Kernel,
     argmax_combine: Kernel,
-    /// For heads of up to 64 and of up to 128 values.
-    attention_prefill: [Kernel; 2],
+    /// Those for runs of tokens by the types of the store, as far as they were asked for, the narrowest heads first.
+    prefill: [Vec<attention_prefill::PrefillKernel>; 9],
     /// For latent rows, where they were asked for.
     latent: Option<latent::LatentKernels>,
     sample_parts: Kernel,
+    sample_weights: Kernel,
+    sample_candidates: Kernel,
     sample_rows: Kernel,
     route_rows: Kernel,
     sort_choices: Kernel,
@@ -258,6 +263,8 @@ impl Ops {
         for types in [[KvType::F16; 2], [KvType::F32; 2]] {
             stores[store_code(types)] = Some(load_store(device, types)?);
         }
+        let mut prefill = [const { Vec::new() }; 9];
+        prefill[store_code([KvType::F16; 2])] = attention_prefill::load(device, [KvType::F16; 2])?;
         Ok(Self {
             add_norm: device.kernel("norm", "add_norm")?,
             add_norm_held: [
@@ -281,9 +288,11 @@ impl Ops {
             stores,
             argmax_partial: device.kernel("argmax", "argmax_partial")?,
             argmax_combine: device.kernel("argmax", "argmax_combine")?,
-            attention_prefill: attention::load_prefill(device)?,
+            prefill,
             latent: None,
             sample_parts: device.kernel("sample", "sample_parts")?,
+            sample_weights: device.kernel("sample", "sample_weights")?,
+            sample_candidates: device.kernel("sample", "sample_candidates")?,
             sample_rows: device.kernel("sample", "sample_rows")?,
             route_rows: device.kernel("route", "route_rows")?,
             sort_choices: device.kernel("route", "sort_choices")?,
@@ -297,7 +306,8 @@ impl Ops {
         })
     }
 
-    /// Loads the kernels for stores whose keys and values are of these types; those of one type, F16 or F32, are there.
+    /// Loads the kernels for stores whose keys and values are of these types. Those for F16 are there, and for F32 all but those for runs of
+    /// tokens, without which these are attended to one by one.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], or the driver's.
@@ -305,6 +315,10 @@ impl Ops {
         let kernels = &mut self.stores[store_code(types)];
         if kernels.is_none() {
             *kernels = Some(load_store(&self.device, types)?);
+        }
+        let prefill = &mut self.prefill[store_code(types)];
+        if prefill.is_empty() {
+            *prefill = attention_prefill::load(&self.device, types)?;
         }
         Ok(())
     }

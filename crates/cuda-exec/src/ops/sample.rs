@@ -20,18 +20,48 @@ const N_THREADS: u32 = 1024;
 /// Logits of a part of a row, and the threads of the thread block that has it.
 const PART_LOGITS: usize = 2048;
 const PART_THREADS: u32 = 256;
-/// What a part leaves, in 64-bit words: 3 of its own, the tokens that it keeps, and those to report.
-const PART_WORDS: usize = 3 + 64 + 32;
+/// Tokens that a part keeps of a row at most.
+const FEW: usize = 64;
 
-/// What the launches of sampling leave each other: logits with bias, mask and penalties, and what the parts of rows say.
+/// What the launches of sampling leave each other: logits with bias, mask and penalties, what the parts of rows say, and the sums and lists of
+/// rows of which many tokens may be drawn.
 #[derive(Debug)]
 pub struct SampleScratch {
     adjusted: Buffer<f32>,
     parts: Buffer<u64>,
+    manys: Buffer<u64>,
 }
 
-fn n_parts(n_vocab: usize) -> usize {
-    n_vocab.div_ceil(PART_LOGITS).max(1)
+/// How the kernels of sampling cut a row and what they leave each other, for whoever launches them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SamplePlan {
+    /// Parts of a row, a thread block each.
+    pub n_parts: usize,
+}
+
+impl SamplePlan {
+    /// Threads of a part's thread block.
+    pub const PART_THREADS: u32 = PART_THREADS;
+    /// Threads of the one thread block that picks a row's token.
+    pub const ROW_THREADS: u32 = N_THREADS;
+    /// What a part leaves, in 64-bit words: 3 of its own, the tokens that it keeps, and those to report.
+    pub const PART_WORDS: usize = 3 + FEW + 32;
+    /// What the launches leave each other of a row of which many tokens may be drawn, in 64-bit words: sums of 512 buckets, a winner of each
+    /// part, 4,096 listed tokens, counts of the buckets, and where it is cut.
+    pub const MANY_WORDS: usize = 512 + 128 + 4096 + 256 + 5;
+
+    /// Plans rows of so many logits.
+    pub fn of(n_vocab: usize) -> Self {
+        Self {
+            n_parts: n_vocab.div_ceil(PART_LOGITS).max(1),
+        }
+    }
+
+    /// Words that the parts of rows leave.
+    pub fn part_words(self, n_rows: usize) -> usize {
+        n_rows * self.n_parts * Self::PART_WORDS
+    }
 }
 
 impl SampleScratch {
@@ -42,14 +72,16 @@ impl SampleScratch {
     pub fn new(device: &Device, max_rows: usize, n_vocab: usize) -> Result<Self> {
         Ok(Self {
             adjusted: device.alloc("sampling", max_rows * n_vocab)?,
-            parts: device.alloc("sampling", max_rows * n_parts(n_vocab) * PART_WORDS)?,
+            parts: device.alloc("sampling", SamplePlan::of(n_vocab).part_words(max_rows))?,
+            manys: device.alloc("sampling", max_rows * SamplePlan::MANY_WORDS)?,
         })
     }
 
     /// Device memory of such scratch.
     pub fn device_bytes(max_rows: usize, n_vocab: usize) -> usize {
         crate::driver::buffer_bytes::<f32>(max_rows * n_vocab)
-            + crate::driver::buffer_bytes::<u64>(max_rows * n_parts(n_vocab) * PART_WORDS)
+            + crate::driver::buffer_bytes::<u64>(SamplePlan::of(n_vocab).part_words(max_rows))
+            + crate::driver::buffer_bytes::<u64>(max_rows * SamplePlan::MANY_WORDS)
     }
 }
 
@@ -119,6 +151,13 @@ impl SampleRecord {
         }
     }
 
+    /// Whether more tokens may be drawn than the parts of a row keep, which takes two more launches.
+    pub fn draws_many(&self, n_vocab: usize) -> bool {
+        let top_k = self.top_k as usize;
+        let keeps_few = (1..=FEW).contains(&top_k) && top_k < n_vocab;
+        self.flags & (Self::GREEDY | Self::RAW) == 0 && !keeps_few
+    }
+
     /// The record as words.
     pub fn to_words(&self) -> [u32; Self::WORDS] {
         bytemuck::cast(*self)
@@ -134,6 +173,9 @@ pub struct SampleInputs<'a> {
     pub words: View<'a, u32>,
     /// Tokens sampled by the step before.
     pub previous: View<'a, u32>,
+    /// Whether one of the records [draws many](SampleRecord::draws_many). If not, launches are left out; one that does nevertheless
+    /// is sampled right and slowly.
+    pub has_many: bool,
 }
 
 /// Where the launch leaves its results.
@@ -175,9 +217,15 @@ impl Ops {
             inputs.records.len(),
             SampleRecord::WORDS,
         )?;
-        let n_parts = n_parts(n_vocab);
-        let SampleScratch { adjusted, parts } = outputs.scratch;
-        let (n_logits, n_words) = (n_rows * n_vocab, n_rows * n_parts * PART_WORDS);
+        let plan = SamplePlan::of(n_vocab);
+        let n_parts = plan.n_parts;
+        let SampleScratch {
+            adjusted,
+            parts,
+            manys,
+        } = outputs.scratch;
+        let (n_logits, n_words) = (n_rows * n_vocab, plan.part_words(n_rows));
+        let n_many_words = n_rows * SamplePlan::MANY_WORDS;
         let records = inputs.records.range(0..n_rows * SampleRecord::WORDS)?;
         let args = Args::new()
             .read(logits.range(0..n_logits)?)
@@ -189,9 +237,21 @@ impl Ops {
             .read(inputs.words)
             .read(inputs.words)
             .read(inputs.previous)
-            .write(parts.view_mut().range(0..n_words)?);
+            .write(parts.view_mut().range(0..n_words)?)
+            .write(manys.view_mut().range(0..n_many_words)?);
         let shape = LaunchShape::new([n_parts, n_rows, 1], PART_THREADS);
         self.device.launch(self.sample_parts, shape, &args)?;
+        if inputs.has_many {
+            let args = Args::new()
+                .read(logits.range(0..n_logits)?)
+                .read(adjusted.view().range(0..n_logits)?)
+                .count(n_vocab)
+                .read(records)
+                .read(parts.view().range(0..n_words)?)
+                .write(manys.view_mut().range(0..n_many_words)?);
+            self.device.launch(self.sample_weights, shape, &args)?;
+            self.device.launch(self.sample_candidates, shape, &args)?;
+        }
         let args = Args::new()
             .read(logits.range(0..n_logits)?)
             .read(adjusted.view().range(0..n_logits)?)
@@ -199,6 +259,8 @@ impl Ops {
             .count(n_parts)
             .read(records)
             .read(parts.view().range(0..n_words)?)
+            .read(manys.view().range(0..n_many_words)?)
+            .count(usize::from(inputs.has_many))
             .write(outputs.tokens.range(0..n_rows)?)
             .write(outputs.status.range(0..n_rows)?)
             .write(outputs.logprobs.range(0..n_rows)?)

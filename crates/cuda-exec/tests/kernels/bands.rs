@@ -1,4 +1,4 @@
-//! Matrices of K-quants times 9 rows and more, in bands.
+//! Matrices of K-quants, F16 and BF16 times 9 rows and more, in bands.
 
 use tokenmill_cuda_exec::{BandHeight, Bands, MatrixLayout, modules::type_suffix};
 use tokenmill_gguf::TensorType;
@@ -7,10 +7,17 @@ use tokenmill_testkit::Random;
 
 use crate::{
     bench::{NULL, Sim, random_matrix},
-    matvec::{Kernel, check_kernel, upload},
+    matvec::{Kernel, TOLERANCE, check_kernel, dot, upload},
 };
 
-const TYPES: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
+const TYPES: [TensorType; 5] = [
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+    TensorType::F16,
+    TensorType::BF16,
+];
+const WORDS: [TensorType; 2] = [TensorType::F16, TensorType::BF16];
 
 fn band(ty: TensorType, height: BandHeight, columns: usize) -> Kernel {
     Kernel {
@@ -41,8 +48,67 @@ fn bands_match_a_plain_loop() {
 
 #[test]
 fn long_rows_of_bands_match_a_plain_loop() {
-    for ty in TYPES {
+    for ty in TYPES.into_iter().filter(|ty| !WORDS.contains(ty)) {
         check_kernel(ty, &band(ty, BandHeight::Low, 16), 11, [40, 7, 3], 65 * 256, true);
+    }
+}
+
+#[test]
+fn rows_of_words_may_end_within_a_step() {
+    for ty in WORDS {
+        for n_in in [8, 56, 72, 136, 1000] {
+            for height in BandHeight::ALL {
+                check_kernel(ty, &band(ty, height, 16), 21, [37, 2, 130], n_in, true);
+            }
+            check_kernel(ty, &band(ty, BandHeight::High, 64), 130, [129, 0, 5], n_in, false);
+            check_kernel(ty, &band(ty, BandHeight::Low, 32), 70, [33, 31, 0], n_in, false);
+        }
+    }
+}
+
+/// Numbers of x that f16 has no room for: those of a row's sum count as much as their size.
+#[test]
+fn rows_of_x_may_be_large_and_small() {
+    for (ty, factor) in WORDS.into_iter().flat_map(|ty| [(ty, 1e30), (ty, 1e-30)]) {
+        let (n_out, n_in, n_rows) = (40, 256, 9);
+        let mut random = Random::new(11);
+        let mut sim = Sim::new();
+        let (file_rows, values) = random_matrix(&mut random, ty, n_out, n_in);
+        let w = sim.matrix(ty, n_out, n_in, &file_rows);
+        let rows: Vec<f32> = random.values(n_rows * n_in).iter().map(|x| x * factor).collect();
+        let (input, exact) = upload(&mut sim, ty, &rows, n_in);
+        let y = sim.room(n_rows * n_out * 4);
+        let mut arguments = Arguments::new().ptr(w).ptr(NULL).ptr(NULL).ptr(y);
+        arguments = (0..5).fold(arguments, |arguments, _| arguments.ptr(NULL));
+        for n in [n_out, 0, 0, n_in, n_rows] {
+            arguments = arguments.i32(n as i32);
+        }
+        let kernel = band(ty, BandHeight::High, 16);
+        sim.launch(
+            &format!("matmul_{}", type_suffix(ty).unwrap()),
+            &kernel.name,
+            [1, 1, 1],
+            kernel.block,
+            kernel.shared_bytes,
+            &input.append(arguments),
+        );
+        let found = sim.read_f32s(y, n_rows * n_out);
+        let expected: Vec<(f64, f64)> = (0..n_rows * n_out)
+            .map(|index| dot(&values, &exact, n_in, index % n_out, index / n_out))
+            .collect();
+        assert_relative(&found, &expected, TOLERANCE, &format!("{ty:?} by {factor}"));
+    }
+}
+
+/// As `assert_close`, for sums far below 1 too.
+#[track_caller]
+fn assert_relative(found: &[f32], expected: &[(f64, f64)], tolerance: f64, what: &str) {
+    for (&found, &(expected, magnitude)) in found.iter().zip(expected) {
+        let error = (f64::from(found) - expected).abs();
+        assert!(
+            error <= tolerance * magnitude,
+            "{what}: {found}, expected {expected}"
+        );
     }
 }
 
@@ -117,7 +183,7 @@ fn bits_of_a_row_do_not_depend_on_how_many_rows_there_are() {
 #[test]
 fn bits_of_a_gated_row_do_not_depend_on_how_many_rows_there_are() {
     let (n_out, n_in, n_all) = (96, 3 * 256, 64);
-    for ty in TYPES {
+    for ty in TYPES.into_iter().filter(|&ty| Bands::of(ty).unwrap().has_gated()) {
         let mut random = Random::new(9);
         let mut sim = Sim::new();
         let [gate, up] = [0, 1].map(|_| {

@@ -1,6 +1,7 @@
 //! Sampling on the device against the host's sampler: the same token for the same logits.
 
 use tokenmill_backend::{SampleRequest, Sampler, SamplingParams};
+use tokenmill_cuda_exec::SamplePlan;
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
 
@@ -135,8 +136,22 @@ struct Arrays {
     n_top: u32,
 }
 
+/// Whether the two launches for draws among many tokens are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Many {
+    Launched,
+    LeftOut,
+}
+
 #[track_caller]
-fn check(rows: &[Row]) {
+fn check(rows: &[Row]) -> Vec<usize> {
+    check_with(rows, Many::Launched)
+}
+
+/// Samples rows and compares with the host. Gives the tokens that each row has listed at its cuts; what it says of a row that draws
+/// from few tokens means nothing.
+#[track_caller]
+fn check_with(rows: &[Row], many: Many) -> Vec<usize> {
     let mut arrays = Arrays::default();
     let records: Vec<u8> = rows.iter().flat_map(|row| record(row, &mut arrays)).collect();
     let mut sim = Sim::new();
@@ -153,9 +168,11 @@ fn check(rows: &[Row]) {
         array
     };
     let biases: Vec<f32> = arrays.biases.iter().copied().chain([0.0]).collect();
-    let n_parts = N_VOCAB.div_ceil(2048);
+    let plan = SamplePlan::of(N_VOCAB);
+    let n_parts = plan.n_parts;
     let records = sim.bytes(&records);
-    let parts = sim.room(8 * 99 * n_parts * n);
+    let parts = sim.room(8 * plan.part_words(n));
+    let manys = sim.bytes(&vec![0xA5; 8 * SamplePlan::MANY_WORDS * n]);
     let arguments = Arguments::new()
         .ptr(device_logits)
         .ptr(adjusted)
@@ -166,8 +183,22 @@ fn check(rows: &[Row]) {
         .ptr(sim.u32s(&pad(arrays.bias_ids)))
         .ptr(sim.f32s(&biases))
         .ptr(sim.u32s(&PREVIOUS))
-        .ptr(parts);
-    sim.launch("sample", "sample_parts", [n_parts, n, 1], 256, 0, &arguments);
+        .ptr(parts)
+        .ptr(manys);
+    let grid = [n_parts, n, 1];
+    let threads = SamplePlan::PART_THREADS as usize;
+    sim.launch("sample", "sample_parts", grid, threads, 0, &arguments);
+    if many == Many::Launched {
+        let arguments = Arguments::new()
+            .ptr(device_logits)
+            .ptr(adjusted)
+            .i32(N_VOCAB as i32)
+            .ptr(records)
+            .ptr(parts)
+            .ptr(manys);
+        sim.launch("sample", "sample_weights", grid, threads, 0, &arguments);
+        sim.launch("sample", "sample_candidates", grid, threads, 0, &arguments);
+    }
     let arguments = Arguments::new()
         .ptr(device_logits)
         .ptr(adjusted)
@@ -175,12 +206,15 @@ fn check(rows: &[Row]) {
         .i32(n_parts as i32)
         .ptr(records)
         .ptr(parts)
+        .ptr(manys)
+        .i32(i32::from(many == Many::Launched))
         .ptr(outputs[0])
         .ptr(outputs[1])
         .ptr(outputs[2])
         .ptr(tops[0])
         .ptr(tops[1]);
-    sim.launch("sample", "sample_rows", [n, 1, 1], 1024, 0, &arguments);
+    let threads = SamplePlan::ROW_THREADS as usize;
+    sim.launch("sample", "sample_rows", [n, 1, 1], threads, 0, &arguments);
     let (ids, status) = (sim.read_u32s(outputs[0], n), sim.read_u32s(outputs[1], n));
     let mut top_start = 0;
     for (index, row) in rows.iter().enumerate() {
@@ -209,6 +243,14 @@ fn check(rows: &[Row]) {
         }
         top_start += u64::from(row.params.n_logprobs.unwrap_or(0));
     }
+    // The last word of a row's record has it in its lower half.
+    (0..n as u64)
+        .map(|row| {
+            let words = SamplePlan::MANY_WORDS as u64;
+            let at = manys.0 + 8 * ((row + 1) * words - 1);
+            sim.read_u32s(tokenmill_ptx_sim::DevicePtr(at), 1)[0] as usize
+        })
+        .collect()
 }
 
 fn row(random: &mut Random, params: SamplingParams) -> Row {
@@ -251,7 +293,49 @@ fn draws_with_every_filter_pick_the_hosts_token() {
             ));
         }
     }
-    check(&rows);
+    let listed = check(&rows);
+    // Those with top-p or top-k, and none with min-p or temperature alone.
+    assert!(
+        listed[3] > 0 && listed[3] < 100 && listed[0] == 0 && listed[5] == 0,
+        "{listed:?}"
+    );
+    // One thread block for the whole row picks the same tokens.
+    check_with(&rows, Many::LeftOut);
+}
+
+#[test]
+fn any_top_k_and_top_p_cut_as_on_the_host() {
+    let mut random = Random::new(77);
+    let rows: Vec<Row> = (0..48)
+        .map(|index| {
+            let params = SamplingParams {
+                temperature: 50.0,
+                top_k: if index % 3 == 0 {
+                    0
+                } else {
+                    65 + random.below(N_VOCAB) as u32
+                },
+                top_p: [1.0, 0.9999, 0.95, 0.6, 0.2, 0.01][random.below(6)],
+                min_p: if index % 5 == 0 { 1e-3 } else { 0.0 },
+                seed: random.bits(),
+                presence_penalty: if index % 7 == 0 { 0.5 } else { 0.0 },
+                ..Default::default()
+            };
+            let mut row = row(&mut random, params);
+            // Wide and narrow distributions, without ties and with some.
+            let width = [0.05, 1.0, 4.0, 30.0][index % 4];
+            for logit in &mut row.logits {
+                let sum: f32 = (0..6).map(|_| random.symmetric()).sum();
+                *logit = sum * width;
+                if index % 2 == 0 {
+                    *logit = (*logit * 64.0).round() / 64.0;
+                }
+            }
+            row
+        })
+        .collect();
+    let listed = check(&rows);
+    assert!(listed.iter().any(|&n| n > 1000), "{listed:?}");
 }
 
 #[test]
@@ -282,7 +366,10 @@ fn ties_and_few_candidates_are_decided_as_on_the_host() {
             rows.push(row);
         }
     }
-    check(&rows);
+    let listed = check(&rows);
+    // More equal tokens than there is room for, as many as there are of a level, and all that are allowed.
+    assert_eq!((listed[3], listed[11]), (N_VOCAB, 3));
+    assert!((1000..3000).contains(&listed[7]), "{listed:?}");
 }
 
 #[test]

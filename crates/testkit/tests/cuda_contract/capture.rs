@@ -188,3 +188,33 @@ fn what_the_host_samples_is_the_cpus_too() {
     }
     assert_eq!(tokens_of(&on_gpu), tokens_of(&expected));
 }
+
+#[test]
+fn draws_among_few_and_among_many_tokens_are_graphs_of_their_own() {
+    let of = |top_k: u32| {
+        Arc::new(SamplingParams {
+            temperature: 1.0,
+            top_k,
+            top_p: 0.95,
+            seed: 5,
+            ..Default::default()
+        })
+    };
+    let (few, many) = (of(40), of(0));
+    let play = |gpu: &mut OnGpu| -> (Vec<Vec<u32>>, Vec<u64>) {
+        let mut all = sequences(2);
+        let mut n_spread = Vec::new();
+        for params in [&few, &few, &many, &few, &many] {
+            sample(&mut gpu.executor, all.iter_mut().collect(), params).unwrap();
+            let counters = gpu.simulator.counters();
+            n_spread.push(counters.get("sample_candidates").map_or(0, |(n, _)| *n));
+        }
+        (tokens_of(&all), n_spread)
+    };
+    let (mut eager, mut replayed) = (OnGpu::eager(TensorType::F32), OnGpu::new(TensorType::F32));
+    let expected = play(&mut eager);
+    // Only steps with such rows have the launch.
+    assert_eq!(expected.1, [0, 0, 1, 1, 2]);
+    assert_eq!(play(&mut replayed), expected);
+    assert_eq!(replayed.simulator.graph_counts(), (2, 4));
+}

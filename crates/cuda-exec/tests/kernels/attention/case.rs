@@ -3,6 +3,8 @@
 //! Separate from the tests because they differ in their cases only.
 
 use half::f16;
+use tokenmill_backend::KvType;
+use tokenmill_cuda_exec::PrefillTiles;
 use tokenmill_ptx_sim::{Arguments, Counters};
 use tokenmill_testkit::Random;
 
@@ -32,8 +34,8 @@ pub(super) struct Case {
     pub(super) quantizes: bool,
     /// Whether values are the beginnings of keys.
     pub(super) in_keys: bool,
-    /// Whether the kernel for many query rows runs: the tokens of a sequence are consecutive then.
-    pub(super) is_prefill: bool,
+    /// The types of keys and values where the kernel for many query rows runs: the tokens of a sequence are consecutive then.
+    pub(super) prefill: Option<[KvType; 2]>,
     /// Splits of a token before they grow, as a power of two.
     pub(super) split_bits: u32,
     /// Tiles of a warp's ring.
@@ -113,7 +115,7 @@ impl Case {
             has_slopes: false,
             quantizes: false,
             in_keys: false,
-            is_prefill: false,
+            prefill: None,
             split_bits: 5,
             n_stages: 2,
         }
@@ -127,9 +129,15 @@ impl Case {
             .flat_map(|(seq, &(_, n))| (0..n).map(move |_| seq));
         Self {
             seq_of: seq_of.collect(),
-            is_prefill: true,
+            prefill: Some([KvType::F16; 2]),
             ..Self::new(&positions, n_heads, n_kv_heads, dim)
         }
+    }
+
+    /// The types of keys and of values.
+    fn types(&self) -> [KvType; 2] {
+        self.prefill
+            .unwrap_or([if self.is_half { KvType::F16 } else { KvType::F32 }; 2])
     }
 
     fn n_seqs(&self) -> usize {
@@ -137,21 +145,41 @@ impl Case {
     }
 }
 
-/// The store of one layer: rows by slot, KV head and element.
+/// The store of one layer, and its numbers: rows by slot, KV head and element.
 fn store(
     random: &mut Random,
     n_pages: usize,
     n_kv_heads: usize,
     dim: usize,
-    is_half: bool,
+    ty: KvType,
 ) -> (Vec<u8>, Vec<f32>) {
     let row = dim.next_multiple_of(8);
     let mut bytes = Vec::new();
     let mut values = Vec::new();
-    for _ in 0..n_pages * n_kv_heads * 16 {
+    let mut scales = Vec::new();
+    for index in 0..n_pages * n_kv_heads * 16 {
+        if ty == KvType::Q8_0 {
+            for _ in 0..row / 32 {
+                let scale = f16::from_f32(random.symmetric().abs() / 127.0);
+                scales.extend(scale.to_le_bytes());
+                for _ in 0..32 {
+                    let byte = (random.symmetric() * 127.0) as i8;
+                    bytes.push(byte as u8);
+                    values.push(scale.to_f32() * f32::from(byte));
+                }
+            }
+            // The scales of a head stand behind the bytes of its 16 rows, and a page ends at a multiple of 256 bytes.
+            if index % 16 == 15 {
+                bytes.append(&mut scales);
+            }
+            if (index + 1) % (16 * n_kv_heads) == 0 {
+                bytes.resize(bytes.len().next_multiple_of(256), 0);
+            }
+            continue;
+        }
         for i in 0..row {
             let value = if i < dim { random.symmetric() } else { 0.0 };
-            if is_half {
+            if ty == KvType::F16 {
                 let rounded = f16::from_f32(value);
                 bytes.extend(rounded.to_le_bytes());
                 values.push(rounded.to_f32());
@@ -208,11 +236,12 @@ pub(super) fn check(case: &Case) -> Counters {
     let q = random.values(n_tokens * n_heads * dim_k);
     let sinks = random.values(n_heads);
     let slopes: Vec<f32> = random.values(n_heads).iter().map(|slope| slope.abs()).collect();
-    let (k_bytes, k) = store(&mut random, n_pages, n_kv_heads, dim_k, case.is_half);
+    let types = case.types();
+    let (k_bytes, k) = store(&mut random, n_pages, n_kv_heads, dim_k, types[0]);
     let (v_bytes, v) = if case.in_keys {
         (Vec::new(), k.clone())
     } else {
-        store(&mut random, n_pages, n_kv_heads, dim_v, case.is_half)
+        store(&mut random, n_pages, n_kv_heads, dim_v, types[1])
     };
 
     let group = n_heads / n_kv_heads;
@@ -234,7 +263,7 @@ pub(super) fn check(case: &Case) -> Counters {
     let (row_k, row_v) = (dim_k.next_multiple_of(8), dim_v.next_multiple_of(8));
     let stride_v = if case.in_keys { row_k } else { row_v };
     let mut arguments = Arguments::new().ptr(sim.f32s(&q)).ptr(out);
-    if !case.is_prefill {
+    if case.prefill.is_none() {
         arguments = arguments
             .ptr(if case.quantizes { quantized.bytes } else { NULL })
             .ptr(if case.quantizes { quantized.scales } else { NULL });
@@ -245,11 +274,11 @@ pub(super) fn check(case: &Case) -> Counters {
     let keys = sim.bytes(&k_bytes);
     let values = if case.in_keys { keys } else { sim.bytes(&v_bytes) };
     arguments = arguments.ptr(sim.u32s(&positions));
-    if !case.is_prefill {
+    if case.prefill.is_none() {
         arguments = arguments.ptr(sim.u32s(&case.seq_of));
     }
     arguments = arguments
-        .ptr(if case.is_prefill || case.both {
+        .ptr(if case.prefill.is_some() || case.both {
             sim.u32s(&seq_starts)
         } else {
             NULL
@@ -263,7 +292,7 @@ pub(super) fn check(case: &Case) -> Counters {
         .f32(scale)
         .f32(case.cap);
     arguments = arguments.i32(case.window as i32);
-    if case.is_prefill {
+    if case.prefill.is_some() {
         arguments = arguments
             .i32(i32::from(case.is_chunked))
             .i32(i32::from(case.both));
@@ -271,19 +300,13 @@ pub(super) fn check(case: &Case) -> Counters {
     for n in [n_heads, n_kv_heads, dim_k, dim_v] {
         arguments = arguments.i32(n as i32);
     }
-    let launched = if case.is_prefill {
-        let d = if dim_k.max(dim_v) <= 64 { 64 } else { 128 };
-        let kernel = format!("attention_prefill_d{d}");
+    let launched = if let Some(types) = case.prefill {
+        let tiles = PrefillTiles::of(types, dim_k.max(dim_v)).unwrap();
+        let [module, kernel] = tiles.names();
         // As many tiles as if all tokens were one sequence's.
-        let grid = [n_kv_heads, (n_tokens * group).div_ceil(128), case.n_seqs()];
-        sim.launch(
-            "attention_prefill",
-            &kernel,
-            grid,
-            256,
-            2 * 64 * (d + 8) * 2,
-            &arguments,
-        )
+        let n_tiles = (n_tokens * group).div_ceil(tiles.rows());
+        let grid = [n_kv_heads, n_tiles, case.n_seqs()];
+        sim.launch(&module, &kernel, grid, 256, tiles.shared_bytes(), &arguments)
     } else {
         let arguments = (arguments.i32(stride_v as i32))
             .i32(i32::from(case.is_chunked))

@@ -1,0 +1,212 @@
+//! Attention of runs of tokens on tensor cores. Kernels: `attention_prefill.cu` for f16 stores, `attention_prefill_of_types.cu` for the others.
+//!
+//! Separate from the kernels for single tokens because a thread block takes many tokens of a sequence, and nothing is added up
+//! afterwards. Invariant: [`PrefillTiles`] is the twin of the kernels' sizes.
+
+use tokenmill_backend::{Attention, KvType};
+
+use super::{
+    Ops,
+    attention::{AttentionStep, TokenRuns, window_of},
+    store_code,
+};
+use crate::{Args, Buffer, Device, Kernel, LaunchShape, View, ViewMut, error::Result, kv::KvLayer};
+
+/// Threads of a thread block.
+const THREADS: u32 = 256;
+/// Warps of it.
+const WARPS: usize = 8;
+/// Widest heads of the kernels for f16 stores, and of those for others.
+const HALF_DIMS: [usize; 4] = [64, 128, 192, 256];
+const OTHER_DIMS: [usize; 3] = [64, 128, 256];
+/// Heads up to which a warp has all columns of its rows.
+const MAX_WARP_DIM: usize = 128;
+
+/// What a thread block of a kernel for runs has in shared memory, and how many query rows it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillTiles {
+    types: [KvType; 2],
+    dim: usize,
+}
+
+impl PrefillTiles {
+    /// Those of each kernel for keys and values of these types, the narrowest heads first.
+    pub fn all(types: [KvType; 2]) -> impl Iterator<Item = Self> {
+        let dims: &[usize] = if types == [KvType::F16; 2] {
+            &HALF_DIMS
+        } else {
+            &OTHER_DIMS
+        };
+        dims.iter().map(move |&dim| Self { types, dim })
+    }
+
+    /// Those for heads of up to `dim` values; `None` where no kernel takes such wide ones.
+    pub fn of(types: [KvType; 2], dim: usize) -> Option<Self> {
+        Self::all(types).find(|tiles| dim <= tiles.dim)
+    }
+
+    fn is_half(self) -> bool {
+        self.types == [KvType::F16; 2]
+    }
+
+    /// The module and the kernel.
+    pub fn names(self) -> [String; 2] {
+        let ([keys, values], dim) = (self.types, self.dim);
+        if self.is_half() {
+            [
+                "attention_prefill".to_owned(),
+                format!("attention_prefill_d{dim}"),
+            ]
+        } else {
+            [
+                format!("attention_prefill_{keys}_{values}"),
+                format!("attention_prefill_of_types_d{dim}"),
+            ]
+        }
+    }
+
+    /// Warps that share the columns of their rows.
+    fn split(self) -> usize {
+        if self.dim > MAX_WARP_DIM { 2 } else { 1 }
+    }
+
+    /// Query rows of a thread block: tokens times the query heads that share a KV head.
+    pub fn rows(self) -> usize {
+        16 * WARPS / self.split()
+    }
+
+    /// Positions of a tile of keys or values.
+    fn positions(self) -> usize {
+        if self.is_half() || self.dim == OTHER_DIMS[0] {
+            64
+        } else if self.types[1] == KvType::Q8_0 {
+            16
+        } else {
+            32
+        }
+    }
+
+    /// Dynamic shared memory: a tile of keys and one of values with their padding, and the scores of warps that share rows.
+    pub fn shared_bytes(self) -> usize {
+        let (dim, n_positions) = (self.dim, self.positions());
+        let tile = |ty: KvType, padding: usize| match ty {
+            KvType::F16 => n_positions * (2 * dim + padding),
+            KvType::F32 => n_positions * (4 * dim + padding),
+            _ => n_positions * (dim + padding) + n_positions * dim / 16,
+        };
+        let [keys, values] = self.types;
+        let key_padding = match keys {
+            KvType::F16 if self.is_half() => 16,
+            KvType::F16 => 32,
+            KvType::F32 => 64,
+            _ => 16,
+        };
+        let scores = if self.split() == 2 {
+            n_positions * 16 * WARPS * 4
+        } else {
+            0
+        };
+        tile(keys, key_padding) + tile(values, 16) + scores
+    }
+}
+
+/// A kernel for runs, and its sizes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PrefillKernel {
+    tiles: PrefillTiles,
+    kernel: Kernel,
+}
+
+/// Loads the kernels for keys and values of these types.
+pub(super) fn load(device: &Device, types: [KvType; 2]) -> Result<Vec<PrefillKernel>> {
+    let load = |tiles: PrefillTiles| -> Result<PrefillKernel> {
+        let [module, name] = tiles.names();
+        let kernel = device.kernel_with_shared_bytes(&module, &name, tiles.shared_bytes())?;
+        Ok(PrefillKernel { tiles, kernel })
+    };
+    PrefillTiles::all(types).map(load).collect()
+}
+
+impl Ops {
+    /// The kernel for runs of tokens whose heads have up to `dim` values; `None` where there is none, or none was loaded.
+    pub(super) fn prefill_of(&self, types: [KvType; 2], dim: usize) -> Option<PrefillKernel> {
+        let kernels = self.prefill[store_code(types)].iter();
+        (kernels.copied()).find(|kernel| dim <= kernel.tiles.dim)
+    }
+
+    /// Attends as [`Self::attention`] does, on tensor cores: a thread block takes many tokens of a sequence.
+    pub(super) fn attention_of_runs(
+        &self,
+        prefill: PrefillKernel,
+        attention: &Attention<Buffer<f32>>,
+        step: &AttentionStep<'_>,
+        runs: TokenRuns<'_>,
+        kv: KvLayer<'_>,
+        q: View<'_, f32>,
+        output: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let (dim_k, dim_v) = (kv.shape.head_dim_k, kv.shape.head_dim_v);
+        let (n_heads, n_tokens) = (attention.n_heads, step.positions.len());
+        let n_kv_heads = kv.shape.n_kv_heads;
+        // The others are attended to by the kernel for single tokens, which splits their contexts.
+        let n_single = runs.n_leading_single;
+        let seq_starts = runs.seq_starts.range(n_single..runs.seq_starts.len())?;
+        let page_starts = step.page_starts.range(n_single..step.page_starts.len())?;
+        let n_tiles = (runs.longest * (n_heads / n_kv_heads)).div_ceil(prefill.tiles.rows());
+        let n_seqs = seq_starts.len() - 1;
+        let args = Args::new()
+            .read(q.range(0..n_tokens * n_heads * dim_k)?)
+            .write(output.range(0..n_tokens * n_heads * dim_v)?)
+            .read(step.positions)
+            .read(seq_starts)
+            .read(page_starts)
+            .read(step.pages)
+            .read(kv.k)
+            .read(kv.v)
+            .read_or_null(attention.sinks.as_ref().map(Buffer::view))
+            .read_or_null(attention.slopes.as_ref().map(Buffer::view))
+            .float(attention.scale)
+            .float(attention.softcap.unwrap_or(0.0))
+            .count(window_of(attention))
+            .count(usize::from(attention.is_chunked))
+            .count(usize::from(!attention.is_causal))
+            .count(n_heads)
+            .count(n_kv_heads)
+            .count(dim_k)
+            .count(dim_v);
+        let shape = LaunchShape::new([n_kv_heads, n_tiles, n_seqs], THREADS)
+            .with_shared_bytes(prefill.tiles.shared_bytes());
+        self.device.launch(prefill.kernel, shape, &args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tile_fits_the_smallest_multiprocessor() {
+        const TYPES: [KvType; 3] = [KvType::F16, KvType::F32, KvType::Q8_0];
+        for types in TYPES
+            .into_iter()
+            .flat_map(|keys| TYPES.map(|values| [keys, values]))
+        {
+            for tiles in PrefillTiles::all(types) {
+                // 99 KiB is what a thread block may ask for on compute capability 8.6 and 8.9.
+                assert!(tiles.shared_bytes() <= 99 << 10, "{tiles:?}");
+            }
+        }
+        let bytes = |types, dim| PrefillTiles::of(types, dim).map(PrefillTiles::shared_bytes);
+        assert_eq!(bytes([KvType::F16; 2], 40), Some(18_432));
+        assert_eq!(bytes([KvType::F16; 2], 256), Some(100_352));
+        assert_eq!(bytes([KvType::F32; 2], 129), Some(84_480));
+        assert_eq!(bytes([KvType::Q8_0; 2], 128), Some(2 * 16 * (144 + 8)));
+        assert_eq!(bytes([KvType::F16; 2], 257), None);
+    }
+
+    #[test]
+    fn wide_heads_have_half_the_rows() {
+        let rows = |dim| PrefillTiles::of([KvType::F16; 2], dim).map(PrefillTiles::rows);
+        assert_eq!([rows(128), rows(129)], [Some(128), Some(64)]);
+    }
+}

@@ -1,0 +1,174 @@
+//! Attention of one token over one page where numbers are at the ends of what f16 has: scales that are left in pages, and queries.
+//!
+//! Separate from the cases, whose numbers are all small.
+
+use half::f16;
+use tokenmill_backend::{KvLayerShape, KvType};
+use tokenmill_cuda_exec::{DecodePlan, Visible};
+use tokenmill_ptx_sim::Arguments;
+
+use crate::bench::{NULL, Sim, assert_close};
+
+const DIM: usize = 32;
+const PAGE: usize = 16;
+
+/// What a head of a single token gets that sees the first positions of a page.
+fn attend(types: [KvType; 2], module: &str, q: &[f32], pages: [&[u8]; 2], n_seen: u32) -> Vec<f32> {
+    let shape = KvLayerShape {
+        n_kv_heads: 1,
+        head_dim_k: DIM,
+        head_dim_v: DIM,
+        has_values_in_keys: false,
+    };
+    let visible = Visible {
+        context: n_seen as usize,
+        window: 0,
+        is_causal: true,
+    };
+    let plan = DecodePlan::of(1, shape, types, visible);
+    let mut sim = Sim::new();
+    let out = sim.room(4 * DIM);
+    let mut arguments = Arguments::new().ptr(sim.f32s(q)).ptr(out).ptr(NULL).ptr(NULL);
+    for word in [n_seen - 1, 0] {
+        arguments = arguments.ptr(sim.u32s(&[word]));
+    }
+    arguments = arguments
+        .ptr(NULL)
+        .ptr(sim.u32s(&[0, 1]))
+        .ptr(sim.u32s(&[0]))
+        .ptr(sim.bytes(pages[0]))
+        .ptr(sim.bytes(pages[1]))
+        .ptr(NULL)
+        .ptr(NULL)
+        .f32(1.0)
+        .f32(0.0);
+    let [columns_k, columns_v] = plan.columns;
+    let numbers = [
+        0,
+        1,
+        1,
+        DIM,
+        DIM,
+        DIM,
+        0,
+        plan.heads,
+        plan.split_bits as usize,
+        columns_k,
+        columns_v,
+    ];
+    for n in numbers.into_iter().chain([plan.n_stages, plan.warp_tokens]) {
+        arguments = arguments.i32(n as i32);
+    }
+    let arguments = (arguments.ptr(sim.room(4 * plan.partial_len(1, DIM)))).ptr(sim.u32s(&[0]));
+    let grid = [plan.n_blocks_x, plan.n_splits, 1];
+    let threads = DecodePlan::THREADS as usize;
+    sim.launch(
+        module,
+        &plan.kernel(types),
+        grid,
+        threads,
+        plan.shared_bytes,
+        &arguments,
+    );
+    sim.read_f32s(out, DIM)
+}
+
+/// Sums of values weighted by the softmax of scores.
+fn expected(scores: &[f64], value: impl Fn(usize, usize) -> f64) -> Vec<(f64, f64)> {
+    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    (0..DIM)
+        .map(|d| {
+            let values = weights.iter().enumerate().map(|(j, weight)| weight * value(j, d));
+            (values.sum::<f64>() / sum, 1.0)
+        })
+        .collect()
+}
+
+#[test]
+fn places_that_are_not_seen_may_have_infinite_scales() {
+    let n_seen = 5;
+    let byte = |j: usize, d: usize| (j * 7 + d * 3) as i32 % 100 - 50;
+    let page = |scale: f32| -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..PAGE * DIM)
+            .map(|at| byte(at / DIM, at % DIM) as i8 as u8)
+            .collect();
+        for place in 0..PAGE {
+            let scale = if place < n_seen {
+                f16::from_f32(scale)
+            } else {
+                f16::INFINITY
+            };
+            bytes.extend(scale.to_le_bytes());
+        }
+        bytes.resize(bytes.len().next_multiple_of(256), 0);
+        bytes
+    };
+    let q: Vec<f32> = (0..DIM).map(|d| (d % 5) as f32 / 8.0 - 0.25).collect();
+    let (of_keys, of_values) = (1.0 / 256.0, 1.0 / 64.0);
+    let scores: Vec<f64> = (0..n_seen)
+        .map(|j| {
+            (0..DIM)
+                .map(|d| f64::from(q[d]) * f64::from(byte(j, d)) * of_keys)
+                .sum()
+        })
+        .collect();
+    let expected = expected(&scores, |j, d| f64::from(byte(j, d)) * of_values);
+    let found = attend(
+        [KvType::Q8_0; 2],
+        "attention_decode_q8_0_q8_0",
+        &q,
+        [&page(of_keys as f32), &page(of_values as f32)],
+        n_seen as u32,
+    );
+    assert_close(&found, &expected, 1e-5, "values of q8_0");
+}
+
+#[test]
+fn queries_beyond_f16_keep_their_size() {
+    let n_seen = 6;
+    // Keys so small that scores are not: both parts of the number count.
+    let key = |j: usize, d: usize| {
+        if d == 0 {
+            (j * 16) as f32 / 1_048_576.0
+        } else {
+            0.0
+        }
+    };
+    let value = |j: usize, d: usize| ((j * 5 + d) % 16) as f32 / 16.0;
+    let page = |number: &dyn Fn(usize, usize) -> f32| -> Vec<u8> {
+        (0..PAGE * DIM)
+            .flat_map(|at| f16::from_f32(number(at / DIM, at % DIM)).to_le_bytes())
+            .collect()
+    };
+    let pages = [page(&key), page(&value)];
+    for size in [65_000.0, 70_000.0, -100_000.0, 131_000.0] {
+        let mut q = vec![0.0; DIM];
+        q[0] = size;
+        let scores: Vec<f64> = (0..n_seen)
+            .map(|j| f64::from(size) * f64::from(key(j, 0)))
+            .collect();
+        let expected = expected(&scores, |j, d| f64::from(value(j, d)));
+        let found = attend(
+            [KvType::F16; 2],
+            "attention_decode",
+            &q,
+            [&pages[0], &pages[1]],
+            n_seen as u32,
+        );
+        // The rest of such a number has 11 bits: 16 of 131,000, times scores of up to 10.
+        assert_close(&found, &expected, 2e-3, &format!("a query of {size}"));
+    }
+    // What is beyond twice the range is the largest that there is.
+    let mut q = vec![0.0; DIM];
+    q[0] = 1e30;
+    let found = attend(
+        [KvType::F16; 2],
+        "attention_decode",
+        &q,
+        [&pages[0], &pages[1]],
+        n_seen as u32,
+    );
+    assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
+}

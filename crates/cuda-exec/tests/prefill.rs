@@ -1,0 +1,139 @@
+//! Attention of prompts through [`Ops::attention`]: runs of tokens take kernels of their own, whose results are those of single tokens.
+
+use tokenmill_backend::{Attention, AttentionShape, KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageGroup};
+use tokenmill_cuda_exec::{
+    AttentionScratch, AttentionStep, Buffer, Device, KvStore, Ops, ScratchNeeds, StepPlaces, TokenRuns,
+};
+use tokenmill_sim_driver::{SimOptions, Simulator};
+use tokenmill_testkit::Random;
+
+const N_TOKENS: usize = 37;
+const N_HEADS: usize = 4;
+const N_KV_HEADS: usize = 2;
+
+/// A store of these types and widths with the keys and values of [`N_TOKENS`] tokens of one sequence, in order of pages.
+fn filled(device: &Device, ops: &Ops, types: [KvType; 2], dims: [usize; 2]) -> KvStore {
+    let shape = KvLayerShape {
+        n_kv_heads: N_KV_HEADS,
+        head_dim_k: dims[0],
+        head_dim_v: dims[1],
+        has_values_in_keys: false,
+    };
+    let layout = KvLayout {
+        layers: vec![shape],
+        groups: vec![PageGroup::Main],
+        n_pages: N_TOKENS.div_ceil(PAGE_TOKENS),
+        n_host_pages: 0,
+        n_window_pages: 0,
+        n_window_host_pages: 0,
+        key_type: types[0],
+        value_type: types[1],
+    };
+    let mut store = KvStore::new(device, &layout).unwrap();
+    let mut random = Random::new(17);
+    let tokens: Vec<u32> = (0..N_TOKENS as u32).collect();
+    let places = device.upload("positions", &tokens).unwrap();
+    let places = StepPlaces {
+        positions: places.view(),
+        slots: places.view(),
+    };
+    let [keys, values] = dims.map(|dim| {
+        let numbers = random.values(N_TOKENS * N_KV_HEADS * dim);
+        device.upload("keys and values", &numbers).unwrap()
+    });
+    ops.store_kv(places, [keys.view(), values.view()], store.layer_mut(0))
+        .unwrap();
+    store
+}
+
+/// What the tokens attend to, by the kernels for runs where there is one and by those for single tokens.
+fn attend(types: [KvType; 2], dims: [usize; 2], window: Option<usize>) -> [Vec<f32>; 2] {
+    let device = Simulator::new(&SimOptions::default()).device();
+    let mut ops = Ops::load(&device).unwrap();
+    ops.load_store(types).unwrap();
+    let store = filled(&device, &ops, types, dims);
+    let attended = AttentionShape {
+        n_heads: N_HEADS,
+        n_kv_heads: N_KV_HEADS,
+        head_dim_k: dims[0],
+        head_dim_v: dims[1],
+    };
+    let n_pages = N_TOKENS.div_ceil(PAGE_TOKENS);
+    let needs = ScratchNeeds::of([(attended, false)].into_iter(), n_pages);
+    let mut scratch = AttentionScratch::new(&device, N_TOKENS, 1, needs).unwrap();
+    let attention: Attention<Buffer<f32>> = Attention {
+        layer_idx: 0,
+        n_heads: N_HEADS,
+        scale: (dims[0] as f32).powf(-0.5),
+        is_causal: true,
+        window,
+        is_chunked: false,
+        softcap: Some(3.0),
+        sinks: None,
+        slopes: None,
+    };
+    let upload = |values: &[u32]| device.upload("step inputs", values).unwrap();
+    let positions = upload(&(0..N_TOKENS as u32).collect::<Vec<_>>());
+    let (seq_of, seq_starts) = (upload(&[0; N_TOKENS]), upload(&[0, N_TOKENS as u32]));
+    let page_starts = upload(&[0, n_pages as u32]);
+    let pages = upload(&(0..n_pages as u32).collect::<Vec<_>>());
+    let step = AttentionStep {
+        positions: positions.view(),
+        seq_of: seq_of.view(),
+        page_starts: page_starts.view(),
+        pages: pages.view(),
+        max_pages: n_pages,
+        runs: Some(TokenRuns {
+            seq_starts: seq_starts.view(),
+            longest: N_TOKENS,
+            has_single: false,
+            n_leading_single: 0,
+        }),
+    };
+    let queries = Random::new(5).values(N_TOKENS * N_HEADS * dims[0]);
+    let q = device.upload("queries", &queries).unwrap();
+    [false, true].map(|is_batch_invariant| {
+        ops.set_batch_invariance(is_batch_invariant);
+        let mut output = device.alloc("output", N_TOKENS * N_HEADS * dims[1]).unwrap();
+        ops.attention(
+            &attention,
+            &step,
+            store.layer(0),
+            q.view(),
+            output.view_mut(),
+            None,
+            &mut scratch,
+        )
+        .unwrap();
+        device.download(output.view()).unwrap()
+    })
+}
+
+const TYPES: [KvType; 3] = [KvType::F16, KvType::F32, KvType::Q8_0];
+
+#[test]
+fn prompts_of_every_type_and_width_take_the_kernels_for_runs() {
+    for types in TYPES
+        .into_iter()
+        .flat_map(|keys| TYPES.map(|values| [keys, values]))
+    {
+        for (dims, window) in [
+            ([64, 64], None),
+            ([128, 96], Some(9)),
+            ([192, 128], None),
+            ([256, 256], Some(20)),
+        ] {
+            let [runs, singles] = attend(types, dims, window);
+            // Kernels that add in other orders differ somewhere in the last bits.
+            assert_ne!(runs, singles, "{types:?} {dims:?}: one kernel for both");
+            let worst = (runs.iter().zip(&singles)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+            assert!(worst < 6e-6, "{types:?} {dims:?}: {worst}");
+        }
+    }
+}
+
+#[test]
+fn wider_heads_take_the_kernel_for_single_tokens() {
+    let [runs, singles] = attend([KvType::F16; 2], [264, 40], None);
+    assert_eq!(runs, singles);
+}
