@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use tokenmill_backend::BackendError;
 use tokenmill_gguf::{GgufError, TensorType};
 
+use crate::WeightSource;
+
 /// Why a model could not be opened or loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -152,6 +154,14 @@ pub enum LoadError {
         /// The tensor.
         name: String,
     },
+    /// What is wrong with a tensor that its source calls otherwise than GGUF files do.
+    #[error("{source} (`{own_name}` in the folder)")]
+    OfFolder {
+        /// The tensor's name in the folder.
+        own_name: String,
+        /// What is wrong.
+        source: Box<LoadError>,
+    },
     /// A tensor has other dimensions than the network needs.
     #[error("tensor `{name}` has shape {found:?}, expected {expected:?}")]
     WrongShape {
@@ -228,6 +238,36 @@ pub enum LoadError {
         /// What would be right.
         expected: String,
     },
+}
+
+impl LoadError {
+    /// The tensor that it is about, by its GGUF name.
+    fn tensor(&self) -> Option<&str> {
+        match self {
+            Self::ReadTensor { name, .. }
+            | Self::NotEncodable { name, .. }
+            | Self::NotWholeBlocks { name, .. }
+            | Self::MissingTensor { name }
+            | Self::WrongShape { name, .. }
+            | Self::ExpertCount { name, .. }
+            | Self::VectorType { name, .. }
+            | Self::NotFinite { name, .. }
+            | Self::NotPositive { name, .. }
+            | Self::UnusedTensor { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
+    /// The error with the name that the source of the weights has for the tensor.
+    pub(crate) fn with_own_name(self, weights: &dyn WeightSource) -> Self {
+        match self.tensor().and_then(|name| weights.own_name(name)) {
+            Some(own_name) => Self::OfFolder {
+                own_name,
+                source: Box::new(self),
+            },
+            None => self,
+        }
+    }
 }
 
 /// What a folder's network has and a GGUF file of its architecture cannot say.

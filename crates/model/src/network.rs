@@ -93,10 +93,13 @@ impl<M: Memory> Network<M> {
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
         let mut loader = Loader::new(descriptor, source, n_ctx, memory, on_progress);
-        let mut network = Self::load_with(&mut loader, shared)?;
-        loader.check_all_used()?;
-        network.adaptable = loader.adaptable;
-        Ok(network)
+        let loaded = Self::load_with(&mut loader, shared).and_then(|mut network| {
+            loader.check_all_used()?;
+            network.adaptable = loader.adaptable;
+            Ok(network)
+        });
+        // Whoever has a folder looks for the names that it has.
+        loaded.map_err(|error| error.with_own_name(source))
     }
 
     /// Width of an input that is no token.

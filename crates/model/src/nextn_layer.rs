@@ -233,6 +233,10 @@ impl WeightSource for NextnSource<'_> {
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
         self.weights.source().tensor(&self.file_name(name))
     }
+
+    fn own_name(&self, name: &str) -> Option<String> {
+        self.weights.source().own_name(&self.file_name(name))
+    }
 }
 
 #[cfg(test)]

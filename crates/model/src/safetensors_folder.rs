@@ -31,6 +31,14 @@ use changes::{apply, multiply};
 pub(crate) struct SafetensorsFolder {
     /// By GGUF name.
     tensors: BTreeMap<String, Entry>,
+    names: FolderNames,
+}
+
+/// What the files call the tensors.
+struct FolderNames {
+    /// Of each tensor that is there, by GGUF name, the name of its first part.
+    found: BTreeMap<String, String>,
+    layout: HfLayout,
 }
 
 struct Entry {
@@ -123,7 +131,11 @@ impl SafetensorsFolder {
             reason,
         };
         let mut tensors = BTreeMap::new();
+        let mut found = BTreeMap::new();
         for (name, parts) in headers.into_tensors().map_err(bad)? {
+            if let Some((_, part)) = parts.first_key_value() {
+                found.insert(name.clone(), part.hf_name.clone());
+            }
             let mut entry = join(parts).map_err(bad)?;
             for change in layout.changes_of(&name) {
                 entry = apply(change, entry, descriptor).map_err(bad)?;
@@ -135,7 +147,11 @@ impl SafetensorsFolder {
             }
             tensors.insert(name, entry);
         }
-        Ok(Self { tensors })
+        let names = FolderNames {
+            found,
+            layout: *layout,
+        };
+        Ok(Self { tensors, names })
     }
 
     /// Gives tensors other types, in which they are read.
@@ -489,6 +505,29 @@ impl Headers<'_> {
     }
 }
 
+impl FolderNames {
+    /// The name of a tensor that is there, or the one that it would have next to those that are.
+    fn of(&self, gguf_name: &str) -> Option<String> {
+        if let Some(found) = self.found.get(gguf_name) {
+            return Some(found.clone());
+        }
+        let name = self.layout.hf_name(gguf_name)?;
+        // What stands before the names of layers mostly stands before the others too.
+        let start = format!("{}0.", self.layout.layers);
+        let prefix = (self.found.values())
+            .find_map(|name| name.find(&start).map(|at| &name[..at]))
+            .unwrap_or_default();
+        Some(if name.starts_with(HEAD) {
+            name
+        } else {
+            format!("{prefix}{name}")
+        })
+    }
+}
+
+/// The name of the head, which stands next to the network and has no prefix.
+const HEAD: &str = "lm_head.";
+
 impl WeightSource for SafetensorsFolder {
     fn infos(&self) -> Vec<WeightInfo> {
         self.tensors.values().map(|entry| entry.info.clone()).collect()
@@ -496,6 +535,10 @@ impl WeightSource for SafetensorsFolder {
 
     fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
+    }
+
+    fn own_name(&self, name: &str) -> Option<String> {
+        self.names.of(name)
     }
 
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {

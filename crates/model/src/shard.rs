@@ -330,6 +330,10 @@ impl WeightSource for Shard<'_> {
         self.source.contains(name)
     }
 
+    fn own_name(&self, name: &str) -> Option<String> {
+        self.source.own_name(name)
+    }
+
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
         let Some(own) = self.own.get(name) else {
             return self.source.tensor(name);

@@ -15,6 +15,12 @@ pub trait WeightSource {
 
     /// The tensor with this GGUF name, if there is one. Its bytes are read when they are asked for.
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>>;
+
+    /// What the source itself calls the tensor with this GGUF name, or would call it, where that is another name.
+    fn own_name(&self, name: &str) -> Option<String> {
+        let _ = name;
+        None
+    }
 }
 
 /// What is known of a tensor without reading it.

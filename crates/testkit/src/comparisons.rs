@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 81] = [
+const ROWS: [Row; 84] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -155,6 +155,9 @@ const ROWS: [Row; 81] = [
     row("rounding of the f16 cache", "no reference: plain loops", 0),
     row("perplexity", "llama.cpp", 0),
     row("perplexity of the demo model", "llama.cpp", 0),
+    row("vectors of encoders", "no reference: files by llama.cpp", 0),
+    row("importance for encoders", "no reference: files by llama.cpp", 0),
+    row("errors about folders", "names by transformers", 0),
     row("the program's token ids", "transformers", 0),
     row("the program's ids of text", "llama.cpp", 0),
     row("inspect of a vocabulary", "no reference: a file by llama.cpp", 0),

@@ -174,7 +174,7 @@ fn a_size_of_the_vocabulary_beyond_the_weights_allocates_nothing() {
         );
         assert_eq!(
             message(&config, &safetensors(header, &[0; 2])),
-            "tensor `token_embd.weight` is missing"
+            "tensor `token_embd.weight` is missing (`embed_tokens.weight` in the folder)"
         );
     }
 }
@@ -406,7 +406,7 @@ fn a_file_that_shrinks_is_an_error_that_names_the_tensor() {
         error.unwrap_err().to_string(),
         format!(
             "cannot read tensor `output_norm.weight`: {} was opened with {} bytes and has become shorter; leave the \
-             file alone while it is read",
+             file alone while it is read (`model.norm.weight` in the folder)",
             path.display(),
             bytes.len()
         )

@@ -128,6 +128,19 @@ impl HfLayout {
             })
     }
 
+    /// What a folder calls the tensor with this GGUF name, without what may stand before it: the first of several names, and of parts
+    /// the one numbered 0. `None` where there is none.
+    pub(crate) fn hf_name(&self, gguf_name: &str) -> Option<String> {
+        let Some((layer, name)) = gguf_name
+            .strip_prefix("blk.")
+            .and_then(|rest| rest.split_once('.'))
+        else {
+            return find_back(gguf_name, &[self.network, LLAMA_NETWORK]);
+        };
+        let name = find_back(name, &[self.layer, self.shared, LLAMA_LAYER])?;
+        Some(format!("{}{layer}.{name}", self.layers))
+    }
+
     /// The layer of a tensor, which need not have a known name; `None` where it is in none.
     pub(crate) fn layer_idx(&self, hf_name: &str) -> Option<usize> {
         let prefixes = self.prefixes.iter().copied().chain([""]);
@@ -163,6 +176,19 @@ fn find(name: &str, tables: &[Names]) -> Option<(String, Share)> {
             let share = matches(pattern, stem)?;
             Some((format!("{gguf_name}.{part}"), share))
         })
+    })
+}
+
+/// Finds the pattern of a GGUF name in tables, as [`find`] does the other way.
+fn find_back(gguf_name: &str, tables: &[Names]) -> Option<String> {
+    let pattern_of = |wanted: &str| {
+        let mut rows = tables.iter().copied().flatten();
+        let row = rows.find(|(_, name)| *name == wanted)?;
+        Some(row.0.replace('*', "0"))
+    };
+    pattern_of(gguf_name).or_else(|| {
+        let (stem, part) = gguf_name.rsplit_once('.')?;
+        Some(format!("{}.{part}", pattern_of(stem)?))
     })
 }
 
@@ -250,6 +276,31 @@ mod tests {
         ] {
             let expected = expected.map(|(name, share)| (name.to_owned(), share));
             assert_eq!(layout.gguf_name(hf_name), expected, "{hf_name}");
+        }
+    }
+
+    #[test]
+    fn names_are_found_back() {
+        let layout = HfLayout {
+            layer: &[
+                ("mlp.experts.*.up_proj", "ffn_up_exps"),
+                ("linear_attn.A_log", "ssm_a"),
+            ],
+            ..HfLayout::LLAMA
+        };
+        for (gguf_name, expected) in [
+            ("output.weight", Some("lm_head.weight")),
+            ("token_embd.weight", Some("embed_tokens.weight")),
+            ("blk.3.attn_q.bias", Some("layers.3.self_attn.q_proj.bias")),
+            (
+                "blk.1.ffn_up_exps.weight",
+                Some("layers.1.mlp.experts.0.up_proj.weight"),
+            ),
+            ("blk.1.ssm_a", Some("layers.1.linear_attn.A_log")),
+            ("blk.1.nothing.weight", None),
+            ("weight", None),
+        ] {
+            assert_eq!(layout.hf_name(gguf_name).as_deref(), expected, "{gguf_name}");
         }
     }
 
