@@ -8,8 +8,9 @@ use std::ffi::OsString;
 use crate::{failure::Failure, foreign_flags};
 
 /// Short flags of llama.cpp and vLLM with their long names here.
-const SHORT_FLAGS: [(&str, &str); 13] = [
+const SHORT_FLAGS: [(&str, &str); 14] = [
     ("-tb", "--threads-batch"),
+    ("-Cr", "--cpu-range"),
     ("-ngl", "--gpu-layers"),
     ("-cmoe", "--cpu-moe"),
     ("-ncmoe", "--n-cpu-moe"),

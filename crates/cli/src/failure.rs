@@ -41,6 +41,8 @@ enum FailureKind {
     Device,
     /// A device that was lost while it worked.
     DeviceLost,
+    /// An answer that ended before the shape that was asked for was complete.
+    CutShape,
     /// The reader of the output went away, which is its right.
     ReaderGone,
     /// Ctrl-C.
@@ -102,6 +104,11 @@ impl Failure {
         Self::new(FailureKind::DeviceLost, message)
     }
 
+    /// An answer was cut before its shape was complete.
+    pub(crate) fn cut_shape(message: impl Into<String>) -> Self {
+        Self::new(FailureKind::CutShape, message)
+    }
+
     /// Ctrl-C was pressed.
     pub(crate) fn interrupted() -> Self {
         Self::new(FailureKind::Interrupted, "interrupted")
@@ -161,6 +168,7 @@ impl Failure {
             FailureKind::Output => 4,
             FailureKind::Device => 5,
             FailureKind::DeviceLost => 6,
+            FailureKind::CutShape => 7,
         };
         note!("{}", self.line());
         ExitCode::from(code)

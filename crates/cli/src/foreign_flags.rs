@@ -179,8 +179,18 @@ const LLAMA_CPP: &[Row] = &[
         "keys and values are stored where the model computes",
     ),
     (
-        &["--numa"],
-        "there is no such thing here yet; `numactl` places the whole program",
+        &["-C", "--cpu-mask"],
+        "`--cpu-range 0-3,8` names the processors to use",
+    ),
+    (
+        &[
+            "-Cb",
+            "--cpu-mask-batch",
+            "-Crb",
+            "--cpu-range-batch",
+            "--cpu-strict-batch",
+        ],
+        "the threads for prompts are those for generating: `--cpu-range` and `--cpu-strict` are for both",
     ),
     (
         &[

@@ -8,10 +8,11 @@ use std::{
     path::Path,
 };
 
-use crate::failure::Failure;
+use crate::{failure::Failure, swapped::refuse_model_as_text};
 
 /// A text file.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
+    refuse_model_as_text(path)?;
     let bytes = fs::read(path).map_err(|error| Failure::unreadable(path, &error))?;
     String::from_utf8(bytes).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();

@@ -33,6 +33,8 @@ mod session;
 mod signals;
 mod source;
 mod speculation;
+mod swapped;
+mod type_names;
 mod visible;
 mod vision;
 mod wrap;
@@ -75,6 +77,7 @@ use failure::Failure;
         4    output that cannot be written\n  \
         5    a GPU that was asked for and cannot be used, or not for this model\n  \
         6    a GPU that was lost while it worked\n  \
+        7    an answer of `run` that was cut before the shape asked for was complete\n  \
         130  stopped with Ctrl-C"
 )]
 struct Cli {
@@ -153,7 +156,9 @@ fn refusal(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
             text_of(ContextKind::InvalidSubcommand)?,
             error.get(ContextKind::SuggestedSubcommand).is_some(),
         ),
-        ErrorKind::MissingRequiredArgument => missing_option(error, args),
+        ErrorKind::MissingRequiredArgument => {
+            missing_option(error, args).or_else(|| swapped::file_without_model(args))
+        }
         ErrorKind::InvalidValue => {
             let Some(ContextValue::Strings(known)) = error.get(ContextKind::ValidValue) else {
                 return None;

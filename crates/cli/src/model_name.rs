@@ -14,7 +14,10 @@ use clap::Args;
 use indicatif::ProgressBar;
 use tokenmill::{
     ModelSource,
-    hub::{HubSettings, ModelName, PullEvent, PullObserver, PullWishes, PulledModel, ollama::OllamaName},
+    hub::{
+        HubSettings, ModelName, PullEvent, PullObserver, PullWishes, PulledModel, ollama::OllamaName,
+        variants_of_file,
+    },
     machine_bytes,
 };
 
@@ -125,6 +128,14 @@ pub(crate) fn served_name(model: &Path, found: &Path) -> String {
     );
     let stem = name.strip_suffix(".gguf").unwrap_or(&name);
     part_of(stem).map_or(stem, |(begin, _)| begin).to_owned()
+}
+
+/// What tells a model that was given as `model` and lies at `found` apart in its repository of the Hub; nothing for others.
+pub(crate) fn variants(model: &Path, found: &Path) -> Vec<String> {
+    match name_of(model) {
+        Ok(Some(SourceName::Hub(_))) => variants_of_file(&found.to_string_lossy()),
+        _ => Vec::new(),
+    }
 }
 
 /// What a model of Ollama is called, where it was named: its file is called by its bytes.

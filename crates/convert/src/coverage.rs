@@ -11,10 +11,10 @@ use crate::{ConvertError, ImportanceMatrix, planned::Planned};
 const NEVER_MEASURED: [&str; 3] = ["attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight"];
 
 /// Refuses a matrix of another model: one that has nothing for any tensor that there is, and, unless that is allowed, one that lacks all
-/// tensors of a kind, such as all experts, or of a layer, or has more layers.
+/// tensors of a kind, such as all experts, or of a layer, or has kinds that there are none of, or more layers.
 ///
 /// # Errors
-/// [`ConvertError::OtherModel`], [`ConvertError::ImportanceLacks`] and [`ConvertError::ImportanceLayers`].
+/// [`ConvertError::OtherModel`], [`ConvertError::ImportanceLacks`], [`ConvertError::ImportanceKinds`] and [`ConvertError::ImportanceLayers`].
 pub(crate) fn check_is_of_model(
     matrix: &ImportanceMatrix,
     planned: &[Planned<'_>],
@@ -71,6 +71,16 @@ fn check_kinds_and_layers(matrix: &ImportanceMatrix, planned: &[Planned<'_>]) ->
             layers: lacking_layers,
             n_lacking: layers.values().map(|counts| counts[0] - counts[1]).sum(),
             n_quantized: layers.values().map(|counts| counts[0]).sum(),
+        });
+    }
+    let known: BTreeSet<&str> = of_layers.iter().map(|&((_, kind), _)| kind).collect();
+    let foreign: BTreeSet<&str> = (matrix.names().filter_map(layer_and_kind))
+        .map(|(_, kind)| kind)
+        .filter(|kind| !known.contains(kind) && !NEVER_MEASURED.contains(kind) && !is_of_nextn(kind))
+        .collect();
+    if !foreign.is_empty() {
+        return Err(ConvertError::ImportanceKinds {
+            kinds: foreign.into_iter().map(str::to_owned).collect(),
         });
     }
     let n_layers = (of_layers

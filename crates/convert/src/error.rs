@@ -1,6 +1,6 @@
 //! [`ConvertError`]: everything that can be wrong with a model that is converted, or with how.
 
-use std::{io, path::PathBuf};
+use std::{cmp::Ordering, io, path::PathBuf};
 
 use tokenmill_gguf::{GgufError, TensorType};
 use tokenmill_quant::QuantError;
@@ -86,13 +86,16 @@ pub enum ConvertError {
     },
     /// A tensor that has lost precision already.
     #[error(
-        "tensor `{name}` is quantized already, as {ty}; take the original file, or say that quantizing again is allowed"
+        "tensor `{name}` is quantized already, as {ty}{}; take the original file, or say that quantizing again is allowed",
+        gain(*ty, *to)
     )]
     Requantized {
         /// The tensor.
         name: String,
         /// Its type.
         ty: TensorType,
+        /// What it was to be.
+        to: TensorType,
     },
     /// A tensor whose layer is not in its name, or is none of the model.
     #[error("tensor `{name}` belongs to none of the {n_layers} layers of the model")]
@@ -188,6 +191,15 @@ pub enum ConvertError {
         /// Tensors of layers that are to be quantized.
         n_quantized: usize,
     },
+    /// An importance matrix with tensors that the model has none of.
+    #[error(
+        "the importance matrix was measured on another model: it has entries for {}, and this model has no such tensors",
+        lacking(kinds, &[]).replace(" or ", " and ")
+    )]
+    ImportanceKinds {
+        /// Names of tensors, without their layer.
+        kinds: Vec<String>,
+    },
     /// An importance matrix of a model with more layers.
     #[error(
         "the importance matrix was measured on another model: it has entries for {n_measured} layers, and this model has {n_layers}"
@@ -201,6 +213,19 @@ pub enum ConvertError {
     /// The work was stopped by its caller.
     #[error("stopped before the end; nothing was written")]
     Stopped,
+}
+
+/// What another type would give that is no smaller.
+fn gain(ty: TensorType, to: TensorType) -> String {
+    let block_bytes = |ty: TensorType| ty.row_bytes(ty.block_len());
+    let bytes_of =
+        |ty: TensorType, other: TensorType| block_bytes(ty).unwrap_or(0).saturating_mul(other.block_len());
+    let what = match bytes_of(to, ty).cmp(&bytes_of(ty, to)) {
+        Ordering::Less => return String::new(),
+        Ordering::Equal => "as large",
+        Ordering::Greater => "larger",
+    };
+    format!(", and as {to} it would be {what} and no better")
 }
 
 /// What an importance matrix lacks, in words: kinds of tensors, or else layers.

@@ -10,7 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill_gguf::{GgufFile, ReadAt as _, RegularFile, TensorInfo, TensorType, Value, looks_like};
+use tokenmill_gguf::{
+    GgufFile, Metadata, ReadAt as _, RegularFile, TensorInfo, TensorType, Value, looks_like,
+};
 
 use crate::{ConvertError, TypeChoice, choice::is_embedding, planned::n_matrices};
 
@@ -28,8 +30,36 @@ pub struct ImportanceMatrix {
     /// The texts that it was measured on.
     datasets: Vec<String>,
     n_chunks: Option<u32>,
+    /// The model that it was measured on, where the file says so.
+    model: MeasuredModel,
     path: PathBuf,
     is_partial_allowed: bool,
+}
+
+/// What a model calls itself. Shapes alone do not tell two models of one make apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MeasuredModel {
+    /// `general.architecture`.
+    pub(crate) architecture: Option<String>,
+    /// `general.name`.
+    pub(crate) name: Option<String>,
+}
+
+impl MeasuredModel {
+    /// The keys of a file with an importance matrix that have them. They are this project's own, and other programs pass over them.
+    pub(crate) const ARCHITECTURE_KEY: &str = "tokenmill.imatrix.architecture";
+    pub(crate) const NAME_KEY: &str = "tokenmill.imatrix.name";
+
+    /// What a model's file says.
+    pub(crate) fn of_model(metadata: &Metadata) -> Self {
+        Self::read(metadata, ["general.architecture", "general.name"])
+    }
+
+    fn read(metadata: &Metadata, keys: [&str; 2]) -> Self {
+        // What has another type says nothing.
+        let [architecture, name] = keys.map(|key| metadata.opt_str(key).ok().flatten().map(str::to_owned));
+        Self { architecture, name }
+    }
 }
 
 impl ImportanceMatrix {
@@ -65,7 +95,7 @@ impl ImportanceMatrix {
             file.read_exact_at(0, &mut bytes).map_err(io_error)?;
             read_old(&bytes)
         };
-        let (entries, datasets, n_chunks) = read.map_err(bad)?;
+        let (entries, datasets, n_chunks, model) = read.map_err(bad)?;
         if entries.is_empty() {
             return Err(bad("it has no entries".to_owned()));
         }
@@ -78,6 +108,7 @@ impl ImportanceMatrix {
             entries,
             datasets,
             n_chunks,
+            model,
             path: path.to_owned(),
             is_partial_allowed: false,
         })
@@ -113,6 +144,25 @@ impl ImportanceMatrix {
     /// The chunks of text that it was measured on, where the file says so.
     pub fn n_chunks(&self) -> Option<u32> {
         self.n_chunks
+    }
+
+    /// The model that it was measured on, in words, where it says one, and the model with this metadata says that it is another.
+    pub(crate) fn other_model(&self, metadata: &Metadata) -> Option<String> {
+        let own = MeasuredModel::of_model(metadata);
+        let differs = |measured: &Option<String>, own: &Option<String>| match (measured, own) {
+            (Some(measured), Some(own)) => measured != own,
+            _ => false,
+        };
+        let MeasuredModel { architecture, name } = &self.model;
+        if differs(name, &own.name) {
+            name.as_ref().map(|name| format!("`{name}`"))
+        } else if differs(architecture, &own.architecture) {
+            architecture
+                .as_ref()
+                .map(|architecture| format!("of the architecture `{architecture}`"))
+        } else {
+            None
+        }
     }
 
     /// The file.
@@ -176,8 +226,8 @@ fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_NAME_BYTES)]
 }
 
-/// Entries, texts and chunks.
-type Contents = (HashMap<String, Vec<f32>>, Vec<String>, Option<u32>);
+/// Entries, texts, chunks and the model.
+type Contents = (HashMap<String, Vec<f32>>, Vec<String>, Option<u32>, MeasuredModel);
 
 /// Reads sums of squares and how many there were: `NAME.in_sum2` and `NAME.counts`.
 fn read_gguf(file: &GgufFile) -> Result<Contents, String> {
@@ -235,7 +285,8 @@ fn read_gguf(file: &GgufFile) -> Result<Contents, String> {
     let datasets = metadata.opt_string_array("imatrix.datasets").map_err(text)?;
     let datasets = datasets.map_or_else(Vec::new, |names| names.iter().map(str::to_owned).collect());
     let n_chunks = metadata.opt_u32("imatrix.chunk_count").map_err(text)?;
-    Ok((entries, datasets, n_chunks))
+    let keys = [MeasuredModel::ARCHITECTURE_KEY, MeasuredModel::NAME_KEY];
+    Ok((entries, datasets, n_chunks, MeasuredModel::read(metadata, keys)))
 }
 
 /// Reads the older form: a number of entries, of each its name, the number of calls, and numbers multiplied by it; then perhaps the
@@ -272,7 +323,7 @@ fn read_old(bytes: &[u8]) -> Result<Contents, String> {
     }
     let n_chunks = take_i32(&mut rest).and_then(|n| u32::try_from(n).ok());
     let datasets = take_text(&mut rest).into_iter().collect();
-    Ok((entries, datasets, n_chunks))
+    Ok((entries, datasets, n_chunks, MeasuredModel::default()))
 }
 
 fn take_i32(rest: &mut &[u8]) -> Option<i32> {

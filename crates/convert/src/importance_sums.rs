@@ -7,15 +7,16 @@
 
 use std::{collections::BTreeMap, io::BufWriter, path::Path};
 
-use tokenmill_gguf::{GgufError, GgufWriter, StringArray, TensorType};
+use tokenmill_gguf::{GgufError, GgufWriter, Metadata, StringArray, TensorType};
 
-use crate::{ConvertError, output_file::OutputFile};
+use crate::{ConvertError, importance::MeasuredModel, output_file::OutputFile};
 
 /// Sums of the squares of what each matrix is multiplied with.
 #[derive(Clone, Debug, Default)]
 pub struct ImportanceSums {
     /// By the tensor's name.
     entries: BTreeMap<String, Entry>,
+    model: MeasuredModel,
 }
 
 /// The sums of a tensor's matrices.
@@ -32,6 +33,13 @@ impl ImportanceSums {
     /// Starts without entries.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Keeps what the model that is measured calls itself: its file's `general.architecture` and `general.name`.
+    #[must_use]
+    pub fn measured_on(mut self, metadata: &Metadata) -> Self {
+        self.model = MeasuredModel::of_model(metadata);
+        self
     }
 
     /// Adds `rows`, `[n, n_columns]`, that matrix `matrix_idx` of the `n_matrices` of a tensor was multiplied with. Tensors that are in no
@@ -102,6 +110,14 @@ impl ImportanceSums {
         metadata.insert("imatrix.datasets", [dataset].into_iter().collect::<StringArray>())?;
         metadata.insert("imatrix.chunk_count", n_chunks)?;
         metadata.insert("imatrix.chunk_size", chunk_tokens)?;
+        for (key, text) in [
+            (MeasuredModel::ARCHITECTURE_KEY, &self.model.architecture),
+            (MeasuredModel::NAME_KEY, &self.model.name),
+        ] {
+            if let Some(text) = text {
+                metadata.insert(key, text.as_str())?;
+            }
+        }
         for (name, entry) in &self.entries {
             let n_matrices = entry.counts.len() as u64;
             let dims = [entry.n_columns as u64, n_matrices];
@@ -157,6 +173,24 @@ mod tests {
         assert_eq!(
             (matrix.n_chunks(), matrix.datasets()),
             (Some(3), &["wiki.txt".to_owned()][..])
+        );
+        // Without a model in the file nothing is another one.
+        let mut other = Metadata::new();
+        other.insert("general.name", "B").unwrap();
+        assert_eq!(matrix.other_model(&other), None);
+        let mut own = Metadata::new();
+        own.insert("general.architecture", "llama").unwrap();
+        own.insert("general.name", "A").unwrap();
+        sums = sums.measured_on(&own);
+        sums.write(&path, "wiki.txt", 3, 512).unwrap();
+        let matrix = ImportanceMatrix::open(&path).unwrap();
+        assert_eq!(matrix.other_model(&own), None);
+        assert_eq!(matrix.other_model(&other), Some("`A`".to_owned()));
+        let mut of_other_kind = Metadata::new();
+        of_other_kind.insert("general.architecture", "qwen2").unwrap();
+        assert_eq!(
+            matrix.other_model(&of_other_kind),
+            Some("of the architecture `llama`".to_owned())
         );
         sums.add("blk.0.attn_q.weight", 1, 0, 2, &[f32::INFINITY, 0.0]);
         assert_eq!(sums.not_finite(), Some("blk.0.attn_q.weight"));

@@ -1,7 +1,8 @@
 //! [`OutputFile`]: a file that is there whole or not at all.
 //!
 //! Separate because everything that is written goes this way. Invariants: the name that was asked for never names a part of a file; what
-//! is not finished is removed, at the latest by the next process that writes a file of the same name.
+//! is not finished is removed, at the latest by the next process that writes a file of the same name; a link stays a link, also one to a
+//! file that is not there yet; a file that is written over keeps its mode and its owner.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -16,6 +17,8 @@ use crate::ConvertError;
 const MAX_TAKEN: u32 = 1000;
 /// The end of the names of files that are being written.
 const END: &str = ".incomplete";
+/// Links that are followed one after the other, as many as Linux follows.
+const MAX_LINKS: u32 = 40;
 
 /// A file that is written under another name and gets its own at the end. A device or a pipe is written to as it is.
 #[derive(Debug)]
@@ -37,8 +40,7 @@ impl OutputFile {
             path: path.to_owned(),
             source,
         };
-        // A link stays, and what it leads to is written.
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let path = target_of(path).map_err(io_error)?;
         if fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
             let file = File::options().write(true).open(&path).map_err(io_error)?;
             return Ok(Self {
@@ -55,6 +57,7 @@ impl OutputFile {
             let aside = path.with_file_name(format!("{start}{}-{n_taken}{END}", process::id()));
             match File::create_new(&aside) {
                 Ok(file) if is_held(&file, &aside) => {
+                    take_over_mode(&file, &path);
                     return Ok(Self {
                         file,
                         path,
@@ -90,6 +93,46 @@ impl OutputFile {
         Ok(())
     }
 }
+
+/// What a path leads to, which need not be there: a link is not replaced.
+fn target_of(path: &Path) -> io::Result<PathBuf> {
+    if let Ok(path) = fs::canonicalize(path) {
+        return Ok(path);
+    }
+    let mut path = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        match fs::read_link(&path) {
+            // Relative to the folder of the link; an absolute target stands alone.
+            Ok(target) => path = path.parent().unwrap_or(Path::new("")).join(target),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(io::Error::other("too many levels of links"))
+}
+
+/// Gives a new file the mode and the owner of the one that it will replace, where there is one: who could read that one can read this
+/// one, and no one else. What the system does not allow is left as it is.
+#[cfg(unix)]
+fn take_over_mode(file: &File, replaced: &Path) {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
+    /// Reading, writing and starting, without the bits that lend an owner's rights.
+    const MODE_BITS: u32 = 0o777;
+    let (Ok(old), Ok(new)) = (fs::metadata(replaced), file.metadata()) else {
+        return;
+    };
+    if !old.is_file() {
+        return;
+    }
+    if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
+        // Only a privileged process may give files away.
+        let _kept = fchown(file, Some(old.uid()), Some(old.gid()));
+    }
+    // Some file systems have no modes.
+    let _kept = file.set_permissions(fs::Permissions::from_mode(old.mode() & MODE_BITS));
+}
+
+#[cfg(not(unix))]
+fn take_over_mode(_: &File, _: &Path) {}
 
 /// How the names begin that a file has until it is finished.
 fn start_of_names(path: &Path) -> String {
@@ -204,6 +247,46 @@ mod tests {
         file.finish().unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"new");
         assert!(link.is_symlink());
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_link_to_nothing_gets_its_target() {
+        let folder = tempfile::tempdir().unwrap();
+        let [target, first, second] =
+            ["sub/target", "first", "sub/second"].map(|name| folder.path().join(name));
+        fs::create_dir(folder.path().join("sub")).unwrap();
+        // One relative to its own folder, one absolute.
+        std::os::unix::fs::symlink("sub/second", &first).unwrap();
+        std::os::unix::fs::symlink(&target, &second).unwrap();
+        let mut file = OutputFile::create(&first).unwrap();
+        file.write_all(b"new").unwrap();
+        assert!(!target.exists());
+        file.finish().unwrap();
+        assert!(first.is_symlink() && second.is_symlink() && !target.is_symlink());
+        assert_eq!(fs::read(&target).unwrap(), b"new");
+        let round = folder.path().join("round");
+        std::os::unix::fs::symlink(&round, &round).unwrap();
+        assert!(OutputFile::create(&round).is_err() && round.is_symlink());
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_file_that_is_written_over_keeps_its_mode() {
+        use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.gguf");
+        fs::write(&path, "old").unwrap();
+        for mode in [0o600, 0o664, 0o444] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let mut file = OutputFile::create(&path).unwrap();
+            // What is private is private while it is written.
+            assert_eq!(file.file.metadata().unwrap().mode() & 0o777, mode);
+            file.write_all(b"new").unwrap();
+            file.finish().unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode);
+        }
+        assert_eq!(fs::read(&path).unwrap(), b"new");
     }
 
     #[test]

@@ -99,6 +99,7 @@ impl Planned<'_> {
             return Err(ConvertError::Requantized {
                 name: info.name.clone(),
                 ty: info.ty,
+                to: self.choice.ty,
             });
         }
         let quant = |source: QuantError| ConvertError::Quant {

@@ -54,11 +54,15 @@ pub struct QuantizeSummary {
     pub n_bytes_after: usize,
     /// Values of all tensors.
     pub n_values: usize,
+    /// Tensors that get another type.
+    pub n_changed: usize,
     /// Tensors that got another type because their rows are not whole blocks, with their choice.
     pub fallbacks: Vec<(String, TypeChoice)>,
     /// Tensors that were quantized without the importance that the matrix has for others. Embeddings are not among them: matrices
     /// have no entry for them.
     pub without_importance: Vec<String>,
+    /// The model that the importance matrix was measured on, in words, where it says one and this is another.
+    pub measured_on: Option<String>,
 }
 
 impl QuantizeSummary {
@@ -69,6 +73,7 @@ impl QuantizeSummary {
             let row_bytes = choice.ty.row_bytes(info.row_len()).unwrap_or(0);
             summary.n_tensors += 1;
             summary.n_values += info.n_elements();
+            summary.n_changed += usize::from(choice.ty != info.ty);
             summary.n_bytes_before += info.n_bytes;
             summary.n_bytes_after += row_bytes * info.n_rows();
             if choice.instead_of.is_some() {
@@ -127,8 +132,9 @@ impl<'a> Quantizer<'a> {
     pub fn plan(&self) -> Result<QuantizeSummary, ConvertError> {
         let planned = self.planned()?;
         let mut summary = QuantizeSummary::of(planned.iter().map(|tensor| (tensor.view.info, tensor.choice)));
-        if self.importance.is_some() {
+        if let Some(matrix) = self.importance {
             summary.without_importance = without_importance(&planned);
+            summary.measured_on = matrix.other_model(self.file.metadata());
         }
         Ok(summary)
     }

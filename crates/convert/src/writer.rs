@@ -173,8 +173,9 @@ impl<'a> Writer<'a> {
         let planned = self.planned(metadata)?;
         let tensors = planned.iter().map(|tensor| (tensor.view.info, tensor.choice));
         let mut summary = QuantizeSummary::of(tensors);
-        if self.importance.is_some() {
+        if let Some(matrix) = self.importance {
             summary.without_importance = without_importance(&planned);
+            summary.measured_on = matrix.other_model(metadata);
         }
         Ok(summary)
     }

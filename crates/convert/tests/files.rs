@@ -251,4 +251,27 @@ fn a_matrix_without_a_kind_of_tensors_is_refused() {
         "the importance matrix was measured on another model, or on too little text: it has nothing for any \
          `ffn_down_exps.weight` or `ffn_up_exps.weight`, 4 of 6 tensors in all"
     );
+    // What the model has no tensors for was measured on another one.
+    let path = folder.path().join("foreign.gguf");
+    let mut sums = ImportanceSums::new();
+    let foreign = [
+        "blk.0.ffn_gate.weight",
+        "blk.1.ssm_in.weight",
+        "blk.1.attn_kv_b.weight",
+    ];
+    for name in (names.iter().copied().filter(|name| is_decoding(name))).chain(foreign) {
+        sums.add(name, 1, 0, 64, &[1.0; 64]);
+    }
+    sums.write(&path, "text", 1, 64).unwrap();
+    let matrix = ImportanceMatrix::open(&path).unwrap();
+    let plan = |matrix: &ImportanceMatrix| {
+        let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q4_0)).importance(matrix);
+        quantizer.plan().map_err(|error| error.to_string())
+    };
+    assert_eq!(
+        plan(&matrix).unwrap_err(),
+        "the importance matrix was measured on another model: it has entries for `ffn_gate.weight` and `ssm_in.weight`, and this \
+         model has no such tensors"
+    );
+    plan(&matrix.allow_partial()).unwrap();
 }

@@ -47,7 +47,7 @@ mod stored_projector;
 pub use choice::Variant;
 pub use error::HubError;
 pub use model_name::ModelName;
-pub use model_type::is_model_file_name;
+pub use model_type::{is_model_file_name, variants_of_file};
 pub use observer::{PullEvent, PullObserver};
 pub use pull::{PullPlan, PullWishes, PulledModel, find_stored, plan, pull};
 pub use settings::{HubSettings, HubToken};

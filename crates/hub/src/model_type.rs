@@ -61,6 +61,16 @@ pub fn is_model_file_name(name: &str) -> bool {
     GgufName::of(name).is_some_and(|name| name.is_model())
 }
 
+/// What tells a GGUF file apart in its repository: the type of its weights, where its path says it, and its name without its end and
+/// the number of its part.
+pub fn variants_of_file(path: &str) -> Vec<String> {
+    let Some(name) = GgufName::of(path) else {
+        return Vec::new();
+    };
+    let file = name.file().to_owned();
+    name.ty.into_iter().chain([file]).collect()
+}
+
 /// The first part that is missing of files such as `model-00001-of-00002.safetensors`.
 pub(crate) fn missing_shard(paths: &[&str]) -> Option<String> {
     const END: &str = ".safetensors";
@@ -192,6 +202,22 @@ mod tests {
         );
         let whole = ["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"];
         assert_eq!(missing_shard(&whole), None);
+    }
+
+    #[test]
+    fn a_file_is_told_apart_by_its_type_and_its_name() {
+        for (path, expected) in [
+            ("a/x-Q4_K_M.gguf", &["Q4_K_M", "x-Q4_K_M"][..]),
+            (
+                "a/x-UD-Q4_K_XL-00001-of-00002.gguf",
+                &["UD-Q4_K_XL", "x-UD-Q4_K_XL"],
+            ),
+            ("Q8_0/x.gguf", &["Q8_0", "x"]),
+            ("x.gguf", &["x"]),
+            ("model.safetensors", &[]),
+        ] {
+            assert_eq!(variants_of_file(path), expected, "{path}");
+        }
     }
 
     #[test]

@@ -355,6 +355,21 @@ async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> Result<Prom
     seen.ok_or(ApiError::DeadlineExceeded)
 }
 
+/// Runs what reads or writes files apart from the threads of connections.
+///
+/// # Errors
+/// Those of the work.
+pub(crate) async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = spawn_blocking(work).await;
+    done.unwrap_or_else(|error| {
+        Err(ApiError::Internal {
+            reason: error.to_string(),
+        })
+    })
+}
+
 /// The response of a refusal or failure.
 pub(crate) fn error_response(error: &ApiError, dialect: Dialect, request_id: &RequestId) -> Response {
     let status = StatusCode::from_u16(error.status()).expect("every error has a valid status");

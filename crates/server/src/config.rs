@@ -50,6 +50,8 @@ pub struct ServerConfig {
     pub max_connections: usize,
     /// The folder whose adapters clients may load; without one they may not.
     pub adapter_folder: Option<PathBuf>,
+    /// The folder whose files the URLs of images may name (`file://…`); without one no file is read.
+    pub media_folder: Option<PathBuf>,
     /// Where the events of the KV cache are published, if they are.
     pub kv_events: Option<KvEventsConfig>,
     /// Where conversations are kept, if they are.
@@ -106,6 +108,7 @@ impl Default for ServerConfig {
             max_prompts: 256,
             max_connections: 4096,
             adapter_folder: None,
+            media_folder: None,
             kv_events: None,
             sessions: None,
         }

@@ -78,7 +78,7 @@ pub(crate) const FOREIGN: &[Field] = &[
         "a prompt that is too long is refused, never cut",
     ),
     only("lora_path", &[], "an adapter is named as the `model`"),
-    only("session_params", &[], "nothing is stored"),
+    only("session_params", &[], "there are no sessions of this kind"),
     only("allowed_token_ids", &[], "use `logit_bias` or a grammar"),
     only("chat_template", &[], OWN_TEMPLATE),
     only("documents", &["[]"], "write them into a message"),

@@ -43,7 +43,7 @@ where
             }
             let choice = choose(&models, &call).await?;
             if choice.is_dismissal() {
-                let idx = models.find(choice.model.as_deref(), choice.role)?;
+                let idx = models.find(choice.model.as_deref(), choice.role).await?;
                 models.dismiss(idx);
                 return Ok(dismissed(choice.model.as_deref().unwrap_or_default(), &call.uri));
             }

@@ -1,22 +1,57 @@
 //! Images of requests: from each API's form to a part of a message.
 //!
-//! Separate because four APIs have them. Invariant: a server opens no file and calls no other machine for a client: an image's bytes
-//! come with its request, and other URLs are refused.
+//! Separate because four APIs have them. Invariant: nothing is opened here and no other machine is called for a client: an image's bytes
+//! come with its request, or its file is read [later](ImageFile); other URLs are refused.
 
 use serde_json::{Map, Value, json};
 use tokenmill::image_of_url;
 
 use crate::ApiError;
 
-/// An image by its URL, as a part of a message.
+/// An image by its URL, as a part of a message. One that is a file is not read yet.
 ///
 /// # Errors
 /// A URL that is not read, or whose data is broken; `path` is where it stands.
 pub(crate) fn of_url(path: &str, url: &str) -> Result<Value, ApiError> {
+    if is_file_url(url) {
+        return Ok(json!({ "type": "image_url", "image_url": { "url": url }, PARAM: path }));
+    }
     match image_of_url(url) {
         Ok(bytes) if bytes.is_empty() => Err(ApiError::invalid(path, "the image is empty")),
         Ok(_) => Ok(json!({ "type": "image_url", "image_url": { "url": url } })),
         Err(reason) => Err(ApiError::invalid(path, reason)),
+    }
+}
+
+const SCHEME: &str = "file://";
+
+/// Where the part of a file has the field that names it.
+const PARAM: &str = "param";
+
+/// Whether a URL is that of a file.
+fn is_file_url(url: &str) -> bool {
+    url.get(..SCHEME.len())
+        .is_some_and(|scheme| scheme.eq_ignore_ascii_case(SCHEME))
+}
+
+/// An image whose file is not read yet. One that is not read at all is refused with the prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ImageFile {
+    /// The field that names it.
+    pub(crate) param: String,
+    /// Behind the scheme.
+    pub(crate) path: String,
+}
+
+impl ImageFile {
+    /// The file of a part; `None` for any other.
+    pub(crate) fn of(part: &Value) -> Option<Self> {
+        let param = part.get(PARAM)?.as_str()?;
+        let url = part.pointer("/image_url/url")?.as_str()?;
+        is_file_url(url).then(|| Self {
+            param: param.to_owned(),
+            path: url[SCHEME.len()..].to_owned(),
+        })
     }
 }
 
@@ -47,7 +82,7 @@ pub(crate) fn of_openai(path: &str, others: &mut Map<String, Value>) -> Result<V
     if others.get("file_id").is_some_and(|id| !id.is_null()) {
         return Err(ApiError::UnsupportedField {
             param: format!("{path}.file_id"),
-            reason: "nothing is stored; send the image as a data: URL",
+            reason: "no files are stored; send the image as a data: URL",
         });
     }
     others.remove("file_id");
@@ -144,6 +179,23 @@ mod tests {
     }
 
     #[test]
+    fn a_file_keeps_the_field_that_names_it() {
+        for (url, path) in [
+            ("file://a.png", Some("a.png")),
+            ("FILE:///a/b.png", Some("/a/b.png")),
+            ("file://", Some("")),
+            (URL, None),
+        ] {
+            let part = of_url("p", url).unwrap();
+            let file = path.map(|path| ImageFile {
+                param: "p".to_owned(),
+                path: path.to_owned(),
+            });
+            assert_eq!(ImageFile::of(&part), file, "{url}");
+        }
+    }
+
+    #[test]
     fn what_is_no_image_in_the_request_is_refused_by_path() {
         let openai = |form: Value| of_openai("p", &mut object(form)).unwrap_err();
         for (form, param) in [
@@ -153,7 +205,7 @@ mod tests {
                 json!({ "image_url": { "url": "http://169.254.169.254/" } }),
                 "p.image_url.url",
             ),
-            (json!({ "image_url": "file:///etc/passwd" }), "p.image_url"),
+            (json!({ "image_url": "file:a.png" }), "p.image_url"),
             (json!({ "image_url": "data:;base64,%%" }), "p.image_url"),
             (json!({ "image_url": "data:;base64," }), "p.image_url"),
             (json!({ "file_id": "f" }), "p.file_id"),

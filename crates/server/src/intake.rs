@@ -151,6 +151,22 @@ impl Intake {
         Ok(())
     }
 
+    /// Waits until a request may hold `n_bytes` besides its body.
+    ///
+    /// # Errors
+    /// No room for them in time.
+    pub(crate) async fn grow_by(
+        &self,
+        config: &ServerConfig,
+        share: &mut Share,
+        n_bytes: usize,
+    ) -> Result<(), ApiError> {
+        let held = share.kib.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let n_bytes = (held << 10).saturating_add(n_bytes);
+        self.grow(share, n_bytes, Instant::now() + config.body_timeout)
+            .await
+    }
+
     /// Waits for the turn of a large body to be worked on; the work is done when the permit is dropped.
     ///
     /// # Errors

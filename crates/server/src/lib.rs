@@ -32,6 +32,7 @@ pub mod kv_events;
 mod line_bounds;
 pub mod llama_cpp;
 mod mask_figures;
+mod media_folder;
 mod metrics;
 mod model_names;
 pub mod models;

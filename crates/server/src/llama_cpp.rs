@@ -26,7 +26,10 @@ pub(crate) const TOKENIZE: &[Field] = &[
         "messages",
         "instead of a text: a conversation, which the chat template writes",
     ),
-    yes("add_generation_prompt", "with `messages`; default true"),
+    yes(
+        "add_generation_prompt",
+        "with `messages`, as the fields below; with a text they are refused; default true",
+    ),
     yes("continue_final_message", "with `messages`"),
     yes("chat_template_kwargs", "with `messages`"),
     yes("tools", "with `messages`; as on `/v1/chat/completions`"),
@@ -43,13 +46,13 @@ pub(crate) const TOKENIZE: &[Field] = &[
     only("mm_processor_kwargs", &["{}"], IMAGES),
     yes(
         "add_special",
-        "whether the tokens that begin and end a text are added; default false; `add_special_tokens` is the same, as in \
-         vLLM",
+        "whether the tokens that begin and end a text are added; default false, and nothing else with `messages`; \
+         `add_special_tokens` is the same, as in vLLM",
     ),
     yes("add_special_tokens", ""),
     yes(
         "parse_special",
-        "whether control tokens in the text are control tokens; default false",
+        "whether control tokens in the text are control tokens; default false, and nothing else with `messages`",
     ),
     yes(
         "with_pieces",
@@ -151,7 +154,8 @@ pub const FIELDS: &[Field] = &[
 /// The prompt of `/completion`.
 pub const PROMPT_FIELDS: &[Field] = &[yes(
     "prompt",
-    "a text, in which control tokens are control tokens, or token ids",
+    "a text, in which control tokens are control tokens, token ids, or a list of both in turn; a list of texts or of such lists is a \
+     prompt each, and is answered by a list, in a stream by `index`",
 )];
 
 /// The texts of `/infill`.
@@ -218,14 +222,70 @@ pub struct ExtraText {
     pub filename: String,
 }
 
-/// A text or token ids.
+/// A text or token ids, or a list of prompts.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of token ids")]
+#[serde(
+    untagged,
+    expecting = "expected a string, a list of token ids and strings, or a list of such prompts"
+)]
 pub enum RawPrompt {
     /// Text.
     Text(String),
     /// Token ids.
     Tokens(Vec<u32>),
+    /// A prompt in pieces, if token ids are among them; else prompts.
+    List(Vec<PromptItem>),
+}
+
+/// What a list of a prompt has in it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string, a token id or a list of both")]
+pub enum PromptItem {
+    /// A piece of the prompt, or a prompt.
+    Piece(PromptPiece),
+    /// A prompt in pieces.
+    Pieces(Vec<PromptPiece>),
+}
+
+/// A piece of a prompt.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(untagged, expecting = "expected a string or a token id")]
+pub enum PromptPiece {
+    /// Token id.
+    Token(u32),
+    /// Text.
+    Text(String),
+}
+
+impl RawPrompt {
+    /// The prompts in their order, each in its pieces.
+    ///
+    /// # Errors
+    /// No prompt, and lists in a place where there are none.
+    pub(crate) fn prompts(&self) -> Result<Vec<Vec<PromptPiece>>, ApiError> {
+        let items = match self {
+            Self::Text(text) => return Ok(vec![vec![PromptPiece::Text(text.clone())]]),
+            Self::Tokens(ids) => return Ok(vec![ids.iter().copied().map(PromptPiece::Token).collect()]),
+            Self::List(items) => items,
+        };
+        let is_token = |piece: &PromptPiece| matches!(piece, PromptPiece::Token(_));
+        let is_one = (items.iter()).any(|item| matches!(item, PromptItem::Piece(piece) if is_token(piece)));
+        let prompts: Option<Vec<Vec<PromptPiece>>> = (items.iter())
+            .map(|item| match item {
+                PromptItem::Piece(piece) => Some(vec![piece.clone()]),
+                PromptItem::Pieces(pieces) => {
+                    (!is_one && pieces.iter().any(is_token)).then(|| pieces.clone())
+                }
+            })
+            .collect();
+        let prompts = prompts.ok_or_else(|| {
+            ApiError::invalid(
+                "prompt",
+                "a list within the list is a prompt of its own, and has token ids",
+            )
+        })?;
+        Ok(if is_one { vec![prompts.concat()] } else { prompts })
+    }
 }
 
 impl CompletionRequest {
@@ -380,6 +440,41 @@ pub(crate) fn with_defaults(mut body: Body) -> Result<Body, ApiError> {
 mod tests {
     use super::*;
     use crate::tables;
+
+    #[test]
+    fn a_list_with_token_ids_is_one_prompt_and_others_are_many() {
+        let prompts = |prompt: Value| {
+            let read: RawPrompt = serde_json::from_value(prompt).map_err(|error| error.to_string())?;
+            read.prompts().map_err(|error| error.to_string())
+        };
+        let text = |text: &str| PromptPiece::Text(text.to_owned());
+        let token = PromptPiece::Token;
+        for (prompt, expected) in [
+            (json!("a"), vec![vec![text("a")]]),
+            (json!([1, 2]), vec![vec![token(1), token(2)]]),
+            (json!([1, "a", 2]), vec![vec![token(1), text("a"), token(2)]]),
+            (json!(["a", 1]), vec![vec![text("a"), token(1)]]),
+            (json!(["a"]), vec![vec![text("a")]]),
+            (json!(["a", "b"]), vec![vec![text("a")], vec![text("b")]]),
+            (
+                json!([[1, "a"], "b", [2]]),
+                vec![vec![token(1), text("a")], vec![text("b")], vec![token(2)]],
+            ),
+        ] {
+            assert_eq!(prompts(prompt.clone()), Ok(expected), "{prompt}");
+        }
+        for wrong in [
+            json!([1, [2]]),
+            json!([["a", "b"], "c"]),
+            json!([[]]),
+            json!([[[1]]]),
+            json!([null]),
+            json!([-1]),
+            json!({}),
+        ] {
+            assert!(prompts(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
 
     fn read(body: &Value) -> Result<Body, ApiError> {
         with_defaults(

@@ -41,6 +41,16 @@ pub(crate) fn is_of_repository(name: &str, asked: &str) -> bool {
     asked.contains('/') && name.strip_prefix(asked).is_some_and(|rest| rest.starts_with(':'))
 }
 
+/// Whether `asked` is the repository of `name` with what tells the model of that name apart in it.
+pub(crate) fn is_variant(name: &str, asked: &str, variants: &[String]) -> bool {
+    let repository = name.split_once(':').map_or(name, |(repository, _)| repository);
+    let behind = asked
+        .strip_prefix(repository)
+        .and_then(|rest| rest.strip_prefix(':'));
+    let is_known = |behind: &str| variants.iter().any(|known| known.eq_ignore_ascii_case(behind));
+    repository.contains('/') && behind.is_some_and(is_known)
+}
+
 /// A name without `.gguf` behind the model's own part.
 fn without_ending(asked: &str) -> Option<String> {
     let (model, behind) = match asked.split_once(".gguf:") {
@@ -142,6 +152,20 @@ mod tests {
             ("a:1b", "a", false),
         ] {
             assert_eq!(is_of_repository(name, asked), expected, "{name} {asked}");
+        }
+        let variants = ["Q4_K_M".to_owned(), "x-Q4_K_M".to_owned()];
+        for (name, asked, expected) in [
+            ("a/b", "a/b:Q4_K_M", true),
+            ("a/b", "a/b:q4_k_m", true),
+            ("a/b", "a/b:x-Q4_K_M", true),
+            ("a/b:Q4_K_M", "a/b:q4_k_m", true),
+            ("a/b", "a/b:Q8_0", false),
+            ("a/b", "a/b", false),
+            ("a/b", "a/bQ4_K_M", false),
+            ("a/b", "a/b:", false),
+            ("b", "b:Q4_K_M", false),
+        ] {
+            assert_eq!(is_variant(name, asked, &variants), expected, "{name} {asked}");
         }
         for (name, expected) in [
             ("tiny", "tiny:latest"),

@@ -34,6 +34,23 @@ impl AskedPath {
     }
 }
 
+/// A text of a URL without its escapes; what is no escape stays as it is.
+pub(crate) fn unescaped(text: &str) -> Vec<u8> {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let escaped = (bytes[at] == b'%')
+            .then(|| text.get(at + 1..at + 3))
+            .flatten()
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        out.push(escaped.unwrap_or(bytes[at]));
+        at += if escaped.is_some() { 3 } else { 1 };
+    }
+    out
+}
+
 /// Rewrites a request's path to the form that the router knows.
 pub(crate) fn normalize<B>(mut request: Request<B>) -> Request<B> {
     if let Some(path) = normalized(request.uri().path()) {
@@ -70,6 +87,18 @@ fn normalized(path: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn escapes_are_two_digits() {
+        for (text, expected) in [
+            ("a%2Fb%20c", &b"a/b c"[..]),
+            ("100%", b"100%"),
+            ("%+1%4", b"%+1%4"),
+            ("%ff\u{e4}", b"\xff\xc3\xa4"),
+        ] {
+            assert_eq!(unescaped(text), expected, "{text}");
+        }
+    }
 
     #[test]
     fn a_base_address_may_end_in_any_form() {

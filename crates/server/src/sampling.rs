@@ -54,7 +54,8 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     ),
     yes(
         "min_tokens",
-        "extension, as in vLLM; the model's end-of-text tokens cannot come before; stop strings still end",
+        "extension, as in vLLM; the model's end-of-text tokens cannot come before; stop strings still end, and so does a shape \
+         that allows nothing else",
     ),
     yes(
         "priority",

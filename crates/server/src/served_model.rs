@@ -18,7 +18,7 @@ use tokenmill_text::{Tokenizer, template::ChatTemplate};
 
 use crate::{
     ApiError,
-    model_names::{forms, is_of_repository, near_names},
+    model_names::{forms, is_of_repository, is_variant, near_names},
     openai::chat::{TemplateMessage, Turn},
     tools::Tools,
 };
@@ -29,6 +29,8 @@ pub struct ServedModel {
     names: Vec<String>,
     /// What it was called when the server was started, where that is none of its names.
     given: Option<String>,
+    /// What tells it apart in its repository of the Hub.
+    variants: Vec<String>,
     model: Model,
     created_s: u64,
     n_requests: AtomicU64,
@@ -70,6 +72,7 @@ impl ServedModel {
         Self {
             names,
             given: None,
+            variants: Vec::new(),
             model,
             created_s: unix_seconds(),
             n_requests: AtomicU64::new(0),
@@ -80,6 +83,13 @@ impl ServedModel {
     #[must_use]
     pub fn given_as(mut self, given: Option<String>) -> Self {
         self.given = given;
+        self
+    }
+
+    /// The same, found too with one of these behind the name of its repository of the Hub, such as its type.
+    #[must_use]
+    pub fn with_variants(mut self, variants: Vec<String>) -> Self {
+        self.variants = variants;
         self
     }
 
@@ -114,7 +124,7 @@ impl ServedModel {
     }
 
     /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. Each may have the tag
-    /// `:latest`, `.gguf` and its source (`ollama:`, `hf:`), and a model of the Hub is found without its type too. A request without a
+    /// `:latest`, `.gguf` and its source (`ollama:`, `hf:`), and a model of the Hub is found without its type or with it too. A request without a
     /// name, or with an empty one, means the model.
     ///
     /// # Errors
@@ -123,7 +133,10 @@ impl ServedModel {
         let asked = asked.unwrap_or_default();
         let of_repository = || {
             let mut forms = forms(asked).into_iter();
-            let is_it = forms.any(|form| self.names.iter().any(|name| is_of_repository(name, &form)));
+            let is_of = |name: &str, form: &str| {
+                is_of_repository(name, form) || is_variant(name, form, &self.variants)
+            };
+            let is_it = forms.any(|form| self.names.iter().any(|name| is_of(name, &form)));
             is_it.then(|| self.itself())
         };
         (self.choose_by_name(asked))

@@ -3,6 +3,8 @@
 //! Separate from the words because it is the one place that joins the two. Invariant: a constraint is compiled on the thread
 //! of whoever asks, never on the engine's.
 
+use std::sync::Arc;
+
 use tokenmill_sched::{ConstraintFailure, ConstraintSource, TokenConstraint};
 use tokenmill_text::{
     calls::ReplyFormat,
@@ -72,36 +74,80 @@ pub(crate) fn after_reasoning(
     }
 }
 
-/// Begins `compiled` for each sample. `end_ids` are the tokens that may end one.
-pub(crate) fn source(compiled: CompiledConstraint, end_ids: Vec<u32>) -> ConstraintSource {
-    ConstraintSource::new(move || Box::new(Sample(compiled.matcher(&end_ids))))
+/// Begins `compiled` for each sample. `end_ids` are the tokens that may end one, which do not come before `min_tokens` others unless
+/// nothing else may.
+pub(crate) fn source(compiled: CompiledConstraint, end_ids: Vec<u32>, min_tokens: usize) -> ConstraintSource {
+    let end_ids: Arc<[u32]> = end_ids.into();
+    ConstraintSource::new(move || {
+        Box::new(Sample {
+            matcher: compiled.matcher(&end_ids),
+            end_ids: Arc::clone(&end_ids),
+            min_tokens,
+            n_tokens: 0,
+        })
+    })
 }
 
-struct Sample(ConstraintMatcher);
+struct Sample {
+    matcher: ConstraintMatcher,
+    end_ids: Arc<[u32]>,
+    min_tokens: usize,
+    /// Tokens so far.
+    n_tokens: usize,
+}
 
 impl TokenConstraint for Sample {
     fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
-        self.0.mask(words).map_err(failure)
+        self.matcher.mask(words).map_err(failure)?;
+        if self.n_tokens < self.min_tokens {
+            forbid_ends(words, &self.end_ids);
+        }
+        Ok(())
     }
 
     fn commit(&mut self, token: u32) -> Result<(), ConstraintFailure> {
-        self.0.commit(token).map_err(failure)
+        self.matcher.commit(token).map_err(failure)?;
+        self.n_tokens += 1;
+        Ok(())
     }
 
     fn is_done(&self) -> bool {
-        self.0.is_complete()
+        self.matcher.is_complete()
     }
 
     fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
-        self.0.rollback(n_tokens).map_err(failure)
+        self.matcher.rollback(n_tokens).map_err(failure)?;
+        self.n_tokens -= n_tokens;
+        Ok(())
     }
 
     fn has_left(&self) -> bool {
-        self.0.has_left()
+        self.matcher.has_left()
     }
 
     fn forced(&self, words: &[u32]) -> Option<u32> {
-        self.0.forced(words)
+        self.matcher.forced(words)
+    }
+}
+
+/// Takes the tokens that end a sample out of a mask, unless it allows no others.
+fn forbid_ends(words: &mut [u32], end_ids: &[u32]) {
+    let is_end = |word_idx: usize| {
+        let of_word = end_ids.iter().filter(move |&&id| id as usize / 32 == word_idx);
+        of_word.fold(0, |bits, id| bits | 1u32 << (id % 32))
+    };
+    let has_others = |(word_idx, word): (usize, &u32)| word & !is_end(word_idx) != 0;
+    if words
+        .iter()
+        .enumerate()
+        .filter(|(_, word)| **word != 0)
+        .any(has_others)
+    {
+        for &id in end_ids {
+            if let Some(word) = words.get_mut(id as usize / 32) {
+                *word &= !(1 << (id % 32));
+            }
+        }
     }
 }
 
@@ -116,6 +162,19 @@ fn failure(error: ConstraintError) -> ConstraintFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ends_are_forbidden_where_something_else_may_come() {
+        let check = |mut words: Vec<u32>, expected: &[u32]| {
+            forbid_ends(&mut words, &[1, 33, 34, 900]);
+            assert_eq!(words, expected);
+        };
+        check(vec![0b11, 0b110], &[0b01, 0]);
+        check(vec![0b10, 0b111], &[0, 0b001]);
+        check(vec![0b10, 0b110], &[0b10, 0b110]);
+        check(vec![0, 0], &[0, 0]);
+        check(vec![0b100, 0b1], &[0b100, 0b1]);
+    }
 
     #[test]
     fn a_constraint_begins_where_reasoning_ends() {

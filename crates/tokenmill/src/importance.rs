@@ -11,7 +11,7 @@ use std::{
 use tokenmill_convert::ImportanceSums;
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 
-use crate::{Error, LoadOptions, Model};
+use crate::{Error, LoadOptions, Model, ModelSource};
 
 /// A model on the CPU, and what was measured so far.
 #[derive(Debug)]
@@ -26,7 +26,12 @@ impl ImportanceRun {
     /// # Errors
     /// As [`LoadOptions::load`].
     pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, Error> {
-        let sums = Arc::new(Mutex::new(ImportanceSums::new()));
+        let path = path.as_ref();
+        let mut sums = ImportanceSums::new();
+        if let Some(file) = ModelSource::find(path)?.open_gguf()? {
+            sums = sums.measured_on(file.metadata());
+        }
+        let sums = Arc::new(Mutex::new(sums));
         let mut backend = options.compute.cpu_backend()?;
         let shared = Arc::clone(&sums);
         backend.observe_inputs(Box::new(move |input| {
@@ -59,9 +64,15 @@ impl ImportanceRun {
     /// # Errors
     /// [`Error::Engine`].
     pub fn add(&mut self, tokens: Vec<u32>) -> Result<(), Error> {
+        let (rows, from) = if self.model.engine().limits().is_encoder {
+            // It makes one row of all its tokens, and predicts none.
+            (ForwardRows::Hidden, tokens.len().saturating_sub(1))
+        } else {
+            (ForwardRows::Logits, 0)
+        };
         let params = ForwardParams {
             uses_prefix_cache: false,
-            ..ForwardParams::new(ForwardRows::Logits, 0)
+            ..ForwardParams::new(rows, from)
         };
         for event in self.model.engine().submit_forward(tokens, params)? {
             if let Event::Failed { error, .. } = event {

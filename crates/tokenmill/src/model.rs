@@ -44,7 +44,7 @@ pub struct TextParams {
     pub sampling: SamplingParams,
     /// Most tokens; `None` generates to the end of the context.
     pub max_tokens: Option<u32>,
-    /// Fewest tokens before one that ends a text.
+    /// Fewest tokens before one that ends a text. A constraint that allows nothing else ends it earlier.
     pub min_tokens: u32,
     /// Samples.
     pub n: u32,
@@ -408,9 +408,18 @@ impl Model {
                 Err(Error::Constraint(ConstraintError::Vocabulary { .. })) if constraint.is_optional() => {
                     None
                 }
-                compiled => Some(constraint::source(compiled?, stop_tokens.clone())),
+                compiled => Some(constraint::source(
+                    compiled?,
+                    stop_tokens.clone(),
+                    params.min_tokens as usize,
+                )),
             },
             None => None,
+        };
+        // A constraint counts itself: where it allows nothing but an end, the text ends.
+        let min_tokens = match &constraint {
+            Some(_) => 0,
+            None => params.min_tokens as usize,
         };
         let generate = GenerateParams {
             sampling: params.sampling.clone(),
@@ -420,7 +429,7 @@ impl Model {
             n_samples: params.n,
             deadline: params.deadline,
             queue_timeout: params.queue_timeout,
-            min_tokens: params.min_tokens as usize,
+            min_tokens,
             priority: params.priority,
             cache_salt: params.cache_salt,
             adapter: self.adapter_id(params.adapter.as_deref())?,

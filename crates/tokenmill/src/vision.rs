@@ -135,7 +135,11 @@ impl Vision {
     }
 
     fn load(&self, file: &VisionFile, is_quiet: bool) -> Result<VisionTower<CpuBackend>, Error> {
-        let backend = CpuBackend::new(self.compute.n_threads, self.compute.cpu_features);
+        let backend = CpuBackend::placed(
+            self.compute.n_threads,
+            self.compute.cpu_features,
+            self.compute.places.clone(),
+        );
         let mut backend = backend.map_err(|error| unusable(&self.path)(error.into()))?;
         let loaded = if is_quiet {
             // The threads that compute were started before, and keep the usual priority.
@@ -291,7 +295,7 @@ fn find(
 }
 
 fn plan_of(path: &Path, file: &VisionFile, compute: &Compute) -> Result<MemoryPlan, Error> {
-    let backend = CpuBackend::new(compute.n_threads, compute.cpu_features);
+    let backend = CpuBackend::placed(compute.n_threads, compute.cpu_features, compute.places.clone());
     let backend = backend.map_err(|error| unusable(path)(error.into()))?;
     let mut plan = file.plan(&backend).map_err(unusable(path))?;
     plan.activations_bytes = (plan.activations_bytes).saturating_add(max_kept_bytes(file.shape()));

@@ -266,6 +266,33 @@ impl ModelWords {
         Ok(compiler.as_ref().map_err(Clone::clone)?.compile(constraint)?)
     }
 
+    /// Whether the tokens of an answer are a whole text of a constraint, which may end there: what a limit cuts need not be.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`], as [`Self::compile`].
+    pub fn is_whole(&self, constraint: &Constraint, tokens: &[u32]) -> Result<bool, Error> {
+        let end_ids = &self.end_ids;
+        let mut matcher = self.compile(constraint)?.matcher(end_ids);
+        // Whether it may end where it does is asked of the mask.
+        for &token in tokens.iter().take_while(|token| !end_ids.contains(token)) {
+            // What a constraint does not take is no part of a text of it.
+            if matcher.commit(token).is_err() {
+                return Ok(false);
+            }
+        }
+        if matcher.is_complete() {
+            return Ok(true);
+        }
+        if matcher.has_left() {
+            return Ok(false);
+        }
+        let mut mask = vec![0_u32; self.tokenizer.n_vocab().div_ceil(32)];
+        matcher.mask(&mut mask)?;
+        let may_come =
+            |&id: &u32| (mask.get(id as usize / 32)).is_some_and(|word| word & (1 << (id % 32)) != 0);
+        Ok(matcher.is_complete() || end_ids.iter().any(may_come))
+    }
+
     /// Makes what every constraint of this vocabulary needs, on a thread of its own: it takes seconds for large vocabularies,
     /// which the first constraint else waits for.
     pub fn prepare_constraints(&self) {

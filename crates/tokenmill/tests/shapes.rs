@@ -33,6 +33,35 @@ fn answers(model: &Model, constraint: Constraint) -> Vec<Answer> {
 }
 
 #[test]
+fn a_part_of_a_shape_is_not_whole() {
+    let model = model(64);
+    let words = model.words();
+    let is_whole = |constraint: &Constraint, text: &str| {
+        let mut ids = words.encode_text(text, false);
+        let found = words.is_whole(constraint, &ids).unwrap();
+        // The token that ends an answer makes nothing whole.
+        ids.push(words.end_ids()[0]);
+        assert_eq!(words.is_whole(constraint, &ids).unwrap(), found, "{text}");
+        found
+    };
+    let schema = Constraint::json_schema(json!({"type": "object", "properties": {"n": {"type": "integer"}},
+        "required": ["n"], "additionalProperties": false}));
+    for (text, expected) in [
+        ("{\"n\": 12}", true),
+        ("{\"n\": 12", false),
+        ("{", false),
+        ("{\"m\": 12}", false),
+        ("no", false),
+    ] {
+        assert_eq!(is_whole(&schema, text), expected, "{text}");
+    }
+    let open = Constraint::regex("ab*");
+    for (text, expected) in [("a", true), ("abb", true), ("b", false), ("", false)] {
+        assert_eq!(is_whole(&open, text), expected, "{text}");
+    }
+}
+
+#[test]
 fn every_sample_has_the_shape() {
     let model = model(512);
     let schema = json!({

@@ -4,6 +4,7 @@
 //! while the second one's come.
 
 mod chart;
+mod embeddings;
 
 use std::{
     path::{Path, PathBuf},
@@ -12,6 +13,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tokenmill::{LoadOptions, Model, ModelSource};
+use tokenmill_model::{Model as Network, PooledOutput};
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 use tokenmill_text::EncodeOptions;
 
@@ -33,13 +35,15 @@ const DEFAULT_CTX: usize = 512;
 /// Rows of logits computed at a time.
 const MAX_LOGIT_ROWS: usize = 64;
 
-/// Compare two files of a model on a text.
+/// Compare two files of a model on a text: what they predict, or the vectors that they make of its lines.
 #[derive(clap::Args)]
 #[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk, of which the second half is scored [default: 512]")))]
 #[command(after_help = "Examples:\n  \
     tokenmill compare model-f16.gguf model-q4_k_m.gguf wiki.test.raw --chunks 16\n  \
-    tokenmill compare model-q8_0.gguf model-iq3_xs.gguf book.txt --json --svg book.svg\n\n\
-    The first file is the base: divergences are of the second from it, in nats.")]
+    tokenmill compare model-q8_0.gguf model-iq3_xs.gguf book.txt --json --svg book.svg\n  \
+    tokenmill compare bge-f16.gguf bge-q4_k_m.gguf sentences.txt --chunks 500\n\n\
+    The first file is the base: divergences are of the second from it, in nats. Of models that make vectors (embeddings), each line\n\
+    of the text is a text of its own; the cosine of its two vectors is 1 where they point the same way.")]
 pub(crate) struct Args {
     /// The base: a GGUF file, a folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     base: PathBuf,
@@ -47,7 +51,7 @@ pub(crate) struct Args {
     other: PathBuf,
     /// The text
     file: PathBuf,
-    /// Chunks to compute; -1 takes all
+    /// Chunks to compute, of models that make vectors lines; -1 takes all
     #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
     chunks: Limit,
     /// Print JSON
@@ -82,20 +86,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         output::check_writable(path)?;
     }
     let text = read_text(&args.file)?;
-    let n_ctx = args.load.n_ctx_given().unwrap_or(DEFAULT_CTX);
+    let mut n_ctx = args.load.n_ctx_given().unwrap_or(DEFAULT_CTX);
     if n_ctx < 4 {
         return Err(Failure::usage(format!(
             "`-c {n_ctx}` is too short a context to score anything in, expected at least 4"
         )));
     }
-    let options = LoadOptions {
+    let mut options = LoadOptions {
         n_ctx: Some(n_ctx),
         max_logit_rows: Some(MAX_LOGIT_ROWS),
         ..args.load.options()?
     };
     let mut ids: Vec<Vec<u32>> = Vec::new();
     let mut bos = None;
-    let mut sides = Vec::new();
+    let mut opened = Vec::new();
     for path in [&args.base, &args.other] {
         let source = ModelSource::find(args.load.fetch.resolve(path)?)?;
         if let Some(Drawing::File(svg)) = drawing {
@@ -105,6 +109,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if let (Some(Drawing::File(svg)), Some(file)) = (drawing, network.gguf()) {
             output::refuse_input(svg, &file.paths().collect::<Vec<_>>())?;
         }
+        opened.push((source, network));
+    }
+    let makes = made_by(&opened)?;
+    if makes == Makes::Vectors && args.svg.is_some() {
+        return Err(Failure::usage(
+            "`--svg` draws divergences of predictions, and these models make vectors",
+        )
+        .hint("leave it out; `--json` has the figures"));
+    }
+    if makes == Makes::Vectors && args.load.n_ctx_given().is_none() {
+        let most = opened.iter().map(|(_, network)| network.descriptor().n_ctx_train);
+        n_ctx = most.min().unwrap_or(n_ctx).min(n_ctx);
+        options.n_ctx = Some(n_ctx);
+    }
+    let mut sides = Vec::new();
+    for (source, network) in opened {
         let tokenizer = source.tokenizer(network.gguf())?;
         ids.push(tokenizer.encode(&text, EncodeOptions::default()));
         bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
@@ -119,6 +139,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             seconds: 0.0,
             n_tokens: 0,
         });
+    }
+    if makes == Makes::Vectors {
+        let [base, other] = &mut sides[..] else {
+            unreachable!("both were loaded")
+        };
+        return embeddings::compare([base, other], &text, args.chunks, args.json);
     }
     if ids[0] != ids[1] {
         return Err(
@@ -188,6 +214,46 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What a model makes of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Makes {
+    Predictions,
+    Vectors,
+}
+
+/// What both make.
+///
+/// # Errors
+/// Models of which one does otherwise than the other, and models that rank.
+fn made_by(opened: &[(ModelSource, Network)]) -> Result<Makes, Failure> {
+    let mut made = Vec::new();
+    for (source, network) in opened {
+        let descriptor = network.descriptor();
+        let output = descriptor.pooling.as_ref().map(|pooling| pooling.output);
+        made.push(match output {
+            Some(PooledOutput::Rank) => {
+                let message = format!(
+                    "{} ranks documents, and makes neither predictions nor vectors",
+                    source.name()
+                );
+                return Err(
+                    Failure::input(message).hint("models that continue texts or embed them can be compared")
+                );
+            }
+            Some(_) => Makes::Vectors,
+            None if descriptor.is_encoder() => Makes::Vectors,
+            None => Makes::Predictions,
+        });
+    }
+    match made[..] {
+        [base, other] if base == other => Ok(base),
+        _ => Err(
+            Failure::input("one of the two makes vectors, the other predictions")
+                .hint("compare files of one model"),
+        ),
+    }
+}
+
 /// Where the drawing goes.
 #[derive(Clone, Copy)]
 enum Drawing<'a> {
@@ -255,6 +321,11 @@ impl Side {
         self.n_tokens as f64 / self.seconds.max(1e-9)
     }
 
+    /// Of its weights, in words.
+    fn size(&self) -> String {
+        usize::try_from(self.n_bytes).map_or_else(|_| String::new(), size)
+    }
+
     fn to_json(&self) -> Value {
         json!({
             "model": self.name,
@@ -265,10 +336,10 @@ impl Side {
     }
 
     fn to_text(&self) -> String {
-        let size = usize::try_from(self.n_bytes).map_or_else(|_| String::new(), size);
         format!(
-            "{}: {size}, perplexity {:.4}, {:.1} tokens/s",
+            "{}: {}, perplexity {:.4}, {:.1} tokens/s",
             self.name,
+            self.size(),
             self.perplexity(),
             self.speed()
         )

@@ -4,7 +4,6 @@ use std::{
     fs::{self, DirEntry},
     ops::ControlFlow,
     path::{Path, PathBuf},
-    str::FromStr,
 };
 
 use tokenmill::{Conversion, Error, ModelSource, TokenDifferences};
@@ -18,6 +17,7 @@ use crate::{
     note::note,
     numbers::{count, size},
     output, progress,
+    type_names::out_type,
     visible::visible,
 };
 
@@ -39,7 +39,8 @@ pub(crate) struct Args {
     /// The GGUF file to write; it appears when it is whole
     output: PathBuf,
     /// Type of the weights: auto, f32, f16, bf16, q8_0, or a type that `quantize` lists; auto is the 16-bit type of the folder
-    #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto", value_parser = OutType::from_str)]
+    #[arg(long = "type", visible_alias = "outtype", value_name = "TYPE", default_value = "auto", value_parser = out_type(),
+        hide_possible_values = true)]
     out: OutType,
     #[command(flatten)]
     importance: ImportanceArgs,

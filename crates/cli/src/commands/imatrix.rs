@@ -2,16 +2,18 @@
 //!
 //! The text is cut into chunks of the context's length, each computed by itself. Source: `imatrix` in llama.cpp, `tools/imatrix`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tokenmill::{Device, ImportanceRun, LoadOptions, ModelSource};
+use tokenmill_gguf::GgufFile;
 use tokenmill_text::EncodeOptions;
 
 use crate::{
     failure::Failure,
     input::read_text,
     interrupt,
-    load::LoadArgs,
+    load::{LoadArgs, about_cut_context},
+    note::note,
     numbers::{Limit, counted},
     output, progress,
 };
@@ -30,6 +32,7 @@ const MAX_LOGIT_ROWS: usize = 64;
     tokenmill imatrix model-f16.gguf calibration.txt model.imatrix.gguf -c 256 --chunks 200\n  \
     tokenmill quantize model-f16.gguf model-iq3_xs.gguf iq3_xs --imatrix model.imatrix.gguf\n\n\
     The text should be of the kind that the model will read and write, some 100,000 tokens of it; more helps little.\n\
+    Models that make vectors of texts (encoders) are measured alike.\n\
     The file is what llama-imatrix writes, and llama-quantize takes it, too.")]
 pub(crate) struct Args {
     /// A GGUF file, best in F32, BF16 or F16, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
@@ -57,16 +60,28 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let source = ModelSource::find(&path)?;
     let choices = args.load.options()?;
     let network = choices.open_network(&source)?;
-    if network.descriptor().is_encoder() {
-        return Err(Failure::input(
-            "an importance matrix is measured where tokens are predicted, and this model is an encoder",
-        ));
-    }
+    let parts: Vec<&Path> = network.gguf().into_iter().flat_map(GgufFile::paths).collect();
+    output::refuse_input(&args.output, &parts)?;
+    output::refuse_options(&args.output, &choices)?;
+    output::check_writable(&args.output)?;
+    let is_encoder = network.descriptor().is_encoder();
     let tokenizer = source.tokenizer(network.gguf())?;
     let n_ctx = match args.load.n_ctx_given() {
         None | Some(0) => DEFAULT_CTX,
         Some(n_ctx) => n_ctx,
     };
+    // An encoder was made for texts of so many tokens, each in one piece.
+    let n_ctx_most = if is_encoder {
+        network.descriptor().n_ctx_train
+    } else {
+        usize::MAX
+    };
+    if let Some(text) = about_cut_context(args.load.n_ctx_given(), n_ctx_most) {
+        note!("{text}");
+    }
+    let n_ctx = n_ctx.min(n_ctx_most);
+    // What an encoder's texts begin and end with.
+    let frame = tokenizer.encode("", EncodeOptions::default());
     let ids = tokenizer.encode(&text, EncodeOptions::default());
     let n_chunks_max = ids.len() / n_ctx;
     let n_chunks = args.chunks.bound().map_or(n_chunks_max, |n| n.min(n_chunks_max));
@@ -89,7 +104,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let bar = progress::steps("measuring", n_chunks as u64);
     for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
         let mut chunk = chunk.to_vec();
-        if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos()) {
+        if let (true, [first, last]) = (is_encoder && n_ctx > 2, &frame[..]) {
+            (chunk[0], chunk[n_ctx - 1]) = (*first, *last);
+        } else if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos()) {
             chunk[0] = bos;
         }
         run.add(chunk)?;

@@ -18,7 +18,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let folder = &args.folder;
     let unwritable = |error| Failure::unwritable(folder.display(), &error);
     fs::create_dir_all(folder).map_err(unwritable)?;
-    let command = parser().disable_help_subcommand(true);
+    // A page has room for the types that `--help` lists in one place only, or not at all.
+    let with_values = |command: clap::Command| command.mut_args(|arg| arg.hide_possible_values(false));
+    let command = parser()
+        .disable_help_subcommand(true)
+        .mut_subcommands(with_values);
     let n_pages = 1 + command.get_subcommands().count();
     clap_mangen::generate_to(command, folder).map_err(unwritable)?;
     output::print_line(&format!("{n_pages} pages written to {}", folder.display()))

@@ -19,6 +19,7 @@ use crate::{
     note::note,
     numbers::{count, size},
     output, progress,
+    type_names::{preset, read_tensor_type, tensor_type},
     visible::visible,
 };
 
@@ -32,7 +33,7 @@ pub(crate) struct Args {
     /// The GGUF file to write; it appears when it is whole
     output: PathBuf,
     /// What to make, a type from the list below
-    #[arg(value_name = "TYPE", value_parser = Preset::from_str)]
+    #[arg(value_name = "TYPE", value_parser = preset(), hide_possible_values = true)]
     preset: Preset,
     #[command(flatten)]
     importance: ImportanceArgs,
@@ -43,10 +44,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     tensor_type_file: Option<PathBuf>,
     /// Type of the output projection
-    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type(), hide_possible_values = true)]
     output_tensor_type: Option<TensorType>,
     /// Type of the embeddings of tokens
-    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type(), hide_possible_values = true)]
     token_embedding_type: Option<TensorType>,
     /// Give all tensors the same type, without more bits where they count
     #[arg(long)]
@@ -119,24 +120,11 @@ impl FromStr for TypeByName {
         match text.rsplit_once('=') {
             Some((pattern, ty)) if !pattern.is_empty() => Ok(Self {
                 pattern: pattern.to_owned(),
-                ty: tensor_type(ty)?,
+                ty: read_tensor_type(ty)?,
             }),
             _ => Err("expected a name and a type, such as ffn_down=q6_K".to_owned()),
         }
     }
-}
-
-/// Reads the name of a tensor type, in upper or lower case.
-fn tensor_type(name: &str) -> Result<TensorType, String> {
-    TensorType::from_name(name).ok_or_else(|| {
-        let known = tokenmill_quant::Format::all()
-            .iter()
-            .map(tokenmill_quant::Format::name);
-        format!(
-            "`{name}` is no type of tensor; known are {}",
-            known.collect::<Vec<_>>().join(", ")
-        )
-    })
 }
 
 impl Args {
@@ -224,8 +212,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.dry_run {
         let summary = quantizer.plan()?;
         tell_about(&summary);
+        tell_about_size(&summary);
         return output::print_line(&format!("{} would be {}", args.preset, sizes(&summary)));
     }
+    // What makes a person stop is said before the work.
+    let plan = quantizer.plan()?;
+    tell_about(&plan);
+    tell_about_size(&plan);
     let interrupt = Interrupt::install()?;
     let bar = progress::bytes("quantizing");
     let result = quantizer.write(&args.output, &mut |progress| {
@@ -238,7 +231,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     });
     bar.finish_and_clear();
     let summary = result?;
-    tell_about(&summary);
     for path in &summary.paths {
         output::print_line(&format!("wrote {}", path.display()))?;
     }
@@ -255,8 +247,44 @@ fn sizes(summary: &QuantizeSummary) -> String {
     )
 }
 
-/// Says where tensors became something else than was asked for.
+/// Says where the work is worth nothing, or little.
+fn tell_about_size(summary: &QuantizeSummary) {
+    if let Some(text) = about_size(summary) {
+        note!("{text}");
+    }
+}
+
+/// What is said of a file that gains nothing.
+fn about_size(summary: &QuantizeSummary) -> Option<String> {
+    if summary.n_changed == 0 {
+        return Some("no tensor gets another type: the weights are those of the input".to_owned());
+    }
+    if summary.n_bytes_after < summary.n_bytes_before {
+        return None;
+    }
+    let larger = if summary.n_bytes_after > summary.n_bytes_before {
+        "larger than its input"
+    } else {
+        "as large as its input"
+    };
+    let sizes = format!(
+        "{} instead of {}",
+        size(summary.n_bytes_after),
+        size(summary.n_bytes_before)
+    );
+    Some(format!(
+        "the result is {larger} and no better: {sizes}, and what the input's types have lost does not come back"
+    ))
+}
+
+/// Says where tensors became something else than was asked for, and where the importance is that of another model.
 pub(super) fn tell_about(summary: &QuantizeSummary) {
+    if let Some(measured_on) = &summary.measured_on {
+        note!(
+            "the importance matrix fits, but was measured on another model, {}: types of few bits may come out worse than without it",
+            visible(measured_on)
+        );
+    }
     if let [(name, choice), ..] = &summary.fallbacks[..] {
         note!(
             "{} of {} tensors have rows that the blocks of their type do not divide, and took another: `{}` is {} instead of {}",
@@ -279,6 +307,23 @@ pub(super) fn tell_about(summary: &QuantizeSummary) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_gains_nothing_is_said() {
+        let said = |n_changed, n_bytes_before, n_bytes_after| {
+            let mut summary = QuantizeSummary::default();
+            (summary.n_changed, summary.n_bytes_before, summary.n_bytes_after) =
+                (n_changed, n_bytes_before, n_bytes_after);
+            about_size(&summary).unwrap_or_default()
+        };
+        assert_eq!(said(3, 4096, 2048), "");
+        assert!(said(0, 4096, 4096).starts_with("no tensor gets another type"));
+        assert!(
+            said(3, 2048, 4096)
+                .starts_with("the result is larger than its input and no better: 4.0 KiB instead of 2.0 KiB")
+        );
+        assert!(said(3, 2048, 2048).starts_with("the result is as large as its input and no better"));
+    }
 
     #[test]
     fn a_type_by_name_has_both() {

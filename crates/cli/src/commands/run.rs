@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Answer, ModelSource, Prompt, Session, TextParams, ToolCall};
+use tokenmill::{Answer, Constraint, Model, ModelSource, Prompt, Session, TextParams, ToolCall};
 use tokenmill_sched::{FinishReason, MAX_SAMPLES};
 use tokenmill_text::EncodeOptions;
 
@@ -29,6 +29,7 @@ use crate::{
     sampling::SamplingArgs,
     session::{self, Report, finish_name, line_of_all},
     speculation::SpeculationArgs,
+    swapped::refuse_prompt_as_model,
     vision::{self, VisionArgs, read_image},
 };
 
@@ -42,7 +43,9 @@ use crate::{
     tokenmill run demo \"What is 3 + 4?\" --chat --temp 0\n  \
     tokenmill run gemma-3-4b.gguf \"What is this?\" --image photo.jpg\n  \
     tokenmill run model.gguf --file book.txt --session book.tms -n 100\n  \
-    cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json")]
+    cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json\n\n\
+    An answer with a shape (--json-schema, --regex, --grammar) that -n or the context cuts is printed as far as it came, and the\n\
+    exit code is 7.")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
@@ -101,7 +104,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // A model that is not there is said before a prompt is waited for.
     let path = args.load.fetch.resolve(&args.model)?;
-    ModelSource::find(&path)?.check()?;
+    let source = ModelSource::find(&path)?;
+    source.check()?;
+    refuse_prompt_as_model(source.path())?;
     let prompt = match (&args.prompt, &args.file) {
         (Some(prompt), _) => prompt.clone(),
         (None, Some(file)) => read_text(file)?,
@@ -152,6 +157,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     let constraint = args.constraint.constraint()?;
+    let has_shape = constraint.is_some();
     let adapter = args.adapters.only()?;
     let asking = args.asking.read()?;
     let images = args.image.iter().map(|path| read_image(path));
@@ -286,7 +292,41 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if (answers.iter()).any(|answer| answer.finish == FinishReason::Cancelled) {
         return Err(Failure::interrupted());
     }
-    Ok(())
+    match &params.constraint {
+        Some(shape) if has_shape => check_whole(&model, shape, &answers, params.max_tokens),
+        _ => Ok(()),
+    }
+}
+
+/// Fails where a limit cut an answer within the shape that was asked for, so that no program takes a part for the whole.
+fn check_whole(
+    model: &Model,
+    shape: &Constraint,
+    answers: &[Answer],
+    max_tokens: Option<u32>,
+) -> Result<(), Failure> {
+    let mut n_cut = 0;
+    for answer in answers
+        .iter()
+        .filter(|answer| answer.finish == FinishReason::Length)
+    {
+        let ids: Vec<u32> = answer.tokens.iter().map(|token| token.id).collect();
+        n_cut += usize::from(!model.words().is_whole(shape, &ids)?);
+    }
+    let which = match (n_cut, answers.len()) {
+        (0, _) => return Ok(()),
+        (_, 1) => "the answer was cut before its shape was complete".to_owned(),
+        (n_cut, n) => format!("{n_cut} of {n} answers were cut before their shape was complete"),
+    };
+    let is_limited = max_tokens.is_some_and(|maximum| {
+        let lengths = answers.iter().map(|answer| answer.usage.completion_tokens);
+        lengths.max().unwrap_or(0) >= maximum as usize
+    });
+    Err(Failure::cut_shape(which).hint(if is_limited {
+        "a larger `-n` lets it be longer"
+    } else {
+        "the context is full; a larger `-c` lets it be longer"
+    }))
 }
 
 /// An answer for programs; one of a conversation has its reasoning and its calls.

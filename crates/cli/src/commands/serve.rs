@@ -37,9 +37,11 @@ use crate::{
     visible::visible,
 };
 
+mod found_model;
 mod model_flags;
 mod models;
 mod models_file;
+mod models_folder;
 mod seats;
 
 pub(crate) use self::seats::{Seats, load_app};
@@ -104,6 +106,10 @@ pub(crate) struct Args {
     /// (`{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "…"}`); docs/serving.md has them all
     #[arg(long, value_name = "JSON", value_parser = kv_events)]
     kv_events_config: Option<KvEvents>,
+    /// Let images be files of this folder, named by URLs: file://photo.jpg in it, or file:///… with its path. Without it no file is
+    /// read for a client
+    #[arg(long, visible_alias = "allowed-local-media-path", value_name = "DIR")]
+    media_path: Option<PathBuf>,
     /// Keep conversations in this folder, as clients ask for with `POST /slots/{id}?action=save`; no other process writes to it
     #[arg(long, visible_alias = "slot-save-path", value_name = "DIR")]
     session_dir: Option<PathBuf>,
@@ -293,22 +299,12 @@ impl Args {
             queue_timeout: self.limits.queue_timeout,
             heartbeat_timeout: self.limits.heartbeat_timeout,
             drain_timeout: self.limits.drain_timeout,
-            adapter_folder: self.adapter_folder()?,
+            adapter_folder: existing_folder("--lora-dir", self.lora_dir.as_deref())?,
+            media_folder: existing_folder("--media-path", self.media_path.as_deref())?,
             kv_events: self.kv_events(),
             sessions: self.sessions()?,
             ..ServerConfig::default()
         })
-    }
-
-    /// The folder whose adapters clients may load.
-    fn adapter_folder(&self) -> Result<Option<PathBuf>, Failure> {
-        match &self.lora_dir {
-            Some(folder) if !folder.is_dir() => Err(Failure::usage(format!(
-                "`--lora-dir {}` is no folder",
-                folder.display()
-            ))),
-            folder => Ok(folder.clone()),
-        }
     }
 
     /// The folder of sessions, which is made where it is missing; what a killed process left there is removed.
@@ -378,6 +374,17 @@ impl Args {
             config,
         )?;
         Ok(Arc::new(app).into())
+    }
+}
+
+/// A folder that clients may read, which is there.
+fn existing_folder(option: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    match path {
+        Some(path) if !path.is_dir() => Err(Failure::usage(format!(
+            "`{option} {}` is no folder",
+            path.display()
+        ))),
+        path => Ok(path.map(Path::to_owned)),
     }
 }
 

@@ -57,7 +57,9 @@ impl From<ConvertError> for Failure {
             | ConvertError::ImportanceUnused { .. }
             | ConvertError::SameFile { .. } => Self::usage(message),
             ConvertError::Requantized { .. } => Self::input(message).hint("--allow-requantize allows it"),
-            ConvertError::ImportanceLacks { .. } | ConvertError::ImportanceLayers { .. } => Self::input(message)
+            ConvertError::ImportanceLacks { .. }
+            | ConvertError::ImportanceKinds { .. }
+            | ConvertError::ImportanceLayers { .. } => Self::input(message)
                 .hint("measure one with `tokenmill imatrix MODEL TEXT OUT.gguf`; --allow-partial-imatrix takes this one"),
             ConvertError::NeedsImportance { .. } => Self::input(message).hint("--imatrix FILE gives one"),
             _ => Self::input(message),

@@ -42,7 +42,8 @@ impl From<LoadError> for Failure {
             LoadError::Backend(BackendError::Failed {
                 operation: "starting threads",
                 ref source,
-            }) => Self::usage(source.to_string()).hint("`-t N` and `-tb N` say how many compute"),
+            }) => Self::usage(source.to_string())
+                .hint("`-t N` and `-tb N` say how many compute, `--cpu-range` and `--numa` where"),
             LoadError::Backend(ref reason) => {
                 let failure = Self::input(format!("cannot load the model: {error}"));
                 match reason {

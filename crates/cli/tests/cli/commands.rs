@@ -501,6 +501,13 @@ fn devices_and_completions_print() {
             tokenmill(["completions", shell]).ok().contains("apply-template"),
             "{shell}"
         );
+        // Types by their names: of files, of tensors, of keys.
+        for ty in ["iq3_xxs", "mxfp4_moe", "q6_k", "q4_0"] {
+            assert!(
+                tokenmill(["completions", shell]).ok().contains(ty),
+                "{shell} {ty}"
+            );
+        }
     }
 }
 
@@ -517,6 +524,9 @@ fn the_manual_has_a_page_for_each_command() {
     for (page, text) in [
         ("tokenmill.1", "tokenmill\\-apply\\-template(1)"),
         ("tokenmill-run.1", "\\-\\-top\\-p"),
+        ("tokenmill-quantize.1", "mxfp4_moe"),
+        ("tokenmill-convert.1", "iq3_xxs"),
+        ("tokenmill-run.1", "iq4_nl"),
         ("tokenmill-man.1", "Write the pages of the manual to a folder"),
     ] {
         let found = fs::read_to_string(man.join(page)).unwrap();

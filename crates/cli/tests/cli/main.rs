@@ -11,6 +11,8 @@ mod context_shift;
 mod convert;
 mod demo;
 mod drafts;
+mod encoders;
+mod folders;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -25,6 +27,8 @@ mod mix;
 mod mtp;
 mod options;
 mod perplexity;
+#[cfg(target_os = "linux")]
+mod places;
 mod processors;
 mod quantize;
 mod sessions;
@@ -35,5 +39,6 @@ mod shapes;
 #[cfg(feature = "cuda")]
 mod split;
 mod support;
+mod swapped;
 #[cfg(target_os = "linux")]
 mod terminal;

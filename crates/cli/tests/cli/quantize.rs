@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 use tokenmill_testkit::{Comparisons, TinyModel, tiny_llama};
 
-use crate::support::{arg, tokenmill};
+use crate::support::{DEMO_GGUF, arg, tokenmill};
 
 /// A model in F32 whose rows the blocks of Q8_0 divide, and some other types' do not.
 fn model(folder: &Path) -> std::path::PathBuf {
@@ -180,6 +180,7 @@ fn what_quantize_refuses_leaves_nothing() {
         line.contains("is quantized already, as Q8_0") && line.contains("--allow-requantize"),
         "{line}"
     );
+    assert!(!line.contains("no better"), "{line}");
     tokenmill([
         "quantize",
         arg(&output),
@@ -188,6 +189,20 @@ fn what_quantize_refuses_leaves_nothing() {
         "--allow-requantize",
     ])
     .ok();
+    let line = tokenmill(["quantize", arg(&again), arg(&output), "q8_0"]).failed(3);
+    assert!(
+        line.contains("as Q4_0, and as Q8_0 it would be larger and no better"),
+        "{line}"
+    );
+    for (ty, said) in [
+        ("q8_0", "the result is larger than its input and no better"),
+        ("q4_0", "no tensor gets another type"),
+    ] {
+        let args = ["quantize", arg(&again), arg(&output), ty, "--dry-run"];
+        let told = tokenmill([&args[..], &["--allow-requantize"]].concat());
+        assert!(told.stderr.contains(said), "{}", told.stderr);
+        told.ok();
+    }
     assert_eq!(
         names(folder.path()),
         ["again.gguf", "broken.gguf", "model.gguf", "out.gguf", "wide.gguf"]
@@ -219,6 +234,120 @@ fn a_matrix_that_was_measured_here_is_taken() {
             .get("blk.0.attn_q.weight")
             .is_some_and(|numbers| numbers.iter().all(|x| *x > 0.0))
     );
+
+    // The built-in model is quantized already; a file of its shapes and of another name is told from it.
+    let other = folder.path().join("other.gguf");
+    let demo = GgufFile::from_bytes(DEMO_GGUF).unwrap();
+    let mut metadata = tokenmill_gguf::Metadata::new();
+    for (key, value) in demo.metadata().iter() {
+        let value = match key {
+            "general.name" => "Another".into(),
+            _ => value.clone(),
+        };
+        metadata.insert(key, value).unwrap();
+    }
+    let mut writer = GgufWriter::with_metadata(metadata);
+    let tensors: Vec<_> = demo.tensors().collect();
+    for info in &tensors {
+        let dims: Vec<u64> = info.dims.iter().map(|&dim| dim as u64).collect();
+        writer.add_tensor(&info.name, info.ty, &dims).unwrap();
+    }
+    let mut out = writer.write_header(fs::File::create(&other).unwrap()).unwrap();
+    for info in &tensors {
+        let mut bytes = vec![0; info.n_bytes];
+        demo.tensor(&info.name)
+            .unwrap()
+            .bytes
+            .read_into(0, &mut bytes)
+            .unwrap();
+        out.write(&bytes).unwrap();
+    }
+    out.finish().unwrap();
+    let own = folder.path().join("own.gguf");
+    fs::write(&own, DEMO_GGUF).unwrap();
+    for (input, is_other) in [(&own, false), (&other, true)] {
+        let output = folder.path().join("never.gguf");
+        let args = [
+            "quantize",
+            arg(input),
+            arg(&output),
+            "q4_0",
+            "--allow-requantize",
+            "--dry-run",
+        ];
+        let told = tokenmill([&args[..], &["--imatrix", arg(matrix.path())]].concat());
+        assert_eq!(
+            told.stderr.contains("was measured on another model, `"),
+            is_other,
+            "{}",
+            told.stderr
+        );
+        told.ok();
+    }
+
+    // Neither part of a split model is written over by what is measured on it.
+    let parts = [1, 2].map(|no| folder.path().join(format!("m-{no:05}-of-00002.gguf")));
+    let names: Vec<&str> = tensors.iter().map(|info| info.name.as_str()).collect();
+    for (part, own) in [&names[..3], &names[3..]].into_iter().enumerate() {
+        let mut metadata = tokenmill_gguf::Metadata::new();
+        for (key, value) in demo.metadata().iter().filter(|_| part == 0) {
+            metadata.insert(key, value.clone()).unwrap();
+        }
+        metadata.insert("split.no", part as u16).unwrap();
+        metadata.insert("split.count", 2_u16).unwrap();
+        metadata
+            .insert("split.tensors.count", names.len() as i32)
+            .unwrap();
+        let mut writer = GgufWriter::with_metadata(metadata);
+        let views: Vec<_> = own.iter().map(|name| demo.tensor(name).unwrap()).collect();
+        for view in &views {
+            let dims: Vec<u64> = view.info.dims.iter().map(|&dim| dim as u64).collect();
+            writer.add_tensor(&view.info.name, view.info.ty, &dims).unwrap();
+        }
+        let mut out = writer
+            .write_header(fs::File::create(&parts[part]).unwrap())
+            .unwrap();
+        for view in &views {
+            let mut bytes = vec![0; view.info.n_bytes];
+            view.bytes.read_into(0, &mut bytes).unwrap();
+            out.write(&bytes).unwrap();
+        }
+        out.finish().unwrap();
+    }
+    for over in &parts {
+        let before = fs::read(over).unwrap();
+        let args = [
+            "imatrix",
+            arg(&parts[0]),
+            arg(&text),
+            arg(over),
+            "-c",
+            "32",
+            "--chunks",
+            "1",
+        ];
+        let line = tokenmill(args).failed(2);
+        assert!(line.contains("is the input"), "{line}");
+        assert!(fs::read(over).unwrap() == before);
+    }
+    #[cfg(unix)]
+    {
+        // A link to a file that is not there yet stays a link.
+        let [link, target] = ["link.gguf", "target.gguf"].map(|name| folder.path().join(name));
+        std::os::unix::fs::symlink("target.gguf", &link).unwrap();
+        let args = [
+            "imatrix",
+            arg(&parts[0]),
+            arg(&text),
+            arg(&link),
+            "-c",
+            "32",
+            "--chunks",
+            "1",
+        ];
+        tokenmill(args).ok();
+        assert!(link.is_symlink() && target.is_file() && !target.is_symlink());
+    }
 
     let short = folder.path().join("short.txt");
     fs::write(&short, "Once").unwrap();

@@ -47,6 +47,39 @@ fn answers_have_the_shape_that_an_option_asks_for() {
 }
 
 #[test]
+fn a_shape_that_a_limit_cuts_has_an_exit_code_of_its_own() {
+    let run = |more: &[&str]| {
+        let args = ["run", "demo", "Once", "--temp", "0", "-t", "1"];
+        let outcome = tokenmill([&args[..], more].concat());
+        (outcome.code, outcome.stdout, outcome.stderr)
+    };
+    let text =
+        r#"{"type": "object", "properties": {"a": {"type": "string", "minLength": 200}}, "required": ["a"]}"#;
+    let (code, shown, said) = run(&["--json-schema", text, "-n", "8"]);
+    assert!(code == 7 && shown.starts_with("Once{"), "{code} {shown}");
+    assert!(
+        said.contains("error: the answer was cut before its shape was complete (hint: a larger `-n`"),
+        "{said}"
+    );
+    let (code, _, said) = run(&["--json-schema", text, "-c", "16"]);
+    assert!(code == 7 && said.contains("a larger `-c`"), "{code} {said}");
+    let (code, shown, _) = run(&["--json-schema", text, "-n", "8", "--json"]);
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert!(code == 7 && shown["finish_reason"] == "length", "{shown}");
+    let (code, _, said) = run(&["--regex", "[a-z ]{80}", "-n", "4", "--parallel", "2"]);
+    assert!(
+        code == 7 && said.contains("2 of 2 answers were cut"),
+        "{code} {said}"
+    );
+    // What may end where it was cut is whole, and so is an answer without a shape.
+    assert_eq!(run(&["--regex", "[a-z ]*", "-n", "4"]).0, 0);
+    assert_eq!(run(&["-n", "4"]).0, 0);
+    assert_eq!(run(&["--regex", "[a-z]{4}"]).0, 0);
+    let chat = ["--chat", "--regex", "[a-z ]{80}", "-n", "4"];
+    assert_eq!(run(&chat).0, 7);
+}
+
+#[test]
 fn a_shape_that_cannot_be_had_is_said_in_one_line() {
     for (option, value, said) in [
         ("--json-schema", "{\"a\"", "`--json-schema` is not JSON"),

@@ -11,9 +11,11 @@ use serde_json::{Value, json};
 use tokenmill::{Part, Prompt, Sample, TextEvent, TextParams, ToolCall};
 
 use crate::{
-    ApiError, App, Dialect, ServedModel,
+    ApiError, App, Dialect,
     app::Call,
     endpoints::render::Rendered,
+    intake::Share,
+    media_folder::read_images,
     openai::{
         Stop, StreamOptions,
         chat::{CHAT_WORDING, ChatRequest, template_messages},
@@ -30,7 +32,7 @@ use crate::{
 
 /// Answers a chat request, streamed or whole.
 pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    let share = mem::take(&mut call.body.share);
+    let mut share = mem::take(&mut call.body.share);
     let (request, fields) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
     let model = &app.model;
     let served = call.choose(&app, request.model.as_deref())?;
@@ -51,7 +53,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         .map_or_else(|| Ok(Vec::new()), Stop::to_strings)?;
     let is_stream = request.stream;
     let tells_tokens = request.return_token_ids;
-    let prompt = prompt(model, request)?;
+    let prompt = prompt(&app, request, &mut share).await?;
     let prompt_token_ids = tells_tokens.then(|| prompt.tokens.clone());
     let mut stream = call.answer(&app, prompt, params.clone(), share).await?;
     if tells_tokens {
@@ -113,12 +115,13 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     Ok(Json(reply).into_response())
 }
 
-fn prompt(model: &ServedModel, mut request: ChatRequest) -> Result<Prompt, ApiError> {
+async fn prompt(app: &App, mut request: ChatRequest, share: &mut Share) -> Result<Prompt, ApiError> {
     let turn = request.turn()?;
     let tools = request.tools()?;
     let variables = request.variables()?;
-    let messages = template_messages(request.messages, &CHAT_WORDING)?;
-    model.prompt(&messages, &tools, turn, variables)
+    let mut messages = template_messages(request.messages, &CHAT_WORDING)?;
+    read_images(app, share, &mut messages).await?;
+    app.model.prompt(&messages, &tools, turn, variables)
 }
 
 /// An answer as a message, which can be sent back as it is.
@@ -156,10 +159,11 @@ fn delta_of(part: &Part) -> Option<Value> {
 
 /// The prompt of a request as token ids, in the form of vLLM's endpoint, for routers that know which replica has cached it.
 pub(crate) async fn render(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let mut share = mem::take(&mut call.body.share);
     let (request, fields) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
     app.model.check_name(request.model.as_deref())?;
     call.text_params(&app, fields)?;
-    let token_ids = prompt(&app.model, request)?.tokens;
+    let token_ids = prompt(&app, request, &mut share).await?.tokens;
     Ok(Json(Rendered::new(&app, "chatcmpl-", token_ids)).into_response())
 }
 

@@ -9,7 +9,7 @@ use axum::{
 use serde_json::{Value, json};
 use tokenmill::{ScoredToken, TextEnd, TextEvent, TextParams};
 use tokenmill_sched::{Canceller, FinishReason};
-use tokenmill_text::{DecodeOptions, EncodeOptions};
+use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 
 use crate::{
     ApiError, App, Dialect,
@@ -18,7 +18,7 @@ use crate::{
     fields::{Body, Field},
     infill::{infill_prompt, with_extra},
     line_bounds::LineBounds,
-    llama_cpp::{CompletionRequest, RawPrompt, defaults, with_defaults},
+    llama_cpp::{CompletionRequest, PromptPiece, RawPrompt, defaults, with_defaults},
     models::OneModel,
     openai::Stop,
     outcome::timings,
@@ -32,18 +32,36 @@ use crate::{
 /// Continues a text.
 pub(crate) async fn completion(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let (body, request) = read(&app, &mut call, tables::llama_completion())?;
-    let tokens = match &request.prompt {
+    let prompts = match &request.prompt {
         None => return Err(ApiError::invalid("prompt", "this field is required")),
-        Some(RawPrompt::Tokens(tokens)) => tokens.clone(),
-        Some(RawPrompt::Text(text)) => {
-            let options = EncodeOptions {
-                add_special: true,
-                parse_special: true,
-            };
-            app.model.tokenizer().encode(text, options)
-        }
+        Some(prompt) => prompt.prompts()?,
     };
-    answer(app, &mut call, &body, &request, tokens).await
+    let maximum = app.config.max_prompts;
+    if prompts.len() > maximum {
+        let reason = format!("{} prompts, at most {maximum} in a request", prompts.len());
+        return Err(ApiError::invalid("prompt", reason));
+    }
+    let tokenizer = app.model.tokenizer();
+    let prompts = prompts.iter().map(|pieces| encode(tokenizer, pieces)).collect();
+    answer(app, &mut call, &body, &request, prompts).await
+}
+
+/// The tokens of a prompt; what begins and ends a text is added to its first piece alone.
+fn encode(tokenizer: &Tokenizer, pieces: &[PromptPiece]) -> Vec<u32> {
+    let mut tokens = Vec::with_capacity(pieces.len());
+    for (piece_idx, piece) in pieces.iter().enumerate() {
+        match piece {
+            PromptPiece::Token(id) => tokens.push(*id),
+            PromptPiece::Text(text) => {
+                let options = EncodeOptions {
+                    add_special: piece_idx == 0,
+                    parse_special: true,
+                };
+                tokens.extend(tokenizer.encode(text, options));
+            }
+        }
+    }
+    tokens
 }
 
 /// Writes what stands between two texts.
@@ -60,13 +78,19 @@ pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, Ap
         None => {}
         Some(RawPrompt::Text(text)) => tokens.extend(app.model.encode_text(text, false)),
         Some(RawPrompt::Tokens(ids)) => tokens.extend(ids),
+        Some(RawPrompt::List(_)) => {
+            return Err(ApiError::invalid(
+                "prompt",
+                "expected a string or a list of token ids",
+            ));
+        }
     }
     let n_taken = tokens
         .len()
         .saturating_add(request.n_answer(app.engine().limits().n_ctx));
     let n_most = app.engine().limits().n_ctx.saturating_sub(n_taken);
     let tokens = with_extra(tokenizer, tokens, &request.input_extra, n_most);
-    answer(app, &mut call, &body, &request, tokens).await
+    answer(app, &mut call, &body, &request, vec![tokens]).await
 }
 
 fn read(app: &App, call: &mut Call, fields: &[Field]) -> Result<(Body, CompletionRequest), ApiError> {
@@ -82,7 +106,7 @@ async fn answer(
     call: &mut Call,
     body: &Body,
     request: &CompletionRequest,
-    tokens: Vec<u32>,
+    prompts: Vec<Vec<u32>>,
 ) -> Result<Response, ApiError> {
     let mut params = TextParams {
         max_tokens: request.max_tokens(),
@@ -93,51 +117,86 @@ async fn answer(
     params.sampling.n_logprobs = request.n_logprobs()?;
     // Before anything is made of it: its text is many times as long as its tokens.
     let n_ctx = app.engine().limits().n_ctx;
-    if tokens.len() > n_ctx {
+    if let Some(long) = prompts.iter().find(|tokens| tokens.len() > n_ctx) {
         return Err(ApiError::ContextLengthExceeded {
-            provided: tokens.len(),
+            provided: long.len(),
             maximum: n_ctx,
         });
     }
-    let options = DecodeOptions {
-        skip_special: false,
-        is_continuation: true,
-    };
-    let slot = app.slots.choose(request.slot(), &tokens, call.asker(&params));
+    let first = prompts.first().map_or(&[][..], Vec::as_slice);
+    let slot = app.slots.choose(request.slot(), first, call.asker(&params));
     call.slot = Some(slot);
     let mut writer = Writer {
         slot,
-        prompt: app.model.tokenizer().decode(&tokens, options),
-        n_prompt: tokens.len(),
         app: Arc::clone(&app),
         params: params.clone(),
-        n_sent: 0,
-        has_new_line: false,
-        bounds: request.line_bounds(),
-        cancellers: Vec::new(),
+        answers: (prompts.iter())
+            .map(|tokens| AnswerSoFar {
+                prompt: tokens.clone(),
+                n_sent: 0,
+                has_new_line: false,
+                bounds: request.line_bounds(),
+                canceller: None,
+            })
+            .collect(),
         request: request.clone(),
     };
-    let text = call.generate(&app, vec![tokens], &params).await?;
-    writer.cancellers = text.cancellers();
+    let text = call.generate(&app, prompts, &params).await?;
+    for (answer, canceller) in writer.answers.iter_mut().zip(text.cancellers()) {
+        answer.canceller = Some(canceller);
+    }
     if request.stream {
         return Ok(stream_response(&app, call, text, writer));
     }
-    let mut shown = String::new();
+    let mut shown = vec![String::new(); writer.answers.len()];
     let samples = collect_showing(text, &app, call, |event| {
         if let TextEvent::Delta(delta) = event {
-            shown.push_str(writer.shown(&delta.text));
+            let sample = delta.sample as usize;
+            shown[sample].push_str(writer.answers[sample].shown(&delta.text));
         }
     });
     let samples = samples.await?;
-    let sample = &samples[0];
-    let mut reply = writer.end_of(&sample.end, &shown, shown.contains('\n'));
-    if request.return_tokens {
-        reply["tokens"] = sample.tokens.iter().map(|token| token.id).collect();
+    let replies = samples.iter().zip(&shown).map(|(sample, shown)| {
+        let mut reply = writer.end_of(&sample.end, shown, shown.contains('\n'));
+        if request.return_tokens {
+            reply["tokens"] = sample.tokens.iter().map(|token| token.id).collect();
+        }
+        if params.sampling.n_logprobs.is_some() {
+            reply["completion_probabilities"] = writer.scores(&sample.tokens);
+        }
+        request.wanted(reply)
+    });
+    let mut replies: Vec<Value> = replies.collect();
+    // As llama.cpp does, whether the prompt stood alone or in a list.
+    let reply = match replies.len() {
+        1 => replies.remove(0),
+        _ => replies.into(),
+    };
+    Ok(Json(reply).into_response())
+}
+
+/// What was written of the answer to a prompt.
+struct AnswerSoFar {
+    prompt: Vec<u32>,
+    n_sent: usize,
+    has_new_line: bool,
+    bounds: LineBounds,
+    /// Ends the answer where its lines do.
+    canceller: Option<Canceller>,
+}
+
+impl AnswerSoFar {
+    /// What of a piece is shown; the answer ends where its lines say so.
+    fn shown<'t>(&mut self, text: &'t str) -> &'t str {
+        if self.bounds.has_ended() {
+            return "";
+        }
+        let shown = self.bounds.take(text, Instant::now());
+        if self.bounds.has_ended() {
+            self.canceller.iter().for_each(Canceller::cancel);
+        }
+        shown
     }
-    if params.sampling.n_logprobs.is_some() {
-        reply["completion_probabilities"] = writer.scores(&sample.tokens);
-    }
-    Ok(Json(request.wanted(reply)).into_response())
 }
 
 /// An answer in llama.cpp's words: one event for each piece, one for the end.
@@ -146,29 +205,12 @@ struct Writer {
     slot: usize,
     app: Arc<App>,
     params: TextParams,
-    prompt: String,
-    n_prompt: usize,
-    n_sent: usize,
-    has_new_line: bool,
-    bounds: LineBounds,
-    /// End the answer where its lines do.
-    cancellers: Vec<Canceller>,
+    /// One for each prompt.
+    answers: Vec<AnswerSoFar>,
     request: CompletionRequest,
 }
 
 impl Writer {
-    /// What of a piece is shown; the answer ends where its lines say so.
-    fn shown<'t>(&mut self, text: &'t str) -> &'t str {
-        if self.bounds.has_ended() {
-            return "";
-        }
-        let shown = self.bounds.take(text, Instant::now());
-        if self.bounds.has_ended() {
-            self.cancellers.iter().for_each(Canceller::cancel);
-        }
-        shown
-    }
-
     fn scores(&self, tokens: &[ScoredToken]) -> Value {
         let mut scores = chat_logprobs(self.app.model.tokenizer(), tokens)["content"].take();
         for (score, token) in scores.as_array_mut().into_iter().flatten().zip(tokens) {
@@ -183,10 +225,15 @@ impl Writer {
 
     fn end_of(&self, end: &TextEnd, text: &str, has_new_line: bool) -> Value {
         let usage = end.finished.usage;
+        let answer = &self.answers[end.sample as usize];
+        let options = DecodeOptions {
+            skip_special: false,
+            is_continuation: true,
+        };
         let stop = end.stopped_by.and_then(|index| self.params.stops.get(index));
         let stop_type = match (stop, end.finished.reason) {
             (Some(_), _) => "word",
-            _ if self.bounds.has_ended() => "limit",
+            _ if answer.bounds.has_ended() => "limit",
             (None, FinishReason::Length) => "limit",
             (None, FinishReason::Stop | FinishReason::Cancelled) => "eos",
         };
@@ -216,7 +263,7 @@ impl Writer {
                 "stop": self.params.stops,
                 "ignore_eos": self.params.ignore_eos,
             },
-            "prompt": self.prompt,
+            "prompt": self.app.model.tokenizer().decode(&answer.prompt, options),
             "has_new_line": has_new_line,
             "truncated": usage.dropped_tokens > 0,
             "stop_type": stop_type,
@@ -232,9 +279,10 @@ impl EventFormat for Writer {
     fn take(&mut self, event: &TextEvent, out: &mut Events) {
         match event {
             TextEvent::Delta(delta) => {
-                let text = self.shown(&delta.text);
-                self.n_sent += delta.tokens.len();
-                self.has_new_line |= text.contains('\n');
+                let answer = &mut self.answers[delta.sample as usize];
+                let text = answer.shown(&delta.text);
+                answer.n_sent += delta.tokens.len();
+                answer.has_new_line |= text.contains('\n');
                 let ids: Vec<u32> = delta.tokens.iter().map(|token| token.id).collect();
                 let mut piece = json!({
                     "index": delta.sample,
@@ -242,8 +290,8 @@ impl EventFormat for Writer {
                     "tokens": ids,
                     "stop": false,
                     "id_slot": self.slot,
-                    "tokens_predicted": self.n_sent,
-                    "tokens_evaluated": self.n_prompt,
+                    "tokens_predicted": answer.n_sent,
+                    "tokens_evaluated": answer.prompt.len(),
                 });
                 if self.params.sampling.n_logprobs.is_some() {
                     piece["completion_probabilities"] = self.scores(&delta.tokens);
@@ -251,7 +299,8 @@ impl EventFormat for Writer {
                 out.data(&piece);
             }
             TextEvent::Finished(end) => {
-                let end = self.end_of(end, "", self.has_new_line);
+                let has_new_line = self.answers[end.sample as usize].has_new_line;
+                let end = self.end_of(end, "", has_new_line);
                 out.data(&self.request.wanted(end));
             }
             TextEvent::Failed { .. } => {}

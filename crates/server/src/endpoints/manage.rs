@@ -29,18 +29,18 @@ struct Named {
 /// Has a model loaded, and says what it is doing by now: a load that failed before says why. What has to go for it goes as for a request.
 pub(crate) async fn load(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let Named { model } = call.read(MANAGE)?;
-    let idx = models.find(Some(&model), Role::Chat)?;
+    let idx = models.find(Some(&model), Role::Chat).await?;
     models.order(idx);
-    let status = status_of(&models.listed()[idx]);
+    let status = status_of(&models.listed_one(idx));
     Ok(Json(json!({ "success": true, "status": status })).into_response())
 }
 
 /// Has a model unloaded once the requests on it have ended, also one that is pinned. The next request for it loads it again.
 pub(crate) async fn unload(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let Named { model } = call.read(MANAGE)?;
-    let idx = models.find(Some(&model), Role::Chat)?;
+    let idx = models.find(Some(&model), Role::Chat).await?;
     models.dismiss(idx);
-    let listed = &models.listed()[idx];
+    let listed = &models.listed_one(idx);
     let mut status = status_of(listed);
     // It is on its way out, whatever still runs on it; lists have no word for that.
     if matches!(listed.status.doing, Doing::Loaded | Doing::Unloading) {

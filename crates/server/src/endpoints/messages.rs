@@ -14,6 +14,8 @@ use crate::{
     ApiError, App, Dialect,
     anthropic::messages::{MessagesRequest, template_messages},
     app::Call,
+    intake::Share,
+    media_folder::read_images,
     openai::Stop,
     outcome::TokenCounts,
     reply::collect,
@@ -26,7 +28,7 @@ use crate::{
 /// Answers a messages request, streamed or whole.
 pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     call.budget_field = "thinking.budget_tokens";
-    let share = mem::take(&mut call.body.share);
+    let mut share = mem::take(&mut call.body.share);
     let (request, fields) = call.read_with_sampling::<MessagesRequest>(tables::messages())?;
     let served = call.choose(&app, request.model.as_deref())?;
     let max_tokens = request.max_tokens()?;
@@ -38,7 +40,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
         ..call.text_params(&app, fields)?
     };
     let is_stream = request.stream;
-    let (prompt, ignored) = prompt(&app, request)?;
+    let (prompt, ignored) = prompt(&app, request, &mut share).await?;
     let n_prompt = prompt.tokens.len();
     let stream = call.answer(&app, prompt, params.clone(), share).await?;
     let id = unique_id("msg_");
@@ -73,18 +75,24 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
 
 /// Counts the tokens of a request without generating.
 pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let mut share = mem::take(&mut call.body.share);
     let request: MessagesRequest = call.read(tables::messages())?;
     app.model.check_name(request.model.as_deref())?;
-    let (prompt, ignored) = prompt(&app, request)?;
+    let (prompt, ignored) = prompt(&app, request, &mut share).await?;
     let counted = Json(json!({ "input_tokens": prompt.tokens.len() }));
     Ok(ignored.named_in(counted.into_response()))
 }
 
-fn prompt(app: &App, mut request: MessagesRequest) -> Result<(Prompt, IgnoredTools), ApiError> {
+async fn prompt(
+    app: &App,
+    mut request: MessagesRequest,
+    share: &mut Share,
+) -> Result<(Prompt, IgnoredTools), ApiError> {
     let turn = request.turn()?;
     let (tools, ignored) = request.tools()?;
     let variables = request.variables()?;
-    let messages = template_messages(request.system, request.messages)?;
+    let mut messages = template_messages(request.system, request.messages)?;
+    read_images(app, share, &mut messages).await?;
     Ok((app.model.prompt(&messages, &tools, turn, variables)?, ignored))
 }
 

@@ -51,7 +51,7 @@ fn names(app: &App) -> Vec<(String, Option<&str>)> {
 }
 
 /// The names of one of several models, in the form of a server of one, and with what it is doing.
-fn entries_of(listed: &Listed<'_>, created_s: u64) -> Vec<Value> {
+fn entries_of(listed: &Listed, created_s: u64) -> Vec<Value> {
     let status = status_of(listed);
     let entries: Vec<Value> = if let Some(app) = &listed.status.app {
         (names(app).iter())
@@ -84,7 +84,7 @@ fn entries_of(listed: &Listed<'_>, created_s: u64) -> Vec<Value> {
 }
 
 /// What one of several models is doing, in llama.cpp's form: a model whose load failed is unloaded and says why.
-pub(crate) fn status_of(listed: &Listed<'_>) -> Value {
+pub(crate) fn status_of(listed: &Listed) -> Value {
     let status = &listed.status;
     let value = match status.doing {
         Doing::Loaded => "loaded",
@@ -101,6 +101,7 @@ pub(crate) fn status_of(listed: &Listed<'_>) -> Value {
 
 /// Lists the names that the models and their adapters answer to.
 pub(crate) async fn list(State(models): State<Models>) -> Response {
+    models.look_through_folder().await;
     let data: Vec<Value> = match models.only() {
         Some(app) => (names(app).iter())
             .map(|(name, parent)| entry(app, name, *parent))
@@ -135,8 +136,8 @@ pub(crate) async fn one(
             let parent = chosen.adapter.as_ref().map(|_| app.model.name());
             entry(app, &name, parent)
         }),
-        None => models.find(Some(&name), Role::Chat).map(|idx| {
-            let entries = entries_of(&models.listed()[idx], models.created_s());
+        None => models.find(Some(&name), Role::Chat).await.map(|idx| {
+            let entries = entries_of(&models.listed_one(idx), models.created_s());
             let at = entries.iter().position(|entry| entry["id"] == name.as_str());
             entries[at.unwrap_or(0)].clone()
         }),

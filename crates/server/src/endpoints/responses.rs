@@ -4,7 +4,7 @@ use std::{mem, sync::Arc};
 
 use axum::{
     Extension, Json,
-    extract::{Path, RawQuery, State},
+    extract::{Path, RawQuery, State, rejection::PathRejection},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use crate::{
     app::{Call, error_response},
     error::shortened,
     keys::Tenant,
+    media_folder::read_images,
     openai::{
         StreamOptions, TokenLimit,
         chat::{MAX_TOP_LOGPROBS, TemplateMessage},
@@ -41,7 +42,7 @@ const ENCRYPTED: &str = "reasoning.encrypted_content";
 /// Answers a responses request, streamed or whole.
 pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     call.budget_field = "reasoning.max_tokens";
-    let share = mem::take(&mut call.body.share);
+    let mut share = mem::take(&mut call.body.share);
     let (mut request, fields) = call.read_with_sampling::<ResponseRequest>(tables::response())?;
     let model = &app.model;
     let served = call.choose(&app, request.model.as_deref())?;
@@ -59,7 +60,8 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     let earlier = earlier(&app, &call, request.previous_response_id.as_deref())?;
     let instructions = request.instructions.clone();
     let mut left_out = IgnoredItems::default();
-    let said = conversation(None, request.input, &mut left_out)?;
+    let mut said = conversation(None, request.input, &mut left_out)?;
+    read_images(&app, &mut share, &mut said).await?;
     let messages: Vec<TemplateMessage> = earlier.into_iter().chain(said).collect();
     let with_instructions: Vec<TemplateMessage> = (instructions.iter())
         .map(|text| TemplateMessage {
@@ -119,11 +121,14 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
 /// Gives an answer that is stored, as it was given.
 pub(crate) async fn stored(
     State(models): State<Models>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
     tenant: Option<Extension<Tenant>>,
     request_id: Extension<RequestId>,
     RawQuery(query): RawQuery,
 ) -> Response {
+    let Ok(Path(id)) = id else {
+        return error_response(&not_stored(NO_TEXT), Dialect::OpenAi, &request_id);
+    };
     // The official API can also send its events again.
     let asks_for_events = |query: &str| query.split('&').any(|pair| pair == "stream=true");
     if query.as_deref().is_some_and(asks_for_events) {
@@ -142,10 +147,13 @@ pub(crate) async fn stored(
 /// Forgets an answer that is stored.
 pub(crate) async fn forget(
     State(models): State<Models>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
     tenant: Option<Extension<Tenant>>,
     request_id: Extension<RequestId>,
 ) -> Response {
+    let Ok(Path(id)) = id else {
+        return error_response(&not_stored(NO_TEXT), Dialect::OpenAi, &request_id);
+    };
     if models.common().stored.forget(&id, of_key(tenant)) {
         return Json(json!({ "id": id, "object": "response", "deleted": true })).into_response();
     }
@@ -156,6 +164,9 @@ pub(crate) async fn forget(
 fn of_key(tenant: Option<Extension<Tenant>>) -> Tenant {
     tenant.map_or_else(Tenant::default, |Extension(tenant)| tenant)
 }
+
+/// What an error says of an id that is no text.
+const NO_TEXT: &str = "\u{fffd}";
 
 fn not_stored(id: &str) -> ApiError {
     ApiError::NotStored {

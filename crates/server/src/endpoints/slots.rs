@@ -11,9 +11,14 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::task::spawn_blocking;
 
-use crate::{ApiError, App, app::Call, llama_cpp::SLOT_FILE, models::OneModel, slots::Asker};
+use crate::{
+    ApiError, App,
+    app::{Call, off_thread},
+    llama_cpp::SLOT_FILE,
+    models::OneModel,
+    slots::Asker,
+};
 
 /// Where a session is saved or restored.
 #[derive(Debug, Deserialize)]
@@ -99,15 +104,4 @@ pub(crate) async fn act(app: Arc<App>, mut call: Call) -> Result<Response, ApiEr
         }),
     })
     .into_response())
-}
-
-async fn off_thread<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = spawn_blocking(work).await;
-    done.unwrap_or_else(|error| {
-        Err(ApiError::Internal {
-            reason: error.to_string(),
-        })
-    })
 }

@@ -4,6 +4,7 @@ use std::{
     fmt::Write as _,
     io,
     iter::once,
+    mem,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
@@ -24,6 +25,7 @@ use crate::{
     effort::{set_effort, set_thinking},
     intake::Share,
     llama_cpp::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
+    media_folder::read_images,
     openai::{
         chat::{CHAT_WORDING, Message, template_messages, turn_of},
         template_variables::check_kwargs,
@@ -58,9 +60,17 @@ impl Frame {
         Ok((tools, variables))
     }
 
-    /// Whether it says anything of tools.
-    fn has_tools(&self) -> bool {
-        !self.tools.is_empty() || self.tool_choice.is_some()
+    /// The first field that says something of a conversation.
+    fn field(&self) -> Option<&'static str> {
+        let fields = [
+            (!self.tools.is_empty() || self.tool_choice.is_some(), "tools"),
+            (self.add_generation_prompt.is_some(), "add_generation_prompt"),
+            (!self.chat_template_kwargs.is_empty(), "chat_template_kwargs"),
+            (self.reasoning_effort.is_some(), "reasoning_effort"),
+            (self.enable_thinking.is_some(), "enable_thinking"),
+        ];
+        let said = fields.into_iter().find(|(is_said, _)| *is_said);
+        said.map(|(_, field)| field)
     }
 }
 
@@ -86,13 +96,13 @@ struct TokenizeRequest {
 /// Text or a conversation to token ids.
 pub(crate) async fn tokenize(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     // The answer may be larger than the request, and is part of what the request costs.
-    let share = std::mem::take(&mut call.body.share);
+    let mut share = mem::take(&mut call.body.share);
     let body = call.parse(TOKENIZE)?;
     let (request, frame): (TokenizeRequest, Frame) = (body.read()?, body.read()?);
     drop(body);
     app.model.check_name(request.model.as_deref())?;
     let (with_pieces, with_texts) = (request.with_pieces, request.return_token_strs);
-    let ids = request_ids(&app, request, frame)?;
+    let ids = request_ids(&app, request, frame, &mut share).await?;
     let ids: Arc<[u32]> = ids.into();
     let list = |form| TokenList {
         tokenizer: Arc::clone(app.model.tokenizer()),
@@ -160,10 +170,24 @@ async fn drop_stalled(held: Weak<Mutex<Held>>, limit: Duration) {
 }
 
 /// Tokens of the text or the conversation of a request.
-fn request_ids(app: &App, request: TokenizeRequest, frame: Frame) -> Result<Vec<u32>, ApiError> {
+async fn request_ids(
+    app: &App,
+    request: TokenizeRequest,
+    frame: Frame,
+    share: &mut Share,
+) -> Result<Vec<u32>, ApiError> {
     if let Some(messages) = request.messages {
         if request.content.is_some() || request.prompt.is_some() {
             return Err(ApiError::invalid("messages", "give either these or a text"));
+        }
+        for (is_given, field) in [
+            (request.add_special, "add_special"),
+            (request.parse_special, "parse_special"),
+        ] {
+            if is_given {
+                let reason = "is of a text; the chat template says which control tokens `messages` have";
+                return Err(ApiError::invalid(field, reason));
+            }
         }
         let turn = turn_of(
             &messages,
@@ -171,11 +195,13 @@ fn request_ids(app: &App, request: TokenizeRequest, frame: Frame) -> Result<Vec<
             request.continue_final_message,
         )?;
         let (tools, variables) = frame.read()?;
-        let messages = template_messages(messages, &CHAT_WORDING)?;
+        let mut messages = template_messages(messages, &CHAT_WORDING)?;
+        read_images(app, share, &mut messages).await?;
         return app.model.encode_chat(&messages, &tools, turn, variables);
     }
-    if frame.has_tools() {
-        return Err(ApiError::invalid("tools", "needs `messages`"));
+    let continues = request.continue_final_message.then_some("continue_final_message");
+    if let Some(field) = frame.field().or(continues) {
+        return Err(ApiError::invalid(field, "needs `messages`"));
     }
     let text = request
         .content
@@ -273,10 +299,12 @@ struct ApplyTemplateRequest {
 
 /// A conversation as the model's template writes it.
 pub(crate) async fn apply_template(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let mut share = mem::take(&mut call.body.share);
     let body = call.parse(APPLY_TEMPLATE)?;
     let (request, frame): (ApplyTemplateRequest, Frame) = (body.read()?, body.read()?);
     app.model.check_name(request.model.as_deref())?;
-    let messages = template_messages(request.messages, &CHAT_WORDING)?;
+    let mut messages = template_messages(request.messages, &CHAT_WORDING)?;
+    read_images(&app, &mut share, &mut messages).await?;
     let opens_turn = frame.add_generation_prompt.unwrap_or(true);
     let (tools, variables) = frame.read()?;
     let prompt = app.model.render_chat(&messages, &tools, opens_turn, variables)?;

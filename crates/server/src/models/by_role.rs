@@ -96,6 +96,17 @@ impl Many {
             .clone()
     }
 
+    pub(super) fn reading(&self, idx: usize) -> Reading {
+        let readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
+        readings[idx].clone()
+    }
+
+    /// One more model, of which nothing was read.
+    pub(super) fn add_reading(&self) {
+        let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
+        readings.push(Reading::default());
+    }
+
     /// Notes what the files of a model say, or that they say nothing.
     pub(super) fn note_reading(&self, idx: usize, found: Option<ModelFacts>) {
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,14 +126,15 @@ impl Many {
             .unwrap_or(0)
     }
 
-    /// All models, those first that requests of a role without a name are for: what was started for the role, what its files say is for it,
+    /// All models that are served, those first that requests of a role without a name are for: what was started for the role, what its files say is for it,
     /// what is for chats, and the rest; of each kind those first that can be loaded.
     pub(super) fn in_order_for(&self, role: Role) -> Vec<usize> {
-        let readings = self.readings();
+        let (catalog, readings) = (self.catalog(), self.readings());
+        let mut all = self.present();
         let (registry, now) = (self.lock(), Instant::now());
-        let mut all: Vec<usize> = (0..self.specs.len()).collect();
         all.sort_by_key(|&idx| {
-            let (spec, found) = (&self.specs[idx], readings[idx].role(&self.specs[idx]));
+            let spec = &catalog.specs()[idx];
+            let found = readings[idx].role(spec);
             let is_chat = found.is_none_or(|found| found == Role::Chat);
             let rank = if spec.role == role && role != Role::Chat {
                 0
@@ -140,18 +152,17 @@ impl Many {
 
     /// The model of requests of a role that name none; `None` where none is for it.
     fn candidate(&self, role: Role) -> Result<Option<usize>, NotRead> {
-        let readings = self.readings();
-        let given = self
-            .specs
-            .iter()
-            .any(|spec| spec.role == role && role != Role::Chat);
+        let (catalog, readings) = (self.catalog(), self.readings());
+        let present = self.present();
+        let specs = || present.iter().map(|&idx| (idx, &catalog.specs()[idx]));
+        let given = specs().any(|(_, spec)| spec.role == role && role != Role::Chat);
         let (registry, now) = (self.lock(), Instant::now());
         let mut failed = None;
-        for (idx, (spec, reading)) in self.specs.iter().zip(&readings).enumerate() {
+        for (idx, spec) in specs() {
             if given && spec.role != role {
                 continue;
             }
-            match reading.role(spec) {
+            match readings[idx].role(spec) {
                 None => return Err(NotRead),
                 Some(found) if found != role => {}
                 Some(_) if registry.status(idx, now).failure.is_none() => return Ok(Some(idx)),

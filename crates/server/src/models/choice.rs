@@ -13,7 +13,7 @@ use serde::{
 use serde_json::Value;
 
 use super::{KeepAlive, KeepAliveError, Role};
-use crate::{ApiError, intake::check_weight, shape_sizes::check_sizes};
+use crate::{ApiError, intake::check_weight, paths::unescaped, shape_sizes::check_sizes};
 
 /// What a request says of its model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -100,26 +100,7 @@ pub(crate) fn name_of_query(uri: &Uri) -> Option<String> {
 
 /// A value of a query without its escapes; what is no escape stays as it is.
 fn decoded(value: &str) -> String {
-    let bytes = value.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let escaped = (bytes[at] == b'%')
-            .then(|| value.get(at + 1..at + 3))
-            .flatten()
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match (escaped, bytes[at]) {
-            (Some(byte), _) => {
-                out.push(byte);
-                at += 3;
-                continue;
-            }
-            (None, b'+') => out.push(b' '),
-            (None, byte) => out.push(byte),
-        }
-        at += 1;
-    }
-    String::from_utf8_lossy(&out).into_owned()
+    String::from_utf8_lossy(&unescaped(&value.replace('+', " "))).into_owned()
 }
 
 #[derive(Default)]

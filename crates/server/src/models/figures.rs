@@ -53,7 +53,7 @@ pub(super) struct Figures {
 }
 
 /// What a model is doing, in the word of the lists.
-fn word(listed: &Listed<'_>) -> &'static str {
+fn word(listed: &Listed) -> &'static str {
     match listed.status.doing {
         Doing::Loaded => "loaded",
         Doing::Loading => "loading",
@@ -151,7 +151,7 @@ impl Figures {
     }
 
     /// All figures in OpenMetrics text: these, and those of each model that is loaded.
-    pub(super) fn encode(&self, models: &[Listed<'_>]) -> String {
+    pub(super) fn encode(&self, models: &[Listed]) -> String {
         // Another scrape would find the states cleared.
         let _one = self.encoding.lock().unwrap_or_else(PoisonError::into_inner);
         self.state.clear();

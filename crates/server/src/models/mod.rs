@@ -9,8 +9,10 @@
 
 mod asking;
 mod by_role;
+mod catalog;
 mod choice;
 mod figures;
+mod folder;
 mod keep_alive;
 mod lease;
 mod one_model;
@@ -21,9 +23,8 @@ mod status;
 mod thread;
 
 use std::{
-    collections::HashMap,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -33,6 +34,9 @@ use tokenmill::ModelFacts;
 use tokenmill_sched::{EngineError, EngineState};
 use tokio::time::timeout;
 
+use self::{
+    asking::Asked, by_role::Reading, catalog::Catalog, figures::Figures, folder::Folder, registry::Registry,
+};
 pub(crate) use self::{
     asking::Purpose,
     choice::Choice,
@@ -40,20 +44,15 @@ pub(crate) use self::{
     one_model::OneModel,
     status::{Doing, Status},
 };
-use self::{
-    asking::{Asked, Rules},
-    by_role::Reading,
-    figures::Figures,
-    registry::Registry,
-};
 pub use self::{
+    folder::ModelFolder,
     keep_alive::{KeepAlive, KeepAliveError},
     spec::{FileLoader, Measured, ModelLoader, ModelSpec, Role},
 };
 use crate::{
     ApiError, App, ServerConfig,
     app::Common,
-    model_names::{forms, is_of_repository, near_names},
+    model_names::{forms, near_names},
     served_model::unix_seconds,
 };
 
@@ -119,9 +118,11 @@ enum Kind {
 /// Models that come and go.
 #[derive(Debug)]
 struct Many {
-    specs: Vec<ModelSpec>,
-    /// Which model a name means; those of adapters are their model's.
-    names: HashMap<String, usize>,
+    catalog: RwLock<Arc<Catalog>>,
+    /// The folder that is looked through again for models.
+    folder: Option<Folder>,
+    /// How long a model of the folder stays loaded.
+    keep_alive: KeepAlive,
     registry: Mutex<Registry<Arc<App>, Lease>>,
     bell: Condvar,
     /// Whether the thread that loads has ended.
@@ -139,8 +140,8 @@ struct Many {
 
 /// A model as the lists show it.
 #[derive(Debug)]
-pub(crate) struct Listed<'a> {
-    pub(crate) spec: &'a ModelSpec,
+pub(crate) struct Listed {
+    pub(crate) spec: Arc<ModelSpec>,
     pub(crate) status: Status<Arc<App>>,
     pub(crate) facts: Option<ModelFacts>,
     pub(crate) role: Role,
@@ -168,12 +169,24 @@ impl Models {
         limits: ModelLimits,
         config: ServerConfig,
     ) -> Result<Self, ModelsError> {
-        let names = names_of(&specs)?;
-        let rules = specs.iter().map(|spec| Rules {
-            name: spec.name().to_owned(),
-            is_pinned: spec.is_pinned,
-            keep_alive: spec.keep_alive.unwrap_or(limits.keep_alive),
-        });
+        Self::with_folder(specs, None, limits, config)
+    }
+
+    /// As [`Self::new`], with a folder that is looked through again, at most once a second, when a list is asked for or a name is not
+    /// known. What is new in it is served; those of `specs` that are [of the folder](ModelSpec::is_of_folder), and are not in it any
+    /// more, are served only as long as they are loaded.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_folder(
+        specs: Vec<ModelSpec>,
+        folder: Option<Box<dyn ModelFolder>>,
+        limits: ModelLimits,
+        config: ServerConfig,
+    ) -> Result<Self, ModelsError> {
+        let catalog = Catalog::new(specs)?;
+        let specs = catalog.specs();
+        let rules = specs.iter().map(|spec| spec.rules(limits.keep_alive));
         let now = Instant::now();
         let budget_bytes = limits.budget_bytes.unwrap_or(u64::MAX);
         let mut registry = Registry::new(rules, budget_bytes, limits.max_waiting, now);
@@ -190,7 +203,8 @@ impl Models {
         let inner = Arc::new(Inner {
             common: Common::new(config),
             kind: Kind::Many(Box::new(Many {
-                names,
+                folder: folder.map(Folder::new),
+                keep_alive: limits.keep_alive,
                 registry: Mutex::new(registry),
                 bell: Condvar::new(),
                 has_ended: AtomicBool::new(false),
@@ -200,7 +214,7 @@ impl Models {
                 n_nameless: AtomicUsize::new(0),
                 figures: Figures::new(limits.budget_bytes),
                 created_s: unix_seconds(),
-                specs,
+                catalog: RwLock::new(Arc::new(catalog)),
             })),
         });
         thread::start(&inner);
@@ -229,7 +243,14 @@ impl Models {
     pub fn names(&self) -> Vec<String> {
         match &self.inner.kind {
             Kind::One(app) => vec![app.model.name().to_owned()],
-            Kind::Many(many) => many.specs.iter().map(|spec| spec.name().to_owned()).collect(),
+            Kind::Many(many) => {
+                let catalog = many.catalog();
+                catalog
+                    .specs()
+                    .iter()
+                    .map(|spec| spec.name().to_owned())
+                    .collect()
+            }
         }
     }
 
@@ -238,8 +259,9 @@ impl Models {
         match &self.inner.kind {
             Kind::One(app) => vec![Arc::clone(app)],
             Kind::Many(many) => {
+                let n_models = many.catalog().specs().len();
                 let (registry, now) = (many.lock(), Instant::now());
-                let apps = (0..many.specs.len()).filter_map(|idx| registry.status(idx, now).app);
+                let apps = (0..n_models).filter_map(|idx| registry.status(idx, now).app);
                 apps.collect()
             }
         }
@@ -320,20 +342,20 @@ impl Models {
     }
 
     /// The models as lists show them; nothing for a server of one.
-    pub(crate) fn listed(&self) -> Vec<Listed<'_>> {
-        let Some(many) = self.many() else {
-            return Vec::new();
-        };
-        let readings = many.readings();
-        let (registry, now) = (many.lock(), Instant::now());
-        (many.specs.iter().zip(readings).enumerate())
-            .map(|(idx, (spec, reading))| Listed {
-                spec,
-                status: registry.status(idx, now),
-                role: reading.role(spec).unwrap_or(spec.role),
-                facts: reading.facts,
-            })
-            .collect()
+    pub(crate) fn listed(&self) -> Vec<Listed> {
+        self.many().map_or_else(Vec::new, |many| {
+            let indices = many.present().into_iter();
+            indices.map(|idx| many.listed(idx)).collect()
+        })
+    }
+
+    /// One of several models as lists show it.
+    ///
+    /// # Panics
+    /// On a server of one.
+    pub(crate) fn listed_one(&self, idx: usize) -> Listed {
+        let many = self.many().expect("a model that was found is one of several");
+        many.listed(idx)
     }
 
     /// Requests that wait for a model to be loaded.
@@ -350,11 +372,15 @@ impl Models {
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`] and [`ApiError::NoSuchModel`], with names that are near.
-    pub(crate) fn find(&self, asked: Option<&str>, role: Role) -> Result<usize, ApiError> {
+    pub(crate) async fn find(&self, asked: Option<&str>, role: Role) -> Result<usize, ApiError> {
         let Some(many) = self.many() else { return Ok(0) };
         let Some(asked) = asked.filter(|asked| !asked.is_empty()) else {
             return Ok(many.default_of(role));
         };
+        if let Some(idx) = many.find(asked) {
+            return Ok(idx);
+        }
+        self.look_through_folder().await;
         many.find(asked).ok_or_else(|| many.unknown(asked))
     }
 
@@ -393,7 +419,7 @@ impl Models {
         if choice.model.is_none() {
             self.wait_for_roles(many, choice.role).await?;
         }
-        let idx = self.find(choice.model.as_deref(), choice.role)?;
+        let idx = self.find(choice.model.as_deref(), choice.role).await?;
         let asked = many.lock().ask(idx, purpose, Instant::now());
         let answer = match asked {
             Asked::Runs(app) => return Ok(Lease::counted(self.clone(), idx, purpose, app)),
@@ -469,49 +495,62 @@ impl Many {
         drop(self.bell.wait_timeout(registry, time));
     }
 
+    /// The models as they are now.
+    fn catalog(&self) -> Arc<Catalog> {
+        let catalog = self.catalog.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&catalog)
+    }
+
+    fn spec(&self, idx: usize) -> Arc<ModelSpec> {
+        Arc::clone(&self.catalog().specs()[idx])
+    }
+
+    /// The models that are served: not those whose files have vanished, unless they are in memory.
+    fn present(&self) -> Vec<usize> {
+        let catalog = self.catalog();
+        let (registry, now) = (self.lock(), Instant::now());
+        let is_present =
+            |&idx: &usize| !catalog.is_gone(idx) || registry.status(idx, now).doing != Doing::Unloaded;
+        (0..catalog.specs().len()).filter(is_present).collect()
+    }
+
+    fn listed(&self, idx: usize) -> Listed {
+        let spec = self.spec(idx);
+        let reading = self.reading(idx);
+        Listed {
+            status: self.lock().status(idx, Instant::now()),
+            role: reading.role(&spec).unwrap_or(spec.role),
+            facts: reading.facts,
+            spec,
+        }
+    }
+
     /// The model of a name: its own, one of its adapters', `model:adapter`, one of an adapter that was loaded later, or that of the only
     /// model of a repository.
     fn find(&self, asked: &str) -> Option<usize> {
         let forms = forms(asked);
-        let known = forms.iter().find_map(|form| self.names.get(form).copied());
-        known
+        let catalog = self.catalog();
+        let found = (catalog.find(&forms))
             .or_else(|| self.find_loaded(asked))
-            .or_else(|| self.find_by_adapter(&forms))
-            .or_else(|| self.find_by_repository(&forms))
+            .or_else(|| catalog.find_by_adapter(&forms))
+            .or_else(|| catalog.find_by_repository(&forms))?;
+        let is_loaded = || self.lock().status(found, Instant::now()).doing != Doing::Unloaded;
+        (!catalog.is_gone(found) || is_loaded()).then_some(found)
     }
 
     /// A model that is loaded and knows the name, by an adapter that it got since.
     fn find_loaded(&self, asked: &str) -> Option<usize> {
+        let n_models = self.catalog().specs().len();
         let (registry, now) = (self.lock(), Instant::now());
-        (0..self.specs.len()).find(|&idx| {
+        (0..n_models).find(|&idx| {
             let app = registry.status(idx, now).app;
             app.is_some_and(|app| app.model.choose_by_name(asked).is_some())
         })
     }
 
-    /// The model of `model:adapter`, which is not loaded: it says itself whether it has the adapter.
-    fn find_by_adapter(&self, forms: &[String]) -> Option<usize> {
-        let has_adapter = |spec: &ModelSpec, form: &str| {
-            let behind = |name: &String| form.strip_prefix(name.as_str())?.strip_prefix(':');
-            let mut adapters = spec.names.iter().chain(&spec.given).filter_map(behind);
-            adapters.any(|adapter| spec.adapters.iter().any(|known| known == adapter))
-        };
-        let is_known = |spec: &ModelSpec| forms.iter().any(|form| has_adapter(spec, form));
-        self.specs.iter().position(is_known)
-    }
-
-    /// The model of a repository of which no other is served.
-    fn find_by_repository(&self, forms: &[String]) -> Option<usize> {
-        let is_of = |spec: &ModelSpec| {
-            let mut names = spec.names.iter();
-            names.any(|name| forms.iter().any(|form| is_of_repository(name, form)))
-        };
-        let mut found = (0..self.specs.len()).filter(|&idx| is_of(&self.specs[idx]));
-        found.next().filter(|_| found.next().is_none())
-    }
-
     fn unknown(&self, asked: &str) -> ApiError {
-        let names = || self.specs.iter().flat_map(|spec| &spec.names).map(String::as_str);
+        let specs: Vec<Arc<ModelSpec>> = self.present().into_iter().map(|idx| self.spec(idx)).collect();
+        let names = || specs.iter().flat_map(|spec| &spec.names).map(String::as_str);
         ApiError::NoSuchModel {
             model: asked.to_owned(),
             near: near_names(asked, names()).join(", "),
@@ -521,39 +560,12 @@ impl Many {
 
     /// The next model whose files were not read yet.
     fn next_unseen(&self) -> Option<usize> {
+        let n_models = self.catalog().specs().len();
         let idx = self.n_seen.fetch_add(1, Ordering::Relaxed);
-        if idx < self.specs.len() {
+        if idx < n_models {
             return Some(idx);
         }
-        self.n_seen.store(self.specs.len(), Ordering::Relaxed);
+        self.n_seen.store(n_models, Ordering::Relaxed);
         None
     }
-}
-
-/// The models by name.
-fn names_of(specs: &[ModelSpec]) -> Result<HashMap<String, usize>, ModelsError> {
-    if specs.is_empty() {
-        return Err(ModelsError::None);
-    }
-    let mut names = HashMap::new();
-    for (idx, spec) in specs.iter().enumerate() {
-        if spec.names.is_empty() || spec.names.iter().any(String::is_empty) {
-            return Err(ModelsError::NoName);
-        }
-        for name in spec.names.iter().chain(&spec.adapters) {
-            if let Some(other) = names.insert(name.clone(), idx) {
-                let given = |idx: usize| specs[idx].given.as_deref().unwrap_or(specs[idx].name());
-                return Err(ModelsError::SameName {
-                    name: name.clone(),
-                    models: [other, idx].map(|idx| given(idx).to_owned()),
-                });
-            }
-        }
-    }
-    for (idx, spec) in specs.iter().enumerate() {
-        if let Some(given) = &spec.given {
-            names.entry(given.clone()).or_insert(idx);
-        }
-    }
-    Ok(names)
 }

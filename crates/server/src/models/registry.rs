@@ -86,6 +86,25 @@ struct Entry<A, L> {
 }
 
 impl<A: Clone, L> Entry<A, L> {
+    fn new(rules: Rules, now: Instant) -> Self {
+        Self {
+            rules,
+            stage: Stage::Unloaded,
+            wish: None,
+            waiting: VecDeque::new(),
+            n_running: 0,
+            used_at: now,
+            used: 0,
+            keep_alive: None,
+            is_leaving: false,
+            is_dismissed: false,
+            is_stuck: false,
+            loaded_at: now,
+            failure: None,
+            counts: Counts::default(),
+        }
+    }
+
     fn n_bytes(&self) -> u64 {
         match self.stage {
             Stage::Unloaded => 0,
@@ -134,29 +153,18 @@ impl<A: Clone, L> Registry<A, L> {
         max_waiting: usize,
         now: Instant,
     ) -> Self {
-        let entry = |rules| Entry {
-            rules,
-            stage: Stage::Unloaded,
-            wish: None,
-            waiting: VecDeque::new(),
-            n_running: 0,
-            used_at: now,
-            used: 0,
-            keep_alive: None,
-            is_leaving: false,
-            is_dismissed: false,
-            is_stuck: false,
-            loaded_at: now,
-            failure: None,
-            counts: Counts::default(),
-        };
         Self {
-            entries: rules.into_iter().map(entry).collect(),
+            entries: rules.into_iter().map(|rules| Entry::new(rules, now)).collect(),
             budget_bytes,
             max_waiting,
             n_wishes: 0,
             n_uses: 0,
         }
+    }
+
+    /// Takes in one more model, which is not loaded.
+    pub(crate) fn add(&mut self, rules: Rules, now: Instant) {
+        self.entries.push(Entry::new(rules, now));
     }
 
     /// Requests that wait for a model to be loaded.

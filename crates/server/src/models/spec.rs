@@ -6,7 +6,7 @@ use std::{fmt, path::PathBuf, sync::Arc};
 
 use tokenmill::{Error, LoadOptions, Model, ModelFacts, ModelSource, at_low_priority};
 
-use super::KeepAlive;
+use super::{KeepAlive, asking::Rules};
 
 /// What a request without a name of a model finds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +55,10 @@ pub struct ModelSpec {
     pub given: Option<String>,
     /// The adapters that are loaded with it, which requests may name too.
     pub adapters: Vec<String>,
+    /// What tells it apart in its repository of the Hub, such as `Q4_K_M` or its file's name: requests may put it behind a name.
+    pub variants: Vec<String>,
+    /// Whether it is a model of the folder that is looked through again, which is not served any more once it is not in it.
+    pub is_of_folder: bool,
     /// What it is for. One for chats is for what its files say, once they were read.
     pub role: Role,
     /// Whether it is loaded at the start and stays.
@@ -74,11 +78,22 @@ impl ModelSpec {
             names: vec![name.into()],
             given: None,
             adapters: Vec::new(),
+            variants: Vec::new(),
+            is_of_folder: false,
             role: Role::Chat,
             is_pinned: false,
             is_preloaded: false,
             keep_alive: None,
             loader: Arc::new(loader),
+        }
+    }
+
+    /// What holds for it, where it has no time of its own.
+    pub(super) fn rules(&self, keep_alive: KeepAlive) -> Rules {
+        Rules {
+            name: self.name().to_owned(),
+            is_pinned: self.is_pinned,
+            keep_alive: self.keep_alive.unwrap_or(keep_alive),
         }
     }
 

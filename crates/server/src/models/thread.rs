@@ -92,7 +92,7 @@ fn turn(inner: &Weak<Inner>) -> bool {
         }
         Step::Answer(answers) => send(&models, answers),
         Step::Refuse(idx, error, answers) => {
-            tracing::warn!(model = many.specs[idx].name(), "not loaded: {error}");
+            tracing::warn!(model = many.spec(idx).name(), "not loaded: {error}");
             send(&models, answers);
         }
         Step::Wait(time) => {
@@ -127,7 +127,7 @@ fn see(many: &Many, idx: usize) {
 }
 
 fn measure(many: &Many, idx: usize) -> Result<u64, String> {
-    let spec = &many.specs[idx];
+    let spec = many.spec(idx);
     let measured = caught(|| spec.loader.measure()).map_err(|reason| one_line(&reason));
     let facts = measured.as_ref().ok().and_then(|measured| measured.facts.clone());
     many.note_reading(idx, facts);
@@ -135,11 +135,12 @@ fn measure(many: &Many, idx: usize) -> Result<u64, String> {
 }
 
 fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>> {
-    let spec = &many.specs[idx];
+    let spec = many.spec(idx);
+    let n_models = many.catalog().specs().len();
     let (is_alone, n_bytes) = {
         let registry = many.lock();
         let now = Instant::now();
-        let others = (0..many.specs.len()).filter(|&other| other != idx);
+        let others = (0..n_models).filter(|&other| other != idx);
         let is_alone = others
             .map(|other| registry.status(other, now))
             .all(|status| status.app.is_none());
@@ -151,7 +152,9 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
         let model = spec.loader.load(!is_alone)?;
         let n_bytes = model.taken_bytes().max(n_bytes);
         many.note_reading(idx, model.facts().cloned());
-        let served = ServedModel::new(spec.names.clone(), model).given_as(spec.given.clone());
+        let served = ServedModel::new(spec.names.clone(), model)
+            .given_as(spec.given.clone())
+            .with_variants(spec.variants.clone());
         // What shapes need of a vocabulary takes seconds, in which other models answer.
         let app = at_low_priority(|| App::of_many(served, &models.inner.common));
         Ok((Arc::new(app), n_bytes))
@@ -192,7 +195,8 @@ fn unload(many: &Many, idx: usize, app: Arc<App>) -> Vec<Answer<Arc<App>, Lease>
     while rest.strong_count() > 0 && begun.elapsed() < LAST_USES {
         thread::sleep(Duration::from_millis(2));
     }
-    let name = many.specs[idx].name();
+    let spec = many.spec(idx);
+    let name = spec.name();
     if rest.strong_count() == 0 {
         tracing::info!(model = name, seconds = begun.elapsed().as_secs_f64(), "unloaded");
         many.lock().unloaded(idx);
@@ -216,16 +220,16 @@ fn look_after_stuck(many: &Many) {
         .partition(|(_, rest): &(usize, Weak<()>)| rest.strong_count() == 0);
     *many.stuck() = stuck;
     for (idx, _) in free {
-        tracing::info!(model = many.specs[idx].name(), "unloaded");
+        tracing::info!(model = many.spec(idx).name(), "unloaded");
         many.lock().unloaded(idx);
     }
 }
 
 /// Releases models whose engines have ended by themselves. The next request loads them again.
 fn look_after_engines(many: &Many) {
-    let now = Instant::now();
+    let (catalog, now) = (many.catalog(), Instant::now());
     let mut registry = many.lock();
-    for (idx, spec) in many.specs.iter().enumerate() {
+    for (idx, spec) in catalog.specs().iter().enumerate() {
         let Some(app) = registry.status(idx, now).app else {
             continue;
         };

@@ -25,7 +25,7 @@ pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
         "messages",
-        "roles `system`, `developer`, `user`, `assistant`, `tool`; content as text, text parts, or images as `image_url` with a `data:` URL; `tool_calls` and `reasoning_content` \
+        "roles `system`, `developer`, `user`, `assistant`, `tool`; content as text, text parts, or images as `image_url` with a `data:` URL, with `--media-path` also a `file://` URL; `tool_calls` and `reasoning_content` \
          of earlier answers",
     ),
     yes("max_completion_tokens", "default and -1: the rest of the context"),

@@ -12,7 +12,7 @@ use super::chat::{Message, TemplateMessage, Wording, template_message};
 use crate::{ApiError, tools::earlier_call};
 
 pub(super) const NO_STATE: &str =
-    "conversations are not stored; send the items in `input`, or `previous_response_id`";
+    "only whole answers are stored: `previous_response_id` continues one; else send the items in `input`";
 
 /// The input of a responses request.
 #[derive(Clone, Debug, Deserialize)]

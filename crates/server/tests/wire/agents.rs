@@ -193,6 +193,34 @@ async fn responses_say_what_was_asked_and_are_found_until_they_are_deleted() {
         (missing.status, &missing.json()["error"]["code"]),
         (404, &json!("not_found"))
     );
+    // Each part of a path that is no text is refused in the words of its API.
+    for path in ["/v1/responses/%FF", "/v1/models/%FF", "/slots/%FF", "/web/%FF"] {
+        for method in ["GET", "DELETE", "POST"] {
+            let reply = Exchange::send(&server.address, method, path, &[], b"{}")
+                .await
+                .reply()
+                .await;
+            assert!(
+                (400..=501).contains(&reply.status),
+                "{method} {path}: {}",
+                reply.text()
+            );
+            assert!(
+                reply.json()["error"]["message"].is_string(),
+                "{method} {path}: {}",
+                reply.text()
+            );
+        }
+    }
+    let conversation = json!({ "input": "Hi", "conversation": "c" });
+    refused(
+        &server,
+        RESPONSES,
+        &conversation,
+        "conversation",
+        &["only whole answers are stored"],
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,7 +8,7 @@ use tokenmill_server::ServerConfig;
 use crate::server::TestServer;
 
 /// The model of a family.
-fn data(family: &str) -> PathBuf {
+pub(crate) fn data(family: &str) -> PathBuf {
     let vision = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/vision");
     Path::new(vision).join(family)
 }
@@ -23,7 +23,7 @@ async fn start_family(family: &str) -> TestServer {
 }
 
 /// An image as a `data:` URL.
-fn url(name: &str) -> String {
+pub(crate) fn url(name: &str) -> String {
     let file = std::fs::read(data("gemma3").join(name)).expect("an image of the core data");
     let part = tokenmill::image_part(&file);
     let url = part["image_url"]["url"].as_str().expect("a URL");
@@ -35,7 +35,7 @@ fn base64(name: &str) -> String {
 }
 
 /// The greedy text of a family's first reference, which looks at `0.png`.
-fn expected(family: &str, n: usize) -> String {
+pub(crate) fn expected(family: &str, n: usize) -> String {
     let reference = std::fs::read(data(family).join("ref.json")).expect("the reference");
     let reference: Value = serde_json::from_slice(&reference).expect("JSON");
     let greedy = reference["cases"][0]["greedy"].as_array().expect("ids");
@@ -151,7 +151,9 @@ async fn what_cannot_be_seen_is_400_in_one_line() {
         ("data:image/png,abc", "base64"),
         ("http://127.0.0.1:1/a.png", "only `data:` URLs"),
         ("https://example.org/a.png", "only `data:` URLs"),
-        ("file:///etc/passwd", "only `data:` URLs"),
+        ("file:///etc/passwd", "`--media-path DIR`"),
+        ("file://a.png", "`--media-path DIR`"),
+        ("file:a.png", "only `data:` URLs"),
         ("", "only `data:` URLs"),
     ] {
         let reply = server.post("/v1/chat/completions", &ask(url.to_owned())).await;

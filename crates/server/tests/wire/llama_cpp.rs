@@ -77,6 +77,106 @@ async fn streamed_and_whole_completions_are_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_list_of_prompts_is_answered_by_a_list() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let ask =
+        |prompt: Value| json!({ "prompt": prompt, "n_predict": 8, "temperature": 0, "return_tokens": true });
+    let texts = ["Once upon a time", "The cat", "<|bos|>Hi"];
+    let mut alone = Vec::new();
+    for text in texts {
+        alone.push(server.post_ok("/completion", &ask(json!(text))).await);
+    }
+    let ids = server
+        .post_ok("/tokenize", &json!({ "content": "The cat", "add_special": true }))
+        .await["tokens"]
+        .take();
+    let check = |answer: &Value, expected: &Value| {
+        for field in [
+            "content",
+            "tokens",
+            "tokens_predicted",
+            "tokens_evaluated",
+            "prompt",
+            "stop_type",
+        ] {
+            assert_eq!(answer[field], expected[field], "{field}");
+        }
+    };
+    let many = server
+        .post_ok("/completion", &ask(json!([texts[0], ids, texts[2]])))
+        .await;
+    let many = many.as_array().expect("a list");
+    assert_eq!(many.len(), 3);
+    for (index, (answer, expected)) in many.iter().zip(&alone).enumerate() {
+        assert_eq!(answer["index"], index);
+        check(answer, expected);
+    }
+    // A list of one text, and text and ids in turn, are one prompt.
+    check(
+        &server.post_ok("/completion", &ask(json!([texts[0]]))).await,
+        &alone[0],
+    );
+    let bos = ids[0].clone();
+    let cat = server
+        .post_ok("/tokenize", &json!({ "content": "The cat" }))
+        .await["tokens"]
+        .take();
+    let mixed: Vec<Value> = [bos]
+        .into_iter()
+        .chain(cat.as_array().expect("ids").clone())
+        .collect();
+    check(
+        &server.post_ok("/completion", &ask(json!(mixed))).await,
+        &alone[1],
+    );
+    let mixed = json!([ids[0], "The cat"]);
+    check(&server.post_ok("/completion", &ask(mixed)).await, &alone[1]);
+
+    let mut body = ask(json!(texts));
+    body["stream"] = json!(true);
+    let mut exchange = server.post_stream("/completion", &body).await;
+    assert_eq!(exchange.head().await.0, 200);
+    let mut streamed = vec![String::new(); 3];
+    let mut n_ends = 0;
+    while let Some(data) = exchange.event().await {
+        let event: Value = serde_json::from_str(&data).expect("an event");
+        let index = event["index"].as_u64().expect("an index") as usize;
+        streamed[index].push_str(event["content"].as_str().expect("a text"));
+        if event["stop"] == true {
+            n_ends += 1;
+            for field in ["tokens_predicted", "tokens_evaluated", "prompt"] {
+                assert_eq!(event[field], alone[index][field], "{field}");
+            }
+        }
+    }
+    assert_eq!(n_ends, 3);
+    for (streamed, alone) in streamed.iter().zip(&alone) {
+        assert_eq!(alone["content"], streamed.as_str());
+    }
+    for wrong in [
+        json!([]),
+        json!([[]]),
+        json!([["a", "b"]]),
+        json!([1, [2]]),
+        json!(vec!["a"; 257]),
+    ] {
+        let reply = server.post("/completion", &ask(wrong.clone())).await;
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["param"]),
+            (400, &json!("prompt")),
+            "{wrong}: {}",
+            reply.text()
+        );
+    }
+    let infill = json!({ "input_prefix": "a", "input_suffix": "b", "prompt": ["c", "d"] });
+    let reply = server.post("/infill", &infill).await;
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_model_is_described_and_refusals_name_the_field() {
     let Some(server) = TestServer::start().await else {
         return;

@@ -22,6 +22,8 @@ mod images;
 #[cfg(unix)]
 mod kv_events;
 mod llama_cpp;
+mod media;
+mod model_folder;
 mod model_names;
 mod model_roles;
 mod models;

@@ -7,7 +7,7 @@ use tokenmill_server::{ModelLimits, ModelSpec, ServerConfig};
 
 use crate::{
     demo::demo_path,
-    server::{Setup, TestServer},
+    server::{Setup, TestServer, served_again},
     several::{CHAT, Several, Speaker, chat},
 };
 
@@ -88,6 +88,46 @@ async fn a_model_of_the_hub_is_found_without_its_type_where_it_is_the_only_one()
         "{}",
         unknown.text()
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_of_the_hub_is_found_by_its_type_that_was_not_written() {
+    if demo_path().is_none() {
+        return;
+    }
+    let n_alive = Arc::default();
+    let mut specs: Vec<ModelSpec> = ["org/one-GGUF", "org/two-GGUF", "org/two-GGUF:Q8_0", "plain"]
+        .map(|name| ModelSpec::new(name, Speaker::new("Hi", 4, &n_alive)))
+        .into();
+    for (spec, variant) in specs.iter_mut().zip(["Q4_K_M", "Q4_K_M", "Q8_0", "Q4_K_M"]) {
+        spec.variants = vec![variant.to_owned(), format!("file-{variant}")];
+    }
+    let server = Several::start(specs, ModelLimits::default(), ServerConfig::default()).await;
+    // Before they are loaded, and when they are.
+    for _ in 0..2 {
+        for (name, served) in [
+            ("org/one-GGUF:Q4_K_M", Some("org/one-GGUF")),
+            ("org/one-GGUF:q4_k_m", Some("org/one-GGUF")),
+            ("hf:org/one-GGUF:Q4_K_M", Some("org/one-GGUF")),
+            ("org/one-GGUF:file-Q4_K_M.gguf", Some("org/one-GGUF")),
+            ("org/one-GGUF:Q8_0", None),
+            ("org/two-GGUF:Q4_K_M", Some("org/two-GGUF")),
+            ("org/two-GGUF:q8_0", Some("org/two-GGUF:Q8_0")),
+            ("plain:Q4_K_M", None),
+        ] {
+            let reply = server.post(CHAT, &chat(name)).await;
+            match served {
+                Some(served) => assert_eq!(reply.json()["model"], served, "{name}: {}", reply.text()),
+                None => assert_eq!(reply.status, 404, "{name}: {}", reply.text()),
+            }
+        }
+    }
+    // The one model of a server.
+    let one = server.models.loaded().remove(0);
+    let served = served_again(&one).with_variants(vec!["Q4_K_M".to_owned()]);
+    let name = |asked: &str| served.choose(Some(asked)).map(|chosen| chosen.name).ok();
+    assert_eq!(name("org/one-GGUF:q4_k_m").as_deref(), Some("org/one-GGUF"));
+    assert_eq!(name("org/one-GGUF:Q8_0"), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -203,7 +203,7 @@ impl TestServer {
         })
         .await;
         // And the server still serves.
-        let body = json!({ "prompt": "One", "max_tokens": 2, "temperature": 0 });
+        let body = json!({ "prompt": "One", "max_tokens": 2, "temperature": 0, "ignore_eos": true });
         let reply = self.post_ok("/v1/completions", &body).await;
         assert_eq!(reply["usage"]["completion_tokens"], 2);
     }

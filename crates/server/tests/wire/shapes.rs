@@ -208,6 +208,39 @@ async fn a_grammar_that_names_rules_many_times_over_is_followed() {
 }
 
 #[tokio::test]
+async fn a_shape_that_is_whole_ends_before_the_fewest_tokens() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    for stream in [false, true] {
+        let body = json!({"messages": messages(), "max_tokens": 40, "min_tokens": 30, "temperature": 0,
+            "guided_choice": ["yes"], "stream": stream});
+        let reply = server.post(CHAT, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert!(!reply.text().contains("shape_failed"), "{}", reply.text());
+        if !stream {
+            let choice = &reply.json()["choices"][0];
+            assert_eq!(choice["message"]["content"], "yes");
+            assert_eq!(choice["finish_reason"], "stop");
+        }
+    }
+    // One that may end and may continue continues, whatever the model would rather do.
+    let end = json!({"content": "<|end|>", "parse_special": true});
+    let end = answer(&server, "/tokenize", &end).await["tokens"][0].to_string();
+    let mut body = json!({"messages": messages(), "max_tokens": 60, "temperature": 0, "guided_regex": "(ab)+",
+        "logit_bias": {end: 100}});
+    let n_tokens = |reply: &Value| reply["usage"]["completion_tokens"].as_u64().unwrap();
+    let shortest = answer(&server, CHAT, &body).await;
+    assert!(n_tokens(&shortest) < 4, "{shortest}");
+    body["min_tokens"] = json!(20);
+    let longer = answer(&server, CHAT, &body).await;
+    assert!((20..24).contains(&n_tokens(&longer)), "{longer}");
+    let text = longer["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(text.len() > 10 && text.replace("ab", "").is_empty(), "{text}");
+    server.assert_idle().await;
+}
+
+#[tokio::test]
 async fn a_bias_against_all_that_a_shape_allows_is_the_requests_fault() {
     let Some(server) = TestServer::start().await else {
         return;

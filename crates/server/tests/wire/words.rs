@@ -139,6 +139,45 @@ async fn the_page_loads_only_what_the_server_has() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn tokenize_refuses_what_says_nothing_of_its_input() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let messages = json!([{ "role": "user", "content": "Hi" }]);
+    for (field, value) in [
+        ("add_generation_prompt", json!(false)),
+        ("continue_final_message", json!(true)),
+        ("chat_template_kwargs", json!({ "a": 1 })),
+        ("reasoning_effort", json!("low")),
+        ("enable_thinking", json!(true)),
+        (
+            "tools",
+            json!([{ "type": "function", "function": { "name": "f" } }]),
+        ),
+    ] {
+        let mut body = json!({ "content": "Hi" });
+        body[field] = value;
+        let reply = server.post("/tokenize", &body).await;
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["param"]),
+            (400, &json!(field))
+        );
+        assert!(reply.text().contains("needs `messages`"), "{}", reply.text());
+    }
+    for field in ["add_special", "parse_special"] {
+        let mut body = json!({ "messages": messages });
+        body[field] = json!(true);
+        let reply = server.post("/tokenize", &body).await;
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["param"]),
+            (400, &json!(field))
+        );
+        body[field] = json!(false);
+        server.post_ok("/tokenize", &body).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_looks_like_a_control_token_in_a_message_is_text() {
     let Some(server) = TestServer::start().await else {
         return;

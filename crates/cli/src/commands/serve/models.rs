@@ -7,28 +7,25 @@
 use std::{
     fs,
     io::Read as _,
-    path::{MAIN_SEPARATOR, Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    path::{Path, PathBuf},
 };
 
-use tokenmill::{
-    LoadOptions, Model, ModelSource, PrefixFolder, Task, available_main_bytes, hub::is_model_file_name,
-};
+use tokenmill::{ModelSource, PrefixFolder, Task, available_main_bytes};
 use tokenmill_server::{
-    KeepAlive, ModelLimits, ModelLoader, ModelSpec, Models, ServerConfig,
-    models::{FileLoader, Measured, Role},
+    KeepAlive, ModelLimits, ModelSpec, Models, ServerConfig,
+    models::{ModelFolder, Role},
 };
 
 use super::{
     Args,
+    found_model::{FoundModel, NamedLoader},
     models_file::{FileModel, MAX_BYTES, ModelsFile},
+    models_folder::ModelsFolder,
 };
 use crate::{
     failure::Failure,
-    load::{about_cut_context, about_long_context},
-    model_name::{FetchArgs, part_of, served_name},
+    model_name::{FetchArgs, served_name},
     numbers::{ByteSize, size_of},
-    output,
 };
 
 /// Which models there are besides the ones that are named, and what all share.
@@ -38,7 +35,8 @@ pub(super) struct SeveralArgs {
     /// Serve the models of a TOML file, each with settings of its own; docs/serving.md has an example
     #[arg(long, value_name = "FILE")]
     models: Option<PathBuf>,
-    /// Serve the models in a folder: the GGUF files in it, and those of the folders in it
+    /// Serve the models in a folder: the GGUF files in it, and those of the folders in it. Those that come later are found when a
+    /// list or an unknown name is asked for
     #[arg(long, value_name = "DIR")]
     models_dir: Option<PathBuf>,
     /// Serve a model that makes embeddings next to the others; requests for embeddings that name no model are for it
@@ -78,111 +76,6 @@ impl SeveralArgs {
 /// A budget that is smaller was meant in another unit.
 const SMALLEST_BUDGET: u64 = 1_000_000;
 
-/// Loads what stands for MODEL, if it is on this machine.
-#[derive(Debug)]
-struct NamedLoader {
-    /// What the log calls it.
-    name: String,
-    model: PathBuf,
-    fetch: FetchArgs,
-    options: LoadOptions,
-    /// What the log says of it already: each is said once, until something else is.
-    said: Mutex<Option<String>>,
-}
-
-impl NamedLoader {
-    fn new(name: String, model: PathBuf, fetch: FetchArgs, options: LoadOptions) -> Self {
-        Self {
-            name,
-            model,
-            fetch,
-            options,
-            said: Mutex::new(None),
-        }
-    }
-
-    fn said(&self) -> MutexGuard<'_, Option<String>> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Warns the operator, unless that was the last thing that was said.
-    fn warn(&self, warning: String) {
-        let mut said = self.said();
-        if said.as_ref() != Some(&warning) {
-            tracing::warn!(model = self.name, "{warning}");
-            *said = Some(warning);
-        }
-    }
-}
-
-impl NamedLoader {
-    fn file(&self) -> Result<FileLoader, Failure> {
-        let mut options = self.options.clone();
-        if let Some(draft) = &mut options.draft {
-            *draft = self.fetch.stored(draft)?;
-        }
-        Ok(FileLoader {
-            path: self.fetch.stored(&self.model)?,
-            options,
-        })
-    }
-}
-
-impl NamedLoader {
-    /// Why it cannot be loaded, for clients: without hints for the operator and without the folders of this machine, which are in the log.
-    fn reason(&self, failure: &Failure) -> String {
-        let line = failure.line();
-        self.warn(format!(
-            "cannot be loaded: {}",
-            line.strip_prefix("error: ").unwrap_or(&line)
-        ));
-        let named = (self.model.clone(), self.options.clone());
-        let (model, options) = self.file().map_or(named, |file| (file.path, file.options));
-        let mut paths = output::files_of(&options);
-        paths.push(model);
-        without_folders(failure.message_line(), &paths)
-    }
-}
-
-/// A text in which paths are their last part alone.
-fn without_folders(text: String, paths: &[PathBuf]) -> String {
-    let folders = paths.iter().filter_map(|path| path.parent());
-    let folders = folders.filter(|folder| folder.components().next().is_some());
-    folders.fold(text, |text, folder| {
-        text.replace(&format!("{}{MAIN_SEPARATOR}", folder.display()), "")
-    })
-}
-
-impl ModelLoader for NamedLoader {
-    fn measure(&self) -> Result<Measured, String> {
-        let measured = self.file().and_then(|file| Ok(file.try_measure()?));
-        measured.map_err(|failure| self.reason(&failure))
-    }
-
-    fn load(&self, is_quiet: bool) -> Result<Model, String> {
-        let loaded = self.file().and_then(|file| Ok(file.try_load(is_quiet)?));
-        let model = loaded.map_err(|failure| self.reason(&failure))?;
-        let warnings = warnings_of(&model, self.options.n_ctx);
-        if warnings.is_empty() {
-            // What failed before, and fails again, is said again.
-            *self.said() = None;
-        } else {
-            self.warn(warnings.join("; "));
-        }
-        Ok(model)
-    }
-}
-
-/// What an operator is told of a model that was loaded, for which a context of `asked` tokens was given.
-fn warnings_of(model: &Model, asked: Option<usize>) -> Vec<String> {
-    let cut = about_cut_context(asked, model.n_ctx());
-    let n_ctx_train = model.facts().map(|facts| facts.n_ctx_train);
-    let long = n_ctx_train.and_then(|n_ctx_train| about_long_context(model.n_ctx(), n_ctx_train));
-    let template = model.words().template_error();
-    let template = template.map(|error| format!("its chat template cannot be used: {error}"));
-    cut.into_iter().chain(long).chain(template).collect()
-}
-
 /// Puts the models of the command line together.
 ///
 /// # Errors
@@ -206,19 +99,11 @@ pub(super) fn several(
             ..named(args, kept, model)?
         });
     }
-    if let Some(folder) = &several.models_dir {
-        for path in models_in(folder)? {
-            let mut options = args.model_flags.flags.unresolved_options()?;
-            options.prefix_folder = kept.cloned();
-            found.push(FoundModel {
-                name: served_name(&path, &path),
-                given: path.clone(),
-                path,
-                options,
-                role: Role::Chat,
-                is_preloaded: false,
-            });
-        }
+    let folder = (several.models_dir.as_deref())
+        .map(|path| ModelsFolder::open(args, kept, path))
+        .transpose()?;
+    if let Some(folder) = &folder {
+        found.extend(folder.found()?);
     }
     tell_apart(&mut found);
     let mut specs: Vec<ModelSpec> = found.into_iter().map(|model| spec(args, model)).collect();
@@ -245,7 +130,12 @@ pub(super) fn several(
     if let ([spec], [_, ..]) = (&mut specs[..], &args.served_model_name[..]) {
         spec.names.clone_from(&args.served_model_name);
         spec.given = None;
+        spec.variants.clear();
     }
+    // What is of one model is not of those that come.
+    let is_for_any = args.served_model_name.is_empty() && flags_of_one(args).all(|(is_given, ..)| !is_given);
+    let watched = folder.filter(|_| is_for_any);
+    let watched = watched.map(|folder| -> Box<dyn ModelFolder> { Box::new(folder.knowing(&specs)) });
     let budget = limits.budget_bytes;
     if let Some(n_bytes) = budget.filter(|&n_bytes| n_bytes < SMALLEST_BUDGET) {
         return Err(Failure::usage(format!(
@@ -259,7 +149,7 @@ pub(super) fn several(
         );
     }
     let n_models = specs.len();
-    let models = Models::new(specs, limits, config).map_err(|error| {
+    let models = Models::with_folder(specs, watched, limits, config).map_err(|error| {
         Failure::usage(error.to_string()).hint("in a file for `--models` each has a name of its own")
     })?;
     tracing::info!(
@@ -285,36 +175,19 @@ fn warn_of_text(args: &Args, model: &Path) -> Result<(), Failure> {
 
 /// Refuses options that say something of one model where there are several.
 fn refuse_what_is_for_one(args: &Args, n_models: usize) -> Result<(), Failure> {
-    let several = n_models > 1;
-    let flags = &args.model_flags.flags;
-    let for_one = [
-        (
-            several && !args.served_model_name.is_empty(),
-            "--served-model-name",
-            "`alias` in a file for `--models` gives names",
-        ),
-        (
-            several && flags.adapters.names().next().is_some(),
-            "--lora",
-            "`lora` in a file for `--models` says whose adapter it is",
-        ),
-        (
-            several && flags.vision.names_file(),
-            "--mmproj",
-            "`mmproj` in a file for `--models` says whose encoder it is",
-        ),
-        (
-            several && flags.speculation.names_draft(),
-            "--draft",
-            "`draft` in a file for `--models` says whose draft model it is",
-        ),
-        (
-            args.kv_events().is_some(),
-            "--kv-events-config",
-            "a server with these events serves one model that stays loaded",
-        ),
-    ];
-    match for_one.into_iter().find(|(is_given, ..)| *is_given) {
+    let names = (
+        !args.served_model_name.is_empty(),
+        "--served-model-name",
+        "`alias` in a file for `--models` gives names",
+    );
+    let of_one = [names].into_iter().chain(flags_of_one(args));
+    let events = (
+        args.kv_events().is_some(),
+        "--kv-events-config",
+        "a server with these events serves one model that stays loaded",
+    );
+    let mut refused = of_one.filter(|_| n_models > 1).chain([events]);
+    match refused.find(|(is_given, ..)| *is_given) {
         Some((_, flag, hint)) => {
             Err(Failure::usage(format!("`{flag}` is for a server of one model")).hint(hint))
         }
@@ -322,15 +195,27 @@ fn refuse_what_is_for_one(args: &Args, n_models: usize) -> Result<(), Failure> {
     }
 }
 
-/// A model of the command line or of a folder, before it has its last name.
-struct FoundModel {
-    name: String,
-    /// As it was written.
-    given: PathBuf,
-    path: PathBuf,
-    options: LoadOptions,
-    role: Role,
-    is_preloaded: bool,
+/// Options that name a file of one model: whether each is given, and what to do instead.
+fn flags_of_one(args: &Args) -> impl Iterator<Item = (bool, &'static str, &'static str)> + use<> {
+    let flags = &args.model_flags.flags;
+    let of_one = [
+        (
+            flags.adapters.names().next().is_some(),
+            "--lora",
+            "`lora` in a file for `--models` says whose adapter it is",
+        ),
+        (
+            flags.vision.names_file(),
+            "--mmproj",
+            "`mmproj` in a file for `--models` says whose encoder it is",
+        ),
+        (
+            flags.speculation.names_draft(),
+            "--draft",
+            "`draft` in a file for `--models` says whose draft model it is",
+        ),
+    ];
+    of_one.into_iter()
 }
 
 /// A model of the command line, which is there.
@@ -348,6 +233,7 @@ fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<Found
         options,
         role: Role::Chat,
         is_preloaded: true,
+        is_of_folder: false,
     })
 }
 
@@ -365,17 +251,8 @@ fn tell_apart(models: &mut [FoundModel]) {
 
 fn spec(args: &Args, model: FoundModel) -> ModelSpec {
     let flags = &args.model_flags.flags;
-    let loader = NamedLoader::new(
-        model.name.clone(),
-        model.path,
-        flags.load.fetch.clone(),
-        model.options,
-    );
-    let mut spec = ModelSpec::new(model.name, loader);
-    spec.given = Some(model.given.display().to_string());
+    let mut spec = model.spec(&flags.load.fetch);
     spec.adapters = flags.adapters.names().map(str::to_owned).collect();
-    spec.role = model.role;
-    spec.is_preloaded = model.is_preloaded;
     spec
 }
 
@@ -416,111 +293,4 @@ fn read_file(path: &Path) -> Result<ModelsFile, Failure> {
     ModelsFile::parse(&text).map_err(|reason| {
         Failure::input(format!("{}: {reason}", path.display())).hint("docs/serving.md has an example")
     })
-}
-
-/// The models in a folder and in the folders in it, by name.
-fn models_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let mut found = Vec::new();
-    for path in entries(folder)? {
-        if is_model_file(&path) {
-            found.push(path);
-        } else if path.is_dir() {
-            // One that may not be read has no model that can be.
-            let files: Vec<PathBuf> = entries(&path).unwrap_or_default();
-            let models = files.iter().filter(|file| is_model_file(file));
-            let n_before = found.len();
-            found.extend(models.cloned());
-            if found.len() == n_before && files.iter().any(|file| file.ends_with("config.json")) {
-                found.push(path);
-            }
-        }
-    }
-    if found.is_empty() {
-        let message = format!("there is no model in {}", folder.display());
-        return Err(Failure::input(message).hint("GGUF files are looked for in it and in the folders in it"));
-    }
-    Ok(found)
-}
-
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let entries = fs::read_dir(folder).map_err(|error| Failure::unreadable(folder, &error))?;
-    let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
-    paths.sort();
-    Ok(paths)
-}
-
-/// Whether a file is a model, or the first part of one. What stands next to a model is none, nor is a hidden file.
-fn is_model_file(path: &Path) -> bool {
-    let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
-        return false;
-    };
-    let Some(stem) = name.strip_suffix(".gguf") else {
-        return false;
-    };
-    let is_first = part_of(stem).is_none_or(|(_, part)| part == 1);
-    path.is_file() && !name.starts_with('.') && is_model_file_name(name) && is_first
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clients_are_told_of_files_and_not_of_folders() {
-        let paths = ["/home/me/a.gguf", "models/b.gguf", "c.gguf"].map(PathBuf::from);
-        let text = "cannot read /home/me/a.gguf, models/b.gguf, c.gguf: 1/2".to_owned();
-        assert_eq!(
-            without_folders(text, &paths),
-            "cannot read a.gguf, b.gguf, c.gguf: 1/2"
-        );
-    }
-
-    #[test]
-    fn a_failure_that_comes_back_is_said_again() {
-        const DEMO: &[u8] = include_bytes!("../../../../tokenmill/assets/tokenmill-demo-Q8_0.gguf");
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("a.gguf");
-        let options = Model::options().threads(1);
-        let loader = NamedLoader::new("a".to_owned(), path.clone(), FetchArgs::default(), options);
-        for _ in 0..2 {
-            fs::write(&path, &DEMO[..1000]).expect("a file");
-            assert!(loader.load(false).is_err());
-            assert!(loader.said().is_some(), "it is warned of");
-            fs::write(&path, DEMO).expect("a file");
-            assert!(loader.load(false).is_ok());
-            assert_eq!(*loader.said(), None);
-        }
-    }
-
-    #[test]
-    fn a_folder_is_looked_through_one_level_deep() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let make = |path: &str| {
-            let path = folder.path().join(path);
-            fs::create_dir_all(path.parent().expect("it is in the folder")).expect("a folder");
-            fs::write(path, b"").expect("a file");
-        };
-        let none = models_in(folder.path()).expect_err("it is empty").line();
-        assert!(none.contains("there is no model in"), "{none}");
-        for path in [
-            "b.gguf",
-            "a-00001-of-00002.gguf",
-            "a-00002-of-00002.gguf",
-            "mmproj-b.gguf",
-            "b-mmProj-F16.gguf",
-            "mtp-b-Q8_0.gguf",
-            "b-imatrix.gguf",
-            ".b.gguf",
-            "notes.txt",
-            "c/c.gguf",
-            "c/mmproj-F16.gguf",
-            "d/config.json",
-            "e/f/deep.gguf",
-        ] {
-            make(path);
-        }
-        let found = models_in(folder.path()).expect("it has models");
-        let names: Vec<String> = found.iter().map(|path| served_name(path, path)).collect();
-        assert_eq!(names, ["a", "b", "c", "d"]);
-    }
 }

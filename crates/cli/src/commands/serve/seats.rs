@@ -13,7 +13,7 @@ use crate::{
     context_shift::ContextShiftArgs,
     failure::Failure,
     load::{LoadArgs, load},
-    model_name::{FetchArgs, served_name},
+    model_name::{FetchArgs, served_name, variants},
     numbers::count,
     speculation::SpeculationArgs,
     vision::VisionArgs,
@@ -152,7 +152,11 @@ pub(crate) fn load_app(
     options.projector = vision.projector();
     let path = load_args.fetch.resolve(model)?;
     let own_name = served_name(model, &path);
-    let given = names.is_empty().then(|| model.display().to_string());
+    let (given, variants) = if names.is_empty() {
+        (Some(model.display().to_string()), variants(model, &path))
+    } else {
+        (None, Vec::new())
+    };
     let model = load(&path, &options)?;
     if let Some(error) = model.words().template_error() {
         tracing::warn!(%error, "the model's chat template cannot be used");
@@ -169,5 +173,8 @@ pub(crate) fn load_app(
             "`--lora {name}=...` has the name of the model"
         )));
     }
-    Ok(App::new(ServedModel::new(names, model).given_as(given), config))
+    let served = ServedModel::new(names, model)
+        .given_as(given)
+        .with_variants(variants);
+    Ok(App::new(served, config))
 }

@@ -56,7 +56,7 @@ impl<'a> Card<'a> {
         }
     }
 
-    fn of_listed(listed: &'a Listed<'_>, created_s: u64) -> Self {
+    fn of_listed(listed: &'a Listed, created_s: u64) -> Self {
         match &listed.status.app {
             Some(app) => Self::of(app),
             None => Self {
@@ -71,6 +71,7 @@ impl<'a> Card<'a> {
 
 /// The names of the models, as `/api/tags`: each with a tag, as Ollama lists them.
 pub(crate) async fn tags(State(models): State<Models>) -> Response {
+    models.look_through_folder().await;
     let entries: Vec<Value> = match models.only() {
         Some(app) => app
             .model
@@ -140,8 +141,8 @@ pub(crate) async fn show(models: Models, mut call: Call) -> Result<Response, Api
         app.model.check_name(request.name())?;
         return Ok(Json(shown(app)).into_response());
     }
-    let idx = models.find(request.name(), Role::Chat)?;
-    let listed = &models.listed()[idx];
+    let idx = models.find(request.name(), Role::Chat).await?;
+    let listed = &models.listed_one(idx);
     let card = Card::of_listed(listed, models.created_s());
     let reply = match &listed.status.app {
         Some(app) => shown(app),

@@ -1,0 +1,323 @@
+//! [`ModelsFolder`]: the models of a folder, at the start and whenever the server looks through it again.
+//!
+//! Separate from the models that are named, which are there and keep their names. Invariants: a path keeps the name that it had once; what is
+//! known to be no model by its name or its header is not shown, and what cannot be read is, so that its requests are told why.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::SystemTime,
+};
+
+use tokenmill::{LoadOptions, PrefixFolder, hub::is_model_file_name};
+use tokenmill_gguf::GgufFile;
+use tokenmill_server::{
+    ModelSpec,
+    models::{ModelFolder, Role},
+};
+
+use super::{Args, found_model::FoundModel};
+use crate::{
+    failure::Failure,
+    model_name::{FetchArgs, part_of, served_name},
+};
+
+/// What `general.type` says of files that stand next to a model.
+const OTHER_TYPES: [&str; 4] = ["adapter", "imatrix", "mmproj", "clip-vision"];
+
+/// A folder of models.
+#[derive(Debug)]
+pub(super) struct ModelsFolder {
+    folder: PathBuf,
+    options: LoadOptions,
+    fetch: FetchArgs,
+    known: Mutex<Known>,
+}
+
+/// What was found out before.
+#[derive(Debug, Default)]
+struct Known {
+    /// What each path is called.
+    names: HashMap<PathBuf, String>,
+    /// The names that are given away.
+    taken: HashSet<String>,
+    headers: Headers,
+}
+
+/// Whether files are models, by when they were written and how long they are.
+type Headers = HashMap<PathBuf, (Option<SystemTime>, u64, bool)>;
+
+impl ModelsFolder {
+    /// # Errors
+    /// Options that cannot be granted.
+    pub(super) fn open(args: &Args, kept: Option<&PrefixFolder>, folder: &Path) -> Result<Self, Failure> {
+        let flags = &args.model_flags.flags;
+        let mut options = flags.unresolved_options()?;
+        options.prefix_folder = kept.cloned();
+        Ok(Self {
+            folder: folder.to_owned(),
+            options,
+            fetch: flags.load.fetch.clone(),
+            known: Mutex::default(),
+        })
+    }
+
+    /// The models at the start.
+    ///
+    /// # Errors
+    /// A folder that cannot be read, and one without models.
+    pub(super) fn found(&self) -> Result<Vec<FoundModel>, Failure> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let paths = models_in(&self.folder, &mut known.headers)?;
+        if paths.is_empty() {
+            let message = format!("there is no model in {}", self.folder.display());
+            let failure = Failure::input(message);
+            return Err(failure.hint("GGUF files are looked for in it and in the folders in it"));
+        }
+        let found = paths.into_iter().map(|path| {
+            let name = served_name(&path, &path);
+            self.model(path, name)
+        });
+        Ok(found.collect())
+    }
+
+    /// The same, with what all models of the server are called.
+    pub(super) fn knowing(self, specs: &[ModelSpec]) -> Self {
+        let mut known = self.known.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for spec in specs {
+            known
+                .taken
+                .extend(spec.names.iter().chain(&spec.adapters).cloned());
+            if let (true, Some(given), Some(name)) = (spec.is_of_folder, &spec.given, spec.names.first()) {
+                known.names.insert(PathBuf::from(given), name.clone());
+            }
+        }
+        Self {
+            known: Mutex::new(known),
+            ..self
+        }
+    }
+
+    fn model(&self, path: PathBuf, name: String) -> FoundModel {
+        FoundModel {
+            name,
+            given: path.clone(),
+            path,
+            options: self.options.clone(),
+            role: Role::Chat,
+            is_preloaded: false,
+            is_of_folder: true,
+        }
+    }
+}
+
+impl Known {
+    /// What a path is called: as it was before, else as its file, with the folder above before it where that name is given away. `None`
+    /// where both are.
+    fn name(&mut self, path: &Path) -> Option<String> {
+        if let Some(name) = self.names.get(path) {
+            return Some(name.clone());
+        }
+        let own = served_name(path, path);
+        let above = path.parent().and_then(Path::file_name);
+        let with_folder = above.map(|folder| format!("{}/{own}", folder.to_string_lossy()));
+        let mut free = [Some(own), with_folder].into_iter().flatten();
+        let name = free.find(|name| !self.taken.contains(name))?;
+        self.taken.insert(name.clone());
+        self.names.insert(path.to_owned(), name.clone());
+        Some(name)
+    }
+}
+
+impl ModelFolder for ModelsFolder {
+    fn models(&self) -> Result<Vec<ModelSpec>, String> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let paths = models_in(&self.folder, &mut known.headers).map_err(|failure| failure.message_line())?;
+        let specs = paths.into_iter().filter_map(|path| {
+            let name = known.name(&path)?;
+            Some(self.model(path, name).spec(&self.fetch))
+        });
+        Ok(specs.collect())
+    }
+}
+
+/// The models in a folder and in the folders in it, by name.
+fn models_in(folder: &Path, headers: &mut Headers) -> Result<Vec<PathBuf>, Failure> {
+    let mut found = Vec::new();
+    let mut seen = Headers::new();
+    let mut take = |path: &Path| is_model_file(path) && is_model_header(path, headers, &mut seen);
+    for path in entries(folder)? {
+        if take(&path) {
+            found.push(path);
+        } else if path.is_dir() {
+            // One that may not be read has no model that can be.
+            let files: Vec<PathBuf> = entries(&path).unwrap_or_default();
+            let models: Vec<&PathBuf> = files.iter().filter(|file| take(file)).collect();
+            let has = |name: &str| files.iter().any(|file| file.ends_with(name));
+            if models.is_empty() && has("config.json") && !has("adapter_config.json") {
+                found.push(path);
+            } else {
+                found.extend(models.into_iter().cloned());
+            }
+        }
+    }
+    // What is gone is forgotten.
+    *headers = seen;
+    Ok(found)
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let entries = fs::read_dir(folder).map_err(|error| Failure::unreadable(folder, &error))?;
+    let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+/// Whether a file is a model by its name, or the first part of one. What stands next to a model is none, nor is a hidden file.
+fn is_model_file(path: &Path) -> bool {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+        return false;
+    };
+    let Some(stem) = name.strip_suffix(".gguf") else {
+        return false;
+    };
+    let is_first = part_of(stem).is_none_or(|(_, part)| part == 1);
+    path.is_file() && !name.starts_with('.') && is_model_file_name(name) && is_first
+}
+
+/// Whether the header of a file is that of a model. One that was looked at before, and has not changed since, is not opened again.
+fn is_model_header(path: &Path, known: &Headers, seen: &mut Headers) -> bool {
+    let metadata = fs::metadata(path).ok();
+    let written = metadata.as_ref().and_then(|metadata| metadata.modified().ok());
+    let n_bytes = metadata.map_or(0, |metadata| metadata.len());
+    let is_model = match known.get(path) {
+        Some(&(before, n_before, is_model)) if (before, n_before) == (written, n_bytes) => is_model,
+        _ => !is_other_file(path),
+    };
+    seen.insert(path.to_owned(), (written, n_bytes, is_model));
+    is_model
+}
+
+/// Whether a file says that it is something else than a model.
+fn is_other_file(path: &Path) -> bool {
+    let Ok(file) = GgufFile::open(path) else {
+        return false;
+    };
+    let text = |key: &str| file.metadata().opt_str(key).ok().flatten().unwrap_or_default();
+    OTHER_TYPES.contains(&text("general.type"))
+        || text("general.architecture") == "clip"
+        || !text("adapter.type").is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_gguf::GgufWriter;
+
+    use super::*;
+
+    fn put(folder: &Path, path: &str, bytes: &[u8]) {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().expect("it is in the folder")).expect("a folder");
+        fs::write(path, bytes).expect("a file");
+    }
+
+    /// The names of the models in a folder.
+    fn names_in(folder: &Path, headers: &mut Headers) -> Vec<String> {
+        let found = models_in(folder, headers).expect("it can be read");
+        found.iter().map(|path| served_name(path, path)).collect()
+    }
+
+    /// A GGUF file without tensors.
+    fn gguf(entries: &[(&str, &str)]) -> Vec<u8> {
+        let mut writer = GgufWriter::new();
+        for (key, value) in entries {
+            let metadata = writer.metadata_mut();
+            metadata.insert(*key, *value).expect("each key comes once");
+        }
+        let out = writer.write_header(Vec::new()).expect("memory takes it");
+        out.finish().expect("there are no tensors")
+    }
+
+    #[test]
+    fn a_folder_is_looked_through_one_level_deep() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut headers = Headers::new();
+        assert_eq!(names_in(folder.path(), &mut headers), [""; 0]);
+        for path in [
+            "b.gguf",
+            "a-00001-of-00002.gguf",
+            "a-00002-of-00002.gguf",
+            "mmproj-b.gguf",
+            "b-mmProj-F16.gguf",
+            "mtp-b-Q8_0.gguf",
+            "b-imatrix.gguf",
+            ".b.gguf",
+            "notes.txt",
+            "c/c.gguf",
+            "c/mmproj-F16.gguf",
+            "d/config.json",
+            "e/f/deep.gguf",
+            "g/config.json",
+            "g/adapter_config.json",
+        ] {
+            put(folder.path(), path, b"");
+        }
+        assert_eq!(names_in(folder.path(), &mut headers), ["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn a_file_that_says_it_is_no_model_is_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, entries) in [
+            (
+                "model",
+                &[("general.type", "model"), ("general.architecture", "llama")][..],
+            ),
+            ("old", &[("general.architecture", "llama")]),
+            (
+                "lora",
+                &[("general.type", "adapter"), ("general.architecture", "llama")],
+            ),
+            (
+                "lora-old",
+                &[("general.architecture", "llama"), ("adapter.type", "lora")],
+            ),
+            ("matrix", &[("general.type", "imatrix")]),
+            (
+                "eye",
+                &[("general.type", "mmproj"), ("general.architecture", "clip")],
+            ),
+            ("eye-old", &[("general.architecture", "clip")]),
+        ] {
+            put(folder.path(), &format!("{name}.gguf"), &gguf(entries));
+        }
+        put(folder.path(), "broken.gguf", b"GGUF");
+        let mut headers = Headers::new();
+        let expected = ["broken", "model", "old"];
+        assert_eq!(names_in(folder.path(), &mut headers), expected);
+        // What was found out is kept as long as the file is the same.
+        assert_eq!(headers.len(), 8);
+        for (_, _, is_model) in headers.values_mut() {
+            *is_model = !*is_model;
+        }
+        let others = ["eye-old", "eye", "lora-old", "lora", "matrix"];
+        assert_eq!(names_in(folder.path(), &mut headers), others);
+        put(folder.path(), "broken.gguf", b"GGUF, and more");
+        assert_eq!(
+            names_in(folder.path(), &mut headers),
+            [&["broken"][..], &others].concat()
+        );
+    }
+
+    #[test]
+    fn a_path_keeps_its_name() {
+        let mut known = Known::default();
+        let mut name = |path: &str| known.name(Path::new(path));
+        assert_eq!(name("m/a.gguf").as_deref(), Some("a"));
+        assert_eq!(name("m/x/a.gguf").as_deref(), Some("x/a"));
+        assert_eq!(name("m/a.gguf").as_deref(), Some("a"));
+        assert_eq!(name("n/x/a.gguf"), None);
+    }
+}

@@ -1,0 +1,232 @@
+//! The load itself, with its progress bar and what a person is told about it.
+//!
+//! Separate from the options, which say what is wanted. Invariant: a program that has a log is told there, any other on standard error.
+
+use std::{
+    io::{self, IsTerminal as _},
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+use tokenmill::{
+    Compute, DraftFacts, LoadOptions, Loaded, LoadedDevice, MemoryPlan, Model, ModelSource, SplitPlan,
+};
+use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
+
+use crate::{
+    failure::Failure,
+    memory_words::{plan_text, warning},
+    note::note,
+    progress,
+    visible::visible,
+};
+
+/// Loading kernels for this long is mentioned: the driver was probably compiling them.
+const LONG_LOAD: Duration = Duration::from_secs(1);
+
+/// Finds, opens and loads a model, with a progress bar.
+///
+/// # Errors
+/// As [`LoadOptions::load`].
+pub(crate) fn load(path: &Path, options: &LoadOptions) -> Result<Model, Failure> {
+    let source = ModelSource::find(path)?;
+    load_opened(&source, &options.open_network(&source)?, options)
+}
+
+/// Loads an opened model, as [`load`] does.
+///
+/// # Errors
+/// As [`LoadOptions::load_opened`].
+pub(crate) fn load_opened(
+    source: &ModelSource,
+    network: &Network,
+    options: &LoadOptions,
+) -> Result<Model, Failure> {
+    let model = with_progress(options.compute.n_gpus, |on_progress| {
+        options.load_opened(source, network, on_progress)
+    })?;
+    if let (LoadedDevice::Cpu { .. }, Some(plan)) = (model.device(), model.memory()) {
+        say_plan(plan, model.n_ctx(), &options.compute);
+    }
+    if let Some(draft) = model.draft() {
+        say_draft(draft, model.n_ctx());
+    }
+    if let Some(text) = about_cut_context(options.n_ctx, model.n_ctx()) {
+        tell(&text);
+    }
+    tell_about_load(model.device(), model.n_ctx(), network.descriptor().n_ctx_train);
+    tell_about_invariance(model.device(), &options.compute);
+    Ok(model)
+}
+
+/// Loads a network without words and engine, as [`load`] does.
+///
+/// # Errors
+/// As [`tokenmill::load`].
+pub(crate) fn load_network(
+    network: &Network,
+    options: &ModelOptions,
+    compute: &Compute,
+) -> Result<Loaded, Failure> {
+    let loaded = with_progress(compute.n_gpus, |on_progress| {
+        tokenmill::load(network, options, compute, on_progress)
+    })?;
+    let n_ctx = loaded.executor.limits().n_ctx;
+    if let LoadedDevice::Cpu { .. } = &loaded.device {
+        say_plan(&loaded.plan, n_ctx, compute);
+    }
+    tell_about_load(&loaded.device, n_ctx, network.descriptor().n_ctx_train);
+    tell_about_invariance(&loaded.device, compute);
+    Ok(loaded)
+}
+
+fn with_progress<T>(
+    n_gpus: usize,
+    load: impl FnOnce(&mut dyn FnMut(LoadProgress)) -> Result<T, tokenmill::Error>,
+) -> Result<T, Failure> {
+    // The bar ticks, and would write over the plan of a split, which is shown before the first byte.
+    let mut bar = None;
+    let loaded = load(&mut |progress| {
+        let bar = bar.get_or_insert_with(|| progress::bytes("loading"));
+        progress::set_bytes(bar, progress.n_bytes_done, progress.n_bytes_total);
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    loaded.map_err(|error| Failure::of_group(error, n_gpus))
+}
+
+/// Says where `--batch-invariant` is nothing new.
+fn tell_about_invariance(device: &LoadedDevice, compute: &Compute) {
+    if compute.gpu.is_batch_invariant && matches!(device, LoadedDevice::Cpu { .. }) {
+        tell("`--batch-invariant` changes nothing on the CPU, where results never depend on the batch");
+    }
+}
+
+/// What is said where a model has a smaller context than was asked for, as encoders have.
+pub(crate) fn about_cut_context(asked: Option<usize>, n_ctx: usize) -> Option<String> {
+    let asked = asked.filter(|&asked| asked > n_ctx)?;
+    Some(format!(
+        "the context is {n_ctx} tokens instead of {asked}: this encoder was made for no more"
+    ))
+}
+
+/// What is said about a context that is longer than the model was made for.
+pub(crate) fn about_long_context(n_ctx: usize, n_ctx_train: usize) -> Option<String> {
+    (n_ctx > n_ctx_train).then(|| {
+        format!(
+            "the context of {n_ctx} tokens is longer than the {n_ctx_train} that the model was made for; beyond them its \
+             text may make no sense"
+        )
+    })
+}
+
+/// Says where more context was asked for than the model was made for, why a GPU was passed over, and what took long.
+fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
+    if let Some(text) = about_long_context(n_ctx, n_ctx_train) {
+        tell(&text);
+    }
+    if let LoadedDevice::Split { threshold, .. } = device
+        && *threshold != Some(1)
+    {
+        tell(&match *threshold {
+            None => {
+                "the CPU computes all feed-forward networks: the longest steps measured were not faster on the GPU"
+                    .to_owned()
+            }
+            Some(n) => format!("the GPU computes its feed-forward networks in steps of {n} tokens and more"),
+        });
+    }
+    match device {
+        LoadedDevice::Cpu {
+            passed_over: Some(reason),
+        } => tell(&format!("computing on the CPU: {reason}")),
+        LoadedDevice::Cuda { kernels_took, .. }
+        | LoadedDevice::Group { kernels_took, .. }
+        | LoadedDevice::Split { kernels_took, .. } => {
+            if let Some(text) = about_long_load(*kernels_took) {
+                tell(&text);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Says what of a model will be where, before it is loaded.
+pub(super) fn say_split(plan: &SplitPlan) {
+    for line in plan.to_string().lines() {
+        if tracing::dispatcher::has_been_set() {
+            tracing::info!("{line}");
+        } else {
+            note!("{}", visible(line));
+        }
+    }
+}
+
+/// Tells a person what memory a model on the CPU takes, and warns of what will be slow or too much.
+fn say_plan(plan: &MemoryPlan, n_ctx: usize, compute: &Compute) {
+    let text = plan_text(plan, n_ctx);
+    if io::stderr().is_terminal() {
+        note!("memory: {text}");
+    }
+    if let Some(text) = warning(plan) {
+        tell(&text);
+    }
+    let n_processors = thread::available_parallelism().map_or(usize::MAX, usize::from);
+    if let Some(n_threads) = compute.n_threads.filter(|&n_threads| n_threads > n_processors) {
+        tell(&format!(
+            "`-t {n_threads}` is more than the {n_processors} processors of this machine, and slower than -t {n_processors}"
+        ));
+    }
+}
+
+/// Tells a person what memory a draft model takes, and where it stops guessing.
+fn say_draft(draft: &DraftFacts, n_ctx: usize) {
+    if io::stderr().is_terminal() {
+        let plan = plan_text(&draft.memory, draft.n_ctx);
+        if draft.is_own_layer {
+            note!("memory of the layer that guesses further tokens (MTP): {plan}");
+        } else {
+            note!("memory of the draft model {}: {plan}", visible(&draft.name));
+        }
+    }
+    if draft.n_ctx < n_ctx {
+        tell(&format!(
+            "what guesses ahead was made for {} tokens and guesses nothing behind them",
+            draft.n_ctx
+        ));
+    }
+}
+
+/// What is said about loading kernels, where it took long.
+fn about_long_load(took: Duration) -> Option<String> {
+    (took >= LONG_LOAD).then(|| {
+        format!(
+            "loading the kernels took {:.1} s; what the driver compiles it usually keeps for the next start",
+            took.as_secs_f64()
+        )
+    })
+}
+
+/// Says something on standard error: in the log of a program that has one, else as a line.
+fn tell(text: &str) {
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{text}");
+    } else {
+        note!("{}", visible(text));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_long_load_of_kernels_is_mentioned() {
+        assert_eq!(about_long_load(Duration::ZERO), None);
+        assert_eq!(about_long_load(Duration::from_millis(999)), None);
+        assert!(about_long_load(LONG_LOAD).is_some_and(|text| text.contains(" 1.0 s;")));
+        assert!(about_long_load(Duration::from_millis(12_340)).is_some_and(|text| text.contains(" 12.3 s;")));
+    }
+}

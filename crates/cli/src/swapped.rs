@@ -1,0 +1,122 @@
+//! A model where a text is expected, and the reverse: what to say to it.
+//!
+//! Separate because both are files, and what stands in them tells what was meant. Invariant: only the beginning of a file is read.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use tokenmill_gguf::{ReadAt as _, RegularFile, looks_like};
+
+use crate::failure::Failure;
+
+/// The first bytes of GGUF files.
+const MAGIC: &[u8] = b"GGUF";
+/// Bytes that tell what a file is.
+const TELLING_BYTES: u64 = 512;
+
+/// The beginning of a file, where it is one.
+fn beginning(path: &Path) -> Option<Vec<u8>> {
+    let file = RegularFile::open(path).ok()?;
+    let mut bytes = vec![0; file.n_bytes().min(TELLING_BYTES) as usize];
+    file.read_exact_at(0, &mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// Whether a file is a model.
+fn is_gguf(path: &Path) -> bool {
+    beginning(path).is_some_and(|bytes| bytes.starts_with(MAGIC))
+}
+
+/// Refuses a model where a text is read.
+///
+/// # Errors
+/// A GGUF file.
+pub(crate) fn refuse_model_as_text(path: &Path) -> Result<(), Failure> {
+    if is_gguf(path) {
+        let message = format!("{} is a GGUF file, and a text is expected here", path.display());
+        return Err(Failure::input(message)
+            .hint("the model stands in the place of MODEL, and a text is a file of UTF-8"));
+    }
+    Ok(())
+}
+
+/// Refuses a text where `run` expects a model: people give the prompt first.
+///
+/// # Errors
+/// A text whose name is not that of a model.
+pub(crate) fn refuse_prompt_as_model(path: &Path) -> Result<(), Failure> {
+    if path.extension().is_some_and(|extension| extension == "gguf") {
+        return Ok(());
+    }
+    let looks_like = beginning(path)
+        .filter(|bytes| !bytes.is_empty())
+        .map(|bytes| looks_like(&bytes));
+    if looks_like == Some("text") {
+        let name = path.display();
+        return Err(
+            Failure::input(format!("{name} is a text, and a model is expected here")).hint(format!(
+                "a file with a prompt comes with `-f`, behind the model: `tokenmill run MODEL -f {name}`"
+            )),
+        );
+    }
+    Ok(())
+}
+
+/// What to say to `run` with a file for the prompt, and without a model.
+pub(crate) fn file_without_model(args: &[OsString]) -> Option<Failure> {
+    if args.get(1)? != "run" {
+        return None;
+    }
+    let file = prompt_file(args)?;
+    let name = file.display();
+    Some(if is_gguf(&file) {
+        Failure::usage(format!("`-f` reads a prompt, and {name} is a model"))
+            .hint(format!("a model stands alone: `tokenmill run {name} PROMPT`"))
+    } else {
+        Failure::usage("there is no model").hint(format!(
+            "it stands before or behind the prompt's file: `tokenmill run MODEL -f {name}`"
+        ))
+    })
+}
+
+/// The value of `-f`, in all forms that it may be written in.
+fn prompt_file(args: &[OsString]) -> Option<PathBuf> {
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        let text = arg.to_string_lossy();
+        match text.strip_prefix("--file").or_else(|| text.strip_prefix("-f")) {
+            Some("") => return args.next().map(PathBuf::from),
+            Some(rest) if text.starts_with("--") => {
+                if let Some(value) = rest.strip_prefix('=') {
+                    return Some(value.into());
+                }
+            }
+            Some(rest) => return Some(rest.trim_start_matches('=').into()),
+            None => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompts_file_is_found_in_all_forms() {
+        for (args, expected) in [
+            (&["run", "-f", "a b"][..], Some("a b")),
+            (&["run", "-fa"], Some("a")),
+            (&["run", "-f=a"], Some("a")),
+            (&["run", "--file", "a"], Some("a")),
+            (&["run", "--file=a"], Some("a")),
+            (&["run", "--files=a"], None),
+            (&["run", "-f"], None),
+        ] {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            assert_eq!(prompt_file(&args).as_deref(), expected.map(Path::new), "{args:?}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! [`Catalog`]: which models there are, and which of them a name means.
+//!
+//! Separate from what each is doing, because names are text. Invariants: a model keeps its place for ever, whatever comes and goes; a name
+//! means one model or none.
+
+use std::{collections::HashMap, sync::Arc};
+
+use super::{ModelSpec, ModelsError};
+use crate::model_names::{is_of_repository, is_variant};
+
+/// The models of a server at a time.
+#[derive(Clone, Debug)]
+pub(super) struct Catalog {
+    specs: Vec<Arc<ModelSpec>>,
+    /// Which model a name means; those of adapters are their model's.
+    names: HashMap<String, usize>,
+    /// Whether each has vanished from the folder that it was found in.
+    is_gone: Vec<bool>,
+}
+
+impl Catalog {
+    /// # Errors
+    /// No model, one without a name, and two of one name.
+    pub(super) fn new(specs: Vec<ModelSpec>) -> Result<Self, ModelsError> {
+        if specs.is_empty() {
+            return Err(ModelsError::None);
+        }
+        let mut names = HashMap::new();
+        for (idx, spec) in specs.iter().enumerate() {
+            if spec.names.is_empty() || spec.names.iter().any(String::is_empty) {
+                return Err(ModelsError::NoName);
+            }
+            for name in spec.names.iter().chain(&spec.adapters) {
+                if let Some(other) = names.insert(name.clone(), idx) {
+                    let given = |idx: usize| specs[idx].given.as_deref().unwrap_or(specs[idx].name());
+                    return Err(ModelsError::SameName {
+                        name: name.clone(),
+                        models: [other, idx].map(|idx| given(idx).to_owned()),
+                    });
+                }
+            }
+        }
+        for (idx, spec) in specs.iter().enumerate() {
+            if let Some(given) = &spec.given {
+                names.entry(given.clone()).or_insert(idx);
+            }
+        }
+        Ok(Self {
+            is_gone: vec![false; specs.len()],
+            specs: specs.into_iter().map(Arc::new).collect(),
+            names,
+        })
+    }
+
+    /// All models, also those that are gone.
+    pub(super) fn specs(&self) -> &[Arc<ModelSpec>] {
+        &self.specs
+    }
+
+    /// Whether a model has vanished from its folder.
+    pub(super) fn is_gone(&self, idx: usize) -> bool {
+        self.is_gone[idx]
+    }
+
+    /// The same with what is in the folder now: new models come last, and those that are not in it are gone. `None` where nothing has
+    /// changed.
+    pub(super) fn with_folder(&self, found: Vec<ModelSpec>) -> Option<Self> {
+        let mut new = self.clone();
+        for (spec, is_gone) in self.specs.iter().zip(&mut new.is_gone) {
+            *is_gone = spec.is_of_folder;
+        }
+        for mut spec in found {
+            let names = || spec.names.iter().chain(&spec.adapters);
+            match new.names.get(spec.name()).copied() {
+                Some(idx) if new.specs[idx].is_of_folder => new.is_gone[idx] = false,
+                None if names().all(|name| !name.is_empty() && !new.names.contains_key(name)) => {
+                    let idx = new.specs.len();
+                    let names: Vec<String> = names().cloned().collect();
+                    new.names.extend(names.into_iter().map(|name| (name, idx)));
+                    if let Some(given) = &spec.given {
+                        new.names.entry(given.clone()).or_insert(idx);
+                    }
+                    spec.is_of_folder = true;
+                    new.specs.push(Arc::new(spec));
+                    new.is_gone.push(false);
+                }
+                // Another has the name.
+                _ => {}
+            }
+        }
+        let is_same = new.specs.len() == self.specs.len() && new.is_gone == self.is_gone;
+        (!is_same).then_some(new)
+    }
+
+    /// The model that has one of the names.
+    pub(super) fn find(&self, forms: &[String]) -> Option<usize> {
+        forms.iter().find_map(|form| self.names.get(form).copied())
+    }
+
+    /// The model of `model:adapter`, which is not loaded: it says itself whether it has the adapter.
+    pub(super) fn find_by_adapter(&self, forms: &[String]) -> Option<usize> {
+        let has_adapter = |spec: &ModelSpec, form: &str| {
+            let behind = |name: &String| form.strip_prefix(name.as_str())?.strip_prefix(':');
+            let mut adapters = spec.names.iter().chain(&spec.given).filter_map(behind);
+            adapters.any(|adapter| spec.adapters.iter().any(|known| known == adapter))
+        };
+        let is_known = |spec: &Arc<ModelSpec>| forms.iter().any(|form| has_adapter(spec, form));
+        self.specs.iter().position(is_known)
+    }
+
+    /// The model of a repository of which no other is served, or no other of the type that is named.
+    pub(super) fn find_by_repository(&self, forms: &[String]) -> Option<usize> {
+        let is_of = |spec: &ModelSpec| {
+            let mut names = spec.names.iter();
+            names.any(|name| {
+                let is_it =
+                    |form: &String| is_of_repository(name, form) || is_variant(name, form, &spec.variants);
+                forms.iter().any(is_it)
+            })
+        };
+        let mut found = (0..self.specs.len()).filter(|&idx| is_of(&self.specs[idx]));
+        found.next().filter(|_| found.next().is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill::Model;
+
+    use super::{
+        super::{Measured, ModelLoader},
+        *,
+    };
+
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl ModelLoader for Nothing {
+        fn measure(&self) -> Result<Measured, String> {
+            Err("there is nothing".to_owned())
+        }
+
+        fn load(&self, _is_quiet: bool) -> Result<Model, String> {
+            Err("there is nothing".to_owned())
+        }
+    }
+
+    fn specs(names: &[&str]) -> Vec<ModelSpec> {
+        names.iter().map(|name| ModelSpec::new(*name, Nothing)).collect()
+    }
+
+    #[test]
+    fn models_of_a_folder_come_and_go_and_keep_their_places() {
+        let mut first = specs(&["named", "a", "b"]);
+        for spec in &mut first[1..] {
+            spec.is_of_folder = true;
+        }
+        let catalog = Catalog::new(first).expect("the names are of one model each");
+        assert!(
+            catalog.with_folder(specs(&["b", "a"])).is_none(),
+            "nothing changed"
+        );
+        // Another has the name of the last.
+        let changed = catalog.with_folder(specs(&["b", "c", "named"]));
+        let changed = changed.expect("one came and one went");
+        let names: Vec<&str> = changed.specs().iter().map(|spec| spec.name()).collect();
+        assert_eq!(names, ["named", "a", "b", "c"]);
+        assert_eq!(changed.is_gone, [false, true, false, false]);
+        assert_eq!(changed.find(&["c".to_owned()]), Some(3));
+        let back = changed.with_folder(specs(&["a", "b"])).expect("one came back");
+        assert_eq!(back.is_gone, [false, false, false, true]);
+        assert_eq!(back.specs().len(), 4);
+    }
+}
