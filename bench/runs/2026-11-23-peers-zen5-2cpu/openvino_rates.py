@@ -1,4 +1,4 @@
-"""Prints OpenVINO GenAI's rates: openvino.py MODEL PROMPT ANSWER ROUNDS."""
+"""Prints OpenVINO GenAI's rates: openvino_rates.py MODEL PROMPT ANSWER ROUNDS."""
 import openvino_genai as g,time,sys
 p=g.LLMPipeline(sys.argv[1],"CPU",INFERENCE_NUM_THREADS=2)
 c=g.GenerationConfig(); c.max_new_tokens=int(sys.argv[3]); c.ignore_eos=True
