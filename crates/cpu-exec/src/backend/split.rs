@@ -2,15 +2,16 @@
 //!
 //! Separate because a host that has the network for itself needs none of it. Invariant: values are seen and written where they are.
 
-use std::{ops::Range, sync::Arc};
+use std::{marker::PhantomData, ops::Range, sync::Arc};
 
 use tokenmill_backend::{BackendError, ForwardBatch, SplitOperations, StepShape};
 
 use super::CpuBackend;
 
-/// Keeps the threads awake between the operations of a step.
+/// Keeps the threads awake between the operations of a step, until the thread that began it drops this.
 pub struct AwakeThreads {
     host: Arc<crate::Host>,
+    of_this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for AwakeThreads {
@@ -32,6 +33,7 @@ impl SplitOperations for CpuBackend {
         self.host.pool().hold();
         AwakeThreads {
             host: Arc::clone(&self.host),
+            of_this_thread: PhantomData,
         }
     }
 

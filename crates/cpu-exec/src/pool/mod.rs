@@ -4,7 +4,7 @@
 //! forward pass ([`Pool::enter`] keeps its workers awake), a job is one published word, and threads claim chunks from
 //! atomic cursors. Neighbouring chunks are usually neighbours in memory too, and kernels prefetch: so the chunks are divided
 //! into runs, one for each of up to sixteen threads, and a thread that exhausts its run steals from the front of the next.
-//! The protocol is in [`gate`]; what a job may write to is in [`parts`].
+//! The protocol is in [`gate`]; what a job may write to is in [`parts`]; which processors threads keep to is in [`placed`].
 //!
 //! Invariant: which worker runs which chunk never influences a result. Callers keep to it by giving every chunk its own
 //! output and reducing in an order that depends on positions only.
@@ -13,11 +13,13 @@ mod affinity;
 mod claims;
 mod gate;
 mod parts;
+mod placed;
 mod sync;
 
 use std::{
     any::Any,
-    cell::{Cell, UnsafeCell},
+    cell::UnsafeCell,
+    marker::PhantomData,
     num::NonZeroUsize,
     panic::{self, AssertUnwindSafe},
     sync::{Arc, Mutex, PoisonError, mpsc},
@@ -28,6 +30,7 @@ use claims::{Cursor, MAX_RUNS, Runs};
 use gate::{Gate, Patience};
 use parts::SendPtr;
 pub(crate) use parts::{Columns, Few, Partition, Patch, Patches, Rect};
+use placed::{LeaderPlace, ThreadPlaces};
 use sync::{AtomicUsize, Ordering};
 
 use crate::{CpuExecError, Places};
@@ -53,13 +56,7 @@ pub struct Pool {
     threads: Vec<JoinHandle<()>>,
     /// Held by the thread that leads a job; a second caller runs its job alone.
     leader: Mutex<()>,
-    /// Where a thread that leads runs, and where it may run otherwise.
-    leader_cpus: Option<[Vec<usize>; 2]>,
-}
-
-thread_local! {
-    /// Forward passes that the calling thread has entered, of pools whose threads have places.
-    static N_LED: Cell<usize> = const { Cell::new(0) };
+    leader_place: Option<LeaderPlace>,
 }
 
 type JobFn<'a> = dyn Fn(usize, usize) + Sync + 'a;
@@ -100,17 +97,6 @@ impl Pool {
         Self::placed(n_threads, &Places::default())
     }
 
-    /// Processors that `places` leave to this process.
-    ///
-    /// # Errors
-    /// [`CpuExecError::Places`] where none are left.
-    pub fn n_available_in(places: &Places) -> Result<usize, CpuExecError> {
-        if places.is_free() {
-            return Ok(Self::n_available());
-        }
-        Ok(places.n_cpus(&affinity::machine()?)?)
-    }
-
     /// As [`Pool::new`], and keeps the workers to their `places`, and the thread that calls [`Pool::enter`] to its own until it has left.
     ///
     /// # Errors
@@ -122,20 +108,13 @@ impl Pool {
                 maximum: MAX_THREADS,
             });
         }
-        let (of_threads, allowed, n_cpus) = if places.is_free() {
-            (Vec::new(), Vec::new(), usize::MAX)
-        } else {
-            let machine = affinity::machine()?;
-            let n_cpus = places.n_cpus(&machine)?;
-            (places.of_threads(n_threads, &machine)?, machine.allowed, n_cpus)
-        };
-        let mut of_threads = of_threads.into_iter();
+        let mut thread_places = ThreadPlaces::of(n_threads, places)?;
         let shared = Arc::new(Shared {
             gate: Gate::new(),
             cursors: std::array::from_fn(|_| Cursor(AtomicUsize::new(0))),
             n_entered: AtomicUsize::new(0),
             width: AtomicUsize::new(n_threads),
-            is_oversubscribed: n_threads > Self::n_available().min(n_cpus),
+            is_oversubscribed: n_threads > Self::n_available().min(thread_places.n_cpus),
             job: UnsafeCell::new(Job {
                 run: None,
                 runs: Runs {
@@ -149,12 +128,12 @@ impl Pool {
             shared,
             threads: Vec::with_capacity(n_threads - 1),
             leader: Mutex::new(()),
-            leader_cpus: of_threads.next().map(|own| [own, allowed]),
+            leader_place: thread_places.leader(),
         };
         let (placed, results) = mpsc::channel();
         for worker_idx in 1..n_threads {
             let (shared, placed) = (Arc::clone(&pool.shared), placed.clone());
-            let cpus = of_threads.next();
+            let cpus = thread_places.next_worker();
             let work = move || {
                 let _ = placed.send(cpus.map_or(Ok(()), |cpus| affinity::keep_to(&cpus)));
                 drop(placed);
@@ -167,7 +146,7 @@ impl Pool {
             pool.threads.push(thread);
         }
         drop(placed);
-        if pool.leader_cpus.is_some() {
+        if pool.leader_place.is_some() {
             results.iter().collect::<Result<(), _>>()?;
         }
         Ok(pool)
@@ -194,18 +173,16 @@ impl Pool {
     /// Keeps the workers awake between jobs until the guard is dropped; a forward pass holds one.
     pub fn enter(&self) -> Entered<'_> {
         self.hold();
-        Entered { pool: self }
+        Entered {
+            pool: self,
+            of_this_thread: PhantomData,
+        }
     }
 
-    /// As [`Pool::enter`], until as many calls of [`Pool::release`].
+    /// As [`Pool::enter`], until as many calls of [`Pool::release`] by the same thread.
     pub(crate) fn hold(&self) {
-        if let Some([own, _]) = &self.leader_cpus {
-            let n_led = N_LED.get();
-            N_LED.set(n_led + 1);
-            if n_led == 0 {
-                // Its workers were placed so: what fails now, as after a change from outside, leaves the thread where it is.
-                let _ = affinity::keep_to(own);
-            }
+        if let Some(place) = &self.leader_place {
+            place.take();
         }
         self.shared.n_entered.fetch_add(1, Ordering::SeqCst);
         if self.shared.width.load(Ordering::Relaxed) > 1 {
@@ -215,14 +192,8 @@ impl Pool {
 
     pub(crate) fn release(&self) {
         self.shared.n_entered.fetch_sub(1, Ordering::SeqCst);
-        if let Some([_, allowed]) = &self.leader_cpus
-            && let Some(n_led) = N_LED.get().checked_sub(1)
-        {
-            N_LED.set(n_led);
-            if n_led == 0 {
-                // Threads that it starts are not to inherit its place.
-                let _ = affinity::keep_to(allowed);
-            }
+        if let Some(place) = &self.leader_place {
+            place.leave();
         }
     }
 
@@ -354,10 +325,17 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-/// A forward pass in progress; see [`Pool::enter`].
+/// A forward pass in progress; see [`Pool::enter`]. It ends on the thread that began it, which may have a place until then:
+///
+/// ```compile_fail,E0277
+/// let pool = tokenmill_cpu_exec::Pool::new(2).unwrap();
+/// let entered = pool.enter();
+/// std::thread::scope(|scope| scope.spawn(move || drop(entered)));
+/// ```
 #[derive(Debug)]
 pub struct Entered<'a> {
     pool: &'a Pool,
+    of_this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for Entered<'_> {
@@ -484,7 +462,7 @@ mod tests {
 
     /// Yields until `is_met`, and returns whether it was before patience ended. A chunk that waits keeps its job open, so
     /// that workers always come; the end is there so that a fault is a failure and not a test that hangs.
-    fn yield_until(is_met: impl Fn() -> bool) -> bool {
+    pub(super) fn yield_until(is_met: impl Fn() -> bool) -> bool {
         for _ in 0..1 << 26 {
             if is_met() {
                 return true;
@@ -580,56 +558,6 @@ mod tests {
             });
             assert!(counts.into_iter().all(|count| count.into_inner() == 1));
         }
-    }
-
-    /// The processors of each thread of a pool, the caller in a forward pass first.
-    #[cfg(target_os = "linux")]
-    fn cpus_of_threads(pool: &Pool) -> Vec<Vec<usize>> {
-        let all: Vec<Mutex<Vec<usize>>> = (0..pool.n_threads()).map(|_| Mutex::default()).collect();
-        let n_here = AtomicUsize::new(0);
-        let _entered = pool.enter();
-        pool.run(pool.n_threads(), |worker_idx, _| {
-            *all[worker_idx].lock().unwrap() = affinity::machine().unwrap().allowed;
-            // Each waits for the others, so that none takes two chunks.
-            n_here.fetch_add(1, Ordering::SeqCst);
-            yield_until(|| n_here.load(Ordering::SeqCst) == pool.n_threads());
-        });
-        all.into_iter().map(|cpus| cpus.into_inner().unwrap()).collect()
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn threads_keep_to_their_places_and_the_leader_until_it_leaves() {
-        let given = affinity::machine().unwrap().allowed;
-        let strict = Places {
-            is_strict: true,
-            ..Places::default()
-        };
-        let n_threads = given.len().min(4);
-        let pool = Pool::placed(n_threads, &strict).unwrap();
-        let mut found = cpus_of_threads(&pool).concat();
-        found.sort_unstable();
-        found.dedup();
-        assert_eq!(found.len(), n_threads, "a processor each: {found:?}");
-        assert_eq!(affinity::machine().unwrap().allowed, given);
-        // One of the processors for all.
-        let last = given[given.len() - 1];
-        let one = Places {
-            cpus: Some(last.to_string().parse().unwrap()),
-            ..Places::default()
-        };
-        assert_eq!(Pool::n_available_in(&one).unwrap(), 1);
-        let pool = Pool::placed(3, &one).unwrap();
-        assert_eq!(cpus_of_threads(&pool), vec![vec![last]; 3]);
-        assert_eq!(affinity::machine().unwrap().allowed, given);
-        let not_there = Places {
-            cpus: Some("1023".parse().unwrap()),
-            ..Places::default()
-        };
-        assert!(matches!(
-            Pool::placed(1, &not_there),
-            Err(CpuExecError::Places(_))
-        ));
     }
 
     #[test]
