@@ -196,6 +196,9 @@ impl DraftModel {
             return None;
         }
         self.open(seats, weighing.as_ref());
+        if self.n_open() == 0 {
+            self.trials.note_no_pass();
+        }
         let mut passes = None;
         while let Some(pass_us) = self.is_worth_a_pass(weighing.as_ref()) {
             let passes = passes.get_or_insert_with(Passes::default);

@@ -9,10 +9,11 @@
 const TRIAL_SHARE: u64 = 64;
 const LAST_TRIAL_SHARE: u64 = 512;
 
-/// Steps in which nothing is asked, at most. Times change in the meantime, and drafts may pay then.
+/// Steps in which nothing is asked, at most, but for those before a trial whose states come back. Times change in the meantime, and drafts
+/// may pay then.
 const MAX_REST_STEPS: u64 = 32;
 
-/// Steps before a trial in which hidden states are kept.
+/// Steps before a trial in which hidden states are kept; where they come back, nothing is asked until then.
 const WINDOW_STEPS: u64 = 64;
 
 /// See the module.
@@ -112,6 +113,11 @@ impl Trials {
         self.keeps_states = true;
     }
 
+    /// The trial that was due brought no sequence up to date and made no pass: there is nothing to make once more.
+    pub(crate) fn note_no_pass(&mut self) {
+        self.again = false;
+    }
+
     /// Whether drafts are tried before a step, though they are not expected to pay. Where there is no hope for other sequences either, and
     /// some were tried without success, hidden states are kept only shortly before.
     pub(crate) fn is_due(&mut self, unpaid: &Unpaid) -> bool {
@@ -200,6 +206,33 @@ mod tests {
         assert!(trials.is_due(&catching_up));
         assert!(trials.is_due(&unpaid(1_000_000, true)));
         assert!(!trials.is_due(&unpaid(1_000_000, true)));
+    }
+
+    #[test]
+    fn a_trial_for_which_no_pass_was_made_is_not_made_once_more() {
+        let mut trials = Trials::new(true);
+        let catching_up = Unpaid {
+            catches_up: true,
+            ..unpaid(1, true)
+        };
+        assert!(trials.is_due(&catching_up));
+        trials.note_no_pass();
+        assert!(!trials.is_due(&unpaid(1_000_000, true)));
+    }
+
+    #[test]
+    fn a_rest_is_longest_where_states_come_back() {
+        let mut trials = Trials::new(true);
+        run(&mut trials, 1000, 100, false);
+        run(&mut trials, 1000, 1_000_000, false);
+        assert!(!trials.keeps_states());
+        // A trial of another sequence is due at once, and its states are not there.
+        trials.end_rest();
+        assert!(!trials.is_due(&unpaid(100, false)) && trials.keeps_states());
+        for _ in 1..WINDOW_STEPS {
+            assert!(trials.rests(1));
+        }
+        assert!(!trials.rests(1) && trials.is_due(&unpaid(100, false)));
     }
 
     #[test]
