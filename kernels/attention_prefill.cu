@@ -53,7 +53,9 @@ DEVICE void attention_prefill(RUN_PARAMETERS(__half, __half)) {
             float2 pair = make_float2(0.0f, 0.0f);
             if (rows.is_there[i % 2])
                 pair = load_pair(q + rows.place[i % 2] * dim_k, column0 + k * 16 + i / 2 * 8 + 2 * t, dim_k);
-            split(pair.x * scale, pair.y * scale, queries[k][i], rests[k][i]);
+            split_beyond(pair.x * scale, pair.y * scale, queries[k][i], rests[k][i]);
+            // Else the compiler leaves a part of the split to the loop, for which there are not enough registers.
+            asm volatile("" : "+r"(queries[k][i]), "+r"(rests[k][i]));
         }
 
     auto fetch = [&](const __half* store, int row, __half(*to)[STRIDE], int base) {

@@ -1,4 +1,4 @@
-// Pages of keys and values as tiles in shared memory, for attention_decode.cu.
+// Pages of keys and values as tiles in shared memory, for attention_decode.cu; attention_prefill_of_types.cu has its sizes of rows from here.
 //
 // A tile is a page of a KV head, or some of its columns: 16 rows of numbers as the store has them, an odd number of 16 bytes apart, so that
 // neither reads along a row nor reads down a column have bank conflicts; behind them, for q8_0, the scales of the whole page.

@@ -98,7 +98,7 @@ DEVICE void latent_attention(const float* q, float* out, const uint32_t* positio
         for (int i = 0; i < 4; i++) {
             float2 pair = make_float2(0.0f, 0.0f);
             if (is_there[i % 2]) pair = load_pair(q + place[i % 2] * dim_k, (slice * KS + k) * 16 + i / 2 * 8 + 2 * t, dim_k);
-            split(pair.x * scale, pair.y * scale, queries[k][i], rests[k][i]);
+            split_beyond(pair.x * scale, pair.y * scale, queries[k][i], rests[k][i]);
         }
 
     // The two pages of a tile are looked up a tile ahead of its copies.

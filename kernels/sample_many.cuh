@@ -275,8 +275,7 @@ DEVICE int draw(const float* row, int n, int best, const SampleRow& p, Shared& s
         for (int i = threadIdx.x; i < n; i += THREADS)
             if (rank_of(row[i], i) >= floor) sum += fixed_weight(row[i], max);
         sum = block_sum_u64(sum, s);
-        uint64_t target = (uint64_t)ceil((double)p.top_p * (double)sum);
-        floor = select(row, n, floor, true, max, target > 0 ? target : 1, s);
+        floor = select(row, n, floor, true, max, target_of(p.top_p, sum), s);
     }
     float threshold = max + p.ln_min_p;
     uint64_t key = mix(mix(p.seed) + p.position);
@@ -285,17 +284,18 @@ DEVICE int draw(const float* row, int n, int best, const SampleRow& p, Shared& s
     for (int i = threadIdx.x; i < n; i += THREADS) {
         float logit = row[i];
         if (rank_of(logit, i) < floor || logit < threshold) continue;
-        float score = (logit - max) / p.temperature - ln(exponential(key, i));
-        uint64_t rank = (uint64_t)ordered_bits(score) << 32 | (NONE - (uint32_t)i);
+        uint64_t rank = raced(logit, max, key, i, p);
         winner = rank > winner ? rank : winner;
     }
     return id_of(block_max(winner, s.reduce));
 }
 
 // Sum of the weights of keys at or above a bound, and how many there are, over a thread block. Calls are numbered as for `count_from`, and all
-// sums are 0 before the first. A sum is added up in three parts of 22 bits, of which there are at most 32: shared memory adds numbers of 32 bits by itself.
+// sums are 0 before the first. A sum is added up in three parts of 22 bits, of which there are at most 32: shared memory adds numbers of
+// 32 bits by itself.
 template <int KEYS>
-DEVICE uint64_t weigh_from(const uint64_t (&keys)[KEYS], const uint64_t (&weights)[KEYS], uint64_t bound, int call, uint32_t& n, Shared& s) {
+DEVICE uint64_t weigh_from(const uint64_t (&keys)[KEYS], const uint64_t (&weights)[KEYS], uint64_t bound, int call, uint32_t& n,
+                           Shared& s) {
     constexpr uint64_t PART_BITS = (1 << 22) - 1;
     uint32_t count = 0;
 #pragma unroll

@@ -89,12 +89,14 @@ DEVICE float kept_finite(float before, float after) {
     if (after != after) return -3.40282347e38f;
     return fminf(fmaxf(after, -3.40282347e38f), 3.40282347e38f);
 }
+
 DEVICE uint64_t best_rank(float logit, uint32_t id) { return (uint64_t)ordered_bits(logit) << 32 | (NONE - id); }
 
 // Whether a draw is among the tokens that the parts kept.
 DEVICE bool keeps_few(const SampleRow& p, int n) {
     return !(p.flags & GREEDY) && p.top_k > 0 && p.top_k <= FEW && p.top_k < (uint32_t)n;
 }
+
 struct Shared {
     uint64_t reduce[THREADS / WARP];
     uint64_t weights[256];
@@ -118,8 +120,9 @@ DEVICE uint64_t block_sum_u64(uint64_t x, Shared& s) {
     return total;
 }
 
-// exp(logit - max) with 46 bits after the point: 2^17 of them fit into 64 bits.
+// exp(logit - max) with 46 bits after the point, at most 2^46: the sum of 2^18 - 1 of them fits into 64 bits.
 DEVICE uint64_t fixed_weight(float logit, float max) { return (uint64_t)((double)exp_exactly(logit - max) * 70368744177664.0); }
+
 // How many of all threads' keys are at or above a bound. Calls are numbered, since each takes another counter; all are 0 before the first.
 template <int KEYS>
 DEVICE uint32_t count_from(const uint64_t (&keys)[KEYS], uint64_t bound, int call, uint32_t (&counters)[3]) {
