@@ -1,8 +1,8 @@
 //! `kernel-estimate`: how long the launches of a step take on a GPU that is not there, by the timing model of `ptx-sim`.
 //!
 //! The step is the program's own: a model of real shape, whose weights are holes in its file, is loaded and run on the simulated driver,
-//! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `sampling` does so for sampling alone, `demands` has what CI asks of the
-//! launches. Estimates are no measurements; what they are worth is in decision record 30.
+//! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `sampling` does so for sampling alone,
+//! `demands` has what CI asks of the launches. Estimates are no measurements; what they are worth is in decision record 30.
 
 mod demands;
 mod sampling;
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "N,..", conflicts_with = "rows")]
     prefill: Vec<usize>,
     /// Instead of steps, the launches of sampling alone, with `--rows` rows of made up logits
-    #[arg(long, conflicts_with = "prefill")]
+    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "layers"])]
     sampling: bool,
     /// Let each launch begin only when the one before it is done, as GPUs before the H100 do
     #[arg(long)]
@@ -138,6 +138,34 @@ fn device(name: &str) -> anyhow::Result<&'static DeviceProfile> {
 
 #[cfg(test)]
 mod tests {
+    use clap::{CommandFactory, FromArgMatches};
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: super::Args,
+    }
+
+    #[test]
+    fn sampling_alone_has_no_model() {
+        let parse = |words: &[&str]| {
+            let words = ["kernel-estimate", "--sampling"].iter().chain(words);
+            let matches = Line::command().try_get_matches_from(words)?;
+            Line::from_arg_matches(&matches).map(|line| line.args.sampling)
+        };
+        assert!(parse(&["--rows", "4", "--device", "h100"]).unwrap());
+        for words in [
+            ["--model", "llama-3-8b"],
+            ["--type", "BF16"],
+            ["--context", "512"],
+            ["--layers", "1"],
+            ["--prefill", "16"],
+        ] {
+            let kind = parse(&words).unwrap_err().kind();
+            assert_eq!(kind, clap::error::ErrorKind::ArgumentConflict, "{words:?}");
+        }
+    }
+
     /// Estimates the steps that the list is about: a launch that newly breaks a demand, or breaks it by more, fails.
     #[test]
     fn launches_keep_loads_in_flight_and_the_multiprocessors_busy() {

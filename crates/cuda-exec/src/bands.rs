@@ -5,6 +5,8 @@
 
 use tokenmill_gguf::TensorType;
 
+use crate::FewRows;
+
 /// Threads of a thread block.
 pub(crate) const BAND_THREADS: u32 = 128;
 /// Thread blocks from which on bands are high by up to 64 rows of x: as many as multiprocessors, or almost.
@@ -12,6 +14,11 @@ const MANY_BLOCKS: usize = 128;
 /// The same by more rows. By the timing model a launch of high bands takes as long as low ones do with 73 high bands in Q4_K and 85 in Q6_K; with
 /// more of them, up to as many as multiprocessors, it takes no longer.
 const MANY_BLOCKS_OF_MORE_ROWS: usize = 80;
+/// Rows of x up to which narrow products are faster in strips, which read the weights again for each 16 rows, than in low bands by the
+/// timing model.
+const STRIP_ROWS: usize = 48;
+/// The same for Q6_K, which takes more work to unpack.
+const Q6_K_STRIP_ROWS: usize = 16;
 /// What a thread block may ask for on compute capability 8.6 and 8.9.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
@@ -90,6 +97,31 @@ impl BandHeight {
     }
 }
 
+/// How a product by 9 rows and more is launched, of a type that has bands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ManyRows {
+    /// In strips, by 16 rows at a time.
+    Strips,
+    /// In bands.
+    Bands(BandHeight),
+}
+
+impl ManyRows {
+    /// The launch for matrices with `n_out` rows in all, by so many rows of x.
+    pub fn of(ty: TensorType, n_out: usize, n_rows: usize) -> Self {
+        let height = BandHeight::of(n_out, n_rows);
+        let strip_rows = match ty {
+            TensorType::Q6_K => Q6_K_STRIP_ROWS,
+            _ => STRIP_ROWS,
+        };
+        if n_rows <= strip_rows && height == BandHeight::Low && FewRows::of(ty).takes_sixteen() {
+            Self::Strips
+        } else {
+            Self::Bands(height)
+        }
+    }
+}
+
 impl Bands {
     /// Rows of x that kernels of high and of gated bands are compiled for.
     pub const COLUMNS: [usize; 3] = [16, 32, 64];
@@ -147,6 +179,19 @@ impl Bands {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn narrow_products_by_few_rows_are_strips_where_there_are_some() {
+        let of = ManyRows::of;
+        assert_eq!(of(TensorType::Q4_K, 4096, 48), ManyRows::Strips);
+        assert_eq!(of(TensorType::Q4_K, 4096, 49), ManyRows::Bands(BandHeight::Low));
+        assert_eq!(of(TensorType::Q6_K, 4096, 17), ManyRows::Bands(BandHeight::Low));
+        assert_eq!(
+            of(TensorType::Q4_K, 14336 * 2, 16),
+            ManyRows::Bands(BandHeight::High)
+        );
+        assert_eq!(of(TensorType::BF16, 4096, 16), ManyRows::Bands(BandHeight::Low));
+    }
 
     #[test]
     fn every_band_fits_the_smallest_multiprocessor() {

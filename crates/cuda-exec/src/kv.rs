@@ -167,6 +167,11 @@ impl KvStore {
             .sum()
     }
 
+    /// The shapes of its layers.
+    pub(crate) fn shapes(&self) -> impl Iterator<Item = KvLayerShape> {
+        self.layers.iter().map(|layer| layer.shape)
+    }
+
     /// A layer, to read.
     pub fn layer(&self, layer_idx: usize) -> KvLayer<'_> {
         let layer = &self.layers[layer_idx];

@@ -70,7 +70,7 @@ mod states;
 mod strips;
 
 pub use backend::{CudaBackend, CudaBuffer};
-pub use bands::{BandHeight, Bands};
+pub use bands::{BandHeight, Bands, ManyRows};
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceOptions, DeviceReport,
     Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, PageRows, Pinned, PinnedCopies, SharedView,

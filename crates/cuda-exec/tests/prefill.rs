@@ -7,12 +7,13 @@ use tokenmill_cuda_exec::{
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::Random;
 
-const N_TOKENS: usize = 37;
+/// Tokens of a prompt.
+const N_PROMPT: usize = 37;
 const N_HEADS: usize = 4;
 const N_KV_HEADS: usize = 2;
 
-/// A store of these types and widths with the keys and values of [`N_TOKENS`] tokens of one sequence, in order of pages.
-fn filled(device: &Device, ops: &Ops, types: [KvType; 2], dims: [usize; 2]) -> KvStore {
+/// A store of these types and widths with the keys and values of some tokens of one sequence, in order of pages.
+fn filled(device: &Device, ops: &Ops, types: [KvType; 2], dims: [usize; 2], n_tokens: usize) -> KvStore {
     let shape = KvLayerShape {
         n_kv_heads: N_KV_HEADS,
         head_dim_k: dims[0],
@@ -22,7 +23,7 @@ fn filled(device: &Device, ops: &Ops, types: [KvType; 2], dims: [usize; 2]) -> K
     let layout = KvLayout {
         layers: vec![shape],
         groups: vec![PageGroup::Main],
-        n_pages: N_TOKENS.div_ceil(PAGE_TOKENS),
+        n_pages: n_tokens.div_ceil(PAGE_TOKENS),
         n_host_pages: 0,
         n_window_pages: 0,
         n_window_host_pages: 0,
@@ -31,14 +32,14 @@ fn filled(device: &Device, ops: &Ops, types: [KvType; 2], dims: [usize; 2]) -> K
     };
     let mut store = KvStore::new(device, &layout).unwrap();
     let mut random = Random::new(17);
-    let tokens: Vec<u32> = (0..N_TOKENS as u32).collect();
+    let tokens: Vec<u32> = (0..n_tokens as u32).collect();
     let places = device.upload("positions", &tokens).unwrap();
     let places = StepPlaces {
         positions: places.view(),
         slots: places.view(),
     };
     let [keys, values] = dims.map(|dim| {
-        let numbers = random.values(N_TOKENS * N_KV_HEADS * dim);
+        let numbers = random.values(n_tokens * N_KV_HEADS * dim);
         device.upload("keys and values", &numbers).unwrap()
     });
     ops.store_kv(places, [keys.view(), values.view()], store.layer_mut(0))
@@ -46,21 +47,27 @@ fn filled(device: &Device, ops: &Ops, types: [KvType; 2], dims: [usize; 2]) -> K
     store
 }
 
-/// What the tokens attend to, by the kernels for runs where there is one and by those for single tokens.
-fn attend(types: [KvType; 2], dims: [usize; 2], window: Option<usize>) -> [Vec<f32>; 2] {
+/// What the last `n_new` of `n_tokens` attend to, as a run and each by itself.
+fn attend(
+    types: [KvType; 2],
+    dims: [usize; 2],
+    window: Option<usize>,
+    [n_new, n_tokens]: [usize; 2],
+) -> [Vec<f32>; 2] {
     let device = Simulator::new(&SimOptions::default()).device();
     let mut ops = Ops::load(&device).unwrap();
     ops.load_store(types).unwrap();
-    let store = filled(&device, &ops, types, dims);
+    ops.load_runs(types).unwrap();
+    let store = filled(&device, &ops, types, dims, n_tokens);
     let attended = AttentionShape {
         n_heads: N_HEADS,
         n_kv_heads: N_KV_HEADS,
         head_dim_k: dims[0],
         head_dim_v: dims[1],
     };
-    let n_pages = N_TOKENS.div_ceil(PAGE_TOKENS);
+    let n_pages = n_tokens.div_ceil(PAGE_TOKENS);
     let needs = ScratchNeeds::of([(attended, false)].into_iter(), n_pages);
-    let mut scratch = AttentionScratch::new(&device, N_TOKENS, 1, needs).unwrap();
+    let mut scratch = AttentionScratch::new(&device, n_new, 1, needs).unwrap();
     let attention: Attention<Buffer<f32>> = Attention {
         layer_idx: 0,
         n_heads: N_HEADS,
@@ -73,8 +80,8 @@ fn attend(types: [KvType; 2], dims: [usize; 2], window: Option<usize>) -> [Vec<f
         slopes: None,
     };
     let upload = |values: &[u32]| device.upload("step inputs", values).unwrap();
-    let positions = upload(&(0..N_TOKENS as u32).collect::<Vec<_>>());
-    let (seq_of, seq_starts) = (upload(&[0; N_TOKENS]), upload(&[0, N_TOKENS as u32]));
+    let positions = upload(&((n_tokens - n_new) as u32..n_tokens as u32).collect::<Vec<_>>());
+    let (seq_of, seq_starts) = (upload(&vec![0; n_new]), upload(&[0, n_new as u32]));
     let page_starts = upload(&[0, n_pages as u32]);
     let pages = upload(&(0..n_pages as u32).collect::<Vec<_>>());
     let step = AttentionStep {
@@ -85,16 +92,16 @@ fn attend(types: [KvType; 2], dims: [usize; 2], window: Option<usize>) -> [Vec<f
         max_pages: n_pages,
         runs: Some(TokenRuns {
             seq_starts: seq_starts.view(),
-            longest: N_TOKENS,
+            longest: n_new,
             has_single: false,
             n_leading_single: 0,
         }),
     };
-    let queries = Random::new(5).values(N_TOKENS * N_HEADS * dims[0]);
+    let queries = Random::new(5).values(n_new * N_HEADS * dims[0]);
     let q = device.upload("queries", &queries).unwrap();
     [false, true].map(|is_batch_invariant| {
         ops.set_batch_invariance(is_batch_invariant);
-        let mut output = device.alloc("output", N_TOKENS * N_HEADS * dims[1]).unwrap();
+        let mut output = device.alloc("output", n_new * N_HEADS * dims[1]).unwrap();
         ops.attention(
             &attention,
             &step,
@@ -123,7 +130,7 @@ fn prompts_of_every_type_and_width_take_the_kernels_for_runs() {
             ([192, 128], None),
             ([256, 256], Some(20)),
         ] {
-            let [runs, singles] = attend(types, dims, window);
+            let [runs, singles] = attend(types, dims, window, [N_PROMPT; 2]);
             // Kernels that add in other orders differ somewhere in the last bits.
             assert_ne!(runs, singles, "{types:?} {dims:?}: one kernel for both");
             let worst = (runs.iter().zip(&singles)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
@@ -134,6 +141,22 @@ fn prompts_of_every_type_and_width_take_the_kernels_for_runs() {
 
 #[test]
 fn wider_heads_take_the_kernel_for_single_tokens() {
-    let [runs, singles] = attend([KvType::F16; 2], [264, 40], None);
+    let [runs, singles] = attend([KvType::F16; 2], [264, 40], None, [N_PROMPT; 2]);
     assert_eq!(runs, singles);
+}
+
+#[test]
+fn a_short_run_behind_a_context_takes_the_kernel_that_splits_it() {
+    for types in [[KvType::F16; 2], [KvType::F32; 2], [KvType::Q8_0; 2]] {
+        for dims in [[64, 64], [256, 256]] {
+            let [runs, singles] = attend(types, dims, None, [5, 100]);
+            assert_eq!(runs, singles, "{types:?} {dims:?}");
+        }
+        // Of which little is seen.
+        let [runs, singles] = attend(types, [64, 64], Some(20), [5, 100]);
+        assert_ne!(runs, singles, "{types:?}: one kernel for both");
+        // As many as fill a GPU.
+        let [runs, singles] = attend(types, [64, 64], None, [128, 140]);
+        assert_ne!(runs, singles, "{types:?}: one kernel for both");
+    }
 }

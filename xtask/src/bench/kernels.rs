@@ -2,18 +2,22 @@
 //!
 //! Figures of the PTX, exact and the same on every machine: they say how much a kernel asks of the memory, not how fast it is.
 
+mod sample;
+
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 use tokenmill_backend::{KvLayerShape, KvType};
 use tokenmill_cuda_exec::{
-    DecodePlan, FewRows, MatrixLayout, SamplePlan, SampleRecord, Visible,
+    DecodePlan, FewRows, MatrixLayout, SampleRecord, Visible,
     modules::{PAIRS, ptx, type_suffix},
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DeviceMemory, DevicePtr, LaunchConfig, Module, launch};
 use tokenmill_quant::Format;
+
+use self::sample::sample;
 
 const NULL: DevicePtr = DevicePtr(0);
 const N_EMBD: usize = 4096;
@@ -389,11 +393,7 @@ fn attention(context: usize, window: usize) -> anyhow::Result<Value> {
         head_dim_v: HEAD_DIM,
         has_values_in_keys: false,
     };
-    let visible = Visible {
-        context,
-        window,
-        is_causal: true,
-    };
+    let visible = Visible::causal(context).with_window(window);
     let plan = DecodePlan::of(n_heads, layer, types, visible);
     let attention = attention_arguments(&mut memory, &[context as u32 - 1], &[0], context, window, true)?;
     let partial = memory.alloc((4 * plan.partial_len(n_heads, HEAD_DIM)) as u64)?;
@@ -519,78 +519,6 @@ fn rope_kv() -> anyhow::Result<Value> {
     let shape = format!("1 token, {n_heads}/{n_kv_heads} heads of {HEAD_DIM}");
     let n_items = (n_heads + 2 * n_kv_heads) * HEAD_DIM;
     Ok(row(&what, &shape, "value", n_items, &[q, k, v], &counters))
-}
-
-/// A row of logits between 0 and 8, so that filters have something to do.
-fn sample(name: &str, flags: u32, top_p: f32) -> anyhow::Result<Vec<Value>> {
-    let mut memory = DeviceMemory::new();
-    let bytes: Vec<u8> = (0..N_VOCAB as u32)
-        .flat_map(|id| ((id.wrapping_mul(2_654_435_761) >> 16) as f32 / 8192.0).to_le_bytes())
-        .collect();
-    let logits = memory.alloc_with(&bytes)?;
-    let record = SampleRecord {
-        flags,
-        temperature: 1.0,
-        top_p,
-        ln_min_p: f32::NEG_INFINITY,
-        newest: SampleRecord::NONE,
-        mask_start: SampleRecord::NONE,
-        ..SampleRecord::raw()
-    };
-    let records = u32s(&mut memory, &record.to_words())?;
-    let nothing = zeros(&mut memory, 4)?;
-    let adjusted = memory.alloc(4 * N_VOCAB as u64)?;
-    let plan = SamplePlan::of(N_VOCAB);
-    let n_parts = plan.n_parts;
-    let parts = memory.alloc(8 * plan.part_words(1) as u64)?;
-    let many = memory.alloc(8 * SamplePlan::MANY_WORDS as u64)?;
-    let result = |memory: &mut DeviceMemory| memory.alloc(4);
-    let results = [
-        result(&mut memory)?,
-        result(&mut memory)?,
-        result(&mut memory)?,
-        result(&mut memory)?,
-        result(&mut memory)?,
-    ];
-    let mut arguments = Arguments::new()
-        .ptr(logits)
-        .ptr(adjusted)
-        .i32(N_VOCAB as i32)
-        .ptr(records);
-    for _ in 0..5 {
-        arguments = arguments.ptr(nothing);
-    }
-    let shape = format!("1 x {N_VOCAB}, {name}");
-    let mut rows = Vec::new();
-    let mut launch = |kernel: &str, n_blocks, block: u32, arguments: &Arguments| -> anyhow::Result<()> {
-        let what = Launch {
-            module: "sample".to_owned(),
-            kernel: kernel.to_owned(),
-            grid: [n_blocks, 1, 1],
-            block: block as usize,
-            shared_bytes: 0,
-        };
-        let counters = count(&mut memory, &what, arguments)?;
-        rows.push(row(&what, &shape, "logit", N_VOCAB, &[logits], &counters));
-        Ok(())
-    };
-    let of_parts = arguments.ptr(parts).ptr(many);
-    launch("sample_parts", n_parts, SamplePlan::PART_THREADS, &of_parts)?;
-    let inputs = || Arguments::new().ptr(logits).ptr(adjusted).i32(N_VOCAB as i32);
-    let has_many = record.draws_many(N_VOCAB);
-    if has_many {
-        let arguments = inputs().ptr(records).ptr(parts).ptr(many);
-        for kernel in ["sample_weights", "sample_candidates"] {
-            launch(kernel, n_parts, SamplePlan::PART_THREADS, &arguments)?;
-        }
-    }
-    let mut of_row = inputs().i32(n_parts as i32).ptr(records).ptr(parts).ptr(many);
-    of_row = of_row.i32(i32::from(has_many));
-    for result in results {
-        of_row = of_row.ptr(result);
-    }
-    launch("sample_rows", 1, SamplePlan::ROW_THREADS, &of_row)?;
-    Ok(rows)
 }
 
 fn embed(ty: TensorType) -> anyhow::Result<Value> {

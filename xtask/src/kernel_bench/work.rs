@@ -1,16 +1,17 @@
 //! [`Workshop`]: the launches of a step of an 8B model, each with buffers of its own.
 //!
 //! Separate from measuring. Shapes are those of Llama 3 8B in Q4_K_M: 4,096 wide, 14,336 in between, 32 query and 8 KV heads of 128,
-//! 128,256 tokens. Invariant: the copies of what a launch reads are more than [`ROTATED_BYTES`] together, as far as there are launches.
+//! 128,256 tokens; rows that say so have other types, or heads of 256. Invariant: the copies of what a launch reads are more than [`ROTATED_BYTES`] together, as far as there are launches.
 
 use anyhow::{Context, bail};
 use tokenmill_backend::{
     Activation, Attention, KvLayerShape, KvLayout, KvType, Norm, NormKind, PAGE_TOKENS, PageGroup,
 };
 use tokenmill_cuda_exec::{
-    ArgmaxScratch, AttentionScratch, AttentionStep, Buffer, CudaExecError, Device, GatedProduct, KvStore,
-    LinearInput, Matrix, MatrixLayout, MatrixUse, Ops, Product, QuantizedRows, SampleInputs, SampleOutputs,
-    SampleRecord, SampleScratch, ScratchNeeds, TokenRuns, Uploader,
+    ArgmaxScratch, AttentionScratch, AttentionStep, Bands, Buffer, CudaExecError, DecodePlan, Device,
+    FewRows, GatedProduct, KvStore, LinearInput, ManyRows, Matrix, MatrixLayout, MatrixUse, Ops,
+    PrefillTiles, Product, QuantizedRows, SampleInputs, SampleOutputs, SamplePlan, SampleRecord,
+    SampleScratch, ScratchNeeds, TokenRuns, Uploader, Visible, modules::type_suffix,
 };
 use tokenmill_gguf::TensorType;
 
@@ -67,9 +68,28 @@ impl Rows {
     }
 }
 
+/// The module and the kernel of a product as [`Ops::linear`] launches it, and its dynamic shared memory.
+fn product_kernel(ty: TensorType, n_out: usize, n_rows: usize) -> anyhow::Result<((String, String), usize)> {
+    let suffix = type_suffix(ty).context("a type without kernels")?;
+    let few = FewRows::of(ty);
+    let of_few = |variant: usize| (format!("matvec_{suffix}"), format!("matvec_m{variant}"));
+    if n_rows <= 8 {
+        return Ok((of_few(n_rows.next_power_of_two()), few.shared_bytes(n_rows)));
+    }
+    let bands = Bands::of(ty).context("a type without bands")?;
+    Ok(match ManyRows::of(ty, n_out, n_rows) {
+        ManyRows::Strips => (of_few(16), few.sixteen_shared_bytes()),
+        ManyRows::Bands(height) => {
+            let columns = height.columns()[height.variant_of(n_rows)];
+            let kernel = (format!("matmul_{suffix}"), height.kernel(columns));
+            (kernel, bands.shared_bytes(height, columns))
+        }
+    })
+}
+
 impl Workshop {
     /// The rows, in the order of a step.
-    pub(super) const NAMES: [&str; 22] = [
+    pub(super) const NAMES: [&str; 26] = [
         "q, k, v",
         "attention, context 512",
         "attention, context 8192",
@@ -80,9 +100,11 @@ impl Workshop {
         "head",
         "argmax",
         "sample top-k, top-p",
+        "sample top-p",
         "o, 4 rows",
         "o, 8 rows",
         "o, 16 rows",
+        "o, 16 rows, BF16",
         "o, 64 rows",
         "o, 512 rows",
         "gate, up, 8 rows",
@@ -92,6 +114,8 @@ impl Workshop {
         "down, 512 rows",
         "add, norm, 64 rows",
         "attention of a prompt of 512",
+        "attention of a prompt of 512, q8_0",
+        "attention of a prompt of 512, heads of 256",
     ];
 
     pub(super) fn new(device: &Device, slice: usize, max_copies: usize) -> anyhow::Result<Self> {
@@ -109,23 +133,31 @@ impl Workshop {
     /// Makes the launches of a row.
     pub(super) fn make(&mut self, name: &str) -> anyhow::Result<Work<'_>> {
         let rows = |name: &str| -> anyhow::Result<usize> {
-            let words = name.rsplit(", ").next().and_then(|end| end.strip_suffix(" rows"));
+            let words = name.split(", ").find_map(|part| part.strip_suffix(" rows"));
             words.map_or(Ok(1), |n| n.parse().context("a number of rows"))
         };
         let n_rows = rows(name)?;
         match name.split(", ").next().unwrap_or(name) {
             "q" => self.qkv(),
+            "o" if name.ends_with("BF16") => self.product(TensorType::BF16, [n_rows, N_EMBD, N_EMBD]),
             "o" => self.product(TensorType::Q4_K, [n_rows, N_EMBD, N_EMBD]),
             "down" => self.product(TensorType::Q6_K, [n_rows, N_EMBD, N_FF]),
             "head" => self.product(TensorType::Q6_K, [1, N_VOCAB, N_EMBD]),
             "gate" if name == "gate, 512 rows" => self.product(TensorType::Q4_K, [n_rows, N_FF, N_EMBD]),
             "gate" => self.gated(n_rows),
             "add" => self.add_norm(n_rows),
-            "attention" if name.ends_with("512") => self.attention(1, 512),
-            "attention" => self.attention(1, 8192),
-            "attention of a prompt of 512" => self.attention(512, 512),
+            "attention" if name.ends_with("512") => self.attention([1, 512], KvType::F16, HEAD_DIM),
+            "attention" => self.attention([1, 8192], KvType::F16, HEAD_DIM),
+            "attention of a prompt of 512" if name.ends_with("q8_0") => {
+                self.attention([512, 512], KvType::Q8_0, HEAD_DIM)
+            }
+            "attention of a prompt of 512" if name.ends_with("256") => {
+                self.attention([512, 512], KvType::F16, 2 * HEAD_DIM)
+            }
+            "attention of a prompt of 512" => self.attention([512, 512], KvType::F16, HEAD_DIM),
             "argmax" => self.argmax(),
-            "sample top-k" => self.sample(),
+            "sample top-k" => self.sample(40),
+            "sample top-p" => self.sample(0),
             _ => bail!("there is no such row"),
         }
     }
@@ -194,26 +226,15 @@ impl Workshop {
         let matrices = self.matrices(ty, [n_out, n_in])?;
         let rows = self.rows(n_rows, n_in)?;
         let mut output = self.floats(n_rows * n_out)?;
-        let suffix = ty.name().to_lowercase();
-        let (kernel, n_threads) = match n_rows {
-            0..=8 => (
-                (
-                    format!("matvec_{suffix}"),
-                    format!("matvec_m{}", n_rows.next_power_of_two()),
-                ),
-                128,
-            ),
-            9..=16 => ((format!("matmul_{suffix}"), "matmul_n16".to_owned()), 128),
-            _ => ((format!("matmul_{suffix}"), "matmul_n64".to_owned()), 256),
-        };
+        let (kernel, shared_bytes) = product_kernel(ty, n_out, n_rows)?;
         let ops = &self.ops;
         Ok(Work {
             kernel,
             shape: format!("{n_out} x {n_in} by {n_rows}, {}", ty.name()),
             n_bytes: matrices[0].layout().bytes() + 4 * n_rows * n_out + n_rows * n_in * 5 / 4,
             n_flops: 2 * n_rows * n_out * n_in,
-            n_threads,
-            shared_bytes: 0,
+            n_threads: 128,
+            shared_bytes,
             launch: Box::new(move |index| {
                 let matrix = &matrices[index % matrices.len()];
                 let product = Product {
@@ -333,8 +354,16 @@ impl Workshop {
         })
     }
 
-    /// Attention of a sequence's last `n_tokens` of `n_ctx`.
-    fn attention(&mut self, n_tokens: usize, n_ctx: usize) -> anyhow::Result<Work<'_>> {
+    /// Attention of a sequence's last `n_tokens` of `n_ctx`, over keys and values of a type.
+    fn attention(
+        &mut self,
+        [n_tokens, n_ctx]: [usize; 2],
+        ty: KvType,
+        head_dim: usize,
+    ) -> anyhow::Result<Work<'_>> {
+        let types = [ty; 2];
+        self.ops.load_store(types)?;
+        self.ops.load_runs(types)?;
         let n_ctx = (n_ctx / self.slice)
             .max(n_tokens.min(64))
             .next_multiple_of(PAGE_TOKENS);
@@ -342,11 +371,13 @@ impl Workshop {
         let pages_of_one = n_ctx / PAGE_TOKENS;
         let shape = KvLayerShape {
             n_kv_heads: N_KV_HEADS,
-            head_dim_k: HEAD_DIM,
-            head_dim_v: HEAD_DIM,
+            head_dim_k: head_dim,
+            head_dim_v: head_dim,
             has_values_in_keys: false,
         };
-        let kv_bytes = n_ctx * N_KV_HEADS * HEAD_DIM * 4;
+        // Of 32 numbers.
+        let block_bytes = if ty == KvType::Q8_0 { 34 } else { 64 };
+        let kv_bytes = 2 * n_ctx * N_KV_HEADS * head_dim / 32 * block_bytes;
         let n_copies = self.n_copies(kv_bytes)?;
         let layout = KvLayout {
             layers: vec![shape],
@@ -355,8 +386,8 @@ impl Workshop {
             n_host_pages: 0,
             n_window_pages: 0,
             n_window_host_pages: 0,
-            key_type: KvType::F16,
-            value_type: KvType::F16,
+            key_type: ty,
+            value_type: ty,
         };
         let store = KvStore::new(&self.device, &layout)?;
         let first = n_ctx - n_tokens;
@@ -376,7 +407,7 @@ impl Workshop {
         let attention = Attention {
             layer_idx: 0,
             n_heads: N_HEADS,
-            scale: (HEAD_DIM as f32).powf(-0.5),
+            scale: (head_dim as f32).powf(-0.5),
             is_causal: true,
             window: None,
             is_chunked: false,
@@ -387,31 +418,32 @@ impl Workshop {
         let attended = tokenmill_backend::AttentionShape {
             n_heads: N_HEADS,
             n_kv_heads: N_KV_HEADS,
-            head_dim_k: HEAD_DIM,
-            head_dim_v: HEAD_DIM,
+            head_dim_k: head_dim,
+            head_dim_v: head_dim,
         };
         let needs = ScratchNeeds::of([(attended, false)].into_iter(), pages_of_one);
         let mut scratch = AttentionScratch::new(device, n_tokens, 1, needs)?;
-        let width = N_HEADS * HEAD_DIM;
+        let width = N_HEADS * head_dim;
         let (q, mut output) = (self.floats(n_tokens * width)?, self.floats(n_tokens * width)?);
         let is_prompt = n_tokens > 1;
+        let (kernel, n_threads, shared_bytes) = if is_prompt {
+            let tiles = PrefillTiles::of(types, head_dim).context("heads that no kernel takes")?;
+            let [module, kernel] = tiles.names();
+            ((module, kernel), 256, tiles.shared_bytes())
+        } else {
+            let plan = DecodePlan::of(N_HEADS, shape, types, Visible::causal(n_ctx));
+            let kernel = ("attention_decode".to_owned(), plan.kernel(types));
+            (kernel, DecodePlan::THREADS, plan.shared_bytes)
+        };
         let n_seen: usize = (first + 1..=n_ctx).sum();
         let ops = &self.ops;
         Ok(Work {
-            kernel: if is_prompt {
-                (
-                    "attention_prefill".to_owned(),
-                    "attention_prefill_d128".to_owned(),
-                )
-            } else {
-                ("attention_decode".to_owned(), "attention_f16_d128".to_owned())
-            },
-            shape: format!("{n_tokens} behind {first}, {N_HEADS} heads on {N_KV_HEADS} of {HEAD_DIM}"),
+            kernel,
+            shape: format!("{n_tokens} behind {first}, {N_HEADS} heads on {N_KV_HEADS} of {head_dim}, {ty}"),
             n_bytes: kv_bytes + 8 * n_tokens * width,
-            n_flops: 4 * N_HEADS * HEAD_DIM * n_seen,
-            n_threads: if is_prompt { 256 } else { 128 },
-            // What the longest splits of such contexts take.
-            shared_bytes: if is_prompt { 34_816 } else { 48_128 },
+            n_flops: 4 * N_HEADS * head_dim * n_seen,
+            n_threads,
+            shared_bytes,
             launch: Box::new(move |index| {
                 let step = AttentionStep {
                     positions: positions.view(),
@@ -458,7 +490,8 @@ impl Workshop {
         })
     }
 
-    fn sample(&mut self) -> anyhow::Result<Work<'_>> {
+    /// A draw by top-p, from among the best `top_k` where that is not 0.
+    fn sample(&mut self, top_k: u32) -> anyhow::Result<Work<'_>> {
         let n_vocab = self.n_out(N_VOCAB);
         let values: Vec<f32> = (0..n_vocab).map(|i| (i * 7919 % 10_007) as f32 / 700.0).collect();
         let device = &self.device;
@@ -466,7 +499,7 @@ impl Workshop {
         let record = SampleRecord {
             flags: 0,
             temperature: 0.8,
-            top_k: 40,
+            top_k,
             top_p: 0.95,
             ln_min_p: f32::NEG_INFINITY,
             repeat_penalty: 1.0,
@@ -477,15 +510,21 @@ impl Workshop {
         let records = device.upload("records", &record.to_words())?;
         let words = device.upload("words", &[0u32])?;
         let mut scratch = SampleScratch::new(&self.device, 1, n_vocab)?;
+        let has_many = record.draws_many(n_vocab);
+        let (kernel, n_threads) = if has_many {
+            ("sample_candidates", SamplePlan::PART_THREADS)
+        } else {
+            ("sample_rows", SamplePlan::ROW_THREADS)
+        };
         let zeros = || device.upload("results", &[0u32; 1]);
         let mut outputs = [zeros()?, zeros()?, zeros()?, zeros()?, zeros()?];
         let ops = &self.ops;
         Ok(Work {
-            kernel: ("sample".to_owned(), "sample_rows".to_owned()),
-            shape: format!("1 x {n_vocab}, top-k 40, top-p 0.95"),
+            kernel: ("sample".to_owned(), kernel.to_owned()),
+            shape: format!("1 x {n_vocab}, top-k {top_k}, top-p 0.95"),
             n_bytes: 4 * n_vocab,
             n_flops: n_vocab,
-            n_threads: 1024,
+            n_threads,
             shared_bytes: 0,
             launch: Box::new(move |_| {
                 let [tokens, status, logprobs, top_ids, top_logprobs] = &mut outputs;
@@ -496,7 +535,7 @@ impl Workshop {
                         records: records.view(),
                         words: words.view(),
                         previous: words.view(),
-                        has_many: false,
+                        has_many,
                     },
                     SampleOutputs {
                         scratch: &mut scratch,

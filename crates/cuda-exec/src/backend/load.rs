@@ -4,8 +4,8 @@
 //! byte, so a plan made of them can be printed and checked first.
 
 use tokenmill_backend::{
-    Backend, BackendError, ExecutorLimits, KvLayout, KvStores, MatrixData, MatrixUsage, MemoryPlan,
-    NetworkShape, PAGE_TOKENS, StateLayout,
+    Backend, BackendError, ExecutorLimits, KvLayerShape, KvLayout, KvStores, MatrixData, MatrixUsage,
+    MemoryPlan, NetworkShape, PAGE_TOKENS, StateLayout,
 };
 
 use super::{CudaBackend, CudaBuffer, PickedLayout, Results, StepInputs, Workspace, buffer::MAX_TWIN_WIDTH};
@@ -152,7 +152,16 @@ impl CudaBackend {
         let device = &self.device;
         let kv = KvStores::new(layout, |layout| crate::KvStore::new(device, &layout))?;
         for (_, store) in kv.iter() {
-            self.ops.load_store(store.types())?;
+            let types = store.types();
+            self.ops.load_store(types)?;
+            // Compiling the kernels for runs takes a while, and latent rows and the widest heads have no use for them.
+            let attends_by_runs = |shape: KvLayerShape| {
+                let dim = shape.head_dim_k.max(shape.head_dim_v);
+                !shape.has_values_in_keys && crate::PrefillTiles::of(types, dim).is_some()
+            };
+            if store.shapes().any(attends_by_runs) {
+                self.ops.load_runs(types)?;
+            }
         }
         self.kv = Some(kv);
         Ok(())

@@ -102,7 +102,8 @@ fn data_words(batch: &ForwardBatch, row: usize, sample: &SampleRow, n_vocab: usi
 }
 
 /// Writes the records of a step to the part `records` of its words, and what they point to from word `n_words` on; says where that
-/// ends, and whether one of them [draws many](crate::SampleRecord::draws_many). The step's tokens are its first words, with `sampled_flag` on those that only the device knows.
+/// ends, and whether one of them [draws many](crate::SampleRecord::draws_many). The step's tokens are its first words, with
+/// `sampled_flag` on those that only the device knows.
 pub(super) fn write_records(
     batch: &ForwardBatch,
     n_vocab: usize,

@@ -8,6 +8,7 @@ use tokenmill_backend::{Attention, AttentionShape, PAGE_TOKENS};
 use super::{
     Ops, QuantizedMut,
     attention_decode::{DecodePlan, THREADS, Visible, longest_partial_len, partial_len},
+    attention_prefill::attends_by_runs,
     check_multiple, latent,
 };
 use crate::{
@@ -146,6 +147,15 @@ pub(super) fn window_of(attention: &Attention<Buffer<f32>>) -> usize {
     attention.window.unwrap_or(0).min(MAX_COUNT)
 }
 
+/// What a token of a step sees at most.
+fn visible_of(attention: &Attention<Buffer<f32>>, step: &AttentionStep<'_>) -> Visible {
+    Visible {
+        context: step.max_pages * PAGE_TOKENS,
+        window: window_of(attention),
+        is_causal: attention.is_causal,
+    }
+}
+
 impl Ops {
     /// Attends from each token's query to its sequence's stored keys and values, up to its own position where it is causal:
     /// `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`, quantized too where asked: a row is a token, and a head of one where
@@ -183,9 +193,13 @@ impl Ops {
             heads_quantized = quantized.take();
         }
         let n_tokens = step.positions.len();
+        let visible = visible_of(attention, step);
+        let n_blocks_x = DecodePlan::of(n_heads, shape, types, visible).n_blocks_x;
         let prefill = (self.prefill_of(types, dim_k.max(dim_v)))
             .filter(|_| !shape.has_values_in_keys && !self.is_batch_invariant);
-        if let Some((runs, prefill)) = step.runs.zip(prefill) {
+        let of_runs = (step.runs.zip(prefill))
+            .filter(|(runs, _)| attends_by_runs(n_tokens - runs.n_leading_single, n_blocks_x, visible));
+        if let Some((runs, prefill)) = of_runs {
             let singles = 0..runs.n_leading_single;
             self.attention_of_tokens(attention, step, singles, kv, q, output.reborrow(), None, scratch)?;
             self.attention_of_runs(prefill, attention, step, runs, kv, q, output.reborrow())?;
@@ -230,12 +244,7 @@ impl Ops {
         let n_heads = attention.n_heads;
         // A sequence of one token sees itself alone, whatever the direction.
         let seq_starts = (step.runs.filter(|_| !attention.is_causal)).map(|runs| runs.seq_starts);
-        let visible = Visible {
-            context: step.max_pages * PAGE_TOKENS,
-            window: window_of(attention),
-            is_causal: attention.is_causal,
-        };
-        let plan = DecodePlan::of(n_heads, shape, types, visible);
+        let plan = DecodePlan::of(n_heads, shape, types, visible_of(attention, step));
         let n_blocks_x = plan.n_blocks_x;
         let kernel = self.store_kernels(types)?.attention[plan.variant];
         let stride_v = if shape.has_values_in_keys { dim_k } else { dim_v }.next_multiple_of(8);

@@ -66,6 +66,7 @@ pub(super) fn kernels(types: [KvType; 2]) -> Vec<String> {
 
 /// What of a context a token sees at most, from the first position's page on.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Visible {
     /// Positions of the longest context.
     pub context: usize,
@@ -76,7 +77,23 @@ pub struct Visible {
 }
 
 impl Visible {
-    fn n_tokens(self) -> usize {
+    /// All of a context, up to the token itself.
+    pub fn causal(context: usize) -> Self {
+        Self {
+            context,
+            window: 0,
+            is_causal: true,
+        }
+    }
+
+    /// The same, with a window; 0 for none.
+    #[must_use]
+    pub fn with_window(self, window: usize) -> Self {
+        Self { window, ..self }
+    }
+
+    /// Positions of which a token sees some or all.
+    pub(super) fn n_tokens(self) -> usize {
         if self.window == 0 {
             return self.context.max(1);
         }

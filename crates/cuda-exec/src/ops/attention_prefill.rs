@@ -8,6 +8,7 @@ use tokenmill_backend::{Attention, KvType};
 use super::{
     Ops,
     attention::{AttentionStep, TokenRuns, window_of},
+    attention_decode::Visible,
     store_code,
 };
 use crate::{Args, Buffer, Device, Kernel, LaunchShape, View, ViewMut, error::Result, kv::KvLayer};
@@ -16,11 +17,25 @@ use crate::{Args, Buffer, Device, Kernel, LaunchShape, View, ViewMut, error::Res
 const THREADS: u32 = 256;
 /// Warps of it.
 const WARPS: usize = 8;
-/// Widest heads of the kernels for f16 stores, and of those for others.
+/// Widest heads of the kernels for f16 stores.
 const HALF_DIMS: [usize; 4] = [64, 128, 192, 256];
+/// Widest heads of the kernels for other types.
 const OTHER_DIMS: [usize; 3] = [64, 128, 256];
 /// Heads up to which a warp has all columns of its rows.
 const MAX_WARP_DIM: usize = 128;
+
+/// Positions that no kernel splits.
+const SHORT_CONTEXT: usize = 64;
+/// Reads of a head's context that take less time than one thread block's walk over it, which by the timing model gets 5 GB/s out of the
+/// memory; all reads together get thousands.
+const READS_OF_A_WALK: usize = 256;
+
+/// Whether the tokens of runs attend by a kernel for runs, where there is one. Its thread blocks read a context once for many tokens, but
+/// each walks over all of it: where few tokens follow a long context, as drafts and short turns do, most of the GPU would look on. The
+/// kernels for single tokens split the context, and read it once for each token and each of a token's `n_blocks_x` thread blocks of a split.
+pub(super) fn attends_by_runs(n_tokens: usize, n_blocks_x: usize, visible: Visible) -> bool {
+    visible.n_tokens() <= SHORT_CONTEXT || n_tokens * n_blocks_x >= READS_OF_A_WALK
+}
 
 /// What a thread block of a kernel for runs has in shared memory, and how many query rows it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,6 +198,28 @@ impl Ops {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_tokens_behind_a_long_context_attend_one_by_one() {
+        let takes_runs = |n_tokens, n_blocks_x, context, window| {
+            let visible = Visible {
+                context,
+                window,
+                is_causal: true,
+            };
+            attends_by_runs(n_tokens, n_blocks_x, visible)
+        };
+        // A draft of four tokens, and a prompt.
+        assert!(!takes_runs(5, 8, 32_768, 0));
+        assert!(takes_runs(512, 8, 32_768, 0));
+        // Drafts of as many sequences as fill the GPU.
+        assert!(takes_runs(16 * 5, 8, 32_768, 0));
+        // One KV head for all makes few thread blocks of more tokens too.
+        assert!(!takes_runs(200, 1, 32_768, 0) && takes_runs(256, 1, 32_768, 0));
+        // Little is seen.
+        assert!(takes_runs(2, 8, 64, 0) && !takes_runs(2, 8, 80, 0));
+        assert!(takes_runs(2, 8, 32_768, 32) && !takes_runs(2, 8, 32_768, 1024));
+    }
 
     #[test]
     fn every_tile_fits_the_smallest_multiprocessor() {

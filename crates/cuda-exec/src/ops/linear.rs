@@ -2,20 +2,15 @@
 //! `matmul_float.cu`.
 
 use tokenmill_backend::Activation;
-use tokenmill_gguf::TensorType;
 
 use super::{Ops, QuantizedMut, QuantizedView, check_equal, elementwise::activation_code};
 use crate::{
-    Args, BandHeight, Bands, CudaExecError, FewRows, Kernel, LaunchShape, Matrix, View, ViewMut,
+    Args, BandHeight, Bands, CudaExecError, FewRows, Kernel, LaunchShape, ManyRows, Matrix, View, ViewMut,
     bands::BAND_THREADS, error::Result, matrix::MatrixKernels, modules::PAIRS, strips::variant_of,
 };
 
 /// Rows up to which weights are read once without tiles.
 const MAX_ROWS: usize = 8;
-/// Rows up to which narrow products are faster in strips, which read the weights again for each 16 rows, than in low bands by the timing
-/// model; and those for Q6_K, which takes more work to unpack.
-const STRIP_ROWS: usize = 48;
-const Q6_K_STRIP_ROWS: usize = 16;
 /// Matrices of one launch.
 const MAX_JOBS: usize = 3;
 
@@ -103,16 +98,16 @@ fn bands_launch(
 ) -> Result<(Kernel, LaunchShape)> {
     let ty = jobs[0].matrix.layout().ty();
     let (bands, few) = (Bands::of(ty).ok_or_else(not_a_factor)?, FewRows::of(ty));
-    let height = BandHeight::of(jobs.iter().map(|job| job.matrix.n_out()).sum(), n_rows);
-    let strip_rows = match ty {
-        TensorType::Q6_K => Q6_K_STRIP_ROWS,
-        _ => STRIP_ROWS,
+    let n_out = jobs.iter().map(|job| job.matrix.n_out()).sum();
+    let height = match ManyRows::of(ty, n_out, n_rows) {
+        ManyRows::Bands(height) => height,
+        ManyRows::Strips => {
+            let kernel = kernels.sixteen.ok_or_else(not_a_factor)?;
+            let grid = [n_blocks(jobs, few.block_rows()), n_rows.div_ceil(16), 1];
+            let shape = LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes());
+            return Ok((kernel, shape));
+        }
     };
-    if let (true, BandHeight::Low, Some(kernel)) = (n_rows <= strip_rows, height, kernels.sixteen) {
-        let grid = [n_blocks(jobs, few.block_rows()), n_rows.div_ceil(16), 1];
-        let shape = LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes());
-        return Ok((kernel, shape));
-    }
     let columns = height.columns()[height.variant_of(n_rows)];
     let grid = [n_blocks(jobs, height.rows()), n_rows.div_ceil(columns), 1];
     let shape = LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(bands.shared_bytes(height, columns));

@@ -306,8 +306,8 @@ impl Ops {
         })
     }
 
-    /// Loads the kernels for stores whose keys and values are of these types. Those for F16 are there, and for F32 all but those for runs of
-    /// tokens, without which these are attended to one by one.
+    /// Loads the kernels for stores whose keys and values are of these types, but for those for runs of tokens. Those for F16 and F32 are
+    /// there.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], or the driver's.
@@ -316,6 +316,15 @@ impl Ops {
         if kernels.is_none() {
             *kernels = Some(load_store(&self.device, types)?);
         }
+        Ok(())
+    }
+
+    /// Loads the kernels for runs of tokens over such stores, where heads have keys and values of their own. Those for F16 are there; without
+    /// the others, tokens are attended to one by one.
+    ///
+    /// # Errors
+    /// [`CudaExecError::DriverTooOld`], or the driver's.
+    pub fn load_runs(&mut self, types: [KvType; 2]) -> Result<()> {
         let prefill = &mut self.prefill[store_code(types)];
         if prefill.is_empty() {
             *prefill = attention_prefill::load(&self.device, types)?;

@@ -1,10 +1,11 @@
-//! Attention of one token over one page where numbers are at the ends of what f16 has: scales that are left in pages, and queries.
+//! Attention of one token over one page where numbers are at the ends of what f16 has: scales that are left in pages, and queries, those of
+//! prompts too.
 //!
 //! Separate from the cases, whose numbers are all small.
 
 use half::f16;
 use tokenmill_backend::{KvLayerShape, KvType};
-use tokenmill_cuda_exec::{DecodePlan, Visible};
+use tokenmill_cuda_exec::{DecodePlan, PrefillTiles, Visible};
 use tokenmill_ptx_sim::Arguments;
 
 use crate::bench::{NULL, Sim, assert_close};
@@ -20,12 +21,7 @@ fn attend(types: [KvType; 2], module: &str, q: &[f32], pages: [&[u8]; 2], n_seen
         head_dim_v: DIM,
         has_values_in_keys: false,
     };
-    let visible = Visible {
-        context: n_seen as usize,
-        window: 0,
-        is_causal: true,
-    };
-    let plan = DecodePlan::of(1, shape, types, visible);
+    let plan = DecodePlan::of(1, shape, types, Visible::causal(n_seen as usize));
     let mut sim = Sim::new();
     let out = sim.room(4 * DIM);
     let mut arguments = Arguments::new().ptr(sim.f32s(q)).ptr(out).ptr(NULL).ptr(NULL);
@@ -70,6 +66,30 @@ fn attend(types: [KvType; 2], module: &str, q: &[f32], pages: [&[u8]; 2], n_seen
         plan.shared_bytes,
         &arguments,
     );
+    sim.read_f32s(out, DIM)
+}
+
+/// The same of a run of one token, by the kernel for f16 stores and heads of up to `dim` values.
+fn attend_by_run(dim: usize, q: &[f32], pages: [&[u8]; 2], n_seen: u32) -> Vec<f32> {
+    let tiles = PrefillTiles::of([KvType::F16; 2], dim).unwrap();
+    let [module, kernel] = tiles.names();
+    let mut sim = Sim::new();
+    let out = sim.room(4 * DIM);
+    let mut arguments = Arguments::new().ptr(sim.f32s(q)).ptr(out);
+    for words in [&[n_seen - 1][..], &[0, 1], &[0, 1], &[0]] {
+        arguments = arguments.ptr(sim.u32s(words));
+    }
+    arguments = arguments
+        .ptr(sim.bytes(pages[0]))
+        .ptr(sim.bytes(pages[1]))
+        .ptr(NULL)
+        .ptr(NULL)
+        .f32(1.0)
+        .f32(0.0);
+    for n in [0, 0, 0, 1, 1, DIM, DIM] {
+        arguments = arguments.i32(n as i32);
+    }
+    sim.launch(&module, &kernel, [1, 1, 1], 256, tiles.shared_bytes(), &arguments);
     sim.read_f32s(out, DIM)
 }
 
@@ -143,6 +163,17 @@ fn queries_beyond_f16_keep_their_size() {
             .collect()
     };
     let pages = [page(&key), page(&value)];
+    let ways = |q: &[f32]| -> Vec<(String, Vec<f32>)> {
+        let pages = [&pages[0][..], &pages[1]];
+        let single = attend([KvType::F16; 2], "attention_decode", q, pages, n_seen as u32);
+        let of_runs = [64, 128, 192, 256].map(|dim| {
+            let found = attend_by_run(dim, q, pages, n_seen as u32);
+            (format!("runs, up to {dim} values"), found)
+        });
+        std::iter::once(("a single token".to_owned(), single))
+            .chain(of_runs)
+            .collect()
+    };
     for size in [65_000.0, 70_000.0, -100_000.0, 131_000.0] {
         let mut q = vec![0.0; DIM];
         q[0] = size;
@@ -150,25 +181,15 @@ fn queries_beyond_f16_keep_their_size() {
             .map(|j| f64::from(size) * f64::from(key(j, 0)))
             .collect();
         let expected = expected(&scores, |j, d| f64::from(value(j, d)));
-        let found = attend(
-            [KvType::F16; 2],
-            "attention_decode",
-            &q,
-            [&pages[0], &pages[1]],
-            n_seen as u32,
-        );
-        // The rest of such a number has 11 bits: 16 of 131,000, times scores of up to 10.
-        assert_close(&found, &expected, 2e-3, &format!("a query of {size}"));
+        for (way, found) in ways(&q) {
+            // The rest of such a number has 11 bits: 16 of 131,000, times scores of up to 10.
+            assert_close(&found, &expected, 2e-3, &format!("a query of {size}, {way}"));
+        }
     }
     // What is beyond twice the range is the largest that there is.
     let mut q = vec![0.0; DIM];
     q[0] = 1e30;
-    let found = attend(
-        [KvType::F16; 2],
-        "attention_decode",
-        &q,
-        [&pages[0], &pages[1]],
-        n_seen as u32,
-    );
-    assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
+    for (way, found) in ways(&q) {
+        assert!(found.iter().all(|x| x.is_finite()), "{way}: {found:?}");
+    }
 }
