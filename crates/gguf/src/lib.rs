@@ -33,6 +33,7 @@
 mod cursor;
 mod error;
 mod file;
+mod free_bytes;
 mod header;
 mod metadata;
 mod regular_file;
@@ -46,6 +47,7 @@ mod writer;
 
 pub use error::GgufError;
 pub use file::GgufFile;
+pub use free_bytes::free_bytes;
 pub use header::{Header, looks_like};
 pub use metadata::Metadata;
 pub use regular_file::RegularFile;

@@ -87,6 +87,31 @@ impl GgufWriter {
     /// # Errors
     /// [`GgufError::Write`], [`GgufError::BadAlignment`], or [`GgufError::WrongType`] of `general.alignment`.
     pub fn write_header<W: Write>(mut self, mut out: W) -> Result<TensorDataWriter<W>, GgufError> {
+        let Layout {
+            header, alignment, ..
+        } = self.lay_out()?;
+        out.write_all(&header)
+            .map_err(|reason| GgufError::Write { reason })?;
+        Ok(TensorDataWriter {
+            out,
+            tensors: self.tensors,
+            alignment,
+            tensor_idx: 0,
+            n_written: 0,
+        })
+    }
+
+    /// Bytes of the whole file: its header, its tensors and what lies between them.
+    ///
+    /// # Errors
+    /// As [`Self::write_header`].
+    pub fn n_file_bytes(&self) -> Result<u64, GgufError> {
+        let layout = self.clone().lay_out()?;
+        Ok((layout.header.len() as u64).saturating_add(layout.n_data_bytes))
+    }
+
+    /// Gives the tensors their places.
+    fn lay_out(&mut self) -> Result<Layout, GgufError> {
         let alignment = alignment_of(&self.metadata)? as usize;
         let mut offset = 0_u64;
         for tensor in &mut self.tensors {
@@ -120,16 +145,20 @@ impl GgufWriter {
             bytes.extend(tensor.offset.to_le_bytes());
         }
         bytes.resize(bytes.len().next_multiple_of(alignment), 0);
-        out.write_all(&bytes)
-            .map_err(|reason| GgufError::Write { reason })?;
-        Ok(TensorDataWriter {
-            out,
-            tensors: self.tensors,
+        Ok(Layout {
+            header: bytes,
             alignment,
-            tensor_idx: 0,
-            n_written: 0,
+            n_data_bytes: offset,
         })
     }
+}
+
+/// Where everything of a file lies.
+struct Layout {
+    header: Vec<u8>,
+    alignment: usize,
+    /// Bytes behind the header.
+    n_data_bytes: u64,
 }
 
 /// Takes the tensor data of a file, tensor after tensor in the order announced.

@@ -64,6 +64,33 @@ fn reason_of(path: impl AsRef<Path>) -> GgufError {
 }
 
 #[test]
+fn a_writer_knows_how_large_its_file_will_be() {
+    for lens in [&[][..], &[1], &[8], &[3, 8, 5]] {
+        for alignment in [32_u32, 64] {
+            let mut writer = GgufWriter::new();
+            let metadata = writer.metadata_mut();
+            metadata.insert("general.architecture", "llama").unwrap();
+            metadata.insert("general.alignment", alignment).unwrap();
+            for (no, &len) in lens.iter().enumerate() {
+                writer
+                    .add_tensor(&format!("t{no}"), TensorType::F32, &[len])
+                    .unwrap();
+            }
+            let expected = writer.n_file_bytes().unwrap();
+            let mut out = writer.write_header(Vec::new()).unwrap();
+            for &len in lens {
+                out.write(&vec![0; 4 * len as usize]).unwrap();
+            }
+            assert_eq!(
+                out.finish().unwrap().len() as u64,
+                expected,
+                "{lens:?}, {alignment}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_split_model_opens_from_any_part() {
     let (_dir, paths) = three_parts();
     for path in &paths {

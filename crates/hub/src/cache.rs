@@ -22,6 +22,8 @@ use std::{
     time::Duration,
 };
 
+use tokenmill_gguf::free_bytes;
+
 use crate::{HubError, ModelName, api::is_commit, model_type::GgufName};
 
 /// What tells programs for backups that a folder can be had again.
@@ -315,24 +317,6 @@ pub(crate) fn check_room(folder: &Path, needed_bytes: u64) -> Result<(), HubErro
     }
 }
 
-/// Bytes that are free where a folder lies or will lie; `None` where the system does not say.
-#[cfg(unix)]
-fn free_bytes(folder: &Path) -> Option<u64> {
-    let there = folder.ancestors().find(|ancestor| ancestor.exists())?;
-    let disk = rustix::fs::statvfs(there).ok()?;
-    // What is made of no disk, such as /proc, has no blocks at all.
-    if disk.f_blocks == 0 {
-        return None;
-    }
-    disk.f_bavail.checked_mul(disk.f_frsize)
-}
-
-/// Bytes that are free where a folder lies; not known on this system.
-#[cfg(not(unix))]
-fn free_bytes(_folder: &Path) -> Option<u64> {
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -406,14 +390,5 @@ mod tests {
             cache.lock("e", || waited = true).unwrap();
         });
         assert!(waited);
-    }
-
-    #[test]
-    #[cfg(unix)]
-    fn free_space_is_known_before_the_folder_exists() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(free_bytes(&folder.path().join("no/such/folder")).is_some_and(|n_bytes| n_bytes > 0));
-        #[cfg(target_os = "linux")]
-        assert_eq!(free_bytes(Path::new("/proc/x")), None);
     }
 }

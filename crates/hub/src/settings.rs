@@ -116,7 +116,10 @@ impl HubSettings {
     }
 
     /// Checks what a request begins with.
-    pub(crate) fn check(&self) -> Result<(), HubError> {
+    ///
+    /// # Errors
+    /// [`HubError::BadEndpoint`].
+    pub fn check(&self) -> Result<(), HubError> {
         let is_address = ["http://", "https://"].iter().any(|scheme| {
             let host = self.endpoint.strip_prefix(scheme);
             host.is_some_and(|host| !host.is_empty() && !host.starts_with('/'))

@@ -23,7 +23,7 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
 const LAYERS: [Layer; 22] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-chart", &[]),
-    layer("tokenmill-hub", &[]),
+    layer("tokenmill-hub", &["tokenmill-gguf"]),
     layer("tokenmill-image", &[]),
     layer("tokenmill-quant", &["tokenmill-gguf"]),
     layer("tokenmill-convert", &["tokenmill-quant", "tokenmill-gguf"]),
