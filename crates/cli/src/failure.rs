@@ -13,8 +13,11 @@ mod of_model;
 
 use std::{fmt::Display, io, path::Path, process::ExitCode};
 
-use crate::{note::note, visible::visible};
+use crate::{note::note, numbers::size_of, visible::visible};
 pub(crate) use of_model::first_few;
+
+/// What to do about a full disk.
+pub(crate) const MAKE_ROOM: &str = "make room, or write to another disk";
 
 /// Exit code after Ctrl-C, as a shell reports it.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -83,15 +86,30 @@ impl Failure {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::new(FailureKind::ReaderGone, "the reader went away");
         }
-        Self::new(
-            FailureKind::Output,
-            format!("cannot write to {target}: {}", reason(error)),
-        )
+        let message = format!("cannot write to {target}: {}", reason(error));
+        let failure = Self::new(FailureKind::Output, message);
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                failure.hint(MAKE_ROOM)
+            }
+            _ => failure,
+        }
     }
 
     /// There is no room for what was to be written.
     pub(crate) fn output(message: impl Into<String>) -> Self {
         Self::new(FailureKind::Output, message)
+    }
+
+    /// A disk has too little room for what is to be written.
+    pub(crate) fn no_room(folder: &Path, needed_bytes: u64, free_bytes: u64) -> Self {
+        Self::output(format!(
+            "{} has room for {}, and {} are needed, {} more",
+            folder.display(),
+            size_of(free_bytes),
+            size_of(needed_bytes),
+            size_of(needed_bytes.saturating_sub(free_bytes))
+        ))
     }
 
     /// A GPU was asked for and cannot be used.

@@ -56,6 +56,16 @@ pub enum ConvertError {
         /// What the system said.
         source: io::Error,
     },
+    /// Too little room on the disk.
+    #[error("{} has room for {free_bytes} bytes, and {needed_bytes} are needed", folder.display())]
+    NoRoom {
+        /// Where the files go.
+        folder: PathBuf,
+        /// What the files take.
+        needed_bytes: u64,
+        /// What is free.
+        free_bytes: u64,
+    },
     /// The input is to be overwritten.
     #[error("{path} is the input; write to another file")]
     SameFile {

@@ -11,6 +11,8 @@ use std::{
     process,
 };
 
+use tokenmill_gguf::free_bytes;
+
 use crate::ConvertError;
 
 /// Names that are tried where others are taken.
@@ -74,6 +76,29 @@ impl OutputFile {
         }
     }
 
+    /// Looks whether the disk has room for so many bytes. Where the system does not say it, it has, and so has what is no file.
+    ///
+    /// # Errors
+    /// [`ConvertError::NoRoom`].
+    pub fn check_room(&self, needed_bytes: u64) -> Result<(), ConvertError> {
+        let folder = self.folder();
+        match free_bytes(folder) {
+            Some(free_bytes) if self.aside.is_some() && free_bytes < needed_bytes => {
+                Err(ConvertError::NoRoom {
+                    folder: folder.to_owned(),
+                    needed_bytes,
+                    free_bytes,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The folder that it lies in.
+    pub(crate) fn folder(&self) -> &Path {
+        folder_of(&self.path)
+    }
+
     /// Brings the bytes to the disk and gives the file its name.
     ///
     /// # Errors
@@ -134,6 +159,12 @@ fn take_over_mode(file: &File, replaced: &Path) {
 #[cfg(not(unix))]
 fn take_over_mode(_: &File, _: &Path) {}
 
+/// The folder of a file, which is the one that the process works in for a name alone.
+fn folder_of(path: &Path) -> &Path {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
+}
+
 /// How the names begin that a file has until it is finished.
 fn start_of_names(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -156,8 +187,7 @@ fn remove_abandoned(path: &Path) {
         let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         numbers.is_some_and(|(process, no)| is_number(process) && is_number(no))
     };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let entries = fs::read_dir(folder.unwrap_or(Path::new(".")));
+    let entries = fs::read_dir(folder_of(path));
     for entry in entries.into_iter().flatten().filter_map(Result::ok) {
         if entry.file_name().to_str().is_some_and(is_part) {
             let part = entry.path();

@@ -1,4 +1,4 @@
-//! [`Planned`]: a tensor and what it becomes, and [`write_file`], which writes a file of them.
+//! [`Planned`]: a tensor and what it becomes, and [`BegunFile`], which writes a file of them.
 //!
 //! Separate because files come from files and from folders. Invariants: at most some tens of megabytes of a tensor are in memory at
 //! a time, whatever its size; the output is there whole or not at all.
@@ -35,48 +35,90 @@ pub(crate) struct Planned<'a> {
     pub(crate) rewrites: bool,
 }
 
-/// Writes a file aside, which gets its name when it is finished.
-pub(crate) fn write_file(
-    path: &Path,
-    metadata: Metadata,
-    tensors: &[&Planned<'_>],
-    n_threads: usize,
-    report: &mut dyn FnMut(&str, usize) -> Result<(), ConvertError>,
-) -> Result<OutputFile, ConvertError> {
-    let mut writer = GgufWriter::with_metadata(metadata);
-    for tensor in tensors {
-        let info = tensor.view.info;
-        let dims: Vec<u64> = info.dims.iter().map(|&dim| dim as u64).collect();
-        writer.add_tensor(&info.name, tensor.choice.ty, &dims)?;
+/// A file that is begun: it lies aside and has no bytes yet.
+pub(crate) struct BegunFile<'p, 'a> {
+    path: &'p Path,
+    output: OutputFile,
+    writer: GgufWriter,
+    tensors: Vec<&'p Planned<'a>>,
+}
+
+impl<'p, 'a> BegunFile<'p, 'a> {
+    pub(crate) fn new(
+        path: &'p Path,
+        metadata: Metadata,
+        tensors: Vec<&'p Planned<'a>>,
+    ) -> Result<Self, ConvertError> {
+        let mut writer = GgufWriter::with_metadata(metadata);
+        for tensor in &tensors {
+            let info = tensor.view.info;
+            let dims: Vec<u64> = info.dims.iter().map(|&dim| dim as u64).collect();
+            writer.add_tensor(&info.name, tensor.choice.ty, &dims)?;
+        }
+        Ok(Self {
+            path,
+            output: OutputFile::create(path)?,
+            writer,
+            tensors,
+        })
     }
-    let write_error = |error| match error {
-        GgufError::Write { reason } => ConvertError::Io {
+
+    /// Writes it. It gets its name when it is finished.
+    pub(crate) fn write(
+        self,
+        n_threads: usize,
+        report: &mut dyn FnMut(&str, usize) -> Result<(), ConvertError>,
+    ) -> Result<OutputFile, ConvertError> {
+        let Self {
+            path,
+            output,
+            writer,
+            tensors,
+        } = self;
+        let write_error = |error| match error {
+            GgufError::Write { reason } => ConvertError::Io {
+                what: "write",
+                path: path.to_owned(),
+                source: reason,
+            },
+            other => other.into(),
+        };
+        let output = BufWriter::with_capacity(1 << 20, output);
+        let mut out = writer.write_header(output).map_err(write_error)?;
+        let mut slab = Vec::new();
+        for tensor in tensors {
+            let name = &tensor.view.info.name;
+            tensor
+                .write(n_threads, &mut slab, &mut out, &mut |n_bytes| {
+                    report(name, n_bytes)
+                })
+                .map_err(|error| match error {
+                    ConvertError::Gguf(error) => write_error(error),
+                    other => other,
+                })?;
+        }
+        let output = out.finish().map_err(write_error)?;
+        output.into_inner().map_err(|error| ConvertError::Io {
             what: "write",
             path: path.to_owned(),
-            source: reason,
-        },
-        other => other.into(),
-    };
-    let output = BufWriter::with_capacity(1 << 20, OutputFile::create(path)?);
-    let mut out = writer.write_header(output).map_err(write_error)?;
-    let mut slab = Vec::new();
-    for tensor in tensors {
-        let name = &tensor.view.info.name;
-        tensor
-            .write(n_threads, &mut slab, &mut out, &mut |n_bytes| {
-                report(name, n_bytes)
-            })
-            .map_err(|error| match error {
-                ConvertError::Gguf(error) => write_error(error),
-                other => other,
-            })?;
+            source: error.into_error(),
+        })
     }
-    let output = out.finish().map_err(write_error)?;
-    output.into_inner().map_err(|error| ConvertError::Io {
-        what: "write",
-        path: path.to_owned(),
-        source: error.into_error(),
-    })
+}
+
+/// Looks whether all files have room, before the first byte of any is written.
+///
+/// # Errors
+/// [`ConvertError::NoRoom`].
+pub(crate) fn check_room(files: &[BegunFile<'_, '_>]) -> Result<(), ConvertError> {
+    let n_bytes = files.iter().map(|file| file.writer.n_file_bytes());
+    let n_bytes: Vec<u64> = n_bytes.collect::<Result<_, _>>()?;
+    for BegunFile { output, .. } in files {
+        // Links may lead parts to several places.
+        let beside = (files.iter().zip(&n_bytes)).filter(|(file, _)| file.output.folder() == output.folder());
+        output.check_room(beside.map(|(_, n_bytes)| n_bytes).sum())?;
+    }
+    Ok(())
 }
 
 /// The tensors that are quantized without the importance that others have. Matrices have no entry for embeddings.

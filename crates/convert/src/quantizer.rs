@@ -15,7 +15,7 @@ use crate::{
     choice::{choose, reference_order},
     coverage::check_is_of_model,
     output_file::OutputFile,
-    planned::{Planned, QUANTIZATION_VERSION, without_importance, write_file},
+    planned::{BegunFile, Planned, QUANTIZATION_VERSION, check_room, without_importance},
 };
 
 /// Quantizes an opened file.
@@ -163,13 +163,20 @@ impl<'a> Quantizer<'a> {
             planned
                 .sort_by(|a, b| reference_order(&a.view.info.name).cmp(&reference_order(&b.view.info.name)));
         }
+        let mut begun = Vec::with_capacity(n_parts);
+        for (part, path) in paths.iter().enumerate() {
+            let is_own = |tensor: &&Planned<'_>| n_parts == 1 || tensor.view.info.part == part;
+            let metadata = self.metadata(part, n_parts, planned.len())?;
+            begun.push(BegunFile::new(
+                path,
+                metadata,
+                planned.iter().filter(is_own).collect(),
+            )?);
+        }
+        check_room(&begun)?;
         let mut done = 0;
         let mut finished = Vec::new();
-        for (part, path) in paths.iter().enumerate() {
-            let tensors: Vec<&Planned<'_>> = (planned.iter())
-                .filter(|tensor| n_parts == 1 || tensor.view.info.part == part)
-                .collect();
-            let metadata = self.metadata(part, n_parts, planned.len())?;
+        for file in begun {
             let mut report = |name: &str, n_bytes: usize| {
                 done += n_bytes;
                 let progress = QuantizeProgress {
@@ -182,11 +189,11 @@ impl<'a> Quantizer<'a> {
                     ControlFlow::Break(()) => Err(ConvertError::Stopped),
                 }
             };
-            finished.push(write_file(path, metadata, &tensors, self.n_threads, &mut report)?);
+            finished.push(file.write(self.n_threads, &mut report)?);
         }
-        summary.paths = paths;
         // Parts get their names together, so that a failure leaves none of them.
         finished.into_iter().try_for_each(OutputFile::finish)?;
+        summary.paths = paths;
         Ok(summary)
     }
 

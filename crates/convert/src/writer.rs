@@ -13,7 +13,7 @@ use crate::{
     choice::{choose, is_float},
     coverage::check_is_of_model,
     out_type::type_of,
-    planned::{Planned, QUANTIZATION_VERSION, without_importance, write_file},
+    planned::{BegunFile, Planned, QUANTIZATION_VERSION, check_room, without_importance},
     size_label::size_label,
 };
 
@@ -224,7 +224,8 @@ impl<'a> Writer<'a> {
         let path = path.as_ref();
         let mut summary = self.plan(&metadata)?;
         let planned = self.planned(&metadata)?;
-        let tensors: Vec<&Planned<'_>> = planned.iter().collect();
+        let begun = BegunFile::new(path, metadata, planned.iter().collect())?;
+        check_room(std::slice::from_ref(&begun))?;
         let mut done = 0;
         let mut report = |name: &str, n_bytes: usize| {
             done += n_bytes;
@@ -240,7 +241,7 @@ impl<'a> Writer<'a> {
         };
         let n_threads =
             (self.n_threads).unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        write_file(path, metadata, &tensors, n_threads, &mut report)?.finish()?;
+        begun.write(n_threads, &mut report)?.finish()?;
         summary.paths = vec![path.to_owned()];
         Ok(summary)
     }

@@ -8,7 +8,7 @@ use tokenmill_convert::ConvertError;
 use tokenmill_gguf::GgufError;
 use tokenmill_text::template::TemplateError;
 
-use super::Failure;
+use super::{Failure, MAKE_ROOM};
 use crate::missing_model::{self, WHAT_MODEL_IS};
 
 impl From<GgufError> for Failure {
@@ -51,6 +51,11 @@ impl From<ConvertError> for Failure {
                 source,
             } => Self::unreadable(&path, &source),
             ConvertError::Io { path, source, .. } => Self::unwritable(path.display(), &source),
+            ConvertError::NoRoom {
+                folder,
+                needed_bytes,
+                free_bytes,
+            } => Self::no_room(&folder, needed_bytes, free_bytes).hint(MAKE_ROOM),
             ConvertError::Stopped => Self::interrupted(),
             ConvertError::UnknownPreset { .. }
             | ConvertError::BadPattern { .. }

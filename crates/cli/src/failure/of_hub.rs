@@ -120,14 +120,7 @@ impl Failure {
                 folder,
                 needed_bytes,
                 free_bytes,
-            } => Self::output(format!(
-                "{} has room for {}, and {} are needed, {} more",
-                folder.display(),
-                size_of(free_bytes),
-                size_of(needed_bytes),
-                size_of(needed_bytes.saturating_sub(free_bytes))
-            ))
-            .hint(format!("`tokenmill rm NAME` makes room, {folder_variable} names another folder")),
+            } => Self::no_room(&folder, needed_bytes, free_bytes).hint(format!("`tokenmill rm NAME` makes room, {folder_variable} names another folder")),
             HubError::File { action, path, source } => {
                 let failure = match action {
                     "write" => Self::unwritable(path.display(), &source),

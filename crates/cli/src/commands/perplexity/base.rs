@@ -36,6 +36,19 @@ impl Header {
         // Rows have an even count of numbers, and two floats before them.
         8 + 2 * self.n_vocab.next_multiple_of(2)
     }
+
+    /// Bytes of a file of so many chunks.
+    fn file_bytes(&self, n_chunks: u64) -> u64 {
+        let n_rows = n_chunks.saturating_mul(n_scored(self.n_ctx as u64));
+        HEADER_BYTES
+            .saturating_add(4 * self.tokens.len() as u64)
+            .saturating_add(n_rows.saturating_mul(self.row_bytes() as u64))
+    }
+}
+
+/// Scored positions of a chunk: those of its second half that a next token is known of.
+fn n_scored(n_ctx: u64) -> u64 {
+    n_ctx.saturating_sub(1 + n_ctx / 2)
 }
 
 /// Writes a file.
@@ -49,8 +62,10 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn create(path: &Path, header: Header) -> Result<Self, Failure> {
         let unwritable = |error| Failure::unwritable(path.display(), &error);
-        let mut out = BufWriter::new(OutputFile::create(path)?);
+        let file = OutputFile::create(path)?;
         let n_chunks = header.tokens.len() / header.n_ctx;
+        file.check_room(header.file_bytes(n_chunks as u64))?;
+        let mut out = BufWriter::new(file);
         let mut bytes = MAGIC.to_vec();
         for number in [header.n_ctx, header.n_vocab, n_chunks] {
             bytes.extend((number as u32).to_le_bytes());
@@ -137,7 +152,7 @@ impl Reader {
         };
         let (n_ctx, n_vocab, n_chunks) = (number(8), number(12), number(16));
         let n_tokens = n_ctx.saturating_mul(n_chunks);
-        let n_rows = n_ctx.saturating_sub(1 + n_ctx / 2).saturating_mul(n_chunks);
+        let n_rows = n_scored(n_ctx).saturating_mul(n_chunks);
         let row_bytes = 8 + 2 * n_vocab.next_multiple_of(2);
         let expected = HEADER_BYTES
             .saturating_add(n_tokens.saturating_mul(4))
@@ -206,7 +221,9 @@ mod tests {
         let logits = [1.0_f32, -2.0, 4.0];
         let mut writer = Writer::create(&path, header).unwrap();
         writer.push(&logits).unwrap();
+        let expected = writer.header.file_bytes(1);
         writer.finish().unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), expected);
         let mut reader = Reader::open(&path).unwrap();
         assert_eq!(reader.header.tokens, [0, 1, 2, 1]);
         let mut row = Vec::new();
