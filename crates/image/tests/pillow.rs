@@ -3,15 +3,7 @@
 use std::fs;
 
 use tokenmill_image::{Filter, ImageLimits, Rgb};
-use tokenmill_testkit::Comparisons;
-
-fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(u32::MAX, |crc, &byte| {
-        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
-            (crc >> 1) ^ (0xedb8_8320 & (0u32.wrapping_sub(crc & 1)))
-        })
-    })
-}
+use tokenmill_testkit::{Comparisons, crc32};
 
 #[test]
 fn every_byte_is_pillows() {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tokenmill_testkit::Comparisons;
+use tokenmill_testkit::{Comparisons, png_header};
 
 use crate::support::{arg, tokenmill, tokenmill_with};
 
@@ -155,9 +155,7 @@ fn what_cannot_be_seen_is_one_line() {
         fs::write(&path, bytes).unwrap();
         path
     };
-    let mut wide = fs::read(data("0.png")).unwrap();
-    // Its header says 100,000 pixels; the checksum is that of the change.
-    wide[16..20].copy_from_slice(&100_000u32.to_be_bytes());
+    let cut = fs::read(data("0.png")).unwrap();
     let check = |image: &Path, extra: &[&str], expected: &str| {
         let args = [&["--image", arg(image)], extra].concat();
         let line = tokenmill(run(arg(&model), "Hi", &args)).failed(3);
@@ -165,7 +163,18 @@ fn what_cannot_be_seen_is_one_line() {
     };
     check(&file("empty.png", b""), &[], "the image is empty");
     check(&file("text.png", b"Once upon a time"), &[], "this is no image");
-    check(&file("cut.png", &wide[..20]), &[], "damaged");
+    check(&file("cut.png", &cut[..20]), &[], "damaged");
+    for (width, height) in [(100_000, 3), (3, 100_000), (8192, 8192)] {
+        let said = format!(
+            "the image is {width} x {height}; at most 16384 pixels to a side and 33554432 in all are read"
+        );
+        check(&file("wide.png", &png_header(width, height)), &[], &said);
+    }
+    check(
+        &file("row.png", &png_header(100, 100)),
+        &[],
+        "the image is damaged",
+    );
     check(&folder.path().join("nowhere.png"), &[], "nowhere.png");
     let picture = data("0.png");
     let args = ["--image", arg(&picture), "--no-mmproj"];
@@ -201,4 +210,26 @@ fn what_cannot_be_seen_is_one_line() {
     let many = ["--image", arg(&picture)].repeat(12);
     let line = tokenmill(run(arg(&model), "Hi", &many)).failed(3);
     assert!(line.contains("256"), "{line}");
+}
+
+#[test]
+fn a_file_that_is_too_large_is_refused_before_it_is_read() {
+    let model = data("model.gguf");
+    let folder = tempfile::tempdir().unwrap();
+    // Files of zeros that take no room on the disk. No machine has memory for the second.
+    for n_bytes in [1_u64 << 30, 1 << 40] {
+        let image = folder.path().join("large.png");
+        fs::File::create(&image).unwrap().set_len(n_bytes).unwrap();
+        let said = format!(
+            "cannot read {}: it has {n_bytes} bytes, at most 67108864 are read",
+            image.display()
+        );
+        let line = tokenmill(run(arg(&model), "Hi", &["--image", arg(&image)])).failed(3);
+        assert_eq!(line, format!("error: {said}"));
+        let chat = tokenmill_with(
+            &["chat", arg(&model), "--device", "cpu", "-c", "256", "-n", "1"],
+            &format!("/image {}\nHi\n", arg(&image)),
+        );
+        assert!(chat.stderr.contains(&said), "{}", chat.stderr);
+    }
 }

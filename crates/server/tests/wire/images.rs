@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tokenmill_server::ServerConfig;
+use tokenmill_testkit::png_header;
 
 use crate::server::TestServer;
 
@@ -143,9 +144,15 @@ async fn what_cannot_be_seen_is_400_in_one_line() {
         ] }] })
     };
     let text = "data:text/plain;base64,T25jZSB1cG9uIGEgdGltZQ==";
+    let [wide, high] = [(100_000, 3), (3, 100_000)].map(|(width, height)| {
+        let part = tokenmill::image_part(&png_header(width, height));
+        part["image_url"]["url"].as_str().expect("a URL").to_owned()
+    });
     for (url, expected) in [
         ("data:image/png;base64,", "the image is empty"),
         (text, "this is no image"),
+        (&wide, "the image is 100000 x 3; at most 16384 pixels to a side"),
+        (&high, "the image is 3 x 100000; at most 16384 pixels to a side"),
         ("data:image/png;base64,iVBORw0KGgo=", "damaged"),
         ("data:image/png;base64,%%%%", "not base64"),
         ("data:image/png,abc", "base64"),
