@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+/// What is shown of bytes whose number is known: how many, how fast, and how long the rest will take.
+const KNOWN_BYTES: &str = "{msg} {wide_bar:.cyan} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+
 /// A bar that counts bytes. Until it is known how many there are, it shows only what is done and for how long.
 pub(crate) fn bytes(what: &str) -> ProgressBar {
     show(ProgressBar::no_length(), what, "{msg} {elapsed}")
@@ -15,7 +18,9 @@ pub(crate) fn bytes(what: &str) -> ProgressBar {
 /// Moves a bar of [`bytes`].
 pub(crate) fn set_bytes(bar: &ProgressBar, n_done: usize, n_total: usize) {
     if bar.length().is_none() {
-        bar.set_style(style("{msg} {wide_bar:.cyan} {bytes}/{total_bytes}"));
+        bar.set_style(style(KNOWN_BYTES));
+        // Speed and rest are those of the work, and not of what was done before it.
+        bar.reset_eta();
     }
     bar.set_length(n_total as u64);
     bar.set_position(n_done as u64);
@@ -24,9 +29,7 @@ pub(crate) fn set_bytes(bar: &ProgressBar, n_done: usize, n_total: usize) {
 /// A bar for a transfer. It shows nothing before [`begin_transfer`].
 pub(crate) fn transfer(what: &str) -> ProgressBar {
     let bar = ProgressBar::no_length().with_message(what.to_owned());
-    bar.with_style(style(
-        "{msg} {wide_bar:.cyan} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-    ))
+    bar.with_style(style(KNOWN_BYTES))
 }
 
 /// Begins to show a bar of [`transfer`]. Speed and rest are counted from here: what was there before came at no speed.

@@ -9,14 +9,18 @@ mod cuda;
 #[path = "doctor/without_cuda.rs"]
 mod cuda;
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Value, json};
 use tokenmill::{
-    Device as DeviceChoice, Error, ModelSource, available_bytes, check_memory, machine_bytes, mtp_plan,
-    projector_beside,
+    Device as DeviceChoice, Error, ModelSource, available_bytes, check_memory, hub::HubSettings,
+    machine_bytes, mtp_plan, projector_beside,
 };
 use tokenmill_backend::MemoryPlan;
+use tokenmill_gguf::free_bytes;
 use tokenmill_model::Model;
 
 use self::cuda::Gpu;
@@ -28,7 +32,6 @@ use crate::{
     failure::Failure,
     load::LoadArgs,
     memory_words::plan_text,
-    model_name::settings,
     numbers::size_of,
     output,
     visible::visible,
@@ -156,18 +159,27 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn examine(args: &Args) -> Result<Examination, Failure> {
     let choice = args.load.device()?;
     let gpus = Gpus::find();
+    let settings = args.load.fetch.settings();
+    let free_bytes = free_bytes(&settings.cache);
     let mut found = Examination {
         rows: vec![
             Row::new("program", Ok(format!("tokenmill {}", env!("CARGO_PKG_VERSION")))),
             Row::new("CPU", Ok(cpu_text())),
             memory_row(),
-            models_row(),
-            driver_row(&gpus),
+            models_row(&settings.cache, free_bytes),
         ],
         json: serde_json::Map::new(),
         refused: None,
         unloadable: None,
     };
+    found.rows.extend(endpoint_row(&settings));
+    found.rows.push(driver_row(&gpus));
+    let models = json!({
+        "cache": settings.cache.display().to_string(),
+        "free_bytes": free_bytes,
+        "endpoint": settings.endpoint,
+    });
+    found.json.insert("models".to_owned(), models);
     for gpu in &gpus.devices {
         let text = gpu.text.clone();
         let outcome = if gpu.is_usable { Ok(text) } else { Err(text) };
@@ -236,17 +248,37 @@ fn memory_row() -> Row {
     Row::new("memory", outcome).hint("end other programs; weights, keys and values all have to fit")
 }
 
-/// Where downloaded models go, and whether they can.
-fn models_row() -> Row {
-    let cache = settings().cache;
-    let place = cache.ancestors().find(|folder| folder.exists()).unwrap_or(&cache);
+/// Where downloaded models go, whether they can, and how much room there is.
+fn models_row(cache: &Path, free_bytes: Option<u64>) -> Row {
+    const LITTLE_BYTES: u64 = 1 << 30;
+    let place = cache.ancestors().find(|folder| folder.exists()).unwrap_or(cache);
     let probe = place.join(format!(".tokenmill-doctor-{}", std::process::id()));
     let tried = fs::write(&probe, "").and_then(|()| fs::remove_file(&probe));
-    let outcome = match tried {
-        Ok(()) => Ok(format!("downloads go to {}", cache.display())),
-        Err(error) => Err(format!("downloads cannot go to {}: {error}", cache.display())),
+    if let Err(error) = tried {
+        let problem = format!("downloads cannot go to {}: {error}", cache.display());
+        return Row::new("models", Err(problem)).hint("let HF_HOME name a folder that you can write to");
+    }
+    let mut text = format!("downloads go to {}", cache.display());
+    if let Some(n_bytes) = free_bytes {
+        text += &format!(", where {} are free", size_of(n_bytes));
+    }
+    let has_little = free_bytes.is_some_and(|n_bytes| n_bytes < LITTLE_BYTES);
+    let outcome = if has_little { Err(text) } else { Ok(text) };
+    Row::new("models", outcome)
+        .hint("`tokenmill rm NAME` makes room, and HF_HUB_CACHE names a folder on another disk")
+}
+
+/// The server that models are downloaded from, where the environment names it; it is not asked.
+fn endpoint_row(settings: &HubSettings) -> Option<Row> {
+    let defaults = HubSettings::with_cache(&settings.cache);
+    let is_named = settings.endpoint != defaults.endpoint;
+    let checked = settings.check();
+    let outcome = match checked {
+        Ok(()) => Ok(format!("HF_ENDPOINT names {}, not asked here", settings.endpoint)),
+        Err(error) => Err(error.to_string()),
     };
-    Row::new("models", outcome).hint("let HF_HOME name a folder that you can write to")
+    let hint = "let HF_ENDPOINT be an address such as https://huggingface.co, or leave it unset";
+    is_named.then(|| Row::new("endpoint", outcome).hint(hint))
 }
 
 fn driver_row(gpus: &Gpus) -> Row {

@@ -361,7 +361,7 @@ fn output_that_cannot_be_written() {
     assert_eq!(output.status.code(), Some(4));
     insta::assert_snapshot!(
         String::from_utf8_lossy(&output.stderr),
-        @"error: cannot write to standard output: No space left on device"
+        @"error: cannot write to standard output: No space left on device (hint: make room, or write to another disk)"
     );
     let folder = tempfile::tempdir().unwrap();
     let taken = folder.path().join("model.gguf");

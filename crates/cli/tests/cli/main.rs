@@ -10,7 +10,13 @@ mod commands;
 mod context_shift;
 mod convert;
 mod demo;
+#[cfg(target_os = "linux")]
+mod disk;
+#[cfg(unix)]
+mod doctor;
 mod drafts;
+#[cfg(target_os = "linux")]
+mod embedding_model;
 mod encoders;
 mod folders;
 #[cfg(target_os = "linux")]
@@ -30,7 +36,11 @@ mod perplexity;
 #[cfg(target_os = "linux")]
 mod places;
 mod processors;
+#[cfg(target_os = "linux")]
+mod pulled;
 mod quantize;
+#[cfg(target_os = "linux")]
+mod server;
 mod sessions;
 #[cfg(target_os = "linux")]
 mod several_models;

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 use tokenmill_testkit::{Comparisons, TinyModel, tiny_llama};
 
-use crate::support::{DEMO_GGUF, arg, tokenmill};
+use crate::support::{DEMO_GGUF, arg, names, split_in_two, tokenmill};
 
 /// A model in F32 whose rows the blocks of Q8_0 divide, and some other types' do not.
 fn model(folder: &Path) -> std::path::PathBuf {
@@ -13,15 +13,6 @@ fn model(folder: &Path) -> std::path::PathBuf {
     let model = TinyModel::random(tiny_llama(), TensorType::F32, 1);
     fs::write(&path, model.to_gguf().unwrap()).unwrap();
     path
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
 }
 
 #[test]
@@ -78,6 +69,67 @@ fn quantize_writes_a_file_that_says_what_it_is() {
         TensorType::BF16
     );
     assert_eq!(names(folder.path()), ["model.gguf", "other.gguf", "out.gguf"]);
+}
+
+#[test]
+fn a_split_file_stays_split_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = model(folder.path());
+    let parts = split_in_two(&GgufFile::open(&whole).unwrap(), folder.path(), "m");
+    let output = folder.path().join("out.gguf");
+    let run = |more: &[&str]| {
+        let args = ["quantize", arg(&parts[1]), arg(&output), "q8_0"];
+        tokenmill([&args[..], more].concat())
+    };
+    let text = run(&["--keep-split"]).ok();
+    let kept = [1, 2].map(|no| folder.path().join(format!("out-{no:05}-of-00002.gguf")));
+    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    assert_eq!(
+        lines[..2],
+        kept.each_ref().map(|path| format!("wrote {}", path.display())),
+        "{text}"
+    );
+    let of_input = GgufFile::open(&parts[0]).unwrap();
+    let of_parts = GgufFile::open(&kept[1]).unwrap();
+    assert_eq!(of_parts.n_parts(), 2);
+    for (before, after) in of_input.tensors().zip(of_parts.tensors()) {
+        assert_eq!((&before.name, before.part), (&after.name, after.part));
+    }
+    // Without it one file comes of the parts, with the same weights.
+    assert!(!output.exists());
+    run(&[]).ok();
+    let joined = GgufFile::open(&output).unwrap();
+    assert_eq!(joined.n_parts(), 1);
+    for info in joined.tensors() {
+        let bytes_of = |file: &GgufFile| {
+            let view = file.tensor(&info.name).unwrap();
+            let mut bytes = vec![0; view.bytes.len()];
+            view.bytes.read_into(0, &mut bytes).unwrap();
+            (view.info.ty, bytes)
+        };
+        assert!(bytes_of(&joined) == bytes_of(&of_parts), "{}", info.name);
+    }
+    let shown = tokenmill(["inspect", arg(&kept[0]), "--summary"]).ok();
+    assert!(shown.contains("Q8_0"), "{shown}");
+    // The parts of the input are not written over, and of a file that is whole one comes.
+    let before = fs::read(&parts[0]).unwrap();
+    let over = folder.path().join("m.gguf");
+    let line = tokenmill(["quantize", arg(&parts[0]), arg(&over), "q8_0", "--keep-split"]).failed(2);
+    assert!(line.contains("m-00001-of-00002.gguf is the input"), "{line}");
+    assert_eq!(fs::read(&parts[0]).unwrap(), before);
+    tokenmill(["quantize", arg(&whole), arg(&over), "q8_0", "--keep-split"]).ok();
+    assert_eq!(
+        names(folder.path()),
+        [
+            "m-00001-of-00002.gguf",
+            "m-00002-of-00002.gguf",
+            "m.gguf",
+            "model.gguf",
+            "out-00001-of-00002.gguf",
+            "out-00002-of-00002.gguf",
+            "out.gguf"
+        ]
+    );
 }
 
 #[test]
@@ -286,34 +338,7 @@ fn a_matrix_that_was_measured_here_is_taken() {
     }
 
     // Neither part of a split model is written over by what is measured on it.
-    let parts = [1, 2].map(|no| folder.path().join(format!("m-{no:05}-of-00002.gguf")));
-    let names: Vec<&str> = tensors.iter().map(|info| info.name.as_str()).collect();
-    for (part, own) in [&names[..3], &names[3..]].into_iter().enumerate() {
-        let mut metadata = tokenmill_gguf::Metadata::new();
-        for (key, value) in demo.metadata().iter().filter(|_| part == 0) {
-            metadata.insert(key, value.clone()).unwrap();
-        }
-        metadata.insert("split.no", part as u16).unwrap();
-        metadata.insert("split.count", 2_u16).unwrap();
-        metadata
-            .insert("split.tensors.count", names.len() as i32)
-            .unwrap();
-        let mut writer = GgufWriter::with_metadata(metadata);
-        let views: Vec<_> = own.iter().map(|name| demo.tensor(name).unwrap()).collect();
-        for view in &views {
-            let dims: Vec<u64> = view.info.dims.iter().map(|&dim| dim as u64).collect();
-            writer.add_tensor(&view.info.name, view.info.ty, &dims).unwrap();
-        }
-        let mut out = writer
-            .write_header(fs::File::create(&parts[part]).unwrap())
-            .unwrap();
-        for view in &views {
-            let mut bytes = vec![0; view.info.n_bytes];
-            view.bytes.read_into(0, &mut bytes).unwrap();
-            out.write(&bytes).unwrap();
-        }
-        out.finish().unwrap();
-    }
+    let parts = split_in_two(&demo, folder.path(), "m");
     for over in &parts {
         let before = fs::read(over).unwrap();
         let args = [

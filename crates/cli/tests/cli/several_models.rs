@@ -2,128 +2,16 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read as _, Write as _},
-    net::TcpStream,
     path::Path,
-    process::{Child, Stdio},
-    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::support::{DEMO_GGUF, arg, command, end_of, interrupt, put_ollama_model, tokenmill};
-
-/// A server that listens.
-struct Server {
-    child: Child,
-    address: String,
-    log: Arc<Mutex<Vec<String>>>,
-}
-
-impl Server {
-    fn start(args: &[&str]) -> Self {
-        Self::start_with(Path::new("no-such-store"), args)
-    }
-
-    /// With a folder of Ollama's.
-    fn start_with(ollama: &Path, args: &[&str]) -> Self {
-        Self::start_in(&[("OLLAMA_MODELS", ollama)], args)
-    }
-
-    /// With variables that name folders.
-    fn start_in(variables: &[(&str, &Path)], args: &[&str]) -> Self {
-        let mut child = command([&["serve"][..], args, &["--port", "0", "-t", "1"]].concat())
-            .envs(variables.iter().copied())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let mut log = BufReader::new(child.stderr.take().expect("piped")).lines();
-        // What it warns of may come before its address.
-        let mut early = Vec::new();
-        let address = loop {
-            let line = log.next().expect("the server goes on").expect("its log is text");
-            if let Some((_, rest)) = line.split_once("address=\"http://") {
-                break rest.split('"').next().expect("an address").to_owned();
-            }
-            early.push(line);
-        };
-        let kept = Arc::new(Mutex::new(early));
-        let rest = Arc::clone(&kept);
-        // Its pipe must not fill up.
-        std::thread::spawn(move || {
-            for line in log.map_while(Result::ok) {
-                rest.lock().expect("no panic").push(line);
-            }
-        });
-        Self {
-            child,
-            address,
-            log: kept,
-        }
-    }
-
-    /// Sends a request; the status and the body of the answer.
-    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
-        let (status, body) = self.ask_text(method, path, body);
-        (status, serde_json::from_str(&body).unwrap_or(Value::Null))
-    }
-
-    fn ask_text(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(&self.address).expect("it listens");
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
-             content-length: {length}\r\n\r\n{body}"
-        )
-        .expect("it reads");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers in text");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-        let status = head
-            .split(' ')
-            .nth(1)
-            .and_then(|code| code.parse().ok())
-            .expect("a status");
-        (status, body.to_owned())
-    }
-
-    fn complete(&self, model: &str) -> (u16, Value) {
-        let body = json!({ "model": model, "prompt": "Once", "max_tokens": 3, "temperature": 0 });
-        self.ask("POST", "/v1/completions", &body.to_string())
-    }
-
-    /// The models with what each is doing.
-    fn states(&self) -> Vec<(String, String)> {
-        let (_, list) = self.ask("GET", "/v1/models", "");
-        let entries = list["data"].as_array().expect("a list");
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        entries
-            .iter()
-            .map(|entry| (text(&entry["id"]), text(&entry["status"]["value"])))
-            .collect()
-    }
-
-    fn wait_for(&self, model: &str, value: &str) {
-        let began = Instant::now();
-        let wanted = (model.to_owned(), value.to_owned());
-        while !self.states().contains(&wanted) {
-            assert!(
-                began.elapsed() < Duration::from_mins(1),
-                "{model} does not become {value}: {:?}",
-                self.states()
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn end(self) {
-        interrupt(&self.child);
-        assert_eq!(end_of(self.child).code, 0);
-    }
-}
+use crate::{
+    server::Server,
+    support::{DEMO_GGUF, arg, put_ollama_model, tokenmill},
+};
 
 fn put(folder: &Path, name: &str, bytes: &[u8]) {
     let path = folder.join(name);

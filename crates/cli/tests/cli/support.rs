@@ -2,11 +2,13 @@
 
 use std::{
     io::Write,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 #[cfg(target_os = "linux")]
 use std::{process::Child, thread, time::Duration};
+
+use tokenmill_gguf::{GgufFile, GgufWriter, Metadata, Value};
 
 /// What the program did.
 pub(crate) struct Outcome {
@@ -202,3 +204,49 @@ pub(crate) fn arg(path: &Path) -> &str {
 
 /// The model that is built in, as bytes.
 pub(crate) const DEMO_GGUF: &[u8] = include_bytes!("../../../tokenmill/assets/tokenmill-demo-Q8_0.gguf");
+
+/// The names of a folder's files, sorted.
+pub(crate) fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("a folder");
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .collect();
+    names.sort();
+    names
+}
+
+/// Writes a model as two parts, of which the first has all keys and the first three tensors.
+pub(crate) fn split_in_two(file: &GgufFile, folder: &Path, stem: &str) -> [PathBuf; 2] {
+    let tensors: Vec<_> = file.tensors().collect();
+    let (first, second) = tensors.split_at(3);
+    [(0_u16, first), (1, second)].map(|(no, own)| {
+        let path = folder.join(format!("{stem}-{:05}-of-00002.gguf", no + 1));
+        let mut metadata = Metadata::new();
+        for (key, value) in file.metadata().iter().filter(|_| no == 0) {
+            metadata.insert(key, value.clone()).expect("a new key");
+        }
+        let n_tensors = tensors.len() as i32;
+        for (key, value) in [
+            ("split.no", Value::from(no)),
+            ("split.count", 2_u16.into()),
+            ("split.tensors.count", n_tensors.into()),
+        ] {
+            metadata.insert(key, value).expect("a new key");
+        }
+        let mut writer = GgufWriter::with_metadata(metadata);
+        for info in own {
+            let dims: Vec<u64> = info.dims.iter().map(|&dim| dim as u64).collect();
+            writer.add_tensor(&info.name, info.ty, &dims).expect("a tensor");
+        }
+        let output = std::fs::File::create(&path).expect("a file");
+        let mut out = writer.write_header(output).expect("a header");
+        for info in own {
+            let mut bytes = vec![0; info.n_bytes];
+            let view = file.tensor(&info.name).expect("the file lists it");
+            view.bytes.read_into(0, &mut bytes).expect("its bytes");
+            out.write(&bytes).expect("room");
+        }
+        out.finish().expect("all tensors");
+        path
+    })
+}

@@ -1,6 +1,6 @@
 //! The program on a terminal: what is typed ahead, and what a terminal must not be told.
 
-use crate::support::{on_terminal, tokenmill, tokenmill_with};
+use crate::support::{DEMO_GGUF, arg, on_terminal, tokenmill, tokenmill_with};
 
 /// Says that a test needs a terminal.
 fn skip() {
@@ -52,4 +52,35 @@ fn generated_control_characters_do_not_reach_a_terminal() {
     // The progress bar may use sequences of its own, the text may not.
     let text = &shown[shown.find("Hi").expect("the prompt is shown")..];
     assert!(!text.contains('\u{1b}'), "{text:?}");
+}
+
+#[test]
+fn long_work_shows_how_fast_it_is_and_what_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["demo.gguf", "out.gguf"].map(|name| folder.path().join(name));
+    std::fs::write(&input, DEMO_GGUF).unwrap();
+    let hf = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/parity/qwen2/hf");
+    let quantize = [
+        "quantize",
+        arg(&input),
+        arg(&output),
+        "iq4_nl",
+        "--allow-requantize",
+    ];
+    for args in [&quantize[..], &["convert", hf, arg(&output)]] {
+        let Some(shown) = on_terminal(args, "") else {
+            return skip();
+        };
+        // Bytes that are done and all, the rate, and the rest in seconds.
+        let is_bar = |part: &str| {
+            let words: Vec<&str> = part.split_whitespace().collect();
+            let rate = words.iter().position(|word| word.ends_with("B/s"));
+            rate.is_some_and(|at| {
+                words[at + 1..].first().is_some_and(|rest| rest.ends_with('s'))
+                    && words[..at].iter().any(|word| word.contains("B/"))
+            })
+        };
+        assert!(shown.split(['\r', '\n']).any(is_bar), "{shown:?}");
+        assert!(output.exists(), "{shown}");
+    }
 }

@@ -1,0 +1,187 @@
+//! Models by name, from a server on loopback: what is said of each of its refusals, and what is downloaded where that is allowed.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::{
+    server::Server,
+    support::{DEMO_GGUF, Outcome, arg, command},
+};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const NAME: &str = "org/demo-GGUF";
+const FILE: &str = "demo-Q8_0.gguf";
+
+/// A refusal: the status and the other lines of its head.
+type Refusal = (u16, &'static str);
+
+/// A hub with one model. It refuses what it is told to: lists, or bytes.
+struct Hub {
+    url: String,
+    cache: TempDir,
+    /// The paths that were asked for.
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Hub {
+    fn start(of_list: Option<Refusal>, of_bytes: Option<Refusal>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&asked);
+        thread::spawn(move || {
+            for stream in listener.incoming().filter_map(Result::ok) {
+                let Some(path) = path_asked(&stream) else { continue };
+                let answer = answer(&path, of_list, of_bytes);
+                kept.lock().expect("no panic").push(path);
+                // A client that went away is no event.
+                let _unread = (&stream).write_all(&answer);
+            }
+        });
+        Self {
+            url,
+            cache: tempfile::tempdir().expect("a folder"),
+            asked,
+        }
+    }
+
+    fn pull(&self, token: &str) -> Outcome {
+        let mut pull = command(["pull", NAME]);
+        pull.env("HF_HUB_OFFLINE", "0")
+            .env("HF_HUB_CACHE", self.cache.path())
+            .env("HF_HOME", self.cache.path())
+            .env("HF_ENDPOINT", &self.url)
+            .env("HF_TOKEN", token);
+        Outcome::of(&pull.output().expect("the program starts"))
+    }
+
+    fn asked_for_bytes(&self) -> bool {
+        let asked = self.asked.lock().expect("no panic");
+        asked.iter().any(|path| path.contains("/resolve/"))
+    }
+}
+
+/// The path of a request, whose head is read to its end.
+fn path_asked(stream: &TcpStream) -> Option<String> {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let path = lines.next()?.split(' ').nth(1)?.to_owned();
+    lines.find(|line| line.is_empty())?;
+    Some(path)
+}
+
+fn answer(path: &str, of_list: Option<Refusal>, of_bytes: Option<Refusal>) -> Vec<u8> {
+    let list = json!({
+        "id": NAME,
+        "sha": COMMIT,
+        // Its etag is no hash: the size is what such a file is checked by.
+        "siblings": [{ "rfilename": FILE, "size": DEMO_GGUF.len(), "blobId": "demo-1" }],
+    });
+    let near = json!([{ "id": "org/demos-GGUF" }]);
+    let whole = |bytes: &[u8]| (200, "", bytes.to_vec());
+    let refused = |(status, head): Refusal| (status, head, Vec::new());
+    let (status, head, body) = if path.starts_with("/api/models?") {
+        whole(near.to_string().as_bytes())
+    } else if path.starts_with("/api/models/") {
+        of_list.map_or_else(|| whole(list.to_string().as_bytes()), refused)
+    } else if path == format!("/{NAME}/resolve/{COMMIT}/{FILE}") {
+        of_bytes.map_or_else(|| whole(DEMO_GGUF), refused)
+    } else {
+        (404, "", Vec::new())
+    };
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status} Status\r\n{head}X-Repo-Commit: {COMMIT}\r\nETag: \"demo-1\"\r\nConnection: close\r\n\
+         Content-Length: {length}\r\n\r\n"
+    );
+    [head.into_bytes(), body].concat()
+}
+
+#[test]
+fn each_refusal_says_what_to_do() {
+    const REPOSITORY: &str = "X-Error-Code: RepoNotFound\r\n";
+    const GATED: &str = "X-Error-Code: GatedRepo\r\n";
+    // Longer than anyone waits, so that it is told at once.
+    const LATER: &str = "Retry-After: 300\r\n";
+    let mut lines = Vec::new();
+    for (refusal, token, code) in [
+        ((401, REPOSITORY), "", 3),
+        ((401, "X-Error-Message: expired\r\n"), "hf_x", 3),
+        ((401, GATED), "", 3),
+        ((403, GATED), "hf_x", 3),
+        ((403, ""), "", 1),
+        ((404, REPOSITORY), "", 3),
+        ((404, "X-Error-Code: RevisionNotFound\r\n"), "", 3),
+        ((429, LATER), "", 1),
+    ] {
+        let hub = Hub::start(Some(refusal), None);
+        let line = hub.pull(token).failed(code);
+        lines.push(format!("{} {line}", refusal.0).replace(&hub.url, "http://HUB"));
+        assert!(!hub.asked_for_bytes() && !line.contains("hf_x"), "{line}");
+        assert!(!hub.cache.path().join("models--org--demo-GGUF/snapshots").exists());
+    }
+    for (refusal, code) in [((403, ""), 1), ((404, ""), 1), ((429, LATER), 1)] {
+        let hub = Hub::start(None, Some(refusal));
+        let outcome = hub.pull("");
+        assert_eq!(outcome.code, code, "{}", outcome.stderr);
+        let line = outcome.stderr.lines().last().unwrap_or_default();
+        lines.push(format!("{} for the bytes {line}", refusal.0).replace(&hub.url, "http://HUB"));
+        assert!(hub.asked_for_bytes());
+        assert!(!hub.cache.path().join("models--org--demo-GGUF/snapshots").exists());
+    }
+    // The port is another each time.
+    let lines: Vec<String> = lines.iter().map(|line| without_port(line)).collect();
+    insta::assert_snapshot!(lines.join("\n"));
+}
+
+/// Leaves the number of a port out of an address.
+fn without_port(line: &str) -> String {
+    let mut parts = line.split("127.0.0.1:");
+    let first = parts.next().unwrap_or_default().to_owned();
+    let rest = parts.map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit()));
+    rest.fold(first, |text, part| text + "HUB" + part)
+}
+
+#[test]
+fn serve_downloads_a_model_where_that_is_allowed() {
+    let hub = Hub::start(None, None);
+    let offline = Path::new("0");
+    let variables = [
+        ("HF_HUB_OFFLINE", offline),
+        ("HF_HUB_CACHE", hub.cache.path()),
+        ("HF_HOME", hub.cache.path()),
+        ("HF_ENDPOINT", Path::new(&hub.url)),
+    ];
+    // Without a yes nothing is.
+    let mut refused = command(["serve", NAME, "--port", "0"]);
+    let line = Outcome::of(&refused.envs(variables).output().unwrap()).error_line(3);
+    assert!(
+        line.contains("`org/demo-GGUF:Q8_0` is not on this machine") && line.contains("`--yes` does so here"),
+        "{line}"
+    );
+    assert!(!hub.asked_for_bytes());
+    let snapshot = (hub.cache.path()).join(format!("models--org--demo-GGUF/snapshots/{COMMIT}/{FILE}"));
+    assert!(!snapshot.exists());
+    // Once it is here, no server is asked.
+    for extra in [&["--yes"][..], &["--offline"]] {
+        let n_asked = hub.asked.lock().unwrap().len();
+        let server = Server::start_in(&variables, &[&[NAME, "-c", "64"][..], extra].concat());
+        assert!(fs::read(&snapshot).unwrap() == DEMO_GGUF, "{}", arg(&snapshot));
+        let name = server.states()[0].0.clone();
+        assert!(name.starts_with(NAME), "{name}");
+        let (status, answer) = server.complete(&name);
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(answer["usage"]["completion_tokens"], 3, "{answer}");
+        server.end();
+        let is_asked = hub.asked.lock().unwrap().len() > n_asked;
+        assert_eq!(is_asked, extra == ["--yes"]);
+    }
+}
