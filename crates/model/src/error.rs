@@ -73,6 +73,21 @@ pub enum LoadError {
     /// A GGUF file of a model's layers for further tokens, without the model.
     #[error("this file holds a model's layers for further tokens (MTP) alone, not the model")]
     IsNextnAlone,
+    /// A file that was given for its layer for further tokens has none.
+    #[error("this file has no layer that guesses further tokens (MTP)")]
+    NoNextn,
+    /// A layer for further tokens was made for another model.
+    #[error(
+        "this layer for further tokens (MTP) is another model's: its {what} is {found}, and the model's {expected}"
+    )]
+    NextnOfOther {
+        /// What differs.
+        what: &'static str,
+        /// What the layer's file says.
+        found: String,
+        /// What the model has.
+        expected: String,
+    },
     /// No such architecture in the table.
     #[error("architecture `{found}` is not supported; supported are {}", supported.join(", "))]
     UnknownArchitecture {

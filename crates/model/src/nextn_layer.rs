@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use tokenmill_backend::{Backend, MemoryPlan};
+use tokenmill_gguf::GgufFile;
 
 use crate::{
     Descriptor, FolderAsGguf, LoadError, LoadProgress, Model, ModelExecutor, ModelOptions, WeightInfo,
@@ -23,7 +24,7 @@ pub struct Nextn<'a> {
 
 impl<'a> Nextn<'a> {
     /// Takes the layer `layer_idx` of a file, whose descriptor has it as its only layer.
-    fn new(mut descriptor: Descriptor, weights: NextnWeights<'a>, layer_idx: usize) -> Self {
+    pub(crate) fn new(mut descriptor: Descriptor, weights: NextnWeights<'a>, layer_idx: usize) -> Self {
         descriptor.reads_hidden = true;
         descriptor.pooling = None;
         descriptor.control = Vec::new();
@@ -141,16 +142,37 @@ fn folder_of(model: &Model) -> Result<Option<FolderAsGguf>, LoadError> {
 }
 
 /// Where the layer's weights are.
-enum NextnWeights<'a> {
+pub(crate) enum NextnWeights<'a> {
     OfFile(&'a (dyn WeightSource + Sync)),
     OfFolder(Box<FolderAsGguf>),
+    /// In a file next to the model, which may have some of the model's tensors once more.
+    Beside {
+        file: &'a GgufFile,
+        model: &'a Model,
+    },
 }
 
 impl NextnWeights<'_> {
+    /// What has the tensors of the layer.
     fn source(&self) -> &dyn WeightSource {
         match self {
             Self::OfFile(source) => *source,
             Self::OfFolder(folder) => folder.weights(),
+            Self::Beside { file, .. } => *file,
+        }
+    }
+
+    /// What has a tensor by the name that it has there.
+    fn source_of(&self, file_name: &str) -> &dyn WeightSource {
+        let Self::Beside { file, model } = self else {
+            return self.source();
+        };
+        let is_shared = SHARED.contains(&file_name);
+        match model.gguf() {
+            // The tensors of a folder's norms may have another form.
+            None if is_shared => model.weights(),
+            Some(of_model) if is_shared || !WeightSource::contains(*file, file_name) => of_model,
+            _ => *file,
         }
     }
 }
@@ -173,6 +195,9 @@ struct NextnSource<'a> {
     weights: NextnWeights<'a>,
     layer_idx: usize,
 }
+
+/// Tensors that are the network's, and that a file next to it may have once more.
+const SHARED: [&str; 3] = ["token_embd.weight", "output.weight", "output.bias"];
 
 /// Tensors of the whole network that the layer may have for itself, by both names.
 const OWN: [(&str, &str); 3] = [
@@ -199,7 +224,8 @@ impl NextnSource<'_> {
         if let Some(part) = own.filter(|part| self.has_own(part)) {
             return Cow::Owned(format!("blk.{}.{part}", self.layer_idx));
         }
-        if name == "output.weight" && !self.weights.source().contains(name) && self.has_own(OWN[0].1) {
+        let has = |name: &str| self.weights.source_of(name).contains(name);
+        if name == "output.weight" && !has(name) && self.has_own(OWN[0].1) {
             // The head of the network is tied to its embedding, not to that of the layer.
             return Cow::Borrowed(OWN[0].0);
         }
@@ -227,15 +253,18 @@ impl WeightSource for NextnSource<'_> {
     }
 
     fn contains(&self, name: &str) -> bool {
-        self.weights.source().contains(&self.file_name(name))
+        let name = self.file_name(name);
+        self.weights.source_of(&name).contains(&name)
     }
 
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
-        self.weights.source().tensor(&self.file_name(name))
+        let name = self.file_name(name);
+        self.weights.source_of(&name).tensor(&name)
     }
 
     fn own_name(&self, name: &str) -> Option<String> {
-        self.weights.source().own_name(&self.file_name(name))
+        let name = self.file_name(name);
+        self.weights.source_of(&name).own_name(&name)
     }
 }
 
