@@ -132,7 +132,7 @@ const LLAMA_CPP: &[Row] = &[
         "it cannot be applied here; `run`, `chat`, `serve`, `batch` and `perplexity` take it",
     ),
     (
-        &["--draft", "--model-draft"],
+        &["--draft", "--model-draft", "--mtp"],
         "no tokens are guessed ahead here; `run`, `chat`, `serve` and `batch` take it",
     ),
     (
@@ -157,7 +157,7 @@ const LLAMA_CPP: &[Row] = &[
             "--lookup-cache-static",
             "--lookup-cache-dynamic",
         ],
-        "`--spec auto|off|ngram|draft|mtp` says what guesses tokens ahead, `--spec-max N` how many in a row at most",
+        "`--spec auto|off|ngram|draft|mtp` says what guesses tokens ahead, `--spec-max N` how many in a row at most, `--mtp FILE` takes a file mtp-*.gguf",
     ),
     (
         &[

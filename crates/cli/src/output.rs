@@ -57,7 +57,7 @@ pub(crate) fn refuse_options(output: &Path, options: &LoadOptions) -> Result<(),
 
 /// The files that a load reads next to the model itself.
 pub(crate) fn files_of(options: &LoadOptions) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = options.draft.iter().cloned().collect();
+    let mut paths: Vec<PathBuf> = options.draft.iter().chain(&options.mtp).cloned().collect();
     paths.extend(options.adapters.iter().map(|adapter| adapter.path.clone()));
     paths.extend(options.control_vectors.iter().map(|(path, _)| path.clone()));
     if let Projector::File(path) = &options.projector {

@@ -25,6 +25,10 @@ pub(crate) struct SpeculationArgs {
     /// A smaller model with the same vocabulary that guesses, named as MODEL is [short: -md]
     #[arg(long, alias = "model-draft", value_name = "MODEL")]
     draft: Option<PathBuf>,
+    /// A GGUF file with the model's layer for further tokens [default: the model's own file, else one next to it that fits it and is
+    /// called mtp-*.gguf]
+    #[arg(long, value_name = "FILE", conflicts_with = "draft")]
+    mtp: Option<PathBuf>,
 }
 
 /// What guesses tokens.
@@ -38,7 +42,7 @@ enum Drafter {
     Ngram,
     /// The model of `--draft`, as far as its guesses are likely.
     Draft,
-    /// The model's own layer for further tokens (`nextn` in its file), as far as its guesses are likely.
+    /// The model's own layer for further tokens (`nextn` in its file, or in that of `--mtp`), as far as its guesses are likely.
     Mtp,
 }
 
@@ -73,12 +77,18 @@ impl SpeculationArgs {
             }
             Some(model) => Some(model.clone()),
         };
+        options.mtp.clone_from(&self.mtp);
         Ok(())
     }
 
     /// Whether a draft model is named.
     pub(crate) fn names_draft(&self) -> bool {
         self.draft.is_some()
+    }
+
+    /// Whether the file of a layer for further tokens is named.
+    pub(crate) fn names_mtp(&self) -> bool {
+        self.mtp.is_some()
     }
 
     /// Takes a draft model that is a relative path as relative to a folder.
@@ -88,12 +98,31 @@ impl SpeculationArgs {
         }
     }
 
+    /// Takes the file of a layer for further tokens as relative to a folder.
+    pub(crate) fn move_mtp_below(&mut self, folder: &Path) {
+        if let Some(mtp) = &mut self.mtp {
+            *mtp = folder.join(&mtp);
+        }
+    }
+
     /// Whether tokens are guessed ahead.
     ///
     /// # Errors
     /// A length or a model of what is not guessed.
     fn speculation(&self) -> Result<Speculation, Failure> {
         let max_draft = (self.spec_max).map_or(Speculation::DEFAULT_MAX_DRAFT, |n_tokens| n_tokens as usize);
+        if self.mtp.is_some()
+            && let Some(kind) = match self.spec {
+                Drafter::Off => Some("off"),
+                Drafter::Ngram => Some("ngram"),
+                Drafter::Draft => Some("draft"),
+                Drafter::Auto | Drafter::Mtp => None,
+            }
+        {
+            let message = format!("`--mtp` does nothing with `--spec {kind}`");
+            return Err(Failure::usage(message)
+                .hint("say `--spec mtp`, or `--spec auto` for what is likelier to be right"));
+        }
         match (self.spec, &self.draft) {
             (Drafter::Off, _) if self.spec_max.is_some() => {
                 Err(Failure::usage("`--spec-max` does nothing with `--spec off`"))

@@ -180,7 +180,7 @@ impl Draft {
 }
 
 /// What differs between a model's vocabulary and that of its draft, in words; `None` where they agree.
-fn difference_of(model: &Tokenizer, draft: &Tokenizer) -> Option<String> {
+pub(crate) fn difference_of(model: &Tokenizer, draft: &Tokenizer) -> Option<String> {
     let (n_model, n_draft) = (model.n_vocab(), draft.n_vocab());
     let text = |tokenizer: &Tokenizer, id: u32| {
         let bytes = tokenizer.token_bytes(id).unwrap_or_default();

@@ -249,8 +249,26 @@ pub enum Error {
     /// A draft model was to guess, and none is given.
     #[error("drafts of a model are asked for, and no draft model is given")]
     NoDraft,
+    /// The file of a layer for further tokens cannot be used.
+    #[error("layer for further tokens {}: {source}", path.display())]
+    Mtp {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: Box<tokenmill_model::LoadError>,
+    },
+    /// The file of a layer for further tokens has another vocabulary than the model.
+    #[error("layer for further tokens {}: its vocabulary is not the model's: {difference}", path.display())]
+    MtpVocabulary {
+        /// Its path.
+        path: PathBuf,
+        /// What differs, in words.
+        difference: String,
+    },
     /// The model's own layer for further tokens was to guess, and it has none.
-    #[error("this model has no layer that guesses further tokens (MTP)")]
+    #[error(
+        "this model has no layer that guesses further tokens (MTP), and no file next to it has one that fits"
+    )]
     NoMtp,
     /// The model's own layer for further tokens was to guess, and something of the model is asked to be on a GPU.
     #[error("the layer that guesses further tokens (MTP) works next to a model on the CPU only")]

@@ -21,7 +21,7 @@ use crate::{
     device,
     draft::Draft,
     machine_memory::bytes_of,
-    mtp::{LoadedMtp, Mtp},
+    mtp::LoadedMtp,
     prefix_folder::ModelStore,
     quantized,
     session::identity_of,
@@ -81,6 +81,9 @@ pub struct LoadOptions {
     pub speculation: Speculation,
     /// A second model that guesses tokens ahead, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
     pub draft: Option<PathBuf>,
+    /// A GGUF file with the model's layer for further tokens. `None` takes the layer in the model's own file, or else a file next to it
+    /// whose name begins with `mtp-` or `nextn-`, if it fits.
+    pub mtp: Option<PathBuf>,
     /// How texts continue that fill their context; `None` ends them there. The token that begins a text is kept besides
     /// [`ContextShift::keep`]; texts without a limit of their own then continue until the model ends them.
     pub context_shift: Option<ContextShift>,
@@ -121,6 +124,7 @@ impl Default for LoadOptions {
                 max_draft: Speculation::DEFAULT_MAX_DRAFT,
             },
             draft: None,
+            mtp: None,
             context_shift: None,
             adapters: Vec::new(),
             max_adapters: DEFAULT_MAX_ADAPTERS,
@@ -205,6 +209,13 @@ impl LoadOptions {
         self
     }
 
+    /// Sets the file of the model's layer for further tokens.
+    #[must_use]
+    pub fn mtp(mut self, path: impl Into<PathBuf>) -> Self {
+        self.mtp = Some(path.into());
+        self
+    }
+
     /// Sets the file of the encoder of images.
     #[must_use]
     pub fn projector(mut self, path: impl Into<PathBuf>) -> Self {
@@ -249,9 +260,10 @@ impl LoadOptions {
         let draft = self.open_draft(network, &words)?;
         let options = self.network_options(network.descriptor())?;
         self.check_context_shift(network, &options)?;
-        let mtp = self.mtp_of(network, &options)?;
+        let file = self.mtp_file(source, network, Some(words.tokenizer()))?;
+        let mtp = self.mtp_of(network, file.as_ref(), &options)?;
         let loaded = match &draft {
-            None if matches!(self.speculation, Speculation::Mtp { .. }) => {
+            None if self.asks_for_mtp(network) => {
                 device::load_beside_draft(network, &options, &self.compute, mtp.as_ref(), on_progress)?
             }
             None => device::load_with_mtp(network, &options, &self.compute, mtp.as_ref(), on_progress)?,
@@ -294,7 +306,8 @@ impl LoadOptions {
             plans.push(Draft::plan(path, &options, &self.compute)?);
         } else {
             let options = self.network_options(network.descriptor())?;
-            let mtp = self.mtp_of(network, &options)?;
+            let file = self.mtp_file(source, network, None)?;
+            let mtp = self.mtp_of(network, file.as_ref(), &options)?;
             plans.extend(mtp.map(|mtp| mtp.plan(&options, &self.compute)).transpose()?);
         }
         plans.extend(vision::plan(&self.projector, source, network, &self.compute)?);
@@ -317,7 +330,7 @@ impl LoadOptions {
         let network = self.open_network(&source)?;
         let mut words = self.words(&source, &network)?;
         let draft = self.open_draft(&network, &words)?;
-        if matches!(self.speculation, Speculation::Mtp { .. }) {
+        if self.asks_for_mtp(&network) {
             return Err(Error::MtpOffCpu);
         }
         let options = self.network_options(network.descriptor())?;
@@ -444,35 +457,8 @@ impl LoadOptions {
         }
     }
 
-    /// The layer of `network` that is to guess further tokens, where it generates, no other model guesses and the CPU may compute it.
-    fn mtp_of<'n>(&self, network: &'n Network, options: &ModelOptions) -> Result<Option<Mtp<'n>>, Error> {
-        if network.descriptor().is_encoder() || self.draft_of(network).is_some() {
-            return Ok(None);
-        }
-        let is_asked_for = matches!(self.speculation, Speculation::Mtp { .. });
-        if Draft::check_choice(&self.compute).is_err() {
-            return if is_asked_for {
-                Err(Error::MtpOffCpu)
-            } else {
-                Ok(None)
-            };
-        }
-        let Some(mtp) = Mtp::find(network, self.speculation)? else {
-            return Ok(None);
-        };
-        let checked = self
-            .plan(network)
-            .and_then(|plan| mtp.check(options, &self.compute, &plan));
-        match checked {
-            Ok(()) => Ok(Some(mtp)),
-            Err(error) if is_asked_for => Err(error),
-            // It was not asked for.
-            Err(_) => Ok(None),
-        }
-    }
-
     /// The model that is to guess for `network`, where it generates and tokens are to be guessed by one.
-    fn draft_of(&self, network: &Network) -> Option<&Path> {
+    pub(crate) fn draft_of(&self, network: &Network) -> Option<&Path> {
         let guesses = self.speculation.asks_model() && !network.descriptor().is_encoder();
         self.draft.as_deref().filter(|_| guesses)
     }

@@ -337,11 +337,14 @@ pub(crate) fn is_projector_name(name: &str) -> bool {
 }
 
 /// Whether a file's name is that of layers for further tokens that stand next to their model.
-fn is_nextn_name(name: &str) -> bool {
-    ["mtp-", "nextn-"].iter().any(|start| {
+pub(crate) fn is_nextn_name(name: &str) -> bool {
+    let extension = Path::new(name).extension();
+    let is_gguf = extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let starts = ["mtp-", "nextn-"].iter().any(|start| {
         name.get(..start.len())
             .is_some_and(|begin| begin.eq_ignore_ascii_case(start))
-    })
+    });
+    is_gguf && starts
 }
 
 /// Whether a name is part 2 or later of a split model, `…-00002-of-00003.gguf`.
@@ -374,6 +377,7 @@ mod tests {
         assert!(!is_projector_name("mmproj.txt"));
         assert!(is_nextn_name("mtp-Qwen-Q8_0.gguf") && is_nextn_name("MTP-x.gguf"));
         assert!(!is_nextn_name("Qwen-MTP-Q8_0.gguf") && !is_nextn_name("mtp.gguf") && !is_nextn_name("m"));
+        assert!(!is_nextn_name("mtp-notes.txt"));
     }
 
     #[test]

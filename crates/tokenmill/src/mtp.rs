@@ -1,7 +1,9 @@
 //! [`Mtp`]: the model's own layer that guesses further tokens, from its file to what computes it.
 //!
-//! Separate from a second model that guesses, which has a file of its own. Invariant: without it the same is loaded, and the same is
+//! Separate from a second model that guesses, which computes by itself. Invariant: without it the same is loaded, and the same is
 //! generated.
+
+use std::path::{Path, PathBuf};
 
 use tokenmill_backend::{Executor, MemoryPlan};
 use tokenmill_cpu_exec::CpuBackend;
@@ -9,26 +11,51 @@ use tokenmill_model::{LoadError, LoadProgress, Model as Network, ModelExecutor, 
 use tokenmill_sched::{Speculation, hidden_states_bytes};
 
 use crate::{
-    Compute, Error,
+    Compute, Error, ModelSource,
     draft_facts::{DraftFacts, options_next_to},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+    mtp_file::MtpFile,
 };
 
 /// A layer whose headers were read.
-pub(crate) struct Mtp<'a>(Nextn<'a>);
+pub(crate) struct Mtp<'a> {
+    layer: Nextn<'a>,
+    /// The file that it has to itself, if it has one.
+    path: Option<&'a Path>,
+}
 
-/// The memory that a network's own layer for further tokens takes on the CPU, next to the network with `options`; nothing where it has
-/// none.
+/// What is known of a network's layer for further tokens before it is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MtpPlan {
+    /// What it takes on the CPU, next to the network.
+    pub memory: MemoryPlan,
+    /// The file next to the model that has it; `None` where the model's own file has it.
+    pub file: Option<PathBuf>,
+}
+
+/// The memory that a network's layer for further tokens takes on the CPU, next to the network with `options`; nothing where neither its
+/// file nor one next to it has such a layer.
 ///
 /// # Errors
 /// [`Error::Load`]: what is wrong with the layer.
 pub fn mtp_plan(
+    source: &ModelSource,
     network: &Network,
     options: &ModelOptions,
     compute: &Compute,
-) -> Result<Option<MemoryPlan>, Error> {
-    let layer = network.nextn()?.map(Mtp);
-    layer.map(|layer| layer.plan(options, compute)).transpose()
+) -> Result<Option<MtpPlan>, Error> {
+    let plan = |layer: Mtp<'_>| {
+        Ok(MtpPlan {
+            memory: layer.plan(options, compute)?,
+            file: layer.path.map(Path::to_owned),
+        })
+    };
+    if let Some(layer) = network.nextn()? {
+        return plan(Mtp { layer, path: None }).map(Some);
+    }
+    let file = MtpFile::beside(source, network, None);
+    file.map(|file| plan(Mtp::of_file(&file, network)?)).transpose()
 }
 
 /// A layer that was loaded next to its model.
@@ -40,20 +67,34 @@ pub struct LoadedMtp {
 }
 
 impl<'a> Mtp<'a> {
-    /// Finds the layer of a network that is to guess: where `speculation` asks for it, and where it may take what there is.
+    /// Finds the layer in a network's own file that is to guess: where `speculation` asks for it, and where it may take what there is.
     ///
     /// # Errors
     /// [`Error::NoMtp`] and [`Error::Load`], where it is asked for.
     pub(crate) fn find(network: &'a Network, speculation: Speculation) -> Result<Option<Self>, Error> {
         match speculation {
             Speculation::Mtp { .. } => match network.nextn()? {
-                Some(nextn) => Ok(Some(Self(nextn))),
+                Some(layer) => Ok(Some(Self { layer, path: None })),
                 None => Err(Error::NoMtp),
             },
             // A layer that is not asked for, and cannot be described, is left out as it was before anyone read it.
-            Speculation::Auto { .. } => Ok(network.nextn().ok().flatten().map(Self)),
+            Speculation::Auto { .. } => {
+                let layer = network.nextn().ok().flatten();
+                Ok(layer.map(|layer| Self { layer, path: None }))
+            }
             _ => Ok(None),
         }
+    }
+
+    /// Takes the layer of a file that was opened for a network.
+    ///
+    /// # Errors
+    /// [`Error::Mtp`].
+    pub(crate) fn of_file(file: &'a MtpFile, network: &'a Network) -> Result<Self, Error> {
+        Ok(Self {
+            layer: file.layer(network)?,
+            path: Some(file.path()),
+        })
     }
 
     /// What it takes next to a network with `options` on the CPU.
@@ -64,14 +105,14 @@ impl<'a> Mtp<'a> {
         let backend = compute.cpu_backend()?;
         Ok(self.plan_on(
             &backend,
-            &options_next_to(self.0.descriptor().n_ctx_train, options),
+            &options_next_to(self.layer.descriptor().n_ctx_train, options),
         )?)
     }
 
     /// What it takes with options of its own: the layer, and the network's hidden states that are kept for it.
     fn plan_on(&self, backend: &CpuBackend, own: &ModelOptions) -> Result<MemoryPlan, LoadError> {
-        let mut plan = self.0.plan(backend, own)?;
-        let descriptor = self.0.descriptor();
+        let mut plan = self.layer.plan(backend, own)?;
+        let descriptor = self.layer.descriptor();
         let n_ctx = own.n_ctx.unwrap_or(descriptor.n_ctx_train);
         plan.workspace_bytes += hidden_states_bytes(n_ctx, own.max_batch_seqs, descriptor.n_embd);
         Ok(plan)
@@ -108,11 +149,14 @@ impl<'a> Mtp<'a> {
         network: &ModelExecutor<CpuBackend>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<LoadedMtp, LoadError> {
-        let options = options_next_to(self.0.descriptor().n_ctx_train, options);
+        let options = options_next_to(self.layer.descriptor().n_ctx_train, options);
         let memory = self.plan_on(&backend, &options)?;
-        let executor = self.0.load_on(backend, &options, network, on_progress)?;
+        let executor = self.layer.load_on(backend, &options, network, on_progress)?;
         let facts = DraftFacts {
-            name: "MTP layer".to_owned(),
+            name: match self.path.and_then(Path::file_name) {
+                Some(file) => file.to_string_lossy().into_owned(),
+                None => "MTP layer".to_owned(),
+            },
             memory,
             n_ctx: executor.limits().n_ctx,
             is_own_layer: true,

@@ -27,7 +27,7 @@ use self::cuda::Gpu;
 use crate::{
     commands::{
         devices::{Gpus, cpu_json, cpu_text},
-        inspect::mtp_json,
+        inspect::{file_name, mtp_json},
     },
     failure::Failure,
     load::LoadArgs,
@@ -211,7 +211,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     if let Some(path) = &args.model {
         let source = ModelSource::find(args.load.fetch.resolve(path)?)?;
         let model = source.open_network()?;
-        found.plan(&model, args, gpu)?;
+        found.plan(&source, &model, args, gpu)?;
         found.look_for_encoder(&source, &model);
     }
     let preferred = gpus.preferred();
@@ -311,7 +311,13 @@ impl Examination {
     }
 
     /// What memory a model takes on each device.
-    fn plan(&mut self, model: &Model, args: &Args, gpu: Option<Gpu>) -> Result<(), Failure> {
+    fn plan(
+        &mut self,
+        source: &ModelSource,
+        model: &Model,
+        args: &Args,
+        gpu: Option<Gpu>,
+    ) -> Result<(), Failure> {
         let choices = args.load.options()?;
         if choices.quantize.is_some() {
             return Err(
@@ -344,13 +350,16 @@ impl Examination {
             Some(hint) => row.hint(hint),
             None => row,
         });
-        let mtp = mtp_plan(model, &options, &choices.compute)
+        let mtp = mtp_plan(source, model, &options, &choices.compute)
             .map_err(|error| error.to_string())
             .transpose();
         if let Some(mtp) = &mtp {
             let taken = mtp.as_ref().map(|plan| {
-                let size = size_of(plan.total_bytes() as u64);
-                format!("guesses further tokens on the CPU (--spec mtp), and takes {size} more")
+                let size = size_of(plan.memory.total_bytes() as u64);
+                let lies = (plan.file.as_deref()).map_or_else(String::new, |file| {
+                    format!("{} lies beside the model; it ", file_name(file))
+                });
+                format!("{lies}guesses further tokens on the CPU (--spec mtp), and takes {size} more")
             });
             // The model runs without it, as one that has none.
             self.rows.push(match taken {

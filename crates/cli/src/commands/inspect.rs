@@ -2,10 +2,14 @@
 //!
 //! It shows files that cannot be run, too: then the plan says why.
 
-use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Value as Json, json};
-use tokenmill::{Error, ModelSource, mtp_plan};
+use tokenmill::{Error, ModelSource, MtpPlan, mtp_plan};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_gguf::{Array, GgufFile, Value};
 use tokenmill_model::{LoadError, Model, ModelOptions, WeightInfo};
@@ -55,13 +59,13 @@ struct Plan {
     memory: MemoryPlan,
     options: ModelOptions,
     /// Its own layer for further tokens, or why that cannot be used.
-    mtp: Option<Result<MemoryPlan, String>>,
+    mtp: Option<Result<MtpPlan, String>>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
     let mut inspection = match source.open_gguf()? {
-        Some(file) => Inspection::of_gguf(source.name(), file, &args.load)?,
+        Some(file) => Inspection::of_gguf(&source, file, &args.load)?,
         None => Inspection::of_folder(&source, &args.load)?,
     };
     if let Some(name) = ollama_name(&args.model) {
@@ -75,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Inspection {
-    fn of_gguf(name: String, file: GgufFile, load: &LoadArgs) -> Result<Self, Failure> {
+    fn of_gguf(source: &ModelSource, file: GgufFile, load: &LoadArgs) -> Result<Self, Failure> {
         if load.options()?.quantize.is_some() {
             return Err(Error::QuantizesFile.into());
         }
@@ -92,7 +96,7 @@ impl Inspection {
         let tensors = file.tensors().map(WeightInfo::from).collect();
         let (n_parts, file_bytes) = (file.n_parts(), file.n_bytes());
         let plan = match Model::from_gguf(file) {
-            Ok(model) => plan(&model, load)?,
+            Ok(model) => plan(source, &model, load)?,
             Err(error @ (LoadError::IsImportanceMatrix | LoadError::IsAdapter | LoadError::IsNextnAlone)) => {
                 let failure = Failure::from(error);
                 let what_to_do = failure.what_to_do().unwrap_or_default();
@@ -101,7 +105,7 @@ impl Inspection {
             Err(error) => Err(error.to_string()),
         };
         Ok(Self {
-            name,
+            name: source.name(),
             n_parts,
             file_bytes,
             metadata,
@@ -133,7 +137,7 @@ impl Inspection {
             n_parts: 1,
             file_bytes: tensors.iter().map(|info| info.stored_form().n_bytes as u64).sum(),
             metadata: metadata.collect(),
-            plan: plan(&model, load)?,
+            plan: plan(source, &model, load)?,
             tensors,
         })
     }
@@ -316,9 +320,12 @@ impl Inspection {
                     Some(Ok(layer)) => line(
                         text,
                         format_args!(
-                            "  {:<12} {:>10} more, where it guesses further tokens (--spec mtp)",
+                            "  {:<12} {:>10} more, where it guesses further tokens (--spec mtp){}",
                             "MTP layer",
-                            size(layer.total_bytes())
+                            size(layer.memory.total_bytes()),
+                            (layer.file.as_deref()).map_or_else(String::new, |file| {
+                                format!(", from {}", visible(&file_name(file)))
+                            })
                         ),
                     ),
                     Some(Err(reason)) => line(
@@ -340,14 +347,14 @@ impl Inspection {
 ///
 /// # Errors
 /// Options that cannot be granted.
-fn plan(model: &Model, load: &LoadArgs) -> Result<Result<Plan, String>, Failure> {
+fn plan(source: &ModelSource, model: &Model, load: &LoadArgs) -> Result<Result<Plan, String>, Failure> {
     let choices = load.options()?;
     let options = choices.network_options(model.descriptor())?;
     let plan = (choices.compute.cpu_backend()).and_then(|backend| model.plan(&backend, &options));
     Ok(plan
         .map(|memory| Plan {
             memory,
-            mtp: mtp_plan(model, &options, &choices.compute)
+            mtp: mtp_plan(source, model, &options, &choices.compute)
                 .map_err(|error| error.to_string())
                 .transpose(),
             options,
@@ -355,10 +362,22 @@ fn plan(model: &Model, load: &LoadArgs) -> Result<Result<Plan, String>, Failure>
         .map_err(|error| error.to_string()))
 }
 
+/// A file's name, for people.
+pub(super) fn file_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or(path.as_os_str())
+        .to_string_lossy()
+        .into_owned()
+}
+
 /// What an MTP layer takes, for programs.
-pub(super) fn mtp_json(plan: &Result<MemoryPlan, String>) -> Json {
+pub(super) fn mtp_json(plan: &Result<MtpPlan, String>) -> Json {
     match plan {
-        Ok(plan) => json!({ "weights_bytes": plan.weights_bytes, "total_bytes": plan.total_bytes() }),
+        Ok(MtpPlan { memory, file, .. }) => json!({
+            "weights_bytes": memory.weights_bytes,
+            "total_bytes": memory.total_bytes(),
+            "file": file.as_ref().map(|file| file.display().to_string()),
+        }),
         Err(problem) => json!({ "problem": problem }),
     }
 }

@@ -22,7 +22,12 @@ impl From<LoadError> for Failure {
                 Self::input(error.to_string()).hint("give it with `--lora FILE` and the file of its model")
             }
             LoadError::IsNextnAlone => Self::input(error.to_string())
-                .hint("name the model's own file; `--spec mtp` takes a model that has these layers in it"),
+                .hint("give it with `--mtp FILE` and the model's own file, or put it next to that one"),
+            LoadError::NoNextn => Self::input(error.to_string())
+                .hint("such files are mostly called mtp-*.gguf; `--draft MODEL` takes a second model"),
+            LoadError::NextnOfOther { .. } => {
+                Self::input(error.to_string()).hint("take the file that was made of the same model")
+            }
             LoadError::UnknownArchitecture { .. } => Self::input(error.to_string())
                 .hint("`tokenmill inspect` shows the file's metadata and tensors all the same"),
             LoadError::MissingTensor { ref name } if name == "token_embd.weight" => {

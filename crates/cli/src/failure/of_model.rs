@@ -119,10 +119,18 @@ impl From<Error> for Failure {
             Error::DraftOffCpu => {
                 Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--draft` out")
             }
+            Error::Mtp { path, source } => {
+                let mut failure = Self::from(*source);
+                failure.message = format!("{}: {}", path.display(), failure.message);
+                failure
+            }
+            Error::MtpVocabulary { .. } => {
+                Self::input(error.to_string()).hint("take the file that was made of the same model")
+            }
             Error::NoMtp => Self::usage(error.to_string())
                 .hint("`--spec auto` guesses with what there is, `--draft MODEL` with a second model"),
             Error::MtpOffCpu => {
-                Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--spec mtp` out")
+                Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--spec mtp` and `--mtp` out")
             }
             Error::NothingToShift => Self::usage("`--context-shift` is for models that continue texts, and this one makes vectors or scores")
                 .hint("leave it out"),

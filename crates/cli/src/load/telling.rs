@@ -186,7 +186,10 @@ fn say_draft(draft: &DraftFacts, n_ctx: usize) {
     if io::stderr().is_terminal() {
         let plan = plan_text(&draft.memory, draft.n_ctx);
         if draft.is_own_layer {
-            note!("memory of the layer that guesses further tokens (MTP): {plan}");
+            note!(
+                "memory of the layer that guesses further tokens ({}): {plan}",
+                visible(&draft.name)
+            );
         } else {
             note!("memory of the draft model {}: {plan}", visible(&draft.name));
         }

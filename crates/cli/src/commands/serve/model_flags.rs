@@ -155,6 +155,9 @@ impl GivenFlags {
         if sets("draft") {
             flags.speculation.move_below(folder);
         }
+        if sets("mtp") {
+            flags.speculation.move_mtp_below(folder);
+        }
         Ok(flags)
     }
 
@@ -298,6 +301,21 @@ mod tests {
         ]);
         assert_eq!(controls[0].0, Path::new("folder/w.gguf"));
         assert_eq!(draft.as_deref(), Some(Path::new("demo")));
+        let line = Line::parse_from(["t", "--mtp", "mtp-a.gguf"]);
+        let mtp = |settings: &[Setting]| {
+            let flags = line
+                .given
+                .with_file(settings, Path::new("folder"))
+                .expect("it is right");
+            flags
+                .unresolved_options()
+                .map_err(|failure| failure.line())
+                .expect("it is right")
+                .mtp
+        };
+        assert_eq!(mtp(&[]).as_deref(), Some(Path::new("mtp-a.gguf")));
+        let of_file = mtp(&[setting("mtp", &["mtp-b.gguf"])]);
+        assert_eq!(of_file.as_deref(), Some(Path::new("folder/mtp-b.gguf")));
     }
 
     #[test]

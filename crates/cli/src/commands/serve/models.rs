@@ -214,6 +214,11 @@ fn flags_of_one(args: &Args) -> impl Iterator<Item = (bool, &'static str, &'stat
             "--draft",
             "`draft` in a file for `--models` says whose draft model it is",
         ),
+        (
+            flags.speculation.names_mtp(),
+            "--mtp",
+            "`mtp` in a file for `--models` says whose layer it is",
+        ),
     ];
     of_one.into_iter()
 }

@@ -1,0 +1,84 @@
+//! Which layer for further tokens guesses for a model: that of its own file, of one that is named, or of one next to it.
+//!
+//! Separate from the other options of a load because three of them decide it. Invariant: what was not asked for, and cannot be used, keeps
+//! no model from being loaded.
+
+use tokenmill_model::{Model as Network, ModelOptions};
+use tokenmill_sched::Speculation;
+use tokenmill_text::Tokenizer;
+
+use crate::{Error, LoadOptions, ModelSource, draft::Draft, mtp::Mtp, mtp_file::MtpFile};
+
+impl LoadOptions {
+    /// Whether a layer for further tokens has to guess, rather than where there is one.
+    pub(crate) fn asks_for_mtp(&self, network: &Network) -> bool {
+        match self.speculation {
+            Speculation::Mtp { .. } => true,
+            Speculation::Auto { .. } => self.mtp.is_some() && self.may_have_mtp(network),
+            _ => false,
+        }
+    }
+
+    /// Whether a layer may guess further tokens for `network`: it generates, and no other model guesses.
+    fn may_have_mtp(&self, network: &Network) -> bool {
+        let is_wished = matches!(
+            self.speculation,
+            Speculation::Mtp { .. } | Speculation::Auto { .. }
+        );
+        is_wished && !network.descriptor().is_encoder() && self.draft_of(network).is_none()
+    }
+
+    /// The file with the layer of `network` that may guess: the one that is named, or one next to a model that has no layer itself.
+    pub(crate) fn mtp_file(
+        &self,
+        source: &ModelSource,
+        network: &Network,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Option<MtpFile>, Error> {
+        if !self.may_have_mtp(network) || Draft::check_choice(&self.compute).is_err() {
+            return Ok(None);
+        }
+        match &self.mtp {
+            Some(path) => MtpFile::named(path, network, tokenizer).map(Some),
+            // A layer in the model's own file that is broken is told, or left out, as if nothing lay next to it.
+            None if !matches!(network.nextn(), Ok(None)) => Ok(None),
+            None => Ok(MtpFile::beside(source, network, tokenizer)),
+        }
+    }
+
+    /// The layer of `network` that is to guess further tokens, where it generates, no other model guesses and the CPU may compute it.
+    pub(crate) fn mtp_of<'n>(
+        &self,
+        network: &'n Network,
+        file: Option<&'n MtpFile>,
+        options: &ModelOptions,
+    ) -> Result<Option<Mtp<'n>>, Error> {
+        if !self.may_have_mtp(network) {
+            return Ok(None);
+        }
+        let is_asked_for = self.asks_for_mtp(network);
+        if Draft::check_choice(&self.compute).is_err() {
+            return if is_asked_for {
+                Err(Error::MtpOffCpu)
+            } else {
+                Ok(None)
+            };
+        }
+        let mtp = match file {
+            Some(file) => Some(Mtp::of_file(file, network)?),
+            None => Mtp::find(network, self.speculation)?,
+        };
+        let Some(mtp) = mtp else {
+            return Ok(None);
+        };
+        let checked = self
+            .plan(network)
+            .and_then(|plan| mtp.check(options, &self.compute, &plan));
+        match checked {
+            Ok(()) => Ok(Some(mtp)),
+            Err(error) if is_asked_for => Err(error),
+            // It was not asked for.
+            Err(_) => Ok(None),
+        }
+    }
+}
