@@ -53,8 +53,8 @@ impl FetchArgs {
         };
         let settings = self.settings();
         let mut wishes = wishes();
-        // `tokenmill pull` brings the encoder of images; what is downloaded in passing leaves it out.
-        wishes.with_projector = false;
+        // `tokenmill pull` brings the encoder of images and layers for further tokens; what is downloaded in passing leaves them out.
+        (wishes.with_projector, wishes.with_nextn) = (false, false);
         match name.find_stored(&wishes, &settings) {
             Ok(Some(found)) => return Ok(found.path),
             Err(error) if settings.is_offline => return Err(name.failure(error)),

@@ -158,6 +158,14 @@ impl Plan {
         }
     }
 
+    /// The file of layers for further tokens that comes with the model, and its bytes.
+    pub(crate) fn nextn(&self) -> Option<&(String, u64)> {
+        match self {
+            Self::Hub(plan) => plan.nextn.as_ref(),
+            Self::Ollama(_) => None,
+        }
+    }
+
     pub(crate) fn n_files(&self) -> usize {
         match self {
             Self::Hub(plan) => plan.n_files(),

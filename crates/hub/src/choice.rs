@@ -3,7 +3,7 @@
 //! Separate from downloads because names and sizes decide. Invariant: the choice depends on nothing but these, the wish and the
 //! memory, so that the same question gets the same answer from a server and from the cache.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use crate::{HubError, ModelName, model_type::GgufName};
 
@@ -230,6 +230,23 @@ pub(crate) fn projector(files: &[(String, u64)]) -> Option<String> {
         .map(|(path, _)| path.clone())
 }
 
+/// The file of layers for further tokens that goes with a model, and its bytes: in its folder or one above, the nearest, of these the one
+/// that is called most like it, and of these the smallest.
+pub(crate) fn nextn(files: &[(String, u64)], model: &Variant) -> Option<(String, u64)> {
+    let model = GgufName::of(model.files.first()?)?;
+    (files.iter())
+        .filter_map(|(path, n_bytes)| {
+            let name = GgufName::of(path).filter(|name| name.is_nextn() && name.part.1 == 1)?;
+            let is_above = model.folder().starts_with(name.folder());
+            is_above.then_some((name, path, *n_bytes))
+        })
+        .min_by_key(|(name, path, n_bytes)| {
+            let (n_folder, n_same) = (name.folder().len(), model.likeness(name));
+            (Reverse(n_folder), Reverse(n_same), *n_bytes, *path)
+        })
+        .map(|(_, path, n_bytes)| (path.clone(), n_bytes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -328,6 +345,43 @@ mod tests {
         assert_eq!(chosen_of(&both, "a/b:q8_0").variant.files, ["mod-Q8_0.gguf"]);
         let alone = variants(&files(&[("mtp-Qwen-Q4_K_M.gguf", 1)]));
         assert!(alone.is_empty());
+    }
+
+    #[test]
+    fn a_model_takes_the_layers_that_are_nearest_and_called_like_it() {
+        let there = files(&[
+            ("m-Q4_K_M.gguf", 50),
+            ("Q8_0/m-Q8_0-00001-of-00002.gguf", 50),
+            ("Q8_0/m-Q8_0-00002-of-00002.gguf", 50),
+            ("mtp-m-Q8_0.gguf", 8),
+            ("mtp-m-Q4_K_M.gguf", 5),
+            ("mtp-m-BF16.gguf", 16),
+            ("mtp-m-Q5_0-00001-of-00002.gguf", 1),
+            ("BF16/mtp-m-Q8_0.gguf", 1),
+            ("mtp-gemma-4-m-Q4_K_M.gguf", 1),
+        ]);
+        let check = |there: &[(String, u64)], model: &str, expected: Option<(&str, u64)>| {
+            let variants = variants(there);
+            let model = chosen_of(&variants, &format!("a/b:{model}")).variant;
+            let found = nextn(there, &model);
+            let found = found.as_ref().map(|(path, n_bytes)| (path.as_str(), *n_bytes));
+            assert_eq!(found, expected, "{model:?}");
+        };
+        check(&there, "Q4_K_M", Some(("mtp-m-Q4_K_M.gguf", 5)));
+        check(&there, "Q8_0", Some(("mtp-m-Q8_0.gguf", 8)));
+        // Of another type: the smaller, unless one is called more like the model.
+        check(&there[1..4], "Q8_0", Some(("mtp-m-Q8_0.gguf", 8)));
+        let two = files(&[("m-F16.gguf", 50), ("mtp-m-Q8_0.gguf", 8), ("mtp-m-Q4_0.gguf", 5)]);
+        check(&two, "F16", Some(("mtp-m-Q4_0.gguf", 5)));
+        let sizes = files(&[
+            ("m-1b-Q8_0.gguf", 50),
+            ("m-3b-F16.gguf", 50),
+            ("mtp-m-1b-F16.gguf", 9),
+            ("mtp-m-3b-Q8_0.gguf", 9),
+        ]);
+        check(&sizes, "Q8_0", Some(("mtp-m-1b-F16.gguf", 9)));
+        check(&sizes, "F16", Some(("mtp-m-3b-Q8_0.gguf", 9)));
+        check(&there[..1], "Q4_K_M", None);
     }
 
     #[test]

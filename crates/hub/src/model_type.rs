@@ -42,12 +42,43 @@ impl<'a> GgufName<'a> {
         self.file().to_lowercase().contains("mmproj")
     }
 
-    /// Whether this is a file that a model can be opened from. Layers for further tokens (MTP) that have a file of their own stand next to
-    /// their model; a model with such layers has the word elsewhere in its name.
+    /// Whether this is a file that a model can be opened from. What guesses further tokens (MTP) and has a file of its own stands next to
+    /// its model; a model with such layers has the word elsewhere in its name.
     pub(crate) fn is_model(&self) -> bool {
+        let is_importance = self.file().to_lowercase().contains("imatrix");
+        !self.is_projector() && self.guesses_for().is_none() && !is_importance
+    }
+
+    /// Whether this has the layers for further tokens that go with a model. Gemma 4's assistants are called so too, and are networks of
+    /// another kind, which nothing here runs.
+    pub(crate) fn is_nextn(&self) -> bool {
+        let model = self.guesses_for();
+        model.is_some_and(|model| !model.starts_with("gemma-4") && !model.starts_with("gemma4"))
+    }
+
+    /// How many letters its name has in common with that of the file of layers for further tokens `nextn`, from the first on.
+    pub(crate) fn likeness(&self, nextn: &Self) -> usize {
+        let (own, other) = (
+            self.file().to_lowercase(),
+            nextn.guesses_for().unwrap_or_default(),
+        );
+        let pairs = own.chars().zip(other.chars());
+        pairs.take_while(|(a, b)| a == b).count()
+    }
+
+    /// What the model is called for which this guesses further tokens, in small letters.
+    fn guesses_for(&self) -> Option<String> {
         let file = self.file().to_lowercase();
-        let is_nextn = ["mtp-", "nextn-"].iter().any(|start| file.starts_with(start));
-        !self.is_projector() && !is_nextn && !file.contains("imatrix")
+        let rest = ["mtp-", "nextn-"]
+            .iter()
+            .find_map(|start| file.strip_prefix(start));
+        rest.map(str::to_owned)
+    }
+
+    /// The folder in its repository, with a slash behind it unless it is the root.
+    pub(crate) fn folder(&self) -> &str {
+        let n_file = self.file().len();
+        &self.stem[..self.stem.len() - n_file]
     }
 
     fn file(&self) -> &str {
@@ -179,6 +210,10 @@ mod tests {
             "nextn-m-Q8_0.gguf",
         ] {
             assert!(!is_model_file_name(name), "{name}");
+        }
+        assert!(GgufName::of("a/mtp-Qwen-Q4_K_M.gguf").unwrap().is_nextn());
+        for name in ["mtp-gemma-4-31B-it.gguf", "Qwen-MTP-Q8_0.gguf", "mmproj-F16.gguf"] {
+            assert!(!GgufName::of(name).unwrap().is_nextn(), "{name}");
         }
         for name in [
             "Qwen-MTP-Q4_K_M.gguf",

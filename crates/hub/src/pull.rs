@@ -16,7 +16,7 @@ use crate::{
     api::{Hub, ListedFile, RemoteFile},
     blob,
     cache::{Cache, Entry, check_room},
-    choice::{choose, projector, variants},
+    choice::{choose, nextn, projector, variants},
     digest::remove_if_damaged,
     incomplete::{bytes_left_at, room_needed},
     model_name::is_relative_path,
@@ -32,6 +32,8 @@ pub struct PullWishes {
     pub memory_bytes: Option<u64>,
     /// Whether the encoder of images comes with a model that has one.
     pub with_projector: bool,
+    /// Whether layers for further tokens that have a file of their own come with their model.
+    pub with_nextn: bool,
 }
 
 impl Default for PullWishes {
@@ -39,6 +41,7 @@ impl Default for PullWishes {
         Self {
             memory_bytes: None,
             with_projector: true,
+            with_nextn: true,
         }
     }
 }
@@ -56,6 +59,8 @@ pub struct PullPlan {
     pub label: String,
     /// Why it is taken, where the name does not say it.
     pub why: Option<String>,
+    /// The file of layers for further tokens that comes with the model, and its bytes.
+    pub nextn: Option<(String, u64)>,
     /// Bytes of all files.
     pub total_bytes: u64,
     /// Bytes that are to be downloaded.
@@ -117,6 +122,7 @@ pub fn plan(
         .collect();
     let found = variants(&sizes);
     let projector = projector(&sizes).filter(|_| !found.is_empty());
+    let mut layers = None;
     let (paths, opens, label, why) = if found.is_empty() {
         if let Some(wanted) = name
             .wanted()
@@ -132,11 +138,14 @@ pub fn plan(
         (paths, None, SAFETENSORS.to_owned(), None)
     } else {
         let choice = choose(&found, name, wishes.memory_bytes)?;
+        layers = nextn(&sizes, &choice.variant).filter(|_| wishes.with_nextn);
         let Variant { label, files, .. } = choice.variant;
         let opens = files.first().cloned();
         let beside = projector.clone().filter(|_| wishes.with_projector);
         (
-            files.into_iter().chain(beside).collect(),
+            (files.into_iter().chain(beside))
+                .chain(layers.iter().map(|(path, _)| path.clone()))
+                .collect(),
             opens,
             label,
             choice.why,
@@ -161,6 +170,7 @@ pub fn plan(
         projector,
         label,
         why,
+        nextn: layers,
         total_bytes: files
             .iter()
             .map(|(_, file)| file.n_bytes)

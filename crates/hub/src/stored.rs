@@ -13,7 +13,7 @@ use std::{
 use crate::{
     HubError, HubSettings, ModelName,
     cache::{Cache, Entry},
-    choice::{Variant, choose, variants},
+    choice::{Variant, choose, nextn, variants},
     pull::{SAFETENSORS, commits_of, folder_bytes},
 };
 
@@ -24,7 +24,7 @@ pub struct StoredModel {
     pub name: ModelName,
     /// The type of a GGUF file, or `safetensors`.
     pub label: String,
-    /// Its bytes.
+    /// Its bytes, with those of a file of layers for further tokens that goes with it.
     pub n_bytes: u64,
     /// When it was read last, as far as the system keeps that.
     pub last_used: Option<SystemTime>,
@@ -50,12 +50,15 @@ pub fn stored_models(settings: &HubSettings) -> Result<Vec<StoredModel>, HubErro
         let mut seen = BTreeSet::new();
         for commit in commits_of(&cache, &name) {
             let snapshot = cache.snapshot(&commit);
-            for (variant, is_folder) in models_in(&cache.entries(&commit)) {
+            let entries = cache.entries(&commit);
+            let sizes = sizes_of(&entries);
+            for (variant, is_folder) in models_in(&entries) {
                 let paths: Vec<PathBuf> = variant.files.iter().map(|file| snapshot.join(file)).collect();
                 let blobs: Vec<_> = paths.iter().map(|path| cache.blob_of(path)).collect();
                 if !seen.insert((variant.label.clone(), blobs)) {
                     continue;
                 }
+                let layers = nextn(&sizes, &variant).filter(|_| !is_folder);
                 models.push(StoredModel {
                     name: if is_folder {
                         name.clone()
@@ -69,7 +72,7 @@ pub fn stored_models(settings: &HubSettings) -> Result<Vec<StoredModel>, HubErro
                         paths[0].clone()
                     },
                     label: variant.label,
-                    n_bytes: variant.n_bytes,
+                    n_bytes: variant.n_bytes + layers.map_or(0, |(_, n_bytes)| n_bytes),
                     commit: commit.clone(),
                 });
             }
@@ -101,11 +104,12 @@ fn models_in(entries: &[Entry]) -> Vec<(Variant, bool)> {
 }
 
 fn variants_of(entries: &[Entry]) -> Vec<Variant> {
-    let sizes: Vec<(String, u64)> = entries
-        .iter()
-        .map(|entry| (entry.path.clone(), entry.n_bytes))
-        .collect();
-    variants(&sizes)
+    variants(&sizes_of(entries))
+}
+
+fn sizes_of(entries: &[Entry]) -> Vec<(String, u64)> {
+    let sizes = entries.iter().map(|entry| (entry.path.clone(), entry.n_bytes));
+    sizes.collect()
 }
 
 fn last_used(path: &Path) -> Option<SystemTime> {
@@ -253,7 +257,15 @@ fn taken_of(name: &ModelName, entries: &[Entry]) -> Result<Vec<String>, HubError
     let taken = choose(&there, name, None)?.variant;
     // With the last model goes what stood next to it.
     let has_others = there.len() > 1 || has_folder;
-    Ok(if has_others { taken.files } else { all() })
+    if !has_others {
+        return Ok(all());
+    }
+    let sizes = sizes_of(entries);
+    let path_for = |variant: &Variant| nextn(&sizes, variant).map(|(path, _)| path);
+    let mut others = there.iter().filter(|variant| variant.files != taken.files);
+    // Layers for further tokens are their model's alone, unless another type takes them too.
+    let layers = path_for(&taken).filter(|path| !others.any(|other| path_for(other).as_ref() == Some(path)));
+    Ok(taken.files.into_iter().chain(layers).collect())
 }
 
 fn remove(path: &Path) -> Result<(), HubError> {

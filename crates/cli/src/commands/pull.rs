@@ -38,6 +38,9 @@ pub(crate) struct Args {
     /// Leave out the encoder of images (mmproj) that some models have
     #[arg(long)]
     no_projector: bool,
+    /// Leave out the file of layers for further tokens (mtp-*.gguf) that some models have
+    #[arg(long)]
+    no_mtp: bool,
     /// Show what would be downloaded, and download nothing
     #[arg(long)]
     dry_run: bool,
@@ -60,6 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let asked = SourceName::of_argument(&args.model, &settings)?;
     let mut wishes = wishes();
     wishes.with_projector = !args.no_projector;
+    wishes.with_nextn = !args.no_mtp;
     let watcher = Watcher::new();
     let mut plan = match asked.plan(&wishes, &settings, &watcher) {
         Ok(plan) => plan,
@@ -81,10 +85,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         _ => format!("{} to be downloaded", size_of(missing_bytes)),
     };
     let files = counted(plan.n_files(), "file");
+    let layers = plan.nextn().map_or_else(String::new, |(path, n_bytes)| {
+        format!(" ({path} with {})", size_of(*n_bytes))
+    });
     note!(
         "{}",
         visible(&format!(
-            "{name}{because}: {files}, {}, {rest}",
+            "{name}{because}: {files}, {}{layers}, {rest}",
             size_of(total_bytes)
         ))
     );

@@ -183,6 +183,58 @@ fn an_encoder_that_was_left_out_is_known_without_a_server() {
 }
 
 #[test]
+fn layers_for_further_tokens_come_and_go_with_their_model() {
+    let hub = FakeHub::with(&[
+        ("m-Q4_K_M.gguf", noise(4_000, 1)),
+        ("m-Q8_0.gguf", noise(6_000, 2)),
+        ("m-F16.gguf", noise(9_000, 3)),
+        ("mtp-m-Q4_K_M.gguf", noise(400, 4)),
+        ("mtp-m-Q8_0.gguf", noise(600, 5)),
+    ]);
+    let name = |ty: &str| -> ModelName { format!("org/model-GGUF:{ty}").parse().unwrap() };
+    let planned = plan(&name("Q8_0"), &PullWishes::default(), &hub.settings(), &()).unwrap();
+    assert_eq!(planned.nextn, Some(("mtp-m-Q8_0.gguf".to_owned(), 600)));
+    assert_eq!((planned.n_files(), planned.total_bytes), (2, 6_600));
+    let model = planned.fetch(&hub.settings(), &()).unwrap();
+    assert_eq!(
+        model.path.file_name().unwrap(),
+        "m-Q8_0.gguf",
+        "the layers are no model"
+    );
+    assert_eq!(
+        fs::read(model.path.with_file_name("mtp-m-Q8_0.gguf")).unwrap(),
+        noise(600, 5)
+    );
+    let mut without = PullWishes::default();
+    without.with_nextn = false;
+    let small = pull(&name("Q4_K_M"), &without, &hub.settings(), &()).unwrap();
+    let layers_of_small = small.path.with_file_name("mtp-m-Q4_K_M.gguf");
+    assert!(!layers_of_small.exists());
+    pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    assert!(layers_of_small.exists());
+    // The smaller of two that are called alike.
+    pull_from(&hub, "org/model-GGUF:F16").unwrap();
+    let sizes = || -> Vec<u64> {
+        let models = stored_models(&hub.settings()).unwrap();
+        models.iter().map(|model| model.n_bytes).collect()
+    };
+    assert_eq!(sizes(), [9_400, 4_400, 6_600]);
+    let remove = |ty: &str| {
+        let removal = Removal::of(&name(ty), &hub.settings()).unwrap();
+        let (labels, freed_bytes) = (removal.labels.clone(), removal.freed_bytes);
+        removal.apply().unwrap();
+        assert_eq!(labels, [ty]);
+        freed_bytes
+    };
+    assert_eq!(remove("F16"), 9_000, "another type has the same layers");
+    assert_eq!(remove("Q8_0"), 6_600);
+    assert!(!model.path.with_file_name("mtp-m-Q8_0.gguf").exists() && layers_of_small.exists());
+    assert_eq!(sizes(), [4_400]);
+    remove("Q4_K_M");
+    assert!(!hub.cache.path().join("models--org--model-GGUF").exists());
+}
+
+#[test]
 fn a_file_that_was_damaged_here_is_found_by_its_hash_and_comes_again() {
     let hub = hub();
     let model = pull_from(&hub, "org/model-GGUF:Q8_0").unwrap();
