@@ -20,6 +20,7 @@ mod input;
 mod interrupt;
 mod kept_session;
 mod load;
+mod media;
 mod memory_words;
 mod missing_model;
 mod model_name;
@@ -157,7 +158,7 @@ fn refusal(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
             error.get(ContextKind::SuggestedSubcommand).is_some(),
         ),
         ErrorKind::MissingRequiredArgument => {
-            missing_option(error, args).or_else(|| swapped::file_without_model(args))
+            missing_option(error, args).or_else(|| swapped::file_without_model(&command_of(args)?, args))
         }
         ErrorKind::InvalidValue => {
             let Some(ContextValue::Strings(known)) = error.get(ContextKind::ValidValue) else {
@@ -176,6 +177,13 @@ fn refusal(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
     }
 }
 
+/// The name of the command that was given.
+fn command_of(args: &[OsString]) -> Option<String> {
+    let parser = parser();
+    let command = args.iter().skip(1).find_map(|arg| parser.find_subcommand(arg))?;
+    Some(command.get_name().to_owned())
+}
+
 /// What to say to options that need another one. Arguments that are missing are told by the parser, with the whole usage.
 fn missing_option(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
     let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
@@ -184,9 +192,7 @@ fn missing_option(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
     if missing.is_empty() || !missing.iter().all(|missing| missing.starts_with('-')) {
         return None;
     }
-    let parser = parser();
-    let command = args.iter().skip(1).find_map(|arg| parser.find_subcommand(arg))?;
-    let (name, missing) = (command.get_name(), missing.join("` and `"));
+    let (name, missing) = (command_of(args)?, missing.join("` and `"));
     let failure = Failure::usage(format!("an option that was given needs `{missing}` as well"));
     Some(failure.hint(format!("`tokenmill {name} --help` describes the options")))
 }

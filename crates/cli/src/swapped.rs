@@ -64,9 +64,9 @@ pub(crate) fn refuse_prompt_as_model(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What to say to `run` with a file for the prompt, and without a model.
-pub(crate) fn file_without_model(args: &[OsString]) -> Option<Failure> {
-    if args.get(1)? != "run" {
+/// What to say to the command `run` with a file for the prompt, and without a model.
+pub(crate) fn file_without_model(command: &str, args: &[OsString]) -> Option<Failure> {
+    if command != "run" {
         return None;
     }
     let file = prompt_file(args)?;

@@ -2,7 +2,7 @@
 //!
 //! Separate because everything that is written goes this way. Invariants: the name that was asked for never names a part of a file; what
 //! is not finished is removed, at the latest by the next process that writes a file of the same name; a link stays a link, also one to a
-//! file that is not there yet; a file that is written over keeps its mode and its owner.
+//! file that is not there yet; a file that is written over keeps its mode and its owner, as far as the system allows.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -135,8 +135,8 @@ fn target_of(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("too many levels of links"))
 }
 
-/// Gives a new file the mode and the owner of the one that it will replace, where there is one: who could read that one can read this
-/// one, and no one else. What the system does not allow is left as it is.
+/// Gives a new file the mode and the owner of the one that it will replace, where there is one, as far as the system allows that: no one
+/// can read this one who could not read that one, but for the one who writes it. Access that lists of its own grant or take away (ACLs) is not taken over.
 #[cfg(unix)]
 fn take_over_mode(file: &File, replaced: &Path) {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
@@ -148,12 +148,30 @@ fn take_over_mode(file: &File, replaced: &Path) {
     if !old.is_file() {
         return;
     }
-    if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
-        // Only a privileged process may give files away.
-        let _kept = fchown(file, Some(old.uid()), Some(old.gid()));
+    if (old.uid(), old.gid()) != (new.uid(), new.gid())
+        // Only a privileged process may give files away, but to another of its groups.
+        && fchown(file, Some(old.uid()), Some(old.gid())).is_err()
+    {
+        let _kept = fchown(file, None, Some(old.gid()));
     }
+    let has_group = file.metadata().is_ok_and(|now| now.gid() == old.gid());
+    let mode = mode_for(old.mode() & MODE_BITS, has_group);
     // Some file systems have no modes.
-    let _kept = file.set_permissions(fs::Permissions::from_mode(old.mode() & MODE_BITS));
+    let _kept = file.set_permissions(fs::Permissions::from_mode(mode));
+}
+
+/// The mode of a file that replaces one of mode `old`. Where it could not get that one's group, its own group is among those who were others
+/// before, and that one's is now: both may do what both might.
+#[cfg(unix)]
+fn mode_for(old: u32, has_group: bool) -> u32 {
+    const GROUP_BITS: u32 = 0o070;
+    const OTHER_BITS: u32 = 0o007;
+    if has_group {
+        old
+    } else {
+        let both = old & (old << 3) & GROUP_BITS;
+        old & !(GROUP_BITS | OTHER_BITS) | both | both >> 3
+    }
 }
 
 #[cfg(not(unix))]
@@ -223,6 +241,22 @@ impl Drop for OutputFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn another_group_may_do_what_both_the_old_one_and_others_might() {
+        for (old, expected) in [
+            (0o640, 0o600),
+            (0o664, 0o644),
+            (0o660, 0o600),
+            (0o604, 0o600),
+            (0o755, 0o755),
+            (0o777, 0o777),
+        ] {
+            assert_eq!(mode_for(old, true), old);
+            assert_eq!(mode_for(old, false), expected, "{old:o}");
+        }
+    }
 
     #[test]
     fn what_is_not_finished_is_not_there() {

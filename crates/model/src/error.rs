@@ -170,12 +170,12 @@ pub enum LoadError {
         name: String,
     },
     /// What is wrong with a tensor that its source calls otherwise than GGUF files do.
-    #[error("{source} (`{own_name}` in the folder)")]
+    #[error("{error} (`{own_name}` in the folder)")]
     OfFolder {
         /// The tensor's name in the folder.
         own_name: String,
-        /// What is wrong.
-        source: Box<LoadError>,
+        /// What is wrong. Its text is a part of this one's, so it is no source of it.
+        error: Box<LoadError>,
     },
     /// A tensor has other dimensions than the network needs.
     #[error("tensor `{name}` has shape {found:?}, expected {expected:?}")]
@@ -278,9 +278,17 @@ impl LoadError {
         match self.tensor().and_then(|name| weights.own_name(name)) {
             Some(own_name) => Self::OfFolder {
                 own_name,
-                source: Box::new(self),
+                error: Box::new(self),
             },
             None => self,
+        }
+    }
+
+    /// The error itself, without what a folder calls its tensor.
+    pub fn without_own_name(&self) -> &Self {
+        match self {
+            Self::OfFolder { error, .. } => error,
+            other => other,
         }
     }
 }

@@ -166,12 +166,13 @@ impl SafetensorsFolder {
                 from.is_float() && to.has_encoder() && row_len.is_multiple_of(to.block_len())
             };
             let Some((from_format, to_format)) = formats.filter(is_encodable) else {
-                return Err(LoadError::NotEncodable {
+                let error = LoadError::NotEncodable {
                     name: name.clone(),
                     from,
                     to,
                     row_len,
-                });
+                };
+                return Err(error.with_own_name(self));
             };
             let info = &mut entry.info;
             info.stored = Some(info.stored_form());
@@ -518,14 +519,16 @@ impl FolderNames {
             .find_map(|name| name.find(&start).map(|at| &name[..at]))
             .unwrap_or_default();
         Some(if name.starts_with(HEAD) {
-            name
+            let beside = prefix.strip_suffix("model.");
+            let beside = beside.filter(|rest| rest.is_empty() || rest.ends_with('.'));
+            format!("{}{name}", beside.unwrap_or_default())
         } else {
             format!("{prefix}{name}")
         })
     }
 }
 
-/// The name of the head, which stands next to the network and has no prefix.
+/// The name of the head, which stands next to the network, `model`.
 const HEAD: &str = "lm_head.";
 
 impl WeightSource for SafetensorsFolder {

@@ -84,7 +84,9 @@ impl<'a> Shard<'a> {
             return Ok(shard);
         }
         for layer_idx in 0..descriptor.layers.len() {
-            shard.divide_layer(layer_idx, rank)?;
+            let divided = shard.divide_layer(layer_idx, rank);
+            // Whoever has a folder looks for the names that it has.
+            divided.map_err(|error| error.with_own_name(source))?;
         }
         Ok(shard)
     }

@@ -178,10 +178,10 @@ pub enum ApiError {
         path: String,
     },
     /// The answer is not stored.
-    #[error("the answer `{id}` is not stored, or not any more")]
+    #[error("the answer {}is not stored, or not any more", id.iter().map(|id| format!("`{id}` ")).collect::<String>())]
     NotStored {
-        /// The id asked for.
-        id: String,
+        /// The id asked for; `None` where it is no text.
+        id: Option<String>,
     },
     /// The path exists, the method does not.
     #[error("{path} does not answer {method}")]
@@ -449,8 +449,8 @@ impl From<EngineError> for ApiError {
             EngineError::Stopped => Self::NotReady {
                 reason: "the engine has stopped",
             },
-            // Without a shape, biases that forbid everything were refused before. Tokens that end an answer are forbidden until
-            // `min_tokens`.
+            // Biases that forbid every token of the vocabulary were refused before. What is left is what a shape allows, or the tokens
+            // that end an answer, which are forbidden until `min_tokens`.
             EngineError::Row(RowError::NothingAllowed) => Self::ShapeFailed {
                 reason: "`logit_bias` or `min_tokens` forbids every token that it allows next".to_owned(),
             },
@@ -536,7 +536,7 @@ mod tests {
                 method: text(),
                 path: text(),
             },
-            ApiError::NotStored { id: text() },
+            ApiError::NotStored { id: Some(text()) },
             ApiError::MethodNotAllowed {
                 method: text(),
                 path: text(),

@@ -155,7 +155,7 @@ pub const FIELDS: &[Field] = &[
 pub const PROMPT_FIELDS: &[Field] = &[yes(
     "prompt",
     "a text, in which control tokens are control tokens, token ids, or a list of both in turn; a list of texts or of such lists is a \
-     prompt each, and is answered by a list, in a stream by `index`",
+     prompt each, and more than one are answered by a list, in a stream by `index`",
 )];
 
 /// The texts of `/infill`.

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 use tokenmill::{RegularFile, image_part};
+use tokenmill_sched::EngineError;
 
 use crate::{
     ApiError, App, ServerConfig,
@@ -17,7 +18,7 @@ use crate::{
     paths::unescaped,
 };
 
-const NO_FOLDER: &str = "this server reads no files; its `--media-path DIR` names a folder of those that it may read. Else send the \
+const NO_FOLDER: &str = "no files are read here; `--media-path DIR` of `serve` and `batch` names a folder of those that may be. Else send the \
                          image's bytes in a `data:` URL";
 
 const NOT_THERE: &str = "is no file below the server's `--media-path`";
@@ -33,7 +34,7 @@ struct Found {
 /// Puts the bytes of files into the messages that name them. They are of the request's `share` until that is dropped.
 ///
 /// # Errors
-/// Files where there is no folder for them, a file that is not in it, more bytes than a body may have, and no room for them in time.
+/// Files where the model takes no images or not as many, or where there is no folder for them, a file that is not in it, more bytes than a body may have, and no room for them in time.
 pub(crate) async fn read_images(
     app: &App,
     share: &mut Share,
@@ -44,6 +45,12 @@ pub(crate) async fn read_images(
     let Some(first) = asked.first() else {
         return Ok(());
     };
+    // What is refused whatever the files are is refused before any is opened.
+    if app.engine().limits().is_encoder {
+        return Err(EngineError::PredictsNoTokens.into());
+    }
+    let n_images = messages.iter().map(TemplateMessage::n_images).sum();
+    app.model.model().words().check_images(n_images)?;
     let Some(folder) = app.config.media_folder.clone() else {
         return Err(ApiError::invalid(&first.param, NO_FOLDER));
     };
@@ -67,7 +74,7 @@ async fn read(
 ) -> Result<Vec<Value>, ApiError> {
     let max_bytes = config.max_body_bytes;
     let found = off_thread(move || {
-        let folder = Folder::open(&folder);
+        let folder = MediaFolder::open(&folder);
         let mut found = Vec::with_capacity(asked.len());
         let mut n_bytes = 0_usize;
         for asked in asked {
@@ -111,12 +118,12 @@ fn as_text(n_bytes: usize) -> usize {
 }
 
 /// The folder, as it was given and without links.
-struct Folder {
+struct MediaFolder {
     given: PathBuf,
     real: PathBuf,
 }
 
-impl Folder {
+impl MediaFolder {
     fn open(path: &Path) -> Option<Self> {
         Some(Self {
             given: std::path::absolute(path).ok()?,
@@ -163,7 +170,7 @@ mod tests {
         fs::write(outer.path().join("secret.png"), "no").expect("a file");
         fs::create_dir(outer.path().join("media-too")).expect("a folder");
         fs::write(outer.path().join("media-too/b.png"), "no").expect("a file");
-        let folder = Folder::open(&home).expect("it is there");
+        let folder = MediaFolder::open(&home).expect("it is there");
         let n_bytes = |path: &str| folder.find(path).map(|(_, n_bytes)| n_bytes);
         let absolute = |path: &str| home.join(path).display().to_string();
         for (path, expected) in [
@@ -210,7 +217,7 @@ mod tests {
         link(outer.path(), "up");
         symlink(&home, outer.path().join("alias")).expect("a link");
         for home in [home.clone(), outer.path().join("alias")] {
-            let folder = Folder::open(&home).expect("it is there");
+            let folder = MediaFolder::open(&home).expect("it is there");
             let is_found = |path: &str| folder.find(path).is_some();
             for name in ["a.png", "inside.png"] {
                 assert!(is_found(name), "{name}");

@@ -425,6 +425,23 @@ impl ModelWords {
         }
     }
 
+    /// Refuses more images than the context holds, before anything of them is known but their number.
+    ///
+    /// # Errors
+    /// What [`Self::no_vision`] gives, and [`Error::Engine`] where the rows that they have at least take more than the context.
+    pub fn check_images(&self, n_images: usize) -> Result<(), Error> {
+        if n_images == 0 {
+            return Ok(());
+        }
+        let images = self.images.as_ref().ok_or_else(|| self.no_vision())?;
+        let provided = n_images.saturating_mul(images.least_rows());
+        if provided > images.n_ctx {
+            let maximum = images.n_ctx;
+            return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
+        }
+        Ok(())
+    }
+
     fn no_template(&self) -> Error {
         match &self.template_error {
             Some(error) => error.clone().into(),
@@ -466,6 +483,15 @@ impl ImagePlaces {
             grid.ok_or(ImageError::TooNarrow { width, height })
         });
         grid.map_err(|source| Error::Image { image_idx, source })
+    }
+
+    /// Rows that any image has at least.
+    fn least_rows(&self) -> usize {
+        let grid = match self.size {
+            ImageSize::Square { side, .. } => self.size.grid(side, side),
+            ImageSize::Free { .. } => None,
+        };
+        grid.map_or(1, |grid| grid.n_rows())
     }
 
     /// Makes room for the rows of images at the marks of a template.

@@ -40,6 +40,7 @@ use crate::{
     commands::serve::{Seats, load_app},
     failure::Failure,
     load::LoadArgs,
+    media::MediaArgs,
     note::note,
     progress,
     speculation::SpeculationArgs,
@@ -78,6 +79,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
     #[command(flatten)]
+    media: MediaArgs,
+    #[command(flatten)]
     speculation: SpeculationArgs,
     #[command(flatten)]
     adapters: AdapterArgs,
@@ -113,7 +116,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         speculation: &args.speculation,
         context_shift: None,
     };
-    let config = ServerConfig::default();
+    let config = ServerConfig {
+        media_folder: args.media.folder()?,
+        ..ServerConfig::default()
+    };
     let app = Arc::new(load_app(
         &args.model,
         &args.load,

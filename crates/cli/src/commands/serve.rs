@@ -31,6 +31,7 @@ use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::Subsc
 
 use crate::{
     failure::{Failure, INTERRUPTED},
+    media::{MediaArgs, existing_folder},
     note::note,
     numbers::ByteSize,
     signals::{Kind, Signals},
@@ -106,10 +107,8 @@ pub(crate) struct Args {
     /// (`{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "…"}`); docs/serving.md has them all
     #[arg(long, value_name = "JSON", value_parser = kv_events)]
     kv_events_config: Option<KvEvents>,
-    /// Let images be files of this folder, named by URLs: file://photo.jpg in it, or file:///… with its path. Without it no file is
-    /// read for a client
-    #[arg(long, visible_alias = "allowed-local-media-path", value_name = "DIR")]
-    media_path: Option<PathBuf>,
+    #[command(flatten)]
+    media: MediaArgs,
     /// Keep conversations in this folder, as clients ask for with `POST /slots/{id}?action=save`; no other process writes to it
     #[arg(long, visible_alias = "slot-save-path", value_name = "DIR")]
     session_dir: Option<PathBuf>,
@@ -300,7 +299,7 @@ impl Args {
             heartbeat_timeout: self.limits.heartbeat_timeout,
             drain_timeout: self.limits.drain_timeout,
             adapter_folder: existing_folder("--lora-dir", self.lora_dir.as_deref())?,
-            media_folder: existing_folder("--media-path", self.media_path.as_deref())?,
+            media_folder: self.media.folder()?,
             kv_events: self.kv_events(),
             sessions: self.sessions()?,
             ..ServerConfig::default()
@@ -374,17 +373,6 @@ impl Args {
             config,
         )?;
         Ok(Arc::new(app).into())
-    }
-}
-
-/// A folder that clients may read, which is there.
-fn existing_folder(option: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
-    match path {
-        Some(path) if !path.is_dir() => Err(Failure::usage(format!(
-            "`{option} {}` is no folder",
-            path.display()
-        ))),
-        path => Ok(path.map(Path::to_owned)),
     }
 }
 

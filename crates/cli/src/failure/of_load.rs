@@ -9,8 +9,10 @@ use super::Failure;
 
 impl From<LoadError> for Failure {
     fn from(error: LoadError) -> Self {
-        match error {
-            LoadError::Gguf(error) => error.into(),
+        if let LoadError::Gguf(error) = error {
+            return error.into();
+        }
+        match *error.without_own_name() {
             LoadError::UnknownArchitecture { ref found, .. } if found == "clip" => {
                 Self::input("this file is an encoder of images, not a model")
                     .hint("give it with `--mmproj FILE` and the file of its model")

@@ -5,12 +5,12 @@
 use std::{
     io::{self, IsTerminal as _},
     path::Path,
-    thread,
     time::Duration,
 };
 
 use tokenmill::{
     Compute, DraftFacts, LoadOptions, Loaded, LoadedDevice, MemoryPlan, Model, ModelSource, SplitPlan,
+    n_processors,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 
@@ -173,10 +173,10 @@ fn say_plan(plan: &MemoryPlan, n_ctx: usize, compute: &Compute) {
     if let Some(text) = warning(plan) {
         tell(&text);
     }
-    let n_processors = thread::available_parallelism().map_or(usize::MAX, usize::from);
+    let n_processors = n_processors(&compute.places).unwrap_or(usize::MAX);
     if let Some(n_threads) = compute.n_threads.filter(|&n_threads| n_threads > n_processors) {
         tell(&format!(
-            "`-t {n_threads}` is more than the {n_processors} processors of this machine, and slower than -t {n_processors}"
+            "`-t {n_threads}` is more than the {n_processors} processors that it may use, and slower than -t {n_processors}"
         ));
     }
 }

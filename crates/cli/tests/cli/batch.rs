@@ -197,3 +197,43 @@ fn batch_that_was_killed_goes_on_without_repeating_or_losing_a_line() {
         );
     }
 }
+
+#[test]
+fn images_are_files_of_the_folder_that_is_given() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/vision/gemma3");
+    let eye = data.join("model.gguf");
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.jsonl");
+    fs::copy(data.join("0.png"), folder.path().join("a.png")).unwrap();
+    let image = json!({ "type": "image_url", "image_url": { "url": "file://a.png" } });
+    let request = json!({
+        "custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+        "body": { "messages": [{ "role": "user", "content": [image] }], "max_tokens": 1 },
+    });
+    fs::write(&input, request.to_string()).unwrap();
+    let answer = |name: &str, more: &[&str]| {
+        let output = folder.path().join(name);
+        tokenmill([&["batch", arg(&eye), arg(&input), arg(&output)], more].concat()).ok();
+        results(&output)[&1]["response"].clone()
+    };
+    let with = answer("with.jsonl", &["--media-path", arg(folder.path())]);
+    assert_eq!(with["status_code"], 200, "{with}");
+    let without = answer("without.jsonl", &[]);
+    assert_eq!(without["status_code"], 400, "{without}");
+    assert!(
+        without
+            .to_string()
+            .contains("`--media-path DIR` of `serve` and `batch`"),
+        "{without}"
+    );
+    let wrong = [
+        "batch",
+        "demo",
+        arg(&input),
+        "out.jsonl",
+        "--media-path",
+        arg(&input),
+    ];
+    let line = tokenmill(wrong).failed(2);
+    assert!(line.contains("is no folder"), "{line}");
+}

@@ -24,19 +24,32 @@ fn compare(base: &Path, other: &Path, text: &Path) -> Value {
     serde_json::from_str(&tokenmill(args).ok()).unwrap()
 }
 
+/// A model of a set of fixtures: the larger set has more of them, and each in several types.
+fn model(name: &str, ty: &str) -> String {
+    format!("{name}/model-{ty}.gguf")
+}
+
 #[test]
 fn files_of_an_encoder_are_compared_by_their_vectors() {
     let mut comparisons = Comparisons::of("vectors of encoders");
     let folder = tempfile::tempdir().unwrap();
     let text = text(folder.path());
-    for name in ["bert", "nomic_bert", "qwen3_embed"] {
-        let [base, small] = ["F32", "Q4_K_M"].map(|ty| format!("parity2/{name}/model-{ty}.gguf"));
-        let (Some(base), Some(small)) = (comparisons.find(&base), comparisons.find(&small)) else {
-            return;
+    for name in [
+        "encoders/nomic_bert",
+        "parity2/bert",
+        "parity2/nomic_bert",
+        "parity2/qwen3_embed",
+    ] {
+        let Some(small) = comparisons.find(&model(name, "Q4_K_M")) else {
+            continue;
         };
-        let same = compare(&base, &base, &text);
+        let same = compare(&small, &small, &text);
         assert_eq!(same["n_texts"], 9, "{same}");
         assert_eq!(same["largest_difference"]["value"], 0.0, "{same}");
+        comparisons.compared(1);
+        let Some(base) = comparisons.find(&model(name, "F32")) else {
+            continue;
+        };
         let differs = compare(&base, &small, &text);
         let cosine = |figure: &str| differs["cosine"][figure].as_f64().unwrap();
         let (mean, least) = (cosine("mean"), cosine("least"));
@@ -47,20 +60,28 @@ fn files_of_an_encoder_are_compared_by_their_vectors() {
         );
         comparisons.compared(1);
     }
-    let (Some(bert), Some(ranks)) = (
-        comparisons.find("parity2/bert/model-F32.gguf"),
-        comparisons.find("parity2/bert_rerank/model-F32.gguf"),
+    let (Some(encoder), Some(ranks)) = (
+        comparisons.find(&model("encoders/nomic_bert", "Q4_K_M")),
+        comparisons.find(&model("encoders/xlmr_rerank", "Q4_K_M")),
     ) else {
         return;
     };
-    let shown = tokenmill(["compare", arg(&bert), arg(&bert), arg(&text), "--chunks", "2"]).ok();
+    let two = [
+        "compare",
+        arg(&encoder),
+        arg(&encoder),
+        arg(&text),
+        "--chunks",
+        "2",
+    ];
+    let shown = tokenmill(two).ok();
     assert!(
         shown.contains("cosine of the vectors of 2 texts mean 1.000000") && shown.lines().count() == 4,
         "{shown}"
     );
     for (args, code, said) in [
         (
-            vec!["compare", "demo", arg(&bert), arg(&text)],
+            vec!["compare", "demo", arg(&encoder), arg(&text)],
             3,
             "one of the two makes vectors",
         ),
@@ -70,18 +91,19 @@ fn files_of_an_encoder_are_compared_by_their_vectors() {
             "ranks documents",
         ),
         (
-            vec!["compare", arg(&bert), arg(&bert), arg(&text), "--svg", "-"],
+            vec!["compare", arg(&encoder), arg(&encoder), arg(&text), "--svg", "-"],
             2,
             "`--svg` draws divergences",
         ),
         (
-            vec!["perplexity", arg(&bert), arg(&text)],
+            vec!["perplexity", arg(&encoder), arg(&text)],
             3,
             "is an encoder and predicts no tokens",
         ),
     ] {
         let line = tokenmill(args).failed(code);
         assert!(line.contains(said), "{line}");
+        comparisons.compared(1);
     }
 }
 
@@ -90,13 +112,23 @@ fn the_importance_of_an_encoders_weights_is_measured() {
     let mut comparisons = Comparisons::of("importance for encoders");
     let folder = tempfile::tempdir().unwrap();
     let text = text(folder.path());
-    for name in ["bert", "nomic_bert", "modernbert"] {
-        let Some(model) = comparisons.find(&format!("parity2/{name}/model-F32.gguf")) else {
-            return;
+    for (name, ty) in [
+        ("encoders/nomic_bert", "Q4_K_M"),
+        ("parity2/bert", "F32"),
+        ("parity2/nomic_bert", "F32"),
+        ("parity2/modernbert", "F32"),
+    ] {
+        let Some(model) = comparisons.find(&model(name, ty)) else {
+            continue;
         };
         let [matrix, with, without] = ["imatrix", "with", "without"].map(|end| folder.path().join(end));
         let said = tokenmill(["imatrix", arg(&model), arg(&text), arg(&matrix), "-c", "64"]).ok();
         assert!(said.contains("of 64 tokens"), "{said}");
+        comparisons.compared(1);
+        // What is quantized already is not quantized again.
+        if ty != "F32" {
+            continue;
+        }
         let quantize = |out: &Path, more: &[&str]| {
             tokenmill([&["quantize", arg(&model), arg(out), "q4_k_m"], more].concat()).ok();
             fs::read(out).unwrap()

@@ -40,6 +40,8 @@ mod processors;
 mod pulled;
 mod quantize;
 #[cfg(target_os = "linux")]
+mod served_folders;
+#[cfg(target_os = "linux")]
 mod server;
 mod sessions;
 #[cfg(target_os = "linux")]

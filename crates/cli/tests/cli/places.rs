@@ -48,6 +48,32 @@ fn threads_that_are_placed_say_the_same() {
 }
 
 #[test]
+fn more_threads_than_the_processors_that_are_left_are_warned_of() {
+    let given = given();
+    let first = given.split(['-', ',']).next().unwrap();
+    let said = |threads: &str| {
+        let args = [
+            "run",
+            "demo",
+            "Once",
+            "-n",
+            "1",
+            "--cpu-range",
+            first,
+            "-t",
+            threads,
+        ];
+        tokenmill(args).stderr
+    };
+    let (two, one) = (said("2"), said("1"));
+    assert!(
+        two.starts_with("`-t 2` is more than the 1 processors that it may use, and slower than -t 1"),
+        "{two}"
+    );
+    assert!(!one.contains("processors"), "{one}");
+}
+
+#[test]
 fn processors_that_are_not_there_are_refused_by_number() {
     let line = tokenmill(["run", "demo", "Once", "-n", "1", "--cpu-range", "1023"]).failed(2);
     assert!(

@@ -3,6 +3,7 @@
 //! Separate because tests of several files start one. Invariant: it listens on a port of its own and on loopback alone.
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Read as _, Write as _},
     net::TcpStream,
     path::Path,
@@ -124,4 +125,11 @@ impl Server {
         interrupt(&self.child);
         assert_eq!(end_of(self.child).code, 0);
     }
+}
+
+/// Writes a file below a folder.
+pub(crate) fn put(folder: &Path, name: &str, bytes: &[u8]) {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().expect("it is in a folder")).expect("a folder");
+    fs::write(path, bytes).expect("a file");
 }

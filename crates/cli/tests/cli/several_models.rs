@@ -2,22 +2,15 @@
 
 use std::{
     fs,
-    path::Path,
     time::{Duration, Instant},
 };
 
 use serde_json::json;
 
 use crate::{
-    server::Server,
+    server::{Server, put},
     support::{DEMO_GGUF, arg, put_ollama_model, tokenmill},
 };
-
-fn put(folder: &Path, name: &str, bytes: &[u8]) {
-    let path = folder.join(name);
-    fs::create_dir_all(path.parent().expect("it is in a folder")).expect("a folder");
-    fs::write(path, bytes).expect("a file");
-}
 
 #[test]
 fn models_by_name_are_loaded_at_the_start_where_they_fit() {
@@ -228,160 +221,6 @@ fn a_folders_models_come_and_go_within_the_budget() {
         "{answer}"
     );
     server.end();
-}
-
-#[test]
-fn images_are_files_of_the_folder_that_is_given() {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/vision/gemma3");
-    let eye = data.join("model.gguf");
-    let folder = tempfile::tempdir().unwrap();
-    fs::copy(data.join("0.png"), folder.path().join("a.png")).unwrap();
-    fs::copy(&eye, folder.path().join("b.png")).unwrap();
-    let ask = |server: &Server, url: &str| {
-        let image = json!({ "type": "image_url", "image_url": { "url": url } });
-        let messages = json!([{ "role": "user", "content": [image] }]);
-        let body = json!({ "model": "model", "messages": messages, "max_tokens": 1 });
-        server.ask("POST", "/v1/chat/completions", &body.to_string())
-    };
-    let absolute = format!("file://{}", folder.path().join("a.png").display());
-    for (flag, others) in [
-        ("--media-path", &[][..]),
-        ("--allowed-local-media-path", &["demo"]),
-    ] {
-        let args = [&[arg(&eye), flag, arg(folder.path())], others].concat();
-        let server = Server::start(&args);
-        for url in ["file://a.png", &absolute] {
-            let (status, answer) = ask(&server, url);
-            assert_eq!(status, 200, "{answer}");
-        }
-        for (url, expected) in [
-            ("file://b.png", "this is no image"),
-            (
-                "file:///etc/passwd",
-                "is no file below the server's `--media-path`",
-            ),
-        ] {
-            let (status, answer) = ask(&server, url);
-            assert_eq!(status, 400, "{answer}");
-            assert!(answer.to_string().contains(expected), "{answer}");
-        }
-        server.end();
-    }
-    let server = Server::start(&[arg(&eye)]);
-    let (status, answer) = ask(&server, "file://a.png");
-    assert_eq!(status, 400, "{answer}");
-    assert!(answer.to_string().contains("`--media-path DIR`"), "{answer}");
-    server.end();
-}
-
-#[test]
-fn a_folder_is_looked_through_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let adapter = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/data/parity2/lora/qwen3-a/adapter-F32.gguf"
-    );
-    let encoder = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/data/vision/gemma3/mmproj-model.gguf"
-    );
-    put(folder.path(), "a.gguf", DEMO_GGUF);
-    put(
-        folder.path(),
-        "style.gguf",
-        &fs::read(adapter).expect("an adapter of the core data"),
-    );
-    put(
-        folder.path(),
-        "eye.gguf",
-        &fs::read(encoder).expect("an encoder of the core data"),
-    );
-    let server = Server::start(&["--models-dir", arg(folder.path()), "-c", "64"]);
-    let names = || {
-        server
-            .states()
-            .into_iter()
-            .map(|(name, _)| name)
-            .collect::<Vec<_>>()
-    };
-    let wait_for = |expected: &[&str]| {
-        let began = Instant::now();
-        while names() != expected {
-            assert!(began.elapsed() < Duration::from_mins(1), "{:?}", names());
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    };
-    // What stands next to models is none, whatever its file is called.
-    assert_eq!(names(), ["a"]);
-    assert_eq!(server.complete("style").0, 404);
-    put(folder.path(), "b.gguf", DEMO_GGUF);
-    put(folder.path(), "c/a.gguf", DEMO_GGUF);
-    let began = Instant::now();
-    while server.complete("b").0 == 404 {
-        assert!(began.elapsed() < Duration::from_mins(1), "it is not found");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    assert_eq!(server.complete("b").1["model"], "b");
-    assert_eq!(server.complete("c/a").1["model"], "c/a");
-    wait_for(&["a", "b", "c/a"]);
-    // What is loaded stays; what is not goes with its file.
-    fs::remove_file(folder.path().join("a.gguf")).unwrap();
-    fs::remove_file(folder.path().join("b.gguf")).unwrap();
-    wait_for(&["b", "c/a"]);
-    assert_eq!(server.complete("a").0, 404);
-    assert_eq!(server.complete("b").0, 200);
-    server.ask("POST", "/models/unload", r#"{"model":"b"}"#);
-    wait_for(&["c/a"]);
-    assert_eq!(server.complete("b").0, 404);
-    put(folder.path(), "a.gguf", DEMO_GGUF);
-    wait_for(&["a", "c/a"]);
-    assert_eq!(server.complete("a").1["model"], "a");
-    server.end();
-}
-
-#[test]
-fn a_model_of_the_hub_is_called_with_its_type_or_without() {
-    let cache = tempfile::tempdir().unwrap();
-    let commit = "0123456789".repeat(4);
-    let repository = "models--some--tiny-GGUF";
-    put(
-        cache.path(),
-        &format!("{repository}/snapshots/{commit}/tiny-Q8_0.gguf"),
-        DEMO_GGUF,
-    );
-    put(
-        cache.path(),
-        &format!("{repository}/refs/main"),
-        commit.as_bytes(),
-    );
-    for (given, asked) in [
-        (
-            "some/tiny-GGUF",
-            &[
-                "some/tiny-GGUF:Q8_0",
-                "some/tiny-GGUF:q8_0",
-                "hf:some/tiny-GGUF:Q8_0",
-            ][..],
-        ),
-        ("some/tiny-GGUF:Q8_0", &["some/tiny-GGUF", "some/tiny-GGUF:q8_0"]),
-    ] {
-        for others in [&[][..], &["demo"]] {
-            let args = [&[given, "-c", "64"][..], others].concat();
-            let variables = [("HF_HUB_CACHE", cache.path())];
-            let server = Server::start_in(&variables, &args);
-            for name in asked.iter().chain(&[given]) {
-                let (status, answer) = server.complete(name);
-                assert_eq!(
-                    (status, &answer["model"]),
-                    (200, &json!(given)),
-                    "{given} {name}: {answer}"
-                );
-            }
-            let other = "some/tiny-GGUF:Q4_K_M";
-            assert_eq!(server.complete(other).0, 404, "{given}");
-            server.end();
-        }
-    }
 }
 
 #[test]

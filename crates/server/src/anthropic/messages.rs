@@ -18,7 +18,7 @@ pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
         "messages",
-        "roles `user` and `assistant`; content as text or blocks `text`, `image` (`base64`), `document` (text), `thinking`, `tool_use` and `tool_result`; \
+        "roles `user` and `assistant`; content as text or blocks `text`, `image` (`base64`, or a `url` with `data:` or `file://`), `document` (text), `thinking`, `tool_use` and `tool_result`; \
          `server_tool_use` and its results of an earlier answer are read as calls and results, and `redacted_thinking` is left out; the answer continues a last \
          message of the assistant",
     ),

@@ -127,7 +127,7 @@ pub(crate) async fn stored(
     RawQuery(query): RawQuery,
 ) -> Response {
     let Ok(Path(id)) = id else {
-        return error_response(&not_stored(NO_TEXT), Dialect::OpenAi, &request_id);
+        return error_response(&not_stored(None), Dialect::OpenAi, &request_id);
     };
     // The official API can also send its events again.
     let asks_for_events = |query: &str| query.split('&').any(|pair| pair == "stream=true");
@@ -140,7 +140,7 @@ pub(crate) async fn stored(
     }
     match models.common().stored.answer(&id, of_key(tenant)) {
         Some(answer) => Json(answer).into_response(),
-        None => error_response(&not_stored(&id), Dialect::OpenAi, &request_id),
+        None => error_response(&not_stored(Some(&id)), Dialect::OpenAi, &request_id),
     }
 }
 
@@ -152,12 +152,12 @@ pub(crate) async fn forget(
     request_id: Extension<RequestId>,
 ) -> Response {
     let Ok(Path(id)) = id else {
-        return error_response(&not_stored(NO_TEXT), Dialect::OpenAi, &request_id);
+        return error_response(&not_stored(None), Dialect::OpenAi, &request_id);
     };
     if models.common().stored.forget(&id, of_key(tenant)) {
         return Json(json!({ "id": id, "object": "response", "deleted": true })).into_response();
     }
-    error_response(&not_stored(&id), Dialect::OpenAi, &request_id)
+    error_response(&not_stored(Some(&id)), Dialect::OpenAi, &request_id)
 }
 
 /// Whose request it is: where no key is asked for, all are one tenant.
@@ -165,12 +165,10 @@ fn of_key(tenant: Option<Extension<Tenant>>) -> Tenant {
     tenant.map_or_else(Tenant::default, |Extension(tenant)| tenant)
 }
 
-/// What an error says of an id that is no text.
-const NO_TEXT: &str = "\u{fffd}";
-
-fn not_stored(id: &str) -> ApiError {
+/// No answer of this id is stored; `None` for one that is no text.
+fn not_stored(id: Option<&str>) -> ApiError {
     ApiError::NotStored {
-        id: shortened(id).into_owned(),
+        id: id.map(|id| shortened(id).into_owned()),
     }
 }
 

@@ -82,8 +82,10 @@ struct TokenizeRequest {
     messages: Option<Vec<Message>>,
     #[serde(default)]
     continue_final_message: bool,
-    #[serde(default, alias = "add_special_tokens")]
+    #[serde(default)]
     add_special: bool,
+    #[serde(default)]
+    add_special_tokens: bool,
     #[serde(default)]
     parse_special: bool,
     #[serde(default)]
@@ -182,6 +184,7 @@ async fn request_ids(
         }
         for (is_given, field) in [
             (request.add_special, "add_special"),
+            (request.add_special_tokens, "add_special_tokens"),
             (request.parse_special, "parse_special"),
         ] {
             if is_given {
@@ -208,7 +211,7 @@ async fn request_ids(
         .or(request.prompt)
         .ok_or_else(|| ApiError::invalid("content", "this field is required"))?;
     let options = EncodeOptions {
-        add_special: request.add_special,
+        add_special: request.add_special || request.add_special_tokens,
         parse_special: request.parse_special,
     };
     Ok(app.model.tokenizer().encode(&text, options))
@@ -304,9 +307,9 @@ pub(crate) async fn apply_template(app: Arc<App>, mut call: Call) -> Result<Resp
     let (request, frame): (ApplyTemplateRequest, Frame) = (body.read()?, body.read()?);
     app.model.check_name(request.model.as_deref())?;
     let mut messages = template_messages(request.messages, &CHAT_WORDING)?;
-    read_images(&app, &mut share, &mut messages).await?;
     let opens_turn = frame.add_generation_prompt.unwrap_or(true);
     let (tools, variables) = frame.read()?;
+    read_images(&app, &mut share, &mut messages).await?;
     let prompt = app.model.render_chat(&messages, &tools, opens_turn, variables)?;
     Ok(Json(json!({ "prompt": prompt })).into_response())
 }

@@ -107,6 +107,12 @@ impl Many {
         readings.push(Reading::default());
     }
 
+    /// Forgets what was read of a model, whose files are others now.
+    pub(super) fn forget_reading(&self, idx: usize) {
+        let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
+        readings[idx] = Reading::default();
+    }
+
     /// Notes what the files of a model say, or that they say nothing.
     pub(super) fn note_reading(&self, idx: usize, found: Option<ModelFacts>) {
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,8 +135,9 @@ impl Many {
     /// All models that are served, those first that requests of a role without a name are for: what was started for the role, what its files say is for it,
     /// what is for chats, and the rest; of each kind those first that can be loaded.
     pub(super) fn in_order_for(&self, role: Role) -> Vec<usize> {
-        let (catalog, readings) = (self.catalog(), self.readings());
-        let mut all = self.present();
+        let catalog = self.catalog();
+        let readings = self.readings();
+        let mut all = self.present(&catalog);
         let (registry, now) = (self.lock(), Instant::now());
         all.sort_by_key(|&idx| {
             let spec = &catalog.specs()[idx];
@@ -152,8 +159,9 @@ impl Many {
 
     /// The model of requests of a role that name none; `None` where none is for it.
     fn candidate(&self, role: Role) -> Result<Option<usize>, NotRead> {
-        let (catalog, readings) = (self.catalog(), self.readings());
-        let present = self.present();
+        let catalog = self.catalog();
+        let readings = self.readings();
+        let present = self.present(&catalog);
         let specs = || present.iter().map(|&idx| (idx, &catalog.specs()[idx]));
         let given = specs().any(|(_, spec)| spec.role == role && role != Role::Chat);
         let (registry, now) = (self.lock(), Instant::now());

@@ -18,6 +18,14 @@ pub(super) struct Catalog {
     is_gone: Vec<bool>,
 }
 
+/// The models after a look through their folder.
+#[derive(Debug)]
+pub(super) struct Looked {
+    pub(super) catalog: Catalog,
+    /// The models, known before, whose files are others now or are there again.
+    pub(super) changed: Vec<usize>,
+}
+
 impl Catalog {
     /// # Errors
     /// No model, one without a name, and two of one name.
@@ -64,15 +72,23 @@ impl Catalog {
 
     /// The same with what is in the folder now: new models come last, and those that are not in it are gone. `None` where nothing has
     /// changed.
-    pub(super) fn with_folder(&self, found: Vec<ModelSpec>) -> Option<Self> {
+    pub(super) fn with_folder(&self, found: Vec<ModelSpec>) -> Option<Looked> {
         let mut new = self.clone();
+        let mut changed = Vec::new();
         for (spec, is_gone) in self.specs.iter().zip(&mut new.is_gone) {
             *is_gone = spec.is_of_folder;
         }
         for mut spec in found {
             let names = || spec.names.iter().chain(&spec.adapters);
             match new.names.get(spec.name()).copied() {
-                Some(idx) if new.specs[idx].is_of_folder => new.is_gone[idx] = false,
+                Some(idx) if new.specs[idx].is_of_folder => {
+                    new.is_gone[idx] = false;
+                    let is_known = idx < self.specs.len();
+                    if is_known && (self.is_gone[idx] || self.specs[idx].stamps != spec.stamps) {
+                        Arc::make_mut(&mut new.specs[idx]).stamps = spec.stamps;
+                        changed.push(idx);
+                    }
+                }
                 None if names().all(|name| !name.is_empty() && !new.names.contains_key(name)) => {
                     let idx = new.specs.len();
                     let names: Vec<String> = names().cloned().collect();
@@ -88,8 +104,12 @@ impl Catalog {
                 _ => {}
             }
         }
-        let is_same = new.specs.len() == self.specs.len() && new.is_gone == self.is_gone;
-        (!is_same).then_some(new)
+        let is_same =
+            new.specs.len() == self.specs.len() && new.is_gone == self.is_gone && changed.is_empty();
+        (!is_same).then_some(Looked {
+            catalog: new,
+            changed,
+        })
     }
 
     /// The model that has one of the names.
@@ -108,8 +128,8 @@ impl Catalog {
         self.specs.iter().position(is_known)
     }
 
-    /// The model of a repository of which no other is served, or no other of the type that is named.
-    pub(super) fn find_by_repository(&self, forms: &[String]) -> Option<usize> {
+    /// The model of a repository of which no other of those that are `present` is, or no other of the type that is named.
+    pub(super) fn find_by_repository(&self, forms: &[String], present: &[usize]) -> Option<usize> {
         let is_of = |spec: &ModelSpec| {
             let mut names = spec.names.iter();
             names.any(|name| {
@@ -118,17 +138,17 @@ impl Catalog {
                 forms.iter().any(is_it)
             })
         };
-        let mut found = (0..self.specs.len()).filter(|&idx| is_of(&self.specs[idx]));
+        let mut found = present.iter().copied().filter(|&idx| is_of(&self.specs[idx]));
         found.next().filter(|_| found.next().is_none())
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use tokenmill::Model;
 
     use super::{
-        super::{Measured, ModelLoader},
+        super::{FileStamp, Measured, ModelLoader},
         *,
     };
 
@@ -145,7 +165,8 @@ mod tests {
         }
     }
 
-    fn specs(names: &[&str]) -> Vec<ModelSpec> {
+    /// Models that cannot be loaded.
+    pub(in crate::models) fn specs(names: &[&str]) -> Vec<ModelSpec> {
         names.iter().map(|name| ModelSpec::new(*name, Nothing)).collect()
     }
 
@@ -162,13 +183,45 @@ mod tests {
         );
         // Another has the name of the last.
         let changed = catalog.with_folder(specs(&["b", "c", "named"]));
-        let changed = changed.expect("one came and one went");
+        let Looked { catalog: changed, .. } = changed.expect("one came and one went");
         let names: Vec<&str> = changed.specs().iter().map(|spec| spec.name()).collect();
         assert_eq!(names, ["named", "a", "b", "c"]);
         assert_eq!(changed.is_gone, [false, true, false, false]);
         assert_eq!(changed.find(&["c".to_owned()]), Some(3));
         let back = changed.with_folder(specs(&["a", "b"])).expect("one came back");
-        assert_eq!(back.is_gone, [false, false, false, true]);
-        assert_eq!(back.specs().len(), 4);
+        assert_eq!(back.catalog.is_gone, [false, false, false, true]);
+        assert_eq!(back.catalog.specs().len(), 4);
+        // What it was before it went need not hold.
+        assert_eq!(back.changed, [1]);
+    }
+
+    #[test]
+    fn a_model_with_other_files_has_changed() {
+        let of_length = |n_bytes: u64| {
+            let mut found = specs(&["a", "b"]);
+            for spec in &mut found {
+                spec.is_of_folder = true;
+            }
+            found[1].stamps.push(FileStamp {
+                written: None,
+                n_bytes,
+            });
+            found
+        };
+        let catalog = Catalog::new(of_length(1)).expect("the names are of one model each");
+        assert!(catalog.with_folder(of_length(1)).is_none());
+        let longer = catalog.with_folder(of_length(2)).expect("one has changed");
+        assert_eq!(longer.changed, [1]);
+        assert!(longer.catalog.with_folder(of_length(2)).is_none());
+        let gone = longer.catalog.with_folder(Vec::new()).expect("both went");
+        assert_eq!(gone.changed, [0; 0]);
+    }
+
+    #[test]
+    fn a_repository_is_that_of_the_one_model_that_is_there() {
+        let catalog = Catalog::new(specs(&["o/r:Q4_0", "o/r:Q8_0"])).expect("two names");
+        let find = |present: &[usize]| catalog.find_by_repository(&["o/r".to_owned()], present);
+        assert_eq!(find(&[0, 1]), None);
+        assert_eq!(find(&[1]), Some(1));
     }
 }

@@ -23,6 +23,7 @@ mod status;
 mod thread;
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -47,7 +48,7 @@ pub(crate) use self::{
 pub use self::{
     folder::ModelFolder,
     keep_alive::{KeepAlive, KeepAliveError},
-    spec::{FileLoader, Measured, ModelLoader, ModelSpec, Role},
+    spec::{FileLoader, FileStamp, Measured, ModelLoader, ModelSpec, Role},
 };
 use crate::{
     ApiError, App, ServerConfig,
@@ -131,7 +132,8 @@ struct Many {
     stuck: Mutex<Vec<(usize, Weak<()>)>>,
     /// What was read of each.
     readings: Mutex<Vec<Reading>>,
-    n_seen: AtomicUsize,
+    /// Models whose files are to be read, in this order.
+    unseen: Mutex<VecDeque<usize>>,
     /// Requests without a name that wait until more was read.
     n_nameless: AtomicUsize,
     figures: Figures,
@@ -174,7 +176,7 @@ impl Models {
 
     /// As [`Self::new`], with a folder that is looked through again, at most once a second, when a list is asked for or a name is not
     /// known. What is new in it is served; those of `specs` that are [of the folder](ModelSpec::is_of_folder), and are not in it any
-    /// more, are served only as long as they are loaded.
+    /// more, are served only as long as they are loaded. One whose [files](ModelSpec::stamps) are others is read again.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -210,7 +212,7 @@ impl Models {
                 has_ended: AtomicBool::new(false),
                 stuck: Mutex::default(),
                 readings: Mutex::new(vec![Reading::default(); specs.len()]),
-                n_seen: AtomicUsize::new(0),
+                unseen: Mutex::new((0..specs.len()).collect()),
                 n_nameless: AtomicUsize::new(0),
                 figures: Figures::new(limits.budget_bytes),
                 created_s: unix_seconds(),
@@ -239,16 +241,15 @@ impl Models {
         }
     }
 
-    /// The names of the models, the first of each.
+    /// The names of the models that are served, the first of each.
     pub fn names(&self) -> Vec<String> {
         match &self.inner.kind {
             Kind::One(app) => vec![app.model.name().to_owned()],
             Kind::Many(many) => {
                 let catalog = many.catalog();
-                catalog
-                    .specs()
-                    .iter()
-                    .map(|spec| spec.name().to_owned())
+                let present = many.present(&catalog).into_iter();
+                present
+                    .map(|idx| catalog.specs()[idx].name().to_owned())
                     .collect()
             }
         }
@@ -344,7 +345,7 @@ impl Models {
     /// The models as lists show them; nothing for a server of one.
     pub(crate) fn listed(&self) -> Vec<Listed> {
         self.many().map_or_else(Vec::new, |many| {
-            let indices = many.present().into_iter();
+            let indices = many.present(&many.catalog()).into_iter();
             indices.map(|idx| many.listed(idx)).collect()
         })
     }
@@ -495,7 +496,8 @@ impl Many {
         drop(self.bell.wait_timeout(registry, time));
     }
 
-    /// The models as they are now.
+    /// The models as they are now. Their readings and the registry know all of them, and may know more: whoever looks at more than one
+    /// model takes this once, and first.
     fn catalog(&self) -> Arc<Catalog> {
         let catalog = self.catalog.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&catalog)
@@ -506,8 +508,7 @@ impl Many {
     }
 
     /// The models that are served: not those whose files have vanished, unless they are in memory.
-    fn present(&self) -> Vec<usize> {
-        let catalog = self.catalog();
+    fn present(&self, catalog: &Catalog) -> Vec<usize> {
         let (registry, now) = (self.lock(), Instant::now());
         let is_present =
             |&idx: &usize| !catalog.is_gone(idx) || registry.status(idx, now).doing != Doing::Unloaded;
@@ -531,16 +532,16 @@ impl Many {
         let forms = forms(asked);
         let catalog = self.catalog();
         let found = (catalog.find(&forms))
-            .or_else(|| self.find_loaded(asked))
+            .or_else(|| self.find_loaded(&catalog, asked))
             .or_else(|| catalog.find_by_adapter(&forms))
-            .or_else(|| catalog.find_by_repository(&forms))?;
+            .or_else(|| catalog.find_by_repository(&forms, &self.present(&catalog)))?;
         let is_loaded = || self.lock().status(found, Instant::now()).doing != Doing::Unloaded;
         (!catalog.is_gone(found) || is_loaded()).then_some(found)
     }
 
     /// A model that is loaded and knows the name, by an adapter that it got since.
-    fn find_loaded(&self, asked: &str) -> Option<usize> {
-        let n_models = self.catalog().specs().len();
+    fn find_loaded(&self, catalog: &Catalog, asked: &str) -> Option<usize> {
+        let n_models = catalog.specs().len();
         let (registry, now) = (self.lock(), Instant::now());
         (0..n_models).find(|&idx| {
             let app = registry.status(idx, now).app;
@@ -549,8 +550,10 @@ impl Many {
     }
 
     fn unknown(&self, asked: &str) -> ApiError {
-        let specs: Vec<Arc<ModelSpec>> = self.present().into_iter().map(|idx| self.spec(idx)).collect();
-        let names = || specs.iter().flat_map(|spec| &spec.names).map(String::as_str);
+        let catalog = self.catalog();
+        let present = self.present(&catalog);
+        let specs = || present.iter().map(|&idx| &catalog.specs()[idx]);
+        let names = || specs().flat_map(|spec| &spec.names).map(String::as_str);
         ApiError::NoSuchModel {
             model: asked.to_owned(),
             near: near_names(asked, names()).join(", "),
@@ -558,14 +561,15 @@ impl Many {
         }
     }
 
-    /// The next model whose files were not read yet.
+    /// The next model whose files are to be read.
     fn next_unseen(&self) -> Option<usize> {
-        let n_models = self.catalog().specs().len();
-        let idx = self.n_seen.fetch_add(1, Ordering::Relaxed);
-        if idx < n_models {
-            return Some(idx);
-        }
-        self.n_seen.store(n_models, Ordering::Relaxed);
-        None
+        let mut unseen = self.unseen.lock().unwrap_or_else(PoisonError::into_inner);
+        unseen.pop_front()
+    }
+
+    /// Has the files of models read that are in the catalog.
+    fn have_seen(&self, models: impl IntoIterator<Item = usize>) {
+        let mut unseen = self.unseen.lock().unwrap_or_else(PoisonError::into_inner);
+        unseen.extend(models);
     }
 }

@@ -405,6 +405,14 @@ impl<A: Clone, L> Registry<A, L> {
         }
     }
 
+    /// Tells that the files of a model are others now: why it could not be loaded before does not hold any more.
+    pub(crate) fn changed(&mut self, idx: usize) {
+        let entry = &mut self.entries[idx];
+        if !entry.is_stuck {
+            entry.failure = None;
+        }
+    }
+
     /// Tells what a model takes.
     pub(crate) fn measured(
         &mut self,

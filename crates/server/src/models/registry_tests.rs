@@ -323,6 +323,19 @@ fn a_load_that_fails_is_told_and_tried_again() {
 }
 
 #[test]
+fn what_failed_with_other_files_is_tried_at_once() {
+    let mut world = World::new(&[4], 8, &[], KeepAlive::Forever);
+    world.fails[0] = true;
+    world.ask(0);
+    assert!(world.models.status(0, world.now).failure.is_some());
+    world.fails[0] = false;
+    world.models.changed(0);
+    assert_eq!(world.models.status(0, world.now).failure, None);
+    world.ask(0);
+    assert_eq!(world.answered[1], Ok(0));
+}
+
+#[test]
 fn what_never_fits_is_refused_with_the_numbers() {
     let mut world = World::new(&[9, 4, 6], 8, &[1], KeepAlive::Forever);
     world.ask(0);

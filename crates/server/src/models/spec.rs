@@ -2,7 +2,7 @@
 //!
 //! Separate from the registry because the program decides what there is and how it is loaded. Invariant: nothing here is loaded.
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
 use tokenmill::{Error, LoadOptions, Model, ModelFacts, ModelSource, at_low_priority};
 
@@ -46,6 +46,15 @@ pub trait ModelLoader: fmt::Debug + Send + Sync {
     fn load(&self, is_quiet: bool) -> Result<Model, String>;
 }
 
+/// When a file was written last, and how long it is: a file with another stamp is another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    /// `None` where the file system does not say.
+    pub written: Option<SystemTime>,
+    /// The file's length.
+    pub n_bytes: u64,
+}
+
 /// A model that a server can load.
 #[derive(Clone, Debug)]
 pub struct ModelSpec {
@@ -59,6 +68,8 @@ pub struct ModelSpec {
     pub variants: Vec<String>,
     /// Whether it is a model of the folder that is looked through again, which is not served any more once it is not in it.
     pub is_of_folder: bool,
+    /// Those of its files, where it is a model of that folder. What was read of it before, and what failed, holds as long as they stay.
+    pub stamps: Vec<FileStamp>,
     /// What it is for. One for chats is for what its files say, once they were read.
     pub role: Role,
     /// Whether it is loaded at the start and stays.
@@ -80,6 +91,7 @@ impl ModelSpec {
             adapters: Vec::new(),
             variants: Vec::new(),
             is_of_folder: false,
+            stamps: Vec::new(),
             role: Role::Chat,
             is_pinned: false,
             is_preloaded: false,

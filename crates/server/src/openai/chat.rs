@@ -111,7 +111,10 @@ pub const FIELDS: &[Field] = &[
         "the answer of `/v1/completions` can begin with the prompt",
     ),
     only("add_special_tokens", &["false"], "the chat template writes them"),
-    refused("store", "nothing is stored"),
+    refused(
+        "store",
+        "chats are not stored; `/v1/responses` stores its answers",
+    ),
     refused("moderation", "nothing is moderated"),
     refused("web_search_options", "there is no web search"),
 ];
@@ -368,6 +371,14 @@ pub struct TemplateMessage {
     /// The call whose result this is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
+}
+
+impl TemplateMessage {
+    /// Images in it.
+    pub(crate) fn n_images(&self) -> usize {
+        let is_image = |part: &&Value| part["type"] == "image_url";
+        self.parts.iter().filter(is_image).count()
+    }
 }
 
 /// Checks a conversation and brings it into the form that chat templates expect.

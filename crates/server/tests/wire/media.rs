@@ -178,7 +178,6 @@ async fn files_have_the_size_of_a_body_together() {
     };
     let home = outer.path().join("media");
     let server = start(&home, config).await;
-    let small = fs::metadata(home.join("0.png")).expect("it is there").len();
     fs::write(home.join("empty.png"), b"").expect("a file");
     fs::write(home.join("large.png"), vec![0; 48 << 10]).expect("a file");
     fs::write(home.join("larger.png"), vec![0; (48 << 10) + 1]).expect("a file");
@@ -191,11 +190,49 @@ async fn files_have_the_size_of_a_body_together() {
     let reply = server.post(CHAT, &chat("file://larger.png")).await;
     assert_eq!(reply.status, 400);
     assert!(message(&reply).contains(limit), "{}", reply.text());
-    let n_files = (64 << 10) / small + 1;
-    let part = json!({ "type": "image_url", "image_url": { "url": "file://0.png" } });
-    let many = json!({ "messages": [{ "role": "user", "content": vec![part; n_files as usize] }] });
-    let reply = server.post(CHAT, &many).await;
+    // Each alone would do.
+    fs::write(home.join("third.png"), vec![0; 17 << 10]).expect("a file");
+    let part = json!({ "type": "image_url", "image_url": { "url": "file://third.png" } });
+    let three = json!({ "messages": [{ "role": "user", "content": vec![part; 3] }] });
+    let reply = server.post(CHAT, &three).await;
     assert!(message(&reply).contains(limit), "{}", reply.text());
     let reply = server.post_ok(CHAT, &chat("file://0.png")).await;
     assert_eq!(reply["usage"]["completion_tokens"], 6);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_seen_is_refused_before_a_file_is_read() {
+    let outer = tempfile::tempdir().expect("a folder");
+    let home = outer.path().join("media");
+    let server = start(&home, ServerConfig::default()).await;
+    // There is no such file, which would be said if it were looked for.
+    let image = json!({ "type": "image_url", "image_url": { "url": "file://none.png" } });
+    let n_ctx = server.get("/v1/models").await.json()["data"][0]["max_model_len"].clone();
+    let n_images = usize::try_from(n_ctx.as_u64().expect("a number")).expect("it fits") + 1;
+    let body = json!({ "messages": [{ "role": "user", "content": vec![image; n_images] }], "max_tokens": 1 });
+    let refused = server.post(CHAT, &body).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert_eq!(
+        refused.json()["error"]["code"],
+        "context_length_exceeded",
+        "{}",
+        refused.text()
+    );
+
+    let config = ServerConfig {
+        media_folder: Some(home),
+        ..ServerConfig::default()
+    };
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenmill/assets/tokenmill-demo-Q8_0.gguf");
+    let blind = TestServer::start_file(&demo, "demo", config).await;
+    for path in [CHAT, "/tokenize", "/apply-template"] {
+        let body = json!({ "messages": chat("file://none.png")["messages"] });
+        let refused = blind.post(path, &body).await;
+        assert_eq!(refused.status, 400, "{}", refused.text());
+        let said = message(&refused);
+        assert!(
+            said.contains("see no images") || said.contains("without an encoder"),
+            "{path}: {said}"
+        );
+    }
 }

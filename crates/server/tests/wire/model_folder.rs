@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -15,6 +15,7 @@ use crate::{
     demo::demo_path,
     server::wait_until,
     several::{CHAT, Several, Speaker, chat},
+    wire::Exchange,
 };
 
 /// A folder with what a test puts into it.
@@ -22,6 +23,8 @@ use crate::{
 struct Shelf {
     models: Arc<Mutex<Result<Vec<&'static str>, String>>>,
     n_looks: Arc<AtomicUsize>,
+    /// Whether looking does not end, as on a file system that is away.
+    hangs: Arc<AtomicBool>,
     n_alive: Arc<AtomicUsize>,
 }
 
@@ -38,22 +41,27 @@ impl Shelf {
 impl ModelFolder for Shelf {
     fn models(&self) -> Result<Vec<ModelSpec>, String> {
         self.n_looks.fetch_add(1, Ordering::SeqCst);
+        while self.hangs.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let models = self.models.lock().expect("no test panics with it").clone()?;
         Ok(models.into_iter().map(|name| self.spec(name)).collect())
     }
 }
 
 /// A server of a model that was named and of a folder with one.
-async fn start() -> (Shelf, Several) {
+async fn start(queue_timeout: Option<Duration>) -> (Shelf, Several) {
     let shelf = Shelf {
         models: Arc::new(Mutex::new(Ok(vec!["anna"]))),
         n_looks: Arc::default(),
+        hangs: Arc::default(),
         n_alive: Arc::default(),
     };
     let mut specs = vec![shelf.spec("named"), shelf.spec("anna")];
     specs[1].is_of_folder = true;
     let config = ServerConfig {
         listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
+        queue_timeout,
         ..ServerConfig::default()
     };
     let folder: Box<dyn ModelFolder> = Box::new(shelf.clone());
@@ -95,7 +103,7 @@ async fn models_of_a_folder_come_and_go() {
     if demo_path().is_none() {
         return;
     }
-    let (shelf, server) = start().await;
+    let (shelf, server) = start(None).await;
     assert_eq!(ids(&server).await, ["named", "anna"]);
     shelf.put(&["anna", "berta", "named"]);
     wait_for(&server, &["named", "anna", "berta"]).await;
@@ -142,7 +150,7 @@ async fn an_unknown_name_has_the_folder_looked_through_at_most_once_a_second() {
     if demo_path().is_none() {
         return;
     }
-    let (shelf, server) = start().await;
+    let (shelf, server) = start(None).await;
     let begun = Instant::now();
     // A name that is known waits for no look.
     assert_eq!(server.says("anna").await, "anna");
@@ -162,4 +170,25 @@ async fn an_unknown_name_has_the_folder_looked_through_at_most_once_a_second() {
         "{n_looks} in {:?}",
         begun.elapsed()
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_hangs_is_looked_through_once_and_holds_nobody_up() {
+    if demo_path().is_none() {
+        return;
+    }
+    let (shelf, server) = start(Some(Duration::from_millis(200))).await;
+    shelf.hangs.store(true, Ordering::SeqCst);
+    shelf.put(&["anna", "berta"]);
+    for n_clients in 1..=5 {
+        // One that goes away while the folder is looked through.
+        drop(Exchange::send(&server.address, "GET", "/v1/models", &[], b"").await);
+        assert_eq!(ids(&server).await, ["named", "anna"], "client {n_clients}");
+        assert_eq!(server.post(CHAT, &chat("berta")).await.status, 404);
+    }
+    assert_eq!(shelf.n_looks.load(Ordering::SeqCst), 1);
+    shelf.hangs.store(false, Ordering::SeqCst);
+    // What was begun for a client that is gone is served.
+    wait_for(&server, &["named", "anna", "berta"]).await;
+    assert_eq!(server.says("berta").await, "berta");
 }

@@ -14,6 +14,7 @@ use tokenmill_server::{
     models::{FileLoader, Measured, Role},
 };
 
+use super::models_folder::stamps_of;
 use crate::{
     failure::Failure,
     load::{about_cut_context, about_long_context},
@@ -37,6 +38,11 @@ impl FoundModel {
     /// How it is loaded.
     pub(super) fn spec(self, fetch: &FetchArgs) -> ModelSpec {
         let variants = variants(&self.given, &self.path);
+        let stamps = if self.is_of_folder {
+            stamps_of(&self.path)
+        } else {
+            Vec::new()
+        };
         let loader = NamedLoader::new(self.name.clone(), self.path, fetch.clone(), self.options);
         let mut spec = ModelSpec::new(self.name, loader);
         spec.given = Some(self.given.display().to_string());
@@ -44,6 +50,7 @@ impl FoundModel {
         spec.role = self.role;
         spec.is_preloaded = self.is_preloaded;
         spec.is_of_folder = self.is_of_folder;
+        spec.stamps = stamps;
         spec
     }
 }
@@ -83,9 +90,7 @@ impl NamedLoader {
             *said = Some(warning);
         }
     }
-}
 
-impl NamedLoader {
     fn file(&self) -> Result<FileLoader, Failure> {
         let mut options = self.options.clone();
         if let Some(draft) = &mut options.draft {
@@ -96,9 +101,7 @@ impl NamedLoader {
             options,
         })
     }
-}
 
-impl NamedLoader {
     /// Why it cannot be loaded, for clients: without hints for the operator and without the folders of this machine, which are in the log.
     fn reason(&self, failure: &Failure) -> String {
         let line = failure.line();

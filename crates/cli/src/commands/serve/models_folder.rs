@@ -8,14 +8,13 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
-    time::SystemTime,
 };
 
 use tokenmill::{LoadOptions, PrefixFolder, hub::is_model_file_name};
 use tokenmill_gguf::GgufFile;
 use tokenmill_server::{
     ModelSpec,
-    models::{ModelFolder, Role},
+    models::{FileStamp, ModelFolder, Role},
 };
 
 use super::{Args, found_model::FoundModel};
@@ -41,13 +40,15 @@ pub(super) struct ModelsFolder {
 struct Known {
     /// What each path is called.
     names: HashMap<PathBuf, String>,
-    /// The names that are given away.
+    /// The names that are given away, and what else models are called by.
     taken: HashSet<String>,
+    /// The paths that were said to have no name.
+    nameless: HashSet<PathBuf>,
     headers: Headers,
 }
 
 /// Whether files are models, by when they were written and how long they are.
-type Headers = HashMap<PathBuf, (Option<SystemTime>, u64, bool)>;
+type Headers = HashMap<PathBuf, (Option<FileStamp>, bool)>;
 
 impl ModelsFolder {
     /// # Errors
@@ -87,9 +88,8 @@ impl ModelsFolder {
     pub(super) fn knowing(self, specs: &[ModelSpec]) -> Self {
         let mut known = self.known.into_inner().unwrap_or_else(PoisonError::into_inner);
         for spec in specs {
-            known
-                .taken
-                .extend(spec.names.iter().chain(&spec.adapters).cloned());
+            let names = spec.names.iter().chain(&spec.adapters).chain(&spec.given);
+            known.taken.extend(names.cloned());
             if let (true, Some(given), Some(name)) = (spec.is_of_folder, &spec.given, spec.names.first()) {
                 known.names.insert(PathBuf::from(given), name.clone());
             }
@@ -115,7 +115,7 @@ impl ModelsFolder {
 
 impl Known {
     /// What a path is called: as it was before, else as its file, with the folder above before it where that name is given away. `None`
-    /// where both are.
+    /// where both are, which is warned of once.
     fn name(&mut self, path: &Path) -> Option<String> {
         if let Some(name) = self.names.get(path) {
             return Some(name.clone());
@@ -123,9 +123,21 @@ impl Known {
         let own = served_name(path, path);
         let above = path.parent().and_then(Path::file_name);
         let with_folder = above.map(|folder| format!("{}/{own}", folder.to_string_lossy()));
-        let mut free = [Some(own), with_folder].into_iter().flatten();
-        let name = free.find(|name| !self.taken.contains(name))?;
+        let both = [Some(own), with_folder].into_iter().flatten();
+        let Some(name) = both.clone().find(|name| !self.taken.contains(name)) else {
+            if self.nameless.insert(path.to_owned()) {
+                let names: Vec<String> = both.collect();
+                tracing::warn!(
+                    path = %path.display(),
+                    "not served: other models are called {}; another name of the file tells it apart",
+                    names.join(" and ")
+                );
+            }
+            return None;
+        };
         self.taken.insert(name.clone());
+        // Requests may call it so too.
+        self.taken.insert(path.display().to_string());
         self.names.insert(path.to_owned(), name.clone());
         Some(name)
     }
@@ -175,6 +187,31 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(paths)
 }
 
+/// The stamps of a model's files, by their names: of all files in its folder, or of the file and its other parts.
+pub(super) fn stamps_of(path: &Path) -> Vec<FileStamp> {
+    let begin = |path: &Path| {
+        let (begin, _) = part_of(path.file_name()?.to_str()?.strip_suffix(".gguf")?)?;
+        Some(begin.to_owned())
+    };
+    let files = if path.is_dir() {
+        entries(path).unwrap_or_default()
+    } else if let (Some(own), Some(folder)) = (begin(path), path.parent()) {
+        let beside = entries(folder).unwrap_or_default().into_iter();
+        beside.filter(|file| begin(file).as_ref() == Some(&own)).collect()
+    } else {
+        vec![path.to_owned()]
+    };
+    files.iter().filter_map(|file| stamp(file)).collect()
+}
+
+fn stamp(file: &Path) -> Option<FileStamp> {
+    let metadata = fs::metadata(file).ok()?;
+    Some(FileStamp {
+        written: metadata.modified().ok(),
+        n_bytes: metadata.len(),
+    })
+}
+
 /// Whether a file is a model by its name, or the first part of one. What stands next to a model is none, nor is a hidden file.
 fn is_model_file(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
@@ -189,14 +226,12 @@ fn is_model_file(path: &Path) -> bool {
 
 /// Whether the header of a file is that of a model. One that was looked at before, and has not changed since, is not opened again.
 fn is_model_header(path: &Path, known: &Headers, seen: &mut Headers) -> bool {
-    let metadata = fs::metadata(path).ok();
-    let written = metadata.as_ref().and_then(|metadata| metadata.modified().ok());
-    let n_bytes = metadata.map_or(0, |metadata| metadata.len());
+    let now = stamp(path);
     let is_model = match known.get(path) {
-        Some(&(before, n_before, is_model)) if (before, n_before) == (written, n_bytes) => is_model,
+        Some(&(before, is_model)) if before == now => is_model,
         _ => !is_other_file(path),
     };
-    seen.insert(path.to_owned(), (written, n_bytes, is_model));
+    seen.insert(path.to_owned(), (now, is_model));
     is_model
 }
 
@@ -299,7 +334,7 @@ mod tests {
         assert_eq!(names_in(folder.path(), &mut headers), expected);
         // What was found out is kept as long as the file is the same.
         assert_eq!(headers.len(), 8);
-        for (_, _, is_model) in headers.values_mut() {
+        for (_, is_model) in headers.values_mut() {
             *is_model = !*is_model;
         }
         let others = ["eye-old", "eye", "lora-old", "lora", "matrix"];
@@ -319,5 +354,36 @@ mod tests {
         assert_eq!(name("m/x/a.gguf").as_deref(), Some("x/a"));
         assert_eq!(name("m/a.gguf").as_deref(), Some("a"));
         assert_eq!(name("n/x/a.gguf"), None);
+        assert_eq!(name("n/x/a.gguf"), None);
+        assert_eq!(known.nameless.len(), 1, "it is warned of once");
+    }
+
+    #[test]
+    fn a_models_stamps_change_with_any_of_its_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for path in ["a-00001-of-00002.gguf", "b.gguf", "c/config.json"] {
+            put(folder.path(), path, b"x");
+        }
+        let all = || {
+            let models = ["a-00001-of-00002.gguf", "b.gguf", "c"];
+            models.map(|path| stamps_of(&folder.path().join(path)))
+        };
+        let mut before = all();
+        for (path, changed) in [
+            ("b.gguf", [false, true, false]),
+            ("a-00002-of-00002.gguf", [true, false, false]),
+            ("a-00002-of-00002.gguf", [true, false, false]),
+            ("c/model.safetensors", [false, false, true]),
+            ("c/model.safetensors", [false, false, true]),
+            ("d.gguf", [false; 3]),
+        ] {
+            let longer = fs::read(folder.path().join(path)).unwrap_or_default();
+            put(folder.path(), path, &[&longer[..], b"y"].concat());
+            let now = all();
+            for ((before, now), changed) in before.iter().zip(&now).zip(changed) {
+                assert_eq!(before != now, changed, "{path}");
+            }
+            before = now;
+        }
     }
 }

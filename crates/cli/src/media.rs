@@ -1,0 +1,37 @@
+//! [`MediaArgs`]: the folder whose files requests may name.
+//!
+//! Separate because `serve` and `batch` take the same. Invariant: without the option no file is read for a request.
+
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// Where the images of requests may be.
+#[derive(clap::Args, Debug, Clone, Default)]
+pub(crate) struct MediaArgs {
+    /// Let images be files of this folder, named by URLs: file://photo.jpg in it, or file:///… with its path. Without it no file is
+    /// read for a request
+    #[arg(long, visible_alias = "allowed-local-media-path", value_name = "DIR")]
+    media_path: Option<PathBuf>,
+}
+
+impl MediaArgs {
+    /// The folder, if one is given.
+    ///
+    /// # Errors
+    /// What is no folder.
+    pub(crate) fn folder(&self) -> Result<Option<PathBuf>, Failure> {
+        existing_folder("--media-path", self.media_path.as_deref())
+    }
+}
+
+/// A folder that requests may read, which is there.
+pub(crate) fn existing_folder(option: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    match path {
+        Some(path) if !path.is_dir() => Err(Failure::usage(format!(
+            "`{option} {}` is no folder",
+            path.display()
+        ))),
+        path => Ok(path.map(Path::to_owned)),
+    }
+}
