@@ -1,7 +1,10 @@
 // The chat view: the open conversation, the composer, and what can be done with each message.
 
-import { append, fresh, onChangeElsewhere, read, replaceFrom } from "./conversations.js";
+import { attachedImages, giveBackImages, keepAttached, setAttached, startImages } from "./composer_images.js";
+import { allMessages, append, fresh, onChangeElsewhere, read, replaceFrom } from "./conversations.js";
 import { showList, startList } from "./history.js";
+import { forgetUnused, keepImages } from "./image_store.js";
+import { imageParts, inMib, keysOf, MAX_BODY_BYTES } from "./images.js";
 import { actions, button, copyButton, messageNode, resultsForm, toRequest } from "./messages.js";
 import { model, showContext } from "./model.js";
 import { askForKey, sampling, systemMessage, tools } from "./settings.js";
@@ -67,8 +70,8 @@ function openConversation(id) {
   sessionStorage.setItem(OPEN, id);
   $("rate").textContent = "";
   $("error").textContent = "";
-  // The text of a message that is edited belongs to its conversation.
-  if (edited !== null) setDraft("");
+  // What is in a message that is edited belongs to its conversation.
+  if (edited !== null) emptyBox();
   stopEditing();
   redraw();
   scrollToEnd();
@@ -77,8 +80,10 @@ function openConversation(id) {
 /** Puts a message back into the box; what was said after it goes when it is sent. */
 function edit(at) {
   if (running) return;
+  const { content, images = [] } = read(open)[at];
   setEdited(at);
-  setDraft(read(open)[at].content);
+  setDraft(content);
+  setAttached(images);
   $("prompt").focus();
 }
 
@@ -92,6 +97,11 @@ function setEdited(at) {
   $("editing").hidden = at === null;
   if (at === null) sessionStorage.removeItem(EDITED);
   else keep(EDITED, at);
+}
+
+function emptyBox() {
+  setDraft("");
+  setAttached([]);
 }
 
 function setDraft(text) {
@@ -111,29 +121,57 @@ function keep(name, value) {
   }
 }
 
-function requestBody(added, nKept) {
+/** Messages in the form of requests and files, the system message first. */
+async function inForm(system, messages) {
+  const parts = await imageParts(messages);
+  const first = system ? [{ role: "system", content: system }] : [];
+  return [...first, ...messages.map((message) => toRequest(message, parts))];
+}
+
+/**
+ * What makes the body of a request.
+ * @throws when the settings or the images are such that there can be none
+ */
+function requestMaker(added, nKept) {
+  const messages = [...read(open).slice(0, nKept), ...added];
+  const hasImages = keysOf(messages).length > 0;
+  if (hasImages && model.takesImages === false) throw new Error(blindness(added));
   const system = systemMessage();
   const offered = tools();
-  return JSON.stringify({
+  const fields = {
     model: model.name || undefined,
-    messages: [
-      ...(system ? [{ role: "system", content: system }] : []),
-      ...[...read(open).slice(0, nKept), ...added].map(toRequest),
-    ],
     ...(offered && { tools: offered }),
     stream: true,
     stream_options: { include_usage: true },
     ...sampling(),
-  });
+  };
+  return async () => {
+    const body = JSON.stringify({ ...fields, messages: await inForm(system, messages) });
+    const nBytes = hasImages ? new Blob([body]).size : 0;
+    if (nBytes > MAX_BODY_BYTES) {
+      throw new Error(
+        `With the images of the whole conversation this request would have ${inMib(nBytes)}; this server takes ` +
+          `${inMib(MAX_BODY_BYTES)} (--max-body-bytes). Send fewer or smaller images, or start a new conversation.`,
+      );
+    }
+    return body;
+  };
+}
+
+/** Why images cannot be sent to a model that takes none. */
+function blindness(added) {
+  const isOfMessage = keysOf(added).length > 0;
+  const way = isOfMessage ? "Remove those of the message" : "The conversation has some: start a new one";
+  return `${model.name} takes no images. ${way}${model.hasOthers ? ", or choose another model" : ""}.`;
 }
 
 /** Asks for an answer to the conversation's first `nKept` messages, or all, and to those that are `added`. */
 function start(added, nKept) {
   if (running) return;
   $("error").textContent = "";
-  let body;
+  let makeBody;
   try {
-    body = requestBody(added, nKept);
+    makeBody = requestMaker(added, nKept);
   } catch (error) {
     showFailure(error);
     return;
@@ -149,7 +187,7 @@ function start(added, nKept) {
   $("rate").textContent = "";
   redraw();
   showIdle();
-  running.run(body);
+  running.run(makeBody);
   scrollToEnd();
 }
 
@@ -181,8 +219,10 @@ function ended(turn, failure) {
 /** Gives back what could not be sent: a message to the box, results of tools to their form. */
 function giveBack({ id, added, nKept }) {
   unsent = added.filter(({ role }) => role === "tool");
-  const content = added.find(({ role }) => role === "user")?.content;
-  if (content === undefined) return;
+  const message = added.find(({ role }) => role === "user");
+  if (!message) return;
+  const { content, images = [] } = message;
+  giveBackImages(images);
   const later = $("prompt").value;
   setDraft(later.trim() ? `${content}\n${later}` : content);
   // The place is one of the turn's conversation; another may be open by now.
@@ -200,6 +240,13 @@ function store(turn) {
     $("error").textContent = "This browser's storage is full: this turn will be gone after a reload. Delete conversations to make room.";
   }
   keepDraft($("prompt").value);
+  keepAttached();
+  // They were stored when they were added; this tells whether there was room, and dates them anew.
+  keepImages(keysOf(turn.added)).then((areKept) => {
+    if (!areKept && isStored) {
+      $("error").textContent = "This browser has no room for the images of this message: only its text will be here after a reload.";
+    }
+  });
   return isStored;
 }
 
@@ -216,21 +263,22 @@ function showIdle() {
   $("messages").classList.toggle("busy", running !== null);
 }
 
-function send() {
+async function send() {
+  const images = await attachedImages();
   const content = $("prompt").value.trim();
-  if (!content || running) return;
+  if ((!content && !images.length) || running) return;
   const nKept = edited ?? undefined;
-  start([{ role: "user", content }], nKept);
+  start([{ role: "user", content, ...(images.length && { images }) }], nKept);
   if (!running) return;
   $("prompt").value = "";
   // Until the answer is stored, a reload finds the message in the box.
   keepDraft(content);
+  setAttached([], images);
 }
 
 /** Offers the conversation as a file, in the form that `tokenmill chat` loads. */
-function exportConversation() {
-  const system = systemMessage();
-  const messages = [...(system ? [{ role: "system", content: system }] : []), ...read(open).map(toRequest)];
+async function exportConversation() {
+  const messages = await inForm(systemMessage(), read(open));
   const file = new Blob([`${JSON.stringify({ messages }, null, 2)}\n`], { type: "application/json" });
   const link = document.createElement("a");
   link.href = URL.createObjectURL(file);
@@ -244,6 +292,8 @@ export function startChat() {
   // The browser would put the old place back before the messages are drawn.
   history.scrollRestoration = "manual";
   startList({ select: openConversation, removed: (id) => id === open && openConversation(fresh()) });
+  startImages();
+  attachedImages().then((images) => forgetUnused(new Set(keysOf([...allMessages(), { images }]))));
   const wasEdited = sessionStorage.getItem(EDITED);
   openConversation(sessionStorage.getItem(OPEN) ?? newest());
   $("prompt").value = sessionStorage.getItem(DRAFT) ?? "";
@@ -262,7 +312,7 @@ export function startChat() {
   $("stop").addEventListener("click", () => running?.stop());
   $("cancel-edit").addEventListener("click", () => {
     stopEditing();
-    setDraft("");
+    emptyBox();
     $("prompt").focus();
   });
   $("export").addEventListener("click", exportConversation);

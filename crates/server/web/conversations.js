@@ -46,10 +46,16 @@ export function list() {
     const key = localStorage.key(i);
     if (!key.startsWith(PREFIX)) continue;
     const { messages, updated } = parse(localStorage.getItem(key));
-    const title = messages[0]?.content.trim().split("\n")[0].slice(0, 60) || "Without words";
+    const [first] = messages;
+    const title = first?.content.trim().split("\n")[0].slice(0, 60) || first?.images?.[0]?.name || "Without words";
     found.push({ id: key.slice(PREFIX.length), title, updated });
   }
   return found.sort((a, b) => b.updated - a.updated);
+}
+
+/** The messages of all conversations. */
+export function allMessages() {
+  return list().flatMap(({ id }) => read(id));
 }
 
 /** Calls `changed(id)` when another tab changes a conversation, with `null` when it deletes everything. */

@@ -1,6 +1,8 @@
 // The list of conversations in the header.
 
-import { list, remove } from "./conversations.js";
+import { allMessages, list, read, remove } from "./conversations.js";
+import { forgetImages } from "./image_store.js";
+import { keysOf } from "./images.js";
 import { button } from "./messages.js";
 
 const $ = (id) => document.getElementById(id);
@@ -51,7 +53,10 @@ function row({ id, title }, isOpen) {
       erase.setAttribute("aria-label", `Really delete: ${title}?`);
       return;
     }
+    const images = keysOf(read(id));
     remove(id);
+    const others = new Set(keysOf(allMessages()));
+    forgetImages(images.filter((key) => !others.has(key)));
     showList(shown);
     gone(id);
     $("history").querySelector("summary").focus();

@@ -1,6 +1,7 @@
 // Entry point: which view is shown, and what starts with the page.
 
 import { showLastContext, startChat } from "./chat.js";
+import { showAttach } from "./composer_images.js";
 import { showEngine, watchEngine } from "./engine.js";
 import { startModels } from "./models.js";
 import { startSettings } from "./settings.js";
@@ -15,9 +16,14 @@ function show(view) {
   showEngine(view === "engine");
 }
 
+function modelChanged() {
+  showLastContext();
+  showAttach();
+}
+
 async function greet() {
   watchEngine();
-  await startModels(showLastContext);
+  await startModels(modelChanged);
 }
 
 $("show-chat").addEventListener("click", () => show("chat"));

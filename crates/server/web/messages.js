@@ -1,5 +1,6 @@
-// A message as nodes: text, reasoning, calls of tools and their results, and what can be done with it.
+// A message as nodes: text, images, reasoning, calls of tools and their results, and what can be done with it.
 
+import { imageNode } from "./images.js";
 import { render } from "./markdown.js";
 
 export function element(name, className, text) {
@@ -36,7 +37,12 @@ export function messageNode(message) {
   node.setAttribute("role", "group");
   node.setAttribute("aria-label", NAMES[role]);
   if (role === "user") {
-    node.textContent = content;
+    if (message.images) {
+      const row = element("div", "images", "");
+      row.append(...message.images.map(imageNode));
+      node.append(row);
+    }
+    node.append(content);
   } else if (role === "tool") {
     node.append(element("span", "quiet", `Result of ${message.name}: `), content);
   } else {
@@ -133,10 +139,12 @@ export function resultsForm(calls, typed, sent) {
   return form;
 }
 
-/** A stored message in the form of a request. */
-export function toRequest({ role, content, reasoning, calls, id }) {
+/** A stored message in the form of a request; `parts` has the images by their keys. */
+export function toRequest({ role, content, images = [], reasoning, calls, id }, parts) {
   if (role === "tool") return { role, tool_call_id: id, content };
-  const message = { role, content };
+  const seen = images.map(({ key }) => parts.get(key)).filter(Boolean);
+  const text = content ? [{ type: "text", text: content }] : [];
+  const message = { role, content: seen.length ? [...seen, ...text] : content };
   if (reasoning) message.reasoning_content = reasoning;
   if (calls?.length) {
     message.tool_calls = calls.map((call) => ({

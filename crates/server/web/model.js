@@ -5,10 +5,10 @@ import { headers } from "./settings.js";
 const $ = (id) => document.getElementById(id);
 
 /**
- * `name` is empty and `nContext` 0 until the server has told them; `state` is one of `STATES`. A model that `comesAndGoes` is loaded when
- * it is asked.
+ * `name` is empty, `nContext` 0 and `takesImages` undefined until the server has told them; `state` is one of `STATES`. A model that
+ * `comesAndGoes` is loaded when it is asked.
  */
-export const model = { name: "", nContext: 0, state: "loaded", reason: "", comesAndGoes: false, hasOthers: false };
+export const model = { name: "", nContext: 0, takesImages: undefined, state: "loaded", reason: "", comesAndGoes: false, hasOthers: false };
 
 /** What a model can be doing, in words for a list. */
 export const STATES = { loaded: "loaded", loading: "loading", unloaded: "not loaded", failed: "failed" };

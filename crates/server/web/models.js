@@ -13,14 +13,14 @@ const PERIOD_MS = 5000;
 const SHORT_PERIOD_MS = 1000;
 const $ = (id) => document.getElementById(id);
 
-/** What the server has, as `{ name, parent, nContext, state, reason }`. */
+/** What the server has, as `{ name, parent, nContext, takesImages, state, reason, comesAndGoes }`. */
 let served = [];
 let timer = 0;
 let changed = () => {};
 
-/** Asks the server which models it has; `contextChanged` is called when the size of the context is another. Call again after a new key. */
-export async function startModels(contextChanged) {
-  changed = contextChanged;
+/** Asks the server which models it has; `modelChanged` is called when another one is asked, or it is another than was known. Call again after a new key. */
+export async function startModels(modelChanged) {
+  changed = modelChanged;
   await look();
 }
 
@@ -48,9 +48,10 @@ function lookIfSeen() {
   if (!document.hidden) look();
 }
 
-function read({ id, parent, max_model_len: nContext, status }) {
+function read({ id, parent, max_model_len: nContext, architecture, status }) {
   const state = status?.failed ? "failed" : (status?.value ?? "loaded");
-  return { name: id, parent, nContext: nContext ?? 0, state, reason: status?.reason ?? "", comesAndGoes: Boolean(status) };
+  const takesImages = architecture?.input_modalities?.includes("image") ?? false;
+  return { name: id, parent, nContext: nContext ?? 0, takesImages, state, reason: status?.reason ?? "", comesAndGoes: Boolean(status) };
 }
 
 /** The model where none was chosen: the first that can be loaded as far as is known. */
@@ -61,10 +62,10 @@ function byDefault() {
 /** Asks this model from now on, or shows what has become of it. */
 async function take(entry) {
   if (!entry) return;
-  const { name, nContext, state, reason, comesAndGoes } = entry;
-  const isNew = name !== model.name || nContext !== model.nContext;
+  const { name, nContext, takesImages, state, reason, comesAndGoes } = entry;
+  const isNew = name !== model.name || nContext !== model.nContext || takesImages !== model.takesImages;
   const hasOthers = comesAndGoes && served.length > 1;
-  Object.assign(model, { name, nContext, state, reason, comesAndGoes, hasOthers });
+  Object.assign(model, { name, nContext, takesImages, state, reason, comesAndGoes, hasOthers });
   $("model").textContent = hasOthers ? "About" : name;
   $("choice").hidden = !hasOthers;
   if (hasOthers) showChooser();

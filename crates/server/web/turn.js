@@ -40,12 +40,14 @@ export class Turn {
     this.controller.abort();
   }
 
-  async run(body) {
+  /** Sends the request that `makeBody` makes, and takes in the answer. */
+  async run(makeBody) {
     const waiting = setInterval(() => this.showWaiting(), 500);
     this.showWaiting();
     let failure = null;
     try {
       const signal = this.controller.signal;
+      const body = await makeBody();
       const response = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body, signal });
       if (!response.ok) throw await errorOf(response);
       for await (const data of events(response)) this.take(JSON.parse(data));

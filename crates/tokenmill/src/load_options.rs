@@ -314,6 +314,16 @@ impl LoadOptions {
         Ok(bytes_of(&plans))
     }
 
+    /// Whether a load of an opened network has an encoder of images, as far as headers say. On a GPU a model takes no images; whether
+    /// [`Device::Auto`] finds one is known once the model is loaded: [`Model::sees`].
+    ///
+    /// # Errors
+    /// What is wrong with an encoder that is named.
+    pub fn sees(&self, source: &ModelSource, network: &Network) -> Result<bool, Error> {
+        let is_on_gpu = matches!(self.compute.device, Device::Cuda { .. });
+        Ok(!is_on_gpu && vision::is_there(&self.projector, source, network)?)
+    }
+
     /// Loads the model at `path` on a backend of the caller's own.
     ///
     /// # Errors

@@ -281,6 +281,18 @@ pub(crate) fn plan(
         .transpose()
 }
 
+/// Whether a model has an encoder of images; only headers are read.
+///
+/// # Errors
+/// [`Error::Projector`] and its like of a file that is named.
+pub(crate) fn is_there(
+    projector: &Projector,
+    source: &ModelSource,
+    network: &Network,
+) -> Result<bool, Error> {
+    Ok(find(projector, source, network)?.is_some())
+}
+
 /// The encoder of a model, where it has one.
 fn find(
     projector: &Projector,

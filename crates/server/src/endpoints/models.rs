@@ -7,6 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use tokenmill::{ModelFacts, Task};
 use tokenmill_text::template::CivilTime;
 
 use crate::{
@@ -19,6 +20,7 @@ use crate::{
 };
 
 fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
+    let model = app.model.model();
     json!({
         "id": name,
         "object": "model",
@@ -29,7 +31,19 @@ fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
         "owned_by": "tokenmill",
         "parent": parent,
         "max_model_len": app.model.engine().limits().n_ctx,
+        "architecture": modalities(model.facts(), model.sees()),
     })
+}
+
+/// What goes into a model and what comes out of it, in the form of OpenRouter's list and of llama.cpp's router.
+fn modalities(facts: Option<&ModelFacts>, sees: bool) -> Value {
+    let input: &[&str] = if sees { &["text", "image"] } else { &["text"] };
+    let output = match facts.map(|facts| facts.task) {
+        None | Some(Task::Text) => "text",
+        Some(Task::Embeddings) => "embeddings",
+        Some(Task::Ranks) => "rerank",
+    };
+    json!({ "input_modalities": input, "output_modalities": [output] })
 }
 
 /// A time as Anthropic's API writes it.
@@ -72,6 +86,7 @@ fn entries_of(listed: &Listed, created_s: u64) -> Vec<Value> {
                     "owned_by": "tokenmill",
                     "parent": parent,
                     "max_model_len": null,
+                    "architecture": modalities(listed.facts.as_ref(), listed.sees),
                 })
             })
             .collect()

@@ -1,16 +1,17 @@
 //! `GET /`: the web page, embedded in the binary.
 //!
-//! The content security policy lets it load nothing but itself and connect only to this server.
+//! The content security policy lets it load nothing but itself and connect only to this server. Images are `data:` URLs.
 
 use axum::{
     Extension,
-    extract::{Path, rejection::PathRejection},
+    body::Body,
+    extract::{Path, State, rejection::PathRejection},
     http::{Method, Uri, header},
     response::{IntoResponse, Response},
 };
 
 use super::models::not_found;
-use crate::request_id::RequestId;
+use crate::{Models, request_id::RequestId};
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -25,6 +26,11 @@ const FILES: &[(&str, &str, &str)] = &[
     ("main.js", JAVASCRIPT, include_str!("../../web/main.js")),
     ("chat.js", JAVASCRIPT, include_str!("../../web/chat.js")),
     (
+        "composer_images.js",
+        JAVASCRIPT,
+        include_str!("../../web/composer_images.js"),
+    ),
+    (
         "conversations.js",
         JAVASCRIPT,
         include_str!("../../web/conversations.js"),
@@ -32,6 +38,12 @@ const FILES: &[(&str, &str, &str)] = &[
     ("engine.js", JAVASCRIPT, include_str!("../../web/engine.js")),
     ("highlight.js", JAVASCRIPT, include_str!("../../web/highlight.js")),
     ("history.js", JAVASCRIPT, include_str!("../../web/history.js")),
+    (
+        "image_store.js",
+        JAVASCRIPT,
+        include_str!("../../web/image_store.js"),
+    ),
+    ("images.js", JAVASCRIPT, include_str!("../../web/images.js")),
     ("markdown.js", JAVASCRIPT, include_str!("../../web/markdown.js")),
     (
         "markdown_inline.js",
@@ -47,9 +59,14 @@ const FILES: &[(&str, &str, &str)] = &[
 ];
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// The page itself.
-pub(crate) async fn index() -> Response {
-    respond("text/html; charset=utf-8", include_str!("../../web/index.html"))
+/// What stands in the page for the bytes that a request may have.
+const LIMIT: &str = "{max_body_bytes}";
+
+/// The page itself. It is told how large a request may be, so that it can say so before it sends one.
+pub(crate) async fn index(State(models): State<Models>) -> Response {
+    let limit = models.config().max_body_bytes.to_string();
+    let page = include_str!("../../web/index.html").replacen(LIMIT, &limit, 1);
+    respond("text/html; charset=utf-8", page)
 }
 
 /// A file that the page loads. Names are looked up in a table, so a path can leave nothing.
@@ -63,12 +80,12 @@ pub(crate) async fn file(
         .ok()
         .and_then(|Path(name)| FILES.iter().find(|(path, ..)| *path == name));
     match found {
-        Some((_, media_type, content)) => respond(media_type, content),
+        Some((_, media_type, content)) => respond(media_type, *content),
         None => not_found(request_id, method, uri).await,
     }
 }
 
-fn respond(media_type: &'static str, content: &'static str) -> Response {
+fn respond(media_type: &'static str, content: impl Into<Body>) -> Response {
     let headers = [
         (header::CONTENT_TYPE, media_type),
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -76,5 +93,5 @@ fn respond(media_type: &'static str, content: &'static str) -> Response {
         (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-cache"),
     ];
-    (headers, content).into_response()
+    (headers, content.into()).into_response()
 }

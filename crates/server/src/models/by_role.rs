@@ -24,6 +24,8 @@ pub(super) struct Reading {
     is_over: bool,
     /// What they say of it.
     pub(super) facts: Option<ModelFacts>,
+    /// Whether it takes images.
+    pub(super) sees: bool,
 }
 
 impl Reading {
@@ -113,10 +115,11 @@ impl Many {
         readings[idx] = Reading::default();
     }
 
-    /// Notes what the files of a model say, or that they say nothing.
-    pub(super) fn note_reading(&self, idx: usize, found: Option<ModelFacts>) {
+    /// Notes what the files of a model say, or that they say nothing, and whether it takes images.
+    pub(super) fn note_reading(&self, idx: usize, found: Option<ModelFacts>, sees: bool) {
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
         readings[idx].is_over = true;
+        readings[idx].sees = sees;
         if found.is_some() {
             readings[idx].facts = found;
         }

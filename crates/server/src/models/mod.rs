@@ -147,6 +147,8 @@ pub(crate) struct Listed {
     pub(crate) status: Status<Arc<App>>,
     pub(crate) facts: Option<ModelFacts>,
     pub(crate) role: Role,
+    /// Whether it takes images, as far as is known.
+    pub(crate) sees: bool,
 }
 
 impl From<Arc<App>> for Models {
@@ -522,6 +524,7 @@ impl Many {
             status: self.lock().status(idx, Instant::now()),
             role: reading.role(&spec).unwrap_or(spec.role),
             facts: reading.facts,
+            sees: reading.sees,
             spec,
         }
     }

@@ -27,6 +27,8 @@ pub struct Measured {
     pub n_bytes: u64,
     /// What its files say of it.
     pub facts: Option<ModelFacts>,
+    /// Whether it takes images, as far as is known before it is loaded.
+    pub sees: bool,
 }
 
 /// Weighs and loads one model, any number of times. The calls come from a thread of their own, one at a time.
@@ -137,6 +139,7 @@ impl FileLoader {
             Ok(Measured {
                 n_bytes: self.options.needed_bytes(&source, &network)?,
                 facts: Some(ModelFacts::of(&network)),
+                sees: self.options.sees(&source, &network)?,
             })
         })
     }

@@ -129,8 +129,9 @@ fn see(many: &Many, idx: usize) {
 fn measure(many: &Many, idx: usize) -> Result<u64, String> {
     let spec = many.spec(idx);
     let measured = caught(|| spec.loader.measure()).map_err(|reason| one_line(&reason));
-    let facts = measured.as_ref().ok().and_then(|measured| measured.facts.clone());
-    many.note_reading(idx, facts);
+    let found = measured.as_ref().ok();
+    let facts = found.and_then(|measured| measured.facts.clone());
+    many.note_reading(idx, facts, found.is_some_and(|measured| measured.sees));
     Ok(measured?.n_bytes)
 }
 
@@ -151,7 +152,7 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
     let loaded = caught(|| {
         let model = spec.loader.load(!is_alone)?;
         let n_bytes = model.taken_bytes().max(n_bytes);
-        many.note_reading(idx, model.facts().cloned());
+        many.note_reading(idx, model.facts().cloned(), model.sees());
         let served = ServedModel::new(spec.names.clone(), model)
             .given_as(spec.given.clone())
             .with_variants(spec.variants.clone());

@@ -60,6 +60,11 @@ async fn check_every_api(family: &str) {
     // Clients that ask first are told that it sees.
     let props = server.get("/props").await.json();
     assert_eq!(props["modalities"]["vision"], true, "{props}");
+    let listed = server.get("/v1/models").await.json();
+    assert_eq!(
+        listed["data"][0]["architecture"],
+        json!({ "input_modalities": ["text", "image"], "output_modalities": ["text"] }),
+    );
     let shown = server.post_ok("/api/show", &json!({ "model": "eye" })).await;
     let capabilities = shown["capabilities"].as_array().expect("a list");
     assert!(capabilities.contains(&json!("vision")), "{shown}");

@@ -83,4 +83,8 @@ async fn requests_without_a_name_find_the_model_whose_files_are_made_for_them() 
     assert_eq!(server.get("/props").await.json()["model_alias"], "anna");
     let of_bert = server.get("/v1/models/bert").await.json();
     assert_eq!(of_bert["max_model_len"], 2048, "{of_bert}");
+    assert_eq!(
+        of_bert["architecture"],
+        json!({ "input_modalities": ["text"], "output_modalities": ["embeddings"] }),
+    );
 }

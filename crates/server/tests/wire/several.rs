@@ -78,7 +78,7 @@ impl ModelLoader for Speaker {
     fn measure(&self) -> Result<Measured, String> {
         Ok(Measured {
             n_bytes: self.0.n_bytes,
-            facts: None,
+            ..Measured::default()
         })
     }
 

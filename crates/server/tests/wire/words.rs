@@ -116,6 +116,11 @@ async fn the_page_loads_only_what_the_server_has() {
         page.header("content-security-policy")
             .is_some_and(|policy| policy.starts_with("default-src 'none'"))
     );
+    assert!(
+        page.text()
+            .contains("<meta name=\"max-body-bytes\" content=\"8388608\">"),
+        "the page knows how large a request may be"
+    );
     let mut n_files = 0;
     for piece in page.text().split('"').filter(|piece| piece.starts_with("/web/")) {
         assert_eq!(server.get(piece).await.status, 200, "{piece}");
