@@ -1,7 +1,5 @@
 """Models by name: the program against a hub on loopback, and Hugging Face's own package with the same hub and the same cache."""
 
-import hashlib
-import http.server
 import json
 import os
 import pathlib
@@ -12,110 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
-from server import BINARY, ROOT, Server
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-REPOSITORY = "org/demo-GGUF"
-DEMO = (ROOT / "crates/tokenmill/assets/tokenmill-demo-Q8_0.gguf").read_bytes()
-# Large enough for several parts of a download.
-WEIGHTS = DEMO + bytes(48 << 20)
-FILES = {
-    "demo-Q8_0.gguf": DEMO,
-    "demo-F16.gguf": WEIGHTS,
-    "README.md": b"# A model for tests\n",
-    "config.json": b"{}",
-}
-
-
-def etag(content):
-    if len(content) > 1000:
-        return hashlib.sha256(content).hexdigest()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-
-class Hub(http.server.ThreadingHTTPServer):
-    """The parts of the Hub that downloads need, with a second host for large files."""
-
-    daemon_threads = True
-
-    def __init__(self, far=None):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.far = far
-        self.log = []
-        # Bytes per answer after which the connection is cut; and how long each MiB takes.
-        self.cut = None
-        self.pause = 0
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def handle_error(self, *_):
-        """A client that went away is no event."""
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_):
-        pass
-
-    def do_HEAD(self):
-        self.answer()
-
-    def do_GET(self):
-        self.answer()
-
-    def send(self, status, headers, body=b""):
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        cut = self.server.cut
-        for at in range(0, len(body), 1 << 20):
-            piece = body[at:at + (1 << 20)]
-            if cut is not None and at + len(piece) > cut:
-                self.wfile.write(piece[:max(0, cut - at)])
-                self.close_connection = True
-                return
-            self.wfile.write(piece)
-            time.sleep(self.server.pause)
-
-    def answer(self):
-        hub = self.server
-        hub.log.append((self.command, self.path, self.headers))
-        path = self.path.split("?")[0]
-        if path.startswith("/api/models/" + REPOSITORY):
-            siblings = []
-            for name, content in FILES.items():
-                entry = {"rfilename": name, "size": len(content), "blobId": etag(content)}
-                if len(content) > 1000:
-                    entry["lfs"] = {"sha256": etag(content), "size": len(content), "pointerSize": 134}
-                siblings.append(entry)
-            body = json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode()
-            return self.send(200, {"Content-Type": "application/json"}, body)
-        if path.startswith("/api/models"):
-            if path == "/api/models":
-                return self.send(200, {"Content-Type": "application/json"}, json.dumps([{"id": REPOSITORY}]).encode())
-            return self.send(404, {"X-Error-Code": "RepoNotFound"})
-        name = path.rsplit("/", 1)[1]
-        if name not in FILES or (hub.far is not None and f"{REPOSITORY}/resolve/" not in path):
-            return self.send(404, {"X-Error-Code": "EntryNotFound"})
-        content = FILES[name]
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{etag(content)}"', "Accept-Ranges": "bytes"}
-        if hub.far is not None and len(content) > 1000:
-            headers |= {"X-Linked-Etag": f'"{etag(content)}"', "X-Linked-Size": str(len(content))}
-            return self.send(302, headers | {"Location": f"{hub.far.url}/cdn/{name}?signature=x"})
-        wanted = self.headers.get("Range")
-        if wanted is None:
-            return self.send(200, headers, content)
-        first, last = wanted.removeprefix("bytes=").split("-")
-        first, last = int(first), min(int(last or len(content)), len(content) - 1)
-        self.send(206, headers | {"Content-Range": f"bytes {first}-{last}/{len(content)}"}, content[first:last + 1])
+from hub import COMMIT, DEMO, REPOSITORY, SEES, VISION, WEIGHTS, Hub, etag
+from server import BINARY, Server
 
 
 class Place:
@@ -154,8 +52,27 @@ class Place:
     def blobs(self):
         return sorted(path.name for path in self.cache.glob("models--org--demo-GGUF/blobs/*"))
 
-    def snapshot(self, name):
-        return self.cache / "models--org--demo-GGUF/snapshots" / COMMIT / name
+    def snapshot(self, name, repository=REPOSITORY):
+        return self.cache / f"models--{repository.replace('/', '--')}/snapshots" / COMMIT / name
+
+    def on_terminal(self, *args, answer):
+        """Runs the program on a terminal, and gives its one question an answer: how it ended, and what was shown."""
+        parent, child = pty.openpty()
+        process = subprocess.Popen([BINARY, *args], env=self.env, stdin=child, stdout=child, stderr=child, close_fds=True)
+        os.close(child)
+        shown, answered, until = b"", False, time.time() + 120
+        while time.time() < until:
+            if select.select([parent], [], [], 1)[0]:
+                try:
+                    shown += os.read(parent, 4096)
+                except OSError:
+                    break
+            if not answered and b"[y/N]" in shown:
+                os.write(parent, answer + b"\n")
+                answered = True
+        code = process.wait(60)
+        assert answered, shown
+        return code, shown.decode()
 
 
 with Place() as place:
@@ -207,24 +124,38 @@ print("a download needs a yes; without one the line says how")
 
 with Place() as place:
     # On a terminal there is a question.
-    parent, child = pty.openpty()
-    process = subprocess.Popen(
-        [BINARY, "run", REPOSITORY, "Once", "-n", "2"], env=place.env, stdin=child, stdout=child, stderr=child, close_fds=True
-    )
-    os.close(child)
-    shown, answered, until = b"", False, time.time() + 120
-    while time.time() < until:
-        if select.select([parent], [], [], 1)[0]:
-            try:
-                shown += os.read(parent, 4096)
-            except OSError:
-                break
-        if not answered and b"[y/N]" in shown:
-            os.write(parent, b"y\n")
-            answered = True
-    assert process.wait(60) == 0 and answered, shown
-    assert b"Download org/demo-GGUF:Q8_0" in shown and place.snapshot("demo-Q8_0.gguf").exists(), shown
+    code, shown = place.on_terminal("run", REPOSITORY, "Once", "-n", "2", answer=b"y")
+    assert code == 0 and "Download org/demo-GGUF:Q8_0" in shown and place.snapshot("demo-Q8_0.gguf").exists(), shown
 print("on a terminal the download is asked for")
+
+with Place() as place:
+    # What sees brings its encoder; other commands do not.
+    image = str(VISION / "0.png")
+    model, encoder = [place.snapshot(name, SEES) for name in ("sees-F16.gguf", "mmproj-sees-F16.gguf")]
+    code, shown = place.on_terminal("chat", SEES, answer=b"n")
+    assert code == 3 and "Download org/sees-GGUF:F16, 42.4 KiB and 31.5 KiB for its encoder of images?" in shown, shown
+    refused = place.run("run", SEES, "Hi", code=3).stderr
+    assert "downloads it, 42.4 KiB and 31.5 KiB for its encoder of images; `--yes`" in refused, refused
+    assert "downloads it, 42.4 KiB; `--yes`" in place.run("run", SEES, "Hi", "--no-mmproj", code=3).stderr
+    place.run("tokenize", SEES, "Hi", "--yes")
+    assert model.exists() and not encoder.exists()
+    asked = ("run", SEES, "Hi", "--image", image, "-n", "2", "-c", "256")
+    blind = place.run(*asked, code=3).stderr
+    assert "`tokenmill pull org/sees-GGUF` downloads its encoder of images" in blind, blind
+    place.run("rm", SEES, "--yes")
+    place.run(*asked, "--yes")
+    assert model.exists() and encoder.exists()
+    place.run("rm", SEES, "--yes")
+    place.run("run", SEES, "Hi", "-n", "2", "-c", "256", "--no-mmproj", "--yes")
+    assert model.exists() and not encoder.exists()
+print("the encoder of images comes with a model for run and chat")
+
+with Place() as place:
+    out = str(pathlib.Path(place.home.name, "out.gguf"))
+    place.run("quantize", REPOSITORY, out, "q4_0", "--allow-requantize", code=3)
+    place.run("quantize", REPOSITORY, out, "q4_0", "--allow-requantize", "--yes")
+    assert pathlib.Path(out).stat().st_size < len(DEMO)
+print("quantize downloads what it makes smaller")
 
 with Place() as place:
     # Cut connections and kill -9: what arrived stays, nothing looks whole.

@@ -12,10 +12,10 @@ type Row = (&'static [&'static str], &'static str);
 const COMMANDS: &[Row] = &[
     (&["download", "fetch", "get"], HOW_TO_FETCH),
     (
-        &["ls", "models"],
+        &["models"],
         "`tokenmill list` shows the models that were downloaded",
     ),
-    (&["show", "info"], "`tokenmill inspect MODEL` describes a model"),
+    (&["info"], "`tokenmill inspect MODEL` describes a model"),
     (
         &["remove", "delete", "cp", "mv"],
         "`tokenmill rm NAME` removes a downloaded model; other models are plain files",

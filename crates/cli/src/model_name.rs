@@ -15,8 +15,8 @@ use indicatif::ProgressBar;
 use tokenmill::{
     ModelSource,
     hub::{
-        HubSettings, ModelName, PullEvent, PullObserver, PullWishes, PulledModel, ollama::OllamaName,
-        variants_of_file,
+        HubSettings, ModelName, PullEvent, PullObserver, PullWishes, PulledModel, StoredProjector,
+        ollama::OllamaName, variants_of_file,
     },
     machine_bytes,
 };
@@ -27,6 +27,7 @@ use crate::{
     numbers::size_of,
     progress,
     source::{Plan, SourceName},
+    vision::VisionArgs,
     visible::visible,
 };
 
@@ -43,18 +44,30 @@ pub(crate) struct FetchArgs {
 }
 
 impl FetchArgs {
-    /// The path of what stands for MODEL. A model that is named, and is not in the cache, is downloaded.
+    /// The path of what stands for MODEL. A model that is named, and is not in the cache, is downloaded, without its encoder of images.
     ///
     /// # Errors
     /// A name that means nothing, a download that fails, or no yes to one.
     pub(crate) fn resolve(&self, model: &Path) -> Result<PathBuf, Failure> {
+        self.find_or_fetch(model, false)
+    }
+
+    /// As [`Self::resolve`], for what shows images to the model: its encoder is downloaded with it, unless `vision` needs none.
+    ///
+    /// # Errors
+    /// As [`Self::resolve`].
+    pub(crate) fn resolve_seeing(&self, model: &Path, vision: &VisionArgs) -> Result<PathBuf, Failure> {
+        self.find_or_fetch(model, !vision.is_off() && !vision.names_file())
+    }
+
+    fn find_or_fetch(&self, model: &Path, with_encoder: bool) -> Result<PathBuf, Failure> {
         let Some(name) = name_of(model)? else {
             return Ok(model.to_owned());
         };
         let settings = self.settings();
         let mut wishes = wishes();
-        // `tokenmill pull` brings the encoder of images and layers for further tokens; what is downloaded in passing leaves them out.
-        (wishes.with_projector, wishes.with_nextn) = (false, false);
+        // Only `tokenmill pull` brings layers for further tokens.
+        (wishes.with_projector, wishes.with_nextn) = (with_encoder, false);
         match name.find_stored(&wishes, &settings) {
             Ok(Some(found)) => return Ok(found.path),
             Err(error) if settings.is_offline => return Err(name.failure(error)),
@@ -86,6 +99,20 @@ impl FetchArgs {
         let name = model.display();
         let failure = Failure::input(format!("`{name}` is not on this machine"));
         Err(failure.hint(format!("`tokenmill pull {name}` downloads it")))
+    }
+
+    /// How a model that is named gets the encoder of images that its repository has, or may have, and this machine lacks.
+    pub(crate) fn encoder_hint(&self, model: &Path) -> Option<String> {
+        let name = name_of(model).ok().flatten()?;
+        let settings = self.settings();
+        let stored = name.find_stored(&wishes(), &settings).ok().flatten()?;
+        match name.stored_projector(&stored, &settings) {
+            StoredProjector::Missing(_) => Some(format!("`tokenmill pull {name}` downloads its encoder of images")),
+            StoredProjector::Unknown => Some(format!(
+                "`tokenmill pull {name}` downloads its encoder of images, if its repository has one; `--mmproj FILE` names another"
+            )),
+            _ => None,
+        }
     }
 
     /// What stands for a model in a file that is in `folder`: a path relative to it, unless it is a name or `demo`.
@@ -198,7 +225,7 @@ fn ask_for(plan: &Plan) -> Result<(), Failure> {
     if plan.missing_bytes() == 0 {
         return Ok(());
     }
-    let n_bytes = size_of(plan.missing_bytes());
+    let n_bytes = sizes(plan);
     let question = match plan.why() {
         Some(why) => format!("Download {name}, {n_bytes} ({why})?"),
         None => format!("Download {name}, {n_bytes}?"),
@@ -211,6 +238,16 @@ fn ask_for(plan: &Plan) -> Result<(), Failure> {
             "`tokenmill pull {name}` downloads it, {n_bytes}; `--yes` does so here"
         )),
     )
+}
+
+/// What a download takes, in words.
+fn sizes(plan: &Plan) -> String {
+    let encoder_bytes = plan.missing_projector_bytes();
+    let model = size_of(plan.missing_bytes().saturating_sub(encoder_bytes));
+    match encoder_bytes {
+        0 => model,
+        _ => format!("{model} and {} for its encoder of images", size_of(encoder_bytes)),
+    }
 }
 
 /// Asks a question that is answered with yes or no; nothing but yes is a yes. Without a terminal it is no.

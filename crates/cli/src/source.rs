@@ -189,6 +189,14 @@ impl Plan {
         }
     }
 
+    /// Those of them that are the encoder of images. Manifests of Ollama do not tell it from the weights.
+    pub(crate) fn missing_projector_bytes(&self) -> u64 {
+        match self {
+            Self::Hub(plan) => plan.missing_projector_bytes,
+            Self::Ollama(_) => 0,
+        }
+    }
+
     /// Hashes the files that are there, and removes damaged ones, which are missing then.
     ///
     /// # Errors

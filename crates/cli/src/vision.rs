@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use tokenmill::{Projector, image_part};
+use tokenmill::{Error, Model, Projector, image_part};
 use tokenmill_gguf::RegularFile;
 
 use crate::failure::Failure;
@@ -53,6 +53,15 @@ impl VisionArgs {
             None => Projector::Beside,
         }
     }
+}
+
+/// Why a model without an encoder refuses images; `hint` says how it gets one.
+pub(crate) fn refusal(model: &Model, hint: Option<String>) -> Failure {
+    let error = model.words().no_vision();
+    // One of the kinds that no encoder helps keeps its own words.
+    let hint = hint.filter(|_| matches!(error, Error::NoVision));
+    let failure = Failure::from(error);
+    hint.into_iter().fold(failure, Failure::hint)
 }
 
 /// Reads an image as a part of a message.

@@ -65,6 +65,8 @@ pub struct PullPlan {
     pub total_bytes: u64,
     /// Bytes that are to be downloaded.
     pub missing_bytes: u64,
+    /// Those of them that are the encoder of images.
+    pub missing_projector_bytes: u64,
 }
 
 /// A model that is on this machine.
@@ -159,11 +161,12 @@ pub fn plan(
     let cache = Cache::of(&settings.cache, name);
     let missing = files
         .iter()
-        .filter(|(_, file)| !is_there(&cache, &list.commit, file));
-    let missing_bytes = missing.map(|(_, file)| {
-        file.n_bytes
-            .saturating_sub(bytes_left_at(&cache.incomplete(&file.etag), file.n_bytes))
-    });
+        .map(|(_, file)| bytes_to_fetch(&cache, &list.commit, file));
+    let missing_bytes = missing.fold(0, u64::saturating_add);
+    let is_projector = |file: &RemoteFile| Some(&file.path) == projector.as_ref();
+    let its_encoder = files.iter().find(|(_, file)| is_projector(file));
+    let missing_projector_bytes =
+        its_encoder.map_or(0, |(_, file)| bytes_to_fetch(&cache, &list.commit, file));
     Ok(PullPlan {
         name: name.clone(),
         opens,
@@ -175,7 +178,8 @@ pub fn plan(
             .iter()
             .map(|(_, file)| file.n_bytes)
             .fold(0, u64::saturating_add),
-        missing_bytes: missing_bytes.fold(0, u64::saturating_add),
+        missing_bytes,
+        missing_projector_bytes,
         commit: list.commit,
         files,
     })
@@ -258,6 +262,14 @@ fn parts_of_index(bytes: &[u8]) -> BTreeSet<String> {
         .collect()
 }
 
+/// Bytes of a file that are to be downloaded.
+fn bytes_to_fetch(cache: &Cache, commit: &str, file: &RemoteFile) -> u64 {
+    if is_there(cache, commit, file) {
+        return 0;
+    }
+    (file.n_bytes).saturating_sub(bytes_left_at(&cache.incomplete(&file.etag), file.n_bytes))
+}
+
 /// Whether a file's bytes are in the cache.
 fn is_there(cache: &Cache, commit: &str, file: &RemoteFile) -> bool {
     let has_size =
@@ -302,6 +314,9 @@ impl PullPlan {
             let path = Some(cache.blob(&file.etag)).filter(|blob| blob.exists());
             if remove_if_damaged(&path.unwrap_or(pointer), &file.etag, &file.path, observer)? {
                 self.missing_bytes = self.missing_bytes.saturating_add(file.n_bytes);
+                if self.projector.as_ref() == Some(&file.path) {
+                    self.missing_projector_bytes = file.n_bytes;
+                }
             }
         }
         Ok(())

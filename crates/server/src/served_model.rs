@@ -326,7 +326,9 @@ impl From<Error> for ApiError {
             Error::NoPlaceForInstruction => Self::invalid("instruction", error.to_string()),
             Error::NoVision => Self::invalid(
                 "messages",
-                format!("{error}; the server's `--mmproj FILE` gives it one"),
+                format!(
+                    "{error}; the server's `--mmproj FILE` gives it one, and `tokenmill pull NAME` downloads that of a model by name"
+                ),
             ),
             Error::SeesNoImages { .. }
             | Error::ImagePlaces { .. }

@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.context_shift.check_session(&args.session)?;
     let asking = args.asking.read()?;
     let constraint = args.constraint.constraint()?;
-    let path = args.load.fetch.resolve(&args.model)?;
+    let path = args.load.fetch.resolve_seeing(&args.model, &args.vision)?;
     let model = session::open(
         &path,
         &args.load,
@@ -106,6 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         attached: String::new(),
         images: Vec::new(),
         is_blind: args.vision.is_off(),
+        encoder_hint: args.load.fetch.encoder_hint(&args.model).filter(|_| !model.sees()),
         last: None,
         params,
         has_fixed_seed: args.sampling.seed != Seed::Random,
@@ -222,6 +223,8 @@ struct Chat {
     images: Vec<Value>,
     /// Whether images were switched off.
     is_blind: bool,
+    /// How a model that does not see gets its encoder, where that is known.
+    encoder_hint: Option<String>,
     /// What the last answer took.
     last: Option<Report>,
     params: SamplingParams,
@@ -455,7 +458,7 @@ impl Chat {
             }
             Line::Image(path) => {
                 if !model.sees() {
-                    let failure = Failure::from(model.words().no_vision());
+                    let failure = vision::refusal(model, self.encoder_hint.clone());
                     return Err(if self.is_blind {
                         failure.hint("leave out `--no-mmproj`")
                     } else {

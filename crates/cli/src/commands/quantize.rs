@@ -16,6 +16,7 @@ use tokenmill_model::check_is_model;
 use crate::{
     failure::Failure,
     interrupt::Interrupt,
+    model_name::FetchArgs,
     note::note,
     numbers::{count, size},
     output, progress,
@@ -28,7 +29,7 @@ use crate::{
 #[command(after_help = after_help())]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
-    /// The GGUF file to read, best in F32, BF16 or F16; of a split one any part
+    /// The GGUF file to read, best in F32, BF16 or F16; of a split one any part. Or OWNER/REPOSITORY:TYPE of the Hub
     input: PathBuf,
     /// The GGUF file to write; it appears when it is whole
     output: PathBuf,
@@ -67,6 +68,8 @@ pub(crate) struct Args {
     /// Threads [default: one for each processor]
     #[arg(short, long, value_name = "N", value_parser = count)]
     threads: Option<usize>,
+    #[command(flatten)]
+    fetch: FetchArgs,
 }
 
 /// Which weights matter most.
@@ -100,6 +103,7 @@ fn after_help() -> String {
     }
     text + "\nExamples:\n  \
         tokenmill quantize model-f16.gguf model-q4_k_m.gguf q4_k_m\n  \
+        tokenmill quantize unsloth/Qwen3-0.6B-GGUF:BF16 qwen-q4_k_m.gguf q4_k_m\n  \
         tokenmill quantize model-f16.gguf model-iq3_xs.gguf iq3_xs --imatrix model.imatrix.gguf\n  \
         tokenmill quantize model-f16.gguf out.gguf q4_k_m --tensor-type ffn_down=q6_K --tensor-type 'blk\\.(0|1)\\.=q8_0'\n\n\
         The result is that of llama-quantize to the byte. Rows that a type's blocks do not divide take a type with smaller \
@@ -178,23 +182,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.threads == Some(0) {
         return Err(Failure::usage("`-t 0` leaves nothing to work with"));
     }
-    if args.input.is_dir() {
-        return Err(Failure::input(format!("{} is a folder, and not a GGUF file", args.input.display()))
-            .hint("`tokenmill convert FOLDER OUT.gguf --type TYPE` makes one; `run`, `chat` and `serve` quantize while they load, with --quantize TYPE"));
-    }
     if !args.dry_run {
         args.refuse_inputs()?;
+        if args.output.is_dir() {
+            return Err(Failure::usage(format!(
+                "{} is a folder; name a file in it",
+                args.output.display()
+            )));
+        }
     }
     let recipe = args.recipe()?;
-    let file = GgufFile::open(&args.input)?;
+    let input = &args.fetch.resolve(&args.input)?;
+    if input.is_dir() {
+        let given = args.input.display();
+        let what = if input == &args.input { "is a folder" } else { "has a folder of safetensors" };
+        return Err(Failure::input(format!("{given} {what}, and not a GGUF file"))
+            .hint(format!("`tokenmill convert {given} OUT.gguf --type TYPE` makes one; `run`, `chat` and `serve` quantize while they load, with --quantize TYPE")));
+    }
+    let file = GgufFile::open(input)?;
     check_is_model(&file)?;
     args.check_names(&recipe, &file)?;
-    if !args.dry_run && args.output.is_dir() {
-        return Err(Failure::usage(format!(
-            "{} is a folder; name a file in it",
-            args.output.display()
-        )));
-    }
     let matrix = args.importance.open()?;
     let n_threads = args
         .threads

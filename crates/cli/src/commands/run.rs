@@ -103,7 +103,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // A model that is not there is said before a prompt is waited for.
-    let path = args.load.fetch.resolve(&args.model)?;
+    let path = args.load.fetch.resolve_seeing(&args.model, &args.vision)?;
     let source = ModelSource::find(&path)?;
     source.check()?;
     refuse_prompt_as_model(source.path())?;
@@ -179,6 +179,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let asked = if is_chat {
         check_template(model.words())?;
+        if !images.is_empty() && !model.sees() {
+            return Err(vision::refusal(&model, args.load.fetch.encoder_hint(&args.model)));
+        }
         // A pipe and a file end with a line break that belongs to no message.
         let content = prompt
             .strip_suffix('\n')

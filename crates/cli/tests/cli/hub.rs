@@ -9,7 +9,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::support::{DEMO_GGUF, Outcome, arg, command, put_ollama_model};
+use crate::support::{DEMO_GGUF, Outcome, arg, command, put_ollama_model, with_input};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -95,9 +95,68 @@ fn a_model_in_the_cache_runs_by_its_name() {
 }
 
 #[test]
+fn a_model_in_the_cache_is_quantized_by_its_name() {
+    let cache = cache();
+    let folder = tempfile::tempdir().unwrap();
+    let [by_name, by_file, file] = ["name.gguf", "file.gguf", "demo.gguf"].map(|name| folder.path().join(name));
+    fs::write(&file, DEMO_GGUF).unwrap();
+    let quantize = |from: &str, to: &Path| {
+        let args = ["quantize", from, arg(to), "q4_0", "--allow-requantize"];
+        outcome(&cache, &args)
+    };
+    quantize(arg(&file), &by_file).ok();
+    quantize("org/demo-GGUF:Q8_0", &by_name).ok();
+    let written = fs::read(&by_name).unwrap();
+    assert_eq!(written, fs::read(&by_file).unwrap());
+    assert!(written.len() < DEMO_GGUF.len());
+    let missing = quantize("org/demo-GGUF:F16", &folder.path().join("other.gguf")).failed(3);
+    assert!(missing.contains("it has Q8_0"), "{missing}");
+}
+
+#[test]
+fn an_encoder_of_images_that_is_not_here_can_be_pulled() {
+    let cache = tempfile::tempdir().unwrap();
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/vision/gemma3");
+    let folder = cache.path().join("models--org--sees-GGUF");
+    let snapshot = folder.join("snapshots").join(COMMIT);
+    for folder in [&folder.join("refs"), &folder.join(".tokenmill"), &snapshot] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    fs::write(folder.join("refs/main"), COMMIT).unwrap();
+    fs::copy(data.join("model.gguf"), snapshot.join("sees-F16.gguf")).unwrap();
+    let image = data.join("0.png");
+    let run = || {
+        let args = ["run", "org/sees-GGUF", "Hi", "--image", arg(&image), "-n", "2", "-c", "256"];
+        outcome(&cache, &args)
+    };
+    let unknown = run().failed(3);
+    assert!(
+        unknown.contains("without an encoder of images (hint: `tokenmill pull org/sees-GGUF` downloads")
+            && unknown.contains("if its repository has one"),
+        "{unknown}"
+    );
+    let note = folder.join(format!(".tokenmill/{COMMIT}.mmproj"));
+    fs::write(&note, "mmproj-F16.gguf").unwrap();
+    let hint = "(hint: `tokenmill pull org/sees-GGUF` downloads its encoder of images)";
+    assert!(run().failed(3).ends_with(hint));
+    let chat = ["chat", "org/sees-GGUF", "-n", "2", "-c", "256"];
+    let chat = with_input(&mut in_cache(&cache, &chat), &format!("/image {}\n", arg(&image)));
+    assert!(chat.stderr.contains(hint), "{}", chat.stderr);
+    fs::write(&note, "").unwrap();
+    assert!(run().failed(3).contains("give one with `--mmproj FILE`"));
+    fs::copy(data.join("mmproj-model.gguf"), snapshot.join("mmproj-F16.gguf")).unwrap();
+    run().ok();
+}
+
+#[test]
 fn the_cache_is_listed_and_emptied() {
     let cache = cache();
     let table = outcome(&cache, &["list"]).ok();
+    assert_eq!(outcome(&cache, &["ls"]).ok(), table);
+    assert_eq!(
+        outcome(&cache, &["show", "org/demo-GGUF", "--summary"]).ok(),
+        outcome(&cache, &["inspect", "org/demo-GGUF", "--summary"]).ok()
+    );
     let row = table.lines().nth(1).unwrap();
     assert!(
         row.starts_with("org/demo-GGUF:Q8_0  Q8_0") && row.contains("MiB"),

@@ -91,7 +91,12 @@ pub(crate) fn tokenmill<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item 
 
 /// Runs the program with `input` on its standard input.
 pub(crate) fn tokenmill_with(args: &[&str], input: &str) -> Outcome {
-    let mut child = command(args)
+    with_input(&mut command(args), input)
+}
+
+/// Runs a command with `input` on its standard input.
+pub(crate) fn with_input(command: &mut Command, input: &str) -> Outcome {
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

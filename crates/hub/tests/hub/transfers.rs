@@ -181,7 +181,17 @@ fn parts_of_a_model_come_together_with_its_projector() {
         ("mmproj-F16.gguf", noise(5_000, 8)),
         ("m-F16.gguf", noise(300_000, 9)),
     ]);
+    let name = "org/model-GGUF:q8_0".parse().unwrap();
+    let missing = |with_projector| {
+        let mut wishes = PullWishes::default();
+        wishes.with_projector = with_projector;
+        let plan = plan(&name, &wishes, &hub.settings(), &()).unwrap();
+        (plan.missing_bytes, plan.missing_projector_bytes)
+    };
+    assert_eq!(missing(true), (195_000, 5_000));
+    assert_eq!(missing(false), (190_000, 0));
     let model = pull_from(&hub, "org/model-GGUF:q8_0").unwrap();
+    assert_eq!(missing(true), (0, 0));
     assert_eq!(fs::read(&model.path).unwrap(), parts[0]);
     let beside = |name: &str| model.path.with_file_name(name);
     assert_eq!(fs::read(beside("m-Q8_0-00002-of-00002.gguf")).unwrap(), parts[1]);

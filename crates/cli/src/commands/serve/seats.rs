@@ -150,7 +150,7 @@ pub(crate) fn load_app(
     seats.add_to(&mut options, &load_args.fetch)?;
     adapters.add_to(&mut options);
     options.projector = vision.projector();
-    let path = load_args.fetch.resolve(model)?;
+    let path = load_args.fetch.resolve_seeing(model, vision)?;
     let own_name = served_name(model, &path);
     let (given, variants) = if names.is_empty() {
         (Some(model.display().to_string()), variants(model, &path))
