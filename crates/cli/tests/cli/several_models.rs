@@ -142,6 +142,40 @@ fn a_pinned_model_without_room_is_warned_of_at_the_start() {
 }
 
 #[test]
+fn models_of_the_command_line_and_of_a_folder_are_pinned() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a.gguf", "b.gguf", "c.gguf"] {
+        put(folder.path(), name, DEMO_GGUF);
+    }
+    let path = folder.path().join("c.gguf");
+    let listed = ["demo", "--models-dir", arg(folder.path()), "-c", "64", "--max-num-seqs", "1"];
+    let pins = ["--pin", "a", "--pin", arg(&path), "--idle-unload", "1s"];
+    let server = Server::start(&[&listed[..], &pins].concat());
+    for name in ["a", "c"] {
+        server.wait_for(name, "loaded");
+    }
+    assert_eq!(server.complete("b").0, 200);
+    // Those that are not pinned go when nobody uses them.
+    for name in ["b", "demo"] {
+        server.wait_for(name, "unloaded");
+    }
+    let loaded: Vec<String> = (server.states().into_iter())
+        .filter_map(|(name, state)| (state == "loaded").then_some(name))
+        .collect();
+    assert_eq!(loaded, ["a", "c"]);
+    server.end();
+    let refused = |pin: &str| tokenmill([&["serve"][..], &listed, &["--pin", pin]].concat()).failed(2);
+    assert_eq!(
+        refused("demx"),
+        "error: `--pin demx`: no model is called so (hint: near it: `demo`)"
+    );
+    assert_eq!(
+        refused("nothing-here"),
+        "error: `--pin nothing-here`: no model is called so (hint: the models are demo, a, b, c)"
+    );
+}
+
+#[test]
 fn an_encoder_next_to_others_gets_no_larger_context_than_its_own() {
     let encoder = concat!(
         env!("CARGO_MANIFEST_DIR"),

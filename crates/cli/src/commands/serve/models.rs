@@ -14,6 +14,7 @@ use tokenmill::{ModelSource, PrefixFolder, Task, available_main_bytes};
 use tokenmill_server::{
     KeepAlive, ModelLimits, ModelSpec, Models, ServerConfig,
     models::{ModelFolder, Role},
+    near_names,
 };
 
 use super::{
@@ -23,7 +24,7 @@ use super::{
     models_folder::ModelsFolder,
 };
 use crate::{
-    failure::Failure,
+    failure::{Failure, first_few},
     model_name::{FetchArgs, served_name},
     numbers::{ByteSize, size_of},
 };
@@ -42,6 +43,9 @@ pub(super) struct SeveralArgs {
     /// Serve a model that makes embeddings next to the others; requests for embeddings that name no model are for it
     #[arg(long, value_name = "MODEL")]
     embedding_model: Option<PathBuf>,
+    /// Load a model of the command line or of a folder at the start, and keep it loaded: what it is called, or was given as. May be repeated
+    #[arg(long, value_name = "NAME")]
+    pin: Vec<String>,
     /// Memory that all models together may take, such as 16GiB. The one that was used longest ago is unloaded for another
     /// [default: what is available at the start]
     #[arg(long, value_name = "SIZE")]
@@ -68,6 +72,7 @@ impl SeveralArgs {
             || self.models.is_some()
             || self.models_dir.is_some()
             || self.embedding_model.is_some()
+            || !self.pin.is_empty()
             || self.memory_budget.is_some()
             || self.idle_unload.is_some()
     }
@@ -132,6 +137,9 @@ pub(super) fn several(
         spec.given = None;
         spec.variants.clear();
     }
+    for name in &several.pin {
+        pin(&mut specs, name)?;
+    }
     // What is of one model is not of those that come.
     let is_for_any = args.served_model_name.is_empty() && flags_of_one(args).all(|(is_given, ..)| !is_given);
     let watched = folder.filter(|_| is_for_any);
@@ -158,6 +166,25 @@ pub(super) fn several(
         "models come and go"
     );
     Ok(models)
+}
+
+/// Has a model loaded at the start and stay.
+///
+/// # Errors
+/// A name that no model has.
+fn pin(specs: &mut [ModelSpec], name: &str) -> Result<(), Failure> {
+    let is_called = |spec: &ModelSpec| spec.names.iter().chain(&spec.given).any(|other| other == name);
+    if let Some(spec) = specs.iter_mut().find(|spec| is_called(spec)) {
+        spec.is_pinned = true;
+        return Ok(());
+    }
+    let names: Vec<String> = specs.iter().flat_map(|spec| spec.names.clone()).collect();
+    let near = near_names(name, names.iter().map(String::as_str));
+    let hint = match &near[..] {
+        [] => format!("the models are {}", first_few(&names)),
+        near => format!("near it: `{}`", near.join("`, `")),
+    };
+    Err(Failure::usage(format!("`--pin {name}`: no model is called so")).hint(hint))
 }
 
 /// Warns where a model that is to make embeddings was made for text.
@@ -225,11 +252,11 @@ fn flags_of_one(args: &Args) -> impl Iterator<Item = (bool, &'static str, &'stat
 
 /// A model of the command line, which is there.
 fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<FoundModel, Failure> {
-    let fetch = &args.model_flags.flags.load.fetch;
-    let path = fetch.resolve(model)?;
+    let flags = &args.model_flags.flags;
+    let path = flags.load.fetch.resolve_seeing(model, &flags.vision)?;
     ModelSource::find(&path)?.check()?;
     // What is named on the command line is there, its draft model too.
-    let mut options = args.model_flags.flags.load_options()?;
+    let mut options = flags.load_options()?;
     options.prefix_folder = kept.cloned();
     Ok(FoundModel {
         name: served_name(model, &path),
