@@ -258,10 +258,10 @@ fn models_row(cache: &Path, free_bytes: Option<u64>) -> Row {
         let problem = format!("downloads cannot go to {}: {error}", cache.display());
         return Row::new("models", Err(problem)).hint("let HF_HOME name a folder that you can write to");
     }
-    let mut text = format!("downloads go to {}", cache.display());
-    if let Some(n_bytes) = free_bytes {
-        text += &format!(", where {} are free", size_of(n_bytes));
-    }
+    let room = free_bytes.map_or_else(String::new, |n_bytes| {
+        format!(", where {} are free", size_of(n_bytes))
+    });
+    let text = format!("downloads go to {}{room}", cache.display());
     let has_little = free_bytes.is_some_and(|n_bytes| n_bytes < LITTLE_BYTES);
     let outcome = if has_little { Err(text) } else { Ok(text) };
     Row::new("models", outcome)

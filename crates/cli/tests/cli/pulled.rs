@@ -74,7 +74,7 @@ impl Hub {
 fn path_asked(stream: &TcpStream) -> Option<String> {
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     let path = lines.next()?.split(' ').nth(1)?.to_owned();
-    lines.find(|line| line.is_empty())?;
+    lines.find(String::is_empty)?;
     Some(path)
 }
 
