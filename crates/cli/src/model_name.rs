@@ -27,8 +27,8 @@ use crate::{
     numbers::size_of,
     progress,
     source::{Plan, SourceName},
-    vision::VisionArgs,
     visible::visible,
+    vision::VisionArgs,
 };
 
 /// What may be downloaded for a command.
@@ -107,7 +107,9 @@ impl FetchArgs {
         let settings = self.settings();
         let stored = name.find_stored(&wishes(), &settings).ok().flatten()?;
         match name.stored_projector(&stored, &settings) {
-            StoredProjector::Missing(_) => Some(format!("`tokenmill pull {name}` downloads its encoder of images")),
+            StoredProjector::Missing(_) => {
+                Some(format!("`tokenmill pull {name}` downloads its encoder of images"))
+            }
             StoredProjector::Unknown => Some(format!(
                 "`tokenmill pull {name}` downloads its encoder of images, if its repository has one; `--mmproj FILE` names another"
             )),

@@ -106,7 +106,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         attached: String::new(),
         images: Vec::new(),
         is_blind: args.vision.is_off(),
-        encoder_hint: args.load.fetch.encoder_hint(&args.model).filter(|_| !model.sees()),
+        encoder_hint: args
+            .load
+            .fetch
+            .encoder_hint(&args.model)
+            .filter(|_| !model.sees()),
         last: None,
         params,
         has_fixed_seed: args.sampling.seed != Seed::Random,

@@ -25,10 +25,13 @@ const MAX_SHOWN_CHARS: usize = 80;
 
 /// Show what a model file holds, and the memory it will take.
 #[derive(clap::Args)]
-#[command(visible_alias = "show", after_help = "Examples:\n  \
+#[command(
+    visible_alias = "show",
+    after_help = "Examples:\n  \
     tokenmill inspect demo\n  \
     tokenmill inspect model.gguf --summary -c 8192\n  \
-    tokenmill inspect model.gguf --json | jq .metadata")]
+    tokenmill inspect model.gguf --json | jq .metadata"
+)]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,

@@ -13,11 +13,14 @@ use crate::{failure::Failure, model_name::settings, note::note, numbers::size_of
 
 /// List the models that were downloaded.
 #[derive(clap::Args)]
-#[command(visible_alias = "ls", after_help = "Examples:\n  \
+#[command(
+    visible_alias = "ls",
+    after_help = "Examples:\n  \
     tokenmill list\n  \
     tokenmill list --json | jq -r '.[].name'\n\n\
     It shows what other programs have put into the cache of Hugging Face and what Ollama has in its folder, too. `tokenmill inspect NAME` describes a model,\n\
-    `tokenmill rm NAME` removes one.")]
+    `tokenmill rm NAME` removes one."
+)]
 pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]

@@ -195,7 +195,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let input = &args.fetch.resolve(&args.input)?;
     if input.is_dir() {
         let given = args.input.display();
-        let what = if input == &args.input { "is a folder" } else { "has a folder of safetensors" };
+        let what = if input == &args.input {
+            "is a folder"
+        } else {
+            "has a folder of safetensors"
+        };
         return Err(Failure::input(format!("{given} {what}, and not a GGUF file"))
             .hint(format!("`tokenmill convert {given} OUT.gguf --type TYPE` makes one; `run`, `chat` and `serve` quantize while they load, with --quantize TYPE")));
     }

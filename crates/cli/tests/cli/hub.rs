@@ -98,7 +98,8 @@ fn a_model_in_the_cache_runs_by_its_name() {
 fn a_model_in_the_cache_is_quantized_by_its_name() {
     let cache = cache();
     let folder = tempfile::tempdir().unwrap();
-    let [by_name, by_file, file] = ["name.gguf", "file.gguf", "demo.gguf"].map(|name| folder.path().join(name));
+    let [by_name, by_file, file] =
+        ["name.gguf", "file.gguf", "demo.gguf"].map(|name| folder.path().join(name));
     fs::write(&file, DEMO_GGUF).unwrap();
     let quantize = |from: &str, to: &Path| {
         let args = ["quantize", from, arg(to), "q4_0", "--allow-requantize"];
@@ -126,7 +127,17 @@ fn an_encoder_of_images_that_is_not_here_can_be_pulled() {
     fs::copy(data.join("model.gguf"), snapshot.join("sees-F16.gguf")).unwrap();
     let image = data.join("0.png");
     let run = || {
-        let args = ["run", "org/sees-GGUF", "Hi", "--image", arg(&image), "-n", "2", "-c", "256"];
+        let args = [
+            "run",
+            "org/sees-GGUF",
+            "Hi",
+            "--image",
+            arg(&image),
+            "-n",
+            "2",
+            "-c",
+            "256",
+        ];
         outcome(&cache, &args)
     };
     let unknown = run().failed(3);

@@ -148,7 +148,15 @@ fn models_of_the_command_line_and_of_a_folder_are_pinned() {
         put(folder.path(), name, DEMO_GGUF);
     }
     let path = folder.path().join("c.gguf");
-    let listed = ["demo", "--models-dir", arg(folder.path()), "-c", "64", "--max-num-seqs", "1"];
+    let listed = [
+        "demo",
+        "--models-dir",
+        arg(folder.path()),
+        "-c",
+        "64",
+        "--max-num-seqs",
+        "1",
+    ];
     let pins = ["--pin", "a", "--pin", arg(&path), "--idle-unload", "1s"];
     let server = Server::start(&[&listed[..], &pins].concat());
     for name in ["a", "c"] {
