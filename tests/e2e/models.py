@@ -133,7 +133,7 @@ with Place() as place:
     image = str(VISION / "0.png")
     model, encoder = [place.snapshot(name, SEES) for name in ("sees-F16.gguf", "mmproj-sees-F16.gguf")]
     code, shown = place.on_terminal("chat", SEES, answer=b"n")
-    assert code == 3 and "Download org/sees-GGUF:F16, 42.4 KiB and 31.5 KiB for its encoder of images?" in shown, shown
+    assert code == 3 and "Download org/sees-GGUF:F16, 42.4 KiB (it is the only one) and 31.5 KiB for its encoder of images?" in shown, shown
     refused = place.run("run", SEES, "Hi", code=3).stderr
     assert "downloads it, 42.4 KiB and 31.5 KiB for its encoder of images; `--yes`" in refused, refused
     assert "downloads it, 42.4 KiB; `--yes`" in place.run("run", SEES, "Hi", "--no-mmproj", code=3).stderr
