@@ -4,7 +4,9 @@
 
 use std::path::Path;
 
-use crate::{failure::Failure, missing_model::HOW_TO_FETCH, source::SourceName};
+use tokenmill::hub::SourceName;
+
+use crate::{failure::Failure, missing_model::HOW_TO_FETCH};
 
 /// Names of a command, and what to do instead.
 type Row = (&'static [&'static str], &'static str);

@@ -15,21 +15,13 @@ use indicatif::ProgressBar;
 use tokenmill::{
     ModelSource,
     hub::{
-        HubSettings, ModelName, PullEvent, PullObserver, PullWishes, PulledModel, StoredProjector,
-        ollama::OllamaName, variants_of_file,
+        HubSettings, PullEvent, PullObserver, PullWishes, PulledModel, SourceName, SourcePlan,
+        StoredProjector, variants_of_file,
     },
     machine_bytes,
 };
 
-use crate::{
-    failure::Failure,
-    note::note,
-    numbers::size_of,
-    progress,
-    source::{Plan, SourceName},
-    visible::visible,
-    vision::VisionArgs,
-};
+use crate::{failure::Failure, note::note, numbers::size_of, progress, visible::visible, vision::VisionArgs};
 
 /// What may be downloaded for a command.
 #[derive(Args, Debug, Clone, Default)]
@@ -61,7 +53,7 @@ impl FetchArgs {
     }
 
     fn find_or_fetch(&self, model: &Path, with_encoder: bool) -> Result<PathBuf, Failure> {
-        let Some(name) = name_of(model)? else {
+        let Some(name) = SourceName::of_path(model)? else {
             return Ok(model.to_owned());
         };
         let settings = self.settings();
@@ -70,12 +62,13 @@ impl FetchArgs {
         (wishes.with_projector, wishes.with_nextn) = (with_encoder, false);
         match name.find_stored(&wishes, &settings) {
             Ok(Some(found)) => return Ok(found.path),
-            Err(error) if settings.is_offline => return Err(name.failure(error)),
+            Err(error) if settings.is_offline => return Err(Failure::of_name(&name, error)),
             // Another type may fit.
             Ok(None) | Err(_) => {}
         }
         let watcher = Watcher::new();
-        let plan = (name.plan(&wishes, &settings, &watcher)).map_err(|error| name.failure(error))?;
+        let plan =
+            (name.plan(&wishes, &settings, &watcher)).map_err(|error| Failure::of_name(&name, error))?;
         if !self.yes {
             ask_for(&plan)?;
         }
@@ -87,13 +80,13 @@ impl FetchArgs {
     /// # Errors
     /// A name that means nothing, and a model that would have to be downloaded.
     pub(crate) fn stored(&self, model: &Path) -> Result<PathBuf, Failure> {
-        let Some(name) = name_of(model)? else {
+        let Some(name) = SourceName::of_path(model)? else {
             return Ok(model.to_owned());
         };
         let mut wishes = wishes();
         wishes.with_projector = false;
         let found = name.find_stored(&wishes, &self.settings());
-        if let Some(found) = found.map_err(|error| name.failure(error))? {
+        if let Some(found) = found.map_err(|error| Failure::of_name(&name, error))? {
             return Ok(found.path);
         }
         let name = model.display();
@@ -103,7 +96,7 @@ impl FetchArgs {
 
     /// How a model that is named gets the encoder of images that its repository has, or may have, and this machine lacks.
     pub(crate) fn encoder_hint(&self, model: &Path) -> Option<String> {
-        let name = name_of(model).ok().flatten()?;
+        let name = SourceName::of_path(model).ok().flatten()?;
         let settings = self.settings();
         let stored = name.find_stored(&wishes(), &settings).ok().flatten()?;
         match name.stored_projector(&stored, &settings) {
@@ -128,7 +121,7 @@ impl FetchArgs {
 
     /// Whether it is a name rather than a path.
     pub(crate) fn is_name(model: &Path) -> bool {
-        name_of(model).is_ok_and(|name| name.is_some())
+        SourceName::of_path(model).is_ok_and(|name| name.is_some())
     }
 
     /// The settings of the environment and of these options.
@@ -142,7 +135,7 @@ impl FetchArgs {
 /// What a model is called that was given as `model` and lies at `found`: as it was named, or as its file without `.gguf` and without the
 /// number of its part.
 pub(crate) fn served_name(model: &Path, found: &Path) -> String {
-    if let Ok(Some(name)) = name_of(model) {
+    if let Ok(Some(name)) = SourceName::of_path(model) {
         return name.shown();
     }
     let name = ModelSource::find(found).map_or_else(
@@ -161,7 +154,7 @@ pub(crate) fn served_name(model: &Path, found: &Path) -> String {
 
 /// What tells a model that was given as `model` and lies at `found` apart in its repository of the Hub; nothing for others.
 pub(crate) fn variants(model: &Path, found: &Path) -> Vec<String> {
-    match name_of(model) {
+    match SourceName::of_path(model) {
         Ok(Some(SourceName::Hub(_))) => variants_of_file(&found.to_string_lossy()),
         _ => Vec::new(),
     }
@@ -169,7 +162,7 @@ pub(crate) fn variants(model: &Path, found: &Path) -> Vec<String> {
 
 /// What a model of Ollama is called, where it was named: its file is called by its bytes.
 pub(crate) fn ollama_name(model: &Path) -> Option<String> {
-    match name_of(model) {
+    match SourceName::of_path(model) {
         Ok(Some(name @ SourceName::Ollama(_))) => Some(name.shown()),
         _ => None,
     }
@@ -196,60 +189,37 @@ pub(crate) fn wishes() -> PullWishes {
     wishes
 }
 
-/// The name that stands for MODEL; `None` where it is a path.
-///
-/// # Errors
-/// What says by itself that it is a name, and is none.
-fn name_of(model: &Path) -> Result<Option<SourceName>, Failure> {
-    let Some(text) = model.to_str() else {
-        return Ok(None);
-    };
-    if ModelName::is_marked(text) || OllamaName::is_marked(text) {
-        return Ok(Some(text.parse()?));
-    }
-    let is_file_name = !text.contains(':')
-        && (model.extension())
-            .and_then(|extension| extension.to_str())
-            .is_some_and(|extension| matches!(extension, "gguf" | "safetensors" | "json" | "bin"));
-    let owner = text.split('/').next().unwrap_or_default();
-    if model.exists() || is_file_name || Path::new(owner).exists() {
-        return Ok(None);
-    }
-    Ok(text.parse().ok())
-}
-
 /// Asks on the terminal whether a model is to be downloaded.
 ///
 /// # Errors
 /// A no, and no terminal to ask on.
-fn ask_for(plan: &Plan) -> Result<(), Failure> {
+fn ask_for(plan: &SourcePlan) -> Result<(), Failure> {
     let name = plan.full_name();
     if plan.missing_bytes() == 0 {
         return Ok(());
     }
-    let n_bytes = sizes(plan);
-    let question = match plan.why() {
-        Some(why) => format!("Download {name}, {n_bytes} ({why})?"),
-        None => format!("Download {name}, {n_bytes}?"),
-    };
+    let (model, encoder) = sizes(plan);
+    let because = (plan.why()).map_or_else(String::new, |why| format!(" ({why})"));
+    let question = format!("Download {name}, {model}{because}{encoder}?");
     if is_agreed(&question)? {
         return Ok(());
     }
     Err(
         Failure::input(format!("`{name}` is not on this machine")).hint(format!(
-            "`tokenmill pull {name}` downloads it, {n_bytes}; `--yes` does so here"
+            "`tokenmill pull {name}` downloads it, {model}{encoder}; `--yes` does so here"
         )),
     )
 }
 
-/// What a download takes, in words.
-fn sizes(plan: &Plan) -> String {
+/// What a download takes, in words: the model, and what its encoder of images adds.
+fn sizes(plan: &SourcePlan) -> (String, String) {
     let encoder_bytes = plan.missing_projector_bytes();
     let model = size_of(plan.missing_bytes().saturating_sub(encoder_bytes));
-    match encoder_bytes {
-        0 => model,
-        _ => format!("{model} and {} for its encoder of images", size_of(encoder_bytes)),
-    }
+    let encoder = match encoder_bytes {
+        0 => String::new(),
+        n_bytes => format!(" and {} for its encoder of images", size_of(n_bytes)),
+    };
+    (model, encoder)
 }
 
 /// Asks a question that is answered with yes or no; nothing but yes is a yes. Without a terminal it is no.
@@ -273,12 +243,16 @@ pub(crate) fn is_agreed(question: &str) -> Result<bool, Failure> {
 /// Downloads with a progress bar.
 ///
 /// # Errors
-/// As [`Plan::fetch`].
-pub(crate) fn fetch(plan: Plan, settings: &HubSettings, watcher: &Watcher) -> Result<PulledModel, Failure> {
+/// As [`SourcePlan::fetch`].
+pub(crate) fn fetch(
+    plan: SourcePlan,
+    settings: &HubSettings,
+    watcher: &Watcher,
+) -> Result<PulledModel, Failure> {
     let name = plan.full_name();
     let pulled = plan.fetch(settings, watcher);
     watcher.bar.finish_and_clear();
-    pulled.map_err(|error| name.failure(error))
+    pulled.map_err(|error| Failure::of_name(&name, error))
 }
 
 /// Shows a download on standard error.
@@ -347,40 +321,6 @@ mod tests {
             ),
         ] {
             assert_eq!(served_name(Path::new(given), Path::new(found)), name);
-        }
-    }
-
-    #[test]
-    fn files_and_folders_are_never_names() {
-        let check = |text: &str, is_name: bool| {
-            let found = name_of(Path::new(text));
-            assert_eq!(found.map_or(true, |name| name.is_some()), is_name, "{text}");
-        };
-        for name in [
-            "no-owner/repo-GGUF",
-            "no-owner/repo:Q4_K_M",
-            "no-owner/repo:x.gguf",
-            "hf://src/x",
-            "hf:x",
-            "llama3.2:1b",
-            "ollama:llama3.2",
-        ] {
-            check(name, true);
-        }
-        // Tests run in the crate's folder.
-        for path in [
-            "demo",
-            "src",
-            "src/main.rs",
-            "src/none",
-            "a.gguf",
-            "no-owner/a.gguf",
-            "./a/b",
-            "/a/b",
-            "a/b/c",
-            "",
-        ] {
-            check(path, false);
         }
     }
 }

@@ -194,6 +194,9 @@ impl Transfer<'_> {
                 // What the others failed at is the error that is told.
                 return Err(early_end(&url));
             }
+            if self.tally.observer.is_cancelled() {
+                return Err(HubError::Cancelled.into());
+            }
             let n_wanted = (to_skip + end - *at).min(BUFFER_BYTES as u64) as usize;
             let n_read = match reader.read(&mut buffer[..n_wanted]) {
                 Ok(0) => return Err(early_end(&url)),

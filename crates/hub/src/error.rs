@@ -200,6 +200,9 @@ pub enum HubError {
         /// Why.
         source: io::Error,
     },
+    /// A download that its observer has ended.
+    #[error("the download was ended; the next one continues there")]
+    Cancelled,
     /// A model that is to be removed and is not there.
     #[error("`{name}` is not in the cache")]
     NotStored {

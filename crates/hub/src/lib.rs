@@ -2,7 +2,8 @@
 //!
 //! [`pull()`] asks the Hugging Face Hub what a repository holds, picks a file that fits into the memory, downloads it over several
 //! connections and puts it into the cache of `huggingface_hub`. [`find_stored`] finds a model that is there already and asks no
-//! server. [`stored_models`] lists what is there, [`Removal`] takes it away.
+//! server. [`stored_models`] lists what is there, [`Removal`] takes it away. [`SourceName`] is a name of the Hub or of Ollama's registry, and
+//! tells names from paths.
 //!
 //! ```no_run
 //! use tokenmill_hub::{HubSettings, ModelName, PullWishes, pull};
@@ -41,6 +42,7 @@ pub mod ollama;
 mod pull;
 mod retry;
 mod settings;
+mod source;
 mod stored;
 mod stored_projector;
 
@@ -51,6 +53,7 @@ pub use model_type::{is_model_file_name, variants_of_file};
 pub use observer::{PullEvent, PullObserver};
 pub use pull::{PullPlan, PullWishes, PulledModel, find_stored, plan, pull};
 pub use settings::{HubSettings, HubToken};
+pub use source::{SourceName, SourcePlan, SourceRemoval};
 pub use stored::{Removal, StoredModel, stored_models};
 pub use stored_projector::{StoredProjector, stored_projector};
 

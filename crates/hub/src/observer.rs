@@ -1,7 +1,7 @@
 //! [`PullObserver`]: what is told while a model is downloaded.
 //!
-//! Separate because the crate itself prints nothing. Invariant: a call comes from any thread and is short; what an observer does
-//! changes nothing about the download.
+//! Separate because the crate itself prints nothing. Invariant: a call comes from any thread and is short; an observer can end a download,
+//! and changes nothing else about it.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -49,6 +49,12 @@ pub enum PullEvent<'a> {
 pub trait PullObserver: Sync {
     /// Takes notice of an event.
     fn event(&self, event: PullEvent<'_>);
+
+    /// Whether the download is to end early, with [`HubError::Cancelled`](crate::HubError::Cancelled). It is asked between pieces of a file and
+    /// in pauses; what has arrived stays.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
 }
 
 /// Takes notice of nothing.

@@ -118,6 +118,9 @@ impl<'a> Attempts<'a> {
             if self.is_aborted.load(Ordering::Relaxed) {
                 return Err(error);
             }
+            if self.observer.is_cancelled() {
+                return Err(HubError::Cancelled);
+            }
             thread::sleep(left.min(Duration::from_millis(50)));
         }
         Ok(())

@@ -1,16 +1,16 @@
 //! `pull`: downloads a model by its name.
 
 use serde_json::json;
-use tokenmill::hub::{HubError, HubSettings, PulledModel, StoredProjector};
+use tokenmill::hub::{HubError, HubSettings, PulledModel, SourceName, StoredProjector};
 
 use crate::{
     failure::Failure,
     interrupt,
     model_name::{Watcher, fetch, settings, wishes},
+    name_argument::of_argument,
     note::note,
     numbers::{counted, size_of},
     output,
-    source::SourceName,
     visible::visible,
 };
 
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
     let mut settings = settings();
     settings.is_offline |= args.offline;
-    let asked = SourceName::of_argument(&args.model, &settings)?;
+    let asked = of_argument(&args.model, &settings)?;
     let mut wishes = wishes();
     wishes.with_projector = !args.no_projector;
     wishes.with_nextn = !args.no_mtp;
@@ -68,13 +68,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut plan = match asked.plan(&wishes, &settings, &watcher) {
         Ok(plan) => plan,
         // What the bytes should be is the server's to say.
-        Err(error) if args.verify => return Err(asked.failure(error)),
+        Err(error) if args.verify => return Err(Failure::of_name(&asked, error)),
         Err(error) => return args.stored_instead(&asked, error, &settings),
     };
     let name = plan.full_name();
     if args.verify {
         plan.remove_damaged(&settings, &watcher)
-            .map_err(|error| asked.failure(error))?;
+            .map_err(|error| Failure::of_name(&asked, error))?;
     }
     let (total_bytes, missing_bytes) = (plan.total_bytes(), plan.missing_bytes());
     let because = (plan.why()).map_or_else(String::new, |why| format!(" ({why})"));
@@ -127,7 +127,7 @@ impl Args {
         );
         let stored = (name.find_stored(&wishes(), settings).ok().flatten()).filter(|_| is_silent);
         let Some(stored) = stored else {
-            return Err(name.failure(error));
+            return Err(Failure::of_name(name, error));
         };
         let reason = match error {
             HubError::Offline { .. } => "downloads are switched off".to_owned(),

@@ -1,11 +1,13 @@
 //! `rm`: removes a downloaded model.
 
+use tokenmill::hub::SourceRemoval;
+
 use crate::{
     failure::Failure,
     model_name::{is_agreed, settings},
+    name_argument::of_argument,
     note::note,
     numbers::size_of,
-    source::{AnyRemoval, SourceName},
     visible::visible,
 };
 
@@ -27,8 +29,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let settings = settings();
-    let name = &SourceName::of_argument(&args.model, &settings)?;
-    let removal = AnyRemoval::of(name, &settings)?;
+    let name = &of_argument(&args.model, &settings)?;
+    let removal = SourceRemoval::of(name, &settings)?;
     let models = match removal.labels() {
         [] => String::new(),
         labels => format!(" ({})", labels.join(", ")),

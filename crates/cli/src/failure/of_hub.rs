@@ -4,7 +4,7 @@
 
 use std::io;
 
-use tokenmill::hub::HubError;
+use tokenmill::hub::{HubError, SourceName};
 
 use super::Failure;
 use crate::numbers::size_of;
@@ -44,9 +44,12 @@ impl From<HubError> for Failure {
 }
 
 impl Failure {
-    /// Of a model of Ollama's registry.
-    pub(crate) fn of_ollama(error: HubError) -> Self {
-        Self::of_source(error, &OLLAMA)
+    /// What went wrong with a model of this name, with what to do in the words of its source.
+    pub(crate) fn of_name(name: &SourceName, error: HubError) -> Self {
+        match name {
+            SourceName::Hub(_) => error.into(),
+            SourceName::Ollama(_) => Self::of_source(error, &OLLAMA),
+        }
     }
 
     fn of_source(error: HubError, words: &SourceWords) -> Self {

@@ -87,6 +87,59 @@ fn a_large_file_comes_in_parts_over_several_connections() {
     );
 }
 
+/// Ends a download when so many bytes are there.
+struct Ender {
+    after_bytes: u64,
+    done_bytes: AtomicU64,
+}
+
+impl PullObserver for Ender {
+    fn event(&self, event: PullEvent<'_>) {
+        if let PullEvent::Progress { done_bytes, .. } = event {
+            self.done_bytes.store(done_bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.done_bytes.load(Ordering::Relaxed) >= self.after_bytes
+    }
+}
+
+#[test]
+fn an_observer_ends_a_download_and_what_has_arrived_stays() {
+    let bytes = noise(1_000_003, 2);
+    let hub = FakeHub::with(&[("m-Q8_0.gguf", bytes.clone())]);
+    let (name, settings) = (NAME.parse().unwrap(), hub.settings());
+    let ender = Ender {
+        after_bytes: 200_000,
+        done_bytes: AtomicU64::new(0),
+    };
+    let ended = pull(&name, &PullWishes::default(), &settings, &ender);
+    assert!(matches!(ended, Err(HubError::Cancelled)), "{ended:?}");
+    assert!(hub.shows_nothing());
+    let rest = plan(&name, &PullWishes::default(), &settings, &()).unwrap();
+    assert!(
+        rest.missing_bytes <= 800_003 && rest.missing_bytes > 0,
+        "{rest:?}"
+    );
+    let model = rest.fetch(&settings, &()).unwrap();
+    assert_eq!(fs::read(model.path).unwrap(), bytes);
+}
+
+#[test]
+fn a_pause_ends_where_the_observer_ends_the_download() {
+    let hub = FakeHub::with(&[("m-Q8_0.gguf", noise(100_000, 2))]);
+    hub.on(|request| request.is_for_bytes().then_some(Fault::Status(503, "")));
+    let mut settings = hub.settings();
+    settings.retry_pause = Duration::from_mins(1);
+    let ender = Ender {
+        after_bytes: 0,
+        done_bytes: AtomicU64::new(0),
+    };
+    let ended = pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &ender);
+    assert!(matches!(ended, Err(HubError::Cancelled)), "{ended:?}");
+}
+
 #[test]
 fn a_download_continues_where_it_was_interrupted() {
     let bytes = noise(1_000_003, 2);

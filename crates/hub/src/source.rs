@@ -1,21 +1,23 @@
-//! [`SourceName`] and [`Plan`]: a model by name from either source, the Hugging Face Hub or Ollama's registry.
+//! [`SourceName`] and [`SourcePlan`]: a model by name from either source, the Hugging Face Hub or Ollama's registry.
 //!
-//! Separate because commands do the same with both. Invariant: what could be a repository of the Hub is one.
+//! Separate because programs do the same with both. Invariants: what could be a repository of the Hub is one; what exists as a file or a
+//! folder is never taken for a name.
 
 use std::{fmt, path::Path, str::FromStr};
 
-use tokenmill::hub::{
-    self, HubError, HubSettings, ModelName, PullObserver, PullPlan, PullWishes, PulledModel, Removal,
-    StoredProjector,
+use crate::{
+    HubError, HubSettings, ModelName, PullObserver, PullPlan, PullWishes, PulledModel, Removal,
+    StoredProjector, find_stored,
     ollama::{self, OllamaName, OllamaPlan, OllamaRemoval},
+    plan, stored_projector,
 };
-
-use crate::{failure::Failure, missing_model};
 
 /// A model by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SourceName {
+pub enum SourceName {
+    /// Of the Hub.
     Hub(ModelName),
+    /// Of Ollama's registry.
     Ollama(OllamaName),
 }
 
@@ -43,76 +45,55 @@ impl fmt::Display for SourceName {
 }
 
 impl SourceName {
-    /// Reads a name that is an argument of its own.
+    /// The name that stands where a model is expected; `None` where that is a path.
     ///
     /// # Errors
-    /// What is no name, with the name that may be meant.
-    pub(crate) fn of_argument(text: &str, settings: &HubSettings) -> Result<Self, Failure> {
-        let path = Path::new(text);
-        if text == "demo" {
-            return Err(
-                Failure::usage("`demo` is built in, and no model that is downloaded")
-                    .hint("`tokenmill run demo TEXT` runs it"),
-            );
-        }
-        let parsed: Result<Self, HubError> = text.parse();
-        // A folder may be called like its owner and repository; what is pulled is the repository then.
-        if path.is_file() || parsed.is_err() && path.exists() {
-            return Err(
-                Failure::usage(format!("`{text}` is on this machine, and no name of a model"))
-                    .hint(format!("`tokenmill run {text} TEXT` runs it")),
-            );
-        }
-        let error = match parsed {
-            Ok(name) => return Ok(name),
-            Err(error) => error,
+    /// What says by itself that it is a name, and is none.
+    pub fn of_path(model: &Path) -> Result<Option<Self>, HubError> {
+        let Some(text) = model.to_str() else {
+            return Ok(None);
         };
-        let latest = OllamaName::of_short(&format!("{text}:latest"));
-        let is_stored = |name: &OllamaName| matches!(ollama::find_stored(name, settings), Ok(Some(_)));
-        match latest {
-            Some(name) if is_stored(&name) => {
-                Err(Failure::usage(error.to_string()).hint(format!("`{name}` is on this machine")))
-            }
-            Some(_) => Err(Failure::usage(error.to_string()).hint(missing_model::hint(path))),
-            None => Err(error.into()),
+        if ModelName::is_marked(text) || OllamaName::is_marked(text) {
+            return text.parse().map(Some);
         }
+        let is_file_name = !text.contains(':')
+            && (model.extension())
+                .and_then(|extension| extension.to_str())
+                .is_some_and(|extension| matches!(extension, "gguf" | "safetensors" | "json" | "bin"));
+        let owner = text.split('/').next().unwrap_or_default();
+        if model.exists() || is_file_name || Path::new(owner).exists() {
+            return Ok(None);
+        }
+        Ok(text.parse().ok())
     }
 
     /// What the name is served under and shown as.
-    pub(crate) fn shown(&self) -> String {
+    pub fn shown(&self) -> String {
         match self {
             Self::Hub(name) => name.to_string(),
             Self::Ollama(name) => name.short(),
         }
     }
 
-    /// What went wrong with a model of this name, with what to do in the words of its source.
-    pub(crate) fn failure(&self, error: HubError) -> Failure {
-        match self {
-            Self::Hub(_) => error.into(),
-            Self::Ollama(_) => Failure::of_ollama(error),
-        }
-    }
-
     /// The model, if it is on this machine.
     ///
     /// # Errors
-    /// As [`hub::find_stored`].
-    pub(crate) fn find_stored(
+    /// As [`find_stored`].
+    pub fn find_stored(
         &self,
         wishes: &PullWishes,
         settings: &HubSettings,
     ) -> Result<Option<PulledModel>, HubError> {
         match self {
-            Self::Hub(name) => hub::find_stored(name, wishes, settings),
+            Self::Hub(name) => find_stored(name, wishes, settings),
             Self::Ollama(name) => ollama::find_stored(name, settings),
         }
     }
 
     /// What is known of the encoder of images of a model that [`Self::find_stored`] has found. Those of Ollama have what their manifests name.
-    pub(crate) fn stored_projector(&self, model: &PulledModel, settings: &HubSettings) -> StoredProjector {
+    pub fn stored_projector(&self, model: &PulledModel, settings: &HubSettings) -> StoredProjector {
         match self {
-            Self::Hub(name) => hub::stored_projector(name, model, settings),
+            Self::Hub(name) => stored_projector(name, model, settings),
             Self::Ollama(_) => StoredProjector::There,
         }
     }
@@ -120,30 +101,32 @@ impl SourceName {
     /// Asks the source, and says what a download would take.
     ///
     /// # Errors
-    /// As [`hub::plan`].
-    pub(crate) fn plan(
+    /// As [`plan`].
+    pub fn plan(
         &self,
         wishes: &PullWishes,
         settings: &HubSettings,
         observer: &dyn PullObserver,
-    ) -> Result<Plan, HubError> {
+    ) -> Result<SourcePlan, HubError> {
         match self {
-            Self::Hub(name) => hub::plan(name, wishes, settings, observer).map(Plan::Hub),
-            Self::Ollama(name) => ollama::plan(name, settings, observer).map(Plan::Ollama),
+            Self::Hub(name) => plan(name, wishes, settings, observer).map(SourcePlan::Hub),
+            Self::Ollama(name) => ollama::plan(name, settings, observer).map(SourcePlan::Ollama),
         }
     }
 }
 
 /// What a download takes.
 #[derive(Debug)]
-pub(crate) enum Plan {
+pub enum SourcePlan {
+    /// Of the Hub.
     Hub(PullPlan),
+    /// Of Ollama's registry.
     Ollama(OllamaPlan),
 }
 
-impl Plan {
+impl SourcePlan {
     /// What is downloaded, with its type.
-    pub(crate) fn full_name(&self) -> SourceName {
+    pub fn full_name(&self) -> SourceName {
         match self {
             Self::Hub(plan) => SourceName::Hub(plan.full_name()),
             Self::Ollama(plan) => SourceName::Ollama(plan.name().clone()),
@@ -151,7 +134,7 @@ impl Plan {
     }
 
     /// Why this file is taken, where the name does not say it.
-    pub(crate) fn why(&self) -> Option<&str> {
+    pub fn why(&self) -> Option<&str> {
         match self {
             Self::Hub(plan) => plan.why.as_deref(),
             Self::Ollama(_) => None,
@@ -159,14 +142,15 @@ impl Plan {
     }
 
     /// The file of layers for further tokens that comes with the model, and its bytes.
-    pub(crate) fn nextn(&self) -> Option<&(String, u64)> {
+    pub fn nextn(&self) -> Option<&(String, u64)> {
         match self {
             Self::Hub(plan) => plan.nextn.as_ref(),
             Self::Ollama(_) => None,
         }
     }
 
-    pub(crate) fn n_files(&self) -> usize {
+    /// How many files it has.
+    pub fn n_files(&self) -> usize {
         match self {
             Self::Hub(plan) => plan.n_files(),
             Self::Ollama(plan) => plan.n_files(),
@@ -174,7 +158,7 @@ impl Plan {
     }
 
     /// Bytes of all files.
-    pub(crate) fn total_bytes(&self) -> u64 {
+    pub fn total_bytes(&self) -> u64 {
         match self {
             Self::Hub(plan) => plan.total_bytes,
             Self::Ollama(plan) => plan.total_bytes,
@@ -182,7 +166,7 @@ impl Plan {
     }
 
     /// Bytes that are to be downloaded.
-    pub(crate) fn missing_bytes(&self) -> u64 {
+    pub fn missing_bytes(&self) -> u64 {
         match self {
             Self::Hub(plan) => plan.missing_bytes,
             Self::Ollama(plan) => plan.missing_bytes,
@@ -190,7 +174,7 @@ impl Plan {
     }
 
     /// Those of them that are the encoder of images. Manifests of Ollama do not tell it from the weights.
-    pub(crate) fn missing_projector_bytes(&self) -> u64 {
+    pub fn missing_projector_bytes(&self) -> u64 {
         match self {
             Self::Hub(plan) => plan.missing_projector_bytes,
             Self::Ollama(_) => 0,
@@ -201,7 +185,7 @@ impl Plan {
     ///
     /// # Errors
     /// As [`PullPlan::remove_damaged`].
-    pub(crate) fn remove_damaged(
+    pub fn remove_damaged(
         &mut self,
         settings: &HubSettings,
         observer: &dyn PullObserver,
@@ -216,11 +200,7 @@ impl Plan {
     ///
     /// # Errors
     /// As [`PullPlan::fetch`].
-    pub(crate) fn fetch(
-        self,
-        settings: &HubSettings,
-        observer: &dyn PullObserver,
-    ) -> Result<PulledModel, HubError> {
+    pub fn fetch(self, settings: &HubSettings, observer: &dyn PullObserver) -> Result<PulledModel, HubError> {
         match self {
             Self::Hub(plan) => plan.fetch(settings, observer),
             Self::Ollama(plan) => plan.fetch(settings, observer),
@@ -230,17 +210,19 @@ impl Plan {
 
 /// What the removal of a model takes away.
 #[derive(Debug)]
-pub(crate) enum AnyRemoval {
+pub enum SourceRemoval {
+    /// Of the Hub.
     Hub(Removal),
+    /// Of Ollama's registry.
     Ollama(OllamaRemoval),
 }
 
-impl AnyRemoval {
+impl SourceRemoval {
     /// Finds what goes with a model.
     ///
     /// # Errors
     /// A model that is not there.
-    pub(crate) fn of(name: &SourceName, settings: &HubSettings) -> Result<Self, HubError> {
+    pub fn of(name: &SourceName, settings: &HubSettings) -> Result<Self, HubError> {
         match name {
             SourceName::Hub(name) => Removal::of(name, settings).map(Self::Hub),
             SourceName::Ollama(name) => OllamaRemoval::of(name, settings).map(Self::Ollama),
@@ -248,7 +230,7 @@ impl AnyRemoval {
     }
 
     /// The types that go, where a name means several.
-    pub(crate) fn labels(&self) -> &[String] {
+    pub fn labels(&self) -> &[String] {
         match self {
             Self::Hub(removal) => &removal.labels,
             Self::Ollama(_) => &[],
@@ -256,7 +238,7 @@ impl AnyRemoval {
     }
 
     /// Bytes that are free then.
-    pub(crate) fn freed_bytes(&self) -> u64 {
+    pub fn freed_bytes(&self) -> u64 {
         match self {
             Self::Hub(removal) => removal.freed_bytes,
             Self::Ollama(removal) => removal.freed_bytes,
@@ -267,10 +249,49 @@ impl AnyRemoval {
     ///
     /// # Errors
     /// A file that cannot be removed.
-    pub(crate) fn apply(self) -> Result<(), HubError> {
+    pub fn apply(self) -> Result<(), HubError> {
         match self {
             Self::Hub(removal) => removal.apply(),
             Self::Ollama(removal) => removal.apply(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_folders_are_never_names() {
+        let check = |text: &str, is_name: bool| {
+            let found = SourceName::of_path(Path::new(text));
+            assert_eq!(found.map_or(true, |name| name.is_some()), is_name, "{text}");
+        };
+        for name in [
+            "no-owner/repo-GGUF",
+            "no-owner/repo:Q4_K_M",
+            "no-owner/repo:x.gguf",
+            "hf://src/x",
+            "hf:x",
+            "llama3.2:1b",
+            "ollama:llama3.2",
+        ] {
+            check(name, true);
+        }
+        // Tests run in the crate's folder.
+        for path in [
+            "demo",
+            "src",
+            "src/lib.rs",
+            "src/none",
+            "a.gguf",
+            "no-owner/a.gguf",
+            "./a/b",
+            "/a/b",
+            "a/b/c",
+            "",
+        ] {
+            check(path, false);
         }
     }
 }

@@ -1,0 +1,47 @@
+//! [`of_argument`]: what is expected to be a name of a model, for `pull` and `rm`.
+//!
+//! Separate from MODEL, which is a path as well. Invariant: what is on this machine, and no name, is said to be so.
+
+use std::path::Path;
+
+use tokenmill::hub::{
+    HubError, HubSettings, SourceName,
+    ollama::{self, OllamaName},
+};
+
+use crate::{failure::Failure, missing_model};
+
+/// Reads a name that is an argument of its own.
+///
+/// # Errors
+/// What is no name, with the name that may be meant.
+pub(crate) fn of_argument(text: &str, settings: &HubSettings) -> Result<SourceName, Failure> {
+    let path = Path::new(text);
+    if text == "demo" {
+        return Err(
+            Failure::usage("`demo` is built in, and no model that is downloaded")
+                .hint("`tokenmill run demo TEXT` runs it"),
+        );
+    }
+    let parsed: Result<SourceName, HubError> = text.parse();
+    // A folder may be called like its owner and repository; what is pulled is the repository then.
+    if path.is_file() || parsed.is_err() && path.exists() {
+        return Err(
+            Failure::usage(format!("`{text}` is on this machine, and no name of a model"))
+                .hint(format!("`tokenmill run {text} TEXT` runs it")),
+        );
+    }
+    let error = match parsed {
+        Ok(name) => return Ok(name),
+        Err(error) => error,
+    };
+    let latest = OllamaName::of_short(&format!("{text}:latest"));
+    let is_stored = |name: &OllamaName| matches!(ollama::find_stored(name, settings), Ok(Some(_)));
+    match latest {
+        Some(name) if is_stored(&name) => {
+            Err(Failure::usage(error.to_string()).hint(format!("`{name}` is on this machine")))
+        }
+        Some(_) => Err(Failure::usage(error.to_string()).hint(missing_model::hint(path))),
+        None => Err(error.into()),
+    }
+}
