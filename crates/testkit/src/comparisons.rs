@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 84] = [
+const ROWS: [Row; 86] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -66,6 +66,16 @@ const ROWS: [Row; 84] = [
     row("logits, Hugging Face folders", "transformers", 9),
     row("logits of folders, simulated GPU", "transformers", 0),
     row("layers that guess further tokens", "no reference: plain loops", 0),
+    row(
+        "layers that guess further tokens, in files of their own",
+        "the layer in its model's file",
+        0,
+    ),
+    row(
+        "layers that guess further tokens, latent attention",
+        "no reference: plain loops",
+        0,
+    ),
     row(
         "layers that guess further tokens, in folders",
         "no reference: files converted from them",
