@@ -133,11 +133,11 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--draft", "--model-draft", "--mtp"],
-        "no tokens are guessed ahead here; `run`, `chat`, `serve` and `batch` take it",
+        "no tokens are guessed ahead here; `run`, `chat`, `serve`, `batch` and `bench` take it",
     ),
     (
         &["--spec-draft-model"],
-        "`--draft MODEL` names the model that guesses; `run`, `chat`, `serve` and `batch` take it",
+        "`--draft MODEL` names the model that guesses; `run`, `chat`, `serve`, `batch` and `bench` take it",
     ),
     (
         &[

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::RangedI64ValueParser};
 use tokenmill::{LoadOptions, Speculation};
 use tokenmill_sched::MAX_DRAFT;
 
@@ -20,7 +20,7 @@ pub(crate) struct SpeculationArgs {
     /// Tokens guessed in a row at most
     ///
     /// [default: 16]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_DRAFT as i64))]
+    #[arg(long, value_name = "N", value_parser = spec_max())]
     spec_max: Option<u32>,
     /// A smaller model with the same vocabulary that guesses, named as MODEL is [short: -md]
     #[arg(long, alias = "model-draft", value_name = "MODEL")]
@@ -31,9 +31,14 @@ pub(crate) struct SpeculationArgs {
     mtp: Option<PathBuf>,
 }
 
+/// Takes the length of a draft.
+pub(crate) fn spec_max() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=MAX_DRAFT as i64)
+}
+
 /// What guesses tokens.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-enum Drafter {
+pub(crate) enum Drafter {
     /// What is likely to be right, `ngram`, `draft` or `mtp`, where the measured times say that it pays; never on a GPU.
     Auto,
     /// Nothing.
@@ -46,7 +51,30 @@ enum Drafter {
     Mtp,
 }
 
+impl Drafter {
+    /// Its name among the values of the option.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Off => "off",
+            Self::Ngram => "ngram",
+            Self::Draft => "draft",
+            Self::Mtp => "mtp",
+        }
+    }
+}
+
 impl SpeculationArgs {
+    /// One of several kinds that are compared. What is said of drafts is for those that make some, and a model for those that ask one.
+    pub(crate) fn of_list(spec: Drafter, spec_max: Option<u32>, draft: Option<&Path>) -> Self {
+        let asks_model = matches!(spec, Drafter::Auto | Drafter::Draft);
+        Self {
+            spec,
+            spec_max: spec_max.filter(|_| spec != Drafter::Off),
+            draft: draft.filter(|_| asks_model).map(Path::to_owned),
+        }
+    }
+
     /// Adds these options to those of a load. A draft model that is named is fetched as the model is.
     ///
     /// # Errors

@@ -95,6 +95,7 @@ impl Scheduler {
             n_accepted += 1;
         };
         if row.output == PlannedOutput::Sample {
+            self.counters.sampling_rows += 1;
             let is_tried = n_accepted < draft.len() && !is_unsampled(results, n_accepted);
             let sampled = match results[0] {
                 RowResult::Token(id) => Some(id),

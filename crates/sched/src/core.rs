@@ -25,6 +25,7 @@ use crate::{
     draft_plan::Want,
     drafting::Speculation,
     event::{Event, RequestId},
+    following::Following,
     lane_mask::{LaneMask, NextMask, Promises},
     mailbox::{Command, Mailbox},
     mask_workers::{MaskResult, MaskWorkers},
@@ -106,6 +107,8 @@ pub(crate) struct Lane {
     pub(crate) sampling: Option<Arc<SamplingParams>>,
     /// How it samples the first tokens, where it may not end yet.
     pub(crate) opening: Option<Opening>,
+    /// What it says, where that is given.
+    pub(crate) following: Option<Following>,
     /// Its inputs that are no tokens.
     pub(crate) media: Arc<[Media]>,
     /// The mask of its next token, where it is constrained.
@@ -135,6 +138,9 @@ impl Lane {
         if let Some(opening) = &mut self.opening {
             Self::shift_sampling(&mut opening.sampling);
             opening.take_off(n_dropped);
+        }
+        if let Some(following) = &mut self.following {
+            following.shift(n_dropped);
         }
     }
 }
@@ -322,12 +328,16 @@ impl Core {
                 // A prompt that fills the context was cut.
                 opening.take_off(submission.tokens.len() - tokens.len());
             }
+            let n_prompt = self.scheduler.tokens_of(seq).map_or(0, <[u32]>::len);
+            let follows = submission.job.follows().cloned();
+            let following = follows.map(|tokens| Following::new(tokens, n_prompt));
             self.open_lane(Lane {
                 seq,
                 request: submission.request,
                 sample,
                 sampling: submission.job.sampling(sample),
                 opening,
+                following,
                 media: submission.job.media(),
                 mask: submission.job.constraint().cloned().map(LaneMask::Waiting),
                 promises: Promises::default(),

@@ -41,6 +41,7 @@ struct Inner {
     limits: ExecutorLimits,
     memory_format: Option<MemoryFormat>,
     input_row_width: Option<usize>,
+    n_steps: usize,
     config: EngineConfig,
     mailbox: Arc<Mailbox>,
     board: Arc<Board>,
@@ -120,6 +121,7 @@ impl Engine {
                     executor.limits().clone(),
                     executor.memory_format(),
                     executor.input_row_width(),
+                    executor.steps_in_flight(),
                 )));
                 let (model_salt, page_store) = (config.model_salt, config.page_store.clone());
                 let mut core = Core::new(Box::new(executor), config, Arc::clone(&board));
@@ -136,7 +138,7 @@ impl Engine {
                 drop(end);
             })
         };
-        let (limits, memory_format, input_row_width) = match built.recv() {
+        let (limits, memory_format, input_row_width, n_steps) = match built.recv() {
             Ok(Ok(built)) => built,
             Ok(Err(error)) => return Err(error),
             Err(_) => {
@@ -151,6 +153,7 @@ impl Engine {
                 limits,
                 memory_format,
                 input_row_width,
+                n_steps: config.steps_in_flight.unwrap_or(n_steps),
                 config,
                 mailbox,
                 board,
@@ -176,6 +179,9 @@ impl Engine {
         buffer: usize,
     ) -> Result<Generation, EngineError> {
         let shift = self.inner.config.context_shift;
+        if params.follows.is_some() && self.inner.n_steps > 1 {
+            return Err(EngineError::CannotFollow);
+        }
         let Reach {
             max_len,
             context_shift,

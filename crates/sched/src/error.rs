@@ -61,6 +61,9 @@ pub enum EngineError {
         /// Samples that a request may have.
         maximum: u32,
     },
+    /// What samples are to say is not in the vocabulary, is constrained, or would come too late for the next step.
+    #[error("an answer that is given takes tokens of the vocabulary, no constraint, and one step in flight")]
+    CannotFollow,
     /// A forward pass was asked for rows beyond its tokens.
     #[error("rows from position {from} were asked for, but there are {n_tokens} tokens")]
     RowsOutOfRange {

@@ -56,6 +56,7 @@ mod engine;
 mod error;
 mod event;
 mod fetching;
+mod following;
 mod generation;
 mod ghosts;
 mod group;

@@ -232,7 +232,10 @@ impl Core {
                     continue;
                 }
                 self.results.push(match self.output.sampled[logit_row as usize] {
-                    Some(Ok(token)) => RowResult::Token(token.id),
+                    Some(Ok(token)) => {
+                        let n_inputs = row.sure_end() as usize + n_guessed;
+                        RowResult::Token(self.given_after(row.seq, n_inputs).unwrap_or(token.id))
+                    }
                     Some(Err(_)) => RowResult::Failed,
                     None => panic!("the executor has no result for logit row {logit_row}"),
                 });

@@ -77,6 +77,9 @@ pub struct SchedulerCounters {
     pub context_shifts: u64,
     /// Tokens that they dropped.
     pub dropped_tokens: u64,
+    /// Parts of sequences in steps that are done, each of which gave a token, or with a draft several: tokens generated over these are the
+    /// tokens that a sequence has of a step.
+    pub sampling_rows: u64,
     /// The results of drafts.
     pub drafts: DraftCounters,
     /// Those among them that a drafting model guessed.

@@ -87,6 +87,14 @@ impl Job {
         }
     }
 
+    /// What its samples say, where that is given.
+    pub(crate) fn follows(&self) -> Option<&Arc<[u32]>> {
+        match self {
+            Self::Generate { params, .. } => params.follows.as_ref(),
+            Self::Forward(_) => None,
+        }
+    }
+
     pub(crate) fn traces_tokens(&self) -> bool {
         matches!(self, Self::Generate { params, .. } if params.traces_tokens)
     }
@@ -211,6 +219,11 @@ pub(crate) fn check_generate(
     )?;
     params.sampling.validate(limits.n_vocab)?;
     check_choice(limits, params)?;
+    if let Some(follows) = &params.follows
+        && (params.constraint.is_some() || follows.iter().any(|&id| id as usize >= limits.n_vocab))
+    {
+        return Err(EngineError::CannotFollow);
+    }
     if !(1..=MAX_SAMPLES).contains(&params.n_samples) {
         return Err(EngineError::SampleCount {
             found: params.n_samples,

@@ -4,17 +4,20 @@ use std::{sync::Arc, time::Duration};
 
 use tokenmill_backend::{
     Adapter, AdapterError, AdapterId, AdapterWeight, Executor, ExecutorLimits, FloatMatrix, ForwardBatch,
-    PageCopy, PageGroup, StepError, StepOutput, Ticket,
+    PageCopy, PageGroup, SamplingParams, StepError, StepOutput, Ticket,
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{ModelOptions, build};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_sched::{Engine, EngineConfig, EngineError, Event, GenerateParams};
+use tokenmill_sched::{Engine, EngineConfig, EngineError, Event, GenerateParams, Speculation};
 use tokenmill_testkit::{FakeExecutor, Random, TinyModel, fake_executor, tiny_llama};
 
 fn executor() -> impl Executor + Send + 'static {
-    let model = TinyModel::random(tiny_llama(), TensorType::Q8_0, 11);
+    executor_of(&TinyModel::random(tiny_llama(), TensorType::Q8_0, 11))
+}
+
+fn executor_of(model: &TinyModel) -> impl Executor + Send + use<> + 'static {
     let options = ModelOptions {
         n_ctx: Some(256),
         max_batch_tokens: 64,
@@ -24,7 +27,7 @@ fn executor() -> impl Executor + Send + 'static {
         ..ModelOptions::default()
     };
     let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
-    build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap()
+    build(&model.descriptor, model, backend, &options, &mut |_| {}).unwrap()
 }
 
 fn adapter(seed: u64) -> Arc<Adapter> {
@@ -140,6 +143,74 @@ fn requests_with_and_without_adapters_do_not_change_each_other() {
             _ => None,
         });
         assert!(prompt.iter().copied().chain(tokens).eq(alone.iter().copied()));
+    }
+}
+
+#[test]
+fn guesses_change_no_bit_of_what_an_adapter_says() {
+    let params = |adapter: Option<AdapterId>, seed: u64| GenerateParams {
+        sampling: SamplingParams {
+            // Half of them greedy, and all of few words, which makes guesses come out.
+            temperature: if seed.is_multiple_of(2) { 0.0 } else { 0.5 },
+            seed,
+            n_logprobs: Some(1),
+            logit_bias: [3, 8, 21].map(|id| (id, 8.0)).to_vec(),
+            ..SamplingParams::default()
+        },
+        ..params(50, adapter)
+    };
+    let run = |config: EngineConfig| {
+        let draft = TinyModel::random(tiny_llama(), TensorType::Q8_0, 12);
+        let engine = Engine::start_with_draft(executor(), executor_of(&draft), config);
+        let adapters: Vec<AdapterId> = (0..4)
+            .map(|seed| engine.add_adapter(adapter(seed), 1.0).unwrap())
+            .collect();
+        let running: Vec<_> = (0..20_u32)
+            .map(|i| {
+                // Pairs with one prompt and two adapters: the guesses of one are no guesses of the other.
+                let prompt = (0..24).map(|at| [3, 8, 21, 8][at % 4] + i / 2 % 2).collect();
+                let params = params(adapters.get(i as usize % 5).copied(), u64::from(i / 5));
+                engine.submit(prompt, params).unwrap()
+            })
+            .collect();
+        let said: Vec<Vec<(u32, u32)>> = (running.into_iter())
+            .map(|generation| {
+                let tokens = generation.filter_map(|event| match event {
+                    Event::Token(token) => Some((token.id, token.logprob.map_or(0, f32::to_bits))),
+                    _ => None,
+                });
+                tokens.collect()
+            })
+            .collect();
+        (said, engine.stats().scheduler.drafts)
+    };
+    let alone = EngineConfig {
+        max_running: 1,
+        uses_prefix_cache: false,
+        ..EngineConfig::default()
+    };
+    let (expected, drafts) = run(alone);
+    assert_eq!(drafts.drafts, 0);
+    assert!(expected.iter().all(|said| said.len() == 50));
+    let n_distinct = expected.iter().collect::<std::collections::HashSet<_>>().len();
+    assert!(n_distinct > 10, "adapters change what is said: {n_distinct}");
+    for speculation in [
+        Speculation::Ngram { max_draft: 7 },
+        Speculation::Draft { max_draft: 5 },
+        Speculation::Auto { max_draft: 16 },
+    ] {
+        let (said, drafts) = run(EngineConfig {
+            speculation,
+            ..EngineConfig::default()
+        });
+        assert_eq!(said, expected, "{speculation:?}");
+        if !matches!(speculation, Speculation::Auto { .. }) {
+            assert!(drafts.accepted_tokens > 20, "{speculation:?}: {drafts:?}");
+            assert!(
+                drafts.draft_tokens > drafts.accepted_tokens,
+                "{speculation:?}: {drafts:?}"
+            );
+        }
     }
 }
 

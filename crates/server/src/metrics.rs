@@ -114,6 +114,8 @@ struct EngineFigures {
     context_shifts: Counter,
     dropped_tokens: Counter,
     steps: Counter,
+    sampling_rows: Counter,
+    tokens_per_step: FloatGauge,
     failed_steps: Counter,
     masks: MaskFigures,
     prefix_dir: PrefixDirFigures,
@@ -208,6 +210,8 @@ impl Metrics {
             ("context_shift_dropped_tokens", "Tokens that were dropped where a context was shifted", counter(&engine.dropped_tokens)),
             ("engine_heartbeat_age_seconds", "Time since the engine's last sign of life", Figure::FloatGauge(engine.heartbeat_age.clone())),
             ("engine_steps", "Steps of the engine", counter(&engine.steps)),
+            ("sampling_rows", "Parts of sequences in steps that gave a token, or with a draft several", counter(&engine.sampling_rows)),
+            ("tokens_per_step", "Tokens that a sequence has of a step, on average since the start: 1 without drafts, and less by tokens that end answers", Figure::FloatGauge(engine.tokens_per_step.clone())),
             ("engine_failed_steps", "Steps that failed", counter(&engine.failed_steps)),
             ("requests_failed", "Samples that failed after they were accepted", counter(&self.failed)),
             ("drafter_tokens", "Tokens of drafts, by what guessed them: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.draft_tokens_by.clone())),
@@ -352,6 +356,10 @@ impl EngineFigures {
         set(&self.context_shifts, stats.scheduler.context_shifts);
         set(&self.dropped_tokens, stats.scheduler.dropped_tokens);
         set(&self.steps, stats.scheduler.steps);
+        let n_rows = stats.scheduler.sampling_rows;
+        set(&self.sampling_rows, n_rows);
+        self.tokens_per_step
+            .set(stats.generated_tokens as f64 / n_rows.max(1) as f64);
         set(&self.failed_steps, stats.failed_steps);
         self.masks.set(stats.masks);
         let drafts = stats.scheduler.drafts;

@@ -18,6 +18,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod adapter_files;
 pub mod adapter_parity;
 mod comparisons;
 pub mod conformance;
@@ -33,6 +34,7 @@ pub mod parity;
 mod png;
 mod random;
 mod reference;
+mod small_disk;
 pub mod text_mutation;
 mod tiny_model;
 mod variants;
@@ -45,5 +47,6 @@ pub use naive_backend::{NaiveBackend, NaiveMatrix, RouteLog};
 pub use png::{crc32, png_header};
 pub use random::Random;
 pub use reference::{Facts, FileFacts, Limits, Reference, ReferenceError, Tolerance};
+pub use small_disk::SmallDisk;
 pub use tiny_model::{TinyModel, tiny_llama};
 pub use variants::{VARIANTS, Variant, random_variant};

@@ -10,7 +10,7 @@ use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{ModelOptions, build};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output};
+use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output, Speculation};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{Random, TinyModel, tiny_llama};
 
@@ -174,6 +174,53 @@ fn few_rows_are_computed_as_one_row_is_to_the_bit() {
             assert_eq!(bits(&found.unwrap()), bits(single), "of {n}");
         }
     }
+}
+
+#[test]
+fn guesses_change_no_token_and_come_out() {
+    let phrase = [3, 8, 21, 40];
+    let prompts: Vec<Vec<u32>> = (0..3)
+        .map(|first| (0..10).map(|at| phrase[(first + at) % 4]).collect())
+        .collect();
+    let mut params = greedy(24, Vec::new());
+    // A text of four words, in which many guesses are right and some are wrong.
+    params.sampling.logit_bias = phrase.map(|id| (id, 30.0)).to_vec();
+    let start = |speculation, steps_in_flight| {
+        let config = EngineConfig {
+            speculation,
+            steps_in_flight,
+            ..EngineConfig::default()
+        };
+        Engine::start(executor(&model(), &options(), true), config)
+    };
+    let expected = alone(&start(Speculation::Off, None), &prompts, &params);
+    for steps_in_flight in [None, Some(1)] {
+        let engine = start(Speculation::Ngram { max_draft: 5 }, steps_in_flight);
+        let single = alone(&engine, &prompts, &params);
+        let together: Vec<Output> = (engine.batch_generate(&prompts, &params).unwrap().into_iter())
+            .map(Result::unwrap)
+            .collect();
+        for found in [single, together] {
+            let pairs = found.iter().zip(&expected);
+            let n_parted = pairs
+                .filter(|(found, alone)| parts_at_a_tie(found, alone))
+                .count();
+            assert!(
+                n_parted <= 1,
+                "{n_parted} of {} sequences part at ties",
+                prompts.len()
+            );
+        }
+        let drafts = engine.stats().scheduler.drafts;
+        eprintln!("{steps_in_flight:?}: {drafts:?}");
+        assert!(drafts.accepted_tokens >= 30, "{drafts:?}");
+        assert!(drafts.draft_tokens > drafts.accepted_tokens, "{drafts:?}");
+    }
+    // What is weighed by times guesses nothing where steps overlap.
+    let engine = start(Speculation::Auto { max_draft: 5 }, None);
+    let found = alone(&engine, &prompts[..1], &params);
+    assert_eq!(bits(&found[0]), bits(&expected[0]));
+    assert_eq!(engine.stats().scheduler.drafts.drafts, 0);
 }
 
 #[test]

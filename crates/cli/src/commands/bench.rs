@@ -3,8 +3,10 @@
 //! `ppN` computes a prompt of N tokens in batches, `tgN` generates N tokens one by one. As in llama-bench the tokens are
 //! random, nothing is sampled, one run warms up, and the figure is the mean of the repetitions with its standard deviation.
 //! With a depth, both begin behind so many tokens, which are computed once and before the clock runs.
-//! `tgNxM` generates N tokens in each of M sequences side by side, through the engine and with sampling, as a server does.
+//! `tgNxM` generates N tokens in each of M sequences side by side, through the engine and with sampling, as a server does;
+//! with `--follow` these are the tokens of a text, with and without guesses.
 
+mod follow;
 mod forward;
 mod side_by_side;
 
@@ -25,8 +27,12 @@ use crate::{
     note::note,
     numbers::count,
     output, progress,
+    speculation::{Drafter, spec_max},
     visible::visible,
 };
+
+/// Length of a prompt where none is given.
+const DEFAULT_PROMPT: usize = 512;
 
 /// Measure tokens per second.
 #[derive(clap::Args)]
@@ -34,21 +40,15 @@ use crate::{
 #[command(after_help = "Examples:\n  \
     tokenmill bench demo\n  \
     tokenmill bench model.gguf -p 512,2048 -n 128 -r 5 -t 8 -o json\n  \
-    tokenmill bench model.gguf --batch 1,2,4,8,16 -n 64\n\n\
+    tokenmill bench model.gguf --batch 1,2,4,8,16 -n 64\n  \
+    tokenmill bench model.gguf --follow notes.txt -p 512 -n 128 --batch 1,8 --spec off,ngram,auto\n\n\
     pp512 is a prompt of 512 tokens, tg128 a generation of 128, tg64x8 one of 64 tokens in each of 8 sequences side by\n\
     side, in tokens per second of all together.")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
-    /// Lengths of prompts; 0 leaves the test out
-    #[arg(
-        short = 'p',
-        long,
-        value_name = "N",
-        value_delimiter = ',',
-        default_value = "512",
-        value_parser = count
-    )]
+    /// Lengths of prompts; 0 leaves the test out [default: 512]
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', value_parser = count)]
     n_prompt: Vec<usize>,
     /// Lengths of generations; 0 leaves the test out
     #[arg(
@@ -72,8 +72,28 @@ pub(crate) struct Args {
     n_depth: usize,
     /// Sequences to generate in one batch through the engine, instead of the other tests; the figures come with the
     /// engine's own estimate of the gain over one sequence
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = count, conflicts_with = "n_prompt")]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = count)]
     batch: Vec<usize>,
+    /// Measure how fast the text of FILE is generated, with and without tokens guessed ahead, whatever the model would say: its first
+    /// tokens, as many as -p says, are the prompt, and those behind them the answer. With --batch each sequence begins a token later
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["n_depth", "gpu_trace"])]
+    follow: Option<PathBuf>,
+    /// What guesses tokens ahead, a list, one load of the model each; with --follow
+    #[arg(
+        long,
+        value_enum,
+        value_name = "KIND",
+        value_delimiter = ',',
+        default_value = "off,auto",
+        requires = "follow"
+    )]
+    spec: Vec<Drafter>,
+    /// Tokens guessed in a row at most; with --follow [default: 16]
+    #[arg(long, value_name = "N", value_parser = spec_max(), requires = "follow")]
+    spec_max: Option<u32>,
+    /// A smaller model with the same vocabulary that guesses, named as MODEL is; with --follow [short: -md]
+    #[arg(long, alias = "model-draft", value_name = "MODEL", requires = "follow")]
+    draft: Option<PathBuf>,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = count)]
     repetitions: usize,
@@ -172,6 +192,27 @@ struct Subject {
 }
 
 impl Subject {
+    fn of(args: &Args, source: &ModelSource, model: &Model, device: &LoadedDevice) -> Self {
+        let weights = model.weights().infos();
+        Self {
+            model: describe(source, model, &weights),
+            size_bytes: weights.iter().map(|info| info.n_bytes).sum(),
+            n_params: weights
+                .iter()
+                .map(|info| info.dims.iter().product::<usize>())
+                .sum(),
+            n_threads: args.load.n_threads(),
+            backend: match device {
+                LoadedDevice::Cuda { .. } => "CUDA",
+                LoadedDevice::Group { .. } => "CUDA group",
+                LoadedDevice::Split { .. } => "CUDA+CPU",
+                _ => "CPU",
+            },
+            n_depth: args.n_depth,
+            cache_types: args.load.cache_types(),
+        }
+    }
+
     fn test_name(&self, test: Test) -> String {
         match self.n_depth {
             0 => test.name(),
@@ -194,10 +235,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("`-d N` puts N tokens into the context before a test begins"),
         );
     }
-    let tests = args.tests()?;
     if args.repetitions == 0 {
         return Err(Failure::usage("`--repetitions 0` measures nothing"));
     }
+    if let Some(path) = &args.follow {
+        return follow::run(args, path);
+    }
+    let tests = args.tests()?;
     let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
     let mut choices = args.options(&tests)?;
     let model = choices.open_network(&source)?;
@@ -207,25 +251,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         window_pages: WindowPages::Shared,
         ..choices.network_options(model.descriptor())?
     };
-    let weights = model.weights().infos();
     let loaded = load_network(&model, &options, &choices.compute)?;
-    let subject = Subject {
-        model: describe(&source, &model, &weights),
-        size_bytes: weights.iter().map(|info| info.n_bytes).sum(),
-        n_params: weights
-            .iter()
-            .map(|info| info.dims.iter().product::<usize>())
-            .sum(),
-        n_threads: args.load.n_threads(),
-        backend: match loaded.device {
-            LoadedDevice::Cuda { .. } => "CUDA",
-            LoadedDevice::Group { .. } => "CUDA group",
-            LoadedDevice::Split { .. } => "CUDA+CPU",
-            _ => "CPU",
-        },
-        n_depth: args.n_depth,
-        cache_types: args.load.cache_types(),
-    };
+    let subject = Subject::of(args, &source, &model, &loaded.device);
     let n_vocab = model.descriptor().n_vocab;
     let mut rig = if args.batch.is_empty() {
         Rig::Forward(Box::new(Forward::new(loaded.executor)))
@@ -301,13 +328,21 @@ impl Args {
         if self.batch.contains(&0) {
             return Err(Failure::usage("`--batch 0` generates nothing"));
         }
+        if !self.batch.is_empty() && !self.n_prompt.is_empty() {
+            return Err(Failure::usage("`-p` does nothing with `--batch`")
+                .hint("`--follow FILE` measures generations behind a prompt"));
+        }
         if !self.batch.is_empty() && self.n_gen.iter().any(|&n_gen| n_gen < 2) {
             return Err(Failure::usage("`--batch` needs generations of 2 tokens or more")
                 .hint("the first token of a sequence belongs to its prompt; give -n a longer length"));
         }
         let n_gen = self.n_gen.iter();
         let tests: Vec<Test> = if self.batch.is_empty() {
-            let prompts = self.n_prompt.iter().map(|&n| Test::Prompt(n));
+            let lengths = match &self.n_prompt[..] {
+                [] => &[DEFAULT_PROMPT],
+                lengths => lengths,
+            };
+            let prompts = lengths.iter().map(|&n| Test::Prompt(n));
             prompts
                 .chain(n_gen.map(|&n| Test::Generation(n)))
                 .filter(|test| test.n_tokens() > 0)

@@ -91,11 +91,114 @@ fn a_draft_model_that_cannot_guess_is_refused_in_a_line() {
     let line = tokenmill(["run", "demo", PROMPT, "--spec", "draft"]).failed(2);
     assert!(line.contains("--draft MODEL"), "{line}");
     let line = tokenmill(["inspect", "demo", "--draft", "demo"]).failed(2);
-    assert!(line.contains("`serve` and `batch` take it"), "{line}");
+    assert!(line.contains("`batch` and `bench` take it"), "{line}");
 }
 
 #[test]
 fn a_draft_model_works_next_to_the_cpu_only() {
     let line = tokenmill(["run", "demo", PROMPT, "--device", "cuda", "--draft", "demo"]).failed(2);
     assert!(line.contains("--device cpu"), "{line}");
+}
+
+/// Writes a text of lines for `bench --follow`.
+fn text_of(folder: &Path, lines: impl Iterator<Item = String>) -> std::path::PathBuf {
+    let path = folder.join("text.txt");
+    fs::write(&path, lines.collect::<Vec<_>>().join("\n")).unwrap();
+    path
+}
+
+#[test]
+fn bench_follows_a_text_and_says_which_guesses_came_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = text_of(
+        folder.path(),
+        (0..40).map(|_| "The bear sat down and ate the cake with his friend.".to_owned()),
+    );
+    let run = |extra: &[&str]| {
+        let base = [
+            "bench",
+            "demo",
+            "--follow",
+            arg(&text),
+            "-p",
+            "100",
+            "-n",
+            "60",
+            "-r",
+            "2",
+        ];
+        tokenmill([&base, extra].concat())
+    };
+    let json: Value = serde_json::from_str(
+        &run(&[
+            "--batch",
+            "1,3",
+            "--spec",
+            "off,ngram,auto,draft",
+            "--draft",
+            "demo",
+            "-o",
+            "json",
+        ])
+        .ok(),
+    )
+    .unwrap();
+    let rows = json.as_array().unwrap();
+    assert_eq!(rows.len(), 8);
+    for (row, (spec, n_seqs)) in rows.iter().zip(
+        ["off", "ngram", "auto", "draft"]
+            .into_iter()
+            .flat_map(|spec| [1, 3].map(|n_seqs| (spec, n_seqs))),
+    ) {
+        assert_eq!((&row["spec"], &row["n_seqs"]), (&spec.into(), &n_seqs.into()));
+        assert_eq!(row["test"], format!("tg60x{n_seqs} @ p100"));
+        assert!(row["avg_ts"].as_f64().unwrap() > 0.0 && row["over_off"].as_f64().unwrap() > 0.0);
+        assert_eq!(row["samples_ts"].as_array().unwrap().len(), 2);
+        let [n_drafted, n_accepted] = ["n_drafted", "n_accepted"].map(|name| row[name].as_u64().unwrap());
+        match spec {
+            "off" => assert_eq!(n_drafted, 0),
+            // Of each answer all but a few tokens were guessed: the text is one line again and again.
+            "ngram" => {
+                assert!(n_accepted >= 2 * n_seqs * 45, "{row}");
+                assert!(n_accepted <= 2 * n_seqs * 59, "{row}");
+            }
+            _ => assert!(n_accepted <= n_drafted, "{row}"),
+        }
+    }
+    let table = run(&["--spec", "off,ngram"]).ok();
+    let cells: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| line.split('|').map(str::trim).collect())
+        .collect();
+    assert_eq!(
+        cells[0][6..11],
+        ["test", "guesses", "t/s", "over off", "accepted of drafted"]
+    );
+    assert_eq!(
+        (cells[2][7], cells[2][9], cells[2][10]),
+        ("off", "1.00x", "0 of 0")
+    );
+    assert_eq!(run(&["-o", "csv"]).ok().lines().count(), 3);
+}
+
+#[test]
+fn a_text_that_cannot_be_followed_is_refused_in_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = text_of(folder.path(), (0..3).map(|n| format!("line {n}")));
+    let refused = |extra: &[&str], code| {
+        let base = ["bench", "demo", "--follow", arg(&text)];
+        tokenmill([&base, extra].concat()).failed(code)
+    };
+    let line = refused(&["-p", "100", "-n", "60", "--batch", "1,8"], 3);
+    assert!(line.contains("need 167"), "{line}");
+    let line = refused(&["-p", "1,2"], 2);
+    assert!(line.contains("one length of prompts"), "{line}");
+    let line = refused(&["-p", "4", "-n", "1"], 2);
+    assert!(line.contains("2 tokens or more"), "{line}");
+    let line = refused(&["-p", "4", "-n", "2", "--spec", "draft"], 2);
+    assert!(line.contains("--draft MODEL"), "{line}");
+    let line = tokenmill(["bench", "demo", "--spec", "ngram"]).failed(2);
+    assert!(line.contains("--follow"), "{line}");
+    let line = tokenmill(["bench", "demo", "--batch", "2", "-p", "4"]).failed(2);
+    assert!(line.contains("`-p` does nothing with `--batch`"), "{line}");
 }

@@ -112,6 +112,68 @@ fn a_gpu_that_captures_nothing_computes_the_same() {
 }
 
 #[test]
+fn guesses_come_out_on_the_gpu_and_change_no_token() {
+    let told = |spec: &str| -> Value {
+        let args = [
+            "run",
+            "demo",
+            "one two three four one two three four one two three",
+            "--temp",
+            "0",
+            "-n",
+            "16",
+            "-c",
+            "64",
+            "--json",
+            "--device",
+            "cuda",
+            "--spec",
+            spec,
+        ];
+        serde_json::from_str(&run(with_driver("", &args)).ok()).unwrap()
+    };
+    let plain = told("off");
+    let guessed = told("ngram");
+    assert_eq!(guessed["ids"], plain["ids"]);
+    assert_eq!(plain["timings"]["draft_n"], 0);
+    let accepted = guessed["timings"]["draft_n_accepted"].as_u64();
+    assert!(accepted >= Some(1), "{guessed}");
+}
+
+#[test]
+fn a_session_is_saved_and_restored_on_the_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = folder.path().join("story.tms");
+    let story =
+        "Once upon a time there was a little girl who lived in a small house near the forest with her mother";
+    let told = |prompt: &str, device: &str, with_session: bool| {
+        let mut args = vec![
+            "run", "demo", prompt, "--temp", "0", "-n", "4", "-c", "96", "--json", "--device", device,
+        ];
+        if with_session {
+            args.extend(["--session", arg(&session)]);
+        }
+        let outcome = run(with_driver("", &args));
+        let stderr = outcome.stderr.clone();
+        (serde_json::from_str::<Value>(&outcome.ok()).unwrap(), stderr)
+    };
+    let (first, _) = told(story, "cuda", true);
+    assert_eq!(first["timings"]["cache_n"], 0);
+    let longer = format!("{story}{} The next day", first["text"].as_str().unwrap());
+    let (computed, _) = told(&longer, "cuda", false);
+    let (again, stderr) = told(&longer, "cuda", true);
+    assert!(stderr.contains("tokens restored from"), "{stderr}");
+    assert!(again["timings"]["cache_n"].as_u64() >= Some(16), "{again}");
+    assert_eq!(again["ids"], computed["ids"]);
+    // The CPU keeps its memory otherwise: it computes, and the file stays.
+    let kept = std::fs::read(&session).unwrap();
+    let (on_cpu, stderr) = told(&longer, "cpu", true);
+    assert!(stderr.contains("stays as it is"), "{stderr}");
+    assert_eq!(on_cpu["timings"]["cache_n"], 0);
+    assert_eq!(std::fs::read(&session).unwrap(), kept);
+}
+
+#[test]
 fn draws_are_the_cpus() {
     let args = [
         "run",

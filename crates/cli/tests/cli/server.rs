@@ -1,10 +1,11 @@
 //! [`Server`]: `serve`, started for a test and asked over HTTP.
 //!
-//! Separate because tests of several files start one. Invariant: it listens on a port of its own and on loopback alone.
+//! Separate because tests of several files start one. Invariant: it listens on a port of its own and on loopback alone, and its log is
+//! read, so that it never waits for its reader.
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read as _, Write as _},
+    io::{self, BufRead, BufReader, Read as _, Write as _},
     net::TcpStream,
     path::Path,
     process::{Child, Stdio},
@@ -19,7 +20,7 @@ use crate::support::{command, end_of, interrupt};
 /// A server that listens.
 pub(crate) struct Server {
     pub(crate) child: Child,
-    pub(crate) address: String,
+    address: String,
     pub(crate) log: Arc<Mutex<Vec<String>>>,
 }
 
@@ -73,23 +74,35 @@ impl Server {
     }
 
     pub(crate) fn ask_text(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        Self::ask_at(&self.address, method, path, body).expect("it answers in text")
+    }
+
+    /// Asks a server that may be gone.
+    pub(crate) fn ask_at(address: &str, method: &str, path: &str, body: &str) -> io::Result<(u16, String)> {
+        let mut stream = TcpStream::connect(address)?;
         let length = body.len();
         write!(
             stream,
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
              content-length: {length}\r\n\r\n{body}"
-        )
-        .expect("it reads");
+        )?;
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers in text");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-        let status = head
-            .split(' ')
-            .nth(1)
-            .and_then(|code| code.parse().ok())
-            .expect("a status");
-        (status, body.to_owned())
+        stream.read_to_string(&mut answer)?;
+        let cut = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(cut)?;
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+        Ok((status.ok_or_else(cut)?, body.to_owned()))
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Ends it at once, as a machine that loses its power does.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it has ended");
     }
 
     pub(crate) fn complete(&self, model: &str) -> (u16, Value) {

@@ -158,6 +158,122 @@ fn a_text_of_run_is_no_conversation() {
     assert_eq!(fs::read(&session).unwrap(), kept);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_one_line_and_the_older_session_stays() {
+    let Some(disk) = tokenmill_testkit::SmallDisk::mount(2 << 20) else {
+        return;
+    };
+    let session = disk.path().join("story.tms");
+    let first = json(run(STORY, "20", Some(&session), &[]));
+    let longer = format!("{STORY}{} The next day", first["text"].as_str().unwrap());
+    let kept = fs::read(&session).unwrap();
+    let filler = disk.fill();
+    let outcome = run(&longer, "20", Some(&session), &[]);
+    assert_eq!(outcome.code, 4, "{}", outcome.stderr);
+    let errors: Vec<&str> = outcome
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with("error: "))
+        .collect();
+    let [line] = errors[..] else {
+        panic!("{}", outcome.stderr)
+    };
+    assert!(
+        line.contains("cannot write to") && line.contains("story.tms"),
+        "{line}"
+    );
+    assert_eq!(fs::read(&session).unwrap(), kept);
+    assert_eq!(
+        disk.names(),
+        ["filler", "story.tms"],
+        "nothing half-written is left"
+    );
+    // A chat says it after each answer or at its end, and goes on.
+    let talk = disk.path().join("talk");
+    let args = ["chat", "demo", "--temp", "0", "-n", "8", "--session", arg(&talk)];
+    let outcome = tokenmill_with(&args, "What is 3 + 4?\n");
+    assert!(outcome.stderr.contains("cannot write to"), "{}", outcome.stderr);
+    assert_eq!(disk.names(), ["filler", "story.tms"]);
+    fs::remove_file(filler).unwrap();
+    // The older one is found, and replaced now.
+    let again = run(&longer, "20", Some(&session), &[]);
+    assert!(again.stderr.contains("tokens restored from"), "{}", again.stderr);
+    assert_eq!(again.code, 0, "{}", again.stderr);
+    assert_ne!(fs::read(&session).unwrap(), kept);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_server_that_is_killed_while_it_saves_a_slot_loses_nothing_older() {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use serde_json::json;
+
+    use crate::server::Server;
+
+    let folder = tempfile::tempdir().unwrap();
+    let start = || Server::start(&["demo", "--session-dir", arg(folder.path())]);
+    let act = |server: &Server, action: &str, name: &str| {
+        let body = json!({ "filename": name }).to_string();
+        server.ask("POST", &format!("/slots/0?action={action}"), &body)
+    };
+    let complete = |server: &Server, prompt: &str| {
+        let body = json!({ "prompt": prompt, "n_predict": 16, "temperature": 0, "id_slot": 0 });
+        let (status, answer) = server.ask("POST", "/completion", &body.to_string());
+        assert_eq!(status, 200, "{answer}");
+    };
+    let server = start();
+    complete(&server, STORY);
+    let mut n_saved = Vec::new();
+    for name in ["talk", "older"] {
+        let (status, saved) = act(&server, "save", name);
+        assert_eq!(status, 200, "{saved}");
+        n_saved.push(saved["n_saved"].as_u64().unwrap());
+    }
+    server.end();
+    let older = fs::read(folder.path().join("older")).unwrap();
+    for round in 1..=4 {
+        let mut server = start();
+        complete(&server, &STORY.repeat(1 + round));
+        let (began, has_begun) = mpsc::channel();
+        let address = server.address().to_owned();
+        let saver = thread::spawn(move || {
+            let body = json!({ "filename": "talk" }).to_string();
+            // One save behind the other, until there is nobody to ask.
+            let mut n_tokens = Vec::new();
+            while let Ok((200, answer)) = Server::ask_at(&address, "POST", "/slots/0?action=save", &body) {
+                let answer: Value = serde_json::from_str(&answer).unwrap();
+                n_tokens.push(answer["n_saved"].as_u64().unwrap());
+                let _ = began.send(());
+            }
+            n_tokens
+        });
+        has_begun.recv_timeout(Duration::from_mins(2)).unwrap();
+        thread::sleep(Duration::from_millis(round as u64 * 7));
+        server.kill();
+        n_saved.extend(saver.join().unwrap());
+        assert_eq!(
+            fs::read(folder.path().join("older")).unwrap(),
+            older,
+            "round {round}"
+        );
+        let server = start();
+        let (status, restored) = act(&server, "restore", "talk");
+        assert_eq!(status, 200, "round {round}: {restored}");
+        let n_restored = restored["n_restored"].as_u64().unwrap();
+        assert!(
+            n_saved.contains(&n_restored) && n_restored > n_saved[0],
+            "{n_restored} of {n_saved:?}"
+        );
+        let (status, restored) = act(&server, "restore", "older");
+        assert_eq!((status, restored["n_restored"].as_u64()), (200, Some(n_saved[1])));
+        server.end();
+        // What the killed server left is gone.
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "round {round}");
+    }
+}
+
 /// A session is saved after every answer; whenever the program is killed, the file is one of those saves.
 #[cfg(unix)]
 #[test]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tokenmill_server::ServerConfig;
+use tokenmill_testkit::adapter_files::wrong_adapters;
 
 use crate::server::{TestServer, wait_until};
 
@@ -231,4 +232,91 @@ async fn adapters_that_cannot_be_are_refused_and_nothing_is_lost() {
         assert_eq!(reply.status, 400, "{path}");
         assert!(reply.text().contains("--lora-dir"), "{path}: {}", reply.text());
     }
+}
+
+/// Copies the files of a folder.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn adapters_of_rank_0_or_wrong_shapes_are_refused_and_nothing_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&data("parity2/lora/qwen3-a"), &folder.path().join("good"));
+    let config = ServerConfig {
+        adapter_folder: Some(folder.path().to_owned()),
+        ..ServerConfig::default()
+    };
+    let server = TestServer::start_file(&data("parity/qwen3/model-F32.gguf"), "tiny", config).await;
+    assert_eq!(load(&server, "a", "good").await, 200);
+    let (prompt, of_a) = expected("qwen3-a");
+    let facts = server.app.model.engine().limits();
+    let n_in = facts.n_embd;
+    for wrong in wrong_adapters("qwen3", n_in, n_in) {
+        wrong.write(folder.path());
+        let body = json!({ "lora_name": "b", "lora_path": wrong.name });
+        let reply = server.post("/v1/load_lora_adapter", &body).await;
+        let message = reply.json()["error"]["message"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        assert_eq!(reply.status, 400, "{}: {message}", wrong.name);
+        assert!(message.contains(wrong.part), "{}: {message}", wrong.name);
+        assert!(
+            !message.contains('\n') && !message.contains(folder.path().to_str().unwrap()),
+            "{message}"
+        );
+        // In the place of one that is loaded, too.
+        let body = json!({ "lora_name": "a", "lora_path": wrong.name });
+        assert_eq!(server.post("/v1/load_lora_adapter", &body).await.status, 400);
+    }
+    let models = server.get("/v1/models").await.json();
+    assert_eq!(models["data"].as_array().unwrap().len(), 2, "{models}");
+    assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, of_a);
+    assert_eq!(load(&server, "b", "good").await, 200, "the name is free");
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_adapter_is_a_404_of_each_api() {
+    let server = server().await;
+    assert_eq!(load(&server, "a", "qwen3-a").await, 200);
+    let messages = json!([{ "role": "user", "content": "x" }]);
+    for name in ["tiny:nope", "nope", "a:nope"] {
+        for (path, body) in [
+            ("/v1/completions", json!({ "prompt": "x", "max_tokens": 2 })),
+            (
+                "/v1/chat/completions",
+                json!({ "messages": messages, "max_tokens": 2 }),
+            ),
+            ("/v1/responses", json!({ "input": "x", "max_output_tokens": 16 })),
+            ("/v1/messages", json!({ "messages": messages, "max_tokens": 2 })),
+            ("/v1/messages/count_tokens", json!({ "messages": messages })),
+            ("/completion", json!({ "prompt": "x", "n_predict": 2 })),
+            ("/v1/embeddings", json!({ "input": "x" })),
+            ("/api/generate", json!({ "prompt": "x", "stream": false })),
+            ("/api/chat", json!({ "messages": messages, "stream": false })),
+            ("/api/show", json!({})),
+        ] {
+            for is_stream in [false, true] {
+                let mut body = body.clone();
+                body["model"] = json!(name);
+                if is_stream && !path.contains("count") && !path.contains("embed") && path != "/api/show" {
+                    body["stream"] = json!(true);
+                }
+                let reply = server.post(path, &body).await;
+                assert_eq!(reply.status, 404, "{path} of {name}: {}", reply.text());
+                assert!(reply.text().contains(name), "{path} of {name}: {}", reply.text());
+            }
+        }
+        let reply = server.get(&format!("/v1/models/{name}")).await;
+        assert_eq!(reply.status, 404, "{}", reply.text());
+    }
+    // None of it kept the right names from working.
+    let (prompt, of_a) = expected("qwen3-a");
+    assert_eq!(greedy(&server, "tiny:a", &prompt, of_a.len()).await, of_a);
 }

@@ -172,6 +172,46 @@ async fn what_cannot_be_saved_or_restored_is_refused_with_a_reason() {
     assert!(refused.text().contains("--session-dir"), "{}", refused.text());
 }
 
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_told_and_the_older_file_stays() {
+    let Some(disk) = tokenmill_testkit::SmallDisk::mount(2 << 20) else {
+        return;
+    };
+    let Some(server) = TestServer::start_with(setup(disk.path(), 1 << 30, "")).await else {
+        return;
+    };
+    complete(&server, STORY, 0).await;
+    let saved = act(&server, 0, "save", "a").await.json();
+    let whole = fs::read(disk.path().join("a")).expect("a file");
+    let longer = complete(&server, &STORY.repeat(2), 0).await;
+    let filler = disk.fill();
+    // Over the older file, and under a name of its own.
+    for name in ["a", "b"] {
+        let refused = act(&server, 0, "save", name).await;
+        assert_eq!(refused.status, 507, "{}", refused.text());
+        let error = &refused.json()["error"];
+        assert_eq!(error["code"], "storage_full");
+        let message = error["message"].as_str().expect("a message");
+        assert!(
+            message.contains("the disk is full") && !message.contains('\n'),
+            "{message}"
+        );
+        assert_eq!(disk.names(), ["a", "filler"], "nothing half-written is left");
+        assert_eq!(fs::read(disk.path().join("a")).expect("a file"), whole);
+    }
+    let restored = act(&server, 1, "restore", "a").await.json();
+    assert_eq!(restored["n_restored"], saved["n_saved"], "{restored}");
+    fs::remove_file(filler).expect("the filler");
+    let saved = act(&server, 0, "save", "a").await.json();
+    let n_tokens = longer["tokens_evaluated"].as_u64().expect("a count")
+        + longer["tokens_cached"].as_u64().expect("a count");
+    assert!(saved["n_saved"].as_u64() >= Some(n_tokens), "{saved} of {longer}");
+    let restored = act(&server, 1, "restore", "a").await.json();
+    assert_eq!(restored["n_restored"], saved["n_saved"]);
+    server.assert_idle().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_belongs_to_its_key() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -79,6 +79,22 @@ async fn compare(plain: &TestServer, guessing: &TestServer, drafter: &str) {
     assert!(value("vllm:spec_decode_num_draft_tokens_total") >= n_drafted as f64);
     assert!(value("vllm:spec_decode_num_drafts_total") > 0.0);
     assert_eq!(value("tokenmill_accepted_draft_tokens_total"), accepted);
+    // Each accepted token saved a part of a step. All answers here end by their length or a stop string, so that no step gave nothing.
+    let (n_rows, n_tokens) = (
+        value("tokenmill_sampling_rows_total"),
+        value("tokenmill_generated_tokens_total"),
+    );
+    let per_step = value("tokenmill_tokens_per_step");
+    assert!((per_step - n_tokens / n_rows).abs() < 1e-9, "{per_step}");
+    assert!((1.05..=13.0).contains(&per_step), "{per_step}");
+    let of_plain = plain.get("/metrics").await;
+    let line = of_plain
+        .text()
+        .lines()
+        .find(|line| line.starts_with("tokenmill_tokens_per_step{"))
+        .unwrap();
+    let alone: f64 = line.rsplit_once(' ').unwrap().1.parse().unwrap();
+    assert!((0.9..=1.0).contains(&alone), "{line}");
     let at_first = "vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name=\"demo\",position=\"0\"}";
     assert!(value(at_first) > 0.0);
     for (name, all) in [
@@ -92,4 +108,81 @@ async fn compare(plain: &TestServer, guessing: &TestServer, drafter: &str) {
         assert_eq!(by(drafter), all, "{name}");
         assert_eq!(by("ngram") + by("draft"), all, "{name}");
     }
+}
+
+/// The text of a completion, how it ended, and guesses that came out.
+async fn text_of(server: &TestServer, body: &Value, is_streamed: bool) -> (String, Value, u64) {
+    let mut body = body.clone();
+    if !is_streamed {
+        let reply = server.post_ok(COMPLETIONS, &body).await;
+        let choice = &reply["choices"][0];
+        let n_accepted = reply["timings"]["draft_n_accepted"].as_u64().unwrap_or(0);
+        return (
+            choice["text"].as_str().unwrap().to_owned(),
+            choice["finish_reason"].clone(),
+            n_accepted,
+        );
+    }
+    body["stream"] = json!(true);
+    let reply = server.post(COMPLETIONS, &body).await;
+    let chunks = reply
+        .text()
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let (mut text, mut reason) = (String::new(), Value::Null);
+    for chunk in chunks {
+        text.push_str(chunk["choices"][0]["text"].as_str().unwrap_or_default());
+        if !chunk["choices"][0]["finish_reason"].is_null() {
+            reason = chunk["choices"][0]["finish_reason"].clone();
+        }
+    }
+    (text, reason, 0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_strings_cut_the_same_text_with_guesses_and_without() {
+    let Some(plain) = server(Speculation::Off).await else {
+        return;
+    };
+    let prompt = "The cat sat on the mat. The dog sat on the mat. The cat sat on the mat. The dog sat on the";
+    let mut guessing = Vec::new();
+    for speculation in [
+        Speculation::Ngram { max_draft: 12 },
+        Speculation::Draft { max_draft: 6 },
+        Speculation::Auto { max_draft: 16 },
+    ] {
+        guessing.push((speculation, server(speculation).await.unwrap()));
+    }
+    let mut n_accepted = vec![0; guessing.len()];
+    for temperature in [0.0, 0.6] {
+        let whole = json!({ "prompt": prompt, "max_tokens": 48, "temperature": temperature, "seed": 5, "ignore_eos": true });
+        let (text, _, _) = text_of(&plain, &whole, false).await;
+        let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        assert!(starts.len() > 60, "{text}");
+        // Strings that lie in the text: within a token, over several, and behind a beginning that comes before as well.
+        for (at, n_chars) in [(9, 1), (17, 3), (25, 7), (34, 12), (41, 2), (50, 9)] {
+            let stop = &text[starts[at]..starts[at + n_chars]];
+            let cut = &text[..text.find(stop).unwrap()];
+            let mut body = whole.clone();
+            body["stop"] = json!([stop, "a string that never comes"]);
+            for is_streamed in [false, true] {
+                let expected = text_of(&plain, &body, is_streamed).await;
+                assert_eq!(
+                    (&expected.0[..], &expected.1),
+                    (cut, &json!("stop")),
+                    "{stop:?} in {text:?}"
+                );
+                for ((speculation, server), n_accepted) in guessing.iter().zip(&mut n_accepted) {
+                    let found = text_of(server, &body, is_streamed).await;
+                    assert_eq!(
+                        (found.0, found.1),
+                        (expected.0.clone(), expected.1.clone()),
+                        "{speculation:?}, {stop:?}"
+                    );
+                    *n_accepted += found.2;
+                }
+            }
+        }
+    }
+    assert!(n_accepted[0] > 10 && n_accepted[1] > 10, "{n_accepted:?}");
 }
