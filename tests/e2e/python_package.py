@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path("bindings/python")
 BIN = pathlib.Path(sys.executable).parent
 SCRIPT = """
 from tokenmill import Model
-model = Model("demo")
+model = Model("demo", offline=True, mmproj=False, progress=print)
 answer = model.chat([{"role": "user", "content": "Hello"}], max_tokens=4, schema={"type": "object"})
 text: str = answer.text
 rows: int = model.embed(["a"]).shape[0]
@@ -34,6 +34,7 @@ def run(*command, **environment):
 
 with tempfile.TemporaryDirectory() as folder:
     print(run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", PACKAGE / "tests").strip().splitlines()[-1])
+    print(run(sys.executable, "tests/e2e/python_hub.py").strip())
     script = pathlib.Path(folder, "script.py")
     script.write_text(SCRIPT)
     print(run(sys.executable, "-m", "mypy", "--strict", "--cache-dir", folder, script).strip())

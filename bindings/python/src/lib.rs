@@ -12,6 +12,7 @@
 
 mod answer;
 mod error;
+mod fetch;
 mod json;
 mod model;
 mod params;

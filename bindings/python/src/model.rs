@@ -12,21 +12,25 @@ use pyo3::{
     types::{PyDict, PyString},
 };
 use serde_json::Value;
-use tokenmill::{Conversation, DecodeOptions, LoadOptions, Session, TextParams, ToolChoice};
+use tokenmill::{Conversation, DecodeOptions, LoadOptions, Projector, Session, TextParams, ToolChoice};
 
-use crate::{answer::Answer, error, json, params, stream::Stream};
+use crate::{answer::Answer, error, fetch::Fetch, json, params, stream::Stream};
 
 /// A loaded model.
 ///
-/// `path` is a GGUF file, a folder with one, a Hugging Face folder with safetensors, or `demo`, a small model inside the
-/// package.
+/// `path` is a GGUF file, a folder with one, a Hugging Face folder with safetensors, `OWNER/REPOSITORY[:TYPE]` of the Hub, `NAME:TAG` of
+/// Ollama's registry, or `demo`, a small model inside the package. What exists as a file or a folder is never taken for a name. A model
+/// that is named and not on this machine is downloaded, unless `download` is false; `offline` asks no server. `progress` is called with the
+/// bytes that are there and those of all files, some ten times a second.
+///
+/// `mmproj` is the file of the encoder of images; `False` uses none. Else one next to the model is found, and downloaded with it.
 #[pyclass(frozen, module = "tokenmill")]
 pub(crate) struct Model(tokenmill::Model);
 
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (path, *, context=None, sequences=None, device="auto", threads=None, kv_type=None, chat_template=None, draft=None))]
+    #[pyo3(signature = (path, *, context=None, sequences=None, device="auto", threads=None, kv_type=None, chat_template=None, draft=None, mmproj=None, download=true, offline=false, progress=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn new(
         py: Python<'_>,
@@ -38,11 +42,15 @@ impl Model {
         kv_type: Option<&str>,
         chat_template: Option<String>,
         draft: Option<PathBuf>,
+        mmproj: Option<&Bound<'_, PyAny>>,
+        download: bool,
+        offline: bool,
+        progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mut options = LoadOptions {
             n_ctx: context,
             chat_template,
-            draft,
+            projector: projector(mmproj)?,
             ..LoadOptions::default()
         };
         options.compute.device = (device.parse()).map_err(|error| value_error("device", &error))?;
@@ -53,6 +61,14 @@ impl Model {
         if let Some(kv_type) = kv_type {
             options.kv_type = kv_type.parse().map_err(|error| value_error("kv_type", &error))?;
         }
+        // Wrong arguments are told before anything is downloaded.
+        let fetch = Fetch {
+            download,
+            offline,
+            progress,
+        };
+        let path = fetch.path(py, path, options.projector == Projector::Beside)?;
+        options.draft = draft.map(|draft| fetch.path(py, draft, false)).transpose()?;
         py.detach(|| options.load(path)).map(Self).map_err(error::load)
     }
 
@@ -237,6 +253,18 @@ impl Model {
     ) -> PyResult<String> {
         let conversation = conversation(messages, tools, None, template_variables)?;
         self.0.words().render_chat(&conversation).map_err(error::request)
+    }
+}
+
+/// Where the encoder of images is.
+fn projector(mmproj: Option<&Bound<'_, PyAny>>) -> PyResult<Projector> {
+    let Some(mmproj) = mmproj else {
+        return Ok(Projector::Beside);
+    };
+    match mmproj.extract() {
+        Ok(true) => Ok(Projector::Beside),
+        Ok(false) => Ok(Projector::None),
+        Err(_) => mmproj.extract().map(Projector::File),
     }
 }
 

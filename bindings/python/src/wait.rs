@@ -12,7 +12,7 @@ use std::{
 use pyo3::prelude::*;
 
 /// How long a wait lasts before signals are looked at.
-const BETWEEN_SIGNALS: Duration = Duration::from_millis(100);
+pub(crate) const BETWEEN_SIGNALS: Duration = Duration::from_millis(100);
 
 struct Unpark(Thread);
 

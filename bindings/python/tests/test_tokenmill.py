@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import threading
@@ -15,6 +17,7 @@ import pytest
 
 from tokenmill import Answer, LoadError, Model, RequestError
 
+VISION = pathlib.Path(__file__).parents[3] / "tests/data/vision/gemma3"
 QUESTION = [{"role": "user", "content": "What is 3 + 4?"}]
 NUMBER = {"type": "number"}
 TOOLS = [
@@ -34,9 +37,13 @@ def model() -> Model:
     return Model("demo", context=1024, device="cpu")
 
 
-def run_program(*arguments: str) -> dict:
-    command = [os.environ["TOKENMILL"], "run", "demo", "--json", "--device", "cpu", *arguments]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def program(*arguments: str) -> str:
+    command = [os.environ["TOKENMILL"], *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+
+
+def run_program(*arguments: str, model: str = "demo") -> dict:
+    return json.loads(program("run", model, "--json", "--device", "cpu", *arguments))
 
 
 def test_answers_equal_those_of_the_program(model):
@@ -50,6 +57,80 @@ def test_answers_equal_those_of_the_program(model):
         assert answer.text == told["text"]
         assert answer.usage.completion_tokens == 40
         assert answer.finish_reason == "length"
+
+
+def test_chats_equal_those_of_the_program(model):
+    question = QUESTION[0]["content"]
+    for arguments, params in [
+        (["--temp", "0"], {}),
+        (["--temp", "0.9", "--seed", "7", "--top-k", "0"], {"temperature": 0.9, "seed": 7}),
+    ]:
+        told = run_program(question, "--chat", "-n", "40", *arguments, "--top-p", "1", "--min-p", "0")
+        answer = model.chat(QUESTION, max_tokens=40, **params)
+        assert answer.text == told["text"] and answer.text
+        assert answer.usage.prompt_tokens == len(told["prompt_ids"])
+
+
+def test_tokens_equal_those_of_the_program(model):
+    for text in ["Once upon a time", "naïve 🐻 text\n\n  with  spaces", "<|im_start|>"]:
+        assert model.tokenize(text) == [int(id) for id in program("tokenize", "demo", text, "--ids").split()]
+
+
+def test_vectors_equal_those_of_the_program(model, tmp_path):
+    texts = ["a cat", "a dog that barks", "Once upon a time there was a bear."]
+    body = {"input": texts}
+    request = {"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(request) + "\n")
+    program("batch", "demo", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), "--device", "cpu", "-c", "1024")
+    rows = json.loads((tmp_path / "out.jsonl").read_text())["response"]["body"]["data"]
+    assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), model.embed(texts))
+
+
+def test_logits_equal_those_of_the_program(model, tmp_path):
+    n_ctx = 32
+    (tmp_path / "text").write_text("Once upon a time there was a little bear who lived in the woods with her mother. " * 6)
+    options = ["-c", str(n_ctx), "--chunks", "1", "--save-logits", str(tmp_path / "logits"), "--device", "cpu"]
+    program("perplexity", "demo", str(tmp_path / "text"), *options)
+    saved = (tmp_path / "logits").read_bytes()
+    assert saved[:8] == b"_logits_"
+    _, n_vocab, n_chunks = np.frombuffer(saved, np.uint32, 3, 8)
+    tokens = np.frombuffer(saved, np.uint32, n_ctx, 20).tolist()
+    assert (n_vocab, n_chunks) == (model.n_vocab, 1)
+    # The program scores each chunk with what begins a text in its first place.
+    begin = model.tokenize("")
+    tokens[: len(begin)] = begin
+    n_row_bytes = 8 + 2 * (n_vocab + n_vocab % 2)
+    rows = model.logits(tokens)[n_ctx // 2 : -1]
+    at = 20 + 4 * n_ctx
+    assert len(saved) == at + len(rows) * n_row_bytes
+    for logits in rows:
+        # The file keeps the distance from the least logit in 16 bits, and their unit whole.
+        most = logits.max()
+        least = max(logits.min(), most - np.float32(16))
+        unit = (most - least) / np.float32(65535)
+        assert np.frombuffer(saved, np.float32, 1, at)[0] == unit
+        steps = ((np.maximum(logits, least) - least) / unit).astype(np.float64)
+        assert np.array_equal(np.frombuffer(saved, np.uint16, n_vocab, at + 8), np.floor(steps + 0.5).astype(np.uint16))
+        at += n_row_bytes
+
+
+def test_images_are_seen_as_by_the_program():
+    path, picture = VISION / "model.gguf", VISION / "0.png"
+    told = run_program(
+        "What is it?", "--image", str(picture), "-n", "8", "--temp", "0", "-c", "256", model=str(path)
+    )
+    url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
+    messages = [{"role": "user", "content": parts}]
+    answer = Model(path, context=256, device="cpu").chat(messages, max_tokens=8, logprobs=0)
+    assert [token.id for token in answer.tokens] == told["ids"][: len(answer.tokens)]
+    assert answer.text == told["text"] and answer.usage.prompt_tokens == len(told["prompt_ids"])
+    named = Model(path, context=256, device="cpu", mmproj=VISION / "mmproj-model.gguf")
+    assert named.chat(messages, max_tokens=8).text == answer.text
+    with pytest.raises(RequestError, match="without an encoder of images"):
+        Model(path, context=256, device="cpu", mmproj=False).chat(messages, max_tokens=8)
+    with pytest.raises(TypeError):
+        Model(path, mmproj=3)
 
 
 def test_pieces_are_the_answer(model):

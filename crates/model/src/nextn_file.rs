@@ -38,11 +38,6 @@ impl NextnFile {
         self.0.metadata()
     }
 
-    /// Bytes of the file.
-    pub fn n_bytes(&self) -> u64 {
-        self.0.n_bytes()
-    }
-
     /// The layer, to guess for `model`.
     ///
     /// # Errors

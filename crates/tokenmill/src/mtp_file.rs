@@ -62,12 +62,10 @@ impl MtpFile {
         let ModelSource::File(model) = source else {
             return None;
         };
-        let paths = folders_of(model)
+        let mut paths = folders_of(model)
             .into_iter()
             .flat_map(|folder| files_in(folder, model));
-        paths
-            .filter_map(|path| Self::named(&path, network, tokenizer).ok())
-            .next()
+        paths.find_map(|path| Self::named(&path, network, tokenizer).ok())
     }
 
     /// The layer, as that of a model for which it was opened.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any, AsyncIterator, Iterator, Mapping, Sequence, TypedDict
+from typing import Any, AsyncIterator, Callable, Iterator, Mapping, Sequence, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +116,10 @@ class Model:
         kv_type: str | None = None,
         chat_template: str | None = None,
         draft: str | PathLike[str] | None = None,
+        mmproj: str | PathLike[str] | bool | None = None,
+        download: bool = True,
+        offline: bool = False,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None: ...
     @property
     def name(self) -> str: ...
