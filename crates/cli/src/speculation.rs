@@ -72,6 +72,7 @@ impl SpeculationArgs {
             spec,
             spec_max: spec_max.filter(|_| spec != Drafter::Off),
             draft: draft.filter(|_| asks_model).map(Path::to_owned),
+            mtp: None,
         }
     }
 

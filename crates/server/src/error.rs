@@ -178,7 +178,7 @@ pub enum ApiError {
         path: String,
     },
     /// The answer is not stored.
-    #[error("the answer {}is not stored, or not any more", id.iter().map(|id| format!("`{id}` ")).collect::<String>())]
+    #[error("the answer {}is not stored, or not any more", id.as_ref().map_or_else(String::new, |id| format!("`{id}` ")))]
     NotStored {
         /// The id asked for; `None` where it is no text.
         id: Option<String>,

@@ -56,6 +56,8 @@ mod error;
 mod event;
 #[path = "../../src/fetching.rs"]
 mod fetching;
+#[path = "../../src/following.rs"]
+mod following;
 #[path = "../../src/generation.rs"]
 mod generation;
 #[path = "../../src/ghosts.rs"]

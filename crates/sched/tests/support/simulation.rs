@@ -39,6 +39,10 @@ mod totals;
 use totals::Totals;
 
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there are few, and one kind is most of them"
+)]
 enum Ask {
     Generate(GenerateParams),
     Forward(ForwardParams),
