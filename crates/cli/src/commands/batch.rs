@@ -99,6 +99,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if is_same(&args.input).is_some_and(|input| Some(input) == is_same(&args.output)) {
         return Err(Failure::usage("INPUT and OUTPUT are the same file"));
     }
+    let config = ServerConfig {
+        media_folder: args.media.folder()?,
+        ..ServerConfig::default()
+    };
     let results = Results::open(&args.output)?;
     let n_seqs = usize::from(args.max_num_seqs);
     let seats = Seats {
@@ -115,10 +119,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         prefix_folder: None,
         speculation: &args.speculation,
         context_shift: None,
-    };
-    let config = ServerConfig {
-        media_folder: args.media.folder()?,
-        ..ServerConfig::default()
     };
     let app = Arc::new(load_app(
         &args.model,

@@ -226,7 +226,7 @@ fn an_adapter_that_is_missing_is_told_from_a_model() {
 fn an_adapter_of_rank_0_or_of_wrong_shapes_is_one_line() {
     let [model, ..] = files();
     let folder = tempfile::tempdir().unwrap();
-    for wrong in wrong_adapters("qwen3", 64, 64) {
+    for wrong in wrong_adapters("qwen3", 64, 128) {
         wrong.write(folder.path());
         let source = format!("a={}", arg(&folder.path().join(&wrong.name)));
         let line = tokenmill(["run", arg(&model), "once", "--device", "cpu", "--lora", &source]).failed(3);

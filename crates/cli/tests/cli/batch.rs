@@ -226,14 +226,16 @@ fn images_are_files_of_the_folder_that_is_given() {
             .contains("`--media-path DIR` of `serve` and `batch`"),
         "{without}"
     );
+    let output = folder.path().join("wrong.jsonl");
     let wrong = [
         "batch",
         "demo",
         arg(&input),
-        "out.jsonl",
+        arg(&output),
         "--media-path",
         arg(&input),
     ];
     let line = tokenmill(wrong).failed(2);
     assert!(line.contains("is no folder"), "{line}");
+    assert!(!output.exists(), "no file is begun");
 }

@@ -117,11 +117,12 @@ fn guesses_come_out_on_the_gpu_and_change_no_token() {
         let args = [
             "run",
             "demo",
-            "one two three four one two three four one two three",
+            // The model says its first sentence twice.
+            "Tell me a story.",
             "--temp",
             "0",
             "-n",
-            "16",
+            "24",
             "-c",
             "64",
             "--json",

@@ -119,7 +119,6 @@ fn commands_of_other_programs_are_answered_by_name() {
         "pull llama3",
         "download llama3",
         "models",
-        "show llama3",
         "rm llama3",
         "remove llama3",
         "no-owner/model-GGUF",

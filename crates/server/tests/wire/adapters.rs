@@ -256,7 +256,7 @@ async fn adapters_of_rank_0_or_wrong_shapes_are_refused_and_nothing_is_lost() {
     let (prompt, of_a) = expected("qwen3-a");
     let facts = server.app.model.engine().limits();
     let n_in = facts.n_embd;
-    for wrong in wrong_adapters("qwen3", n_in, n_in) {
+    for wrong in wrong_adapters("qwen3", n_in, 2 * n_in) {
         wrong.write(folder.path());
         let body = json!({ "lora_name": "b", "lora_path": wrong.name });
         let reply = server.post("/v1/load_lora_adapter", &body).await;
