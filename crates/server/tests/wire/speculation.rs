@@ -144,7 +144,8 @@ async fn stop_strings_cut_the_same_text_with_guesses_and_without() {
     let Some(plain) = server(Speculation::Off).await else {
         return;
     };
-    let prompt = "The cat sat on the mat. The dog sat on the mat. The cat sat on the mat. The dog sat on the";
+    // At temperature 0 the model says its first sentence twice, and then begins another with the same words.
+    let prompt = "Tell me a story.";
     let mut guessing = Vec::new();
     for speculation in [
         Speculation::Ngram { max_draft: 12 },
@@ -158,9 +159,9 @@ async fn stop_strings_cut_the_same_text_with_guesses_and_without() {
         let whole = json!({ "prompt": prompt, "max_tokens": 48, "temperature": temperature, "seed": 5, "ignore_eos": true });
         let (text, _, _) = text_of(&plain, &whole, false).await;
         let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
-        assert!(starts.len() > 60, "{text}");
+        assert!(starts.len() > 90, "{text}");
         // Strings that lie in the text: within a token, over several, and behind a beginning that comes before as well.
-        for (at, n_chars) in [(9, 1), (17, 3), (25, 7), (34, 12), (41, 2), (50, 9)] {
+        for (at, n_chars) in [(9, 1), (17, 3), (25, 7), (34, 12), (41, 2), (50, 9), (76, 7)] {
             let stop = &text[starts[at]..starts[at + n_chars]];
             let cut = &text[..text.find(stop).unwrap()];
             let mut body = whole.clone();
