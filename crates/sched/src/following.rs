@@ -5,8 +5,6 @@
 
 use std::sync::Arc;
 
-use crate::{arena::SeqId, core::Core};
-
 /// The tokens of a sample, as they were given.
 #[derive(Clone, Debug)]
 pub(crate) struct Following {
@@ -33,18 +31,9 @@ impl Following {
         self.tokens.get(at).copied()
     }
 
-    /// Goes on at the same token where `n_dropped` before it are dropped.
+    /// Continues at the same token where `n_dropped` before it are dropped.
     pub(crate) fn shift(&mut self, n_dropped: usize) {
         self.n_dropped += n_dropped;
-    }
-}
-
-impl Core {
-    /// What a sequence says after so many inputs, where that is given.
-    pub(crate) fn given_after(&self, seq: SeqId, n_inputs: usize) -> Option<u32> {
-        let lane = self.lanes.get(seq.slot())?.as_ref()?;
-        let following = lane.following.as_ref().filter(|_| lane.seq == seq)?;
-        following.token_after(n_inputs)
     }
 }
 

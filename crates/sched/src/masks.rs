@@ -32,6 +32,13 @@ const PATIENCE_ALONE: Duration = Duration::from_millis(20);
 const SHORT: Duration = Duration::from_millis(1);
 
 impl Core {
+    /// What a sequence says after so many inputs, where that is given.
+    pub(crate) fn given_after(&self, seq: SeqId, n_inputs: usize) -> Option<u32> {
+        let lane = self.lanes.get(seq.slot())?.as_ref()?;
+        let following = lane.following.as_ref().filter(|_| lane.seq == seq)?;
+        following.token_after(n_inputs)
+    }
+
     /// Begins the constraint of a new sequence, unless so many are begun that it can wait until it is admitted.
     pub(crate) fn begin_mask_early(&mut self, seq: SeqId) {
         let n_begun = (self.lanes.iter().flatten())

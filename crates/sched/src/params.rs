@@ -49,7 +49,7 @@ pub struct GenerateParams {
     /// Whether to keep the time of every token in [`Timings::tokens`](crate::Timings::tokens).
     pub traces_tokens: bool,
     /// What each sample says, whatever the model would: each token is computed and sampled as ever, and the next of these takes its
-    /// place. Behind the last the sample goes on by itself. For measurements on models whose own words say nothing, such as those of
+    /// place. Behind the last the sample continues by itself. For measurements on models whose own words say nothing, such as those of
     /// random weights; neither with a constraint nor with two steps in flight.
     pub follows: Option<Arc<[u32]>>,
 }

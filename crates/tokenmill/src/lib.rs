@@ -122,6 +122,7 @@ mod test_engines;
 mod text_stream;
 mod tool_writing;
 mod vision;
+mod vocabularies;
 mod wait;
 mod words;
 

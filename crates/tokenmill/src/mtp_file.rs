@@ -12,7 +12,7 @@ use std::{
 use tokenmill_model::{LoadError, Model as Network, Nextn, NextnFile};
 use tokenmill_text::Tokenizer;
 
-use crate::{Error, ModelSource, draft::difference_of, model_source::is_nextn_name};
+use crate::{Error, ModelSource, model_source::is_nextn_name, vocabularies::difference_of};
 
 /// A file with a layer that fits a model; headers were read.
 pub(crate) struct MtpFile {

@@ -189,7 +189,7 @@ fn a_full_disk_is_one_line_and_the_older_session_stays() {
         ["filler", "story.tms"],
         "nothing half-written is left"
     );
-    // A chat says it after each answer or at its end, and goes on.
+    // A chat says it after each answer or at its end, and continues.
     let talk = disk.path().join("talk");
     let args = ["chat", "demo", "--temp", "0", "-n", "8", "--session", arg(&talk)];
     let outcome = tokenmill_with(&args, "What is 3 + 4?\n");
@@ -240,7 +240,7 @@ fn a_server_that_is_killed_while_it_saves_a_slot_loses_nothing_older() {
         let address = server.address().to_owned();
         let saver = thread::spawn(move || {
             let body = json!({ "filename": "talk" }).to_string();
-            // One save behind the other, until there is nobody to ask.
+            // One save behind the other, until the server is gone.
             let mut n_tokens = Vec::new();
             while let Ok((200, answer)) = Server::ask_at(&address, "POST", "/slots/0?action=save", &body) {
                 let answer: Value = serde_json::from_str(&answer).unwrap();

@@ -60,7 +60,7 @@ fn a_text_that_is_given_comes_whatever_the_model_says_and_is_guessed_as_any() {
                 }
                 assert_eq!(&said, text, "{name}, {speculation:?}");
             }
-            // Behind its end the model goes on by itself, and with the same words whatever was guessed.
+            // Behind its end the model continues by itself, and with the same words whatever was guessed.
             let output = engine.generate(&phrase, &follow(&repeats[..20], 24)).unwrap();
             assert_eq!(output.tokens[5..25], repeats[..20], "{name}");
             let alone = GenerateParams {

@@ -20,7 +20,7 @@ use crate::{
     visible::visible,
 };
 
-/// A test with one kind of guesses, and what became of these.
+/// A test with one kind of guesses, and how many of these were right.
 struct Followed {
     spec: Drafter,
     measured: Measured,
