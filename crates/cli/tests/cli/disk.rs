@@ -6,9 +6,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use tempfile::TempDir;
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_testkit::{TinyModel, tiny_llama};
+use tokenmill_testkit::{SmallDisk, TinyModel, tiny_llama};
 
 use crate::support::{Outcome, arg, command, names, split_in_two, tokenmill};
 
@@ -99,48 +98,6 @@ fn a_disk_that_fills_up_is_one_line_and_leaves_the_older_file() {
         assert!(
             line.starts_with("error: cannot write to /dev/full: No space left on device"),
             "{line}"
-        );
-    }
-}
-
-/// A disk of its own, in memory.
-struct SmallDisk {
-    folder: TempDir,
-}
-
-impl SmallDisk {
-    /// Mounts one; `None`, with a line that says so, where that is not allowed.
-    fn mount(n_bytes: u64) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={n_bytes}"), "tmpfs"])
-            .arg(folder.path())
-            .output();
-        match mounted {
-            Ok(output) if output.status.success() => Some(Self { folder }),
-            Ok(output) => {
-                let reason = String::from_utf8_lossy(&output.stderr).into_owned();
-                eprintln!("skipped: no disk can be mounted: {}", reason.trim());
-                None
-            }
-            Err(error) => {
-                eprintln!("skipped: no disk can be mounted: {error}");
-                None
-            }
-        }
-    }
-
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg(self.folder.path()).status();
-        assert!(
-            unmounted.is_ok_and(|status| status.success()),
-            "the disk stays mounted"
         );
     }
 }
