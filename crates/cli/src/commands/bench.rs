@@ -192,6 +192,23 @@ struct Subject {
 }
 
 impl Subject {
+    /// A row of the JSON form: what is measured, and then `figures`.
+    fn json_with(&self, mut figures: Value) -> Value {
+        let mut row = json!({
+            "model": self.model,
+            "model_size": self.size_bytes,
+            "model_n_params": self.n_params,
+            "backend": self.backend,
+            "n_threads": self.n_threads,
+            "type_k": self.cache_types.0.to_string(),
+            "type_v": self.cache_types.1.to_string(),
+        });
+        if let (Some(row), Some(figures)) = (row.as_object_mut(), figures.as_object_mut()) {
+            row.append(figures);
+        }
+        row
+    }
+
     fn of(args: &Args, source: &ModelSource, model: &Model, device: &LoadedDevice) -> Self {
         let weights = model.weights().infos();
         Self {
@@ -513,14 +530,7 @@ fn json_rows(subject: &Subject, results: &[Measured]) -> Value {
                 Test::Generation(n_gen) => (0, n_gen),
                 Test::SideBySide { n_gen, .. } => (SideBySide::N_PROMPT, n_gen),
             };
-            json!({
-                "model": subject.model,
-                "model_size": subject.size_bytes,
-                "model_n_params": subject.n_params,
-                "backend": subject.backend,
-                "n_threads": subject.n_threads,
-                "type_k": subject.cache_types.0.to_string(),
-                "type_v": subject.cache_types.1.to_string(),
+            subject.json_with(json!({
                 "n_prompt": n_prompt,
                 "n_gen": n_gen,
                 "n_depth": subject.n_depth,
@@ -532,7 +542,7 @@ fn json_rows(subject: &Subject, results: &[Measured]) -> Value {
                 "samples_ts": measured.samples,
                 "engine_ts": measured.throughput.map(|throughput| throughput.tokens_per_s),
                 "engine_over_single": measured.throughput.and_then(|throughput| throughput.over_single),
-            })
+            }))
         })
         .collect()
 }

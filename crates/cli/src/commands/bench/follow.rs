@@ -269,14 +269,7 @@ fn json_rows(subject: &Subject, n_prompt: usize, results: &[Followed]) -> Value 
         .iter()
         .map(|followed| {
             let test = followed.measured.test;
-            json!({
-                "model": subject.model,
-                "model_size": subject.size_bytes,
-                "model_n_params": subject.n_params,
-                "backend": subject.backend,
-                "n_threads": subject.n_threads,
-                "type_k": subject.cache_types.0.to_string(),
-                "type_v": subject.cache_types.1.to_string(),
+            subject.json_with(json!({
                 "n_prompt": n_prompt,
                 "n_gen": test.n_tokens(),
                 "test": name(test, n_prompt),
@@ -288,7 +281,7 @@ fn json_rows(subject: &Subject, n_prompt: usize, results: &[Followed]) -> Value 
                 "over_off": over_off(followed, results),
                 "n_drafted": followed.n_drafted,
                 "n_accepted": followed.n_accepted,
-            })
+            }))
         })
         .collect()
 }
