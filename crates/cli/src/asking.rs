@@ -17,7 +17,7 @@ use crate::{failure::Failure, input::read_text, numbers::Limit};
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Conversation")]
 pub(crate) struct AskingArgs {
-    /// Tell the model how to behave
+    /// Tell the model how to behave [short: -sys]
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
     /// Offer the tools of this file, a JSON array in the form of OpenAI's `tools`; a call is shown as `-> NAME ARGUMENTS`

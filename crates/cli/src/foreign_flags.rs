@@ -253,6 +253,10 @@ const LLAMA_CPP: &[Row] = &[
         "`tokenmill serve` always answers /metrics and /v1/embeddings",
     ),
     (
+        &["--props"],
+        "`tokenmill serve` always answers GET /props; what it says is set by the options, and cannot be changed by a request",
+    ),
+    (
         &["--slots"],
         "the running sequences are on the web page of `tokenmill serve`, and at /metrics",
     ),

@@ -161,7 +161,7 @@ impl Report {
             n => format!(" ({n} guessed ahead)"),
         };
         format!(
-            "[prompt {prompt}{cached}, {} tokens/s; answer {}{guessed}, {} tokens/s; first after {:.0} ms{reason}]",
+            "[prompt {prompt}{cached}{}; answer {}{guessed}{}; first after {:.0} ms{reason}]",
             rate(self.n_prompt, self.prompt_time),
             n_tokens(self.n_generated),
             rate(self.n_generated.saturating_sub(1), self.generation_time),
@@ -200,7 +200,7 @@ pub(crate) fn line_of_all(reports: &[Report]) -> String {
         .max();
     let span = last.unwrap_or_default().saturating_sub(first.unwrap_or_default());
     format!(
-        "[{} samples, {n_generated} tokens, {} tokens/s together; first after {:.0} ms]",
+        "[{} samples, {n_generated} tokens{} together; first after {:.0} ms]",
         reports.len(),
         rate(n_generated.saturating_sub(reports.len()), span),
         (image_time + first.unwrap_or_default()).as_secs_f64() * 1e3,
@@ -221,10 +221,10 @@ fn n_tokens(n: usize) -> String {
     counted(n, "token")
 }
 
-/// Tokens in a second; a dash where there were none.
+/// Tokens in a second, behind a comma; nothing where there were none.
 fn rate(n: usize, time: Duration) -> String {
     if n == 0 || time.is_zero() {
-        return "-".to_owned();
+        return String::new();
     }
-    format!("{:.1}", n as f64 / time.as_secs_f64())
+    format!(", {:.1} tokens/s", n as f64 / time.as_secs_f64())
 }

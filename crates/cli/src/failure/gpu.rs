@@ -7,6 +7,9 @@ use tokenmill_backend::BackendError;
 
 use super::Failure;
 
+/// A number of layers asks for a GPU as `--device cuda` does.
+const HOW_TO_USE_THE_CPU: &str = "without `--device`, `-ngl` and other flags that ask for a GPU, the CPU computes where no GPU can be used";
+
 impl Failure {
     /// Of a load on `n_gpus` GPUs together, for which no device is chosen by itself.
     pub(crate) fn of_group(error: Error, n_gpus: usize) -> Self {
@@ -19,12 +22,7 @@ impl Failure {
             )
         );
         let failure = Self::from(error);
-        if n_gpus > 1
-            && is_unusable
-            && failure
-                .what_to_do()
-                .is_none_or(|hint| hint.contains("--device auto"))
-        {
+        if n_gpus > 1 && is_unusable && failure.what_to_do().is_none_or(|hint| hint == HOW_TO_USE_THE_CPU) {
             return failure.hint("leave `--tensor-parallel-size` out to compute on the CPU");
         }
         failure
@@ -46,12 +44,12 @@ pub(super) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<S
                     .to_owned(),
             )
         }
-        (BackendError::Unsupported { .. } | BackendError::UnsupportedType { .. }, _) => {
-            Some("`--device auto` would take the CPU".to_owned())
-        }
-        (BackendError::Unavailable { .. }, _) => {
-            Some("`--device auto` takes the CPU where no GPU can be used".to_owned())
-        }
+        (
+            BackendError::Unavailable { .. }
+            | BackendError::Unsupported { .. }
+            | BackendError::UnsupportedType { .. },
+            _,
+        ) => Some(HOW_TO_USE_THE_CPU.to_owned()),
         _ => None,
     }
 }
@@ -93,7 +91,7 @@ mod tests {
         assert!(gpu_hint(&no_device, Some("3")).is_some_and(|hint| hint.contains("`3`")));
         for (reason, visible) in [(&no_device, None), (&no_driver, Some(""))] {
             let hint = gpu_hint(reason, visible).expect("a hint");
-            assert!(hint.starts_with("`--device auto`"), "{hint}");
+            assert_eq!(hint, HOW_TO_USE_THE_CPU);
         }
     }
 }

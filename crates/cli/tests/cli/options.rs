@@ -251,6 +251,25 @@ fn an_unknown_option_is_one_line_with_what_is_near_it() {
 }
 
 #[test]
+fn what_the_parser_refuses_is_told_in_the_words_that_were_typed() {
+    let lines: Vec<String> = [
+        "run demo once upon",
+        "chat demo hello",
+        "tokenize demo once upon",
+        "pull a/b c/d e/f",
+        "perplexity demo --kl-base",
+        "run demo x -ngl",
+        "run demo x --seed 1 --seed 2",
+        "run demo x -ctk f16 -ctk q8_0",
+        "serve demo --props",
+    ]
+    .iter()
+    .map(|line| format!("{line}\n  {}", refused(line, 2)))
+    .collect();
+    insta::assert_snapshot!(lines.join("\n"));
+}
+
+#[test]
 fn gpus_together_are_left_out_where_there_is_none() {
     let outcome = tokenmill(["run", "demo", "Hi", "--tensor-parallel-size", "2"]);
     // Where there are GPUs, they compute it, or say why not.
@@ -285,7 +304,7 @@ fn an_answer_that_ends_at_once_does_not_deny_the_work_on_its_prompt() {
         "[prompt 9 tokens; the model ended at once]\n"
     );
     let one = run("Once upon a time", "1");
-    assert!(one.contains("; answer 1 token, - tokens/s;"), "{one}");
+    assert!(one.contains("; answer 1 token; first after"), "{one}");
 }
 
 #[test]
