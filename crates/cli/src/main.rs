@@ -10,6 +10,7 @@
 mod adapters;
 mod argv;
 mod asking;
+mod besides;
 mod commands;
 mod constraint;
 mod context_shift;

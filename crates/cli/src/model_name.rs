@@ -5,6 +5,7 @@
 
 use std::{
     env,
+    fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
     path::{Path, PathBuf},
     sync::Once,
@@ -21,7 +22,7 @@ use tokenmill::{
     machine_bytes,
 };
 
-use crate::{failure::Failure, note::note, numbers::size_of, progress, visible::visible, vision::VisionArgs};
+use crate::{failure::Failure, note::note, numbers::size_of, progress, visible::visible};
 
 /// What may be downloaded for a command.
 #[derive(Args, Debug, Clone, Default)]
@@ -35,31 +36,35 @@ pub(crate) struct FetchArgs {
     offline: bool,
 }
 
+/// What is downloaded besides a model that is named and not here. One that is here without them is taken as it is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Besides {
+    /// Its encoder of images.
+    pub(crate) encoder: bool,
+    /// Its layers for further tokens.
+    pub(crate) nextn: bool,
+}
+
 impl FetchArgs {
-    /// The path of what stands for MODEL. A model that is named, and is not in the cache, is downloaded, without its encoder of images.
+    /// The path of what stands for MODEL. A model that is named, and is not in the cache, is downloaded, and nothing besides.
     ///
     /// # Errors
     /// A name that means nothing, a download that fails, or no yes to one.
     pub(crate) fn resolve(&self, model: &Path) -> Result<PathBuf, Failure> {
-        self.find_or_fetch(model, false)
+        self.resolve_with(model, Besides::default())
     }
 
-    /// As [`Self::resolve`], for what shows images to the model: its encoder is downloaded with it, unless `vision` needs none.
+    /// As [`Self::resolve`], with the files that the command can use besides the model, where its repository has them.
     ///
     /// # Errors
     /// As [`Self::resolve`].
-    pub(crate) fn resolve_seeing(&self, model: &Path, vision: &VisionArgs) -> Result<PathBuf, Failure> {
-        self.find_or_fetch(model, !vision.is_off() && !vision.names_file())
-    }
-
-    fn find_or_fetch(&self, model: &Path, with_encoder: bool) -> Result<PathBuf, Failure> {
+    pub(crate) fn resolve_with(&self, model: &Path, besides: Besides) -> Result<PathBuf, Failure> {
         let Some(name) = SourceName::of_path(model)? else {
             return Ok(model.to_owned());
         };
         let settings = self.settings();
         let mut wishes = wishes();
-        // Only `tokenmill pull` brings layers for further tokens.
-        (wishes.with_projector, wishes.with_nextn) = (with_encoder, false);
+        (wishes.with_projector, wishes.with_nextn) = (besides.encoder, besides.nextn);
         match name.find_stored(&wishes, &settings) {
             Ok(Some(found)) => return Ok(found.path),
             Err(error) if settings.is_offline => return Err(Failure::of_name(&name, error)),
@@ -198,28 +203,34 @@ fn ask_for(plan: &SourcePlan) -> Result<(), Failure> {
     if plan.missing_bytes() == 0 {
         return Ok(());
     }
-    let (model, encoder) = sizes(plan);
+    let (model, rest) = sizes(plan);
     let because = (plan.why()).map_or_else(String::new, |why| format!(" ({why})"));
-    let question = format!("Download {name}, {model}{because}{encoder}?");
+    let question = format!("Download {name}, {model}{because}{rest}?");
     if is_agreed(&question)? {
         return Ok(());
     }
     Err(
         Failure::input(format!("`{name}` is not on this machine")).hint(format!(
-            "`tokenmill pull {name}` downloads it, {model}{encoder}; `--yes` does so here"
+            "`tokenmill pull {name}` downloads it, {model}{rest}; `--yes` does so here"
         )),
     )
 }
 
-/// What a download takes, in words: the model, and what its encoder of images adds.
+/// What a download takes, in words: the model, and what its encoder of images and its layers for further tokens add.
 fn sizes(plan: &SourcePlan) -> (String, String) {
     let encoder_bytes = plan.missing_projector_bytes();
-    let model = size_of(plan.missing_bytes().saturating_sub(encoder_bytes));
-    let encoder = match encoder_bytes {
-        0 => String::new(),
-        n_bytes => format!(" and {} for its encoder of images", size_of(n_bytes)),
-    };
-    (model, encoder)
+    let nextn_bytes = plan.missing_nextn_bytes();
+    let model_bytes = (plan.missing_bytes()).saturating_sub(encoder_bytes.saturating_add(nextn_bytes));
+    let mut rest = String::new();
+    for (n_bytes, what) in [
+        (encoder_bytes, "its encoder of images"),
+        (nextn_bytes, "its layer that guesses tokens"),
+    ] {
+        if n_bytes > 0 {
+            let _infallible = write!(rest, " and {} for {what}", size_of(n_bytes));
+        }
+    }
+    (size_of(model_bytes), rest)
 }
 
 /// Asks a question that is answered with yes or no; nothing but yes is a yes. Without a terminal it is no.

@@ -115,6 +115,11 @@ impl SpeculationArgs {
         self.draft.is_some()
     }
 
+    /// Whether the model's own layer would guess, and has to be found.
+    pub(crate) fn asks_own_layer(&self) -> bool {
+        matches!(self.spec, Drafter::Auto | Drafter::Mtp) && self.draft.is_none() && self.mtp.is_none()
+    }
+
     /// Whether the file of a layer for further tokens is named.
     pub(crate) fn names_mtp(&self) -> bool {
         self.mtp.is_some()

@@ -67,6 +67,8 @@ pub struct PullPlan {
     pub missing_bytes: u64,
     /// Those of them that are the encoder of images.
     pub missing_projector_bytes: u64,
+    /// Those of them that are layers for further tokens.
+    pub missing_nextn_bytes: u64,
 }
 
 /// A model that is on this machine.
@@ -163,10 +165,12 @@ pub fn plan(
         .iter()
         .map(|(_, file)| bytes_to_fetch(&cache, &list.commit, file));
     let missing_bytes = missing.fold(0, u64::saturating_add);
-    let is_projector = |file: &RemoteFile| Some(&file.path) == projector.as_ref();
-    let its_encoder = files.iter().find(|(_, file)| is_projector(file));
-    let missing_projector_bytes =
-        its_encoder.map_or(0, |(_, file)| bytes_to_fetch(&cache, &list.commit, file));
+    let missing_of = |path: Option<&String>| {
+        let file = files.iter().find(|(_, file)| Some(&file.path) == path);
+        file.map_or(0, |(_, file)| bytes_to_fetch(&cache, &list.commit, file))
+    };
+    let missing_projector_bytes = missing_of(projector.as_ref());
+    let missing_nextn_bytes = missing_of(layers.as_ref().map(|(path, _)| path));
     Ok(PullPlan {
         name: name.clone(),
         opens,
@@ -180,6 +184,7 @@ pub fn plan(
             .fold(0, u64::saturating_add),
         missing_bytes,
         missing_projector_bytes,
+        missing_nextn_bytes,
         commit: list.commit,
         files,
     })
@@ -316,6 +321,9 @@ impl PullPlan {
                 self.missing_bytes = self.missing_bytes.saturating_add(file.n_bytes);
                 if self.projector.as_ref() == Some(&file.path) {
                     self.missing_projector_bytes = file.n_bytes;
+                }
+                if self.nextn.as_ref().is_some_and(|(path, _)| *path == file.path) {
+                    self.missing_nextn_bytes = file.n_bytes;
                 }
             }
         }

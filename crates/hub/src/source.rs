@@ -181,6 +181,14 @@ impl SourcePlan {
         }
     }
 
+    /// Those of them that are layers for further tokens.
+    pub fn missing_nextn_bytes(&self) -> u64 {
+        match self {
+            Self::Hub(plan) => plan.missing_nextn_bytes,
+            Self::Ollama(_) => 0,
+        }
+    }
+
     /// Hashes the files that are there, and removes damaged ones, which are missing then.
     ///
     /// # Errors

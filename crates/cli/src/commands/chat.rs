@@ -24,6 +24,7 @@ use self::{
 use crate::{
     adapters::AdapterArgs,
     asking::{self, AskingArgs, check_template, with_system},
+    besides,
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
     failure::Failure,
@@ -84,7 +85,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.context_shift.check_session(&args.session)?;
     let asking = args.asking.read()?;
     let constraint = args.constraint.constraint()?;
-    let path = args.load.fetch.resolve_seeing(&args.model, &args.vision)?;
+    let wanted = besides::of_generating(&args.vision, &args.speculation, &args.load)?;
+    let path = args.load.fetch.resolve_with(&args.model, wanted)?;
     let model = session::open(
         &path,
         &args.load,

@@ -15,6 +15,7 @@ use tokenmill_text::EncodeOptions;
 use crate::{
     adapters::AdapterArgs,
     asking::{self, AskingArgs, check_template, with_system},
+    besides,
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
     failure::Failure,
@@ -103,7 +104,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // A model that is not there is said before a prompt is waited for.
-    let path = args.load.fetch.resolve_seeing(&args.model, &args.vision)?;
+    let wanted = besides::of_generating(&args.vision, &args.speculation, &args.load)?;
+    let path = args.load.fetch.resolve_with(&args.model, wanted)?;
     let source = ModelSource::find(&path)?;
     source.check()?;
     refuse_prompt_as_model(source.path())?;

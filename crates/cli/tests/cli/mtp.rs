@@ -36,7 +36,7 @@ fn write_with_layer(path: &Path, is_kept: impl Fn(&str) -> bool) {
 }
 
 /// The layer alone, as a converter writes it: with the model's metadata, and its embedding, last norm and head once more.
-fn write_layer_alone(path: &Path, changes: &[(&str, Value)]) {
+pub(crate) fn write_layer_alone(path: &Path, changes: &[(&str, Value)]) {
     let own = format!("blk.{}.", COPIED + 1);
     write(path, COPIED + 1, changes, |name| {
         name.starts_with(&own) || !name.starts_with("blk.")

@@ -13,6 +13,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::{
+    mtp::write_layer_alone,
     server::Server,
     support::{DEMO_GGUF, Outcome, arg, command},
 };
@@ -20,11 +21,12 @@ use crate::{
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const NAME: &str = "org/demo-GGUF";
 const FILE: &str = "demo-Q8_0.gguf";
+const LAYER_FILE: &str = "mtp-demo-Q8_0.gguf";
 
 /// A refusal: the status and the other lines of its head.
 type Refusal = (u16, &'static str);
 
-/// A hub with one model. It refuses what it is told to: lists, or bytes.
+/// A hub with one model, and perhaps its layer for further tokens. It refuses what it is told to: lists, or bytes.
 struct Hub {
     url: String,
     cache: TempDir,
@@ -34,6 +36,10 @@ struct Hub {
 
 impl Hub {
     fn start(of_list: Option<Refusal>, of_bytes: Option<Refusal>) -> Self {
+        Self::start_with(None, of_list, of_bytes)
+    }
+
+    fn start_with(layer: Option<Vec<u8>>, of_list: Option<Refusal>, of_bytes: Option<Refusal>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let asked = Arc::new(Mutex::new(Vec::new()));
@@ -41,7 +47,7 @@ impl Hub {
         thread::spawn(move || {
             for stream in listener.incoming().filter_map(Result::ok) {
                 let Some(path) = path_asked(&stream) else { continue };
-                let answer = answer(&path, of_list, of_bytes);
+                let answer = answer(&path, layer.as_deref(), of_list, of_bytes);
                 kept.lock().expect("no panic").push(path);
                 // A client that went away is no event.
                 let _unread = (&stream).write_all(&answer);
@@ -78,13 +84,14 @@ fn path_asked(stream: &TcpStream) -> Option<String> {
     Some(path)
 }
 
-fn answer(path: &str, of_list: Option<Refusal>, of_bytes: Option<Refusal>) -> Vec<u8> {
-    let list = json!({
-        "id": NAME,
-        "sha": COMMIT,
-        // Its etag is no hash: the size is what such a file is checked by.
-        "siblings": [{ "rfilename": FILE, "size": DEMO_GGUF.len(), "blobId": "demo-1" }],
-    });
+fn answer(path: &str, layer: Option<&[u8]>, of_list: Option<Refusal>, of_bytes: Option<Refusal>) -> Vec<u8> {
+    let files = [(FILE, DEMO_GGUF)]
+        .into_iter()
+        .chain(layer.map(|bytes| (LAYER_FILE, bytes)));
+    // Their etags are no hashes: the size is what such a file is checked by.
+    let siblings =
+        files.map(|(name, bytes)| json!({ "rfilename": name, "size": bytes.len(), "blobId": name }));
+    let list = json!({ "id": NAME, "sha": COMMIT, "siblings": siblings.collect::<Vec<_>>() });
     let near = json!([{ "id": "org/demos-GGUF" }]);
     let whole = |bytes: &[u8]| (200, "", bytes.to_vec());
     let refused = |(status, head): Refusal| (status, head, Vec::new());
@@ -94,12 +101,15 @@ fn answer(path: &str, of_list: Option<Refusal>, of_bytes: Option<Refusal>) -> Ve
         of_list.map_or_else(|| whole(list.to_string().as_bytes()), refused)
     } else if path == format!("/{NAME}/resolve/{COMMIT}/{FILE}") {
         of_bytes.map_or_else(|| whole(DEMO_GGUF), refused)
+    } else if let (Some(layer), true) = (layer, path.ends_with(LAYER_FILE)) {
+        whole(layer)
     } else {
         (404, "", Vec::new())
     };
     let length = body.len();
+    let etag = path.rsplit('/').next().unwrap_or_default();
     let head = format!(
-        "HTTP/1.1 {status} Status\r\n{head}X-Repo-Commit: {COMMIT}\r\nETag: \"demo-1\"\r\nConnection: close\r\n\
+        "HTTP/1.1 {status} Status\r\n{head}X-Repo-Commit: {COMMIT}\r\nETag: \"{etag}\"\r\nConnection: close\r\n\
          Content-Length: {length}\r\n\r\n"
     );
     [head.into_bytes(), body].concat()
@@ -184,4 +194,43 @@ fn serve_downloads_a_model_where_that_is_allowed() {
         let is_asked = hub.asked.lock().unwrap().len() > n_asked;
         assert_eq!(is_asked, extra == ["--yes"]);
     }
+}
+
+#[test]
+fn the_layer_that_guesses_is_downloaded_where_it_would_guess() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(LAYER_FILE);
+    write_layer_alone(&path, &[]);
+    let hub = Hub::start_with(Some(fs::read(&path).unwrap()), None, None);
+    let run = |cache: &Path, extra: &[&str]| {
+        let args = [
+            "run",
+            NAME,
+            "Once upon a time",
+            "-n",
+            "12",
+            "--temp",
+            "0",
+            "--no-echo",
+        ];
+        let mut run = command(args.iter().chain(extra));
+        run.env("HF_HUB_OFFLINE", "0")
+            .env("HF_HUB_CACHE", cache)
+            .env("HF_HOME", cache)
+            .env("HF_ENDPOINT", &hub.url);
+        Outcome::of(&run.output().unwrap())
+    };
+    let layer_in =
+        |cache: &Path| cache.join(format!("models--org--demo-GGUF/snapshots/{COMMIT}/{LAYER_FILE}"));
+    let told = run(hub.cache.path(), &[]).error_line(3);
+    assert!(told.contains("for its layer that guesses tokens"), "{told}");
+    let with = run(hub.cache.path(), &["--yes", "--spec", "mtp"]).ok();
+    assert!(layer_in(hub.cache.path()).exists());
+    let other = tempfile::tempdir().unwrap();
+    let without = run(other.path(), &["--yes", "--spec", "off"]).ok();
+    assert!(!layer_in(other.path()).exists());
+    assert_eq!(with, without);
+    // What is here is taken as it is.
+    let line = run(other.path(), &["--yes", "--spec", "mtp"]).error_line(2);
+    assert!(line.contains("has no layer that guesses"), "{line}");
 }

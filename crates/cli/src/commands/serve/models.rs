@@ -24,6 +24,7 @@ use super::{
     models_folder::ModelsFolder,
 };
 use crate::{
+    besides,
     failure::{Failure, first_few},
     model_name::{FetchArgs, served_name},
     numbers::{ByteSize, size_of},
@@ -253,7 +254,8 @@ fn flags_of_one(args: &Args) -> impl Iterator<Item = (bool, &'static str, &'stat
 /// A model of the command line, which is there.
 fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<FoundModel, Failure> {
     let flags = &args.model_flags.flags;
-    let path = flags.load.fetch.resolve_seeing(model, &flags.vision)?;
+    let wanted = besides::of_generating(&flags.vision, &flags.speculation, &flags.load)?;
+    let path = flags.load.fetch.resolve_with(model, wanted)?;
     ModelSource::find(&path)?.check()?;
     // What is named on the command line is there, its draft model too.
     let mut options = flags.load_options()?;

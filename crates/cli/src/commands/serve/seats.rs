@@ -10,6 +10,7 @@ use tokenmill_server::{App, ServedModel, ServerConfig};
 
 use crate::{
     adapters::AdapterArgs,
+    besides,
     context_shift::ContextShiftArgs,
     failure::Failure,
     load::{LoadArgs, load},
@@ -150,7 +151,8 @@ pub(crate) fn load_app(
     seats.add_to(&mut options, &load_args.fetch)?;
     adapters.add_to(&mut options);
     options.projector = vision.projector();
-    let path = load_args.fetch.resolve_seeing(model, vision)?;
+    let wanted = besides::of_generating(vision, seats.speculation, load_args)?;
+    let path = load_args.fetch.resolve_with(model, wanted)?;
     let own_name = served_name(model, &path);
     let (given, variants) = if names.is_empty() {
         (Some(model.display().to_string()), variants(model, &path))
