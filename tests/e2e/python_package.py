@@ -17,6 +17,8 @@ model = Model("demo", offline=True, mmproj=False, progress=print)
 answer = model.chat([{"role": "user", "content": "Hello"}], max_tokens=4, schema={"type": "object"})
 text: str = answer.text
 rows: int = model.embed(["a"]).shape[0]
+async def wait() -> str:
+    return (await model.chat_stream([{"role": "user", "content": "Hello"}])).text
 async def read() -> list[str]:
     return [piece.text async for piece in model.stream("a", temperature=0.5)]
 """

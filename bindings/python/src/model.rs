@@ -124,12 +124,7 @@ impl Model {
         params: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let params = params::read(params)?;
-        let answers = py.detach(|| self.0.batch(&prompts, &params));
-        let result = |answer| match answer {
-            Ok(answer) => Ok(Bound::new(py, Answer::from(answer))?.into_any()),
-            Err(refused) => Ok(error::request(refused).into_value(py).into_bound(py).into_any()),
-        };
-        answers.into_iter().map(result).collect()
+        each(py, py.detach(|| self.0.batch(&prompts, &params)))
     }
 
     /// Answers a conversation.
@@ -163,6 +158,23 @@ impl Model {
         py.detach(|| self.0.chat_stream(conversation, &params))
             .map(Stream::new)
             .map_err(error::request)
+    }
+
+    /// Answers many conversations side by side; an element is an `Answer`, or the `RequestError` of that conversation.
+    #[pyo3(signature = (conversations, *, tools=None, tool_choice=None, template_variables=None, **params))]
+    fn chat_batch<'py>(
+        &self,
+        py: Python<'py>,
+        conversations: Vec<Bound<'py, PyAny>>,
+        tools: Option<&Bound<'py, PyAny>>,
+        tool_choice: Option<&str>,
+        template_variables: Option<&Bound<'py, PyAny>>,
+        params: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let read = |messages| conversation(messages, tools, tool_choice, template_variables);
+        let conversations = conversations.iter().map(read).collect::<PyResult<Vec<_>>>()?;
+        let params = params::read(params)?;
+        each(py, py.detach(|| self.0.chat_batch(&conversations, &params)))
     }
 
     /// One vector of length 1 for each text: an array of float32, `[len(texts), n_embd]`.
@@ -295,6 +307,18 @@ fn conversation(
         conversation.variables = variables;
     }
     Ok(conversation)
+}
+
+/// Answers and errors of many requests, in their order.
+fn each(
+    py: Python<'_>,
+    answers: Vec<Result<tokenmill::Answer, tokenmill::Error>>,
+) -> PyResult<Vec<Bound<'_, PyAny>>> {
+    let result = |answer| match answer {
+        Ok(answer) => Ok(Bound::new(py, Answer::from(answer))?.into_any()),
+        Err(refused) => Ok(error::request(refused).into_value(py).into_bound(py).into_any()),
+    };
+    answers.into_iter().map(result).collect()
 }
 
 /// The answer of a request for one.

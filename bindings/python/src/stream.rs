@@ -13,7 +13,7 @@ use crate::{
     wait::wait,
 };
 
-/// An answer as it comes: an iterator of pieces, also for `async for`.
+/// An answer as it comes: an iterator of pieces, also for `async for`; `await` gives the whole answer.
 #[pyclass(frozen, module = "tokenmill")]
 pub(crate) struct Stream {
     reading: Mutex<Reading>,
@@ -46,9 +46,15 @@ impl Stream {
 
     /// Reads to the end, and gives the answers.
     pub(crate) fn answers(&self, py: Python<'_>) -> PyResult<Vec<Answer>> {
-        let mut reading = self.reading(py);
-        while reading.next(py)?.is_some() {}
-        let gathered = reading.gathered.take();
+        self.reading(py).answers(py)
+    }
+}
+
+impl Reading {
+    /// Reads to the end, and gives the answers, once.
+    fn answers(&mut self, py: Python<'_>) -> PyResult<Vec<Answer>> {
+        while self.next(py)?.is_some() {}
+        let gathered = self.gathered.take();
         let answers = gathered
             .map(Gathered::answers)
             .transpose()
@@ -59,9 +65,7 @@ impl Stream {
             .map(Answer::from)
             .collect())
     }
-}
 
-impl Reading {
     /// The next piece; `None` at the end.
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Piece>> {
         loop {
@@ -98,15 +102,25 @@ impl Stream {
             .call_method1("AsyncStream", (this,))
     }
 
+    /// `await` reads what is left and gives the whole answer, while the event loop works for others.
+    fn __await__(this: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        this.py()
+            .import("tokenmill._async_stream")?
+            .call_method1("answer_of", (this,))?
+            .call_method0("__await__")
+    }
+
     /// Reads what is left and gives the whole answer.
     fn answer(&self, py: Python<'_>) -> PyResult<Py<Answer>> {
-        if let Some(answer) = &self.reading(py).answer {
+        // Another thread may read it as well: the first keeps the answer for both.
+        let mut reading = self.reading(py);
+        if let Some(answer) = &reading.answer {
             return Ok(answer.clone_ref(py));
         }
-        let answer = (self.answers(py)?.into_iter().next())
+        let answer = (reading.answers(py)?.into_iter().next())
             .ok_or_else(|| error::RequestError::new_err("the stream failed before"))?;
         let answer = Py::new(py, answer)?;
-        self.reading(py).answer = Some(answer.clone_ref(py));
+        reading.answer = Some(answer.clone_ref(py));
         Ok(answer)
     }
 

@@ -154,6 +154,23 @@ def test_asynchronous_streams_run_side_by_side(model):
     assert texts == [model.complete(prompt, max_tokens=24).text for prompt in prompts]
 
 
+def test_an_awaited_stream_is_its_answer(model):
+    async def all_of_them(questions):
+        return await asyncio.gather(*(model.chat_stream(question, max_tokens=16) for question in questions))
+
+    questions = [[{"role": "user", "content": f"What is {n} + 4?"}] for n in range(4)]
+    answers = asyncio.run(all_of_them(questions))
+    assert [answer.text for answer in answers] == [model.chat(question, max_tokens=16).text for question in questions]
+
+    async def give_up():
+        stream = model.stream("Once upon a time", ignore_eos=True)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(stream, 0.01)
+        return stream
+
+    assert asyncio.run(give_up()).answer().finish_reason == "cancelled"
+
+
 def test_a_cancelled_task_ends_its_generation(model):
     async def give_up():
         stream = model.stream("Once upon a time", ignore_eos=True)
@@ -215,6 +232,15 @@ def test_a_batch_gives_each_its_answer(model):
     answers = model.batch(prompts, max_tokens=12)
     assert [type(answer) for answer in answers] == [Answer, Answer, RequestError]
     assert answers[1].text == model.complete("The cat", max_tokens=12).text
+
+
+def test_a_batch_of_conversations_gives_each_its_answer(model):
+    conversations = [QUESTION, [{"role": "user", "content": "Hello"}], [{"role": "user", "content": "word " * 3000}]]
+    answers = model.chat_batch(conversations, max_tokens=12)
+    assert [type(answer) for answer in answers] == [Answer, Answer, RequestError]
+    assert answers[0].text == model.chat(QUESTION, max_tokens=12).text
+    with pytest.raises(TypeError, match="messages"):
+        model.chat_batch([QUESTION, "Hello"])
 
 
 def test_a_session_goes_on_in_another_model(model, tmp_path):

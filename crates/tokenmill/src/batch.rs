@@ -1,4 +1,4 @@
-//! Answers to any number of prompts, as many side by side as the engine runs.
+//! Answers to any number of prompts or conversations, as many side by side as the engine runs.
 //!
 //! Separate from the model because it reads many streams at once: a stream that is not read is paused. Invariant: the
 //! answers are in the order of the prompts, and one that fails leaves the others alone.
@@ -8,7 +8,8 @@ use std::task::{Context, Poll};
 use tokenmill_sched::EngineError;
 
 use crate::{
-    Answer, Error, Model, TextParams, TextStream, answer::Gathered, model::check_single, wait::wait,
+    Answer, Conversation, Error, Model, TextParams, TextStream, answer::Gathered, model::check_single,
+    wait::wait,
 };
 
 /// A prompt that is being answered.
@@ -22,11 +23,27 @@ impl Model {
     /// Continues any number of texts, as many side by side as the model was loaded for, and waits for all of them. The
     /// answers are in the order of the prompts, and one that fails leaves the others alone.
     pub fn batch(&self, prompts: &[impl AsRef<str>], params: &TextParams) -> Vec<Result<Answer, Error>> {
-        answer_all(self, prompts, params)
+        answer_all(self, prompts, |prompt| self.stream(prompt.as_ref(), params))
+    }
+
+    /// Answers any number of conversations, as [`Self::batch`] continues texts.
+    pub fn chat_batch(
+        &self,
+        conversations: &[Conversation],
+        params: &TextParams,
+    ) -> Vec<Result<Answer, Error>> {
+        answer_all(self, conversations, |conversation| {
+            self.chat_stream(conversation.clone(), params)
+        })
     }
 }
 
-fn answer_all(model: &Model, prompts: &[impl AsRef<str>], params: &TextParams) -> Vec<Result<Answer, Error>> {
+/// Begins each request with `begin`, as many at once as run and wait, and waits for all of them.
+fn answer_all<T>(
+    model: &Model,
+    prompts: &[T],
+    begin: impl Fn(&T) -> Result<TextStream, Error>,
+) -> Vec<Result<Answer, Error>> {
     // Twice as many as run, so that a sequence that ends has a successor.
     let max_open = model.engine().config().max_running.max(1).saturating_mul(2);
     let mut answers: Vec<_> = prompts.iter().map(|_| None).collect();
@@ -34,7 +51,7 @@ fn answer_all(model: &Model, prompts: &[impl AsRef<str>], params: &TextParams) -
     let mut n_begun = 0;
     while n_begun < prompts.len() || !open.is_empty() {
         while n_begun < prompts.len() && open.len() < max_open {
-            let begun = (model.stream(prompts[n_begun].as_ref(), params)).and_then(|stream| {
+            let begun = begin(&prompts[n_begun]).and_then(|stream| {
                 check_single(&stream)?;
                 Ok(stream)
             });

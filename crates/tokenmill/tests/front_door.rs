@@ -150,6 +150,25 @@ fn a_batch_is_in_the_order_of_its_prompts_and_survives_a_bad_one() {
 }
 
 #[test]
+fn a_batch_of_conversations_answers_each_as_alone() {
+    let model = model();
+    let asked = |text: &str| Conversation::new(&[Message::user(text)]);
+    let conversations = ["What is 3 + 4?", "Hello", &"word ".repeat(2000)].map(asked);
+    let answers = model.chat_batch(&conversations, &at_most(12));
+    for (conversation, answer) in conversations[..2].iter().zip(&answers) {
+        let alone = model.chat(conversation.clone(), &at_most(12)).unwrap();
+        assert_eq!(answer.as_ref().unwrap().text, alone.text);
+    }
+    assert!(
+        matches!(
+            answers[2],
+            Err(Error::Engine(EngineError::ContextLimitExceeded { .. }))
+        ),
+        "{answers:?}"
+    );
+}
+
+#[test]
 fn a_batch_waits_for_a_queue_that_is_smaller_than_it() {
     let mut options = Model::options().context(256).sequences(1).threads(1);
     options.max_queued = 1;
