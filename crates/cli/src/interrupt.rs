@@ -4,6 +4,7 @@
 //! means is decided where work can stop; a second press while nothing has stopped ends the program at once.
 
 use std::{
+    io::{self, IsTerminal as _},
     process,
     sync::{
         Arc, Mutex, PoisonError,
@@ -13,7 +14,10 @@ use std::{
 
 use tokenmill_sched::Canceller;
 
-use crate::failure::{Failure, INTERRUPTED};
+use crate::{
+    failure::{Failure, INTERRUPTED},
+    note::note,
+};
 
 /// Whether Ctrl-C was pressed.
 #[derive(Clone, Debug)]
@@ -99,6 +103,10 @@ fn handle(handler: impl FnMut() + Send + 'static) -> Result<(), Failure> {
 }
 
 fn exit() {
+    // A bar may stand in the line.
+    if io::stderr().is_terminal() {
+        note!("");
+    }
     process::exit(i32::from(INTERRUPTED));
 }
 

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use tokenmill::{Error, Model, Projector, image_part};
+use tokenmill::{Error, Model, Projector, check_image, image_part};
 use tokenmill_gguf::RegularFile;
 
 use crate::failure::Failure;
@@ -76,6 +76,7 @@ pub(crate) fn read_image(path: &Path) -> Result<Value, Failure> {
     }
     let bytes = RegularFile::read(path, MAX_IMAGE_BYTES);
     let bytes = bytes.map_err(|error| Failure::unreadable(path, &error))?;
+    check_image(&bytes).map_err(|error| Failure::input(format!("{}: {error}", path.display())))?;
     Ok(image_part(&bytes))
 }
 

@@ -77,6 +77,14 @@ const FORMATS: [ImageFormat; 5] = [
     ImageFormat::Gif,
 ];
 
+/// The media type of a file that can be decoded, by its first bytes; `None` for others.
+pub fn media_type(file: &[u8]) -> Option<&'static str> {
+    let format = image::guess_format(file).ok();
+    format
+        .filter(|format| FORMATS.contains(format))
+        .map(|format| format.to_mime_type())
+}
+
 /// What a file's header says.
 struct Header<D> {
     decoder: D,

@@ -8,7 +8,7 @@
 mod decode;
 mod resample;
 
-pub use decode::{ImageError, ImageLimits, size_of};
+pub use decode::{ImageError, ImageLimits, media_type, size_of};
 pub use resample::Filter;
 
 /// An image of three channels of 8 bits.

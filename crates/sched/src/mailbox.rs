@@ -138,14 +138,15 @@ impl Mailbox {
             if let Some(id) = adapter.filter(|id| !inbox.adapters.contains(id)) {
                 return Err(EngineError::UnknownAdapter { id });
             }
-            if inbox.n_queued + n_sequences > max_queued {
+            // A request of more sequences than may wait is not refused for ever.
+            if inbox.n_queued > 0 && inbox.n_queued + n_sequences > max_queued {
                 let queued = inbox.n_queued;
                 return Err(EngineError::QueueFull {
                     queued,
                     maximum: max_queued,
                 });
             }
-            // A single prompt larger than the limit is not refused for ever.
+            // Neither is a single prompt that is larger than the limit.
             if inbox.n_queued > 0 && inbox.n_queued_tokens + n_tokens > max_queued_tokens {
                 return Err(EngineError::QueueTokensFull {
                     queued: inbox.n_queued_tokens,

@@ -82,7 +82,7 @@ pub(crate) fn stream_response(
             Sent::Event(OneEvent {
                 name: Some(name),
                 data,
-            }) => Event::default().data(data).event(name),
+            }) => Event::default().event(name).data(data),
             Sent::Event(OneEvent { name: None, data }) => Event::default().data(data),
             Sent::Silence => Event::default().comment(""),
         })

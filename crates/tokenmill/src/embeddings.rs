@@ -27,7 +27,7 @@ impl Embeddings {
         cache_salt: u64,
     ) -> Result<Self, Error> {
         let pools = engine.limits().pooling.is_some();
-        let params_of = |n_tokens: usize| ForwardParams {
+        let params_of = move |n_tokens: usize| ForwardParams {
             deadline,
             cache_salt,
             // A network that pools gives the vector with the last token; of others all tokens are read.

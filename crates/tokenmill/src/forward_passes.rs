@@ -1,37 +1,69 @@
 //! [`ForwardPasses`]: the rows of a request's inputs, input after input.
 //!
-//! Separate because embedding and ranking read them alike. Invariant: all inputs are submitted before the first is read, so
-//! that they share the engine's steps; a failure cancels those not finished.
+//! Separate because embedding and ranking read them alike. Invariant: inputs are submitted as long as the engine's queue takes them, so
+//! that they share its steps, and the others as these end; a failure cancels those not finished.
 
 use std::{
     collections::VecDeque,
+    fmt,
     task::{Context, Poll},
 };
 
-use tokenmill_sched::{Engine, Event, ForwardParams, Generation};
+use tokenmill_sched::{Engine, EngineError, Event, ForwardParams, Generation};
 
 use crate::Error;
 
 /// Forward passes over known tokens. Dropping them cancels what is not finished.
-#[derive(Debug)]
 pub(crate) struct ForwardPasses {
+    engine: Engine,
+    params_of: Box<dyn Fn(usize) -> ForwardParams + Send + Sync>,
     passes: VecDeque<Generation>,
+    /// Inputs that the queue had no room for.
+    rest: VecDeque<Vec<u32>>,
+}
+
+impl fmt::Debug for ForwardPasses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForwardPasses")
+            .field("n_begun", &self.passes.len())
+            .field("n_waiting", &self.rest.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl ForwardPasses {
-    /// Submits every input with the parameters that `params_of` gives for its number of tokens.
+    /// Submits the inputs with the parameters that `params_of` gives for their number of tokens.
     pub(crate) fn start(
         engine: &Engine,
         inputs: Vec<Vec<u32>>,
-        params_of: impl Fn(usize) -> ForwardParams,
+        params_of: impl Fn(usize) -> ForwardParams + Send + Sync + 'static,
     ) -> Result<Self, Error> {
-        let submit = |tokens: Vec<u32>| {
-            let params = params_of(tokens.len());
-            engine.submit_forward(tokens, params)
+        let mut passes = Self {
+            engine: engine.clone(),
+            params_of: Box::new(params_of),
+            passes: VecDeque::new(),
+            rest: inputs.into(),
         };
-        Ok(Self {
-            passes: inputs.into_iter().map(submit).collect::<Result<_, _>>()?,
-        })
+        passes.submit()?;
+        Ok(passes)
+    }
+
+    /// Submits what the queue has room for. What it refuses comes after one of those submitted, if there is one.
+    fn submit(&mut self) -> Result<(), EngineError> {
+        while let Some(tokens) = self.rest.front() {
+            let params = (self.params_of)(tokens.len());
+            match self.engine.submit_forward(tokens.clone(), params) {
+                Ok(pass) => self.passes.push_back(pass),
+                Err(EngineError::QueueFull { .. } | EngineError::QueueTokensFull { .. })
+                    if !self.passes.is_empty() =>
+                {
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+            self.rest.pop_front();
+        }
+        Ok(())
     }
 
     /// Gives the rows of the next input to `on_row`, one by one, and says when it is done; `None` after the last.
@@ -40,6 +72,11 @@ impl ForwardPasses {
         context: &mut Context<'_>,
         mut on_row: impl FnMut(&[f32]),
     ) -> Poll<Option<Result<(), Error>>> {
+        if let Err(error) = self.submit() {
+            self.passes.clear();
+            self.rest.clear();
+            return Poll::Ready(Some(Err(error.into())));
+        }
         let Some(pass) = self.passes.front_mut() else {
             return Poll::Ready(None);
         };
@@ -51,6 +88,7 @@ impl ForwardPasses {
                 }
                 Poll::Ready(Some(Event::Failed { error, .. })) => {
                     self.passes.clear();
+                    self.rest.clear();
                     return Poll::Ready(Some(Err(error.into())));
                 }
                 Poll::Ready(Some(Event::Token(_) | Event::Finished(_))) => {}

@@ -11,6 +11,7 @@ use base64::{
 };
 use serde_json::{Value, json};
 
+use tokenmill_image::{ImageError, ImageLimits, Rgb, media_type};
 use tokenmill_model::ImageGrid;
 
 use crate::Error;
@@ -101,9 +102,18 @@ pub fn image_of_url(url: &str) -> Result<Vec<u8>, &'static str> {
     decode_base64(base64).ok_or("the data is not base64")
 }
 
+/// Decodes an image's file to see whether that is possible.
+///
+/// # Errors
+/// [`ImageError`], as models that see would have it.
+pub fn check_image(file: &[u8]) -> Result<(), ImageError> {
+    Rgb::decode(file, &ImageLimits::default()).map(|_| ())
+}
+
 /// An image's file as a part of a message's content, for conversations that are JSON.
 pub fn image_part(file: &[u8]) -> Value {
-    let url = format!("data:;base64,{}", BASE64.encode(file));
+    let media_type = media_type(file).unwrap_or_default();
+    let url = format!("data:{media_type};base64,{}", BASE64.encode(file));
     json!({"type": "image_url", "image_url": {"url": url}})
 }
 

@@ -142,7 +142,7 @@ pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;
 #[cfg(feature = "cuda")]
 pub use gpu::open_gpu;
-pub use images::{PromptImage, image_of_url, image_part};
+pub use images::{PromptImage, check_image, image_of_url, image_part};
 pub use importance::ImportanceRun;
 pub use load_options::{KvCache, LoadOptions};
 pub use loaded::{Loaded, LoadedDevice};

@@ -57,7 +57,7 @@ impl Scores {
             RankWords::Head => (ForwardRows::Hidden, None),
             RankWords::YesNo { yes, no } => (ForwardRows::Logits, Some([yes, no])),
         };
-        let params_of = |n_tokens: usize| ForwardParams {
+        let params_of = move |n_tokens: usize| ForwardParams {
             deadline,
             cache_salt,
             ..ForwardParams::new(rows, n_tokens.saturating_sub(1))

@@ -428,6 +428,12 @@ impl Chat {
                 self.images.clear();
                 Ok(())
             }
+            Line::Undo if !self.images.is_empty() || !self.attached.is_empty() => {
+                self.images.clear();
+                self.attached.clear();
+                note!("[what was to go with the next message does not]");
+                Ok(())
+            }
             Line::Undo => {
                 let n_kept = saved::starts(&self.messages).last().copied();
                 self.messages.truncate(n_kept.ok_or_else(nothing_said)?);

@@ -191,6 +191,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             )));
         }
     }
+    if args.input == Path::new("demo") && !args.input.exists() {
+        return Err(Failure::usage(
+            "`demo` is built into the program, and `quantize` takes a GGUF file or a name of the Hub",
+        ));
+    }
     let recipe = args.recipe()?;
     let input = &args.fetch.resolve(&args.input)?;
     if input.is_dir() {

@@ -112,6 +112,14 @@ fn a_chat_shows_images_and_keeps_them() {
     again.ok();
     let kept: Value = serde_json::from_str(&fs::read_to_string(&saved).unwrap()).unwrap();
     assert_eq!(kept["messages"][1]["content"], answer);
+    // What is no image is told at once, and what waits can be taken back.
+    let text = folder.path().join("text.png");
+    fs::write(&text, "Once").unwrap();
+    let refused = chat(&format!("/image {}\nHi\n/stats\n", arg(&text)));
+    assert!(refused.stderr.contains("text.png: this is no image"), "{}", refused.stderr);
+    let taken_back = chat(&format!("/image {}\n/undo\nHi\n/show messages\n", arg(&picture)));
+    let shown = taken_back.ok();
+    assert!(shown.contains("Hi") && !shown.contains("image_url"), "{shown}");
     let missing = chat("/image nowhere.png\nHi\n");
     assert_ne!(missing.code, 0);
     assert!(missing.stderr.contains("nowhere.png"), "{}", missing.stderr);

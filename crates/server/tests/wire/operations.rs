@@ -89,6 +89,30 @@ async fn a_full_queue_refuses_with_a_time_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_idle_server_takes_a_request_that_is_larger_than_its_queue() {
+    let setup = Setup {
+        engine: EngineConfig {
+            max_running: 1,
+            max_queued: 2,
+            ..EngineConfig::default()
+        },
+        ..Setup::default()
+    };
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    let inputs: Vec<String> = (0..6).map(|n| format!("{n} birds")).collect();
+    let vectors = server.post("/v1/embeddings", &json!({ "input": inputs })).await;
+    assert_eq!(vectors.status, 200, "{}", vectors.json());
+    assert_eq!(vectors.json()["data"].as_array().map(Vec::len), Some(6));
+    let body = json!({ "prompt": "One", "max_tokens": 2, "n": 4 });
+    let samples = server.post(COMPLETIONS, &body).await;
+    assert_eq!(samples.status, 200, "{}", samples.json());
+    assert_eq!(samples.json()["choices"].as_array().map(Vec::len), Some(4));
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn time_limits_end_answers_and_waits_with_504() {
     let mut setup = Setup::default();
     setup.engine.max_running = 1;

@@ -100,6 +100,13 @@ impl Target {
                 let mut sender = target.connect().await?;
                 let request = target.request("GET", "/v1/models", String::new())?;
                 let response = sender.send_request(request).await.map_err(|e| e.to_string())?;
+                let status = response.status();
+                if !status.is_success() {
+                    return Err(match status.as_u16() {
+                        401 | 403 => format!("it answers {status}; --api-key gives a key"),
+                        _ => format!("it answers {status}"),
+                    });
+                }
                 let body = response.into_body().collect().await.map_err(|e| e.to_string())?;
                 serde_json::from_slice::<Value>(&body.to_bytes()).map_err(|e| e.to_string())
             };

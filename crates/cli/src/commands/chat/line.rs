@@ -12,7 +12,7 @@ pub(super) const HELP: &str = "\
 /set NAME VALUE   change a setting (system, temp, top_k, top_p, min_p, repeat_penalty, seed, n_predict, …)
                   or a variable of the chat template (such as enable_thinking false)
 /show             show the settings; /show messages, /show tools, /show template
-/undo             take the last exchange back
+/undo             take back what goes with the next message, or else the last exchange
 /regen            answer the last message again
 /drop             forget the oldest exchange, to make room in the context
 /clear            forget the conversation

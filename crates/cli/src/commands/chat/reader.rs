@@ -71,7 +71,10 @@ impl LineReader {
         while !text.trim_end().ends_with(QUOTES) {
             match self.read_line("... ")? {
                 Read::Text(line) => {
-                    text.push('\n');
+                    // Quotes alone in their line begin the text in the next.
+                    if !text.is_empty() {
+                        text.push('\n');
+                    }
                     text.push_str(&line);
                 }
                 Read::Cancelled => return Ok(Read::Cancelled),
