@@ -105,9 +105,8 @@ def make_resized():
 # --- Gemma 3.
 
 
-def make_gemma3():
-    folder = HERE / "gemma3"
-    folder.mkdir(parents=True, exist_ok=True)
+def gemma3_model():
+    """The model, with numbers that half precision holds."""
     n_vocab = len(CHARS + GEMMA)
     soft = (CHARS + GEMMA).index("<image_soft_token>")
     config = Gemma3Config(
@@ -161,6 +160,14 @@ def make_gemma3():
                 parameter.copy_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5 * 1.5)
             # What half precision holds.
             parameter.copy_(parameter.half().float())
+    return model
+
+
+def make_gemma3():
+    folder = HERE / "gemma3"
+    folder.mkdir(parents=True, exist_ok=True)
+    soft = (CHARS + GEMMA).index("<image_soft_token>")
+    model = gemma3_model()
     state = {name.removeprefix("model."): value for name, value in model.state_dict().items()}
 
     def f16(name, shape=None):

@@ -46,7 +46,7 @@ pub use output_file::OutputFile;
 pub use preset::Preset;
 pub use quantizer::{QuantizeProgress, QuantizeSummary, Quantizer};
 pub use recipe::{ModelShape, Recipe, TensorShape};
-pub use writer::Writer;
+pub use writer::{TypeOf, Writer};
 
 /// The examples of the README.
 #[cfg(doctest)]

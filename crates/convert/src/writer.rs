@@ -24,8 +24,12 @@ pub struct Writer<'a> {
     bytes: Vec<TensorBytes<'a>>,
     out: OutType,
     importance: Option<&'a ImportanceMatrix>,
+    exception: Option<TypeOf>,
     n_threads: Option<usize>,
 }
+
+/// The type that a tensor has for a reason of its own, by its name, in a file whose matrices have some type.
+pub type TypeOf = fn(&str, TensorType) -> Option<TensorType>;
 
 /// The number of F16 files, and so on, in `general.file_type`.
 const ALL_F32: u32 = 0;
@@ -57,6 +61,7 @@ impl<'a> Writer<'a> {
             bytes: all_bytes,
             out,
             importance: None,
+            exception: None,
             n_threads: None,
         })
     }
@@ -65,6 +70,13 @@ impl<'a> Writer<'a> {
     #[must_use]
     pub fn importance(mut self, matrix: &'a ImportanceMatrix) -> Self {
         self.importance = Some(matrix);
+        self
+    }
+
+    /// Gives some tensors a type for a reason of their own.
+    #[must_use]
+    pub fn exception(mut self, type_of: TypeOf) -> Self {
+        self.exception = Some(type_of);
         self
     }
 
@@ -133,8 +145,9 @@ impl<'a> Writer<'a> {
     /// The types before a preset.
     fn types_before(&self) -> Vec<TensorType> {
         let wanted = self.matrix_type();
+        let own = |info: &TensorInfo| self.exception.and_then(|type_of| type_of(&info.name, wanted));
         (self.infos.iter())
-            .map(|info| type_of(&info.into(), wanted))
+            .map(|info| own(info).unwrap_or_else(|| type_of(&info.into(), wanted)))
             .collect()
     }
 

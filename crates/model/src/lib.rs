@@ -93,7 +93,8 @@ pub use nextn_layer::Nextn;
 pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
 pub use shard::{Rank, Shard};
 pub use vision::{
-    ImageGrid, ImageSize, MAX_PATCHES, VisionError, VisionFamily, VisionFile, VisionShape, VisionTower,
+    ImageGrid, ImageSize, MAX_PATCHES, VisionError, VisionFamily, VisionFile, VisionFolder, VisionShape,
+    VisionTower,
 };
 pub use weights::{StoredForm, WeightInfo, WeightSource, WeightTensor};
 

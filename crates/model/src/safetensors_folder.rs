@@ -3,13 +3,9 @@
 //! Separate from the configuration in the same folder. Invariant: opening reads the headers only; the bytes of a tensor are
 //! read when they are asked for.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use safetensors::{Dtype, tensor::Metadata};
+use safetensors::Dtype;
 use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
 use tokenmill_quant::Format;
 
@@ -18,14 +14,16 @@ use crate::{
     arch::{Fp8Scales, GgufForm, HfLayout, Share, UNUSED},
     encoded::Encoded,
     fp8::{Fp8, Fp8Part, is_activation_scale, scaled_weight},
-    tensor_view::{Joined, Mxfp4, Stored},
+    tensor_view::{Joined, Mxfp4},
 };
 
 mod changes;
+mod file_header;
 mod recast;
 
-pub(crate) use changes::ungrouped_rows;
 use changes::{apply, multiply};
+pub(crate) use changes::{mapped, ungrouped_rows};
+pub(crate) use file_header::{FileHeader, stored_tensor, weight_files};
 
 /// The tensors of all `.safetensors` files of a folder.
 pub(crate) struct SafetensorsFolder {
@@ -70,9 +68,6 @@ struct Headers<'a> {
     scales: BTreeMap<String, StoredTensor>,
 }
 
-/// Larger headers than this are taken for nonsense, as the format's own reader does.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
-
 impl SafetensorsFolder {
     /// Reads the headers of all `.safetensors` files. With a `form`, layers that predict further tokens are read too.
     pub(crate) fn open(
@@ -82,28 +77,7 @@ impl SafetensorsFolder {
         fp8_scales: Option<Fp8Scales>,
         form: Option<&GgufForm>,
     ) -> Result<Self, LoadError> {
-        let cannot_list = |source| LoadError::Read {
-            path: folder.to_owned(),
-            source,
-        };
-        let mut paths = Vec::new();
-        for entry in std::fs::read_dir(folder).map_err(cannot_list)? {
-            let path = entry.map_err(cannot_list)?.path();
-            if path
-                .extension()
-                .is_some_and(|extension| extension == "safetensors")
-            {
-                paths.push(path);
-            }
-        }
-        paths.sort();
-        if paths.is_empty() {
-            return Err(LoadError::BadConfig {
-                path: folder.to_owned(),
-                reason: "there is no .safetensors file beside config.json".to_owned(),
-            });
-        }
-        check_parts(folder, &paths)?;
+        let paths = weight_files(folder)?;
         let mut headers = Headers {
             layout,
             descriptor,
@@ -189,52 +163,6 @@ impl SafetensorsFolder {
         }
         Ok(())
     }
-}
-
-/// Refuses a folder that lacks files which its index, or the names of the others, speak of.
-fn check_parts(folder: &Path, paths: &[PathBuf]) -> Result<(), LoadError> {
-    let is_there = |name: &str| {
-        paths
-            .iter()
-            .any(|path| path.file_name().is_some_and(|own| own == name))
-    };
-    let missing = |name: String| LoadError::BadConfig {
-        path: folder.to_owned(),
-        reason: format!("`{name}` is missing, a part of the weights; fetch it again"),
-    };
-    let index = folder.join("model.safetensors.index.json");
-    if let Ok(bytes) = RegularFile::read(&index, MAX_HEADER_BYTES as usize) {
-        let index: serde_json::Value =
-            serde_json::from_slice(&bytes).map_err(|error| LoadError::BadConfig {
-                path: index,
-                reason: error.to_string(),
-            })?;
-        let names = index["weight_map"].as_object().into_iter().flatten();
-        let mut names: Vec<&str> = names.filter_map(|(_, name)| name.as_str()).collect();
-        names.sort_unstable();
-        if let Some(name) = names.into_iter().find(|name| !is_there(name)) {
-            return Err(missing(name.to_owned()));
-        }
-    }
-    for path in paths {
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
-        let parts = name.strip_suffix(".safetensors").and_then(|stem| {
-            let (stem, count) = stem.rsplit_once("-of-")?;
-            let (stem, _) = stem.rsplit_once('-')?;
-            Some((stem, count, count.parse::<usize>().ok()?))
-        });
-        // More parts than any model has are no count of parts.
-        if let Some((stem, count, n_parts)) = parts.filter(|(_, count, n)| count.len() == 5 && *n <= 10_000) {
-            let names = (1..=n_parts).map(|part| format!("{stem}-{part:05}-of-{count}.safetensors"));
-            if let Some(name) = names.into_iter().find(|name| !is_there(name)) {
-                return Err(missing(name));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Makes one tensor of those that share a name.
@@ -336,33 +264,12 @@ impl Headers<'_> {
             ..
         } = *self;
         let path = file.path();
-        let cannot_read = |source| LoadError::Read {
-            path: path.to_owned(),
-            source,
-        };
         let bad = |reason: String| LoadError::BadConfig {
             path: path.to_owned(),
             reason,
         };
-        let file_len = file.n_bytes();
-        if file_len < 8 {
-            return Err(bad(format!(
-                "a file of {file_len} bytes has no header; fetch it again"
-            )));
-        }
-        let mut header_len = [0; 8];
-        file.read_exact_at(0, &mut header_len).map_err(cannot_read)?;
-        let header_len = u64::from_le_bytes(header_len);
-        if header_len > MAX_HEADER_BYTES.min(file_len - 8) {
-            return Err(bad(format!(
-                "a header of {header_len} bytes does not fit the file"
-            )));
-        }
-        let mut header = vec![0; header_len as usize];
-        file.read_exact_at(8, &mut header).map_err(cannot_read)?;
-        let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| bad(error.to_string()))?;
-        let data_start = 8 + header_len;
-        for (hf_name, info) in metadata.tensors() {
+        let header = FileHeader::read(file)?;
+        for (hf_name, info) in header.tensors() {
             // The names of layers that nothing reads are their own.
             let is_ignorable =
                 (layout.layer_idx(&hf_name)).is_some_and(|layer_idx| descriptor.ignores_layer(layer_idx));
@@ -372,29 +279,10 @@ impl Headers<'_> {
                 continue;
             }
             let stored = |name: &str, ty, is_fp8| -> Result<StoredTensor, LoadError> {
-                // What divides by a length of rows, or lists rows, need not ask whether there are any bytes.
-                if info.shape.contains(&0) {
-                    return Err(bad(format!(
-                        "tensor `{hf_name}` has shape {:?}, which holds nothing",
-                        info.shape
-                    )));
-                }
-                let (start, end) = info.data_offsets;
-                if data_start.saturating_add(end as u64) > file_len {
-                    return Err(bad(format!("tensor `{hf_name}` ends behind the end of the file")));
-                }
+                let (info, bytes) = stored_tensor(file, &header, &hf_name, info, (name, ty))?;
                 Ok(StoredTensor {
-                    info: WeightInfo {
-                        name: name.to_owned(),
-                        ty,
-                        dims: info.shape.iter().rev().copied().collect(),
-                        n_bytes: end - start,
-                        stored: None,
-                    },
-                    bytes: Box::new(Stored {
-                        file: Arc::clone(file),
-                        offset: data_start + start as u64,
-                    }),
+                    info,
+                    bytes,
                     hf_name: hf_name.clone(),
                     is_fp8,
                 })

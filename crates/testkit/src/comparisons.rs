@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 86] = [
+const ROWS: [Row; 88] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -110,6 +110,8 @@ const ROWS: [Row; 86] = [
     row("resized images", "Pillow", 12),
     row("images by the library", "transformers", 40),
     row("images by the program", "transformers", 20),
+    row("encoders of images of folders", "llama.cpp's converter", 20),
+    row("encoders made of folders by the program", "transformers", 8),
     row("adapters, CPU", "transformers", 7),
     row("adapters, naive backend", "transformers", 7),
     row(

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokenmill_convert::{ImportanceMatrix, OutType, QuantizeProgress, QuantizeSummary, Writer};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::Metadata;
-use tokenmill_model::{FolderAsGguf, Model, ModelOptions};
+use tokenmill_model::{FolderAsGguf, Model, ModelOptions, VisionFolder, WeightSource};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_text::{EncodeOptions, Tokenizer, VocabularyFiles};
 
@@ -26,10 +26,43 @@ use crate::{
 pub struct Conversion {
     folder: PathBuf,
     name: String,
-    network: FolderAsGguf,
-    vocabulary: Metadata,
+    source: Source,
     sampling: Metadata,
     importance: Option<ImportanceMatrix>,
+}
+
+/// What of a folder becomes a file.
+enum Source {
+    /// The network that writes.
+    Network {
+        network: Box<FolderAsGguf>,
+        vocabulary: Metadata,
+    },
+    /// Its encoder of images.
+    Encoder(Box<VisionFolder>),
+}
+
+impl Source {
+    fn architecture(&self) -> &'static str {
+        match self {
+            Self::Network { network, .. } => network.architecture(),
+            Self::Encoder(encoder) => encoder.architecture(),
+        }
+    }
+
+    fn keys(&self) -> &Metadata {
+        match self {
+            Self::Network { network, .. } => network.keys(),
+            Self::Encoder(encoder) => encoder.keys(),
+        }
+    }
+
+    fn weights(&self) -> &dyn WeightSource {
+        match self {
+            Self::Network { network, .. } => network.weights(),
+            Self::Encoder(encoder) => encoder.weights(),
+        }
+    }
 }
 
 /// Keys of `generation_config.json`, and their names in files.
@@ -103,17 +136,45 @@ impl Conversion {
             path: folder.to_owned(),
             source,
         })?;
+        Self::of(
+            folder,
+            Source::Network {
+                network: Box::new(network),
+                vocabulary,
+            },
+        )
+    }
+
+    /// Opens a folder whose encoder of images is to become a file, `mmproj-*.gguf`, and checks that all it needs is there.
+    ///
+    /// # Errors
+    /// [`Error`]: a folder without an encoder, one of a family that is not supported, and what is missing or damaged.
+    pub fn open_encoder(folder: impl AsRef<Path>) -> Result<Self, Error> {
+        let folder = folder.as_ref();
+        let backend =
+            CpuBackend::new(Some(1), CpuFeatures::detect()).map_err(tokenmill_model::LoadError::from)?;
+        let encoder = VisionFolder::open(folder)?;
+        encoder.check(&backend)?;
+        Self::of(folder, Source::Encoder(Box::new(encoder)))
+    }
+
+    fn of(folder: &Path, source: Source) -> Result<Self, Error> {
         let path = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
         let name = ModelSource::Folder(path).name();
         let name = name.rsplit('/').next().unwrap_or(&name);
         Ok(Self {
             name: title(name),
-            network,
-            vocabulary,
+            source,
             sampling: sampling(&optional_json(folder, "generation_config.json")?)?,
             folder: folder.to_owned(),
             importance: None,
         })
+    }
+
+    /// Whether the folder has an encoder of images that [`Self::open_encoder`] makes a file of, and this is not it.
+    pub fn leaves_encoder(&self) -> bool {
+        matches!(self.source, Source::Network { .. })
+            && VisionFolder::is_in(&self.folder).is_ok_and(|is_in| is_in)
     }
 
     /// Weighs the errors of quantized weights by an importance matrix, for types that `quantize` makes.
@@ -125,7 +186,7 @@ impl Conversion {
 
     /// `general.architecture`.
     pub fn architecture(&self) -> &'static str {
-        self.network.architecture()
+        self.source.architecture()
     }
 
     /// Which texts the file's tokenizer cuts otherwise than the folder's, as far as some texts show it; `None` where it cuts all alike, and
@@ -135,15 +196,18 @@ impl Conversion {
     /// [`Error::Tokenizer`]: a vocabulary that this crate cannot use.
     pub fn token_differences(&self) -> Result<Option<TokenDifferences>, Error> {
         let path = self.folder.join(TOKENIZER_JSON);
+        let Source::Network { vocabulary, .. } = &self.source else {
+            return Ok(None);
+        };
         if !path.is_file() {
             return Ok(None);
         }
         let of_folder = crate::model_source::tokenizer_json(&path)?;
         // Readers know some tokenizers by the model.
         let mut metadata = Metadata::new();
-        metadata.insert("general.architecture", self.network.architecture())?;
+        metadata.insert("general.architecture", self.architecture())?;
         metadata.insert("general.name", self.name.as_str())?;
-        for (key, value) in self.vocabulary.iter() {
+        for (key, value) in vocabulary.iter() {
             metadata.insert(key, value.clone())?;
         }
         let of_file = Tokenizer::from_gguf(&metadata).map_err(|source| Error::Tokenizer {
@@ -169,14 +233,20 @@ impl Conversion {
 
     /// The tensors in the order of the file, to be written as `out`.
     fn writer(&self, out: OutType) -> Result<Writer<'_>, Error> {
-        let weights = self.network.weights();
+        let weights = self.source.weights();
         let mut infos = weights.infos();
         infos.sort_by(|a, b| order(&a.name).cmp(&order(&b.name)));
         let tensors = infos.into_iter().filter_map(|info| {
             let tensor = weights.tensor(&info.name)?;
             Some((info.name, info.ty, info.dims, tensor.bytes))
         });
-        let writer = Writer::new(tensors, out)?;
+        let mut writer = Writer::new(tensors, out)?;
+        if let Source::Encoder(encoder) = &self.source {
+            if let OutType::Preset(_) = out {
+                return Err(Error::EncoderType { out: out.to_string() });
+            }
+            writer = writer.exception(encoder.own_types());
+        }
         Ok(match &self.importance {
             Some(matrix) => writer.importance(matrix),
             None => writer,
@@ -186,8 +256,12 @@ impl Conversion {
     /// The metadata of the file.
     fn metadata(&self, writer: &Writer<'_>, out: OutType) -> Result<Metadata, Error> {
         let mut metadata = Metadata::new();
-        metadata.insert("general.architecture", self.network.architecture())?;
-        metadata.insert("general.type", "model")?;
+        metadata.insert("general.architecture", self.architecture())?;
+        let kind = match self.source {
+            Source::Network { .. } => "model",
+            Source::Encoder(_) => "mmproj",
+        };
+        metadata.insert("general.type", kind)?;
         for (key, value) in self.sampling.iter() {
             metadata.insert(key, value.clone())?;
         }
@@ -195,7 +269,7 @@ impl Conversion {
         if let Some(label) = writer.size_label() {
             metadata.insert("general.size_label", label.as_str())?;
         }
-        for (key, value) in self.network.keys().iter() {
+        for (key, value) in self.source.keys().iter() {
             metadata.insert(key, value.clone())?;
         }
         // Whoever quantizes a file writes the keys of its type behind the others.
@@ -204,8 +278,10 @@ impl Conversion {
             metadata.insert("general.file_type", writer.file_type())?;
             metadata.insert("general.quantization_version", writer.quantization_version())?;
         }
-        for (key, value) in self.vocabulary.iter() {
-            metadata.insert(key, value.clone())?;
+        if let Source::Network { vocabulary, .. } = &self.source {
+            for (key, value) in vocabulary.iter() {
+                metadata.insert(key, value.clone())?;
+            }
         }
         if is_preset {
             for (key, value) in writer.keys_of_type() {
@@ -247,6 +323,8 @@ impl Conversion {
 /// By layer, what is in none first, then by name.
 fn order(name: &str) -> (Option<usize>, &str) {
     let layer = name
+        .strip_prefix("v.")
+        .unwrap_or(name)
         .strip_prefix("blk.")
         .and_then(|rest| rest.split_once('.')?.0.parse().ok());
     (layer, name)

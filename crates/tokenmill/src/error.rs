@@ -47,6 +47,12 @@ pub enum Error {
         /// The folder.
         folder: PathBuf,
     },
+    /// A type of file that encoders of images do not have.
+    #[error("an encoder of images cannot be written as {out}; its types are auto, f32, f16, bf16 and q8_0")]
+    EncoderType {
+        /// The type.
+        out: String,
+    },
     /// The built-in model was asked for, and this build has none.
     #[error("the built-in model is not part of this build; enable the feature `demo`")]
     NoDemo,

@@ -1,5 +1,7 @@
 //! Folders that become files, compared with the files that llama.cpp's converter made of the same folders.
 
+#[path = "conversion/encoders_of_images.rs"]
+mod encoders_of_images;
 #[path = "conversion/variants.rs"]
 mod variants;
 

@@ -29,7 +29,8 @@ use super::quantize::{self, ImportanceArgs};
     tokenmill convert Llama-3.2-1B-Instruct llama.gguf\n  \
     tokenmill convert Llama-3.2-1B-Instruct llama-q4_k_m.gguf --type q4_k_m\n  \
     tokenmill convert Llama-3.2-1B-Instruct llama-iq3_xs.gguf --type iq3_xs --imatrix llama.imatrix.gguf\n  \
-    tokenmill convert Qwen/Qwen3-0.6B qwen.gguf --type f16\n\n\
+    tokenmill convert Qwen/Qwen3-0.6B qwen.gguf --type f16\n  \
+    tokenmill convert gemma-3-4b-it mmproj-gemma-3-4b-it.gguf --mmproj\n\n\
     The file has the tensors and keys that llama.cpp's convert_hf_to_gguf.py writes; docs/converting.md lists what differs.\n\
     Vectors and what must be exact stay in F32. What files of an architecture have no key for is refused before anything is written.\n\
     With `quantize` a GGUF file gets another type.")]
@@ -47,6 +48,9 @@ pub(crate) struct Args {
     /// Name of the pre-tokenizer, where it is not found out
     #[arg(long, value_name = "NAME")]
     pre: Option<String>,
+    /// Write the folder's encoder of images, without which the model's file sees none; its types are auto, f32, f16, bf16 and q8_0
+    #[arg(long, conflicts_with_all = ["imatrix", "pre"])]
+    mmproj: bool,
     /// Say how large the file will be, and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -73,7 +77,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         output::refuse_input(&args.output, &[matrix])?;
     }
     let matrix = args.importance.open()?;
-    let mut conversion = Conversion::open(folder, args.pre.as_deref())?;
+    let mut conversion = if args.mmproj {
+        Conversion::open_encoder(folder)?
+    } else {
+        Conversion::open(folder, args.pre.as_deref())?
+    };
     if let Some(matrix) = matrix {
         conversion = conversion.importance(matrix);
     }
@@ -116,7 +124,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         conversion.architecture(),
         summary.n_tensors
     ))?;
-    output::print_line(&format!("{} takes {}", args.out, sizes(&summary)))
+    output::print_line(&format!("{} takes {}", args.out, sizes(&summary)))?;
+    if conversion.leaves_encoder() {
+        note!(
+            "the file sees no images (hint: `tokenmill convert FOLDER mmproj-NAME.gguf --mmproj` writes the encoder of images)"
+        );
+    }
+    if args.mmproj && !has_name_of_encoder(&args.output) {
+        note!(
+            "an encoder is found next to its model if its name has `mmproj` in it (hint: otherwise `--mmproj FILE` of `run` and `serve` names it)"
+        );
+    }
+    Ok(())
+}
+
+/// Whether a file is found as the encoder of a model next to it.
+fn has_name_of_encoder(path: &Path) -> bool {
+    (path.file_name()).is_some_and(|name| name.to_string_lossy().to_ascii_lowercase().contains("mmproj"))
 }
 
 /// The Hugging Face folder that a path names. GGUF files may lie in it, such as what was made of it before.

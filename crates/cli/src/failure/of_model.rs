@@ -20,6 +20,7 @@ impl From<Error> for Failure {
         match error {
             Error::NoModel { .. } => Self::input(error.to_string()).hint(WHAT_MODEL_IS),
             Error::Convert(error) => error.into(),
+            Error::EncoderType { .. } => Self::usage(error.to_string()),
             Error::OnlyPickles { .. } => Self::input(error.to_string()).hint(
                 "such files are programs and are not read: convert them to safetensors or GGUF, or fetch those",
             ),

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokenmill_testkit::{Comparisons, png_header};
 
 use crate::support::{arg, tokenmill, tokenmill_with};
@@ -67,6 +67,99 @@ fn check_run(family: &str) -> usize {
         }
     }
     n_compared
+}
+
+#[test]
+fn an_encoder_made_of_a_folder_sees_as_transformers_does() {
+    let mut comparisons = Comparisons::of("encoders made of folders by the program");
+    for family in ["gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl"] {
+        let data = |name: &str| data_of(family, name);
+        let target = tempfile::tempdir().unwrap();
+        let [model, encoder] = ["model.gguf", "mmproj-model.gguf"].map(|name| target.path().join(name));
+        fs::copy(data("model.gguf"), &model).unwrap();
+        let said = tokenmill([
+            "convert",
+            arg(&data("hf")),
+            arg(&encoder),
+            "--mmproj",
+            "--type",
+            "f16",
+        ]);
+        assert!(said.stderr.is_empty(), "{}", said.stderr);
+        let said = said.ok();
+        assert!(
+            said.starts_with(&format!("wrote {}: clip, ", encoder.display())),
+            "{said}"
+        );
+        // It is found next to the model.
+        let reference: Value = serde_json::from_slice(&fs::read(data("ref.json")).unwrap()).unwrap();
+        for case in reference["cases"].as_array().unwrap() {
+            let images: Vec<PathBuf> = (case["images"].as_array().unwrap().iter())
+                .map(|name| data(name.as_str().unwrap()))
+                .collect();
+            let shown: Vec<&str> = images.iter().flat_map(|image| ["--image", arg(image)]).collect();
+            let reply = tokenmill(run(arg(&model), case["question"].as_str().unwrap(), &shown)).ok();
+            let reply: Value = serde_json::from_str(&reply).unwrap();
+            let (ids, expected) = (
+                reply["ids"].as_array().unwrap(),
+                case["greedy"].as_array().unwrap(),
+            );
+            assert!(!ids.is_empty());
+            assert_eq!(ids[..], expected[..ids.len()], "{family}: {reply}");
+            comparisons.compared(1);
+        }
+    }
+}
+
+#[test]
+fn what_convert_says_of_encoders() {
+    let folder = data("hf");
+    let target = tempfile::tempdir().unwrap();
+    let output = target.path().join("eyes.gguf");
+    let convert = |extra: &[&str]| {
+        let args = ["convert", arg(&folder), arg(&output), "--mmproj"];
+        tokenmill([&args[..], extra].concat())
+    };
+    let line = convert(&["--type", "q4_k_m"]).failed(2);
+    assert!(
+        line.contains("its types are auto, f32, f16, bf16 and q8_0"),
+        "{line}"
+    );
+    let outcome = convert(&["--imatrix", "x"]);
+    assert!(
+        outcome.stderr.contains("cannot be used with '--imatrix"),
+        "{}",
+        outcome.stderr
+    );
+    let dry = convert(&["--dry-run"]).ok();
+    assert!(dry.starts_with("auto would be "), "{dry}");
+    assert!(!output.exists());
+    let said = convert(&[]);
+    assert!(said.stderr.contains("has `mmproj` in it"), "{}", said.stderr);
+    said.ok();
+    // A folder without an encoder.
+    let plain = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/parity/qwen2/hf");
+    let line = tokenmill(["convert", arg(&plain), arg(&output), "--mmproj"]).failed(3);
+    assert!(line.contains("the folder has no encoder of images"), "{line}");
+    // The network of a folder that has one.
+    let both = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(folder.join(name), both.path().join(name)).unwrap();
+    }
+    let letters: serde_json::Map<String, Value> = (b'a'..=b'z')
+        .map(|letter| (char::from(letter).to_string(), json!(letter - b'a')))
+        .collect();
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": letters, "merges": []},
+    });
+    fs::write(both.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let said = tokenmill(["convert", arg(both.path()), arg(&output), "--pre", "gpt-2"]);
+    assert!(said.stderr.contains("the file sees no images"), "{}", said.stderr);
+    said.ok();
 }
 
 #[test]

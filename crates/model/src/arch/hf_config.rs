@@ -134,7 +134,7 @@ impl HfConfig {
     }
 
     /// The first class of `architectures`.
-    pub(super) fn class(&self) -> Result<&str, LoadError> {
+    pub(crate) fn class(&self) -> Result<&str, LoadError> {
         self.values
             .get("architectures")
             .and_then(|classes| classes.get(0)?.as_str())
@@ -151,8 +151,16 @@ impl HfConfig {
         }
     }
 
+    /// An error of this file.
+    pub(crate) fn bad(&self, reason: String) -> LoadError {
+        LoadError::BadConfig {
+            path: self.path.clone(),
+            reason,
+        }
+    }
+
     /// The error of a value that is not what it should be.
-    pub(super) fn wrong(&self, key: &str, expected: &str) -> LoadError {
+    pub(crate) fn wrong(&self, key: &str, expected: &str) -> LoadError {
         LoadError::BadConfig {
             path: self.path.clone(),
             reason: match self.values.get(key) {
@@ -163,7 +171,7 @@ impl HfConfig {
     }
 
     /// A value that is there and not null.
-    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
@@ -180,7 +188,7 @@ impl HfConfig {
     }
 
     /// A count that may be there.
-    pub(super) fn opt_usize(&self, key: &str) -> Result<Option<usize>, LoadError> {
+    pub(crate) fn opt_usize(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
         self.get(key)
             .map(|value| number(value).ok_or_else(|| self.wrong(key, "a count")))

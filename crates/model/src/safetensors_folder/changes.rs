@@ -8,7 +8,7 @@ use tokenmill_gguf::{ReadAt, TensorType};
 
 use super::Entry;
 use crate::{
-    Descriptor, RowFactors,
+    Descriptor, RowFactors, WeightInfo,
     arch::Change,
     tensor_view::{Filled, Mapped, Reordered, Transposed},
 };
@@ -167,7 +167,16 @@ pub(super) fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Re
 
 /// Applies a function of a row's index and a number to all numbers, which become F32.
 pub(super) fn map(entry: Entry, function: Box<dyn Fn(usize, f32) -> f32 + Send + Sync>) -> Entry {
-    let Entry { mut info, bytes } = entry;
+    let (info, bytes) = mapped(entry.info, entry.bytes, function);
+    Entry { info, bytes }
+}
+
+/// As [`map`], of a tensor's parts.
+pub(crate) fn mapped(
+    mut info: WeightInfo,
+    bytes: Box<dyn ReadAt>,
+    function: Box<dyn Fn(usize, f32) -> f32 + Send + Sync>,
+) -> (WeightInfo, Box<dyn ReadAt>) {
     let (decode, element_bytes): (fn(&[u8]) -> f32, usize) = match info.ty {
         TensorType::F16 => (|bytes| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(), 2),
         TensorType::BF16 => (|bytes| bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(), 2),
@@ -178,16 +187,14 @@ pub(super) fn map(entry: Entry, function: Box<dyn Fn(usize, f32) -> f32 + Send +
     };
     (info.ty, info.n_bytes) = (TensorType::F32, info.n_bytes / element_bytes * 4);
     let n_cols = info.dims.first().copied().unwrap_or(1).max(1);
-    Entry {
-        info,
-        bytes: Box::new(Mapped {
-            source: bytes,
-            decode,
-            element_bytes,
-            n_cols,
-            map: function,
-        }),
-    }
+    let view = Mapped {
+        source: bytes,
+        decode,
+        element_bytes,
+        n_cols,
+        map: function,
+    };
+    (info, Box::new(view))
 }
 
 /// Multiplies the rows of a matrix.

@@ -9,21 +9,27 @@
 //! Source: transformers, `Gemma3MultiModalProjector`; llama.cpp, `tools/mtmd/models/siglip.cpp`.
 
 use tokenmill_backend::{Backend, BackendError, Linear, MatrixData, MatrixUsage, Memory, Norm, NormKind};
-use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_gguf::{Metadata, TensorType};
 use tokenmill_quant::dequantize_row;
 
-use crate::{LoadError, NormDescriptor, Presence, error::check, loader::Loader};
+use crate::{LoadError, NormDescriptor, Presence, WeightSource, error::check, loader::Loader};
 
 use super::{ImageGrid, ImageSize, MAX_ROWS, VisionShape};
 
 /// Patches to a side of a square that becomes a row, where a file does not say.
 const SQUARE: usize = 4;
 
-const PROJECTION: &str = "mm.input_projection.weight";
+/// The matrix behind the averages.
+pub(super) const PROJECTION: &str = "mm.input_projection.weight";
 
 /// Fills in what follows from the rest of the file.
-pub(super) fn finish(file: &GgufFile, n_side: usize, shape: &VisionShape) -> Result<VisionShape, LoadError> {
-    let square = file.metadata().opt_u32("clip.vision.projector.scale_factor")?;
+pub(super) fn finish(
+    metadata: &Metadata,
+    weights: &dyn WeightSource,
+    n_side: usize,
+    shape: &VisionShape,
+) -> Result<VisionShape, LoadError> {
+    let square = metadata.opt_u32("clip.vision.projector.scale_factor")?;
     let square = square.map_or(SQUARE, |square| square as usize);
     let divides = square > 0 && n_side.is_multiple_of(square);
     check(
@@ -40,10 +46,12 @@ pub(super) fn finish(file: &GgufFile, n_side: usize, shape: &VisionShape) -> Res
         n_rows <= MAX_ROWS,
         "at most 4096",
     )?;
-    let projection = file.tensor(PROJECTION).ok_or_else(|| LoadError::MissingTensor {
-        name: PROJECTION.to_owned(),
-    })?;
-    let n_embd = projection.info.dims.first().copied().unwrap_or(0);
+    let projection = weights
+        .tensor(PROJECTION)
+        .ok_or_else(|| LoadError::MissingTensor {
+            name: PROJECTION.to_owned(),
+        })?;
+    let n_embd = projection.dims.first().copied().unwrap_or(0);
     check(
         "width of an image's rows",
         n_embd,
@@ -54,7 +62,7 @@ pub(super) fn finish(file: &GgufFile, n_side: usize, shape: &VisionShape) -> Res
     check(
         "embedding length of the encoder",
         shape.n_vision,
-        projection.info.dims[..] == [n_embd, shape.n_vision],
+        projection.dims[..] == [n_embd, shape.n_vision],
         "that of the projection's inputs",
     )?;
     Ok(VisionShape {

@@ -7,6 +7,9 @@
 //!
 //! Source of names and keys: llama.cpp, `tools/mtmd/clip-impl.h`, `gguf-py/gguf/constants.py`.
 
+mod folder;
+mod folder_keys;
+mod folder_names;
 mod gemma3;
 mod grid;
 mod qwen;
@@ -18,8 +21,9 @@ use std::path::Path;
 use tokenmill_backend::{Backend, Memory, MemoryPlan};
 use tokenmill_gguf::{GgufFile, Metadata};
 
-use crate::{LoadError, error::check};
+use crate::{LoadError, WeightSource, error::check};
 
+pub use folder::VisionFolder;
 pub use grid::{ImageGrid, ImageSize};
 use tensors::TowerTensors;
 pub use tower::{VisionError, VisionTower};
@@ -198,14 +202,22 @@ impl VisionFile {
 fn read_shape(file: &GgufFile) -> Result<VisionShape, LoadError> {
     let metadata = file.metadata();
     let arch = metadata.str("general.architecture")?;
-    if arch != "clip" {
+    if arch != ARCH {
         return Err(LoadError::UnknownArchitecture {
             found: arch.to_owned(),
-            supported: vec!["clip"],
+            supported: vec![ARCH],
         });
     }
+    shape_of(metadata, file)
+}
+
+/// `general.architecture` of encoders.
+const ARCH: &str = "clip";
+
+/// What the keys and tensors of an encoder say.
+fn shape_of(metadata: &Metadata, weights: &dyn WeightSource) -> Result<VisionShape, LoadError> {
     let unsupported = |feature: String| LoadError::UnsupportedFeature {
-        arch: arch.to_owned(),
+        arch: ARCH.to_owned(),
         feature,
     };
     let family = match metadata.opt_str("clip.vision.projector_type")? {
@@ -286,9 +298,9 @@ fn read_shape(file: &GgufFile) -> Result<VisionShape, LoadError> {
         check("mean of the pixels", mean, mean.is_finite(), "a number")?;
     }
     match family {
-        VisionFamily::Gemma3 => gemma3::finish(file, image / patch, &shape),
+        VisionFamily::Gemma3 => gemma3::finish(metadata, weights, image / patch, &shape),
         VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl | VisionFamily::Qwen3Vl => {
-            qwen::finish(file, image / patch, &shape)
+            qwen::finish(metadata, weights, image / patch, &shape)
         }
     }
 }

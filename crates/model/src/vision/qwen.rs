@@ -14,9 +14,9 @@
 //! and `conversion/qwenvl.py`.
 
 use tokenmill_backend::{Activation, Backend, BackendError, Linear, Memory, Norm, NormKind};
-use tokenmill_gguf::{GgufFile, Metadata};
+use tokenmill_gguf::Metadata;
 
-use crate::{LoadError, NormDescriptor, Presence, error::check, loader::Loader};
+use crate::{LoadError, NormDescriptor, Presence, WeightSource, error::check, loader::Loader};
 
 use super::{ImageGrid, ImageSize, MAX_PATCHES, VisionFamily, VisionShape};
 
@@ -46,8 +46,12 @@ impl VisionShape {
 }
 
 /// Fills in what follows from the rest of the file.
-pub(super) fn finish(file: &GgufFile, n_side: usize, shape: &VisionShape) -> Result<VisionShape, LoadError> {
-    let metadata = file.metadata();
+pub(super) fn finish(
+    metadata: &Metadata,
+    weights: &dyn WeightSource,
+    n_side: usize,
+    shape: &VisionShape,
+) -> Result<VisionShape, LoadError> {
     let family = shape.family;
     let n_merged = opt(metadata, "spatial_merge_size")?.unwrap_or(2);
     check(
@@ -64,10 +68,10 @@ pub(super) fn finish(file: &GgufFile, n_side: usize, shape: &VisionShape) -> Res
         "a multiple of 4",
     )?;
     let dims = |name: &str| {
-        let tensor = file.tensor(name).ok_or_else(|| LoadError::MissingTensor {
+        let tensor = weights.tensor(name).ok_or_else(|| LoadError::MissingTensor {
             name: name.to_owned(),
         })?;
-        Ok::<_, LoadError>(tensor.info.dims.clone())
+        Ok::<_, LoadError>(tensor.dims)
     };
     // The converter of Qwen 2 VL writes another number in the key.
     let up = dims("v.blk.0.ffn_up.weight")?;

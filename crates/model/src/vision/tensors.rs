@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_gguf::TensorType;
 
 use crate::{WeightInfo, WeightSource, WeightTensor};
 
@@ -27,26 +27,26 @@ pub(super) fn is_around(name: &str, family: VisionFamily) -> bool {
 
 /// The tensors of a tower.
 pub(super) struct TowerTensors<'a> {
-    pub(super) file: &'a GgufFile,
-    /// Names in the file, by the usual ones.
-    names: BTreeMap<String, String>,
+    source: &'a dyn WeightSource,
+    /// Those of the layers as the file has them, by the usual names.
+    infos: BTreeMap<String, WeightInfo>,
     /// The embedding of the one token that there is, which is never looked up: zeros.
     no_token: Vec<u8>,
 }
 
 impl<'a> TowerTensors<'a> {
-    pub(super) fn of(file: &'a GgufFile, shape: &VisionShape) -> Self {
+    pub(super) fn of(source: &'a dyn WeightSource, shape: &VisionShape) -> Self {
         // Files of early 2025 call the two matrices of a feed-forward network by each other's names.
-        let is_swapped = file.tensor("v.blk.0.ffn_down.weight").is_some_and(|down| {
-            down.info.dims[..] == [shape.n_vision, shape.n_ff] && shape.n_vision != shape.n_ff
+        let is_swapped = source.tensor("v.blk.0.ffn_down.weight").is_some_and(|down| {
+            down.dims[..] == [shape.n_vision, shape.n_ff] && shape.n_vision != shape.n_ff
         });
-        let names = (file.tensors())
+        let infos: BTreeMap<_, _> = (source.infos().into_iter())
             .filter(|info| info.name.starts_with("v.") && !is_around(&info.name, shape.family))
-            .map(|info| (usual_name(&info.name, is_swapped), info.name.clone()))
+            .map(|info| (usual_name(&info.name, is_swapped), info))
             .collect();
         Self {
-            file,
-            names,
+            source,
+            infos,
             no_token: vec![0; shape.n_vision * size_of::<f32>()],
         }
     }
@@ -70,6 +70,18 @@ fn usual_name(name: &str, is_swapped: bool) -> String {
     format!("blk.{layer}.{}.{suffix}", usual.map_or(part, |(_, usual)| usual))
 }
 
+/// The name in files of a tensor of a tower.
+fn name_in_files(usual: &str) -> String {
+    if let Some(suffix) = usual.strip_prefix("output_norm.") {
+        return format!("v.post_ln.{suffix}");
+    }
+    let Some((layer, part, suffix)) = split_layer(usual) else {
+        return usual.to_owned();
+    };
+    let own = PARTS.iter().find(|(_, usual)| *usual == part);
+    format!("v.blk.{layer}.{}.{suffix}", own.map_or(part, |(own, _)| own))
+}
+
 /// The layer, part and suffix of `blk.LAYER.PART.SUFFIX`.
 fn split_layer(name: &str) -> Option<(&str, &str, &str)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
@@ -81,18 +93,22 @@ const NO_TOKEN: &str = "token_embd.weight";
 
 impl WeightSource for TowerTensors<'_> {
     fn infos(&self) -> Vec<WeightInfo> {
-        let own = self.names.iter().filter_map(|(usual, name)| {
-            let view = self.file.tensor(name)?;
-            Some(WeightInfo {
-                name: usual.clone(),
-                ..WeightInfo::from(view.info)
-            })
+        let own = self.infos.iter().map(|(usual, info)| WeightInfo {
+            name: usual.clone(),
+            ..info.clone()
         });
         own.collect()
     }
 
     fn contains(&self, name: &str) -> bool {
         self.tensor(name).is_some()
+    }
+
+    fn own_name(&self, name: &str) -> Option<String> {
+        match self.infos.get(name) {
+            Some(info) => self.source.own_name(&info.name),
+            None => self.source.own_name(&name_in_files(name)),
+        }
     }
 
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
@@ -104,18 +120,14 @@ impl WeightSource for TowerTensors<'_> {
             });
         }
         // What stands around the tower has its own name.
-        let name = self.names.get(name).map_or(name, String::as_str);
-        let view = self.file.tensor(name)?;
-        let mut dims = view.info.dims.clone();
+        let name = self.infos.get(name).map_or(name, |info| info.name.as_str());
+        let mut tensor = self.source.tensor(name)?;
+        let dims = &mut tensor.dims;
         // A convolution whose steps are as wide as its window is a matrix.
         if name.starts_with("v.patch_embd.weight") && dims.len() == 4 {
-            dims = vec![dims[..3].iter().product(), dims[3]];
+            *dims = vec![dims[..3].iter().product(), dims[3]];
         }
-        Some(WeightTensor {
-            ty: view.info.ty,
-            dims,
-            bytes: view.bytes,
-        })
+        Some(tensor)
     }
 }
 
@@ -136,6 +148,9 @@ mod tests {
             ("v.blk.nothing", "blk.nothing"),
         ] {
             assert_eq!(usual_name(name, false), expected);
+            if name.starts_with("v.blk.") && !name.ends_with("nothing") || name.starts_with("v.post_ln") {
+                assert_eq!(name_in_files(expected), name);
+            }
         }
         assert_eq!(usual_name("v.blk.0.ffn_up.bias", true), "blk.0.ffn_down.bias");
         assert_eq!(usual_name("v.blk.0.ffn_down.bias", true), "blk.0.ffn_up.bias");

@@ -4,8 +4,8 @@
 //! the bit, as everything does that the backend computes.
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, Executor, ForwardBatch, KvType, Linear, MatrixUsage, Memory,
-    MemoryPlan, NormKind, PAGE_TOKENS, RopeAxes, RopeStyle, StepError, StepOutput, TokenSource,
+    Activation, Backend, BackendError, Executor, ForwardBatch, KvType, Linear, MatrixUsage, Measure, Memory,
+    MemoryPlan, NormKind, PAGE_TOKENS, RopeAxes, RopeStyle, Side, StepError, StepOutput, TokenSource,
 };
 
 use crate::{
@@ -25,11 +25,16 @@ use super::{
 /// A loaded encoder of images.
 pub struct VisionTower<B: Backend> {
     shape: VisionShape,
-    /// Make an input of each patch, `[patch values, n_vision]`: one for each frame, of which a still image has two that are the same.
-    frames: Vec<Linear<B::Matrix, B::Vector>>,
+    around: Around<B>,
     executor: ModelExecutor<B>,
-    projector: Projector<B>,
     output: StepOutput,
+}
+
+/// What stands before and behind the layers.
+struct Around<M: Memory> {
+    /// Make an input of each patch, `[patch values, n_vision]`: one for each frame, of which a still image has two that are the same.
+    frames: Vec<Linear<M::Matrix, M::Vector>>,
+    projector: Projector<M>,
 }
 
 /// What stands behind a tower.
@@ -58,23 +63,16 @@ pub enum VisionError {
     Backend(#[from] BackendError),
 }
 
-impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
-    pub(super) fn load(
+impl<M: Memory> Around<M> {
+    fn load(
+        descriptor: &Descriptor,
         source: &TowerTensors<'_>,
         shape: &VisionShape,
-        backend: B,
+        memory: &mut M,
     ) -> Result<Self, LoadError> {
-        let descriptor = describe(shape);
-        let mut executor = build(&descriptor, source, backend, &options_of(shape), &mut |_| {})?;
         let mut on_progress = |_| {};
         let n_ctx = shape.max_patches();
-        let mut loader = Loader::new(
-            &descriptor,
-            source,
-            n_ctx,
-            executor.backend_mut(),
-            &mut on_progress,
-        );
+        let mut loader = Loader::new(descriptor, source, n_ctx, memory, &mut on_progress);
         let n_values = shape.patch_values();
         let mut frames = vec![loader.linear("v.patch_embd", shape.n_vision, n_values, Presence::Optional)?];
         if source.contains(SECOND_FRAME) {
@@ -92,11 +90,23 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
                 Projector::Qwen(qwen::Projector::load(shape, &mut loader)?)
             }
         };
+        Ok(Self { frames, projector })
+    }
+}
+
+impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
+    pub(super) fn load(
+        source: &TowerTensors<'_>,
+        shape: &VisionShape,
+        backend: B,
+    ) -> Result<Self, LoadError> {
+        let descriptor = describe(shape);
+        let mut executor = build(&descriptor, source, backend, &options_of(shape), &mut |_| {})?;
+        let around = Around::load(&descriptor, source, shape, executor.backend_mut())?;
         Ok(Self {
             shape: shape.clone(),
-            frames,
+            around,
             executor,
-            projector,
             output: StepOutput::default(),
         })
     }
@@ -148,7 +158,7 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         self.output.clear();
         self.executor.wait(ticket, &mut self.output)?;
         let hidden = &self.output.hidden;
-        Ok(match &self.projector {
+        Ok(match &self.around.projector {
             Projector::Gemma3(projector) => projector.run(self.executor.backend_mut(), grid, hidden)?,
             Projector::Qwen(projector) => {
                 let (backend, taps) = self.executor.backend_and_taps();
@@ -169,8 +179,7 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         let patches = patches_of(pixels, grid.width, shape.patch_size, &order.patches);
         let mut inputs = vec![0.0; n_patches * shape.n_vision];
         let backend = self.executor.backend_mut();
-        let (first, others) = self
-            .frames
+        let (first, others) = (self.around.frames)
             .split_first()
             .expect("an encoder has a matrix of patches");
         backend.linear(first, &patches, n_patches, &mut inputs)?;
@@ -179,7 +188,7 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
             backend.linear(frame, &patches, n_patches, &mut of_frame)?;
             backend.add(1.0, n_patches, shape.n_vision, &mut inputs, &of_frame)?;
         }
-        if let Projector::Qwen(projector) = &self.projector {
+        if let Projector::Qwen(projector) = &self.around.projector {
             projector.add_positions(grid, shape.n_merged, order, &mut inputs);
         }
         Ok(inputs)
@@ -196,6 +205,18 @@ pub(super) fn plan_of<B: Backend>(
     backend: &B,
 ) -> Result<MemoryPlan, LoadError> {
     plan(&describe(shape), source, backend, &options_of(shape))
+}
+
+/// Runs a load dry, of the layers and of what stands around them.
+pub(super) fn check<B: Backend>(
+    source: &TowerTensors<'_>,
+    shape: &VisionShape,
+    backend: &B,
+) -> Result<(), LoadError> {
+    plan_of(source, shape, backend)?;
+    let mut memory = Measure::new(backend, Side::Device);
+    let around = Around::load(&describe(shape), source, shape, &mut memory);
+    around.map(drop).map_err(|error| error.with_own_name(source))
 }
 
 /// How the layers of a tower are loaded: for one image at a time.
