@@ -104,6 +104,30 @@ impl ImportanceSums {
         chunk_tokens: u32,
     ) -> Result<(), ConvertError> {
         let path = path.as_ref();
+        let writer = self.header(dataset, n_chunks, chunk_tokens)?;
+        let file = OutputFile::create(path)?;
+        file.check_room(writer.n_file_bytes()?)?;
+        self.write_to(file, writer, path)
+    }
+
+    /// Looks whether there is room for the file that [`Self::write`] writes. The sums of one chunk have the size of those of all, so
+    /// it can be asked before a long run.
+    ///
+    /// # Errors
+    /// [`ConvertError::NoRoom`], and a file that cannot be written.
+    pub fn check_room(
+        &self,
+        path: impl AsRef<Path>,
+        dataset: &str,
+        n_chunks: u32,
+        chunk_tokens: u32,
+    ) -> Result<(), ConvertError> {
+        let n_bytes = self.header(dataset, n_chunks, chunk_tokens)?.n_file_bytes()?;
+        OutputFile::create(path.as_ref())?.check_room(n_bytes)
+    }
+
+    /// The metadata and the list of tensors.
+    fn header(&self, dataset: &str, n_chunks: u32, chunk_tokens: u32) -> Result<GgufWriter, ConvertError> {
         let mut writer = GgufWriter::new();
         let metadata = writer.metadata_mut();
         metadata.insert("general.type", "imatrix")?;
@@ -124,6 +148,10 @@ impl ImportanceSums {
             writer.add_tensor(&format!("{name}.in_sum2"), TensorType::F32, &dims)?;
             writer.add_tensor(&format!("{name}.counts"), TensorType::F32, &[1, n_matrices])?;
         }
+        Ok(writer)
+    }
+
+    fn write_to(&self, file: OutputFile, writer: GgufWriter, path: &Path) -> Result<(), ConvertError> {
         let write_error = |error| match error {
             GgufError::Write { reason } => ConvertError::Io {
                 what: "write",
@@ -132,9 +160,7 @@ impl ImportanceSums {
             },
             other => other.into(),
         };
-        let mut out = writer
-            .write_header(BufWriter::new(OutputFile::create(path)?))
-            .map_err(write_error)?;
+        let mut out = writer.write_header(BufWriter::new(file)).map_err(write_error)?;
         for entry in self.entries.values() {
             for numbers in [&entry.sums, &entry.counts] {
                 let bytes: Vec<u8> = numbers.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();

@@ -102,7 +102,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut run = ImportanceRun::open(&path, &options)?;
     let bar = progress::steps("measuring", n_chunks as u64);
-    for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
+    let dataset = args.file.to_string_lossy();
+    for (chunk_idx, chunk) in ids.chunks_exact(n_ctx).take(n_chunks).enumerate() {
         let mut chunk = chunk.to_vec();
         if let (true, [first, last]) = (is_encoder && n_ctx > 2, &frame[..]) {
             (chunk[0], chunk[n_ctx - 1]) = (*first, *last);
@@ -110,6 +111,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             chunk[0] = bos;
         }
         run.add(chunk)?;
+        if chunk_idx == 0 {
+            // What was measured has its size now, so a full disk is told before the long part of the work.
+            (run.sums()).check_room(&args.output, &dataset, n_chunks as u32, n_ctx as u32)?;
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -120,12 +125,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("the file's weights may be damaged; fetch the file again"),
         );
     }
-    sums.write(
-        &args.output,
-        &args.file.to_string_lossy(),
-        n_chunks as u32,
-        n_ctx as u32,
-    )?;
+    sums.write(&args.output, &dataset, n_chunks as u32, n_ctx as u32)?;
     output::print_line(&format!(
         "wrote {}: {}, measured on {} of {n_ctx} tokens",
         args.output.display(),

@@ -135,6 +135,7 @@ fn a_disk_that_is_too_small_is_told_before_the_work() {
             "-c",
             "64",
         ],
+        &["imatrix", "demo", arg(&text), arg(&output), "-c", "64"],
     ] {
         let outcome = tokenmill(args);
         assert_eq!(
