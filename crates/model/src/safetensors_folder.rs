@@ -121,6 +121,7 @@ impl SafetensorsFolder {
             }
             tensors.insert(name, entry);
         }
+        check_vocabulary(&tensors, &found, descriptor.n_vocab).map_err(bad)?;
         let names = FolderNames {
             found,
             layout: *layout,
@@ -162,6 +163,24 @@ impl SafetensorsFolder {
             self.tensors.insert(name.clone(), entry);
         }
         Ok(())
+    }
+}
+
+/// Compares the rows of the embedding with what the configuration says. A tokenizer may have fewer tokens than there are rows.
+fn check_vocabulary(
+    tensors: &BTreeMap<String, Entry>,
+    found: &BTreeMap<String, String>,
+    n_vocab: usize,
+) -> Result<(), String> {
+    const NAME: &str = "token_embd.weight";
+    let (Some(embedding), Some(own_name)) = (tensors.get(NAME), found.get(NAME)) else {
+        return Ok(());
+    };
+    match embedding.info.dims[..] {
+        [_, n_rows] if n_rows != n_vocab => Err(format!(
+            "`vocab_size` in config.json is {n_vocab}, but tensor `{own_name}` has {n_rows} rows"
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -42,7 +42,12 @@ fn tensors_and_keys_have_the_names_of_the_folder() {
         (
             "vocab_size",
             json!(600),
-            "(`model.embed_tokens.weight` in the folder)",
+            "`vocab_size` in config.json is 600, but tensor `model.embed_tokens.weight` has 512 rows",
+        ),
+        (
+            "vocab_size",
+            json!(500),
+            "`vocab_size` in config.json is 500, but tensor `model.embed_tokens.weight` has 512 rows",
         ),
         (
             "num_attention_heads",
