@@ -137,7 +137,7 @@ const ROWS: [Row; 88] = [
         0,
     ),
     row("FP8 folders", "the same numbers in BF16", 1),
-    row("converted folders", "llama.cpp's converter", 2),
+    row("converted folders", "llama.cpp's converter", 10),
     row("presets of converted folders", "llama-quantize", 0),
     row("presets of loaded folders", "presets of converted folders", 2),
     row("folders that are not converted", "no reference: one line each", 0),

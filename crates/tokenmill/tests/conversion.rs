@@ -67,6 +67,32 @@ const DEVIATIONS: &[(&str, &str, &str)] = &[
         "as tokenizer.ggml.tokens",
     ),
     (
+        "xlm_roberta",
+        "tokenizer.ggml.tokens",
+        "the reference reads sentencepiece.bpe.model, which lacks `<mask>`",
+    ),
+    ("xlm_roberta", "tokenizer.ggml.scores", "as tokenizer.ggml.tokens"),
+    (
+        "xlm_roberta",
+        "tokenizer.ggml.token_type",
+        "as tokenizer.ggml.tokens",
+    ),
+    (
+        "roberta",
+        "tokenizer.ggml.pre",
+        "the fixture's tokenizer was forced to a name",
+    ),
+    (
+        "dots1",
+        "dots1.expert_gating_func",
+        "the reference leaves out what its reader takes for granted",
+    ),
+    (
+        "hy_v3",
+        "hy_v3.leading_dense_block_count",
+        "the reference leaves out what its reader sees in the tensors",
+    ),
+    (
         "gemma3n",
         "gemma3n.activation_sparsity_scale",
         "the last bit of a quantile of the normal distribution",
@@ -78,6 +104,18 @@ const DEVIATIONS: &[(&str, &str, &str)] = &[
         "ssm_in.weight",
         "two factors are multiplied before the weight, and rounded once",
     ),
+];
+
+/// Networks of this repository whose files are the reference's.
+const BY_CONVERTER: [&str; 8] = [
+    "arcee",
+    "dots1",
+    "exaone",
+    "hy_v3",
+    "minicpm",
+    "qwen3_vl_moe",
+    "roberta",
+    "xlm_roberta",
 ];
 
 /// Numbers of tensors in the list may differ by so much, relatively.
@@ -163,7 +201,7 @@ fn files_are_those_of_the_reference() {
     let mut found = Vec::new();
     for folder in comparisons.networks() {
         let network = folder.file_name().unwrap().to_str().unwrap().to_owned();
-        if folder.parent().unwrap().ends_with("networks") {
+        if folder.parent().unwrap().ends_with("networks") && !BY_CONVERTER.contains(&network.as_str()) {
             comparisons.skip("a file that llama.cpp's converter did not write");
             continue;
         }

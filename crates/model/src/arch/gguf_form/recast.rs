@@ -83,7 +83,13 @@ pub(crate) fn recasts_of(arch: &str) -> Recasts {
             ("ffn_act.beta", IntoKey("xielu.beta")),
             ("ffn_act.eps", IntoKey("xielu.eps")),
         ],
-        "bert" => &[("cls.weight", OfClassifier), ("cls.bias", OfClassifier)],
+        // BERT's pooler is called `cls`, and RoBERTa's, which its classifiers do not have, `pooler`.
+        "bert" => &[
+            ("cls.weight", OfClassifier),
+            ("cls.bias", OfClassifier),
+            ("pooler.weight", OfClassifier),
+            ("pooler.bias", OfClassifier),
+        ],
         // What the training of the encoder left behind.
         "jina-bert-v3" => &[("pooler.weight", OfClassifier), ("pooler.bias", OfClassifier)],
         "deepseek2" => &[("attn_kv_b.weight", LatentKeysAndValues)],
@@ -123,7 +129,8 @@ pub(crate) fn recasts_of(arch: &str) -> Recasts {
             ("shortconv.conv.weight", Squeeze),
         ],
         "arcee" | "llama" | "minicpm" | "mistral3" | "muse-glimmer" | "smollm3" => NEIGHBOURS,
-        "llama4" => &[("ffn_gate_up_exps.weight", GATE_AND_UP)],
+        "hy_v3" => &[("exp_probs_b.bias", Rename("exp_probs_b"))],
+        "llama4" | "qwen3vlmoe" => &[("ffn_gate_up_exps.weight", GATE_AND_UP)],
         "mamba" => &[("ssm_conv1d.weight", Squeeze)],
         "mamba2" | "nemotron_h" | "nemotron_h_moe" => SSM,
         "qwen35" | "qwen35moe" => &[

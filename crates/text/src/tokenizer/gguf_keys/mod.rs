@@ -100,6 +100,10 @@ impl VocabularyFiles {
                 let tokens = self.with_added(self.tokens_of(vocab, |_| kind::NORMAL)?, &json)?;
                 write_tokens(&tokens, false, &mut metadata)?;
                 merges = Some(merge_list(model)?);
+                // Of an encoder, whose readers ask for it.
+                if self.config["type_vocab_size"].is_u64() {
+                    self.count_token_types(&mut metadata)?;
+                }
             }
             ("BPE", None) if self.keeps_merges => {
                 metadata.insert("tokenizer.ggml.model", "gemma4")?;
