@@ -12,7 +12,7 @@ use crate::{ConvertError, Preset, TensorShape};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OutType {
-    /// The 16-bit type of the weights: F16 where the first tensor has it, else BF16.
+    /// The 16-bit type of the weights: F16 where a matrix has it or all are F32, else BF16.
     #[default]
     Auto,
     /// Single precision.

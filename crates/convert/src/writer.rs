@@ -132,8 +132,9 @@ impl<'a> Writer<'a> {
             // What a preset leaves alone loses nothing.
             OutType::Preset(_) if matrices().any(|info| info.ty == TensorType::F32) => TensorType::F32,
             OutType::Auto | OutType::Preset(_) => {
-                let is_half = matrices().any(|info| info.ty == TensorType::F16);
-                if is_half {
+                let has = |ty| matrices().any(|info| info.ty == ty);
+                // Of single precision half keeps more bits than the upper half does, as the reference has it.
+                if has(TensorType::F16) || has(TensorType::F32) && !has(TensorType::BF16) {
                     TensorType::F16
                 } else {
                     TensorType::BF16
@@ -257,5 +258,32 @@ impl<'a> Writer<'a> {
         begun.write(n_threads, &mut report)?.finish()?;
         summary.paths = vec![path.to_owned()];
         Ok(summary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_type_of_a_file_follows_the_matrices() {
+        let check = |types: &[TensorType], expected: TensorType| {
+            let bytes = [0_u8; 4 * 64];
+            let tensors = types.iter().enumerate().map(|(idx, &ty)| {
+                let n_bytes = ty.row_bytes(32).unwrap() * 2;
+                let name = format!("blk.{idx}.attn_q.weight");
+                (name, ty, vec![32, 2], TensorBytes::from(&bytes[..n_bytes]))
+            });
+            let norm = ("output_norm.weight".to_owned(), TensorType::F32, vec![32]);
+            let norm = (norm.0, norm.1, norm.2, TensorBytes::from(&bytes[..4 * 32]));
+            let writer = Writer::new(tensors.chain([norm]), OutType::Auto).unwrap();
+            assert_eq!(writer.matrix_type(), expected, "{types:?}");
+        };
+        use TensorType::{BF16, F16, F32};
+        check(&[F16, F16], F16);
+        check(&[BF16, BF16], BF16);
+        check(&[F32, BF16], BF16);
+        check(&[F32, F16], F16);
+        check(&[F32, F32], F16);
     }
 }
