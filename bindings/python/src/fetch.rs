@@ -33,8 +33,14 @@ pub(crate) struct Fetch<'a, 'py> {
 }
 
 impl Fetch<'_, '_> {
-    /// The path of a model that is a path or a name.
-    pub(crate) fn path(&self, py: Python<'_>, model: PathBuf, with_projector: bool) -> PyResult<PathBuf> {
+    /// The path of a model that is a path or a name, and whether its encoder of images and its layers for further tokens are to come.
+    pub(crate) fn path(
+        &self,
+        py: Python<'_>,
+        model: PathBuf,
+        with_projector: bool,
+        with_nextn: bool,
+    ) -> PyResult<PathBuf> {
         let Some(name) = SourceName::of_path(&model).map_err(error::load)? else {
             return Ok(model);
         };
@@ -43,9 +49,10 @@ impl Fetch<'_, '_> {
         let mut wishes = PullWishes::default();
         wishes.memory_bytes = machine_bytes();
         wishes.with_projector = with_projector;
+        wishes.with_nextn = with_nextn;
         match py.detach(|| name.find_stored(&wishes, &settings)) {
             Ok(Some(found)) => return Ok(found.path),
-            Err(error) if settings.is_offline => return Err(error::load(error)),
+            Err(error) if settings.is_offline || !self.download => return Err(error::load(error)),
             // Another type may fit.
             Ok(None) | Err(_) => {}
         }

@@ -9,7 +9,7 @@ use crate::{
     failure::Failure, load::LoadArgs, model_name::Besides, speculation::SpeculationArgs, vision::VisionArgs,
 };
 
-/// The encoder unless `vision` switches it off or names one, and the layers for further tokens where they would guess.
+/// The encoder unless `vision` switches it off or names one, or a GPU is asked for, and the layers for further tokens where they would guess.
 ///
 /// # Errors
 /// Options of `load` that contradict each other.
@@ -18,9 +18,10 @@ pub(crate) fn of_generating(
     speculation: &SpeculationArgs,
     load: &LoadArgs,
 ) -> Result<Besides, Failure> {
-    let is_on_cpu = matches!(load.device()?, Device::Cpu);
+    let device = load.device()?;
     Ok(Besides {
-        encoder: !vision.is_off() && !vision.names_file(),
-        nextn: is_on_cpu && speculation.asks_own_layer(),
+        // On a GPU a model takes no images.
+        encoder: !matches!(device, Device::Cuda { .. }) && !vision.is_off() && !vision.names_file(),
+        nextn: matches!(device, Device::Cpu) && speculation.asks_own_layer(),
     })
 }

@@ -132,7 +132,7 @@ const LLAMA_CPP: &[Row] = &[
         "it cannot be applied here; `run`, `chat`, `serve`, `batch` and `perplexity` take it",
     ),
     (
-        &["--draft", "--model-draft", "--mtp"],
+        &["--draft", "--model-draft"],
         "no tokens are guessed ahead here; `run`, `chat`, `serve`, `batch` and `bench` take it",
     ),
     (

@@ -211,7 +211,7 @@ fn ask_for(plan: &SourcePlan) -> Result<(), Failure> {
     }
     Err(
         Failure::input(format!("`{name}` is not on this machine")).hint(format!(
-            "`tokenmill pull {name}` downloads it, {model}{rest}; `--yes` does so here"
+            "`--yes` downloads it, {model}{rest}; `tokenmill pull {name}` does so with all that belongs to it"
         )),
     )
 }

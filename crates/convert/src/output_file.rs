@@ -57,7 +57,7 @@ impl OutputFile {
         let mut n_taken = 0;
         loop {
             let aside = path.with_file_name(format!("{start}{}-{n_taken}{END}", process::id()));
-            match File::create_new(&aside) {
+            match create_aside(&aside, &path) {
                 Ok(file) if is_held(&file, &aside) => {
                     take_over_mode(&file, &path);
                     return Ok(Self {
@@ -133,6 +133,24 @@ fn target_of(path: &Path) -> io::Result<PathBuf> {
         }
     }
     Err(io::Error::other("too many levels of links"))
+}
+
+/// Makes a file that will replace another, where there is one: it is the writer's alone until it has that one's mode.
+#[cfg(unix)]
+fn create_aside(aside: &Path, replaced: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    const OWNER_ALONE: u32 = 0o600;
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    if replaced.is_file() {
+        options.mode(OWNER_ALONE);
+    }
+    options.open(aside)
+}
+
+#[cfg(not(unix))]
+fn create_aside(aside: &Path, _: &Path) -> io::Result<File> {
+    File::create_new(aside)
 }
 
 /// Gives a new file the mode and the owner of the one that it will replace, where there is one, as far as the system allows that: no one

@@ -201,7 +201,7 @@ pub enum HubError {
         source: io::Error,
     },
     /// A download that its observer has ended.
-    #[error("the download was ended; the next one continues there")]
+    #[error("the download was stopped; the next one continues where it ended")]
     Cancelled,
     /// A model that is to be removed and is not there.
     #[error("`{name}` is not in the cache")]

@@ -18,8 +18,8 @@ use crate::{
     paths::unescaped,
 };
 
-const NO_FOLDER: &str = "no files are read here; `--media-path DIR` of `serve` and `batch` names a folder of those that may be. Else send the \
-                         image's bytes in a `data:` URL";
+const NO_FOLDER: &str = "no files are read here; `--media-path DIR` of `serve` and `batch` allows those in a folder, and a `data:` URL holds the \
+                         image itself";
 
 const NOT_THERE: &str = "is no file below the server's `--media-path`";
 

@@ -155,7 +155,7 @@ impl Distances {
         self.cosines.iter().sum::<f64>() / self.cosines.len() as f64
     }
 
-    /// The cosine that a share of the texts is below of.
+    /// The cosine below which a share of the texts lies.
     fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.cosines.clone();
         sorted.sort_by(f64::total_cmp);
@@ -189,7 +189,7 @@ impl Distances {
         ]
         .map(|value| rounded(value, 6));
         format!(
-            "cosine of the vectors of {} mean {mean:.6}, median {median:.6}, 10% {p10:.6}, 1% {p1:.6}, least {least:.6} (line {line})\n\
+            "cosine of the vectors of {}: mean {mean:.6}, median {median:.6}, 10% {p10:.6}, 1% {p1:.6}, least {least:.6} (line {line})\n\
              largest difference of two numbers {:.6} (line {})",
             counted(self.lines.len(), "text"),
             self.largest,

@@ -44,7 +44,7 @@ pub(super) struct SeveralArgs {
     /// Serve a model that makes embeddings next to the others; requests for embeddings that name no model are for it
     #[arg(long, value_name = "MODEL")]
     embedding_model: Option<PathBuf>,
-    /// Load a model of the command line or of a folder at the start, and keep it loaded: what it is called, or was given as. May be repeated
+    /// Load a model at the start and keep it loaded, by the name that it is served under or was given as. May be repeated
     #[arg(long, value_name = "NAME")]
     pin: Vec<String>,
     /// Memory that all models together may take, such as 16GiB. The one that was used longest ago is unloaded for another
