@@ -1,6 +1,7 @@
-//! [`adapt`]: adds what adapters make of some rows to the products of a linear map.
+//! [`Adapting`] and [`Adding`]: what adapters make of some rows, added to the products of a linear map.
 //!
-//! Separate from the products themselves, which know no adapter. Invariant: an element is a function of its own row and its
+//! Separate from the products, which call it: `A x` before the first of a group, the rest for each pair of tiles while its sums are in
+//! the first-level cache. So `B` is read next to products that are held up by their instructions, and a group stays one job. Invariant: an element is a function of its own row and its
 //! adapter's weights, reduced in one order, whatever other rows there are.
 //!
 //! ```text
@@ -13,30 +14,18 @@ use std::ops::Range;
 use tokenmill_cpu_kernels::{Activations, PAIR_ROWS, TILE_ROWS};
 
 use crate::{
-    Host, Matrix, Workspace,
-    linear::{TOKEN_BLOCK, chunk_of},
-    pool::{Columns, Few, Patches, Rect},
-    workspace::{SUMS_LEN, grown},
+    Host, Matrix,
+    pool::{Patches, Rect},
+    thread_scratch::{SUMS_LEN, TOKEN_BLOCK, ThreadScratch, grown},
 };
 
-/// Most products that are adapted as one job.
-pub(crate) const MAX_TARGETS: usize = 4;
-
-/// Parts of a job for each thread, of which a thread that ends early takes those of others.
-const PARTS_PER_THREAD: usize = 4;
-
-/// A product that adapters change.
-pub(crate) struct AdaptTarget<'a> {
-    /// The product, `[n_rows, n_out]`.
-    pub(crate) out: &'a mut [f32],
-    /// Its width.
-    pub(crate) n_out: usize,
-}
+/// Parts of the first products for each thread, where there are so many rows.
+const PARTS_PER_THREAD: usize = 2;
 
 /// Rows of a product that one adapter changes.
 #[derive(Clone, Debug)]
 pub(crate) struct AdaptedRows {
-    /// Which of the products.
+    /// Which of a group's products.
     pub(crate) target_idx: usize,
     /// Which of the adapters.
     pub(crate) adapter_idx: usize,
@@ -55,120 +44,172 @@ pub(crate) struct Change<'a> {
     pub(crate) scale: f32,
 }
 
+/// Looks changes up.
+pub(crate) trait Changes: Sync {
+    /// What changes these rows.
+    fn of(&self, rows: &AdaptedRows) -> Change<'_>;
+}
+
 /// Memory that is kept from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct AdaptScratch {
     /// `A x` of all pieces, one after the other.
     small: Vec<f32>,
+    /// Where those of each of the adapted rows begin.
+    starts: Vec<usize>,
     /// The place of each piece there.
     rects: Vec<Rect>,
     /// The rows of each piece, and which of the caller's it is of.
     pieces: Vec<(usize, Range<usize>)>,
 }
 
-/// Adds to the rows of each product that `adapted` names what `change_of` says of them; `x` is the input of all products,
-/// `[n_rows, n_in]`. A row of a product is named once.
-///
-/// # Panics
-/// When the shapes contradict each other.
-pub(crate) fn adapt<'c>(
-    host: &Host,
-    workspace: &mut Workspace,
-    scratch: &mut AdaptScratch,
-    x: &[f32],
-    adapted: &[AdaptedRows],
-    change_of: impl Fn(&AdaptedRows) -> Change<'c> + Sync,
-    mut targets: [Option<AdaptTarget<'_>>; MAX_TARGETS],
-) {
-    let Some(first) = adapted.first() else { return };
-    let n_in = change_of(first).a.n_cols();
-    let widths = targets
-        .each_ref()
-        .map(|target| target.as_ref().map_or(0, |target| target.n_out));
-    let AdaptScratch { small, rects, pieces } = scratch;
-    rects.clear();
-    pieces.clear();
-    // So many rows at a time that all threads have something to do, and a tile of a matrix serves several rows.
-    let n_rows: usize = adapted.iter().map(|adapted| adapted.rows.len()).sum();
-    let piece_rows = n_rows
-        .div_ceil(PARTS_PER_THREAD * host.pool().n_threads())
-        .clamp(1, TOKEN_BLOCK / 2);
-    let mut n_small = 0;
-    for (idx, adapted) in adapted.iter().enumerate() {
-        let Change { a, b, .. } = change_of(adapted);
-        let rank = a.n_rows();
-        assert_eq!(
-            [a.n_cols(), b.n_cols(), b.n_rows()],
-            [n_in, rank, widths[adapted.target_idx]],
-            "shapes of an adapter's matrices"
-        );
-        for start in adapted.rows.clone().step_by(piece_rows) {
-            let rows = start..adapted.rows.end.min(start + piece_rows);
-            let end = n_small + rows.len() * rank;
-            rects.push(Rect {
-                rows: n_small..end,
-                cols: 0..1,
-            });
-            n_small = end;
-            pieces.push((idx, rows));
+/// What adapters change in the products of a group.
+pub(crate) struct Adapting<'a> {
+    /// A row of a product is named once.
+    pub(crate) adapted: &'a [AdaptedRows],
+    /// What changes them.
+    pub(crate) changes: &'a dyn Changes,
+    /// What it takes to compute that.
+    pub(crate) scratch: &'a mut AdaptScratch,
+}
+
+impl<'a> Adapting<'a> {
+    /// Computes `A x` of all adapted rows; `x` is the input of the group, `[n_rows, n_in]`, and `widths` are those of its products.
+    ///
+    /// # Panics
+    /// When the shapes contradict each other.
+    pub(crate) fn begin(
+        self,
+        host: &Host,
+        per_thread: &mut [ThreadScratch],
+        x: &[f32],
+        n_in: usize,
+        width_of: impl Fn(usize) -> usize,
+    ) -> Adding<'a> {
+        let Self {
+            adapted,
+            changes,
+            scratch,
+        } = self;
+        let AdaptScratch {
+            small,
+            starts,
+            rects,
+            pieces,
+        } = scratch;
+        starts.clear();
+        rects.clear();
+        pieces.clear();
+        // So many rows at a time that all threads have something to do, and else many: each piece reads its matrix.
+        let n_rows: usize = adapted.iter().map(|adapted| adapted.rows.len()).sum();
+        let piece_rows = n_rows
+            .div_ceil(PARTS_PER_THREAD * host.pool().n_threads())
+            .clamp(1, TOKEN_BLOCK / 2);
+        let mut n_small = 0;
+        for (idx, adapted) in adapted.iter().enumerate() {
+            let Change { a, b, .. } = changes.of(adapted);
+            let rank = a.n_rows();
+            assert_eq!(
+                [a.n_cols(), b.n_cols(), b.n_rows()],
+                [n_in, rank, width_of(adapted.target_idx)],
+                "shapes of an adapter's matrices"
+            );
+            starts.push(n_small);
+            for start in adapted.rows.clone().step_by(piece_rows) {
+                let rows = start..adapted.rows.end.min(start + piece_rows);
+                let end = n_small + rows.len() * rank;
+                rects.push(Rect {
+                    rows: n_small..end,
+                    cols: 0..1,
+                });
+                n_small = end;
+                pieces.push((idx, rows));
+            }
         }
-    }
-    let small = grown(small, n_small);
-    let inputs = floats(x, n_in);
-    let parts = Patches::new(small, 1, rects);
-    let features = host.features();
-    host.pool().for_each_part_with(
-        &mut workspace.per_thread,
-        parts,
-        |scratch, piece_idx, mut small| {
-            let (idx, rows) = &pieces[piece_idx];
-            let a = change_of(&adapted[*idx]).a;
-            let sums = grown(&mut scratch.sums, SUMS_LEN);
-            let small = small.all();
-            for_each_run(a, 0..a.n_tiles(), rows.len(), |run, cols| {
-                a.products(features, run, &inputs, (rows.start, rows.len()), sums);
-                let small = small.chunks_exact_mut(a.n_rows());
-                for (small, sums) in small.zip(sums.chunks_exact(sum_stride(run))) {
-                    small[cols.clone()].copy_from_slice(&sums[..cols.len()]);
-                }
-            });
-        },
-    );
-    let small = &*small;
-    let n_tiles: usize = widths.iter().map(|n_out| n_out.div_ceil(TILE_ROWS)).sum();
-    // A tile has few columns, so a part of a few tiles would be mostly calls.
-    let chunk_tiles = n_tiles
-        .div_ceil(PARTS_PER_THREAD * host.pool().n_threads())
-        .max(2);
-    let outs = Few::<_, MAX_TARGETS>::new(
-        (targets.iter_mut().flatten())
-            .map(|target| Columns::new(target.out, target.n_out, chunk_tiles * TILE_ROWS)),
-    );
-    host.pool().for_each_part_with(
-        &mut workspace.per_thread,
-        outs,
-        |scratch, _, (target_idx, chunk_idx, mut out)| {
-            let tiles = chunk_of(chunk_idx, chunk_tiles, widths[target_idx].div_ceil(TILE_ROWS));
-            let first_col = tiles.start * TILE_ROWS;
-            let sums = grown(&mut scratch.sums, SUMS_LEN);
-            for ((idx, rows), place) in pieces.iter().zip(&*rects) {
-                if adapted[*idx].target_idx != target_idx {
-                    continue;
-                }
-                let Change { b, scale, .. } = change_of(&adapted[*idx]);
-                let small = floats(&small[place.rows.clone()], b.n_cols());
-                for_each_run(b, tiles.clone(), rows.len(), |run, cols| {
-                    b.products(features, run, &small, (0, rows.len()), sums);
-                    for (row, sums) in rows.clone().zip(sums.chunks_exact(sum_stride(run))) {
-                        let out = &mut out.row(row)[cols.start - first_col..cols.end - first_col];
-                        for (out, sum) in out.iter_mut().zip(sums) {
-                            *out += scale * sum;
-                        }
+        let small = grown(small, n_small);
+        let inputs = floats(x, n_in);
+        let parts = Patches::new(small, 1, rects);
+        let features = host.features();
+        host.pool()
+            .for_each_part_with(per_thread, parts, |scratch, piece_idx, mut small| {
+                let (idx, rows) = &pieces[piece_idx];
+                let a = changes.of(&adapted[*idx]).a;
+                let sums = grown(&mut scratch.sums, SUMS_LEN);
+                let small = small.all();
+                for_each_run(a, rows.len(), |run, cols| {
+                    a.products(features, run, &inputs, (rows.start, rows.len()), sums);
+                    let small = small.chunks_exact_mut(a.n_rows());
+                    for (small, sums) in small.zip(sums.chunks_exact(sum_stride(run))) {
+                        small[cols.clone()].copy_from_slice(&sums[..cols.len()]);
                     }
                 });
+            });
+        Adding {
+            adapted,
+            changes,
+            small,
+            starts,
+        }
+    }
+}
+
+/// What is left to be added to the products of a group.
+#[derive(Clone, Copy)]
+pub(crate) struct Adding<'a> {
+    adapted: &'a [AdaptedRows],
+    changes: &'a dyn Changes,
+    small: &'a [f32],
+    starts: &'a [usize],
+}
+
+impl Adding<'_> {
+    /// Asks for what [`Self::add`] will read, while the products are made to which it adds.
+    pub(crate) fn prefetch(
+        &self,
+        host: &Host,
+        target_idx: usize,
+        tiles: (usize, usize),
+        tokens: (usize, usize),
+    ) {
+        self.for_each(target_idx, tokens, |change, _, _| {
+            change.b.prefetch(host.features(), tiles);
+        });
+    }
+
+    /// Adds to the sums of one or two tiles of a product, `[n_tokens, PAIR_ROWS]`, what adapters change in them.
+    pub(crate) fn add(
+        &self,
+        host: &Host,
+        target_idx: usize,
+        tiles: (usize, usize),
+        tokens: (usize, usize),
+        sums: &mut [f32],
+    ) {
+        self.for_each(target_idx, tokens, |Change { b, scale, .. }, small, offset| {
+            let (small, sums) = (floats(small, b.n_cols()), &mut sums[offset * PAIR_ROWS..]);
+            b.add_products(host.features(), tiles, &small, scale, sums);
+        });
+    }
+
+    /// Calls `f(change, A x, offset)` for those of the tokens that an adapter changes; the first is `offset` behind the first token.
+    fn for_each(
+        &self,
+        target_idx: usize,
+        (first_token, n_tokens): (usize, usize),
+        mut f: impl FnMut(Change<'_>, &[f32], usize),
+    ) {
+        for (adapted, &start) in self.adapted.iter().zip(self.starts) {
+            let first = adapted.rows.start.max(first_token);
+            let end = adapted.rows.end.min(first_token + n_tokens);
+            if adapted.target_idx != target_idx || first >= end {
+                continue;
             }
-        },
-    );
+            let change = self.changes.of(adapted);
+            let rank = change.b.n_cols();
+            let small = &self.small[start + (first - adapted.rows.start) * rank..][..(end - first) * rank];
+            f(change, small, first - first_token);
+        }
+    }
 }
 
 /// Rows of floats.
@@ -184,15 +225,10 @@ fn floats(x: &[f32], n_cols: usize) -> Activations<'_> {
 
 /// Calls `f` for as many neighbouring tiles at a time as there is room for the sums of `n_rows` rows, with the first tile and their number, and with
 /// the rows of the matrix that they hold.
-fn for_each_run(
-    matrix: &Matrix,
-    tiles: Range<usize>,
-    n_rows: usize,
-    mut f: impl FnMut((usize, usize), Range<usize>),
-) {
+fn for_each_run(matrix: &Matrix, n_rows: usize, mut f: impl FnMut((usize, usize), Range<usize>)) {
     let most = (SUMS_LEN / (n_rows * TILE_ROWS)).max(2);
-    for first_tile in tiles.clone().step_by(most) {
-        let n_tiles = (tiles.end - first_tile).min(most);
+    for first_tile in (0..matrix.n_tiles()).step_by(most) {
+        let n_tiles = (matrix.n_tiles() - first_tile).min(most);
         let end = matrix.n_rows().min((first_tile + n_tiles) * TILE_ROWS);
         f((first_tile, n_tiles), first_tile * TILE_ROWS..end);
     }

@@ -25,7 +25,7 @@ use crate::{
     Host, KvStore, Workspace,
     kv::padded_dim,
     pool::{Patch, Patches},
-    workspace::grown,
+    thread_scratch::grown,
 };
 
 const _: () = assert!(

@@ -17,7 +17,8 @@ use crate::{
     Bias, CpuExecError, Host, Matrix, Routes, Workspace,
     linear::{GatedProducts, Product, chunk_tiles, quantize_for},
     pool::{Columns, Patch, Patches, Rect},
-    workspace::{ThreadScratch, WorkspaceSizes, grown, reserve},
+    thread_scratch::{ThreadScratch, grown},
+    workspace::{WorkspaceSizes, reserve},
 };
 
 /// What experts read, one row after the other of each, and the pieces of their work.

@@ -56,6 +56,7 @@ mod places;
 mod pool;
 mod routes;
 mod states;
+mod thread_scratch;
 mod workspace;
 mod zeroed;
 

@@ -11,9 +11,10 @@ use tokenmill_cpu_kernels::{Activations, PAIR_ROWS, ScaleSpan, TILE_ROWS, n_span
 use crate::{
     Host, Matrix, Workspace,
     activations::quantize,
+    adapt::{Adapting, Adding},
     ops::activation::activation_ops,
     pool::{Columns, Few, Patch},
-    workspace::{SUMS_LEN, ThreadScratch, grown},
+    thread_scratch::{SUMS_LEN, TOKEN_BLOCK, ThreadScratch, grown},
 };
 
 /// What is added to the outputs of a linear map: one value for each weight row, `[n_rows]`.
@@ -56,11 +57,18 @@ pub fn linear(host: &Host, workspace: &mut Workspace, x: &[f32], matrix: &Matrix
 pub fn linear_group(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [LinearTarget<'_>]) {
     // Groups are small; a longer one is done in parts, so that nothing is allocated.
     for targets in targets.chunks_mut(MAX_GROUP) {
-        linear_few(host, workspace, x, targets);
+        linear_few(host, workspace, x, targets, None);
     }
 }
 
-fn linear_few(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [LinearTarget<'_>]) {
+/// As [`linear_group`], of at most [`MAX_GROUP`] matrices, with what adapters change.
+pub(crate) fn linear_few(
+    host: &Host,
+    workspace: &mut Workspace,
+    x: &[f32],
+    targets: &mut [LinearTarget<'_>],
+    adapting: Option<Adapting<'_>>,
+) {
     let n_cols = targets[0].matrix.n_cols();
     let n_tokens = n_tokens(x, n_cols);
     let mut n_tiles = 0;
@@ -80,9 +88,15 @@ fn linear_few(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [
     }
     let matrices = targets.iter().map(|target| target.matrix);
     let (activations, scratch) = quantize_for(host, workspace, x, n_cols, matrices);
+    let width_of = |target_idx: usize| targets[target_idx].matrix.n_rows();
+    let adding = adapting.map(|adapting| adapting.begin(host, scratch, x, n_cols, width_of));
     let mut products = [None; MAX_GROUP];
-    for (product, target) in products.iter_mut().zip(&*targets) {
-        *product = Some(Product::new(target.matrix, target.bias));
+    for (target_idx, (product, target)) in products.iter_mut().zip(&*targets).enumerate() {
+        let adding = adding.as_ref().map(|adding| (adding, target_idx));
+        *product = Some(Product {
+            adding,
+            ..Product::new(target.matrix, target.bias)
+        });
     }
     let chunk_tiles = chunk_tiles(host, n_tiles);
     let outs = Few::<_, MAX_GROUP>::new(
@@ -103,6 +117,8 @@ pub(crate) struct Product<'a> {
     matrix: &'a Matrix,
     expert: usize,
     bias: Bias<'a>,
+    /// What adapters add, and which of its products this is.
+    adding: Option<(&'a Adding<'a>, usize)>,
 }
 
 impl<'a> Product<'a> {
@@ -111,6 +127,7 @@ impl<'a> Product<'a> {
             matrix,
             expert: 0,
             bias,
+            adding: None,
         }
     }
 
@@ -121,6 +138,7 @@ impl<'a> Product<'a> {
             matrix,
             expert,
             bias: biases.map(|biases| &biases[expert * n_rows..][..n_rows]),
+            adding: None,
         }
     }
 
@@ -145,7 +163,7 @@ impl<'a> Product<'a> {
         });
     }
 
-    /// Multiplies a pair of tiles with some of the activations' rows from `first_input` on and adds the bias. Returns the rows
+    /// Multiplies a pair of tiles with some of the activations' rows from `first_input` on and adds the bias and what adapters say. Returns the rows
     /// of the matrix that the tiles hold.
     fn sums(
         &self,
@@ -159,10 +177,16 @@ impl<'a> Product<'a> {
         let rows = pair_rows(self.matrix, pair);
         let tiles = (self.expert * self.matrix.n_tiles() + pair.0, pair.1);
         let inputs = (first_input + tokens.0, tokens.1);
+        if let Some((adding, target_idx)) = self.adding {
+            adding.prefetch(host, target_idx, pair, inputs);
+        }
         self.matrix
             .products(host.features(), tiles, activations, inputs, sums);
         for sums in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1) {
             add_bias(&mut sums[..rows.len()], self.bias, &rows);
+        }
+        if let Some((adding, target_idx)) = self.adding {
+            adding.add(host, target_idx, pair, inputs, sums);
         }
         rows
     }
@@ -216,6 +240,30 @@ pub fn linear_gated(
     activation: Activation,
     out: &mut [f32],
 ) {
+    linear_gated_adapted(
+        host,
+        workspace,
+        x,
+        (gate, gate_bias),
+        (up, up_bias),
+        activation,
+        out,
+        None,
+    );
+}
+
+/// As [`linear_gated`], with what adapters change: in the gate, as the first of two products, and in what it is multiplied with.
+#[expect(clippy::too_many_arguments, reason = "those of `linear_gated` and one more")]
+pub(crate) fn linear_gated_adapted(
+    host: &Host,
+    workspace: &mut Workspace,
+    x: &[f32],
+    (gate, gate_bias): (&Matrix, Bias<'_>),
+    (up, up_bias): (&Matrix, Bias<'_>),
+    activation: Activation,
+    out: &mut [f32],
+    adapting: Option<Adapting<'_>>,
+) {
     let (n_rows, n_cols) = (gate.n_rows(), gate.n_cols());
     assert_eq!(
         (n_rows, n_cols),
@@ -230,12 +278,17 @@ pub fn linear_gated(
         return;
     }
     let (activations, scratch) = quantize_for(host, workspace, x, n_cols, [gate, up].into_iter());
+    let adding = adapting.map(|adapting| adapting.begin(host, scratch, x, n_cols, |_| n_rows));
     let n_tiles = gate.n_tiles();
     let chunk_tiles = chunk_tiles(host, n_tiles);
     let outs = Columns::new(out, n_rows, chunk_tiles * TILE_ROWS);
+    let product = |target_idx, matrix, bias| Product {
+        adding: adding.as_ref().map(|adding| (adding, target_idx)),
+        ..Product::new(matrix, bias)
+    };
     let products = GatedProducts {
-        gate: Product::new(gate, gate_bias),
-        up: Product::new(up, up_bias),
+        gate: product(0, gate, gate_bias),
+        up: product(1, up, up_bias),
         activation,
     };
     host.pool()
@@ -260,10 +313,7 @@ pub fn embed(host: &Host, table: &Matrix, ids: &[u32], out: &mut [f32]) {
 }
 
 /// Matrices that run as one job.
-const MAX_GROUP: usize = 8;
-
-/// Rows of activations that pass a tile while its unpacked columns are in the first-level cache.
-pub(crate) const TOKEN_BLOCK: usize = 96;
+pub(crate) const MAX_GROUP: usize = 8;
 
 /// Calls `f((first tile, 1 or 2 tiles), (first token, tokens))`: blocks of tokens outside, so that their activations stay
 /// in the second-level cache while the chunk's tiles pass.

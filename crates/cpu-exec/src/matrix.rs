@@ -89,7 +89,7 @@ impl Matrix {
         // The threads write what they will read, each where it computes.
         let _entered = host.pool().enter();
         let tile_bytes = ops.tile_bytes(n_cols);
-        let mut memory = TileMemory::zeroed(n_bytes)?;
+        let mut memory = host.arena().zeroed(n_bytes)?;
         if tile_bytes > 0 {
             // Rows that only fill up the last tile.
             let zeros = vec![0; row_bytes];
@@ -217,6 +217,24 @@ impl Matrix {
         let tiles = self.tiles(first_tile, n_tiles);
         self.ops
             .products(features, tiles, activations, first_token, n_rows, sums);
+    }
+
+    /// Asks for tiles that [`Matrix::add_products`] will read soon.
+    pub(crate) fn prefetch(&self, features: CpuFeatures, (first_tile, n_tiles): (usize, usize)) {
+        TileOps::prefetch(features, self.tiles(first_tile, n_tiles));
+    }
+
+    /// Adds the products of tiles of floats with all rows of `activations`, times `scale`, to `sums`; see [`TileOps::add_products`].
+    pub(crate) fn add_products(
+        &self,
+        features: CpuFeatures,
+        (first_tile, n_tiles): (usize, usize),
+        activations: &Activations<'_>,
+        scale: f32,
+        sums: &mut [f32],
+    ) {
+        let tiles = self.tiles(first_tile, n_tiles);
+        self.ops.add_products(features, tiles, activations, scale, sums);
     }
 }
 

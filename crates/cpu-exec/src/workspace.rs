@@ -5,9 +5,14 @@
 //! operation.
 
 use tokenmill_backend::{AttentionShape, ExpertsShape};
-use tokenmill_cpu_kernels::{ActivationBlock, PAIR_ROWS, n_spans};
+use tokenmill_cpu_kernels::{ActivationBlock, n_spans};
 
-use crate::{CpuExecError, Host, attention::AttentionScratch, experts::ExpertScratch, linear::TOKEN_BLOCK};
+use crate::{
+    CpuExecError, Host,
+    attention::AttentionScratch,
+    experts::ExpertScratch,
+    thread_scratch::{SUMS_LEN, ThreadScratch},
+};
 
 /// Scratch memory for [`linear`](crate::linear), [`attention`](crate::attention) and the like.
 pub struct Workspace {
@@ -22,18 +27,6 @@ pub struct Workspace {
     /// One area for each thread.
     pub(crate) per_thread: Vec<ThreadScratch>,
 }
-
-/// What one thread writes to while it computes a chunk.
-#[derive(Debug, Default)]
-pub(crate) struct ThreadScratch {
-    /// Queries and scores of an attention.
-    pub(crate) values: Vec<f32>,
-    /// Products of some tokens with two tiles, of one or two matrices.
-    pub(crate) sums: Vec<f32>,
-}
-
-/// Length of the sums of a thread.
-pub(crate) const SUMS_LEN: usize = 2 * TOKEN_BLOCK * PAIR_ROWS;
 
 /// How large a step may be.
 #[derive(Clone, Copy, Debug)]
@@ -170,14 +163,6 @@ impl std::fmt::Debug for Workspace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Workspace").finish_non_exhaustive()
     }
-}
-
-/// The first `len` items of a buffer that grows when it must.
-pub(crate) fn grown<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
-    if buffer.len() < len {
-        buffer.resize(len, T::default());
-    }
-    &mut buffer[..len]
 }
 
 /// Makes room for `len` items in all.

@@ -10,23 +10,65 @@ use crate::{
 };
 
 /// Products of tiles of one float format.
-pub(crate) struct FloatProducts<'a, T> {
+pub(crate) struct FloatProducts<'a, T, E> {
     run: &'a TileRun,
+    end: E,
     tile: std::marker::PhantomData<T>,
 }
 
-impl<'a, T: FloatTile> FloatProducts<'a, T> {
+impl<'a, T: FloatTile, E: End> FloatProducts<'a, T, E> {
     /// # Safety
     /// What [`TileRun`] says holds, and its tiles are packed in format `T`.
-    pub(crate) unsafe fn new(run: &'a TileRun) -> Self {
+    pub(crate) unsafe fn new(run: &'a TileRun, end: E) -> Self {
         Self {
             run,
+            end,
             tile: std::marker::PhantomData,
         }
     }
 }
 
-impl<T: FloatTile> Kernel for FloatProducts<'_, T> {
+/// What becomes of a finished sum.
+pub(crate) trait End: Copy {
+    /// Whether weights are asked for ahead of their use.
+    const PREFETCHES: bool;
+
+    /// The value to write where `before` stands.
+    ///
+    /// # Safety
+    /// The processor has the features of `S`, and `before` points to a vector of sums.
+    unsafe fn value<S: Simd>(self, before: *const f32, sum: S::F) -> S::F;
+}
+
+/// It is written.
+#[derive(Clone, Copy)]
+pub(crate) struct Write;
+
+impl End for Write {
+    const PREFETCHES: bool = true;
+
+    #[inline(always)]
+    unsafe fn value<S: Simd>(self, _: *const f32, sum: S::F) -> S::F {
+        sum
+    }
+}
+
+/// It is multiplied by a factor and added to what is there. The weights have been asked for ([`Prefetch`]): such products are made between
+/// others, which read so much that what would be asked for far ahead is gone again from the caches.
+#[derive(Clone, Copy)]
+pub(crate) struct AddScaled(pub(crate) f32);
+
+impl End for AddScaled {
+    const PREFETCHES: bool = false;
+
+    #[inline(always)]
+    unsafe fn value<S: Simd>(self, before: *const f32, sum: S::F) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { S::add(S::load_f32(before), S::mul(S::splat_f32(self.0), sum)) }
+    }
+}
+
+impl<T: FloatTile, E: End> Kernel for FloatProducts<'_, T, E> {
     type Output = ();
 
     #[inline(always)]
@@ -47,9 +89,9 @@ impl<T: FloatTile> Kernel for FloatProducts<'_, T> {
                     };
                     // Four sums for each row: as many as the registers hold.
                     row_idx += match run.n_rows - row_idx {
-                        6.. if const { S::MAX_ROWS >= 6 } => FloatRows::<T, 6>::call::<S>(&part),
-                        2.. => FloatRows::<T, 2>::call::<S>(&part),
-                        _ => FloatRows::<T, 1>::call::<S>(&part),
+                        6.. if const { S::MAX_ROWS >= 6 } => FloatRows::<T, E, 6>::call::<S>(&part, self.end),
+                        2.. => FloatRows::<T, E, 2>::call::<S>(&part, self.end),
+                        _ => FloatRows::<T, E, 1>::call::<S>(&part, self.end),
                     };
                 }
             }
@@ -57,20 +99,36 @@ impl<T: FloatTile> Kernel for FloatProducts<'_, T> {
     }
 }
 
+/// Asks for bytes that will be read soon.
+pub(crate) struct Prefetch<'a>(pub(crate) &'a [u8]);
+
+impl Kernel for Prefetch<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for line in self.0.chunks(64) {
+            S::prefetch(line.as_ptr());
+        }
+    }
+}
+
 /// One tile by `ROWS` rows.
-struct FloatRows<'a, T, const ROWS: usize> {
+struct FloatRows<'a, T, E, const ROWS: usize> {
     run: &'a TileRun,
+    end: E,
     tile: std::marker::PhantomData<T>,
 }
 
-impl<'a, T: FloatTile, const ROWS: usize> FloatRows<'a, T, ROWS> {
+impl<'a, T: FloatTile, E: End, const ROWS: usize> FloatRows<'a, T, E, ROWS> {
     /// Runs the kernel as a function of its own, and returns `ROWS`.
     #[inline(always)]
-    unsafe fn call<S: Simd>(run: &'a TileRun) -> usize {
+    unsafe fn call<S: Simd>(run: &'a TileRun, end: E) -> usize {
         // SAFETY: the caller's contract is the kernel's.
         unsafe {
             S::call(Self {
                 run,
+                end,
                 tile: std::marker::PhantomData,
             });
         }
@@ -78,7 +136,7 @@ impl<'a, T: FloatTile, const ROWS: usize> FloatRows<'a, T, ROWS> {
     }
 }
 
-impl<T: FloatTile, const ROWS: usize> Kernel for FloatRows<'_, T, ROWS> {
+impl<T: FloatTile, E: End, const ROWS: usize> Kernel for FloatRows<'_, T, E, ROWS> {
     type Output = ();
 
     #[inline(always)]
@@ -92,7 +150,8 @@ impl<T: FloatTile, const ROWS: usize> Kernel for FloatRows<'_, T, ROWS> {
                 let mut sums = [[S::splat_f32(0.0); ROWS]; CHAINS];
                 let n_whole = run.n_cols / CHAINS * CHAINS;
                 for first in (0..n_whole).step_by(CHAINS) {
-                    for line in 0..CHAINS * TILE_ROWS * T::VALUE_BYTES / 64 {
+                    let n_lines = CHAINS * TILE_ROWS * T::VALUE_BYTES / 64;
+                    for line in 0..if E::PREFETCHES { n_lines } else { 0 } {
                         let ahead = first * TILE_ROWS * T::VALUE_BYTES + PREFETCH_BYTES + 64 * line;
                         S::prefetch(weights.wrapping_add(ahead));
                     }
@@ -106,8 +165,8 @@ impl<T: FloatTile, const ROWS: usize> Kernel for FloatRows<'_, T, ROWS> {
                 for row in 0..ROWS {
                     let low = S::add(sums[0][row], sums[1][row]);
                     let high = S::add(sums[2][row], sums[3][row]);
-                    let sums = run.sums.add(row * sum_stride(run.n_tiles) + half * S::LANES);
-                    S::store_f32(sums, S::add(low, high));
+                    let out = run.sums.add(row * sum_stride(run.n_tiles) + half * S::LANES);
+                    S::store_f32(out, self.end.value::<S>(out, S::add(low, high)));
                 }
             }
         }
@@ -132,6 +191,65 @@ unsafe fn add_col<S: Simd, T: FloatTile, const ROWS: usize>(
         let w = T::weights::<S>(weights.add(col * TILE_ROWS * T::VALUE_BYTES));
         for row in 0..ROWS {
             sums[row] = S::fma(w, S::splat_f32(*x.add(row * n_cols + col)), sums[row]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_gguf::TensorType;
+    use tokenmill_quant::CpuFeatures;
+
+    use crate::{Activations, TILE_ROWS, TileOps, reduction::sum_stride};
+
+    /// Whether tiles of F32 with `n_cols` columns add to what is there, to the bit, what they give times a scale.
+    fn check(features: CpuFeatures, n_tiles: usize, n_rows: usize, n_cols: usize) {
+        let ops = TileOps::of(TensorType::F32).unwrap();
+        let value = |i: usize| ((i * 37 + 11) % 101) as f32 / 17.0 - 3.0;
+        let mut tiles = vec![0; n_tiles * ops.tile_bytes(n_cols)];
+        for (tile_idx, tile) in tiles.chunks_exact_mut(ops.tile_bytes(n_cols)).enumerate() {
+            let rows: [Vec<u8>; TILE_ROWS] = std::array::from_fn(|row| {
+                (0..n_cols)
+                    .flat_map(|col| value(tile_idx * 7 + row * n_cols + col).to_le_bytes())
+                    .collect()
+            });
+            ops.pack(&rows.each_ref().map(Vec::as_slice), n_cols, tile);
+        }
+        let x: Vec<f32> = (0..n_rows * n_cols).map(value).collect();
+        let activations = Activations {
+            x: &x,
+            sub_blocks: &[],
+            span_blocks: &[],
+            n_tokens: n_rows,
+            n_cols,
+        };
+        let stride = sum_stride(n_tiles);
+        let before: Vec<f32> = (0..n_rows * stride).map(|i| value(3 * i)).collect();
+        let (mut products, mut sums) = (vec![0.0; n_rows * stride], before.clone());
+        ops.products(features, &tiles, &activations, 0, n_rows, &mut products);
+        TileOps::prefetch(features, &tiles);
+        ops.add_products(features, &tiles, &activations, 0.3, &mut sums);
+        for (i, ((sum, before), product)) in sums.iter().zip(&before).zip(&products).enumerate() {
+            let is_written = i % stride < n_tiles * TILE_ROWS;
+            let expected = if is_written {
+                before + 0.3 * product
+            } else {
+                *before
+            };
+            assert_eq!(
+                sum.to_bits(),
+                expected.to_bits(),
+                "{features:?} {n_tiles} {n_rows} {n_cols} {i}"
+            );
+        }
+    }
+
+    #[test]
+    fn products_are_added_as_they_are_written() {
+        for features in CpuFeatures::each_path() {
+            for (n_tiles, n_rows, n_cols) in [(1, 1, 1), (1, 2, 16), (2, 3, 8), (2, 9, 17), (3, 5, 6)] {
+                check(features, n_tiles, n_rows, n_cols);
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use tokenmill_quant::{Block as _, CpuFeatures, for_each_format, formats};
 
 use crate::{
     activation_block::{ActivationBlock, SPAN_COLS, SPAN_SUBS, SUB_COLS, ScaleSpan, n_spans},
-    float_products::FloatProducts,
+    float_products::{AddScaled, FloatProducts, Prefetch, Write},
     panel::{FillPanel, Panel},
     products::QuantProducts,
     reduction::{TileRun, sum_stride},
@@ -40,6 +40,8 @@ pub struct TileOps {
     tile_bytes: fn(usize) -> usize,
     pack: fn(&[&[u8]; TILE_ROWS], usize, &mut [u8]),
     products: unsafe fn(CpuFeatures, &TileRun),
+    /// Of floats only.
+    add_products: Option<unsafe fn(CpuFeatures, &TileRun, f32)>,
     /// Vector instructions for 16 rows of 256 columns by a row of activations; `None` where products are of floats.
     pub instructions: Option<u32>,
     dequantize_row: unsafe fn(CpuFeatures, *const u8, usize, &mut [f32]),
@@ -68,6 +70,7 @@ impl TileOps {
             pack: pack_quant::<T>,
             // SAFETY: the function's own contract.
             products: |features, run| unsafe { dispatch(features, QuantProducts::<T::Kernels>::new(run)) },
+            add_products: None,
             instructions: Some(instructions::<T>()),
             dequantize_row: dequantize_quant_row::<T::Kernels>,
         }
@@ -80,7 +83,11 @@ impl TileOps {
             tile_bytes: |n_cols| n_cols * TILE_ROWS * T::VALUE_BYTES,
             pack: |rows, _, out| T::pack(rows, out),
             // SAFETY: the function's own contract.
-            products: |features, run| unsafe { dispatch(features, FloatProducts::<T>::new(run)) },
+            products: |features, run| unsafe { dispatch(features, FloatProducts::<T, _>::new(run, Write)) },
+            add_products: Some(|features, run, scale| {
+                // SAFETY: the function's own contract.
+                unsafe { dispatch(features, FloatProducts::<T, _>::new(run, AddScaled(scale))) }
+            }),
             instructions: None,
             dequantize_row: dequantize_float_row::<T>,
         }
@@ -117,6 +124,44 @@ impl TileOps {
         n_rows: usize,
         sums: &mut [f32],
     ) {
+        let run = self.run(tiles, activations, first_token, n_rows, sums);
+        // SAFETY: the lengths above are what `TileRun` says; the tiles were packed by the same row of the table.
+        unsafe { (self.products)(features, &run) }
+    }
+
+    /// As [`TileOps::products`] of a float format, but adds each product times `scale` to what stands in `sums`.
+    ///
+    /// # Panics
+    /// When lengths contradict each other, and for a quantized format.
+    pub fn add_products(
+        &self,
+        features: CpuFeatures,
+        tiles: &[u8],
+        activations: &Activations<'_>,
+        scale: f32,
+        sums: &mut [f32],
+    ) {
+        let add_products = self.add_products.expect("tiles of floats");
+        let run = self.run(tiles, activations, 0, activations.n_tokens, sums);
+        // SAFETY: as in `products`.
+        unsafe { add_products(features, &run, scale) }
+    }
+
+    /// Asks for tiles that [`TileOps::add_products`] will read soon.
+    pub fn prefetch(features: CpuFeatures, tiles: &[u8]) {
+        // SAFETY: asking for bytes that are there touches nothing.
+        unsafe { dispatch(features, Prefetch(tiles)) }
+    }
+
+    /// The run of a call, once its lengths are found to agree.
+    fn run(
+        &self,
+        tiles: &[u8],
+        activations: &Activations<'_>,
+        first_token: usize,
+        n_rows: usize,
+        sums: &mut [f32],
+    ) -> TileRun {
         let Activations { n_tokens, n_cols, .. } = *activations;
         let tile_bytes = self.tile_bytes(n_cols);
         let n_tiles = tiles.len() / tile_bytes;
@@ -138,7 +183,7 @@ impl TileOps {
         if self.activation_scales.is_some() {
             assert_eq!(blocks.len(), n_spans(n_cols) * n_tokens, "quantized activations");
         }
-        let run = TileRun {
+        TileRun {
             tiles: tiles.as_ptr(),
             tile_bytes,
             n_tiles,
@@ -148,9 +193,7 @@ impl TileOps {
             x: activations.x.as_ptr().wrapping_add(first_token * n_cols),
             n_rows,
             sums: sums.as_mut_ptr(),
-        };
-        // SAFETY: the lengths above are what `TileRun` says; the tiles were packed by the same row of the table.
-        unsafe { (self.products)(features, &run) }
+        }
     }
 
     /// Writes the values of row `row` of a tile.

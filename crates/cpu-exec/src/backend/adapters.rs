@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use tokenmill_backend::{AdapterError, AdapterId, AdapterMatrices, AdapterOperations, LinearJob};
+use tokenmill_backend::{AdapterError, AdapterId, AdapterMatrices, AdapterOperations};
 
 use super::CpuBackend;
 use crate::{
-    Matrix,
-    adapt::{AdaptScratch, AdaptTarget, AdaptedRows, Change, MAX_TARGETS, adapt},
+    Host, Matrix, Workspace,
+    adapt::{AdaptScratch, AdaptedRows, Adapting, Change, Changes},
 };
 
 /// The adapters, and memory for what they compute.
@@ -53,40 +53,20 @@ impl AdapterOperations for CpuBackend {
 }
 
 impl CpuBackend {
-    /// Whether an adapter of this step changes one of these products of `n_rows` rows.
-    pub(super) fn adapts(&self, places: &[Option<u32>], n_rows: usize) -> bool {
-        let runs = self.step.adapter_runs();
-        !runs.is_empty()
-            && runs.of(n_rows).iter().any(|run| {
-                let loaded = self
-                    .adapters
-                    .loaded
-                    .iter()
-                    .find(|loaded| loaded.id == run.adapter);
-                loaded.is_some_and(|loaded| places.iter().any(|&place| loaded.matrices.of(place).is_some()))
-            })
-    }
-
-    /// Adds to products of `input`, `[n_rows, n_in]`, what the adapters of the step's rows say.
-    pub(super) fn adapt(&mut self, input: &[f32], n_rows: usize, jobs: &mut [LinearJob<'_, Self>]) {
-        if self.step.adapter_runs().is_empty() {
-            return;
-        }
-        for jobs in jobs.chunks_mut(MAX_TARGETS) {
-            self.adapt_few(input, n_rows, jobs);
-        }
-    }
-
-    fn adapt_few(&mut self, input: &[f32], n_rows: usize, jobs: &mut [LinearJob<'_, Self>]) {
+    /// Calls `f` with what computes, and with what the adapters of the step's rows change in the products at these places of `n_rows`
+    /// rows, where they change something.
+    pub(super) fn with_changes(
+        &mut self,
+        places: &[Option<u32>],
+        n_rows: usize,
+        f: impl FnOnce(&Host, &mut Workspace, Option<Adapting<'_>>),
+    ) {
+        let (host, workspace) = (&*self.host, &mut self.workspace);
         let Adapters {
             loaded,
             scratch,
             adapted,
         } = &mut self.adapters;
-        let mut places = [None; MAX_TARGETS];
-        for (place, job) in places.iter_mut().zip(&*jobs) {
-            *place = job.linear.adapter_place;
-        }
         adapted.clear();
         for run in self.step.adapter_runs().of(n_rows) {
             let Some(adapter_idx) = loaded.iter().position(|loaded| loaded.id == run.adapter) else {
@@ -102,33 +82,35 @@ impl CpuBackend {
                 }
             }
         }
-        let change_of = |rows: &AdaptedRows| {
-            let Loaded {
-                matrices, strength, ..
-            } = &loaded[rows.adapter_idx];
-            let change =
-                (matrices.of(places[rows.target_idx])).expect("rows are named where there is a change");
-            Change {
-                a: &change.a,
-                b: &change.b,
-                scale: change.scale * strength,
-            }
-        };
-        let mut jobs = jobs.iter_mut();
-        let targets = std::array::from_fn(|_| {
-            jobs.next().map(|job| AdaptTarget {
-                n_out: job.linear.n_out,
-                out: &mut job.output[..n_rows * job.linear.n_out],
-            })
-        });
-        adapt(
-            &self.host,
-            &mut self.workspace,
-            scratch,
-            input,
+        if adapted.is_empty() {
+            return f(host, workspace, None);
+        }
+        let adapting = Adapting {
             adapted,
-            change_of,
-            targets,
-        );
+            changes: &StepChanges { loaded, places },
+            scratch,
+        };
+        f(host, workspace, Some(adapting));
+    }
+}
+
+/// The changes of a group of products.
+struct StepChanges<'a> {
+    loaded: &'a [Loaded],
+    places: &'a [Option<u32>],
+}
+
+impl Changes for StepChanges<'_> {
+    fn of(&self, rows: &AdaptedRows) -> Change<'_> {
+        let Loaded {
+            matrices, strength, ..
+        } = &self.loaded[rows.adapter_idx];
+        let change =
+            (matrices.of(self.places[rows.target_idx])).expect("rows are named where there is a change");
+        Change {
+            a: &change.a,
+            b: &change.b,
+            scale: change.scale * strength,
+        }
     }
 }

@@ -20,6 +20,7 @@ use super::{
     load::{n_experts, workspace_sizes},
     values_of,
 };
+use crate::linear::{linear_few, linear_gated_adapted};
 
 impl Backend for CpuBackend {
     const NAME: &'static str = "the CPU";
@@ -308,32 +309,25 @@ impl Backend for CpuBackend {
         };
         let input = &input[..n_rows * first.linear.n_in];
         self.show_rows(jobs.iter().map(|job| &job.linear.matrix), input);
-        let (host, workspace) = (&*self.host, &mut self.workspace);
-        // Arrays rather than a list, so that nothing is allocated.
-        match jobs {
-            [a] => crate::linear_group(host, workspace, input, &mut [target(a, n_rows)]),
-            [a, b] => crate::linear_group(
-                host,
-                workspace,
-                input,
-                &mut [target(a, n_rows), target(b, n_rows)],
-            ),
-            [a, b, c] => crate::linear_group(
-                host,
-                workspace,
-                input,
-                &mut [target(a, n_rows), target(b, n_rows), target(c, n_rows)],
-            ),
-            [a, b, c, d, rest @ ..] => {
-                let mut targets = [a, b, c, d].map(|job| target(job, n_rows));
-                crate::linear_group(host, workspace, input, &mut targets);
-                for job in rest {
-                    crate::linear_group(host, workspace, input, &mut [target(job, n_rows)]);
-                }
+        // Arrays rather than lists, so that nothing is allocated.
+        for jobs in jobs.chunks_mut(MAX_JOBS) {
+            let mut places = [None; MAX_JOBS];
+            for (place, job) in places.iter_mut().zip(&*jobs) {
+                *place = job.linear.adapter_place;
             }
-            [] => {}
+            self.with_changes(&places, n_rows, |host, workspace, adapting| {
+                let run = |targets: &mut [crate::LinearTarget<'_>]| {
+                    linear_few(host, workspace, input, targets, adapting);
+                };
+                match jobs {
+                    [a] => run(&mut [target(a, n_rows)]),
+                    [a, b] => run(&mut [target(a, n_rows), target(b, n_rows)]),
+                    [a, b, c] => run(&mut [target(a, n_rows), target(b, n_rows), target(c, n_rows)]),
+                    [a, b, c, d] => run(&mut [a, b, c, d].map(|job| target(job, n_rows))),
+                    _ => unreachable!("one to {MAX_JOBS} jobs"),
+                }
+            });
         }
-        self.adapt(input, n_rows, jobs);
         Ok(())
     }
 
@@ -346,29 +340,21 @@ impl Backend for CpuBackend {
         up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
         let (gate_linear, up_linear) = (gate.linear, up.linear);
-        if self.adapts(&[gate_linear.adapter_place, up_linear.adapter_place], n_rows) {
-            let mut jobs = [gate, up];
-            self.linear_group(input, n_rows, &mut jobs)?;
-            let [gate, up] = jobs;
-            return self.activation(
-                activation,
-                n_rows,
-                gate_linear.n_out,
-                gate.output,
-                Some(up.output),
-            );
-        }
         let input = &input[..n_rows * gate_linear.n_in];
         self.show_rows([&gate_linear.matrix, &up_linear.matrix].into_iter(), input);
-        crate::linear_gated(
-            &self.host,
-            &mut self.workspace,
-            input,
-            (&gate_linear.matrix, values_of(gate_linear.bias.as_ref())),
-            (&up_linear.matrix, values_of(up_linear.bias.as_ref())),
-            activation,
-            &mut gate.output[..n_rows * gate_linear.n_out],
-        );
+        let places = [gate_linear.adapter_place, up_linear.adapter_place];
+        self.with_changes(&places, n_rows, |host, workspace, adapting| {
+            linear_gated_adapted(
+                host,
+                workspace,
+                input,
+                (&gate_linear.matrix, values_of(gate_linear.bias.as_ref())),
+                (&up_linear.matrix, values_of(up_linear.bias.as_ref())),
+                activation,
+                &mut gate.output[..n_rows * gate_linear.n_out],
+                adapting,
+            );
+        });
         Ok(())
     }
 
@@ -549,6 +535,9 @@ impl Backend for CpuBackend {
         Ok(())
     }
 }
+
+/// Jobs of a group that run as one.
+const MAX_JOBS: usize = 4;
 
 fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> crate::LinearTarget<'a> {
     let linear = job.linear;

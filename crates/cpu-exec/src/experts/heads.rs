@@ -10,7 +10,8 @@ use crate::{
     Host, Matrix, Workspace,
     linear::{Product, chunk_tiles, quantize_for},
     pool::{Patches, Rect},
-    workspace::{WorkspaceSizes, grown},
+    thread_scratch::grown,
+    workspace::WorkspaceSizes,
 };
 
 use super::{ExpertScratch, Item};
