@@ -112,7 +112,7 @@ print("what huggingface_hub downloaded runs by its name, and is listed and remov
 
 with Place() as place:
     refused = place.run("run", REPOSITORY, "Hi", code=3).stderr
-    assert "`--yes` does so here" in refused and len(refused.splitlines()) == 1, refused
+    assert "`--yes` downloads it" in refused and len(refused.splitlines()) == 1, refused
     assert not place.blobs()
     assert "downloads are switched off" in place.run("run", REPOSITORY, "Hi", "--offline", code=3).stderr
     assert "there is org/demo-GGUF" in place.run("pull", "org/demmo-GGUF", code=3).stderr
@@ -135,8 +135,8 @@ with Place() as place:
     code, shown = place.on_terminal("chat", SEES, answer=b"n")
     assert code == 3 and "Download org/sees-GGUF:F16, 42.4 KiB (it is the only one) and 31.5 KiB for its encoder of images?" in shown, shown
     refused = place.run("run", SEES, "Hi", code=3).stderr
-    assert "downloads it, 42.4 KiB and 31.5 KiB for its encoder of images; `--yes`" in refused, refused
-    assert "downloads it, 42.4 KiB; `--yes`" in place.run("run", SEES, "Hi", "--no-mmproj", code=3).stderr
+    assert "`--yes` downloads it, 42.4 KiB and 31.5 KiB for its encoder of images; `tokenmill pull" in refused, refused
+    assert "`--yes` downloads it, 42.4 KiB; `tokenmill pull" in place.run("run", SEES, "Hi", "--no-mmproj", code=3).stderr
     place.run("tokenize", SEES, "Hi", "--yes")
     assert model.exists() and not encoder.exists()
     asked = ("run", SEES, "Hi", "--image", image, "-n", "2", "-c", "256")

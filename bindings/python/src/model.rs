@@ -12,7 +12,9 @@ use pyo3::{
     types::{PyDict, PyString},
 };
 use serde_json::Value;
-use tokenmill::{Conversation, DecodeOptions, Device, LoadOptions, Projector, Session, TextParams, ToolChoice};
+use tokenmill::{
+    Conversation, DecodeOptions, Device, LoadOptions, Projector, Session, TextParams, ToolChoice,
+};
 
 use crate::{answer::Answer, error, fetch::Fetch, json, params, stream::Stream};
 
@@ -70,7 +72,9 @@ impl Model {
         let on_gpu = matches!(options.compute.device, Device::Cuda { .. });
         let with_projector = options.projector == Projector::Beside && !on_gpu;
         let path = fetch.path(py, path, with_projector, draft.is_none() && !on_gpu)?;
-        options.draft = draft.map(|draft| fetch.path(py, draft, false, false)).transpose()?;
+        options.draft = draft
+            .map(|draft| fetch.path(py, draft, false, false))
+            .transpose()?;
         py.detach(|| options.load(path)).map(Self).map_err(error::load)
     }
 

@@ -267,6 +267,8 @@ mod tests {
 
     #[test]
     fn the_type_of_a_file_follows_the_matrices() {
+        use TensorType::{BF16, F16, F32};
+
         let check = |types: &[TensorType], expected: TensorType| {
             let bytes = [0_u8; 4 * 64];
             let tensors = types.iter().enumerate().map(|(idx, &ty)| {
@@ -279,7 +281,6 @@ mod tests {
             let writer = Writer::new(tensors.chain([norm]), OutType::Auto).unwrap();
             assert_eq!(writer.matrix_type(), expected, "{types:?}");
         };
-        use TensorType::{BF16, F16, F32};
         check(&[F16, F16], F16);
         check(&[BF16, BF16], BF16);
         check(&[F32, BF16], BF16);

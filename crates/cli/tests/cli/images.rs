@@ -209,7 +209,11 @@ fn a_chat_shows_images_and_keeps_them() {
     let text = folder.path().join("text.png");
     fs::write(&text, "Once").unwrap();
     let refused = chat(&format!("/image {}\nHi\n/stats\n", arg(&text)));
-    assert!(refused.stderr.contains("text.png: this is no image"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("text.png: this is no image"),
+        "{}",
+        refused.stderr
+    );
     let taken_back = chat(&format!("/image {}\n/undo\nHi\n/show messages\n", arg(&picture)));
     let shown = taken_back.ok();
     assert!(shown.contains("Hi") && !shown.contains("image_url"), "{shown}");

@@ -174,7 +174,7 @@ fn serve_downloads_a_model_where_that_is_allowed() {
     let mut refused = command(["serve", NAME, "--port", "0"]);
     let line = Outcome::of(&refused.envs(variables).output().unwrap()).error_line(3);
     assert!(
-        line.contains("`org/demo-GGUF:Q8_0` is not on this machine") && line.contains("`--yes` does so here"),
+        line.contains("`org/demo-GGUF:Q8_0` is not on this machine") && line.contains("`--yes` downloads it"),
         "{line}"
     );
     assert!(!hub.asked_for_bytes());

@@ -410,11 +410,31 @@ impl Models {
         Ok(Lease::counted(self.clone(), idx, Purpose::Look, app))
     }
 
-    /// Waits until the model is loaded that a request is for, and holds it.
+    /// Waits until the model is loaded that a request is for, and holds it. One that cannot be loaded may have left its folder, which is
+    /// looked through then: its name means nothing any more, and a request without a name is for another.
     ///
     /// # Errors
     /// A name that none has, a model that cannot be loaded, and a wait that is too long or has no room.
     pub(crate) async fn acquire(&self, choice: &Choice, purpose: Purpose) -> Result<Lease, ApiError> {
+        let failure = match self.acquire_known(choice, purpose).await {
+            Err(failure @ ApiError::ModelFailed { .. }) => failure,
+            acquired => return acquired,
+        };
+        let Some(many) = self.many() else {
+            return Err(failure);
+        };
+        let by_default = || many.default_of(choice.role);
+        let before = by_default();
+        self.look_through_folder().await;
+        match &choice.model {
+            Some(name) if many.find(name).is_none() => Err(many.unknown(name)),
+            None if by_default() != before => self.acquire_known(choice, purpose).await,
+            _ => Err(failure),
+        }
+    }
+
+    /// As [`Self::acquire`], by what is known of the folder.
+    async fn acquire_known(&self, choice: &Choice, purpose: Purpose) -> Result<Lease, ApiError> {
         let many = match &self.inner.kind {
             Kind::One(app) => return Ok(Lease::fixed(Arc::clone(app))),
             Kind::Many(many) => many,

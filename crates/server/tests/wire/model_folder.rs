@@ -51,13 +51,19 @@ impl ModelFolder for Shelf {
 
 /// A server of a model that was named and of a folder with one.
 async fn start(queue_timeout: Option<Duration>) -> (Shelf, Several) {
+    let anna = Speaker::new("anna", 4, &Arc::default());
+    start_with(&anna, queue_timeout).await
+}
+
+/// The same with a given model in the folder.
+async fn start_with(anna: &Speaker, queue_timeout: Option<Duration>) -> (Shelf, Several) {
     let shelf = Shelf {
         models: Arc::new(Mutex::new(Ok(vec!["anna"]))),
         n_looks: Arc::default(),
         hangs: Arc::default(),
         n_alive: Arc::default(),
     };
-    let mut specs = vec![shelf.spec("named"), shelf.spec("anna")];
+    let mut specs = vec![shelf.spec("named"), ModelSpec::new("anna", anna.clone())];
     specs[1].is_of_folder = true;
     let config = ServerConfig {
         listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
@@ -143,6 +149,24 @@ async fn models_of_a_folder_come_and_go() {
     assert_eq!(ids(&server).await, ["named", "berta"]);
     server.models.shutdown().begin();
     wait_until("nothing is left in memory", || server.run.is_finished()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_vanished_is_unknown_to_the_first_who_asks_for_it() {
+    if demo_path().is_none() {
+        return;
+    }
+    let anna = Speaker::new("anna", 4, &Arc::default());
+    anna.fail(Some("cannot open anna.gguf"));
+    let (shelf, server) = start_with(&anna, None).await;
+    shelf.put(&[]);
+    let gone = server.post(CHAT, &chat("anna")).await;
+    assert_eq!(gone.status, 404, "{}", gone.text());
+    // One that is there and cannot be loaded is another matter.
+    let (shelf, server) = start_with(&anna, None).await;
+    shelf.put(&["anna"]);
+    let damaged = server.post(CHAT, &chat("anna")).await;
+    assert_eq!(damaged.status, 503, "{}", damaged.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]
