@@ -76,7 +76,7 @@ fn files_of_an_encoder_are_compared_by_their_vectors() {
     ];
     let shown = tokenmill(two).ok();
     assert!(
-        shown.contains("cosine of the vectors of 2 texts mean 1.000000") && shown.lines().count() == 4,
+        shown.contains("cosine of the vectors of 2 texts: mean 1.000000") && shown.lines().count() == 4,
         "{shown}"
     );
     for (args, code, said) in [
