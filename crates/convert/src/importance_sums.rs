@@ -5,7 +5,7 @@
 //!
 //! Source: ggml-org/llama.cpp, `tools/imatrix/imatrix.cpp` (the form of the file).
 
-use std::{collections::BTreeMap, io::BufWriter, path::Path};
+use std::{collections::BTreeMap, fs, io::BufWriter, path::Path};
 
 use tokenmill_gguf::{GgufError, GgufWriter, Metadata, StringArray, TensorType};
 
@@ -123,7 +123,12 @@ impl ImportanceSums {
         chunk_tokens: u32,
     ) -> Result<(), ConvertError> {
         let n_bytes = self.header(dataset, n_chunks, chunk_tokens)?.n_file_bytes()?;
-        OutputFile::create(path.as_ref())?.check_room(n_bytes)
+        let path = path.as_ref();
+        // A pipe has no room to look for, and ends for its reader when it is closed.
+        if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            return Ok(());
+        }
+        OutputFile::create(path)?.check_room(n_bytes)
     }
 
     /// The metadata and the list of tensors.

@@ -73,7 +73,7 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Gives some tensors a type for a reason of their own.
+    /// Gives some tensors, by their names, a type of their own in place of the file's.
     #[must_use]
     pub fn exception(mut self, type_of: TypeOf) -> Self {
         self.exception = Some(type_of);
@@ -133,7 +133,7 @@ impl<'a> Writer<'a> {
             OutType::Preset(_) if matrices().any(|info| info.ty == TensorType::F32) => TensorType::F32,
             OutType::Auto | OutType::Preset(_) => {
                 let has = |ty| matrices().any(|info| info.ty == ty);
-                // Of single precision half keeps more bits than the upper half does, as the reference has it.
+                // F16 keeps more bits of a number in F32 than BF16 does, and is what the reference takes.
                 if has(TensorType::F16) || has(TensorType::F32) && !has(TensorType::BF16) {
                     TensorType::F16
                 } else {

@@ -62,7 +62,7 @@ impl VisionFolder {
         Ok(Self { keys, weights, shape })
     }
 
-    /// Whether a folder's configuration speaks of images, so that its encoder has a file of its own.
+    /// Whether a folder has an encoder of images of a family that is known, which has a file of its own.
     ///
     /// # Errors
     /// [`LoadError`]: a configuration that cannot be read.
@@ -128,7 +128,9 @@ impl FolderWeights {
             })?;
             let file = Arc::new(file);
             let header = FileHeader::read(&file)?;
-            for (hf_name, tensor) in header.tensors() {
+            // In the order of their names, so that the first that is wrong is the same each time.
+            let tensors: BTreeMap<_, _> = header.tensors().into_iter().collect();
+            for (hf_name, tensor) in tensors {
                 let bad = |reason: String| LoadError::BadConfig {
                     path: path.clone(),
                     reason,
@@ -195,7 +197,7 @@ fn take(part: Part, entry: Entry) -> Result<Entry, String> {
         }
         Part::Third(third) => {
             let n_rows = info.dims.last().copied().unwrap_or(0);
-            if !n_rows.is_multiple_of(3) {
+            if n_rows == 0 || !n_rows.is_multiple_of(3) {
                 return Err(format!(
                     "tensor `{hf_name}` has {n_rows} rows, expected as many queries as keys and values"
                 ));

@@ -325,6 +325,15 @@ fn encoders_that_cannot_be_written_are_refused_by_name() {
     fs::copy(weights, again).unwrap();
     check(twice.refused(), "have one place in the encoder");
 
+    let scalar = Changed::of("qwen2vl");
+    let header = br#"{"visual.blocks.7.attn.qkv.bias":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}"#;
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[0; 4]].concat();
+    fs::write(scalar.0.path().join("more.safetensors"), bytes).unwrap();
+    check(
+        scalar.refused(),
+        "tensor `visual.blocks.7.attn.qkv.bias` has 0 rows, expected as many queries as keys and values",
+    );
+
     let preset = convert_encoder(&data("gemma3").join("hf"), "q4_k_m".parse().unwrap());
     check(
         preset.err().unwrap().to_string(),
