@@ -17,6 +17,10 @@ use crate::{
 
 /// Opens a file for writing and leaves it as it is, so that no measured work is lost.
 pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
+    // A pipe that is opened and closed has ended for its reader.
+    if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
+        return Ok(());
+    }
     if path.exists() {
         let opened = fs::OpenOptions::new().append(true).open(path);
         opened.map_err(|error| Failure::unwritable(path.display(), &error))?;

@@ -430,3 +430,24 @@ fn a_folder_is_quantized_while_it_loads() {
     let line = tokenmill(["run", "demo", "Hello", "--quantize", "q8_0"]).failed(3);
     assert!(line.contains("only the weights of a folder"), "{line}");
 }
+
+#[cfg(unix)]
+#[test]
+fn an_importance_matrix_goes_through_a_pipe_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let [text, pipe] = ["text", "pipe"].map(|name| folder.path().join(name));
+    fs::write(&text, "Once upon a time there was a bear. ".repeat(60)).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo makes a pipe");
+    let reader = {
+        let pipe = pipe.clone();
+        std::thread::spawn(move || fs::read(pipe).unwrap())
+    };
+    tokenmill(["imatrix", "demo", arg(&text), arg(&pipe), "-c", "64"]).ok();
+    let bytes = reader.join().unwrap();
+    let matrix = GgufFile::from_bytes(&bytes).unwrap();
+    assert_eq!(
+        matrix.metadata().opt_str("general.type").unwrap(),
+        Some("imatrix")
+    );
+}
