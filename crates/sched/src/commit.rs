@@ -323,7 +323,6 @@ impl Scheduler {
         self.list_left_pages(id);
         self.release_pages(id);
         self.let_followers_go(id);
-        let first_page = self.first_page_to_look_up(id);
         let sequence = self.sequences.remove(id).expect("it is alive");
         self.forget_deadlines(id, &sequence);
         outcomes.push(Outcome::Ended {
@@ -340,9 +339,6 @@ impl Scheduler {
                 has_begun: sequence.stay > 0,
             },
         });
-        if let Some(first_page) = first_page {
-            self.keep_text(first_page, sequence);
-        }
     }
 
     fn let_followers_go(&mut self, leader: SeqId) {

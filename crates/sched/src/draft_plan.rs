@@ -10,12 +10,10 @@ use tokenmill_backend::PAGE_TOKENS;
 use crate::{
     arena::SeqId,
     draft_times::DraftTimes,
-    drafting::{DraftRoom, Drafter, MaskedGuess, Speculation},
-    kept_texts::KeptText,
-    look_up::{Found, LookUp},
+    drafting::{DraftRoom, MaskedGuess, Speculation},
     masked_text::Seen,
     model_guess::{ModelAcceptance, ModelGuess},
-    prefix::PageKey,
+    ngram::{Match, followed_by},
     scheduler::Scheduler,
     sequence::{Masking, Sequence, Work},
 };
@@ -31,7 +29,7 @@ struct Choice {
 #[derive(Clone, Copy, Debug)]
 enum Source {
     /// What followed an earlier occurrence of the newest tokens.
-    Match(Found),
+    Match(Match),
     /// What the drafting model expects.
     Model,
     /// What there are masks for.
@@ -86,8 +84,7 @@ fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftRoom)
     } else {
         let found = looks_up.then(|| drafter.find(tokens)).flatten()?;
         let acceptance = drafter.acceptance;
-        let max = max.min(drafter.look_up().n_following(found));
-        let likelihood = |offset| acceptance.of(found, offset);
+        let likelihood = |offset| acceptance.of(found.len + offset);
         (Source::Match(found), room.best_len(max, n_costs, likelihood))
     };
     (len > 0).then_some(Choice { source, len, gain })
@@ -97,36 +94,6 @@ impl Scheduler {
     /// Whether sequences of this model guess tokens ahead.
     pub(crate) fn speculates(&self) -> bool {
         self.config.speculation != Speculation::Off
-    }
-
-    /// Gives a sequence what guesses its tokens. It looks them up in earlier texts with its first page, too.
-    pub(crate) fn give_drafter(&mut self, id: SeqId) {
-        let first_page = self.first_page_to_look_up(id);
-        let alike = first_page.map_or_else(Vec::new, |key| self.kept_texts.of(key));
-        let drafter = Drafter::new(LookUp::with(alike), self.acceptance, self.model_acceptance);
-        self.sequences[id].drafter = Some(drafter);
-    }
-
-    /// The name of the first page of a sequence that looks tokens up and shares what it computes.
-    pub(crate) fn first_page_to_look_up(&mut self, id: SeqId) -> Option<PageKey> {
-        let sequence = &self.sequences[id];
-        let is_shared = sequence.uses_prefix_cache && sequence.tokens.len() >= PAGE_TOKENS;
-        if !self.config.speculation.looks_up() || !is_shared {
-            return None;
-        }
-        self.ensure_page_keys(id, 1);
-        self.sequences[id].page_keys.first().copied()
-    }
-
-    /// Keeps the text of a sequence that has ended, for those with the same first page. One that was cut in the middle says nothing
-    /// of what follows where.
-    pub(crate) fn keep_text(&mut self, first_page: PageKey, sequence: Sequence) {
-        let is_whole = sequence.n_dropped == 0 && sequence.tokens.len() > sequence.n_given;
-        if let Some(drafter) = sequence.drafter.filter(|_| is_whole) {
-            let index = drafter.into_look_up().into_index();
-            self.kept_texts
-                .keep(first_page, KeptText::new(sequence.tokens, index));
-        }
     }
 
     /// Room for the drafts of a step whose sequences have been given `shares` of inputs. Next to prompts there is none: their
@@ -181,9 +148,8 @@ impl Scheduler {
         let Sequence { tokens, drafter, .. } = &self.sequences[id];
         match source {
             Source::Match(found) => {
-                let look_up = drafter.as_ref().expect("it was chosen").look_up();
                 for offset in 0..fitting {
-                    let id = look_up.followed_by(tokens, found, offset, &drafts[start..]);
+                    let id = followed_by(tokens, found, offset, &drafts[start..]);
                     drafts.push(id);
                 }
             }
@@ -231,7 +197,7 @@ impl Scheduler {
                 .then(|| drafter.find(&sequence.tokens))
                 .flatten();
             let acceptance = drafter.model_acceptance;
-            if found.is_some_and(|found| drafter.acceptance.of(found, 0) >= acceptance.of_any()) {
+            if found.is_some_and(|found| drafter.acceptance.of(found.len) >= acceptance.of_any()) {
                 continue;
             }
             wants.push(Want {
@@ -280,15 +246,12 @@ impl Scheduler {
         let expected = expected.filter(|expected| !expected.is_empty());
         let found = (expected.is_none() && speculation.looks_up()).then(|| drafter.find(tokens));
         guess.found = found.flatten();
-        let n_known = match (expected, guess.found) {
-            (Some(expected), _) => expected.len(),
-            (None, found) => found.map_or(usize::MAX, |found| drafter.look_up().n_following(found)),
-        };
+        let n_known = expected.map_or(usize::MAX, <[u32]>::len);
         let (len, gain) = if expected.is_none() && guess.found.is_none() {
             (0, 0)
         } else {
             let likelihood = |offset| match guess.found {
-                Some(found) => drafter.acceptance.of(found, offset),
+                Some(found) => drafter.acceptance.of(found.len + offset),
                 None => of_forced,
             };
             room.best_len(max.min(n_known), n_costs, likelihood)
@@ -299,7 +262,7 @@ impl Scheduler {
             (Some(expected), _) => guess.tokens.extend_from_slice(&expected[..len]),
             (None, Some(found)) => {
                 for offset in 0..len {
-                    let next = (drafter.look_up()).followed_by(tokens, found, offset, &guess.tokens);
+                    let next = followed_by(tokens, found, offset, &guess.tokens);
                     guess.tokens.push(next);
                 }
             }

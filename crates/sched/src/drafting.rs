@@ -1,14 +1,14 @@
 //! Drafting: how many tokens a sequence that decodes guesses, so that one step verifies them all.
 //!
 //! Separate from the scheduler, which gives drafts their place (`draft_plan.rs`). A draft is the tokens behind an earlier occurrence of the sequence's
-//! newest tokens, in it or in one that began alike, what a constraint forces, or what a drafting model expects there. It never changes what is generated: each row of a draft samples with the key of its own position, and
+//! newest tokens, what a constraint forces, or what a drafting model expects there. It never changes what is generated: each row of a draft samples with the key of its own position, and
 //! counts only while the draft before it is what was sampled. So all that is decided here is what a step costs. Invariant: a
 //! draft is chosen from the tokens of its sequence, counts of what was accepted before, and the step times handed in.
 
 use crate::{
     draft_times::{DraftTimes, MAX_STEP_DRAFTS, ONE},
-    look_up::{Found, LookUp},
     model_guess::{ModelAcceptance, ModelGuess},
+    ngram::{Match, NgramIndex, followed_by},
 };
 
 /// The longest draft that can be asked for.
@@ -97,11 +97,8 @@ impl DraftCounters {
     }
 }
 
-/// Matches are told apart by their length: below 4, 8 and 16 tokens, and longer.
-const N_LENGTHS: usize = 4;
-
-/// The matches of the sequence itself, those of earlier texts, and what a constraint forces.
-const N_CLASSES: usize = 2 * N_LENGTHS + 1;
+/// Matches are told apart by their length: below 4, 8 and 16 tokens, and longer. What a constraint forces is a class of its own.
+const N_CLASSES: usize = 5;
 
 const FORCED: usize = N_CLASSES - 1;
 
@@ -112,30 +109,22 @@ pub(crate) struct Acceptance([u64; N_CLASSES]);
 impl Default for Acceptance {
     /// What is assumed before anything was seen.
     fn default() -> Self {
-        let [short, some, long, longest] = [ONE / 5, ONE * 2 / 5, ONE * 3 / 5, ONE * 4 / 5];
-        let of_forced = ONE * 9 / 10;
-        Self([short, some, long, longest, short, some, long, longest, of_forced])
+        Self([ONE / 5, ONE * 2 / 5, ONE * 3 / 5, ONE * 4 / 5, ONE * 9 / 10])
     }
 }
 
 impl Acceptance {
-    fn class(found: Found, offset: usize) -> usize {
-        let of_length = match found.len() + offset {
+    fn class(match_len: usize) -> usize {
+        match match_len {
             0..4 => 0,
             4..8 => 1,
             8..16 => 2,
             _ => 3,
-        };
-        if found.is_kept() {
-            N_LENGTHS + of_length
-        } else {
-            of_length
         }
     }
 
-    /// Of the token at an offset behind what was found.
-    pub(crate) fn of(&self, found: Found, offset: usize) -> u64 {
-        self.0[Self::class(found, offset)]
+    pub(crate) fn of(&self, match_len: usize) -> u64 {
+        self.0[Self::class(match_len)]
     }
 
     /// Of tokens where a constraint leaves no choice of text.
@@ -154,10 +143,10 @@ impl Acceptance {
 /// What a sequence that drafts knows.
 #[derive(Debug)]
 pub(crate) struct Drafter {
-    look_up: LookUp,
+    index: NgramIndex,
     pub(crate) acceptance: Acceptance,
     /// The newest match, and the token behind it.
-    guess: Option<(Found, u32)>,
+    guess: Option<(Match, u32)>,
     pub(crate) model_acceptance: ModelAcceptance,
     /// What a drafting model expects, until the token there is sampled.
     model_guess: Option<ModelGuess>,
@@ -196,7 +185,7 @@ pub(crate) struct MaskedGuess {
     pub(crate) at: usize,
     pub(crate) tokens: Vec<u32>,
     /// Where the first `n_found` of them were looked up. What follows is forced by the constraint.
-    pub(crate) found: Option<Found>,
+    pub(crate) found: Option<Match>,
     pub(crate) n_found: usize,
 }
 
@@ -204,22 +193,22 @@ impl MaskedGuess {
     /// How likely the token at an offset is.
     pub(crate) fn likelihood(&self, acceptance: &Acceptance, offset: usize) -> u64 {
         match self.found_at(offset) {
-            Some(found) => acceptance.of(found, offset),
+            Some(found) => acceptance.of(found.len + offset),
             None => acceptance.of_forced(),
         }
     }
 
     /// Where the token at an offset was looked up, if it was.
-    fn found_at(&self, offset: usize) -> Option<Found> {
+    fn found_at(&self, offset: usize) -> Option<Match> {
         self.found.filter(|_| offset < self.n_found)
     }
 }
 
 impl Drafter {
     /// A drafter that assumes of its sequence what others were like.
-    pub(crate) fn new(look_up: LookUp, acceptance: Acceptance, model_acceptance: ModelAcceptance) -> Self {
+    pub(crate) fn new(acceptance: Acceptance, model_acceptance: ModelAcceptance) -> Self {
         Self {
-            look_up,
+            index: NgramIndex::default(),
             acceptance,
             guess: None,
             model_acceptance,
@@ -258,21 +247,10 @@ impl Drafter {
     }
 
     /// Looks the newest of `tokens` up.
-    pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Found> {
-        let found = self.look_up.find(tokens);
-        let look_up = &self.look_up;
-        self.guess = found.map(|found| (found, look_up.followed_by(tokens, found, 0, &[])));
+    pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Match> {
+        let found = self.index.find(tokens);
+        self.guess = found.map(|found| (found, followed_by(tokens, found, 0, &[])));
         found
-    }
-
-    /// Where it looks tokens up.
-    pub(crate) fn look_up(&self) -> &LookUp {
-        &self.look_up
-    }
-
-    /// Gives up where it looks tokens up, at the end of its sequence.
-    pub(crate) fn into_look_up(self) -> LookUp {
-        self.look_up
     }
 
     /// Takes in what was sampled after the newest tokens. Says what guessed the draft.
@@ -308,8 +286,8 @@ impl Drafter {
     }
 
     /// Takes in whether the token at an offset behind a match, or one that was forced, was right.
-    fn note(&mut self, found: Option<Found>, offset: usize, is_accepted: bool, shared: &mut Acceptance) {
-        let class = found.map_or(FORCED, |found| Acceptance::class(found, offset));
+    fn note(&mut self, found: Option<Match>, offset: usize, is_accepted: bool, shared: &mut Acceptance) {
+        let class = found.map_or(FORCED, |found| Acceptance::class(found.len + offset));
         self.acceptance.observe(class, is_accepted, 16);
         shared.observe(class, is_accepted, 128);
     }
@@ -466,31 +444,28 @@ mod tests {
     fn acceptance_follows_what_was_sampled_with_and_without_a_draft() {
         let mut shared = Acceptance::default();
         let mut of_model = ModelAcceptance::default();
-        let mut drafter = Drafter::new(LookUp::default(), shared, of_model);
+        let mut drafter = Drafter::new(shared, of_model);
         let tokens = [1, 2, 3, 1, 2];
-        let before = drafter.acceptance.of(Found::own(2), 0);
+        let before = drafter.acceptance.of(2);
         drafter.find(&tokens);
         drafter.observe(without_draft(3), &mut shared, &mut of_model);
-        let after = drafter.acceptance.of(Found::own(2), 0);
+        let after = drafter.acceptance.of(2);
         assert!(after > before);
         drafter.find(&tokens);
         drafter.observe(without_draft(4), &mut shared, &mut of_model);
-        assert!(drafter.acceptance.of(Found::own(2), 0) < after);
+        assert!(drafter.acceptance.of(2) < after);
         for _ in 0..100 {
             drafter.find(&tokens);
             drafter.observe(verified(4, 4, 4), &mut shared, &mut of_model);
         }
-        assert!(
-            drafter.acceptance.of(Found::own(2), 0) > ONE * 9 / 10
-                && drafter.acceptance.of(Found::own(4), 0) > ONE * 9 / 10
-        );
-        assert!(shared.of(Found::own(4), 0) > Acceptance::default().of(Found::own(4), 0));
+        assert!(drafter.acceptance.of(2) > ONE * 9 / 10 && drafter.acceptance.of(4) > ONE * 9 / 10);
+        assert!(shared.of(4) > Acceptance::default().of(4));
     }
 
     #[test]
     fn a_guess_of_a_model_counts_once_and_goes_before_a_match() {
         let (mut shared, mut of_model) = (Acceptance::default(), ModelAcceptance::default());
-        let mut drafter = Drafter::new(LookUp::default(), shared, of_model);
+        let mut drafter = Drafter::new(shared, of_model);
         let guess = ModelGuess {
             at: 5,
             tokens: vec![7, 8],
@@ -510,8 +485,8 @@ mod tests {
         let kind = drafter.observe(without_draft(3), &mut shared, &mut of_model);
         assert_eq!(kind, DraftKind::Ngram);
         assert_eq!(
-            shared.of(Found::own(2), 0),
-            Acceptance::default().of(Found::own(2), 0),
+            shared.of(2),
+            Acceptance::default().of(2),
             "the match was not tried"
         );
     }
@@ -519,7 +494,7 @@ mod tests {
     #[test]
     fn what_is_forced_behind_a_look_up_counts_as_forced() {
         let (mut shared, mut of_model) = (Acceptance::default(), ModelAcceptance::default());
-        let mut drafter = Drafter::new(LookUp::default(), shared, of_model);
+        let mut drafter = Drafter::new(shared, of_model);
         let found = drafter.find(&[1, 2, 3, 1, 2]);
         let guess = MaskedGuess {
             at: 5,
@@ -528,17 +503,17 @@ mod tests {
             n_found: 1,
         };
         let before = shared;
-        assert_eq!(guess.likelihood(&before, 0), before.of(Found::own(2), 0));
+        assert_eq!(guess.likelihood(&before, 0), before.of(2));
         assert_eq!(guess.likelihood(&before, 1), before.of_forced());
         drafter.offer_masked(guess.clone());
         let kind = drafter.observe(verified(4, 3, 4), &mut shared, &mut of_model);
         assert_eq!(kind, DraftKind::Constraint { n_found: 1 });
-        assert!(shared.of(Found::own(2), 0) > before.of(Found::own(2), 0));
+        assert!(shared.of(2) > before.of(2));
         // Two of three were right.
         assert!(shared.of_forced() < before.of_forced());
         assert_eq!(
-            [4, 8, 16].map(|len| shared.of(Found::own(len), 0)),
-            [4, 8, 16].map(|len| before.of(Found::own(len), 0))
+            [4, 8, 16].map(|len| shared.of(len)),
+            [4, 8, 16].map(|len| before.of(len))
         );
         // Behind the third there was no mask, so nothing was sampled in the place of the fourth.
         let before = shared;

@@ -1,4 +1,4 @@
-//! [`NgramIndex`]: where the newest tokens of a sequence occurred before, in it or in another text.
+//! [`NgramIndex`]: where the newest tokens of a sequence occurred before in it.
 //!
 //! Separate from what is done with a match, because it knows tokens alone. Each n-gram has one entry, its latest occurrence,
 //! in a table that is addressed by a hash. A match is compared token by token, so that two n-grams of one hash cost a match at most.
@@ -19,7 +19,7 @@ pub(crate) struct Match {
     pub(crate) len: usize,
 }
 
-/// The n-grams of one text.
+/// The n-grams of one sequence.
 #[derive(Debug, Default)]
 pub(crate) struct NgramIndex {
     /// By length: for each hash the index after the latest n-gram that has it, 0 for none.
@@ -32,18 +32,13 @@ impl NgramIndex {
     /// Enters what is new of `tokens`, and looks up the newest of them. The tokens of earlier calls must be their beginning.
     pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Match> {
         self.extend(tokens);
-        self.find_in(tokens, tokens)
-    }
-
-    /// Looks the newest of `tokens` up in the text that was entered.
-    pub(crate) fn find_in(&self, text: &[u32], tokens: &[u32]) -> Option<Match> {
         let found = LENGTHS.into_iter().zip(&self.tables).find_map(|(len, table)| {
             let newest = tokens.len().checked_sub(len).map(|start| &tokens[start..])?;
-            let next = *table.get(slot(newest, table.len()))? as usize;
-            (next >= len && text[next - len..next] == *newest).then_some((next, len))
+            let next = table[slot(newest, table.len())] as usize;
+            (next >= len && tokens[next - len..next] == *newest).then_some((next, len))
         });
         let (next, len) = found?;
-        let earlier = text[..next - len].iter().rev();
+        let earlier = tokens[..next - len].iter().rev();
         let before_newest = tokens[..tokens.len() - len].iter().rev();
         let n_more = earlier
             .zip(before_newest)
@@ -57,7 +52,7 @@ impl NgramIndex {
     }
 
     /// Enters all n-grams but those of the newest tokens, which would find themselves.
-    pub(crate) fn extend(&mut self, tokens: &[u32]) {
+    fn extend(&mut self, tokens: &[u32]) {
         if tokens.len() > self.tables[0].len() / 2 {
             let n_slots = (tokens.len() * 4).next_power_of_two();
             for table in &mut self.tables {
@@ -91,7 +86,7 @@ fn slot(ngram: &[u32], n_slots: usize) -> usize {
     let hash = ngram.iter().fold(0u64, |hash, &id| {
         (hash.rotate_left(23) ^ u64::from(id)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     });
-    (hash >> 32) as usize & n_slots.saturating_sub(1)
+    (hash >> 32) as usize & (n_slots - 1)
 }
 
 #[cfg(test)]

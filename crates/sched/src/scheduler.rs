@@ -15,9 +15,8 @@ use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup};
 use crate::{
     arena::{Arena, SeqId},
     draft_times::DraftTimes,
-    drafting::{Acceptance, DraftCounters, Speculation},
+    drafting::{Acceptance, DraftCounters, Drafter, Speculation},
     group::Group,
-    kept_texts::KeptTexts,
     model_guess::ModelAcceptance,
     outcome::{End, Outcome},
     page_events::PageEvent,
@@ -112,8 +111,6 @@ pub struct Scheduler {
     pub(crate) acceptance: Acceptance,
     /// The same of those that a drafting model guessed.
     pub(crate) model_acceptance: ModelAcceptance,
-    /// What ended, for look-ups.
-    pub(crate) kept_texts: KeptTexts,
     pub(crate) counters: SchedulerCounters,
     /// Whether the hidden states of sequences that may guess are read.
     pub(crate) gives_hidden: bool,
@@ -155,7 +152,6 @@ impl Scheduler {
             wants: Vec::new(),
             acceptance: Acceptance::default(),
             model_acceptance: ModelAcceptance::default(),
-            kept_texts: KeptTexts::default(),
             counters: SchedulerCounters::default(),
             gives_hidden: false,
             page_events: None,
@@ -187,6 +183,7 @@ impl Scheduler {
 
         let may_draft = self.speculates() && matches!(spec.work, Work::Generate { .. });
         let mut sequence = Sequence::new(spec, self.next_arrival);
+        sequence.drafter = may_draft.then(|| Drafter::new(self.acceptance, self.model_acceptance));
         self.next_arrival += 1;
         if sequence.is_to_shift() {
             let n_dropped = sequence.cut();
@@ -203,9 +200,6 @@ impl Scheduler {
             .extend(deadlines.into_iter().flatten().map(|at| (at, id)));
         if let Some(leader) = leader {
             self.sequences[leader].followers.push(id);
-        }
-        if may_draft {
-            self.give_drafter(id);
         }
         self.queue_if_eligible(id);
         id

@@ -6,7 +6,6 @@
 use crate::{
     arena::SeqId,
     drafting::Drafter,
-    look_up::LookUp,
     scheduler::Scheduler,
     sequence::{Sequence, Stage, Work},
 };
@@ -63,7 +62,7 @@ impl Scheduler {
         let n_dropped = sequence.cut();
         // It looks up places in the text before.
         if sequence.drafter.is_some() {
-            sequence.drafter = Some(Drafter::new(LookUp::default(), acceptance, model_acceptance));
+            sequence.drafter = Some(Drafter::new(acceptance, model_acceptance));
         }
         debug_assert_eq!(sequence.stage, Stage::Waiting);
         self.counters.context_shifts += 1;

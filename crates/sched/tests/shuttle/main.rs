@@ -70,12 +70,8 @@ mod held_prefix;
 mod hidden_states;
 #[path = "../../src/keeping.rs"]
 mod keeping;
-#[path = "../../src/kept_texts.rs"]
-mod kept_texts;
 #[path = "../../src/lane_mask.rs"]
 mod lane_mask;
-#[path = "../../src/look_up.rs"]
-mod look_up;
 #[path = "../../src/lru.rs"]
 mod lru;
 #[path = "../../src/mailbox.rs"]

@@ -424,36 +424,3 @@ fn a_repeating_text_takes_a_fraction_of_the_steps() {
     assert!(with_drafts < 20, "{with_drafts} steps");
     assert_eq!(usage.accepted_tokens as u64, plain - with_drafts);
 }
-
-#[test]
-fn a_text_that_begins_as_an_earlier_one_is_guessed_by_it() {
-    // Of one token by itself this network says nothing that a look-up could guess.
-    let model = model(|_| {});
-    let mut random = Random::new(7);
-    let prompt: Vec<u32> = (0..40)
-        .map(|_| random.below(tiny_llama().n_vocab) as u32)
-        .collect();
-    let params = |salt, uses_prefix_cache| GenerateParams {
-        max_tokens: Some(60),
-        cache_salt: salt,
-        uses_prefix_cache,
-        ..GenerateParams::default()
-    };
-    let plain = engine(&model, 100, Speculation::Off).generate(&prompt, &params(0, true));
-    let plain = plain.unwrap().tokens;
-    let engine = engine(&model, 100, NGRAM);
-    let accepted = |salt, uses_prefix_cache| {
-        let output = engine
-            .generate(&prompt, &params(salt, uses_prefix_cache))
-            .unwrap();
-        assert_eq!(output.tokens, plain);
-        output.usage.accepted_tokens
-    };
-    let of_first = accepted(0, true);
-    assert!(of_first < 40, "{of_first}: the text repeats itself");
-    let of_second = accepted(0, true);
-    assert!(of_second > 45, "{of_second} after {of_first}");
-    // Neither another tenant nor a request that shares nothing has it.
-    assert_eq!(accepted(1, true), of_first);
-    assert_eq!(accepted(0, false), of_first);
-}
