@@ -28,7 +28,6 @@ impl Embeddings {
     ) -> Result<Self, Error> {
         let pools = engine.limits().pooling.is_some();
         let params_of = move |n_tokens: usize| ForwardParams {
-            deadline,
             cache_salt,
             // A network that pools gives the vector with the last token; of others all tokens are read.
             ..ForwardParams::new(
@@ -37,7 +36,7 @@ impl Embeddings {
             )
         };
         Ok(Self {
-            passes: ForwardPasses::start(engine, inputs, params_of)?,
+            passes: ForwardPasses::start(engine, inputs, deadline, params_of)?,
             pool: MeanPool::default(),
         })
     }

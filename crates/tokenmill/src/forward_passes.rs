@@ -7,6 +7,7 @@ use std::{
     collections::VecDeque,
     fmt,
     task::{Context, Poll},
+    time::{Duration, Instant},
 };
 
 use tokenmill_sched::{Engine, EngineError, Event, ForwardParams, Generation};
@@ -17,6 +18,8 @@ use crate::Error;
 pub(crate) struct ForwardPasses {
     engine: Engine,
     params_of: Box<dyn Fn(usize) -> ForwardParams + Send + Sync>,
+    /// When all of them fail that have not ended, those that wait for room too.
+    deadline: Option<Instant>,
     passes: VecDeque<Generation>,
     /// Inputs that the queue had no room for.
     rest: VecDeque<Vec<u32>>,
@@ -36,11 +39,13 @@ impl ForwardPasses {
     pub(crate) fn start(
         engine: &Engine,
         inputs: Vec<Vec<u32>>,
+        deadline: Option<Duration>,
         params_of: impl Fn(usize) -> ForwardParams + Send + Sync + 'static,
     ) -> Result<Self, Error> {
         let mut passes = Self {
             engine: engine.clone(),
             params_of: Box::new(params_of),
+            deadline: deadline.and_then(|deadline| Instant::now().checked_add(deadline)),
             passes: VecDeque::new(),
             rest: inputs.into(),
         };
@@ -51,7 +56,11 @@ impl ForwardPasses {
     /// Submits what the queue has room for. What it refuses comes after one of those submitted, if there is one.
     fn submit(&mut self) -> Result<(), EngineError> {
         while let Some(tokens) = self.rest.front() {
-            let params = (self.params_of)(tokens.len());
+            let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+            let params = ForwardParams {
+                deadline: self.deadline.map(left),
+                ..(self.params_of)(tokens.len())
+            };
             match self.engine.submit_forward(tokens.clone(), params) {
                 Ok(pass) => self.passes.push_back(pass),
                 Err(EngineError::QueueFull { .. } | EngineError::QueueTokensFull { .. })

@@ -58,12 +58,11 @@ impl Scores {
             RankWords::YesNo { yes, no } => (ForwardRows::Logits, Some([yes, no])),
         };
         let params_of = move |n_tokens: usize| ForwardParams {
-            deadline,
             cache_salt,
             ..ForwardParams::new(rows, n_tokens.saturating_sub(1))
         };
         Ok(Self {
-            passes: ForwardPasses::start(engine, inputs, params_of)?,
+            passes: ForwardPasses::start(engine, inputs, deadline, params_of)?,
             yes_no,
             score: 0.0,
         })
