@@ -316,7 +316,10 @@ fn a_program_that_is_killed_loses_nothing_older() {
         input.write_all("What is 2 + 2?\n".repeat(20).as_bytes()).unwrap();
         // Killed some way behind its first save.
         while fs::read(&session).unwrap() == first {
-            assert!(began.elapsed() < Duration::from_mins(2), "round {round}: nothing was saved");
+            assert!(
+                began.elapsed() < Duration::from_mins(2),
+                "round {round}: nothing was saved"
+            );
             thread::sleep(Duration::from_millis(1));
         }
         thread::sleep(Duration::from_millis(round * 14));
