@@ -40,6 +40,15 @@ fn exchanges_are_taken_back_forgotten_and_answered_again() {
 }
 
 #[test]
+fn a_text_in_quotes_has_all_of_its_lines() {
+    let check = |input: &str, expected: &str| assert_eq!(messages(input)[0], expected, "{input:?}");
+    check("\"\"\"What is\n3 + 4?\"\"\"\n", "What is\n3 + 4?");
+    check("\"\"\"\nWhat is 3 + 4?\n\"\"\"\n", "What is 3 + 4?");
+    check("\"\"\"\n\n\nWhat is 3 + 4?\"\"\"\n", "\n\nWhat is 3 + 4?");
+    check("\"\"\"\nWhat is\n\n3 + 4?\n\"\"\"\n", "What is\n\n3 + 4?");
+}
+
+#[test]
 fn a_command_that_fails_is_left_out_and_the_rest_goes_on() {
     let check = |input: &str, code: i32, end: &str| {
         let outcome = chat(&[], input);

@@ -68,13 +68,15 @@ impl LineReader {
             return Ok(Read::Text(first));
         };
         let mut text = opened.to_owned();
+        // Quotes alone in their line begin the text in the next, which may be empty.
+        let mut begins_next = opened.is_empty();
         while !text.trim_end().ends_with(QUOTES) {
             match self.read_line("... ")? {
                 Read::Text(line) => {
-                    // Quotes alone in their line begin the text in the next.
-                    if !text.is_empty() {
+                    if !begins_next {
                         text.push('\n');
                     }
+                    begins_next = false;
                     text.push_str(&line);
                 }
                 Read::Cancelled => return Ok(Read::Cancelled),
