@@ -26,6 +26,9 @@ use tokenmill_gguf::free_bytes;
 
 use crate::{HubError, ModelName, api::is_commit, model_type::GgufName};
 
+/// What follows the etag in the name of a blob that this program has not whole yet.
+const OWN_INCOMPLETE: &str = ".tokenmill.incomplete";
+
 /// What tells programs for backups that a folder can be had again.
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of models.\n";
 
@@ -66,15 +69,23 @@ impl Cache {
         self.root.join(&self.folder_name)
     }
 
+    /// The folder of the files' bytes.
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.folder().join("blobs")
+    }
+
     pub(crate) fn blob(&self, etag: &str) -> PathBuf {
-        self.folder().join("blobs").join(etag)
+        self.blobs().join(etag)
     }
 
     /// Where a blob is written until it is whole. Other programs have names of their own for theirs, and continue none of ours.
     pub(crate) fn incomplete(&self, etag: &str) -> PathBuf {
-        self.folder()
-            .join("blobs")
-            .join(format!("{etag}.tokenmill.incomplete"))
+        self.blobs().join(format!("{etag}{OWN_INCOMPLETE}"))
+    }
+
+    /// The etag of a blob that this program has not whole yet, by the name of its file.
+    pub(crate) fn etag_of_incomplete(path: &Path) -> Option<&str> {
+        path.file_name()?.to_str()?.strip_suffix(OWN_INCOMPLETE)
     }
 
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
@@ -88,7 +99,7 @@ impl Cache {
 
     /// Makes the folders that a download writes to.
     pub(crate) fn prepare(&self) -> Result<(), HubError> {
-        for folder in [self.folder().join("blobs"), self.locks()] {
+        for folder in [self.blobs(), self.locks()] {
             fs::create_dir_all(&folder).map_err(HubError::file("write", folder))?;
         }
         let tag = self.root.join("CACHEDIR.TAG");
@@ -233,11 +244,7 @@ impl Cache {
     pub(crate) fn blob_of(&self, pointer: &Path) -> Option<PathBuf> {
         let target = fs::read_link(pointer).ok()?;
         let is_blob = target.parent()?.file_name()? == "blobs";
-        is_blob.then(|| {
-            target
-                .file_name()
-                .map(|name| self.folder().join("blobs").join(name))
-        })?
+        is_blob.then(|| target.file_name().map(|name| self.blobs().join(name)))?
     }
 }
 

@@ -21,6 +21,9 @@ use std::{
 
 use crate::HubError;
 
+/// What names of files end in that are not whole.
+pub(crate) const INCOMPLETE: &str = ".incomplete";
+
 const MAGIC: &[u8; 8] = b"TMPARTS2";
 const HEAD_BYTES: u64 = 16;
 /// Bytes of the table for each part.
@@ -200,6 +203,15 @@ pub(crate) fn bytes_left_at(path: &Path, n_bytes: u64) -> u64 {
 pub(crate) fn room_needed(path: &Path, n_bytes: u64) -> u64 {
     let taken_bytes = fs::metadata(path).map_or(0, |metadata| taken_bytes(&metadata));
     n_bytes.saturating_sub(taken_bytes)
+}
+
+/// Bytes of a file that are on the disk, without its holes; all of them where the system does not say.
+pub(crate) fn disk_bytes(metadata: &fs::Metadata) -> u64 {
+    if cfg!(unix) {
+        metadata.len().min(taken_bytes(metadata))
+    } else {
+        metadata.len()
+    }
 }
 
 /// Bytes of the disk that a file takes; its holes take none.

@@ -2,7 +2,7 @@
 //!
 //! [`pull()`] asks the Hugging Face Hub what a repository holds, picks a file that fits into the memory, downloads it over several
 //! connections and puts it into the cache of `huggingface_hub`. [`find_stored`] finds a model that is there already and asks no
-//! server. [`stored_models`] lists what is there, [`Removal`] takes it away. [`SourceName`] is a name of the Hub or of Ollama's registry, and
+//! server. [`stored_models`] lists what is there, [`DiskUse`] says what it takes, [`Removal`] takes it away. [`SourceName`] is a name of the Hub or of Ollama's registry, and
 //! tells names from paths.
 //!
 //! ```no_run
@@ -39,6 +39,7 @@ mod model_name;
 mod model_type;
 mod observer;
 pub mod ollama;
+mod on_disk;
 mod pull;
 mod retry;
 mod settings;
@@ -51,6 +52,7 @@ pub use error::HubError;
 pub use model_name::ModelName;
 pub use model_type::{is_model_file_name, variants_of_file};
 pub use observer::{PullEvent, PullObserver};
+pub use on_disk::{DiskUse, InterruptedPull};
 pub use pull::{PullPlan, PullWishes, PulledModel, find_stored, plan, pull};
 pub use settings::{HubSettings, HubToken};
 pub use source::{SourceName, SourcePlan, SourceRemoval};

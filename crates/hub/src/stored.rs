@@ -14,6 +14,7 @@ use crate::{
     HubError, HubSettings, ModelName,
     cache::{Cache, Entry},
     choice::{Variant, choose, nextn, variants},
+    on_disk::{bytes_below, file_bytes, incomplete_files},
     pull::{SAFETENSORS, commits_of, folder_bytes},
 };
 
@@ -191,9 +192,9 @@ impl Removal {
             .filter(|entry| !entry.pointer.is_symlink())
             .map(|entry| entry.n_bytes);
         let freed_bytes = if takes_all {
-            folder_size(&cache.folder())
+            bytes_below(&cache.folder())
         } else {
-            blobs.iter().map(|blob| size(blob)).chain(of_pointers).sum()
+            blobs.iter().map(|blob| file_bytes(blob)).chain(of_pointers).sum()
         };
         Ok(Self {
             cache,
@@ -212,8 +213,14 @@ impl Removal {
     pub fn apply(self) -> Result<(), HubError> {
         self.cache.prepare()?;
         // A pull of such a file is waited for.
+        let incomplete = if self.takes_all {
+            incomplete_files(&self.cache.blobs())
+        } else {
+            Vec::new()
+        };
         let names = (self.blobs.iter()).filter_map(|blob| blob.file_name()?.to_str());
-        let _locked = names
+        let of_incomplete = (incomplete.iter()).filter_map(|(path, _)| Cache::etag_of_incomplete(path));
+        let _locked = (names.chain(of_incomplete))
             .map(|name| self.cache.lock(name, || ()))
             .collect::<Result<Vec<_>, _>>()?;
         for path in self.pointers.iter().chain(&self.blobs) {
@@ -275,19 +282,4 @@ fn remove(path: &Path) -> Result<(), HubError> {
         }
         _ => Ok(()),
     }
-}
-
-fn size(path: &Path) -> u64 {
-    fs::symlink_metadata(path).map_or(0, |metadata| metadata.len())
-}
-
-/// Bytes of the files below a folder; links are not followed.
-fn folder_size(folder: &Path) -> u64 {
-    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
-    let sizes = entries.map(|entry| match entry.file_type() {
-        Ok(kind) if kind.is_dir() => folder_size(&entry.path()),
-        Ok(kind) if kind.is_file() => size(&entry.path()),
-        _ => 0,
-    });
-    sizes.sum()
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokenmill::hub::{self, HubError, HubSettings, ollama};
+use tokenmill::hub::{self, DiskUse, HubError, HubSettings, ollama};
 
 use crate::{failure::Failure, model_name::settings, note::note, numbers::size_of, output, visible::visible};
 
@@ -19,7 +19,7 @@ use crate::{failure::Failure, model_name::settings, note::note, numbers::size_of
     tokenmill list\n  \
     tokenmill list --json | jq -r '.[].name'\n\n\
     It shows what other programs have put into the cache of Hugging Face and what Ollama has in its folder, too. `tokenmill inspect NAME` describes a model,\n\
-    `tokenmill rm NAME` removes one."
+    `tokenmill rm NAME` removes one. The type `incomplete` is what a download left that was interrupted: `tokenmill pull` of the same name continues it."
 )]
 pub(crate) struct Args {
     /// Print JSON
@@ -29,11 +29,19 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let settings = settings();
-    let models = rows(&settings)?;
+    let disk = DiskUse::of(&settings);
+    let models = rows(&settings, &disk)?;
     if args.json {
         return output::print_json(&models.iter().map(Row::to_json).collect());
     }
-    if models.is_empty() {
+    let left = match disk.ollama_interrupted_bytes {
+        0 => String::new(),
+        n_bytes => format!(
+            "; {} of it are layers that `tokenmill pull` of a model of Ollama has not whole yet",
+            size_of(n_bytes)
+        ),
+    };
+    if models.is_empty() && left.is_empty() {
         note!(
             "{}",
             visible(&format!(
@@ -60,27 +68,34 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         )
         .expect("writing to a string does not fail");
     }
-    output::print(&table)
+    output::print(&table)?;
+    // Models that share files have each of them in their row.
+    note!("{} on disk, each file once{left}", size_of(disk.n_bytes));
+    Ok(())
 }
 
-/// A model of either source.
+/// The type of what a download left.
+const INCOMPLETE: &str = "incomplete";
+
+/// A model of either source, or what a download left.
 struct Row {
     name: String,
     label: String,
     n_bytes: u64,
     last_used: Option<SystemTime>,
-    commit: String,
+    /// Of what a download left it is not known.
+    commit: Option<String>,
     path: PathBuf,
 }
 
-/// What is there, the Hub's models first.
-fn rows(settings: &HubSettings) -> Result<Vec<Row>, HubError> {
+/// What is there: the Hub's models, Ollama's, and what downloads left.
+fn rows(settings: &HubSettings, disk: &DiskUse) -> Result<Vec<Row>, HubError> {
     let of_hub = hub::stored_models(settings)?.into_iter().map(|model| Row {
         name: model.name.to_string(),
         label: model.label,
         n_bytes: model.n_bytes,
         last_used: model.last_used,
-        commit: model.commit,
+        commit: Some(model.commit),
         path: model.path,
     });
     let of_ollama = ollama::stored_models(settings).into_iter().map(|stored| Row {
@@ -88,10 +103,18 @@ fn rows(settings: &HubSettings) -> Result<Vec<Row>, HubError> {
         label: stored.model.label,
         n_bytes: stored.model.n_bytes,
         last_used: stored.last_used,
-        commit: stored.model.commit,
+        commit: Some(stored.model.commit),
         path: stored.model.path,
     });
-    Ok(of_hub.chain(of_ollama).collect())
+    let left = disk.interrupted.iter().map(|pull| Row {
+        name: pull.name.to_string(),
+        label: INCOMPLETE.to_owned(),
+        n_bytes: pull.n_bytes,
+        last_used: pull.last_used,
+        commit: None,
+        path: pull.path.clone(),
+    });
+    Ok(of_hub.chain(of_ollama).chain(left).collect())
 }
 
 impl Row {

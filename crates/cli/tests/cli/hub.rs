@@ -196,6 +196,60 @@ fn the_cache_is_listed_and_emptied() {
 }
 
 #[test]
+#[cfg(unix)]
+fn interrupted_downloads_are_listed_and_files_that_are_shared_count_once() {
+    let cache = cache();
+    let ollama = cache.path().join("ollama");
+    for tag in ["tiny", "same"] {
+        put_ollama_model(&ollama, "demo-model", tag);
+    }
+    let list = || outcome(&cache, &["list"]);
+    let whole = list();
+    let total = |outcome: &Outcome| outcome.stderr.lines().last().unwrap_or_default().to_owned();
+    // The weights of Ollama's two models are one file.
+    assert!(total(&whole).starts_with("7.3 MiB on disk"), "{}", whole.stderr);
+    assert_eq!(whole.ok().lines().count(), 4);
+
+    // As a download of 4 GiB leaves it that was interrupted after 100 kB.
+    let blobs = cache.path().join("models--org--large-GGUF/blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let leave = |path: &Path| {
+        fs::write(path, vec![1; 100_000]).unwrap();
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.set_len(4 << 30).unwrap();
+    };
+    leave(&blobs.join("etag.tokenmill.incomplete"));
+    leave(&ollama.join("blobs/sha256-00.tokenmill.incomplete"));
+    let found = list();
+    let said = total(&found);
+    assert!(
+        said.starts_with("7.5 MiB on disk") && said.contains(" KiB of it are layers"),
+        "{said}"
+    );
+    let table = found.ok();
+    let row = table.lines().last().unwrap();
+    assert!(
+        row.starts_with("org/large-GGUF      incomplete ") && row.contains(" KiB "),
+        "{table}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&outcome(&cache, &["list", "--json"]).ok()).unwrap();
+    let left = json.as_array().unwrap().last().unwrap();
+    assert_eq!(
+        (&left["type"], &left["commit"]),
+        (&"incomplete".into(), &serde_json::Value::Null)
+    );
+
+    let removed = outcome(&cache, &["rm", "org/large-GGUF", "--yes"]);
+    assert!(
+        removed.stderr.contains(" KiB are free again"),
+        "{}",
+        removed.stderr
+    );
+    assert!(!blobs.exists());
+    assert!(!list().ok().contains("incomplete"));
+}
+
+#[test]
 fn a_model_of_ollama_runs_by_its_name() {
     let cache = cache();
     put_ollama_model(&cache.path().join("ollama"), "demo-model", "tiny");
