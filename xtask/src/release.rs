@@ -5,7 +5,9 @@
 //! the program in it has run, where this machine can run it; the same sources, versions and time give the same archive.
 
 mod licenses;
+mod links;
 mod program;
+mod texts;
 
 use std::{
     env,
@@ -276,17 +278,11 @@ fn pack(platform: &Platform, program: &Path, manual: &Manual, out: &Path) -> any
     fs::create_dir_all(&folder)?;
     fs::copy(program, folder.join("tokenmill"))?;
     copy_folder(&manual.folder, &folder)?;
-    let root = crate::workspace_root();
-    for file in ["LICENSE-APACHE", "LICENSE-MIT", "README.md", "CHANGELOG.md"] {
-        fs::copy(root.join(file), folder.join(file))?;
-    }
-    // What `--help` and the manual refer to.
-    copy_folder(&root.join("docs"), &folder.join("docs"))?;
+    texts::write(&folder, &instructions(platform, &linkage))?;
     fs::write(
         folder.join("THIRD-PARTY.txt"),
         licenses::text(platform.target, platform.has_gpu)?,
     )?;
-    fs::write(folder.join("INSTALL.txt"), instructions(platform, &linkage))?;
     let archive = out.join(format!("{name}.tar.gz"));
     // Sorted, without owners and times, so that it depends on the files alone.
     let status = Command::new("tar")
