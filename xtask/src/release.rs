@@ -147,6 +147,12 @@ fn chosen(targets: &[String]) -> anyhow::Result<Vec<&'static Platform>> {
 }
 
 impl Platform {
+    /// The platform for the same processors whose programs use GPUs.
+    fn with_gpu(&self) -> Option<&'static Self> {
+        let processor = |platform: &Self| platform.target.split('-').next();
+        (PLATFORMS.iter()).find(|other| other.has_gpu && processor(other) == processor(self))
+    }
+
     /// What this machine lacks, and how it gets it.
     fn missing(&self) -> Option<String> {
         let printed = Command::new("rustc")
@@ -314,10 +320,15 @@ fn instructions(platform: &Platform, linkage: &Linkage) -> String {
         } => format!("It needs glibc {major}.{minor} or newer."),
         Linkage::Dynamic { glibc: None } => "It needs the system's C library.".to_owned(),
     };
-    let gpu = if platform.has_gpu {
-        "NVIDIA GPUs are used where their driver is installed."
-    } else {
-        "It computes on the CPU."
+    let gpu = match platform.with_gpu() {
+        Some(own) if own.target == platform.target => {
+            "NVIDIA GPUs are used where their driver is installed.".to_owned()
+        }
+        Some(other) => format!(
+            "It computes on the CPU;\nthe archive {} uses NVIDIA GPUs, too.",
+            other.label
+        ),
+        None => "It computes on the CPU.".to_owned(),
     };
     format!(
         "tokenmill {version} for {label}\n\n\
@@ -390,6 +401,28 @@ mod tests {
             text.contains("nothing but the kernel") && text.contains("on the CPU"),
             "{text}"
         );
+        assert!(
+            text.contains("the archive linux-x86_64 uses NVIDIA GPUs"),
+            "{text}"
+        );
         assert!(text.lines().all(|line| line.len() <= 140), "{text}");
+        let text = instructions(&PLATFORMS[2], &Linkage::Static);
+        assert!(!text.contains("NVIDIA"), "{text}");
+    }
+
+    #[test]
+    fn a_program_without_cuda_names_the_archive_that_has_it() {
+        let said = include_str!("../../crates/tokenmill/src/gpu.rs");
+        let named = |label: &str| format!("`tokenmill-*-{label}`");
+        let with_gpu: Vec<_> = PLATFORMS.iter().filter(|platform| platform.has_gpu).collect();
+        assert_eq!(with_gpu.len(), 1, "the message knows of one");
+        assert!(said.contains(&named(with_gpu[0].label)));
+        // The others have its name with this at the end.
+        let without = PLATFORMS.iter().filter(|platform| !platform.has_gpu);
+        assert!(
+            without
+                .map(|platform| platform.label)
+                .all(|label| label.ends_with("-static"))
+        );
     }
 }

@@ -287,9 +287,16 @@ mod without_cuda {
 
     use crate::{Compute, Error, Loaded};
 
+    /// What to do about it: who has an archive has no sources.
+    const INSTEAD: &str = if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        "take the archive `tokenmill-*-linux-x86_64`, without `-static`, or build it with the feature `cuda`"
+    } else {
+        "no archive for this kind of machine has it; build it with the feature `cuda`"
+    };
+
     /// This build computes on the CPU only.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-    #[error("this program was built without CUDA; build it with the feature `cuda`")]
+    #[error("this program was built without CUDA; {INSTEAD}")]
     pub struct CudaLeftOut;
 
     pub(crate) fn load(
