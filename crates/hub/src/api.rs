@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::{
     HubError, HubSettings, ModelName, PullObserver,
-    http::{Ask, Client, Reply, bad_answer, encode, without_query},
+    address::shown,
+    http::{Ask, Client, Reply, bad_answer, encode},
     model_name::is_relative_path,
     retry::{Attempts, Fault},
 };
@@ -204,7 +205,7 @@ impl<'a> Hub<'a> {
         };
         let gated = || HubError::Gated {
             name: repository.clone(),
-            page: format!("{}/{repository}", self.settings.endpoint),
+            page: format!("{}/{repository}", self.settings.shown_endpoint()),
             reason: if reason.is_empty() {
                 "its conditions must be accepted first".to_owned()
             } else {
@@ -287,7 +288,7 @@ impl<'a> Hub<'a> {
 
 /// What a status means that says nothing about the repository.
 pub(crate) fn refusal(reply: &Reply) -> Fault {
-    let url = without_query(&reply.url).to_owned();
+    let url = shown(&reply.url);
     let after = reply.retry_after();
     let error = match reply.status {
         429 => HubError::TooManyRequests {

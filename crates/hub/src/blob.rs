@@ -15,6 +15,7 @@ use std::{
 
 use crate::{
     HubError, HubSettings, ModelName, PullEvent,
+    address::shown,
     api::{Hub, RemoteFile, refusal},
     digest::Digest,
     http::{Ask, Reply, bad_answer, broken_body, plain_etag},
@@ -228,7 +229,7 @@ impl Transfer<'_> {
                 401 | 403 | 404 | 410 if known.is_some() => Err(Fault::again(HubError::Refused {
                     status: reply.status,
                     reason: String::new(),
-                    url: self.file.url.clone(),
+                    url: shown(&self.file.url),
                 })),
                 400.. if !self.hub.client.is_own(&reply.url) => Err(refusal(&reply)),
                 400.. => {

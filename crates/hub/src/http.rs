@@ -11,7 +11,11 @@ use ureq::{
     tls::{Certificate, RootCerts, TlsConfig},
 };
 
-use crate::{HubError, HubSettings, HubToken, retry::Fault};
+use crate::{
+    HubError, HubSettings, HubToken,
+    address::{host, origin, shown, without_query},
+    retry::Fault,
+};
 
 /// Redirects of one request.
 const MAX_REDIRECTS: usize = 10;
@@ -54,7 +58,7 @@ impl Client {
     pub(crate) fn new(settings: &HubSettings) -> Result<Self, HubError> {
         settings.check()?;
         let origin = origin(&settings.endpoint).ok_or_else(|| HubError::BadEndpoint {
-            endpoint: settings.endpoint.clone(),
+            endpoint: settings.shown_endpoint(),
         })?;
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -151,11 +155,11 @@ impl Client {
         let target = join(&reply.url, location).ok_or_else(|| {
             bad_answer(
                 &reply.url,
-                format!("it leads to `{location}`, which is no web address"),
+                format!("it leads to `{}`, which is no web address", shown(location)),
             )
         })?;
         if is_encrypted(&self.origin) && !is_encrypted(&target) {
-            let reason = format!("it leads to {}, which is not encrypted", without_query(&target));
+            let reason = format!("it leads to {}, which is not encrypted", shown(&target));
             return Err(bad_answer(&reply.url, reason));
         }
         Ok(target)
@@ -233,7 +237,7 @@ impl Reply {
 /// An answer that cannot be used.
 pub(crate) fn bad_answer(url: &str, reason: impl Into<String>) -> HubError {
     HubError::BadAnswer {
-        url: without_query(url).to_owned(),
+        url: shown(url),
         reason: reason.into(),
     }
 }
@@ -241,11 +245,6 @@ pub(crate) fn bad_answer(url: &str, reason: impl Into<String>) -> HubError {
 /// A connection that broke while a body was read.
 pub(crate) fn broken_body(url: &str, error: io::Error) -> Fault {
     fault(url, error.into())
-}
-
-/// An address without what stands behind its question mark, which signs a redirect and is hundreds of characters long.
-pub(crate) fn without_query(url: &str) -> &str {
-    url.split(['?', '#']).next().unwrap_or_default()
 }
 
 /// An etag without quotes and without the mark of a weak one.
@@ -267,6 +266,8 @@ fn fault(url: &str, error: Error) -> Fault {
         Error::Protocol(_) | Error::BodyStalled => {
             ("the answer is not HTTP, or ended too early".to_owned(), true)
         }
+        // The library names all of the address.
+        Error::BadUri(_) => ("it cannot stand in a request".to_owned(), false),
         error => (error.to_string(), false),
     };
     let error = HubError::NoConnection { host, reason };
@@ -294,15 +295,6 @@ fn roots() -> RootCerts {
     ROOTS.get_or_init(load).clone()
 }
 
-/// Scheme, host and port of an address.
-fn origin(url: &str) -> Option<&str> {
-    let start = url.find("://")? + "://".len();
-    let end = url[start..]
-        .find(['/', '?', '#'])
-        .map_or(url.len(), |at| start + at);
-    Some(&url[..end])
-}
-
 /// Whether an address begins with `https://`, in any case of letters.
 fn is_encrypted(url: &str) -> bool {
     begins_with(url, "https://")
@@ -311,11 +303,6 @@ fn is_encrypted(url: &str) -> bool {
 fn begins_with(url: &str, scheme: &str) -> bool {
     url.get(..scheme.len())
         .is_some_and(|start| start.eq_ignore_ascii_case(scheme))
-}
-
-fn host(url: &str) -> &str {
-    let origin = origin(url).unwrap_or(url);
-    origin.split_once("://").map_or(origin, |(_, host)| host)
 }
 
 /// The address that a redirect's `location` means on the page `base`; `None` where it is no web address.
@@ -371,18 +358,10 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_has_scheme_host_and_port() {
-        assert_eq!(origin("http://h:80/x?y"), Some("http://h:80"));
-        assert_eq!(origin("http://h?x"), Some("http://h"));
-        assert_eq!(origin("x"), None);
-        assert_ne!(origin("http://h@evil/x"), origin("http://h/x"));
-        assert!(is_encrypted("HTTPS://h") && !is_encrypted("HTTP://h"));
-    }
-
-    #[test]
     fn paths_are_encoded() {
         assert_eq!(encode("a b/ü#?.gguf", true), "a%20b/%C3%BC%23%3F.gguf");
         assert_eq!(encode("refs/pr/1", false), "refs%2Fpr%2F1");
         assert_eq!(plain_etag("W/\"x\""), "x");
+        assert!(is_encrypted("HTTPS://h") && !is_encrypted("HTTP://h"));
     }
 }

@@ -27,6 +27,7 @@
 //! other host; bodies have limits, retries have bounds and reads have timeouts.
 #![forbid(unsafe_code)]
 
+mod address;
 mod api;
 mod blob;
 mod cache;

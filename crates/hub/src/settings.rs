@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::HubError;
+use crate::{HubError, address::without_user};
 
 /// Where the Hub is, where files go, and how patient a download is.
 #[derive(Clone, Debug)]
@@ -115,20 +115,27 @@ impl HubSettings {
         }
     }
 
+    /// The endpoint without a user and a password, to be shown.
+    pub fn shown_endpoint(&self) -> String {
+        without_user(&self.endpoint)
+    }
+
     /// Checks what a request begins with.
     ///
     /// # Errors
     /// [`HubError::BadEndpoint`].
     pub fn check(&self) -> Result<(), HubError> {
         let is_address = ["http://", "https://"].iter().any(|scheme| {
-            let host = self.endpoint.strip_prefix(scheme);
-            host.is_some_and(|host| !host.is_empty() && !host.starts_with('/'))
+            let rest = self.endpoint.strip_prefix(scheme).unwrap_or_default();
+            let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+            // Signs of a password that cut its address short.
+            !host.is_empty() && !path.contains('@') && !rest.contains(['?', '#'])
         });
         if is_address {
             return Ok(());
         }
         Err(HubError::BadEndpoint {
-            endpoint: self.endpoint.clone(),
+            endpoint: self.shown_endpoint(),
         })
     }
 }
@@ -189,6 +196,21 @@ mod tests {
         assert_eq!(settings.endpoint, "http://127.0.0.1:1");
         assert!(settings.is_offline && settings.check().is_ok());
         assert!(of(&[("HF_ENDPOINT", "huggingface.co")]).check().is_err());
+        for endpoint in [
+            "http://u:secret@h",
+            "http://u:sec/ret@h",
+            "http://u:sec?ret@h",
+            "u:secret@h",
+            "http:///x",
+        ] {
+            let settings = of(&[("HF_ENDPOINT", endpoint)]);
+            assert_eq!(
+                settings.check().is_ok(),
+                endpoint == "http://u:secret@h",
+                "{endpoint}"
+            );
+            assert!(!settings.shown_endpoint().contains("ret"), "{endpoint}");
+        }
         assert!(!of(&[("HF_HUB_OFFLINE", "0")]).is_offline);
     }
 }

@@ -177,7 +177,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     let models = json!({
         "cache": settings.cache.display().to_string(),
         "free_bytes": free_bytes,
-        "endpoint": settings.endpoint,
+        "endpoint": settings.shown_endpoint(),
     });
     found.json.insert("models".to_owned(), models);
     for gpu in &gpus.devices {
@@ -274,7 +274,10 @@ fn endpoint_row(settings: &HubSettings) -> Option<Row> {
     let is_named = settings.endpoint != defaults.endpoint;
     let checked = settings.check();
     let outcome = match checked {
-        Ok(()) => Ok(format!("HF_ENDPOINT names {}, not asked here", settings.endpoint)),
+        Ok(()) => Ok(format!(
+            "HF_ENDPOINT names {}, not asked here",
+            settings.shown_endpoint()
+        )),
         Err(error) => Err(error.to_string()),
     };
     let hint = "let HF_ENDPOINT be an address such as https://huggingface.co, or leave it unset";

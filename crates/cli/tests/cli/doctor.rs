@@ -45,6 +45,14 @@ fn doctor_names_the_mirror_and_does_not_ask_it() {
         named.contains("endpoint   ok       HF_ENDPOINT names http://127.0.0.1:9, not asked here"),
         "{named}"
     );
+    let variables = [("HF_ENDPOINT", "http://user:secret@127.0.0.1:9")];
+    for args in [&[][..], &["--json"]] {
+        let told = examine(&variables, args);
+        assert!(
+            told.contains("http://127.0.0.1:9") && !told.contains("secret"),
+            "{told}"
+        );
+    }
     let variables = [("HF_ENDPOINT", "mirror.example")];
     let wrong = examine(&variables, &[]);
     assert!(
