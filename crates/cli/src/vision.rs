@@ -12,7 +12,7 @@ use tokenmill_gguf::RegularFile;
 use crate::failure::Failure;
 
 /// Bytes that an image's file may have.
-const MAX_IMAGE_BYTES: usize = 64 << 20;
+pub(crate) const MAX_IMAGE_BYTES: usize = 64 << 20;
 
 /// The encoder of images of a command.
 #[derive(clap::Args, Debug, Clone, Default)]

@@ -33,6 +33,7 @@
 mod cursor;
 mod error;
 mod file;
+mod file_below;
 mod free_bytes;
 mod header;
 mod metadata;

@@ -29,7 +29,11 @@ impl RegularFile {
         let path = path.as_ref();
         // Checked before the file is opened: opening a pipe waits for its other end.
         check_regular(&fs::metadata(path)?)?;
-        let file = File::open(path)?;
+        Self::of(File::open(path)?, path)
+    }
+
+    /// Takes a file that was opened at `path`.
+    pub(crate) fn of(file: File, path: &Path) -> io::Result<Self> {
         let metadata = file.metadata()?;
         check_regular(&metadata)?;
         Ok(Self {
@@ -44,16 +48,23 @@ impl RegularFile {
     /// # Errors
     /// As [`Self::open`], and [`io::ErrorKind::FileTooLarge`] for a longer file.
     pub fn read(path: impl AsRef<Path>, max_bytes: usize) -> io::Result<Vec<u8>> {
-        let file = Self::open(path)?;
-        let n_bytes = usize::try_from(file.n_bytes)
+        Self::open(path)?.read_whole(max_bytes)
+    }
+
+    /// Reads all of it, at most `max_bytes` bytes.
+    ///
+    /// # Errors
+    /// The system's, and [`io::ErrorKind::FileTooLarge`] for a longer file.
+    pub fn read_whole(&self, max_bytes: usize) -> io::Result<Vec<u8>> {
+        let n_bytes = usize::try_from(self.n_bytes)
             .ok()
             .filter(|&n_bytes| n_bytes <= max_bytes)
             .ok_or_else(|| {
-                let reason = format!("it has {} bytes, at most {max_bytes} are read", file.n_bytes);
+                let reason = format!("it has {} bytes, at most {max_bytes} are read", self.n_bytes);
                 io::Error::new(io::ErrorKind::FileTooLarge, reason)
             })?;
         let mut bytes = vec![0; n_bytes];
-        file.read_exact_at(0, &mut bytes)?;
+        self.read_exact_at(0, &mut bytes)?;
         Ok(bytes)
     }
 

@@ -52,6 +52,8 @@ pub struct ServerConfig {
     pub adapter_folder: Option<PathBuf>,
     /// The folder whose files the URLs of images may name (`file://…`); without one no file is read.
     pub media_folder: Option<PathBuf>,
+    /// Most bytes in base64 that such files of a request have together; `None` takes the most of a body.
+    pub max_media_bytes: Option<usize>,
     /// Where the events of the KV cache are published, if they are.
     pub kv_events: Option<KvEventsConfig>,
     /// Where conversations are kept, if they are.
@@ -109,6 +111,7 @@ impl Default for ServerConfig {
             max_connections: 4096,
             adapter_folder: None,
             media_folder: None,
+            max_media_bytes: None,
             kv_events: None,
             sessions: None,
         }

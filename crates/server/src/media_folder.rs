@@ -27,7 +27,8 @@ const NOT_THERE: &str = "is no file below the server's `--media-path`";
 #[derive(Debug)]
 struct Found {
     param: String,
-    path: PathBuf,
+    /// In the folder.
+    below: PathBuf,
     n_bytes: usize,
 }
 
@@ -72,27 +73,28 @@ async fn read(
     folder: PathBuf,
     asked: Vec<ImageFile>,
 ) -> Result<Vec<Value>, ApiError> {
-    let max_bytes = config.max_body_bytes;
+    let max_bytes = config.max_media_bytes.unwrap_or(config.max_body_bytes);
+    let given = folder.clone();
     let found = off_thread(move || {
-        let folder = MediaFolder::open(&folder);
+        let folder = MediaFolder::open(&given);
         let mut found = Vec::with_capacity(asked.len());
         let mut n_bytes = 0_usize;
         for asked in asked {
             let file = folder.as_ref().and_then(|folder| folder.find(&asked.path));
-            let (path, n_file) = file.ok_or_else(|| ApiError::invalid(&asked.param, NOT_THERE))?;
+            let (below, n_file) = file.ok_or_else(|| ApiError::invalid(&asked.param, NOT_THERE))?;
             if n_file == 0 {
                 return Err(ApiError::invalid(asked.param, "the image is empty"));
             }
             n_bytes = n_bytes.saturating_add(as_text(n_file));
             if n_bytes > max_bytes {
                 let reason = format!(
-                    "the images of this request have more than the {max_bytes} bytes, in base64, that a body may have"
+                    "the images of this request have more than the {max_bytes} bytes, in base64, that they may have together"
                 );
                 return Err(ApiError::invalid(asked.param, reason));
             }
             found.push(Found {
                 param: asked.param,
-                path,
+                below,
                 n_bytes: n_file,
             });
         }
@@ -102,8 +104,9 @@ async fn read(
     intake.grow_by(config, share, n_bytes).await?;
     off_thread(move || {
         let read = found.into_iter().map(|found| {
-            // One that has grown since is refused; so is one that is none any more.
-            let bytes = RegularFile::read(&found.path, found.n_bytes);
+            // One that has grown since is refused; so is one that is none any more, or leads out of the folder by now.
+            let file = RegularFile::open_below(&folder, &found.below);
+            let bytes = file.and_then(|file| file.read_whole(found.n_bytes));
             let bytes = bytes.map_err(|_| ApiError::invalid(found.param, NOT_THERE))?;
             Ok(image_part(&bytes))
         });
@@ -131,8 +134,8 @@ impl MediaFolder {
         })
     }
 
-    /// A regular file of the folder, with its length, by a relative path or an absolute one. Nothing is looked at before the path is
-    /// known to begin in the folder and to go down only.
+    /// A regular file of the folder, as its path in it and its length, by a relative path or an absolute one. Nothing is looked at before
+    /// the path is known to begin in the folder and to go down only.
     fn find(&self, asked: &str) -> Option<(PathBuf, usize)> {
         let asked = String::from_utf8(unescaped(asked)).ok()?;
         let asked = Path::new(&asked);
@@ -146,11 +149,11 @@ impl MediaFolder {
         if !below.components().all(goes_down) {
             return None;
         }
-        // Links are followed before the path is compared.
-        let path = self.real.join(below).canonicalize().ok()?;
-        let metadata = path.metadata().ok()?;
-        let is_inside = path.starts_with(&self.real) && metadata.is_file();
-        is_inside.then_some((path, usize::try_from(metadata.len()).unwrap_or(usize::MAX)))
+        let file = RegularFile::open_below(&self.real, below).ok()?;
+        Some((
+            below.to_owned(),
+            usize::try_from(file.n_bytes()).unwrap_or(usize::MAX),
+        ))
     }
 }
 

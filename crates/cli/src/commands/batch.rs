@@ -44,14 +44,17 @@ use crate::{
     note::note,
     progress,
     speculation::SpeculationArgs,
-    vision::VisionArgs,
+    vision::{MAX_IMAGE_BYTES, VisionArgs},
 };
 
 /// Requests in hand for each sequence computed, so that one is ready when a sequence ends.
 const REQUESTS_PER_SEAT: usize = 2;
 
-/// Longest line of the input. The server's own limit for a body, and room for what is around it.
+/// Longest line of the input.
 const MAX_LINE_BYTES: u64 = 17 << 20;
+
+/// How long a request waits for room in memory: none comes slowly, and one that is given up has no answer.
+const ROOM_PATIENCE: Duration = Duration::from_hours(24 * 365);
 
 /// How often the figures of the progress bar are renewed.
 const REFRESH: Duration = Duration::from_millis(500);
@@ -101,6 +104,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let config = ServerConfig {
         media_folder: args.media.folder()?,
+        // The lines are of whoever runs this, and so are the files: both have the limits of such files elsewhere.
+        max_body_bytes: MAX_LINE_BYTES as usize,
+        max_media_bytes: Some(MAX_IMAGE_BYTES.div_ceil(3) * 4),
+        body_timeout: ROOM_PATIENCE,
         ..ServerConfig::default()
     };
     let results = Results::open(&args.output)?;

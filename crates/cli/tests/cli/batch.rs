@@ -204,7 +204,10 @@ fn images_are_files_of_the_folder_that_is_given() {
     let eye = data.join("model.gguf");
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.jsonl");
-    fs::copy(data.join("0.png"), folder.path().join("a.png")).unwrap();
+    // More than a body of a server has: decoders leave what stands behind the image.
+    let mut png = fs::read(data.join("0.png")).unwrap();
+    png.resize(9 << 20, 0);
+    fs::write(folder.path().join("a.png"), png).unwrap();
     let image = json!({ "type": "image_url", "image_url": { "url": "file://a.png" } });
     let request = json!({
         "custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
@@ -218,6 +221,18 @@ fn images_are_files_of_the_folder_that_is_given() {
     };
     let with = answer("with.jsonl", &["--media-path", arg(folder.path())]);
     assert_eq!(with["status_code"], 200, "{with}");
+    let large = fs::File::options()
+        .write(true)
+        .open(folder.path().join("a.png"))
+        .unwrap();
+    large.set_len((64 << 20) + 3).unwrap();
+    let larger = answer("larger.jsonl", &["--media-path", arg(folder.path())]);
+    assert!(
+        larger
+            .to_string()
+            .contains("have more than the 89478488 bytes, in base64"),
+        "{larger}"
+    );
     let without = answer("without.jsonl", &[]);
     assert_eq!(without["status_code"], 400, "{without}");
     assert!(
