@@ -16,7 +16,7 @@ use crate::{
     error::EngineError,
     event::{Event, FinishReason, Finished, RequestId, Timings, Usage},
     generation::Generation,
-    mailbox::{Command, EngineState, Intent, Mailbox, QueueLimits},
+    mailbox::{Admission, Command, EngineState, Intent, Mailbox, QueueLimits},
     page_events::{PageEvents, page_events},
     page_store::SharedPageStore,
     params::{EngineConfig, ForwardParams, GenerateParams},
@@ -172,11 +172,40 @@ impl Engine {
         self.submit_buffered(tokens, params, self.inner.config.stream_buffer)
     }
 
+    /// Submits a further prompt of a request whose first one was accepted, whether or not the queue has room. Never blocks.
+    ///
+    /// The queue's bounds are for requests: one that was let in is not refused midway.
+    ///
+    /// # Errors
+    /// What is wrong with the request, or that the engine is ending.
+    pub fn submit_further(
+        &self,
+        tokens: Vec<u32>,
+        params: GenerateParams,
+    ) -> Result<Generation, EngineError> {
+        self.submit_generation(
+            tokens,
+            params,
+            self.inner.config.stream_buffer,
+            Admission::Granted,
+        )
+    }
+
     pub(crate) fn submit_buffered(
         &self,
         tokens: Vec<u32>,
         params: GenerateParams,
         buffer: usize,
+    ) -> Result<Generation, EngineError> {
+        self.submit_generation(tokens, params, buffer, Admission::Bounded)
+    }
+
+    fn submit_generation(
+        &self,
+        tokens: Vec<u32>,
+        params: GenerateParams,
+        buffer: usize,
+        admission: Admission,
     ) -> Result<Generation, EngineError> {
         let shift = self.inner.config.context_shift;
         if params.follows.is_some() && self.inner.n_steps > 1 {
@@ -199,6 +228,7 @@ impl Engine {
             },
             n_samples,
             buffer,
+            admission,
         )
     }
 
@@ -208,7 +238,35 @@ impl Engine {
     /// What is wrong with the request, or that the queue is full or the engine ending.
     pub fn submit_forward(&self, tokens: Vec<u32>, params: ForwardParams) -> Result<Generation, EngineError> {
         check_forward(&self.inner.limits, &tokens, &params)?;
-        self.submit_job(tokens, Job::Forward(params), 1, FORWARD_BUFFER)
+        self.submit_job(
+            tokens,
+            Job::Forward(params),
+            1,
+            FORWARD_BUFFER,
+            Admission::Bounded,
+        )
+    }
+
+    /// Submits a further forward pass of a request whose first one was accepted, whether or not the queue has room. Never blocks.
+    ///
+    /// A request with many of them asks for room with [`Self::submit_forward`], and takes this where it has nothing in the engine
+    /// any more: others may have filled the queue meanwhile.
+    ///
+    /// # Errors
+    /// What is wrong with the request, or that the engine is ending.
+    pub fn submit_further_forward(
+        &self,
+        tokens: Vec<u32>,
+        params: ForwardParams,
+    ) -> Result<Generation, EngineError> {
+        check_forward(&self.inner.limits, &tokens, &params)?;
+        self.submit_job(
+            tokens,
+            Job::Forward(params),
+            1,
+            FORWARD_BUFFER,
+            Admission::Granted,
+        )
     }
 
     pub(crate) fn check(&self, tokens: &[u32], params: &GenerateParams) -> Result<(), EngineError> {
@@ -228,22 +286,24 @@ impl Engine {
         job: Job,
         n_samples: u32,
         buffer: usize,
+        admission: Admission,
     ) -> Result<Generation, EngineError> {
         let (events, receiver) = channel(buffer);
         let submitted_us = self.inner.epoch.elapsed().as_micros() as u64;
         let n_tokens = tokens.len();
-        let request = self
-            .inner
-            .mailbox
-            .submit(n_samples as usize, n_tokens, job.adapter(), |request| {
-                Submission {
-                    request,
-                    tokens,
-                    job,
-                    events,
-                    submitted_us,
-                }
-            })?;
+        let request = self.inner.mailbox.submit(
+            n_samples as usize,
+            n_tokens,
+            job.adapter(),
+            admission,
+            |request| Submission {
+                request,
+                tokens,
+                job,
+                events,
+                submitted_us,
+            },
+        )?;
         Ok(Generation::new(
             request,
             n_samples,

@@ -81,6 +81,15 @@ struct Inbox {
     is_abandoned: bool,
 }
 
+/// Whether a submission needs room in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// It is refused where there is none.
+    Bounded,
+    /// It belongs to a request that was accepted.
+    Granted,
+}
+
 /// How the engine's loop continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
@@ -123,6 +132,7 @@ impl Mailbox {
         n_sequences: usize,
         n_tokens: usize,
         adapter: Option<AdapterId>,
+        admission: Admission,
         make: impl FnOnce(RequestId) -> Submission,
     ) -> Result<RequestId, EngineError> {
         let QueueLimits {
@@ -138,8 +148,9 @@ impl Mailbox {
             if let Some(id) = adapter.filter(|id| !inbox.adapters.contains(id)) {
                 return Err(EngineError::UnknownAdapter { id });
             }
+            let is_bounded = admission == Admission::Bounded && inbox.n_queued > 0;
             // A request of more sequences than may wait is not refused for ever.
-            if inbox.n_queued > 0 && inbox.n_queued + n_sequences > max_queued {
+            if is_bounded && inbox.n_queued + n_sequences > max_queued {
                 let queued = inbox.n_queued;
                 return Err(EngineError::QueueFull {
                     queued,
@@ -147,7 +158,7 @@ impl Mailbox {
                 });
             }
             // Neither is a single prompt that is larger than the limit.
-            if inbox.n_queued > 0 && inbox.n_queued_tokens + n_tokens > max_queued_tokens {
+            if is_bounded && inbox.n_queued_tokens + n_tokens > max_queued_tokens {
                 return Err(EngineError::QueueTokensFull {
                     queued: inbox.n_queued_tokens,
                     provided: n_tokens,

@@ -1,7 +1,8 @@
 //! [`ForwardPasses`]: the rows of a request's inputs, input after input.
 //!
-//! Separate because embedding and ranking read them alike. Invariant: inputs are submitted as long as the engine's queue takes them, so
-//! that they share its steps, and the others as these end; a failure cancels those not finished.
+//! Separate because embedding and ranking read them alike. Invariants: inputs are submitted as long as the engine's queue takes them, so
+//! that they share its steps, and the others as these end; while some are left, one is in the engine, which ends it at the deadline;
+//! a failure cancels those not finished.
 
 use std::{
     collections::VecDeque,
@@ -23,6 +24,8 @@ pub(crate) struct ForwardPasses {
     passes: VecDeque<Generation>,
     /// Inputs that the queue had no room for.
     rest: VecDeque<Vec<u32>>,
+    /// Whether the queue took one.
+    is_begun: bool,
 }
 
 impl fmt::Debug for ForwardPasses {
@@ -48,12 +51,14 @@ impl ForwardPasses {
             deadline: deadline.and_then(|deadline| Instant::now().checked_add(deadline)),
             passes: VecDeque::new(),
             rest: inputs.into(),
+            is_begun: false,
         };
         passes.submit()?;
         Ok(passes)
     }
 
-    /// Submits what the queue has room for. What it refuses comes after one of those submitted, if there is one.
+    /// Submits what the queue has room for, and one in any case once the request is begun: other requests may have taken all the room
+    /// that its own inputs left.
     fn submit(&mut self) -> Result<(), EngineError> {
         while let Some(tokens) = self.rest.front() {
             let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
@@ -61,15 +66,19 @@ impl ForwardPasses {
                 deadline: self.deadline.map(left),
                 ..(self.params_of)(tokens.len())
             };
-            match self.engine.submit_forward(tokens.clone(), params) {
-                Ok(pass) => self.passes.push_back(pass),
+            let pass = match self.engine.submit_forward(tokens.clone(), params.clone()) {
                 Err(EngineError::QueueFull { .. } | EngineError::QueueTokensFull { .. })
                     if !self.passes.is_empty() =>
                 {
                     break;
                 }
-                Err(error) => return Err(error),
-            }
+                Err(EngineError::QueueFull { .. } | EngineError::QueueTokensFull { .. }) if self.is_begun => {
+                    self.engine.submit_further_forward(tokens.clone(), params)
+                }
+                asked => asked,
+            };
+            self.passes.push_back(pass?);
+            self.is_begun = true;
             self.rest.pop_front();
         }
         Ok(())

@@ -439,11 +439,17 @@ impl Model {
         let mut generate = generate;
         let mut generations = Vec::with_capacity(prompts.len());
         for prompt in prompts {
-            let generation = match self.engine().submit(prompt.clone(), generate.clone()) {
+            // The queue has room for a request or has none: all prompts come in with the first.
+            let submit = if generations.is_empty() {
+                Engine::submit
+            } else {
+                Engine::submit_further
+            };
+            let generation = match submit(self.engine(), prompt.clone(), generate.clone()) {
                 // Its scale has changed meanwhile, which gave the name another number; or the name is gone.
                 Err(EngineError::UnknownAdapter { .. }) => {
                     generate.adapter = self.adapter_id(params.adapter.as_deref())?;
-                    self.engine().submit(prompt, generate.clone())
+                    submit(self.engine(), prompt, generate.clone())
                 }
                 submitted => submitted,
             };

@@ -14,7 +14,7 @@ use crate::{
     draft_model::DraftModel,
     drafting::Speculation,
     generation::Generation,
-    mailbox::{Mailbox, QueueLimits},
+    mailbox::{Admission, Mailbox, QueueLimits},
     params::{EngineConfig, GenerateParams},
     plan::{PlannedOutput, PlannedRow, StepPlan},
     submission::{Job, Submission},
@@ -150,13 +150,15 @@ impl Timed {
             max_len: N_PROMPT + n_generated,
             context_shift: None,
         };
-        let request = self.mailbox.submit(1, N_PROMPT, None, |request| Submission {
-            request,
-            tokens,
-            job,
-            events,
-            submitted_us: 0,
-        });
+        let request = self
+            .mailbox
+            .submit(1, N_PROMPT, None, Admission::Bounded, |request| Submission {
+                request,
+                tokens,
+                job,
+                events,
+                submitted_us: 0,
+            });
         let mut commands = Vec::new();
         self.mailbox.take(&mut commands);
         for command in commands {

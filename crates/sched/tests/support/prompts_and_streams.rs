@@ -12,7 +12,7 @@ use crate::{
     channel::channel,
     core::Core,
     generation::Generation,
-    mailbox::{Mailbox, QueueLimits},
+    mailbox::{Admission, Mailbox, QueueLimits},
     params::{EngineConfig, GenerateParams},
     submission::{Job, Submission},
     sync::{Arc, AtomicU64, Ordering},
@@ -104,13 +104,15 @@ impl Engine {
             max_len: n_prompt + n_generated,
             context_shift: None,
         };
-        let request = self.mailbox.submit(1, n_prompt, None, |request| Submission {
-            request,
-            tokens: prompt(100 + number, number, 0, n_prompt),
-            job,
-            events,
-            submitted_us: 0,
-        });
+        let request = self
+            .mailbox
+            .submit(1, n_prompt, None, Admission::Bounded, |request| Submission {
+                request,
+                tokens: prompt(100 + number, number, 0, n_prompt),
+                job,
+                events,
+                submitted_us: 0,
+            });
         Generation::new(request.unwrap(), 1, receiver, Arc::clone(&self.mailbox))
     }
 

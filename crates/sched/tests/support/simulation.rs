@@ -25,7 +25,7 @@ use crate::{
     event::{Event, FinishReason},
     generation::Generation,
     known_pages::KnownPages,
-    mailbox::{Mailbox, QueueLimits},
+    mailbox::{Admission, Mailbox, QueueLimits},
     page_events::page_events,
     params::{ForwardParams, ForwardRows, GenerateParams},
     submission::{InputRows, Job, Reach, Submission, check_forward, check_generate},
@@ -494,15 +494,19 @@ fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -
         },
     };
     let (events, receiver) = channel(world.config.stream_buffer);
-    let request = mailbox.submit(caller.n_samples() as usize, tokens.len(), None, |request| {
-        Submission {
+    let request = mailbox.submit(
+        caller.n_samples() as usize,
+        tokens.len(),
+        None,
+        Admission::Bounded,
+        |request| Submission {
             request,
             tokens,
             job,
             events,
             submitted_us: now_us,
-        }
-    });
+        },
+    );
     let request = request.ok()?;
     Some(Generation::new(
         request,

@@ -1,6 +1,10 @@
 //! What an operator relies on: health, metrics, the queue's bound, the orderly end.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use serde_json::json;
 use tokenmill_sched::EngineConfig;
@@ -109,6 +113,77 @@ async fn an_idle_server_takes_a_request_that_is_larger_than_its_queue() {
     let samples = server.post(COMPLETIONS, &body).await;
     assert_eq!(samples.status, 200, "{}", samples.json());
     assert_eq!(samples.json()["choices"].as_array().map(Vec::len), Some(4));
+    let body = json!({ "prompt": inputs, "max_tokens": 2 });
+    let prompts = server.post(COMPLETIONS, &body).await;
+    assert_eq!(prompts.status, 200, "{}", prompts.json());
+    assert_eq!(prompts.json()["choices"].as_array().map(Vec::len), Some(6));
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_was_let_in_is_not_refused_midway() {
+    let setup = Setup {
+        engine: EngineConfig {
+            max_running: 1,
+            max_queued: 2,
+            ..EngineConfig::default()
+        },
+        ..Setup::default()
+    };
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    let engine = server.app.model.engine();
+    let inputs: Vec<String> = (0..40).map(|n| format!("{n} birds in a tree")).collect();
+    let vectors = server
+        .post_stream("/v1/embeddings", &json!({ "input": inputs }))
+        .await;
+    wait_until("it is let in", || {
+        engine.stats().n_running + engine.queued().0 > 0
+    })
+    .await;
+    // Others take all room that they can get until it is answered.
+    let is_answered = AtomicBool::new(false);
+    let other = json!({ "prompt": "One", "max_tokens": 3 });
+    let others = async || {
+        let mut n_refused = 0;
+        while !is_answered.load(Ordering::Relaxed) {
+            let refused = server.post(COMPLETIONS, &other).await.status == 429;
+            n_refused += usize::from(refused);
+        }
+        n_refused
+    };
+    let (reply, ..) = tokio::join!(
+        async {
+            let reply = vectors.reply().await;
+            is_answered.store(true, Ordering::Relaxed);
+            reply
+        },
+        others(),
+        others(),
+        others(),
+        others(),
+    );
+    assert_eq!(reply.status, 200, "{}", reply.json());
+    assert_eq!(reply.json()["data"].as_array().map(Vec::len), Some(40));
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn inputs_that_wait_for_room_have_the_deadline_of_their_request() {
+    let mut setup = Setup::default();
+    setup.engine.max_running = 1;
+    setup.engine.max_queued = 1;
+    setup.server.request_timeout = Some(Duration::from_millis(50));
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    let inputs = vec!["Once upon a time, there was a little girl. ".repeat(20); 200];
+    let reply = server.post("/v1/embeddings", &json!({ "input": inputs })).await;
+    assert_eq!(
+        (reply.status, &reply.json()["error"]["code"]),
+        (504, &json!("deadline_exceeded"))
+    );
     server.assert_idle().await;
 }
 
