@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokenmill::{ModelFacts, Task};
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout_at};
 
 use super::{Many, ModelSpec, Models, Role};
 use crate::ApiError;
@@ -51,11 +51,16 @@ impl Drop for Nameless<'_> {
 }
 
 impl Models {
-    /// Waits until enough was read to know which model requests of a role without a name are for.
+    /// Waits until enough was read to know which model requests of a role without a name are for, at most until a time.
     ///
     /// # Errors
     /// [`ApiError::DeadlineExceeded`].
-    pub(super) async fn wait_for_roles(&self, many: &Many, role: Role) -> Result<(), ApiError> {
+    pub(super) async fn wait_for_roles(
+        &self,
+        many: &Many,
+        role: Role,
+        until: Option<Instant>,
+    ) -> Result<(), ApiError> {
         if many.candidate(role).is_ok() {
             return Ok(());
         }
@@ -70,11 +75,11 @@ impl Models {
                 sleep(LOOK).await;
             }
         };
-        let Some(limit) = self.longest_wait() else {
+        let Some(until) = until else {
             known.await;
             return Ok(());
         };
-        timeout(limit, known)
+        timeout_at(until.into(), known)
             .await
             .map_err(|_| ApiError::DeadlineExceeded)
     }

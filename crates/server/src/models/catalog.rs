@@ -205,6 +205,7 @@ pub(super) mod tests {
             found[1].stamps.push(FileStamp {
                 written: None,
                 n_bytes,
+                inode: None,
             });
             found
         };

@@ -1,28 +1,31 @@
 //! [`ModelFolder`]: a folder whose models come and go while it is served.
 //!
 //! Separate because files are looked at here. Invariants: a folder is looked through at most once a second, by one thread, apart from those of
-//! connections, also where the requests that asked for it are gone; a request for a model that is known waits for none of it.
+//! connections, also where the requests that asked for it are gone; a request for a model that is known and can be loaded waits for none of it.
 
 use std::{
     fmt,
     sync::{Arc, PoisonError, Weak},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use tokio::{
     spawn,
     sync::{Mutex, OwnedMutexGuard},
     task::spawn_blocking,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
-use super::{Inner, Kind, Many, ModelSpec, Models, catalog::Looked};
+use super::{FileStamp, Inner, Kind, Many, ModelSpec, Models, catalog::Looked, status::Doing};
 
 /// How long what was found is taken for what is there.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Longest that a request waits for what is found: a file system may hang.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long files stay as they are before a model is loaded from them in the place of one that answers: they may be half written.
+const SETTLED: Duration = Duration::from_secs(2);
 
 /// Says which models are in a folder now.
 pub trait ModelFolder: fmt::Debug + Send + Sync {
@@ -37,14 +40,28 @@ pub trait ModelFolder: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct Folder {
     models: Arc<dyn ModelFolder>,
-    looked_at: Arc<Mutex<Option<Instant>>>,
+    last_look: Arc<Mutex<Option<Look>>>,
+}
+
+/// One look through a folder.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    began: Instant,
+    ended: Instant,
+}
+
+impl Look {
+    /// How long the next one has to wait.
+    fn pause(self) -> Duration {
+        PAUSE.saturating_sub(self.ended.elapsed())
+    }
 }
 
 impl Folder {
     pub(super) fn new(models: Box<dyn ModelFolder>) -> Self {
         Self {
             models: models.into(),
-            looked_at: Arc::default(),
+            last_look: Arc::default(),
         }
     }
 }
@@ -53,36 +70,67 @@ impl Models {
     /// Looks through the folder of models, if there is one and that was not done just now. Returns when that is done, or after a while: what is
     /// found later is served from then on.
     pub(crate) async fn look_through_folder(&self) {
-        let Some(folder) = self.many().and_then(|many| many.folder.as_ref()) else {
-            return;
-        };
-        // Where it is locked, somebody looks through it just now.
-        if let Ok(looked_at) = Arc::clone(&folder.looked_at).try_lock_owned() {
-            if looked_at.is_some_and(|at| at.elapsed() < PAUSE) {
-                return;
-            }
-            let inner = Arc::downgrade(&self.inner);
-            spawn(look_through(Arc::clone(&folder.models), looked_at, inner));
-        }
+        self.begin_look();
+        let Some(folder) = self.folder() else { return };
         let patience = self.longest_wait().map_or(PATIENCE, |limit| limit.min(PATIENCE));
-        drop(timeout(patience, folder.looked_at.lock()).await);
+        drop(timeout(patience, folder.last_look.lock()).await);
+    }
+
+    /// Begins a look through the folder of models, if there is one, that was not done just now, and is not being done.
+    pub(super) fn begin_look(&self) {
+        let Some(folder) = self.folder() else { return };
+        if let Ok(last) = Arc::clone(&folder.last_look).try_lock_owned()
+            && last.is_none_or(|look| look.pause().is_zero())
+        {
+            let inner = Arc::downgrade(&self.inner);
+            spawn(look_through(Arc::clone(&folder.models), last, inner));
+        }
+    }
+
+    /// Waits, at most for `patience`, for a look through the folder of models that began after this was called: what it found holds
+    /// whatever was found before.
+    pub(super) async fn look_anew(&self, patience: Duration) {
+        let Some(folder) = self.folder() else { return };
+        let asked = Instant::now();
+        let look = async {
+            loop {
+                let last = folder.last_look.lock().await.to_owned();
+                match last {
+                    Some(look) if look.began >= asked => return,
+                    Some(look) if !look.pause().is_zero() => sleep(look.pause()).await,
+                    _ => self.begin_look(),
+                }
+            }
+        };
+        let _too_late = timeout(patience.min(PATIENCE), look).await;
+    }
+
+    fn folder(&self) -> Option<&Folder> {
+        self.many()?.folder.as_ref()
     }
 }
 
 /// Looks through a folder, and serves what is in it. Apart from the request that asks for it, which may go away before that is done.
 async fn look_through(
     models: Arc<dyn ModelFolder>,
-    mut looked_at: OwnedMutexGuard<Option<Instant>>,
+    mut last: OwnedMutexGuard<Option<Look>>,
     inner: Weak<Inner>,
 ) {
+    let began = Instant::now();
     let found = spawn_blocking(move || models.models()).await;
-    *looked_at = Some(Instant::now());
+    *last = Some(Look {
+        began,
+        ended: Instant::now(),
+    });
     let inner = inner.upgrade();
     let Some(Kind::Many(many)) = inner.as_deref().map(|inner| &inner.kind) else {
         return;
     };
     match found {
-        Ok(Ok(found)) => many.take_in(found),
+        Ok(Ok(found)) => {
+            many.take_in(found);
+            many.dismiss_replaced();
+        }
         Ok(Err(reason)) => tracing::warn!("the folder of models cannot be looked through: {reason}"),
         Err(error) => tracing::error!(%error, "looking through the folder of models failed"),
     }
@@ -127,6 +175,48 @@ impl Many {
         self.have_seen(unseen);
         self.bell.notify_all();
     }
+}
+
+impl Many {
+    /// Notes that a model is loaded from its files as they are now.
+    pub(super) fn note_files(&self, idx: usize) {
+        let stamps = self.spec(idx).stamps.clone();
+        let mut loaded = self.loaded_files.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.insert(idx, stamps);
+    }
+
+    /// Has models unloaded, once no request runs on them, whose files are others now than those they were loaded from: the next request
+    /// loads these.
+    fn dismiss_replaced(&self) {
+        let catalog = self.catalog();
+        let loaded = self.loaded_files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.lock();
+        for (&idx, before) in loaded.iter() {
+            let spec = &catalog.specs()[idx];
+            let is_other = spec.is_of_folder && !catalog.is_gone(idx) && spec.stamps != *before;
+            let is_loaded = registry.status(idx, Instant::now()).doing == Doing::Loaded;
+            if is_other && is_loaded && spec.stamps.iter().all(is_settled) {
+                tracing::info!(
+                    model = spec.name(),
+                    "its files were replaced: unloaded when no request runs on it"
+                );
+                registry.dismiss(idx);
+                if spec.is_pinned {
+                    registry.preload(idx, Instant::now());
+                }
+            }
+        }
+        drop(registry);
+        self.bell.notify_all();
+    }
+}
+
+/// Whether a file was written long enough ago to be whole. A time to come says nothing.
+fn is_settled(stamp: &FileStamp) -> bool {
+    let age = stamp
+        .written
+        .and_then(|written| SystemTime::now().duration_since(written).ok());
+    age.is_none_or(|age| age >= SETTLED)
 }
 
 #[cfg(test)]

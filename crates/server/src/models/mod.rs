@@ -1,7 +1,7 @@
 //! [`Models`]: all models of a server: those that are loaded, and those that can be.
 //!
 //! The parts: [`ModelSpec`] says what can be loaded, `registry` what each model is doing and what comes next, `room` which go so that
-//! another fits, `thread` does it, `choice` finds what a request is for, `lease` is a request's hold on a model.
+//! another fits, `thread` does it, `choice` finds what a request is for, `waiting` waits for it, `lease` is a request's hold on a model.
 //!
 //! The key decision: an endpoint is given one model that is loaded and stays so until its answer is sent, so that no endpoint knows of
 //! the others. A server of one model has no registry and no thread; its requests find that model whatever they ask for, and its endpoints
@@ -21,9 +21,10 @@ mod room;
 mod spec;
 mod status;
 mod thread;
+mod waiting;
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -33,11 +34,7 @@ use std::{
 
 use tokenmill::ModelFacts;
 use tokenmill_sched::{EngineError, EngineState};
-use tokio::time::timeout;
 
-use self::{
-    asking::Asked, by_role::Reading, catalog::Catalog, figures::Figures, folder::Folder, registry::Registry,
-};
 pub(crate) use self::{
     asking::Purpose,
     choice::Choice,
@@ -45,6 +42,7 @@ pub(crate) use self::{
     one_model::OneModel,
     status::{Doing, Status},
 };
+use self::{by_role::Reading, catalog::Catalog, figures::Figures, folder::Folder, registry::Registry};
 pub use self::{
     folder::ModelFolder,
     keep_alive::{KeepAlive, KeepAliveError},
@@ -128,6 +126,8 @@ struct Many {
     bell: Condvar,
     /// Whether the thread that loads has ended.
     has_ended: AtomicBool,
+    /// The files that models were loaded from last.
+    loaded_files: Mutex<HashMap<usize, Vec<FileStamp>>>,
     /// Models that were unloaded, and whose memory is not free yet.
     stuck: Mutex<Vec<(usize, Weak<()>)>>,
     /// What was read of each.
@@ -176,9 +176,10 @@ impl Models {
         Self::with_folder(specs, None, limits, config)
     }
 
-    /// As [`Self::new`], with a folder that is looked through again, at most once a second, when a list is asked for or a name is not
-    /// known. What is new in it is served; those of `specs` that are [of the folder](ModelSpec::is_of_folder), and are not in it any
-    /// more, are served only as long as they are loaded. One whose [files](ModelSpec::stamps) are others is read again.
+    /// As [`Self::new`], with a folder that is looked through again, at most once a second, when a list is asked for, a name is not
+    /// known, a model cannot be loaded, or, without waiting for it, one that is loaded is used. What is new in it is served; those of `specs` that are [of the folder](ModelSpec::is_of_folder), and are not in it any
+    /// more, are served only as long as they are loaded. One whose [files](ModelSpec::stamps) are others is read again; where it is loaded,
+    /// it is unloaded once no request runs on it.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -212,6 +213,7 @@ impl Models {
                 registry: Mutex::new(registry),
                 bell: Condvar::new(),
                 has_ended: AtomicBool::new(false),
+                loaded_files: Mutex::default(),
                 stuck: Mutex::default(),
                 readings: Mutex::new(vec![Reading::default(); specs.len()]),
                 unseen: Mutex::new((0..specs.len()).collect()),
@@ -410,64 +412,6 @@ impl Models {
         Ok(Lease::counted(self.clone(), idx, Purpose::Look, app))
     }
 
-    /// Waits until the model is loaded that a request is for, and holds it. One that cannot be loaded may have left its folder, which is
-    /// looked through then: its name means nothing any more, and a request without a name is for another.
-    ///
-    /// # Errors
-    /// A name that none has, a model that cannot be loaded, and a wait that is too long or has no room.
-    pub(crate) async fn acquire(&self, choice: &Choice, purpose: Purpose) -> Result<Lease, ApiError> {
-        let failure = match self.acquire_known(choice, purpose).await {
-            Err(failure @ ApiError::ModelFailed { .. }) => failure,
-            acquired => return acquired,
-        };
-        let Some(many) = self.many() else {
-            return Err(failure);
-        };
-        let by_default = || many.default_of(choice.role);
-        let before = by_default();
-        self.look_through_folder().await;
-        match &choice.model {
-            Some(name) if many.find(name).is_none() => Err(many.unknown(name)),
-            None if by_default() != before => self.acquire_known(choice, purpose).await,
-            _ => Err(failure),
-        }
-    }
-
-    /// As [`Self::acquire`], by what is known of the folder.
-    async fn acquire_known(&self, choice: &Choice, purpose: Purpose) -> Result<Lease, ApiError> {
-        let many = match &self.inner.kind {
-            Kind::One(app) => return Ok(Lease::fixed(Arc::clone(app))),
-            Kind::Many(many) => many,
-        };
-        if choice.model.is_none() {
-            self.wait_for_roles(many, choice.role).await?;
-        }
-        let idx = self.find(choice.model.as_deref(), choice.role).await?;
-        let asked = many.lock().ask(idx, purpose, Instant::now());
-        let answer = match asked {
-            Asked::Runs(app) => return Ok(Lease::counted(self.clone(), idx, purpose, app)),
-            Asked::Refused(error) => return Err(error),
-            Asked::Waits(_) if self.shutdown().has_begun() => {
-                return Err(ApiError::NotReady {
-                    reason: "it is shutting down",
-                });
-            }
-            Asked::Waits(answer) => answer,
-        };
-        // Rung now for the request, and when it is given up: what only it wished is then forgotten.
-        let _bell = Bell(many);
-        many.bell.notify_all();
-        let answered = match self.longest_wait() {
-            Some(limit) => timeout(limit, answer)
-                .await
-                .map_err(|_| ApiError::DeadlineExceeded)?,
-            None => answer.await,
-        };
-        answered.unwrap_or(Err(ApiError::NotReady {
-            reason: "it is shutting down",
-        }))
-    }
-
     /// Gives a hold back.
     fn release(&self, idx: usize, purpose: Purpose) {
         if let Some(many) = self.many() {
@@ -491,15 +435,6 @@ impl Models {
             many.bell.notify_all();
             is_loaded
         })
-    }
-}
-
-/// Wakes the thread when it is dropped.
-struct Bell<'a>(&'a Many);
-
-impl Drop for Bell<'_> {
-    fn drop(&mut self) {
-        self.0.bell.notify_all();
     }
 }
 

@@ -55,6 +55,8 @@ pub struct FileStamp {
     pub written: Option<SystemTime>,
     /// The file's length.
     pub n_bytes: u64,
+    /// The file's number on its disk, where the system says it: one that was moved into its place has another.
+    pub inode: Option<u64>,
 }
 
 /// A model that a server can load.

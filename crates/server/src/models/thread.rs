@@ -149,6 +149,7 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
     };
     tracing::info!(model = spec.name(), n_bytes, "loading");
     let begun = Instant::now();
+    many.note_files(idx);
     let loaded = caught(|| {
         let model = spec.loader.load(!is_alone)?;
         let n_bytes = model.taken_bytes().max(n_bytes);

@@ -5,11 +5,14 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde_json::{Value, json};
-use tokenmill_server::{Listen, ModelLimits, ModelSpec, Models, Server, ServerConfig, models::ModelFolder};
+use tokenmill_server::{
+    Listen, ModelLimits, ModelSpec, Models, Server, ServerConfig,
+    models::{FileStamp, ModelFolder, Role},
+};
 
 use crate::{
     demo::demo_path,
@@ -26,6 +29,8 @@ struct Shelf {
     /// Whether looking does not end, as on a file system that is away.
     hangs: Arc<AtomicBool>,
     n_alive: Arc<AtomicUsize>,
+    /// When and as which file all models were written last.
+    written: Arc<Mutex<(Option<SystemTime>, u64)>>,
 }
 
 impl Shelf {
@@ -34,7 +39,23 @@ impl Shelf {
     }
 
     fn spec(&self, name: &str) -> ModelSpec {
-        ModelSpec::new(name, Speaker::new(name, 4, &self.n_alive))
+        let mut spec = ModelSpec::new(name, Speaker::new(name, 4, &self.n_alive));
+        spec.stamps = vec![self.stamp()];
+        spec
+    }
+
+    fn stamp(&self) -> FileStamp {
+        let (written, inode) = *self.written.lock().expect("no test panics with it");
+        FileStamp {
+            written,
+            n_bytes: 1,
+            inode: Some(inode),
+        }
+    }
+
+    /// Has other files in the place of those of all models.
+    fn replace(&self, written: SystemTime, inode: u64) {
+        *self.written.lock().expect("no test panics with it") = (Some(written), inode);
     }
 }
 
@@ -62,9 +83,11 @@ async fn start_with(anna: &Speaker, queue_timeout: Option<Duration>) -> (Shelf, 
         n_looks: Arc::default(),
         hangs: Arc::default(),
         n_alive: Arc::default(),
+        written: Arc::default(),
     };
     let mut specs = vec![shelf.spec("named"), ModelSpec::new("anna", anna.clone())];
     specs[1].is_of_folder = true;
+    specs[1].stamps = vec![shelf.stamp()];
     let config = ServerConfig {
         listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
         queue_timeout,
@@ -167,6 +190,91 @@ async fn a_model_that_vanished_is_unknown_to_the_first_who_asks_for_it() {
     shelf.put(&["anna"]);
     let damaged = server.post(CHAT, &chat("anna")).await;
     assert_eq!(damaged.status, 503, "{}", damaged.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_vanished_just_after_a_look_is_unknown_too() {
+    if demo_path().is_none() {
+        return;
+    }
+    let anna = Speaker::new("anna", 4, &Arc::default());
+    let (shelf, server) = start_with(&anna, None).await;
+    assert_eq!(ids(&server).await, ["named", "anna"]);
+    assert_eq!(shelf.n_looks.load(Ordering::SeqCst), 1);
+    anna.fail(Some("cannot open anna.gguf"));
+    shelf.put(&[]);
+    let gone = server.post(CHAT, &chat("anna")).await;
+    assert_eq!(gone.status, 404, "{}", gone.text());
+    assert_eq!(shelf.n_looks.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_whose_files_were_replaced_is_loaded_again() {
+    if demo_path().is_none() {
+        return;
+    }
+    let anna = Speaker::new("anna", 4, &Arc::default());
+    let (shelf, server) = start_with(&anna, None).await;
+    for _ in 0..5 {
+        assert_eq!(server.says("anna").await, "anna");
+    }
+    assert_eq!(anna.n_loads(), 1);
+    // Moved into its place: another file that is older.
+    let replaced_and_asked = async |written: SystemTime, inode: u64, n_loads: usize| {
+        shelf.replace(written, inode);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while anna.n_loads() < n_loads {
+            assert!(Instant::now() < deadline, "the model is not loaded again");
+            assert_eq!(server.says("anna").await, "anna");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    replaced_and_asked(SystemTime::UNIX_EPOCH, 7, 2).await;
+    // One that is being written is left alone until it rests.
+    let written = SystemTime::now();
+    replaced_and_asked(written, 7, 3).await;
+    assert!(written.elapsed().expect("it is past") >= Duration::from_secs(2));
+    for _ in 0..5 {
+        assert_eq!(server.says("anna").await, "anna");
+    }
+    assert_eq!(anna.n_loads(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_a_name_waits_no_longer_than_one_wait_may_last() {
+    const QUEUE_TIMEOUT: Duration = Duration::from_secs(2);
+    if demo_path().is_none() {
+        return;
+    }
+    let n_alive = Arc::default();
+    let (busy, slow) = (
+        Speaker::new("busy", 4, &n_alive),
+        Speaker::new("slow", 4, &n_alive),
+    );
+    // The models are read when this is loaded.
+    busy.load_takes(Duration::from_millis(1500));
+    slow.load_takes(Duration::from_secs(20));
+    let mut specs = vec![ModelSpec::new("slow", slow), ModelSpec::new("busy", busy)];
+    specs[1].is_pinned = true;
+    specs[1].role = Role::Embedding;
+    let config = ServerConfig {
+        listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
+        queue_timeout: Some(QUEUE_TIMEOUT),
+        ..ServerConfig::default()
+    };
+    let models = Models::new(specs, ModelLimits::default(), config).expect("they have names");
+    let server = Server::bind(models.clone()).await.expect("a free port");
+    let address = server.address();
+    let address = address.rsplit('/').next().expect("an address").to_owned();
+    let run = tokio::spawn(server.run());
+    let server = Several { models, address, run };
+    let begun = Instant::now();
+    let mut nameless = chat("slow");
+    nameless.as_object_mut().expect("an object").remove("model");
+    let late = server.post(CHAT, &nameless).await;
+    assert_eq!(late.status, 504, "{}", late.text());
+    let waited = begun.elapsed();
+    assert!(waited < QUEUE_TIMEOUT + Duration::from_secs(1), "{waited:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -209,7 +209,19 @@ fn stamp(file: &Path) -> Option<FileStamp> {
     Some(FileStamp {
         written: metadata.modified().ok(),
         n_bytes: metadata.len(),
+        inode: inode(&metadata),
     })
+}
+
+#[cfg(unix)]
+fn inode(metadata: &fs::Metadata) -> Option<u64> {
+    Some(std::os::unix::fs::MetadataExt::ino(metadata))
+}
+
+/// The system does not say it.
+#[cfg(not(unix))]
+fn inode(_metadata: &fs::Metadata) -> Option<u64> {
+    None
 }
 
 /// Whether a file is a model by its name, or the first part of one. What stands next to a model is none, nor is a hidden file.
