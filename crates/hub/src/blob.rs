@@ -308,6 +308,9 @@ impl Transfer<'_> {
             }
             let (mut at, end) = (self.incomplete.start_of(part), self.incomplete.end_of(part));
             while at < end {
+                if self.tally.observer.is_cancelled() {
+                    return Err(HubError::Cancelled);
+                }
                 let bytes = &mut buffer[..(end - at).min(BUFFER_BYTES as u64) as usize];
                 self.incomplete.read(bytes, at)?;
                 digest.update(bytes);

@@ -24,7 +24,7 @@ use std::{
 
 use tokenmill_gguf::free_bytes;
 
-use crate::{HubError, ModelName, api::is_commit, model_type::GgufName};
+use crate::{HubError, ModelName, PullEvent, PullObserver, api::is_commit, model_type::GgufName};
 
 /// What follows the etag in the name of a blob that this program has not whole yet.
 const OWN_INCOMPLETE: &str = ".tokenmill.incomplete";
@@ -143,8 +143,8 @@ impl Cache {
     }
 
     /// Locks a blob by its etag, or the links of a snapshot by its commit; see [`lock_file`].
-    pub(crate) fn lock(&self, what: &str, on_wait: impl FnOnce()) -> Result<Option<File>, HubError> {
-        lock_file(&self.locks().join(format!("{what}.lock")), on_wait)
+    pub(crate) fn lock(&self, what: &str, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
+        lock_file(&self.locks().join(format!("{what}.lock")), waiter)
     }
 
     /// Links a file of a snapshot to its blob.
@@ -275,9 +275,16 @@ fn place(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, link)
 }
 
-/// Locks a file, which is made; `on_wait` is called once where another program has it. The lock ends with the file that is given. On a
-/// file system without locks there is none.
-pub(crate) fn lock_file(path: &Path, on_wait: impl FnOnce()) -> Result<Option<File>, HubError> {
+/// Who waits for a lock, and for which file of a model, if for one.
+#[derive(Clone, Copy)]
+pub(crate) struct Waiter<'a> {
+    pub(crate) observer: &'a dyn PullObserver,
+    pub(crate) file: Option<&'a str>,
+}
+
+/// Locks a file, which is made; the waiter is told once where another program has it, and may give up. The lock ends with the file that is
+/// given. On a file system without locks there is none.
+pub(crate) fn lock_file(path: &Path, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
     const PAUSE: Duration = Duration::from_millis(100);
     let file = File::options()
         .create(true)
@@ -285,7 +292,7 @@ pub(crate) fn lock_file(path: &Path, on_wait: impl FnOnce()) -> Result<Option<Fi
         .write(true)
         .open(path);
     let file = file.map_err(HubError::file("write", path))?;
-    let mut on_wait = Some(on_wait);
+    let mut untold = waiter.file;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(Some(file)),
@@ -295,8 +302,11 @@ pub(crate) fn lock_file(path: &Path, on_wait: impl FnOnce()) -> Result<Option<Fi
             }
             Err(TryLockError::Error(error)) => return Err(HubError::file("lock", path)(error)),
         }
-        if let Some(on_wait) = on_wait.take() {
-            on_wait();
+        if let Some(file) = untold.take() {
+            waiter.observer.event(PullEvent::Waiting { file });
+        }
+        if waiter.observer.is_cancelled() {
+            return Err(HubError::Cancelled);
         }
         thread::sleep(PAUSE);
     }
@@ -326,9 +336,28 @@ pub(crate) fn check_room(folder: &Path, needed_bytes: u64) -> Result<(), HubErro
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     const COMMIT: &str = "0123456789012345678901234567890123456789";
+
+    /// Gives up as soon as it is told that it has to wait.
+    #[derive(Default)]
+    struct Impatient {
+        is_told: AtomicBool,
+    }
+
+    impl PullObserver for Impatient {
+        fn event(&self, event: PullEvent<'_>) {
+            assert!(matches!(event, PullEvent::Waiting { file: "m" }), "{event:?}");
+            self.is_told.store(true, Ordering::Relaxed);
+        }
+
+        fn is_cancelled(&self) -> bool {
+            self.is_told.load(Ordering::Relaxed)
+        }
+    }
 
     fn cache(folder: &tempfile::TempDir) -> Cache {
         let cache = Cache::of(folder.path(), &"a/b".parse().unwrap());
@@ -387,15 +416,21 @@ mod tests {
     fn a_lock_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let cache = cache(&folder);
-        let first = cache.lock("e", || panic!("it is free")).unwrap();
-        let mut waited = false;
+        let waiter = |observer| Waiter {
+            observer,
+            file: Some("m"),
+        };
+        let impatient = Impatient::default();
+        let first = cache.lock("e", waiter(&impatient)).unwrap();
+        assert!(!impatient.is_told.load(Ordering::Relaxed), "it is free");
+        let given_up = cache.lock("e", waiter(&impatient));
+        assert!(matches!(given_up, Err(HubError::Cancelled)), "{given_up:?}");
         thread::scope(|scope| {
             scope.spawn(move || {
                 thread::sleep(Duration::from_millis(300));
                 drop(first);
             });
-            cache.lock("e", || waited = true).unwrap();
+            cache.lock("e", waiter(&())).unwrap();
         });
-        assert!(waited);
     }
 }

@@ -62,7 +62,7 @@ pub(crate) fn remove_if_damaged(
     name: &str,
     observer: &dyn PullObserver,
 ) -> Result<bool, HubError> {
-    let Some(found) = hash_of(path, etag)?.filter(|found| found != etag) else {
+    let Some(found) = hash_of(path, etag, observer)?.filter(|found| found != etag) else {
         observer.event(PullEvent::Checked { file: name });
         return Ok(false);
     };
@@ -75,7 +75,7 @@ pub(crate) fn remove_if_damaged(
 }
 
 /// The hash of a file, of the kind that `etag` is; `None` where that is no hash.
-fn hash_of(path: &Path, etag: &str) -> Result<Option<String>, HubError> {
+fn hash_of(path: &Path, etag: &str, observer: &dyn PullObserver) -> Result<Option<String>, HubError> {
     const BUFFER_BYTES: usize = 1 << 20;
     let unreadable = || HubError::file("read", path);
     let mut file = File::open(path).map_err(unreadable())?;
@@ -83,6 +83,9 @@ fn hash_of(path: &Path, etag: &str) -> Result<Option<String>, HubError> {
     let mut digest = Digest::of_etag(etag, n_bytes);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
+        if observer.is_cancelled() {
+            return Err(HubError::Cancelled);
+        }
         match file.read(&mut buffer).map_err(unreadable())? {
             0 => return Ok(digest.finish()),
             n_read => digest.update(&buffer[..n_read]),

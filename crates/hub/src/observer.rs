@@ -50,8 +50,8 @@ pub trait PullObserver: Sync {
     /// Takes notice of an event.
     fn event(&self, event: PullEvent<'_>);
 
-    /// Whether the download is to end early, with [`HubError::Cancelled`](crate::HubError::Cancelled). It is asked between pieces of a file and
-    /// in pauses; what has arrived stays.
+    /// Whether the download is to end early, with [`HubError::Cancelled`](crate::HubError::Cancelled). It is asked between pieces of a file,
+    /// also where they are only hashed, in pauses, and while another program is waited for; what has arrived stays.
     fn is_cancelled(&self) -> bool {
         false
     }

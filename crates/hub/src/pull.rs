@@ -15,7 +15,7 @@ use crate::{
     HubError, HubSettings, ModelName, PullEvent, PullObserver, Variant,
     api::{Hub, ListedFile, RemoteFile},
     blob,
-    cache::{Cache, Entry, check_room},
+    cache::{Cache, Entry, Waiter, check_room},
     choice::{choose, nextn, projector, variants},
     digest::remove_if_damaged,
     incomplete::{bytes_left_at, room_needed},
@@ -314,7 +314,11 @@ impl PullPlan {
             if !is_there(&cache, &self.commit, file) {
                 continue;
             }
-            let _locked = cache.lock(&file.etag, || ())?;
+            let waiter = Waiter {
+                observer,
+                file: Some(&file.path),
+            };
+            let _locked = cache.lock(&file.etag, waiter)?;
             let pointer = cache.snapshot(&self.commit).join(&file.path);
             let path = Some(cache.blob(&file.etag)).filter(|blob| blob.exists());
             if remove_if_damaged(&path.unwrap_or(pointer), &file.etag, &file.path, observer)? {
@@ -349,7 +353,8 @@ impl PullPlan {
                 error => error,
             })?;
         // Two programs that make the same links at once would rename each other's away.
-        let _locked = cache.lock(&self.commit, || ())?;
+        let waiter = Waiter { observer, file: None };
+        let _locked = cache.lock(&self.commit, waiter)?;
         if self.opens.is_some() {
             cache.note_projector(&self.commit, self.projector.as_deref())?;
         }
@@ -424,8 +429,11 @@ fn fetch_file(
         tally.add(file.n_bytes);
         return Ok(());
     }
-    let on_wait = || tally.observer.event(PullEvent::Waiting { file: &file.path });
-    let _locked = cache.lock(&file.etag, on_wait)?;
+    let waiter = Waiter {
+        observer: tally.observer,
+        file: Some(&file.path),
+    };
+    let _locked = cache.lock(&file.etag, waiter)?;
     // Another program may have had the lock and made the blob.
     if is_there(cache, commit, file) {
         tally.add(file.n_bytes);

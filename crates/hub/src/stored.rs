@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     HubError, HubSettings, ModelName,
-    cache::{Cache, Entry},
+    cache::{Cache, Entry, Waiter},
     choice::{Variant, choose, nextn, variants},
     on_disk::{bytes_below, file_bytes, incomplete_files},
     pull::{SAFETENSORS, commits_of, folder_bytes},
@@ -220,8 +220,12 @@ impl Removal {
         };
         let names = (self.blobs.iter()).filter_map(|blob| blob.file_name()?.to_str());
         let of_incomplete = (incomplete.iter()).filter_map(|(path, _)| Cache::etag_of_incomplete(path));
+        let waiter = Waiter {
+            observer: &(),
+            file: None,
+        };
         let _locked = (names.chain(of_incomplete))
-            .map(|name| self.cache.lock(name, || ()))
+            .map(|name| self.cache.lock(name, waiter))
             .collect::<Result<Vec<_>, _>>()?;
         for path in self.pointers.iter().chain(&self.blobs) {
             remove(path)?;

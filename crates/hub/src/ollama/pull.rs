@@ -10,10 +10,10 @@ use super::{
     store::Store,
 };
 use crate::{
-    HubError, HubSettings, PullEvent, PullObserver, PulledModel,
+    HubError, HubSettings, PullObserver, PulledModel,
     api::{Hub, RemoteFile},
     blob,
-    cache::{check_room, lock_file},
+    cache::{Waiter, check_room, lock_file},
     digest::remove_if_damaged,
     http::bad_answer,
     incomplete::{bytes_left_at, room_needed},
@@ -97,14 +97,10 @@ pub fn plan(
 }
 
 /// Locks a layer. The locks lie next to the Hub's: Ollama's folder holds nothing but its own files.
-fn lock_layer(
-    settings: &HubSettings,
-    digest: &str,
-    on_wait: impl FnOnce(),
-) -> Result<Option<File>, HubError> {
+fn lock_layer(settings: &HubSettings, digest: &str, waiter: Waiter<'_>) -> Result<Option<File>, HubError> {
     let locks = settings.cache.join(".locks").join("ollama");
     fs::create_dir_all(&locks).map_err(HubError::file("write", &locks))?;
-    lock_file(&locks.join(format!("{digest}.lock")), on_wait)
+    lock_file(&locks.join(format!("{digest}.lock")), waiter)
 }
 
 impl OllamaPlan {
@@ -132,8 +128,12 @@ impl OllamaPlan {
             if !store.has(&layer.digest, layer.n_bytes) {
                 continue;
             }
-            let _locked = lock_layer(settings, &layer.digest, || ())?;
             let name = self.name_of(layer);
+            let waiter = Waiter {
+                observer,
+                file: Some(&name),
+            };
+            let _locked = lock_layer(settings, &layer.digest, waiter)?;
             if remove_if_damaged(&store.blob(&layer.digest), &layer.digest, &name, observer)? {
                 self.missing_bytes = self.missing_bytes.saturating_add(layer.n_bytes);
             }
@@ -205,8 +205,11 @@ impl OllamaPlan {
                 n_bytes: layer.n_bytes,
             };
             let (incomplete, target) = (store.incomplete(&layer.digest), store.blob(&layer.digest));
-            let on_wait = || tally.observer.event(PullEvent::Waiting { file: &file.path });
-            let _locked = lock_layer(registry, &layer.digest, on_wait)?;
+            let waiter = Waiter {
+                observer: tally.observer,
+                file: Some(&file.path),
+            };
+            let _locked = lock_layer(registry, &layer.digest, waiter)?;
             // Another program may have had the lock and downloaded it.
             if !is_there() {
                 return blob::download(hub, repository, &file, registry, tally, &incomplete, &target);

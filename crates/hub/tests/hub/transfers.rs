@@ -127,6 +127,21 @@ fn an_observer_ends_a_download_and_what_has_arrived_stays() {
 }
 
 #[test]
+fn hashing_ends_where_the_observer_ends_it() {
+    let hub = FakeHub::with(&[("m-Q8_0.gguf", noise(1_000_003, 2))]);
+    let (name, settings) = (NAME.parse().unwrap(), hub.settings());
+    let model = pull(&name, &PullWishes::default(), &settings, &()).unwrap();
+    let mut again = plan(&name, &PullWishes::default(), &settings, &()).unwrap();
+    let ender = Ender {
+        after_bytes: 0,
+        done_bytes: AtomicU64::new(0),
+    };
+    let ended = again.remove_damaged(&settings, &ender);
+    assert!(matches!(ended, Err(HubError::Cancelled)), "{ended:?}");
+    assert!(model.path.exists());
+}
+
+#[test]
 fn a_pause_ends_where_the_observer_ends_the_download() {
     let hub = FakeHub::with(&[("m-Q8_0.gguf", noise(100_000, 2))]);
     hub.on(|request| request.is_for_bytes().then_some(Fault::Status(503, "")));
