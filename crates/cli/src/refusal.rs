@@ -3,15 +3,23 @@
 //! Separate from the table of commands because the parser's own errors speak of its grammar. Invariant: every answer is one line
 //! with the name that was typed.
 
-use std::ffi::OsString;
+use std::{error::Error as _, ffi::OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use tokenmill_server::near_names;
 
 use crate::{argv, failure::Failure, foreign_commands, foreign_flags, swapped};
 
-/// What to say to an error of the parser, in the words that were typed; `None` where the parser's own words are as good.
+/// What to say to an error of the parser, in the words that were typed; `None` where it is none: help and versions are asked for.
 pub(crate) fn of(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Option<Failure> {
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return None;
+    }
+    Some(of_kind(error, parser, args).unwrap_or_else(|| parsers_own(error)))
+}
+
+/// What to say to the kinds of errors that people make; `None` for others.
+fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Option<Failure> {
     let text_of = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
@@ -25,13 +33,20 @@ pub(crate) fn of(error: &clap::Error, parser: &clap::Command, args: &[OsString])
             let typed = typed_name(flag, args);
             Some(foreign_flags::refusal(typed).unwrap_or_else(|| unknown_option(typed, flag, parser, args)))
         }
-        ErrorKind::InvalidSubcommand => foreign_commands::refusal(
-            text_of(ContextKind::InvalidSubcommand)?,
-            error.get(ContextKind::SuggestedSubcommand).is_some(),
-        ),
+        ErrorKind::InvalidSubcommand => {
+            let typed = text_of(ContextKind::InvalidSubcommand)?;
+            let near = texts_of(error, ContextKind::SuggestedSubcommand);
+            foreign_commands::refusal(typed, !near.is_empty()).or_else(|| {
+                let failure = Failure::usage(format!("there is no command `{typed}`"));
+                Some(failure.hint(format!("near it: `{}`", near.join("`, `"))))
+            })
+        }
         ErrorKind::MissingRequiredArgument => {
-            let command = command_of(parser, args)?.get_name();
-            missing_option(error, command).or_else(|| swapped::file_without_model(command, args))
+            let command = command_of(parser, args)?;
+            let name = command.get_name();
+            missing_option(error, name)
+                .or_else(|| swapped::file_without_model(name, args))
+                .or_else(|| missing_argument(error, command))
         }
         ErrorKind::InvalidValue => {
             let (option, value) = (
@@ -45,23 +60,116 @@ pub(crate) fn of(error: &clap::Error, parser: &clap::Command, args: &[OsString])
                 return None;
             };
             (!known.is_empty()).then(|| {
-                Failure::usage(format!("`{value}` is no value of `{option}`"))
+                let (name, _) = name_and_value(option);
+                let name = typed_name(name, args).trim_matches(['<', '>']);
+                Failure::usage(format!("`{value}` is no value of `{name}`"))
                     .hint(format!("it takes {}", known.join(", ")))
             })
         }
+        ErrorKind::ValueValidation => {
+            let (option, value) = (
+                text_of(ContextKind::InvalidArg)?,
+                text_of(ContextKind::InvalidValue)?,
+            );
+            Some(wrong_value(option, value, &error.source()?.to_string(), args))
+        }
+        ErrorKind::TooManyValues => {
+            let (name, _) = name_and_value(text_of(ContextKind::InvalidArg)?);
+            let value = text_of(ContextKind::InvalidValue)?;
+            Some(Failure::usage(format!(
+                "`{}` takes no value, and has `{value}`",
+                typed_name(name, args)
+            )))
+        }
         ErrorKind::ArgumentConflict => {
             let option = text_of(ContextKind::InvalidArg)?;
-            let prior = text_of(ContextKind::PriorArg)?;
-            (option == prior).then(|| {
-                let (name, _) = name_and_value(option);
-                Failure::usage(format!(
-                    "`{}` is given twice, and takes one value",
-                    typed_name(name, args)
-                ))
-            })
+            Some(conflict(option, &texts_of(error, ContextKind::PriorArg), args))
         }
         _ => None,
     }
+}
+
+/// The parser's own words, without its usage.
+fn parsers_own(error: &clap::Error) -> Failure {
+    let text = error.to_string();
+    let line = text
+        .lines()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or_default();
+    Failure::usage(line.strip_prefix("error: ").unwrap_or(line))
+}
+
+/// What an error says of a kind of context.
+fn texts_of(error: &clap::Error, kind: ContextKind) -> Vec<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// What to say to a value that its option or argument refuses for a reason.
+fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Failure {
+    let (name, _) = name_and_value(option);
+    let is_option = name.starts_with('-');
+    let name = typed_name(name, args);
+    Failure::usage(match (is_option, reason.starts_with(&format!("`{value}`"))) {
+        (true, true) => format!("`{name}`: {reason}"),
+        (true, false) => format!("`{value}` is no value of `{name}`: {reason}"),
+        (false, true) => reason.to_owned(),
+        (false, false) => format!(
+            "`{value}` is no {}: {reason}",
+            name.trim_matches(['<', '>', '[', ']'])
+        ),
+    })
+}
+
+/// What to say to an option that is given twice, or to two that cannot be together.
+fn conflict(option: &str, others: &[String], args: &[OsString]) -> Failure {
+    let shown = |option: &str| {
+        let (name, _) = name_and_value(option);
+        if name.starts_with('-') {
+            format!("`{}`", typed_name(name, args))
+        } else {
+            name.trim_matches(['<', '>', '[', ']', '.']).to_owned()
+        }
+    };
+    if others.iter().all(|other| other == option) {
+        return Failure::usage(format!("{} is given twice, and takes one value", shown(option)));
+    }
+    let names: Vec<String> = others.iter().map(|other| shown(other)).collect();
+    let message = format!("{} cannot be used with {}", shown(option), names.join(" and "));
+    let failure = Failure::usage(message);
+    if option == "[FILE]" && others.iter().any(|other| other.starts_with("--kl-base")) {
+        return failure.hint("the text is in the file of logits: leave FILE out");
+    }
+    failure
+}
+
+/// What to say where an argument is missing: which one, and how the command is called.
+fn missing_argument(error: &clap::Error, command: &clap::Command) -> Option<Failure> {
+    let missing = texts_of(error, ContextKind::InvalidArg);
+    let missing: Vec<&str> = missing.iter().map(|name| name.trim_matches(['<', '>'])).collect();
+    let (last, before) = missing.split_last()?;
+    let message = match before {
+        [] => format!("{last} is missing"),
+        before => format!("{} and {last} are missing", before.join(", ")),
+    };
+    let arguments = command.get_positionals().filter_map(|arg| {
+        let name = arg.get_value_names()?.first()?;
+        Some(if arg.is_required_set() {
+            name.to_string()
+        } else {
+            format!("[{name}]")
+        })
+    });
+    let arguments: Vec<String> = arguments.collect();
+    let name = command.get_name();
+    let hint = format!(
+        "`tokenmill {name} {}`; `tokenmill {name} --help` has examples",
+        arguments.join(" ")
+    );
+    Some(Failure::usage(message).hint(hint))
 }
 
 /// The command that was given.
@@ -110,7 +218,7 @@ fn word_too_many(word: &str, command: &clap::Command) -> Option<Failure> {
     }))
 }
 
-/// What to say to options that need another one. Arguments that are missing are told by the parser, with the whole usage.
+/// What to say to options that need another one; `None` where arguments are missing.
 fn missing_option(error: &clap::Error, name: &str) -> Option<Failure> {
     let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
         return None;

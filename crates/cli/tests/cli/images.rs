@@ -127,7 +127,7 @@ fn what_convert_says_of_encoders() {
     );
     let outcome = convert(&["--imatrix", "x"]);
     assert!(
-        outcome.stderr.contains("cannot be used with '--imatrix"),
+        outcome.stderr.contains("cannot be used with `--imatrix`"),
         "{}",
         outcome.stderr
     );

@@ -40,6 +40,35 @@ fn numbers_out_of_range_are_refused_with_their_range() {
 }
 
 #[test]
+fn what_the_parser_refuses_is_one_line() {
+    let lines: Vec<String> = [
+        "run",
+        "pull",
+        "quantize in.gguf out.gguf",
+        "quantize in.gguf",
+        "quantize in.gguf out.gguf q9",
+        "chta demo",
+        "completions tcsh",
+        "run demo x --temp hot",
+        "run demo x --device gpu",
+        "run demo x -ngl many",
+        "run demo x --temp",
+        "run demo x --temp 1 --temp 2",
+        "run demo x --json=3",
+        "run demo x --json --json",
+        "run demo x --json-schema a --regex b",
+        "perplexity demo text.txt --kl-base logits.bin",
+        "serve demo --port 70000",
+        "serve demo --tls-cert cert.pem",
+        "bench demo --batch x",
+    ]
+    .iter()
+    .map(|line| format!("{line}\n  {}", tokenmill(line.split(' ')).error_line(2)))
+    .collect();
+    insta::assert_snapshot!(lines.join("\n"));
+}
+
+#[test]
 fn minus_one_means_what_it_means_in_llama_cpp() {
     let run = |extra: &[&str]| {
         let args = [
@@ -132,7 +161,7 @@ fn commands_of_other_programs_are_answered_by_name() {
     .map(|line| format!("{line}\n  {}", refused(line, 2)))
     .collect();
     insta::assert_snapshot!(lines.join("\n"));
-    assert!(refused("chta demo", 2).contains("unrecognized subcommand"));
+    assert!(refused("chta demo", 2).contains("near it: `chat`"));
 }
 
 #[test]
