@@ -35,6 +35,7 @@ mod recipe;
 mod role;
 mod rows;
 mod size_label;
+mod ternary;
 mod writer;
 
 pub use choice::{TypeChoice, choose};

@@ -16,6 +16,7 @@ use crate::{
     coverage::check_is_of_model,
     output_file::OutputFile,
     planned::{BegunFile, Planned, QUANTIZATION_VERSION, check_room, without_importance},
+    ternary::not_ternary,
 };
 
 /// Quantizes an opened file.
@@ -63,6 +64,8 @@ pub struct QuantizeSummary {
     pub without_importance: Vec<String>,
     /// The model that the importance matrix was measured on, in words, where it says one and this is another.
     pub measured_on: Option<String>,
+    /// A tensor that becomes ternary though its values are not, by some of its rows: most of what the model has learned is lost.
+    pub not_ternary: Option<String>,
 }
 
 impl QuantizeSummary {
@@ -136,6 +139,7 @@ impl<'a> Quantizer<'a> {
             summary.without_importance = without_importance(&planned);
             summary.measured_on = matrix.other_model(self.file.metadata());
         }
+        summary.not_ternary = not_ternary(&planned)?;
         Ok(summary)
     }
 

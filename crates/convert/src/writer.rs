@@ -15,6 +15,7 @@ use crate::{
     out_type::type_of,
     planned::{BegunFile, Planned, QUANTIZATION_VERSION, check_room, without_importance},
     size_label::size_label,
+    ternary::not_ternary,
 };
 
 /// The tensors of a file to be.
@@ -179,7 +180,7 @@ impl<'a> Writer<'a> {
         Ok(choices)
     }
 
-    /// Says what would be written, without reading a weight.
+    /// Says what would be written, reading some rows at most.
     ///
     /// # Errors
     /// [`ConvertError`]: what does not go together.
@@ -191,6 +192,7 @@ impl<'a> Writer<'a> {
             summary.without_importance = without_importance(&planned);
             summary.measured_on = matrix.other_model(metadata);
         }
+        summary.not_ternary = not_ternary(&planned)?;
         Ok(summary)
     }
 

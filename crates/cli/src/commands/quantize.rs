@@ -295,6 +295,12 @@ fn about_size(summary: &QuantizeSummary) -> Option<String> {
 
 /// Says where tensors became something else than was asked for, and where the importance is that of another model.
 pub(super) fn tell_about(summary: &QuantizeSummary) {
+    if let Some(name) = &summary.not_ternary {
+        note!(
+            "ternary types keep models that were trained for them; the values of `{}` are not ternary, and the result will hardly be usable",
+            visible(name)
+        );
+    }
     if let Some(measured_on) = &summary.measured_on {
         note!(
             "the importance matrix fits, but was measured on another model, {}: types of few bits may come out worse than without it",

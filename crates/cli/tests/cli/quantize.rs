@@ -72,6 +72,29 @@ fn quantize_writes_a_file_that_says_what_it_is() {
 }
 
 #[test]
+fn ternary_types_of_a_model_that_was_not_trained_for_them_are_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let [demo, small, floats, again] =
+        ["demo.gguf", "small.gguf", "floats.gguf", "again.gguf"].map(|name| folder.path().join(name));
+    fs::write(&demo, DEMO_GGUF).unwrap();
+    let said = |from: &Path, to: &Path, ty: &str| {
+        let outcome = tokenmill(["quantize", arg(from), arg(to), ty, "--allow-requantize"]);
+        let said = outcome.stderr.clone();
+        outcome.ok();
+        said.contains("are not ternary, and the result will hardly be usable")
+    };
+    for ty in ["tq1_0", "tq2_0"] {
+        assert!(said(&demo, &small, ty), "{ty}");
+    }
+    // What has three values for each block is what these types are for.
+    assert!(!said(&small, &floats, "f32"));
+    for ty in ["tq1_0", "tq2_0"] {
+        assert!(!said(&floats, &again, ty), "{ty}");
+    }
+    assert!(!said(&demo, &again, "q4_0"));
+}
+
+#[test]
 fn a_split_file_stays_split_where_that_is_asked_for() {
     let folder = tempfile::tempdir().unwrap();
     let whole = model(folder.path());
