@@ -68,6 +68,8 @@ async fn check_every_api(family: &str) {
     let shown = server.post_ok("/api/show", &json!({ "model": "eye" })).await;
     let capabilities = shown["capabilities"].as_array().expect("a list");
     assert!(capabilities.contains(&json!("vision")), "{shown}");
+    // Its template does not know of tools.
+    assert!(!capabilities.contains(&json!("tools")), "{shown}");
     let expected = expected(family, 6);
     let chat = |part: Value| {
         json!({

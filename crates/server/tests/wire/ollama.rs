@@ -277,7 +277,7 @@ async fn the_model_is_described() {
     assert!(
         shown["capabilities"]
             .as_array()
-            .is_some_and(|all| all.contains(&json!("completion")))
+            .is_some_and(|all| all.contains(&json!("completion")) && all.contains(&json!("tools")))
     );
     assert!(server.get("/api/version").await.json()["version"].is_string());
     for path in ["/api/chat", "/api/generate"] {

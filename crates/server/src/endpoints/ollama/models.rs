@@ -261,7 +261,11 @@ fn capabilities(app: &App) -> Vec<&'static str> {
     }
     let mut capabilities = vec!["completion"];
     if let Some(template) = app.model.chat_template() {
-        capabilities.push("tools");
+        // Others are told of tools all the same; models that were trained for them have them in their templates.
+        let words = app.model.model().words();
+        if words.template().is_some_and(|template| template.names("tools")) {
+            capabilities.push("tools");
+        }
         if ReplyFormat::of_template(template).has_reasoning() {
             capabilities.push("thinking");
         }
