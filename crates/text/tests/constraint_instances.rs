@@ -41,6 +41,42 @@ fn admits(matcher: &mut ConstraintMatcher, text: &str) -> bool {
     matcher.mask(&mut mask).is_ok() && mask[END as usize / 32] >> (END % 32) & 1 == 1
 }
 
+#[test]
+fn between_the_parts_of_json_are_few_blanks() {
+    let compiler = ConstraintCompiler::new(&bytes_tokenizer()).unwrap();
+    let schema = serde_json::json!({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}},
+        "required": ["a"], "additionalProperties": false});
+    let compiled = compiler.compile(&Constraint::json_schema(&schema)).unwrap();
+    let check = |text: &str, expected: bool| {
+        let found = admits(&mut compiled.matcher(&[END]), text);
+        assert_eq!(found, expected, "{text:?}");
+    };
+    for space in [
+        "",
+        " ",
+        "\n",
+        "\n\n",
+        "\n    ",
+        "\n\t\t",
+        &format!("\n{}", " ".repeat(20)),
+    ] {
+        for text in ["{_\"a\":[1]}", "{\"a\"_:_[1]}", "{\"a\":[_1,_2_]_}"] {
+            check(&text.replace('_', space), true);
+        }
+    }
+    for space in [
+        "  ",
+        "\t",
+        "\n\n\n",
+        " \n",
+        "\r\n",
+        &format!("\n{}", " ".repeat(21)),
+    ] {
+        check(&"{_\"a\":[1]}".replace('_', space), false);
+        check(&"{\"a\":[1,_2]}".replace('_', space), false);
+    }
+}
+
 #[derive(Debug, Default)]
 struct Tally {
     n_compiled: usize,

@@ -300,21 +300,23 @@ async fn an_answer_with_tools_and_a_shape_is_one_or_the_other() {
         let Some(server) = start(signs, end).await else {
             return;
         };
-        let lure = server
-            .post_ok("/tokenize", &json!({ "content": lure, "add_special": false }))
-            .await;
-        let lure = lure["tokens"]
-            .as_array()
-            .expect("tokens")
-            .last()
-            .expect("a token")
-            .to_string();
+        let token_of = async |text: &str, is_last: bool| {
+            let body = json!({ "content": text, "add_special": false });
+            let tokens = server.post_ok("/tokenize", &body).await["tokens"].clone();
+            let tokens = tokens.as_array().expect("tokens").clone();
+            let token = if is_last { tokens.last() } else { tokens.first() };
+            token.expect("a token").to_string()
+        };
+        // Some answers are drawn to a call, some to the shape's name, which may begin as a call does.
+        let (lure, name) = (token_of(lure, true).await, token_of("Ada", false).await);
         let (mut n_calls, mut n_shaped) = (0, 0);
         for seed in 0..40 {
             let mut asked =
                 body(&json!({ "response_format": shape, "parallel_tool_calls": false, "seed": seed }));
-            if seed % 2 == 1 {
-                asked["logit_bias"] = json!({ lure.as_str(): 30 });
+            match seed % 4 {
+                1 | 3 => asked["logit_bias"] = json!({ lure.as_str(): 30 }),
+                2 => asked["logit_bias"] = json!({ name.as_str(): 30 }),
+                _ => {}
             }
             if !end.is_empty() {
                 asked["thinking_budget"] = json!(3);

@@ -17,8 +17,9 @@ use super::{
     schema::drop_what_says_nothing,
 };
 
-/// Space, tabs and line breaks between two parts of JSON. Without an end a model that is fond of them never stops.
-const JSON_SPACE: &str = r"[ \t\n\r]{1,100}";
+/// What may stand between two parts of JSON: a space, or a line break or two with an indent. Small models that are fond of them fill
+/// their answers with longer ones. Source: `SPACE_RULE` in llama.cpp's `common/json-schema-to-grammar.cpp`, which has the same bounds.
+const JSON_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
 /// What a text may be.
 #[derive(Clone, Debug, PartialEq)]
