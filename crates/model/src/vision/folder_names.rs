@@ -42,6 +42,7 @@ const GEMMA3: &[Row] = &[
     ("mm_soft_emb_norm", "mm.soft_emb_norm", Part::PlusOne),
 ];
 
+/// What Qwen 2 VL and 2.5 VL have in common.
 const QWEN2: &[Row] = &[
     ("patch_embed.proj", "v.patch_embd", Part::Frame(0)),
     ("patch_embed.proj", "v.patch_embd", Part::Frame(1)),
@@ -51,14 +52,20 @@ const QWEN2: &[Row] = &[
     ("blocks.#.attn.qkv", "v.blk.#.attn_k", Part::Third(1)),
     ("blocks.#.attn.qkv", "v.blk.#.attn_v", Part::Third(2)),
     ("blocks.#.attn.proj", "v.blk.#.attn_out", Part::Whole),
-    ("blocks.#.mlp.fc1", "v.blk.#.ffn_up", Part::Whole),
-    ("blocks.#.mlp.fc2", "v.blk.#.ffn_down", Part::Whole),
-    ("blocks.#.mlp.gate_proj", "v.blk.#.ffn_gate", Part::Whole),
-    ("blocks.#.mlp.up_proj", "v.blk.#.ffn_up", Part::Whole),
-    ("blocks.#.mlp.down_proj", "v.blk.#.ffn_down", Part::Whole),
     ("merger.ln_q", "v.post_ln", Part::Whole),
     ("merger.mlp.0", "mm.0", Part::Whole),
     ("merger.mlp.2", "mm.2", Part::Whole),
+];
+
+const QWEN2_FFN: &[Row] = &[
+    ("blocks.#.mlp.fc1", "v.blk.#.ffn_up", Part::Whole),
+    ("blocks.#.mlp.fc2", "v.blk.#.ffn_down", Part::Whole),
+];
+
+const QWEN25_FFN: &[Row] = &[
+    ("blocks.#.mlp.gate_proj", "v.blk.#.ffn_gate", Part::Whole),
+    ("blocks.#.mlp.up_proj", "v.blk.#.ffn_up", Part::Whole),
+    ("blocks.#.mlp.down_proj", "v.blk.#.ffn_down", Part::Whole),
 ];
 
 const QWEN3: &[Row] = &[
@@ -107,7 +114,7 @@ pub(super) struct Place {
 
 /// The names of a family.
 pub(super) struct FolderNames {
-    rows: &'static [Row],
+    rows: Vec<Row>,
     prefixes: &'static [&'static str],
     /// The layers whose streams are read, in the order of the folder's list.
     taps: Vec<usize>,
@@ -118,9 +125,10 @@ pub(super) struct FolderNames {
 impl FolderNames {
     pub(super) fn of(family: VisionFamily, taps: Vec<usize>) -> Self {
         let (rows, prefixes): (_, &[_]) = match family {
-            VisionFamily::Gemma3 => (GEMMA3, &GEMMA3_PREFIXES),
-            VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl => (QWEN2, &QWEN_PREFIXES),
-            VisionFamily::Qwen3Vl => (QWEN3, &QWEN_PREFIXES),
+            VisionFamily::Gemma3 => (GEMMA3.to_vec(), &GEMMA3_PREFIXES),
+            VisionFamily::Qwen2Vl => ([QWEN2, QWEN2_FFN].concat(), &QWEN_PREFIXES),
+            VisionFamily::Qwen25Vl => ([QWEN2, QWEN25_FFN].concat(), &QWEN_PREFIXES),
+            VisionFamily::Qwen3Vl => (QWEN3.to_vec(), &QWEN_PREFIXES),
         };
         Self {
             rows,
@@ -261,6 +269,11 @@ mod tests {
                 Qwen2Vl,
                 &name("blocks.0.mlp.fc1.weight"),
                 &whole("v.blk.0.ffn_up.weight"),
+            );
+            check(
+                Qwen25Vl,
+                &name("blocks.3.mlp.up_proj.weight"),
+                &whole("v.blk.3.ffn_up.weight"),
             );
             check(
                 Qwen25Vl,

@@ -311,6 +311,16 @@ fn encoders_that_cannot_be_written_are_refused_by_name() {
         missing.refused(),
         "tensor `mm.soft_emb_norm.weight` is missing (`multi_modal_projector.mm_soft_emb_norm.weight` in the folder)",
     );
+    // Two generations of Qwen call a matrix of the same place by two names.
+    let missing = Changed::of("qwen2.5vl");
+    missing.header(
+        "visual.blocks.1.mlp.up_proj.weight",
+        "visuel.blocks.1.mlp.up_proj.weight",
+    );
+    check(
+        missing.refused(),
+        "is missing (`visual.blocks.1.mlp.up_proj.weight` in the folder)",
+    );
     let unknown = Changed::of("gemma3");
     unknown.header(
         "vision_tower.vision_model.post_layernorm.bias",
