@@ -23,7 +23,7 @@ pub enum OutType {
     Bf16,
     /// Eight bits.
     Q8_0,
-    /// What `quantize` makes of a file in the type of the weights.
+    /// What `quantize` makes of a file in F32 where a matrix is, else of one in the 16-bit type of the weights.
     Preset(Preset),
 }
 
