@@ -17,8 +17,7 @@ use crate::{
 
 /// Opens a file for writing and leaves it as it is, so that no measured work is lost.
 pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
-    // A pipe that is opened and closed has ended for its reader.
-    if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
+    if OutputFile::is_in_place(path) {
         return Ok(());
     }
     if path.exists() {

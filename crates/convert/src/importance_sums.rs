@@ -5,7 +5,7 @@
 //!
 //! Source: ggml-org/llama.cpp, `tools/imatrix/imatrix.cpp` (the form of the file).
 
-use std::{collections::BTreeMap, fs, io::BufWriter, path::Path};
+use std::{collections::BTreeMap, io::BufWriter, path::Path};
 
 use tokenmill_gguf::{GgufError, GgufWriter, Metadata, StringArray, TensorType};
 
@@ -124,8 +124,7 @@ impl ImportanceSums {
     ) -> Result<(), ConvertError> {
         let n_bytes = self.header(dataset, n_chunks, chunk_tokens)?.n_file_bytes()?;
         let path = path.as_ref();
-        // A pipe has no room to look for, and ends for its reader when it is closed.
-        if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        if OutputFile::is_in_place(path) {
             return Ok(());
         }
         OutputFile::create(path)?.check_room(n_bytes)

@@ -32,6 +32,12 @@ pub struct OutputFile {
 }
 
 impl OutputFile {
+    /// Whether what lies at a path is written to as it is: a device or a pipe. There is no room to look for, and a pipe that is opened and
+    /// closed has ended for its reader.
+    pub fn is_in_place(path: &Path) -> bool {
+        fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
+    }
+
     /// Begins a file next to where it will lie. What a process that was killed left of one of this name is removed.
     ///
     /// # Errors
@@ -43,7 +49,7 @@ impl OutputFile {
             source,
         };
         let path = target_of(path).map_err(io_error)?;
-        if fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
+        if Self::is_in_place(&path) {
             let file = File::options().write(true).open(&path).map_err(io_error)?;
             return Ok(Self {
                 file,

@@ -236,15 +236,13 @@ pub(crate) fn nextn(files: &[(String, u64)], model: &Variant) -> Option<(String,
     let model = GgufName::of(model.files.first()?)?;
     (files.iter())
         .filter_map(|(path, n_bytes)| {
-            let name = GgufName::of(path).filter(|name| name.is_nextn() && name.part.1 == 1)?;
-            let is_above = model.folder().starts_with(name.folder());
-            is_above.then_some((name, path, *n_bytes))
+            let name = GgufName::of(path).filter(|name| name.part.1 == 1)?;
+            let n_same = name.nextn()?.likeness(model.file());
+            let (n_folder, is_above) = (name.folder().len(), model.folder().starts_with(name.folder()));
+            is_above.then_some((Reverse(n_folder), Reverse(n_same), *n_bytes, path))
         })
-        .min_by_key(|(name, path, n_bytes)| {
-            let (n_folder, n_same) = (name.folder().len(), model.likeness(name));
-            (Reverse(n_folder), Reverse(n_same), *n_bytes, *path)
-        })
-        .map(|(_, path, n_bytes)| (path.clone(), n_bytes))
+        .min()
+        .map(|(.., n_bytes, path)| (path.clone(), n_bytes))
 }
 
 #[cfg(test)]
@@ -382,6 +380,13 @@ mod tests {
         check(&sizes, "Q8_0", Some(("mtp-m-1b-F16.gguf", 9)));
         check(&sizes, "F16", Some(("mtp-m-3b-Q8_0.gguf", 9)));
         check(&there[..1], "Q4_K_M", None);
+        // The same name, though another begins so and is smaller: as the model finds it, too.
+        let alike = files(&[
+            ("m-Q4_K.gguf", 50),
+            ("mtp-m-Q4_K_M.gguf", 5),
+            ("mtp-m-Q4_K.gguf", 9),
+        ]);
+        check(&alike, "Q4_K", Some(("mtp-m-Q4_K.gguf", 9)));
     }
 
     #[test]

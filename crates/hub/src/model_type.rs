@@ -3,6 +3,8 @@
 //! Separate because nothing but names is looked at: a repository is listed before anything of it is downloaded. Invariant: a type is
 //! only what a quantizer writes into names; other words of a name are never taken for one.
 
+use tokenmill_gguf::NextnName;
+
 /// A GGUF file's name, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GgufName<'a> {
@@ -46,33 +48,16 @@ impl<'a> GgufName<'a> {
     /// its model; a model with such layers has the word elsewhere in its name.
     pub(crate) fn is_model(&self) -> bool {
         let is_importance = self.file().to_lowercase().contains("imatrix");
-        !self.is_projector() && self.guesses_for().is_none() && !is_importance
+        !self.is_projector() && self.nextn_name().is_none() && !is_importance
     }
 
-    /// Whether this has the layers for further tokens that go with a model. Gemma 4's assistants are called so too, and are networks of
-    /// another kind, which nothing here runs.
-    pub(crate) fn is_nextn(&self) -> bool {
-        let model = self.guesses_for();
-        model.is_some_and(|model| !model.starts_with("gemma-4") && !model.starts_with("gemma4"))
+    /// The layers for further tokens that this has, and which go with a model; none of another kind of network.
+    pub(crate) fn nextn(&self) -> Option<NextnName> {
+        self.nextn_name().filter(|name| !name.is_assistant())
     }
 
-    /// How many letters its name has in common with that of the file of layers for further tokens `nextn`, from the first on.
-    pub(crate) fn likeness(&self, nextn: &Self) -> usize {
-        let (own, other) = (
-            self.file().to_lowercase(),
-            nextn.guesses_for().unwrap_or_default(),
-        );
-        let pairs = own.chars().zip(other.chars());
-        pairs.take_while(|(a, b)| a == b).count()
-    }
-
-    /// What the model is called for which this guesses further tokens, in small letters.
-    fn guesses_for(&self) -> Option<String> {
-        let file = self.file().to_lowercase();
-        let rest = ["mtp-", "nextn-"]
-            .iter()
-            .find_map(|start| file.strip_prefix(start));
-        rest.map(str::to_owned)
+    fn nextn_name(&self) -> Option<NextnName> {
+        NextnName::of(&format!("{}{}", self.file(), self.end))
     }
 
     /// The folder in its repository, with a slash behind it unless it is the root.
@@ -81,7 +66,7 @@ impl<'a> GgufName<'a> {
         &self.stem[..self.stem.len() - n_file]
     }
 
-    fn file(&self) -> &str {
+    pub(crate) fn file(&self) -> &str {
         self.stem.rsplit('/').next().unwrap_or_default()
     }
 }
@@ -211,9 +196,9 @@ mod tests {
         ] {
             assert!(!is_model_file_name(name), "{name}");
         }
-        assert!(GgufName::of("a/mtp-Qwen-Q4_K_M.gguf").unwrap().is_nextn());
+        assert!(GgufName::of("a/mtp-Qwen-Q4_K_M.gguf").unwrap().nextn().is_some());
         for name in ["mtp-gemma-4-31B-it.gguf", "Qwen-MTP-Q8_0.gguf", "mmproj-F16.gguf"] {
-            assert!(!GgufName::of(name).unwrap().is_nextn(), "{name}");
+            assert!(!GgufName::of(name).unwrap().nextn().is_some(), "{name}");
         }
         for name in [
             "Qwen-MTP-Q4_K_M.gguf",

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tokenmill_gguf::{GgufError, GgufFile, Metadata, RegularFile};
+use tokenmill_gguf::{GgufError, GgufFile, Metadata, NextnName, RegularFile};
 use tokenmill_model::Model;
 use tokenmill_text::Tokenizer;
 
@@ -74,7 +74,7 @@ impl ModelSource {
                 extension.is_some_and(|extension| extension == "gguf")
                     && !is_later_part(name)
                     && !is_projector_name(name)
-                    && !is_nextn_name(name)
+                    && NextnName::of(name).is_none()
             })
             .collect();
         models.sort();
@@ -336,17 +336,6 @@ pub(crate) fn is_projector_name(name: &str) -> bool {
     is_gguf && name.to_ascii_lowercase().contains("mmproj")
 }
 
-/// Whether a file's name is that of layers for further tokens that stand next to their model.
-pub(crate) fn is_nextn_name(name: &str) -> bool {
-    let extension = Path::new(name).extension();
-    let is_gguf = extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-    let starts = ["mtp-", "nextn-"].iter().any(|start| {
-        name.get(..start.len())
-            .is_some_and(|begin| begin.eq_ignore_ascii_case(start))
-    });
-    is_gguf && starts
-}
-
 /// Whether a name is part 2 or later of a split model, `…-00002-of-00003.gguf`.
 fn is_later_part(name: &str) -> bool {
     let stem = name.trim_end_matches(".gguf");
@@ -375,9 +364,6 @@ mod tests {
         assert!(is_projector_name("gemma-3-4b.mmproj-Q8_0.gguf"));
         assert!(!is_projector_name("model.gguf"));
         assert!(!is_projector_name("mmproj.txt"));
-        assert!(is_nextn_name("mtp-Qwen-Q8_0.gguf") && is_nextn_name("MTP-x.gguf"));
-        assert!(!is_nextn_name("Qwen-MTP-Q8_0.gguf") && !is_nextn_name("mtp.gguf") && !is_nextn_name("m"));
-        assert!(!is_nextn_name("mtp-notes.txt"));
     }
 
     #[test]

@@ -9,10 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tokenmill_gguf::NextnName;
 use tokenmill_model::{LoadError, Model as Network, Nextn, NextnFile};
 use tokenmill_text::Tokenizer;
 
-use crate::{Error, ModelSource, model_source::is_nextn_name, vocabularies::difference_of};
+use crate::{Error, ModelSource, vocabularies::difference_of};
 
 /// A file with a layer that fits a model; headers were read.
 pub(crate) struct MtpFile {
@@ -109,26 +110,13 @@ fn files_in(folder: &Path, model: &Path) -> Vec<PathBuf> {
     } else {
         folder
     };
-    let model = model
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .to_lowercase();
+    let model = model.file_name().unwrap_or_default().to_string_lossy();
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut found: Vec<_> = entries
         .filter_map(|entry| {
-            let name = entry
-                .file_name()
-                .into_string()
-                .ok()
-                .filter(|name| is_nextn_name(name))?;
+            let name = entry.file_name().into_string().ok()?;
+            let n_same = NextnName::of(&name)?.likeness(&model);
             let n_bytes = fs::metadata(entry.path()).ok()?.len();
-            let called = name.split_once('-').map_or("", |(_, rest)| rest).to_lowercase();
-            let n_same = called
-                .chars()
-                .zip(model.chars())
-                .take_while(|(a, b)| a == b)
-                .count();
             Some((Reverse(n_same), n_bytes, name))
         })
         .collect();

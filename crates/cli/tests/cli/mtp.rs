@@ -313,7 +313,7 @@ fn a_file_that_would_not_guess_is_refused() {
     for (args, expected) in [
         (&["--spec", "off"][..], "`--mtp` does nothing with `--spec off`"),
         (&["--spec", "ngram"], "`--mtp` does nothing with `--spec ngram`"),
-        (&["--draft", "demo"], "'--mtp <FILE>'"),
+        (&["--draft", "demo"], "`--mtp` cannot be used with `--draft`"),
         (&["--device", "cuda"], "--device cpu"),
     ] {
         let base = ["run", "demo", PROMPT, "-n", "1", "--mtp", "mtp-x.gguf"];

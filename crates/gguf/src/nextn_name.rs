@@ -1,0 +1,81 @@
+//! [`NextnName`]: the names of files that have a model's layers for further tokens and nothing else.
+//!
+//! Separate because a download and a load choose among such files, and must choose alike. Invariant: names alone decide here, whatever their case.
+
+/// What a file `mtp-MODEL.gguf` or `nextn-MODEL.gguf` is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NextnName {
+    /// The model's name in small letters, without the end.
+    model: String,
+}
+
+impl NextnName {
+    /// Takes the name of a file, without folders; `None` where it is not called so.
+    pub fn of(file_name: &str) -> Option<Self> {
+        let name = file_name.to_ascii_lowercase();
+        let stem = name.strip_suffix(".gguf")?;
+        let model = ["mtp-", "nextn-"]
+            .iter()
+            .find_map(|start| stem.strip_prefix(start))?;
+        Some(Self {
+            model: model.to_owned(),
+        })
+    }
+
+    /// Whether it is one of Gemma 4's assistants, which are networks of another kind that nothing here runs.
+    pub fn is_assistant(&self) -> bool {
+        self.model.starts_with("gemma-4") || self.model.starts_with("gemma4")
+    }
+
+    /// How many letters it has in common with the name of a model's file, from the first on, and one more where it is the same name. Of
+    /// several files the one with the most is taken, and of these the smallest.
+    pub fn likeness(&self, model_file_name: &str) -> usize {
+        let name = model_file_name.to_ascii_lowercase();
+        let stem = name.strip_suffix(".gguf").unwrap_or(&name);
+        let stem = without_part(stem);
+        let pairs = stem.chars().zip(self.model.chars());
+        pairs.take_while(|(a, b)| a == b).count() + usize::from(stem == self.model)
+    }
+}
+
+/// A name without the number of a part behind it, as in `m-00001-of-00002`.
+fn without_part(stem: &str) -> &str {
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parts = stem.rsplit_once("-of-").and_then(|(before, count)| {
+        let (stem, no) = before.rsplit_once('-')?;
+        (is_number(no) && is_number(count)).then_some(stem)
+    });
+    parts.unwrap_or(stem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_that_are_called_so_have_layers() {
+        for (name, expected) in [
+            ("mtp-Qwen-Q8_0.gguf", true),
+            ("MTP-x.GGUF", true),
+            ("nextn-x.gguf", true),
+            ("Qwen-MTP-Q8_0.gguf", false),
+            ("mtp.gguf", false),
+            ("mtp-notes.txt", false),
+            ("m", false),
+        ] {
+            assert_eq!(NextnName::of(name).is_some(), expected, "{name}");
+        }
+        let is_assistant = |name: &str| NextnName::of(name).is_some_and(|name| name.is_assistant());
+        assert!(is_assistant("mtp-gemma-4-E2B.gguf") && is_assistant("mtp-Gemma4.gguf"));
+        assert!(!is_assistant("mtp-gemma-3.gguf"));
+    }
+
+    #[test]
+    fn the_same_name_is_more_alike_than_one_that_begins_so() {
+        let likeness = |name: &str, model: &str| NextnName::of(name).map(|name| name.likeness(model));
+        assert_eq!(likeness("mtp-M-Q4.gguf", "m-q4.gguf"), Some(5));
+        assert_eq!(likeness("mtp-m-Q4_K.gguf", "m-Q4.gguf"), Some(4));
+        assert_eq!(likeness("mtp-m-Q4.gguf", "m-Q4-00001-of-00002.gguf"), Some(5));
+        assert_eq!(likeness("mtp-x.gguf", "m.gguf"), Some(0));
+    }
+}
