@@ -337,3 +337,39 @@ def test_a_draft_model_changes_no_answer(model: Model) -> None:
     guessing = Model("demo", context=1024, device="cpu", draft="demo")
     params = {"temperature": 0.8, "seed": 3, "max_tokens": 40}
     assert guessing.complete("Once upon a time", **params).text == model.complete("Once upon a time", **params).text
+
+
+DEMO = pathlib.Path(__file__).parents[3] / "crates/tokenmill/assets/tokenmill-demo-Q8_0.gguf"
+
+
+def put_into_cache(cache: pathlib.Path, *names: str) -> None:
+    """Puts the demo model into a cache of the Hub under these names of files, as `org/demo-GGUF`."""
+    repository = cache / "models--org--demo-GGUF"
+    snapshot = repository / "snapshots" / ("0123456789" * 4)
+    for folder in (repository / "refs", snapshot):
+        folder.mkdir(parents=True, exist_ok=True)
+    (repository / "refs/main").write_text(snapshot.name)
+    for name in names:
+        (snapshot / name).write_bytes(DEMO.read_bytes())
+
+
+def test_a_name_that_fits_several_files_is_refused_with_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    put_into_cache(tmp_path, "first-Q8_0.gguf", "second-Q8_0.gguf")
+    for model in ("org/demo-GGUF:Q8_0", "org/demo-GGUF"):
+        with pytest.raises(LoadError) as refused:
+            Model(model, device="cpu", download=False)
+        assert "first-Q8_0.gguf" in str(refused.value) and "second-Q8_0.gguf" in str(refused.value)
+    named = Model("org/demo-GGUF:second-Q8_0.gguf", device="cpu", download=False)
+    assert named.complete("Once", max_tokens=2).usage.completion_tokens == 2
+
+
+def test_a_draft_model_may_be_a_name_of_the_hub(model: Model, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    put_into_cache(tmp_path, "demo-Q8_0.gguf")
+    options = {"context": 1024, "device": "cpu", "download": False}
+    guessing = Model("demo", draft="org/demo-GGUF:Q8_0", **options)
+    params = {"temperature": 0.8, "seed": 3, "max_tokens": 40}
+    assert guessing.complete("Once upon a time", **params).text == model.complete("Once upon a time", **params).text
+    with pytest.raises(LoadError, match="`org/other-GGUF` is not on this machine; download=True downloads it"):
+        Model("demo", draft="org/other-GGUF", **options)
