@@ -198,7 +198,7 @@ mod tests {
         }
         assert!(GgufName::of("a/mtp-Qwen-Q4_K_M.gguf").unwrap().nextn().is_some());
         for name in ["mtp-gemma-4-31B-it.gguf", "Qwen-MTP-Q8_0.gguf", "mmproj-F16.gguf"] {
-            assert!(!GgufName::of(name).unwrap().nextn().is_some(), "{name}");
+            assert!(GgufName::of(name).unwrap().nextn().is_none(), "{name}");
         }
         for name in [
             "Qwen-MTP-Q4_K_M.gguf",

@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(targets, ["a.md", "b.md#c", "d.svg", "https://e.org"]);
         assert_eq!(replaced(page, |_| true), page);
         assert_eq!(
-            replaced(page, |link| link.is_on_web()),
+            replaced(page, |link| link.target.contains("://")),
             "See `a`, two\nlines and a picture.\n\
              `[no](link)` [nor this]\n```\n[nor](this)\n```\n[é](https://e.org)"
         );

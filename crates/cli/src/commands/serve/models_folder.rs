@@ -214,6 +214,7 @@ fn stamp(file: &Path) -> Option<FileStamp> {
 }
 
 #[cfg(unix)]
+#[expect(clippy::unnecessary_wraps, reason = "other systems have none")]
 fn inode(metadata: &fs::Metadata) -> Option<u64> {
     Some(std::os::unix::fs::MetadataExt::ino(metadata))
 }
