@@ -19,6 +19,16 @@ DEVICE Job pick_job(Job a, Job b, Job c, int rows, int& block) {
     return c;
 }
 
+// The same where a job has `blocks_of` its n_out thread blocks.
+template <class BlocksOf>
+DEVICE Job pick_job_by(Job a, Job b, Job c, BlocksOf blocks_of, int& block) {
+    if (block < blocks_of(a.n_out)) return a;
+    block -= blocks_of(a.n_out);
+    if (block < blocks_of(b.n_out)) return b;
+    block -= blocks_of(b.n_out);
+    return c;
+}
+
 // Neighbouring rows of x, as tiles take them: whether one is there, which row of x it is, and which row of y takes its result.
 struct Rows {
     int first, n_rows;

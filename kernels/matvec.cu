@@ -3,7 +3,8 @@
 // Compiled once a format: -DFORMAT=Q4_K -DHEADER="formats/q4_k.cuh" gives matvec_m1, _m2, _m4, _m8 and matvec_gated_m1 .., and
 // matvec_m16 where the format comes in strips.
 //
-// matvec_mM      grid: (sum over the jobs of ceil(n_out / 8), or of ceil(n_out / 16) in strips; for m16 ceil(n_rows / 16)); block: 128.
+// matvec_mM      grid: (sum over the jobs of ceil(n_out / 8), or of ceil(n_out / 16) in strips, ceil(n_out / 64) where the matrix is tall; for m16
+//                ceil(n_rows / 16)); block: 128.
 //                Up to three matrices of one input are one launch; jobs without rows have n_out 0. A warp computes 2 rows.
 // matvec_gated_mM  gate and up at once (gated.cuh); grid: ceil(n_out / 32); block: 256; 128 M bytes of shared memory.
 // Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in], n_rows <= M but for m16; y [n_rows, n_out] f32.
@@ -46,7 +47,8 @@ DEVICE void multiply_gated(const uint8_t* gate, const uint8_t* up, const Gated& 
         const int before = M == 16 ? blockIdx.y * M : 0;                                                                   \
         const Input<M> x = {q8_row(xq, before, n_in), q8_scales(xs, before, n_in), n_rows - before, n_in};                  \
         int block = blockIdx.x;                                                                                            \
-        Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, BLOCK_ROWS<FORMAT>, block);       \
+        auto blocks_of = [&](int n_out) { return blocks_of_matrix<FORMAT, M>(n_out, n_in); };                                 \
+        Job job = pick_job_by({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, blocks_of, block);               \
         job.y += (size_t)before * job.n_out;                                                                               \
         multiply_rows<FORMAT, M>(job, block, x);                                                                           \
     }

@@ -10,13 +10,24 @@
 
 constexpr int ROWS = 2;      // rows of a warp that share the loads of x
 
-// Whether products of few rows take a format's weights in strips (strips.cuh), and rows of a thread block then and else.
+// Whether products of few rows take a format's weights in strips (strips.cuh), and rows of a thread block then and else. The twin is
+// `FewRows::block_rows` in `crates/cuda-exec/src/strips.rs`.
 template <class F, class = void>
 constexpr bool HAS_STRIPS = false;
 template <class F>
 constexpr bool HAS_STRIPS<F, std::void_t<decltype(F::STRIP_HIGH)>> = true;
-template <class F>
-constexpr int BLOCK_ROWS = HAS_STRIPS<F> ? 16 : 8;
+constexpr int STRIPS_OF_TALL = 4;
+constexpr int TALL_ROWS = 32768, TALL_COLUMNS = 4096;
+template <class F, int M>
+DEVICE bool is_tall_matrix(int n_out, int n_in) {
+    return HAS_STRIPS<F> && M < 16 && n_out >= TALL_ROWS && n_in <= TALL_COLUMNS;
+}
+// Thread blocks of a matrix.
+template <class F, int M>
+DEVICE int blocks_of_matrix(int n_out, int n_in) {
+    constexpr int FEW = HAS_STRIPS<F> ? 16 : 8, MANY = 16 * STRIPS_OF_TALL;
+    return is_tall_matrix<F, M>(n_out, n_in) ? (n_out + MANY - 1) / MANY : (n_out + FEW - 1) / FEW;
+}
 
 template <int M>
 struct Input {

@@ -6,8 +6,11 @@
 // 16 rows by 8 rows of x, and once more where M is 16. Scales multiply the integer sums, minima are a product of their own (mma m16n8k8 tf32, with the sums of x in two
 // parts). Instructions for each weight hardly depend on M, and a row's bits do not: each column is added up by itself, in one order.
 //
+// Of a tall matrix, which has more strips than a GPU has room for warps and short rows, each warp of matvec_m1 to _m8 has a strip of its own: it
+// begins and ends half as often, and waits for no other.
+//
 // Formats say STRIP_HIGH: bytes of a group beyond its nibbles (0, 4 or 8). Weights as formats/planes.cuh says, x as q8.cuh does.
-// Shared, for each warp: STAGES * (2048 + 8 * 16 * STRIP_HIGH + 320 M) + (STAGES / 2 + 1) * 512 bytes, and for a strip of Q6_K 32 (TABLE + 2)
+// Shared, for each warp: STAGES * (2048 + 8 * 16 * STRIP_HIGH + 320 M) + (STAGES / 2 + 1) * 512 bytes, and for a strip of Q6_K TABLE_BYTES
 // more; the twin of this is `crates/cuda-exec/src/strips.rs`. Alignment: 16 bytes. No bank conflicts: chunks of 16 bytes are spread by XOR.
 #pragma once
 #include "async_copy.cuh"
@@ -66,6 +69,9 @@ DEVICE int signed_byte_of(uint32_t word, int k) {
 constexpr int MANTISSA = 0x4B400000;
 DEVICE float float_of_mantissa(int x) { return __int_as_float(x) - 12582912.0f; }
 
+// Superblocks whose f16 scales are in shared memory at a time, of a thread block's only strip and of several.
+constexpr int TABLE = 64, TALL_TABLE = 16;
+
 // Columns of y that a lane adds up.
 template <int M>
 constexpr int COLUMNS_OF = M == 1 ? 1 : M == 16 ? 4 : 2;
@@ -78,8 +84,12 @@ struct StripJob {
     int n_rows;         // of the strip that are there, at least 1
 };
 
-// TABLE: superblocks whose f16 scales are in shared memory at a time.
-template <class F, int M, int STAGES, int TABLE>
+// Of a table of the f16 scales of a strip, superblocks and further numbers of a row: an odd number of words, so that rows are in different banks.
+constexpr int TABLE_PAD = 2;
+template <int N_SUPERS>
+constexpr int TABLE_BYTES = STRIP * (N_SUPERS + TABLE_PAD) * 2;
+
+template <class F, int M, int STAGES>
 struct Strip {
     static constexpr int HIGH_BYTES = F::STRIP_HIGH;
     static constexpr bool HAS_HALVES = F::SUB == 16;       // Q6_K: signed scales by 16 weights, and d in a plane of its own
@@ -90,8 +100,6 @@ struct Strip {
     static constexpr int HIGH = 2048, X = HIGH + SUPER * STRIP * HIGH_BYTES, RECORDS = X + 256 * M, STAGE = RECORDS + 64 * M;
     static constexpr int TAILS = STAGES * STAGE, N_TAILS = STAGES / 2 + 1;
     static constexpr int WARP_BYTES = TAILS + N_TAILS * TAIL_BYTES;
-    static constexpr int TABLE_ROW = TABLE + 2;  // an odd number of words, so that rows are in different banks
-    static constexpr int STRIP_BYTES = HAS_HALVES ? STRIP * TABLE_ROW * 2 : 0;
     static constexpr int X_COPIES = M < 2 ? 1 : M / 2, RECORD_COPIES = M < 4 ? 1 : M / 4;
 
     // Places in shared memory, in bytes; chunks of 16.
@@ -190,6 +198,20 @@ struct Strip {
         }
     }
 
+    // Stores the f16 scales of superblocks [begin, end) of the strip's rows first, first + STRIP / N, .. in a table. A lane has one of WIDTH superblocks
+    // and every row of as many that is left to it, whose loads are on their way together.
+    template <int N, int WIDTH>
+    __device__ __forceinline__ void fill_table(const StripJob& job, int first, int begin, int end, uint16_t* table, int table_row) const {
+#pragma unroll 1
+        for (int at = begin + lane % WIDTH; at < end; at += WIDTH) {
+            uint16_t d[N];
+#pragma unroll
+            for (int k = 0; k < N; k++) d[k] = __ldg(supers + (size_t)min(first + k * (STRIP / N), job.n_rows - 1) * n_supers + at);
+#pragma unroll
+            for (int k = 0; k < N; k++) table[(first + k * (STRIP / N)) * table_row + at - begin] = d[k];
+        }
+    }
+
     // Puts the parts of x that belong to the warp's first N superblocks, those `super_of` gives before `end`, into shared memory.
     template <int N, class SuperOf>
     __device__ __forceinline__ void store_first_x(SuperOf super_of, int end) const {
@@ -282,12 +304,21 @@ struct Strip {
 #pragma unroll
                     for (int r = 0; r < 2; r++) scale[r] = byte_of(scales[r][a / 4], (a + u) % 4);
                 }
+                int2 half_scales[2];
+                if (HAS_HALVES) {
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        const uint32_t all[4] = {tail_of[r].x, tail_of[r].y, tail_of[r].z, tail_of[r].w};
+                        half_scales[r].x = signed_byte_of(all[(a + u) / 2], u * 2);
+                        half_scales[r].y = signed_byte_of(all[(a + u) / 2], u * 2 + 1);
+                    }
+                }
 #pragma unroll
                 for (int n = 0; n < TILES; n++) {
                     uint32_t its[2];
                     load_scales(bytes, a + u, 8 * n + 2 * t, its);
                     if (HAS_HALVES) {
-                        add_halves(words, b[n][2 * u], b[n][2 * u + 1], its, tail_of, a + u, n * EACH, part);
+                        add_halves(words, b[n][2 * u], b[n][2 * u + 1], its, half_scales, n * EACH, part);
                         continue;
                     }
                     int dot[4];
@@ -327,29 +358,24 @@ struct Strip {
         }
     }
 
-    // The scales of a group of x, for rows m and m + 1 of it.
+    // The scales of a group of x, for rows m and m + 1 of it: two words, which four places of a warp ask for, and not the records around them.
     __device__ __forceinline__ void load_scales(const uint8_t* bytes, int group, int m, uint32_t (&scales)[2]) const {
-        if (M == 1) {
-            scales[0] = *(const uint32_t*)(bytes + record_at(group, 0));
-        } else {
-            uint4 both = *(const uint4*)(bytes + record_at(group, min(m, M - 2)));
-            scales[0] = both.x, scales[1] = both.z;
-        }
+        const uint32_t* records = (const uint32_t*)(bytes + record_at(group, M == 1 ? 0 : min(m, M - 2)));
+        scales[0] = records[0];
+        if (M > 1) scales[1] = records[2];
     }
 
     // A group of Q6_K, whose halves have scales of their own.
     __device__ __forceinline__ void add_halves(const uint32_t (&words)[4], uint32_t b0, uint32_t b1, const uint32_t (&its)[2],
-                                               const uint4 (&tail_of)[2], int group, int column, float (&part)[2][COLUMNS]) const {
+                                               const int2 (&scale)[2], int column, float (&part)[2][COLUMNS]) const {
         int low[4], upper[4];
         multiply_half(low, words[0], words[1], b0);
         multiply_half(upper, words[2], words[3], b1);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const uint32_t all[4] = {tail_of[r].x, tail_of[r].y, tail_of[r].z, tail_of[r].w};
-            int first = signed_byte_of(all[group / 2], group % 2 * 2), second = signed_byte_of(all[group / 2], group % 2 * 2 + 1);
 #pragma unroll
             for (int c = 0; c < EACH; c++) {
-                float sum = (float)(low[2 * r + c] * first + upper[2 * r + c] * second);
+                float sum = (float)(low[2 * r + c] * scale[r].x + upper[2 * r + c] * scale[r].y);
                 part[r][column + c] += __uint_as_float(its[c]) * sum;
             }
         }
@@ -380,23 +406,24 @@ struct Strip {
     }
 };
 
-// Adds up a strip's superblocks, of which this warp has a slice of `n_slices`. `table` is the strip's, of threads `in_strip` of
-// n_slices * 32. All threads of the thread block call it, for matrices of one width.
-template <class F, int M, int STAGES, int TABLE>
-DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, int n_slices, uint8_t* warp_room, uint16_t* table,
-                      float (&acc)[2][COLUMNS_OF<M>]) {
-    using S = Strip<F, M, STAGES, TABLE>;
+// Adds up a strip's superblocks, of which this warp has a slice of SLICES, or all where it `is_alone`. `table` is the strip's, and has room for
+// `table_len` superblocks. All threads of the thread block call it, for matrices of one width.
+template <class F, int M, int STAGES, int SLICES>
+DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, bool is_alone, uint8_t* warp_room, uint16_t* table,
+                      int table_len, float (&acc)[2][COLUMNS_OF<M>]) {
+    using S = Strip<F, M, STAGES>;
     const S strip(job, x, warp_room);
-    const int lane = threadIdx.x % WARP, g = lane / 4;
-    const int chunk_len = S::HAS_HALVES ? TABLE : strip.n_supers;
+    const int lane = threadIdx.x % WARP, g = lane / 4, n_slices = is_alone ? 1 : SLICES;
+    const int chunk_len = S::HAS_HALVES ? table_len : strip.n_supers, table_row = table_len + TABLE_PAD;
 #pragma unroll 1
     for (int begin = 0; begin < strip.n_supers; begin += chunk_len) {
         int end = min(begin + chunk_len, strip.n_supers);
         if (S::HAS_HALVES) {
             if (begin > 0) __syncthreads();
-            for (int row = slice; row < STRIP; row += n_slices) {
-                const uint16_t* from = strip.supers + (size_t)min(row, job.n_rows - 1) * strip.n_supers;
-                for (int i = begin + lane; i < end; i += WARP) table[row * S::TABLE_ROW + i - begin] = __ldg(from + i);
+            if (is_alone) {
+                strip.template fill_table<STRIP * TALL_TABLE / WARP, TALL_TABLE>(job, lane / TALL_TABLE, begin, end, table, table_row);
+            } else {
+                strip.template fill_table<STRIP / SLICES, WARP>(job, slice, begin, end, table, table_row);
             }
         }
         auto super_of = [&](int i) { return begin + 2 * (slice + i / 2 * n_slices) + i % 2; };
@@ -432,7 +459,7 @@ DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, int n_s
             float2 row_d = make_float2(0.0f, 0.0f);
             if (S::HAS_HALVES) {
                 const uint16_t* d = table + super_of(i) - begin;
-                row_d = make_float2(half_at(d[g * S::TABLE_ROW]), half_at(d[(g + 8) * S::TABLE_ROW]));
+                row_d = make_float2(half_at(d[g * table_row]), half_at(d[(g + 8) * table_row]));
             }
             strip.add(i, row_d, acc);
         }
@@ -459,18 +486,39 @@ DEVICE void leave_sums(const float (&acc)[2][COLUMNS_OF<M>], float* sums) {
     }
 }
 
-// What a thread block of 128 has of a job: a strip, which its 4 warps share.
+// What a thread block of 128 has of a job: a strip, which its 4 warps share, or of a tall matrix a strip for each warp.
 template <class F, int M>
 DEVICE void multiply_strip(const Job& job, int block, const Input<M>& x) {
-    constexpr int STAGES = M == 16 ? 2 : 4, TABLE = 64, WARPS = 4;
-    using S = Strip<F, M, STAGES, TABLE>;
-    int first = block * STRIP, warp = threadIdx.x / WARP;
+    constexpr int STAGES = M == 16 ? 2 : 4, WARPS = STRIPS_OF_TALL;
+    using S = Strip<F, M, STAGES>;
+    const bool is_tall = is_tall_matrix<F, M>(job.n_out, x.n_in);
+    const int warp = threadIdx.x / WARP, strip = is_tall ? warp : 0;
+    const int table_len = is_tall ? TALL_TABLE : TABLE;
+    int first = block * (is_tall ? WARPS * STRIP : STRIP);
     if (first >= job.n_out) return;
+    // A strip may be beyond the matrix where the thread block's first is not; it adds up a row that nothing asks for.
+    const bool is_there = first + strip * STRIP < job.n_out;
+    first = min(first + strip * STRIP, job.n_out - 1);
     int n_rows = min(STRIP, job.n_out - first);
     float acc[2][S::COLUMNS] = {};
     uint8_t* own = strip_room + warp * S::WARP_BYTES;
-    uint16_t* table = (uint16_t*)(strip_room + WARPS * S::WARP_BYTES);
-    sum_strip<F, M, STAGES, TABLE>({job.w, (size_t)job.n_out, (size_t)first, n_rows}, x, warp, WARPS, own, table, acc);
+    uint16_t* table = (uint16_t*)(strip_room + WARPS * S::WARP_BYTES + strip * TABLE_BYTES<TALL_TABLE>);
+    const StripJob own_job = {job.w, (size_t)job.n_out, (size_t)first, n_rows};
+    sum_strip<F, M, STAGES, WARPS>(own_job, x, is_tall ? 0 : warp, is_tall, own, table, table_len, acc);
+    if (is_tall) {
+        const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int row = g + 8 * r;
+            const float bias = job.bias && row < n_rows ? job.bias[first + row] : 0.0f;
+#pragma unroll
+            for (int c = 0; c < S::COLUMNS; c++) {
+                const int m = c / 2 * 8 + 2 * t + c % 2;
+                if (is_there && row < n_rows && m < min(M, x.n_rows)) job.y[(size_t)m * job.n_out + first + row] = acc[r][c] + bias;
+            }
+        }
+        return;
+    }
     __syncthreads();
     float* sums = (float*)strip_room;
     leave_sums<M>(acc, sums + warp * M * SUMS_ROW<M>);
@@ -492,15 +540,16 @@ DEVICE void multiply_strip(const Job& job, int block, const Input<M>& x) {
 // What a thread block of 256 has of a gate and up: 32 rows of both, which are 4 strips of 2 warps each.
 template <class F, int M>
 DEVICE void multiply_gated_strips(const uint8_t* gate, const uint8_t* up, const Gated& out, const Input<M>& x) {
-    constexpr int STAGES = F::STRIP_HIGH == 0 && M <= 2 ? 4 : 2, TABLE = M == 8 ? 16 : 64, SLICES = 2, STRIPS = 4, WARPS = STRIPS * SLICES;
-    using S = Strip<F, M, STAGES, TABLE>;
+    constexpr int STAGES = F::STRIP_HIGH == 0 && M <= 2 ? 4 : 2, SLICES = 2, STRIPS = 4, WARPS = STRIPS * SLICES;
+    constexpr int TABLE_LEN = M == 8 ? TALL_TABLE : TABLE;
+    using S = Strip<F, M, STAGES>;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, strip = warp / SLICES;
     // The second strip of the last thread block may be beyond the matrix; it adds up a row that nobody asks for.
     int first = min((int)blockIdx.x * WARP + strip % 2 * STRIP, out.n_out - 1);
     float acc[2][S::COLUMNS] = {};
-    uint16_t* table = (uint16_t*)(strip_room + WARPS * S::WARP_BYTES + strip * S::STRIP_BYTES);
+    uint16_t* table = (uint16_t*)(strip_room + WARPS * S::WARP_BYTES + strip * TABLE_BYTES<TABLE_LEN>);
     const StripJob job = {strip < 2 ? gate : up, (size_t)out.n_out, (size_t)first, min(STRIP, out.n_out - first)};
-    sum_strip<F, M, STAGES, TABLE>(job, x, warp % SLICES, SLICES, strip_room + warp * S::WARP_BYTES, table, acc);
+    sum_strip<F, M, STAGES, SLICES>(job, x, warp % SLICES, false, strip_room + warp * S::WARP_BYTES, table, TABLE_LEN, acc);
     __syncthreads();
     float* sums = (float*)strip_room;
     leave_sums<M>(acc, sums + strip * SUMS_STRIP<M, SLICES> + warp % SLICES * M * SUMS_ROW<M>);

@@ -12,6 +12,11 @@ const NIBBLE_BYTES: usize = 2048;
 const GROUPS: usize = 8 * 16;
 /// What two superblocks of each row of a strip have once.
 const TAIL_BYTES: usize = 512;
+/// Rows from which on, and columns up to which, a matrix is tall, and the strips that a thread block takes of one: matrices as heads are, which have
+/// more strips than a GPU has room for warps.
+const TALL_ROWS: usize = 32_768;
+const TALL_COLUMNS: usize = 4096;
+const STRIPS_OF_TALL: usize = 4;
 /// How weights of a type are multiplied by few rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FewRows {
@@ -21,6 +26,9 @@ pub struct FewRows {
 }
 
 impl FewRows {
+    /// Rows of a strip, which is what a thread block of `matvec_m16` takes.
+    pub const STRIP_ROWS: usize = 16;
+
     /// That of a type.
     pub fn of(ty: TensorType) -> Self {
         let high_bytes = match ty {
@@ -35,14 +43,20 @@ impl FewRows {
         }
     }
 
-    /// Rows of the matrix that a thread block of `matvec` takes.
-    pub fn block_rows(self) -> usize {
-        if self.high_bytes.is_some() { 16 } else { 8 }
+    /// Rows of a matrix `[n_out, n_in]` that a thread block of `matvec` takes: in strips one, or of a tall matrix with short rows one for each
+    /// warp.
+    pub fn block_rows(self, n_out: usize, n_in: usize) -> usize {
+        match self.high_bytes {
+            Some(_) if n_out >= TALL_ROWS && n_in <= TALL_COLUMNS => Self::STRIP_ROWS * STRIPS_OF_TALL,
+            Some(_) => Self::STRIP_ROWS,
+            None => 8,
+        }
     }
 
     /// Dynamic shared memory of `matvec_m` with this many rows of x.
     pub fn shared_bytes(self, n_rows: usize) -> usize {
-        self.room(VARIANTS[variant_of(n_rows)], 4, 4, table_bytes(64))
+        let tables = table_bytes(64).max(STRIPS_OF_TALL * table_bytes(16));
+        self.room(VARIANTS[variant_of(n_rows)], 4, 4, tables)
     }
 
     /// Whether there is a kernel that takes 16 rows of x at a time, `matvec_m16`.

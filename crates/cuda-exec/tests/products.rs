@@ -1,6 +1,8 @@
 //! Products through [`Ops::linear`], by every number of rows at which another kernel or another grid begins.
 
-use tokenmill_cuda_exec::{Buffer, LinearInput, Matrix, MatrixUse, Ops, Product, QuantizedRows, Uploader};
+use tokenmill_cuda_exec::{
+    Buffer, Device, LinearInput, Matrix, MatrixUse, Ops, Product, QuantizedRows, Uploader,
+};
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 use tokenmill_sim_driver::{SimOptions, Simulator};
@@ -8,11 +10,62 @@ use tokenmill_testkit::Random;
 
 const N_IN: usize = 768;
 
+/// Compares products by three matrices of one input with those of the one order of addition.
+fn check(device: &Device, ops: &mut Ops, types: [TensorType; 3], n_outs: [usize; 3], n_rows: &[usize]) {
+    let mut random = Random::new(3);
+    let mut uploader = Uploader::new(device);
+    let usage = MatrixUse {
+        is_table: false,
+        is_factor: true,
+        is_of_experts: false,
+    };
+    let matrices = [0, 1, 2].map(|index| -> Matrix {
+        let (ty, n_out) = (types[index], n_outs[index]);
+        let format = Format::of(ty).unwrap();
+        let mut rows = vec![0; n_out * format.row_bytes(N_IN).unwrap()];
+        for row in rows.chunks_exact_mut(format.row_bytes(N_IN).unwrap()) {
+            format.quantize_row(&random.values(N_IN), row).unwrap();
+        }
+        uploader.upload(ty, [n_out, N_IN], &rows, usage).unwrap()
+    });
+    uploader.finish().unwrap();
+    for &n_rows in n_rows {
+        let x = device.upload("x", &random.values(n_rows * N_IN)).unwrap();
+        let mut quantized = QuantizedRows::new(device, n_rows, N_IN).unwrap();
+        ops.quantize(n_rows, N_IN, x.view(), quantized.view_mut())
+            .unwrap();
+        let input = LinearInput {
+            n_rows,
+            floats: x.view(),
+            quantized: Some(quantized.view()),
+        };
+        let [found, expected] = [false, true].map(|is_batch_invariant| {
+            ops.set_batch_invariance(is_batch_invariant);
+            let mut outputs = matrices
+                .each_ref()
+                .map(|matrix| -> Buffer<f32> { device.alloc("y", n_rows * matrix.n_out()).unwrap() });
+            let mut products: Vec<Product<'_>> = (outputs.iter_mut().zip(&matrices))
+                .map(|(output, matrix)| Product {
+                    matrix,
+                    bias: None,
+                    output: output.view_mut(),
+                })
+                .collect();
+            ops.linear(&input, &mut products).unwrap();
+            outputs.map(|output| device.download(output.view()).unwrap())
+        });
+        for (found, expected) in found.iter().zip(&expected) {
+            let worst = (found.iter().zip(expected)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+            // Sums of 768 products of numbers around 1: another order of addition, and minima in two parts.
+            assert!(worst < 1e-4, "{types:?} by {n_rows}: {worst}");
+        }
+    }
+}
+
 #[test]
 fn every_number_of_rows_gives_the_products_of_the_one_order_of_addition() {
     let device = Simulator::new(&SimOptions::default()).device();
     let mut ops = Ops::load(&device).unwrap();
-    let mut random = Random::new(3);
     for ty in [
         TensorType::Q4_K,
         TensorType::Q5_K,
@@ -21,51 +74,34 @@ fn every_number_of_rows_gives_the_products_of_the_one_order_of_addition() {
         TensorType::F16,
         TensorType::BF16,
     ] {
-        let format = Format::of(ty).unwrap();
-        let mut uploader = Uploader::new(&device);
-        let usage = MatrixUse {
-            is_table: false,
-            is_factor: true,
-            is_of_experts: false,
-        };
-        let matrices = [130, 64, 9].map(|n_out| -> Matrix {
-            let mut rows = vec![0; n_out * format.row_bytes(N_IN).unwrap()];
-            for row in rows.chunks_exact_mut(format.row_bytes(N_IN).unwrap()) {
-                format.quantize_row(&random.values(N_IN), row).unwrap();
-            }
-            uploader.upload(ty, [n_out, N_IN], &rows, usage).unwrap()
-        });
-        uploader.finish().unwrap();
-        for n_rows in [1, 8, 9, 16, 17, 33, 100, 129] {
-            let x = device.upload("x", &random.values(n_rows * N_IN)).unwrap();
-            let mut quantized = QuantizedRows::new(&device, n_rows, N_IN).unwrap();
-            ops.quantize(n_rows, N_IN, x.view(), quantized.view_mut())
-                .unwrap();
-            let input = LinearInput {
-                n_rows,
-                floats: x.view(),
-                quantized: Some(quantized.view()),
-            };
-            let [found, expected] = [false, true].map(|is_batch_invariant| {
-                ops.set_batch_invariance(is_batch_invariant);
-                let mut outputs = matrices
-                    .each_ref()
-                    .map(|matrix| -> Buffer<f32> { device.alloc("y", n_rows * matrix.n_out()).unwrap() });
-                let mut products: Vec<Product<'_>> = (outputs.iter_mut().zip(&matrices))
-                    .map(|(output, matrix)| Product {
-                        matrix,
-                        bias: None,
-                        output: output.view_mut(),
-                    })
-                    .collect();
-                ops.linear(&input, &mut products).unwrap();
-                outputs.map(|output| device.download(output.view()).unwrap())
-            });
-            for (found, expected) in found.iter().zip(&expected) {
-                let worst = (found.iter().zip(expected)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
-                // Sums of 768 products of numbers around 1: another order of addition, and minima in two parts.
-                assert!(worst < 1e-4, "{ty:?} by {n_rows}: {worst}");
-            }
-        }
+        check(
+            &device,
+            &mut ops,
+            [ty; 3],
+            [130, 64, 9],
+            &[1, 8, 9, 16, 17, 33, 100, 129],
+        );
     }
+}
+
+#[test]
+fn a_pair_of_types_gives_the_same_products() {
+    let device = Simulator::new(&SimOptions::default()).device();
+    let mut ops = Ops::load(&device).unwrap();
+    ops.load_pair([TensorType::Q4_K, TensorType::Q6_K]).unwrap();
+    let types = [TensorType::Q4_K, TensorType::Q4_K, TensorType::Q6_K];
+    check(&device, &mut ops, types, [130, 64, 40], &[1, 8, 9, 16, 17]);
+}
+
+#[test]
+fn a_tall_matrix_may_be_next_to_others() {
+    let device = Simulator::new(&SimOptions::default()).device();
+    let mut ops = Ops::load(&device).unwrap();
+    check(
+        &device,
+        &mut ops,
+        [TensorType::Q6_K; 3],
+        [20, 32_800, 40],
+        &[1, 9],
+    );
 }

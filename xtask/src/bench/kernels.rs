@@ -190,7 +190,7 @@ fn matvec(ty: TensorType, n_rows: usize, n_out: usize, n_in: usize) -> anyhow::R
     let what = Launch {
         module: format!("matvec_{}", type_suffix(ty).context("a type with kernels")?),
         kernel: format!("matvec_m{n_rows}"),
-        grid: [n_out.div_ceil(FewRows::of(ty).block_rows()), 1, 1],
+        grid: [n_out.div_ceil(FewRows::of(ty).block_rows(n_out, n_in)), 1, 1],
         block: 128,
         shared_bytes: FewRows::of(ty).shared_bytes(n_rows),
     };
@@ -258,7 +258,8 @@ fn pair(types: [TensorType; 2], n_outs: [usize; 2]) -> anyhow::Result<Value> {
         arguments = arguments.i32(n as i32);
     }
     let arguments = with_input(&mut memory, arguments, types[0], [1, N_EMBD])?;
-    let n_blocks = (jobs.iter()).map(|&(ty, n_out)| n_out.div_ceil(FewRows::of(ty).block_rows()));
+    let n_blocks =
+        (jobs.iter()).map(|&(ty, n_out)| n_out.div_ceil(FewRows::of(ty).block_rows(n_out, N_EMBD)));
     let shared_bytes = types.map(|ty| FewRows::of(ty).shared_bytes(1));
     let what = Launch {
         module: format!("matvec_{}_{}", first?, second?),

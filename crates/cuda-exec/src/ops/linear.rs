@@ -51,6 +51,20 @@ pub struct GatedProduct<'a> {
     pub quantized: Option<QuantizedMut<'a>>,
 }
 
+/// The kernels for a pair of [`PAIRS`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PairKernels {
+    /// For up to 1, 2, 4 and 8 rows.
+    pub(super) few_rows: [Kernel; 4],
+    /// For 16 rows, where both types come in strips.
+    pub(super) sixteen: Option<Kernel>,
+}
+
+impl PairKernels {
+    /// Rows that one launch takes.
+    const MOST_ROWS: usize = 16;
+}
+
 /// The kernel for a number of rows.
 fn of_rows(kernels: [Kernel; 4], n_rows: usize) -> Kernel {
     kernels[variant_of(n_rows)]
@@ -82,12 +96,20 @@ fn n_blocks(jobs: &[Product<'_>], tile: usize) -> usize {
     jobs.iter().map(|job| job.matrix.n_out().div_ceil(tile)).sum()
 }
 
+/// Thread blocks of matrices that are multiplied by few rows.
+fn few_rows_blocks(jobs: &[Product<'_>]) -> usize {
+    let of_matrix = |matrix: &Matrix| {
+        let [n_out, n_in] = [matrix.n_out(), matrix.n_in()];
+        n_out.div_ceil(FewRows::of(matrix.layout().ty()).block_rows(n_out, n_in))
+    };
+    jobs.iter().map(|job| of_matrix(job.matrix)).sum()
+}
+
 /// The launch of up to three products of few rows.
 fn few_rows_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
     let few = |job: &Product<'_>| FewRows::of(job.matrix.layout().ty());
-    let n_blocks = (jobs.iter()).map(|job| job.matrix.n_out().div_ceil(few(job).block_rows()));
     let shared_bytes = jobs.iter().map(|job| few(job).shared_bytes(n_rows)).max();
-    LaunchShape::new([n_blocks.sum(), 1, 1], 128).with_shared_bytes(shared_bytes.unwrap_or(0))
+    LaunchShape::new([few_rows_blocks(jobs), 1, 1], 128).with_shared_bytes(shared_bytes.unwrap_or(0))
 }
 
 /// The launch of up to three products of more rows by matrices of one type in bands, or in strips of 16.
@@ -103,7 +125,7 @@ fn bands_launch(
         ManyRows::Bands(height) => height,
         ManyRows::Strips => {
             let kernel = kernels.sixteen.ok_or_else(not_a_factor)?;
-            let grid = [n_blocks(jobs, few.block_rows()), n_rows.div_ceil(16), 1];
+            let grid = [n_blocks(jobs, FewRows::STRIP_ROWS), n_rows.div_ceil(16), 1];
             let shape = LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes());
             return Ok((kernel, shape));
         }
@@ -160,10 +182,9 @@ impl Ops {
     /// [`CudaExecError::Shape`], [`CudaExecError::Bounds`], or the driver's.
     pub fn linear(&self, input: &LinearInput<'_>, products: &mut [Product<'_>]) -> Result<()> {
         let n_rows = input.n_rows;
-        if let Some(kernels) = self.pair_of(products, n_rows) {
-            let shape = few_rows_shape(products, n_rows);
+        if let Some((kernel, shape)) = self.pair_of(products, n_rows) {
             let args = job_args(input, products)?;
-            return self.device.launch(of_rows(kernels, n_rows), shape, &args);
+            return self.device.launch(kernel, shape, &args);
         }
         let is_joined = |a: &Product<'_>, b: &Product<'_>| a.matrix.layout().ty() == b.matrix.layout().ty();
         for joined in products.chunk_by_mut(is_joined) {
@@ -190,19 +211,35 @@ impl Ops {
         Ok(())
     }
 
-    /// The kernels for two matrices of one type and a third of another.
-    fn pair_of(&self, products: &[Product<'_>], n_rows: usize) -> Option<[Kernel; 4]> {
+    /// The launch of two matrices of one type and a third of another, by up to as many rows as a thread block takes.
+    fn pair_of(&self, products: &[Product<'_>], n_rows: usize) -> Option<(Kernel, LaunchShape)> {
         let [a, b, c] = products else {
             return None;
         };
-        let [a, b, c] = [a, b, c].map(|product| product.matrix);
         // Each must have been loaded as a factor, as for a launch of its own.
-        let are_factors = [a, b, c].iter().all(|matrix| matrix.kernels.matvec.is_some());
-        let types = [a, c].map(|matrix| matrix.layout().ty());
-        if self.is_batch_invariant || n_rows > MAX_ROWS || !are_factors || b.layout().ty() != types[0] {
+        let are_factors = (products.iter()).all(|product| product.matrix.kernels.matvec.is_some());
+        let types = [a, c].map(|product| product.matrix.layout().ty());
+        if self.is_batch_invariant || !are_factors || b.matrix.layout().ty() != types[0] {
             return None;
         }
-        self.pairs[PAIRS.iter().position(|pair| *pair == types)?]
+        let kernels = self.pairs[PAIRS.iter().position(|pair| *pair == types)?]?;
+        if n_rows <= MAX_ROWS {
+            let kernel = of_rows(kernels.few_rows, n_rows);
+            return Some((kernel, few_rows_shape(products, n_rows)));
+        }
+        // Only where launches of their own would be strips too, whose bits these are.
+        let n_out = [a, b].map(|product| product.matrix.n_out()).iter().sum();
+        let launches = [(types[0], n_out), (types[1], c.matrix.n_out())];
+        let are_strips =
+            (launches.iter()).all(|&(ty, n_out)| ManyRows::of(ty, n_out, n_rows) == ManyRows::Strips);
+        if n_rows > PairKernels::MOST_ROWS || !are_strips {
+            return None;
+        }
+        let few = types.map(FewRows::of);
+        let shared_bytes = few.map(FewRows::sixteen_shared_bytes).into_iter().max();
+        let shape = LaunchShape::new([n_blocks(products, FewRows::STRIP_ROWS), 1, 1], 128)
+            .with_shared_bytes(shared_bytes.unwrap_or(0));
+        Some((kernels.sixteen?, shape))
     }
 
     /// Whether a pair can be multiplied by [`Self::matvec_gated`]: rows that may depend on each other's number, few of them or any number

@@ -247,7 +247,7 @@ pub struct Ops {
     /// Of recurrent layers, where they were asked for.
     recurrent: Option<recurrence::RecurrentKernels>,
     /// Products by matrices of two types, as far as they were asked for; in the order of [`PAIRS`].
-    pairs: [Option<[Kernel; 4]>; PAIRS.len()],
+    pairs: [Option<linear::PairKernels>; PAIRS.len()],
     /// Rows of a grid along y or z at most; a launch of more is cut.
     max_grid_rows: usize,
 }
@@ -365,7 +365,15 @@ impl Ops {
             let name = format!("matvec_pair_m{n_rows}");
             self.device.kernel_with_shared_bytes(&module, &name, shared_bytes)
         };
-        self.pairs[index] = Some([kernel(1)?, kernel(2)?, kernel(4)?, kernel(8)?]);
+        let few_rows = [kernel(1)?, kernel(2)?, kernel(4)?, kernel(8)?];
+        let sixteen = if few.iter().all(|few| few.takes_sixteen()) {
+            let shared_bytes = few.map(FewRows::sixteen_shared_bytes).into_iter().max();
+            let shared_bytes = shared_bytes.unwrap_or(0);
+            Some((self.device).kernel_with_shared_bytes(&module, "matvec_pair_m16", shared_bytes)?)
+        } else {
+            None
+        };
+        self.pairs[index] = Some(linear::PairKernels { few_rows, sixteen });
         Ok(())
     }
 }

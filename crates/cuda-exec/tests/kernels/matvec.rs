@@ -61,7 +61,7 @@ fn matvec(ty: TensorType, variant: usize) -> Kernel {
     Kernel {
         module: "matvec",
         name: format!("matvec_m{variant}"),
-        tile: [FewRows::of(ty).block_rows(), 8],
+        tile: [FewRows::of(ty).block_rows(1, 256), 8],
         block: 128,
         shared_bytes: FewRows::of(ty).shared_bytes(variant),
     }
@@ -71,7 +71,7 @@ fn sixteen(ty: TensorType) -> Kernel {
     Kernel {
         module: "matvec",
         name: "matvec_m16".to_owned(),
-        tile: [FewRows::of(ty).block_rows(), 16],
+        tile: [FewRows::STRIP_ROWS, 16],
         block: 128,
         shared_bytes: FewRows::of(ty).sixteen_shared_bytes(),
     }
@@ -196,6 +196,23 @@ fn long_rows_of_strips_match_a_plain_loop() {
 }
 
 #[test]
+fn each_warp_has_a_strip_of_a_tall_matrix() {
+    for ty in types().filter(|&ty| FewRows::of(ty).takes_sixteen()) {
+        // The last thread block has a strip of 4 rows, and one that is not there.
+        let n_out = (1 << 15) + 36;
+        assert_eq!(FewRows::of(ty).block_rows(n_out, 4096), 64);
+        for (variant, n_rows, n_in) in [(1, 1, 512), (4, 3, 768), (8, 5, 256)] {
+            let kernel = Kernel {
+                tile: [64, 8],
+                ..matvec(ty, variant)
+            };
+            let counters = check_kernel(ty, &kernel, n_rows, [n_out, 0, 0], n_in, variant == 4);
+            assert_eq!(counters.bank_conflicts(), 0, "{ty:?} by {n_rows}");
+        }
+    }
+}
+
+#[test]
 fn rows_beyond_sixteen_are_further_thread_blocks() {
     for ty in types().filter(|&ty| FewRows::of(ty).takes_sixteen()) {
         check_kernel(ty, &sixteen(ty), 35, [21, 16, 5], 768, true);
@@ -252,7 +269,11 @@ fn products_have_no_bank_conflicts() {
 fn matrices_of_two_types_are_one_launch_with_the_same_bits() {
     let n_in = 1280;
     for types in PAIRS {
-        for (variant, n_rows) in [(1, 1), (2, 2), (4, 3), (8, 8)] {
+        let take_sixteen = types.iter().all(|&ty| FewRows::of(ty).takes_sixteen());
+        for (variant, n_rows) in [(1, 1), (2, 2), (4, 3), (8, 8), (16, 11)] {
+            if variant == 16 && !take_sixteen {
+                continue;
+            }
             for n_outs in [[20, 9, 11], [8, 0, 3]] {
                 let mut random = Random::new(variant);
                 let mut sim = Sim::new();
@@ -278,9 +299,13 @@ fn matrices_of_two_types_are_one_launch_with_the_same_bits() {
                         arguments = arguments.i32(n as i32);
                     }
                     let few = of_job.map(FewRows::of);
-                    let n_blocks =
-                        (outs.iter().zip(few)).map(|(n_out, few)| n_out.div_ceil(few.block_rows()));
-                    let shared_bytes = few.map(|few| few.shared_bytes(n_rows)).into_iter().max();
+                    let n_blocks = (outs.iter().zip(few))
+                        .map(|(n_out, few)| n_out.div_ceil(few.block_rows(*n_out, n_in)));
+                    let shared_bytes = few.map(|few| match variant {
+                        16 => few.sixteen_shared_bytes(),
+                        _ => few.shared_bytes(n_rows),
+                    });
+                    let shared_bytes = shared_bytes.into_iter().max();
                     let arguments = input.append(arguments);
                     let grid = [n_blocks.sum(), 1, 1];
                     sim.launch(module, kernel, grid, 128, shared_bytes.unwrap(), &arguments);
@@ -315,8 +340,13 @@ fn float_rows_may_have_any_length() {
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
     let mut random = Random::new(5);
-    let (n_in, n_out) = (1280, 12);
-    for ty in [TensorType::Q4_K, TensorType::Q6_K, TensorType::BF16] {
+    for (ty, n_in, n_out) in [
+        (TensorType::Q4_K, 1280, 12),
+        (TensorType::Q6_K, 1280, 12),
+        (TensorType::BF16, 1280, 12),
+        // A tall matrix.
+        (TensorType::Q6_K, 256, 1 << 15),
+    ] {
         let mut sim = Sim::new();
         let (file_rows, _) = random_matrix(&mut random, ty, n_out, n_in);
         let w = sim.matrix(ty, n_out, n_in, &file_rows);
@@ -333,7 +363,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
             let module = format!("matvec_{}", type_suffix(ty).unwrap());
             let kernel = format!("matvec_m{variant}");
             let few = FewRows::of(ty);
-            let grid = [n_out.div_ceil(few.block_rows()), 1, 1];
+            let grid = [n_out.div_ceil(few.block_rows(n_out, n_in)), 1, 1];
             let shared_bytes = few.shared_bytes(n_rows);
             sim.launch(
                 &module,
