@@ -16,7 +16,8 @@ DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* position
                     const float* k_norm, float eps, int n_heads, int n_kv_heads, int dim_k, int dim_v, K* k_store,
                     V* v_store) {
     extern __shared__ float head_values[];
-    constexpr int AHEAD = 2;  // pairs of a lane whose angles are ready before the queries are
+    constexpr int AHEAD = 2;    // pairs of a lane whose angles are ready before the queries are
+    constexpr int AT_ONCE = 4;  // values of a lane that are on their way together
     int lane = threadIdx.x, token = blockIdx.y, head = blockIdx.x, half = n_dims / 2;
     let_next_begin();
     uint32_t slot = slots[token];
@@ -35,22 +36,45 @@ DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* position
         if (!is_stored) return;
         auto to = kv_place(v_store, slot, g, n_kv_heads, row);
 #pragma unroll 1
-        for (int i = lane; i < row; i += WARP) put(to + i, i < dim_v ? from[i] : 0.0f);
+        for (int first = lane; first < row; first += AT_ONCE * WARP) {
+            float x[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) x[k] = first + k * WARP < dim_v ? from[first + k * WARP] : 0.0f;
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++)
+                if (first + k * WARP < row) put(to + first + k * WARP, x[k]);
+        }
         return;
     }
     bool is_query = head < n_heads;
     int g = head - n_heads;
     float* x = is_query ? q + ((size_t)token * n_heads + head) * dim_k : k + ((size_t)token * n_kv_heads + g) * dim_k;
     const float* norm = is_query ? q_norm : k_norm;
-    float factor = 1.0f;
-    if (norm) {
-        float squares = 0.0f;
+    float squares = 0.0f;
 #pragma unroll 1
-        for (int i = lane; i < dim_k; i += WARP) squares += x[i] * x[i];
-        factor = 1.0f / sqrtf(warp_sum(squares) / dim_k + eps);
+    for (int first = lane; first < dim_k; first += AT_ONCE * WARP) {
+        float values[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) values[k] = first + k * WARP < dim_k ? x[first + k * WARP] : 0.0f;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            squares += values[k] * values[k];
+            if (first + k * WARP < dim_k) head_values[first + k * WARP] = values[k];
+        }
     }
+    if (norm) {
+        // A lane's own values, so it waits for no other.
+        const float factor = 1.0f / sqrtf(warp_sum(squares) / dim_k + eps);
 #pragma unroll 1
-    for (int i = lane; i < dim_k; i += WARP) head_values[i] = norm ? x[i] * factor * norm[i] : x[i];
+        for (int first = lane; first < dim_k; first += AT_ONCE * WARP) {
+            float weights[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) weights[k] = first + k * WARP < dim_k ? norm[first + k * WARP] : 0.0f;
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++)
+                if (first + k * WARP < dim_k) head_values[first + k * WARP] = head_values[first + k * WARP] * factor * weights[k];
+        }
+    }
     __syncwarp();
     if (inv_freqs) {
         auto rotate = [&](int i, float sin, float cos) {

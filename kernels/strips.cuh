@@ -469,8 +469,8 @@ DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, bool is
 // Floats from one column of a warp's sums to the next, by M; so columns that are stored or read together are in different banks.
 template <int M>
 constexpr int SUMS_ROW = STRIP + (M >= 8 ? 4 : M == 4 ? 8 : 0);
-template <int M, int SLICES>
-constexpr int SUMS_STRIP = SLICES * M * SUMS_ROW<M> + 16;
+template <int M>
+constexpr int SUMS_STRIP = M * SUMS_ROW<M> + 16;
 
 // Leaves a warp's sums in shared memory.
 template <int M>
@@ -537,29 +537,25 @@ DEVICE void multiply_strip(const Job& job, int block, const Input<M>& x) {
     }
 }
 
-// What a thread block of 256 has of a gate and up: 32 rows of both, which are 4 strips of 2 warps each.
+// What a thread block of 128 has of a gate and up: 32 rows of both, which are 4 strips, one for each warp.
 template <class F, int M>
 DEVICE void multiply_gated_strips(const uint8_t* gate, const uint8_t* up, const Gated& out, const Input<M>& x) {
-    constexpr int STAGES = F::STRIP_HIGH == 0 && M <= 2 ? 4 : 2, SLICES = 2, STRIPS = 4, WARPS = STRIPS * SLICES;
-    constexpr int TABLE_LEN = M == 8 ? TALL_TABLE : TABLE;
+    constexpr int STAGES = F::STRIP_HIGH == 0 && M <= 2 ? 4 : 2, STRIPS = 4;
     using S = Strip<F, M, STAGES>;
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, strip = warp / SLICES;
+    int lane = threadIdx.x % WARP, strip = threadIdx.x / WARP;
     // The second strip of the last thread block may be beyond the matrix; it adds up a row that nobody asks for.
     int first = min((int)blockIdx.x * WARP + strip % 2 * STRIP, out.n_out - 1);
     float acc[2][S::COLUMNS] = {};
-    uint16_t* table = (uint16_t*)(strip_room + WARPS * S::WARP_BYTES + strip * TABLE_BYTES<TABLE_LEN>);
+    uint16_t* table = (uint16_t*)(strip_room + STRIPS * S::WARP_BYTES + strip * TABLE_BYTES<TABLE>);
     const StripJob job = {strip < 2 ? gate : up, (size_t)out.n_out, (size_t)first, min(STRIP, out.n_out - first)};
-    sum_strip<F, M, STAGES, SLICES>(job, x, warp % SLICES, false, strip_room + warp * S::WARP_BYTES, table, TABLE_LEN, acc);
+    sum_strip<F, M, STAGES, 1>(job, x, 0, false, strip_room + strip * S::WARP_BYTES, table, TABLE, acc);
     __syncthreads();
     float* sums = (float*)strip_room;
-    leave_sums<M>(acc, sums + strip * SUMS_STRIP<M, SLICES> + warp % SLICES * M * SUMS_ROW<M>);
+    leave_sums<M>(acc, sums + strip * SUMS_STRIP<M>);
     __syncthreads();
-    for (int m = warp; m < x.n_rows; m += WARPS) {
+    for (int m = strip; m < x.n_rows; m += STRIPS) {
         int row = (int)blockIdx.x * WARP + lane;
-        auto sum_of = [&](int which) {
-            const float* at = sums + (2 * which + lane / STRIP) * SUMS_STRIP<M, SLICES> + m * SUMS_ROW<M> + lane % STRIP;
-            return at[0] + at[M * SUMS_ROW<M>];
-        };
+        auto sum_of = [&](int which) { return sums[(2 * which + lane / STRIP) * SUMS_STRIP<M> + m * SUMS_ROW<M> + lane % STRIP]; };
         float value = 0.0f;
         if (row < out.n_out) {
             float up_sum = sum_of(1) + (out.up_bias ? out.up_bias[row] : 0.0f);

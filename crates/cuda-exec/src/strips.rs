@@ -69,6 +69,11 @@ impl FewRows {
         self.room(16, 2, 4, table_bytes(64))
     }
 
+    /// Threads of a thread block of `matvec_gated_m`.
+    pub fn gated_threads(self) -> u32 {
+        if self.high_bytes.is_some() { 128 } else { 256 }
+    }
+
     /// Dynamic shared memory of `matvec_gated_m` with this many rows of x.
     pub fn gated_shared_bytes(self, n_rows: usize) -> usize {
         let n_stages = if self.high_bytes == Some(0) && n_rows <= 2 {
@@ -77,8 +82,7 @@ impl FewRows {
             2
         };
         let variant = VARIANTS[variant_of(n_rows)];
-        let n_supers = if variant == 8 { 16 } else { 64 };
-        self.room(variant, n_stages, 8, 4 * table_bytes(n_supers))
+        self.room(variant, n_stages, 4, 4 * table_bytes(64))
     }
 
     fn room(self, variant: usize, n_stages: usize, n_warps: usize, table_bytes: usize) -> usize {

@@ -220,7 +220,7 @@ fn gated(ty: TensorType, n_out: usize) -> anyhow::Result<Value> {
         module: format!("matvec_{}", type_suffix(ty).context("a type with kernels")?),
         kernel: "matvec_gated_m1".to_owned(),
         grid: [n_out.div_ceil(32), 1, 1],
-        block: 256,
+        block: FewRows::of(ty).gated_threads() as usize,
         shared_bytes: FewRows::of(ty).gated_shared_bytes(1),
     };
     let counters = count(&mut memory, &what, &arguments)?;

@@ -293,7 +293,8 @@ impl Ops {
             return self.device.launch(of_bands[variant], shape, &args);
         }
         let shared_bytes = FewRows::of(ty).gated_shared_bytes(n_rows);
-        let shape = LaunchShape::new([n_out.div_ceil(32), 1, 1], 256).with_shared_bytes(shared_bytes);
+        let n_threads = FewRows::of(ty).gated_threads();
+        let shape = LaunchShape::new([n_out.div_ceil(32), 1, 1], n_threads).with_shared_bytes(shared_bytes);
         self.device.launch(of_rows(kernels, n_rows), shape, &args)
     }
 }

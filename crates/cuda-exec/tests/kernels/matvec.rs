@@ -449,7 +449,8 @@ fn gated_products_activate_and_quantize() {
             let grid = [n_out.div_ceil(32), 1, 1];
             let shared_bytes = FewRows::of(ty).gated_shared_bytes(n_rows);
             let (module, kernel) = (format!("matvec_{suffix}"), format!("matvec_gated_m{variant}"));
-            sim.launch(&module, &kernel, grid, 256, shared_bytes, &arguments);
+            let n_threads = FewRows::of(ty).gated_threads() as usize;
+            sim.launch(&module, &kernel, grid, n_threads, shared_bytes, &arguments);
         }
         let found = sim.read_f32s(y, n_rows * n_out);
         let expected: Vec<(f64, f64)> = (0..n_rows * n_out)
