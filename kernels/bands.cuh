@@ -477,9 +477,5 @@ DEVICE void multiply_gated_band(const uint8_t* gate, const uint8_t* up, const Ga
         leave(out.activation);
     }
     __syncthreads();
-    for (int index = warp; index < 2 * min(n_rows, B::COLUMNS); index += BAND_WARPS) {
-        int m = index / 2, local = index % 2 * WARP + lane;
-        if (first + index % 2 * WARP < out.n_out)
-            store_gated(out, before + m, block * 2 + index % 2, first + local < out.n_out ? tile[m * ROW + local] : 0.0f);
-    }
+    store_gated_tile<ROWS, ROW, BAND_WARPS>(out, tile, first, before, min(n_rows, B::COLUMNS));
 }

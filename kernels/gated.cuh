@@ -22,6 +22,42 @@ DEVICE void store_gated(const Gated& out, int m, int group, float value) {
     if (out.yq) quantize_group(value, q8_row(out.yq, m, out.n_out), q8_scales(out.ys, m, out.n_out), group, out.n_out / WARP);
 }
 
+// Stores four neighbouring values from row `row` on, a multiple of 4, for row m of x; eight lanes in a row have a group, and all lanes of a warp take
+// part. Values are 0 beyond the last row, and lanes that have nothing say so.
+DEVICE void store_four_gated(const Gated& out, int m, int row, const float (&values)[4], bool is_there) {
+    if (out.y && is_there) {
+        float* y = out.y + (size_t)m * out.n_out + row;
+        if (out.n_out % 4 == 0 && row < out.n_out) {
+            *(float4*)y = make_float4(values[0], values[1], values[2], values[3]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (row + i < out.n_out) y[i] = values[i];
+        }
+    }
+    if (out.yq) quantize_four(values, row, is_there ? out.n_out : 0, q8_row(out.yq, m, out.n_out), q8_scales(out.ys, m, out.n_out));
+}
+
+// Stores values that are in shared memory, ROWS of row m of x from tile[m * ROW] on, from row `first` of y; WARPS warps do, for `n` rows from `before` on.
+template <int ROWS, int ROW, int WARPS>
+DEVICE void store_gated_tile(const Gated& out, const float* tile, int first, int before, int n) {
+    constexpr int GROUPS = ROWS / WARP, AT_ONCE = 4 * WARPS;
+    const int mine = threadIdx.x / 8, i = threadIdx.x % 8 * 4;
+    for (int index = mine; index - mine < GROUPS * n; index += AT_ONCE) {
+        const int m = index / GROUPS, local = index % GROUPS * WARP + i;
+        const bool is_there = m < n;
+        float values[4] = {};
+        if (is_there) {
+            const float4 four = *(const float4*)(tile + m * ROW + local);
+            values[0] = four.x, values[1] = four.y, values[2] = four.z, values[3] = four.w;
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (first + local + k >= out.n_out) values[k] = 0.0f;
+        store_four_gated(out, before + m, first + local, values, is_there);
+    }
+}
+
 // `sums.of(row, acc)` gives every lane the sums of a row of the gate in acc[0] and of the same row of up in acc[1].
 template <int M, class Sums>
 DEVICE void write_gated(const Gated& out, int n_rows, const Sums& sums) {
