@@ -52,6 +52,23 @@ struct BandJob {
     int n_out, first;       // rows of the matrix, and that of the band
 };
 
+// A number that the compiler does not know to be the same as before.
+DEVICE int asked_again(int number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
+// Which superblocks a thread block adds up: all, or `each` of them by its place along z. A number that is asked for again takes no register.
+struct AllSupers {
+    int n_supers;
+    __device__ __forceinline__ int begin() const { return 0; }
+    __device__ __forceinline__ int end() const { return n_supers; }
+};
+struct ShareOfSupers {
+    int n_supers, each;
+    __device__ __forceinline__ int begin() const { return blockIdx.z * each; }
+    __device__ __forceinline__ int end() const { return min((asked_again(blockIdx.z) + 1) * each, n_supers); }
+};
+
 // TILES of 8 rows of x, HEIGHT rows of weights.
 template <class F, int TILES, int HEIGHT, bool GATED>
 struct Band {
@@ -352,27 +369,29 @@ struct Band {
         }
     }
 
-    // Adds all superblocks up.
-    __device__ __forceinline__ void sum(float (&acc)[2][TILES][4]) const {
+    // Adds up the superblocks from begin() to end(), which are asked for again each time; the first is of even number.
+    template <class Range>
+    __device__ __forceinline__ void sum(const Range& range, float (&acc)[2][TILES][4]) const {
         const uint32_t room = shared_at(strip_room);
+        const int begin = range.begin();
 #pragma unroll 1
         for (int i = 0; i < STAGES - 1; i++)
-            if (i < n_supers) copy_weights(room, i, i);
+            if (begin + i < range.end()) copy_weights(room, i, begin + i);
         uint16_t d[2][2];
-        load_supers(0, d);
+        load_supers(begin, d);
         // The weights of the first superblocks are on their way before x is there.
         await_earlier();
 #pragma unroll 1
         for (int i = 0; i < STAGES - 1; i++) {
-            if (i < n_supers) copy_rows_of_x(room, i, i);
+            if (begin + i < range.end()) copy_rows_of_x(room, i, begin + i);
             commit_copies();
         }
         int from = 0, to = STAGES - 1;
 #pragma unroll 1
-        for (int super = 0; super < n_supers; super++) {
+        for (int super = begin; super < range.end(); super++) {
             wait_copies<STAGES - 2>();
             __syncthreads();
-            if (super + STAGES - 1 < n_supers) {
+            if (super + STAGES - 1 < range.end()) {
                 copy_weights(room, to, super + STAGES - 1);
                 copy_rows_of_x(room, to, super + STAGES - 1);
             }
@@ -388,6 +407,24 @@ struct Band {
     }
 };
 
+// Stores the sums of a high band from row `first` on.
+template <int TILES>
+DEVICE void store_high(const Job& job, int first, int n_rows, const float (&acc)[2][TILES][4]) {
+    const int thread = asked_again(threadIdx.x), lane = thread % WARP, warp = thread / WARP, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int row = first + (2 * warp + s) * STRIP + g + i / 2 * 8, m = 8 * n + 2 * t + i % 2;
+                if (row < job.n_out && m < n_rows)
+                    job.y[(size_t)m * job.n_out + row] = job.bias ? acc[s][n][i] + job.bias[row] : acc[s][n][i];
+            }
+        }
+    }
+}
+
 // What a thread block of 128 has of a job: `height` rows, by COLUMNS rows of x.
 template <class F, int TILES, int HEIGHT>
 DEVICE void multiply_band(const Job& job, int block, const int8_t* xq, const Q8Scale* xs, int n_rows, int n_in) {
@@ -396,20 +433,9 @@ DEVICE void multiply_band(const Job& job, int block, const int8_t* xq, const Q8S
     if (first >= job.n_out) return;
     const B band({job.w, nullptr, job.n_out, first}, xq, xs, n_rows, n_in);
     float acc[2][TILES][4] = {};
-    band.sum(acc);
+    band.sum(AllSupers{n_in / 256}, acc);
     if constexpr (B::SLICES == 1) {
-#pragma unroll
-        for (int s = 0; s < 2; s++) {
-#pragma unroll
-            for (int n = 0; n < TILES; n++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int row = first + (2 * warp + s) * STRIP + g + i / 2 * 8, m = 8 * n + 2 * t + i % 2;
-                    if (row < job.n_out && m < n_rows)
-                        job.y[(size_t)m * job.n_out + row] = job.bias ? acc[s][n][i] + job.bias[row] : acc[s][n][i];
-                }
-            }
-        }
+        store_high(job, first, n_rows, acc);
     } else {
         // Of each warp the columns, HEIGHT sums in a row and some space, so that columns that are stored together are in different banks.
         constexpr int ROW = HEIGHT + 4;
@@ -436,6 +462,66 @@ DEVICE void multiply_band(const Job& job, int block, const int8_t* xq, const Q8S
     }
 }
 
+// Where thread blocks share a band: each leaves its sums in `parts`, [tiles][splits][4 TILES][128] f32 by 4; who comes last adds those of the tile up, in
+// their order, and is told so. Counters are 0 before and after.
+template <int TILES>
+DEVICE bool add_parts(float4* parts, uint32_t* counters, float (&acc)[2][TILES][4]) {
+    constexpr int N = 2 * TILES, THREADS = BAND_WARPS * WARP;
+    const int tile = asked_again(blockIdx.y) * gridDim.x + blockIdx.x, n_splits = gridDim.z, split = asked_again(blockIdx.z);
+    parts += (size_t)tile * n_splits * (N * THREADS) + asked_again(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float(&a)[4] = acc[i / TILES][i % TILES];
+        parts[(split * N + i) * THREADS] = make_float4(a[0], a[1], a[2], a[3]);
+    }
+    // Its reads are ordered after everyone's writes by fence and counter.
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = atomicAdd(counters + tile, 1) == n_splits - 1;
+        if (is_last) counters[tile] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return false;
+    auto add = [&](int s, bool is_first) {
+        float4 x[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = parts[(s * N + i) * THREADS];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float(&a)[4] = acc[i / TILES][i % TILES];
+            a[0] = is_first ? x[i].x : a[0] + x[i].x;
+            a[1] = is_first ? x[i].y : a[1] + x[i].y;
+            a[2] = is_first ? x[i].z : a[2] + x[i].z;
+            a[3] = is_first ? x[i].w : a[3] + x[i].w;
+        }
+    };
+    add(0, true);
+#pragma unroll 1
+    for (int s = 1; s < n_splits; s++) add(s, false);
+    return true;
+}
+
+// A thread block's share of a high band: `pick(block)` gives its job and makes `block` relative to it; it is asked again behind the sums.
+template <class F, int TILES, class Pick>
+DEVICE void multiply_share(const Pick& pick, const int8_t* xq, const Q8Scale* xs, int n_rows, int n_in, float4* parts, uint32_t* counters, int each) {
+    float acc[2][TILES][4] = {};
+    {
+        int block = blockIdx.x, before = blockIdx.y * 8 * TILES;
+        const Job job = pick(block);
+        const Band<F, TILES, 128, false> band({job.w, nullptr, job.n_out, block * 128}, q8_row(xq, before, n_in), q8_scales(xs, before, n_in),
+                                              n_rows - before, n_in);
+        band.sum(ShareOfSupers{n_in / 256, each}, acc);
+    }
+    if (!add_parts<TILES>(parts, counters, acc)) return;
+    int block = asked_again(blockIdx.x), before = asked_again(blockIdx.y) * 8 * TILES;
+    Job job = pick(block);
+    job.y += (size_t)before * job.n_out;
+    store_high(job, block * 128, n_rows - before, acc);
+}
+
 // What thread block `block` of 128 threads has of a gate and up: 64 rows of both.
 template <class F, int TILES>
 DEVICE void multiply_gated_band(const uint8_t* gate, const uint8_t* up, const Gated& out, int block, int before, const int8_t* xq,
@@ -445,7 +531,7 @@ DEVICE void multiply_gated_band(const uint8_t* gate, const uint8_t* up, const Ga
     const int first = block * ROWS, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     const B band({gate, up, out.n_out, first}, xq, xs, n_rows, n_in);
     float acc[2][TILES][4] = {};
-    band.sum(acc);
+    band.sum(AllSupers{n_in / 256}, acc);
     float* tile = (float*)strip_room;
     __syncthreads();
     auto leave = [&](int activation) {

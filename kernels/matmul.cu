@@ -9,10 +9,12 @@
 // | matmul_n64         | 128       | 64        | 256   | (sum over jobs of ceil(n_out / 128), ceil(n_rows / 64)) |
 // | matmul_n16         | 64        | 16        | 128   | (sum over jobs of ceil(n_out / 64), ceil(n_rows / 16))  |
 // | matmul_band_nN     | 128       | N         | 128   | (sum over jobs of ceil(n_out / 128), ceil(n_rows / N))  |
+// | matmul_split_n64   | 128       | 64        | 128   | as matmul_band_n64, by the thread blocks that share columns |
 // | matmul_low_band_nN | 32        | N         | 128   | (sum over jobs of ceil(n_out / 32), ceil(n_rows / N))   |
 // | matmul_gated_nN    | 64 of two | N         | 128   | (ceil(n_out / 64), ceil(n_rows / N))                    |
 //
-// N is 16, 32 or 64, of low bands 16 or 32.
+// N is 16, 32 or 64, of low bands 16 or 32. Of a split band each thread block adds up `each` superblocks, an even number; `parts` and `counters` as add_parts
+// says.
 // Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in]; y [n_rows, n_out] f32, of gated ones also as gated.cuh says.
 // Shared: of tiles static, as tiles.cuh says; of bands dynamic, `Band::shared_bytes`. Alignment: weights 256 bytes, x 16 bytes.
 // Measured on the simulator only: bench/runs.
@@ -53,6 +55,17 @@ MATMUL(matmul_n16, 4, 2)
         multiply_band<FORMAT, TILES, HEIGHT>(job, block, q8_row(xq, before, n_in), q8_scales(xs, before, n_in),         \
                                              n_rows - before, n_in);                                                    \
     }
+#define SPLIT_BAND(NAME, TILES)                                                                                      \
+    KERNEL __launch_bounds__(BAND_WARPS * 32, 1)                                                                        \
+        NAME(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,                  \
+             const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in,              \
+             int n_rows, const int8_t* xq, const Q8Scale* xs, float4* parts, uint32_t* counters, int each) {            \
+        let_next_begin();                                                                                               \
+        auto pick = [&](int& block) {                                                                                   \
+            return pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, 128, block);                 \
+        };                                                                                                              \
+        multiply_share<FORMAT, TILES>(pick, xq, xs, n_rows, n_in, parts, counters, each);                               \
+    }
 #define GATED_BAND(NAME, TILES)                                                                                      \
     KERNEL __launch_bounds__(BAND_WARPS * 32, 1)                                                                        \
         NAME(const uint8_t* gate, const uint8_t* up, int n_out, const float* gate_bias, const float* up_bias,           \
@@ -68,6 +81,7 @@ MATMUL(matmul_n16, 4, 2)
 BAND(matmul_band_n16, 2, 128)
 BAND(matmul_band_n32, 4, 128)
 BAND(matmul_band_n64, 8, 128)
+SPLIT_BAND(matmul_split_n64, 8)
 BAND(matmul_low_band_n16, 2, 32)
 BAND(matmul_low_band_n32, 4, 32)
 GATED_BAND(matmul_gated_n16, 2)

@@ -5,7 +5,7 @@
 
 use tokenmill_gguf::TensorType;
 
-use crate::FewRows;
+use crate::{Buffer, Device, FewRows, Stream, error::Result};
 
 /// Threads of a thread block.
 pub(crate) const BAND_THREADS: u32 = 128;
@@ -19,6 +19,14 @@ const MANY_BLOCKS_OF_MORE_ROWS: usize = 80;
 const STRIP_ROWS: usize = 48;
 /// The same for Q6_K, which takes more work to unpack.
 const Q6_K_STRIP_ROWS: usize = 16;
+/// Rows of x above which bands of K-quants may be split: their kernel takes 64.
+const UNSPLIT_ROWS: usize = 32;
+/// Multiprocessors of an H100.
+const MULTIPROCESSORS: usize = 132;
+/// Thread blocks of bands that are split at most: two for each multiprocessor.
+const MAX_SPLIT_BLOCKS: usize = 2 * MULTIPROCESSORS;
+/// The same at least; with fewer, low bands are faster.
+const MIN_SPLIT_BLOCKS: usize = 96;
 /// What a thread block may ask for on compute capability 8.6 and 8.9.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
@@ -104,21 +112,83 @@ pub enum ManyRows {
     Strips,
     /// In bands.
     Bands(BandHeight),
+    /// In high bands, whose columns so many thread blocks share.
+    Splits(usize),
 }
 
 impl ManyRows {
-    /// The launch for matrices with `n_out` rows in all, by so many rows of x.
-    pub fn of(ty: TensorType, n_out: usize, n_rows: usize) -> Self {
-        let height = BandHeight::of(n_out, n_rows);
+    /// Thread blocks that share a band at most. The last of them adds all parts up.
+    pub const MAX_SPLITS: usize = 8;
+
+    /// The launch for matrices of so many rows of `n_in` weights, by so many rows of x. At most `max_splits` thread blocks share a band: 1 where
+    /// there is no memory for their parts.
+    pub fn of(ty: TensorType, n_outs: &[usize], n_in: usize, n_rows: usize, max_splits: usize) -> Self {
+        let height = BandHeight::of(n_outs.iter().sum(), n_rows);
         let strip_rows = match ty {
             TensorType::Q6_K => Q6_K_STRIP_ROWS,
             _ => STRIP_ROWS,
         };
         if n_rows <= strip_rows && height == BandHeight::Low && FewRows::of(ty).takes_sixteen() {
-            Self::Strips
-        } else {
-            Self::Bands(height)
+            return Self::Strips;
         }
+        let n_bands: usize = n_outs.iter().map(|n_out| n_out.div_ceil(128)).sum();
+        let can_split = n_rows > UNSPLIT_ROWS && Bands::of(ty).is_some_and(Bands::has_gated);
+        match n_splits(n_bands * n_rows.div_ceil(64), n_in / 256, max_splits) {
+            n if n > 1 && can_split => Self::Splits(n),
+            _ => Self::Bands(height),
+        }
+    }
+}
+
+/// Superblocks of each of `n_splits` thread blocks that share `n_supers`: an even number, since what superblocks have once is copied for two at a time.
+pub(crate) fn supers_of_each(n_supers: usize, n_splits: usize) -> usize {
+    n_supers.div_ceil(n_splits).next_multiple_of(2)
+}
+
+/// Thread blocks that share a band where there are `n_blocks` without sharing, at most `most`: as many as make the launch shortest. By the timing model two
+/// on a multiprocessor take 1.75 times as long as one.
+fn n_splits(n_blocks: usize, n_supers: usize, most: usize) -> usize {
+    let quarters = |n: usize| {
+        let rounds = if n * n_blocks <= MULTIPROCESSORS { 4 } else { 7 };
+        rounds * supers_of_each(n_supers, n)
+    };
+    // None of them may be without superblocks.
+    let is_full = |n: usize| (n - 1) * supers_of_each(n_supers, n) < n_supers;
+    (2..=most)
+        .filter(|&n| (MIN_SPLIT_BLOCKS..=MAX_SPLIT_BLOCKS).contains(&(n * n_blocks)) && is_full(n))
+        .min_by_key(|&n| quarters(n))
+        .filter(|&n| quarters(n) < quarters(1))
+        .unwrap_or(1)
+}
+
+/// Memory for the parts of sums that thread blocks of a band leave, and for counting those that did.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) sums: Buffer<f32>,
+    /// Zero before and after each launch.
+    pub(crate) counters: Buffer<u32>,
+}
+
+impl Parts {
+    /// Sums for the largest launch in splits: of a thread block those of 128 rows by 64 rows of x.
+    const N_SUMS: usize = MAX_SPLIT_BLOCKS * 128 * 64;
+
+    /// Allocates it.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`](crate::CudaExecError::OutOfMemory), or the driver's.
+    pub(crate) fn new(device: &Device) -> Result<Self> {
+        let mut counters = device.alloc("products", MAX_SPLIT_BLOCKS)?;
+        device.zero(Stream::Compute, &counters.view_mut())?;
+        Ok(Self {
+            sums: device.alloc("products", Self::N_SUMS)?,
+            counters,
+        })
+    }
+
+    /// Device memory that it takes.
+    pub(crate) fn device_bytes() -> usize {
+        crate::buffer_bytes::<f32>(Self::N_SUMS) + crate::buffer_bytes::<u32>(MAX_SPLIT_BLOCKS)
     }
 }
 
@@ -182,7 +252,7 @@ mod tests {
 
     #[test]
     fn narrow_products_by_few_rows_are_strips_where_there_are_some() {
-        let of = ManyRows::of;
+        let of = |ty, n_out, n_rows| ManyRows::of(ty, &[n_out], 4096, n_rows, 1);
         assert_eq!(of(TensorType::Q4_K, 4096, 48), ManyRows::Strips);
         assert_eq!(of(TensorType::Q4_K, 4096, 49), ManyRows::Bands(BandHeight::Low));
         assert_eq!(of(TensorType::Q6_K, 4096, 17), ManyRows::Bands(BandHeight::Low));
@@ -191,6 +261,45 @@ mod tests {
             ManyRows::Bands(BandHeight::High)
         );
         assert_eq!(of(TensorType::BF16, 4096, 16), ManyRows::Bands(BandHeight::Low));
+    }
+
+    #[test]
+    fn narrow_products_are_split_until_the_gpu_is_full() {
+        let check = |ty, n_outs: &[usize], n_in, n_rows, expected| {
+            let found = ManyRows::of(ty, n_outs, n_in, n_rows, ManyRows::MAX_SPLITS);
+            assert_eq!(found, expected, "{ty:?} {n_outs:?} of {n_in} by {n_rows}");
+        };
+        let (high, low) = (
+            ManyRows::Bands(BandHeight::High),
+            ManyRows::Bands(BandHeight::Low),
+        );
+        check(TensorType::Q4_K, &[4096], 4096, 64, ManyRows::Splits(8));
+        check(TensorType::Q4_K, &[4096], 4096, 128, ManyRows::Splits(4));
+        check(TensorType::Q6_K, &[4096], 14_336, 33, ManyRows::Splits(4));
+        check(TensorType::Q4_K, &[4096, 1024], 4096, 64, ManyRows::Splits(3));
+        check(TensorType::Q6_K, &[4096], 14_336, 32, low);
+        // Too few even when they are split, and enough without.
+        check(TensorType::Q6_K, &[1024], 4096, 64, low);
+        check(TensorType::Q4_K, &[4096], 4096, 512, high);
+        check(TensorType::BF16, &[4096], 4096, 64, low);
+    }
+
+    #[test]
+    fn splits_fit_their_memory_and_none_is_empty() {
+        for (n_blocks, n_supers) in
+            (1..300).flat_map(|n_blocks| (1..80).map(move |n_supers| (n_blocks, n_supers)))
+        {
+            let n = n_splits(n_blocks, n_supers, ManyRows::MAX_SPLITS);
+            assert!(
+                n == 1 || n * n_blocks <= MAX_SPLIT_BLOCKS,
+                "{n_blocks} of {n_supers}"
+            );
+            let each = supers_of_each(n_supers, n);
+            assert!(
+                (n - 1) * each < n_supers && n * each >= n_supers,
+                "{n_blocks} of {n_supers}"
+            );
+        }
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub(crate) struct BandKernels {
     low: [Kernel; 2],
     /// Of types whose gate and up can be one launch.
     pub(crate) gated: Option<[Kernel; 3]>,
+    /// Of the same types: high bands by 64 rows of x whose columns thread blocks share.
+    pub(crate) split: Option<Kernel>,
 }
 
 impl BandKernels {
@@ -70,6 +72,11 @@ impl BandKernels {
             low: [low(a)?, low(b)?],
             gated: if bands.has_gated() {
                 Some([gated(a)?, gated(b)?, gated(c)?])
+            } else {
+                None
+            },
+            split: if bands.has_gated() {
+                Some(load(BandHeight::High, c, &format!("matmul_split_n{c}"))?)
             } else {
                 None
             },

@@ -8,8 +8,8 @@ use tokenmill_backend::{
     Activation, Attention, KvLayerShape, KvLayout, KvType, Norm, NormKind, PAGE_TOKENS, PageGroup,
 };
 use tokenmill_cuda_exec::{
-    ArgmaxScratch, AttentionScratch, AttentionStep, Bands, Buffer, CudaExecError, DecodePlan, Device,
-    FewRows, GatedProduct, KvStore, LinearInput, ManyRows, Matrix, MatrixLayout, MatrixUse, Ops,
+    ArgmaxScratch, AttentionScratch, AttentionStep, BandHeight, Bands, Buffer, CudaExecError, DecodePlan,
+    Device, FewRows, GatedProduct, KvStore, LinearInput, ManyRows, Matrix, MatrixLayout, MatrixUse, Ops,
     PrefillTiles, Product, QuantizedRows, SampleInputs, SampleOutputs, SamplePlan, SampleRecord,
     SampleScratch, ScratchNeeds, TokenRuns, Uploader, Visible, modules::type_suffix,
 };
@@ -69,7 +69,11 @@ impl Rows {
 }
 
 /// The module and the kernel of a product as [`Ops::linear`] launches it, and its dynamic shared memory.
-fn product_kernel(ty: TensorType, n_out: usize, n_rows: usize) -> anyhow::Result<((String, String), usize)> {
+fn product_kernel(
+    ty: TensorType,
+    [n_out, n_in]: [usize; 2],
+    n_rows: usize,
+) -> anyhow::Result<((String, String), usize)> {
     let suffix = type_suffix(ty).context("a type without kernels")?;
     let few = FewRows::of(ty);
     let of_few = |variant: usize| (format!("matvec_{suffix}"), format!("matvec_m{variant}"));
@@ -77,14 +81,20 @@ fn product_kernel(ty: TensorType, n_out: usize, n_rows: usize) -> anyhow::Result
         return Ok((of_few(n_rows.next_power_of_two()), few.shared_bytes(n_rows)));
     }
     let bands = Bands::of(ty).context("a type without bands")?;
-    Ok(match ManyRows::of(ty, n_out, n_rows) {
-        ManyRows::Strips => (of_few(16), few.sixteen_shared_bytes()),
-        ManyRows::Bands(height) => {
-            let columns = height.columns()[height.variant_of(n_rows)];
-            let kernel = (format!("matmul_{suffix}"), height.kernel(columns));
-            (kernel, bands.shared_bytes(height, columns))
-        }
-    })
+    Ok(
+        match ManyRows::of(ty, &[n_out], n_in, n_rows, ManyRows::MAX_SPLITS) {
+            ManyRows::Strips => (of_few(16), few.sixteen_shared_bytes()),
+            ManyRows::Bands(height) => {
+                let columns = height.columns()[height.variant_of(n_rows)];
+                let kernel = (format!("matmul_{suffix}"), height.kernel(columns));
+                (kernel, bands.shared_bytes(height, columns))
+            }
+            ManyRows::Splits(_) => {
+                let kernel = (format!("matmul_{suffix}"), "matmul_split_n64".to_owned());
+                (kernel, bands.shared_bytes(BandHeight::High, 64))
+            }
+        },
+    )
 }
 
 impl Workshop {
@@ -121,6 +131,7 @@ impl Workshop {
     pub(super) fn new(device: &Device, slice: usize, max_copies: usize) -> anyhow::Result<Self> {
         let mut ops = Ops::load(device)?;
         ops.load_pair([TensorType::Q4_K, TensorType::Q6_K])?;
+        ops.allow_splits()?;
         Ok(Self {
             device: device.clone(),
             ops,
@@ -226,7 +237,7 @@ impl Workshop {
         let matrices = self.matrices(ty, [n_out, n_in])?;
         let rows = self.rows(n_rows, n_in)?;
         let mut output = self.floats(n_rows * n_out)?;
-        let (kernel, shared_bytes) = product_kernel(ty, n_out, n_rows)?;
+        let (kernel, shared_bytes) = product_kernel(ty, [n_out, n_in], n_rows)?;
         let ops = &self.ops;
         Ok(Work {
             kernel,

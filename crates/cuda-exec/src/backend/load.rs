@@ -39,6 +39,7 @@ impl CudaBackend {
         self.epoch += 1;
         self.device.reserve("the model", self.check_fit(limits, plan)?)?;
         self.make_sums(limits)?;
+        self.ops.allow_splits()?;
         let attention = attention_needs(network, limits);
         let device = &self.device;
         self.workspace = Some(Workspace {
@@ -85,6 +86,7 @@ impl CudaBackend {
     pub(super) fn size_of_workspace(network: &NetworkShape, limits: &ExecutorLimits) -> usize {
         let attention = attention_needs(network, limits);
         StepInputs::device_bytes(limits)
+            + crate::Ops::split_bytes()
             + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, limits.max_batch_seqs, attention)
             + crate::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
             + crate::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())

@@ -124,6 +124,7 @@ mod tests {
                 "matmul_gated_n16",
                 "matmul_gated_n32",
                 "matmul_gated_n64",
+                "matmul_split_n64",
             ];
             check(&format!("matmul_{format}"), &bands);
         }

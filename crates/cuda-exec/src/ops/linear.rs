@@ -1,12 +1,18 @@
 //! Products of matrices with rows, few or many. Kernels: `matvec.cu`, `matvec_pair.cu`, `matvec_float.cu`, `matmul.cu`,
 //! `matmul_float.cu`.
 
+use std::sync::PoisonError;
+
 use tokenmill_backend::Activation;
 
 use super::{Ops, QuantizedMut, QuantizedView, check_equal, elementwise::activation_code};
 use crate::{
     Args, BandHeight, Bands, CudaExecError, FewRows, Kernel, LaunchShape, ManyRows, Matrix, View, ViewMut,
-    bands::BAND_THREADS, error::Result, matrix::MatrixKernels, modules::PAIRS, strips::variant_of,
+    bands::{BAND_THREADS, supers_of_each},
+    error::Result,
+    matrix::MatrixKernels,
+    modules::PAIRS,
+    strips::variant_of,
 };
 
 /// Rows up to which weights are read once without tiles.
@@ -112,29 +118,42 @@ fn few_rows_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
     LaunchShape::new([few_rows_blocks(jobs), 1, 1], 128).with_shared_bytes(shared_bytes.unwrap_or(0))
 }
 
-/// The launch of up to three products of more rows by matrices of one type in bands, or in strips of 16.
+/// The launch of up to three products of more rows by matrices of one type in bands, or in strips of 16; and where thread blocks share columns, of how
+/// many superblocks each.
 fn bands_launch(
     kernels: &MatrixKernels,
     jobs: &[Product<'_>],
     n_rows: usize,
-) -> Result<(Kernel, LaunchShape)> {
-    let ty = jobs[0].matrix.layout().ty();
+    max_splits: usize,
+) -> Result<(Kernel, LaunchShape, Option<usize>)> {
+    let matrix = jobs[0].matrix;
+    let ty = matrix.layout().ty();
     let (bands, few) = (Bands::of(ty).ok_or_else(not_a_factor)?, FewRows::of(ty));
-    let n_out = jobs.iter().map(|job| job.matrix.n_out()).sum();
-    let height = match ManyRows::of(ty, n_out, n_rows) {
-        ManyRows::Bands(height) => height,
-        ManyRows::Strips => {
-            let kernel = kernels.sixteen.ok_or_else(not_a_factor)?;
-            let grid = [n_blocks(jobs, FewRows::STRIP_ROWS), n_rows.div_ceil(16), 1];
-            let shape = LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes());
-            return Ok((kernel, shape));
-        }
+    let n_outs: Vec<usize> = jobs.iter().map(|job| job.matrix.n_out()).collect();
+    let of_bands = kernels.bands.ok_or_else(not_a_factor)?;
+    let shape = |height: BandHeight, columns: usize, n_splits: usize| {
+        let grid = [n_blocks(jobs, height.rows()), n_rows.div_ceil(columns), n_splits];
+        LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(bands.shared_bytes(height, columns))
     };
-    let columns = height.columns()[height.variant_of(n_rows)];
-    let grid = [n_blocks(jobs, height.rows()), n_rows.div_ceil(columns), 1];
-    let shape = LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(bands.shared_bytes(height, columns));
-    let kernels = kernels.bands.ok_or_else(not_a_factor)?;
-    Ok((kernels.plain_of(height, n_rows), shape))
+    Ok(
+        match ManyRows::of(ty, &n_outs, matrix.n_in(), n_rows, max_splits) {
+            ManyRows::Strips => {
+                let kernel = kernels.sixteen.ok_or_else(not_a_factor)?;
+                let grid = [n_blocks(jobs, FewRows::STRIP_ROWS), n_rows.div_ceil(16), 1];
+                let shape = LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes());
+                (kernel, shape, None)
+            }
+            ManyRows::Bands(height) => {
+                let columns = height.columns()[height.variant_of(n_rows)];
+                (of_bands.plain_of(height, n_rows), shape(height, columns, 1), None)
+            }
+            ManyRows::Splits(n_splits) => {
+                let kernel = of_bands.split.ok_or_else(not_a_factor)?;
+                let each = supers_of_each(matrix.n_in() / 256, n_splits);
+                (kernel, shape(BandHeight::High, 64, n_splits), Some(each))
+            }
+        },
+    )
 }
 
 /// The arguments that all products have.
@@ -190,20 +209,34 @@ impl Ops {
         for joined in products.chunk_by_mut(is_joined) {
             for jobs in joined.chunks_mut(MAX_JOBS) {
                 let kernels = jobs[0].matrix.kernels;
-                let (kernel, shape) = if n_rows <= MAX_ROWS && !self.is_batch_invariant {
+                let (kernel, shape, each) = if n_rows <= MAX_ROWS && !self.is_batch_invariant {
                     let kernel = of_rows(kernels.matvec.ok_or_else(not_a_factor)?, n_rows);
-                    (kernel, few_rows_shape(jobs, n_rows))
+                    (kernel, few_rows_shape(jobs, n_rows), None)
+                } else if kernels.bands.is_some() && !self.is_batch_invariant {
+                    // Bands add in another order than tiles.
+                    let max_splits = if self.parts.is_some() {
+                        ManyRows::MAX_SPLITS
+                    } else {
+                        1
+                    };
+                    bands_launch(&kernels, jobs, n_rows, max_splits)?
                 } else {
                     let [small, large] = kernels.matmul.ok_or_else(not_a_factor)?;
                     let tiled = if n_rows <= small.tile[1] { small } else { large };
                     let [tile_out, tile_rows] = tiled.tile;
                     let grid = [n_blocks(jobs, tile_out), n_rows.div_ceil(tile_rows), 1];
-                    // Bands add in another order than tiles.
-                    match kernels.bands {
-                        Some(_) if !self.is_batch_invariant => bands_launch(&kernels, jobs, n_rows)?,
-                        _ => (tiled.kernel, LaunchShape::new(grid, tiled.n_threads)),
-                    }
+                    (tiled.kernel, LaunchShape::new(grid, tiled.n_threads), None)
                 };
+                if let (Some(each), Some(parts)) = (each, &self.parts) {
+                    let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+                    let parts = &mut *parts;
+                    let args = job_args(input, jobs)?
+                        .write(parts.sums.view_mut())
+                        .write(parts.counters.view_mut())
+                        .count(each);
+                    self.device.launch(kernel, shape, &args)?;
+                    continue;
+                }
                 let args = job_args(input, jobs)?;
                 self.device.launch(kernel, shape, &args)?;
             }

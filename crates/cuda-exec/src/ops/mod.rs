@@ -21,7 +21,7 @@ mod rope_kv;
 mod sample;
 mod streams;
 
-use std::mem::size_of;
+use std::{mem::size_of, sync::Mutex};
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
@@ -30,6 +30,7 @@ use tokenmill_backend::KvType;
 
 use crate::{
     Buffer, Device, FewRows, Kernel, View, ViewMut,
+    bands::Parts,
     error::{CudaExecError, Result},
     modules::{PAIRS, pair_name},
 };
@@ -250,6 +251,8 @@ pub struct Ops {
     pairs: [Option<linear::PairKernels>; PAIRS.len()],
     /// Rows of a grid along y or z at most; a launch of more is cut.
     max_grid_rows: usize,
+    /// For products whose columns thread blocks share, where that was asked for. Launches that use it follow each other.
+    parts: Option<Mutex<Parts>>,
 }
 
 impl Ops {
@@ -301,6 +304,7 @@ impl Ops {
             recurrent: None,
             pairs: [None; PAIRS.len()],
             max_grid_rows: MAX_GRID_ROWS,
+            parts: None,
             is_batch_invariant: false,
             device: device.clone(),
         })
@@ -330,6 +334,20 @@ impl Ops {
             *prefill = attention_prefill::load(&self.device, types)?;
         }
         Ok(())
+    }
+
+    /// Allocates what products need whose columns thread blocks share: narrow ones of K-quants by more than 32 rows, which are slower without.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`], or the driver's.
+    pub fn allow_splits(&mut self) -> Result<()> {
+        self.parts = Some(Mutex::new(Parts::new(&self.device)?));
+        Ok(())
+    }
+
+    /// Device memory that [`Self::allow_splits`] takes.
+    pub fn split_bytes() -> usize {
+        Parts::device_bytes()
     }
 
     /// The kernels for a store.

@@ -26,6 +26,22 @@ fn band(ty: TensorType, height: BandHeight, columns: usize) -> Kernel {
         tile: [height.rows(), columns],
         block: 128,
         shared_bytes: Bands::of(ty).unwrap().shared_bytes(height, columns),
+        n_splits: None,
+    }
+}
+
+#[test]
+fn bands_that_thread_blocks_share_match_a_plain_loop() {
+    for ty in TYPES.into_iter().filter(|ty| !WORDS.contains(ty)) {
+        for (n_splits, n_supers) in [(1, 1), (2, 3), (3, 5), (4, 7)] {
+            let kernel = Kernel {
+                name: "matmul_split_n64".to_owned(),
+                n_splits: Some(n_splits),
+                ..band(ty, BandHeight::High, 64)
+            };
+            let counters = check_kernel(ty, &kernel, 67, [150, 33, 5], n_supers * 256, true);
+            assert_eq!(counters.bank_conflicts(), 0, "{ty:?} by {n_splits}");
+        }
     }
 }
 

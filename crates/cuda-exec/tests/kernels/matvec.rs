@@ -55,6 +55,8 @@ pub(crate) struct Kernel {
     pub(crate) tile: [usize; 2],
     pub(crate) block: usize,
     pub(crate) shared_bytes: usize,
+    /// Thread blocks that share the columns, where the kernel is made for that.
+    pub(crate) n_splits: Option<usize>,
 }
 
 fn matvec(ty: TensorType, variant: usize) -> Kernel {
@@ -64,6 +66,7 @@ fn matvec(ty: TensorType, variant: usize) -> Kernel {
         tile: [FewRows::of(ty).block_rows(1, 256), 8],
         block: 128,
         shared_bytes: FewRows::of(ty).shared_bytes(variant),
+        n_splits: None,
     }
 }
 
@@ -74,6 +77,7 @@ fn sixteen(ty: TensorType) -> Kernel {
         tile: [FewRows::STRIP_ROWS, 16],
         block: 128,
         shared_bytes: FewRows::of(ty).sixteen_shared_bytes(),
+        n_splits: None,
     }
 }
 
@@ -89,6 +93,7 @@ fn matmul(ty: TensorType, tokens: usize) -> Kernel {
         tile: [rows, tokens],
         block,
         shared_bytes: 0,
+        n_splits: None,
     }
 }
 
@@ -141,15 +146,32 @@ pub(crate) fn check_kernel(
     let module = format!("{}_{}", kernel.module, type_suffix(ty).unwrap());
     let [tile_rows, tile_tokens] = kernel.tile;
     let n_blocks = n_outs.iter().map(|n_out| n_out.div_ceil(tile_rows)).sum();
-    let grid = [n_blocks, n_rows.div_ceil(tile_tokens), 1];
+    let n_tiles = n_rows.div_ceil(tile_tokens);
+    let grid = [n_blocks, n_tiles, kernel.n_splits.unwrap_or(1)];
+    let mut arguments = input.append(arguments);
+    let mut counts = None;
+    if let Some(n_splits) = kernel.n_splits {
+        let parts = sim.room(n_blocks * n_tiles * n_splits * tile_rows * tile_tokens * 4);
+        let zeros = sim.u32s(&vec![0; n_blocks * n_tiles]);
+        let each = (n_in / 256).div_ceil(n_splits).next_multiple_of(2);
+        arguments = arguments.ptr(parts).ptr(zeros).i32(each as i32);
+        counts = Some(zeros);
+    }
     let counters = sim.launch(
         &module,
         &kernel.name,
         grid,
         kernel.block,
         kernel.shared_bytes,
-        &input.append(arguments),
+        &arguments,
     );
+    if let Some(counts) = counts {
+        let left = sim.read_u32s(counts, n_blocks * n_tiles);
+        assert!(
+            left.iter().all(|&count| count == 0),
+            "counters are left as they were"
+        );
+    }
     for (job, &n_out) in n_outs.iter().enumerate().filter(|(_, n_out)| **n_out > 0) {
         let found = sim.read_f32s(outputs[job], n_rows * n_out);
         let expected: Vec<(f64, f64)> = (0..n_rows * n_out)
