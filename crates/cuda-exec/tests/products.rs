@@ -1,7 +1,7 @@
 //! Products through [`Ops::linear`], by every number of rows at which another kernel or another grid begins.
 
 use tokenmill_cuda_exec::{
-    Buffer, Device, LinearInput, Matrix, MatrixUse, Ops, Product, QuantizedRows, Uploader,
+    Buffer, Device, LinearInput, ManyRows, Matrix, MatrixUse, Ops, Product, QuantizedRows, Uploader,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
@@ -104,4 +104,54 @@ fn a_tall_matrix_may_be_next_to_others() {
         [20, 32_800, 40],
         &[1, 9],
     );
+}
+
+#[test]
+fn narrow_products_whose_columns_thread_blocks_share_are_those_of_the_one_order_of_addition() {
+    let device = Simulator::new(&SimOptions::default()).device();
+    let mut ops = Ops::load(&device).unwrap();
+    ops.allow_splits().unwrap();
+    let mut random = Random::new(5);
+    let (ty, n_out, n_in, n_rows) = (TensorType::Q4_K, 1540, 2048, 100);
+    assert_eq!(
+        ManyRows::of(ty, &[n_out], n_in, n_rows, ManyRows::MAX_SPLITS),
+        ManyRows::Splits(4)
+    );
+    let format = Format::of(ty).unwrap();
+    let mut rows = vec![0; n_out * format.row_bytes(n_in).unwrap()];
+    for row in rows.chunks_exact_mut(format.row_bytes(n_in).unwrap()) {
+        format.quantize_row(&random.values(n_in), row).unwrap();
+    }
+    let mut uploader = Uploader::new(&device);
+    let usage = MatrixUse {
+        is_table: false,
+        is_factor: true,
+        is_of_experts: false,
+    };
+    let matrix = uploader.upload(ty, [n_out, n_in], &rows, usage).unwrap();
+    uploader.finish().unwrap();
+    let x = device.upload("x", &random.values(n_rows * n_in)).unwrap();
+    let mut quantized = QuantizedRows::new(&device, n_rows, n_in).unwrap();
+    ops.quantize(n_rows, n_in, x.view(), quantized.view_mut())
+        .unwrap();
+    let input = LinearInput {
+        n_rows,
+        floats: x.view(),
+        quantized: Some(quantized.view()),
+    };
+    let mut multiply = |is_batch_invariant| -> Vec<f32> {
+        ops.set_batch_invariance(is_batch_invariant);
+        let mut output: Buffer<f32> = device.alloc("y", n_rows * n_out).unwrap();
+        let product = Product {
+            matrix: &matrix,
+            bias: None,
+            output: output.view_mut(),
+        };
+        ops.linear(&input, &mut [product]).unwrap();
+        device.download(output.view()).unwrap()
+    };
+    let (found, again, expected) = (multiply(false), multiply(false), multiply(true));
+    assert!(found == again, "parts and counters are used again");
+    let worst = (found.iter().zip(&expected)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+    assert!(worst < 3e-4, "{worst}");
 }
