@@ -180,8 +180,9 @@ impl Scheduler {
         in_use
     }
 
-    /// Drops the cached pages of an adapter.
+    /// Drops the cached pages of an adapter, and the answers that were given with it.
     pub(crate) fn forget_adapter(&mut self, adapter: AdapterId) {
+        self.answers.forget_adapter(adapter);
         for group in &mut self.groups {
             group.pool.forget_adapter(adapter);
         }

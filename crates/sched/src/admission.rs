@@ -221,6 +221,7 @@ impl Scheduler {
             if let Some(miss) = miss {
                 self.counters.misses[miss.index()] += 1;
             }
+            self.give_earlier_answer(id);
         }
         self.enter_running(id);
     }

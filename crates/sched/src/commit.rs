@@ -140,11 +140,18 @@ impl Scheduler {
         self.counters.drafts.add(n_drafted, n_accepted);
         match kind {
             DraftKind::Model => self.counters.model_drafts.add(n_drafted, n_accepted),
-            DraftKind::Constraint { n_found } if n_drafted > n_found => {
-                let (n_forced, n_right) = (n_drafted - n_found, n_accepted.saturating_sub(n_found));
-                self.counters.forced_drafts.add(n_forced, n_right);
+            DraftKind::Earlier => self.counters.earlier_drafts.add(n_drafted, n_accepted),
+            DraftKind::Constraint { n_found, of_earlier } => {
+                let (n_found, n_right) = (n_found.min(n_drafted), n_accepted.min(n_found));
+                if of_earlier && n_found > 0 {
+                    self.counters.earlier_drafts.add(n_found, n_right);
+                }
+                if n_drafted > n_found {
+                    let (n_forced, n_right) = (n_drafted - n_found, n_accepted - n_right);
+                    self.counters.forced_drafts.add(n_forced, n_right);
+                }
             }
-            DraftKind::Constraint { .. } | DraftKind::Ngram => {}
+            DraftKind::Ngram => {}
         }
     }
 
@@ -325,6 +332,7 @@ impl Scheduler {
         self.let_followers_go(id);
         let sequence = self.sequences.remove(id).expect("it is alive");
         self.forget_deadlines(id, &sequence);
+        self.keep_answer(&sequence, end);
         outcomes.push(Outcome::Ended {
             seq: id,
             end,

@@ -57,23 +57,43 @@ pub struct ConstraintFailure {
 
 /// Begins the constraint of each sample of a request.
 #[derive(Clone)]
-pub struct ConstraintSource(Arc<dyn Fn() -> Box<dyn TokenConstraint> + Send + Sync>);
+pub struct ConstraintSource {
+    begin: Arc<dyn Fn() -> Box<dyn TokenConstraint> + Send + Sync>,
+    name: Option<Arc<[u8]>>,
+}
 
 impl ConstraintSource {
     /// A source that calls `begin` for each sample, on a thread that computes masks.
     pub fn new(begin: impl Fn() -> Box<dyn TokenConstraint> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(begin))
+        Self {
+            begin: Arc::new(begin),
+            name: None,
+        }
+    }
+
+    /// Names it. Two sources of one name must begin constraints that allow the same: then a request may guess its answer by that of
+    /// another, as far as all else is equal.
+    #[must_use]
+    pub fn named(self, name: impl Into<Vec<u8>>) -> Self {
+        Self {
+            name: Some(name.into().into()),
+            ..self
+        }
+    }
+
+    pub(crate) fn name(&self) -> Option<&[u8]> {
+        self.name.as_deref()
     }
 
     pub(crate) fn begin(&self) -> Box<dyn TokenConstraint> {
-        (self.0)()
+        (self.begin)()
     }
 }
 
 impl PartialEq for ConstraintSource {
     /// Whether it is the same source.
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.begin, &other.begin)
     }
 }
 

@@ -11,9 +11,9 @@ use crate::{
     arena::SeqId,
     draft_times::DraftTimes,
     drafting::{DraftRoom, MaskedGuess, Speculation},
+    look_up::Found,
     masked_text::Seen,
     model_guess::{ModelAcceptance, ModelGuess},
-    ngram::{Match, followed_by},
     scheduler::Scheduler,
     sequence::{Masking, Sequence, Work},
 };
@@ -28,8 +28,8 @@ struct Choice {
 
 #[derive(Clone, Copy, Debug)]
 enum Source {
-    /// What followed an earlier occurrence of the newest tokens.
-    Match(Match),
+    /// What was said before.
+    Found(Found),
     /// What the drafting model expects.
     Model,
     /// What there are masks for.
@@ -84,8 +84,9 @@ fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftRoom)
     } else {
         let found = looks_up.then(|| drafter.find(tokens)).flatten()?;
         let acceptance = drafter.acceptance;
-        let likelihood = |offset| acceptance.of(found.len + offset);
-        (Source::Match(found), room.best_len(max, n_costs, likelihood))
+        let max = max.min(drafter.look_up().n_following(found));
+        let likelihood = |offset| acceptance.of(found, offset);
+        (Source::Found(found), room.best_len(max, n_costs, likelihood))
     };
     (len > 0).then_some(Choice { source, len, gain })
 }
@@ -147,9 +148,10 @@ impl Scheduler {
         room.take(fitting, gain * fitting as u64 / len as u64);
         let Sequence { tokens, drafter, .. } = &self.sequences[id];
         match source {
-            Source::Match(found) => {
+            Source::Found(found) => {
+                let look_up = drafter.as_ref().expect("it was chosen").look_up();
                 for offset in 0..fitting {
-                    let id = followed_by(tokens, found, offset, &drafts[start..]);
+                    let id = look_up.followed_by(tokens, found, offset, &drafts[start..]);
                     drafts.push(id);
                 }
             }
@@ -197,7 +199,7 @@ impl Scheduler {
                 .then(|| drafter.find(&sequence.tokens))
                 .flatten();
             let acceptance = drafter.model_acceptance;
-            if found.is_some_and(|found| drafter.acceptance.of(found.len) >= acceptance.of_any()) {
+            if found.is_some_and(|found| drafter.acceptance.of(found, 0) >= acceptance.of_any()) {
                 continue;
             }
             wants.push(Want {
@@ -246,12 +248,15 @@ impl Scheduler {
         let expected = expected.filter(|expected| !expected.is_empty());
         let found = (expected.is_none() && speculation.looks_up()).then(|| drafter.find(tokens));
         guess.found = found.flatten();
-        let n_known = expected.map_or(usize::MAX, <[u32]>::len);
+        let n_known = match (expected, guess.found) {
+            (Some(expected), _) => expected.len(),
+            (None, found) => found.map_or(usize::MAX, |found| drafter.look_up().n_following(found)),
+        };
         let (len, gain) = if expected.is_none() && guess.found.is_none() {
             (0, 0)
         } else {
             let likelihood = |offset| match guess.found {
-                Some(found) => drafter.acceptance.of(found.len + offset),
+                Some(found) => drafter.acceptance.of(found, offset),
                 None => of_forced,
             };
             room.best_len(max.min(n_known), n_costs, likelihood)
@@ -262,7 +267,7 @@ impl Scheduler {
             (Some(expected), _) => guess.tokens.extend_from_slice(&expected[..len]),
             (None, Some(found)) => {
                 for offset in 0..len {
-                    let next = followed_by(tokens, found, offset, &guess.tokens);
+                    let next = (drafter.look_up()).followed_by(tokens, found, offset, &guess.tokens);
                     guess.tokens.push(next);
                 }
             }

@@ -1,14 +1,14 @@
 //! Drafting: how many tokens a sequence that decodes guesses, so that one step verifies them all.
 //!
 //! Separate from the scheduler, which gives drafts their place (`draft_plan.rs`). A draft is the tokens behind an earlier occurrence of the sequence's
-//! newest tokens, what a constraint forces, or what a drafting model expects there. It never changes what is generated: each row of a draft samples with the key of its own position, and
+//! newest tokens, or in an earlier answer to the same prompt, what a constraint forces, or what a drafting model expects there. It never changes what is generated: each row of a draft samples with the key of its own position, and
 //! counts only while the draft before it is what was sampled. So all that is decided here is what a step costs. Invariant: a
 //! draft is chosen from the tokens of its sequence, counts of what was accepted before, and the step times handed in.
 
 use crate::{
     draft_times::{DraftTimes, MAX_STEP_DRAFTS, ONE},
+    look_up::{EarlierAnswer, Found, LookUp},
     model_guess::{ModelAcceptance, ModelGuess},
-    ngram::{Match, NgramIndex, followed_by},
 };
 
 /// The longest draft that can be asked for.
@@ -24,7 +24,7 @@ pub enum Speculation {
         /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
         max_draft: usize,
     },
-    /// Wherever the newest tokens occurred before, as many as there is room for.
+    /// Wherever the newest tokens or the whole text occurred before, as many as there is room for.
     Ngram {
         /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
         max_draft: usize,
@@ -97,10 +97,12 @@ impl DraftCounters {
     }
 }
 
-/// Matches are told apart by their length: below 4, 8 and 16 tokens, and longer. What a constraint forces is a class of its own.
-const N_CLASSES: usize = 5;
+/// Matches are told apart by their length: below 4, 8 and 16 tokens, and longer. Earlier answers and what a constraint forces are classes of
+/// their own.
+const N_CLASSES: usize = 6;
 
-const FORCED: usize = N_CLASSES - 1;
+const EARLIER: usize = 4;
+const FORCED: usize = 5;
 
 /// How often the token behind a match of each class was the one sampled, in 1/65536, as a moving average.
 #[derive(Clone, Copy, Debug)]
@@ -109,22 +111,28 @@ pub(crate) struct Acceptance([u64; N_CLASSES]);
 impl Default for Acceptance {
     /// What is assumed before anything was seen.
     fn default() -> Self {
-        Self([ONE / 5, ONE * 2 / 5, ONE * 3 / 5, ONE * 4 / 5, ONE * 9 / 10])
+        let of_matches = [ONE / 5, ONE * 2 / 5, ONE * 3 / 5, ONE * 4 / 5];
+        let [short, some, long, longest] = of_matches;
+        Self([short, some, long, longest, ONE * 31 / 32, ONE * 9 / 10])
     }
 }
 
 impl Acceptance {
-    fn class(match_len: usize) -> usize {
-        match match_len {
-            0..4 => 0,
-            4..8 => 1,
-            8..16 => 2,
-            _ => 3,
+    fn class(found: Found, offset: usize) -> usize {
+        match found {
+            Found::Earlier { .. } => EARLIER,
+            Found::Own(found) => match found.len + offset {
+                0..4 => 0,
+                4..8 => 1,
+                8..16 => 2,
+                _ => 3,
+            },
         }
     }
 
-    pub(crate) fn of(&self, match_len: usize) -> u64 {
-        self.0[Self::class(match_len)]
+    /// Of the token at an offset behind what was found.
+    pub(crate) fn of(&self, found: Found, offset: usize) -> u64 {
+        self.0[Self::class(found, offset)]
     }
 
     /// Of tokens where a constraint leaves no choice of text.
@@ -143,10 +151,10 @@ impl Acceptance {
 /// What a sequence that drafts knows.
 #[derive(Debug)]
 pub(crate) struct Drafter {
-    index: NgramIndex,
+    look_up: LookUp,
     pub(crate) acceptance: Acceptance,
     /// The newest match, and the token behind it.
-    guess: Option<(Match, u32)>,
+    guess: Option<(Found, u32)>,
     pub(crate) model_acceptance: ModelAcceptance,
     /// What a drafting model expects, until the token there is sampled.
     model_guess: Option<ModelGuess>,
@@ -158,10 +166,14 @@ pub(crate) struct Drafter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DraftKind {
     Ngram,
+    /// An earlier answer.
+    Earlier,
     Model,
     /// A constraint, all but the first `n_found` tokens, which were looked up.
     Constraint {
         n_found: usize,
+        /// Whether they are of an earlier answer.
+        of_earlier: bool,
     },
 }
 
@@ -185,7 +197,7 @@ pub(crate) struct MaskedGuess {
     pub(crate) at: usize,
     pub(crate) tokens: Vec<u32>,
     /// Where the first `n_found` of them were looked up. What follows is forced by the constraint.
-    pub(crate) found: Option<Match>,
+    pub(crate) found: Option<Found>,
     pub(crate) n_found: usize,
 }
 
@@ -193,13 +205,13 @@ impl MaskedGuess {
     /// How likely the token at an offset is.
     pub(crate) fn likelihood(&self, acceptance: &Acceptance, offset: usize) -> u64 {
         match self.found_at(offset) {
-            Some(found) => acceptance.of(found.len + offset),
+            Some(found) => acceptance.of(found, offset),
             None => acceptance.of_forced(),
         }
     }
 
     /// Where the token at an offset was looked up, if it was.
-    fn found_at(&self, offset: usize) -> Option<Match> {
+    fn found_at(&self, offset: usize) -> Option<Found> {
         self.found.filter(|_| offset < self.n_found)
     }
 }
@@ -208,7 +220,7 @@ impl Drafter {
     /// A drafter that assumes of its sequence what others were like.
     pub(crate) fn new(acceptance: Acceptance, model_acceptance: ModelAcceptance) -> Self {
         Self {
-            index: NgramIndex::default(),
+            look_up: LookUp::default(),
             acceptance,
             guess: None,
             model_acceptance,
@@ -246,11 +258,22 @@ impl Drafter {
         self.model_guess.as_ref().filter(|guess| guess.at == n_tokens)
     }
 
-    /// Looks the newest of `tokens` up.
-    pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Match> {
-        let found = self.index.find(tokens);
-        self.guess = found.map(|found| (found, followed_by(tokens, found, 0, &[])));
+    /// Guesses by an answer that was given before.
+    pub(crate) fn follow(&mut self, earlier: EarlierAnswer) {
+        self.look_up.follow(earlier);
+    }
+
+    /// Looks up what follows `tokens`.
+    pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Found> {
+        let found = self.look_up.find(tokens);
+        let look_up = &self.look_up;
+        self.guess = found.map(|found| (found, look_up.followed_by(tokens, found, 0, &[])));
         found
+    }
+
+    /// What tokens are looked up in.
+    pub(crate) fn look_up(&self) -> &LookUp {
+        &self.look_up
     }
 
     /// Takes in what was sampled after the newest tokens. Says what guessed the draft.
@@ -267,6 +290,7 @@ impl Drafter {
             }
             DraftKind::Constraint {
                 n_found: guess.found.map_or(0, |_| guess.n_found),
+                of_earlier: matches!(guess.found, Some(Found::Earlier { .. })),
             }
         } else if let Some(guess) = self.model_guess.take() {
             let first = guess.tokens.first().copied();
@@ -276,18 +300,22 @@ impl Drafter {
             }
             DraftKind::Model
         } else {
-            if let Some((found, first)) = self.guess.take() {
+            let guess = self.guess.take();
+            if let Some((found, first)) = guess {
                 for (offset, is_accepted) in outcomes(verified, Some(first)) {
                     self.note(Some(found), offset, is_accepted, shared);
                 }
             }
-            DraftKind::Ngram
+            match guess {
+                Some((Found::Earlier { .. }, _)) => DraftKind::Earlier,
+                _ => DraftKind::Ngram,
+            }
         }
     }
 
     /// Takes in whether the token at an offset behind a match, or one that was forced, was right.
-    fn note(&mut self, found: Option<Match>, offset: usize, is_accepted: bool, shared: &mut Acceptance) {
-        let class = found.map_or(FORCED, |found| Acceptance::class(found.len + offset));
+    fn note(&mut self, found: Option<Found>, offset: usize, is_accepted: bool, shared: &mut Acceptance) {
+        let class = found.map_or(FORCED, |found| Acceptance::class(found, offset));
         self.acceptance.observe(class, is_accepted, 16);
         shared.observe(class, is_accepted, 128);
     }
@@ -382,6 +410,7 @@ impl DraftRoom {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ngram::Match;
 
     /// Times of a step in which each draft token adds `percent`.
     fn times(percent: u32) -> DraftTimes {
@@ -424,6 +453,10 @@ mod tests {
         assert_eq!((len, room.best_len(16, 1, |_| 0).0), (16, 4));
     }
 
+    fn own(len: usize) -> Found {
+        Found::Own(Match { next: 0, len })
+    }
+
     fn verified(n_drafted: usize, n_accepted: usize, n_tried: usize) -> Verified {
         Verified {
             n_drafted,
@@ -446,20 +479,23 @@ mod tests {
         let mut of_model = ModelAcceptance::default();
         let mut drafter = Drafter::new(shared, of_model);
         let tokens = [1, 2, 3, 1, 2];
-        let before = drafter.acceptance.of(2);
+        let before = drafter.acceptance.of(own(2), 0);
         drafter.find(&tokens);
         drafter.observe(without_draft(3), &mut shared, &mut of_model);
-        let after = drafter.acceptance.of(2);
+        let after = drafter.acceptance.of(own(2), 0);
         assert!(after > before);
         drafter.find(&tokens);
         drafter.observe(without_draft(4), &mut shared, &mut of_model);
-        assert!(drafter.acceptance.of(2) < after);
+        assert!(drafter.acceptance.of(own(2), 0) < after);
         for _ in 0..100 {
             drafter.find(&tokens);
             drafter.observe(verified(4, 4, 4), &mut shared, &mut of_model);
         }
-        assert!(drafter.acceptance.of(2) > ONE * 9 / 10 && drafter.acceptance.of(4) > ONE * 9 / 10);
-        assert!(shared.of(4) > Acceptance::default().of(4));
+        assert!(
+            drafter.acceptance.of(own(2), 0) > ONE * 9 / 10
+                && drafter.acceptance.of(own(4), 0) > ONE * 9 / 10
+        );
+        assert!(shared.of(own(4), 0) > Acceptance::default().of(own(4), 0));
     }
 
     #[test]
@@ -485,8 +521,8 @@ mod tests {
         let kind = drafter.observe(without_draft(3), &mut shared, &mut of_model);
         assert_eq!(kind, DraftKind::Ngram);
         assert_eq!(
-            shared.of(2),
-            Acceptance::default().of(2),
+            shared.of(own(2), 0),
+            Acceptance::default().of(own(2), 0),
             "the match was not tried"
         );
     }
@@ -503,17 +539,23 @@ mod tests {
             n_found: 1,
         };
         let before = shared;
-        assert_eq!(guess.likelihood(&before, 0), before.of(2));
+        assert_eq!(guess.likelihood(&before, 0), before.of(own(2), 0));
         assert_eq!(guess.likelihood(&before, 1), before.of_forced());
         drafter.offer_masked(guess.clone());
         let kind = drafter.observe(verified(4, 3, 4), &mut shared, &mut of_model);
-        assert_eq!(kind, DraftKind::Constraint { n_found: 1 });
-        assert!(shared.of(2) > before.of(2));
+        assert_eq!(
+            kind,
+            DraftKind::Constraint {
+                n_found: 1,
+                of_earlier: false
+            }
+        );
+        assert!(shared.of(own(2), 0) > before.of(own(2), 0));
         // Two of three were right.
         assert!(shared.of_forced() < before.of_forced());
         assert_eq!(
-            [4, 8, 16].map(|len| shared.of(len)),
-            [4, 8, 16].map(|len| before.of(len))
+            [4, 8, 16].map(|len| shared.of(own(len), 0)),
+            [4, 8, 16].map(|len| before.of(own(len), 0))
         );
         // Behind the third there was no mask, so nothing was sampled in the place of the fourth.
         let before = shared;

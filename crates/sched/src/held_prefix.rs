@@ -218,9 +218,13 @@ impl Scheduler {
         }
     }
 
-    /// Forgets the pages of a prefix that no sequence uses.
+    /// Forgets the pages of a prefix that no sequence uses, and the answers that were kept to prompts with its first page.
     pub(crate) fn forget_prefix(&mut self, tokens: &[u32], salt: u64) {
-        for key in self.keys_of(tokens, salt).into_iter().rev() {
+        let keys = self.keys_of(tokens, salt);
+        if let Some(&first_page) = keys.first() {
+            self.answers.forget_first_page(first_page);
+        }
+        for key in keys.into_iter().rev() {
             for group in &mut self.groups {
                 group.pool.forget_unused(key);
             }

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, hash_map::RandomState},
     hash::{BuildHasher, Hasher},
+    ops::Range,
 };
 
 #[expect(
@@ -124,17 +125,31 @@ impl PrefixHasher {
                 hasher.write_u32(token);
             }
             // A page without media ends here, and no other page is as long.
-            for (span, inputs) in media.iter().filter_map(|span| Some((span, span.within(&page)?))) {
-                hasher.write_u128(span.content);
-                for place in [
-                    inputs.start - first,
-                    inputs.len(),
-                    inputs.start - span.start,
-                    span.n_inputs(),
-                ] {
-                    hasher.write_u64(place as u64);
-                }
+            write_media(hasher, page.clone(), media);
+        })
+    }
+
+    /// The name of the answer to a prompt of whole pages, the last of which is `parent`, and of `tail`, the first of which is input `first`:
+    /// equal for two requests whose prompts, media, tenants, adapters and manners are.
+    pub(crate) fn name_answer(
+        &self,
+        parent: PageKey,
+        tail: &[u32],
+        first: usize,
+        media: &[MediaSpan],
+        manner: &[u8],
+    ) -> PageKey {
+        debug_assert!(tail.len() < PAGE_TOKENS);
+        self.hash(|hasher| {
+            // Each part is told by its length.
+            hasher.write_u128(parent.0);
+            hasher.write_u64(tail.len() as u64);
+            hasher.write_u64(manner.len() as u64);
+            hasher.write(manner);
+            for &token in tail {
+                hasher.write_u32(token);
             }
+            write_media(hasher, first..first + tail.len(), media);
         })
     }
 
@@ -163,6 +178,21 @@ impl PrefixHasher {
             u128::from(hasher.finish())
         });
         PageKey(high << 64 | low)
+    }
+}
+
+/// Writes what of `media` lies in a part of the inputs; nothing where there is none.
+fn write_media(hasher: &mut dyn Hasher, part: Range<usize>, media: &[MediaSpan]) {
+    for (span, inputs) in media.iter().filter_map(|span| Some((span, span.within(&part)?))) {
+        hasher.write_u128(span.content);
+        for place in [
+            inputs.start - part.start,
+            inputs.len(),
+            inputs.start - span.start,
+            span.n_inputs(),
+        ] {
+            hasher.write_u64(place as u64);
+        }
     }
 }
 

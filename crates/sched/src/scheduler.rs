@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup};
 
 use crate::{
+    answers::Answers,
     arena::{Arena, SeqId},
     draft_times::DraftTimes,
     drafting::{Acceptance, DraftCounters, Drafter, Speculation},
@@ -84,6 +85,8 @@ pub struct SchedulerCounters {
     pub drafts: DraftCounters,
     /// Those among them that a drafting model guessed.
     pub model_drafts: DraftCounters,
+    /// Those among them that an earlier answer to the same prompt said.
+    pub earlier_drafts: DraftCounters,
     /// Those among them that a constraint forced.
     pub forced_drafts: DraftCounters,
 }
@@ -111,6 +114,8 @@ pub struct Scheduler {
     pub(crate) acceptance: Acceptance,
     /// The same of those that a drafting model guessed.
     pub(crate) model_acceptance: ModelAcceptance,
+    /// Answers that were given, to guess the same ones by.
+    pub(crate) answers: Answers,
     pub(crate) counters: SchedulerCounters,
     /// Whether the hidden states of sequences that may guess are read.
     pub(crate) gives_hidden: bool,
@@ -152,6 +157,7 @@ impl Scheduler {
             wants: Vec::new(),
             acceptance: Acceptance::default(),
             model_acceptance: ModelAcceptance::default(),
+            answers: Answers::default(),
             counters: SchedulerCounters::default(),
             gives_hidden: false,
             page_events: None,
@@ -439,8 +445,9 @@ impl Scheduler {
         self.counters
     }
 
-    /// Empties the prefix cache: its pages are not to be trusted.
+    /// Empties the prefix cache, whose pages are not to be trusted, and forgets the answers that were kept.
     pub fn forget_cache(&mut self) {
+        self.answers.forget_all();
         self.collect_page_events();
         for group in &mut self.groups {
             group.pool.forget_all();
@@ -488,6 +495,7 @@ impl Scheduler {
     /// # Panics
     /// When one does not hold.
     pub fn assert_consistent(&self) {
+        self.answers.assert_consistent();
         for (group_idx, group) in self.groups.iter().enumerate() {
             let tables = self
                 .sequences

@@ -8,9 +8,11 @@ use std::{cmp::Reverse, ops::Range, sync::Arc};
 use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageGroup, SeqState, StateSave};
 
 use crate::{
+    answers::AnswerName,
     arena::SeqId,
     context_shift::{ContextShift, Shift},
     drafting::Drafter,
+    manner::Manner,
     media::MediaSpan,
     plan::{PlannedOutput, PlannedRow},
     prefix::PageKey,
@@ -70,6 +72,8 @@ pub struct SeqSpec {
     pub deadline_us: Option<u64>,
     /// Whether each of its tokens is sampled with a mask, so that it must not run ahead of them.
     pub is_constrained: bool,
+    /// What its tokens depend on besides its inputs, where it may guess them by another sequence of the same; `None` where it may not.
+    pub manner: Option<Manner>,
     /// Its inputs that are no tokens, in the order of their places.
     pub media: Arc<[MediaSpan]>,
     /// How it continues where the context is full, and how many tokens that holds; `None` ends it at `max_len`, which the
@@ -170,6 +174,9 @@ pub(crate) struct Sequence {
     pub(crate) uses_prefix_cache: bool,
     pub(crate) salt: u64,
     pub(crate) adapter: Option<AdapterId>,
+    pub(crate) manner: Option<Manner>,
+    /// What its answer is kept by.
+    pub(crate) answer_name: Option<AnswerName>,
     pub(crate) media: Arc<[MediaSpan]>,
     pub(crate) queue_deadline_us: Option<u64>,
     pub(crate) deadline_us: Option<u64>,
@@ -240,6 +247,8 @@ impl Sequence {
             uses_prefix_cache: spec.uses_prefix_cache,
             salt: spec.salt,
             adapter: spec.adapter,
+            manner: spec.manner,
+            answer_name: None,
             media: spec.media,
             queue_deadline_us: spec.queue_deadline_us,
             deadline_us: spec.deadline_us,

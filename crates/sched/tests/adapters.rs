@@ -95,6 +95,31 @@ fn cached_pages_are_found_by_their_own_adapter_only_and_go_with_it() {
 }
 
 #[test]
+fn an_answer_is_guessed_by_one_of_its_own_adapter_only() {
+    let config = EngineConfig {
+        speculation: Speculation::Ngram { max_draft: 8 },
+        ..EngineConfig::default()
+    };
+    let engine = Engine::start(executor(), config);
+    let [a, b] = [1, 2].map(|seed| engine.add_adapter(adapter(seed), 1.0).unwrap());
+    let prompt: Vec<u32> = (0..40).collect();
+    let drafted = |adapter| {
+        let n_drafted = || engine.stats().scheduler.earlier_drafts.draft_tokens;
+        let before = n_drafted();
+        engine.generate(&prompt, &params(30, adapter)).unwrap();
+        n_drafted() - before
+    };
+    for adapter in [None, Some(a), Some(b)] {
+        let [first, second] = [drafted(adapter), drafted(adapter)];
+        assert!(first == 0 && second > 20, "{adapter:?}: {first}, {second}");
+    }
+    engine.remove_adapter(a).unwrap();
+    let again = engine.add_adapter(adapter(1), 1.0).unwrap();
+    assert_eq!(drafted(Some(again)), 0);
+    assert!(drafted(Some(b)) > 20 && drafted(None) > 20);
+}
+
+#[test]
 fn a_request_whose_adapter_is_removed_ends_as_if_it_were_there() {
     let engine = Engine::start(executor(), EngineConfig::default());
     let id = engine.add_adapter(adapter(1), 1.0).unwrap();

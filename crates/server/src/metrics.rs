@@ -368,6 +368,7 @@ impl EngineFigures {
         set(&self.accepted_tokens, drafts.accepted_tokens);
         let of_model = stats.scheduler.model_drafts;
         let forced = stats.scheduler.forced_drafts;
+        let earlier = stats.scheduler.earlier_drafts;
         let (of_draft, of_mtp) = if stats.drafts_from_hidden {
             (DraftCounters::default(), of_model)
         } else {
@@ -376,9 +377,13 @@ impl EngineFigures {
         for (drafter, n_tokens, n_accepted) in [
             (
                 "ngram",
-                drafts.draft_tokens - of_model.draft_tokens - forced.draft_tokens,
-                drafts.accepted_tokens - of_model.accepted_tokens - forced.accepted_tokens,
+                drafts.draft_tokens - of_model.draft_tokens - forced.draft_tokens - earlier.draft_tokens,
+                drafts.accepted_tokens
+                    - of_model.accepted_tokens
+                    - forced.accepted_tokens
+                    - earlier.accepted_tokens,
             ),
+            ("earlier", earlier.draft_tokens, earlier.accepted_tokens),
             ("grammar", forced.draft_tokens, forced.accepted_tokens),
             ("draft", of_draft.draft_tokens, of_draft.accepted_tokens),
             ("mtp", of_mtp.draft_tokens, of_mtp.accepted_tokens),

@@ -74,18 +74,26 @@ pub(crate) fn after_reasoning(
     }
 }
 
-/// Begins `compiled` for each sample. `end_ids` are the tokens that may end one, which do not come before `min_tokens` others unless
+/// Begins `compiled`, which was made of `constraint`, for each sample. `end_ids` are the tokens that may end one, which do not come before `min_tokens` others unless
 /// nothing else may.
-pub(crate) fn source(compiled: CompiledConstraint, end_ids: Vec<u32>, min_tokens: usize) -> ConstraintSource {
+pub(crate) fn source(
+    constraint: &Constraint,
+    compiled: CompiledConstraint,
+    end_ids: Vec<u32>,
+    min_tokens: usize,
+) -> ConstraintSource {
+    // All that the masks are made of, as text.
+    let name = format!("{min_tokens} {end_ids:?} {constraint:?}");
     let end_ids: Arc<[u32]> = end_ids.into();
-    ConstraintSource::new(move || {
+    let source = ConstraintSource::new(move || {
         Box::new(Sample {
             matcher: compiled.matcher(&end_ids),
             end_ids: Arc::clone(&end_ids),
             min_tokens,
             n_tokens: 0,
         })
-    })
+    });
+    source.named(name)
 }
 
 struct Sample {

@@ -409,6 +409,7 @@ impl Model {
                     None
                 }
                 compiled => Some(constraint::source(
+                    constraint,
                     compiled?,
                     stop_tokens.clone(),
                     params.min_tokens as usize,

@@ -14,6 +14,8 @@ mod adapter_changes;
 mod adapters;
 #[path = "../../src/admission.rs"]
 mod admission;
+#[path = "../../src/answers.rs"]
+mod answers;
 #[path = "../../src/arena.rs"]
 mod arena;
 #[path = "../../src/batch_builder.rs"]
@@ -48,6 +50,8 @@ mod draft_times;
 mod draft_trials;
 #[path = "../../src/drafting.rs"]
 mod drafting;
+#[path = "../../src/earlier_answers.rs"]
+mod earlier_answers;
 #[path = "../../src/engine.rs"]
 mod engine;
 #[path = "../../src/error.rs"]
@@ -72,10 +76,14 @@ mod hidden_states;
 mod keeping;
 #[path = "../../src/lane_mask.rs"]
 mod lane_mask;
+#[path = "../../src/look_up.rs"]
+mod look_up;
 #[path = "../../src/lru.rs"]
 mod lru;
 #[path = "../../src/mailbox.rs"]
 mod mailbox;
+#[path = "../../src/manner.rs"]
+mod manner;
 #[path = "../../src/mask_times.rs"]
 mod mask_times;
 #[path = "../../src/mask_workers.rs"]

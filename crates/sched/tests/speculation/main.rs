@@ -4,6 +4,7 @@
 //! with penalties, log-probabilities, stop tokens, constraints, several samples, cancels, and pools too small for all.
 
 mod distributions;
+mod earlier;
 mod following;
 
 use tokenmill_backend::{Executor, SamplingParams};
@@ -309,6 +310,9 @@ fn drafts_change_no_bit_for_any_kind_of_memory() {
             let engine = engine(&model, n_pages, speculation);
             let found = run(&engine, &requests, true);
             assert_same(name, &found, &expected);
+            // Some of these are asked for again, and the engine has their answers.
+            let found = run(&engine, &requests[..80], true);
+            assert_same(name, &found, &expected[..80]);
             let stats = engine.stats();
             assert_eq!(
                 (stats.n_pages_in_use, stats.n_window_pages_in_use),
@@ -321,6 +325,12 @@ fn drafts_change_no_bit_for_any_kind_of_memory() {
                 assert!(drafts.draft_tokens > drafts.accepted_tokens, "{name}: {drafts:?}");
                 let forced = stats.scheduler.forced_drafts;
                 assert!(forced.accepted_tokens > 0, "{name}: {forced:?}");
+                let earlier = stats.scheduler.earlier_drafts;
+                assert!(earlier.accepted_tokens > 50, "{name}: {earlier:?}");
+                assert_eq!(
+                    earlier.accepted_tokens, earlier.draft_tokens,
+                    "{name}: {earlier:?}"
+                );
             }
             eprintln!("{name}, {n_pages} pages: {drafts:?}");
         }

@@ -14,6 +14,7 @@ mod cut_calls;
 mod defences;
 mod demo;
 mod disconnects;
+mod earlier_answers;
 mod encoders;
 mod forced;
 mod generation;
