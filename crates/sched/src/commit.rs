@@ -7,7 +7,7 @@ use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, SeqState
 
 use crate::{
     arena::SeqId,
-    drafting::{DraftKind, Verified},
+    drafting::{Guesser, Verified},
     media::content_in,
     outcome::{End, Outcome, RowResult, SeqSummary},
     page_events::Lineage,
@@ -138,20 +138,18 @@ impl Scheduler {
         sequence.n_drafted += n_drafted;
         sequence.n_accepted += n_accepted;
         self.counters.drafts.add(n_drafted, n_accepted);
-        match kind {
-            DraftKind::Model => self.counters.model_drafts.add(n_drafted, n_accepted),
-            DraftKind::Earlier => self.counters.earlier_drafts.add(n_drafted, n_accepted),
-            DraftKind::Constraint { n_found, of_earlier } => {
-                let (n_found, n_right) = (n_found.min(n_drafted), n_accepted.min(n_found));
-                if of_earlier && n_found > 0 {
-                    self.counters.earlier_drafts.add(n_found, n_right);
-                }
-                if n_drafted > n_found {
-                    let (n_forced, n_right) = (n_drafted - n_found, n_accepted - n_right);
-                    self.counters.forced_drafts.add(n_forced, n_right);
-                }
+        let n_guessed = kind.n_guessed.min(n_drafted);
+        let n_right = n_accepted.min(n_guessed);
+        if n_guessed > 0 {
+            match kind.guesser {
+                Guesser::Model => self.counters.model_drafts.add(n_guessed, n_right),
+                Guesser::Earlier => self.counters.earlier_drafts.add(n_guessed, n_right),
+                Guesser::Ngram => {}
             }
-            DraftKind::Ngram => {}
+        }
+        if n_drafted > n_guessed {
+            let (n_forced, n_right) = (n_drafted - n_guessed, n_accepted - n_right);
+            self.counters.forced_drafts.add(n_forced, n_right);
         }
     }
 

@@ -9,9 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use tokenmill_backend::{
-    Executor, ForwardBatch, PageCopy, PageGroup, SamplingParams, StepError, StepOutput, Ticket,
-};
+use tokenmill_backend::{Executor, ForwardBatch, PageCopy, PageGroup, StepError, StepOutput, Ticket};
 
 use crate::{
     adapters::CoreAdapters,
@@ -26,11 +24,10 @@ use crate::{
     drafting::Speculation,
     event::{Event, RequestId},
     following::Following,
+    lane::Lane,
     lane_mask::{LaneMask, NextMask, Promises},
     mailbox::{Command, Mailbox},
     mask_workers::{MaskResult, MaskWorkers},
-    masked_text::Seen,
-    media::Media,
     memory_command::Holds,
     outcome::{End, Outcome, RowResult},
     outside::Outside,
@@ -40,7 +37,7 @@ use crate::{
     queue_gauge::{Place, QueueGauge},
     scheduler::{Scheduler, SchedulerConfig, StepBudget},
     stopwatch::Stopwatch,
-    submission::{Opening, Submission},
+    submission::Submission,
     sync,
 };
 
@@ -74,6 +71,8 @@ pub(crate) struct Core {
     pub(crate) draft_model: Option<DraftModel>,
     /// What it has gained.
     pub(crate) draft_ledger: DraftLedger,
+    /// Sequences whose masks are ordered once a drafting model was asked.
+    pub(crate) unordered: Vec<SeqId>,
     /// How long a mask behind a guess takes, microseconds.
     pub(crate) mask_ahead_us: u64,
     /// Since when nothing but held prefixes is left, and no caller has asked for them.
@@ -97,56 +96,6 @@ pub(crate) struct Request {
     pub(crate) sequences: Vec<SeqId>,
     pub(crate) n_open: usize,
 }
-
-/// What the engine knows of a sequence beyond what the scheduler does.
-pub(crate) struct Lane {
-    pub(crate) seq: SeqId,
-    pub(crate) request: RequestId,
-    pub(crate) sample: u32,
-    /// How it samples; `None` for a forward pass.
-    pub(crate) sampling: Option<Arc<SamplingParams>>,
-    /// How it samples the first tokens, where it may not end yet.
-    pub(crate) opening: Option<Opening>,
-    /// What it says, where that is given.
-    pub(crate) following: Option<Following>,
-    /// Its inputs that are no tokens.
-    pub(crate) media: Arc<[Media]>,
-    /// The mask of its next token, where it is constrained.
-    pub(crate) mask: Option<LaneMask>,
-    pub(crate) promises: Promises,
-    /// What its constraint has said to come.
-    pub(crate) expected: Option<Seen>,
-    pub(crate) stopwatch: Stopwatch,
-    /// Prompt tokens that this sequence stands for in the gauge of the queue.
-    pub(crate) n_queued_tokens: usize,
-    pub(crate) place: Place,
-}
-
-impl Lane {
-    /// Continues behind `n_dropped` tokens fewer. Positions come again, and draws are keyed by them, so the seed changes: else the same
-    /// draws would come again too.
-    fn shift_sampling(sampling: &mut Arc<SamplingParams>) {
-        let params = Arc::make_mut(sampling);
-        params.seed = params.seed.wrapping_add(SHIFT_SEED);
-    }
-
-    /// See [`Self::shift_sampling`]; the opening ends at the same token.
-    pub(crate) fn shift(&mut self, n_dropped: usize) {
-        if let Some(sampling) = &mut self.sampling {
-            Self::shift_sampling(sampling);
-        }
-        if let Some(opening) = &mut self.opening {
-            Self::shift_sampling(&mut opening.sampling);
-            opening.take_off(n_dropped);
-        }
-        if let Some(following) = &mut self.following {
-            following.shift(n_dropped);
-        }
-    }
-}
-
-/// What each shift of a context adds to a sequence's seed: more than there are samples of a request.
-const SHIFT_SEED: u64 = 1 << 32;
 
 struct Step {
     ticket: Ticket,
@@ -189,6 +138,7 @@ impl Core {
             holds: Holds::default(),
             draft_model: None,
             draft_ledger: DraftLedger::default(),
+            unordered: Vec::new(),
             mask_ahead_us: 0,
             wants: Vec::new(),
             held_alone_since_us: None,
@@ -342,6 +292,7 @@ impl Core {
                 mask: submission.job.constraint().cloned().map(LaneMask::Waiting),
                 promises: Promises::default(),
                 expected: None,
+                unordered: None,
                 stopwatch: Stopwatch::new(submission.submitted_us, submission.job.traces_tokens()),
                 n_queued_tokens: if sample == 0 { submission.tokens.len() } else { 0 },
                 place: Place::Queued,
@@ -421,6 +372,9 @@ impl Core {
         self.gather_masks(now_us);
         if self.draft_model.is_some() && self.draft_ahead(clock) {
             now_us = clock();
+        }
+        if self.order_waiting_masks() {
+            self.gather_masks(now_us);
         }
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         let n_decode = self.scheduler.n_decoding();

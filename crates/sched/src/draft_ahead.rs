@@ -40,10 +40,20 @@ impl Core {
         }
     }
 
+    /// Whether the drafting model may guess before the next step, so that masks wait for what it says.
+    pub(crate) fn may_draft_ahead(&self) -> bool {
+        let speculation = self.scheduler.config().speculation;
+        let is_weighed = matches!(speculation, Speculation::Auto { .. });
+        (self.draft_model.as_ref()).is_some_and(|model| {
+            let may_guess = model.works() && speculation.asks_model();
+            may_guess && !(is_weighed && (!self.draft_ledger.allows() || model.is_resting()))
+        })
+    }
+
     /// Lets the drafting model guess for the sequences of the next step. Returns whether it computed anything.
     pub(crate) fn draft_ahead(&mut self, clock: &dyn Fn() -> u64) -> bool {
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
-        let n_decode = self.scheduler.n_decoding();
+        let n_decode = self.scheduler.n_decoding() + self.n_unordered();
         let Some(model) = (self.draft_model.as_mut()).filter(|model| model.works()) else {
             return false;
         };
@@ -51,7 +61,12 @@ impl Core {
             return false;
         }
         let begun_us = clock();
-        self.scheduler.draft_wants(&mut self.wants);
+        let lanes = &self.lanes;
+        let awaited = |seq: SeqId, known: &[u32]| {
+            let lane = lanes[seq.slot()].as_ref();
+            lane.is_some_and(|lane| lane.unordered.is_some() && lane.expected_behind(known).is_none())
+        };
+        self.scheduler.draft_wants(awaited, &mut self.wants);
         if self.wants.is_empty() {
             return false;
         }

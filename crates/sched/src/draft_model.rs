@@ -161,6 +161,11 @@ impl DraftModel {
         self.trials.rests(n_rows)
     }
 
+    /// Whether [`Self::rests`] would say so of a step of some size.
+    pub(crate) fn is_resting(&self) -> bool {
+        self.trials.is_resting()
+    }
+
     /// A sequence of `n_tokens` tokens is about to begin.
     pub(crate) fn expect(&mut self, n_tokens: usize) {
         let pass_us = self.times.guessing(1).unwrap_or(0);

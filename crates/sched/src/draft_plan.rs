@@ -9,8 +9,9 @@ use tokenmill_backend::PAGE_TOKENS;
 
 use crate::{
     arena::SeqId,
+    draft_room::DraftRoom,
     draft_times::DraftTimes,
-    drafting::{DraftRoom, MaskedGuess, Speculation},
+    drafting::{Drafter, MaskedGuess, Origin, Speculation},
     look_up::Found,
     masked_text::Seen,
     model_guess::{ModelAcceptance, ModelGuess},
@@ -72,7 +73,7 @@ fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftRoom)
     let tokens = &sequence.tokens;
     let (source, (len, gain)) = if sequence.masking != Masking::Off {
         let guess = drafter.masked_guess(tokens.len())?;
-        let likelihood = |offset| guess.likelihood(&drafter.acceptance, offset);
+        let likelihood = |offset| drafter.likelihood(guess, offset);
         (
             Source::Masked,
             room.best_len(max.min(guess.tokens.len()), n_costs, likelihood),
@@ -89,6 +90,22 @@ fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftRoom)
         (Source::Found(found), room.best_len(max, n_costs, likelihood))
     };
     (len > 0).then_some(Choice { source, len, gain })
+}
+
+/// Guesses what follows the tokens of a constrained sequence, `max` of them at most, as if it were not.
+fn guess_freely(drafter: &mut Drafter, tokens: &[u32], looks_up: bool, max: usize, guess: &mut MaskedGuess) {
+    if let Some(of_model) = drafter.take_model_guess(tokens.len()) {
+        guess.tokens = of_model.tokens;
+        guess.origin = Origin::Model(of_model.classes);
+    } else if let Some(found) = looks_up.then(|| drafter.find(tokens)).flatten() {
+        let look_up = drafter.look_up();
+        for offset in 0..max.min(look_up.n_following(found)) {
+            let next = look_up.followed_by(tokens, found, offset, &guess.tokens);
+            guess.tokens.push(next);
+        }
+        guess.origin = Origin::LookUp(found);
+    }
+    guess.n_guessed = guess.tokens.len();
 }
 
 impl Scheduler {
@@ -171,8 +188,9 @@ impl Scheduler {
         start as u32..drafts.len() as u32
     }
 
-    /// Lists the sequences whose next tokens a drafting model may guess, in the order of rank. Next to prompts there are none.
-    pub(crate) fn draft_wants(&mut self, wants: &mut Vec<Want>) {
+    /// Lists the sequences whose next tokens a drafting model may guess, in the order of rank. Next to prompts there are none. Of those that
+    /// are constrained they are the ones whose masks are `awaited` with guesses.
+    pub(crate) fn draft_wants(&mut self, awaited: impl Fn(SeqId, &[u32]) -> bool, wants: &mut Vec<Want>) {
         wants.clear();
         let speculation = self.config.speculation;
         let has_prompt = self.running.iter().any(|&id| self.sequences[id].n_to_plan() > 1);
@@ -181,16 +199,17 @@ impl Scheduler {
         }
         for &id in &self.running {
             let sequence = &mut self.sequences[id];
-            let is_decode = sequence.n_to_plan() == 1 && sequence.n_planned + 1 == sequence.tokens.len();
+            let is_decode = match sequence.masking {
+                Masking::Off => sequence.n_to_plan() == 1 && sequence.n_planned + 1 == sequence.tokens.len(),
+                _ => sequence.only_misses_mask() && awaited(id, &sequence.tokens),
+            };
             let max_draft = max_draft_of(sequence, speculation.max_draft());
             let n_tokens = sequence.tokens.len();
             let n_left = sequence.end_len().saturating_sub(n_tokens);
             let Some(drafter) = &mut sequence.drafter else {
                 continue;
             };
-            // A drafting model knows no masks.
-            let is_free = sequence.masking == Masking::Off;
-            if !is_free || !is_decode || max_draft == 0 || drafter.model_guess(n_tokens).is_some() {
+            if !is_decode || max_draft == 0 || drafter.model_guess(n_tokens).is_some() {
                 continue;
             }
             // A look-up costs nothing.
@@ -223,7 +242,7 @@ impl Scheduler {
     }
 
     /// What a constrained sequence is likely to continue with, of which masks are worth having: `expected` behind its tokens, where its
-    /// constraint has said so, else what is looked up. And how many tokens that the constraint forces are.
+    /// constraint has said so, else what a drafting model or a look-up says. And how many tokens that the constraint forces are.
     pub(crate) fn guess_to_mask(
         &mut self,
         id: SeqId,
@@ -245,35 +264,29 @@ impl Scheduler {
         };
         let of_forced = drafter.acceptance.of_forced();
         let n_forced = room.best_len(max, n_costs, |_| of_forced).0;
-        let expected = expected.filter(|expected| !expected.is_empty());
-        let found = (expected.is_none() && speculation.looks_up()).then(|| drafter.find(tokens));
-        guess.found = found.flatten();
-        let n_known = match (expected, guess.found) {
-            (Some(expected), _) => expected.len(),
-            (None, found) => found.map_or(usize::MAX, |found| drafter.look_up().n_following(found)),
-        };
-        let (len, gain) = if expected.is_none() && guess.found.is_none() {
-            (0, 0)
-        } else {
-            let likelihood = |offset| match guess.found {
-                Some(found) => drafter.acceptance.of(found, offset),
-                None => of_forced,
-            };
-            room.best_len(max.min(n_known), n_costs, likelihood)
-        };
-        room.take(len, gain);
-        guess.n_found = guess.found.map_or(0, |_| len);
-        match (expected, guess.found) {
-            (Some(expected), _) => guess.tokens.extend_from_slice(&expected[..len]),
-            (None, Some(found)) => {
-                for offset in 0..len {
-                    let next = (drafter.look_up()).followed_by(tokens, found, offset, &guess.tokens);
-                    guess.tokens.push(next);
-                }
-            }
-            (None, None) => {}
+        match expected.filter(|expected| !expected.is_empty()) {
+            Some(expected) => guess.tokens.extend_from_slice(expected),
+            None => guess_freely(drafter, tokens, speculation.looks_up(), max, &mut guess),
         }
+        let (len, gain) = room.best_len(max.min(guess.tokens.len()), n_costs, |offset| {
+            drafter.likelihood(&guess, offset)
+        });
+        room.take(len, gain);
+        guess.tokens.truncate(len);
+        guess.n_guessed = guess.n_guessed.min(len);
         (guess, n_forced.saturating_sub(len))
+    }
+
+    /// Takes in that a constraint refuses what was guessed behind the first tokens of `seen`. Where the guess is part of a step already, its
+    /// result says so.
+    pub(crate) fn note_refused(&mut self, seq: SeqId, seen: &Seen) {
+        let shared = &mut self.model_acceptance;
+        if let Some(sequence) = self.sequences.get_mut(seq)
+            && sequence.n_pending == 0
+            && let Some(drafter) = &mut sequence.drafter
+        {
+            drafter.note_refused(seen.at, seen.n_guessed, shared);
+        }
     }
 
     /// Leaves of what was guessed for a sequence the first `n_masked` tokens of `seen`, which have masks.
@@ -285,12 +298,18 @@ impl Scheduler {
         let Some(drafter) = &mut sequence.drafter else {
             return;
         };
-        let found = drafter.masked_guess(at).and_then(|guess| guess.found);
+        // What a constraint had said to come it forces, as what it forces behind a guess.
+        let origin = drafter.masked_guess(at).map(|guess| guess.origin.clone());
+        let origin = origin.unwrap_or_default();
         drafter.offer_masked(MaskedGuess {
             at,
             tokens: seen.tokens[..n_masked.min(seen.tokens.len())].to_vec(),
-            found,
-            n_found: found.map_or(0, |_| seen.n_guessed),
+            n_guessed: if origin == Origin::Constraint {
+                0
+            } else {
+                seen.n_guessed
+            },
+            origin,
         });
     }
 

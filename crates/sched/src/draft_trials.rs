@@ -91,6 +91,11 @@ impl Trials {
         }
     }
 
+    /// Whether it is a rest, in which nothing is asked unless steps change.
+    pub(crate) fn is_resting(&self) -> bool {
+        self.rest.is_some_and(|rest| rest.n_steps > 0)
+    }
+
     /// The sequences have changed: what was found need not hold.
     pub(crate) fn end_rest(&mut self) {
         self.rest = None;

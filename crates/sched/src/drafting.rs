@@ -6,7 +6,7 @@
 //! draft is chosen from the tokens of its sequence, counts of what was accepted before, and the step times handed in.
 
 use crate::{
-    draft_times::{DraftTimes, MAX_STEP_DRAFTS, ONE},
+    draft_times::{MAX_STEP_DRAFTS, ONE},
     look_up::{EarlierAnswer, Found, LookUp},
     model_guess::{ModelAcceptance, ModelGuess},
 };
@@ -162,19 +162,29 @@ pub(crate) struct Drafter {
     masked_guess: Option<MaskedGuess>,
 }
 
-/// What guessed a draft.
+/// What guesses tokens, besides a constraint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DraftKind {
+pub(crate) enum Guesser {
     Ngram,
     /// An earlier answer.
     Earlier,
     Model,
-    /// A constraint, all but the first `n_found` tokens, which were looked up.
-    Constraint {
-        n_found: usize,
-        /// Whether they are of an earlier answer.
-        of_earlier: bool,
-    },
+}
+
+/// What guessed a draft: the first `n_guessed` tokens, at most, are of the guesser, and a constraint forced the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DraftKind {
+    pub(crate) guesser: Guesser,
+    pub(crate) n_guessed: usize,
+}
+
+impl DraftKind {
+    fn of(guesser: Guesser) -> Self {
+        Self {
+            guesser,
+            n_guessed: usize::MAX,
+        }
+    }
 }
 
 /// A row that was sampled, and its draft.
@@ -196,23 +206,65 @@ pub(crate) struct MaskedGuess {
     /// Tokens of the sequence that they follow.
     pub(crate) at: usize,
     pub(crate) tokens: Vec<u32>,
-    /// Where the first `n_found` of them were looked up. What follows is forced by the constraint.
-    pub(crate) found: Option<Found>,
-    pub(crate) n_found: usize,
+    /// Where the first `n_guessed` of them come from. What follows is forced by the constraint.
+    pub(crate) origin: Origin,
+    pub(crate) n_guessed: usize,
+}
+
+/// Where the first tokens of a masked guess come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The constraint, as the rest.
+    #[default]
+    Constraint,
+    LookUp(Found),
+    /// A drafting model: the class of each one's probability.
+    Model(Vec<u8>),
 }
 
 impl MaskedGuess {
-    /// How likely the token at an offset is.
-    pub(crate) fn likelihood(&self, acceptance: &Acceptance, offset: usize) -> u64 {
-        match self.found_at(offset) {
-            Some(found) => acceptance.of(found, offset),
-            None => acceptance.of_forced(),
+    /// Where the token at an offset comes from.
+    fn origin_at(&self, offset: usize) -> OriginAt {
+        match &self.origin {
+            _ if offset >= self.n_guessed => OriginAt::Constraint,
+            Origin::Constraint => OriginAt::Constraint,
+            Origin::LookUp(found) => OriginAt::LookUp(*found),
+            Origin::Model(classes) => OriginAt::Model(classes[offset]),
         }
     }
 
-    /// Where the token at an offset was looked up, if it was.
-    fn found_at(&self, offset: usize) -> Option<Found> {
-        self.found.filter(|_| offset < self.n_found)
+    fn kind(&self) -> DraftKind {
+        let guesser = match &self.origin {
+            Origin::Constraint => {
+                return DraftKind {
+                    guesser: Guesser::Ngram,
+                    n_guessed: 0,
+                };
+            }
+            Origin::LookUp(found) => found.guesser(),
+            Origin::Model(_) => Guesser::Model,
+        };
+        DraftKind {
+            guesser,
+            n_guessed: self.n_guessed,
+        }
+    }
+}
+
+/// Where one token of a masked guess comes from.
+#[derive(Clone, Copy, Debug)]
+enum OriginAt {
+    Constraint,
+    LookUp(Found),
+    Model(u8),
+}
+
+impl Found {
+    fn guesser(self) -> Guesser {
+        match self {
+            Self::Own(_) => Guesser::Ngram,
+            Self::Earlier { .. } => Guesser::Earlier,
+        }
     }
 }
 
@@ -233,6 +285,21 @@ impl Drafter {
     pub(crate) fn offer_masked(&mut self, guess: MaskedGuess) {
         self.guess = None;
         self.masked_guess = Some(guess);
+    }
+
+    /// Takes in that there can be no mask behind the first `n_followed` tokens of what was guessed at a place: the next one is not allowed.
+    pub(crate) fn note_refused(
+        &mut self,
+        at: usize,
+        n_followed: usize,
+        shared_of_model: &mut ModelAcceptance,
+    ) {
+        // A look-up costs nothing.
+        if let Some(guess) = self.masked_guess(at)
+            && let OriginAt::Model(class) = guess.origin_at(n_followed)
+        {
+            self.note_model(class, false, shared_of_model);
+        }
     }
 
     /// Leaves the first `n_masked` tokens of what there are masks for.
@@ -263,6 +330,20 @@ impl Drafter {
         self.look_up.follow(earlier);
     }
 
+    /// Takes away what a drafting model expects behind `n_tokens` tokens.
+    pub(crate) fn take_model_guess(&mut self, n_tokens: usize) -> Option<ModelGuess> {
+        self.model_guess.take().filter(|guess| guess.at == n_tokens)
+    }
+
+    /// How likely the token at an offset of a masked guess is.
+    pub(crate) fn likelihood(&self, guess: &MaskedGuess, offset: usize) -> u64 {
+        match guess.origin_at(offset) {
+            OriginAt::Constraint => self.acceptance.of_forced(),
+            OriginAt::LookUp(found) => self.acceptance.of(found, offset),
+            OriginAt::Model(class) => self.model_acceptance.of(class),
+        }
+    }
+
     /// Looks up what follows `tokens`.
     pub(crate) fn find(&mut self, tokens: &[u32]) -> Option<Found> {
         let found = self.look_up.find(tokens);
@@ -286,19 +367,19 @@ impl Drafter {
         if let Some(guess) = self.masked_guess.take() {
             let first = guess.tokens.first().copied();
             for (offset, is_accepted) in outcomes(verified, first) {
-                self.note(guess.found_at(offset), offset, is_accepted, shared);
+                match guess.origin_at(offset) {
+                    OriginAt::Constraint => self.note(None, offset, is_accepted, shared),
+                    OriginAt::LookUp(found) => self.note(Some(found), offset, is_accepted, shared),
+                    OriginAt::Model(class) => self.note_model(class, is_accepted, shared_of_model),
+                }
             }
-            DraftKind::Constraint {
-                n_found: guess.found.map_or(0, |_| guess.n_found),
-                of_earlier: matches!(guess.found, Some(Found::Earlier { .. })),
-            }
+            guess.kind()
         } else if let Some(guess) = self.model_guess.take() {
             let first = guess.tokens.first().copied();
             for (&class, (_, is_accepted)) in guess.classes.iter().zip(outcomes(verified, first)) {
-                self.model_acceptance.observe(class, is_accepted, 16);
-                shared_of_model.observe(class, is_accepted, 128);
+                self.note_model(class, is_accepted, shared_of_model);
             }
-            DraftKind::Model
+            DraftKind::of(Guesser::Model)
         } else {
             let guess = self.guess.take();
             if let Some((found, first)) = guess {
@@ -306,11 +387,14 @@ impl Drafter {
                     self.note(Some(found), offset, is_accepted, shared);
                 }
             }
-            match guess {
-                Some((Found::Earlier { .. }, _)) => DraftKind::Earlier,
-                _ => DraftKind::Ngram,
-            }
+            DraftKind::of(guess.map_or(Guesser::Ngram, |(found, _)| found.guesser()))
         }
+    }
+
+    /// Takes in whether a guess of a drafting model was right.
+    fn note_model(&mut self, class: u8, is_accepted: bool, shared: &mut ModelAcceptance) {
+        self.model_acceptance.observe(class, is_accepted, 16);
+        shared.observe(class, is_accepted, 128);
     }
 
     /// Takes in whether the token at an offset behind a match, or one that was forced, was right.
@@ -330,128 +414,10 @@ fn outcomes(verified: Verified, first: Option<u32>) -> impl Iterator<Item = (usi
     of_draft.chain(without_draft.map(|is_right| (0, is_right)))
 }
 
-/// What a step has been given so far, and what else fits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DraftRoom {
-    /// How long the step takes with drafts; `None` where every draft is as long as fits.
-    pub(crate) times: Option<DraftTimes>,
-    /// Draft tokens that still fit.
-    pub(crate) n_left: usize,
-    /// Draft tokens planned.
-    pub(crate) n_planned: usize,
-    /// Tokens that the step is expected to give, in 1/65536.
-    pub(crate) expected: u64,
-}
-
-impl DraftRoom {
-    /// A step without room for drafts.
-    pub(crate) const NONE: Self = Self {
-        times: None,
-        n_left: 0,
-        n_planned: 0,
-        expected: 0,
-    };
-
-    /// A step of `n_rows` rows that sample, with room for `n_left` draft tokens.
-    pub(crate) fn new(times: Option<DraftTimes>, n_left: usize, n_rows: usize) -> Self {
-        Self {
-            times,
-            n_left,
-            n_planned: 0,
-            expected: n_rows as u64 * ONE,
-        }
-    }
-
-    /// The length of a draft, at most `max`, with which the step gives the most tokens in its time: `likelihood` is that of the draft
-    /// token at an offset, given those before it, and rows of the draft are computed `n_costs` times. Less than a fortieth more is
-    /// not worth it, since times are measured; and a step's first draft must promise a fortieth for each of up to four rows that sample. Next to
-    /// many rows a draft gains little in any case, and all of them wait for what it loses.
-    pub(crate) fn best_len(
-        &self,
-        max: usize,
-        n_costs: u64,
-        likelihood: impl Fn(usize) -> u64,
-    ) -> (usize, u64) {
-        let max = max.min(self.n_left);
-        let Some(DraftTimes(times)) = self.times else {
-            return (max, 0);
-        };
-        let max = max.min(MAX_STEP_DRAFTS - self.n_planned);
-        let time_without = u64::from(times[self.n_planned]);
-        let (mut best_len, mut best_gain) = (0, 0);
-        let margin = if self.n_planned == 0 {
-            (self.expected / ONE).clamp(1, 4)
-        } else {
-            1
-        };
-        let (mut best_expected, mut best_time) = (self.expected / 40 * (40 + margin), time_without);
-        let (mut reach, mut gain) = (ONE, 0);
-        for len in 1..=max {
-            reach = reach * likelihood(len - 1) / ONE;
-            gain += reach;
-            let with_draft = u64::from(times[self.n_planned + len]);
-            let time = time_without + with_draft.saturating_sub(time_without) * n_costs;
-            if (self.expected + gain) * best_time > best_expected * time {
-                (best_len, best_gain) = (len, gain);
-                (best_expected, best_time) = (self.expected + gain, time);
-            }
-        }
-        (best_len, best_gain)
-    }
-
-    /// Takes a draft of `len` tokens, which are expected to give `gain`.
-    pub(crate) fn take(&mut self, len: usize, gain: u64) {
-        self.n_left -= len;
-        self.n_planned += len;
-        self.expected += gain;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ngram::Match;
-
-    /// Times of a step in which each draft token adds `percent`.
-    fn times(percent: u32) -> DraftTimes {
-        DraftTimes(std::array::from_fn(|n| 256 + 256 * percent * n as u32 / 100))
-    }
-
-    pub(crate) fn best_len(percent: u32, n_rows: usize, likelihood_percent: u64) -> usize {
-        let room = DraftRoom::new(Some(times(percent)), 40, n_rows);
-        room.best_len(16, 1, |_| ONE * likelihood_percent / 100).0
-    }
-
-    #[test]
-    fn a_draft_is_as_long_as_it_pays() {
-        assert_eq!(best_len(0, 1, 50), 16);
-        assert_eq!(best_len(10, 1, 5), 0);
-        assert_eq!(best_len(10, 1, 100), 16);
-        let some = best_len(10, 1, 60);
-        assert!((1..=4).contains(&some), "{some}");
-        assert!(best_len(10, 1, 90) > some);
-    }
-
-    #[test]
-    fn the_more_a_step_gives_anyway_the_less_a_draft_pays() {
-        // A row that costs a tenth of a step is cheap for one sequence and dear for eight, whose step gives eight tokens.
-        assert!(best_len(10, 1, 70) > 0);
-        assert_eq!(best_len(10, 8, 70), 0);
-        assert_eq!(
-            best_len(10, 8, 98),
-            0,
-            "a few hundredths for all are not worth it"
-        );
-        assert!(best_len(7, 8, 98) > 0);
-    }
-
-    #[test]
-    fn drafts_fill_the_room_where_times_are_not_weighed() {
-        let mut room = DraftRoom::new(None, 20, 2);
-        let (len, gain) = room.best_len(16, 1, |_| 0);
-        room.take(len, gain);
-        assert_eq!((len, room.best_len(16, 1, |_| 0).0), (16, 4));
-    }
 
     fn own(len: usize) -> Found {
         Found::Own(Match { next: 0, len })
@@ -514,12 +480,12 @@ mod tests {
             (Some(&guess), None)
         );
         let kind = drafter.observe(verified(2, 1, 2), &mut shared, &mut of_model);
-        assert_eq!(kind, DraftKind::Model);
+        assert_eq!(kind, DraftKind::of(Guesser::Model));
         let before = ModelAcceptance::default();
         assert!(of_model.of(2) > before.of(2) && of_model.of(4) < before.of(4));
         assert_eq!(drafter.model_guess(5), None);
         let kind = drafter.observe(without_draft(3), &mut shared, &mut of_model);
-        assert_eq!(kind, DraftKind::Ngram);
+        assert_eq!(kind, DraftKind::of(Guesser::Ngram));
         assert_eq!(
             shared.of(own(2), 0),
             Acceptance::default().of(own(2), 0),
@@ -531,23 +497,23 @@ mod tests {
     fn what_is_forced_behind_a_look_up_counts_as_forced() {
         let (mut shared, mut of_model) = (Acceptance::default(), ModelAcceptance::default());
         let mut drafter = Drafter::new(shared, of_model);
-        let found = drafter.find(&[1, 2, 3, 1, 2]);
+        let found = drafter.find(&[1, 2, 3, 1, 2]).unwrap();
         let guess = MaskedGuess {
             at: 5,
             tokens: vec![3, 7, 8, 9],
-            found,
-            n_found: 1,
+            origin: Origin::LookUp(found),
+            n_guessed: 1,
         };
         let before = shared;
-        assert_eq!(guess.likelihood(&before, 0), before.of(own(2), 0));
-        assert_eq!(guess.likelihood(&before, 1), before.of_forced());
+        assert_eq!(drafter.likelihood(&guess, 0), before.of(own(2), 0));
+        assert_eq!(drafter.likelihood(&guess, 1), before.of_forced());
         drafter.offer_masked(guess.clone());
         let kind = drafter.observe(verified(4, 3, 4), &mut shared, &mut of_model);
         assert_eq!(
             kind,
-            DraftKind::Constraint {
-                n_found: 1,
-                of_earlier: false
+            DraftKind {
+                guesser: Guesser::Ngram,
+                n_guessed: 1
             }
         );
         assert!(shared.of(own(2), 0) > before.of(own(2), 0));
@@ -562,5 +528,44 @@ mod tests {
         drafter.offer_masked(guess);
         drafter.observe(verified(4, 3, 3), &mut shared, &mut of_model);
         assert!(shared.of_forced() > before.of_forced());
+    }
+
+    #[test]
+    fn what_a_model_guesses_of_a_constrained_text_counts_as_its_own() {
+        let (mut shared, mut of_model) = (Acceptance::default(), ModelAcceptance::default());
+        let mut drafter = Drafter::new(shared, of_model);
+        drafter.offer(ModelGuess {
+            at: 4,
+            tokens: vec![7, 8],
+            classes: vec![2, 4],
+        });
+        assert_eq!(drafter.take_model_guess(5), None);
+        assert_eq!(drafter.take_model_guess(4), None, "it was of another place");
+        let guess = MaskedGuess {
+            at: 5,
+            tokens: vec![7, 8, 9],
+            origin: Origin::Model(vec![2, 4]),
+            n_guessed: 2,
+        };
+        let (before, of_model_before) = (shared, of_model);
+        let likelihoods = [0, 1, 2].map(|offset| drafter.likelihood(&guess, offset));
+        assert_eq!(likelihoods, [of_model.of(2), of_model.of(4), before.of_forced()]);
+        drafter.offer_masked(guess.clone());
+        let kind = drafter.observe(verified(3, 1, 2), &mut shared, &mut of_model);
+        assert_eq!((kind.guesser, kind.n_guessed), (Guesser::Model, 2));
+        assert!(of_model.of(2) > of_model_before.of(2) && of_model.of(4) < of_model_before.of(4));
+        assert_eq!(shared.of_forced(), before.of_forced(), "the third was not tried");
+        // What a constraint refuses is wrong, whether it was tried or not.
+        let of_model_before = of_model;
+        drafter.offer_masked(guess);
+        drafter.note_refused(4, 0, &mut of_model);
+        drafter.note_refused(5, 2, &mut of_model);
+        assert_eq!(
+            [2, 4].map(|class| of_model.of(class)),
+            [2, 4].map(|class| of_model_before.of(class))
+        );
+        drafter.note_refused(5, 1, &mut of_model);
+        assert_eq!(of_model.of(2), of_model_before.of(2));
+        assert!(of_model.of(4) < of_model_before.of(4));
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     arena::SeqId,
     constraint::{ConstraintFailure, ConstraintSource},
     lane_mask::Arrival,
-    masked_text::{LookAhead, MaskedText, Seen, SharedText},
+    masked_text::{LookAhead, MaskedText, Seen, SharedText, refuses},
     sync::{Arc, Condvar, Mutex, thread},
 };
 
@@ -350,6 +350,7 @@ fn carry_out(desk: &Desk, order: MaskOrder) {
                 return Ok(true);
             }
             seen.n_guessed = open.follow(n_words, &ahead.guess, &mut words);
+            seen.is_refused = refuses(&ahead.guess, seen.n_guessed, n_words, &words);
             seen.tokens.extend_from_slice(&ahead.guess[..seen.n_guessed]);
             if ahead.is_for_this_step {
                 let begun = Instant::now();

@@ -52,6 +52,8 @@ pub(crate) struct Seen {
     pub(crate) tokens: Vec<u32>,
     /// Those among them that came from the guess.
     pub(crate) n_guessed: usize,
+    /// Whether the constraint refuses what is guessed behind these.
+    pub(crate) is_refused: bool,
 }
 
 impl Seen {
@@ -235,6 +237,12 @@ impl SharedText {
     }
 }
 
+/// Whether the guess behind those that were followed is not allowed. `words` ends with the mask of its place.
+pub(crate) fn refuses(guess: &[u32], n_followed: usize, n_words: usize, words: &[u32]) -> bool {
+    let next = guess.get(n_followed);
+    next.is_some_and(|&token| !allows(&words[words.len() - n_words..], token))
+}
+
 fn allows(mask: &[u32], token: u32) -> bool {
     mask.get(token as usize / 32)
         .is_some_and(|word| word >> (token % 32) & 1 == 1)
@@ -285,6 +293,7 @@ mod tests {
     fn look(text: &mut MaskedText, guess: &[u32], n_forced: usize, words: &mut Vec<u32>) -> Seen {
         let n_words = words.len();
         let n_guessed = text.follow(n_words, guess, words);
+        let of_guess = words.clone();
         let mut tokens = guess[..n_guessed].to_vec();
         tokens.extend(text.follow_forced(n_words, n_forced, words, &|| true));
         text.come_back().unwrap();
@@ -292,6 +301,7 @@ mod tests {
             at: 0,
             tokens,
             n_guessed,
+            is_refused: refuses(guess, n_guessed, n_words, &of_guess),
         }
     }
 
@@ -447,6 +457,7 @@ mod tests {
             at: 2,
             tokens: vec![5, 6, 7, 8],
             n_guessed: 2,
+            is_refused: false,
         };
         for (known, expected) in [
             (&[1, 1, 5, 6][..], Some(&[7, 8][..])),

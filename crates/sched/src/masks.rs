@@ -13,7 +13,8 @@ use crate::{
     arena::SeqId,
     cause::Cause,
     core::Core,
-    drafting::{DraftRoom, Speculation},
+    draft_room::DraftRoom,
+    drafting::Speculation,
     lane_mask::LaneMask,
     mask_workers::{Foreseen, MaskOrder, MaskResult, MaskStage},
     masked_text::LookAhead,
@@ -78,16 +79,15 @@ impl Core {
         self.mask_workers.order(order);
     }
 
-    /// Orders the masks that follow the tokens of a step, and those behind what is likely to come then.
+    /// Orders the masks that follow the tokens of a step, and those behind what is likely to come then. Where a drafting model may say that
+    /// before the next step, they wait until it was asked.
     pub(crate) fn order_masks(&mut self) {
         if !self.outcomes.iter().any(|outcome| self.is_masked_token(outcome)) {
             return;
         }
         self.take_foreseen();
-        let n_running = self.scheduler.n_running();
-        let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
-        let times = (self.board).with_step_times(|times| times.draft_times(n_running));
-        let mut room = self.scheduler.likely_room(times.filter(|_| is_weighed));
+        let mut room = self.room_ahead();
+        let waits = self.may_draft_ahead();
         let outcomes = std::mem::take(&mut self.outcomes);
         let seq_of = |outcome: &Outcome| match *outcome {
             Outcome::Token { seq, .. } => Some(seq),
@@ -101,9 +101,44 @@ impl Core {
                 Outcome::Token { id, .. } => Some(id),
                 _ => None,
             });
-            self.order_mask(seq, tokens.collect(), &mut room);
+            let tokens = tokens.collect();
+            match self.lane(seq) {
+                Some(lane) if waits && lane.mask.is_some() => {
+                    lane.unordered = Some(tokens);
+                    self.unordered.push(seq);
+                }
+                _ => self.order_mask(seq, tokens, &mut room),
+            }
         }
         self.outcomes = outcomes;
+    }
+
+    /// Sequences whose masks wait for a drafting model.
+    pub(crate) fn n_unordered(&self) -> usize {
+        let is_alive = |seq: &&SeqId| self.scheduler.tokens_of(**seq).is_some();
+        self.unordered.iter().filter(is_alive).count()
+    }
+
+    /// Orders the masks that waited until a drafting model was asked. Returns whether there were any.
+    pub(crate) fn order_waiting_masks(&mut self) -> bool {
+        if self.unordered.is_empty() {
+            return false;
+        }
+        let mut room = self.room_ahead();
+        for seq in std::mem::take(&mut self.unordered) {
+            if let Some(tokens) = self.lane(seq).and_then(|lane| lane.unordered.take()) {
+                self.order_mask(seq, tokens, &mut room);
+            }
+        }
+        true
+    }
+
+    /// Room for guesses in the next step.
+    fn room_ahead(&self) -> DraftRoom {
+        let n_running = self.scheduler.n_running();
+        let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
+        let times = (self.board).with_step_times(|times| times.draft_times(n_running));
+        self.scheduler.likely_room(times.filter(|_| is_weighed))
     }
 
     fn is_masked_token(&self, outcome: &Outcome) -> bool {
@@ -337,6 +372,9 @@ impl Core {
                     lane.mask = Some(LaneMask::Ready(text, words));
                     if seen.tokens.len() > seen.n_guessed {
                         lane.expected = Some(seen.clone());
+                    }
+                    if seen.is_refused {
+                        self.scheduler.note_refused(seq, &seen);
                     }
                     if is_done {
                         self.scheduler.end(seq, End::Stop, &mut self.outcomes);

@@ -315,9 +315,9 @@ impl Sequence {
         self.masking == Masking::Awaited && self.n_pending == 0 && self.n_inputs() == self.n_planned + 1
     }
 
-    /// Whether a drafting model may guess for it. Such a model knows no masks.
+    /// Whether a drafting model may guess for it.
     pub(crate) fn may_ask_model(&self) -> bool {
-        self.drafter.is_some() && self.masking == Masking::Off
+        self.drafter.is_some()
     }
 
     /// Whether tokens follow its prompt.

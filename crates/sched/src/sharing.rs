@@ -9,7 +9,7 @@ use tokenmill_backend::{PAGE_TOKENS, StateSave};
 
 use crate::{
     arena::SeqId,
-    drafting::DraftRoom,
+    draft_room::DraftRoom,
     group::Group,
     plan::StepPlan,
     scheduler::{Scheduler, StepBudget},

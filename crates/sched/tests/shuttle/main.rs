@@ -44,6 +44,8 @@ mod draft_ledger;
 mod draft_model;
 #[path = "../../src/draft_plan.rs"]
 mod draft_plan;
+#[path = "../../src/draft_room.rs"]
+mod draft_room;
 #[path = "../../src/draft_times.rs"]
 mod draft_times;
 #[path = "../../src/draft_trials.rs"]
@@ -74,6 +76,8 @@ mod held_prefix;
 mod hidden_states;
 #[path = "../../src/keeping.rs"]
 mod keeping;
+#[path = "../../src/lane.rs"]
+mod lane;
 #[path = "../../src/lane_mask.rs"]
 mod lane_mask;
 #[path = "../../src/look_up.rs"]

@@ -410,6 +410,74 @@ fn a_draft_that_is_the_model_is_never_wrong() {
     }
 }
 
+/// All but a seventh of the vocabulary, another one for each token.
+struct Most(u32);
+
+impl TokenConstraint for Most {
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
+        words.fill(u32::MAX);
+        for id in (self.0 % 7..words.len() as u32 * 32).step_by(7) {
+            words[id as usize / 32] &= !(1 << (id % 32));
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, token: u32) -> Result<(), ConstraintFailure> {
+        assert_ne!(token % 7, self.0 % 7, "only what is allowed comes");
+        self.0 += 1;
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        false
+    }
+
+    fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
+        self.0 -= n_tokens as u32;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_draft_that_is_the_model_is_wrong_about_a_constrained_text_only_where_it_is_refused() {
+    for (kind, (name, change)) in MEMORY_KINDS.iter().enumerate() {
+        let model = model(*change);
+        let mut random = Random::new(200 + kind as u64);
+        let requests: Vec<Request> = (0..8)
+            .map(|n| Request {
+                prompt: (0..20 + n)
+                    .map(|_| random.below(tiny_llama().n_vocab) as u32)
+                    .collect(),
+                params: GenerateParams {
+                    max_tokens: Some(60),
+                    constraint: Some(ConstraintSource::new(|| Box::new(Most(0)))),
+                    sampling: SamplingParams {
+                        temperature: if n % 2 == 0 { 0.0 } else { 0.7 },
+                        seed: n as u64,
+                        ..SamplingParams::default()
+                    },
+                    ..GenerateParams::default()
+                },
+                cancels_after: None,
+            })
+            .collect();
+        let expected = run(&engine(&model, 100, Speculation::Off), &requests, false);
+        let engine = engine_with(&model, 100, DRAFT, &model, 100);
+        let found = run(&engine, &requests, false);
+        assert_same(name, &found, &expected);
+        let stats = engine.stats().scheduler;
+        let drafts = stats.model_drafts;
+        eprintln!("{name}: {drafts:?}, {} steps", stats.sampling_rows);
+        // A sixth of what it guesses is refused, and ends the draft.
+        assert!(
+            drafts.accepted_tokens * 10 > drafts.draft_tokens * 7,
+            "{name}: {drafts:?}"
+        );
+        assert!(drafts.accepted_tokens > 200, "{name}: {drafts:?}");
+        assert_eq!(stats.forced_drafts.draft_tokens, 0, "{name}: nothing is forced");
+    }
+}
+
 #[test]
 fn a_repeating_text_takes_a_fraction_of_the_steps() {
     let model = model(|_| {});

@@ -375,7 +375,7 @@ fn drafts_of_others_neither_keep_the_ledger_closed_nor_fill_it() {
         }
         if is_right {
             while timed.core.draft_ledger.allows() {
-                timed.core.draft_ledger.note_passes(1_000_000, 0, 1000);
+                timed.core.draft_ledger.note_passes(2000, 0, 1000);
             }
         }
         for _ in 0..400 {

@@ -113,6 +113,34 @@ async fn compare(plain: &TestServer, guessing: &TestServer, drafter: &str) {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draft_model_guesses_constrained_answers_too() {
+    let Some(plain) = server(Speculation::Off).await else {
+        return;
+    };
+    let guessing = server(Speculation::Draft { max_draft: 6 }).await.unwrap();
+    let schema = json!({
+        "type": "object",
+        "properties": { "name": { "type": "string", "maxLength": 30 }, "story": { "type": "string", "maxLength": 120 } },
+        "required": ["name", "story"],
+        "additionalProperties": false,
+    });
+    for seed in 0..6 {
+        let body = json!({
+            "prompt": "Tell me about a cat and a dog.", "max_tokens": 80, "json_schema": schema,
+            "temperature": if seed == 0 { 0.0 } else { 0.8 }, "seed": seed,
+        });
+        let expected = plain.post_ok(COMPLETIONS, &body).await;
+        let found = guessing.post_ok(COMPLETIONS, &body).await;
+        assert_eq!(found["choices"], expected["choices"], "{body}");
+    }
+    let reply = guessing.get("/metrics").await;
+    let name = "tokenmill_drafter_accepted_tokens_total{model_name=\"demo\",drafter=\"draft\"} ";
+    let n_accepted = reply.text().lines().find_map(|line| line.strip_prefix(name));
+    let n_accepted: u64 = n_accepted.expect("the metric is there").parse().unwrap();
+    assert!(n_accepted > 30, "{n_accepted}");
+}
+
 /// The text of a completion, how it ended, and guesses that came out.
 async fn text_of(server: &TestServer, body: &Value, is_streamed: bool) -> (String, Value, u64) {
     let mut body = body.clone();

@@ -1,0 +1,77 @@
+//! [`Lane`]: what the engine knows of a sequence beyond what the scheduler does.
+//!
+//! Separate from the core, which holds one for each sequence. Invariant: where a sequence is constrained, its lane says how far its next
+//! mask is.
+
+use std::sync::Arc;
+
+use tokenmill_backend::SamplingParams;
+
+use crate::{
+    arena::SeqId,
+    event::RequestId,
+    following::Following,
+    lane_mask::{LaneMask, Promises},
+    masked_text::Seen,
+    media::Media,
+    queue_gauge::Place,
+    stopwatch::Stopwatch,
+    submission::Opening,
+};
+
+/// What each shift of a context adds to a sequence's seed: more than there are samples of a request.
+const SHIFT_SEED: u64 = 1 << 32;
+
+/// What the engine knows of a sequence beyond what the scheduler does.
+pub(crate) struct Lane {
+    pub(crate) seq: SeqId,
+    pub(crate) request: RequestId,
+    pub(crate) sample: u32,
+    /// How it samples; `None` for a forward pass.
+    pub(crate) sampling: Option<Arc<SamplingParams>>,
+    /// How it samples the first tokens, where it may not end yet.
+    pub(crate) opening: Option<Opening>,
+    /// What it says, where that is given.
+    pub(crate) following: Option<Following>,
+    /// Its inputs that are no tokens.
+    pub(crate) media: Arc<[Media]>,
+    /// The mask of its next token, where it is constrained.
+    pub(crate) mask: Option<LaneMask>,
+    pub(crate) promises: Promises,
+    /// What its constraint has said to come.
+    pub(crate) expected: Option<Seen>,
+    /// Its newest tokens, whose mask is not ordered yet: a drafting model may say what follows.
+    pub(crate) unordered: Option<Vec<u32>>,
+    pub(crate) stopwatch: Stopwatch,
+    /// Prompt tokens that this sequence stands for in the gauge of the queue.
+    pub(crate) n_queued_tokens: usize,
+    pub(crate) place: Place,
+}
+
+impl Lane {
+    /// Continues behind `n_dropped` tokens fewer. Positions come again, and draws are keyed by them, so the seed changes: else the same
+    /// draws would come again too.
+    fn shift_sampling(sampling: &mut Arc<SamplingParams>) {
+        let params = Arc::make_mut(sampling);
+        params.seed = params.seed.wrapping_add(SHIFT_SEED);
+    }
+
+    /// What its constraint has said to come behind the tokens that are known.
+    pub(crate) fn expected_behind(&self, known: &[u32]) -> Option<&[u32]> {
+        self.expected.as_ref()?.behind(known)
+    }
+
+    /// See [`Self::shift_sampling`]; the opening ends at the same token.
+    pub(crate) fn shift(&mut self, n_dropped: usize) {
+        if let Some(sampling) = &mut self.sampling {
+            Self::shift_sampling(sampling);
+        }
+        if let Some(opening) = &mut self.opening {
+            Self::shift_sampling(&mut opening.sampling);
+            opening.take_off(n_dropped);
+        }
+        if let Some(following) = &mut self.following {
+            following.shift(n_dropped);
+        }
+    }
+}
