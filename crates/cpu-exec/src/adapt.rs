@@ -61,6 +61,8 @@ pub(crate) struct AdaptScratch {
     rects: Vec<Rect>,
     /// The rows of each piece, and which of the caller's it is of.
     pieces: Vec<(usize, Range<usize>)>,
+    /// Which of the caller's come one after the other, by product and row.
+    order: Vec<usize>,
 }
 
 /// What adapters change in the products of a group.
@@ -96,7 +98,9 @@ impl<'a> Adapting<'a> {
             starts,
             rects,
             pieces,
+            order,
         } = scratch;
+        put_in_order(adapted, order);
         starts.clear();
         rects.clear();
         pieces.clear();
@@ -149,8 +153,32 @@ impl<'a> Adapting<'a> {
             changes,
             small,
             starts,
+            order,
         }
     }
+}
+
+/// Sorts adapted rows by product and row.
+fn put_in_order(adapted: &[AdaptedRows], order: &mut Vec<usize>) {
+    order.clear();
+    order.extend((0..adapted.len()).filter(|&idx| !adapted[idx].rows.is_empty()));
+    order.sort_unstable_by_key(|&idx| (adapted[idx].target_idx, adapted[idx].rows.start));
+}
+
+/// Those of sorted adapted rows that lie in rows of a product.
+fn those_in<'a>(
+    adapted: &'a [AdaptedRows],
+    order: &'a [usize],
+    target_idx: usize,
+    rows: Range<usize>,
+) -> impl Iterator<Item = usize> + 'a {
+    let first = order
+        .partition_point(|&idx| (adapted[idx].target_idx, adapted[idx].rows.end) <= (target_idx, rows.start));
+    let is_in = move |&idx: &usize| {
+        let of = &adapted[idx];
+        of.target_idx == target_idx && of.rows.start < rows.end && !rows.is_empty()
+    };
+    order[first..].iter().copied().take_while(is_in)
 }
 
 /// What is left to be added to the products of a group.
@@ -160,6 +188,7 @@ pub(crate) struct Adding<'a> {
     changes: &'a dyn Changes,
     small: &'a [f32],
     starts: &'a [usize],
+    order: &'a [usize],
 }
 
 impl Adding<'_> {
@@ -198,12 +227,11 @@ impl Adding<'_> {
         (first_token, n_tokens): (usize, usize),
         mut f: impl FnMut(Change<'_>, &[f32], usize),
     ) {
-        for (adapted, &start) in self.adapted.iter().zip(self.starts) {
-            let first = adapted.rows.start.max(first_token);
-            let end = adapted.rows.end.min(first_token + n_tokens);
-            if adapted.target_idx != target_idx || first >= end {
-                continue;
-            }
+        let tokens = first_token..first_token + n_tokens;
+        for idx in those_in(self.adapted, self.order, target_idx, tokens.clone()) {
+            let (adapted, start) = (&self.adapted[idx], self.starts[idx]);
+            let first = adapted.rows.start.max(tokens.start);
+            let end = adapted.rows.end.min(tokens.end);
             let change = self.changes.of(adapted);
             let rank = change.b.n_cols();
             let small = &self.small[start + (first - adapted.rows.start) * rank..][..(end - first) * rank];
@@ -237,4 +265,47 @@ fn for_each_run(matrix: &Matrix, n_rows: usize, mut f: impl FnMut((usize, usize)
 /// Sums of a row of `n_tiles` tiles, as [`Matrix::products`] writes them.
 fn sum_stride((_, n_tiles): (usize, usize)) -> usize {
     PAIR_ROWS.max(n_tiles * TILE_ROWS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_product_are_those_of_a_search_through_all() {
+        let mut state = 7u32;
+        let mut random = move |n: u32| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 16) as usize % n as usize
+        };
+        for _ in 0..200 {
+            // Runs of rows with gaps, each in some of three products, as the runs of a step are.
+            let (mut adapted, mut row) = (Vec::new(), 0);
+            for adapter_idx in 0..random(12) {
+                row += random(3);
+                let rows = row..row + random(4);
+                row = rows.end;
+                for target_idx in (0..3).filter(|_| random(3) > 0) {
+                    adapted.push(AdaptedRows {
+                        target_idx,
+                        adapter_idx,
+                        rows: rows.clone(),
+                    });
+                }
+            }
+            let mut order = vec![9; 3];
+            put_in_order(&adapted, &mut order);
+            for target_idx in 0..3 {
+                let start = random(20);
+                let rows = start..start + random(12);
+                let lies_in = |of: &AdaptedRows| {
+                    let (first, end) = (of.rows.start.max(rows.start), of.rows.end.min(rows.end));
+                    of.target_idx == target_idx && first < end
+                };
+                let expected: Vec<usize> = (0..adapted.len()).filter(|&idx| lies_in(&adapted[idx])).collect();
+                let found: Vec<usize> = those_in(&adapted, &order, target_idx, rows.clone()).collect();
+                assert_eq!(found, expected, "{rows:?} of {target_idx} in {adapted:?}");
+            }
+        }
+    }
 }

@@ -1,19 +1,17 @@
 //! [`Host`]: where operations run, that is on which threads and with which instruction sets.
 //!
-//! It is a value that every operation borrows, so that nothing about the machine is global. Invariant: none of its
+//! It is a value that every operation borrows, so that nothing about the machine is global. Invariant: neither of its
 //! parts changes a result.
 
-use tokenmill_cpu_kernels::TileArena;
 use tokenmill_quant::CpuFeatures;
 
 use crate::{CpuExecError, Places, Pool};
 
-/// A thread pool, the instruction sets to use, and memory for small matrices.
+/// A thread pool and the instruction sets to use.
 #[derive(Debug)]
 pub struct Host {
     pool: Pool,
     features: CpuFeatures,
-    arena: TileArena,
 }
 
 impl Host {
@@ -34,18 +32,12 @@ impl Host {
         Ok(Self {
             pool: Pool::placed(n_threads, places)?,
             features,
-            arena: TileArena::default(),
         })
     }
 
     /// The threads.
     pub fn pool(&self) -> &Pool {
         &self.pool
-    }
-
-    /// Where small matrices are packed.
-    pub(crate) fn arena(&self) -> &TileArena {
-        &self.arena
     }
 
     /// The instruction sets.

@@ -89,7 +89,7 @@ impl Matrix {
         // The threads write what they will read, each where it computes.
         let _entered = host.pool().enter();
         let tile_bytes = ops.tile_bytes(n_cols);
-        let mut memory = host.arena().zeroed(n_bytes)?;
+        let mut memory = TileMemory::zeroed(n_bytes)?;
         if tile_bytes > 0 {
             // Rows that only fill up the last tile.
             let zeros = vec![0; row_bytes];

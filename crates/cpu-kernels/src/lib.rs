@@ -7,7 +7,7 @@
 //!
 //! | what | where |
 //! |---|---|
-//! | a weight format: packing, products, rows | [`TileOps`], one for each tensor type; [`TileMemory`] and [`TileArena`] for its tiles |
+//! | a weight format: packing, products, rows | [`TileOps`], one for each tensor type; [`TileMemory`] for its tiles |
 //! | activations as bytes | [`ActivationBlock`] |
 //! | attention over a page type | [`PageOps`], of which there are [`F32_PAGES`], [`F16_PAGES`], [`Q8_0_PAGES`], [`Q8_0_ROWS`] and [`Q4_0_PAGES`]; [`softmax`] between the two |
 //! | some tokens of a recurrent layer | [`conv_run`], [`delta_run`], [`ssm_run`] |
@@ -64,7 +64,7 @@ pub use reduction::PAIR_ROWS;
 pub use rotation::rotate;
 pub use simd::TILE_ROWS;
 pub use softmax::softmax;
-pub use tile_memory::{OutOfMemory, TileArena, TileMemory};
+pub use tile_memory::{OutOfMemory, TileMemory};
 pub use tile_ops::{Activations, TileOps};
 
 /// The examples of the README.

@@ -1,10 +1,7 @@
-//! [`TileMemory`]: zeroed bytes for tiles, on huge pages where the system has them. [`TileArena`]: many small ones on the same pages.
+//! [`TileMemory`]: zeroed bytes for tiles, on huge pages where the system has them.
 //!
 //! Weights are read from end to end for every token; with pages of 4 KiB two threads of a machine may get half of the
 //! bandwidth that they get with pages of 2 MiB. Invariant: the bytes start at a multiple of 64 and are owned by one value.
-
-#[cfg(target_os = "linux")]
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// The system has not that much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,9 +23,6 @@ pub struct TileMemory {
 const MAP_FROM_BYTES: usize = 1 << 20;
 #[cfg(target_os = "linux")]
 const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// Bytes of a mapping of an arena. What is not used of it is not there, but for the rest of a huge page.
-#[cfg(target_os = "linux")]
-const ARENA_BYTES: usize = 4 * HUGE_PAGE_BYTES;
 
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
@@ -39,77 +33,6 @@ enum Owner {
     Lines(Vec<Line>),
     #[cfg(target_os = "linux")]
     Map(Map),
-    #[cfg(target_os = "linux")]
-    Part(Part),
-}
-
-/// Where small allocations are made one behind the other, as the matrices of an adapter are. What they lie in is given back when the
-/// last of them is dropped.
-#[derive(Debug, Default)]
-pub struct TileArena {
-    #[cfg(target_os = "linux")]
-    open: Mutex<Option<OpenMap>>,
-}
-
-/// A mapping of an arena, and how much of it is given away.
-#[cfg(target_os = "linux")]
-#[derive(Debug)]
-struct OpenMap {
-    map: Arc<Map>,
-    n_used: usize,
-}
-
-/// Bytes of a mapping that are in no other part of it.
-#[cfg(target_os = "linux")]
-#[derive(Debug)]
-struct Part {
-    map: Arc<Map>,
-    offset: usize,
-}
-
-#[cfg(target_os = "linux")]
-impl Part {
-    fn start(&self) -> *mut u8 {
-        self.map.start.wrapping_add(self.offset)
-    }
-}
-
-impl TileArena {
-    /// As [`TileMemory::zeroed`], next to other small ones.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
-    pub fn zeroed(&self, len: usize) -> Result<TileMemory, OutOfMemory> {
-        #[cfg(target_os = "linux")]
-        if (1..MAP_FROM_BYTES).contains(&len)
-            && let Some(part) = self.part(len)
-        {
-            let owner = Owner::Part(part);
-            return Ok(TileMemory { owner, len });
-        }
-        TileMemory::zeroed(len)
-    }
-
-    /// The next `len` bytes of the open mapping, or of a new one.
-    #[cfg(target_os = "linux")]
-    fn part(&self, len: usize) -> Option<Part> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let n_bytes = len.next_multiple_of(64);
-        if open
-            .as_ref()
-            .is_none_or(|open| open.n_used + n_bytes > ARENA_BYTES)
-        {
-            let map = Arc::new(Map::new(ARENA_BYTES)?);
-            *open = Some(OpenMap { map, n_used: 0 });
-        }
-        let OpenMap { map, n_used } = open.as_mut()?;
-        let offset = *n_used;
-        *n_used += n_bytes;
-        Some(Part {
-            map: Arc::clone(map),
-            offset,
-        })
-    }
 }
 
 impl TileMemory {
@@ -144,8 +67,6 @@ impl TileMemory {
             Owner::Lines(lines) => lines.as_ptr().cast(),
             #[cfg(target_os = "linux")]
             Owner::Map(map) => map.start,
-            #[cfg(target_os = "linux")]
-            Owner::Part(part) => part.start(),
         }
     }
 
@@ -161,10 +82,8 @@ impl TileMemory {
             Owner::Lines(lines) => lines.as_mut_ptr().cast(),
             #[cfg(target_os = "linux")]
             Owner::Map(map) => map.start,
-            #[cfg(target_os = "linux")]
-            Owner::Part(part) => part.start(),
         };
-        // SAFETY: each owner holds at least `len` initialized bytes, which `self` borrows mutably; no other owner has a part of them.
+        // SAFETY: each owner holds at least `len` initialized bytes, which `self` borrows mutably.
         unsafe { std::slice::from_raw_parts_mut(ptr, self.len) }
     }
 }
@@ -178,7 +97,7 @@ struct Map {
     start: *mut u8,
 }
 
-// SAFETY: the mapping belongs to this value alone, like the heap memory of a `Vec<u8>`, or parts of it do to one value each.
+// SAFETY: the mapping belongs to this value alone, like the heap memory of a `Vec<u8>`.
 #[cfg(target_os = "linux")]
 unsafe impl Send for Map {}
 // SAFETY: as above; shared references only read.
@@ -243,24 +162,5 @@ mod tests {
             bytes.fill(7);
         }
         assert!(TileMemory::zeroed(isize::MAX as usize).is_err());
-    }
-
-    #[test]
-    fn memories_of_an_arena_have_no_byte_in_common() {
-        let arena = TileArena::default();
-        // More than one mapping, and one that is mapped by itself.
-        let lens = [1, 0, 64, 65, 1 << 20].into_iter().chain([(1 << 20) - 1; 9]);
-        let mut memories: Vec<_> = lens.map(|len| arena.zeroed(len).unwrap()).collect();
-        for (memory, value) in memories.iter_mut().zip(1..) {
-            assert_eq!(memory.as_ptr().addr() % 64, 0);
-            let bytes = memory.as_mut_slice();
-            assert!(bytes.iter().all(|byte| *byte == 0));
-            bytes.fill(value);
-        }
-        drop(arena);
-        let last = memories.split_off(7);
-        for (memory, value) in last.iter().zip(8..) {
-            assert!(memory.as_slice().iter().all(|byte| *byte == value));
-        }
     }
 }
