@@ -12,6 +12,7 @@ use crate::{
     model_guess::Weighing,
     pass_times::Passes,
     plan::StepPlan,
+    sequence::Masking,
 };
 
 impl Core {
@@ -54,6 +55,7 @@ impl Core {
     pub(crate) fn draft_ahead(&mut self, clock: &dyn Fn() -> u64) -> bool {
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
         let n_decode = self.scheduler.n_decoding() + self.n_unordered();
+        let max_masked = self.max_ahead();
         let Some(model) = (self.draft_model.as_mut()).filter(|model| model.works()) else {
             return false;
         };
@@ -67,6 +69,14 @@ impl Core {
             lane.is_some_and(|lane| lane.unordered.is_some() && lane.expected_behind(known).is_none())
         };
         self.scheduler.draft_wants(awaited, &mut self.wants);
+        // No more is guessed of a constrained sequence than there will be masks for.
+        let sequences = &self.scheduler.sequences;
+        self.wants.retain_mut(|want| {
+            if sequences[want.seq].masking != Masking::Off {
+                want.max_draft = want.max_draft.min(max_masked);
+            }
+            want.max_draft > 0
+        });
         if self.wants.is_empty() {
             return false;
         }

@@ -195,7 +195,7 @@ impl Core {
 
     /// Guesses that masks are computed behind at most. Those of a step that has begun are waited for, so where times are weighed they take
     /// a part of a step.
-    fn max_ahead(&self) -> usize {
+    pub(crate) fn max_ahead(&self) -> usize {
         match self.scheduler.config().speculation {
             Speculation::Auto { .. } => (self.last_step_us / 4 / self.mask_ahead_us.max(1)) as usize,
             _ => usize::MAX,
