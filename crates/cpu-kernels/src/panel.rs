@@ -9,11 +9,11 @@
 //!
 //! Invariant: an output element is reduced in the order that [`reduction`](super::reduction) states.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use crate::{
     activation_block::{ActivationBlock, SPAN_COLS, SPAN_SUBS, ScaleSpan, n_spans},
-    reduction::{
-        PAIR_ROWS, TileRun, add_min_pair, add_offset, add_run, dot, end_span, n_subs, prefetch_sub, start,
-    },
+    reduction::{PAIR_ROWS, TileRun, add_min_pair, add_offset, add_run, dot, end_span, n_subs, start},
     simd::{Kernel, Simd, TILE_ROWS},
     tiles::{Class, QuantTile, Scales, Span, half_bytes},
 };
@@ -93,9 +93,6 @@ impl<T: QuantTile> Kernel for FillPanel<'_, T> {
                     }
                 }
                 for sub in 0..span.n_subs {
-                    if half == 0 {
-                        prefetch_sub::<S, T>(span, sub, PREFETCH_BYTES);
-                    }
                     let w = T::weights::<S>(span, sub, half);
                     for g in 0..8 {
                         let at = (sub * 8 + g) * 64 + half * half_bytes::<S>();
@@ -157,6 +154,7 @@ pub(crate) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
             let blocks = run.blocks.add(span_idx * run.block_stride);
             // Vectors of weight rows go in pairs, so that an activation that was broadcast is used twice.
             let n_vectors = run.n_tiles * S::HALVES;
+            let ahead = Ahead::new::<T>(run, span_idx, run.n_rows * n_vectors.div_ceil(2));
             for vector_idx in (0..n_vectors).step_by(2) {
                 let job = PanelJob {
                     panels: &panels,
@@ -165,6 +163,7 @@ pub(crate) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
                     bias_bits: T::BIAS_BITS,
                     blocks,
                     sums: run.sums.add(vector_idx * S::LANES),
+                    ahead: ahead.behind(vector_idx / 2 * run.n_rows),
                 };
                 if n_vectors - vector_idx >= 2 {
                     panel_rows::<S, T::Class, 2>(job, run.n_rows);
@@ -185,6 +184,7 @@ unsafe fn panel_rows<S: Simd, C: Class, const VECTORS: usize>(job: PanelJob<'_>,
             let part = PanelJob {
                 blocks: job.blocks.add(row_idx),
                 sums: job.sums.add(row_idx * PAIR_ROWS),
+                ahead: job.ahead.behind(row_idx),
                 ..job
             };
             let n_left = n_rows - row_idx;
@@ -208,6 +208,55 @@ struct PanelJob<'a> {
     bias_bits: Option<u32>,
     blocks: *const ActivationBlock,
     sums: *mut f32,
+    ahead: Ahead,
+}
+
+/// Lines of tiles that are asked for while rows are multiplied, a few at a time: as many as a whole span has, asked for while
+/// a panel is filled, are more than a core can have under way.
+#[derive(Clone, Copy)]
+struct Ahead {
+    /// Where the lines of each tile begin.
+    tiles: [*const u8; 2],
+    /// Lines for each row of activations, in parts of 65,536.
+    lines_per_row: usize,
+    /// Rows that have had their lines; each comes once for two vectors of weight rows.
+    first_row: usize,
+}
+
+impl Ahead {
+    /// Those [`PREFETCH_BYTES`] behind a span, divided among `n_rows` rows.
+    #[inline(always)]
+    fn new<T: QuantTile>(run: &TileRun, span_idx: usize, n_rows: usize) -> Self {
+        let at = span_idx * T::span_bytes(SPAN_SUBS) + PREFETCH_BYTES;
+        let first = run.tiles.wrapping_add(at);
+        let n_lines = run.n_tiles * T::span_bytes(SPAN_SUBS).div_ceil(64);
+        Self {
+            tiles: [first, first.wrapping_add((run.n_tiles - 1) * run.tile_bytes)],
+            lines_per_row: (n_lines << 16).div_ceil(n_rows),
+            first_row: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn behind(self, n_rows: usize) -> Self {
+        Self {
+            first_row: self.first_row + n_rows,
+            ..self
+        }
+    }
+
+    /// Asks for the share of one of `n_runs` runs of columns, of the next `n_rows` rows.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, n_rows: usize, run: usize, n_runs: usize) {
+        let first = (self.first_row * self.lines_per_row) >> 16;
+        let until = ((self.first_row + n_rows) * self.lines_per_row) >> 16;
+        let n = (until - first).div_ceil(n_runs);
+        // Keeps the compiler from moving all of them to the beginning.
+        compiler_fence(Ordering::SeqCst);
+        for line in first + run * n..(first + (run + 1) * n).min(until) {
+            S::prefetch(self.tiles[line % 2].wrapping_add(64 * (line / 2)));
+        }
+    }
 }
 
 /// Adds the products of one span: `VECTORS` vectors of weight rows by `ROWS` rows of activations.
@@ -243,6 +292,7 @@ impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<'_,
             bias_bits,
             blocks,
             sums,
+            ahead,
         } = self.job;
         // SAFETY: the kernel's own contract; panels have all groups, runs and pairs of a span.
         unsafe {
@@ -261,6 +311,7 @@ impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<'_,
             }
             let run_len = 8 / C::SUB_RUNS;
             for run in 0..n_subs * C::SUB_RUNS {
+                ahead.prefetch::<S>(ROWS, run, SPAN_SUBS * C::SUB_RUNS);
                 let mut acc = [[S::splat(0); ROWS]; VECTORS];
                 for row in 0..ROWS {
                     let start = start::<S, C>(blocks.add(row), run, bias_bits);

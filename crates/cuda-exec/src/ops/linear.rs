@@ -263,8 +263,9 @@ impl Ops {
         // Only where launches of their own would be strips too, whose bits these are.
         let n_out = [a, b].map(|product| product.matrix.n_out()).iter().sum();
         let launches = [(types[0], n_out), (types[1], c.matrix.n_out())];
-        let are_strips =
-            (launches.iter()).all(|&(ty, n_out)| ManyRows::of(ty, n_out, n_rows) == ManyRows::Strips);
+        let n_in = a.matrix.n_in();
+        let are_strips = (launches.iter())
+            .all(|&(ty, n_out)| ManyRows::of(ty, &[n_out], n_in, n_rows, 1) == ManyRows::Strips);
         if n_rows > PairKernels::MOST_ROWS || !are_strips {
             return None;
         }
