@@ -9,7 +9,8 @@
 // most, f * s - 1.5 * 2^23 * s is one multiplication with addition whose constant is exact, and the scale of x another: two instructions a sum.
 // Minima are a product of their own (mma m16n8k8 tf32, with the sums of x in two parts), as strips have it.
 //
-// Bits of a row do not depend on how many rows there are, nor on the kernel: columns are added up by themselves in one order.
+// Bits of a row do not depend on how many rows there are, nor on the kernel: columns are added up by themselves in one order. Split bands are
+// the exception: their parts are added in the order of their places, and how many there are depends on the number of rows.
 // Weights as formats/planes.cuh says, x as q8.cuh does, formats with STRIP_HIGH as strips.cuh. Shared: the constants of `Band`, whose twin
 // is `crates/cuda-exec/src/bands.rs`. Alignment: 16 bytes. No bank conflicts: chunks of 16 bytes are spread by XOR.
 #pragma once

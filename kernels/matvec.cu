@@ -5,7 +5,7 @@
 //
 // matvec_mM      grid: (sum over the jobs of ceil(n_out / 8), or of ceil(n_out / 16) in strips, ceil(n_out / 64) where the matrix is tall; for m16
 //                ceil(n_rows / 16)); block: 128.
-//                Up to three matrices of one input are one launch; jobs without rows have n_out 0. A warp computes 2 rows.
+//                Up to three matrices of one input are one launch; jobs without rows have n_out 0. A warp computes 2 rows where there are no strips.
 // matvec_gated_mM  gate and up at once (gated.cuh); grid: ceil(n_out / 32); block: 256, in strips 128; 128 M bytes of shared memory, in strips
 //                  what strips.cuh says.
 // Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in], n_rows <= M but for m16; y [n_rows, n_out] f32.

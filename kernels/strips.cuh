@@ -6,8 +6,8 @@
 // 16 rows by 8 rows of x, and once more where M is 16. Scales multiply the integer sums, minima are a product of their own (mma m16n8k8 tf32, with the sums of x in two
 // parts). Instructions for each weight hardly depend on M, and a row's bits do not: each column is added up by itself, in one order.
 //
-// Of a tall matrix, which has more strips than a GPU has room for warps and short rows, each warp of matvec_m1 to _m8 has a strip of its own: it
-// begins and ends half as often, and waits for no other.
+// Of a tall matrix, which has more strips than a GPU has room for warps and short rows, each warp of matvec_m1 to _m8 has a strip of its own, as
+// has each of gate and up: it begins and ends half as often, and waits for no other.
 //
 // Formats say STRIP_HIGH: bytes of a group beyond its nibbles (0, 4 or 8). Weights as formats/planes.cuh says, x as q8.cuh does.
 // Shared, for each warp: STAGES * (2048 + 8 * 16 * STRIP_HIGH + 320 M) + (STAGES / 2 + 1) * 512 bytes, and for a strip of Q6_K TABLE_BYTES

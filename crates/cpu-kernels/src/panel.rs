@@ -229,9 +229,15 @@ impl Ahead {
     fn new<T: QuantTile>(run: &TileRun, span_idx: usize, n_rows: usize) -> Self {
         let at = span_idx * T::span_bytes(SPAN_SUBS) + PREFETCH_BYTES;
         let first = run.tiles.wrapping_add(at);
-        let n_lines = run.n_tiles * T::span_bytes(SPAN_SUBS).div_ceil(64);
+        let n_lines = T::span_bytes(SPAN_SUBS).div_ceil(64);
+        // A tile alone is two halves.
+        let second = match run.n_tiles {
+            1 => n_lines.div_ceil(2) * 64,
+            _ => run.tile_bytes,
+        };
+        let n_lines = run.n_tiles * n_lines;
         Self {
-            tiles: [first, first.wrapping_add((run.n_tiles - 1) * run.tile_bytes)],
+            tiles: [first, first.wrapping_add(second)],
             lines_per_row: (n_lines << 16).div_ceil(n_rows),
             first_row: 0,
         }

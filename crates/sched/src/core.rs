@@ -369,7 +369,12 @@ impl Core {
             return false;
         }
         let mut now_us = clock();
-        self.gather_masks(now_us);
+        if self.n_unordered() == 0 {
+            self.gather_masks(now_us);
+        } else {
+            // Those that wait for the drafting model are not even ordered.
+            self.take_finished_masks(now_us);
+        }
         if self.draft_model.is_some() && self.draft_ahead(clock) {
             now_us = clock();
         }

@@ -25,6 +25,8 @@ impl Scheduler {
         let name = self.answer_name(&self.sequences[id], &manner);
         let sequence = &mut self.sequences[id];
         sequence.answer_name = Some(name);
+        // The name of a constraint may be a whole grammar.
+        sequence.manner = None;
         if let Some(earlier) = self.answers.get(name) {
             let drafter = sequence.drafter.as_mut();
             drafter

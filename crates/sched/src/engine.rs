@@ -291,6 +291,7 @@ impl Engine {
         let (events, receiver) = channel(buffer);
         let submitted_us = self.inner.epoch.elapsed().as_micros() as u64;
         let n_tokens = tokens.len();
+        let manner = job.manner();
         let request = self.inner.mailbox.submit(
             n_samples as usize,
             n_tokens,
@@ -299,6 +300,7 @@ impl Engine {
             |request| Submission {
                 request,
                 tokens,
+                manner,
                 job,
                 events,
                 submitted_us,

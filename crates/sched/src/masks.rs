@@ -87,7 +87,7 @@ impl Core {
         }
         self.take_foreseen();
         let mut room = self.room_ahead();
-        let waits = self.may_draft_ahead();
+        let waits = self.may_draft_ahead() && self.max_ahead() > 0;
         let outcomes = std::mem::take(&mut self.outcomes);
         let seq_of = |outcome: &Outcome| match *outcome {
             Outcome::Token { seq, .. } => Some(seq),
@@ -302,6 +302,11 @@ impl Core {
             (step / 32).clamp(Duration::from_micros(50), Duration::from_millis(5))
         };
         self.wait_for_masks(patience, now_us);
+    }
+
+    /// Takes the masks that are there.
+    pub(crate) fn take_finished_masks(&mut self, now_us: u64) {
+        self.wait_for_masks(Duration::ZERO, now_us);
     }
 
     fn wait_for_masks(&mut self, patience: Duration, now_us: u64) {

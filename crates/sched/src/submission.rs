@@ -26,6 +26,8 @@ pub(crate) struct Submission {
     pub(crate) request: RequestId,
     pub(crate) tokens: Vec<u32>,
     pub(crate) job: Job,
+    /// How the tokens of each sample are chosen.
+    pub(crate) manner: Option<Manner>,
     pub(crate) events: Sender<Event>,
     /// Microseconds since the engine began.
     pub(crate) submitted_us: u64,
@@ -48,6 +50,13 @@ pub(crate) enum Job {
 }
 
 impl Job {
+    pub(crate) fn manner(&self) -> Option<Manner> {
+        match self {
+            Self::Generate { params, .. } => Manner::of(params),
+            Self::Forward(_) => None,
+        }
+    }
+
     pub(crate) fn n_samples(&self) -> u32 {
         match self {
             Self::Generate { params, .. } => params.n_samples,
@@ -157,7 +166,7 @@ impl Submission {
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 is_constrained: params.constraint.is_some(),
-                manner: Manner::of(params),
+                manner: self.manner.clone(),
                 context_shift: *context_shift,
                 fork_of,
             },

@@ -227,7 +227,9 @@ impl Ops {
                     let grid = [n_blocks(jobs, tile_out), n_rows.div_ceil(tile_rows), 1];
                     (tiled.kernel, LaunchShape::new(grid, tiled.n_threads), None)
                 };
-                if let (Some(each), Some(parts)) = (each, &self.parts) {
+                if let Some(each) = each {
+                    let parts =
+                        (self.parts.as_ref()).expect("columns are shared where there is memory for parts");
                     let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
                     let parts = &mut *parts;
                     let args = job_args(input, jobs)?

@@ -336,7 +336,8 @@ impl Ops {
         Ok(())
     }
 
-    /// Allocates what products need whose columns thread blocks share: narrow ones of K-quants by more than 32 rows, which are slower without.
+    /// Allocates what products need whose columns thread blocks share: narrow ones of K-quants by many rows
+    /// ([`ManyRows`](crate::ManyRows)), which are slower without. Batch-invariant products do not share columns.
     ///
     /// # Errors
     /// [`CudaExecError::OutOfMemory`], or the driver's.

@@ -257,7 +257,8 @@ fn weighed_drafts_take_an_earlier_answer_too() {
     let model: TinyModel = model(|_| {});
     let prompt = prompt(15, 40);
     let engine = engine(&model, 100, Speculation::Auto { max_draft: 16 });
-    // Steps with drafts have to be measured before any is weighed.
-    let n_steps: Vec<u64> = (0..6).map(|_| ask(&engine, &prompt, &greedy()).1).collect();
-    assert!(n_steps[1..].iter().any(|&n| n < 40), "{n_steps:?}");
+    // Steps with drafts have to be measured before any is weighed, which other programs may disturb.
+    ask(&engine, &prompt, &greedy());
+    let is_drafted = (0..100).any(|_| ask(&engine, &prompt, &greedy()).1 < 40);
+    assert!(is_drafted, "an earlier answer was never drafted from");
 }
