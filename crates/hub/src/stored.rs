@@ -186,7 +186,10 @@ impl Removal {
         let blobs: BTreeSet<PathBuf> = (removed.iter().filter_map(|entry| cache.blob_of(&entry.pointer)))
             .filter(|blob| !kept_blobs.contains(blob))
             .collect();
-        let takes_all = kept.is_empty() && chosen.len() == snapshots.len();
+        // A download of another type that was interrupted stays.
+        let takes_all = kept.is_empty()
+            && chosen.len() == snapshots.len()
+            && (name.wanted().is_none() || incomplete_files(&cache.blobs()).is_empty());
         let of_pointers = removed
             .iter()
             .filter(|entry| !entry.pointer.is_symlink())
@@ -224,7 +227,9 @@ impl Removal {
             observer: &(),
             file: None,
         };
-        let _locked = (names.chain(of_incomplete))
+        // Each once: a file may be there whole and in part, and a lock that this process holds is waited for like another's.
+        let names: BTreeSet<&str> = names.chain(of_incomplete).collect();
+        let _locked = (names.into_iter())
             .map(|name| self.cache.lock(name, waiter))
             .collect::<Result<Vec<_>, _>>()?;
         for path in self.pointers.iter().chain(&self.blobs) {

@@ -172,6 +172,25 @@ impl Engine {
         self.submit_buffered(tokens, params, self.inner.config.stream_buffer)
     }
 
+    /// As [`Self::submit`], of the first of several prompts: the queue has to have room for all of them. `n_further` are the others, each of as many
+    /// samples as this one, and `n_further_tokens` theirs. They come in with [`Self::submit_further`].
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub fn submit_first(
+        &self,
+        tokens: Vec<u32>,
+        params: GenerateParams,
+        n_further: usize,
+        n_further_tokens: usize,
+    ) -> Result<Generation, EngineError> {
+        let admission = Admission::BoundedWith {
+            n_sequences: n_further * params.n_samples as usize,
+            n_tokens: n_further_tokens,
+        };
+        self.submit_generation(tokens, params, self.inner.config.stream_buffer, admission)
+    }
+
     /// Submits a further prompt of a request whose first one was accepted, whether or not the queue has room. Never blocks.
     ///
     /// The queue's bounds are for requests: one that was let in is not refused midway.

@@ -86,6 +86,8 @@ struct Inbox {
 pub(crate) enum Admission {
     /// It is refused where there is none.
     Bounded,
+    /// So are it and what follows it, so many sequences and tokens of prompts more.
+    BoundedWith { n_sequences: usize, n_tokens: usize },
     /// It belongs to a request that was accepted.
     Granted,
 }
@@ -148,9 +150,16 @@ impl Mailbox {
             if let Some(id) = adapter.filter(|id| !inbox.adapters.contains(id)) {
                 return Err(EngineError::UnknownAdapter { id });
             }
-            let is_bounded = admission == Admission::Bounded && inbox.n_queued > 0;
+            let (n_further, n_further_tokens) = match admission {
+                Admission::BoundedWith {
+                    n_sequences,
+                    n_tokens,
+                } => (n_sequences, n_tokens),
+                Admission::Bounded | Admission::Granted => (0, 0),
+            };
+            let is_bounded = admission != Admission::Granted && inbox.n_queued > 0;
             // A request of more sequences than may wait is not refused for ever.
-            if is_bounded && inbox.n_queued + n_sequences > max_queued {
+            if is_bounded && inbox.n_queued + n_sequences + n_further > max_queued {
                 let queued = inbox.n_queued;
                 return Err(EngineError::QueueFull {
                     queued,
@@ -158,10 +167,10 @@ impl Mailbox {
                 });
             }
             // Neither is a single prompt that is larger than the limit.
-            if is_bounded && inbox.n_queued_tokens + n_tokens > max_queued_tokens {
+            if is_bounded && inbox.n_queued_tokens + n_tokens + n_further_tokens > max_queued_tokens {
                 return Err(EngineError::QueueTokensFull {
                     queued: inbox.n_queued_tokens,
-                    provided: n_tokens,
+                    provided: n_tokens + n_further_tokens,
                     maximum: max_queued_tokens,
                 });
             }

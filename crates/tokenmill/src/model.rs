@@ -439,18 +439,24 @@ impl Model {
         };
         let mut generate = generate;
         let mut generations = Vec::with_capacity(prompts.len());
+        let n_further = prompts.len().saturating_sub(1);
+        let n_further_tokens = prompts.iter().skip(1).map(Vec::len).sum();
         for prompt in prompts {
             // The queue has room for a request or has none: all prompts come in with the first.
-            let submit = if generations.is_empty() {
-                Engine::submit
-            } else {
-                Engine::submit_further
+            let is_first = generations.is_empty();
+            let submit = |prompt, params| {
+                if is_first {
+                    self.engine()
+                        .submit_first(prompt, params, n_further, n_further_tokens)
+                } else {
+                    self.engine().submit_further(prompt, params)
+                }
             };
-            let generation = match submit(self.engine(), prompt.clone(), generate.clone()) {
+            let generation = match submit(prompt.clone(), generate.clone()) {
                 // Its scale has changed meanwhile, which gave the name another number; or the name is gone.
                 Err(EngineError::UnknownAdapter { .. }) => {
                     generate.adapter = self.adapter_id(params.adapter.as_deref())?;
-                    submit(self.engine(), prompt, generate.clone())
+                    submit(prompt, generate.clone())
                 }
                 submitted => submitted,
             };

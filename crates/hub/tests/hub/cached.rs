@@ -117,6 +117,31 @@ fn a_removal_leaves_what_other_snapshots_use() {
 }
 
 #[test]
+#[cfg(unix)]
+fn a_removal_does_not_wait_for_itself_and_leaves_another_types_download() {
+    let hub = hub();
+    let pulled = pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    // Another program has completed what an interrupted download left.
+    let blob = fs::canonicalize(&pulled.path).unwrap();
+    let remnant = |name: &str| blob.with_file_name(format!("{name}.tokenmill.incomplete"));
+    let own = remnant(blob.file_name().unwrap().to_str().unwrap());
+    let of_another = remnant("another");
+    for path in [&own, &of_another] {
+        fs::write(path, "a part").unwrap();
+    }
+    let remove = |name: &str| {
+        let removal = Removal::of(&name.parse().unwrap(), &hub.settings()).unwrap();
+        removal.apply().unwrap();
+    };
+    remove("org/model-GGUF:Q4_K_M");
+    assert!(!pulled.path.exists() && of_another.exists());
+    pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    fs::write(&own, "a part").unwrap();
+    remove("org/model-GGUF");
+    assert!(!of_another.exists() && !own.exists());
+}
+
+#[test]
 fn a_folder_and_a_file_of_one_snapshot_are_removed_apart() {
     let hub = hub();
     let pulled = pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();

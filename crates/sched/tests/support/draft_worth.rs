@@ -155,6 +155,7 @@ impl Timed {
             .submit(1, N_PROMPT, None, Admission::Bounded, |request| Submission {
                 request,
                 tokens,
+                manner: job.manner(),
                 job,
                 events,
                 submitted_us: 0,

@@ -109,6 +109,7 @@ impl Engine {
             .submit(1, n_prompt, None, Admission::Bounded, |request| Submission {
                 request,
                 tokens: prompt(100 + number, number, 0, n_prompt),
+                manner: job.manner(),
                 job,
                 events,
                 submitted_us: 0,

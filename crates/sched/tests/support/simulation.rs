@@ -502,6 +502,7 @@ fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -
         |request| Submission {
             request,
             tokens,
+            manner: job.manner(),
             job,
             events,
             submitted_us: now_us,

@@ -6,7 +6,7 @@
 use std::{
     fmt,
     sync::{Arc, PoisonError, Weak},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -34,6 +34,27 @@ pub trait ModelFolder: fmt::Debug + Send + Sync {
     /// # Errors
     /// Why the folder cannot be read, for the operator; what is served then stays as it is.
     fn models(&self) -> Result<Vec<ModelSpec>, String>;
+}
+
+/// The files of a model that is loaded.
+#[derive(Debug)]
+pub(super) struct LoadedFiles {
+    stamps: Vec<FileStamp>,
+    /// Those that were found in their place, and when these were found first.
+    others: Option<(Vec<FileStamp>, Instant)>,
+}
+
+impl LoadedFiles {
+    /// Whether files in their place have been the same for a while. Their own times do not say it: files that are moved keep theirs.
+    fn have_settled(&mut self, others: &[FileStamp]) -> bool {
+        match &self.others {
+            Some((found, since)) if found == others => since.elapsed() >= SETTLED,
+            _ => {
+                self.others = Some((others.to_vec(), Instant::now()));
+                false
+            }
+        }
+    }
 }
 
 /// A folder, and when it was looked through last. The lock is held by whoever looks through it.
@@ -82,9 +103,14 @@ impl Models {
         if let Ok(last) = Arc::clone(&folder.last_look).try_lock_owned()
             && last.is_none_or(|look| look.pause().is_zero())
         {
-            let inner = Arc::downgrade(&self.inner);
-            spawn(look_through(Arc::clone(&folder.models), last, inner));
+            self.begin_held_look(folder, last);
         }
+    }
+
+    /// The same, by whoever holds the lock.
+    fn begin_held_look(&self, folder: &Folder, last: OwnedMutexGuard<Option<Look>>) {
+        let inner = Arc::downgrade(&self.inner);
+        spawn(look_through(Arc::clone(&folder.models), last, inner));
     }
 
     /// Waits, at most for `patience`, for a look through the folder of models that began after this was called: what it found holds
@@ -94,11 +120,15 @@ impl Models {
         let asked = Instant::now();
         let look = async {
             loop {
-                let last = folder.last_look.lock().await.to_owned();
-                match last {
+                let last = Arc::clone(&folder.last_look).lock_owned().await;
+                match *last {
                     Some(look) if look.began >= asked => return,
-                    Some(look) if !look.pause().is_zero() => sleep(look.pause()).await,
-                    _ => self.begin_look(),
+                    Some(look) if !look.pause().is_zero() => {
+                        drop(last);
+                        sleep(look.pause()).await;
+                    }
+                    // With the lock that is held: given back, it would go to another that waits for it.
+                    _ => self.begin_held_look(folder, last),
                 }
             }
         };
@@ -182,24 +212,27 @@ impl Many {
     pub(super) fn note_files(&self, idx: usize) {
         let stamps = self.spec(idx).stamps.clone();
         let mut loaded = self.loaded_files.lock().unwrap_or_else(PoisonError::into_inner);
-        loaded.insert(idx, stamps);
+        loaded.insert(idx, LoadedFiles { stamps, others: None });
     }
 
-    /// Has models unloaded, once no request runs on them, whose files are others now than those they were loaded from: the next request
-    /// loads these.
+    /// Has models unloaded, once no request runs on them, whose files have been others for a while than those they were loaded from: the next
+    /// requests wait for that, and have these.
     fn dismiss_replaced(&self) {
         let catalog = self.catalog();
-        let loaded = self.loaded_files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded_files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut registry = self.lock();
-        for (&idx, before) in loaded.iter() {
+        for (&idx, files) in loaded.iter_mut() {
             let spec = &catalog.specs()[idx];
-            let is_other = spec.is_of_folder && !catalog.is_gone(idx) && spec.stamps != *before;
-            let is_loaded = registry.status(idx, Instant::now()).doing == Doing::Loaded;
-            if is_other && is_loaded && spec.stamps.iter().all(is_settled) {
+            let is_other = spec.is_of_folder && !catalog.is_gone(idx) && spec.stamps != files.stamps;
+            if !is_other || !files.have_settled(&spec.stamps) {
+                continue;
+            }
+            if registry.status(idx, Instant::now()).doing == Doing::Loaded {
                 tracing::info!(
                     model = spec.name(),
                     "its files were replaced: unloaded when no request runs on it"
                 );
+                files.stamps.clone_from(&spec.stamps);
                 registry.dismiss(idx);
                 if spec.is_pinned {
                     registry.preload(idx, Instant::now());
@@ -209,14 +242,6 @@ impl Many {
         drop(registry);
         self.bell.notify_all();
     }
-}
-
-/// Whether a file was written long enough ago to be whole. A time to come says nothing.
-fn is_settled(stamp: &FileStamp) -> bool {
-    let age = stamp
-        .written
-        .and_then(|written| SystemTime::now().duration_since(written).ok());
-    age.is_none_or(|age| age >= SETTLED)
 }
 
 #[cfg(test)]

@@ -42,7 +42,13 @@ pub(crate) use self::{
     one_model::OneModel,
     status::{Doing, Status},
 };
-use self::{by_role::Reading, catalog::Catalog, figures::Figures, folder::Folder, registry::Registry};
+use self::{
+    by_role::Reading,
+    catalog::Catalog,
+    figures::Figures,
+    folder::{Folder, LoadedFiles},
+    registry::Registry,
+};
 pub use self::{
     folder::ModelFolder,
     keep_alive::{KeepAlive, KeepAliveError},
@@ -127,7 +133,7 @@ struct Many {
     /// Whether the thread that loads has ended.
     has_ended: AtomicBool,
     /// The files that models were loaded from last.
-    loaded_files: Mutex<HashMap<usize, Vec<FileStamp>>>,
+    loaded_files: Mutex<HashMap<usize, LoadedFiles>>,
     /// Models that were unloaded, and whose memory is not free yet.
     stuck: Mutex<Vec<(usize, Weak<()>)>>,
     /// What was read of each.

@@ -153,7 +153,7 @@ async fn a_request_that_was_let_in_is_not_refused_midway() {
         }
         n_refused
     };
-    let (reply, ..) = tokio::join!(
+    let (reply, a, b, c, d) = tokio::join!(
         async {
             let reply = vectors.reply().await;
             is_answered.store(true, Ordering::Relaxed);
@@ -166,6 +166,7 @@ async fn a_request_that_was_let_in_is_not_refused_midway() {
     );
     assert_eq!(reply.status, 200, "{}", reply.json());
     assert_eq!(reply.json()["data"].as_array().map(Vec::len), Some(40));
+    assert!(a + b + c + d > 0, "the queue was never full");
     server.assert_idle().await;
 }
 
