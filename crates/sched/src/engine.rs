@@ -319,8 +319,8 @@ impl Engine {
             |request| Submission {
                 request,
                 tokens,
-                manner,
                 job,
+                manner,
                 events,
                 submitted_us,
             },
