@@ -89,13 +89,20 @@ fn a_json_object_is_complete_at_its_bracket() {
 
 #[test]
 fn space_between_parts_of_json_has_an_end() {
-    let mut matcher = compiler()
-        .compile(&Constraint::json_object())
-        .unwrap()
-        .matcher(&[256]);
-    feed(&mut matcher, "{");
-    feed(&mut matcher, &" ".repeat(100));
-    assert!(!allowed(&mut matcher).contains(&u32::from(b' ')));
+    let compiled = compiler().compile(&Constraint::json_object()).unwrap();
+    for space in [" ".to_owned(), format!("\n\n{}", " ".repeat(20))] {
+        let mut matcher = compiled.matcher(&[256]);
+        feed(&mut matcher, "{");
+        feed(&mut matcher, &space);
+        let next = allowed(&mut matcher);
+        assert!(
+            [b' ', b'\n', b'\t']
+                .iter()
+                .all(|&byte| !next.contains(&u32::from(byte))),
+            "{space:?}"
+        );
+        assert!(next.contains(&u32::from(b'"')));
+    }
 }
 
 #[test]
