@@ -10,25 +10,32 @@ use tokenmill_testkit::Random;
 
 const N_IN: usize = 768;
 
-/// Compares products by three matrices of one input with those of the one order of addition.
-fn check(device: &Device, ops: &mut Ops, types: [TensorType; 3], n_outs: [usize; 3], n_rows: &[usize]) {
-    let mut random = Random::new(3);
+/// Random matrices of these types and numbers of rows, each of `n_in` columns.
+fn matrices(device: &Device, random: &mut Random, of: &[(TensorType, usize)], n_in: usize) -> Vec<Matrix> {
     let mut uploader = Uploader::new(device);
     let usage = MatrixUse {
         is_table: false,
         is_factor: true,
         is_of_experts: false,
     };
-    let matrices = [0, 1, 2].map(|index| -> Matrix {
-        let (ty, n_out) = (types[index], n_outs[index]);
+    let matrices = of.iter().map(|&(ty, n_out)| {
         let format = Format::of(ty).unwrap();
-        let mut rows = vec![0; n_out * format.row_bytes(N_IN).unwrap()];
-        for row in rows.chunks_exact_mut(format.row_bytes(N_IN).unwrap()) {
-            format.quantize_row(&random.values(N_IN), row).unwrap();
+        let mut rows = vec![0; n_out * format.row_bytes(n_in).unwrap()];
+        for row in rows.chunks_exact_mut(format.row_bytes(n_in).unwrap()) {
+            format.quantize_row(&random.values(n_in), row).unwrap();
         }
-        uploader.upload(ty, [n_out, N_IN], &rows, usage).unwrap()
+        uploader.upload(ty, [n_out, n_in], &rows, usage).unwrap()
     });
+    let matrices = matrices.collect();
     uploader.finish().unwrap();
+    matrices
+}
+
+/// Compares products by three matrices of one input with those of the one order of addition.
+fn check(device: &Device, ops: &mut Ops, types: [TensorType; 3], n_outs: [usize; 3], n_rows: &[usize]) {
+    let mut random = Random::new(3);
+    let of: Vec<(TensorType, usize)> = types.into_iter().zip(n_outs).collect();
+    let matrices = matrices(device, &mut random, &of, N_IN);
     for &n_rows in n_rows {
         let x = device.upload("x", &random.values(n_rows * N_IN)).unwrap();
         let mut quantized = QuantizedRows::new(device, n_rows, N_IN).unwrap();
@@ -41,9 +48,9 @@ fn check(device: &Device, ops: &mut Ops, types: [TensorType; 3], n_outs: [usize;
         };
         let [found, expected] = [false, true].map(|is_batch_invariant| {
             ops.set_batch_invariance(is_batch_invariant);
-            let mut outputs = matrices
-                .each_ref()
-                .map(|matrix| -> Buffer<f32> { device.alloc("y", n_rows * matrix.n_out()).unwrap() });
+            let mut outputs: Vec<Buffer<f32>> = (matrices.iter())
+                .map(|matrix| device.alloc("y", n_rows * matrix.n_out()).unwrap())
+                .collect();
             let mut products: Vec<Product<'_>> = (outputs.iter_mut().zip(&matrices))
                 .map(|(output, matrix)| Product {
                     matrix,
@@ -52,7 +59,10 @@ fn check(device: &Device, ops: &mut Ops, types: [TensorType; 3], n_outs: [usize;
                 })
                 .collect();
             ops.linear(&input, &mut products).unwrap();
-            outputs.map(|output| device.download(output.view()).unwrap())
+            let outputs = outputs
+                .iter()
+                .map(|output| device.download(output.view()).unwrap());
+            outputs.collect::<Vec<Vec<f32>>>()
         });
         for (found, expected) in found.iter().zip(&expected) {
             let worst = (found.iter().zip(expected)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
@@ -117,19 +127,7 @@ fn narrow_products_whose_columns_thread_blocks_share_are_those_of_the_one_order_
         ManyRows::of(ty, &[n_out], n_in, n_rows, ManyRows::MAX_SPLITS),
         ManyRows::Splits(4)
     );
-    let format = Format::of(ty).unwrap();
-    let mut rows = vec![0; n_out * format.row_bytes(n_in).unwrap()];
-    for row in rows.chunks_exact_mut(format.row_bytes(n_in).unwrap()) {
-        format.quantize_row(&random.values(n_in), row).unwrap();
-    }
-    let mut uploader = Uploader::new(&device);
-    let usage = MatrixUse {
-        is_table: false,
-        is_factor: true,
-        is_of_experts: false,
-    };
-    let matrix = uploader.upload(ty, [n_out, n_in], &rows, usage).unwrap();
-    uploader.finish().unwrap();
+    let matrix = &matrices(&device, &mut random, &[(ty, n_out)], n_in)[0];
     let x = device.upload("x", &random.values(n_rows * n_in)).unwrap();
     let mut quantized = QuantizedRows::new(&device, n_rows, n_in).unwrap();
     ops.quantize(n_rows, n_in, x.view(), quantized.view_mut())
@@ -143,7 +141,7 @@ fn narrow_products_whose_columns_thread_blocks_share_are_those_of_the_one_order_
         ops.set_batch_invariance(is_batch_invariant);
         let mut output: Buffer<f32> = device.alloc("y", n_rows * n_out).unwrap();
         let product = Product {
-            matrix: &matrix,
+            matrix,
             bias: None,
             output: output.view_mut(),
         };

@@ -19,7 +19,7 @@ use crate::{failure::Failure, model_name::settings, note::note, numbers::size_of
     tokenmill list\n  \
     tokenmill list --json | jq -r '.[].name'\n\n\
     It shows what other programs have put into the cache of Hugging Face and what Ollama has in its folder, too. `tokenmill inspect NAME` describes a model,\n\
-    `tokenmill rm NAME` removes one. The type `incomplete` is what a download left that was interrupted: `tokenmill pull` of the same name continues it."
+    `tokenmill rm NAME` removes one. The type `incomplete` is what a download left that was interrupted: `tokenmill pull` of the same name continues its own, not those of other programs."
 )]
 pub(crate) struct Args {
     /// Print JSON
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let left = match disk.ollama_interrupted_bytes {
         0 => String::new(),
         n_bytes => format!(
-            "; {} of it are layers that `tokenmill pull` of a model of Ollama has not whole yet",
+            "; {} of it are layers of models of Ollama that are not whole",
             size_of(n_bytes)
         ),
     };
@@ -68,7 +68,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         )
         .expect("writing to a string does not fail");
     }
-    output::print(&table)?;
+    if !models.is_empty() {
+        output::print(&table)?;
+    }
     // Models that share files have each of them in their row.
     note!("{} on disk, each file once{left}", size_of(disk.n_bytes));
     Ok(())

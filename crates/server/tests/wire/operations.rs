@@ -92,17 +92,21 @@ async fn a_full_queue_refuses_with_a_time_to_come_back() {
     server.assert_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_idle_server_takes_a_request_that_is_larger_than_its_queue() {
-    let setup = Setup {
+/// A server on which one sequence runs and two wait.
+fn with_room_for_two() -> Setup {
+    Setup {
         engine: EngineConfig {
             max_running: 1,
             max_queued: 2,
             ..EngineConfig::default()
         },
         ..Setup::default()
-    };
-    let Some(server) = TestServer::start_with(setup).await else {
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_server_takes_a_request_that_is_larger_than_its_queue() {
+    let Some(server) = TestServer::start_with(with_room_for_two()).await else {
         return;
     };
     let inputs: Vec<String> = (0..6).map(|n| format!("{n} birds")).collect();
@@ -122,15 +126,7 @@ async fn an_idle_server_takes_a_request_that_is_larger_than_its_queue() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_was_let_in_is_not_refused_midway() {
-    let setup = Setup {
-        engine: EngineConfig {
-            max_running: 1,
-            max_queued: 2,
-            ..EngineConfig::default()
-        },
-        ..Setup::default()
-    };
-    let Some(server) = TestServer::start_with(setup).await else {
+    let Some(server) = TestServer::start_with(with_room_for_two()).await else {
         return;
     };
     let engine = server.app.model.engine();
