@@ -62,6 +62,7 @@ impl<B: Backend> Memory for Measure<'_, B> {
             n_out,
             n_in,
             usage,
+            bytes,
             ..
         } = *data;
         if !self.backend.supports(ty) {
@@ -76,6 +77,7 @@ impl<B: Backend> Memory for Measure<'_, B> {
             n_out,
             n_in,
             usage,
+            is_in_file: bytes.keep().is_some(),
         });
         Ok(())
     }

@@ -75,7 +75,7 @@ pub struct MatrixData<'a> {
 pub enum MatrixUsage {
     /// [`Backend::linear`](crate::Backend::linear) alone.
     Linear,
-    /// [`Backend::embed`](crate::Backend::embed) alone.
+    /// [`Backend::embed`](crate::Backend::embed) alone: few rows of a step, so a backend may leave them in the file.
     Embedding,
     /// Both: the token embedding of a model whose output head is tied to it.
     Tied,
@@ -98,6 +98,8 @@ pub enum Allocation<'a> {
         n_in: usize,
         /// Which operations will read it.
         usage: MatrixUsage,
+        /// Whether its rows can be read from an open file later, as [`TensorBytes::keep`] gives them.
+        is_in_file: bool,
     },
     /// By [`Memory::upload_vector`].
     Vector {

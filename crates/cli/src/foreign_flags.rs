@@ -72,8 +72,8 @@ const LLAMA_CPP: &[Row] = &[
         "there is no such thing here yet; weights are read into memory while the model loads",
     ),
     (
-        &["--mmap", "--no-mmap"],
-        "files are read while the model loads, never mapped; there is nothing to switch",
+        &["--mmap"],
+        "files are read, never mapped; what `--no-mmap` changes is said by `tokenmill run --help`",
     ),
     (
         &["-pg"],

@@ -43,6 +43,10 @@ pub(crate) struct LoadArgs {
     /// which the program starts; numactl, as the program was placed [default: numactl]
     #[arg(long, value_name = "HOW")]
     numa: Option<Numa>,
+    /// Have all weights in memory; without it the rows of a large token embedding, 64 MiB and more, are read from the file as
+    /// they are needed, if the CPU computes them and nothing else reads the table
+    #[arg(long)]
+    no_mmap: bool,
     /// Tokens of a prompt in one batch
     #[arg(short, long, value_name = "N", default_value_t = 2048, value_parser = count)]
     batch_size: usize,
@@ -157,6 +161,7 @@ impl LoadArgs {
             placement: self.placement()?,
             on_split: Some(SplitObserver(telling::say_split)),
             is_quiet: false,
+            is_all_in_memory: self.no_mmap,
         })
     }
 

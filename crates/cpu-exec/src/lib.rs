@@ -40,6 +40,7 @@ mod activations;
 mod adapt;
 mod attention;
 mod backend;
+mod embed;
 mod error;
 mod experts;
 mod host;
@@ -62,12 +63,13 @@ mod zeroed;
 
 pub use attention::{AttentionBatch, attention};
 pub use backend::{AwakeThreads, CpuBackend, CpuVector, InputObserver, ProductInput, RouteObserver};
+pub use embed::embed;
 pub use error::CpuExecError;
 pub use experts::{combine, experts_gated, experts_linear, heads_linear, weigh_choices};
 pub use host::Host;
 pub use kv::KvStore;
 pub use limits::{ReadBuffer, multiply_bytes, product_instructions};
-pub use linear::{Bias, LinearTarget, embed, linear, linear_gated, linear_group};
+pub use linear::{Bias, LinearTarget, linear, linear_gated, linear_group};
 pub use matrix::Matrix;
 pub use ops::{
     activation::{activate, gated},

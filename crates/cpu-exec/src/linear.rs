@@ -298,20 +298,6 @@ pub(crate) fn linear_gated_adapted(
         });
 }
 
-/// Writes row `ids[t]` of `table` to row `t` of `out`, `[n_tokens, n_cols]`.
-///
-/// # Panics
-/// When an id is no row of the table, or `out` has another length.
-pub fn embed(host: &Host, table: &Matrix, ids: &[u32], out: &mut [f32]) {
-    assert_eq!(out.len(), ids.len() * table.n_cols(), "outputs of an embedding");
-    if out.is_empty() {
-        return;
-    }
-    host.pool().for_each_chunk(out, table.n_cols(), |token_idx, row| {
-        table.dequantize_row(ids[token_idx] as usize, row);
-    });
-}
-
 /// Matrices that run as one job.
 pub(crate) const MAX_GROUP: usize = 8;
 

@@ -1,6 +1,6 @@
 //! [`Matrix`]: the weights of one linear map, packed for the host.
 //!
-//! It owns its memory: once a tensor is packed, the file is not read again.
+//! It owns its memory: once a tensor is packed, the file is not read again. A table that is only looked rows up in may stay in its file.
 //! Invariant: packing loses nothing; [`Matrix::dequantize_row`] gives the file's values to the bit.
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokenmill_cpu_kernels::{Activations, ScaleSpan, TILE_ROWS, TileMemory, TileOps};
-use tokenmill_gguf::{TensorBytes, TensorType};
+use tokenmill_gguf::{FileBytes, TensorBytes, TensorType};
 use tokenmill_quant::{CpuFeatures, Format, QuantError};
 
 use crate::{CpuExecError, Host, pool::Columns};
@@ -24,8 +24,10 @@ pub struct Matrix {
     n_cols: usize,
     ops: &'static TileOps,
     tile_bytes: usize,
-    /// Packed once, and read by all that compute with it.
+    /// Packed once, and read by all that compute with it. Of a table in a file nothing.
     memory: Arc<TileMemory>,
+    /// The rows as the file has them, where they stay there.
+    file: Option<FileBytes>,
     /// Of the host it was packed for; no result depends on them.
     features: CpuFeatures,
     /// The tensor's name, where products are observed.
@@ -125,9 +127,74 @@ impl Matrix {
             ops,
             tile_bytes,
             memory: Arc::new(memory),
+            file: None,
             features: host.features(),
             name: None,
         })
+    }
+
+    /// A table of which rows are read from `bytes` when they are looked up, and nothing else can be computed.
+    ///
+    /// # Errors
+    /// As [`Matrix::pack`], but for reading, which it does not.
+    pub fn in_file(
+        host: &Host,
+        ty: TensorType,
+        n_rows: usize,
+        n_cols: usize,
+        bytes: FileBytes,
+    ) -> Result<Self, CpuExecError> {
+        let none = Self::pack(host, ty, 0, n_cols, &[])?;
+        let expected = none.row_bytes().checked_mul(n_rows);
+        if expected != Some(bytes.len()) {
+            return Err(CpuExecError::MatrixBytes {
+                ty,
+                n_rows,
+                n_cols,
+                expected: expected.unwrap_or(usize::MAX),
+                found: bytes.len(),
+            });
+        }
+        Ok(Self {
+            n_rows,
+            file: Some(bytes),
+            ..none
+        })
+    }
+
+    /// The rows as they are in a file, where they stay there.
+    pub(crate) fn file(&self) -> Option<&FileBytes> {
+        self.file.as_ref()
+    }
+
+    /// Bytes of a row in the file.
+    pub(crate) fn row_bytes(&self) -> usize {
+        (self.format.row_bytes(self.n_cols)).expect("columns were checked when the matrix was made")
+    }
+
+    /// Reads the weights of one row from a file, into `buffer` first.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn read_row(
+        &self,
+        file: &FileBytes,
+        row_idx: usize,
+        buffer: &mut Vec<u8>,
+        out: &mut [f32],
+    ) -> io::Result<()> {
+        assert!(
+            row_idx < self.n_rows,
+            "row {row_idx} of a matrix of {}",
+            self.n_rows
+        );
+        let row_bytes = self.row_bytes();
+        if buffer.len() < row_bytes {
+            buffer.resize(row_bytes, 0);
+        }
+        let bytes = &mut buffer[..row_bytes];
+        file.read_into(row_idx * row_bytes, bytes)?;
+        (self.format.dequantize_row(bytes, out)).map_err(io::Error::other)
     }
 
     /// Bytes that [`Matrix::pack`] will take: about those of the file, with rows filled up to a multiple of 16. `None` where
@@ -169,7 +236,8 @@ impl Matrix {
         self.n_cols
     }
 
-    /// Memory that the weights take: about the bytes they have in the file, with rows filled up to a multiple of 16.
+    /// Memory that the weights take: about the bytes they have in the file, with rows filled up to a multiple of 16, or none where they
+    /// stay in the file.
     pub fn n_bytes(&self) -> usize {
         self.memory.n_bytes()
     }
@@ -177,7 +245,7 @@ impl Matrix {
     /// Writes the weights of one row to `out`, `[n_cols]`.
     ///
     /// # Panics
-    /// When `row_idx` is no row of the matrix, or `out` has another length than a row.
+    /// When `row_idx` is no row of the matrix, it stays in a file, or `out` has another length than a row.
     pub fn dequantize_row(&self, row_idx: usize, out: &mut [f32]) {
         assert!(
             row_idx < self.n_rows,

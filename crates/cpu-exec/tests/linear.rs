@@ -1,7 +1,10 @@
 //! Matrix products against a naive twin, for every type, path, thread count and batch.
 
+use std::{io::Write, sync::Arc};
+
 use tokenmill_backend::Activation;
 use tokenmill_cpu_exec::{Host, LinearTarget, Matrix, Workspace, embed, linear, linear_gated, linear_group};
+use tokenmill_gguf::{FileBytes, RegularFile};
 use tokenmill_quant::{CpuFeatures, Format};
 
 /// A small generator of repeatable values in `-1..1`.
@@ -250,7 +253,7 @@ fn rows_of_a_packed_matrix_are_the_files_values() {
             let matrix = weights.pack(&host);
             let ids = [36, 0, 15, 16, 36];
             let mut out = vec![0.0; ids.len() * 512];
-            embed(&host, &matrix, &ids, &mut out);
+            embed(&host, &matrix, &ids, &mut Vec::new(), &mut out).unwrap();
             for (&id, row) in ids.iter().zip(out.chunks(512)) {
                 assert_eq!(
                     row,
@@ -259,6 +262,16 @@ fn rows_of_a_packed_matrix_are_the_files_values() {
                     format.name()
                 );
             }
+            // The same rows, read from a file.
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(&weights.bytes).unwrap();
+            let open = Arc::new(RegularFile::open(file.path()).unwrap());
+            let bytes = FileBytes::new(open, 0, weights.bytes.len());
+            let table = Matrix::in_file(&host, format.tensor_type(), 37, 512, bytes).unwrap();
+            assert_eq!(table.n_bytes(), 0);
+            let mut read = vec![0.0; out.len()];
+            embed(&host, &table, &ids, &mut Vec::new(), &mut read).unwrap();
+            assert_eq!(read, out, "{}", format.name());
         }
     }
 }

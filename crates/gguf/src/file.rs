@@ -3,7 +3,7 @@
 //! Apart from [`Header`], which needs no file. Invariant: only headers are read when a file is opened; the bytes of a tensor
 //! are read when they are asked for.
 
-use std::{collections::HashMap, io, path::Path};
+use std::{collections::HashMap, io, path::Path, sync::Arc};
 
 use crate::{
     GgufError, Header, Metadata, RegularFile, TensorInfo, TensorView, split, split::Part, storage::Storage,
@@ -48,7 +48,7 @@ impl GgufFile {
     /// # Errors
     /// [`GgufError::Io`] when a file cannot be opened, [`GgufError::InFile`] with the reason when one is refused.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
-        Self::open_with(path.as_ref(), |file| Ok(Storage::File(file)))
+        Self::open_with(path.as_ref(), |file| Ok(Storage::File(Arc::new(file))))
     }
 
     /// Opens a model file as [`Self::open`] does, and maps it into memory: [`TensorBytes::as_slice`](crate::TensorBytes::as_slice) gives the tensors

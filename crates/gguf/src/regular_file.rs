@@ -8,16 +8,20 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
 };
 
-use crate::ReadAt;
+use crate::{FileBytes, OpenFile, ReadAt};
 
-/// An open regular file, with the length it had when it was opened.
+/// An open regular file, with the length and the time of the last change that it had when it was opened.
 #[derive(Debug)]
 pub struct RegularFile {
     file: File,
     path: PathBuf,
     n_bytes: u64,
+    /// `None` where the system does not say.
+    modified: Option<SystemTime>,
 }
 
 impl RegularFile {
@@ -40,6 +44,7 @@ impl RegularFile {
             file,
             path: path.to_owned(),
             n_bytes: metadata.len(),
+            modified: metadata.modified().ok(),
         })
     }
 
@@ -125,6 +130,32 @@ impl ReadAt for RegularFile {
             };
             io::Error::new(error.kind(), reason)
         })
+    }
+}
+
+impl OpenFile for RegularFile {
+    fn check_unchanged(&self) -> io::Result<()> {
+        let named =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.path.display()));
+        let metadata = self.file.metadata().map_err(named)?;
+        if (metadata.len(), metadata.modified().ok()) == (self.n_bytes, self.modified) {
+            return Ok(());
+        }
+        let reason = format!(
+            "{} was changed after it was opened; load the model again",
+            self.path.display()
+        );
+        Err(io::Error::new(io::ErrorKind::InvalidData, reason))
+    }
+}
+
+impl ReadAt for Arc<RegularFile> {
+    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        (**self).read_exact_at(offset, out)
+    }
+
+    fn keep(&self, start: u64, len: usize) -> Option<FileBytes> {
+        Some(FileBytes::new(Arc::<RegularFile>::clone(self), start, len))
     }
 }
 

@@ -6,7 +6,7 @@
     reason = "mapping a file is unsafe: the file may change under the map"
 )]
 
-use std::{io, path::Path};
+use std::{io, path::Path, sync::Arc};
 
 use memmap2::Mmap;
 
@@ -16,7 +16,7 @@ use crate::{RegularFile, TensorBytes};
 #[derive(Debug)]
 pub(crate) enum Storage {
     /// The file, read when its bytes are asked for.
-    File(RegularFile),
+    File(Arc<RegularFile>),
     /// A read-only map of a file.
     Map(Mmap),
     /// A copy in memory.

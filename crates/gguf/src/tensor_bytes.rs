@@ -5,25 +5,7 @@
 
 use std::{fmt, io, ops::Range};
 
-/// Something whose bytes can be read at any position, by several threads at once.
-pub trait ReadAt: Send + Sync {
-    /// Fills `out` with the bytes from `offset` on.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] where there are not enough bytes, or what the system says.
-    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
-}
-
-impl ReadAt for &[u8] {
-    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let bytes = usize::try_from(offset)
-            .ok()
-            .and_then(|start| self.get(start..start.checked_add(out.len())?))
-            .ok_or(io::ErrorKind::UnexpectedEof)?;
-        out.copy_from_slice(bytes);
-        Ok(())
-    }
-}
+use crate::{FileBytes, ReadAt};
 
 /// The bytes of one tensor: in memory, or in a file that is read when they are asked for.
 #[derive(Clone, Copy)]
@@ -82,6 +64,14 @@ impl<'a> TensorBytes<'a> {
         match self.0 {
             Place::Memory(bytes) => Some(bytes),
             Place::File { .. } => None,
+        }
+    }
+
+    /// The same bytes, to be read later; `None` where they are no bytes of an open file as they are.
+    pub fn keep(&self) -> Option<FileBytes> {
+        match self.0 {
+            Place::Memory(_) => None,
+            Place::File { source, start, len } => source.keep(start, len),
         }
     }
 

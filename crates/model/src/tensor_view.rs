@@ -5,7 +5,7 @@
 
 use std::{io, sync::Arc};
 
-use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes};
+use tokenmill_gguf::{FileBytes, ReadAt, RegularFile, TensorBytes};
 use tokenmill_quant::Format;
 
 /// The bytes of one tensor in a file.
@@ -153,6 +153,14 @@ impl ReadAt for Transposed<'_> {
 impl ReadAt for Stored {
     fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(self.offset + offset, out)
+    }
+
+    fn keep(&self, start: u64, len: usize) -> Option<FileBytes> {
+        Some(FileBytes::new(
+            Arc::<RegularFile>::clone(&self.file),
+            self.offset + start,
+            len,
+        ))
     }
 }
 

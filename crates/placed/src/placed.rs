@@ -337,11 +337,13 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
                 n_out,
                 n_in,
                 usage,
+                is_in_file,
             } => bytes_of(&Allocation::Matrix {
                 ty,
                 n_out,
                 n_in,
                 usage: self.usage_on(side, part, usage),
+                is_in_file,
             }),
             Allocation::Workspace(network, limits) => bytes_of(&Allocation::Workspace(
                 &self.placement.network_of(side, network),

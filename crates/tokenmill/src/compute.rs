@@ -95,7 +95,13 @@ pub struct Compute {
     /// Whether a load leaves the processors to what else computes here: it reads and packs weights on one thread of low priority,
     /// and takes longer. The threads that compute afterwards have the usual priority.
     pub is_quiet: bool,
+    /// Whether the CPU has the embeddings of tokens in memory too, where they are a large table that is only looked up. Else a table of
+    /// 64 MiB and more stays in its file, whose rows are read for each step; the file then has to stay as it is while the model is in use.
+    pub is_all_in_memory: bool,
 }
+
+/// Tables of embeddings of so many bytes stay in their files.
+const TABLE_BYTES_IN_FILE: usize = 64 << 20;
 
 impl Default for Compute {
     fn default() -> Self {
@@ -111,6 +117,7 @@ impl Default for Compute {
             placement: PlacementRequest::default(),
             on_split: None,
             is_quiet: false,
+            is_all_in_memory: false,
         }
     }
 }
@@ -134,6 +141,7 @@ impl Compute {
         if let Some(n_threads) = self.n_prefill_threads {
             backend.set_prefill_threads(n_threads)?;
         }
+        backend.leave_tables_in_files((!self.is_all_in_memory).then_some(TABLE_BYTES_IN_FILE));
         Ok(backend)
     }
 }

@@ -29,6 +29,7 @@ mod images;
 #[cfg(target_os = "linux")]
 mod interrupt;
 #[cfg(target_os = "linux")]
+mod memory;
 mod mix;
 mod mtp;
 mod options;

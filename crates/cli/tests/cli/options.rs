@@ -94,7 +94,7 @@ fn flags_of_llama_cpp_are_answered_by_name() {
     let lines: Vec<String> = [
         "run demo -p hello",
         "run demo x --mlock",
-        "run demo x --no-mmap",
+        "run demo x --mmap",
         "run demo x -cnv",
         "run demo x -fa on",
         "run demo x -sm none",

@@ -2,6 +2,8 @@
 //!
 //! Separate because no step allocates. Invariant: a matrix is packed once, here.
 
+use tokenmill_gguf::{FileBytes, TensorType};
+
 use tokenmill_backend::{
     Backend, BackendError, ExecutorLimits, MatrixData, MatrixUsage, Memory, NetworkShape,
 };
@@ -15,6 +17,11 @@ impl Memory for CpuBackend {
     type Routes = crate::Routes;
 
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
+        if self.leaves_in_file(data.usage, data.ty, data.n_out, data.n_in)
+            && let Some(bytes) = data.bytes.keep()
+        {
+            return self.table_in_file(data, bytes);
+        }
         let (host, n_experts) = (&self.host, n_experts(data.usage));
         let n_rows = data.n_out / n_experts;
         let packed = crate::Matrix::pack_experts(host, data.ty, n_experts, n_rows, data.n_in, data.bytes);
@@ -25,18 +32,7 @@ impl Memory for CpuBackend {
             }
             matrix
         });
-        packed.map_err(|error| match error {
-            crate::CpuExecError::Quant(_) => BackendError::UnsupportedType {
-                tensor: data.name.to_owned(),
-                ty: data.ty.name(),
-                device: Self::NAME,
-            },
-            crate::CpuExecError::ReadWeights(source) => BackendError::ReadTensor {
-                tensor: data.name.to_owned(),
-                source: source.into(),
-            },
-            other => failed("loading weights", other),
-        })
+        packed.map_err(|error| of_matrix(data, error))
     }
 
     fn upload_vector(&mut self, values: &[f32]) -> Result<CpuVector, BackendError> {
@@ -59,6 +55,53 @@ impl Memory for CpuBackend {
         n_used: usize,
     ) -> Result<crate::Routes, BackendError> {
         crate::Routes::new(max_rows, n_experts, n_used).map_err(|error| failed("preparing a step", error))
+    }
+}
+
+impl CpuBackend {
+    /// Whether a matrix of this use and size stays in its file, if its bytes lie in one.
+    pub(super) fn leaves_in_file(
+        &self,
+        usage: MatrixUsage,
+        ty: TensorType,
+        n_rows: usize,
+        n_cols: usize,
+    ) -> bool {
+        let n_bytes = ty
+            .row_bytes(n_cols)
+            .and_then(|row_bytes| row_bytes.checked_mul(n_rows));
+        usage == MatrixUsage::Embedding
+            && self
+                .table_bytes_in_file
+                .is_some_and(|least| n_bytes.is_some_and(|n_bytes| n_bytes >= least))
+    }
+
+    /// A table of embeddings whose rows stay in their file.
+    fn table_in_file(
+        &mut self,
+        data: &MatrixData<'_>,
+        bytes: FileBytes,
+    ) -> Result<crate::Matrix, BackendError> {
+        let table = crate::Matrix::in_file(&self.host, data.ty, data.n_out, data.n_in, bytes);
+        let mut table = table.map_err(|error| of_matrix(data, error))?;
+        table.set_name(data.name);
+        Ok(table)
+    }
+}
+
+/// Names the matrix that was not loaded.
+fn of_matrix(data: &MatrixData<'_>, error: crate::CpuExecError) -> BackendError {
+    match error {
+        crate::CpuExecError::Quant(_) => BackendError::UnsupportedType {
+            tensor: data.name.to_owned(),
+            ty: data.ty.name(),
+            device: CpuBackend::NAME,
+        },
+        crate::CpuExecError::ReadWeights(source) => BackendError::ReadTensor {
+            tensor: data.name.to_owned(),
+            source: source.into(),
+        },
+        other => failed("loading weights", other),
     }
 }
 

@@ -50,6 +50,10 @@ pub struct CpuBackend {
     n_vectors: usize,
     angles: Vec<StepAngles>,
     adapters: Adapters,
+    /// Tables for [`Backend::embed`](tokenmill_backend::Backend::embed) of so many bytes and more stay in their files.
+    table_bytes_in_file: Option<usize>,
+    /// For each thread, the bytes of a row of such a table.
+    row_buffers: Vec<Vec<u8>>,
     route_observer: Option<RouteObserver>,
     input_observer: Option<InputObserver>,
 }
@@ -105,6 +109,8 @@ impl CpuBackend {
             n_vectors: 0,
             angles: Vec::new(),
             adapters: Adapters::default(),
+            table_bytes_in_file: None,
+            row_buffers: Vec::new(),
             route_observer: None,
             input_observer: None,
         })
@@ -129,6 +135,13 @@ impl CpuBackend {
     /// Packs weights with as many threads of those there are. Steps are computed with all.
     pub fn set_load_threads(&mut self, n_threads: usize) {
         self.host.pool().set_width(n_threads);
+    }
+
+    /// Leaves tables of embeddings that take `n_bytes` and more in their files, and reads the rows of a step from there, where a model is
+    /// loaded from files that hold the rows as they are. Without it all tables are in memory. Results do not depend on it. To be set before
+    /// a model is loaded.
+    pub fn leave_tables_in_files(&mut self, n_bytes: Option<usize>) {
+        self.table_bytes_in_file = n_bytes;
     }
 
     /// Bytes that are held for operations to use while they run: what the plan of the memory calls workspace.

@@ -36,7 +36,11 @@ impl Backend for CpuBackend {
                 n_out,
                 n_in,
                 usage,
+                is_in_file,
             } => {
+                if is_in_file && self.leaves_in_file(usage, ty, n_out, n_in) {
+                    return 0;
+                }
                 let n_experts = n_experts(usage);
                 let one = crate::Matrix::packed_bytes(ty, n_out / n_experts, n_in);
                 one.map_or(usize::MAX, |n_bytes| n_bytes.saturating_mul(n_experts))
@@ -159,7 +163,17 @@ impl Backend for CpuBackend {
         output: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         let output = &mut output[..n_tokens * table.n_cols()];
-        crate::embed(&self.host, table, self.step.tokens(), output);
+        let embedded = crate::embed(
+            &self.host,
+            table,
+            self.step.tokens(),
+            &mut self.row_buffers,
+            output,
+        );
+        embedded.map_err(|source| BackendError::ReadTensor {
+            tensor: table.name().unwrap_or("embedding").to_owned(),
+            source: source.into(),
+        })?;
         if scale != 1.0 {
             crate::scale(&self.host, output, scale);
         }
