@@ -9,7 +9,10 @@
 //!
 //! Invariant: an output element is reduced in the order that [`reduction`](super::reduction) states.
 
-use std::sync::atomic::{Ordering, compiler_fence};
+use std::{
+    mem::MaybeUninit,
+    sync::atomic::{Ordering, compiler_fence},
+};
 
 use crate::{
     activation_block::{ActivationBlock, SPAN_COLS, SPAN_SUBS, ScaleSpan, n_spans},
@@ -45,16 +48,18 @@ impl Panel {
 }
 
 /// Unpacks a span into a panel.
-pub(crate) struct FillPanel<'a, T> {
+pub(crate) struct FillPanel<T> {
     span: Span,
-    panel: &'a mut Panel,
+    panel: *mut Panel,
     tile: std::marker::PhantomData<T>,
 }
 
-impl<'a, T: QuantTile> FillPanel<'a, T> {
+impl<T: QuantTile> FillPanel<T> {
+    /// Writes what the span and the format's class have, and leaves the rest as it is: clearing a panel takes as long as some rows.
+    ///
     /// # Safety
-    /// The span is packed in format `T`.
-    pub(crate) unsafe fn new(span: Span, panel: &'a mut Panel) -> Self {
+    /// The span is packed in format `T`, and `panel` may be written while the kernel runs.
+    pub(crate) unsafe fn new(span: Span, panel: *mut Panel) -> Self {
         Self {
             span,
             panel,
@@ -63,7 +68,7 @@ impl<'a, T: QuantTile> FillPanel<'a, T> {
     }
 }
 
-impl<T: QuantTile> Kernel for FillPanel<'_, T> {
+impl<T: QuantTile> Kernel for FillPanel<T> {
     type Output = ();
 
     #[inline(always)]
@@ -76,27 +81,29 @@ impl<T: QuantTile> Kernel for FillPanel<'_, T> {
                 T::scales(span, half, &mut scales);
                 let first = half * S::LANES;
                 for run in 0..span.n_subs * T::Class::SUB_RUNS {
-                    S::store_f32(panel.scale[run][first..].as_mut_ptr(), scales.scale(run));
+                    S::store_f32(row_of(&raw mut (*panel).scale, run).add(first), scales.scale(run));
                 }
                 if T::Class::HAS_MINS {
                     for pair in 0..T::Class::MIN_PAIRS {
-                        S::store(
-                            panel.min_pairs[pair][first..].as_mut_ptr().cast(),
-                            scales.min_pair(pair),
-                        );
+                        let mins = row_of(&raw mut (*panel).min_pairs, pair).add(first);
+                        S::store(mins.cast(), scales.min_pair(pair));
                     }
-                    S::store_f32(panel.neg_min_scale[first..].as_mut_ptr(), scales.neg_min_scale());
+                    let neg_min_scale = (&raw mut (*panel).neg_min_scale).cast::<f32>().add(first);
+                    S::store_f32(neg_min_scale, scales.neg_min_scale());
                 }
                 if T::Class::HAS_OFFSETS {
                     for sub in 0..span.n_subs {
-                        S::store_f32(panel.offset[sub][first..].as_mut_ptr(), scales.offset(sub));
+                        S::store_f32(
+                            row_of(&raw mut (*panel).offset, sub).add(first),
+                            scales.offset(sub),
+                        );
                     }
                 }
                 for sub in 0..span.n_subs {
                     let w = T::weights::<S>(span, sub, half);
                     for g in 0..8 {
                         let at = (sub * 8 + g) * 64 + half * half_bytes::<S>();
-                        S::store(panel.quants[at..].as_mut_ptr(), w[g]);
+                        S::store((&raw mut (*panel).quants).cast::<u8>().add(at), w[g]);
                     }
                 }
             }
@@ -104,14 +111,23 @@ impl<T: QuantTile> Kernel for FillPanel<'_, T> {
     }
 }
 
+/// Row `index` of an array of a panel.
+#[inline(always)]
+unsafe fn row_of<T, const N: usize>(rows: *mut [[T; TILE_ROWS]; N], index: usize) -> *mut T {
+    debug_assert!(index < N, "row {index} of {N}");
+    // SAFETY: the caller vouches for the panel and the index.
+    unsafe { rows.cast::<T>().add(index * TILE_ROWS) }
+}
+
 /// Moves quants so that eight columns of a row are neighbours: the fours of columns `8 k ..` and `8 k + 4 ..` of eight rows
 /// become the eights of the first four of them, and of the others.
 ///
 /// # Safety
-/// The features of `S` are there, and it has matrices.
+/// The features of `S` are there, it has matrices, and the panel has the quants of `n_subs` groups.
 #[inline(always)]
-unsafe fn arrange_eights<S: Simd>(panel: &mut Panel, n_subs: usize) {
-    let quants = panel.quants.as_mut_ptr();
+unsafe fn arrange_eights<S: Simd>(panel: *mut Panel, n_subs: usize) {
+    // SAFETY: the caller vouches for the panel.
+    let quants = unsafe { (&raw mut (*panel).quants).cast::<u8>() };
     for g in (0..n_subs * 8).step_by(2) {
         for half in 0..S::HALVES {
             let at = g * 64 + half * half_bytes::<S>();
@@ -134,7 +150,9 @@ unsafe fn arrange_eights<S: Simd>(panel: &mut Panel, n_subs: usize) {
 pub(crate) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
     // SAFETY: the caller's contract is that of `TileRun`.
     unsafe {
-        let mut panels = [Panel::ZERO; 2];
+        // Filled span by span; what a span or a class does not have is neither written nor read.
+        let mut panels = MaybeUninit::<[Panel; 2]>::uninit();
+        let panels = panels.as_mut_ptr().cast::<Panel>();
         for row in 0..run.n_rows {
             for at in (0..run.n_tiles * TILE_ROWS).step_by(S::LANES) {
                 S::store_f32(run.sums.add(row * PAIR_ROWS + at), S::splat_f32(0.0));
@@ -146,9 +164,10 @@ pub(crate) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
                 let ptr = run
                     .tiles
                     .add(tile_idx * run.tile_bytes + span_idx * T::span_bytes(SPAN_SUBS));
-                S::call(FillPanel::<T>::new(Span { ptr, n_subs }, &mut panels[tile_idx]));
+                let panel = panels.add(tile_idx);
+                S::call(FillPanel::<T>::new(Span { ptr, n_subs }, panel));
                 if const { S::HAS_MATRIX } {
-                    arrange_eights::<S>(&mut panels[tile_idx], n_subs);
+                    arrange_eights::<S>(panel, n_subs);
                 }
             }
             let blocks = run.blocks.add(span_idx * run.block_stride);
@@ -157,7 +176,7 @@ pub(crate) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
             let ahead = Ahead::new::<T>(run, span_idx, run.n_rows * n_vectors.div_ceil(2));
             for vector_idx in (0..n_vectors).step_by(2) {
                 let job = PanelJob {
-                    panels: &panels,
+                    panels,
                     vector_idx,
                     n_subs,
                     bias_bits: T::BIAS_BITS,
@@ -176,7 +195,7 @@ pub(crate) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
 }
 
 #[inline(always)]
-unsafe fn panel_rows<S: Simd, C: Class, const VECTORS: usize>(job: PanelJob<'_>, n_rows: usize) {
+unsafe fn panel_rows<S: Simd, C: Class, const VECTORS: usize>(job: PanelJob, n_rows: usize) {
     let mut row_idx = 0;
     while row_idx < n_rows {
         // SAFETY: `n_rows` rows of blocks and sums follow the pointers.
@@ -200,8 +219,9 @@ unsafe fn panel_rows<S: Simd, C: Class, const VECTORS: usize>(job: PanelJob<'_>,
 }
 
 #[derive(Clone, Copy)]
-struct PanelJob<'a> {
-    panels: &'a [Panel; 2],
+struct PanelJob {
+    /// One or two, with all that the span and the class have.
+    panels: *const Panel,
     /// First vector of weight rows, counted over both panels.
     vector_idx: usize,
     n_subs: usize,
@@ -217,6 +237,9 @@ struct PanelJob<'a> {
 struct Ahead {
     /// Where the lines of each tile begin.
     tiles: [*const u8; 2],
+    /// Bytes from there to the end of the tile. Behind it come those of the next two tiles, as far behind as the second tile is long.
+    n_left: usize,
+    skipped: usize,
     /// Lines for each row of activations, in parts of 65,536.
     lines_per_row: usize,
     /// Rows that have had their lines; each comes once for two vectors of weight rows.
@@ -230,14 +253,16 @@ impl Ahead {
         let at = span_idx * T::span_bytes(SPAN_SUBS) + PREFETCH_BYTES;
         let first = run.tiles.wrapping_add(at);
         let n_lines = T::span_bytes(SPAN_SUBS).div_ceil(64);
-        // A tile alone is two halves.
-        let second = match run.n_tiles {
-            1 => n_lines.div_ceil(2) * 64,
-            _ => run.tile_bytes,
+        // A tile alone is two halves, and the next one follows it.
+        let (second, skipped) = match run.n_tiles {
+            1 => (n_lines.div_ceil(2) * 64, 0),
+            _ => (run.tile_bytes, run.tile_bytes),
         };
         let n_lines = run.n_tiles * n_lines;
         Self {
             tiles: [first, first.wrapping_add(second)],
+            n_left: run.tile_bytes.saturating_sub(at),
+            skipped,
             lines_per_row: (n_lines << 16).div_ceil(n_rows),
             first_row: 0,
         }
@@ -260,21 +285,23 @@ impl Ahead {
         // Keeps the compiler from moving all of them to the beginning.
         compiler_fence(Ordering::SeqCst);
         for line in first + run * n..(first + (run + 1) * n).min(until) {
-            S::prefetch(self.tiles[line % 2].wrapping_add(64 * (line / 2)));
+            let at = 64 * (line / 2);
+            let skipped = if at < self.n_left { 0 } else { self.skipped };
+            S::prefetch(self.tiles[line % 2].wrapping_add(at + skipped));
         }
     }
 }
 
 /// Adds the products of one span: `VECTORS` vectors of weight rows by `ROWS` rows of activations.
-struct PanelRows<'a, C, const VECTORS: usize, const ROWS: usize> {
-    job: PanelJob<'a>,
+struct PanelRows<C, const VECTORS: usize, const ROWS: usize> {
+    job: PanelJob,
     class: std::marker::PhantomData<C>,
 }
 
-impl<'a, C: Class, const VECTORS: usize, const ROWS: usize> PanelRows<'a, C, VECTORS, ROWS> {
+impl<C: Class, const VECTORS: usize, const ROWS: usize> PanelRows<C, VECTORS, ROWS> {
     /// Runs the kernel as a function of its own, and returns `ROWS`.
     #[inline(always)]
-    unsafe fn call<S: Simd>(job: PanelJob<'a>) -> usize {
+    unsafe fn call<S: Simd>(job: PanelJob) -> usize {
         // SAFETY: the caller's contract is the kernel's.
         unsafe {
             S::call(Self {
@@ -286,7 +313,7 @@ impl<'a, C: Class, const VECTORS: usize, const ROWS: usize> PanelRows<'a, C, VEC
     }
 }
 
-impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<'_, C, VECTORS, ROWS> {
+impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<C, VECTORS, ROWS> {
     type Output = ();
 
     #[inline(always)]
@@ -345,13 +372,14 @@ impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<'_,
                 }
                 for v in 0..VECTORS {
                     let PanelVector { panel, first, .. } = vectors[v];
-                    let scale = S::load_f32(panel.scale[run].as_ptr().add(first));
+                    let scale = S::load_f32(row_of((&raw const (*panel).scale).cast_mut(), run).add(first));
                     for row in 0..ROWS {
                         parts[v][row] =
                             add_run::<S, C>(parts[v][row], acc[v][row], scale, blocks.add(row), run);
                     }
                     if C::HAS_OFFSETS {
-                        let offset = S::load_f32(panel.offset[run].as_ptr().add(first));
+                        let offset =
+                            S::load_f32(row_of((&raw const (*panel).offset).cast_mut(), run).add(first));
                         for row in 0..ROWS {
                             parts[v][row] = add_offset::<S>(parts[v][row], offset, blocks.add(row), run);
                         }
@@ -367,10 +395,15 @@ impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<'_,
                     if C::HAS_MINS {
                         let mut sum = S::splat(0);
                         for pair in 0..C::MIN_PAIRS {
-                            let mins = S::load(panel.min_pairs[pair].as_ptr().add(first).cast());
+                            let mins = S::load(
+                                row_of((&raw const (*panel).min_pairs).cast_mut(), pair)
+                                    .add(first)
+                                    .cast(),
+                            );
                             sum = add_min_pair::<S, C>(sum, mins, block, pair);
                         }
-                        let neg_min_scale = S::load_f32(panel.neg_min_scale.as_ptr().add(first));
+                        let neg_min_scale = (&raw const (*panel).neg_min_scale).cast::<f32>().add(first);
+                        let neg_min_scale = S::load_f32(neg_min_scale);
                         total = S::fma(S::to_f32(sum), neg_min_scale, total);
                     }
                     if C::ACTIVATION_SCALES == ScaleSpan::Span {
@@ -390,7 +423,7 @@ impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<'_,
 #[inline(always)]
 unsafe fn dot_matrices<S: Simd, const VECTORS: usize, const ROWS: usize>(
     acc: &mut [[S::I; ROWS]; VECTORS],
-    vectors: &[PanelVector<'_>; VECTORS],
+    vectors: &[PanelVector; VECTORS],
     blocks: *const ActivationBlock,
     fours: std::ops::Range<usize>,
 ) {
@@ -435,18 +468,19 @@ unsafe fn dot_matrices<S: Simd, const VECTORS: usize, const ROWS: usize>(
 
 /// A vector of weight rows of a panel, and where its sums are.
 #[derive(Clone, Copy)]
-struct PanelVector<'a> {
-    panel: &'a Panel,
+struct PanelVector {
+    panel: *const Panel,
     /// Its first row.
     first: usize,
     sums: *mut f32,
 }
 
-impl<'a> PanelVector<'a> {
+impl PanelVector {
     #[inline(always)]
-    fn new<S: Simd>(panels: &'a [Panel; 2], vector_idx: usize, sums: *mut f32) -> Self {
+    unsafe fn new<S: Simd>(panels: *const Panel, vector_idx: usize, sums: *mut f32) -> Self {
         Self {
-            panel: &panels[vector_idx / S::HALVES],
+            // SAFETY: the caller vouches for the panel of this vector.
+            panel: unsafe { panels.add(vector_idx / S::HALVES) },
             first: vector_idx % S::HALVES * S::LANES,
             sums,
         }
@@ -455,6 +489,6 @@ impl<'a> PanelVector<'a> {
     #[inline(always)]
     unsafe fn quants(&self) -> *const u8 {
         // SAFETY: a panel has four bytes for each of its rows in a group of columns.
-        unsafe { self.panel.quants.as_ptr().add(4 * self.first) }
+        unsafe { (&raw const (*self.panel).quants).cast::<u8>().add(4 * self.first) }
     }
 }

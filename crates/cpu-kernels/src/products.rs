@@ -191,15 +191,21 @@ unsafe fn direct_sub<S: Simd, T: QuantTile, const ROWS: usize>(
             let x = (&raw const (*block).quants).cast::<u8>().add(sub * SUB_COLS);
             for i in 0..T::Class::SUB_RUNS {
                 let run = sub * T::Class::SUB_RUNS + i;
-                let mut even = start::<S, T::Class>(block, run, T::BIAS_BITS);
-                let mut odd = S::splat(0);
-                // Two chains, since with one row little else hides the latency.
-                for pair in i * run_len / 2..(i + 1) * run_len / 2 {
-                    let g = 2 * pair;
-                    even = dot::<S, T::Class>(even, w[g], S::load_splat(x.add(4 * g)));
-                    odd = dot::<S, T::Class>(odd, w[g + 1], S::load_splat(x.add(4 * g + 4)));
+                let mut sum = start::<S, T::Class>(block, run, T::BIAS_BITS);
+                if ROWS > 4 {
+                    for g in i * run_len..(i + 1) * run_len {
+                        sum = dot::<S, T::Class>(sum, w[g], S::load_splat(x.add(4 * g)));
+                    }
+                } else {
+                    // Two chains, since with few rows little else hides the latency.
+                    let mut odd = S::splat(0);
+                    for pair in i * run_len / 2..(i + 1) * run_len / 2 {
+                        let g = 2 * pair;
+                        sum = dot::<S, T::Class>(sum, w[g], S::load_splat(x.add(4 * g)));
+                        odd = dot::<S, T::Class>(odd, w[g + 1], S::load_splat(x.add(4 * g + 4)));
+                    }
+                    sum = S::add_i32(sum, odd);
                 }
-                let sum = S::add_i32(even, odd);
                 parts[row] = add_run::<S, T::Class>(parts[row], sum, scales.scale(run), block, run);
                 if T::Class::HAS_OFFSETS {
                     parts[row] = add_offset::<S>(parts[row], scales.offset(sub), block, sub);
