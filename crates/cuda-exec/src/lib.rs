@@ -73,8 +73,8 @@ pub use backend::{CudaBackend, CudaBuffer};
 pub use bands::{BandHeight, Bands, ManyRows};
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceOptions, DeviceReport,
-    Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, PageRows, Pinned, PinnedCopies, SharedView,
-    Stream, View, ViewMut, buffer_bytes, has_driver, probe, probe_with,
+    Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, NcclApi, NcclRank, PageRows, Pinned,
+    PinnedCopies, SharedView, Stream, View, ViewMut, buffer_bytes, has_driver, probe, probe_with,
 };
 pub use error::CudaExecError;
 pub use graph_cache::{GraphCache, GraphPlan};

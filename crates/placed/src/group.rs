@@ -86,11 +86,19 @@ impl GroupExecutor {
 
     /// The answers, or the error of the rank that failed first, once all are at the same place again.
     fn agree(&mut self, answers: Vec<Result<Answer, StepError>>) -> Result<Vec<Answer>, StepError> {
+        let agreed = self.judge(answers);
+        if agreed.is_err() {
+            self.group.mend();
+        }
+        agreed
+    }
+
+    /// The answers, or the error of the rank that failed first. The group still says that it failed, for ranks that wait in vain.
+    fn judge(&mut self, answers: Vec<Result<Answer, StepError>>) -> Result<Vec<Answer>, StepError> {
         if answers.iter().all(Result::is_ok) {
             return Ok(answers.into_iter().flatten().collect());
         }
         let failure = self.group.failure();
-        self.group.mend();
         let is_lost = |answer: &Result<_, _>| matches!(answer, Err(StepError::DeviceLost { .. }));
         let found = match failure {
             // What the others say is that this one failed.
@@ -134,15 +142,19 @@ impl Executor for GroupExecutor {
         drop(own_batch);
         let answers = self.all(|| Order::Submit)?;
         let submitted: Vec<bool> = answers.iter().map(Result::is_ok).collect();
-        if let Err(error) = self.agree(answers) {
-            // Those that computed the step to its end have a ticket that no caller has.
-            for (rank, _) in self.ranks.iter().zip(submitted).filter(|(_, is_open)| *is_open) {
-                rank.give(Order::Forget);
+        if let Err(error) = self.judge(answers) {
+            // Those that submitted the step have a ticket that no caller has.
+            let open = || (self.ranks.iter().zip(&submitted)).filter(|(_, is_open)| **is_open);
+            open().for_each(|(rank, _)| rank.give(Order::Forget));
+            let mut lost = None;
+            for (rank, _) in open() {
                 // What it says of a step that failed changes nothing, unless it says nothing.
-                if let Err(lost @ StepError::DeviceLost { .. }) = rank.answer() {
-                    self.lost.get_or_insert(rank.name(lost));
+                if let Err(error @ StepError::DeviceLost { .. }) = rank.answer() {
+                    lost.get_or_insert(rank.name(error));
                 }
             }
+            self.lost = self.lost.take().or(lost);
+            self.group.mend();
             self.check_lost()?;
             return Err(error);
         }

@@ -1,6 +1,9 @@
 //! Networks that several ranks compute together, each its part of every layer: they give what one device gives, and no rank waits for one that
 //! failed.
 
+#[path = "group/nccl.rs"]
+mod nccl;
+
 use std::time::Duration;
 
 use tokenmill_backend::{

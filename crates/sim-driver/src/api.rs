@@ -6,6 +6,7 @@
 
 mod copy_2d;
 mod launch_record;
+mod nccl;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,8 @@ use crate::{
     host_memory::HostMemory,
 };
 
+pub(crate) use self::nccl::nccl_functions;
+pub use self::nccl::nccl_symbol;
 use self::{copy_2d::Copy2d, launch_record::LaunchRecord};
 
 /// The name of a simulated GPU, as C has it.
@@ -418,6 +421,10 @@ exported! {
 
     cuEventSynchronize(event: *mut c_void) {
         status(in_context(|state| state.synchronize(event as u64)))
+    }
+
+    cuEventQuery(event: *mut c_void) {
+        status(in_context(|state| state.query(event as u64)))
     }
 
     cuEventElapsedTime(ms: *mut f32, start: *mut c_void, end: *mut c_void) {

@@ -24,6 +24,7 @@ use crate::{
     fault::Fault,
     host_memory::HostMemory,
     machine::GpuSpec,
+    nccl::{Call, RankEnd},
     rows::Rows,
     timing::{self, Timing},
 };
@@ -109,6 +110,24 @@ enum Operation {
         nth: u64,
     },
     Replay(Arc<[Operation]>),
+    /// The end of a replay, whose operations stand before it.
+    Replayed,
+    /// A sum over the ranks of a communicator, in place.
+    AllReduce {
+        end: Arc<RankEnd>,
+        from: u64,
+        to: u64,
+        call: Call,
+    },
+}
+
+/// Whether work that waits for another GPU is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waits {
+    /// It is, for as long as a test may take.
+    Here,
+    /// [`code::NOT_READY`] says that it is not done.
+    Elsewhere,
 }
 
 /// An opened GPU.
@@ -348,6 +367,18 @@ impl Context {
         Ok(&function.param_bytes)
     }
 
+    /// Queues a sum over the ranks of a communicator.
+    pub(crate) fn all_reduce(
+        &mut self,
+        stream: u64,
+        end: Arc<RankEnd>,
+        places: [u64; 2],
+        call: Call,
+    ) -> Outcome {
+        let [from, to] = places;
+        self.queue(stream, Operation::AllReduce { end, from, to, call })
+    }
+
     pub(crate) fn copy(&mut self, stream: u64, from: u64, to: u64, n_bytes: usize) -> Outcome {
         self.queue(stream, Operation::Copy { from, to, n_bytes })
     }
@@ -519,7 +550,7 @@ impl State {
     pub(crate) fn destroy_stream(&mut self, stream: u64) -> Outcome {
         self.context.check()?;
         while !self.queue_of(stream)?.is_empty() {
-            self.run_next(stream)?;
+            self.run_next(stream, Waits::Here)?;
         }
         self.context.streams.remove(&stream);
         Ok(())
@@ -576,7 +607,15 @@ impl State {
         self.context.check()?;
         self.context.refuse_in_capture()?;
         let event_now = self.context.events.get(&event).ok_or(code::INVALID_HANDLE)?;
-        self.run_until(event, event_now.n_recorded)
+        self.run_until(event, event_now.n_recorded, Waits::Here)
+    }
+
+    /// Whether an event was reached, as it was last recorded. What can run without other GPUs runs before.
+    pub(crate) fn query(&mut self, event: u64) -> Outcome {
+        self.context.check()?;
+        self.context.refuse_in_capture()?;
+        let event_now = self.context.events.get(&event).ok_or(code::INVALID_HANDLE)?;
+        self.run_until(event, event_now.n_recorded, Waits::Elsewhere)
     }
 
     fn queue_of(&self, stream: u64) -> Outcome<&VecDeque<Operation>> {

@@ -147,6 +147,11 @@ pub(crate) fn set_current(context: u64) -> Outcome {
     Ok(())
 }
 
+/// The device whose context is current on this thread.
+pub(crate) fn current() -> Option<i32> {
+    CURRENT.get()
+}
+
 /// Does something in the context that is current on this thread.
 pub(crate) fn in_context<T>(act: impl FnOnce(&mut State) -> Outcome<T>) -> Outcome<T> {
     let device = CURRENT.get().ok_or(code::INVALID_CONTEXT)?;

@@ -34,6 +34,10 @@
 //! A cubin is the code of a real GPU, which the simulator does not run: an image that begins with the bytes of an ELF file, with PTX
 //! behind them, stands for one.
 //!
+//! The library also has the functions of NCCL that tokenmill calls: by a name such as `libnccl.so.2` that leads to the same file, a program
+//! finds them too. They keep NCCL's rules: ranks join from threads of their own and wait for each other, sums are queued on streams and can be
+//! captured, those of all ranks match in order, length and kind, and a communicator that is aborted is gone once the graphs are that name it.
+//!
 //! `CUDA_VISIBLE_DEVICES` hides the GPUs where it is empty, as with the real driver. What the simulator finds wrong with a kernel is
 //! printed on standard error and reported as an illegal address.
 
@@ -49,11 +53,12 @@ mod gpu;
 #[expect(unsafe_code, reason = "copies reach the memory of callers by its address")]
 mod host_memory;
 mod machine;
+mod nccl;
 mod rows;
 mod simulator;
 mod timing;
 
-pub use api::symbol;
+pub use api::{nccl_symbol, symbol};
 pub use fault::Fault;
 pub use simulator::{SimOptions, Simulator};
 pub use timing::{LaunchEstimate, Registers};

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tokenmill_cuda_exec::{Api, Buffers, Cubins, Device, DeviceOptions, Launches};
+use tokenmill_cuda_exec::{Api, Buffers, Cubins, Device, DeviceOptions, Launches, NcclApi};
 use tokenmill_ptx_sim::{Counters, DeviceProfile};
 
 use crate::{
@@ -163,6 +163,16 @@ impl Simulator {
     /// Launches so far that could begin before those before them were done, replays included.
     pub fn n_early_launches(&self) -> u64 {
         self.gpu.lock().counts.n_early
+    }
+
+    /// The functions of an NCCL that joins simulated GPUs.
+    pub fn nccl() -> NcclApi {
+        api::nccl_functions()
+    }
+
+    /// Sums over the ranks of a communicator that ended so far, those of replays included.
+    pub fn n_sums(&self) -> u64 {
+        self.gpu.lock().counts.n_sums
     }
 
     /// Graphs made and graphs replayed so far.

@@ -1,45 +1,80 @@
 //! What a GPU does as a rank of a group: it adds up with the others what each has computed a part of.
 //!
-//! Separate because a GPU that has a network for itself does none of it. The values go to pinned memory, where the ranks meet, and their
-//! sums come back: no GPU need reach the memory of another, and the bits do not depend on which links there are. Invariants: the host is
-//! at a sum when all launches before it have run; the memory is made at load, for the longest step, since a driver may stop the GPU to make it,
-//! and may have none left.
+//! Separate because a GPU that has a network for itself does none of it. There are two ways. In the host's memory: the values go to pinned
+//! memory, where the ranks meet, and their sums come back, so no GPU need reach the memory of another; the host is at a sum when all
+//! launches before it have run. By NCCL: the sum is queued on the stream of the step, as launches are, and can be captured. Invariants: all
+//! ranks of a group have the same way; memory is made at load, for the longest step, since a driver may stop the GPU to make it, and may have
+//! none left.
 
 use tokenmill_backend::{BackendError, Collective, ExecutorLimits};
 
 use super::{CudaBackend, CudaBuffer};
 
+/// A rank's end of its group.
+pub(super) enum GroupEnd {
+    /// Ranks meet in the host's memory; the values are there in `sums`, from the load on.
+    Host {
+        collective: Box<dyn Collective>,
+        sums: Option<crate::Pinned<f32>>,
+    },
+    /// The GPUs meet by themselves.
+    Nccl(crate::NcclRank),
+}
+
 impl CudaBackend {
-    /// Makes this a rank of a group, which adds up with this end of it. Its steps are launched as they are, not captured.
+    /// Makes this a rank of a group, which adds up in the host's memory with this end of it. Its steps are launched as they are, not
+    /// captured.
     #[must_use]
     pub fn with_collective(mut self, collective: Box<dyn Collective>) -> Self {
-        self.collective = Some(collective);
+        self.group_end = Some(GroupEnd::Host {
+            collective,
+            sums: None,
+        });
         self
+    }
+
+    /// Makes this a rank of a group whose GPUs add up by NCCL. Its decode steps are captured, as those of one GPU are.
+    ///
+    /// # Panics
+    /// If the rank is another device's.
+    #[must_use]
+    pub fn with_nccl(mut self, rank: crate::NcclRank) -> Self {
+        assert!(rank.is_of(&self.device), "a rank belongs to its device");
+        self.group_end = Some(GroupEnd::Nccl(rank));
+        self
+    }
+
+    /// Whether the host has to wait within a step, which nothing that is captured can.
+    pub(super) fn waits_within_steps(&self) -> bool {
+        matches!(self.group_end, Some(GroupEnd::Host { .. }))
     }
 
     /// Makes the memory for the sums of steps of up to so many tokens.
     pub(super) fn make_sums(&mut self, limits: &ExecutorLimits) -> Result<(), BackendError> {
-        if self.collective.is_some() {
+        if let Some(GroupEnd::Host { sums, .. }) = &mut self.group_end {
             let n_values = limits.max_batch_tokens * limits.n_embd;
-            self.sums = Some(self.device.alloc_pinned(n_values)?);
+            *sums = Some(self.device.alloc_pinned(n_values)?);
         }
         Ok(())
     }
 
     /// Replaces values by their sum over the ranks, where there are several.
     pub(super) fn add_up(&mut self, n_values: usize, rows: &mut CudaBuffer) -> Result<(), BackendError> {
-        let Some(collective) = &mut self.collective else {
-            return Ok(());
-        };
-        let sums = (self.sums.as_mut()).expect("memory for sums is made at load, where there is a group");
         let range = 0..n_values;
-        sums.download(
-            crate::Stream::Compute,
-            rows.read().range(range.clone())?,
-            range.clone(),
-        )?;
-        collective.all_reduce(&mut sums.host()?[range.clone()])?;
-        sums.upload(crate::Stream::Compute, range.clone(), &rows.write().range(range)?)?;
+        match &mut self.group_end {
+            None => {}
+            Some(GroupEnd::Nccl(rank)) => rank.all_reduce(&rows.write().range(range)?)?,
+            Some(GroupEnd::Host { collective, sums }) => {
+                let sums = sums.as_mut().expect("memory for sums is made at load");
+                sums.download(
+                    crate::Stream::Compute,
+                    rows.read().range(range.clone())?,
+                    range.clone(),
+                )?;
+                collective.all_reduce(&mut sums.host()?[range.clone()])?;
+                sums.upload(crate::Stream::Compute, range.clone(), &rows.write().range(range)?)?;
+            }
+        }
         Ok(())
     }
 }

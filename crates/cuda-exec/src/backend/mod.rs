@@ -27,11 +27,12 @@ mod step;
 mod streams;
 mod trace;
 
-use tokenmill_backend::{Backend, BackendError, Collective, KvLayerShape, KvStores};
+use tokenmill_backend::{Backend, BackendError, KvLayerShape, KvStores};
 use tokenmill_gguf::TensorType;
 
 pub use self::buffer::CudaBuffer;
 use self::{
+    group::GroupEnd,
     memory::Staging,
     results::{PickedLayout, Results, Sources},
     step::StepInputs,
@@ -58,9 +59,8 @@ pub struct CudaBackend {
     uses_graphs: bool,
     tracer: Option<Tracer>,
     border: split::Border,
-    /// Where this is a rank of a group: its end of it, and memory for what is added up.
-    collective: Option<Box<dyn Collective>>,
-    sums: Option<crate::Pinned<f32>>,
+    /// Where this is a rank of a group: its end of it. Behind the graphs, which have to go before it does.
+    group_end: Option<GroupEnd>,
 }
 
 /// What steps need besides weights, activations and KV.
@@ -97,8 +97,7 @@ impl CudaBackend {
             uses_graphs: true,
             tracer: None,
             border: split::Border::default(),
-            collective: None,
-            sums: None,
+            group_end: None,
             device,
         })
     }

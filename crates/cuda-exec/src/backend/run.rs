@@ -38,11 +38,10 @@ impl CudaBackend {
         body: &mut impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         // Prefill comes in too many shapes, and its kernels run long enough to hide their launches.
-        // A rank of a group waits for the others within the step, which nothing that is captured can.
         let is_capturable = self.uses_graphs
             && shape.phase == Phase::Decode
             && shape.n_tokens > 0
-            && self.collective.is_none();
+            && !self.waits_within_steps();
         let replayed = if is_capturable {
             self.replay(&shape)?
         } else {

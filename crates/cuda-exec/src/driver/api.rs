@@ -97,6 +97,7 @@ driver_functions! {
     destroy_event = "cuEventDestroy_v2" (Pointer);
     record_event = "cuEventRecord" (Pointer, Pointer);
     synchronize_event = "cuEventSynchronize" (Pointer);
+    query_event = "cuEventQuery" (Pointer);
     elapsed_ms = "cuEventElapsedTime" (*mut f32, Pointer, Pointer);
     error_name = "cuGetErrorName" (Code, *mut *const c_char);
     error_text = "cuGetErrorString" (Code, *mut *const c_char);

@@ -10,6 +10,9 @@ pub(super) const OUT_OF_MEMORY: Code = 2;
 /// There is nothing of this name.
 pub(super) const NOT_FOUND: Code = 500;
 
+/// What is asked about is still under way.
+pub(super) const NOT_READY: Code = 600;
+
 /// What a code says of the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {

@@ -10,7 +10,11 @@ mod kernels;
 use std::{
     ffi::{CStr, c_char},
     ptr::{self, NonNull},
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
 
 use cudarc::driver::sys::{
@@ -38,7 +42,22 @@ pub(super) struct Driver {
     /// Of each stream: whether what was queued last is a launch.
     follows_launch: [AtomicBool; Stream::ALL.len()],
     poison: Poison,
+    /// Of a device whose work may wait for other devices: what says whether they will come.
+    watch: OnceLock<Arc<dyn Watch>>,
 }
+
+/// Says, while work is waited for, whether it may still end.
+pub(super) trait Watch: std::fmt::Debug + Send + Sync {
+    /// Looks, after so much time. What it finds wrong ends the wait.
+    fn look(&self, waited: Duration) -> Result<()>;
+}
+
+/// How often it is asked at once whether watched work is done; then with a pause, since other threads compute too.
+const N_LOOKS: u32 = 10_000;
+/// That pause.
+const PAUSE: Duration = Duration::from_micros(50);
+/// How often the watch is asked.
+const WATCH_EVERY: Duration = Duration::from_millis(5);
 
 fn pointer(handle: Handle) -> Pointer {
     ptr::with_exposed_provenance_mut(handle as usize)
@@ -184,6 +203,7 @@ impl Driver {
             buffers,
             follows_launch: Default::default(),
             poison: Poison::default(),
+            watch: OnceLock::new(),
         };
         driver.enter("opening the GPU")?;
         for stream in Stream::ALL {
@@ -433,9 +453,58 @@ impl Driver {
     /// Blocks until the work that `event` was last recorded behind is done.
     pub(super) fn synchronize(&self, event: Handle) -> Result<()> {
         self.enter("waiting for the device")?;
+        if let Some(watch) = self.watch.get() {
+            return self.synchronize_watched(event, &**watch);
+        }
         // SAFETY: the event is of this context.
         let code = unsafe { (self.api.synchronize_event)(pointer(event)) };
         self.check("waiting for the device", code)
+    }
+
+    /// As [`Self::synchronize`], where the work may wait for devices that do not come.
+    fn synchronize_watched(&self, event: Handle, watch: &dyn Watch) -> Result<()> {
+        let began = Instant::now();
+        let mut next_look = WATCH_EVERY;
+        for n_asked in 0u32.. {
+            // SAFETY: the event is of this context.
+            let code = unsafe { (self.api.query_event)(pointer(event)) };
+            if code != codes::NOT_READY {
+                return self.check("waiting for the device", code);
+            }
+            let waited = began.elapsed();
+            if waited >= next_look {
+                next_look = waited + WATCH_EVERY;
+                watch.look(waited)?;
+            }
+            if n_asked < N_LOOKS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        unreachable!("a watch ends a wait before it is asked for so long")
+    }
+
+    /// Watches all waits from now on. A device has one watch.
+    pub(super) fn set_watch(&self, watch: Arc<dyn Watch>) {
+        let was_free = self.watch.set(watch).is_ok();
+        assert!(was_free, "a device is in one group");
+    }
+
+    /// Lets a library of the driver's maker queue work on a stream, by its handle, with the context current.
+    pub(super) fn queue_foreign<T>(
+        &self,
+        operation: &'static str,
+        stream: Stream,
+        queue: impl FnOnce(Pointer) -> Result<T>,
+    ) -> Result<T> {
+        self.enter(operation)?;
+        queue(self.stream(stream))
+    }
+
+    /// Makes the context current on this thread for a library of the driver's maker.
+    pub(super) fn enter_for(&self, operation: &'static str) -> Result<()> {
+        self.enter(operation)
     }
 
     /// Milliseconds between two events that have happened.

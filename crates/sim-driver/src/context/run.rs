@@ -7,11 +7,12 @@ use std::{collections::VecDeque, sync::Arc};
 
 use tokenmill_ptx_sim::{DevicePtr, LaunchConfig, MemoryError, Written, launch};
 
-use super::{Context, Function, Operation, State};
+use super::{Context, Function, Operation, State, Waits};
 use crate::{
-    code::Outcome,
+    code::{self, Outcome},
     counts::Counts,
     fault::Fault,
+    nccl::Met,
     rows::{Place, Rows},
     timing::Timing,
 };
@@ -19,13 +20,13 @@ use crate::{
 impl State {
     pub(super) fn run_all(&mut self) -> Outcome {
         while let Some((&stream, _)) = (self.context.streams.iter()).find(|(_, queue)| !queue.is_empty()) {
-            self.run_next(stream)?;
+            self.run_next(stream, Waits::Here)?;
         }
         Ok(())
     }
 
     /// Runs a stream's work until an event was recorded for the `nth` time.
-    pub(super) fn run_until(&mut self, event: u64, nth: u64) -> Outcome {
+    pub(super) fn run_until(&mut self, event: u64, nth: u64, waits: Waits) -> Outcome {
         loop {
             let is_reached = (self.context.events.get(&event)).is_none_or(|found| found.n_reached >= nth);
             if is_reached {
@@ -40,13 +41,24 @@ impl State {
                     .lose("an event is waited for that no stream will reach");
                 return self.context.check();
             };
-            self.run_next(stream)?;
+            self.run_next(stream, waits)?;
         }
     }
 
-    pub(super) fn run_next(&mut self, stream: u64) -> Outcome {
-        if let Some(&Operation::Wait { event, nth }) = self.queue_of(stream)?.front() {
-            self.run_until(event, nth)?;
+    pub(super) fn run_next(&mut self, stream: u64, waits: Waits) -> Outcome {
+        match self.queue_of(stream)?.front() {
+            Some(&Operation::Wait { event, nth }) => self.run_until(event, nth, waits)?,
+            Some(Operation::AllReduce { .. }) => return self.run_all_reduce(stream, waits),
+            Some(Operation::Replay(operations)) => {
+                // One after the other in place of the replay, since a sum among them may have to be come back to.
+                let operations = Arc::clone(operations);
+                let queue = self.context.streams.entry(stream).or_default();
+                queue.pop_front();
+                queue.push_front(Operation::Replayed);
+                (operations.iter().rev()).for_each(|operation| queue.push_front(operation.clone()));
+                return Ok(());
+            }
+            _ => {}
         }
         let queue = self.context.streams.get_mut(&stream);
         if let Some(operation) = queue.and_then(VecDeque::pop_front)
@@ -60,6 +72,36 @@ impl State {
         {
             self.context.lose(&reason);
         }
+        self.context.check()
+    }
+
+    /// Runs the sum that a stream has come to, or says that another rank has not.
+    fn run_all_reduce(&mut self, stream: u64, waits: Waits) -> Outcome {
+        let Some(Operation::AllReduce { end, from, to, call }) = self.queue_of(stream)?.front() else {
+            return Ok(());
+        };
+        let (end, from, to, call) = (Arc::clone(end), *from, *to, *call);
+        self.context.in_flight.remove(&stream);
+        let memory = &mut self.context.memory;
+        let read = || {
+            let mut bytes = vec![0; call.n_bytes()];
+            memory.read(DevicePtr(from), &mut bytes).map(|()| bytes)
+        };
+        let met = match end.meet(call, read, waits == Waits::Here) {
+            Ok(Met::Pending) => return Err(code::NOT_READY),
+            Ok(Met::Missed) => Err("a rank waits for a sum that another one does not come to".to_owned()),
+            // What an aborted communicator leaves behind is of no use, and not looked at.
+            Ok(Met::Aborted) => Ok(()),
+            Ok(Met::Sum(bytes)) => memory
+                .write(DevicePtr(to), &bytes)
+                .map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Some(queue) = self.context.streams.get_mut(&stream) {
+            queue.pop_front();
+        }
+        self.counts.n_sums += 1;
+        met.unwrap_or_else(|reason| self.context.lose(&reason));
         self.context.check()
     }
 }
@@ -109,14 +151,11 @@ impl Context {
                 }
                 Ok(())
             }
-            Operation::Wait { .. } => Ok(()),
-            Operation::Replay(operations) => {
-                (operations.iter())
-                    .try_for_each(|operation| self.run(stream, operation, counts, fault, timing))?;
-                self.in_flight.remove(&stream);
-                timing.as_mut().map(Timing::forget_last);
-                Ok(())
-            }
+            // What else these need was done before.
+            Operation::Wait { .. }
+            | Operation::Replayed
+            | Operation::Replay(_)
+            | Operation::AllReduce { .. } => Ok(()),
         }
     }
 

@@ -1,0 +1,436 @@
+//! [`NcclApi`]: the functions of NCCL that ranks of a group add up with, and [`NcclRank`], a rank's end of a communicator.
+//!
+//! Separate because a machine may have GPUs and no NCCL: the library is loaded at run time, as the driver is. Invariants: a sum is queued on
+//! the compute stream of its device, so what is queued before it is added and what is queued behind it reads the sum, and a capture records
+//! it; a wait for a device of a communicator ends, with an error where another rank failed, did not come in time, or NCCL says that
+//! something went wrong. The communicator is aborted then, which no rank of it survives.
+//!
+//! `ncclCommAbort` first lets what is queued end, and returns when the graphs are destroyed that hold sums of its communicator (`commDestroySync`
+//! in NCCL's `src/init.cc`). So it is called on a thread of its own.
+
+use std::{
+    ffi::{CStr, c_char, c_void},
+    ptr,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use libloading::Library;
+use tokenmill_backend::{GroupError, HostGroup};
+
+use super::{
+    Device, Handle, Stream, ViewMut,
+    api::Pointer,
+    cuda::{Driver, Watch},
+};
+use crate::{CudaExecError, error::Result};
+
+/// The library's name, by its interface's version.
+const LIBRARY: &str = "libnccl.so.2";
+/// The oldest version that lets sums of captured steps and others follow each other.
+const NEEDED_NCCL: (u32, u32) = (2, 13);
+/// `ncclFloat32` and `ncclSum`.
+const FLOAT32: i32 = 7;
+const SUM: i32 = 0;
+/// `ncclSuccess` and `ncclInProgress`.
+const SUCCESS: i32 = 0;
+const IN_PROGRESS: i32 = 7;
+/// How long GPUs may take to find each other at load.
+const JOIN_TAKES: Duration = Duration::from_mins(1);
+/// How long a rank that waits still waits after another failed: what that one had queued before may be all there is to wait for.
+const GRACE: Duration = Duration::from_secs(1);
+/// How long the end of an aborted communicator is waited for.
+const ABORT_TAKES: Duration = Duration::from_secs(5);
+const JOINING: &str = "joining the GPUs by NCCL";
+const ADDING: &str = "adding up over the ranks";
+
+/// `ncclUniqueId`: what ranks find each other by.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId([c_char; 128]);
+
+/// Writes the table: the name here, NCCL's name, and the arguments.
+macro_rules! nccl_functions {
+    ($($field:ident = $name:literal ($($ty:ty),*) -> $gives:ty;)*) => {
+        /// The functions of NCCL that this crate calls.
+        #[derive(Clone, Copy, Debug)]
+        pub struct NcclApi {
+            $($field: unsafe extern "C" fn($($ty),*) -> $gives,)*
+        }
+
+        impl NcclApi {
+            /// Takes the functions from wherever `find` finds them by NCCL's names: a simulated NCCL, say.
+            ///
+            /// # Errors
+            /// [`CudaExecError::Failed`] where a function is missing, or the library is too old.
+            ///
+            /// # Safety
+            /// What `find` gives are functions that keep the contract of NCCL's function of that name, for as long as the process lives.
+            pub unsafe fn from_symbols(find: &dyn Fn(&str) -> Option<*const c_void>) -> Result<Self> {
+                let missing = |name: &str| not_loaded(format!("it has no function `{name}`"));
+                let api = Self {
+                    $($field: {
+                        let address = find($name).filter(|address| !address.is_null()).ok_or_else(|| missing($name))?;
+                        // SAFETY: the caller says that this is NCCL's function of this name, whose arguments are these.
+                        unsafe { std::mem::transmute::<*const c_void, unsafe extern "C" fn($($ty),*) -> $gives>(address) }
+                    },)*
+                };
+                api.check_version()?;
+                Ok(api)
+            }
+        }
+    };
+}
+
+nccl_functions! {
+    version = "ncclGetVersion" (*mut i32) -> i32;
+    unique_id = "ncclGetUniqueId" (*mut UniqueId) -> i32;
+    init_rank = "ncclCommInitRank" (*mut Pointer, i32, UniqueId, i32) -> i32;
+    all_reduce = "ncclAllReduce" (*const c_void, *mut c_void, usize, i32, i32, Pointer, Pointer) -> i32;
+    async_error = "ncclCommGetAsyncError" (Pointer, *mut i32) -> i32;
+    abort = "ncclCommAbort" (Pointer) -> i32;
+    error_text = "ncclGetErrorString" (i32) -> *const c_char;
+}
+
+fn not_loaded(reason: String) -> CudaExecError {
+    CudaExecError::Failed {
+        operation: "loading NCCL",
+        reason,
+    }
+}
+
+/// The version as NCCL numbers it: 22105 for 2.21.5.
+fn version_from(number: i32) -> (u32, u32) {
+    (number as u32 / 10_000, number as u32 % 10_000 / 100)
+}
+
+impl NcclApi {
+    /// Takes the functions from the system's library, which is loaded once and never unloaded.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Failed`] where there is none, or it is too old.
+    pub fn of_system() -> Result<Self> {
+        static LOADED: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
+        let library = LOADED.get_or_init(|| {
+            // SAFETY: the library is NCCL by its name, whose initializers may run at any time.
+            unsafe { Library::new(LIBRARY) }.map_err(|error| error.to_string())
+        });
+        let library = library.as_ref().map_err(|reason| not_loaded(reason.clone()))?;
+        let find = |name: &str| {
+            // SAFETY: the address is only passed on; its type is the table's.
+            let symbol = unsafe { library.get::<*const c_void>(name.as_bytes()) };
+            symbol.ok().map(|symbol| *symbol)
+        };
+        // SAFETY: these are the functions of NCCL's library.
+        unsafe { Self::from_symbols(&find) }
+    }
+
+    fn check_version(&self) -> Result<()> {
+        let mut version = 0;
+        // SAFETY: the pointer is to a local.
+        let code = unsafe { (self.version)(&raw mut version) };
+        self.done("loading NCCL", code)?;
+        let found = version_from(version);
+        if found < NEEDED_NCCL {
+            let (major, minor) = NEEDED_NCCL;
+            return Err(not_loaded(format!(
+                "it is NCCL {}.{}, {major}.{minor} or newer is needed",
+                found.0, found.1
+            )));
+        }
+        Ok(())
+    }
+
+    fn describe(&self, code: i32) -> String {
+        // SAFETY: any code may be asked about.
+        let text = unsafe { (self.error_text)(code) };
+        if text.is_null() {
+            return format!("NCCL error {code}");
+        }
+        // SAFETY: NCCL gives a static text that ends with a zero byte.
+        let text = unsafe { CStr::from_ptr(text) };
+        format!("NCCL error {code}: {}", text.to_string_lossy())
+    }
+
+    fn done(&self, operation: &'static str, code: i32) -> Result<()> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        Err(CudaExecError::Failed {
+            operation,
+            reason: self.describe(code),
+        })
+    }
+}
+
+fn pointer(handle: Handle) -> Pointer {
+    ptr::with_exposed_provenance_mut(handle as usize)
+}
+
+/// A communicator as one rank has it.
+#[derive(Debug)]
+struct Communicator {
+    api: NcclApi,
+    handle: Handle,
+    group: HostGroup,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Since when it is known that a rank failed.
+    failed_since: Option<Instant>,
+    /// Why it was aborted.
+    failure: Option<String>,
+    /// The thread that ends it.
+    end: Option<JoinHandle<()>>,
+}
+
+/// A device as a rank of a communicator: adds up with the others.
+#[derive(Debug)]
+pub struct NcclRank {
+    driver: Arc<Driver>,
+    communicator: Arc<Communicator>,
+}
+
+impl NcclRank {
+    /// Makes devices the ranks of a communicator, in their order. Failures are told by `group`, which has as many ranks, and whose patience is
+    /// how long a device is waited for.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Failed`] where NCCL cannot join them, or takes longer than a minute. Threads that wait within NCCL then are left
+    /// to it.
+    ///
+    /// # Panics
+    /// If the group has another number of ranks.
+    pub fn join(api: &NcclApi, devices: &[Device], group: &HostGroup) -> Result<Vec<Self>> {
+        let n_ranks = devices.len();
+        assert_eq!(n_ranks, group.n_ranks(), "a device for each rank");
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: the pointer is to a local.
+        api.done(JOINING, unsafe { (api.unique_id)(&raw mut id) })?;
+        let (sender, joined) = mpsc::channel();
+        for (rank, device) in devices.iter().enumerate() {
+            let (api, driver, sender) = (*api, Arc::clone(device.driver()), sender.clone());
+            let join = move || {
+                // Where none takes the communicator any more, the load has ended with an error.
+                let _ = sender.send((rank, init_rank(&api, &driver, n_ranks, id, rank)));
+            };
+            (thread::Builder::new()
+                .name(format!("joining rank {rank}"))
+                .spawn(join))
+            .map_err(|error| CudaExecError::Failed {
+                operation: JOINING,
+                reason: error.to_string(),
+            })?;
+        }
+        drop(sender);
+        let until = Instant::now() + JOIN_TAKES;
+        let mut ranks: Vec<Option<Self>> = devices.iter().map(|_| None).collect();
+        for _ in devices {
+            let rest = until.saturating_duration_since(Instant::now());
+            let (rank, handle) = joined.recv_timeout(rest).map_err(|error| CudaExecError::Failed {
+                operation: JOINING,
+                reason: match error {
+                    RecvTimeoutError::Timeout => {
+                        format!("they did not join within {} s", JOIN_TAKES.as_secs())
+                    }
+                    RecvTimeoutError::Disconnected => "a thread of it panicked".to_owned(),
+                },
+            })?;
+            ranks[rank] = Some(Self {
+                driver: Arc::clone(devices[rank].driver()),
+                communicator: Arc::new(Communicator {
+                    api: *api,
+                    handle: handle?,
+                    group: group.clone(),
+                    state: Mutex::default(),
+                }),
+            });
+        }
+        let ranks: Vec<Self> = ranks.into_iter().flatten().collect();
+        for rank in &ranks {
+            rank.driver.set_watch(Arc::clone(&rank.communicator) as _);
+        }
+        Ok(ranks)
+    }
+
+    /// Whether this is the rank of a device.
+    pub fn is_of(&self, device: &Device) -> bool {
+        Arc::ptr_eq(&self.driver, device.driver())
+    }
+
+    /// Queues, on the compute stream, that values are replaced by their sum over the ranks. All ranks have the same bits then. In which order
+    /// is added is NCCL's, and may depend on the number of ranks, of values, and on the links between the devices.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Lost`] once the communicator was aborted, or what NCCL says.
+    pub fn all_reduce(&mut self, values: &ViewMut<'_, f32>) -> Result<()> {
+        let communicator = &*self.communicator;
+        if let Some(failure) = &communicator.lock().failure {
+            return Err(CudaExecError::Lost {
+                operation: ADDING,
+                reason: format!("the communicator was aborted: {failure}"),
+            });
+        }
+        if values.len() == 0 {
+            return Ok(());
+        }
+        let at = pointer(values.address());
+        self.driver.queue_foreign(ADDING, Stream::Compute, |stream| {
+            // SAFETY: the view is device memory of so many floats, and what is queued keeps its place until it ran, as with a launch;
+            // the communicator is this device's and not aborted, stream and context are the device's.
+            let code = unsafe {
+                (communicator.api.all_reduce)(
+                    at.cast_const(),
+                    at,
+                    values.len(),
+                    FLOAT32,
+                    SUM,
+                    pointer(communicator.handle),
+                    stream,
+                )
+            };
+            communicator.api.done(ADDING, code)
+        })
+    }
+}
+
+/// Joins a communicator as one rank, which waits for the others.
+fn init_rank(api: &NcclApi, driver: &Driver, n_ranks: usize, id: UniqueId, rank: usize) -> Result<Handle> {
+    driver.enter_for(JOINING)?;
+    let mut communicator = ptr::null_mut();
+    // SAFETY: the pointer is to a local, the context of the rank's device is current.
+    let code = unsafe { (api.init_rank)(&raw mut communicator, n_ranks as i32, id, rank as i32) };
+    api.done(JOINING, code)?;
+    Ok(communicator.expose_provenance() as Handle)
+}
+
+impl Communicator {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What NCCL noticed meanwhile.
+    fn async_error(&self) -> Option<String> {
+        let mut code = SUCCESS;
+        // SAFETY: the communicator is not aborted, as the caller saw under the lock that it holds; the pointer is to a local.
+        let asked = unsafe { (self.api.async_error)(pointer(self.handle), &raw mut code) };
+        let code = if asked == SUCCESS { code } else { asked };
+        (code != SUCCESS && code != IN_PROGRESS).then(|| self.api.describe(code))
+    }
+
+    /// Ends the communicator; what waits for other ranks on the device ends without them.
+    fn abort(&self, state: &mut State, failure: String) {
+        if state.failure.is_some() {
+            return;
+        }
+        state.failure = Some(failure);
+        let (abort, handle) = (self.api.abort, self.handle);
+        let end = move || {
+            // SAFETY: it is aborted once, and no call names it any more since `failure` is set.
+            let _ = unsafe { abort(pointer(handle)) };
+        };
+        // Without a thread for it, waits end all the same, and the device's work does not.
+        state.end = thread::Builder::new()
+            .name("ending NCCL".to_owned())
+            .spawn(end)
+            .ok();
+    }
+}
+
+impl Watch for Communicator {
+    fn look(&self, waited: Duration) -> Result<()> {
+        let mut state = self.lock();
+        if state.failure.is_none() {
+            match self.group.failure() {
+                None => state.failed_since = None,
+                Some(_) => {
+                    state.failed_since.get_or_insert_with(Instant::now);
+                }
+            }
+            let is_over = state.failed_since.is_some_and(|since| since.elapsed() > GRACE);
+            let patience = self.group.patience();
+            let missing = || GroupError::RankMissing {
+                waited_s: patience.as_secs(),
+            };
+            let failure = match self.async_error() {
+                Some(error) => Some(error),
+                None if is_over => self.group.failure().map(|failure| failure.to_string()),
+                None => (waited > patience).then(|| missing().to_string()),
+            };
+            if let Some(failure) = failure {
+                self.abort(&mut state, failure);
+            }
+        }
+        match &state.failure {
+            None => Ok(()),
+            Some(failure) => Err(CudaExecError::Failed {
+                operation: ADDING,
+                reason: failure.clone(),
+            }),
+        }
+    }
+}
+
+impl Drop for NcclRank {
+    /// Ends the rank's communicator, whose graphs are gone, without waiting for the other ranks.
+    fn drop(&mut self) {
+        let mut state = self.communicator.lock();
+        self.communicator
+            .abort(&mut state, "its group has ended".to_owned());
+        let Some(end) = state.end.take() else {
+            return;
+        };
+        drop(state);
+        let began = Instant::now();
+        while !end.is_finished() && began.elapsed() < ABORT_TAKES {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if end.is_finished() {
+            let _ = end.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern "C" fn old_version(to: *mut i32) -> i32 {
+        // SAFETY: the caller's pointer.
+        unsafe { to.write(21_004) };
+        SUCCESS
+    }
+
+    #[test]
+    fn a_library_that_is_old_or_lacks_a_function_is_refused() {
+        let refusal = |find: &dyn Fn(&str) -> Option<*const c_void>| {
+            // SAFETY: the simulated NCCL keeps the contract of the real one's functions, and so does the other version.
+            unsafe { NcclApi::from_symbols(find) }.unwrap_err().to_string()
+        };
+        for missing in ["ncclGetVersion", "ncclAllReduce", "ncclCommAbort"] {
+            let find = |name: &str| {
+                (name != missing)
+                    .then(|| tokenmill_sim_driver::nccl_symbol(name))
+                    .flatten()
+            };
+            assert_eq!(
+                refusal(&find),
+                format!("loading NCCL failed: it has no function `{missing}`")
+            );
+        }
+        let old = |name: &str| match name {
+            "ncclGetVersion" => Some(old_version as *const c_void),
+            _ => tokenmill_sim_driver::nccl_symbol(name),
+        };
+        assert_eq!(
+            refusal(&old),
+            "loading NCCL failed: it is NCCL 2.10, 2.13 or newer is needed"
+        );
+    }
+}

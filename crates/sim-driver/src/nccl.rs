@@ -1,0 +1,256 @@
+//! [`Communicator`]: simulated GPUs that add up, by NCCL's rules.
+//!
+//! Separate from the GPUs, of which it has several. Invariants: the n-th sum of one rank meets the n-th of every other, whatever streams and
+//! graphs they come from; parts are added in the order of the ranks, so all have the same bits; a sum that does not match the others' ends
+//! never, as a kernel of NCCL would not, and is told to whoever asks for the communicator's state.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Results of calls, as NCCL's header numbers them.
+pub(crate) const SUCCESS: i32 = 0;
+pub(crate) const UNHANDLED_CUDA_ERROR: i32 = 1;
+pub(crate) const SYSTEM_ERROR: i32 = 2;
+pub(crate) const INVALID_ARGUMENT: i32 = 4;
+pub(crate) const INVALID_USAGE: i32 = 5;
+/// `ncclFloat32` and `ncclSum`, the one type and the one operation that is simulated.
+const FLOAT32: i32 = 7;
+const SUM: i32 = 0;
+/// How long one that comes is waited for where a real NCCL would wait without end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a rank asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    n_values: usize,
+    data_type: i32,
+    operation: i32,
+}
+
+impl Call {
+    /// A sum of floats; anything else is not simulated.
+    pub(crate) fn new(n_values: usize, data_type: i32, operation: i32) -> Option<Self> {
+        (data_type == FLOAT32 && operation == SUM).then_some(Self {
+            n_values,
+            data_type,
+            operation,
+        })
+    }
+
+    pub(crate) fn n_bytes(&self) -> usize {
+        self.n_values * size_of::<f32>()
+    }
+}
+
+/// What came of a sum.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Met {
+    /// Its bytes.
+    Sum(Vec<u8>),
+    /// Other ranks have not come.
+    Pending,
+    /// They did not come for as long as a test may take.
+    Missed,
+    Aborted,
+}
+
+/// GPUs that add up.
+#[derive(Debug)]
+pub(crate) struct Communicator {
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Meeting {
+    /// By rank: its device, once it joined.
+    devices: Vec<Option<i32>>,
+    /// Sums that some rank has come to and some has not left.
+    sums: VecDeque<Sum>,
+    /// The number of the first of them.
+    first: u64,
+    /// What the ranks were told went wrong.
+    error: i32,
+}
+
+#[derive(Debug)]
+struct Sum {
+    call: Call,
+    parts: Vec<Option<Vec<u8>>>,
+    n_left: usize,
+}
+
+/// A rank's end of a communicator.
+#[derive(Debug)]
+pub(crate) struct RankEnd {
+    communicator: Arc<Communicator>,
+    rank: usize,
+    device: i32,
+    place: Mutex<Place>,
+}
+
+/// Where a rank is.
+#[derive(Debug, Default)]
+struct Place {
+    n_met: u64,
+    has_come: bool,
+    is_aborted: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Communicator {
+    pub(crate) fn new(n_ranks: usize) -> Self {
+        Self {
+            meeting: Mutex::new(Meeting {
+                devices: vec![None; n_ranks],
+                ..Meeting::default()
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn n_ranks(&self) -> usize {
+        lock(&self.meeting).devices.len()
+    }
+
+    /// Joins as a rank on a device and waits for the others.
+    pub(crate) fn join(self: &Arc<Self>, rank: usize, device: i32) -> Result<RankEnd, i32> {
+        let mut meeting = lock(&self.meeting);
+        if meeting.devices.contains(&Some(device)) {
+            return Err(INVALID_USAGE);
+        }
+        match meeting.devices.get_mut(rank) {
+            Some(slot @ None) => *slot = Some(device),
+            _ => return Err(INVALID_ARGUMENT),
+        }
+        self.changed.notify_all();
+        let is_waiting = |meeting: &mut Meeting| meeting.devices.contains(&None);
+        let (meeting, found) = (self.changed.wait_timeout_while(meeting, PATIENCE, is_waiting))
+            .unwrap_or_else(PoisonError::into_inner);
+        drop(meeting);
+        if found.timed_out() {
+            return Err(SYSTEM_ERROR);
+        }
+        Ok(RankEnd {
+            communicator: Arc::clone(self),
+            rank,
+            device,
+            place: Mutex::default(),
+        })
+    }
+}
+
+impl RankEnd {
+    pub(crate) fn device(&self) -> i32 {
+        self.device
+    }
+
+    /// What went wrong with the communicator.
+    pub(crate) fn error(&self) -> i32 {
+        lock(&self.communicator.meeting).error
+    }
+
+    /// Lets all sums of this rank end, now and later.
+    pub(crate) fn abort(&self) {
+        lock(&self.place).is_aborted = true;
+        // With the lock of those that wait, so that none of them is about to sleep.
+        let _meeting = lock(&self.communicator.meeting);
+        self.communicator.changed.notify_all();
+    }
+
+    /// Comes to the rank's next sum with its part, and leaves with all of it where every rank has come.
+    pub(crate) fn meet<E>(
+        &self,
+        call: Call,
+        read: impl FnOnce() -> Result<Vec<u8>, E>,
+        waits: bool,
+    ) -> Result<Met, E> {
+        let (nth, has_come) = {
+            let place = lock(&self.place);
+            if place.is_aborted {
+                return Ok(Met::Aborted);
+            }
+            (place.n_met, place.has_come)
+        };
+        let Communicator { meeting, changed } = &*self.communicator;
+        let part = if has_come { None } else { Some(read()?) };
+        let mut meeting = lock(meeting);
+        if let Some(part) = part {
+            meeting.come(nth, self.rank, call, part);
+            lock(&self.place).has_come = true;
+            changed.notify_all();
+        }
+        let began = Instant::now();
+        loop {
+            if lock(&self.place).is_aborted {
+                return Ok(Met::Aborted);
+            }
+            if let Some(sum) = meeting.leave(nth) {
+                let mut place = lock(&self.place);
+                place.n_met += 1;
+                place.has_come = false;
+                return Ok(Met::Sum(sum));
+            }
+            if !waits {
+                return Ok(Met::Pending);
+            }
+            let Some(rest) = PATIENCE.checked_sub(began.elapsed()) else {
+                return Ok(Met::Missed);
+            };
+            meeting = (changed.wait_timeout(meeting, rest))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+impl Meeting {
+    fn come(&mut self, nth: u64, rank: usize, call: Call, part: Vec<u8>) {
+        let n_ranks = self.devices.len();
+        let index = (nth - self.first) as usize;
+        if index == self.sums.len() {
+            self.sums.push_back(Sum {
+                call,
+                parts: vec![None; n_ranks],
+                n_left: 0,
+            });
+        }
+        let sum = &mut self.sums[index];
+        if sum.call == call {
+            sum.parts[rank] = Some(part);
+        } else {
+            self.error = INVALID_USAGE;
+        }
+    }
+
+    /// The sum, where all ranks have come to it.
+    fn leave(&mut self, nth: u64) -> Option<Vec<u8>> {
+        let sum = &mut self.sums[(nth - self.first) as usize];
+        let parts: Vec<&Vec<u8>> = sum.parts.iter().flatten().collect();
+        if parts.len() < sum.parts.len() {
+            return None;
+        }
+        let value = |part: &[u8], index: usize| {
+            let bytes: [u8; 4] = part[4 * index..4 * index + 4].try_into().expect("four bytes");
+            f32::from_le_bytes(bytes)
+        };
+        let added = (0..sum.call.n_values)
+            .flat_map(|index| {
+                (parts.iter().fold(0.0, |total, part| total + value(part, index))).to_le_bytes()
+            })
+            .collect();
+        sum.n_left += 1;
+        if sum.n_left == sum.parts.len() {
+            // All came to those before it earlier, and have left them.
+            self.sums.pop_front();
+            self.first += 1;
+        }
+        Some(added)
+    }
+}
