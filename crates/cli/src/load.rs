@@ -11,8 +11,8 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuOptions, KvCache, KvType, LoadOptions, Numa,
-    PartsRequest, PlacementRequest, Places, Preset, Side, SplitObserver, n_processors,
+    AllReduce, BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuOptions, KvCache, KvType,
+    LoadOptions, Numa, PartsRequest, PlacementRequest, Places, Preset, Side, SplitObserver, n_processors,
 };
 use tokenmill_quant::CpuFeatures;
 
@@ -92,6 +92,9 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", value_parser = count,
         conflicts_with_all = ["cpu_moe", "n_cpu_moe", "place", "gpu_batch"])]
     tensor_parallel_size: Option<usize>,
+    /// How these GPUs add up: nccl, host (in its memory), or auto, which takes NCCL where it is installed [default: auto]
+    #[arg(long, value_name = "WAY", requires = "tensor_parallel_size")]
+    all_reduce: Option<AllReduce>,
     /// Give each sequence the same bits whatever other sequences are computed with it; slower on a GPU, always so on the CPU
     #[arg(long, conflicts_with = "gpu_batch")]
     batch_invariant: bool,
@@ -157,6 +160,7 @@ impl LoadArgs {
             is_traced: false,
             gpu: self.gpu_options()?,
             n_gpus: self.n_gpus()?,
+            all_reduce: self.all_reduce()?,
             cpu_features: self.cpu_features()?,
             placement: self.placement()?,
             on_split: Some(SplitObserver(telling::say_split)),
@@ -181,6 +185,36 @@ impl LoadArgs {
                 "`--tensor-parallel-size {n_gpus}` and `-ngl {layers}` contradict each other: all layers are on all GPUs"
             ))),
             _ => Ok(n_gpus),
+        }
+    }
+
+    /// How several GPUs add up.
+    ///
+    /// # Errors
+    /// A way for one GPU, and NCCL where results are not to depend on the batch.
+    fn all_reduce(&self) -> Result<AllReduce, Failure> {
+        let contradiction = |way: AllReduce, other: &str, reason: &str| {
+            let way = match way {
+                AllReduce::Auto => "auto",
+                AllReduce::Nccl => "nccl",
+                AllReduce::Host => "host",
+            };
+            Err(Failure::usage(format!(
+                "`--all-reduce {way}` and `{other}` contradict each other: {reason}"
+            )))
+        };
+        match self.all_reduce {
+            Some(way) if self.tensor_parallel_size.is_none_or(|n_gpus| n_gpus < 2) => contradiction(
+                way,
+                "--tensor-parallel-size 1",
+                "one GPU has nothing to add up with",
+            ),
+            Some(way @ AllReduce::Nccl) if self.batch_invariant => contradiction(
+                way,
+                "--batch-invariant",
+                "NCCL may add in an order that depends on the batch",
+            ),
+            way => Ok(way.unwrap_or_default()),
         }
     }
 

@@ -10,7 +10,7 @@ use tokenmill_model::LoadError;
 use tokenmill_placed::PlacementRequest;
 use tokenmill_quant::CpuFeatures;
 
-use crate::{SplitObserver, at_low_priority};
+use crate::{AllReduce, SplitObserver, at_low_priority};
 
 /// Where a model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +86,8 @@ pub struct Compute {
     /// GPUs that compute the model together, each a part of every layer: the one that `device` names and those behind it. More than
     /// one are there or the load is refused, also with [`Device::Auto`].
     pub n_gpus: usize,
+    /// How they add up what each has computed a part of.
+    pub all_reduce: AllReduce,
     /// Instruction sets of the CPU; narrowing them forces a path, and changes no result.
     pub cpu_features: CpuFeatures,
     /// What of the model the GPU gets, where there is one; the CPU computes the rest.
@@ -113,6 +115,7 @@ impl Default for Compute {
             is_traced: false,
             gpu: GpuOptions::default(),
             n_gpus: 1,
+            all_reduce: AllReduce::default(),
             cpu_features: CpuFeatures::detect(),
             placement: PlacementRequest::default(),
             on_split: None,

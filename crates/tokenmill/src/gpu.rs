@@ -24,6 +24,8 @@ pub fn has_gpu_driver() -> bool {
 
 #[cfg(feature = "cuda")]
 mod group;
+#[cfg(feature = "cuda")]
+mod sums;
 
 #[cfg(feature = "cuda")]
 mod with_cuda {

@@ -76,6 +76,7 @@
 #![forbid(unsafe_code)]
 
 mod adapters;
+mod all_reduce;
 mod answer;
 mod batch;
 #[cfg(feature = "cuda")]
@@ -127,6 +128,7 @@ mod wait;
 mod words;
 
 pub use adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS, LoadedAdapter};
+pub use all_reduce::{AllReduce, AllReduceError};
 pub use answer::{Answer, Gathered, Sample, ToolCall};
 pub use compute::{Compute, Device, DeviceError, GpuOptions, n_processors};
 pub use conversation::{Conversation, Turn};

@@ -49,6 +49,8 @@ pub enum LoadedDevice {
         name: String,
         /// What the drivers took to load the kernels, all together.
         kernels_took: Duration,
+        /// Why they add up in the host's memory, where NCCL was not excluded.
+        without_nccl: Option<String>,
     },
     /// On a GPU and the CPU.
     Split {

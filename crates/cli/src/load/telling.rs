@@ -138,6 +138,15 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
             Some(n) => format!("the GPU computes its feed-forward networks in steps of {n} tokens and more"),
         });
     }
+    if let LoadedDevice::Group {
+        without_nccl: Some(reason),
+        ..
+    } = device
+    {
+        tell(&format!(
+            "the GPUs add up in the host's memory, which is slower than by NCCL: {reason}"
+        ));
+    }
     match device {
         LoadedDevice::Cpu {
             passed_over: Some(reason),

@@ -10,7 +10,7 @@ use tokenmill_testkit::{Comparisons, skip};
 use crate::support::{Outcome, arg, command, tokenmill};
 
 /// A folder that holds the simulated driver under the real one's name.
-fn driver_folder() -> &'static TempDir {
+pub(crate) fn driver_folder() -> &'static TempDir {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let mut library = env::current_exe().expect("a test has a path");

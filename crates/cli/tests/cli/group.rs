@@ -1,11 +1,30 @@
 //! The program with several simulated GPUs that compute a model together.
 
+use std::os::unix::fs::symlink;
+
 use tokenmill_testkit::Comparisons;
 
 use crate::{
-    gpu::{GREEDY, run, with_driver},
+    gpu::{GREEDY, driver_folder, run, with_driver},
     support::{Outcome, arg, tokenmill},
 };
+
+/// A machine whose simulated GPUs have an NCCL, too.
+fn with_nccl(machine: &str, extra: &[&str]) -> Outcome {
+    let driver = driver_folder().path();
+    let folder = tempfile::tempdir().expect("a folder");
+    // The same file by both names is loaded once, so that both have the same GPUs.
+    for name in ["libcuda.so.1", "libnccl.so.2"] {
+        let library = driver
+            .join("libcuda.so.1")
+            .canonicalize()
+            .expect("the simulated driver");
+        symlink(library, folder.path().join(name)).expect("a link");
+    }
+    let mut command = with_driver(machine, &[&GREEDY[..], extra].concat());
+    command.env("LD_LIBRARY_PATH", folder.path());
+    run(command)
+}
 
 fn with_gpus(machine: &str, extra: &[&str]) -> Outcome {
     run(with_driver(machine, &[&GREEDY[..], extra].concat()))
@@ -22,6 +41,71 @@ fn two_gpus_continue_as_the_cpu_does() {
     let found = with_gpus("devices=3", &["-tp", "2", "--device", "cuda:1"]).ok();
     assert_eq!(found, expected);
     assert_eq!(with_gpus("", &["-tp", "1", "--device", "cuda"]).ok(), expected);
+}
+
+#[test]
+fn gpus_add_up_by_nccl_where_it_is_installed() {
+    let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
+    let says_host = "the GPUs add up in the host's memory";
+    for (extra, on_host) in [
+        (&["-tp", "2"][..], None),
+        (&["-tp", "2", "--all-reduce", "nccl"], None),
+        (
+            &["-tp", "2", "--batch-invariant"],
+            Some("NCCL may add in an order that depends on the batch"),
+        ),
+    ] {
+        let outcome = with_nccl("devices=2,capability=9.0", extra);
+        assert_eq!(
+            outcome.stderr.contains(says_host),
+            on_host.is_some(),
+            "{extra:?}: {}",
+            outcome.stderr
+        );
+        assert!(
+            outcome.stderr.contains(on_host.unwrap_or_default()),
+            "{extra:?}: {}",
+            outcome.stderr
+        );
+        assert_eq!(outcome.ok(), expected, "{extra:?}");
+    }
+    let outcome = with_gpus("devices=2", &["-tp", "2"]);
+    assert!(
+        outcome.stderr.contains(says_host) && outcome.stderr.contains("libnccl.so.2"),
+        "{}",
+        outcome.stderr
+    );
+    let outcome = with_gpus("devices=2", &["-tp", "2", "--all-reduce", "host"]);
+    assert!(!outcome.stderr.contains(says_host), "{}", outcome.stderr);
+    assert_eq!(outcome.ok(), expected);
+    let line = with_gpus("devices=2", &["-tp", "2", "--all-reduce", "nccl"]).failed(5);
+    assert!(
+        line.contains("the GPU cannot be used: loading NCCL failed: libnccl.so.2"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_gpu_that_is_lost_ends_a_program_that_adds_up_by_nccl() {
+    let outcome = with_nccl("devices=2,lose=40", &["-tp", "2", "--all-reduce", "nccl"]);
+    assert_eq!(outcome.code, 6, "{}", outcome.stderr);
+    let line = outcome.stderr.lines().last().unwrap_or_default();
+    assert!(
+        line.starts_with("error: the device is lost") && line.contains(" of 2: "),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_way_to_add_up_that_cannot_be_is_refused() {
+    for extra in [
+        &["--all-reduce", "host"][..],
+        &["-tp", "1", "--all-reduce", "host"],
+        &["-tp", "2", "--all-reduce", "ring"],
+        &["-tp", "2", "--all-reduce", "nccl", "--batch-invariant"],
+    ] {
+        with_gpus("devices=2", extra).failed(2);
+    }
 }
 
 #[test]

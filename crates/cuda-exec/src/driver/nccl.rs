@@ -9,6 +9,7 @@
 //! in NCCL's `src/init.cc`). So it is called on a thread of its own.
 
 use std::{
+    error::Error as _,
     ffi::{CStr, c_char, c_void},
     ptr,
     sync::{
@@ -117,7 +118,11 @@ impl NcclApi {
         static LOADED: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
         let library = LOADED.get_or_init(|| {
             // SAFETY: the library is NCCL by its name, whose initializers may run at any time.
-            unsafe { Library::new(LIBRARY) }.map_err(|error| error.to_string())
+            unsafe { Library::new(LIBRARY) }.map_err(|error| match error.source() {
+                // What the system's loader said, with the library's name.
+                Some(source) => source.to_string(),
+                None => format!("{LIBRARY}: {error}"),
+            })
         });
         let library = library.as_ref().map_err(|reason| not_loaded(reason.clone()))?;
         let find = |name: &str| {

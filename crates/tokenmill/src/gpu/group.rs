@@ -1,16 +1,19 @@
 //! The load on several GPUs, each with a part of every layer.
 //!
-//! Separate from the load on one. Invariants: all GPUs are opened, and all parts planned, before anything is uploaded; the GPUs meet
-//! in the host's memory, and have one compute capability, since each computes for itself what has to be the same on all.
+//! Separate from the load on one. Invariants: all GPUs are opened, and all parts planned, before anything is uploaded; the GPUs add up
+//! as [`choose`] says, and have one compute capability, since each computes for itself what has to be the same on all.
 
 use std::time::Duration;
 
 use tokenmill_backend::{BackendError, HostGroup, MemoryPlan};
-use tokenmill_cuda_exec::{CudaExecError, Device, DeviceInfo};
+use tokenmill_cuda_exec::{CudaExecError, Device, DeviceInfo, NcclApi};
 use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions, Rank, Shard, WeightSource as _};
 use tokenmill_placed::{GroupExecutor, GroupRank};
 
-use super::with_cuda::{backend_of, device_error, open_gpu};
+use super::{
+    sums::{Sums, choose},
+    with_cuda::{backend_of, device_error, open_gpu},
+};
 use crate::{Compute, Error, Loaded, LoadedDevice};
 
 /// Loads a part of each layer on each of the GPUs from `first` on.
@@ -30,8 +33,19 @@ pub(crate) fn load_group(
     check_alike(first, &infos)?;
     let name = devices[0].info().name.clone();
     let group = HostGroup::new(n_ranks);
+    // Before anything is planned, since NCCL takes memory of each GPU.
+    let (mut joined, without_nccl) = match choose(compute, &devices, &group, NcclApi::of_system)? {
+        Sums::Nccl(ranks) => (ranks.into_iter(), None),
+        Sums::Host(reason) => (Vec::new().into_iter(), reason),
+    };
     let backends = (devices.into_iter().enumerate())
-        .map(|(idx, device)| Ok(backend_of(device, compute)?.with_collective(Box::new(group.rank(idx)))))
+        .map(|(idx, device)| {
+            let backend = backend_of(device, compute)?;
+            Ok(match joined.next() {
+                Some(rank) => backend.with_nccl(rank),
+                None => backend.with_collective(Box::new(group.rank(idx))),
+            })
+        })
         .collect::<Result<Vec<_>, Error>>()?;
     let plans = (shards.iter().zip(&backends))
         .map(|(shard, backend)| shard.plan(backend, options))
@@ -72,6 +86,7 @@ pub(crate) fn load_group(
             n_gpus: n_ranks,
             name,
             kernels_took,
+            without_nccl,
         },
         mtp: None,
         plan,
