@@ -5,6 +5,7 @@
 //! they do not list is [`LoadError::UnsupportedInstruction`].
 
 mod arithmetic;
+mod asynchronous;
 mod convert;
 mod data;
 mod exchange;
@@ -221,6 +222,8 @@ impl Decoder<'_> {
         let modifiers: Vec<&str> = mnemonic.split('.').collect();
         let operands = instruction.operands.as_slice();
         let is_known = match modifiers[0] {
+            "mbarrier" | "elect" | "setmaxnreg" | "wgmma" => self.asynchronous(&modifiers, operands)?,
+            "fence" | "cp" if self.asynchronous(&modifiers, operands)? => true,
             "call" => return self.call(operands),
             "ld" | "ldu" | "st" | "cp" | "mov" | "cvta" | "prefetch" | "ldmatrix" | "isspacep" => {
                 self.data(&modifiers, operands)?

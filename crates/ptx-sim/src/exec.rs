@@ -5,12 +5,14 @@
 //! reconvergence needs no hints. A warp runs until it exits or waits at a barrier; races do not hide behind that order,
 //! because they are found from recorded accesses, not from values.
 
+mod asynchronous;
 mod atomic;
 mod barrier;
 mod compute;
 mod convert;
 mod early;
 mod global;
+mod groups;
 mod local;
 mod matrix;
 mod memory;
@@ -29,7 +31,7 @@ use crate::{
     Checks, Counters, DeviceMemory, Finding, FindingKind, Kernel,
     access_log::AccessLog,
     lanes::LANES,
-    op::Op,
+    op::{AsyncOp, Op},
     report::{InstructionPlace, Location},
     trace::BlockTrace,
     types::Space,
@@ -74,6 +76,8 @@ pub(crate) struct BlockRunner<'a> {
     findings: Vec<Finding>,
     /// What the thread block executes, where it is asked for.
     trace: Option<BlockTrace>,
+    /// The matrix operations of each warpgroup; empty where the kernel has none.
+    group_shapes: Vec<Vec<groups::Shape>>,
 }
 
 /// Iterates over the set bits of a mask.
@@ -105,6 +109,8 @@ impl<'a> BlockRunner<'a> {
                 local: local::LocalState::new(kernel.local_bytes),
                 copies: shared::Copies::default(),
                 has_waited: 0,
+                awaits_phase: false,
+                groups: groups::Groups::default(),
             })
             .collect();
         let dynamic_start = kernel.shared_bytes.next_multiple_of(16);
@@ -113,17 +119,24 @@ impl<'a> BlockRunner<'a> {
         } else {
             dynamic_start + context.dynamic_shared_bytes
         };
+        let has_async = (kernel.code.iter()).any(|instruction| matches!(instruction.op, Op::Async(_)));
+        let n_groups = if groups::has_groups(kernel) {
+            n_warps.div_ceil(4)
+        } else {
+            0
+        };
         Self {
             context,
             block_index: [0; 3],
             warps,
-            shared: SharedState::new(shared_bytes as usize, n_warps as usize),
+            shared: SharedState::new(shared_bytes as usize, n_warps as usize, has_async),
             global: GlobalState::new(kernel.code.len(), context.memory.n_allocations()),
             log: AccessLog::default(),
             executions: vec![0; kernel.code.len()],
             counters: Counters::default(),
             findings: Vec::new(),
             trace: None,
+            group_shapes: vec![Vec::new(); n_groups as usize],
         }
     }
 
@@ -199,25 +212,41 @@ impl<'a> BlockRunner<'a> {
             warp.local.reset();
             warp.copies.reset();
             warp.has_waited = 0;
+            warp.awaits_phase = false;
+            if !self.group_shapes.is_empty() {
+                warp.groups.reset(kernel);
+            }
         }
+        self.group_shapes.iter_mut().for_each(Vec::clear);
     }
 
     fn run_warps(&mut self) -> Result<(), Stop> {
         loop {
+            let mut is_any_done = false;
             for index in 0..self.warps.len() {
                 if self.warps[index].alive == 0 || self.warps[index].waiting.is_some() {
                     continue;
                 }
                 // The warp leaves its place while it runs, so that the rest of the thread block can be borrowed.
                 let mut warp = std::mem::replace(&mut self.warps[index], Warp::vacant());
+                let before = warp.executed;
+                if std::mem::take(&mut warp.awaits_phase) {
+                    warp.splits.iter_mut().for_each(|split| split.is_waiting = false);
+                }
                 let result = self.run_warp(&mut warp);
+                is_any_done |= warp.executed != before;
                 self.warps[index] = warp;
                 result?;
             }
             if self.warps.iter().all(|warp| warp.alive == 0) {
+                self.check_copies_left();
                 return Ok(());
             }
-            self.release_barriers()?;
+            if !self.warps.iter().any(|warp| warp.awaits_phase) {
+                self.release_barriers()?;
+            } else if !is_any_done {
+                self.unblock()?;
+            }
         }
     }
 
@@ -255,6 +284,7 @@ impl<'a> BlockRunner<'a> {
             let Some(index) = ready else {
                 return match warp.splits.first() {
                     None => Ok(()),
+                    Some(_) if warp.awaits_phase => Ok(()),
                     Some(&split) => self.report_divergence(warp, split),
                 };
             };
@@ -316,6 +346,13 @@ impl<'a> BlockRunner<'a> {
         {
             return Ok(Flow::Wait);
         }
+        if let Op::Async(AsyncOp::TryWait { at, parity, .. }) = &instruction.op
+            && mask != 0
+            && !self.try_wait(warp, *at, *parity, mask, pc)?
+        {
+            warp.awaits_phase = true;
+            return Ok(Flow::Wait);
+        }
         warp.executed += 1;
         if warp.executed > context.instruction_limit {
             let kind = FindingKind::InstructionLimit {
@@ -331,6 +368,9 @@ impl<'a> BlockRunner<'a> {
         split.pc = pc + 1;
         if mask == 0 {
             return Ok(Flow::Next);
+        }
+        if !self.group_shapes.is_empty() && context.checks.shared_races {
+            self.note_registers(warp, instruction, mask, pc);
         }
         match &instruction.op {
             Op::Branch { to } => branch(warp, split, mask, *to),
@@ -441,7 +481,15 @@ fn needs_together(op: &Op, warp: &Warp, mask: u32) -> Option<u32> {
         | Op::Match { .. }
         | Op::Reduce { .. }
         | Op::LoadMatrix { .. }
-        | Op::Matrix { .. } => members_of(op, warp, mask),
+        | Op::Matrix { .. }
+        | Op::Async(
+            AsyncOp::Elect { .. }
+            | AsyncOp::SetRegisters
+            | AsyncOp::GroupFence
+            | AsyncOp::GroupCommit
+            | AsyncOp::GroupWait { .. }
+            | AsyncOp::GroupMultiply(_),
+        ) => members_of(op, warp, mask),
         _ => None,
     }
 }
@@ -452,7 +500,8 @@ fn members_of(op: &Op, warp: &Warp, mask: u32) -> Option<u32> {
         | Op::Shuffle { members, .. }
         | Op::Vote { members, .. }
         | Op::Match { members, .. }
-        | Op::Reduce { members, .. } => *members,
+        | Op::Reduce { members, .. }
+        | Op::Async(AsyncOp::Elect { members, .. }) => *members,
         _ => return Some(warp.alive),
     };
     let lane = mask.trailing_zeros() as usize;

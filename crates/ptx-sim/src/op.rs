@@ -3,9 +3,11 @@
 //! Immediates and special registers live in constant registers of the same file, so an operand is always a register
 //! index and the interpreter never asks what kind it is. Invariant: every index is in range for its kernel's files.
 
+mod asynchronous;
 mod class;
 mod registers;
 
+pub(crate) use self::asynchronous::{AsyncOp, GroupLeft, GroupMultiply};
 pub use self::class::Class;
 pub(crate) use self::registers::Register;
 use crate::{
@@ -404,6 +406,7 @@ pub(crate) enum Op {
         b: [Reg; 2],
         c: [Reg; 4],
     },
+    Async(AsyncOp),
 }
 
 /// What a `bar.red` computes over the thread block's predicates.

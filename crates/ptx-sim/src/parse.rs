@@ -19,6 +19,8 @@ use crate::{LoadError, types::Ty};
 pub(crate) struct Source {
     /// The architecture of `.target`, such as 90; 0 where there is none.
     pub(crate) target: u32,
+    /// Whether the target is one architecture and none after it, such as `sm_90a`.
+    pub(crate) is_specific: bool,
     pub(crate) functions: Vec<Function>,
     pub(crate) variables: Vec<Variable>,
     /// Names of the source files that `.loc` numbers.
@@ -221,6 +223,7 @@ impl Parser {
                     .trim_start_matches("sm_")
                     .trim_end_matches(char::is_alphabetic);
                 self.source.target = number.parse().unwrap_or(0);
+                self.source.is_specific = name.ends_with('a');
                 while self.accept(',') {
                     self.word()?;
                 }

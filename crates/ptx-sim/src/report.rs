@@ -114,6 +114,41 @@ pub enum FindingKind {
         /// The copy.
         copy: InstructionPlace,
     },
+    /// A matrix operation of a warpgroup, or a bulk copy's barrier, that may not see what threads have written in shared memory:
+    /// `fence.proxy.async` (or `fence.mbarrier_init`) is missing.
+    MissingProxyFence {
+        /// Offset in shared memory.
+        address: u64,
+    },
+    /// A matrix operation of a warpgroup whose registers were touched since the last `wgmma.fence`, or that has none before it.
+    MissingGroupFence,
+    /// An access to a register of a matrix operation that has not been waited for (`wgmma.wait_group`).
+    EarlyAccumulator,
+    /// The warps of a warpgroup do not execute the same matrix operations with the same operands.
+    DivergentGroup,
+    /// A matrix descriptor that is not understood. Ends the launch.
+    BadDescriptor {
+        /// The descriptor.
+        descriptor: u64,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A barrier in shared memory, or a copy that it waits for, used as PTX does not allow. Ends the launch.
+    BarrierMisuse {
+        /// Offset of the barrier in shared memory.
+        address: u64,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// A wait for a phase of a barrier in shared memory that nothing will end. Ends the launch.
+    EndlessWait {
+        /// Offset of the barrier in shared memory.
+        address: u64,
+        /// Arrivals that the phase still needs.
+        arrivals_left: u32,
+        /// Bytes that were expected and do not come; negative where more came than were expected.
+        bytes_left: i64,
+    },
     /// A barrier that not all threads of a warp reach together. Ends the launch.
     DivergentBarrier {
         /// Lanes that reached it.
@@ -185,6 +220,9 @@ impl FindingKind {
                 | Self::DivergentBarrier { .. }
                 | Self::DivergentExchange { .. }
                 | Self::Deadlock { .. }
+                | Self::BadDescriptor { .. }
+                | Self::BarrierMisuse { .. }
+                | Self::EndlessWait { .. }
                 | Self::InstructionLimit { .. }
                 | Self::Trap
         )
@@ -269,6 +307,33 @@ impl fmt::Display for Finding {
                     "shared {address:#x} is still being filled by {copy}; a wait is missing"
                 )
             }
+            FindingKind::MissingProxyFence { address } => write!(
+                f,
+                "shared {address:#x} is read by an asynchronous operation; a fence.proxy.async after the write is missing"
+            ),
+            FindingKind::MissingGroupFence => {
+                f.write_str("its registers were accessed since the last wgmma.fence")
+            }
+            FindingKind::EarlyAccumulator => f.write_str(
+                "accesses a register of a matrix operation that is not finished; a wgmma.wait_group is missing",
+            ),
+            FindingKind::DivergentGroup => {
+                f.write_str("the warps of the warpgroup do not execute the same matrix operations")
+            }
+            FindingKind::BadDescriptor { descriptor, problem } => {
+                write!(f, "the matrix descriptor {descriptor:#018x}: {problem}")
+            }
+            FindingKind::BarrierMisuse { address, problem } => {
+                write!(f, "the barrier at shared {address:#x}: {problem}")
+            }
+            FindingKind::EndlessWait {
+                address,
+                arrivals_left,
+                bytes_left,
+            } => write!(
+                f,
+                "deadlock: the phase of the barrier at shared {address:#x} never ends: {arrivals_left} arrivals and {bytes_left} bytes are left"
+            ),
             FindingKind::DivergentBarrier { reached, alive } => {
                 write!(f, "barrier reached by lanes {reached:#010x} of {alive:#010x}")
             }

@@ -3,6 +3,8 @@
 //! Separate from the counters, which only add up. Invariant: an instruction's entry has every sector of global memory that it
 //! touched and every pass over the banks of shared memory that it took.
 
+use std::collections::BTreeMap;
+
 use crate::counters::SECTOR_BYTES;
 
 /// One executed warp instruction.
@@ -16,6 +18,8 @@ pub(crate) struct Executed {
     /// Its sectors in [`BlockTrace::sectors`].
     pub(crate) first_sector: u32,
     pub(crate) n_sectors: u16,
+    /// One more than its place in [`BlockTrace::marks`]; 0 for none.
+    pub(crate) mark: u32,
 }
 
 /// What one thread block executed.
@@ -27,6 +31,10 @@ pub(crate) struct BlockTrace {
     pub(crate) warps: Vec<Vec<Executed>>,
     /// Numbers of sectors: an address by the bytes of a sector.
     pub(crate) sectors: Vec<u64>,
+    /// A barrier in shared memory and a phase of it, for each instruction that waits for the phase or ends it.
+    pub(crate) marks: Vec<(u32, u32)>,
+    /// Instructions that a phase waits for: arrivals and copies.
+    pub(crate) contributions: BTreeMap<(u32, u32), u32>,
     /// The warp that executes.
     current: usize,
 }
@@ -61,7 +69,24 @@ impl BlockTrace {
             n_passes: 0,
             first_sector: self.sectors.len() as u32,
             n_sectors: 0,
+            mark: 0,
         });
+    }
+
+    /// Notes that the instruction that was begun last is about a phase of a barrier, and whether the phase waits for it.
+    pub(crate) fn mark(&mut self, barrier: u32, phase: u32, contributes: bool) {
+        let Some(executed) = self.warps[self.current].last_mut() else {
+            return;
+        };
+        // Lanes that arrive together arrive once.
+        if executed.mark != 0 {
+            return;
+        }
+        self.marks.push((barrier, phase));
+        executed.mark = self.marks.len() as u32;
+        if contributes {
+            *self.contributions.entry((barrier, phase)).or_default() += 1;
+        }
     }
 
     /// Notes passes over the banks by the instruction that was begun last.

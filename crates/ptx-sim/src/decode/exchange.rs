@@ -265,7 +265,11 @@ impl Decoder<'_> {
         Ok(true)
     }
 
-    fn registers<const N: usize>(&mut self, operand: &Operand, n: usize) -> Result<[Reg; N], LoadError> {
+    pub(super) fn registers<const N: usize>(
+        &mut self,
+        operand: &Operand,
+        n: usize,
+    ) -> Result<[Reg; N], LoadError> {
         let parts = match operand {
             Operand::Vector(parts) => parts.as_slice(),
             one => std::slice::from_ref(one),

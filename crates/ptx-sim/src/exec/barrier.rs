@@ -25,8 +25,8 @@ pub(super) struct BarrierWait {
 }
 
 impl BlockRunner<'_> {
-    /// Lets warps go whose barrier is complete.
-    pub(super) fn release_barriers(&mut self) -> Result<(), Stop> {
+    /// Lets warps go whose barrier is complete; says whether there were any.
+    pub(super) fn release_ready(&mut self) -> bool {
         let n_alive = self.warps.iter().filter(|warp| warp.alive != 0).count();
         let mut is_any_released = false;
         for id in 0..N_BARRIERS {
@@ -50,9 +50,15 @@ impl BlockRunner<'_> {
                 self.warps[index].waiting = None;
             }
         }
-        if is_any_released {
+        is_any_released
+    }
+
+    /// Lets warps go whose barrier is complete.
+    pub(super) fn release_barriers(&mut self) -> Result<(), Stop> {
+        if self.release_ready() {
             return Ok(());
         }
+        let n_alive = self.warps.iter().filter(|warp| warp.alive != 0).count();
         let waiting = self.warps.iter().position(|warp| warp.waiting.is_some());
         let index = waiting.unwrap_or(0);
         let pc = self.warps[index]

@@ -204,6 +204,7 @@ impl BlockRunner<'_> {
             Op::ActiveMask { d } => warp.set32(d, &[mask; LANES], mask),
             Op::LoadMatrix { at, n, transposed, d } => self.load_matrix(warp, at, n, transposed, d, pc)?,
             Op::Matrix { kind, d, a, b, c } => matrix::multiply(warp, kind, d, a, b, c),
+            Op::Async(ref op) => self.asynchronous(warp, op, mask, pc)?,
             Op::Branch { .. } | Op::BranchTable { .. } | Op::Exit | Op::Trap | Op::Barrier { .. } => {
                 unreachable!("the caller handles instructions that change the flow")
             }

@@ -7,8 +7,14 @@
 #![expect(clippy::needless_range_loop, reason = "elements and lanes are indexed alike")]
 
 mod copies;
+mod phases;
+mod tiles;
 
-pub(super) use self::copies::Copies;
+use self::phases::{Barriers, MAX_BARRIERS};
+pub(super) use self::{
+    copies::Copies,
+    tiles::{TILE_K, Tile},
+};
 
 use super::{BlockRunner, Stop, Warp, lanes_of, memory::LaneWords, memory::WarpAccess};
 use crate::{
@@ -42,6 +48,8 @@ struct Cell {
     read_pc: u32,
     /// The asynchronous copy that fills these bytes, until it is waited for.
     copy_pc: u32,
+    /// Whether the last write was one of the asynchronous proxy.
+    is_async: bool,
 }
 
 const EMPTY: Cell = Cell {
@@ -56,6 +64,7 @@ const EMPTY: Cell = Cell {
     read_warps: 0,
     read_pc: 0,
     copy_pc: NO_COPY,
+    is_async: false,
 };
 
 pub(super) struct SharedState {
@@ -63,19 +72,36 @@ pub(super) struct SharedState {
     words: Vec<u32>,
     cells: Vec<Cell>,
     n_warps: usize,
-    /// `clocks[w * n_warps + v]`: barriers of warp `v` that warp `w` knows of.
+    /// The warps and, where a kernel has them, the barriers in shared memory, whose clocks are their phases.
+    n_columns: usize,
+    /// `clocks[w * n_columns + v]`: barriers of warp `v` that warp `w` knows of.
     clocks: Vec<u32>,
+    /// The same for what asynchronous operations see; empty where a kernel has none.
+    fences: Vec<u32>,
+    barriers: Barriers,
 }
 
 impl SharedState {
-    pub(super) fn new(bytes: usize, n_warps: usize) -> Self {
+    pub(super) fn new(bytes: usize, n_warps: usize, has_async: bool) -> Self {
         let n_words = bytes.div_ceil(4);
+        let n_columns = if has_async {
+            n_warps + MAX_BARRIERS
+        } else {
+            n_warps
+        };
         Self {
             bytes,
             words: vec![0; n_words],
             cells: vec![EMPTY; n_words],
             n_warps,
-            clocks: vec![0; n_warps * n_warps],
+            n_columns,
+            clocks: vec![0; n_warps * n_columns],
+            fences: if has_async {
+                vec![0; n_warps * n_columns]
+            } else {
+                Vec::new()
+            },
+            barriers: Barriers::default(),
         }
     }
 
@@ -88,32 +114,40 @@ impl SharedState {
         self.cells.fill(EMPTY);
         self.clocks.fill(0);
         for warp in 0..self.n_warps {
-            self.clocks[warp * self.n_warps + warp] = 1;
+            self.clocks[warp * self.n_columns + warp] = 1;
         }
+        self.fences.fill(0);
+        self.barriers.reset();
     }
 
     /// Orders everything the warps did before a barrier before everything they do after it.
     pub(super) fn join_clocks(&mut self, warps: &[usize]) {
-        for other in 0..self.n_warps {
-            let latest = warps
-                .iter()
-                .map(|&warp| self.clocks[warp * self.n_warps + other])
-                .max();
-            for &warp in warps {
-                self.clocks[warp * self.n_warps + other] = latest.unwrap_or(0);
+        let n_columns = self.n_columns;
+        for rows in [&mut self.clocks, &mut self.fences] {
+            for other in 0..if rows.is_empty() { 0 } else { n_columns } {
+                let latest = warps.iter().map(|&warp| rows[warp * n_columns + other]).max();
+                for &warp in warps {
+                    rows[warp * n_columns + other] = latest.unwrap_or(0);
+                }
             }
         }
         for &warp in warps {
-            self.clocks[warp * self.n_warps + warp] += 1;
+            self.clocks[warp * n_columns + warp] += 1;
         }
     }
 
     fn clock(&self, warp: u32) -> u32 {
-        self.clocks[warp as usize * (self.n_warps + 1)]
+        self.clocks[warp as usize * (self.n_columns + 1)]
     }
 
     fn knows(&self, warp: u32, other: u32, clock: u32) -> bool {
-        clock <= self.clocks[warp as usize * self.n_warps + other as usize]
+        clock <= self.clocks[warp as usize * self.n_columns + other as usize]
+    }
+
+    /// Whether asynchronous operations of a warp see what another wrote.
+    fn is_fenced(&self, warp: u32, other: u32, clock: u32) -> bool {
+        (self.fences.get(warp as usize * self.n_columns + other as usize))
+            .is_some_and(|&known| clock <= known)
     }
 
     fn contains(&self, address: u64, bytes: u32) -> bool {
@@ -358,6 +392,7 @@ impl BlockRunner<'_> {
             cell.write_warp = warp as u8;
             cell.write_clock = clock;
             cell.write_pc = access.pc;
+            cell.is_async = false;
         }
     }
 
@@ -409,6 +444,10 @@ impl BlockRunner<'_> {
         other_warp: u32,
         other_pc: u32,
     ) {
+        if other_warp as usize >= self.shared.n_warps {
+            self.find_unfinished(warp, lane, address, pc, other_pc);
+            return;
+        }
         let kind = FindingKind::SharedRace {
             address: address as u64,
             conflict,

@@ -3,7 +3,7 @@
 //! Separate from the loop that executes instructions because this is the state that the loop changes. Invariant: a lane that
 //! is alive is in exactly one split.
 
-use super::{FULL, barrier::BarrierWait, local, shared};
+use super::{FULL, barrier::BarrierWait, groups, local, shared};
 use crate::{
     lanes::{LANES, Lanes32, Lanes64},
     op::{AnyReg, VoteResult},
@@ -31,6 +31,9 @@ pub(super) struct Warp {
     pub(super) copies: shared::Copies,
     /// Lanes that have waited for earlier launches.
     pub(super) has_waited: u32,
+    /// A split waits for the phase of a barrier in shared memory.
+    pub(super) awaits_phase: bool,
+    pub(super) groups: groups::Groups,
 }
 
 pub(super) fn merge_lanes<T: Copy>(target: &mut [T; LANES], value: &[T; LANES], mask: u32) {
@@ -108,6 +111,8 @@ impl Warp {
             local: local::LocalState::new(0),
             copies: shared::Copies::default(),
             has_waited: 0,
+            awaits_phase: false,
+            groups: groups::Groups::default(),
         }
     }
 }

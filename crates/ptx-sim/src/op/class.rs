@@ -2,7 +2,7 @@
 //!
 //! Separate from the instructions because it is a view of them. Invariant: every instruction has exactly one class.
 
-use super::{Op, Order};
+use super::{AsyncOp, Op, Order};
 use crate::{
     lanes::{Binary32, Binary64, Ternary32, Ternary64, Unary32, Unary64},
     types::{Space, Ty},
@@ -140,20 +140,25 @@ impl Op {
                 Space::Generic => Class::Generic,
             },
             Self::Atomic { .. } => Class::Atomic,
-            Self::CopyAsync { .. } | Self::CopyCommit | Self::CopyWait { .. } | Self::Prefetch => {
-                Class::CopyAsync
-            }
+            Self::CopyAsync { .. }
+            | Self::CopyCommit
+            | Self::CopyWait { .. }
+            | Self::Prefetch
+            | Self::Async(AsyncOp::BulkCopy { .. }) => Class::CopyAsync,
+            Self::Matrix { .. } | Self::Async(AsyncOp::GroupMultiply(_)) => Class::Matrix,
+            Self::Branch { .. } | Self::BranchTable { .. } | Self::Exit | Self::Trap => Class::Branch,
+            Self::Shuffle { .. }
+            | Self::Vote { .. }
+            | Self::Match { .. }
+            | Self::Reduce { .. }
+            | Self::Async(AsyncOp::Elect { .. }) => Class::WarpExchange,
+            Self::LoadMatrix { .. } => Class::SharedLoad,
             Self::Fence
             | Self::LetNextBegin
             | Self::AwaitEarlier
             | Self::Barrier { .. }
-            | Self::WarpBarrier { .. } => Class::Barrier,
-            Self::Branch { .. } | Self::BranchTable { .. } | Self::Exit | Self::Trap => Class::Branch,
-            Self::Shuffle { .. } | Self::Vote { .. } | Self::Match { .. } | Self::Reduce { .. } => {
-                Class::WarpExchange
-            }
-            Self::LoadMatrix { .. } => Class::SharedLoad,
-            Self::Matrix { .. } => Class::Matrix,
+            | Self::WarpBarrier { .. }
+            | Self::Async(_) => Class::Barrier,
         }
     }
 

@@ -122,6 +122,7 @@ impl Op {
                     all(&[R32(*register)]);
                 }
             }
+            Self::Async(op) => op.reads(f),
             Self::CopyCommit
             | Self::CopyWait { .. }
             | Self::Prefetch
@@ -192,6 +193,7 @@ impl Op {
                 let (_, _, n_d) = kind.registers();
                 d[..n_d].iter().for_each(|&d| f(R32(d)));
             }
+            Self::Async(op) => op.writes(f),
             Self::Store { .. }
             | Self::CopyAsync { .. }
             | Self::CopyCommit

@@ -7,8 +7,13 @@ pub(crate) const HEADER: &str = ".version 8.6\n.target sm_90\n.address_size 64\n
 /// Loads `ptx` (without its header) and runs its only kernel with one buffer argument per entry of `buffers`; the
 /// buffers come back as the kernel left them.
 pub(crate) fn run(ptx: &str, config: &LaunchConfig, buffers: &mut [Vec<u8>]) -> LaunchReport {
+    run_module(&format!("{HEADER}{ptx}"), config, buffers)
+}
+
+/// The same with a module's whole text.
+pub(crate) fn run_module(ptx: &str, config: &LaunchConfig, buffers: &mut [Vec<u8>]) -> LaunchReport {
     let mut memory = DeviceMemory::new();
-    let module = Module::load(&format!("{HEADER}{ptx}"), &mut memory).unwrap();
+    let module = Module::load(ptx, &mut memory).unwrap();
     let mut arguments = Arguments::new();
     let mut addresses = Vec::new();
     for buffer in buffers.iter() {

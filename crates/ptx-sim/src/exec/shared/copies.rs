@@ -163,10 +163,11 @@ impl BlockRunner<'_> {
             cell.write_clock = clock;
             cell.write_warp = warp as u8;
             cell.write_pc = copy.pc;
+            cell.is_async = false;
         }
     }
 
-    fn note_copy_source(&mut self, warp: &Warp, access: &WarpAccess<'_>) -> Result<(), Stop> {
+    pub(super) fn note_copy_source(&mut self, warp: &Warp, access: &WarpAccess<'_>) -> Result<(), Stop> {
         self.by_allocation(warp, access, |runner, index, mask| {
             let access = &WarpAccess { mask, ..*access };
             runner.note_global(warp, access, AccessKind::Read, index);
