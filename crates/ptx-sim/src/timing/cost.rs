@@ -150,6 +150,8 @@ impl Cost {
                     latency: latency.matrix,
                 }
             }
+            // Its tensor core and its wait are the simulation's.
+            Op::Async(_) => issue(1.0, latency.arithmetic),
             _ => match op.class() {
                 Class::Integer | Class::DotProduct => integer(1.0),
                 Class::Integer64 => integer(2.0),

@@ -50,6 +50,8 @@ pub struct DeviceProfile {
     pub latency: Latencies,
     /// Multiplications and additions of f16 a clock on a multiprocessor's tensor cores, as `mma.sync` reaches them; of s8 twice.
     pub matrix_f16_per_clock: f64,
+    /// The same as warpgroups reach them with `wgmma`; of no meaning where a GPU has none.
+    pub group_f16_per_clock: f64,
     /// From the end of a launch to the begin of the next that depends on it, in a graph. (W), which has an H100; an assumption for others.
     pub launch_us: f64,
     /// From the end of a launch to the moment when threads of the next continue that have begun before and wait for it, with programmatic dependent
@@ -147,6 +149,8 @@ const H100: DeviceProfile = DeviceProfile {
     latency: HOPPER_LATENCY,
     // 2048 by the data sheet, of which `mma.sync` reaches 62 %: the share from memory, not looked up. (M)
     matrix_f16_per_clock: 1270.0,
+    // 2048 by the data sheet; three quarters of it, 712 TFLOP/s, is an assumption: large products are held back by the power limit.
+    group_f16_per_clock: 1536.0,
     launch_us: 1.3,
     dependent_us: 0.8,
 };

@@ -5,6 +5,8 @@
 //! waits in the queue of each level that it passes, then for the level's latency. Invariant: nothing here knows a kernel; all times
 //! follow from what the thread blocks executed.
 
+mod asynchronous;
+
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, VecDeque},
@@ -94,7 +96,8 @@ struct Warp {
     stored: f64,
     /// When the asynchronous copies since the last commit have arrived, and those of each group.
     open_copies: f64,
-    groups: Vec<f64>,
+    copy_groups: Vec<f64>,
+    groups: asynchronous::Groups,
     waits_at: Option<usize>,
 }
 
@@ -107,6 +110,7 @@ struct Slot {
     /// Warps that wait at each barrier.
     waiting: Vec<Vec<usize>>,
     last_arrival: f64,
+    phases: asynchronous::Phases,
 }
 
 struct Multiprocessor<'a> {
@@ -177,9 +181,9 @@ impl Multiprocessor<'_> {
         let n_warps = self.work.traces[trace].warps.len();
         self.slots[slot] = Slot {
             n_left: n_warps,
-            lets_next: None,
             waiting: vec![Vec::new(); N_BARRIERS],
             last_arrival: at,
+            ..Slot::default()
         };
         for warp in 0..n_warps {
             let fresh = Warp {
@@ -193,7 +197,8 @@ impl Multiprocessor<'_> {
                 ready: vec![0.0; self.n_registers],
                 stored: 0.0,
                 open_copies: 0.0,
-                groups: Vec::new(),
+                copy_groups: Vec::new(),
+                groups: asynchronous::Groups::default(),
                 waits_at: None,
             };
             // The place of a warp that is done is taken.
@@ -367,13 +372,16 @@ impl Multiprocessor<'_> {
             }
             Op::CopyCommit => {
                 let arrives = std::mem::take(&mut self.warps[warp].open_copies);
-                self.warps[warp].groups.push(arrives);
+                self.warps[warp].copy_groups.push(arrives);
                 now
             }
             Op::CopyWait { pending } => {
                 let state = &mut self.warps[warp];
-                let n_done = state.groups.len().saturating_sub(pending.unwrap_or(0) as usize);
-                let mut until = state.groups[..n_done].iter().copied().fold(0.0, f64::max);
+                let n_done = state
+                    .copy_groups
+                    .len()
+                    .saturating_sub(pending.unwrap_or(0) as usize);
+                let mut until = state.copy_groups[..n_done].iter().copied().fold(0.0, f64::max);
                 if pending.is_none() {
                     until = until.max(state.open_copies);
                 }
@@ -407,6 +415,7 @@ impl Multiprocessor<'_> {
                 }
                 now
             }
+            Op::Async(op) => self.issue_async(warp, op, executed, now),
             Op::Shuffle { .. } => self.pass_memory_unit(now, executed) + cost.latency,
             _ => now + cost.latency,
         };

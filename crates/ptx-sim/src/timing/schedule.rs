@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use super::{DeviceProfile, cost::Cost};
 use crate::{
     Kernel,
-    op::{Instruction, Op, Order, Register},
+    op::{AsyncOp, Instruction, Op, Order, Register},
     types::Space,
 };
 
@@ -40,7 +40,13 @@ impl Schedule {
                     targets.iter().for_each(|&to| is_leader[to as usize] = true);
                     is_leader[pc + 1] = true;
                 }
-                Op::Exit | Op::Trap | Op::Barrier { .. } => is_leader[pc + 1] = true,
+                Op::Exit
+                | Op::Trap
+                | Op::Barrier { .. }
+                // What comes after reads what it waits for, which no register says.
+                | Op::Async(AsyncOp::GroupWait { .. } | AsyncOp::GroupFence | AsyncOp::TryWait { .. }) => {
+                    is_leader[pc + 1] = true;
+                }
                 _ => {}
             }
         }
@@ -88,6 +94,7 @@ fn memory_use(op: &Op, is_nc: bool) -> MemoryUse {
         | Op::CopyCommit
         | Op::CopyWait { .. }
         | Op::Fence
+        | Op::Async(_)
         | Op::LetNextBegin
         | Op::AwaitEarlier
         | Op::Barrier { .. }
@@ -174,7 +181,12 @@ fn order_of(
         let ends_block = index + 1 == n
             && matches!(
                 instruction.op,
-                Op::Branch { .. } | Op::BranchTable { .. } | Op::Exit | Op::Trap | Op::Barrier { .. }
+                Op::Branch { .. }
+                    | Op::BranchTable { .. }
+                    | Op::Exit
+                    | Op::Trap
+                    | Op::Barrier { .. }
+                    | Op::Async(AsyncOp::GroupWait { .. } | AsyncOp::GroupFence | AsyncOp::TryWait { .. })
             );
         if ends_block {
             edges.extend((0..index).map(|other| (other, 0.0)));

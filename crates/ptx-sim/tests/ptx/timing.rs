@@ -31,7 +31,7 @@ struct Bench {
 impl Bench {
     fn new(body: &str) -> Self {
         let ptx = format!(
-            ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 a) {{ .shared .align 16 .b8 s[16384];
+            ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 a) {{ .shared .align 16 .b8 s[16384];
              .reg .pred %p<4>; .reg .b32 %r<600>; .reg .f32 %f<600>; .reg .b64 %d<300>;
              ld.param.u64 %d0, [a]; mov.u32 %r0, %tid.x; mov.u32 %r9, %ctaid.x; mov.u32 %r8, s;\n{body}\nret; }}"
         );
@@ -310,5 +310,61 @@ fn asynchronous_copies_are_waited_for_where_the_kernel_waits() {
     assert!(
         (4.0..16.0).contains(&(clocks(&both) - clocks(&one))),
         "{one:?} {both:?}"
+    );
+}
+
+/// Products of 64 rows by 256 columns in one group, and additions of floats before the wait for it.
+fn products(n: usize, n_additions: usize) -> String {
+    let list: Vec<String> = (0..128).map(|index| format!("%f{}", 100 + index)).collect();
+    let multiply = format!(
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {{{}}}, {{%r1, %r2, %r3, %r4}}, %d1, %p0, 1, 1, 0;",
+        list.join(", ")
+    );
+    format!(
+        "mov.u64 %d1, 4611686018427387904; setp.eq.u32 %p0, %r8, %r8; wgmma.fence.sync.aligned;\n{}wgmma.commit_group.sync.aligned;\n{}
+         wgmma.wait_group.sync.aligned 0;",
+        repeat(n, |_| multiply.clone()),
+        repeat(n_additions, |_| "fma.rn.f32 %f1, %f1, %f2, %f1;".to_owned())
+    )
+}
+
+#[test]
+fn products_of_a_warpgroup_take_their_time_and_leave_the_warp_its_own() {
+    let device = h100();
+    let each = 64.0 * 256.0 * 16.0 / device.group_f16_per_clock;
+    let estimate = Bench::new(&products(16, 0)).estimate(1, 128, 168);
+    assert_clocks(&estimate, 16.0 * each + device.latency.matrix);
+    // 256 dependent additions of four clocks each hide behind them, 1024 do not.
+    let hidden = Bench::new(&products(16, 256)).estimate(1, 128, 168);
+    assert_clocks(&hidden, 16.0 * each + device.latency.matrix);
+    let longer = Bench::new(&products(16, 1024)).estimate(1, 128, 168);
+    assert_clocks(&longer, 4096.0 + 16.0);
+    // Two warpgroups share the tensor cores.
+    let two = Bench::new(&products(16, 0)).estimate(1, 256, 168);
+    assert_clocks(&two, 32.0 * each + device.latency.matrix);
+}
+
+#[test]
+fn a_phase_ends_when_its_copy_has_come() {
+    let body = |n_waits: u32| {
+        let wait = "mbarrier.try_wait.parity.shared::cta.b64 %p1, [b], 0;";
+        format!(
+            ".shared .align 8 .b8 b[8]; setp.eq.u32 %p0, %r0, 0;
+             @%p0 mbarrier.init.shared::cta.b64 [b], 1; @%p0 fence.mbarrier_init.release.cluster; bar.sync 0;
+             @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [b], 4096;
+             @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [%d0], 4096, [b];\n{}{}",
+            if n_waits > 0 { wait } else { "" },
+            repeat(256, |_| "fma.rn.f32 %f1, %f1, %f2, %f1;".to_owned())
+        )
+    };
+    let device = h100();
+    let waited = Bench::new(&body(1)).estimate(1, 64, 32);
+    let not = Bench::new(&body(0)).estimate(1, 64, 32);
+    let difference = clocks(&waited) - clocks(&not);
+    // 4096 bytes come at 64 a clock.
+    let expected = device.latency.dram + 4096.0 / device.l2_port_bytes_per_clock;
+    assert!(
+        (expected - 40.0..expected + 40.0).contains(&difference),
+        "{difference}, {expected}"
     );
 }
