@@ -20,7 +20,9 @@ pub struct StepShape {
     pub n_hidden: usize,
     /// Pages of the longest page table.
     pub max_pages: usize,
-    /// Whether every sequence has exactly one token.
+    /// Tokens of the sequence that has most.
+    pub longest: usize,
+    /// What kind of tokens it has.
     pub phase: Phase,
     /// What the logit rows ask for.
     pub sampling: SamplingMode,
@@ -31,7 +33,10 @@ pub struct StepShape {
 pub enum Phase {
     /// One token for each sequence.
     Decode,
-    /// At least one sequence has several.
+    /// At least one sequence has several, up to [`StepShape::MAX_VERIFIED`], and a token is sampled after each: the newest token and the
+    /// guesses behind it.
+    Verify,
+    /// Anything else: parts of prompts.
     Mixed,
 }
 
@@ -47,6 +52,9 @@ pub enum SamplingMode {
 }
 
 impl StepShape {
+    /// Tokens that a sequence has in a step of [`Phase::Verify`] at most.
+    pub const MAX_VERIFIED: usize = 40;
+
     /// Counts a batch, without padding.
     pub fn of(batch: &ForwardBatch) -> Self {
         let n_logits = batch.logit_rows.len();
@@ -55,6 +63,8 @@ impl StepShape {
             .filter(|row| batch.logit_rows.binary_search(row).is_ok())
             .count();
         let sampling = batch.outputs.iter().map(sampling_mode).max();
+        let longest = (0..batch.n_seqs()).map(|seq_idx| batch.tokens_of(seq_idx).len());
+        let longest = longest.max().unwrap_or(0);
         Self {
             n_tokens: batch.n_tokens(),
             n_seqs: batch.n_seqs(),
@@ -65,14 +75,25 @@ impl StepShape {
                 .map(|seq_idx| batch.pages_of(seq_idx).len())
                 .max()
                 .unwrap_or(0),
+            longest,
             phase: if batch.n_tokens() == batch.n_seqs() {
                 Phase::Decode
+            } else if longest <= Self::MAX_VERIFIED && samples_all(batch) {
+                Phase::Verify
             } else {
                 Phase::Mixed
             },
             sampling: sampling.unwrap_or(SamplingMode::Raw),
         }
     }
+}
+
+/// Whether a token is sampled after each of a step, none of which sees what comes after it.
+fn samples_all(batch: &ForwardBatch) -> bool {
+    batch.logit_rows.len() == batch.n_tokens()
+        && (batch.outputs.iter()).all(|output| matches!(output, RowOutput::Sample(_)))
+        && batch.last_seen.is_empty()
+        && batch.window_seen.is_empty()
 }
 
 fn sampling_mode(output: &RowOutput) -> SamplingMode {
@@ -116,6 +137,7 @@ mod tests {
             n_logits: 1,
             n_hidden: 2,
             max_pages: 2,
+            longest: 20,
             phase: Phase::Mixed,
             sampling: SamplingMode::Raw,
         };
@@ -141,5 +163,28 @@ mod tests {
         };
         assert_eq!(mode_with(sample(drawn)), SamplingMode::Full);
         assert_eq!(mode_with(sample(SamplingParams::default())), SamplingMode::Full);
+    }
+
+    #[test]
+    fn a_step_that_samples_after_every_token_verifies() {
+        let of = |n_tokens: u32, is_whole: bool, output: &RowOutput| {
+            let mut batch = ForwardBatch::default();
+            batch.push_sequence((0..n_tokens).map(TokenSource::Id), 0, &[0, 1, 2]);
+            batch.logit_rows = (u32::from(!is_whole)..n_tokens).collect();
+            batch.push_sequence([TokenSource::Id(3)], 7, &[3]);
+            batch.logit_rows.push(n_tokens);
+            batch.outputs = vec![output.clone(); batch.logit_rows.len()];
+            let shape = StepShape::of(&batch);
+            assert_eq!((shape.n_seqs, shape.longest), (2, n_tokens as usize));
+            shape.phase
+        };
+        let sampled = sample(SamplingParams::default());
+        assert_eq!(of(3, true, &sampled), Phase::Verify);
+        assert_eq!(of(1, true, &sampled), Phase::Decode);
+        assert_eq!(of(40, true, &sampled), Phase::Verify);
+        // A prompt, whatever is read of it.
+        assert_eq!(of(41, true, &sampled), Phase::Mixed);
+        assert_eq!(of(3, false, &sampled), Phase::Mixed);
+        assert_eq!(of(3, true, &RowOutput::Logits), Phase::Mixed);
     }
 }

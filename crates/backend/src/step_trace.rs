@@ -6,8 +6,10 @@
 /// Where the time of steps went, by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTrace {
-    /// Steps with more than one token of a sequence.
+    /// Steps with parts of prompts.
     pub prefill: DeviceTimes,
+    /// Steps with guesses behind the newest tokens, and nothing of a prompt.
+    pub verify: DeviceTimes,
     /// Steps with one token of each sequence.
     pub decode: DeviceTimes,
 }

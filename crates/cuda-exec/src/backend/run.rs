@@ -4,7 +4,7 @@
 //! was just captured is replayed; a capture that fails leaves the step to eager launches and its shape is not tried again;
 //! a lost device is never retried.
 
-use tokenmill_backend::{BackendError, ForwardBatch, Phase, StepShape};
+use tokenmill_backend::{BackendError, ForwardBatch, StepShape};
 
 use super::{CudaBackend, prepared, trace::Moment};
 
@@ -37,10 +37,8 @@ impl CudaBackend {
         shape: StepShape,
         body: &mut impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
-        // Prefill comes in too many shapes, and its kernels run long enough to hide their launches.
         let is_capturable = self.uses_graphs
-            && shape.phase == Phase::Decode
-            && shape.n_tokens > 0
+            && prepared(&mut self.workspace).inputs.is_recurring(&shape)
             && !self.waits_within_steps();
         let replayed = if is_capturable {
             self.replay(&shape)?

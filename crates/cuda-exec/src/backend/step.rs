@@ -4,7 +4,7 @@
 //! goes up in one copy, from one of two pinned buffers so that the host can write the next while the device reads the last.
 //! Invariant: where a part of the array starts follows from the step's shape alone, so a captured step finds it again.
 //!
-//! A decode step is padded to a bucket, so that few graphs serve all batches: a padding token has no position, is stored
+//! A step that decodes or verifies is padded to a bucket, so that few graphs serve all batches: a padding token has no position, is stored
 //! nowhere and attends to nothing.
 
 use tokenmill_backend::{
@@ -36,8 +36,6 @@ pub(super) struct StepInputs {
     /// Of them, those of the main group.
     n_main_pages: usize,
     output_rows: Vec<u32>,
-    /// Tokens of the sequence that has most in the current step.
-    longest_run: usize,
     /// Whether a sequence has one token there.
     has_single_run: bool,
     /// Sequences that stand first there and have one token each.
@@ -135,7 +133,6 @@ impl StepInputs {
             page_starts: Vec::new(),
             n_main_pages: 0,
             output_rows: Vec::new(),
-            longest_run: 0,
             has_single_run: false,
             n_leading_single: 0,
             has_many: false,
@@ -172,7 +169,6 @@ impl StepInputs {
                 .windows(2)
                 .map(|pair| (pair[1] - pair[0]) as usize)
         };
-        self.longest_run = run_lens().max().unwrap_or(0);
         self.has_single_run = run_lens().any(|len| len == 1);
         self.n_leading_single = run_lens().take_while(|&len| len == 1).count();
         let layout = Layout::of(&shape, &self.limits);
@@ -262,6 +258,16 @@ impl StepInputs {
         Ok(shape)
     }
 
+    /// Whether steps of this shape come again often enough to be captured. Prefill comes in too many shapes, and its kernels run long enough
+    /// to hide their launches; so it is with steps that verify guesses of several recurrent sequences, which are not padded.
+    pub(super) fn is_recurring(&self, shape: &StepShape) -> bool {
+        match shape.phase {
+            Phase::Mixed => false,
+            Phase::Verify => self.limits.n_states == 0 || shape.n_seqs == 1,
+            Phase::Decode => shape.n_tokens > 0,
+        }
+    }
+
     /// Takes the page tables, each as far as its sequence's context.
     fn collect_pages(&mut self, batch: &ForwardBatch) {
         self.pages.clear();
@@ -290,7 +296,7 @@ impl StepInputs {
         self.output_rows.dedup();
     }
 
-    /// Pads contexts and, with `pads`, a decode step to its bucket. Counts that are equal stay so, since the forward pass branches on it.
+    /// Pads contexts and, with `pads`, a step that decodes or verifies to its bucket. Counts that are equal stay so, since the forward pass branches on it.
     fn padded(&self, shape: &StepShape, pads: bool) -> StepShape {
         let longest = (self.page_starts.windows(2))
             .map(|pair| (pair[1] - pair[0]) as usize)
@@ -299,16 +305,25 @@ impl StepInputs {
         let n_splits = longest.div_ceil(SPLIT_PAGES).max(1).next_power_of_two();
         let max_pages = (n_splits * SPLIT_PAGES).min(self.limits.n_ctx.div_ceil(PAGE_TOKENS));
         let mut padded = StepShape { max_pages, ..*shape };
-        if !pads || shape.phase != Phase::Decode || shape.n_tokens == 0 {
+        if !pads || shape.phase == Phase::Mixed || shape.n_tokens == 0 {
             return padded;
         }
+        if shape.phase == Phase::Verify {
+            // Kernels of recurrent layers take the number of a sequence that pads for that of its row.
+            if self.limits.n_states > 0 {
+                return padded;
+            }
+            // Attention takes each token by itself.
+            padded.longest = StepShape::MAX_VERIFIED;
+        }
+        let of_seqs = bucket(shape.n_seqs);
         let bucket = bucket(shape.n_tokens);
         let has_one_logit_row_each = shape.n_logits == shape.n_tokens;
         let fits = bucket <= self.limits.max_batch_tokens
             && (!has_one_logit_row_each || bucket <= self.limits.max_logit_rows);
         if fits {
             padded.n_tokens = bucket;
-            padded.n_seqs = bucket;
+            padded.n_seqs = of_seqs;
             if shape.n_outputs == shape.n_tokens {
                 padded.n_outputs = bucket;
             }
@@ -371,11 +386,11 @@ impl StepInputs {
             page_starts: words.range(page_starts)?,
             pages: words.range(layout.pages..words.len())?,
             max_pages: shape.max_pages,
-            // Decode steps are captured, and the length of a run is no part of their shape.
+            // A step that verifies is captured, and has few tokens of each sequence: they attend as those of a decode step do.
             runs: if shape.phase == Phase::Mixed {
                 Some(crate::TokenRuns {
                     seq_starts: self.seq_starts()?,
-                    longest: self.longest_run,
+                    longest: shape.longest,
                     has_single: self.has_single_run,
                     n_leading_single: self.n_leading_single,
                 })
@@ -400,12 +415,7 @@ impl StepInputs {
             n_seqs: shape.n_seqs,
             n_tokens: shape.n_tokens,
             positions: self.positions(shape.n_tokens)?,
-            // Decode steps are captured, and the length of a run is no part of their shape.
-            longest: if shape.phase == Phase::Mixed {
-                self.longest_run
-            } else {
-                1
-            },
+            longest: shape.longest.max(1),
         })
     }
 
@@ -441,7 +451,7 @@ impl StepInputs {
     }
 }
 
-/// The number of rows that a decode step is padded to: what one launch of a product takes for the same price, and above 64 a quarter of
+/// The number of rows, or of sequences, that a step is padded to: what one launch of a product takes for the same price, and above 64 a quarter of
 /// the power of two below, so that graphs of large batches are few.
 fn bucket(n_tokens: usize) -> usize {
     match n_tokens {

@@ -74,6 +74,7 @@ impl Tracer {
         downloaded.synchronize()?;
         let times = match shape.phase {
             Phase::Mixed => &mut self.trace.prefill,
+            Phase::Verify => &mut self.trace.verify,
             Phase::Decode => &mut self.trace.decode,
         };
         times.n_steps += 1;

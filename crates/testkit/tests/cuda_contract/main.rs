@@ -8,3 +8,4 @@ mod pages;
 mod scene;
 mod states;
 mod steps;
+mod verify;

@@ -13,7 +13,7 @@ use tokenmill_testkit::{TinyModel, tiny_llama};
 use crate::scene::{OnGpu, advance, assert_same_bits, options, sequences};
 
 /// A layer of each kind, then attention.
-fn hybrid() -> TinyModel {
+pub(crate) fn hybrid() -> TinyModel {
     let mut descriptor = tiny_llama();
     let delta_net = MixerDescriptor::DeltaNet(DeltaNetDescriptor {
         n_k_heads: 2,
