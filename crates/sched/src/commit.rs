@@ -34,6 +34,7 @@ impl Scheduler {
                 continue;
             };
             sequence.n_pending -= usize::from(row.output == PlannedOutput::Sample);
+            sequence.has_draft = false;
             match self.commit_row(row, plan.draft_of(row), of_row, outcomes) {
                 Some(end) => self.end(row.seq, end, outcomes),
                 None => self.queue_if_eligible(row.seq),

@@ -52,7 +52,7 @@ pub(crate) struct Core {
     pub(crate) requests: HashMap<RequestId, Request>,
     /// By place of the sequence.
     pub(crate) lanes: Vec<Option<Lane>>,
-    in_flight: VecDeque<Step>,
+    pub(crate) in_flight: VecDeque<Step>,
     /// When the newest step that is done was done.
     last_done_us: u64,
     /// How long it took.
@@ -97,26 +97,23 @@ pub(crate) struct Request {
     pub(crate) n_open: usize,
 }
 
-struct Step {
+/// A step on its way.
+pub(crate) struct Step {
     ticket: Ticket,
-    plan: StepPlan,
+    pub(crate) plan: StepPlan,
     submitted_us: u64,
+    /// How long the device had nothing to do before, where it could have had, microseconds.
+    idle_us: u64,
 }
 
 impl Core {
     pub(crate) fn new(executor: Box<dyn Executor>, config: EngineConfig, board: sync::Arc<Board>) -> Self {
-        let n_steps = config
-            .steps_in_flight
-            .unwrap_or_else(|| executor.steps_in_flight());
         let scheduler = Scheduler::new(SchedulerConfig {
             limits: executor.limits().clone(),
             max_running: config.max_running,
             max_step_tokens: config.max_step_tokens,
             model_salt: config.model_salt,
-            speculation: match config.speculation {
-                Speculation::Auto { .. } if n_steps > 1 => Speculation::Off,
-                speculation => speculation,
-            },
+            speculation: config.speculation,
         });
         let queue = QueueGauge::new(config.max_queued);
         let core = Self {
@@ -210,15 +207,22 @@ impl Core {
         }
     }
 
+    /// Steps that may be in flight.
+    fn n_steps(&self) -> usize {
+        let wanted = self.config.steps_in_flight;
+        wanted
+            .unwrap_or_else(|| self.executor.steps_in_flight())
+            .clamp(1, 2)
+    }
+
     /// Advances by one step: submits as many as may be in flight, then waits for the oldest. Returns whether there
     /// was one, or anything else to do.
     pub(crate) fn step(&mut self, clock: &dyn Fn() -> u64) -> bool {
         self.expire(clock());
         self.end_late_fetches(clock());
         let has_brought = self.bring_adapters(clock);
-        let wanted = self.config.steps_in_flight;
-        let n_steps = wanted.unwrap_or_else(|| self.executor.steps_in_flight());
-        while self.in_flight.len() < n_steps.clamp(1, 2) && self.launch(clock) {}
+        let n_steps = self.n_steps();
+        while self.in_flight.len() < n_steps && !self.waits_for_newest() && self.launch(clock) {}
         let has_retired = self.retire(clock);
         self.keep_idle_pages() || has_retired || has_brought
     }
@@ -369,6 +373,12 @@ impl Core {
             return false;
         }
         let mut now_us = clock();
+        // A pause that is longer than a step is none that a draft caused.
+        let idle_us = if self.n_steps() > 1 && self.in_flight.is_empty() {
+            now_us.saturating_sub(self.last_done_us).min(self.last_step_us)
+        } else {
+            0
+        };
         if self.n_unordered() == 0 {
             self.gather_masks(now_us);
         } else {
@@ -454,6 +464,7 @@ impl Core {
                 ticket,
                 plan,
                 submitted_us: now_us,
+                idle_us,
             }),
             Err(error) => self.fail_step(plan, &error, now_us),
         }
@@ -494,6 +505,7 @@ impl Core {
             ticket,
             plan,
             submitted_us,
+            idle_us,
         }) = self.in_flight.pop_front()
         else {
             return false;
@@ -513,6 +525,12 @@ impl Core {
         }
         let n_decode = plan.n_decode_rows();
         let n_drafted = plan.drafts.len();
+        // A step with drafts waited for the tokens of the one before.
+        let took_us = if n_drafted == 0 {
+            took_us
+        } else {
+            took_us + idle_us
+        };
         let n_prefill_tokens = plan.n_tokens() - n_decode - n_drafted;
         self.board.with_step_times(|times| {
             if n_drafted == 0 {

@@ -54,6 +54,7 @@ mod draft_room;
 mod draft_times;
 mod draft_trials;
 mod drafting;
+mod draining;
 mod earlier_answers;
 mod engine;
 mod error;
@@ -127,6 +128,9 @@ mod prompts_and_streams;
 #[cfg(test)]
 #[path = "../tests/support/simulation.rs"]
 mod simulation;
+#[cfg(test)]
+#[path = "../tests/support/two_in_flight.rs"]
+mod two_in_flight;
 #[cfg(test)]
 #[path = "../tests/support/world.rs"]
 mod world;

@@ -190,6 +190,9 @@ impl Scheduler {
         let may_draft = self.speculates() && matches!(spec.work, Work::Generate { .. });
         let mut sequence = Sequence::new(spec, self.next_arrival);
         sequence.drafter = may_draft.then(|| Drafter::new(self.acceptance, self.model_acceptance));
+        // Whether drafts that are weighed are worth waiting is asked before each step.
+        let is_weighed = matches!(self.config.speculation, Speculation::Auto { .. });
+        sequence.waits_for_newest = may_draft && (!is_weighed || sequence.masking != Masking::Off);
         self.next_arrival += 1;
         if sequence.is_to_shift() {
             let n_dropped = sequence.cut();

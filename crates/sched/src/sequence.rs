@@ -223,8 +223,12 @@ pub(crate) struct Sequence {
     /// Tokens that came from the prefix cache when it began.
     pub(crate) n_cached: usize,
     pub(crate) miss: Option<MissReason>,
-    /// Guesses its next tokens, where it may. It then never runs ahead of what is sampled.
+    /// Guesses its next tokens, where it may.
     pub(crate) drafter: Option<Drafter>,
+    /// It never runs ahead of what is sampled, so that each of its steps may have a draft.
+    pub(crate) waits_for_newest: bool,
+    /// A draft of it is on its way.
+    pub(crate) has_draft: bool,
     /// Tokens of its drafts.
     pub(crate) n_drafted: usize,
     /// Those among them that were accepted.
@@ -280,6 +284,8 @@ impl Sequence {
             n_cached: 0,
             miss: None,
             drafter: None,
+            waits_for_newest: false,
+            has_draft: false,
             n_drafted: 0,
             n_accepted: 0,
         }
@@ -303,7 +309,7 @@ impl Sequence {
         match self.work {
             Work::Generate { .. } if self.n_inputs() >= self.end_len() => 0,
             // A draft begins with a token that is known, and how far its step gets is not.
-            _ if self.drafter.is_some() && self.n_pending > 0 => 0,
+            _ if self.n_pending > 0 && (self.waits_for_newest || self.has_draft) => 0,
             // The last input is that which samples.
             _ if self.masking == Masking::Awaited => (self.n_inputs() - self.n_planned).saturating_sub(1),
             _ => self.n_inputs() - self.n_planned,
@@ -426,6 +432,7 @@ impl Sequence {
         let first = self.n_planned;
         let end = first + n_tokens;
         let output = self.output_of(first, end);
+        self.has_draft = !draft.is_empty();
         let row = PlannedRow {
             seq: id,
             stay: self.stay,

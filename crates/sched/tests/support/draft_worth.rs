@@ -53,8 +53,8 @@ fn run_with(
 }
 
 /// An engine, and the clock that its executors advance.
-struct Timed {
-    core: Core,
+pub(crate) struct Timed {
+    pub(crate) core: Core,
     clock: Arc<AtomicU64>,
     /// What a pass takes more that follows a step of the model, as where threads sleep in the meantime, microseconds.
     wake_us: Arc<AtomicU64>,
@@ -110,20 +110,32 @@ impl Timed {
             executor.hidden = hidden;
             core.set_draft_model(DraftModel::new(Box::new(executor), 0));
         }
-        let mailbox = Mailbox::new(QueueLimits {
-            max_queued: usize::MAX,
-            max_queued_tokens: usize::MAX,
-        });
         Self {
-            core,
-            clock,
             wake_us,
             n_hidden,
-            mailbox,
+            ..Self::of(core, clock)
         }
     }
 
-    fn now_us(&self) -> u64 {
+    /// An engine whose executors advance this clock.
+    pub(crate) fn of(core: Core, clock: Arc<AtomicU64>) -> Self {
+        Self {
+            core,
+            clock,
+            wake_us: Arc::new(AtomicU64::new(0)),
+            n_hidden: Arc::new(AtomicU64::new(0)),
+            mailbox: Mailbox::new(QueueLimits {
+                max_queued: usize::MAX,
+                max_queued_tokens: usize::MAX,
+            }),
+        }
+    }
+
+    pub(crate) fn clock(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.clock)
+    }
+
+    pub(crate) fn now_us(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
     }
 
@@ -138,7 +150,12 @@ impl Timed {
         self.core.scheduler.counters().model_drafts.accepted_tokens - before
     }
 
-    fn submit(&mut self, own: u64, n_generated: usize, constraint: Option<ConstraintSource>) -> Generation {
+    pub(crate) fn submit(
+        &mut self,
+        own: u64,
+        n_generated: usize,
+        constraint: Option<ConstraintSource>,
+    ) -> Generation {
         let (events, receiver) = channel(n_generated + 1);
         let tokens = prompt(1, own, 0, N_PROMPT);
         let params = GenerateParams {
@@ -168,7 +185,7 @@ impl Timed {
         Generation::new(request.unwrap(), 1, receiver, Arc::clone(&self.mailbox))
     }
 
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         self.core.step(&|| self.clock.load(Ordering::Relaxed));
     }
 

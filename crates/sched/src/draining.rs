@@ -1,0 +1,101 @@
+//! Draining: whether a step waits until the tokens of the one before are known.
+//!
+//! A part of [`Core`] that stands apart because executors of one step in flight know none of it. Where two steps are in flight, the host's work
+//! hides behind the device's, but a draft begins with a token that is known. So a step waits for the newest tokens where a draft behind them
+//! is likely to give more than the host's work takes; else two steps stay in flight. Invariant: next to a step with drafts there is no other,
+//! so that sequences stay together.
+
+use crate::{
+    core::Core,
+    draft_times::{DraftTimes, ONE},
+    drafting::Speculation,
+    plan::PlannedOutput,
+    scheduler::Scheduler,
+    sequence::{Masking, Sequence},
+};
+
+impl Core {
+    /// Whether the next step waits for the tokens of the newest one in flight.
+    pub(crate) fn waits_for_newest(&mut self) -> bool {
+        let speculation = self.scheduler.config().speculation;
+        let Some(newest) = self.in_flight.back() else {
+            return false;
+        };
+        if !newest.plan.drafts.is_empty() {
+            return true;
+        }
+        let mut sampling = newest
+            .plan
+            .rows
+            .iter()
+            .filter(|row| row.output == PlannedOutput::Sample);
+        if !sampling.any(|row| self.scheduler.may_draft(row.seq)) {
+            return false;
+        }
+        if !matches!(speculation, Speculation::Auto { .. }) {
+            return true;
+        }
+        // Next to prompts nothing is guessed.
+        if self.scheduler.has_prompts() {
+            return false;
+        }
+        if self.may_draft_ahead() {
+            return true;
+        }
+        let n_decode = self.scheduler.n_decoding();
+        let times = self.board.with_step_times(|times| times.draft_times(n_decode));
+        times.is_some_and(|times| self.scheduler.is_worth_waiting(times))
+    }
+}
+
+/// What a sequence's next draft is likely to give where the token on its way is what its look-up says: its length, the gain, and how
+/// likely that is.
+fn likely_draft(sequence: &mut Sequence, max_draft: usize) -> Option<(usize, impl Fn(usize) -> u64 + use<>)> {
+    if sequence.masking != Masking::Off || sequence.n_pending != 1 {
+        return None;
+    }
+    let n_left = sequence.end_len().saturating_sub(sequence.tokens.len() + 2);
+    let drafter = sequence.drafter.as_mut()?;
+    let found = drafter.find(&sequence.tokens)?;
+    let acceptance = drafter.acceptance;
+    // The first token is the one on its way.
+    let n_following = drafter.look_up().n_following(found).saturating_sub(1);
+    let max = max_draft.min(n_left).min(n_following);
+    (max > 0).then_some((max, move |offset: usize| acceptance.of(found, offset)))
+}
+
+impl Scheduler {
+    /// Whether a sequence guesses tokens ahead.
+    pub(crate) fn may_draft(&self, id: crate::arena::SeqId) -> bool {
+        (self.sequences.get(id)).is_some_and(|sequence| sequence.drafter.is_some())
+    }
+
+    /// Whether a sequence that runs has inputs of its prompt left.
+    pub(crate) fn has_prompts(&self) -> bool {
+        (self.running.iter()).any(|&id| self.sequences[id].n_to_plan() > 1)
+    }
+
+    /// Whether a step that waits for the newest tokens is likely to give more in its time, by drafts of what is looked up, than one that
+    /// does not. What waiting takes is part of the times of steps with drafts.
+    pub(crate) fn is_worth_waiting(&mut self, times: DraftTimes) -> bool {
+        let mut room = self.likely_room(Some(times));
+        let without = room.expected;
+        let max_draft = self.config.speculation.max_draft();
+        let room_of_rows = (self.config.limits.max_logit_rows).saturating_sub(self.running.len());
+        room.n_left = room.n_left.min(room_of_rows);
+        for idx in 0..self.running.len() {
+            let sequence = &mut self.sequences[self.running[idx]];
+            // Behind a wrong guess a recurrent state is computed again.
+            let n_costs = if sequence.state.is_some() { 2 } else { 1 };
+            let Some((max, likelihood)) = likely_draft(sequence, max_draft) else {
+                continue;
+            };
+            let (len, gain) = room.best_len(max, n_costs, |offset| likelihood(offset + 1));
+            room.take(len, gain * likelihood(0) / ONE);
+        }
+        let time = u64::from(times.0[room.n_planned]);
+        // As a step's first draft must, it promises a fortieth more for each of up to four rows.
+        let margin = (without / ONE).clamp(1, 4);
+        room.n_planned > 0 && room.expected * 256 > without / 40 * (40 + margin) * time
+    }
+}

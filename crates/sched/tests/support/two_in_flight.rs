@@ -1,0 +1,282 @@
+//! What guesses are worth where two steps are in flight, in times of the test's own: the host's work hides behind the device's, unless a step
+//! waits for the newest tokens. So steps wait where drafts pay, and nowhere else.
+
+use std::collections::VecDeque;
+
+use tokenmill_backend::{
+    Executor, ExecutorLimits, ForwardBatch, PageCopy, PageGroup, StepError, StepOutput, Ticket,
+};
+use tokenmill_testkit::fake_executor::{FakeExecutor, limits};
+
+use crate::{
+    board::Board,
+    core::Core,
+    draft_model::DraftModel,
+    draft_worth::Timed,
+    drafting::Speculation,
+    event::Event,
+    params::EngineConfig,
+    sync::{Arc, AtomicU64, Ordering},
+};
+
+const AUTO: Speculation = Speculation::Auto { max_draft: 16 };
+const N_GENERATED: usize = 600;
+
+/// An executor that computes one step after the other while the host works, and a clock that both advance.
+struct Overlapped {
+    inner: FakeExecutor,
+    clock: Arc<AtomicU64>,
+    times: Times,
+    /// When the device is done with all that was submitted.
+    free_us: u64,
+    /// When each step in flight is done.
+    done: VecDeque<u64>,
+}
+
+/// Microseconds.
+#[derive(Clone, Copy)]
+struct Times {
+    /// The host's work for a step.
+    host: u64,
+    /// A step of one row.
+    step: u64,
+    /// Each further row.
+    row: u64,
+}
+
+const TIMES: Times = Times {
+    host: 300,
+    step: 1000,
+    row: 40,
+};
+
+impl Executor for Overlapped {
+    fn limits(&self) -> &ExecutorLimits {
+        self.inner.limits()
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        2
+    }
+
+    fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
+        let now = self.clock.fetch_add(self.times.host, Ordering::Relaxed) + self.times.host;
+        let took = self.times.step + self.times.row * (batch.n_tokens() as u64 - 1);
+        self.free_us = self.free_us.max(now) + took;
+        self.done.push_back(self.free_us);
+        self.inner.submit(batch)
+    }
+
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
+        let done = self.done.pop_front().expect("a step is in flight");
+        self.clock.fetch_max(done, Ordering::Relaxed);
+        self.inner.wait(ticket, output)
+    }
+
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
+        self.inner.copy_pages(group, copies)
+    }
+}
+
+/// An engine with such an executor.
+struct Overlap {
+    timed: Timed,
+    most_in_flight: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Overlap {
+    fn start(speculation: Speculation, times: Times, n_vocab: usize) -> Self {
+        let limits = ExecutorLimits {
+            n_vocab,
+            max_logit_rows: 80,
+            ..limits(400)
+        };
+        let clock = Arc::new(AtomicU64::new(0));
+        let inner = FakeExecutor::new(limits);
+        let most_in_flight = inner.most_in_flight();
+        let executor = Overlapped {
+            inner,
+            clock: Arc::clone(&clock),
+            times,
+            free_us: 0,
+            done: VecDeque::new(),
+        };
+        let config = EngineConfig {
+            speculation,
+            ..EngineConfig::default()
+        };
+        let core = Core::new(Box::new(executor), config, Arc::new(Board::default()));
+        Self {
+            timed: Timed::of(core, clock),
+            most_in_flight,
+        }
+    }
+
+    /// With a drafting model whose passes take `pass_us`; with a window it knows little of what the model says.
+    fn with_draft(mut self, n_vocab: usize, window: Option<usize>, pass_us: u64) -> Self {
+        let limits = ExecutorLimits {
+            n_vocab,
+            kv_window: window,
+            ..limits(400)
+        };
+        let mut executor = FakeExecutor::new(limits);
+        let clock = self.timed.clock();
+        executor.on_step = Box::new(move |_| {
+            clock.fetch_add(pass_us, Ordering::Relaxed);
+        });
+        (self.timed.core).set_draft_model(DraftModel::new(Box::new(executor), 0));
+        self
+    }
+
+    /// Gives the answers to these prompts side by side; returns the microseconds that they took, and their tokens.
+    fn answers(&mut self, prompts: &[u64]) -> (u64, Vec<Vec<u32>>) {
+        let begun = self.timed.now_us();
+        let mut generations: Vec<_> = (prompts.iter())
+            .map(|&own| self.timed.submit(own, N_GENERATED, None))
+            .collect();
+        let mut tokens = vec![Vec::new(); prompts.len()];
+        while !self.timed.core.is_empty() {
+            self.timed.step();
+            for (generation, tokens) in generations.iter_mut().zip(&mut tokens) {
+                while let Some(event) = generation.try_next() {
+                    if let Event::Token(token) = event {
+                        tokens.push(token.id);
+                    }
+                }
+            }
+        }
+        assert!(tokens.iter().all(|tokens| tokens.len() == N_GENERATED));
+        (self.timed.now_us() - begun, tokens)
+    }
+
+    fn n_accepted(&self) -> u64 {
+        self.timed.core.scheduler.counters().drafts.accepted_tokens
+    }
+}
+
+#[test]
+fn two_steps_stay_in_flight_where_there_is_nothing_to_guess() {
+    for prompts in [&[1][..], &[1, 2, 3, 4]] {
+        let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
+            let mut overlap = Overlap::start(speculation, TIMES, 1 << 20);
+            let found = overlap.answers(prompts);
+            assert_eq!(overlap.most_in_flight.load(Ordering::Relaxed), 2);
+            found
+        });
+        assert_eq!(auto, off, "the same tokens in the same time");
+    }
+}
+
+#[test]
+fn steps_wait_for_the_newest_tokens_where_a_draft_behind_them_pays() {
+    for prompts in [&[1][..], &[1, 2]] {
+        let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
+            let mut overlap = Overlap::start(speculation, TIMES, 1 << 20);
+            let first = overlap.answers(prompts);
+            // What is asked for again is guessed by the earlier answer.
+            let again = overlap.answers(prompts);
+            assert_eq!(first.1, again.1);
+            (first, again, overlap.n_accepted())
+        });
+        assert_eq!(auto.0, off.0);
+        assert_eq!(auto.1.1, off.1.1);
+        let percent = off.1.0 * 100 / auto.1.0;
+        eprintln!("{} answers: {percent} %, {} accepted", prompts.len(), auto.2);
+        assert!(percent >= 400 && auto.2 > 500, "{percent} % {}", auto.2);
+    }
+}
+
+#[test]
+fn steps_do_not_wait_where_drafts_are_right_and_do_not_pay() {
+    for times in [
+        Times { row: 1100, ..TIMES },
+        // The host takes as long as the device, which waiting makes twice as long.
+        Times {
+            host: 950,
+            row: 1000,
+            ..TIMES
+        },
+    ] {
+        let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
+            let mut overlap = Overlap::start(speculation, times, 1 << 20);
+            overlap.answers(&[1]);
+            let mut took = 0;
+            for _ in 0..4 {
+                took += overlap.answers(&[1]).0;
+            }
+            took
+        });
+        let permille = auto * 1000 / off;
+        eprintln!("{} and {} us: {permille} of 1000", times.host, times.row);
+        assert!(permille <= 1020, "{permille} of 1000");
+    }
+}
+
+#[test]
+fn look_ups_that_are_wrong_cost_next_to_nothing() {
+    // With so few tokens, two of them have often been there before, and something else followed.
+    for n_vocab in [32, 64] {
+        let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
+            let mut overlap = Overlap::start(speculation, TIMES, n_vocab);
+            let mut took = 0;
+            let mut all = Vec::new();
+            for own in 0..4 {
+                let (took_us, tokens) = overlap.answers(&[own, own + 10]);
+                took += took_us;
+                all.extend(tokens);
+            }
+            (took, all)
+        });
+        let permille = auto.0 * 1000 / off.0;
+        eprintln!("{n_vocab} tokens: {permille} of 1000");
+        assert_eq!(auto.1, off.1);
+        assert!(permille <= 1020, "{n_vocab}: {permille} of 1000");
+    }
+}
+
+#[test]
+fn a_drafting_model_is_used_where_it_pays_and_costs_next_to_nothing_where_it_does_not() {
+    for n_seqs in [1, 2] {
+        let prompts: Vec<u64> = (1..=n_seqs).collect();
+        let mut plain = Overlap::start(AUTO, TIMES, 4096);
+        let (plain_us, expected) = plain.answers(&prompts);
+        let with = |window, pass_us| {
+            let mut overlap = Overlap::start(AUTO, TIMES, 4096).with_draft(4096, window, pass_us);
+            let (took_us, tokens) = overlap.answers(&prompts);
+            assert_eq!(tokens, expected);
+            took_us
+        };
+        let percent = plain_us * 100 / with(None, 100);
+        eprintln!("{n_seqs} answers, right: {percent} %");
+        assert!(percent >= 150, "{percent} %");
+        for (name, window, pass_us) in [("wrong", Some(3), 100), ("slow", None, 1000)] {
+            let permille = with(window, pass_us) * 1000 / plain_us;
+            eprintln!("{n_seqs} answers, {name}: {permille} of 1000");
+            assert!(permille <= 1040, "{name}: {permille} of 1000");
+        }
+    }
+}
+
+#[test]
+fn sequences_that_draft_stay_together() {
+    // One begins while the other is in flight: they share steps from then on, with drafts and without.
+    for speculation in [AUTO, Speculation::Ngram { max_draft: 4 }] {
+        let mut overlap = Overlap::start(speculation, TIMES, 1 << 20);
+        let mut first = overlap.timed.submit(1, N_GENERATED, None);
+        for _ in 0..5 {
+            overlap.timed.step();
+        }
+        let mut second = overlap.timed.submit(2, N_GENERATED, None);
+        let mut n_tokens = 0;
+        let begun = overlap.timed.core.scheduler.counters().steps;
+        while n_tokens < N_GENERATED {
+            overlap.timed.step();
+            while first.try_next().is_some() {}
+            while second.try_next().is_some() {
+                n_tokens += 1;
+            }
+        }
+        let n_steps = overlap.timed.core.scheduler.counters().steps - begun;
+        assert!(n_steps <= N_GENERATED as u64 + 20, "{speculation:?}: {n_steps}");
+    }
+}
