@@ -14,6 +14,9 @@ pub struct NetworkShape {
     pub layers: Vec<LayerShape>,
     /// Whether it needs [`StreamOperations`](crate::StreamOperations).
     pub has_streams: bool,
+    /// Whether each token comes with the hidden state of the one before it
+    /// ([`ForwardBatch::hidden_inputs`](crate::ForwardBatch::hidden_inputs)).
+    pub reads_hidden: bool,
 }
 
 /// The widths of a layer.

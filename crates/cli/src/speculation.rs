@@ -39,7 +39,7 @@ pub(crate) fn spec_max() -> RangedI64ValueParser<u32> {
 /// What guesses tokens.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drafter {
-    /// What is likely to be right, `ngram`, `draft` or `mtp`, where the measured times say that it pays; never on a GPU.
+    /// What is likely to be right, `ngram`, `draft` or `mtp`, where the measured times say that it pays.
     Auto,
     /// Nothing.
     Off,

@@ -11,7 +11,7 @@ use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::{
     BandHeight, Bands, Buffer, CudaExecError, Device, FewRows, Kernel, LayoutError, MatrixLayout, Pinned,
-    Stream, View, error::Result, modules::type_suffix,
+    SharedView, Stream, View, error::Result, modules::type_suffix,
 };
 
 /// Bytes of a staging buffer, unless a row is longer.
@@ -144,9 +144,11 @@ pub(crate) struct Tiled {
 }
 
 /// A weight matrix `[n_out, n_in]` in the kernels' layout.
-#[derive(Debug)]
+///
+/// A clone is the same matrix, not a copy of it.
+#[derive(Clone, Debug)]
 pub struct Matrix {
-    bytes: Buffer<u8>,
+    bytes: SharedView<u8>,
     layout: MatrixLayout,
     pub(crate) kernels: MatrixKernels,
 }
@@ -306,7 +308,7 @@ impl Uploader {
             self.upload_rows(&layout, rows, bytes, &mut buffer)?;
         }
         Ok(Matrix {
-            bytes: buffer,
+            bytes: buffer.share(),
             layout,
             kernels,
         })

@@ -18,7 +18,7 @@
 //!     kv: Some(KvStoreOfLayer { idx, is_owner: true }),
 //!     ..LayerShape::default()
 //! };
-//! let network = NetworkShape { n_embd: 32, layers: (0..4).map(layer).collect(), has_streams: false };
+//! let network = NetworkShape { n_embd: 32, layers: (0..4).map(layer).collect(), has_streams: false, reads_hidden: false };
 //!
 //! // The last three layers on the device, and the first with its keys and values on the host.
 //! let placement = Placement::last_layers(&network, 3);

@@ -222,6 +222,7 @@ mod tests {
             n_embd: 64,
             layers: vec![layer; n_layers],
             has_streams: false,
+            reads_hidden: false,
         }
     }
 

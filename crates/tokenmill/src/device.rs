@@ -3,18 +3,17 @@
 //! Separate from the model so that one file decides between devices. Invariant: a choice is obeyed or refused; only
 //! [`Device::Auto`] falls back to another device and says why.
 
-use std::{panic, sync::mpsc, thread};
-
 use tokenmill_backend::BackendError;
-use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
+use tokenmill_model::{LoadProgress, Model, ModelOptions};
 use tokenmill_placed::{DeviceLayers, PlacementRequest};
 
 use crate::{
-    Compute, Device, Error, at_low_priority, gpu,
+    Compute, Device, Error,
+    beside::Beside,
+    gpu,
+    load_manner::load_with,
     loaded::{Loaded, LoadedDevice},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
-    mtp::Mtp,
 };
 
 /// Loads a network on the device that `compute` chooses, and says where that is.
@@ -30,29 +29,32 @@ pub fn load(
     compute: &Compute,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
-    load_with_mtp(model, options, compute, None, on_progress)
+    load_with_guesser(model, options, compute, Beside::Nothing, on_progress)
 }
 
-/// As [`load`], with the model's own layer that guesses further tokens where the CPU computes all.
+/// As [`load`], with what guesses tokens next to the model: the CPU computes both, or one GPU does. A draft model on the CPU is loaded by
+/// [`Draft::load`](crate::draft::Draft::load).
 ///
 /// # Errors
-/// As [`load`].
-pub(crate) fn load_with_mtp(
+/// As [`load`], [`Error::NoRoomToGuess`], and what is wrong with what guesses.
+pub(crate) fn load_with_guesser(
     model: &Model,
     options: &ModelOptions,
     compute: &Compute,
-    mtp: Option<&Mtp<'_>>,
+    beside: Beside<'_>,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     match compute.device {
         Device::Cpu if compute.n_gpus > 1 => Err(Error::GroupNotWhole),
-        Device::Auto if compute.n_gpus > 1 => load_on_gpu(model, 0, options, compute, on_progress),
-        Device::Cpu => load_on_cpu(model, options, compute, (mtp, None), on_progress),
-        Device::Cuda { ordinal } => load_on_gpu(model, ordinal, options, compute, on_progress),
+        Device::Auto if compute.n_gpus > 1 => load_on_gpu(model, 0, options, compute, beside, on_progress),
+        Device::Cpu => load_on_cpu(model, options, compute, (beside, None), on_progress),
+        Device::Cuda { ordinal } => load_on_gpu(model, ordinal, options, compute, beside, on_progress),
         Device::Auto => {
-            let loaded = match load_on_gpu(model, 0, options, compute, on_progress) {
+            let loaded = match load_on_gpu(model, 0, options, compute, beside, on_progress) {
                 // What does not fit as a whole is split.
-                Err(Error::Gpu(BackendError::DoesNotFit { .. })) if compute.placement.is_whole() => {
+                Err(Error::Gpu(BackendError::DoesNotFit { .. }))
+                    if compute.placement.is_whole() && !beside.is_asked_for() =>
+                {
                     let compute = Compute {
                         placement: PlacementRequest {
                             layers: DeviceLayers::Auto,
@@ -66,9 +68,12 @@ pub(crate) fn load_with_mtp(
             };
             match loaded {
                 Ok(loaded) => Ok(loaded),
-                Err(reason @ (Error::Gpu(_) | Error::SplitTooLarge { .. })) => {
-                    load_on_cpu(model, options, compute, (mtp, Some(reason)), on_progress)
-                }
+                Err(
+                    reason @ (Error::Gpu(_)
+                    | Error::SplitTooLarge { .. }
+                    | Error::NoRoomToGuess { .. }
+                    | Error::Draft { .. }),
+                ) => load_on_cpu(model, options, compute, (beside, Some(reason)), on_progress),
                 // The file is at fault, and would be on any device.
                 Err(error) => Err(error),
             }
@@ -81,6 +86,7 @@ fn load_on_gpu(
     ordinal: usize,
     options: &ModelOptions,
     compute: &Compute,
+    beside: Beside<'_>,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     if compute.n_gpus > 1 {
@@ -89,7 +95,7 @@ fn load_on_gpu(
         }
         gpu::load_group(model, ordinal, options, compute, on_progress)
     } else if compute.placement.is_whole() {
-        gpu::load(model, ordinal, options, compute, on_progress)
+        gpu::load(model, ordinal, options, compute, beside, on_progress)
     } else {
         gpu::load_split(model, ordinal, options, compute, on_progress)
     }
@@ -99,13 +105,25 @@ fn load_on_cpu(
     model: &Model,
     options: &ModelOptions,
     compute: &Compute,
-    (mtp, passed_over): (Option<&Mtp<'_>>, Option<Error>),
+    (beside, passed_over): (Beside<'_>, Option<Error>),
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     let backend = compute.cpu_backend()?;
     let plan = model.plan(&backend, options)?;
     check_memory(&plan, machine_bytes())?;
     check_available(&plan, available_bytes())?;
+    let mtp = match beside {
+        Beside::Nothing => None,
+        Beside::Draft(draft) => {
+            draft.check_room(options, compute, &plan)?;
+            None
+        }
+        Beside::Layer { mtp, is_asked_for } => match mtp.check(options, compute, &plan) {
+            Ok(()) => Some(mtp),
+            Err(error) if is_asked_for => return Err(error),
+            Err(_) => None,
+        },
+    };
     let own = mtp.map(|mtp| Ok((mtp, compute.cpu_backend()?)));
     let own = own.transpose().map_err(Error::Load)?;
     let loaded = load_with(backend, compute, on_progress, |backend, on_progress| {
@@ -113,70 +131,11 @@ fn load_on_cpu(
         let mtp = own.map(|(mtp, backend)| mtp.load(backend, options, &executor, on_progress));
         Ok((executor, mtp.transpose()?))
     });
-    let (executor, mtp) = loaded?;
+    let (executor, guesser) = loaded?;
     Ok(Loaded {
         executor: Box::new(executor),
         device: LoadedDevice::Cpu { passed_over },
         plan,
-        mtp,
-    })
-}
-
-/// Loads on a backend in the manner that was asked for.
-///
-/// # Errors
-/// As [`Model::load_on`].
-pub(crate) fn load_with<T: Send>(
-    backend: CpuBackend,
-    compute: &Compute,
-    on_progress: &mut dyn FnMut(LoadProgress),
-    load: impl FnOnce(CpuBackend, &mut dyn FnMut(LoadProgress)) -> Result<T, LoadError> + Send,
-) -> Result<T, LoadError> {
-    if compute.is_quiet {
-        load_quietly(backend, on_progress, load)
-    } else {
-        load(backend, on_progress)
-    }
-}
-
-/// Loads on the CPU, next to a drafting model, or with a layer of its own, that [`Draft::check_choice`](crate::draft::Draft::check_choice) allowed.
-///
-/// # Errors
-/// As [`load`].
-pub(crate) fn load_beside_draft(
-    model: &Model,
-    options: &ModelOptions,
-    compute: &Compute,
-    mtp: Option<&Mtp<'_>>,
-    on_progress: &mut dyn FnMut(LoadProgress),
-) -> Result<Loaded, Error> {
-    let reason = mtp.map_or(Error::DraftOffCpu, |_| Error::MtpOffCpu);
-    let passed_over = (compute.device == Device::Auto).then_some(reason);
-    load_on_cpu(model, options, compute, (mtp, passed_over), on_progress)
-}
-
-/// Loads on one thread of low priority. The backend's threads were started before and have the usual one.
-fn load_quietly<T: Send>(
-    mut backend: CpuBackend,
-    on_progress: &mut dyn FnMut(LoadProgress),
-    load: impl FnOnce(CpuBackend, &mut dyn FnMut(LoadProgress)) -> Result<T, LoadError> + Send,
-) -> Result<T, LoadError> {
-    backend.set_load_threads(1);
-    let (sender, progress) = mpsc::channel();
-    thread::scope(|scope| {
-        let loading = scope.spawn(move || {
-            at_low_priority(|| {
-                // The receiver is gone only where this load's caller panics.
-                load(backend, &mut |news| {
-                    sender.send(news).unwrap_or_default();
-                })
-            })
-        });
-        for news in progress {
-            on_progress(news);
-        }
-        loading
-            .join()
-            .unwrap_or_else(|payload| panic::resume_unwind(payload))
+        guesser,
     })
 }

@@ -5,13 +5,14 @@
 
 use std::path::{Path, PathBuf};
 
-use tokenmill_backend::{Executor, MemoryPlan};
-use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
+use tokenmill_backend::{Backend, Executor, MemoryPlan};
+use tokenmill_model::{LoadProgress, Model as Network, ModelExecutor, ModelOptions};
 use tokenmill_text::Tokenizer;
 
 use crate::{
-    Compute, Device, Error, LoadedDevice, ModelSource, device,
-    draft_facts::{DraftFacts, options_next_to},
+    Compute, Device, Error, LoadedDevice, ModelSource,
+    draft_facts::{DraftFacts, LoadedGuesser, options_next_to},
+    load_manner::load_with,
     machine_memory,
     machine_memory::{available_bytes, machine_bytes},
     vocabularies::difference_of,
@@ -80,18 +81,51 @@ impl Draft {
         }
     }
 
-    /// Refuses a drafting model where something of the model it guesses for is asked to be on a GPU. A choice of the device that is left
-    /// open falls on the CPU.
+    /// Refuses a drafting model where the model it guesses for is asked to be on several devices.
     ///
     /// # Errors
-    /// [`Error::DraftOffCpu`].
+    /// [`Error::DraftNotWhole`].
     pub(crate) fn check_choice(compute: &Compute) -> Result<(), Error> {
-        match compute.device {
-            _ if compute.n_gpus > 1 => Err(Error::DraftOffCpu),
-            Device::Cpu => Ok(()),
-            Device::Auto if compute.placement.is_whole() => Ok(()),
-            Device::Auto | Device::Cuda { .. } => Err(Error::DraftOffCpu),
+        let is_whole = match compute.device {
+            Device::Cpu => true,
+            Device::Auto | Device::Cuda { .. } => compute.placement.is_whole(),
+        };
+        if compute.n_gpus > 1 || !is_whole {
+            return Err(Error::DraftNotWhole);
         }
+        Ok(())
+    }
+
+    /// What it takes on a backend, next to a model with `options`.
+    ///
+    /// # Errors
+    /// [`Error::Draft`]: what is wrong with its weights.
+    pub(crate) fn plan_on<B: Backend>(
+        &self,
+        backend: &B,
+        options: &ModelOptions,
+    ) -> Result<MemoryPlan, Error> {
+        let plan = self.network.plan(backend, &self.options_next_to(options));
+        plan.map_err(|error| self.error(error.into()))
+    }
+
+    /// Loads it on a backend, next to a model with `options`.
+    ///
+    /// # Errors
+    /// [`Error::Draft`] of what keeps it from loading.
+    pub(crate) fn load_on<B: Backend>(
+        &self,
+        backend: B,
+        options: &ModelOptions,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<LoadedGuesser, Error>
+    where
+        ModelExecutor<B>: Executor + Send + 'static,
+    {
+        let memory = self.plan_on(&backend, options)?;
+        let executor = (self.network).load_on(backend, &self.options_next_to(options), on_progress);
+        let executor = executor.map_err(|error| self.error(error.into()))?;
+        Ok(self.loaded(Box::new(executor), memory))
     }
 
     /// Checks that it fits next to a model with `options` that takes `of_model`, before either is loaded.
@@ -104,20 +138,15 @@ impl Draft {
         compute: &Compute,
         of_model: &MemoryPlan,
     ) -> Result<(), Error> {
-        let of_draft = |source: Error| Error::Draft {
-            path: self.path.clone(),
-            source: Box::new(source),
-        };
-        let backend = compute.cpu_backend().map_err(|error| of_draft(error.into()))?;
-        let memory = (self.network.plan(&backend, &self.options_next_to(options)))
-            .map_err(|error| of_draft(error.into()))?;
+        let backend = compute.cpu_backend().map_err(|error| self.error(error.into()))?;
+        let memory = self.plan_on(&backend, options)?;
         self.check_memory(&memory, of_model, machine_bytes())
     }
 
-    /// Loads it next to a model with `options` on `device` that takes `of_model`.
+    /// Loads it on the CPU, next to a model with `options` on `device`, the CPU too, that takes `of_model`.
     ///
     /// # Errors
-    /// [`Error::DraftOffCpu`], [`Error::DraftTooLarge`], and [`Error::Draft`] of what else keeps it from loading.
+    /// [`Error::DraftNotWhole`], [`Error::DraftTooLarge`], and [`Error::Draft`] of what else keeps it from loading.
     pub(crate) fn load(
         &self,
         options: &ModelOptions,
@@ -125,29 +154,31 @@ impl Draft {
         device: &LoadedDevice,
         of_model: &MemoryPlan,
         on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<(Box<dyn Executor + Send>, DraftFacts), Error> {
+    ) -> Result<LoadedGuesser, Error> {
         if !matches!(device, LoadedDevice::Cpu { .. } | LoadedDevice::Own) {
-            return Err(Error::DraftOffCpu);
+            return Err(Error::DraftNotWhole);
         }
         let of_draft = |source: Error| self.error(source);
-        let options = self.options_next_to(options);
         let backend = compute.cpu_backend().map_err(|error| of_draft(error.into()))?;
-        let memory = (self.network.plan(&backend, &options)).map_err(|error| of_draft(error.into()))?;
+        let memory = self.plan_on(&backend, options)?;
         self.check_memory(&memory, of_model, machine_bytes())?;
         machine_memory::check_available(&memory, available_bytes()).map_err(of_draft)?;
-        let executor = device::load_with(backend, compute, on_progress, |backend, on_progress| {
+        let options = self.options_next_to(options);
+        let executor = load_with(backend, compute, on_progress, |backend, on_progress| {
             self.network.load_on(backend, &options, on_progress)
         });
-        let executor = executor
-            .map(|executor| Box::new(executor) as Box<dyn Executor + Send>)
-            .map_err(|error| of_draft(error.into()))?;
+        let executor = executor.map_err(|error| of_draft(error.into()))?;
+        Ok(self.loaded(Box::new(executor), memory))
+    }
+
+    fn loaded(&self, executor: Box<dyn Executor + Send>, memory: MemoryPlan) -> LoadedGuesser {
         let facts = DraftFacts {
             name: self.name.clone(),
             memory,
             n_ctx: executor.limits().n_ctx,
             is_own_layer: false,
         };
-        Ok((executor, facts))
+        LoadedGuesser { executor, facts }
     }
 
     /// The options of a load next to one with `options`.
@@ -183,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_to_be_on_a_gpu_is_refused_before_a_load() {
+    fn what_is_asked_to_be_on_several_devices_is_refused_before_a_load() {
         let is_allowed = |device, placement| {
             let compute = Compute {
                 device,
@@ -200,6 +231,7 @@ mod tests {
         assert!(is_allowed(Device::Cpu, whole));
         assert!(is_allowed(Device::Auto, whole));
         assert!(!is_allowed(Device::Auto, split));
-        assert!(!is_allowed(Device::Cuda { ordinal: 0 }, whole));
+        assert!(is_allowed(Device::Cuda { ordinal: 0 }, whole));
+        assert!(!is_allowed(Device::Cuda { ordinal: 0 }, split));
     }
 }

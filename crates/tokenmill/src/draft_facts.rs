@@ -2,7 +2,7 @@
 //!
 //! Separate because a second model and a layer of the model itself have both in common.
 
-use tokenmill_backend::{MemoryPlan, PAGE_TOKENS};
+use tokenmill_backend::{Executor, MemoryPlan, PAGE_TOKENS};
 use tokenmill_model::ModelOptions;
 
 /// Tokens that the drafting model computes at once: it has a few of each sequence to compute, and prompts in parts.
@@ -20,6 +20,14 @@ pub struct DraftFacts {
     pub n_ctx: usize,
     /// Whether it is a layer of the model itself.
     pub is_own_layer: bool,
+}
+
+/// What guesses tokens, loaded next to its model.
+pub struct LoadedGuesser {
+    /// What computes it.
+    pub(crate) executor: Box<dyn Executor + Send>,
+    /// What is told of it.
+    pub(crate) facts: DraftFacts,
 }
 
 /// The options of a load next to one with `options`: room for as many sequences, of as many tokens as it was made for.

@@ -249,9 +249,22 @@ pub enum Error {
         /// What the machine has, swap included.
         machine_bytes: u64,
     },
-    /// A model that guesses tokens ahead, next to one on a GPU.
-    #[error("a draft model works next to a model on the CPU only")]
-    DraftOffCpu,
+    /// A model that guesses tokens ahead, next to one on several devices.
+    #[error("a draft model works next to a model that the CPU or one GPU computes as a whole")]
+    DraftNotWhole,
+    /// What guesses tokens ahead does not fit into a GPU's memory next to the model.
+    #[error(
+        "what guesses tokens ahead needs {needed_bytes} bytes of the GPU's memory next to the model's {model_bytes}, and both may \
+         take {room_bytes}"
+    )]
+    NoRoomToGuess {
+        /// Bytes that it needs.
+        needed_bytes: usize,
+        /// Bytes that the model needs.
+        model_bytes: usize,
+        /// Bytes that both may take.
+        room_bytes: u64,
+    },
     /// A draft model was to guess, and none is given.
     #[error("drafts of a model are asked for, and no draft model is given")]
     NoDraft,
@@ -276,9 +289,11 @@ pub enum Error {
         "this model has no layer that guesses further tokens (MTP), and no file next to it has one that fits"
     )]
     NoMtp,
-    /// The model's own layer for further tokens was to guess, and something of the model is asked to be on a GPU.
-    #[error("the layer that guesses further tokens (MTP) works next to a model on the CPU only")]
-    MtpOffCpu,
+    /// The model's own layer for further tokens was to guess, and the model is asked to be on several devices.
+    #[error(
+        "the layer that guesses further tokens (MTP) works next to a model that the CPU or one GPU computes as a whole"
+    )]
+    MtpNotWhole,
     /// A context is to be shifted of a model that continues no text.
     #[error("this model continues no text, so there is no context to shift")]
     NothingToShift,

@@ -36,7 +36,9 @@ mod with_cuda {
     use tokenmill_placed::{BatchThreshold, DeviceLayers, Placed, PlacementRequest};
 
     use crate::{
-        Compute, Error, GpuOptions, Loaded, LoadedDevice, SplitPlan, calibration,
+        Compute, Error, GpuOptions, Loaded, LoadedDevice, SplitPlan,
+        beside::Beside,
+        calibration,
         machine_memory::{available_bytes, check_host_part, machine_bytes},
     };
 
@@ -83,22 +85,29 @@ mod with_cuda {
         ordinal: usize,
         options: &ModelOptions,
         compute: &Compute,
+        beside: Beside<'_>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
-        load_whole(model, ordinal, open(ordinal, compute)?, options, on_progress)
+        let backend = open(ordinal, compute)?;
+        load_whole(model, (ordinal, backend), options, compute, beside, on_progress)
     }
 
-    /// Loads all of the network on an opened GPU.
+    /// Loads all of the network on an opened GPU, and what guesses tokens next to it.
     fn load_whole(
         model: &Model,
-        ordinal: usize,
-        backend: CudaBackend,
+        (ordinal, backend): (usize, CudaBackend),
         options: &ModelOptions,
+        compute: &Compute,
+        beside: Beside<'_>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
-        let name = backend.device().info().name.clone();
+        let device = backend.device().clone();
+        let name = device.info().name.clone();
         let plan = model.plan(&backend, options)?;
+        let room_bytes = backend.room_bytes().map_err(|error| Error::Gpu(error.into()))?;
+        let beside = beside.fitting(&backend, options, &plan, room_bytes)?;
         let executor = (model.load_on(backend, options, on_progress)).map_err(device_error)?;
+        let guesser = beside.load_on(|| backend_of(device, compute), options, &executor, on_progress)?;
         let (_, kernels_took) = executor.backend().device().module_loads();
         Ok(Loaded {
             executor: Box::new(executor),
@@ -108,7 +117,7 @@ mod with_cuda {
                 kernels_took,
             },
             plan,
-            mtp: None,
+            guesser,
         })
     }
 
@@ -231,7 +240,15 @@ mod with_cuda {
         };
         let placement = split.backend.placement().clone();
         if placement.is_all_on_device() {
-            return load_whole(model, ordinal, split.backend.into_device(), options, on_progress);
+            let device = split.backend.into_device();
+            return load_whole(
+                model,
+                (ordinal, device),
+                options,
+                compute,
+                Beside::Nothing,
+                on_progress,
+            );
         }
         if placement.is_all_on_host() {
             // The level before the last is the least that is a split.
@@ -277,7 +294,7 @@ mod with_cuda {
                 threshold,
             },
             plan,
-            mtp: None,
+            guesser: None,
         })
     }
 }
@@ -287,7 +304,7 @@ mod without_cuda {
     use tokenmill_backend::BackendError;
     use tokenmill_model::{LoadProgress, Model, ModelOptions};
 
-    use crate::{Compute, Error, Loaded};
+    use crate::{Compute, Error, Loaded, beside::Beside};
 
     /// What to do about it: who has an archive has no sources.
     const INSTEAD: &str = if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
@@ -306,6 +323,7 @@ mod without_cuda {
         _: usize,
         _: &ModelOptions,
         _: &Compute,
+        _: Beside<'_>,
         _: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
         Err(CudaLeftOut.into())

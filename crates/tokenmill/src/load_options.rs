@@ -18,10 +18,10 @@ use crate::{
     AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
     ModelSource, ModelWords, PrefixFolder, Projector,
     adapters::Shelf,
+    beside::Beside,
     device,
     draft::Draft,
     machine_memory::bytes_of,
-    mtp::LoadedMtp,
     prefix_folder::ModelStore,
     quantized,
     session::identity_of,
@@ -261,18 +261,19 @@ impl LoadOptions {
         let options = self.network_options(network.descriptor())?;
         self.check_context_shift(network, &options)?;
         let file = self.mtp_file(source, network, Some(words.tokenizer()))?;
-        let mtp = self.mtp_of(network, file.as_ref(), &options)?;
-        let loaded = match &draft {
-            None if self.asks_for_mtp(network) => {
-                device::load_beside_draft(network, &options, &self.compute, mtp.as_ref(), on_progress)?
-            }
-            None => device::load_with_mtp(network, &options, &self.compute, mtp.as_ref(), on_progress)?,
-            Some(draft) => {
+        let mtp = self.mtp_of(network, file.as_ref())?;
+        let beside = match (&draft, &mtp) {
+            (Some(draft), _) => {
                 Draft::check_choice(&self.compute)?;
-                draft.check_room(&options, &self.compute, &self.plan(network)?)?;
-                device::load_beside_draft(network, &options, &self.compute, None, on_progress)?
+                Beside::Draft(draft)
             }
+            (None, Some(mtp)) => Beside::Layer {
+                mtp,
+                is_asked_for: self.asks_for_mtp(network),
+            },
+            (None, None) => Beside::Nothing,
         };
+        let loaded = device::load_with_guesser(network, &options, &self.compute, beside, on_progress)?;
         let identity = (self.compute).work(|| identity(source, network, &options))?;
         let width = loaded.executor.input_row_width();
         let vision = self.vision(source, network, width, &mut words)?;
@@ -307,7 +308,7 @@ impl LoadOptions {
         } else {
             let options = self.network_options(network.descriptor())?;
             let file = self.mtp_file(source, network, None)?;
-            let mtp = self.mtp_of(network, file.as_ref(), &options)?;
+            let mtp = self.fitting_mtp_of(network, file.as_ref(), &options)?;
             plans.extend(mtp.map(|mtp| mtp.plan(&options, &self.compute)).transpose()?);
         }
         plans.extend(vision::plan(&self.projector, source, network, &self.compute)?);
@@ -341,7 +342,7 @@ impl LoadOptions {
         let mut words = self.words(&source, &network)?;
         let draft = self.open_draft(&network, &words)?;
         if self.asks_for_mtp(&network) {
-            return Err(Error::MtpOffCpu);
+            return Err(Error::MtpNotWhole);
         }
         let options = self.network_options(network.descriptor())?;
         self.check_context_shift(&network, &options)?;
@@ -350,7 +351,7 @@ impl LoadOptions {
             executor: Box::new(network.load_on(backend, &options, &mut |_| {})?),
             device: LoadedDevice::Own,
             plan,
-            mtp: None,
+            guesser: None,
         };
         let width = loaded.executor.input_row_width();
         let vision = self.vision(&source, &network, width, &mut words)?;
@@ -485,7 +486,7 @@ impl LoadOptions {
             executor,
             device,
             plan,
-            mtp,
+            guesser,
         } = loaded;
         let config = EngineConfig {
             max_running: self.n_seqs,
@@ -503,18 +504,15 @@ impl LoadOptions {
             page_store: store.clone().map(|store| SharedPageStore(store)),
             ..EngineConfig::default()
         };
-        let (engine, facts) = match (draft, mtp) {
-            (None, None) => (Engine::start(executor, config), None),
-            (
-                None,
-                Some(LoadedMtp {
-                    executor: of_mtp,
-                    facts,
-                }),
-            ) => (Engine::start_with_draft(executor, of_mtp, config), Some(facts)),
-            (Some(draft), _) => {
-                let (of_draft, facts) = draft.load(options, &self.compute, &device, &plan, on_progress)?;
-                (Engine::start_with_draft(executor, of_draft, config), Some(facts))
+        let guesser = match (guesser, draft) {
+            (None, Some(draft)) => Some(draft.load(options, &self.compute, &device, &plan, on_progress)?),
+            (guesser, _) => guesser,
+        };
+        let (engine, facts) = match guesser {
+            None => (Engine::start(executor, config), None),
+            Some(guesser) => {
+                let engine = Engine::start_with_draft(executor, guesser.executor, config);
+                (engine, Some(guesser.facts))
             }
         };
         let model = Model::from_parts(source.name(), words, engine, device, Some(plan));

@@ -7,7 +7,7 @@ use std::{fmt, time::Duration};
 
 use tokenmill_backend::{Executor, MemoryPlan};
 
-use crate::{Error, LoadedMtp};
+use crate::{Error, LoadedGuesser};
 
 /// A loaded model and where it computes.
 pub struct Loaded {
@@ -17,8 +17,8 @@ pub struct Loaded {
     pub device: LoadedDevice,
     /// The memory that it takes.
     pub plan: MemoryPlan,
-    /// Its own layer that guesses further tokens, where it was loaded too.
-    pub mtp: Option<LoadedMtp>,
+    /// What guesses tokens next to it, where it was loaded too.
+    pub guesser: Option<LoadedGuesser>,
 }
 
 /// Where a loaded model computes.

@@ -5,14 +5,13 @@
 
 use std::path::{Path, PathBuf};
 
-use tokenmill_backend::{Executor, MemoryPlan};
-use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_backend::{Backend, Executor, MemoryPlan};
 use tokenmill_model::{LoadError, LoadProgress, Model as Network, ModelExecutor, ModelOptions, Nextn};
 use tokenmill_sched::{Speculation, hidden_states_bytes};
 
 use crate::{
     Compute, Error, ModelSource,
-    draft_facts::{DraftFacts, options_next_to},
+    draft_facts::{DraftFacts, LoadedGuesser, options_next_to},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
     mtp_file::MtpFile,
 };
@@ -58,14 +57,6 @@ pub fn mtp_plan(
     file.map(|file| plan(Mtp::of_file(&file, network)?)).transpose()
 }
 
-/// A layer that was loaded next to its model.
-pub struct LoadedMtp {
-    /// What computes it.
-    pub(crate) executor: Box<dyn Executor + Send>,
-    /// What is told of it.
-    pub(crate) facts: DraftFacts,
-}
-
 impl<'a> Mtp<'a> {
     /// Finds the layer in a network's own file that is to guess: where `speculation` asks for it, and where it may take what there is.
     ///
@@ -102,19 +93,38 @@ impl<'a> Mtp<'a> {
     /// # Errors
     /// [`Error::Load`]: what is wrong with its weights.
     pub(crate) fn plan(&self, options: &ModelOptions, compute: &Compute) -> Result<MemoryPlan, Error> {
-        let backend = compute.cpu_backend()?;
-        Ok(self.plan_on(
-            &backend,
-            &options_next_to(self.layer.descriptor().n_ctx_train, options),
-        )?)
+        Ok(self.plan_apart(&compute.cpu_backend()?, options)?)
     }
 
-    /// What it takes with options of its own: the layer, and the network's hidden states that are kept for it.
-    fn plan_on(&self, backend: &CpuBackend, own: &ModelOptions) -> Result<MemoryPlan, LoadError> {
+    /// What it takes next to a network with `options`, on a backend of its own.
+    ///
+    /// # Errors
+    /// [`LoadError`]: what is wrong with its weights.
+    pub(crate) fn plan_apart<B: Backend>(
+        &self,
+        backend: &B,
+        options: &ModelOptions,
+    ) -> Result<MemoryPlan, LoadError> {
+        self.plan_on(
+            backend,
+            &options_next_to(self.layer.descriptor().n_ctx_train, options),
+        )
+    }
+
+    /// What it takes with options of its own: the layer, and the network's hidden states that are kept for it in the machine's memory.
+    fn plan_on<B: Backend>(&self, backend: &B, own: &ModelOptions) -> Result<MemoryPlan, LoadError> {
         let mut plan = self.layer.plan(backend, own)?;
         let descriptor = self.layer.descriptor();
         let n_ctx = own.n_ctx.unwrap_or(descriptor.n_ctx_train);
-        plan.workspace_bytes += hidden_states_bytes(n_ctx, own.max_batch_seqs, descriptor.n_embd);
+        let kept_bytes = hidden_states_bytes(n_ctx, own.max_batch_seqs, descriptor.n_embd);
+        if backend.works_apart() {
+            plan.on_host = Some(Box::new(MemoryPlan {
+                workspace_bytes: kept_bytes,
+                ..MemoryPlan::default()
+            }));
+        } else {
+            plan.workspace_bytes += kept_bytes;
+        }
         Ok(plan)
     }
 
@@ -142,13 +152,17 @@ impl<'a> Mtp<'a> {
     ///
     /// # Errors
     /// As [`Nextn::load_on`].
-    pub(crate) fn load(
+    pub(crate) fn load<B: Backend>(
         &self,
-        backend: CpuBackend,
+        backend: B,
         options: &ModelOptions,
-        network: &ModelExecutor<CpuBackend>,
+        network: &ModelExecutor<B>,
         on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<LoadedMtp, LoadError> {
+    ) -> Result<LoadedGuesser, LoadError>
+    where
+        B::Matrix: Clone,
+        ModelExecutor<B>: Executor + Send + 'static,
+    {
         let options = options_next_to(self.layer.descriptor().n_ctx_train, options);
         let memory = self.plan_on(&backend, &options)?;
         let executor = self.layer.load_on(backend, &options, network, on_progress)?;
@@ -161,7 +175,7 @@ impl<'a> Mtp<'a> {
             n_ctx: executor.limits().n_ctx,
             is_own_layer: true,
         };
-        Ok(LoadedMtp {
+        Ok(LoadedGuesser {
             executor: Box::new(executor),
             facts,
         })

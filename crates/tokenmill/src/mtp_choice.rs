@@ -46,29 +46,36 @@ impl LoadOptions {
         }
     }
 
-    /// The layer of `network` that is to guess further tokens, where it generates, no other model guesses and the CPU may compute it.
+    /// The layer of `network` that is to guess further tokens, where it generates, no other model guesses and one device computes all.
     pub(crate) fn mtp_of<'n>(
+        &self,
+        network: &'n Network,
+        file: Option<&'n MtpFile>,
+    ) -> Result<Option<Mtp<'n>>, Error> {
+        if !self.may_have_mtp(network) {
+            return Ok(None);
+        }
+        if Draft::check_choice(&self.compute).is_err() {
+            return if self.asks_for_mtp(network) {
+                Err(Error::MtpNotWhole)
+            } else {
+                Ok(None)
+            };
+        }
+        match file {
+            Some(file) => Mtp::of_file(file, network).map(Some),
+            None => Mtp::find(network, self.speculation),
+        }
+    }
+
+    /// As [`Self::mtp_of`], less a layer that was not asked for and that the CPU has no memory for.
+    pub(crate) fn fitting_mtp_of<'n>(
         &self,
         network: &'n Network,
         file: Option<&'n MtpFile>,
         options: &ModelOptions,
     ) -> Result<Option<Mtp<'n>>, Error> {
-        if !self.may_have_mtp(network) {
-            return Ok(None);
-        }
-        let is_asked_for = self.asks_for_mtp(network);
-        if Draft::check_choice(&self.compute).is_err() {
-            return if is_asked_for {
-                Err(Error::MtpOffCpu)
-            } else {
-                Ok(None)
-            };
-        }
-        let mtp = match file {
-            Some(file) => Some(Mtp::of_file(file, network)?),
-            None => Mtp::find(network, self.speculation)?,
-        };
-        let Some(mtp) = mtp else {
+        let Some(mtp) = self.mtp_of(network, file)? else {
             return Ok(None);
         };
         let checked = self
@@ -76,7 +83,7 @@ impl LoadOptions {
             .and_then(|plan| mtp.check(options, &self.compute, &plan));
         match checked {
             Ok(()) => Ok(Some(mtp)),
-            Err(error) if is_asked_for => Err(error),
+            Err(error) if self.asks_for_mtp(network) => Err(error),
             // It was not asked for.
             Err(_) => Ok(None),
         }

@@ -117,9 +117,20 @@ impl From<Error> for Failure {
                 size(machine_bytes as usize)
             ))
             .hint("take a smaller one, or a smaller context with -c"),
-            Error::DraftOffCpu => {
+            Error::DraftNotWhole => {
                 Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--draft` out")
             }
+            Error::NoRoomToGuess {
+                needed_bytes,
+                model_bytes,
+                room_bytes,
+            } => Self::device(format!(
+                "what guesses tokens ahead needs {} of the GPU's memory next to the model's {}, and both may take {}",
+                size(needed_bytes),
+                size(model_bytes),
+                size(room_bytes as usize)
+            ))
+            .hint("a smaller context is `-c N`, and `--device cpu` uses the machine's memory"),
             Error::Mtp { path, source } => {
                 let mut failure = Self::from(*source);
                 failure.message = format!("{}: {}", path.display(), failure.message);
@@ -130,7 +141,7 @@ impl From<Error> for Failure {
             }
             Error::NoMtp => Self::usage(error.to_string())
                 .hint("`--spec auto` guesses with what there is, `--draft MODEL` with a second model"),
-            Error::MtpOffCpu => {
+            Error::MtpNotWhole => {
                 Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--spec mtp` and `--mtp` out")
             }
             Error::NothingToShift => Self::usage("`--context-shift` is for models that continue texts, and this one makes vectors or scores")

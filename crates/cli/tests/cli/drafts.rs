@@ -95,9 +95,12 @@ fn a_draft_model_that_cannot_guess_is_refused_in_a_line() {
 }
 
 #[test]
-fn a_draft_model_works_next_to_the_cpu_only() {
-    let line = tokenmill(["run", "demo", PROMPT, "--device", "cuda", "--draft", "demo"]).failed(2);
-    assert!(line.contains("--device cpu"), "{line}");
+fn a_draft_model_works_next_to_a_model_on_one_device() {
+    for extra in [&["-ngl", "2"][..], &["-tp", "2"]] {
+        let args = [&["run", "demo", PROMPT, "--draft", "demo"], extra].concat();
+        let line = tokenmill(args).failed(2);
+        assert!(line.contains("--device cpu"), "{line}");
+    }
 }
 
 /// Writes a text of lines for `bench --follow`.

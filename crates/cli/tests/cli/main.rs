@@ -22,6 +22,7 @@ mod folders;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod gpu;
+mod gpu_guesses;
 mod group;
 mod help;
 mod hub;

@@ -24,7 +24,7 @@ const DEMO: &str = concat!(
 const COPIED: usize = 3;
 
 /// The built-in model as a file with a layer behind its last that guesses further tokens, less the tensor `without`.
-fn with_layer(folder: &Path, without: &str) -> PathBuf {
+pub(crate) fn with_layer(folder: &Path, without: &str) -> PathBuf {
     let path = folder.join("with-layer.gguf");
     write_with_layer(&path, |name| !name.ends_with(without));
     path
@@ -314,7 +314,7 @@ fn a_file_that_would_not_guess_is_refused() {
         (&["--spec", "off"][..], "`--mtp` does nothing with `--spec off`"),
         (&["--spec", "ngram"], "`--mtp` does nothing with `--spec ngram`"),
         (&["--draft", "demo"], "`--mtp` cannot be used with `--draft`"),
-        (&["--device", "cuda"], "--device cpu"),
+        (&["-ngl", "2"], "--device cpu"),
     ] {
         let base = ["run", "demo", PROMPT, "-n", "1", "--mtp", "mtp-x.gguf"];
         let outcome = tokenmill([&base, args].concat());
@@ -407,7 +407,7 @@ fn what_cannot_guess_is_refused_in_a_line() {
     };
     refused("demo", &[], 2, "no layer that guesses further tokens");
     refused("demo", &["--draft", "demo"], 2, "does nothing");
-    refused("demo", &["--device", "cuda"], 2, "--device cpu");
+    refused("demo", &["-ngl", "2"], 2, "--device cpu");
     let folder = tempfile::tempdir().unwrap();
     let broken = with_layer(folder.path(), "nextn.enorm.weight");
     refused(arg(&broken), &[], 3, "nextn.enorm");

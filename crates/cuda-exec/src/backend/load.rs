@@ -8,7 +8,10 @@ use tokenmill_backend::{
     MemoryPlan, NetworkShape, PAGE_TOKENS, StateLayout,
 };
 
-use super::{CudaBackend, CudaBuffer, PickedLayout, Results, StepInputs, Workspace, buffer::MAX_TWIN_WIDTH};
+use super::{
+    CudaBackend, CudaBuffer, HiddenInputs, PickedLayout, Results, StepInputs, Workspace,
+    buffer::MAX_TWIN_WIDTH,
+};
 
 /// Memory that is left to the driver, which keeps modules, graphs and the local memory of kernels there: a sixteenth of a GPU's, within
 /// these bounds. An estimate: no GPU has told yet.
@@ -56,6 +59,11 @@ impl CudaBackend {
             picked_layout: PickedLayout::new(limits),
             previous: device.alloc("sampling", limits.max_logit_rows)?,
             sampling: crate::SampleScratch::new(device, limits.max_logit_rows, limits.n_vocab)?,
+            hidden: if network.reads_hidden {
+                Some(HiddenInputs::new(device, limits)?)
+            } else {
+                None
+            },
         });
         Ok(())
     }
@@ -85,7 +93,13 @@ impl CudaBackend {
     /// Device memory of the workspace.
     pub(super) fn size_of_workspace(network: &NetworkShape, limits: &ExecutorLimits) -> usize {
         let attention = attention_needs(network, limits);
+        let hidden = if network.reads_hidden {
+            HiddenInputs::device_bytes(limits)
+        } else {
+            0
+        };
         StepInputs::device_bytes(limits)
+            + hidden
             + crate::Ops::split_bytes()
             + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, limits.max_batch_seqs, attention)
             + crate::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
@@ -250,6 +264,7 @@ mod tests {
                 n_embd: 64,
                 layers: vec![layer],
                 has_streams: false,
+                reads_hidden: false,
             };
             check(&network).map_err(|error| error.to_string())
         };

@@ -12,6 +12,7 @@ mod adapters;
 mod buffer;
 mod experts;
 mod group;
+mod hidden;
 mod latent;
 mod layers;
 mod load;
@@ -33,6 +34,7 @@ use tokenmill_gguf::TensorType;
 pub use self::buffer::CudaBuffer;
 use self::{
     group::GroupEnd,
+    hidden::HiddenInputs,
     memory::Staging,
     results::{PickedLayout, Results, Sources},
     step::StepInputs,
@@ -75,6 +77,8 @@ struct Workspace {
     /// Tokens of the step before it.
     previous: crate::Buffer<u32>,
     sampling: crate::SampleScratch,
+    /// Of a layer that guesses further tokens.
+    hidden: Option<HiddenInputs>,
 }
 
 impl CudaBackend {

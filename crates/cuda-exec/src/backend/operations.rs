@@ -159,6 +159,20 @@ impl Backend for CudaBackend {
         Ok(self.ops.embed(table, ids, scale, output.write())?)
     }
 
+    fn take_hidden_inputs(
+        &mut self,
+        n_tokens: usize,
+        _: usize,
+        output: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let hidden = prepared(&mut self.workspace).hidden.as_ref();
+        let rows = hidden
+            .expect("a network that reads hidden states was prepared for")
+            .rows(n_tokens)?;
+        let target = output.write().range(0..rows.len())?;
+        Ok(self.device.copy(crate::Stream::Compute, rows, &target)?)
+    }
+
     fn add_row(
         &mut self,
         row: &crate::Buffer<f32>,

@@ -74,6 +74,9 @@ impl CudaBackend {
         let sampling = workspace.inputs.device_mode(batch);
         workspace.results.begin(batch, sampling);
         let shape = (workspace.inputs).begin(batch, sampling, pads, &mut workspace.results)?;
+        if let Some(hidden) = &mut workspace.hidden {
+            hidden.begin(&batch.hidden_inputs, shape.n_tokens)?;
+        }
         for (group, store) in kv.iter_mut() {
             store.await_pages(workspace.inputs.pages(group))?;
         }

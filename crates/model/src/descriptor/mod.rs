@@ -496,6 +496,7 @@ impl Descriptor {
                 })
                 .collect(),
             has_streams: self.alt_up.is_some(),
+            reads_hidden: self.reads_hidden,
         }
     }
 

@@ -52,6 +52,8 @@ mod draft_times;
 mod draft_trials;
 #[path = "../../src/drafting.rs"]
 mod drafting;
+#[path = "../../src/draining.rs"]
+mod draining;
 #[path = "../../src/earlier_answers.rs"]
 mod earlier_answers;
 #[path = "../../src/engine.rs"]

@@ -88,7 +88,7 @@ pub(crate) fn load_group(
             kernels_took,
             without_nccl,
         },
-        mtp: None,
+        guesser: None,
         plan,
     })
 }

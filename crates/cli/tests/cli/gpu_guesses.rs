@@ -1,0 +1,94 @@
+//! Guesses next to a model on the GPU of the simulated driver: look-ups, a draft model and the model's own layer. They come out, change no
+//! token, and share the GPU's memory with the model.
+
+use serde_json::Value;
+
+use crate::{
+    gpu::{run, with_driver},
+    mtp::with_layer,
+    support::arg,
+};
+
+/// What a run on the GPU tells of an answer of 24 tokens in which the model says its first sentence twice.
+#[track_caller]
+fn told(model: &str, extra: &[&str]) -> Value {
+    let args = [
+        "run",
+        model,
+        "Tell me a story.",
+        "--temp",
+        "0",
+        "-n",
+        "24",
+        "-c",
+        "64",
+        "--json",
+        "--device",
+        "cuda",
+    ];
+    let outcome = run(with_driver("", &[&args[..], extra].concat()));
+    serde_json::from_str(&outcome.ok()).unwrap()
+}
+
+/// Tokens of drafts that were accepted.
+fn accepted(told: &Value) -> u64 {
+    told["timings"]["draft_n_accepted"].as_u64().unwrap()
+}
+
+#[test]
+fn look_ups_come_out_and_change_no_token() {
+    let plain = told("demo", &["--spec", "off"]);
+    assert_eq!(plain["timings"]["draft_n"], 0);
+    let guessed = told("demo", &["--spec", "ngram"]);
+    assert_eq!(guessed["ids"], plain["ids"]);
+    assert!(accepted(&guessed) >= 1, "{guessed}");
+    // What is weighed by times may guess or not.
+    assert_eq!(told("demo", &["--spec", "auto"])["ids"], plain["ids"]);
+}
+
+#[test]
+fn a_draft_model_guesses_on_the_same_gpu() {
+    let plain = told("demo", &["--spec", "off"]);
+    let guessed = told("demo", &["--spec", "draft", "--draft", "demo", "--spec-max", "4"]);
+    assert_eq!(guessed["ids"], plain["ids"]);
+    assert!(accepted(&guessed) >= 12, "{guessed}");
+}
+
+#[test]
+fn the_models_own_layer_guesses_on_the_same_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = with_layer(folder.path(), "nothing");
+    let plain = told(arg(&model), &["--spec", "off"]);
+    let guessed = told(arg(&model), &["--spec", "mtp", "--spec-max", "2"]);
+    assert_eq!(guessed["ids"], plain["ids"]);
+    assert!(guessed["timings"]["draft_n"].as_u64() >= Some(1), "{guessed}");
+}
+
+#[test]
+fn a_draft_model_that_does_not_fit_next_to_the_model_is_refused() {
+    // Room for the driver's part, the model, and less than the model once more.
+    let run_on = |mib: u32, device: &[&str]| {
+        let machine = format!("mib={mib}");
+        let args = ["run", "demo", "Once", "-n", "2", "-c", "64", "--draft", "demo"];
+        run(with_driver(&machine, &[&args[..], device].concat()))
+    };
+    let cuda = ["--device", "cuda"];
+    run_on(2048, &cuda).ok();
+    let too_small = (128..200).step_by(2).find_map(|mib| {
+        let outcome = run_on(mib, &cuda);
+        outcome
+            .stderr
+            .contains("what guesses tokens ahead")
+            .then_some((mib, outcome))
+    });
+    let (mib, outcome) = too_small.expect("with some size only the model fits");
+    let line = outcome.failed(5);
+    assert!(
+        line.contains("next to the model's") && line.contains("--device cpu"),
+        "{line}"
+    );
+    // Without a device that is asked for, both are on the CPU.
+    let outcome = run_on(mib, &["--device", "auto"]);
+    assert!(outcome.stderr.contains("CPU"), "{}", outcome.stderr);
+    outcome.ok();
+}

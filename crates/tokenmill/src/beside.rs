@@ -1,0 +1,114 @@
+//! [`Beside`]: what guesses tokens next to a model, where a GPU computes both.
+//!
+//! Separate from the load on a GPU, which knows neither file. Invariant: what was not asked for, and does not fit, keeps no model from being
+//! loaded.
+
+use tokenmill_backend::{Backend, Executor, MemoryPlan};
+use tokenmill_model::{LoadProgress, ModelExecutor, ModelOptions};
+
+use crate::{Error, draft::Draft, draft_facts::LoadedGuesser, mtp::Mtp};
+
+/// What guesses tokens next to a model.
+#[derive(Clone, Copy)]
+pub(crate) enum Beside<'a> {
+    /// Nothing that is loaded.
+    Nothing,
+    /// The model's own layer.
+    Layer {
+        /// The layer.
+        mtp: &'a Mtp<'a>,
+        /// Whether it has to guess, rather than where there is room.
+        is_asked_for: bool,
+    },
+    /// A second model.
+    Draft(&'a Draft),
+}
+
+impl Beside<'_> {
+    /// Whether the model is not loaded without it.
+    pub(crate) fn is_asked_for(self) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Layer { is_asked_for, .. } => is_asked_for,
+            Self::Draft(_) => true,
+        }
+    }
+
+    /// What it takes of the memory of a backend, next to a model with `options`.
+    ///
+    /// # Errors
+    /// What is wrong with its weights.
+    pub(crate) fn plan_on<B: Backend>(
+        self,
+        backend: &B,
+        options: &ModelOptions,
+    ) -> Result<Option<MemoryPlan>, Error> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Layer { mtp, .. } => Ok(Some(mtp.plan_apart(backend, options)?)),
+            Self::Draft(draft) => draft.plan_on(backend, options).map(Some),
+        }
+    }
+
+    /// What is left of it next to a model that takes `of_model`, where both share `room_bytes` of a GPU's memory.
+    ///
+    /// # Errors
+    /// [`Error::NoRoomToGuess`] where it is asked for, and what is wrong with its weights.
+    pub(crate) fn fitting<B: Backend>(
+        self,
+        backend: &B,
+        options: &ModelOptions,
+        of_model: &MemoryPlan,
+        room_bytes: u64,
+    ) -> Result<Self, Error> {
+        let own = match self.plan_on(backend, options) {
+            Ok(own) => own.map_or(0, |own| own.device_bytes()),
+            Err(error) if self.is_asked_for() => return Err(error),
+            Err(_) => return Ok(Self::Nothing),
+        };
+        let model_bytes = of_model.device_bytes();
+        // A model that does not fit by itself is refused by what loads it.
+        let is_too_much = model_bytes as u64 <= room_bytes && (own + model_bytes) as u64 > room_bytes;
+        match is_too_much {
+            false => Ok(self),
+            true if self.is_asked_for() => Err(Error::NoRoomToGuess {
+                needed_bytes: own,
+                model_bytes,
+                room_bytes,
+            }),
+            true => Ok(Self::Nothing),
+        }
+    }
+
+    /// Loads it next to its network, on a backend for it alone.
+    ///
+    /// # Errors
+    /// What keeps it from loading.
+    pub(crate) fn load_on<B: Backend>(
+        self,
+        backend: impl FnOnce() -> Result<B, Error>,
+        options: &ModelOptions,
+        network: &ModelExecutor<B>,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Option<LoadedGuesser>, Error>
+    where
+        B::Matrix: Clone,
+        ModelExecutor<B>: Executor + Send + 'static,
+    {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Layer { mtp, is_asked_for } => {
+                let loaded = backend().and_then(|backend| {
+                    let loaded = mtp.load(backend, options, network, on_progress);
+                    loaded.map_err(Error::Load)
+                });
+                match loaded {
+                    Ok(loaded) => Ok(Some(loaded)),
+                    Err(error) if is_asked_for => Err(error),
+                    Err(_) => Ok(None),
+                }
+            }
+            Self::Draft(draft) => draft.load_on(backend()?, options, on_progress).map(Some),
+        }
+    }
+}

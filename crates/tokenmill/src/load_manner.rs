@@ -1,0 +1,54 @@
+//! [`load_with`]: a load on the CPU in the manner that was asked for.
+//!
+//! Separate from the choice of the device because a drafting model is loaded so too. Invariant: a quiet load leaves the processors to what
+//! else computes here.
+
+use std::{panic, sync::mpsc, thread};
+
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_model::{LoadError, LoadProgress};
+
+use crate::{Compute, at_low_priority};
+
+/// Loads on a backend in the manner that was asked for.
+///
+/// # Errors
+/// As [`Model::load_on`].
+pub(crate) fn load_with<T: Send>(
+    backend: CpuBackend,
+    compute: &Compute,
+    on_progress: &mut dyn FnMut(LoadProgress),
+    load: impl FnOnce(CpuBackend, &mut dyn FnMut(LoadProgress)) -> Result<T, LoadError> + Send,
+) -> Result<T, LoadError> {
+    if compute.is_quiet {
+        load_quietly(backend, on_progress, load)
+    } else {
+        load(backend, on_progress)
+    }
+}
+
+/// Loads on one thread of low priority. The backend's threads were started before and have the usual one.
+fn load_quietly<T: Send>(
+    mut backend: CpuBackend,
+    on_progress: &mut dyn FnMut(LoadProgress),
+    load: impl FnOnce(CpuBackend, &mut dyn FnMut(LoadProgress)) -> Result<T, LoadError> + Send,
+) -> Result<T, LoadError> {
+    backend.set_load_threads(1);
+    let (sender, progress) = mpsc::channel();
+    thread::scope(|scope| {
+        let loading = scope.spawn(move || {
+            at_low_priority(|| {
+                // The receiver is gone only where this load's caller panics.
+                load(backend, &mut |news| {
+                    sender.send(news).unwrap_or_default();
+                })
+            })
+        });
+        for news in progress {
+            on_progress(news);
+        }
+        loading
+            .join()
+            .unwrap_or_else(|payload| panic::resume_unwind(payload))
+    })
+}
