@@ -37,6 +37,11 @@ impl<M> AdapterMatrices<M> {
         (self.by_weight.iter().flatten()).all(|change| (change.scale * strength).is_finite())
     }
 
+    /// The changes by the places of weights.
+    pub fn by_place(&self) -> impl ExactSizeIterator<Item = Option<&LowRank<M>>> {
+        self.by_weight.iter().map(Option::as_ref)
+    }
+
     /// The change of a weight.
     pub fn of(&self, place: Option<u32>) -> Option<&LowRank<M>> {
         self.by_weight.get(place? as usize)?.as_ref()
@@ -62,4 +67,13 @@ pub trait AdapterOperations: Memory {
 
     /// Whether [`AdapterOperations::add_adapter`] can succeed; asked before matrices are uploaded.
     fn takes_adapters(&self) -> bool;
+
+    /// Says whether there is memory for an adapter of so many bytes; asked before the first of its matrices is uploaded. Backends whose
+    /// memory is the host's do not ask.
+    ///
+    /// # Errors
+    /// [`AdapterError::Device`] with what is needed and what there is.
+    fn check_adapter_room(&self, _n_bytes: usize) -> Result<(), AdapterError> {
+        Ok(())
+    }
 }

@@ -83,6 +83,8 @@ pub enum MatrixUsage {
     /// [`LatentOperations::heads_linear`](crate::LatentOperations::heads_linear) alone: the matrices of so many experts or
     /// heads, each of as many rows, one after the other.
     Experts(usize),
+    /// One of the two matrices of an adapter's change ([`LowRank`](crate::LowRank)).
+    Adapter,
 }
 
 /// Something that a load allocates on a device.

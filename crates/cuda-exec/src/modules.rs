@@ -27,7 +27,7 @@ pub struct KernelModule {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 36] = [
+const PLAIN: [(&str, &str, &[&str]); 37] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
@@ -35,6 +35,7 @@ const PLAIN: [(&str, &str, &[&str]); 36] = [
     ("elementwise", "elementwise.cu", &[]),
     ("latent_attention", "latent_attention.cu", &[]),
     ("layers", "layers.cu", &[]),
+    ("lora", "lora.cu", &[]),
     ("norm", "norm.cu", &[]),
     ("rope_kv", "rope_kv.cu", &[]),
     ("route", "route.cu", &[]),

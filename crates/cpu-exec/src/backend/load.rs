@@ -109,7 +109,7 @@ fn of_matrix(data: &MatrixData<'_>, error: crate::CpuExecError) -> BackendError 
 pub(super) fn n_experts(usage: MatrixUsage) -> usize {
     match usage {
         MatrixUsage::Experts(n_experts) => n_experts.max(1),
-        MatrixUsage::Linear | MatrixUsage::Embedding | MatrixUsage::Tied => 1,
+        MatrixUsage::Linear | MatrixUsage::Embedding | MatrixUsage::Tied | MatrixUsage::Adapter => 1,
     }
 }
 

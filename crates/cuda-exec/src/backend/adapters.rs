@@ -1,24 +1,251 @@
-//! Adapters on the GPU: none yet, and asking for one says so.
+//! Adapters on the GPU: those that are there, which rows of a step have which, and what they add to the step's products.
+//!
+//! Separate from the products because most steps have no adapter, and then nothing here is launched. A step's tiles of rows go up in a copy of
+//! their own, and only where it has adapters. Invariants: where tiles begin follows from a decode step's shape alone, and which products
+//! adapters change from those that were ever loaded, so a captured step serves whatever adapters its rows have; what captured steps hold
+//! is replaced only in a new epoch.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
-use tokenmill_backend::{AdapterError, AdapterId, AdapterMatrices, AdapterOperations, Backend};
+use tokenmill_backend::{
+    AdapterError, AdapterId, AdapterMatrices, AdapterOperations, AdapterRuns, Backend, BackendError,
+    ForwardBatch, LinearJob, Phase, StepShape,
+};
 
-use super::CudaBackend;
+use super::{CudaBackend, prepared};
+
+/// The adapters, and what products with them need.
+#[derive(Default)]
+pub(super) struct Adapters {
+    loaded: Vec<Loaded>,
+    /// Whether an adapter was ever there that changes the weight of a place.
+    changed: Vec<bool>,
+    /// The largest rank of all that were ever there.
+    max_rank: usize,
+    /// The widest rows that they multiply.
+    max_in: usize,
+    room: Option<Room>,
+    runs: AdapterRuns,
+    tiles: Vec<crate::AdapterTile>,
+    /// The tiles of the step's tokens, outputs and logits: how many rows there are, and where their tiles are.
+    kinds: [(usize, Range<usize>); 3],
+}
+
+struct Loaded {
+    id: AdapterId,
+    table: crate::AdapterTable,
+    /// What the table points to.
+    _matrices: Arc<AdapterMatrices<crate::Matrix>>,
+}
+
+/// Memory for steps with adapters.
+struct Room {
+    tiles: crate::Buffer<crate::AdapterTile>,
+    /// Used in turn, so that the host can write the next while the device reads the last.
+    staging: [crate::Pinned<crate::AdapterTile>; 2],
+    n_steps: usize,
+    scratch: crate::Buffer<f32>,
+}
 
 impl AdapterOperations for CudaBackend {
     fn add_adapter(
         &mut self,
-        _: AdapterId,
-        _: Arc<AdapterMatrices<Self::Matrix>>,
-        _: f32,
+        id: AdapterId,
+        matrices: Arc<AdapterMatrices<crate::Matrix>>,
+        strength: f32,
     ) -> Result<(), AdapterError> {
-        Err(AdapterError::Unsupported { device: Self::NAME })
+        self.add(id, matrices, strength)
+            .map_err(|error| AdapterError::from(BackendError::from(error)))
     }
 
-    fn remove_adapter(&mut self, _: AdapterId) {}
+    fn remove_adapter(&mut self, id: AdapterId) {
+        self.adapters.loaded.retain(|loaded| loaded.id != id);
+    }
 
     fn takes_adapters(&self) -> bool {
-        false
+        // Ranks of a group and parts of a split have weights of which an adapter has other rows and columns.
+        self.collective.is_none()
     }
+
+    fn check_adapter_room(&self, n_bytes: usize) -> Result<(), AdapterError> {
+        let free_bytes = self.room_bytes().map_err(BackendError::from)?;
+        if n_bytes as u64 <= free_bytes {
+            return Ok(());
+        }
+        Err(BackendError::OutOfMemory {
+            purpose: "adapters",
+            needed_bytes: n_bytes as u64,
+            free_bytes,
+            device: Self::NAME,
+        }
+        .into())
+    }
+}
+
+impl CudaBackend {
+    fn add(
+        &mut self,
+        id: AdapterId,
+        matrices: Arc<AdapterMatrices<crate::Matrix>>,
+        strength: f32,
+    ) -> Result<(), crate::CudaExecError> {
+        // Its matrices are on their way.
+        self.uploader.finish()?;
+        self.ops.load_adapters()?;
+        let changes = || {
+            matrices.by_place().map(|change| {
+                change.map(|change| crate::Change {
+                    a: &change.a,
+                    b: &change.b,
+                    scale: change.scale * strength,
+                })
+            })
+        };
+        let table = crate::AdapterTable::new(&self.device, changes())?;
+        let (adapters, limits) = (&mut self.adapters, prepared(&mut self.workspace).inputs.limits());
+        let max_rank = changes().flatten().map(|change| change.a.n_out()).max();
+        let max_rank = max_rank.unwrap_or(0).max(adapters.max_rank);
+        let max_in = changes().flatten().map(|change| change.a.n_in()).max();
+        let max_in = max_in.unwrap_or(0).max(adapters.max_in);
+        if adapters.room.is_none() || [max_rank, max_in] != [adapters.max_rank, adapters.max_in] {
+            let n_tokens = limits.max_batch_tokens;
+            let len = crate::Ops::adapter_scratch_len(n_tokens, max_in, max_rank);
+            let scratch = self.device.alloc("adapters", len)?;
+            match &mut adapters.room {
+                Some(room) => room.scratch = scratch,
+                None => {
+                    let n_tiles = 2 * n_tokens + limits.max_logit_rows;
+                    let staging = || self.device.alloc_pinned(n_tiles);
+                    adapters.room = Some(Room {
+                        tiles: self.device.alloc("adapters", n_tiles)?,
+                        staging: [staging()?, staging()?],
+                        n_steps: 0,
+                        scratch,
+                    });
+                }
+            }
+            (adapters.max_rank, adapters.max_in) = (max_rank, max_in);
+            self.epoch += 1;
+        }
+        let n_changed = adapters.n_changed();
+        adapters
+            .changed
+            .resize(changes().count().max(adapters.changed.len()), false);
+        for (is_changed, change) in adapters.changed.iter_mut().zip(changes()) {
+            *is_changed |= change.is_some();
+        }
+        self.epoch += u64::from(adapters.n_changed() != n_changed);
+        adapters.loaded.push(Loaded {
+            id,
+            table,
+            _matrices: matrices,
+        });
+        Ok(())
+    }
+}
+
+impl Adapters {
+    fn n_changed(&self) -> usize {
+        self.changed.iter().filter(|&&is_changed| is_changed).count()
+    }
+
+    /// Takes which rows of a step have which adapter, and queues it. `outputs` are the tokens of the output rows, without padding.
+    pub(super) fn begin(
+        &mut self,
+        batch: &ForwardBatch,
+        shape: &StepShape,
+        outputs: &[u32],
+    ) -> Result<(), BackendError> {
+        self.runs.set(batch, outputs);
+        let Some(room) = self.room.as_mut().filter(|_| !self.runs.is_empty()) else {
+            return Ok(());
+        };
+        self.tiles.clear();
+        let counts = [
+            (batch.n_tokens(), shape.n_tokens),
+            (outputs.len(), shape.n_outputs),
+            (batch.logit_rows.len(), shape.n_logits),
+        ];
+        for (kind, (n_rows, n_padded)) in self.kinds.iter_mut().zip(counts) {
+            let first = self.tiles.len();
+            for run in self.runs.of(n_rows) {
+                let table = self.loaded.iter().find(|loaded| loaded.id == run.adapter);
+                let table = &table.expect("batches name adapters that are loaded").table;
+                crate::AdapterTile::push(&mut self.tiles, table, run.rows.clone());
+            }
+            if shape.phase != Phase::Mixed {
+                // Captured steps of a shape have as many tiles each, one for each row at most.
+                self.tiles.resize(first + n_padded, crate::AdapterTile::EMPTY);
+            }
+            *kind = (n_padded, first..self.tiles.len());
+        }
+        let staging = &mut room.staging[room.n_steps % 2];
+        room.n_steps += 1;
+        let range = 0..self.tiles.len();
+        staging.host()?[range.clone()].copy_from_slice(&self.tiles);
+        let target = room.tiles.view_mut().range(range.clone())?;
+        Ok(staging.upload(crate::Stream::Compute, range, &target)?)
+    }
+
+    /// Whether rows of the current step have adapters.
+    pub(super) fn has_step_some(&self) -> bool {
+        !self.runs.is_empty()
+    }
+
+    /// Whether adapters may change one of these products in the current step.
+    pub(super) fn change<const N: usize>(&self, jobs: [&LinearJob<'_, CudaBackend>; N]) -> bool {
+        self.has_step_some() && jobs.iter().any(|job| place_in(&self.changed, job).is_some())
+    }
+
+    /// Adds to products of the current step what the adapters of their rows say.
+    pub(super) fn add_to(
+        &mut self,
+        ops: &crate::Ops,
+        input: crate::View<'_, f32>,
+        n_rows: usize,
+        jobs: &mut [LinearJob<'_, CudaBackend>],
+    ) -> Result<(), BackendError> {
+        if !self.has_step_some() {
+            return Ok(());
+        }
+        let Some(n_in) = jobs.first().map(|job| job.linear.n_in) else {
+            return Ok(());
+        };
+        let changed = &self.changed;
+        let mut products = jobs.iter_mut().filter_map(|job| {
+            Some(crate::AdaptedProduct {
+                place: place_in(changed, job)?,
+                n_out: job.linear.n_out,
+                output: job.output.write(),
+            })
+        });
+        let room = self.room.as_mut().expect("made with the first adapter");
+        let mut add = |products: &mut [crate::AdaptedProduct<'_>]| -> Result<(), BackendError> {
+            let (_, tiles) = (self.kinds.iter())
+                .find(|(n_kind, _)| *n_kind == n_rows)
+                .expect("a product is of a step's tokens, outputs or logits");
+            let rows = crate::ChangedRows {
+                n_rows,
+                input,
+                tiles: room.tiles.view().range(tiles.clone())?,
+                max_rank: self.max_rank,
+            };
+            Ok(ops.adapt(&rows, n_in, products, &mut room.scratch)?)
+        };
+        // Arrays instead of a vector: nothing is allocated on the step path.
+        loop {
+            match (products.next(), products.next(), products.next()) {
+                (Some(a), Some(b), Some(c)) => add(&mut [a, b, c])?,
+                (Some(a), Some(b), None) => return add(&mut [a, b]),
+                (Some(a), None, _) => return add(&mut [a]),
+                _ => return Ok(()),
+            }
+        }
+    }
+}
+
+/// The place of a product's weight, if adapters change it.
+fn place_in(changed: &[bool], job: &LinearJob<'_, CudaBackend>) -> Option<u32> {
+    let place = job.linear.adapter_place?;
+    changed.get(place as usize)?.then_some(place)
 }

@@ -63,6 +63,7 @@ pub struct CudaBackend {
     border: split::Border,
     /// Where this is a rank of a group: its end of it. Behind the graphs, which have to go before it does.
     group_end: Option<GroupEnd>,
+    adapters: adapters::Adapters,
 }
 
 /// What steps need besides weights, activations and KV.
@@ -102,6 +103,7 @@ impl CudaBackend {
             tracer: None,
             border: split::Border::default(),
             group_end: None,
+            adapters: adapters::Adapters::default(),
             device,
         })
     }

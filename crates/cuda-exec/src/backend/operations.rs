@@ -461,7 +461,7 @@ impl Backend for CudaBackend {
                 _ => {}
             }
         }
-        Ok(())
+        self.adapters.add_to(&self.ops, input.floats, n_rows, jobs)
     }
 
     fn linear_gated(
@@ -472,7 +472,10 @@ impl Backend for CudaBackend {
         gate: LinearJob<'_, Self>,
         up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
-        if !(self.ops).can_gate(&gate.linear.matrix, &up.linear.matrix, n_rows) {
+        // What adapters change is added before the activation.
+        if self.adapters.change([&gate, &up])
+            || !(self.ops).can_gate(&gate.linear.matrix, &up.linear.matrix, n_rows)
+        {
             let mut jobs = [gate, up];
             self.linear_group(input, n_rows, &mut jobs)?;
             let [gate, up] = jobs;

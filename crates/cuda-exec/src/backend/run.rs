@@ -8,12 +8,13 @@ use tokenmill_backend::{BackendError, ForwardBatch, StepShape};
 
 use super::{CudaBackend, prepared, trace::Moment};
 
-/// What a captured step is found again by: its shape, and whether its sampling has the launches for
-/// [many tokens](crate::SampleRecord::draws_many).
+/// What a captured step is found again by: its shape, whether its sampling has the launches for
+/// [many tokens](crate::SampleRecord::draws_many), and whether it has those of adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct StepKey {
     shape: StepShape,
     has_many: bool,
+    has_adapters: bool,
 }
 
 enum Replayed {
@@ -28,6 +29,7 @@ impl CudaBackend {
         StepKey {
             shape: *shape,
             has_many: (self.workspace.as_ref()).is_some_and(|workspace| workspace.inputs.has_many()),
+            has_adapters: self.adapters.has_step_some(),
         }
     }
 
@@ -77,6 +79,7 @@ impl CudaBackend {
         if let Some(hidden) = &mut workspace.hidden {
             hidden.begin(&batch.hidden_inputs, shape.n_tokens)?;
         }
+        (self.adapters).begin(batch, &shape, workspace.inputs.output_rows())?;
         for (group, store) in kv.iter_mut() {
             store.await_pages(workspace.inputs.pages(group))?;
         }

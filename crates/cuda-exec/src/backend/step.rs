@@ -334,6 +334,16 @@ impl StepInputs {
         padded
     }
 
+    /// The largest step.
+    pub(super) fn limits(&self) -> &ExecutorLimits {
+        &self.limits
+    }
+
+    /// The tokens that the current step has output rows of, ascending; without padding.
+    pub(super) fn output_rows(&self) -> &[u32] {
+        &self.output_rows
+    }
+
     /// The pages of a group in the current step.
     pub(super) fn pages(&self, group: PageGroup) -> &[u32] {
         let (main, window) = self.pages.split_at(self.n_main_pages);

@@ -246,7 +246,9 @@ impl<'a, T: Pod> View<'a, T> {
         })
     }
 
-    pub(super) fn address(&self) -> u64 {
+    /// Where they begin on the device, for tables that kernels follow. Whoever writes it into one keeps the buffer for as long as the table is
+    /// followed.
+    pub(crate) fn address(&self) -> u64 {
         self.address
     }
 }

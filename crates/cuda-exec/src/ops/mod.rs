@@ -3,6 +3,7 @@
 //! One file an operation family, named as its kernel's source. Invariant: an operation launches only what its arguments'
 //! sizes decide, allocates nothing and never waits, so any sequence of operations can be captured.
 
+mod adapters;
 mod argmax;
 mod attention;
 mod attention_decode;
@@ -35,6 +36,7 @@ use crate::{
     modules::{PAIRS, pair_name},
 };
 
+pub use adapters::{AdaptedProduct, AdapterTable, AdapterTile, Change, ChangedRows};
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
 pub use attention::{AttentionScratch, AttentionStep, ScratchNeeds, TokenRuns};
 pub use attention_decode::{DecodePlan, Visible};
@@ -245,6 +247,8 @@ pub struct Ops {
     sort_choices: Kernel,
     weigh_choices: Kernel,
     combine_choices: Kernel,
+    /// Of adapters, where they were asked for.
+    adapters: Option<adapters::AdapterKernels>,
     /// Of recurrent layers, where they were asked for.
     recurrent: Option<recurrence::RecurrentKernels>,
     /// Products by matrices of two types, as far as they were asked for; in the order of [`PAIRS`].
@@ -301,6 +305,7 @@ impl Ops {
             sort_choices: device.kernel("route", "sort_choices")?,
             weigh_choices: device.kernel("route", "weigh_choices")?,
             combine_choices: device.kernel("route", "combine")?,
+            adapters: None,
             recurrent: None,
             pairs: [None; PAIRS.len()],
             max_grid_rows: MAX_GRID_ROWS,

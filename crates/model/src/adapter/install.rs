@@ -57,6 +57,9 @@ impl<B: Backend> ModelExecutor<B> {
                 tensor: weight.tensor.clone(),
             });
         }
+        if !self.coming.contains_key(&id) {
+            self.backend.check_adapter_room(adapter.n_bytes())?;
+        }
         let n_adaptable = self.network.adaptable.len();
         let by_weight = self.coming.entry(id).or_default();
         by_weight.resize_with(n_adaptable, || None);
@@ -132,7 +135,7 @@ fn upload<B: Backend>(
             n_out,
             n_in,
             bytes: bytes.into(),
-            usage: MatrixUsage::Linear,
+            usage: MatrixUsage::Adapter,
         })
     };
     Ok(LowRank {

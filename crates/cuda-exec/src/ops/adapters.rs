@@ -1,0 +1,235 @@
+//! What adapters add to products. Kernels: `lora.cu`.
+//!
+//! The kernels follow addresses: a tile's to the table of its adapter, a table's to the matrices of each change. Invariant: a table lies on the
+//! device for as long as its adapter's matrices do, and whoever removes an adapter waits until no step names it.
+
+use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
+
+use super::{Ops, check_equal};
+use crate::{Args, Buffer, CudaExecError, Device, Kernel, LaunchShape, Matrix, View, ViewMut, error::Result};
+
+/// Rows of a tile at most.
+const TILE_ROWS: usize = 16;
+/// Columns that one thread block multiplies.
+const SPLIT: usize = 512;
+/// Rows of a change that one thread block computes.
+const RANKS: usize = 16;
+/// Products of one launch.
+const MAX_JOBS: usize = 3;
+/// Rows up to which products share launches; of more, each has enough thread blocks by itself, and what lies between the two kernels stays small.
+const MAX_JOINED_ROWS: usize = 256;
+
+/// The kernels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AdapterKernels {
+    down: Kernel,
+    up: Kernel,
+}
+
+/// What an adapter changes of one weight: `scale * b * a` is added to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    /// `[rank, n_in]`, F32, F16 or BF16.
+    pub a: &'a Matrix,
+    /// `[n_out, rank]`, F32, F16 or BF16.
+    pub b: &'a Matrix,
+    /// Multiplies the change.
+    pub scale: f32,
+}
+
+/// The changes of an adapter by the places of weights, on the device.
+#[derive(Debug)]
+pub struct AdapterTable(Buffer<Record>);
+
+/// The twin of `Change` in `lora.cu`. A rank of 0 is no change.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Record {
+    a: u64,
+    b: u64,
+    rank: u32,
+    scale: f32,
+    a_type: u32,
+    b_type: u32,
+}
+
+/// Neighbouring rows that have one adapter, or none; the twin of `Tile` in `lora.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct AdapterTile {
+    table: u64,
+    first_row: u32,
+    n_rows: u32,
+}
+
+/// Rows of a product, and which of them have which adapter.
+#[derive(Clone, Copy, Debug)]
+pub struct ChangedRows<'a> {
+    /// Rows of the product.
+    pub n_rows: usize,
+    /// `[n_rows, n_in]`.
+    pub input: View<'a, f32>,
+    /// Tiles of them, in any order; none overlap.
+    pub tiles: View<'a, AdapterTile>,
+    /// The largest rank that a change has, at least 1.
+    pub max_rank: usize,
+}
+
+/// A product that adapters change.
+#[derive(Debug)]
+pub struct AdaptedProduct<'a> {
+    /// The place of its weight.
+    pub place: u32,
+    /// Outputs of a row.
+    pub n_out: usize,
+    /// `[n_rows, n_out]`, what the weight gave.
+    pub output: ViewMut<'a, f32>,
+}
+
+fn type_code(ty: TensorType) -> Result<u32> {
+    match ty {
+        TensorType::F32 => Ok(0),
+        TensorType::F16 => Ok(1),
+        TensorType::BF16 => Ok(2),
+        other => Err(CudaExecError::Unsupported {
+            feature: format!("adapters of type {}", other.name()),
+        }),
+    }
+}
+
+impl AdapterTable {
+    /// Writes the table of an adapter; `changes` are by place.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Unsupported`] for another type of matrices, [`CudaExecError::Shape`] for two that do not fit together,
+    /// [`CudaExecError::OutOfMemory`], or the driver's.
+    pub fn new<'a>(device: &Device, changes: impl Iterator<Item = Option<Change<'a>>>) -> Result<Self> {
+        let record = |change: Option<Change<'_>>| {
+            let Some(Change { a, b, scale }) = change else {
+                return Ok(Record::zeroed());
+            };
+            check_equal("the rank of an adapter's matrices", b.n_in(), a.n_out())?;
+            Ok(Record {
+                a: a.view().address(),
+                b: b.view().address(),
+                rank: a.n_out() as u32,
+                scale,
+                a_type: type_code(a.layout().ty())?,
+                b_type: type_code(b.layout().ty())?,
+            })
+        };
+        let records: Vec<Record> = changes.map(record).collect::<Result<_>>()?;
+        Ok(Self(device.upload("adapters", &records)?))
+    }
+}
+
+impl AdapterTile {
+    /// No rows.
+    pub const EMPTY: Self = Self {
+        table: 0,
+        first_row: 0,
+        n_rows: 0,
+    };
+
+    /// Appends the tiles of rows with one adapter.
+    pub fn push(tiles: &mut Vec<Self>, table: &AdapterTable, rows: std::ops::Range<usize>) {
+        let end = rows.end;
+        tiles.extend(rows.step_by(TILE_ROWS).map(|first| Self {
+            table: table.0.view().address(),
+            first_row: first as u32,
+            n_rows: (end - first).min(TILE_ROWS) as u32,
+        }));
+    }
+}
+
+fn with_counts(args: Args<'_>, counts: [usize; MAX_JOBS]) -> Args<'_> {
+    counts.into_iter().fold(args, Args::count)
+}
+
+fn n_splits(n_in: usize) -> usize {
+    n_in.div_ceil(SPLIT)
+}
+
+impl Ops {
+    /// Loads the kernels of adapters.
+    ///
+    /// # Errors
+    /// [`CudaExecError::DriverTooOld`], or the driver's.
+    pub fn load_adapters(&mut self) -> Result<()> {
+        if self.adapters.is_none() {
+            self.adapters = Some(AdapterKernels {
+                down: self.device.kernel("lora", "lora_down")?,
+                up: self.device.kernel("lora", "lora_up")?,
+            });
+        }
+        Ok(())
+    }
+
+    /// Values that [`Self::adapt`] keeps between its launches, for steps of `n_rows` rows of up to `n_in` values.
+    pub fn adapter_scratch_len(n_rows: usize, n_in: usize, max_rank: usize) -> usize {
+        let joined_rows = MAX_JOBS * n_rows.min(MAX_JOINED_ROWS);
+        n_rows.max(joined_rows) * n_splits(n_in) * max_rank.next_multiple_of(RANKS)
+    }
+
+    /// Adds to products of `n_in` columns what the adapters of their rows say: two launches, for up to three products where rows are few.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Unsupported`] before [`Self::load_adapters`], [`CudaExecError::Bounds`], or the driver's.
+    pub fn adapt(
+        &self,
+        rows: &ChangedRows<'_>,
+        n_in: usize,
+        products: &mut [AdaptedProduct<'_>],
+        scratch: &mut Buffer<f32>,
+    ) -> Result<()> {
+        let kernels = self.adapters.ok_or_else(|| CudaExecError::Unsupported {
+            feature: "adapters without their kernels".to_owned(),
+        })?;
+        let (n_rows, n_tiles) = (rows.n_rows, rows.tiles.len());
+        if n_tiles == 0 {
+            return Ok(());
+        }
+        let (n_splits, rank_stride) = (n_splits(n_in), rows.max_rank.next_multiple_of(RANKS));
+        let n_joined = if n_rows <= MAX_JOINED_ROWS { MAX_JOBS } else { 1 };
+        for jobs in products.chunks_mut(n_joined) {
+            let len = jobs.len() * n_rows * n_splits * rank_stride;
+            let input = rows.input.range(0..n_rows * n_in)?;
+            let places: [usize; MAX_JOBS] =
+                std::array::from_fn(|index| jobs.get(index).map_or(0, |job| job.place as usize));
+            let n_outs: [usize; MAX_JOBS] =
+                std::array::from_fn(|index| jobs.get(index).map_or(0, |job| job.n_out));
+            let args = Args::new().read(rows.tiles).read(input).count(n_in).count(n_rows);
+            let args = with_counts(args, places)
+                .write(scratch.view_mut().range(0..len)?)
+                .count(rank_stride);
+            let shape = LaunchShape::new([n_tiles, n_splits * rank_stride / RANKS, jobs.len()], 256);
+            self.device.launch(kernels.down, shape, &args)?;
+            let shape = LaunchShape::new(
+                [
+                    n_tiles,
+                    n_outs.iter().max().map_or(0, |n_out| n_out.div_ceil(128)),
+                    jobs.len(),
+                ],
+                128,
+            );
+            let args = Args::new()
+                .read(rows.tiles)
+                .read(scratch.view().range(0..len)?)
+                .count(n_rows)
+                .count(rank_stride)
+                .count(n_splits);
+            let mut args = with_counts(args, places);
+            let mut outputs = jobs.iter_mut();
+            for n_out in n_outs {
+                let output = (outputs.next())
+                    .map(|job| job.output.reborrow().range(0..n_rows * n_out))
+                    .transpose()?;
+                args = args.write_or_null(output);
+            }
+            let args = with_counts(args, n_outs);
+            self.device.launch(kernels.up, shape, &args)?;
+        }
+        Ok(())
+    }
+}

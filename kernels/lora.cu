@@ -1,0 +1,142 @@
+// lora.cu: what LoRA adapters add to products, for rows that have different adapters.
+//
+// lora_down: t[job][r][s][i] = the sum of A[i][c] * x[r][c] over the columns c of split s (512 columns each).
+// lora_up: y[r][o] += scale * sum of B[o][i] * (t[job][r][0][i] + t[job][r][1][i] + ...) over i.
+//
+// A and B are those of the adapter of row r at the product's place: the rows come in tiles of up to 16 neighbours with one adapter, and a tile
+// points to the table of its adapter, `Change[places]`. A tile without rows, and a place without a change (rank 0), are nothing to do. Tables and
+// tiles are in device memory, so a captured launch serves whatever adapters the step has.
+//
+// lora_down: grid (tiles, splits * ceil(max_rank / 16), jobs); block 256: 16 rows of A, 16 lanes each, which keep their 32 weights in registers.
+// lora_up: grid (tiles, ceil(n_out / 128), jobs); block 128, a thread an output; its row of B in registers, 16 weights at a time.
+// Shapes: x [n_rows, n_in] f32, y [n_rows, n_out] f32, A [rank, n_in] and B [n_out, rank] f32, f16 or bf16 with rows padded to 16 bytes,
+// t [jobs, n_rows, splits, rank_stride] f32. Shared memory: 32 KB and 1 KB. The order of additions depends on nothing but the row and its weights,
+// so a row's bits do not depend on its company. Measured on the simulator only.
+#include "formats/float.cuh"
+
+constexpr int TILE_ROWS = 16;
+constexpr int SPLIT = 512;
+constexpr int RANKS = 16;
+constexpr int LANES = 16;
+
+// Neighbouring rows with one adapter; `table` is the address of its changes.
+struct Tile {
+    const struct Change* table;
+    uint32_t first_row, n_rows;
+};
+
+// What an adapter changes at a place; the types are 0 for f32, 1 for f16, 2 for bf16.
+struct Change {
+    const uint8_t* a;
+    const uint8_t* b;
+    int rank;
+    float scale;
+    int a_type, b_type;
+};
+
+DEVICE int pick(int index, int a, int b, int c) { return index == 0 ? a : index == 1 ? b : c; }
+
+// Bytes of a row of `n` values.
+DEVICE size_t row_bytes(int type, int n) { return ((size_t)n * (type == 0 ? 4 : 2) + 15) / 16 * 16; }
+
+// Four neighbouring weights that begin at a multiple of four.
+DEVICE float4 four_weights(const uint8_t* row, int type, int column) {
+    if (type == 0) return __ldg((const float4*)row + column / 4);
+    uint2 q = __ldg((const uint2*)row + column / 4);
+    if (type == 1) {
+        float2 low = __half22float2(*(const __half2*)&q.x), high = __half22float2(*(const __half2*)&q.y);
+        return make_float4(low.x, low.y, high.x, high.y);
+    }
+    return make_float4(__uint_as_float(q.x << 16), __uint_as_float(q.x & 0xffff0000u), __uint_as_float(q.y << 16),
+                       __uint_as_float(q.y & 0xffff0000u));
+}
+
+DEVICE float dot(float4 a, float4 b, float sum) {
+    sum = fmaf(a.x, b.x, sum);
+    sum = fmaf(a.y, b.y, sum);
+    sum = fmaf(a.z, b.z, sum);
+    return fmaf(a.w, b.w, sum);
+}
+
+KERNEL __launch_bounds__(256) lora_down(const Tile* tiles, const float* x, int n_in, int n_rows, int place0, int place1, int place2,
+                                        float* t, int rank_stride) {
+    __shared__ float4 xs[TILE_ROWS][SPLIT / 4];
+    let_next_begin();
+    int n_splits = (n_in + SPLIT - 1) / SPLIT;
+    int split = blockIdx.y % n_splits, first_rank = blockIdx.y / n_splits * RANKS;
+    int lane = threadIdx.x % LANES, rank_idx = first_rank + threadIdx.x / LANES, first_column = split * SPLIT;
+    Tile tile = tiles[blockIdx.x];
+    Change change = {};
+    if (tile.n_rows > 0) change = tile.table[pick(blockIdx.z, place0, place1, place2)];
+    float4 w[SPLIT / LANES / 4];
+    const uint8_t* row = change.a + row_bytes(change.a_type, n_in) * rank_idx;
+#pragma unroll
+    for (int i = 0; i < SPLIT / LANES / 4; i++) {
+        int column = first_column + (i * LANES + lane) * 4;
+        w[i] = rank_idx < change.rank && column < n_in ? four_weights(row, change.a_type, column) : make_float4(0, 0, 0, 0);
+    }
+    await_earlier();
+    if (first_rank >= change.rank) return;
+    for (int i = threadIdx.x; i < (int)tile.n_rows * SPLIT; i += blockDim.x) {
+        int column = first_column + i % SPLIT;
+        const float* from = x + (size_t)(tile.first_row + i / SPLIT) * n_in;
+        ((float*)xs)[i] = column < n_in ? from[column] : 0.0f;
+    }
+    __syncthreads();
+    float* to = t + (((size_t)blockIdx.z * n_rows + tile.first_row) * n_splits + split) * rank_stride + rank_idx;
+    for (int r = 0; r < (int)tile.n_rows; r++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < SPLIT / LANES / 4; i++) sum = dot(w[i], xs[r][i * LANES + lane], sum);
+#pragma unroll
+        for (int m = LANES / 2; m > 0; m /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, m);
+        if (lane == 0 && rank_idx < change.rank) to[(size_t)r * n_splits * rank_stride] = sum;
+    }
+}
+
+KERNEL __launch_bounds__(128) lora_up(const Tile* tiles, const float* t, int n_rows, int rank_stride, int n_splits, int place0, int place1,
+                                      int place2, float* y0, float* y1, float* y2, int n_out0, int n_out1, int n_out2) {
+    __shared__ float4 ts[TILE_ROWS][RANKS / 4];
+    let_next_begin();
+    int job = blockIdx.z, o = blockIdx.y * blockDim.x + threadIdx.x;
+    int n_out = pick(job, n_out0, n_out1, n_out2);
+    float* y = job == 0 ? y0 : job == 1 ? y1 : y2;
+    Tile tile = tiles[blockIdx.x];
+    Change change = {};
+    if (tile.n_rows > 0) change = tile.table[pick(job, place0, place1, place2)];
+    const uint8_t* row = change.b + row_bytes(change.b_type, change.rank) * o;
+    float sums[TILE_ROWS] = {};
+    const float* from = t + ((size_t)job * n_rows + tile.first_row) * n_splits * rank_stride;
+    await_earlier();
+    if (blockIdx.y * blockDim.x >= n_out) return;
+    for (int first_rank = 0; first_rank < change.rank; first_rank += RANKS) {
+        float4 w[RANKS / 4];
+#pragma unroll
+        for (int i = 0; i < RANKS / 4; i++) {
+            int column = first_rank + 4 * i;
+            w[i] = o < n_out && column < change.rank ? four_weights(row, change.b_type, column) : make_float4(0, 0, 0, 0);
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < (int)tile.n_rows * RANKS; i += blockDim.x) {
+            int rank_idx = first_rank + i % RANKS;
+            float sum = 0.0f;
+            if (rank_idx < change.rank)
+                for (int s = 0; s < n_splits; s++) sum += from[((size_t)(i / RANKS) * n_splits + s) * rank_stride + rank_idx];
+            ((float*)ts)[i] = sum;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < TILE_ROWS; r++) {
+            if (r >= (int)tile.n_rows) break;
+#pragma unroll
+            for (int i = 0; i < RANKS / 4; i++) sums[r] = dot(w[i], ts[r][i], sums[r]);
+        }
+    }
+    if (o >= n_out || change.rank == 0) return;
+#pragma unroll
+    for (int r = 0; r < TILE_ROWS; r++) {
+        if (r >= (int)tile.n_rows) break;
+        float* to = y + (size_t)(tile.first_row + r) * n_out + o;
+        *to = fmaf(change.scale, sums[r], *to);
+    }
+}
