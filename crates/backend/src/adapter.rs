@@ -91,7 +91,7 @@ impl Adapter {
 #[non_exhaustive]
 pub enum AdapterError {
     /// What computes has no operation for adapters.
-    #[error("{device} computes no adapters; load the model on the CPU to use them")]
+    #[error("{device} computes no adapters; load all of the model on the CPU, or on one GPU, to use them")]
     Unsupported {
         /// The device.
         device: &'static str,

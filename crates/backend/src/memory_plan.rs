@@ -29,6 +29,8 @@ pub struct MemoryPlan {
     pub activations_bytes: usize,
     /// What the backend needs besides these.
     pub workspace_bytes: usize,
+    /// Adapters that are loaded when the rest is there, in pieces of their own.
+    pub adapters_bytes: usize,
     /// Of a backend made of two, the host's memory, which none of these counts.
     pub on_host: Option<Box<MemoryPlan>>,
 }
@@ -47,6 +49,7 @@ impl MemoryPlan {
             self.states_bytes,
             self.activations_bytes,
             self.workspace_bytes,
+            self.adapters_bytes,
         ]
         .into_iter()
         .fold(0, usize::saturating_add)

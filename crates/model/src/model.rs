@@ -70,6 +70,8 @@ pub struct ModelOptions {
     pub kv_type: KvType,
     /// Type of the stored values where it differs from that of the keys.
     pub kv_value_type: Option<KvType>,
+    /// Bytes of the adapters that are to be loaded behind the network, for which its device must have room.
+    pub adapter_bytes: usize,
 }
 
 /// The pages of layers with a sliding window.
@@ -96,6 +98,7 @@ impl Default for ModelOptions {
             n_states: None,
             kv_type: KvType::F16,
             kv_value_type: None,
+            adapter_bytes: 0,
         }
     }
 }
@@ -411,6 +414,10 @@ fn plan_of_side<B: Backend>(
         n_window_pages,
         activations_bytes: activations.n_bytes(),
         workspace_bytes: backend.bytes_at(side, NetworkPart::Common, &workspace),
+        adapters_bytes: match side {
+            Side::Host => 0,
+            Side::Device => options.adapter_bytes,
+        },
         on_host: None,
     })
 }

@@ -3,6 +3,7 @@
 //! Separate from the model's calls, which are in `model_adapters.rs`. Invariant: a name stands for one adapter at a time.
 
 use std::{
+    fs,
     path::PathBuf,
     str::FromStr,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -28,6 +29,18 @@ pub struct AdapterSource {
     pub path: PathBuf,
     /// Multiplies its changes; 1 takes them as they were trained.
     pub strength: f32,
+}
+
+impl AdapterSource {
+    /// Bytes of its weights' file, which its matrices take about as many as; 0 where it is not there, which reading it says by name.
+    pub(crate) fn file_bytes(&self) -> usize {
+        let file = if self.path.is_dir() {
+            &self.path.join("adapter_model.safetensors")
+        } else {
+            &self.path
+        };
+        fs::metadata(file).map_or(0, |facts| usize::try_from(facts.len()).unwrap_or(usize::MAX))
+    }
 }
 
 impl FromStr for AdapterSource {

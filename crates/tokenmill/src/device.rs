@@ -20,7 +20,7 @@ use crate::{
 ///
 /// # Errors
 /// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, [`Error::TooFewGpus`] and
-/// [`Error::GroupNotWhole`] where several cannot compute it together, [`Error::SplitTooLarge`],
+/// [`Error::GroupNotWhole`] where several cannot compute it together, [`Error::AdaptersNotWhole`], [`Error::SplitTooLarge`],
 /// [`Error::NothingOnGpu`] and [`Error::NoExperts`] where what was asked for cannot be on it, [`Error::HostPartTooLarge`] where the
 /// rest is larger than the machine's memory, and [`Error::NotEnoughMemory`] of a load on the CPU that is.
 pub fn load(
@@ -51,9 +51,9 @@ pub(crate) fn load_with_guesser(
         Device::Cuda { ordinal } => load_on_gpu(model, ordinal, options, compute, beside, on_progress),
         Device::Auto => {
             let loaded = match load_on_gpu(model, 0, options, compute, beside, on_progress) {
-                // What does not fit as a whole is split.
+                // What does not fit as a whole is split, and a network that is split has no adapters.
                 Err(Error::Gpu(BackendError::DoesNotFit { .. }))
-                    if compute.placement.is_whole() && !beside.is_asked_for() =>
+                    if compute.placement.is_whole() && !beside.is_asked_for() && options.adapter_bytes == 0 =>
                 {
                     let compute = Compute {
                         placement: PlacementRequest {
@@ -92,6 +92,9 @@ fn load_on_gpu(
     if compute.n_gpus > 1 {
         if !compute.placement.is_whole() {
             return Err(Error::GroupNotWhole);
+        }
+        if options.adapter_bytes > 0 {
+            return Err(Error::AdaptersNotWhole);
         }
         gpu::load_group(model, ordinal, options, compute, on_progress)
     } else if compute.placement.is_whole() {

@@ -45,6 +45,7 @@ pub(crate) fn options_next_to(n_ctx_train: usize, options: &ModelOptions) -> Mod
                 .max(n_full),
         ),
         n_host_pages: 0,
+        adapter_bytes: 0,
         ..options.clone()
     }
 }

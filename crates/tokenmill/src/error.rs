@@ -140,6 +140,11 @@ pub enum Error {
     /// GPUs that were to compute the model together, next to something that leaves a part of it to the CPU.
     #[error("a model that several GPUs compute together leaves nothing to the CPU")]
     GroupNotWhole,
+    /// Adapters of a model of which a GPU has a part only.
+    #[error(
+        "adapters are computed where the CPU or one GPU has all of the model, and here a GPU has a part of it"
+    )]
+    AdaptersNotWhole,
     /// What was to be on the GPU is larger than its memory.
     #[error(
         "the GPU has {} MiB free and needs {} MiB for its part of the model: {} MiB are missing; {}",

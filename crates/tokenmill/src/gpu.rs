@@ -256,6 +256,9 @@ mod with_cuda {
             let needed_bytes = split.plan(&request, least)?.device_bytes() as u64;
             return Err(split.too_large(&request, needed_bytes)?);
         }
+        if options.adapter_bytes > 0 {
+            return Err(Error::AdaptersNotWhole);
+        }
         check_host_part(&plan, machine_bytes(), available_bytes())?;
         let (n_layers, n_gpu_layers) = (
             placement.layers().len(),

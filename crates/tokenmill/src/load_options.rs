@@ -414,6 +414,7 @@ impl LoadOptions {
             n_states: None,
             kv_type: self.kv_type,
             kv_value_type: self.kv_value_type,
+            adapter_bytes: self.adapters.iter().map(AdapterSource::file_bytes).sum(),
         })
     }
 

@@ -75,6 +75,8 @@ impl From<Error> for Failure {
                     "{hidden}`tokenmill devices` lists them, `--tensor-parallel-size {n_found}` takes all from the first on"
                 ))
             }
+            Error::AdaptersNotWhole => Self::usage(error.to_string())
+                .hint("leave out `-ngl`, `--tensor-parallel-size` and what else divides it, or give `--device cpu`"),
             Error::GroupNotWhole => {
                 Self::usage(error.to_string()).hint("leave out --tensor-parallel-size, or what is the CPU's")
             }

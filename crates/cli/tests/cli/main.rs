@@ -22,6 +22,9 @@ mod folders;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(target_os = "linux")]
+#[cfg(feature = "cuda")]
+mod gpu_adapters;
 mod gpu_guesses;
 mod group;
 mod help;

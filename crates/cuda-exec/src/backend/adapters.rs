@@ -111,18 +111,17 @@ impl CudaBackend {
             let n_tokens = limits.max_batch_tokens;
             let len = crate::Ops::adapter_scratch_len(n_tokens, max_in, max_rank);
             let scratch = self.device.alloc("adapters", len)?;
-            match &mut adapters.room {
-                Some(room) => room.scratch = scratch,
-                None => {
-                    let n_tiles = 2 * n_tokens + limits.max_logit_rows;
-                    let staging = || self.device.alloc_pinned(n_tiles);
-                    adapters.room = Some(Room {
-                        tiles: self.device.alloc("adapters", n_tiles)?,
-                        staging: [staging()?, staging()?],
-                        n_steps: 0,
-                        scratch,
-                    });
-                }
+            if let Some(room) = &mut adapters.room {
+                room.scratch = scratch;
+            } else {
+                let n_tiles = 2 * n_tokens + limits.max_logit_rows;
+                let staging = || self.device.alloc_pinned(n_tiles);
+                adapters.room = Some(Room {
+                    tiles: self.device.alloc("adapters", n_tiles)?,
+                    staging: [staging()?, staging()?],
+                    n_steps: 0,
+                    scratch,
+                });
             }
             (adapters.max_rank, adapters.max_in) = (max_rank, max_in);
             self.epoch += 1;

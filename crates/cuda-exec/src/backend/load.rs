@@ -68,7 +68,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Says whether the planned memory is there; gives its size.
+    /// Says whether the planned memory is there; gives its size without what is loaded later.
     fn check_fit(&self, limits: &ExecutorLimits, plan: &MemoryPlan) -> Result<usize, BackendError> {
         let needed_bytes = plan.device_bytes();
         let free_bytes = self.device.free_bytes()?;
@@ -76,7 +76,7 @@ impl CudaBackend {
         let driver_bytes = driver_bytes(self.device.info().total_bytes);
         let with_driver = |n_bytes: usize| (n_bytes as u64).saturating_add(driver_bytes);
         if with_driver(needed_bytes) <= free_bytes {
-            return Ok(needed_bytes);
+            return Ok(needed_bytes - plan.adapters_bytes);
         }
         let without_kv = needed_bytes - plan.kv_page_bytes * limits.n_pages;
         let room = free_bytes.saturating_sub(with_driver(without_kv)) as usize;
