@@ -4,6 +4,7 @@
 //! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `sampling` does so for sampling alone,
 //! `demands` has what CI asks of the launches. Estimates are no measurements; what they are worth is in decision record 30.
 
+mod adapters;
 mod demands;
 mod sampling;
 mod step;
@@ -38,7 +39,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "N,..", conflicts_with = "rows")]
     prefill: Vec<usize>,
     /// Instead of steps, the launches of sampling alone, with `--rows` rows of made up logits
-    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "layers"])]
+    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "layers", "adapters"])]
     sampling: bool,
     /// Let each launch begin only when the one before it is done, as GPUs before the H100 do
     #[arg(long)]
@@ -49,6 +50,9 @@ pub struct Args {
     /// Take only the first layers of the model
     #[arg(long, value_name = "N")]
     layers: Option<u32>,
+    /// Give the sequences four adapters of this rank in turn, each of all matrices of the layers
+    #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u32).range(1..))]
+    adapters: Option<u32>,
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -88,6 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         recipe: &args.recipe,
         n_layers: args.layers,
         context: args.context,
+        adapter_rank: args.adapters.map(|rank| rank as usize),
     };
     let launches = if args.in_order {
         Launches::InOrder
@@ -159,6 +164,7 @@ mod tests {
             ["--type", "BF16"],
             ["--context", "512"],
             ["--layers", "1"],
+            ["--adapters", "16"],
             ["--prefill", "16"],
         ] {
             let kind = parse(&words).unwrap_err().kind();

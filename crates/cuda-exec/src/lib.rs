@@ -83,7 +83,7 @@ pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};
 pub use modules::Cubins;
 pub use ops::{
-    AdaptedProduct, AdapterTable, AdapterTile, ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows,
+    AdaptedProduct, AdapterTable, AdapterTiles, ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows,
     Change, ChangedRows, ColumnsView, DecodePlan, DeviceRoutes, ExpertRows, GatedProduct, LinearInput,
     MAX_SAMPLED_VOCAB, NO_TOKEN, NetRows, Ops, PrefillTiles, Product, Q8Scale, QuantizedMut, QuantizedRows,
     QuantizedView, RopeTargets, RouteCounts, SampleInputs, SampleOutputs, SamplePlan, SampleRecord,

@@ -2,8 +2,8 @@
 //! begins.
 
 use tokenmill_cuda_exec::{
-    AdaptedProduct, AdapterTable, AdapterTile, Change, ChangedRows, CudaExecError, Device, Matrix, MatrixUse,
-    Ops, Uploader,
+    AdaptedProduct, AdapterTable, AdapterTiles, Change, ChangedRows, CudaExecError, Device, Matrix,
+    MatrixUse, Ops, Uploader,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
@@ -94,10 +94,11 @@ impl Scene {
     }
 
     /// The three products, `before` being what the weights gave.
-    fn adapt(&self, x: &[f32], before: &[Vec<f32>; 3], tiles: &[AdapterTile]) -> [Vec<f32>; 3] {
+    fn adapt(&self, x: &[f32], before: &[Vec<f32>; 3], tiles: &AdapterTiles) -> [Vec<f32>; 3] {
         let n_rows = x.len() / self.n_in;
         let input = self.device.upload("x", x).unwrap();
-        let tiles = self.device.upload("tiles", tiles).unwrap();
+        let rows = self.device.upload("rows", tiles.rows()).unwrap();
+        let tiles = self.device.upload("tiles", tiles.tiles()).unwrap();
         let mut outputs = before
             .each_ref()
             .map(|values| self.device.upload("y", values).unwrap());
@@ -107,6 +108,7 @@ impl Scene {
             n_rows,
             input: input.view(),
             tiles: tiles.view(),
+            rows: rows.view(),
             max_rank: self.max_rank,
         };
         let mut products: Vec<AdaptedProduct<'_>> = (outputs.iter_mut().enumerate())
@@ -145,29 +147,31 @@ impl Scene {
     }
 
     /// Rows in runs of both adapters and of none: compares them with plain loops, and each run with the same rows by themselves.
+    /// Runs of one adapter share tiles.
     fn check(&self, n_rows: usize) {
         let mut random = Random::new(n_rows as u64);
         let x = random.values(n_rows * self.n_in);
         let before = self.n_outs.map(|n_out| random.values(n_rows * n_out));
-        let (mut tiles, mut runs) = (Vec::new(), Vec::new());
+        let mut runs = Vec::new();
         let mut first = 0;
         while first < n_rows {
-            let end = (first + 1 + random.below(37)).min(n_rows);
-            let adapter = (runs.len() % 3 < 2).then_some(runs.len() % 3);
-            if let Some(adapter) = adapter {
-                AdapterTile::push(&mut tiles, &self.tables[adapter], first..end);
-            }
-            // A captured step has tiles of no rows among others.
-            tiles.push(AdapterTile::EMPTY);
-            runs.push((adapter, first..end));
+            let end = (first + 1 + random.below(7)).min(n_rows);
+            runs.push(((runs.len() % 3 < 2).then_some(runs.len() % 3), first..end));
             first = end;
         }
+        let mut tiles = AdapterTiles::default();
+        for adapter in [1, 0] {
+            let runs = runs.iter().filter(|(other, _)| *other == Some(adapter));
+            tiles.add(&self.tables[adapter], runs.flat_map(|(_, rows)| rows.clone()));
+        }
+        // A captured step has tiles of no rows behind them.
+        tiles.pad(n_rows, 5);
         let found = self.adapt(&x, &before, &tiles);
         for (adapter, rows) in runs {
             let part = |values: &[f32], width: usize| values[rows.start * width..rows.end * width].to_vec();
             let alone = adapter.map(|adapter| {
-                let mut tiles = Vec::new();
-                AdapterTile::push(&mut tiles, &self.tables[adapter], 0..rows.len());
+                let mut tiles = AdapterTiles::default();
+                tiles.add(&self.tables[adapter], 0..rows.len());
                 let before = [0, 1, 2].map(|place: usize| part(&before[place], self.n_outs[place]));
                 self.adapt(&part(&x, self.n_in), &before, &tiles)
             });
@@ -216,8 +220,8 @@ fn products_of_many_rows_have_launches_of_their_own() {
     let scene = Scene::new([TensorType::F16; 2], [4, 4], 32);
     let launches = |n_rows| {
         let before = scene.device.n_launches();
-        let mut tiles = Vec::new();
-        AdapterTile::push(&mut tiles, &scene.tables[0], 0..n_rows);
+        let mut tiles = AdapterTiles::default();
+        tiles.add(&scene.tables[0], 0..n_rows);
         let outputs = scene.n_outs.map(|n_out| vec![0.0; n_rows * n_out]);
         scene.adapt(&vec![1.0; n_rows * scene.n_in], &outputs, &tiles);
         scene.device.n_launches() - before
@@ -231,7 +235,7 @@ fn matrices_that_are_no_adapters_are_refused() {
     let device = Simulator::new(&SimOptions::default()).device();
     let mut random = Random::new(1);
     let mut matrix = |ty, shape| floats(&device, &mut random, ty, shape).matrix;
-    let mut refused = |a: &Matrix, b: &Matrix, part: &str| {
+    let refused = |a: &Matrix, b: &Matrix, part: &str| {
         let error = AdapterTable::new(&device, [Some(Change { a, b, scale: 1.0 })].into_iter()).unwrap_err();
         assert!(error.to_string().contains(part), "{error}");
     };
@@ -242,12 +246,13 @@ fn matrices_that_are_no_adapters_are_refused() {
     refused(&quantized, &wide, "adapters of type Q8_0");
     // Nor is anything launched before the kernels are there.
     let ops = Ops::load(&device).unwrap();
-    let tiles = device.upload("tiles", &[AdapterTile::EMPTY]).unwrap();
+    let words = device.upload("tiles", &[0_u32; 4]).unwrap();
     let input = device.upload("x", &[0.0_f32; 64]).unwrap();
     let rows = ChangedRows {
         n_rows: 1,
         input: input.view(),
-        tiles: tiles.view(),
+        tiles: words.view(),
+        rows: words.view(),
         max_rank: 1,
     };
     let mut scratch = device.alloc("scratch", 64).unwrap();

@@ -7,8 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use tokenmill_backend::{
-    Adapter, AdapterError, AdapterId, AdapterWeight, BatchError, Executor, FloatMatrix, ForwardBatch, KvType,
-    RowOutput, StepError,
+    Adapter, AdapterError, AdapterWeight, BatchError, Executor, ForwardBatch, RowOutput, StepError,
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};

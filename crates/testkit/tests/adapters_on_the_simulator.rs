@@ -93,7 +93,7 @@ fn a_captured_step_serves_whatever_adapters_its_rows_have() {
         let mut executor = on(&simulator, &model, |backend| backend.with_graphs(uses_graphs));
         let without = decode(&mut executor, [None; 3]);
         add_all(&mut executor, &adapters[..3]);
-        // The largest rank comes first: what captured steps hold is moved only where a larger one comes.
+        // Places for four adapters. The largest rank comes first: what captured steps hold is moved only where a larger one comes.
         let mut found = vec![decode(&mut executor, [Some(id(3)), None, Some(id(1))])];
         let (n_made, n_replayed) = simulator.graph_counts();
         for adapters in [

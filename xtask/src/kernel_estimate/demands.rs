@@ -26,12 +26,14 @@ const STEPS: [Shape<'static>; 2] = [
         recipe: "Q4_K_M",
         n_layers: Some(3),
         context: 512,
+        adapter_rank: None,
     },
     Shape {
         model: "llama-3-8b",
         recipe: "Q8_0",
         n_layers: Some(1),
         context: 8192,
+        adapter_rank: None,
     },
 ];
 const DEVICE: &str = "h200";

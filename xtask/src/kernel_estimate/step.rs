@@ -15,6 +15,7 @@ use tokenmill_ptx_sim::DeviceProfile;
 use tokenmill_sim_driver::{LaunchEstimate, Registers, Simulator};
 use tokenmill_testkit::generate::run as run_step;
 
+use super::adapters;
 use crate::{ptx, synth::outline};
 
 /// What is run.
@@ -26,6 +27,8 @@ pub(super) struct Shape<'a> {
     pub(super) n_layers: Option<u32>,
     /// Tokens of each sequence, the new one among them.
     pub(super) context: usize,
+    /// That of the adapters of all sequences, where they have any.
+    pub(super) adapter_rank: Option<usize>,
 }
 
 /// What a step computes.
@@ -122,9 +125,15 @@ impl Step {
         let simulator = Simulator::estimating(device, registers(device)?);
         let backend = CudaBackend::new(simulator.device_with_launches(begin))?;
         let mut executor = model.load_on(backend, &options, &mut |_| {})?;
+        if let Some(rank) = shape.adapter_rank {
+            adapters::add(&mut executor, &model, rank)?;
+        }
         let mut steps = Vec::with_capacity(batches.len());
         for &batch in batches {
-            let inputs = inputs(batch, batch.context(shape), executor.limits());
+            let mut inputs = inputs(batch, batch.context(shape), executor.limits());
+            if shape.adapter_rank.is_some() {
+                inputs.adapters = (0..batch.n_seqs()).map(adapters::of_sequence).collect();
+            }
             let mut launches = Vec::new();
             for _ in 0..2 {
                 simulator.take_estimates();

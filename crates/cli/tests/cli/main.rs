@@ -25,6 +25,8 @@ mod gpu;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod gpu_adapters;
+#[cfg(target_os = "linux")]
+#[cfg(feature = "cuda")]
 mod gpu_guesses;
 mod group;
 mod help;

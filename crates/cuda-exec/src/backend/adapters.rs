@@ -14,21 +14,34 @@ use tokenmill_backend::{
 
 use super::{CudaBackend, prepared};
 
+/// Words of which tiles begin at a multiple.
+const TILE_ALIGN: usize = 4;
+
 /// The adapters, and what products with them need.
 #[derive(Default)]
 pub(super) struct Adapters {
     loaded: Vec<Loaded>,
     /// Whether an adapter was ever there that changes the weight of a place.
     changed: Vec<bool>,
+    /// As many adapters as were ever there at a time, rounded up to a power of two.
+    n_places: usize,
     /// The largest rank of all that were ever there.
     max_rank: usize,
     /// The widest rows that they multiply.
     max_in: usize,
     room: Option<Room>,
     runs: AdapterRuns,
-    tiles: Vec<crate::AdapterTile>,
-    /// The tiles of the step's tokens, outputs and logits: how many rows there are, and where their tiles are.
-    kinds: [(usize, Range<usize>); 3],
+    /// The step's tokens, outputs and logits.
+    kinds: [Kind; 3],
+}
+
+/// The rows of one kind of product in a step.
+#[derive(Default)]
+struct Kind {
+    n_rows: usize,
+    list: crate::AdapterTiles,
+    /// Where the list is among the words that went up: its tiles, and the rows that they name.
+    words: [Range<usize>; 2],
 }
 
 struct Loaded {
@@ -40,9 +53,9 @@ struct Loaded {
 
 /// Memory for steps with adapters.
 struct Room {
-    tiles: crate::Buffer<crate::AdapterTile>,
+    words: crate::Buffer<u32>,
     /// Used in turn, so that the host can write the next while the device reads the last.
-    staging: [crate::Pinned<crate::AdapterTile>; 2],
+    staging: [crate::Pinned<u32>; 2],
     n_steps: usize,
     scratch: crate::Buffer<f32>,
 }
@@ -114,10 +127,12 @@ impl CudaBackend {
             if let Some(room) = &mut adapters.room {
                 room.scratch = scratch;
             } else {
-                let n_tiles = 2 * n_tokens + limits.max_logit_rows;
-                let staging = || self.device.alloc_pinned(n_tiles);
+                let n_words = crate::AdapterTiles::max_words(2 * n_tokens + limits.max_logit_rows);
+                // Tiles and rows of each kind begin where a tile may.
+                let n_words = n_words + 6 * TILE_ALIGN;
+                let staging = || self.device.alloc_pinned(n_words);
                 adapters.room = Some(Room {
-                    tiles: self.device.alloc("adapters", n_tiles)?,
+                    words: self.device.alloc("adapters", n_words)?,
                     staging: [staging()?, staging()?],
                     n_steps: 0,
                     scratch,
@@ -139,6 +154,10 @@ impl CudaBackend {
             table,
             _matrices: matrices,
         });
+        // Captured steps have tiles for so many.
+        let n_places = adapters.n_places.max(adapters.loaded.len().next_power_of_two());
+        self.epoch += u64::from(n_places != adapters.n_places);
+        adapters.n_places = n_places;
         Ok(())
     }
 }
@@ -159,31 +178,36 @@ impl Adapters {
         let Some(room) = self.room.as_mut().filter(|_| !self.runs.is_empty()) else {
             return Ok(());
         };
-        self.tiles.clear();
         let counts = [
             (batch.n_tokens(), shape.n_tokens),
             (outputs.len(), shape.n_outputs),
             (batch.logit_rows.len(), shape.n_logits),
         ];
-        for (kind, (n_rows, n_padded)) in self.kinds.iter_mut().zip(counts) {
-            let first = self.tiles.len();
-            for run in self.runs.of(n_rows) {
-                let table = self.loaded.iter().find(|loaded| loaded.id == run.adapter);
-                let table = &table.expect("batches name adapters that are loaded").table;
-                crate::AdapterTile::push(&mut self.tiles, table, run.rows.clone());
-            }
-            if shape.phase != Phase::Mixed {
-                // Captured steps of a shape have as many tiles each, one for each row at most.
-                self.tiles.resize(first + n_padded, crate::AdapterTile::EMPTY);
-            }
-            *kind = (n_padded, first..self.tiles.len());
-        }
         let staging = &mut room.staging[room.n_steps % 2];
         room.n_steps += 1;
-        let range = 0..self.tiles.len();
-        staging.host()?[range.clone()].copy_from_slice(&self.tiles);
-        let target = room.tiles.view_mut().range(range.clone())?;
-        Ok(staging.upload(crate::Stream::Compute, range, &target)?)
+        let words = staging.host()?;
+        let mut end = 0_usize;
+        for (kind, (n_rows, n_padded)) in self.kinds.iter_mut().zip(counts) {
+            let runs = self.runs.of(n_rows);
+            kind.list.clear();
+            for loaded in &self.loaded {
+                let runs = runs.iter().filter(|run| run.adapter == loaded.id);
+                (kind.list).add(&loaded.table, runs.flat_map(|run| run.rows.clone()));
+            }
+            if shape.phase != Phase::Mixed {
+                // Captured steps of a shape have as many tiles each.
+                kind.list.pad(n_padded, self.n_places);
+            }
+            kind.n_rows = n_padded;
+            for (place, part) in kind.words.iter_mut().zip([kind.list.tiles(), kind.list.rows()]) {
+                let first = end.next_multiple_of(TILE_ALIGN);
+                end = first + part.len();
+                words[first..end].copy_from_slice(part);
+                *place = first..end;
+            }
+        }
+        let target = room.words.view_mut().range(0..end)?;
+        Ok(staging.upload(crate::Stream::Compute, 0..end, &target)?)
     }
 
     /// Whether rows of the current step have adapters.
@@ -220,13 +244,15 @@ impl Adapters {
         });
         let room = self.room.as_mut().expect("made with the first adapter");
         let mut add = |products: &mut [crate::AdaptedProduct<'_>]| -> Result<(), BackendError> {
-            let (_, tiles) = (self.kinds.iter())
-                .find(|(n_kind, _)| *n_kind == n_rows)
+            let kind = (self.kinds.iter())
+                .find(|kind| kind.n_rows == n_rows)
                 .expect("a product is of a step's tokens, outputs or logits");
+            let [tiles, rows] = &kind.words;
             let rows = crate::ChangedRows {
                 n_rows,
                 input,
-                tiles: room.tiles.view().range(tiles.clone())?,
+                tiles: room.words.view().range(tiles.clone())?,
+                rows: room.words.view().range(rows.clone())?,
                 max_rank: self.max_rank,
             };
             Ok(ops.adapt(&rows, n_in, products, &mut room.scratch)?)

@@ -15,6 +15,8 @@ const TILE_ROWS: usize = 16;
 const SPLIT: usize = 512;
 /// Rows of a change that one thread block computes.
 const RANKS: usize = 16;
+/// Outputs of one thread block.
+const UP_OUTPUTS: usize = 128;
 /// Products of one launch.
 const MAX_JOBS: usize = 3;
 /// Rows up to which products share launches; of more, each has enough thread blocks by itself, and what lies between the two kernels stays small.
@@ -54,13 +56,23 @@ struct Record {
     b_type: u32,
 }
 
-/// Neighbouring rows that have one adapter, or none; the twin of `Tile` in `lora.cu`.
+/// Rows that have one adapter, or none; the twin of `Tile` in `lora.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub struct AdapterTile {
+struct Tile {
     table: u64,
-    first_row: u32,
+    first: u32,
     n_rows: u32,
+}
+
+/// Words of a tile.
+const TILE_WORDS: usize = size_of::<Tile>() / size_of::<u32>();
+
+/// Which rows have which adapter, on the way to the device: words of tiles, and the rows that these name.
+#[derive(Clone, Debug, Default)]
+pub struct AdapterTiles {
+    tiles: Vec<Tile>,
+    rows: Vec<u32>,
 }
 
 /// Rows of a product, and which of them have which adapter.
@@ -70,8 +82,10 @@ pub struct ChangedRows<'a> {
     pub n_rows: usize,
     /// `[n_rows, n_in]`.
     pub input: View<'a, f32>,
-    /// Tiles of them, in any order; none overlap.
-    pub tiles: View<'a, AdapterTile>,
+    /// [`AdapterTiles::tiles`], of which no two have the same row.
+    pub tiles: View<'a, u32>,
+    /// [`AdapterTiles::rows`].
+    pub rows: View<'a, u32>,
     /// The largest rank that a change has, at least 1.
     pub max_rank: usize,
 }
@@ -124,22 +138,47 @@ impl AdapterTable {
     }
 }
 
-impl AdapterTile {
-    /// No rows.
-    pub const EMPTY: Self = Self {
-        table: 0,
-        first_row: 0,
-        n_rows: 0,
-    };
+impl AdapterTiles {
+    /// Words of the tiles and the rows of `n_rows` rows at most.
+    pub fn max_words(n_rows: usize) -> usize {
+        n_rows * (TILE_WORDS + 1)
+    }
 
-    /// Appends the tiles of rows with one adapter.
-    pub fn push(tiles: &mut Vec<Self>, table: &AdapterTable, rows: std::ops::Range<usize>) {
-        let end = rows.end;
-        tiles.extend(rows.step_by(TILE_ROWS).map(|first| Self {
-            table: table.0.view().address(),
-            first_row: first as u32,
-            n_rows: (end - first).min(TILE_ROWS) as u32,
-        }));
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.tiles.clear();
+        self.rows.clear();
+    }
+
+    /// Appends the rows that have an adapter.
+    pub fn add(&mut self, table: &AdapterTable, rows: impl Iterator<Item = usize>) {
+        let first = self.rows.len();
+        self.rows.extend(rows.map(|row| row as u32));
+        let end = self.rows.len();
+        self.tiles
+            .extend((first..end).step_by(TILE_ROWS).map(|first| Tile {
+                table: table.0.view().address(),
+                first: first as u32,
+                n_rows: (end - first).min(TILE_ROWS) as u32,
+            }));
+    }
+
+    /// Appends tiles without rows, and rows of no tile, up to as many as `n_rows` rows with up to `n_adapters` adapters can have.
+    pub fn pad(&mut self, n_rows: usize, n_adapters: usize) {
+        // All tiles of an adapter but one are full.
+        let n_tiles = n_rows.min(n_rows / TILE_ROWS + n_adapters);
+        self.tiles.resize(n_tiles.max(self.tiles.len()), Tile::zeroed());
+        self.rows.resize(n_rows.max(self.rows.len()), 0);
+    }
+
+    /// The tiles as words.
+    pub fn tiles(&self) -> &[u32] {
+        bytemuck::cast_slice(&self.tiles)
+    }
+
+    /// The rows that they name.
+    pub fn rows(&self) -> &[u32] {
+        &self.rows
     }
 }
 
@@ -186,7 +225,7 @@ impl Ops {
         let kernels = self.adapters.ok_or_else(|| CudaExecError::Unsupported {
             feature: "adapters without their kernels".to_owned(),
         })?;
-        let (n_rows, n_tiles) = (rows.n_rows, rows.tiles.len());
+        let (n_rows, n_tiles) = (rows.n_rows, rows.tiles.len() / TILE_WORDS);
         if n_tiles == 0 {
             return Ok(());
         }
@@ -199,7 +238,12 @@ impl Ops {
                 std::array::from_fn(|index| jobs.get(index).map_or(0, |job| job.place as usize));
             let n_outs: [usize; MAX_JOBS] =
                 std::array::from_fn(|index| jobs.get(index).map_or(0, |job| job.n_out));
-            let args = Args::new().read(rows.tiles).read(input).count(n_in).count(n_rows);
+            let args = Args::new()
+                .read(rows.tiles)
+                .read(rows.rows)
+                .read(input)
+                .count(n_in)
+                .count(n_rows);
             let args = with_counts(args, places)
                 .write(scratch.view_mut().range(0..len)?)
                 .count(rank_stride);
@@ -208,13 +252,14 @@ impl Ops {
             let shape = LaunchShape::new(
                 [
                     n_tiles,
-                    n_outs.iter().max().map_or(0, |n_out| n_out.div_ceil(128)),
+                    n_outs.iter().max().map_or(0, |n_out| n_out.div_ceil(UP_OUTPUTS)),
                     jobs.len(),
                 ],
                 128,
             );
             let args = Args::new()
                 .read(rows.tiles)
+                .read(rows.rows)
                 .read(scratch.view().range(0..len)?)
                 .count(n_rows)
                 .count(rank_stride)

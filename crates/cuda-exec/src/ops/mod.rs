@@ -36,7 +36,7 @@ use crate::{
     modules::{PAIRS, pair_name},
 };
 
-pub use adapters::{AdaptedProduct, AdapterTable, AdapterTile, Change, ChangedRows};
+pub use adapters::{AdaptedProduct, AdapterTable, AdapterTiles, Change, ChangedRows};
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
 pub use attention::{AttentionScratch, AttentionStep, ScratchNeeds, TokenRuns};
 pub use attention_decode::{DecodePlan, Visible};
