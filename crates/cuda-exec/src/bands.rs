@@ -5,7 +5,7 @@
 
 use tokenmill_gguf::TensorType;
 
-use crate::{Buffer, Device, FewRows, Stream, error::Result};
+use crate::{Buffer, Device, FewRows, HalfBands, Stream, error::Result};
 
 /// Threads of a thread block.
 pub(crate) const BAND_THREADS: u32 = 128;
@@ -27,6 +27,10 @@ const MULTIPROCESSORS: usize = 132;
 const MAX_SPLIT_BLOCKS: usize = 2 * MULTIPROCESSORS;
 /// The same at least; with fewer, low bands are faster.
 const MIN_SPLIT_BLOCKS: usize = 96;
+/// How long a launch takes with two thread blocks on a multiprocessor, by the timing model: quarters of what it takes with one.
+const QUARTERS_OF_TWO: usize = 7;
+/// The same of those in f16.
+const QUARTERS_OF_TWO_IN_F16: usize = 6;
 /// What a thread block may ask for on compute capability 8.6 and 8.9.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
@@ -114,15 +118,38 @@ pub enum ManyRows {
     Bands(BandHeight),
     /// In high bands, whose columns so many thread blocks share.
     Splits(usize),
+    /// In bands in f16, whose columns so many thread blocks share; 1 where each has all of them.
+    Halves(usize),
+}
+
+/// For which kernels there is device memory besides matrices and rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProductRoom {
+    /// Thread blocks that share a band at most: 1 where there is no memory for their parts.
+    pub max_splits: usize,
+    /// Whether rows of x can be made f16.
+    pub has_halves: bool,
+}
+
+impl ProductRoom {
+    /// No memory.
+    pub const NONE: Self = Self {
+        max_splits: 1,
+        has_halves: false,
+    };
+    /// Memory for all.
+    pub const ALL: Self = Self {
+        max_splits: ManyRows::MAX_SPLITS,
+        has_halves: true,
+    };
 }
 
 impl ManyRows {
     /// Thread blocks that share a band at most. The last of them adds all parts up.
     pub const MAX_SPLITS: usize = 8;
 
-    /// The launch for matrices of so many rows of `n_in` weights, by so many rows of x. At most `max_splits` thread blocks share a band: 1 where
-    /// there is no memory for their parts.
-    pub fn of(ty: TensorType, n_outs: &[usize], n_in: usize, n_rows: usize, max_splits: usize) -> Self {
+    /// The launch for matrices of so many rows of `n_in` weights, by so many rows of x.
+    pub fn of(ty: TensorType, n_outs: &[usize], n_in: usize, n_rows: usize, room: ProductRoom) -> Self {
         let height = BandHeight::of(n_outs.iter().sum(), n_rows);
         let strip_rows = match ty {
             TensorType::Q6_K => Q6_K_STRIP_ROWS,
@@ -132,8 +159,18 @@ impl ManyRows {
             return Self::Strips;
         }
         let n_bands: usize = n_outs.iter().map(|n_out| n_out.div_ceil(128)).sum();
+        let splits = |quarters: usize| {
+            let n_blocks = n_bands * n_rows.div_ceil(64);
+            n_splits(n_blocks, n_in / 256, room.max_splits, quarters)
+        };
+        if room.has_halves && n_rows >= HalfBands::MIN_ROWS && HalfBands::of(ty).is_some() {
+            match splits(QUARTERS_OF_TWO_IN_F16) {
+                1 if height == BandHeight::Low => {}
+                n => return Self::Halves(n),
+            }
+        }
         let can_split = n_rows > UNSPLIT_ROWS && Bands::of(ty).is_some_and(Bands::has_gated);
-        match n_splits(n_bands * n_rows.div_ceil(64), n_in / 256, max_splits) {
+        match splits(QUARTERS_OF_TWO) {
             n if n > 1 && can_split => Self::Splits(n),
             _ => Self::Bands(height),
         }
@@ -145,11 +182,15 @@ pub(crate) fn supers_of_each(n_supers: usize, n_splits: usize) -> usize {
     n_supers.div_ceil(n_splits).next_multiple_of(2)
 }
 
-/// Thread blocks that share a band where there are `n_blocks` without sharing, at most `most`: as many as make the launch shortest. By the timing model two
-/// on a multiprocessor take 1.75 times as long as one.
-fn n_splits(n_blocks: usize, n_supers: usize, most: usize) -> usize {
+/// Thread blocks that share a band where there are `n_blocks` without sharing, at most `most`: as many as make the launch shortest. Two on a multiprocessor
+/// take `of_two` quarters of what one does.
+fn n_splits(n_blocks: usize, n_supers: usize, most: usize, of_two: usize) -> usize {
     let quarters = |n: usize| {
-        let rounds = if n * n_blocks <= MULTIPROCESSORS { 4 } else { 7 };
+        let rounds = if n * n_blocks <= MULTIPROCESSORS {
+            4
+        } else {
+            of_two
+        };
         rounds * supers_of_each(n_supers, n)
     };
     // None of them may be without superblocks.
@@ -250,9 +291,14 @@ impl Bands {
 mod tests {
     use super::*;
 
+    const ROOM_FOR_PARTS: ProductRoom = ProductRoom {
+        max_splits: ManyRows::MAX_SPLITS,
+        has_halves: false,
+    };
+
     #[test]
     fn narrow_products_by_few_rows_are_strips_where_there_are_some() {
-        let of = |ty, n_out, n_rows| ManyRows::of(ty, &[n_out], 4096, n_rows, 1);
+        let of = |ty, n_out, n_rows| ManyRows::of(ty, &[n_out], 4096, n_rows, ProductRoom::NONE);
         assert_eq!(of(TensorType::Q4_K, 4096, 48), ManyRows::Strips);
         assert_eq!(of(TensorType::Q4_K, 4096, 49), ManyRows::Bands(BandHeight::Low));
         assert_eq!(of(TensorType::Q6_K, 4096, 17), ManyRows::Bands(BandHeight::Low));
@@ -266,7 +312,7 @@ mod tests {
     #[test]
     fn narrow_products_are_split_until_the_gpu_is_full() {
         let check = |ty, n_outs: &[usize], n_in, n_rows, expected| {
-            let found = ManyRows::of(ty, n_outs, n_in, n_rows, ManyRows::MAX_SPLITS);
+            let found = ManyRows::of(ty, n_outs, n_in, n_rows, ROOM_FOR_PARTS);
             assert_eq!(found, expected, "{ty:?} {n_outs:?} of {n_in} by {n_rows}");
         };
         let (high, low) = (
@@ -285,20 +331,52 @@ mod tests {
     }
 
     #[test]
+    fn many_rows_of_k_quants_are_in_f16() {
+        let check = |ty, n_out, n_in, n_rows, expected| {
+            let found = ManyRows::of(ty, &[n_out], n_in, n_rows, ProductRoom::ALL);
+            assert_eq!(found, expected, "{ty:?} {n_out} of {n_in} by {n_rows}");
+        };
+        check(TensorType::Q4_K, 4096, 4096, 64, ManyRows::Halves(8));
+        check(TensorType::Q6_K, 4096, 14_336, 64, ManyRows::Halves(7));
+        check(TensorType::Q4_K, 5120, 4096, 64, ManyRows::Halves(3));
+        check(TensorType::Q6_K, 128_256, 4096, 33, ManyRows::Halves(1));
+        check(TensorType::Q5_K, 4096, 4096, 512, ManyRows::Halves(1));
+        // Too few rows of x, too few of the matrix, and a type without.
+        check(
+            TensorType::Q6_K,
+            128_256,
+            4096,
+            32,
+            ManyRows::Bands(BandHeight::High),
+        );
+        check(TensorType::Q4_K, 4096, 4096, 48, ManyRows::Strips);
+        check(TensorType::Q6_K, 1024, 4096, 64, ManyRows::Bands(BandHeight::Low));
+        check(
+            TensorType::BF16,
+            14_336,
+            4096,
+            128,
+            ManyRows::Bands(BandHeight::High),
+        );
+    }
+
+    #[test]
     fn splits_fit_their_memory_and_none_is_empty() {
         for (n_blocks, n_supers) in
             (1..300).flat_map(|n_blocks| (1..80).map(move |n_supers| (n_blocks, n_supers)))
         {
-            let n = n_splits(n_blocks, n_supers, ManyRows::MAX_SPLITS);
-            assert!(
-                n == 1 || n * n_blocks <= MAX_SPLIT_BLOCKS,
-                "{n_blocks} of {n_supers}"
-            );
-            let each = supers_of_each(n_supers, n);
-            assert!(
-                (n - 1) * each < n_supers && n * each >= n_supers,
-                "{n_blocks} of {n_supers}"
-            );
+            for of_two in [QUARTERS_OF_TWO, QUARTERS_OF_TWO_IN_F16] {
+                let n = n_splits(n_blocks, n_supers, ManyRows::MAX_SPLITS, of_two);
+                assert!(
+                    n == 1 || n * n_blocks <= MAX_SPLIT_BLOCKS,
+                    "{n_blocks} of {n_supers}"
+                );
+                let each = supers_of_each(n_supers, n);
+                assert!(
+                    (n - 1) * each < n_supers && n * each >= n_supers,
+                    "{n_blocks} of {n_supers}"
+                );
+            }
         }
     }
 

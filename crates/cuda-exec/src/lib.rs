@@ -59,6 +59,7 @@ mod bands;
 mod driver;
 mod error;
 mod graph_cache;
+mod half_bands;
 mod kv;
 mod layout;
 mod matrix;
@@ -70,7 +71,7 @@ mod states;
 mod strips;
 
 pub use backend::{CudaBackend, CudaBuffer};
-pub use bands::{BandHeight, Bands, ManyRows};
+pub use bands::{BandHeight, Bands, ManyRows, ProductRoom};
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceOptions, DeviceReport,
     Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, NcclApi, NcclRank, PageRows, Pinned,
@@ -78,6 +79,7 @@ pub use driver::{
 };
 pub use error::CudaExecError;
 pub use graph_cache::{GraphCache, GraphPlan};
+pub use half_bands::HalfBands;
 pub use kv::{KvLayer, KvLayerMut, KvStore};
 pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};

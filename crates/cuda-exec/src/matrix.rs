@@ -10,8 +10,8 @@ use rayon::prelude::*;
 use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::{
-    BandHeight, Bands, Buffer, CudaExecError, Device, FewRows, Kernel, LayoutError, MatrixLayout, Pinned,
-    SharedView, Stream, View, error::Result, modules::type_suffix,
+    BandHeight, Bands, Buffer, CudaExecError, Device, FewRows, HalfBands, Kernel, LayoutError, MatrixLayout,
+    Pinned, SharedView, Stream, View, error::Result, modules::type_suffix,
 };
 
 /// Bytes of a staging buffer, unless a row is longer.
@@ -40,6 +40,8 @@ pub(crate) struct MatrixKernels {
     pub(crate) sixteen: Option<Kernel>,
     /// For more rows, of types that have bands.
     pub(crate) bands: Option<BandKernels>,
+    /// For as many rows, of types that can be multiplied in f16.
+    pub(crate) halves: Option<HalfKernels>,
     pub(crate) gated: Option<[Kernel; 4]>,
     /// For more rows, the smaller tile first.
     pub(crate) matmul: Option<[Tiled; 2]>,
@@ -90,6 +92,27 @@ impl BandKernels {
             BandHeight::High => self.high[variant],
             BandHeight::Low => self.low[variant],
         }
+    }
+}
+
+/// The kernels for bands of a type in f16.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HalfKernels {
+    pub(crate) plain: Kernel,
+    /// Of bands whose columns thread blocks share.
+    pub(crate) split: Kernel,
+    pub(crate) gated: Kernel,
+}
+
+impl HalfKernels {
+    fn load(device: &Device, suffix: &str, bands: HalfBands) -> Result<Self> {
+        let module = format!("matmul_halves_{suffix}");
+        let load = |name| device.kernel_with_shared_bytes(&module, name, bands.shared_bytes());
+        Ok(Self {
+            plain: load("half_band_n64")?,
+            split: load("half_split_n64")?,
+            gated: load("half_gated_n64")?,
+        })
     }
 }
 
@@ -183,8 +206,10 @@ impl MatrixKernels {
     fn load(device: &Device, layout: &MatrixLayout, usage: MatrixUse) -> Result<Self> {
         let suffix = type_suffix(layout.ty()).expect("there is a layout for this type");
         let (embed, matvec) = (format!("embed_{suffix}"), format!("matvec_{suffix}"));
-        let matmul = format!("matmul_{suffix}");
+        let (matmul, matmul_halves) = (format!("matmul_{suffix}"), format!("matmul_halves_{suffix}"));
+        let halves = HalfBands::of(layout.ty()).filter(|_| usage.is_factor);
         let wanted = [
+            (halves.is_some(), &matmul_halves),
             (usage.is_table, &embed),
             (usage.is_factor, &matvec),
             (usage.is_factor, &matmul),
@@ -247,6 +272,10 @@ impl MatrixKernels {
             },
             bands: match Bands::of_rows(layout.ty(), layout.n_in()).filter(|_| usage.is_factor) {
                 Some(bands) => Some(BandKernels::load(device, &matmul, bands)?),
+                None => None,
+            },
+            halves: match halves {
+                Some(bands) => Some(HalfKernels::load(device, suffix, bands)?),
                 None => None,
             },
             matmul: if usage.is_factor { Some(tiled()?) } else { None },

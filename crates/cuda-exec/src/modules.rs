@@ -33,6 +33,7 @@ const PLAIN: [(&str, &str, &[&str]); 37] = [
     ("attention_prefill", "attention_prefill.cu", &[]),
     ("delta_net", "delta_net.cu", &[]),
     ("elementwise", "elementwise.cu", &[]),
+    ("halves", "halves.cu", &[]),
     ("latent_attention", "latent_attention.cu", &[]),
     ("layers", "layers.cu", &[]),
     ("lora", "lora.cu", &[]),
@@ -163,6 +164,9 @@ const TYPED: [(&str, &str, &str); 4] = [
     ("matvec", "matvec.cu", "matvec_float.cu"),
 ];
 
+/// The weight types that are multiplied in f16 by many rows.
+const HALVED: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
+
 /// Pairs of weight types that one launch multiplies by: that of query and key weights, and that of the value weights, as
 /// quantizers mix them in a layer.
 pub const PAIRS: [[TensorType; 2]; 7] = [
@@ -191,13 +195,19 @@ pub fn all() -> Vec<KernelModule> {
             flags: &[],
         })
     });
+    let halved = HALVED.into_iter().map(|ty| KernelModule {
+        name: format!("matmul_halves_{}", type_suffix(ty).expect("a type with kernels")),
+        source: "matmul_halves.cu",
+        types: vec![ty],
+        flags: &[],
+    });
     let pairs = PAIRS.into_iter().map(|types| KernelModule {
         name: pair_name(types),
         source: "matvec_pair.cu",
         types: types.to_vec(),
         flags: &[],
     });
-    let mut all: Vec<_> = plain.chain(typed).chain(pairs).collect();
+    let mut all: Vec<_> = plain.chain(typed).chain(halved).chain(pairs).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all
 }

@@ -1,7 +1,8 @@
 //! Products through [`Ops::linear`], by every number of rows at which another kernel or another grid begins.
 
 use tokenmill_cuda_exec::{
-    Buffer, Device, LinearInput, ManyRows, Matrix, MatrixUse, Ops, Product, QuantizedRows, Uploader,
+    Buffer, Device, LinearInput, ManyRows, Matrix, MatrixUse, Ops, Product, ProductRoom, QuantizedRows,
+    Uploader,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
@@ -123,8 +124,12 @@ fn narrow_products_whose_columns_thread_blocks_share_are_those_of_the_one_order_
     ops.allow_splits().unwrap();
     let mut random = Random::new(5);
     let (ty, n_out, n_in, n_rows) = (TensorType::Q4_K, 1540, 2048, 100);
+    let room = ProductRoom {
+        has_halves: false,
+        ..ProductRoom::ALL
+    };
     assert_eq!(
-        ManyRows::of(ty, &[n_out], n_in, n_rows, ManyRows::MAX_SPLITS),
+        ManyRows::of(ty, &[n_out], n_in, n_rows, room),
         ManyRows::Splits(4)
     );
     let matrix = &matrices(&device, &mut random, &[(ty, n_out)], n_in)[0];

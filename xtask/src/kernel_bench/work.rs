@@ -9,9 +9,10 @@ use tokenmill_backend::{
 };
 use tokenmill_cuda_exec::{
     ArgmaxScratch, AttentionScratch, AttentionStep, BandHeight, Bands, Buffer, CudaExecError, DecodePlan,
-    Device, FewRows, GatedProduct, KvStore, LinearInput, ManyRows, Matrix, MatrixLayout, MatrixUse, Ops,
-    PrefillTiles, Product, QuantizedRows, SampleInputs, SampleOutputs, SamplePlan, SampleRecord,
-    SampleScratch, ScratchNeeds, TokenRuns, Uploader, Visible, modules::type_suffix,
+    Device, FewRows, GatedProduct, HalfBands, KvStore, LinearInput, ManyRows, Matrix, MatrixLayout,
+    MatrixUse, Ops, PrefillTiles, Product, ProductRoom, QuantizedRows, SampleInputs, SampleOutputs,
+    SamplePlan, SampleRecord, SampleScratch, ScratchNeeds, TokenRuns, Uploader, Visible,
+    modules::type_suffix,
 };
 use tokenmill_gguf::TensorType;
 
@@ -81,20 +82,28 @@ fn product_kernel(
         return Ok((of_few(n_rows.next_power_of_two()), few.shared_bytes(n_rows)));
     }
     let bands = Bands::of(ty).context("a type without bands")?;
-    Ok(
-        match ManyRows::of(ty, &[n_out], n_in, n_rows, ManyRows::MAX_SPLITS) {
-            ManyRows::Strips => (of_few(16), few.sixteen_shared_bytes()),
-            ManyRows::Bands(height) => {
-                let columns = height.columns()[height.variant_of(n_rows)];
-                let kernel = (format!("matmul_{suffix}"), height.kernel(columns));
-                (kernel, bands.shared_bytes(height, columns))
-            }
-            ManyRows::Splits(_) => {
-                let kernel = (format!("matmul_{suffix}"), "matmul_split_n64".to_owned());
-                (kernel, bands.shared_bytes(BandHeight::High, 64))
-            }
-        },
-    )
+    Ok(match ManyRows::of(ty, &[n_out], n_in, n_rows, ProductRoom::ALL) {
+        ManyRows::Strips => (of_few(16), few.sixteen_shared_bytes()),
+        ManyRows::Bands(height) => {
+            let columns = height.columns()[height.variant_of(n_rows)];
+            let kernel = (format!("matmul_{suffix}"), height.kernel(columns));
+            (kernel, bands.shared_bytes(height, columns))
+        }
+        ManyRows::Splits(_) => {
+            let kernel = (format!("matmul_{suffix}"), "matmul_split_n64".to_owned());
+            (kernel, bands.shared_bytes(BandHeight::High, 64))
+        }
+        ManyRows::Halves(n_splits) => {
+            let halves = HalfBands::of(ty).context("a type without products in f16")?;
+            let name = if n_splits > 1 {
+                "half_split_n64"
+            } else {
+                "half_band_n64"
+            };
+            let kernel = (format!("matmul_halves_{suffix}"), name.to_owned());
+            (kernel, halves.shared_bytes())
+        }
+    })
 }
 
 impl Workshop {
@@ -132,6 +141,7 @@ impl Workshop {
         let mut ops = Ops::load(device)?;
         ops.load_pair([TensorType::Q4_K, TensorType::Q6_K])?;
         ops.allow_splits()?;
+        ops.allow_halves(512, N_FF)?;
         Ok(Self {
             device: device.clone(),
             ops,

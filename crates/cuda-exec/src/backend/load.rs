@@ -43,6 +43,7 @@ impl CudaBackend {
         self.device.reserve("the model", self.check_fit(limits, plan)?)?;
         self.make_sums(limits)?;
         self.ops.allow_splits()?;
+        (self.ops).allow_halves(limits.max_batch_tokens, widest_input(network))?;
         let attention = attention_needs(network, limits);
         let device = &self.device;
         self.workspace = Some(Workspace {
@@ -101,6 +102,7 @@ impl CudaBackend {
         StepInputs::device_bytes(limits)
             + hidden
             + crate::Ops::split_bytes()
+            + crate::Ops::halves_bytes(limits.max_batch_tokens, widest_input(network))
             + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, limits.max_batch_seqs, attention)
             + crate::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
             + crate::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())
@@ -215,6 +217,12 @@ pub(super) fn check(network: &NetworkShape) -> Result<(), BackendError> {
         }
     }
     Ok(())
+}
+
+/// Width of the widest row that a matrix of the network reads.
+fn widest_input(network: &NetworkShape) -> usize {
+    let widths = network.layers.iter().map(|layer| layer.widest_input);
+    widths.fold(network.n_embd, usize::max)
 }
 
 /// What the network's attention writes on its way.

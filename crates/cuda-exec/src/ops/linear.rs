@@ -7,9 +7,11 @@ use tokenmill_backend::Activation;
 
 use super::{Ops, QuantizedMut, QuantizedView, check_equal, elementwise::activation_code};
 use crate::{
-    Args, BandHeight, Bands, CudaExecError, FewRows, Kernel, LaunchShape, ManyRows, Matrix, View, ViewMut,
+    Args, BandHeight, Bands, CudaExecError, FewRows, HalfBands, Kernel, LaunchShape, ManyRows, Matrix,
+    ProductRoom, View, ViewMut,
     bands::{BAND_THREADS, supers_of_each},
     error::Result,
+    half_bands::HalfRows,
     matrix::MatrixKernels,
     modules::PAIRS,
     strips::variant_of,
@@ -82,10 +84,18 @@ fn not_a_factor() -> CudaExecError {
     }
 }
 
-/// Appends the input in the form that a matrix takes.
-fn with_input<'a>(args: Args<'a>, matrix: &Matrix, input: &LinearInput<'a>) -> Result<Args<'a>> {
+/// Appends the input in the form that a matrix takes, or in f16 where it was made so.
+fn with_input<'a>(
+    args: Args<'a>,
+    matrix: &Matrix,
+    input: &LinearInput<'a>,
+    halves: Option<&'a HalfRows>,
+) -> Result<Args<'a>> {
     let (n_rows, n_in) = (input.n_rows, matrix.n_in());
     let args = args.count(n_in).count(n_rows);
+    if let Some(HalfRows { halves, sums, powers }) = halves {
+        return Ok(args.read(halves.view()).read(sums.view()).read(powers.view()));
+    }
     if matrix.takes_quantized_input() {
         let quantized = input.quantized.ok_or(CudaExecError::Unsupported {
             feature: "product of quantized weights with f32 rows".to_owned(),
@@ -118,14 +128,35 @@ fn few_rows_shape(jobs: &[Product<'_>], n_rows: usize) -> LaunchShape {
     LaunchShape::new([few_rows_blocks(jobs), 1, 1], 128).with_shared_bytes(shared_bytes.unwrap_or(0))
 }
 
-/// The launch of up to three products of more rows by matrices of one type in bands, or in strips of 16; and where thread blocks share columns, of how
-/// many superblocks each.
+/// A launch of products.
+struct ProductLaunch {
+    kernel: Kernel,
+    shape: LaunchShape,
+    /// Where thread blocks share columns, superblocks of each.
+    each: Option<usize>,
+    /// Whether the kernel takes rows in f16.
+    takes_halves: bool,
+}
+
+impl ProductLaunch {
+    /// One by rows as they are, whose thread blocks have all columns.
+    fn plain(kernel: Kernel, shape: LaunchShape) -> Self {
+        Self {
+            kernel,
+            shape,
+            each: None,
+            takes_halves: false,
+        }
+    }
+}
+
+/// The launch of up to three products of more rows by matrices of one type in bands, or in strips of 16.
 fn bands_launch(
     kernels: &MatrixKernels,
     jobs: &[Product<'_>],
     n_rows: usize,
-    max_splits: usize,
-) -> Result<(Kernel, LaunchShape, Option<usize>)> {
+    room: ProductRoom,
+) -> Result<ProductLaunch> {
     let matrix = jobs[0].matrix;
     let ty = matrix.layout().ty();
     let (bands, few) = (Bands::of(ty).ok_or_else(not_a_factor)?, FewRows::of(ty));
@@ -135,29 +166,53 @@ fn bands_launch(
         let grid = [n_blocks(jobs, height.rows()), n_rows.div_ceil(columns), n_splits];
         LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(bands.shared_bytes(height, columns))
     };
-    Ok(
-        match ManyRows::of(ty, &n_outs, matrix.n_in(), n_rows, max_splits) {
-            ManyRows::Strips => {
-                let kernel = kernels.sixteen.ok_or_else(not_a_factor)?;
-                let grid = [n_blocks(jobs, FewRows::STRIP_ROWS), n_rows.div_ceil(16), 1];
-                let shape = LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes());
-                (kernel, shape, None)
+    Ok(match ManyRows::of(ty, &n_outs, matrix.n_in(), n_rows, room) {
+        ManyRows::Strips => {
+            let kernel = kernels.sixteen.ok_or_else(not_a_factor)?;
+            let grid = [n_blocks(jobs, FewRows::STRIP_ROWS), n_rows.div_ceil(16), 1];
+            let shape = LaunchShape::new(grid, 128).with_shared_bytes(few.sixteen_shared_bytes());
+            ProductLaunch::plain(kernel, shape)
+        }
+        ManyRows::Bands(height) => {
+            let columns = height.columns()[height.variant_of(n_rows)];
+            ProductLaunch::plain(of_bands.plain_of(height, n_rows), shape(height, columns, 1))
+        }
+        ManyRows::Splits(n_splits) => {
+            let kernel = of_bands.split.ok_or_else(not_a_factor)?;
+            ProductLaunch {
+                each: Some(supers_of_each(matrix.n_in() / 256, n_splits)),
+                ..ProductLaunch::plain(kernel, shape(BandHeight::High, 64, n_splits))
             }
-            ManyRows::Bands(height) => {
-                let columns = height.columns()[height.variant_of(n_rows)];
-                (of_bands.plain_of(height, n_rows), shape(height, columns, 1), None)
+        }
+        ManyRows::Halves(n_splits) => {
+            let of_type = kernels.halves.zip(HalfBands::of(ty));
+            let (of_halves, halves) = of_type.ok_or_else(not_a_factor)?;
+            let grid = [
+                n_rows.div_ceil(HalfBands::COLUMNS),
+                n_blocks(jobs, HalfBands::ROWS),
+                n_splits,
+            ];
+            let is_split = n_splits > 1;
+            ProductLaunch {
+                kernel: if is_split {
+                    of_halves.split
+                } else {
+                    of_halves.plain
+                },
+                shape: LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(halves.shared_bytes()),
+                each: is_split.then(|| supers_of_each(matrix.n_in() / 256, n_splits)),
+                takes_halves: true,
             }
-            ManyRows::Splits(n_splits) => {
-                let kernel = of_bands.split.ok_or_else(not_a_factor)?;
-                let each = supers_of_each(matrix.n_in() / 256, n_splits);
-                (kernel, shape(BandHeight::High, 64, n_splits), Some(each))
-            }
-        },
-    )
+        }
+    })
 }
 
 /// The arguments that all products have.
-fn job_args<'a>(input: &LinearInput<'a>, jobs: &'a mut [Product<'_>]) -> Result<Args<'a>> {
+fn job_args<'a>(
+    input: &LinearInput<'a>,
+    halves: Option<&'a HalfRows>,
+    jobs: &'a mut [Product<'_>],
+) -> Result<Args<'a>> {
     let (n_rows, matrix) = (input.n_rows, jobs[0].matrix);
     for job in jobs.iter() {
         check_equal("the width of a matrix", job.matrix.n_in(), matrix.n_in())?;
@@ -190,7 +245,7 @@ fn job_args<'a>(input: &LinearInput<'a>, jobs: &'a mut [Product<'_>]) -> Result<
     for count in counts {
         args = args.count(count);
     }
-    with_input(args, matrix, input)
+    with_input(args, matrix, input, halves)
 }
 
 impl Ops {
@@ -202,44 +257,49 @@ impl Ops {
     pub fn linear(&self, input: &LinearInput<'_>, products: &mut [Product<'_>]) -> Result<()> {
         let n_rows = input.n_rows;
         if let Some((kernel, shape)) = self.pair_of(products, n_rows) {
-            let args = job_args(input, products)?;
+            let args = job_args(input, None, products)?;
             return self.device.launch(kernel, shape, &args);
         }
+        // Made at the first launch that takes them, for all.
+        let (mut room, mut halved) = (None, None);
         let is_joined = |a: &Product<'_>, b: &Product<'_>| a.matrix.layout().ty() == b.matrix.layout().ty();
         for joined in products.chunk_by_mut(is_joined) {
             for jobs in joined.chunks_mut(MAX_JOBS) {
                 let kernels = jobs[0].matrix.kernels;
-                let (kernel, shape, each) = if n_rows <= MAX_ROWS && !self.is_batch_invariant {
+                let launch = if n_rows <= MAX_ROWS && !self.is_batch_invariant {
                     let kernel = of_rows(kernels.matvec.ok_or_else(not_a_factor)?, n_rows);
-                    (kernel, few_rows_shape(jobs, n_rows), None)
+                    ProductLaunch::plain(kernel, few_rows_shape(jobs, n_rows))
                 } else if kernels.bands.is_some() && !self.is_batch_invariant {
                     // Bands add in another order than tiles.
-                    let max_splits = if self.parts.is_some() {
-                        ManyRows::MAX_SPLITS
-                    } else {
-                        1
-                    };
-                    bands_launch(&kernels, jobs, n_rows, max_splits)?
+                    let room = room.get_or_insert_with(|| self.room_for(n_rows, jobs[0].matrix.n_in()));
+                    bands_launch(&kernels, jobs, n_rows, *room)?
                 } else {
                     let [small, large] = kernels.matmul.ok_or_else(not_a_factor)?;
                     let tiled = if n_rows <= small.tile[1] { small } else { large };
                     let [tile_out, tile_rows] = tiled.tile;
                     let grid = [n_blocks(jobs, tile_out), n_rows.div_ceil(tile_rows), 1];
-                    (tiled.kernel, LaunchShape::new(grid, tiled.n_threads), None)
+                    ProductLaunch::plain(tiled.kernel, LaunchShape::new(grid, tiled.n_threads))
                 };
+                if launch.takes_halves && halved.is_none() {
+                    halved = Some(self.halve(input, jobs[0].matrix.n_in())?);
+                }
+                let halves = halved.as_deref().filter(|_| launch.takes_halves);
+                let ProductLaunch {
+                    kernel, shape, each, ..
+                } = launch;
                 if let Some(each) = each {
                     let parts =
                         (self.parts.as_ref()).expect("columns are shared where there is memory for parts");
                     let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
                     let parts = &mut *parts;
-                    let args = job_args(input, jobs)?
+                    let args = job_args(input, halves, jobs)?
                         .write(parts.sums.view_mut())
                         .write(parts.counters.view_mut())
                         .count(each);
                     self.device.launch(kernel, shape, &args)?;
                     continue;
                 }
-                let args = job_args(input, jobs)?;
+                let args = job_args(input, halves, jobs)?;
                 self.device.launch(kernel, shape, &args)?;
             }
         }
@@ -266,8 +326,9 @@ impl Ops {
         let n_out = [a, b].map(|product| product.matrix.n_out()).iter().sum();
         let launches = [(types[0], n_out), (types[1], c.matrix.n_out())];
         let n_in = a.matrix.n_in();
-        let are_strips = (launches.iter())
-            .all(|&(ty, n_out)| ManyRows::of(ty, &[n_out], n_in, n_rows, 1) == ManyRows::Strips);
+        let are_strips = (launches.iter()).all(|&(ty, n_out)| {
+            ManyRows::of(ty, &[n_out], n_in, n_rows, ProductRoom::NONE) == ManyRows::Strips
+        });
         if n_rows > PairKernels::MOST_ROWS || !are_strips {
             return None;
         }
@@ -316,8 +377,21 @@ impl Ops {
             .write(product.output.range(0..n_rows * n_out)?)
             .write_or_null(bytes)
             .write_or_null(scales);
-        let args = with_input(args, gate, input)?;
         let ty = gate.layout().ty();
+        let in_halves = (gate.kernels.halves.zip(HalfBands::of(ty)))
+            .filter(|_| n_rows >= HalfBands::MIN_ROWS && self.room_for(n_rows, gate.n_in()).has_halves);
+        if let Some((kernels, halves)) = in_halves {
+            let rows = self.halve(input, gate.n_in())?;
+            let args = with_input(args, gate, input, Some(&rows))?;
+            let grid = [
+                n_rows.div_ceil(HalfBands::COLUMNS),
+                n_out.div_ceil(HalfBands::GATED_ROWS),
+                1,
+            ];
+            let shape = LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(halves.shared_bytes());
+            return self.device.launch(kernels.gated, shape, &args);
+        }
+        let args = with_input(args, gate, input, None)?;
         let of_bands = (gate.kernels.bands).filter(|_| n_rows > MAX_ROWS);
         let of_bands = of_bands.and_then(|bands| bands.gated);
         if let (Some(of_bands), Some(bands)) = (of_bands, Bands::of(ty)) {

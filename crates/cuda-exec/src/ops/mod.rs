@@ -13,6 +13,7 @@ mod cut_launches;
 mod elementwise;
 mod embed;
 mod experts;
+mod halves;
 mod latent;
 mod layers;
 mod linear;
@@ -33,6 +34,7 @@ use crate::{
     Buffer, Device, FewRows, Kernel, View, ViewMut,
     bands::Parts,
     error::{CudaExecError, Result},
+    half_bands::HalfRows,
     modules::{PAIRS, pair_name},
 };
 
@@ -50,11 +52,12 @@ pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SamplePlan, SampleRecord, SampleScratch};
 
 /// The modules of every network, which a driver compiles at the same time.
-const MODULES: [&str; 9] = [
+const MODULES: [&str; 10] = [
     "argmax",
     "attention_decode",
     "attention_prefill",
     "elementwise",
+    "halves",
     "layers",
     "norm",
     "rope_kv",
@@ -257,6 +260,9 @@ pub struct Ops {
     max_grid_rows: usize,
     /// For products whose columns thread blocks share, where that was asked for. Launches that use it follow each other.
     parts: Option<Mutex<Parts>>,
+    halve_rows: Kernel,
+    /// For products in f16, where that was asked for. Launches that use it follow each other.
+    halves: Option<Mutex<HalfRows>>,
 }
 
 impl Ops {
@@ -310,6 +316,8 @@ impl Ops {
             pairs: [None; PAIRS.len()],
             max_grid_rows: MAX_GRID_ROWS,
             parts: None,
+            halve_rows: device.kernel("halves", "halve_rows")?,
+            halves: None,
             is_batch_invariant: false,
             device: device.clone(),
         })

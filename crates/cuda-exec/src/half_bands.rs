@@ -1,0 +1,125 @@
+//! [`HalfBands`]: products of K-quants in f16, and the memory for rows of x that were made f16.
+//!
+//! Separate from the bands in int8, whose kernels have other sizes. Invariant: the twin of `kernels/half_bands.cuh` and `kernels/half_rows.cuh`, whose
+//! sizes these are.
+
+use tokenmill_gguf::TensorType;
+
+use crate::{Buffer, Device, error::Result};
+
+/// What a thread block may ask for on compute capability 8.6 and 8.9.
+const MAX_SHARED_BYTES: usize = 99 << 10;
+
+/// How weights of a type are multiplied in f16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HalfBands {
+    /// Bytes of a group of 32 weights beyond its nibbles.
+    high_bytes: usize,
+    /// Whether a group has two scales and no minimum.
+    has_halves: bool,
+}
+
+impl HalfBands {
+    /// Rows of a matrix that a thread block takes.
+    pub const ROWS: usize = 128;
+    /// Rows of gate and of up that a thread block takes.
+    pub const GATED_ROWS: usize = 64;
+    /// Rows of x that a thread block takes.
+    pub const COLUMNS: usize = 64;
+    /// Rows of x from which on bands in int8 give way: those by 32 rows and fewer have kernels that compute less.
+    pub const MIN_ROWS: usize = 33;
+
+    /// Those of a type, if it has any.
+    pub fn of(ty: TensorType) -> Option<Self> {
+        let (high_bytes, has_halves) = match ty {
+            TensorType::Q4_K => (0, false),
+            TensorType::Q5_K => (4, false),
+            TensorType::Q6_K => (8, true),
+            _ => return None,
+        };
+        Some(Self {
+            high_bytes,
+            has_halves,
+        })
+    }
+
+    /// Dynamic shared memory of a kernel: as many steps of 128 columns ahead as there is room for, at most five.
+    pub fn shared_bytes(self) -> usize {
+        let stage = Self::ROWS * 4 * (16 + self.high_bytes) + Self::COLUMNS * 256;
+        let tails = 2 * Self::ROWS * 32;
+        let factors = 2 * Self::ROWS * if self.has_halves { 36 } else { 32 };
+        let records = 3 * Self::COLUMNS * if self.has_halves { 4 } else { 36 };
+        let fixed = tails + factors + records;
+        fixed + ((MAX_SHARED_BYTES - fixed) / stage).min(5) * stage
+    }
+}
+
+/// Rows of x as kernels in f16 take them, for one product at a time.
+#[derive(Debug)]
+pub(crate) struct HalfRows {
+    /// `[n_rows, n_in]` f16 numbers.
+    pub(crate) halves: Buffer<u16>,
+    /// `[n_rows, n_in / 32]`, two f16 numbers each.
+    pub(crate) sums: Buffer<u32>,
+    /// `[n_rows, n_in / 256]`.
+    pub(crate) powers: Buffer<f32>,
+}
+
+impl HalfRows {
+    /// Allocates rows of up to `width` values.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`](crate::CudaExecError::OutOfMemory).
+    pub(crate) fn new(device: &Device, n_rows: usize, width: usize) -> Result<Self> {
+        let len = Self::len(n_rows, width);
+        Ok(Self {
+            halves: device.alloc("products", len)?,
+            sums: device.alloc("products", len / 32)?,
+            powers: device.alloc("products", len / 256)?,
+        })
+    }
+
+    /// Device memory of such rows.
+    pub(crate) fn device_bytes(n_rows: usize, width: usize) -> usize {
+        let len = Self::len(n_rows, width);
+        (crate::buffer_bytes::<u16>(len))
+            .saturating_add(crate::buffer_bytes::<u32>(len / 32))
+            .saturating_add(crate::buffer_bytes::<f32>(len / 256))
+    }
+
+    /// Values of so many rows: whole thread blocks of them.
+    pub(crate) fn len(n_rows: usize, width: usize) -> usize {
+        Self::padded(n_rows).saturating_mul(width.div_ceil(256).saturating_mul(256))
+    }
+
+    /// Rows that are written for so many.
+    pub(crate) fn padded(n_rows: usize) -> usize {
+        n_rows
+            .div_ceil(HalfBands::COLUMNS)
+            .saturating_mul(HalfBands::COLUMNS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_thread_blocks_fit_a_multiprocessor() {
+        let check = |ty, expected| {
+            let bytes = HalfBands::of(ty).unwrap().shared_bytes();
+            assert_eq!(bytes, expected, "{ty:?}");
+            assert!(bytes <= MAX_SHARED_BYTES);
+        };
+        check(TensorType::Q4_K, 97_024);
+        check(TensorType::Q5_K, 76_544);
+        check(TensorType::Q6_K, 75_520);
+        assert_eq!(HalfBands::of(TensorType::Q3_K), None);
+    }
+
+    #[test]
+    fn rows_are_whole_thread_blocks() {
+        assert_eq!(HalfRows::len(65, 500), 128 * 512);
+        assert_eq!(HalfRows::len(usize::MAX, 4096), usize::MAX);
+    }
+}
