@@ -1,8 +1,8 @@
 //! Products through [`Ops::linear`], by every number of rows at which another kernel or another grid begins.
 
 use tokenmill_cuda_exec::{
-    Buffer, Device, LinearInput, ManyRows, Matrix, MatrixUse, Ops, Product, ProductRoom, QuantizedRows,
-    Uploader,
+    BandHeight, Buffer, Device, LinearInput, ManyRows, Matrix, MatrixUse, Ops, Product, ProductRoom,
+    QuantizedRows, Uploader,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
@@ -157,4 +157,66 @@ fn narrow_products_whose_columns_thread_blocks_share_are_those_of_the_one_order_
     assert!(found == again, "parts and counters are used again");
     let worst = (found.iter().zip(&expected)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
     assert!(worst < 3e-4, "{worst}");
+}
+
+#[test]
+fn products_by_many_rows_are_in_f16_where_there_is_memory_for_their_rows() {
+    let device = Simulator::new(&SimOptions::default()).device();
+    let mut ops = Ops::load(&device).unwrap();
+    ops.allow_splits().unwrap();
+    ops.allow_halves(100, 2048).unwrap();
+    let mut random = Random::new(6);
+    let n_rows = 100;
+    let of = [
+        (TensorType::Q4_K, 1540, 2048),
+        (TensorType::Q5_K, 64, 2048),
+        (TensorType::Q6_K, 5100, 256),
+    ];
+    let launches = of.map(|(ty, n_out, n_in)| ManyRows::of(ty, &[n_out], n_in, n_rows, ProductRoom::ALL));
+    assert_eq!(
+        launches,
+        [
+            ManyRows::Halves(4),
+            ManyRows::Bands(BandHeight::Low),
+            ManyRows::Halves(1)
+        ]
+    );
+    let rows = random.values(n_rows * 2048);
+    let matrices = of.map(|(ty, n_out, n_in)| matrices(&device, &mut random, &[(ty, n_out)], n_in).remove(0));
+    let multiply = |ops: &mut Ops, matrix: &Matrix, is_batch_invariant| -> (Vec<f32>, u64) {
+        let n_in = matrix.n_in();
+        ops.set_batch_invariance(is_batch_invariant);
+        let x = device.upload("x", &rows[..n_rows * n_in]).unwrap();
+        let mut quantized = QuantizedRows::new(&device, n_rows, n_in).unwrap();
+        ops.quantize(n_rows, n_in, x.view(), quantized.view_mut())
+            .unwrap();
+        let input = LinearInput {
+            n_rows,
+            floats: x.view(),
+            quantized: Some(quantized.view()),
+        };
+        let mut output: Buffer<f32> = device.alloc("y", n_rows * matrix.n_out()).unwrap();
+        let product = Product {
+            matrix,
+            bias: None,
+            output: output.view_mut(),
+        };
+        let before = device.n_launches();
+        ops.linear(&input, &mut [product]).unwrap();
+        let n_launches = device.n_launches() - before;
+        (device.download(output.view()).unwrap(), n_launches)
+    };
+    for (matrix, launch) in matrices.iter().zip(launches) {
+        let ((found, n_launches), (expected, n_invariant)) =
+            (multiply(&mut ops, matrix, false), multiply(&mut ops, matrix, true));
+        let is_halved = matches!(launch, ManyRows::Halves(_));
+        assert_eq!(n_launches, if is_halved { 2 } else { 1 }, "{launch:?}");
+        let worst = (found.iter().zip(&expected)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+        // Sums of 2,048 products of numbers around 1, of which f16 keeps 11 bits.
+        assert!(worst < 2e-2, "{launch:?}: {worst}");
+        assert_eq!(n_invariant, 1, "{launch:?}");
+    }
+    ops.allow_halves(64, 2048).unwrap();
+    let (_, n_launches) = multiply(&mut ops, &matrices[0], false);
+    assert_eq!(n_launches, 1, "100 rows have no room");
 }

@@ -22,10 +22,12 @@ const SIM: ParityDevice = ParityDevice {
 
 /// Exact types of each architecture, where greedy tokens are compared, one of each way that quantized weights lie, experts, each kind of
 /// recurrent layer, and what few networks have: latent rows, embeddings of each layer, several streams, xIELU, chunks.
-const CASES: [(&str, &str, KvType); 25] = [
+const CASES: [(&str, &str, KvType); 27] = [
     ("parity/llama", "F32", KvType::F16),
     ("parity/llama", "BF16", KvType::F32),
     ("parity/llama", "Q4_K_M", KvType::F32),
+    ("parity/llama", "Q5_K_M", KvType::F32),
+    ("parity/llama", "Q6_K", KvType::F32),
     ("parity/llama", "Q8_0", KvType::F32),
     ("parity/llama", "Q3_K_M", KvType::F32),
     ("parity/llama", "F16", KvType::F32),

@@ -127,7 +127,10 @@ mod tests {
                 "matmul_split_n64",
             ];
             check(&format!("matmul_{format}"), &bands);
+            let halves = ["half_band_n64", "half_gated_n64", "half_split_n64"];
+            check(&format!("matmul_halves_{format}"), &halves);
         }
+        check("halves", &["halve_rows"]);
         for format in ["f16", "bf16"] {
             let bands = [
                 "matmul_band_n16",

@@ -6,6 +6,7 @@ mod bands;
 mod bench;
 mod embed;
 mod experts;
+mod halves;
 mod latent;
 mod layers;
 mod matvec;
