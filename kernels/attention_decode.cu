@@ -7,6 +7,9 @@
 // With seq_starts (both directions) the last j is p + window - 1, or to the sequence's last position; sequences then begin at 0.
 // attention_f16_d{64,128,256}: f16 keys and values, tiles of up to so many columns, 8 query heads that share a KV head in one thread block.
 // attention_f32_gG, and attention_of_types_gG where keys or values are of other types: G query heads (1, 2, 4, 8).
+// turn_attention_f16_d{64,128,256}: the same behind rope_kv.cu's work, in one launch: norm and rotation of queries and keys, and the store of keys and
+//   values, of tokens that are a sequence each. Bits are those of the two launches. Rows are one tile; q, k and v stay as they are. Pages of earlier
+//   steps are copied before earlier launches are done; the thread block that has the token's own position has its key and value from k and v.
 //   grid: (n_kv_heads * ceil(group / heads), n_splits, n_tokens) where a thread block takes `heads` query heads; block: 128. n_splits may be larger
 //   than a token needs: a split without positions returns at once, so a grid captured for a bucket serves every length below it.
 // What a token sees, from the page of `first` on, is cut into splits of 64, 128, 256 or 512 positions, the shortest of which there are at most
@@ -27,17 +30,29 @@
 // Measured on the simulator only: bench/runs.
 #include "attention_heads.cuh"
 #include "q8.cuh"
+#include "turn.cuh"
 
 constexpr int WARPS = 4;
 constexpr int SPLIT_BITS = 6;                // a page for each warp
 constexpr int MAX_LONGER = 3;                // eight pages for each warp, which its lanes number
 constexpr int AT_ONCE = 8;                   // splits that are loaded together to add up
+constexpr int EARLY_TOKENS = 4;
 constexpr int COMBINED = 2 * WARP;           // splits whose weights a warp keeps in shared memory
 
 // What a head's sums are multiplied by where a sink takes part, which adds nothing to them.
 DEVICE float sink_factor(float sink, float top, float denominator) {
     const float higher = fmaxf(top, sink), weight = expf(top - higher);
     return weight / (denominator * weight + expf(sink - higher));
+}
+
+// Counts one more, behind a fence; whoever comes last sees what those before it wrote.
+DEVICE uint32_t count_in(uint32_t* counter) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(counter))
+                 : "memory");
+    return before;
 }
 
 // Maximum and denominator of a split of a head, nothing beyond the last.
@@ -68,8 +83,45 @@ struct Output {
     }
 };
 
-template <class Heads, class K, class V>
-DEVICE void attention(const float* q, const Output& output, const uint32_t* positions, const uint32_t* seq_of,
+// What a launch that turns queries and keys itself has of its tokens: keys [n_tokens, n_kv_heads, dim_k] and values [n_tokens, n_kv_heads, dim_v], and where
+// they are stored.
+template <class K, class V>
+struct NewRows {
+    const float *k, *v;
+    const uint32_t* slots;
+    Turn turn;
+    K* k_store;
+    V* v_store;
+};
+
+// Values of a head as a lane has them, every 32nd.
+template <int N>
+DEVICE void load_head(float (&x)[N], const float* from, int dim) {
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int k = 0; k < N; k++) x[k] = lane + k * WARP < dim ? from[lane + k * WARP] : 0.0f;
+}
+
+// Puts a head into shared memory, normed and turned.
+template <int N>
+DEVICE void turn_head(float* to, const float (&x)[N], const float* norm, const Turn& turn, const float2* angles, int dim) {
+    const int lane = threadIdx.x % WARP, half = turn.n_dims / 2;
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        squares += x[k] * x[k];
+        if (lane + k * WARP < dim) to[lane + k * WARP] = x[k];
+    }
+    if (norm) normalize_head(to, squares, norm, turn.eps, dim);
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < half; i += WARP) turn_pair(to, i, half, turn.style, turn.magnitude, angles[i].x, angles[i].y);
+    __syncwarp();
+}
+
+// TURNED: 0, or columns of heads at most of a launch that turns them itself.
+template <class Heads, int TURNED, class K, class V>
+DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& output, const uint32_t* positions, const uint32_t* seq_of,
                       const uint32_t* seq_starts, const uint32_t* page_starts, const uint32_t* pages, const K* k_store,
                       const V* v_store, const float* sinks, const float* slopes, float scale, float cap, int window,
                       int n_heads, int n_kv_heads, int dim_k, int dim_v, int stride_v, int is_chunked, int heads, int split_bits,
@@ -77,6 +129,7 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ float maxima[WARPS][Heads::HEADS], sums[WARPS][Heads::HEADS], weights[WARPS][COMBINED];
     __shared__ bool is_last;
+    __shared__ __align__(16) K new_rows[2][TURNED > 0 ? TURNED : 8];  // the token's key and value
     const int token = blockIdx.z, split = blockIdx.y, n_splits = gridDim.y;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const uint32_t position = positions[token], seq = seq_of[token];
@@ -116,8 +169,12 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
     const int n_pages = (end - begin + PAGE - 1) / PAGE, n_own = (n_pages - warp + WARPS - 1) / WARPS;
     uint32_t own_pages = 0;
     if (lane < n_own) own_pages = table[begin / PAGE + warp + lane * WARPS];
-    await_earlier();
-    of_warp.load_queries(q, n_here, dim_k, warp);
+    const bool has_newest = TURNED > 0 && end == context;
+    const int newest_page = has_newest && warp == (n_pages - 1) % WARPS ? n_own - 1 : -1, stored_end = has_newest ? end - 1 : end;
+    if constexpr (TURNED == 0) {
+        await_earlier();
+        of_warp.load_queries(q, n_here, dim_k, warp);
+    }
 
     const int tile_size = max(tile_bytes<K>(columns_k, row_k), tile_bytes<V>(columns_v, stride_v));
     uint8_t* ring = shared + warp * n_stages * tile_size;
@@ -139,13 +196,13 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
             uint8_t* tile = ring + next_slot * tile_size;
             if (next_kind == 0) {
                 copy_k.start(tile, k_store, page, g, n_kv_heads, next_column, Heads::part(columns_k, row_k - next_column), from, first,
-                             end);
+                             stored_end);
                 next_column += columns_k;
                 if (next_column >= row_k) next_column = 0, next_page++;
                 if (next_page == n_own) next_page = 0, next_kind = 1;
             } else {
                 copy_v.start(tile, v_store, page, g, n_kv_heads, next_column, Heads::part(columns_v, row_v - next_column), from, first,
-                             end);
+                             stored_end);
                 next_page++;
                 if (next_page == n_own) next_page = 0, next_column += columns_v;
                 if (next_column >= row_v) next_kind = 2;
@@ -162,8 +219,70 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
         }
         __syncwarp();
     };
+    auto begin_copies = [&]() {
 #pragma unroll 1
-    for (int i = 0; i < n_stages; i++) copy_next();
+        for (int i = 0; i < n_stages; i++) copy_next();
+    };
+    if constexpr (TURNED == 0) {
+        begin_copies();
+    } else {
+        // No launch of this step writes pages of the layer but this one, and it reads no row that it writes: so pages are copied before the wait. Where
+        // there are many thread blocks, queries would queue behind them.
+        const bool copies_early = gridDim.z <= EARLY_TOKENS;
+        if (copies_early) begin_copies();
+        constexpr int N = TURNED / WARP;
+        const Turn& turn = fresh.turn;
+        float2* angles = (float2*)all_scores;
+        float *new_key = all_scores + TURNED, *turned = (float*)queries;
+        const uint32_t slot = fresh.slots[token];
+        if ((int)threadIdx.x < turn.n_dims / 2) {
+            float sin, cos;
+            sincosf((float)position * turn.inv_freqs[threadIdx.x], &sin, &cos);
+            angles[threadIdx.x] = make_float2(sin, cos);
+        }
+        __syncthreads();
+        await_earlier();
+        const bool stores = first_head == 0 && slot != 0xffffffffu;
+        const size_t of_token = (size_t)token * n_kv_heads + g;
+        float mine[Heads::HEADS / WARPS][N], newest[N];
+#pragma unroll
+        for (int i = 0; i < Heads::HEADS / WARPS; i++)
+            load_head(mine[i], q + (warp + i * WARPS) * dim_k, warp + i * WARPS < n_here ? dim_k : 0);
+        if (has_newest && warp == 0) load_head(newest, fresh.k + of_token * dim_k, dim_k);
+        if (has_newest && warp == 1) load_head(newest, fresh.v + of_token * dim_v, dim_v);
+        if (!copies_early) begin_copies();
+#pragma unroll
+        for (int i = 0; i < Heads::HEADS / WARPS; i++) {
+            const int h = warp + i * WARPS;
+            if (h < n_here) turn_head(turned + h * dim_k, mine[i], turn.q_norm, turn, angles, dim_k);
+        }
+        if (has_newest && warp == 0) {
+            turn_head(new_key, newest, turn.k_norm, turn, angles, dim_k);
+            K* to = kv_place(fresh.k_store, stores ? slot : 0, g, n_kv_heads, row_k);
+#pragma unroll 1
+            for (int i = lane; i < row_k; i += WARP) {
+                put(&new_rows[0][i], i < dim_k ? new_key[i] : 0.0f);
+                if (stores) to[i] = new_rows[0][i];
+            }
+        }
+        if (has_newest && warp == 1) {
+            V* to = kv_place(fresh.v_store, stores ? slot : 0, g, n_kv_heads, row_v);
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                const int i = lane + k * WARP;
+                if (i < row_v) put(&new_rows[1][i], newest[k]);
+                if (i < row_v && stores) to[i] = new_rows[1][i];
+            }
+        }
+        __syncthreads();
+        of_warp.load_queries(turned, n_here, dim_k, warp);
+        __syncthreads();
+    }
+    // A warp that has the token's own page puts its row there, which is not in the store yet.
+    auto put_newest = [&](uint8_t* tile, int stride, const K* row, int n) {
+        if (lane < n / 8) ((uint4*)(tile + position % PAGE * stride))[lane] = ((const uint4*)row)[lane];
+        __syncwarp();
+    };
     of_warp.stage_queries(queries, q, n_here, dim_k, row_k, scale, warp);
     __syncthreads();
 
@@ -173,6 +292,7 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
 #pragma unroll 1
         for (int column = 0; column < row_k; column += columns_k) {
             wait_for_next();
+            if (TURNED > 0 && page == newest_page) put_newest(ring + slot * tile_size, copy_k.stride, new_rows[0], row_k);
             of_warp.multiply_keys(ring + slot * tile_size, copy_k.stride, row_k, column, Heads::part(columns_k, row_k - column), queries);
             slot = slot + 1 == n_stages ? 0 : slot + 1;
             __syncwarp();
@@ -191,6 +311,7 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
 #pragma unroll 1
             for (int page = 0; page < n_own; page++) {
                 wait_for_next();
+                if (TURNED > 0 && page == newest_page) put_newest(ring + slot * tile_size, copy_v.stride, new_rows[1], row_v);
                 of_warp.add_values(ring + slot * tile_size, copy_v.stride, stride_v, column, Heads::part(columns_v, row_v - column),
                                    scores, apart, page);
                 slot = slot + 1 == n_stages ? 0 : slot + 1;
@@ -241,9 +362,8 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
     __syncthreads();
     if (threadIdx.x == 0) {
         uint32_t* counter = counters + (size_t)token * gridDim.x + blockIdx.x;
-        is_last = atomicAdd(counter, 1) == n_used - 1;
+        is_last = count_in(counter) == n_used - 1;
         if (is_last) *counter = 0;
-        __threadfence();
     }
     __syncthreads();
     if (!is_last) return;
@@ -307,10 +427,26 @@ DEVICE void attention(const float* q, const Output& output, const uint32_t* posi
                          const float* slopes, float scale, float cap, int window, int n_heads, int n_kv_heads, int dim_k,    \
                          int dim_v, int stride_v, int is_chunked, int heads, int split_bits, int columns_k, int columns_v,   \
                          int n_stages, int warp_tokens, float* partial, uint32_t* counters) {                                \
-        attention<__VA_ARGS__, K, V>(q, {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, seq_starts, page_starts,     \
+        attention<__VA_ARGS__, 0, K, V>({}, q, {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, seq_starts, page_starts,     \
                                pages, k_store, v_store, sinks, slopes, scale, cap, window, n_heads, n_kv_heads, dim_k,       \
                                dim_v, stride_v, is_chunked, heads, split_bits, columns_k, columns_v, n_stages, warp_tokens,  \
                                partial, counters);                                                                           \
+    }
+
+#define TURN_ATTENTION(NAME, COLUMNS, ...)                                                                                     \
+    KERNEL __launch_bounds__(128, __VA_ARGS__::BLOCKS)                                                                         \
+        turn_attention_##NAME(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,              \
+                              const uint32_t* seq_of, const uint32_t* page_starts, const uint32_t* pages, __half* k_store,     \
+                              __half* v_store, const float* sinks, const float* slopes, float scale, float cap, int window,    \
+                              int n_heads, int n_kv_heads, int dim_k, int dim_v, int is_chunked, int heads, int split_bits,    \
+                              int columns_k, int columns_v, int n_stages, int warp_tokens, float* partial, uint32_t* counters, \
+                              const float* k, const float* v, const uint32_t* slots, const float* inv_freqs,                   \
+                              float magnitude, int n_dims, int style, const float* q_norm, const float* k_norm, float eps) {   \
+        attention<__VA_ARGS__, COLUMNS, __half, __half>(                                                                       \
+            {k, v, slots, {inv_freqs, magnitude, n_dims, style, q_norm, k_norm, eps}, k_store, v_store}, q,                    \
+            {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, nullptr, page_starts, pages, k_store, v_store,       \
+            sinks, slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, kv_row(dim_v), is_chunked, heads,            \
+            split_bits, columns_k, columns_v, n_stages, warp_tokens, partial, counters);                                       \
     }
 
 #ifdef KEYS
@@ -322,6 +458,9 @@ ATTENTION(of_types_g8, KEYS, VALUES, PlainHeads<KEYS, VALUES, 8>)
 ATTENTION(f16_d64, __half, __half, TensorHeads<4>)
 ATTENTION(f16_d128, __half, __half, TensorHeads<8>)
 ATTENTION(f16_d256, __half, __half, TensorHeads<16>)
+TURN_ATTENTION(f16_d64, 64, TensorHeads<4>)
+TURN_ATTENTION(f16_d128, 128, TensorHeads<8>)
+TURN_ATTENTION(f16_d256, 256, TensorHeads<16>)
 ATTENTION(f32_g1, float, float, PlainHeads<float, float, 1>)
 ATTENTION(f32_g2, float, float, PlainHeads<float, float, 2>)
 ATTENTION(f32_g4, float, float, PlainHeads<float, float, 4>)

@@ -13,7 +13,7 @@
 #include HEADER
 #include "gated.cuh"
 #include "matvec.cuh"
-#include "strips.cuh"
+#include "strip_jobs.cuh"
 
 template <class F, int M>
 struct GatedSums {
@@ -63,6 +63,36 @@ DEVICE void multiply_gated(const uint8_t* gate, const uint8_t* up, const Gated& 
         const Input<M> x = {xq, xs, n_rows, n_in};                                                                         \
         multiply_gated<FORMAT, M>(gate, up, {n_out, gate_bias, up_bias, activation, y, yq, ys}, x);                          \
     }
+
+#ifdef TAKES_STRIPS
+// matvec_add_m1: y += add_scale * (w x + bias), one matrix and one row of x.
+KERNEL __launch_bounds__(128, 1) matvec_add_m1(const uint8_t* w, float* y, const float* bias, float add_scale, int n_out, int n_in,
+                                               const int8_t* xq, const Q8Scale* xs) {
+    let_next_begin();
+    multiply_strip<FORMAT, 1, true>({w, y, bias, n_out}, blockIdx.x, {xq, xs, 1, n_in}, add_scale);
+}
+
+// matvec_normed_m1, matvec_gated_normed_m1: the same as without, of a row that is normed first (normed_row.cuh).
+KERNEL __launch_bounds__(128, 1)
+    matvec_normed_m1(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2, const float* bias0,
+                     const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in, const float* hidden, const float* weight,
+                     float eps, float* normed, int8_t* xq, Q8Scale* xs) {
+    let_next_begin();
+    int block = blockIdx.x;
+    auto blocks_of = [&](int n_out) { return (n_out + STRIP - 1) / STRIP; };
+    Job job = pick_job_by({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, blocks_of, block);
+    multiply_strip<FORMAT, 1, false, true>(job, block, {nullptr, nullptr, 1, n_in}, 1.0f, {hidden, weight, eps, normed, xq, xs});
+}
+
+KERNEL __launch_bounds__(128, 1)
+    matvec_gated_normed_m1(const uint8_t* gate, const uint8_t* up, int n_out, const float* gate_bias, const float* up_bias, int activation,
+                           float* y, int8_t* yq, Q8Scale* ys, int n_in, const float* hidden, const float* weight, float eps,
+                           float* normed, int8_t* xq, Q8Scale* xs) {
+    let_next_begin();
+    multiply_gated_strips<FORMAT, 1, true>(gate, up, {n_out, gate_bias, up_bias, activation, y, yq, ys}, {nullptr, nullptr, 1, n_in},
+                                           {hidden, weight, eps, normed, xq, xs});
+}
+#endif
 
 MATVEC(1)
 MATVEC(2)

@@ -16,7 +16,7 @@
 #endif
 #include SECOND_HEADER
 #include "matvec.cuh"
-#include "strips.cuh"
+#include "strip_jobs.cuh"
 
 #define MATVEC_PAIR(M)                                                                                                \
     KERNEL __launch_bounds__(128, 1)                                                                                    \
@@ -43,5 +43,21 @@ MATVEC_PAIR(2)
 MATVEC_PAIR(4)
 MATVEC_PAIR(8)
 #if defined(FIRST_TAKES_STRIPS) && defined(TAKES_STRIPS)
+// matvec_pair_normed_m1: the same of a row that is normed first (normed_row.cuh).
+KERNEL __launch_bounds__(128, 1)
+    matvec_pair_normed_m1(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2, const float* bias0,
+                          const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in, const float* hidden,
+                          const float* weight, float eps, float* normed, int8_t* xq, Q8Scale* xs) {
+    let_next_begin();
+    auto blocks_of = [&](int n_out) { return (n_out + STRIP - 1) / STRIP; };
+    const NormedRow row = {hidden, weight, eps, normed, xq, xs};
+    int first = blocks_of(n0) + blocks_of(n1), block = blockIdx.x;
+    if (block >= first) {
+        multiply_strip<SECOND, 1, false, true>({w2, y2, bias2, n2}, block - first, {nullptr, nullptr, 1, n_in}, 1.0f, row);
+    } else {
+        Job job = pick_job_by({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {}, blocks_of, block);
+        multiply_strip<FORMAT, 1, false, true>(job, block, {nullptr, nullptr, 1, n_in}, 1.0f, row);
+    }
+}
 MATVEC_PAIR(16)
 #endif

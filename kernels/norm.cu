@@ -163,16 +163,20 @@ DEVICE void normalize_held(float* hidden, const float* delta, float add_scale, c
         }
     }
     float factor = 1.0f / sqrtf(block_sum(squares, partial) / width + eps);
+    float v[C][4];
 #pragma unroll
     for (int c = 0; c < C; c++) {
         int i = 4 * (c * HELD_THREADS + (int)threadIdx.x);
-        float v[4] = {(x[c].x - mean) * factor, (x[c].y - mean) * factor, (x[c].z - mean) * factor, (x[c].w - mean) * factor};
-        v[0] = v[0] * w[c].x + b[c].x, v[1] = v[1] * w[c].y + b[c].y;
-        v[2] = v[2] * w[c].z + b[c].z, v[3] = v[3] * w[c].w + b[c].w;
-        if (i >= width) v[0] = v[1] = v[2] = v[3] = 0.0f;
-        if (y && i < width) *(float4*)(y + (size_t)blockIdx.x * width + i) = make_float4(v[0], v[1], v[2], v[3]);
-        if (yq) quantize_four(v, i, width, q8_row(yq, blockIdx.x, width), q8_scales(ys, blockIdx.x, width));
+        v[c][0] = (x[c].x - mean) * factor * w[c].x + b[c].x, v[c][1] = (x[c].y - mean) * factor * w[c].y + b[c].y;
+        v[c][2] = (x[c].z - mean) * factor * w[c].z + b[c].z, v[c][3] = (x[c].w - mean) * factor * w[c].w + b[c].w;
+        if (i >= width) v[c][0] = v[c][1] = v[c][2] = v[c][3] = 0.0f;
+        if (y && i < width) *(float4*)(y + (size_t)blockIdx.x * width + i) = make_float4(v[c][0], v[c][1], v[c][2], v[c][3]);
     }
+    if (!yq) return;
+    const Fours<C> fours(v);
+#pragma unroll
+    for (int c = 0; c < C; c++)
+        fours.store(c, 4 * (c * HELD_THREADS + (int)threadIdx.x), width, q8_row(yq, blockIdx.x, width), q8_scales(ys, blockIdx.x, width));
 }
 
 #define ADD_NORM_HELD(NAME, C)                                                                                                 \

@@ -37,6 +37,56 @@ DEVICE void quantize_group(float x, int8_t* row, Q8Scale* scales, int g, int n_g
     }
 }
 
+// What `quantize_four` stores, of C times 4 neighbouring values of a lane.
+template <int C>
+struct Fours {
+    uint32_t word[C];
+    Q8Scale record[C];  // in every lane of a group
+
+    // All in step: one after the other, each is a chain of shuffles and divisions.
+    __device__ __forceinline__ Fours(const float (&x)[C][4]) {
+        float peak[C];
+        int sum[C] = {};
+#pragma unroll
+        for (int c = 0; c < C; c++) peak[c] = fmaxf(fmaxf(fabsf(x[c][0]), fabsf(x[c][1])), fmaxf(fabsf(x[c][2]), fabsf(x[c][3])));
+#pragma unroll
+        for (int m = 1; m < 8; m *= 2)
+#pragma unroll
+            for (int c = 0; c < C; c++) peak[c] = fmaxf(peak[c], __shfl_xor_sync(FULL_WARP, peak[c], m));
+#pragma unroll
+        for (int c = 0; c < C; c++) {
+            const float inverse = peak[c] > 0.0f ? 127.0f / peak[c] : 0.0f;
+            word[c] = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int q = __float2int_rn(x[c][j] * inverse);
+                sum[c] += q;
+                word[c] |= (uint32_t)(q & 0xff) << (8 * j);
+            }
+        }
+#pragma unroll
+        for (int m = 1; m < 4; m *= 2)
+#pragma unroll
+            for (int c = 0; c < C; c++) sum[c] += __shfl_xor_sync(FULL_WARP, sum[c], m);
+#pragma unroll
+        for (int c = 0; c < C; c++) {
+            record[c].scale = peak[c] / 127.0f;
+            const int other = __shfl_xor_sync(FULL_WARP, sum[c], 4);
+            // The first half's sum first.
+            const bool is_first = threadIdx.x % 8 < 4;
+            record[c].sum_low = (short)(is_first ? sum[c] : other);
+            record[c].sum_high = (short)(is_first ? other : sum[c]);
+        }
+    }
+
+    // Puts the c-th, whose first value is the i-th of a row of `width`, where it is within.
+    __device__ __forceinline__ void store(int c, int i, int width, int8_t* row, Q8Scale* scales) const {
+        const int g = i / WARP, half = i % WARP / 16, n_groups = width / WARP;
+        if (i < width) reinterpret_cast<uint32_t*>(row)[(half * n_groups + g) * 4 + i % 16 / 4] = word[c];
+        if (i < width && i % WARP == 0) scales[g] = record[c];
+    }
+};
+
 // Eight lanes quantize a group, 4 neighbouring values each, as `quantize_group` does; `i` is the index of the first of the 4. All lanes of the
 // warp take part, those beyond the row with zeros.
 DEVICE void quantize_four(const float (&x)[4], int i, int width, int8_t* row, Q8Scale* scales) {

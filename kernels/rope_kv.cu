@@ -9,6 +9,7 @@
 // [n_tokens] u32; store as kv.cuh says. A slot of 0xffffffff (padding) is stored nowhere. Shared: 4 dim_k bytes, dynamic.
 // Measured on the simulator only: bench/runs.
 #include "kv.cuh"
+#include "turn.cuh"
 
 template <class K, class V>
 DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* positions, const uint32_t* slots,
@@ -62,27 +63,10 @@ DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* position
             if (first + k * WARP < dim_k) head_values[first + k * WARP] = values[k];
         }
     }
-    if (norm) {
-        // A lane's own values, so it waits for no other.
-        const float factor = 1.0f / sqrtf(warp_sum(squares) / dim_k + eps);
-#pragma unroll 1
-        for (int first = lane; first < dim_k; first += AT_ONCE * WARP) {
-            float weights[AT_ONCE];
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) weights[k] = first + k * WARP < dim_k ? norm[first + k * WARP] : 0.0f;
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++)
-                if (first + k * WARP < dim_k) head_values[first + k * WARP] = head_values[first + k * WARP] * factor * weights[k];
-        }
-    }
+    if (norm) normalize_head(head_values, squares, norm, eps, dim_k);
     __syncwarp();
     if (inv_freqs) {
-        auto rotate = [&](int i, float sin, float cos) {
-            int first = style == 0 ? 2 * i : i, second = style == 0 ? 2 * i + 1 : i + half;
-            float a = head_values[first], b = head_values[second];
-            head_values[first] = magnitude * (a * cos - b * sin);
-            head_values[second] = magnitude * (a * sin + b * cos);
-        };
+        auto rotate = [&](int i, float sin, float cos) { turn_pair(head_values, i, half, style, magnitude, sin, cos); };
 #pragma unroll
         for (int k = 0; k < AHEAD; k++)
             if (lane + k * WARP < half) rotate(lane + k * WARP, sins[k], cosines[k]);

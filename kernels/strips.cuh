@@ -16,6 +16,7 @@
 #include "async_copy.cuh"
 #include "gated.cuh"
 #include "matvec.cuh"
+#include "normed_row.cuh"
 
 constexpr int STRIP = 16;          // rows
 constexpr int SUPER = 8;           // groups of a superblock
@@ -89,7 +90,8 @@ constexpr int TABLE_PAD = 2;
 template <int N_SUPERS>
 constexpr int TABLE_BYTES = STRIP * (N_SUPERS + TABLE_PAD) * 2;
 
-template <class F, int M, int STAGES>
+// NORMED: the one row of x is in shared memory as a whole (normed_row.cuh), and stages have weights alone.
+template <class F, int M, int STAGES, bool NORMED = false>
 struct Strip {
     static constexpr int HIGH_BYTES = F::STRIP_HIGH;
     static constexpr bool HAS_HALVES = F::SUB == 16;       // Q6_K: signed scales by 16 weights, and d in a plane of its own
@@ -97,7 +99,7 @@ struct Strip {
     static constexpr int TILES = M == 16 ? 2 : 1;           // of 8 rows of x
     static constexpr int EACH = M == 1 ? 1 : 2;            // columns of a tile that a lane adds up
     static constexpr int COLUMNS = TILES * EACH;
-    static constexpr int HIGH = 2048, X = HIGH + SUPER * STRIP * HIGH_BYTES, RECORDS = X + 256 * M, STAGE = RECORDS + 64 * M;
+    static constexpr int HIGH = 2048, X = HIGH + SUPER * STRIP * HIGH_BYTES, RECORDS = X + 256 * M, STAGE = NORMED ? X : RECORDS + 64 * M;
     static constexpr int TAILS = STAGES * STAGE, N_TAILS = STAGES / 2 + 1;
     static constexpr int WARP_BYTES = TAILS + N_TAILS * TAIL_BYTES;
     static constexpr int X_COPIES = M < 2 ? 1 : M / 2, RECORD_COPIES = M < 4 ? 1 : M / 4;
@@ -156,7 +158,7 @@ struct Strip {
     // Begins to copy superblock `super`, the i-th of the warp; those of even i bring what the next has once.
     __device__ __forceinline__ void copy(int i, int super, int end) const {
         copy_weights(i, super, end);
-        copy_x(i, super);
+        if (!NORMED) copy_x(i, super);
     }
     __device__ __forceinline__ void copy_weights(int i, int super, int end) const {
         uint32_t stage = room + (i & (STAGES - 1)) * STAGE;
@@ -244,11 +246,14 @@ struct Strip {
         }
     }
 
-    // Adds the i-th superblock of the warp, which is there; `row_d` are the scales of the lane's rows where they are apart.
-    __device__ __forceinline__ void add(int i, float2 row_d, float (&acc)[2][COLUMNS]) const {
+    // Adds the i-th superblock of the warp, `super`, which is there; `row_d` are the scales of the lane's rows where they are apart, and `normed` the row
+    // of x where it is in shared memory.
+    __device__ __forceinline__ void add(int i, int super, const uint8_t* normed, float2 row_d, float (&acc)[2][COLUMNS]) const {
         const int g = lane / 4, t = lane % 4;
         uint32_t stage = room + (i & (STAGES - 1)) * STAGE;
         const uint8_t* bytes = room_bytes + (i & (STAGES - 1)) * STAGE;
+        const uint8_t* bytes_of_x = NORMED ? normed + super * NORMED_SUPER - X : bytes;
+        const uint32_t stage_of_x = NORMED ? shared_at(normed) + super * NORMED_SUPER - X : stage;
         const uint8_t* tail = room_bytes + TAILS + i / 2 % N_TAILS * TAIL_BYTES + tail_at(g, i % 2);
         const uint4 tail_of[2] = {*(const uint4*)tail, *(const uint4*)(tail + 8 * 32)};
         float part[2][COLUMNS] = {};
@@ -269,7 +274,7 @@ struct Strip {
             uint32_t q[4], b[TILES][4];
             load_words(q, stage + group * 256 + (their_row ^ group) * 16);
 #pragma unroll
-            for (int n = 0; n < TILES; n++) load_words(b[n], stage + x_at(lane / 8 % 2, group, min(8 * n + lane % 8, M - 1)));
+            for (int n = 0; n < TILES; n++) load_words(b[n], stage_of_x + x_at(lane / 8 % 2, group, min(8 * n + lane % 8, M - 1)));
             if (HIGH_BYTES == 8 || (HIGH_BYTES == 4 && a % 4 == 0)) {
                 int chunk = a * HIGH_BYTES / 16, spread = chunk * (HIGH_BYTES == 8 ? 2 : 4);
 #pragma unroll
@@ -316,7 +321,7 @@ struct Strip {
 #pragma unroll
                 for (int n = 0; n < TILES; n++) {
                     uint32_t its[2];
-                    load_scales(bytes, a + u, 8 * n + 2 * t, its);
+                    load_scales(bytes_of_x, a + u, 8 * n + 2 * t, its);
                     if (HAS_HALVES) {
                         add_halves(words, b[n][2 * u], b[n][2 * u + 1], its, half_scales, n * EACH, part);
                         continue;
@@ -347,7 +352,7 @@ struct Strip {
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             float minima[4];
-            sum_minima(bytes, tail_of, 8 * n, minima);
+            sum_minima(bytes_of_x, tail_of, 8 * n, minima);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 float2 d = half2_at(tail_of[r].x);
@@ -408,10 +413,13 @@ struct Strip {
 
 // Adds up a strip's superblocks, of which this warp has a slice of SLICES, or all where it `is_alone`. `table` is the strip's, and has room for
 // `table_len` superblocks. All threads of the thread block call it, for matrices of one width.
-template <class F, int M, int STAGES, int SLICES>
+// `ahead` is loaded into `held` once earlier launches are done, where it is not null. NORMED: x is what `row` gives, in `normed`.
+template <class F, int M, int STAGES, int SLICES, bool NORMED = false>
 DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, bool is_alone, uint8_t* warp_room, uint16_t* table,
-                      int table_len, float (&acc)[2][COLUMNS_OF<M>]) {
-    using S = Strip<F, M, STAGES>;
+                      int table_len, float (&acc)[2][COLUMNS_OF<M>], const float* ahead, float& held, const NormedRow& row = {},
+                      uint8_t* normed = nullptr) {
+    using S = Strip<F, M, STAGES, NORMED>;
+    const NormWeight weight(row, NORMED ? x.n_in : 0);
     const S strip(job, x, warp_room);
     const int lane = threadIdx.x % WARP, g = lane / 4, n_slices = is_alone ? 1 : SLICES;
     const int chunk_len = S::HAS_HALVES ? table_len : strip.n_supers, table_row = table_len + TABLE_PAD;
@@ -429,14 +437,29 @@ DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, bool is
         auto super_of = [&](int i) { return begin + 2 * (slice + i / 2 * n_slices) + i % 2; };
         // Weights of the first superblocks are copied before x is there. Few rows of x then come next to them, not behind them; many are as much
         // as the weights, and come in their turn.
-        constexpr int AHEAD = M <= 2 ? STAGES - 1 : 1;
+        constexpr int MOST = M <= 2 ? STAGES - 1 : 1, AHEAD = NORMED && MOST > 3 ? 3 : MOST;
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             if (super_of(i) < end) strip.copy_weights(i, super_of(i), end);
             if (M <= 2) commit_copies();
         }
-        if (begin == 0) await_earlier();
-        if constexpr (M <= 2) {
+        if (begin == 0) {
+            if constexpr (NORMED) {
+                // A row to be normed would queue behind more weights, which come while it is normed.
+                norm_row(row, x.n_in, weight, normed, [&]() {
+#pragma unroll
+                    for (int i = AHEAD; i < MOST; i++) {
+                        if (super_of(i) < end) strip.copy_weights(i, super_of(i), end);
+                        commit_copies();
+                    }
+                });
+            } else {
+                await_earlier();
+            }
+            if (ahead) held = *ahead;
+        }
+        if constexpr (NORMED) {
+        } else if constexpr (M <= 2) {
             strip.template store_first_x<AHEAD>(super_of, end);
         } else {
 #pragma unroll
@@ -461,118 +484,7 @@ DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, bool is
                 const uint16_t* d = table + super_of(i) - begin;
                 row_d = make_float2(half_at(d[g * table_row]), half_at(d[(g + 8) * table_row]));
             }
-            strip.add(i, row_d, acc);
+            strip.add(i, super_of(i), normed, row_d, acc);
         }
-    }
-}
-
-// Floats from one column of a warp's sums to the next, by M; so columns that are stored or read together are in different banks.
-template <int M>
-constexpr int SUMS_ROW = STRIP + (M >= 8 ? 4 : M == 4 ? 8 : 0);
-template <int M>
-constexpr int SUMS_STRIP = M * SUMS_ROW<M> + 16;
-
-// Leaves a warp's sums in shared memory.
-template <int M>
-DEVICE void leave_sums(const float (&acc)[2][COLUMNS_OF<M>], float* sums) {
-    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-#pragma unroll
-        for (int c = 0; c < COLUMNS_OF<M>; c++) {
-            int m = c / 2 * 8 + 2 * t + c % 2;
-            if (m < M) sums[m * SUMS_ROW<M> + g + 8 * r] = acc[r][c];
-        }
-    }
-}
-
-// What a thread block of 128 has of a job: a strip, which its 4 warps share, or of a tall matrix a strip for each warp.
-template <class F, int M>
-DEVICE void multiply_strip(const Job& job, int block, const Input<M>& x) {
-    constexpr int STAGES = M == 16 ? 2 : 4, WARPS = STRIPS_OF_TALL;
-    using S = Strip<F, M, STAGES>;
-    const bool is_tall = is_tall_matrix<F, M>(job.n_out, x.n_in);
-    const int warp = threadIdx.x / WARP, strip = is_tall ? warp : 0;
-    const int table_len = is_tall ? TALL_TABLE : TABLE;
-    int first = block * (is_tall ? WARPS * STRIP : STRIP);
-    if (first >= job.n_out) return;
-    // A strip may be beyond the matrix where the thread block's first is not; it adds up a row that nothing asks for.
-    const bool is_there = first + strip * STRIP < job.n_out;
-    first = min(first + strip * STRIP, job.n_out - 1);
-    int n_rows = min(STRIP, job.n_out - first);
-    float acc[2][S::COLUMNS] = {};
-    uint8_t* own = strip_room + warp * S::WARP_BYTES;
-    uint16_t* table = (uint16_t*)(strip_room + WARPS * S::WARP_BYTES + strip * TABLE_BYTES<TALL_TABLE>);
-    const StripJob own_job = {job.w, (size_t)job.n_out, (size_t)first, n_rows};
-    sum_strip<F, M, STAGES, WARPS>(own_job, x, is_tall ? 0 : warp, is_tall, own, table, table_len, acc);
-    if (is_tall) {
-        const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int row = g + 8 * r;
-            const float bias = job.bias && row < n_rows ? job.bias[first + row] : 0.0f;
-#pragma unroll
-            for (int c = 0; c < S::COLUMNS; c++) {
-                const int m = c / 2 * 8 + 2 * t + c % 2;
-                if (is_there && row < n_rows && m < min(M, x.n_rows)) job.y[(size_t)m * job.n_out + first + row] = acc[r][c] + bias;
-            }
-        }
-        return;
-    }
-    __syncthreads();
-    float* sums = (float*)strip_room;
-    leave_sums<M>(acc, sums + warp * M * SUMS_ROW<M>);
-    __syncthreads();
-    // Two columns a warp, of which neither is in the other's banks.
-    int row = threadIdx.x % STRIP, which = threadIdx.x / STRIP % 2;
-    for (int first_m = 0; first_m < M; first_m += 8) {
-        constexpr int HALF = M < 2 ? 1 : M < 8 ? M / 2 : 4;
-        int m = first_m + warp + which * HALF;
-        if (warp >= HALF || m >= min(M, x.n_rows) || row >= n_rows) continue;
-        float sum = 0.0f;
-#pragma unroll
-        for (int slice = 0; slice < WARPS; slice++) sum += sums[(slice * M + m) * SUMS_ROW<M> + row];
-        if (job.bias) sum += job.bias[first + row];
-        job.y[(size_t)m * job.n_out + first + row] = sum;
-    }
-}
-
-// What a thread block of 128 has of a gate and up: 32 rows of both, which are 4 strips, one for each warp.
-template <class F, int M>
-DEVICE void multiply_gated_strips(const uint8_t* gate, const uint8_t* up, const Gated& out, const Input<M>& x) {
-    constexpr int STAGES = F::STRIP_HIGH == 0 && M <= 2 ? 4 : 2, STRIPS = 4;
-    using S = Strip<F, M, STAGES>;
-    int lane = threadIdx.x % WARP, strip = threadIdx.x / WARP;
-    // The second strip of the last thread block may be beyond the matrix; it adds up a row that nobody asks for.
-    int first = min((int)blockIdx.x * WARP + strip % 2 * STRIP, out.n_out - 1);
-    float acc[2][S::COLUMNS] = {};
-    uint16_t* table = (uint16_t*)(strip_room + STRIPS * S::WARP_BYTES + strip * TABLE_BYTES<TABLE>);
-    const StripJob job = {strip < 2 ? gate : up, (size_t)out.n_out, (size_t)first, min(STRIP, out.n_out - first)};
-    sum_strip<F, M, STAGES, 1>(job, x, 0, false, strip_room + strip * S::WARP_BYTES, table, TABLE, acc);
-    __syncthreads();
-    float* sums = (float*)strip_room;
-    leave_sums<M>(acc, sums + strip * SUMS_STRIP<M>);
-    __syncthreads();
-    for (int m = strip; m < x.n_rows; m += STRIPS) {
-        int row = (int)blockIdx.x * WARP + lane;
-        auto sum_of = [&](int which) { return sums[(2 * which + lane / STRIP) * SUMS_STRIP<M> + m * SUMS_ROW<M> + lane % STRIP]; };
-        float value = 0.0f;
-        if (row < out.n_out) {
-            float up_sum = sum_of(1) + (out.up_bias ? out.up_bias[row] : 0.0f);
-            float gate_sum = sum_of(0) + (out.gate_bias ? out.gate_bias[row] : 0.0f);
-            value = activate(out.activation, gate_sum) * other_factor(out.activation, up_sum);
-        }
-        store_gated(out, m, blockIdx.x, value);
-    }
-}
-
-// What a thread block of 128 has of a job, by whichever way its format is multiplied.
-template <class F, int M>
-DEVICE void multiply_rows(const Job& job, int block, const Input<M>& x) {
-    if constexpr (HAS_STRIPS<F>) {
-        multiply_strip<F, M>(job, block, x);
-    } else {
-        await_earlier();
-        matvec<F, M>(job, block, x);
     }
 }

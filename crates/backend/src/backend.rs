@@ -24,10 +24,10 @@ use tokenmill_gguf::TensorType;
 
 use crate::{
     Activation, AdapterOperations, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput,
-    ExpertOperations, ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearJob,
-    MemoryPlan, NetworkPart, NetworkShape, Norm, PageCopy, PageGroup, RecurrentOperations, Rope, RopeStoreKv,
-    Routed, RowSet, SequenceMemory, Side, StateLayout, StepOutput, StepShape, StepTrace, StreamOperations,
-    Temperature,
+    ExpertOperations, ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearAddNorm,
+    LinearJob, MemoryPlan, NetworkPart, NetworkShape, Norm, PageCopy, PageGroup, RecurrentOperations, Rope,
+    RopeStoreKv, Routed, RowSet, SequenceMemory, Side, StateLayout, StepOutput, StepShape, StepTrace,
+    StreamOperations, Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -423,6 +423,16 @@ pub trait Backend:
         self.norm(norm, hidden, n_rows, normed)
     }
 
+    /// A product that is added to the stream, and the norm behind it: `hidden += scale * (matrix * input + bias)`, of a shard the sum over all ranks;
+    /// `normed = norm(hidden)`. A product of `normed` ([`Backend::linear`], [`Backend::linear_group`] or
+    /// [`Backend::linear_gated`]) with as many rows is next: before it nothing writes `hidden`, and nothing reads or writes `normed`. So the norm may be
+    /// left to that.
+    fn linear_add_norm(&mut self, job: LinearAddNorm<'_, Self>, n_rows: usize) -> Result<(), BackendError> {
+        self.linear(job.linear, job.input, n_rows, job.delta)?;
+        self.all_reduce(n_rows, job.linear.n_out, job.delta)?;
+        self.add_norm(job.scale, job.delta, job.norm, n_rows, job.hidden, job.normed)
+    }
+
     /// Everything between the projections and attention: norms of q and k, rotation of both, the store of k and v.
     fn rope_store_kv(&mut self, job: RopeStoreKv<'_, Self>, n_tokens: usize) -> Result<(), BackendError> {
         if let Some(norm) = job.q_norm {
@@ -436,5 +446,18 @@ pub trait Backend:
             self.rope(rope, n_tokens, job.k_width, job.k)?;
         }
         self.store_kv(job.layer_idx, n_tokens, job.k, job.v)
+    }
+
+    /// [`Backend::rope_store_kv`] and [`Backend::attention`] of the same layer. What queries and keys are afterwards is left open.
+    fn rope_attention(
+        &mut self,
+        job: RopeStoreKv<'_, Self>,
+        attention: &Attention<Self::Vector>,
+        shape: &StepShape,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        let q = job.q;
+        self.rope_store_kv(RopeStoreKv { q: &mut *q, ..job }, shape.n_tokens)?;
+        self.attention(attention, shape, q, output)
     }
 }

@@ -92,8 +92,8 @@ pub use memory::{Allocation, MatrixData, MatrixUsage, Memory};
 pub use memory_plan::MemoryPlan;
 pub use network_shape::{AttentionShape, ExpertsShape, HeadsShape, KvStoreOfLayer, LayerShape, NetworkShape};
 pub use operands::{
-    Activation, Attention, Linear, LinearJob, Norm, NormKind, Rope, RopeAxes, RopeStoreKv, RopeStyle, RowSet,
-    Temperature,
+    Activation, Attention, Linear, LinearAddNorm, LinearJob, Norm, NormKind, Rope, RopeAxes, RopeStoreKv,
+    RopeStyle, RowSet, Temperature,
 };
 pub use page_group::PageGroup;
 pub use part::{NetworkPart, Side};

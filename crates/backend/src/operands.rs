@@ -220,6 +220,25 @@ pub struct RopeStoreKv<'a, B: Memory> {
     pub v: &'a B::Buffer,
 }
 
+/// The arguments of [`Backend::linear_add_norm`](crate::Backend::linear_add_norm): the product that ends a half of a layer, and the norm that the next
+/// half begins with.
+pub struct LinearAddNorm<'a, B: Memory> {
+    /// The product.
+    pub linear: &'a Linear<B::Matrix, B::Vector>,
+    /// What it multiplies, `[n_rows, n_in]`.
+    pub input: &'a B::Buffer,
+    /// Multiplies what is added.
+    pub scale: f32,
+    /// Scratch, `[n_rows, n_out]`.
+    pub delta: &'a mut B::Buffer,
+    /// The stream, which is added to.
+    pub hidden: &'a mut B::Buffer,
+    /// The norm of the stream.
+    pub norm: &'a Norm<B::Vector>,
+    /// The normed stream.
+    pub normed: &'a mut B::Buffer,
+}
+
 /// The function inside a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {

@@ -43,9 +43,33 @@ pub(crate) struct MatrixKernels {
     /// For as many rows, of types that can be multiplied in f16.
     pub(crate) halves: Option<HalfKernels>,
     pub(crate) gated: Option<[Kernel; 4]>,
+    /// For one row of types that come in strips, with what stands between products.
+    pub(crate) joined: Option<JoinedKernels>,
     /// For more rows, the smaller tile first.
     pub(crate) matmul: Option<[Tiled; 2]>,
     pub(crate) experts: Option<ExpertKernels>,
+}
+
+/// The kernels that multiply one row and do what stands between products.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JoinedKernels {
+    /// Adds the product to a row.
+    pub(crate) add: Kernel,
+    /// Norm the row first.
+    pub(crate) normed: Kernel,
+    pub(crate) gated_normed: Kernel,
+}
+
+impl JoinedKernels {
+    fn load(device: &Device, module: &str, few: FewRows) -> Result<Self> {
+        let load = |name: &str, n_bytes: usize| device.kernel_with_shared_bytes(module, name, n_bytes);
+        let widest = FewRows::NORMED_COLUMNS;
+        Ok(Self {
+            add: load("matvec_add_m1", few.shared_bytes(1))?,
+            normed: load("matvec_normed_m1", few.normed_shared_bytes(widest))?,
+            gated_normed: load("matvec_gated_normed_m1", few.gated_normed_shared_bytes(widest))?,
+        })
+    }
 }
 
 /// The kernels for bands of a type, by [`BandHeight::columns`].
@@ -267,6 +291,11 @@ impl MatrixKernels {
             sixteen: if usage.is_factor && few.takes_sixteen() {
                 let n_bytes = few.sixteen_shared_bytes();
                 Some(device.kernel_with_shared_bytes(&matvec, "matvec_m16", n_bytes)?)
+            } else {
+                None
+            },
+            joined: if usage.is_factor && few.takes_sixteen() {
+                Some(JoinedKernels::load(device, &matvec, few)?)
             } else {
                 None
             },

@@ -10,6 +10,8 @@ const VARIANTS: [usize; 4] = [1, 2, 4, 8];
 /// Bytes of a superblock's nibbles of a strip, and those of a group that a format has beyond them, of all groups.
 const NIBBLE_BYTES: usize = 2048;
 const GROUPS: usize = 8 * 16;
+/// A superblock of a row of x, with its scales.
+const X_BYTES: usize = 320;
 /// What two superblocks of each row of a strip have once.
 const TAIL_BYTES: usize = 512;
 /// Rows from which on, and columns up to which, a matrix is tall, and the strips that a thread block takes of one: matrices as heads are, which have
@@ -85,11 +87,26 @@ impl FewRows {
         self.room(variant, n_stages, 4, 4 * table_bytes(64))
     }
 
+    /// Columns that a row may have which thread blocks norm for themselves (`kernels/normed_row.cuh`).
+    pub const NORMED_COLUMNS: usize = 2048;
+
+    /// Dynamic shared memory of `matvec_normed_m1`, of a row of so many columns.
+    pub fn normed_shared_bytes(self, n_in: usize) -> usize {
+        let tables = table_bytes(64).max(STRIPS_OF_TALL * table_bytes(16));
+        self.room(0, 4, 4, tables) + n_in / 256 * X_BYTES
+    }
+
+    /// The same of `matvec_gated_normed_m1`.
+    pub fn gated_normed_shared_bytes(self, n_in: usize) -> usize {
+        let n_stages = if self.high_bytes == Some(0) { 8 } else { 4 };
+        self.room(0, n_stages, 4, 4 * table_bytes(64)) + n_in / 256 * X_BYTES
+    }
+
     fn room(self, variant: usize, n_stages: usize, n_warps: usize, table_bytes: usize) -> usize {
         let Some(high_bytes) = self.high_bytes else {
             return 0;
         };
-        let stage = NIBBLE_BYTES + GROUPS * high_bytes + 320 * variant;
+        let stage = NIBBLE_BYTES + GROUPS * high_bytes + X_BYTES * variant;
         let table = if self.has_table { table_bytes } else { 0 };
         n_warps * (n_stages * stage + (n_stages / 2 + 1) * TAIL_BYTES) + table
     }
@@ -129,6 +146,10 @@ mod tests {
                     "{ty:?} gated by {n_rows}"
                 );
             }
+            let few = FewRows::of(ty);
+            let widest = FewRows::NORMED_COLUMNS;
+            assert!(few.normed_shared_bytes(widest) <= 99 << 10, "{ty:?} normed");
+            assert!(few.gated_normed_shared_bytes(widest) <= 99 << 10, "{ty:?} normed");
         }
         assert_eq!(FewRows::of(TensorType::Q8_0).shared_bytes(8), 0);
         assert_eq!(

@@ -20,15 +20,17 @@
 //! How each kind mixes is in `mixers`, how each kind feeds forward in `ffn`, how encoders make one row of a sequence in
 //! `pooler`.
 
-use tokenmill_backend::{Backend, BackendError, Columns, NetworkPart, Norm, RowSet, StepShape};
+use tokenmill_backend::{
+    Backend, BackendError, Columns, LinearAddNorm, NetworkPart, Norm, RowSet, StepShape,
+};
 
 use crate::{
     Residual,
     activations::{Activations, Rows},
     alt_up::AltUpBuffers,
-    ffn::FfnBuffers,
+    ffn::{Ffn, FfnBuffers},
     layer_embeddings::LayerEmbeddingBuffers,
-    mixers::{MixedRows, MixerRows},
+    mixers::{MixedRows, Mixer, MixerRows},
     network::{Layer, Network},
     pooler::Pooler,
 };
@@ -119,12 +121,16 @@ pub(crate) fn forward<B: Backend>(
         {
             embedding.take(backend, shape, next.is_none() && picks_rows, buffers)?;
         }
+        let next_mixer = next
+            .filter(|next| next.alt_up.is_none())
+            .and_then(|next| next.mixer.as_ref());
         let mut add_halves = |backend, next_norm, rows, n_rows| {
             let half = Halves {
                 network,
                 layer,
                 layer_idx,
                 next_norm,
+                next_multiplies: next_mixer.is_some_and(Mixer::begins_with_products),
                 n_rows,
             };
             let mut buffers = HalfBuffers {
@@ -213,6 +219,8 @@ struct Halves<'a, B: Backend> {
     layer: &'a Layer<B>,
     layer_idx: usize,
     next_norm: Option<&'a Norm<B::Vector>>,
+    /// Whether a product reads what that norm makes, before anything else does.
+    next_multiplies: bool,
     n_rows: usize,
 }
 
@@ -243,9 +251,15 @@ impl<B: Backend> Halves<'_, B> {
             Residual::Sequential => {
                 let layer = self.layer;
                 if layer.mixer.is_some() {
-                    self.project(backend, rows, delta)?;
+                    let is_joined = self.project_add_norm(backend, rows, delta)?;
+                    if !is_joined {
+                        self.project(backend, rows, delta)?;
+                    }
                     let next_norm = if has_ffn { ffn_norm } else { next_norm };
-                    if let (Some(alt_up), Some(buffers)) = (&layer.alt_up, buffers.alt_up.as_deref_mut()) {
+                    if is_joined {
+                    } else if let (Some(alt_up), Some(buffers)) =
+                        (&layer.alt_up, buffers.alt_up.as_deref_mut())
+                    {
                         self.add_norm(backend, delta, None, None, rows)?;
                         let both = [&mut rows.hidden, &mut *delta];
                         (alt_up.laurel).add(backend, self.n_rows, &rows.normed, both, buffers)?;
@@ -258,7 +272,7 @@ impl<B: Backend> Halves<'_, B> {
                         self.add_norm(backend, delta, layer.mixer_sum_norm.as_ref(), next_norm, rows)?;
                     }
                 }
-                if has_ffn {
+                if has_ffn && !self.feed_forward_add_norm(backend, rows, buffers.ffns, delta, next_norm)? {
                     self.feed_forward(backend, rows, buffers.ffns, delta)?;
                     self.add_norm(backend, delta, layer.ffn_sum_norm.as_ref(), next_norm, rows)?;
                 }
@@ -368,6 +382,67 @@ impl<B: Backend> Halves<'_, B> {
         mixer.project(backend, &mut mixed, self.n_rows, delta)?;
         backend.all_reduce(self.n_rows, self.network.token_embd.n_in, delta)?;
         self.norm_if_present(backend, self.layer.mixer_post_norm.as_ref(), delta)
+    }
+
+    /// [`Self::project`] and [`Self::add_norm`] where nothing stands between them and products follow; whether it was done.
+    fn project_add_norm(
+        &self,
+        backend: &mut B,
+        rows: &mut Rows<B::Buffer>,
+        delta: &mut B::Buffer,
+    ) -> Result<bool, BackendError> {
+        let layer = self.layer;
+        let is_between =
+            layer.mixer_post_norm.is_some() || layer.mixer_sum_norm.is_some() || layer.alt_up.is_some();
+        let product = (layer.mixer.as_ref()).and_then(Mixer::last_product);
+        let follows = layer.ffn.as_ref().is_some_and(Ffn::is_products);
+        let (Some(linear), Some(norm), true, false) = (product, &layer.ffn_norm, follows, is_between) else {
+            return Ok(false);
+        };
+        let job = LinearAddNorm {
+            linear,
+            input: &rows.mixed,
+            scale: self.network.residual_scale,
+            delta,
+            hidden: &mut rows.hidden,
+            norm,
+            normed: &mut rows.normed,
+        };
+        backend.linear_add_norm(job, self.n_rows)?;
+        Ok(true)
+    }
+
+    /// The same of [`Self::feed_forward`].
+    fn feed_forward_add_norm(
+        &self,
+        backend: &mut B,
+        rows: &mut Rows<B::Buffer>,
+        ffns: &mut FfnBuffers<B::Buffer, B::Routes>,
+        delta: &mut B::Buffer,
+        next_norm: Option<&Norm<B::Vector>>,
+    ) -> Result<bool, BackendError> {
+        let layer = self.layer;
+        let is_between = layer.ffn_post_norm.is_some() || layer.ffn_sum_norm.is_some();
+        let ffn = layer.ffn.as_ref().filter(|ffn| ffn.is_products());
+        let (Some(ffn), Some(norm), true, false) = (ffn, next_norm, self.next_multiplies, is_between) else {
+            return Ok(false);
+        };
+        backend.enter(NetworkPart::Ffn(self.layer_idx));
+        let input = rows.input(layer.ffn_norm.as_ref());
+        let Some((linear, inner)) = ffn.run_inner(backend, input, self.n_rows, ffns)? else {
+            return Ok(false);
+        };
+        let job = LinearAddNorm {
+            linear,
+            input: inner,
+            scale: self.network.residual_scale,
+            delta,
+            hidden: &mut rows.hidden,
+            norm,
+            normed: &mut rows.normed,
+        };
+        backend.linear_add_norm(job, self.n_rows)?;
+        Ok(true)
     }
 
     /// `delta = norm(ffn(rows))`, without the norm where the layer has none there.

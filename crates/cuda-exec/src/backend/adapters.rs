@@ -9,13 +9,16 @@ use std::{ops::Range, sync::Arc};
 
 use tokenmill_backend::{
     AdapterError, AdapterId, AdapterMatrices, AdapterOperations, AdapterRuns, Backend, BackendError,
-    ForwardBatch, LinearJob, Phase, StepShape,
+    ForwardBatch, Linear, LinearJob, Phase, StepShape,
 };
 
 use super::{CudaBackend, prepared};
 
 /// Words of which tiles begin at a multiple.
 const TILE_ALIGN: usize = 4;
+
+/// What a product multiplies with.
+type Weight = Linear<crate::Matrix, crate::Buffer<f32>>;
 
 /// The adapters, and what products with them need.
 #[derive(Default)]
@@ -77,7 +80,7 @@ impl AdapterOperations for CudaBackend {
 
     fn takes_adapters(&self) -> bool {
         // Ranks of a group and parts of a split have weights of which an adapter has other rows and columns.
-        self.collective.is_none()
+        self.group_end.is_none()
     }
 
     fn check_adapter_room(&self, n_bytes: usize) -> Result<(), AdapterError> {
@@ -216,8 +219,13 @@ impl Adapters {
     }
 
     /// Whether adapters may change one of these products in the current step.
-    pub(super) fn change<const N: usize>(&self, jobs: [&LinearJob<'_, CudaBackend>; N]) -> bool {
-        self.has_step_some() && jobs.iter().any(|job| place_in(&self.changed, job).is_some())
+    pub(super) fn change<const N: usize>(&self, linears: [&Weight; N]) -> bool {
+        self.has_step_some() && linears.iter().any(|linear| place_in(&self.changed, linear).is_some())
+    }
+
+    /// The same of any number.
+    pub(super) fn change_any(&self, jobs: &[LinearJob<'_, CudaBackend>]) -> bool {
+        jobs.iter().any(|job| self.change([job.linear]))
     }
 
     /// Adds to products of the current step what the adapters of their rows say.
@@ -237,7 +245,7 @@ impl Adapters {
         let changed = &self.changed;
         let mut products = jobs.iter_mut().filter_map(|job| {
             Some(crate::AdaptedProduct {
-                place: place_in(changed, job)?,
+                place: place_in(changed, job.linear)?,
                 n_out: job.linear.n_out,
                 output: job.output.write(),
             })
@@ -270,7 +278,7 @@ impl Adapters {
 }
 
 /// The place of a product's weight, if adapters change it.
-fn place_in(changed: &[bool], job: &LinearJob<'_, CudaBackend>) -> Option<u32> {
-    let place = job.linear.adapter_place?;
+fn place_in(changed: &[bool], linear: &Weight) -> Option<u32> {
+    let place = linear.adapter_place?;
     changed.get(place as usize)?.then_some(place)
 }

@@ -1,6 +1,6 @@
 //! [`CudaBuffer`]: activations on the device, with their quantized twin inside.
 //!
-//! Separate so that the values are reached through four functions alone. Operations that make rows quantize them on the way
+//! Separate so that the values are reached through these functions alone. Operations that make rows quantize them on the way
 //! where they can; the next product takes the twin, or has the rows quantized. Invariant: a twin is given out only if its rows
 //! are those of the values now. Whoever writes values either writes the twin too or makes it stale; there is no third way. (A
 //! replayed step writes neither through these functions; a forward pass writes a buffer before it reads it, so what a step
@@ -11,11 +11,12 @@
 //! read_quantized  twin, made now where stale      a product's input
 //! write           values; the twin is stale       an operation that does not quantize
 //! write_both      values and twin, where there is one and the rows are groups of 32
+//! leave_norm      nothing yet; the product that takes it writes both
 //! ```
 
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Cell, Ref, RefCell, RefMut};
 
-use tokenmill_backend::{Backend, BackendError};
+use tokenmill_backend::{Backend, BackendError, Norm};
 
 use super::CudaBackend;
 
@@ -31,6 +32,15 @@ pub struct CudaBuffer {
     quantized: Option<RefCell<crate::QuantizedRows>>,
     /// Rows, and their width, that the twin holds as the values do.
     fresh: Cell<Option<[usize; 2]>>,
+    /// The norm that makes the rows, where it was left to the product that reads them.
+    norm: RefCell<Option<LeftNorm>>,
+}
+
+/// A norm of one row that was left to the product which reads it: of what, and where the row is to be.
+pub(super) struct LeftNorm {
+    pub(super) hidden: crate::Buffer<f32>,
+    pub(super) norm: Norm<crate::Buffer<f32>>,
+    pub(super) values: crate::Buffer<f32>,
 }
 
 fn has_twin(width: usize) -> bool {
@@ -52,7 +62,37 @@ impl CudaBuffer {
             values: device.alloc("activations", max_rows * width)?,
             quantized,
             fresh: Cell::new(None),
+            norm: RefCell::new(None),
         })
+    }
+
+    /// Whether one row of so many values can be left to the product that reads it.
+    pub(super) fn can_leave(&self, width: usize) -> bool {
+        self.quantized.is_some() && has_twin(width)
+    }
+
+    /// Leaves `norm` of `hidden`, a row, to the product that reads this buffer next, before anything else reads or writes one of the two.
+    pub(super) fn leave_norm(&mut self, hidden: &Self, norm: &Norm<crate::Buffer<f32>>) {
+        self.fresh.set(None);
+        self.norm.replace(Some(LeftNorm {
+            hidden: hidden.values.alias(),
+            norm: Norm {
+                kind: norm.kind,
+                width: norm.width,
+                weight: norm.weight.as_ref().map(crate::Buffer::alias),
+                bias: norm.bias.as_ref().map(crate::Buffer::alias),
+                eps: norm.eps,
+            },
+            values: self.values.alias(),
+        }));
+    }
+
+    /// What was left to a product. Whoever takes it makes the values and the twin.
+    pub(super) fn take_norm(&self) -> Option<(LeftNorm, RefMut<'_, crate::QuantizedRows>)> {
+        let left = self.norm.take()?;
+        let twin = (self.quantized.as_ref()).expect("a norm is left where there is a twin alone");
+        self.fresh.set(Some([1, left.norm.width]));
+        Some((left, twin.borrow_mut()))
     }
 
     /// Device memory of such a buffer.
@@ -67,6 +107,10 @@ impl CudaBuffer {
 
     /// The values.
     pub(super) fn read(&self) -> crate::View<'_, f32> {
+        assert!(
+            self.norm.borrow().is_none(),
+            "a norm was left to a product, and another operation reads its rows"
+        );
         self.values.view()
     }
 
@@ -100,6 +144,7 @@ impl CudaBuffer {
     /// The values, to write; the twin is stale from now on.
     pub(super) fn write(&mut self) -> crate::ViewMut<'_, f32> {
         self.fresh.set(None);
+        self.norm.take();
         self.values.view_mut()
     }
 
@@ -108,6 +153,7 @@ impl CudaBuffer {
         &mut self,
         [n_rows, width]: [usize; 2],
     ) -> (crate::ViewMut<'_, f32>, Option<crate::QuantizedMut<'_>>) {
+        self.norm.take();
         let twin = self.quantized.as_mut().filter(|_| has_twin(width));
         self.fresh.set(twin.is_some().then_some([n_rows, width]));
         (self.values.view_mut(), twin.map(|twin| twin.get_mut().view_mut()))

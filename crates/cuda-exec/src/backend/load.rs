@@ -92,7 +92,7 @@ impl CudaBackend {
     }
 
     /// Device memory of the workspace.
-    pub(super) fn size_of_workspace(network: &NetworkShape, limits: &ExecutorLimits) -> usize {
+    pub(super) fn size_of_workspace(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
         let attention = attention_needs(network, limits);
         let hidden = if network.reads_hidden {
             HiddenInputs::device_bytes(limits)
@@ -101,7 +101,7 @@ impl CudaBackend {
         };
         StepInputs::device_bytes(limits)
             + hidden
-            + crate::Ops::split_bytes()
+            + self.ops.split_bytes()
             + crate::Ops::halves_bytes(limits.max_batch_tokens, widest_input(network))
             + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, limits.max_batch_seqs, attention)
             + crate::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)

@@ -9,6 +9,7 @@
 //! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
 
 mod adapters;
+mod attention;
 mod buffer;
 mod experts;
 mod group;
@@ -18,6 +19,7 @@ mod layers;
 mod load;
 mod memory;
 mod operations;
+mod products;
 mod recurrence;
 mod results;
 mod run;

@@ -5,15 +5,15 @@
 
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
-    KvLayerShape, KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind,
-    PageCopy, PageGroup, Rope, RopeStoreKv, Routed, RowSet, SamplingMode, StateLayout, StepOutput, StepShape,
+    KvLayout, Linear, LinearAddNorm, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, PageCopy,
+    PageGroup, Rope, RopeStoreKv, Routed, RowSet, SamplingMode, StateLayout, StepOutput, StepShape,
     StepTrace, Temperature,
 };
 use tokenmill_gguf::TensorType;
 
 use crate::modules::type_suffix;
 
-use super::{CudaBackend, CudaBuffer, Sources, Workspace, prepared, trace::Tracer};
+use super::{CudaBackend, CudaBuffer, Sources, prepared, trace::Tracer};
 
 /// Tokens of a step: some grids have a thread block for each along y, and a grid has no more there.
 const MAX_STEP_TOKENS: usize = 65_535;
@@ -67,7 +67,7 @@ impl Backend for CudaBackend {
                 n_experts,
                 n_used,
             } => crate::DeviceRoutes::device_bytes(max_rows, n_experts, n_used),
-            Allocation::Workspace(network, limits) => Self::size_of_workspace(network, limits),
+            Allocation::Workspace(network, limits) => self.size_of_workspace(network, limits),
         }
     }
 
@@ -287,38 +287,7 @@ impl Backend for CudaBackend {
         q: &CudaBuffer,
         output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        let kv = self.kv.as_ref().expect("the KV store was allocated at load");
-        let (group, layer_idx) = kv.place(attention.layer_idx);
-        let Workspace {
-            inputs,
-            attention: scratch,
-            ..
-        } = prepared(&mut self.workspace);
-        // The kernel quantizes whole warps of a head. What latent attention gives is read by a matrix of each head.
-        let KvLayerShape {
-            head_dim_v,
-            has_values_in_keys,
-            ..
-        } = self.kv_heads[attention.layer_idx];
-        let rows = if has_values_in_keys {
-            [shape.n_tokens * attention.n_heads, head_dim_v]
-        } else {
-            [shape.n_tokens, attention.n_heads * head_dim_v]
-        };
-        let (values, form) = if head_dim_v.is_multiple_of(32) {
-            output.write_both(rows)
-        } else {
-            (output.write(), None)
-        };
-        Ok(self.ops.attention(
-            attention,
-            &inputs.attention(shape, group)?,
-            kv.group(group).layer(layer_idx),
-            q.read(),
-            values,
-            form,
-            scratch,
-        )?)
+        self.attend(attention, shape, q, output)
     }
 
     fn activation(
@@ -434,34 +403,7 @@ impl Backend for CudaBackend {
         n_rows: usize,
         jobs: &mut [LinearJob<'_, Self>],
     ) -> Result<(), BackendError> {
-        let Some(n_in) = jobs.first().map(|job| job.linear.n_in) else {
-            return Ok(());
-        };
-        let form = if jobs.iter().any(|job| job.linear.matrix.takes_quantized_input()) {
-            Some(input.read_quantized(&self.ops, [n_rows, n_in])?)
-        } else {
-            None
-        };
-        let input = crate::LinearInput {
-            n_rows,
-            floats: input.read(),
-            quantized: form.as_ref().map(|form| form.view()),
-        };
-        for jobs in jobs.chunks_mut(3) {
-            let mut jobs = jobs.iter_mut().map(|job| crate::Product {
-                matrix: &job.linear.matrix,
-                bias: job.linear.bias.as_ref().map(crate::Buffer::view),
-                output: job.output.write(),
-            });
-            // Arrays instead of a vector: nothing is allocated on the step path.
-            match (jobs.next(), jobs.next(), jobs.next()) {
-                (Some(a), Some(b), Some(c)) => self.ops.linear(&input, &mut [a, b, c])?,
-                (Some(a), Some(b), None) => self.ops.linear(&input, &mut [a, b])?,
-                (Some(a), None, _) => self.ops.linear(&input, &mut [a])?,
-                _ => {}
-            }
-        }
-        self.adapters.add_to(&self.ops, input.floats, n_rows, jobs)
+        self.multiply(input, n_rows, jobs)
     }
 
     fn linear_gated(
@@ -472,47 +414,7 @@ impl Backend for CudaBackend {
         gate: LinearJob<'_, Self>,
         up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
-        // What adapters change is added before the activation.
-        if self.adapters.change([&gate, &up])
-            || !(self.ops).can_gate(&gate.linear.matrix, &up.linear.matrix, n_rows)
-        {
-            let mut jobs = [gate, up];
-            self.linear_group(input, n_rows, &mut jobs)?;
-            let [gate, up] = jobs;
-            return self.activation(
-                activation,
-                n_rows,
-                gate.linear.n_out,
-                gate.output,
-                Some(up.output),
-            );
-        }
-        let gate_out = gate.output;
-        let [gate, up] = [gate.linear, up.linear];
-        let (form, (output, out_form)) = if gate.matrix.takes_quantized_input() {
-            (
-                Some(input.read_quantized(&self.ops, [n_rows, gate.n_in])?),
-                gate_out.write_both([n_rows, gate.n_out]),
-            )
-        } else {
-            // After float weights come float ones, or else that product has the rows quantized.
-            (None, (gate_out.write(), None))
-        };
-        let input = crate::LinearInput {
-            n_rows,
-            floats: input.read(),
-            quantized: form.as_ref().map(|form| form.view()),
-        };
-        Ok(self.ops.matvec_gated(
-            &input,
-            crate::GatedProduct {
-                matrices: [&gate.matrix, &up.matrix],
-                biases: [gate, up].map(|linear| linear.bias.as_ref().map(crate::Buffer::view)),
-                activation,
-                output,
-                quantized: out_form,
-            },
-        )?)
+        self.multiply_gated(activation, input, n_rows, gate, up)
     }
 
     fn experts_gated(
@@ -541,46 +443,21 @@ impl Backend for CudaBackend {
             .add_norm(norm, n_rows, (scale, delta.read()), hidden.write(), normed, form)?)
     }
 
+    fn linear_add_norm(&mut self, job: LinearAddNorm<'_, Self>, n_rows: usize) -> Result<(), BackendError> {
+        self.multiply_add_norm(job, n_rows)
+    }
+
     fn rope_store_kv(&mut self, job: RopeStoreKv<'_, Self>, n_tokens: usize) -> Result<(), BackendError> {
-        let (q, k, v) = (job.q, job.k, job.v);
-        let shape = self.kv_heads[job.layer_idx];
-        // The kernel normalizes heads by RMS and weight; other norms come before it.
-        let mut fused = [None, None];
-        let eps = job.q_norm.map_or(0.0, |norm| norm.eps);
-        let norms = [
-            (job.q_norm, job.q_width, &mut *q),
-            (job.k_norm, job.k_width, &mut *k),
-        ];
-        for (place, (norm, row_width, rows)) in fused.iter_mut().zip(norms) {
-            match norm {
-                Some(norm)
-                    if norm.kind == NormKind::Rms
-                        && norm.width == shape.head_dim_k
-                        && norm.bias.is_none()
-                        && norm.eps == eps
-                        && (norm.weight.as_ref()).is_some_and(|weight| weight.len() == norm.width) =>
-                {
-                    *place = norm.weight.as_ref().map(crate::Buffer::view);
-                }
-                Some(norm) => self.norm_in_place(norm, n_tokens, row_width, rows)?,
-                None => {}
-            }
-        }
-        let workspace = prepared(&mut self.workspace);
-        let kv = self.kv.as_mut().expect("the KV store was allocated at load");
-        let (group, layer_idx) = kv.place(job.layer_idx);
-        Ok(self.ops.rope_kv(
-            job.rope,
-            job.q_width / shape.head_dim_k,
-            workspace.inputs.places(n_tokens, group)?,
-            crate::RopeTargets {
-                q: q.write(),
-                k: k.write(),
-                v: v.read(),
-                norms: fused,
-                eps,
-            },
-            kv.group_mut(group).layer_mut(layer_idx),
-        )?)
+        self.turn_and_store(job, n_tokens)
+    }
+
+    fn rope_attention(
+        &mut self,
+        job: RopeStoreKv<'_, Self>,
+        attention: &Attention<crate::Buffer<f32>>,
+        shape: &StepShape,
+        output: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        self.turn_and_attend(job, attention, shape, output)
     }
 }

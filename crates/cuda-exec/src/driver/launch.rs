@@ -51,7 +51,7 @@ impl LaunchShape {
 pub(crate) const MAX_COUNT: usize = i32::MAX as usize;
 
 /// More arguments than any kernel here has.
-const MAX_ARGS: usize = 32;
+const MAX_ARGS: usize = 40;
 
 /// The arguments of a kernel in order. They borrow the buffers they point to.
 #[derive(Clone, Debug)]

@@ -172,12 +172,17 @@ impl<T: Pod> Buffer<T> {
 
     /// A view to read that keeps the memory alive by itself.
     pub fn share(&self) -> SharedView<T> {
-        SharedView(Self {
+        SharedView(self.alias())
+    }
+
+    /// The same memory once more, for an operation that is launched later.
+    pub(crate) fn alias(&self) -> Self {
+        Self {
             chunk: Arc::clone(&self.chunk),
             address: self.address,
             len: self.len,
             element: PhantomData,
-        })
+        }
     }
 }
 

@@ -64,7 +64,7 @@ pub struct TokenRuns<'a> {
 #[derive(Debug)]
 pub struct AttentionScratch {
     pub(super) partial: Buffer<f32>,
-    counters: Buffer<u32>,
+    pub(super) counters: Buffer<u32>,
 }
 
 /// What the attention of a network needs of the scratch, the most of its layers.
@@ -148,7 +148,7 @@ pub(super) fn window_of(attention: &Attention<Buffer<f32>>) -> usize {
 }
 
 /// What a token of a step sees at most.
-fn visible_of(attention: &Attention<Buffer<f32>>, step: &AttentionStep<'_>) -> Visible {
+pub(super) fn visible_of(attention: &Attention<Buffer<f32>>, step: &AttentionStep<'_>) -> Visible {
     Visible {
         context: step.max_pages * PAGE_TOKENS,
         window: window_of(attention),

@@ -20,7 +20,7 @@ use crate::{
 /// Rows up to which weights are read once without tiles.
 const MAX_ROWS: usize = 8;
 /// Matrices of one launch.
-const MAX_JOBS: usize = 3;
+pub(super) const MAX_JOBS: usize = 3;
 
 /// The rows that matrices are multiplied with, in both forms where both are there.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +66,8 @@ pub(super) struct PairKernels {
     pub(super) few_rows: [Kernel; 4],
     /// For 16 rows, where both types come in strips.
     pub(super) sixteen: Option<Kernel>,
+    /// For one row that is normed first, of the same types.
+    pub(super) normed: Option<Kernel>,
 }
 
 impl PairKernels {
@@ -78,7 +80,7 @@ fn of_rows(kernels: [Kernel; 4], n_rows: usize) -> Kernel {
     kernels[variant_of(n_rows)]
 }
 
-fn not_a_factor() -> CudaExecError {
+pub(super) fn not_a_factor() -> CudaExecError {
     CudaExecError::Unsupported {
         feature: "product of a matrix that was not loaded for it".to_owned(),
     }
@@ -108,7 +110,7 @@ fn with_input<'a>(
 }
 
 /// Thread blocks of matrices that are cut into runs of `tile` rows.
-fn n_blocks(jobs: &[Product<'_>], tile: usize) -> usize {
+pub(super) fn n_blocks(jobs: &[Product<'_>], tile: usize) -> usize {
     jobs.iter().map(|job| job.matrix.n_out().div_ceil(tile)).sum()
 }
 
@@ -213,7 +215,13 @@ fn job_args<'a>(
     halves: Option<&'a HalfRows>,
     jobs: &'a mut [Product<'_>],
 ) -> Result<Args<'a>> {
-    let (n_rows, matrix) = (input.n_rows, jobs[0].matrix);
+    let matrix = jobs[0].matrix;
+    with_input(matrix_args(input.n_rows, jobs)?, matrix, input, halves)
+}
+
+/// The same but for the input.
+pub(super) fn matrix_args<'a>(n_rows: usize, jobs: &'a mut [Product<'_>]) -> Result<Args<'a>> {
+    let matrix = jobs[0].matrix;
     for job in jobs.iter() {
         check_equal("the width of a matrix", job.matrix.n_in(), matrix.n_in())?;
         if let Some(bias) = &job.bias {
@@ -245,7 +253,7 @@ fn job_args<'a>(
     for count in counts {
         args = args.count(count);
     }
-    with_input(args, matrix, input, halves)
+    Ok(args)
 }
 
 impl Ops {

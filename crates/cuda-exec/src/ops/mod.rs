@@ -18,10 +18,12 @@ mod latent;
 mod layers;
 mod linear;
 mod norm;
+mod normed;
 mod recurrence;
 mod rope_kv;
 mod sample;
 mod streams;
+mod turn_attention;
 
 use std::{mem::size_of, sync::Mutex};
 
@@ -47,9 +49,11 @@ pub use embed::TokenIds;
 pub use experts::{CarriedRows, DeviceRoutes, ExpertRows, RouteCounts};
 pub(crate) use latent::check_heads;
 pub use linear::{GatedProduct, LinearInput, Product};
+pub use normed::NormedInput;
 pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns};
 pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SamplePlan, SampleRecord, SampleScratch};
+pub use turn_attention::NewRows;
 
 /// The modules of every network, which a driver compiles at the same time.
 const MODULES: [&str; 10] = [
@@ -71,6 +75,8 @@ struct StoreKernels {
     rope_kv: Kernel,
     /// Those of [`attention_decode::kernels`].
     attention: Vec<Kernel>,
+    /// The same that turn queries and keys themselves, where there are such.
+    turned: Vec<Kernel>,
 }
 
 /// The place of a store's types among the kernels.
@@ -100,6 +106,12 @@ fn load_store(device: &Device, types: [KvType; 2]) -> Result<StoreKernels> {
     Ok(StoreKernels {
         rope_kv: device.kernel(&rope_kv, &format!("rope_kv_{suffix}"))?,
         attention: kernels.iter().map(load).collect::<Result<_>>()?,
+        turned: if types == [KvType::F16; 2] {
+            let turned = |name: &String| load(&format!("turn_{name}"));
+            kernels.iter().map(turned).collect::<Result<_>>()?
+        } else {
+            Vec::new()
+        },
     })
 }
 
@@ -355,13 +367,19 @@ impl Ops {
     /// # Errors
     /// [`CudaExecError::OutOfMemory`], or the driver's.
     pub fn allow_splits(&mut self) -> Result<()> {
-        self.parts = Some(Mutex::new(Parts::new(&self.device)?));
+        if !self.is_batch_invariant {
+            self.parts = Some(Mutex::new(Parts::new(&self.device)?));
+        }
         Ok(())
     }
 
-    /// Device memory that [`Self::allow_splits`] takes.
-    pub fn split_bytes() -> usize {
-        Parts::device_bytes()
+    /// Device memory that [`Self::allow_splits`] takes: none where products are batch-invariant.
+    pub fn split_bytes(&self) -> usize {
+        if self.is_batch_invariant {
+            0
+        } else {
+            Parts::device_bytes()
+        }
     }
 
     /// The kernels for a store.
@@ -398,14 +416,18 @@ impl Ops {
             self.device.kernel_with_shared_bytes(&module, &name, shared_bytes)
         };
         let few_rows = [kernel(1)?, kernel(2)?, kernel(4)?, kernel(8)?];
-        let sixteen = if few.iter().all(|few| few.takes_sixteen()) {
-            let shared_bytes = few.map(FewRows::sixteen_shared_bytes).into_iter().max();
-            let shared_bytes = shared_bytes.unwrap_or(0);
-            Some((self.device).kernel_with_shared_bytes(&module, "matvec_pair_m16", shared_bytes)?)
-        } else {
-            None
+        let are_strips = few.iter().all(|few| few.takes_sixteen());
+        let of_strips = |name: &str, shared_bytes: &dyn Fn(FewRows) -> usize| {
+            let shared_bytes = shared_bytes(few[0]).max(shared_bytes(few[1]));
+            let kernel = || (self.device).kernel_with_shared_bytes(&module, name, shared_bytes);
+            are_strips.then(kernel).transpose()
         };
-        self.pairs[index] = Some(linear::PairKernels { few_rows, sixteen });
+        let normed_bytes = |few: FewRows| few.normed_shared_bytes(FewRows::NORMED_COLUMNS);
+        self.pairs[index] = Some(linear::PairKernels {
+            few_rows,
+            sixteen: of_strips("matvec_pair_m16", &FewRows::sixteen_shared_bytes)?,
+            normed: of_strips("matvec_pair_normed_m1", &normed_bytes)?,
+        });
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use tokenmill_backend::{Rope, RopeStyle};
 use crate::{Args, Buffer, CudaExecError, LaunchShape, View, ViewMut, error::Result, kv::KvLayerMut};
 
 /// The kernels' code for the pairs that are rotated.
-fn code(style: RopeStyle) -> usize {
+pub(super) fn code(style: RopeStyle) -> usize {
     match style {
         RopeStyle::Norm => 0,
         RopeStyle::Neox => 1,
@@ -14,7 +14,7 @@ fn code(style: RopeStyle) -> usize {
 }
 
 /// What is said of values that a layer has no room for.
-fn values_in_keys() -> CudaExecError {
+pub(super) fn values_in_keys() -> CudaExecError {
     CudaExecError::Unsupported {
         feature: "a store of values where they are in the keys".to_owned(),
     }

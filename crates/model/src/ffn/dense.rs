@@ -99,6 +99,23 @@ impl<B: Backend> DenseFfn<B> {
         buffers: &mut DenseBuffers<B::Buffer>,
         output: &mut B::Buffer,
     ) -> Result<(), BackendError> {
+        let inner = self.run_inner(backend, input, n_rows, buffers)?;
+        backend.linear(&self.down, inner, n_rows, output)
+    }
+
+    /// The last product.
+    pub(super) fn down(&self) -> &Linear<B::Matrix, B::Vector> {
+        &self.down
+    }
+
+    /// Computes what the last product multiplies, products of `input` first.
+    pub(super) fn run_inner<'a>(
+        &self,
+        backend: &mut B,
+        input: &B::Buffer,
+        n_rows: usize,
+        buffers: &'a mut DenseBuffers<B::Buffer>,
+    ) -> Result<&'a B::Buffer, BackendError> {
         let DenseBuffers { gate, up } = buffers;
         if let Some(gate_linear) = &self.gate {
             let gate_job = LinearJob {
@@ -118,15 +135,14 @@ impl<B: Backend> DenseFfn<B> {
             } else {
                 backend.linear_gated(self.activation, input, n_rows, gate_job, up_job)?;
             }
-            backend.linear(&self.down, gate, n_rows, output)
-        } else {
-            backend.linear(&self.up, input, n_rows, up)?;
-            match self.xielu {
-                Some(xielu) => backend.xielu(xielu, n_rows, self.up.n_out, up)?,
-                None => backend.activation(self.activation, n_rows, self.up.n_out, up, None)?,
-            }
-            backend.linear(&self.down, up, n_rows, output)
+            return Ok(gate);
         }
+        backend.linear(&self.up, input, n_rows, up)?;
+        match self.xielu {
+            Some(xielu) => backend.xielu(xielu, n_rows, self.up.n_out, up)?,
+            None => backend.activation(self.activation, n_rows, self.up.n_out, up, None)?,
+        }
+        Ok(up)
     }
 }
 

@@ -6,7 +6,7 @@ mod beside;
 mod dense;
 mod moe;
 
-use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Memory};
+use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Linear, Memory};
 
 use crate::{
     Descriptor, FfnDescriptor, LoadError,
@@ -74,7 +74,35 @@ impl<B: Backend> Ffn<B> {
             Self::Beside(both) => both.run(backend, [stream, input], n_rows, buffers, output),
         }
     }
+
+    /// Whether it begins with products of what the layer's norm makes, and ends with one.
+    pub(crate) fn is_products(&self) -> bool {
+        matches!(self, Self::Dense(_))
+    }
+
+    /// Computes what the last product of a dense network multiplies, products of `input` first; the product and its input. `None` of other
+    /// networks, of which nothing was computed.
+    pub(crate) fn run_inner<'a>(
+        &'a self,
+        backend: &mut B,
+        input: &B::Buffer,
+        n_rows: usize,
+        buffers: &'a mut FfnBuffers<B::Buffer, B::Routes>,
+    ) -> Result<Option<LastProduct<'a, B>>, BackendError> {
+        let Self::Dense(dense) = self else {
+            return Ok(None);
+        };
+        let buffers = buffers.dense.as_mut().expect("allocated for a dense network");
+        let inner = dense.run_inner(backend, input, n_rows, buffers)?;
+        Ok(Some((dense.down(), inner)))
+    }
 }
+
+/// The product that a network ends with, and what it multiplies.
+type LastProduct<'a, B> = (
+    &'a Linear<<B as Memory>::Matrix, <B as Memory>::Vector>,
+    &'a <B as Memory>::Buffer,
+);
 
 impl<T, R> FfnBuffers<T, R> {
     /// Allocates for the largest step of each kind of network there is.

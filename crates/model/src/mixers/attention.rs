@@ -173,18 +173,32 @@ impl<B: Backend> AttentionMixer<B> {
         heads: &mut Heads<B::Buffer>,
         wants_output: bool,
     ) -> Result<(), BackendError> {
-        self.project_and_store(backend, ropes, shape.n_tokens, rows.input, heads)?;
         let (n_tokens, q_width) = (shape.n_tokens, self.q.n_out);
+        let attends = wants_output && self.temperature.is_none();
+        let attended = match (&self.gate, &mut heads.attended) {
+            (Some(_), Some(attended)) => attended,
+            _ => &mut *rows.mixed,
+        };
+        let has_attended = self.project_and_store(
+            backend,
+            ropes,
+            rows.input,
+            [&mut heads.q, &mut heads.k, &mut heads.v],
+            shape,
+            attends.then_some(&mut *attended),
+        )?;
         if let Some(temperature) = self.temperature {
             backend.scale_by_position(temperature, n_tokens, q_width, &mut heads.q)?;
         }
         if !wants_output {
             return Ok(());
         }
-        let (Some(gate), Some(attended)) = (&self.gate, &mut heads.attended) else {
-            return backend.attention(&self.attention, shape, &heads.q, rows.mixed);
+        if !has_attended {
+            backend.attention(&self.attention, shape, &heads.q, attended)?;
+        }
+        let (Some(gate), Some(attended)) = (&self.gate, &heads.attended) else {
+            return Ok(());
         };
-        backend.attention(&self.attention, shape, &heads.q, attended)?;
         backend.linear(gate, rows.input, n_tokens, rows.mixed)?;
         backend.activation(
             Activation::Sigmoid,
@@ -195,52 +209,51 @@ impl<B: Backend> AttentionMixer<B> {
         )
     }
 
-    /// Computes queries, and computes and stores keys and values where the layer has its own.
+    /// Computes queries, and computes and stores keys and values where the layer has its own. Attends too where there is an `attended` and nothing
+    /// stands between; whether it did.
     fn project_and_store(
         &self,
         backend: &mut B,
         ropes: &[Rope<B::Vector>],
-        n_tokens: usize,
         input: &B::Buffer,
-        heads: &mut Heads<B::Buffer>,
-    ) -> Result<(), BackendError> {
+        [q_rows, k_rows, v_rows]: [&mut B::Buffer; 3],
+        shape: &StepShape,
+        attended: Option<&mut B::Buffer>,
+    ) -> Result<bool, BackendError> {
+        let n_tokens = shape.n_tokens;
         let rope = self.rope.map(|rope_idx| &ropes[rope_idx]);
         let (layer_idx, q_width) = (self.attention.layer_idx, self.q.n_out);
         let Some(k) = &self.k else {
-            backend.linear(&self.q, input, n_tokens, &mut heads.q)?;
-            return self.turn(
-                backend,
-                rope,
-                self.q_norm.as_ref(),
-                [n_tokens, q_width],
-                &mut heads.q,
-            );
+            backend.linear(&self.q, input, n_tokens, q_rows)?;
+            self.turn(backend, rope, self.q_norm.as_ref(), [n_tokens, q_width], q_rows)?;
+            return Ok(false);
         };
         let k_width = k.n_out;
         // Values that are keys with a norm of their own are made of the keys before those are normed and rotated.
         let norms_keys = self.v.is_none() && self.v_norm.is_some();
         let v = self.v.as_ref().unwrap_or(k);
-        let mut projections = [(&self.q, &mut heads.q), (k, &mut heads.k), (v, &mut heads.v)]
+        let mut projections = [(&self.q, &mut *q_rows), (k, &mut *k_rows), (v, &mut *v_rows)]
             .map(|(linear, output)| LinearJob { linear, output });
         let n_projections = if norms_keys { 2 } else { 3 };
         backend.linear_group(input, n_tokens, &mut projections[..n_projections])?;
         if let Some(norm) = &self.v_norm {
             if norms_keys {
                 let n_heads = k_width / norm.width;
-                backend.norm(norm, &heads.k, n_tokens * n_heads, &mut heads.v)?;
+                backend.norm(norm, k_rows, n_tokens * n_heads, v_rows)?;
             } else {
-                backend.norm_in_place(norm, n_tokens, v.n_out, &mut heads.v)?;
+                backend.norm_in_place(norm, n_tokens, v.n_out, v_rows)?;
             }
         }
         let norms = [&self.q_norm, &self.k_norm].map(Option::as_ref);
         if self.is_normed_after_rope {
-            for ((width, rows), norm) in [(q_width, &mut heads.q), (k_width, &mut heads.k)]
+            for ((width, rows), norm) in [(q_width, q_rows), (k_width, &mut *k_rows)]
                 .into_iter()
                 .zip(norms)
             {
                 self.turn(backend, rope, norm, [n_tokens, width], rows)?;
             }
-            return backend.store_kv(layer_idx, n_tokens, &heads.k, &heads.v);
+            backend.store_kv(layer_idx, n_tokens, k_rows, v_rows)?;
+            return Ok(false);
         }
         let [q_norm, k_norm] = norms;
         let job = RopeStoreKv {
@@ -250,11 +263,18 @@ impl<B: Backend> AttentionMixer<B> {
             rope,
             q_width,
             k_width,
-            q: &mut heads.q,
-            k: &mut heads.k,
-            v: &heads.v,
+            q: q_rows,
+            k: k_rows,
+            v: v_rows,
         };
-        backend.rope_store_kv(job, n_tokens)
+        match attended {
+            Some(attended) => backend.rope_attention(job, &self.attention, shape, attended)?,
+            None => {
+                backend.rope_store_kv(job, n_tokens)?;
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Norms and rotates the heads of queries or keys, `[n_tokens, width]`, in the order of the network.

@@ -105,6 +105,19 @@ impl<M: Memory> Mixer<M> {
         }
     }
 
+    /// The product that it ends with, where that is one.
+    pub(crate) fn last_product(&self) -> Option<&Linear<M::Matrix, M::Vector>> {
+        match self {
+            Self::Both(..) => None,
+            _ => Some(self.output()),
+        }
+    }
+
+    /// Whether it begins with products of its input.
+    pub(crate) fn begins_with_products(&self) -> bool {
+        matches!(self, Self::Attention(_))
+    }
+
     fn output(&self) -> &Linear<M::Matrix, M::Vector> {
         match self {
             Self::Attention(attention) | Self::Both(attention, _) => &attention.output,

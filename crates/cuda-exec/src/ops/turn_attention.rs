@@ -1,0 +1,431 @@
+//! Attention of decode steps together with what stands before it: norm and rotation of queries and keys, and the store of keys and values. Kernels:
+//! `turn_attention_*` of `attention_decode.cu`.
+//!
+//! Separate from attention, which reads what is stored. Invariant: bits are those of [`Ops::rope_kv`] and [`Ops::attention`] in a row.
+
+use tokenmill_backend::{Attention, KvLayerShape, KvType, Rope};
+
+use super::{
+    AttentionScratch, AttentionStep, Ops, QuantizedMut,
+    attention::{visible_of, window_of},
+    attention_decode::{DecodePlan, THREADS, partial_len},
+    check_multiple,
+    rope_kv::{code, values_in_keys},
+};
+use crate::{
+    Args, Buffer, LaunchShape, View, ViewMut,
+    error::Result,
+    kv::{KvLayerMut, check_head_dims},
+};
+
+/// What the projections gave for the tokens of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct NewRows<'a> {
+    /// `[T, n_heads, dim_k]`.
+    pub q: View<'a, f32>,
+    /// `[T, n_kv_heads, dim_k]`.
+    pub k: View<'a, f32>,
+    /// `[T, n_kv_heads, dim_v]`.
+    pub v: View<'a, f32>,
+    /// Slot of each token in the KV store, `[T]`; `u32::MAX` stores nothing.
+    pub slots: View<'a, u32>,
+    /// RMS norm of each query and key head before the rotation, `[dim_k]` each.
+    pub norms: [Option<View<'a, f32>>; 2],
+    /// Of those norms.
+    pub eps: f32,
+}
+
+impl Ops {
+    /// Whether [`Self::turn_attention`] can be: each token is a sequence's only one of the step and sees nothing behind it, keys and
+    /// values are f16, and heads have 256 values at most.
+    pub fn can_turn(
+        attention: &Attention<Buffer<f32>>,
+        step: &AttentionStep<'_>,
+        shape: KvLayerShape,
+        types: [KvType; 2],
+    ) -> bool {
+        let plan = || DecodePlan::of(attention.n_heads, shape, types, visible_of(attention, step));
+        step.runs.is_none()
+            && attention.is_causal
+            && types == [KvType::F16; 2]
+            && !shape.has_values_in_keys
+            && plan().columns[0] >= shape.head_dim_k
+            && plan().columns[1] >= shape.head_dim_v
+    }
+
+    /// Norms and rotates queries and keys, stores keys and values, and attends, as [`Self::rope_kv`] and [`Self::attention`] do, of
+    /// tokens for which [`Self::can_turn`] says so. Unlike there, queries and keys stay as they are.
+    ///
+    /// # Errors
+    /// As those.
+    pub fn turn_attention(
+        &self,
+        attention: &Attention<Buffer<f32>>,
+        step: &AttentionStep<'_>,
+        rope: Option<&Rope<Buffer<f32>>>,
+        rows: NewRows<'_>,
+        kv: KvLayerMut<'_>,
+        mut output: ViewMut<'_, f32>,
+        mut quantized: Option<QuantizedMut<'_>>,
+        scratch: &mut AttentionScratch,
+    ) -> Result<()> {
+        let KvLayerMut {
+            types,
+            shape,
+            mut k,
+            v,
+        } = kv;
+        let mut v = v.ok_or_else(values_in_keys)?;
+        let (dim_k, dim_v, n_kv_heads) = (shape.head_dim_k, shape.head_dim_v, shape.n_kv_heads);
+        let n_heads = attention.n_heads;
+        check_head_dims(dim_k, dim_v)?;
+        check_multiple("the number of heads", n_heads, n_kv_heads)?;
+        for of_heads in [&attention.sinks, &attention.slopes].into_iter().flatten() {
+            of_heads.view().range(0..n_heads)?;
+        }
+        for norm in rows.norms.into_iter().flatten() {
+            norm.range(0..dim_k)?;
+        }
+        let inv_freqs = rope
+            .map(|rope| rope.inv_freqs.view().range(0..rope.n_dims / 2))
+            .transpose()?;
+        let plan = DecodePlan::of(n_heads, shape, types, visible_of(attention, step));
+        let kernel = self.store_kernels(types)?.turned[plan.variant];
+        let token_len = partial_len(n_heads, plan.n_splits, dim_v);
+        let n_at_once = (scratch.partial.len() / token_len).clamp(1, self.max_grid_rows);
+        let [q_width, k_width, v_width, out_width] = [
+            n_heads * dim_k,
+            n_kv_heads * dim_k,
+            n_kv_heads * dim_v,
+            n_heads * dim_v,
+        ];
+        let n_tokens = step.positions.len();
+        for first in (0..n_tokens).step_by(n_at_once) {
+            let end = (first + n_at_once).min(n_tokens);
+            let n_here = end - first;
+            let quantized_here = match &mut quantized {
+                Some(rows) => Some(rows.reborrow().rows(first, n_here, out_width)?),
+                None => None,
+            };
+            let (bytes, scales) = QuantizedMut::split(quantized_here);
+            let args = Args::new()
+                .read(rows.q.range(first * q_width..end * q_width)?)
+                .write(output.reborrow().range(first * out_width..end * out_width)?)
+                .write_or_null(bytes)
+                .write_or_null(scales)
+                .read(step.positions.range(first..end)?)
+                .read(step.seq_of.range(first..end)?)
+                .read(step.page_starts)
+                .read(step.pages)
+                .write(k.reborrow())
+                .write(v.reborrow())
+                .read_or_null(attention.sinks.as_ref().map(Buffer::view))
+                .read_or_null(attention.slopes.as_ref().map(Buffer::view))
+                .float(attention.scale)
+                .float(attention.softcap.unwrap_or(0.0))
+                .count(window_of(attention))
+                .count(n_heads)
+                .count(n_kv_heads)
+                .count(dim_k)
+                .count(dim_v)
+                .count(usize::from(attention.is_chunked))
+                .count(plan.heads)
+                .count(plan.split_bits as usize)
+                .count(plan.columns[0])
+                .count(plan.columns[1])
+                .count(plan.n_stages)
+                .count(plan.warp_tokens)
+                .write(scratch.partial.view_mut().range(0..n_here * token_len)?)
+                .write((scratch.counters.view_mut()).range(0..n_here * plan.n_blocks_x)?)
+                .read(rows.k.range(first * k_width..end * k_width)?)
+                .read(rows.v.range(first * v_width..end * v_width)?)
+                .read(rows.slots.range(first..end)?)
+                .read_or_null(inv_freqs)
+                .float(rope.map_or(1.0, |rope| rope.magnitude))
+                .count(rope.map_or(0, |rope| rope.n_dims))
+                .count(rope.map_or(0, |rope| code(rope.style)))
+                .read_or_null(rows.norms[0])
+                .read_or_null(rows.norms[1])
+                .float(rows.eps);
+            let shape = LaunchShape::new([plan.n_blocks_x, plan.n_splits, n_here], THREADS)
+                .with_shared_bytes(plan.shared_bytes);
+            self.device.launch(kernel, shape, &args)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_backend::{AttentionShape, KvLayout, PAGE_TOKENS, PageGroup, RopeAxes, RopeStyle};
+    use tokenmill_sim_driver::{SimOptions, Simulator};
+
+    use super::*;
+    use crate::{KvStore, QuantizedRows, RopeTargets, ScratchNeeds, StepPlaces, driver::simulated};
+
+    fn values(seed: usize, len: usize) -> Vec<f32> {
+        let value = |i: usize| ((i * 7919 + seed * 131 + i / 97 * 17) % 1009) as f32 / 504.5 - 1.0;
+        (0..len).map(value).collect()
+    }
+
+    struct Case {
+        n_heads: usize,
+        n_kv_heads: usize,
+        dims: [usize; 2],
+        rope: Option<(RopeStyle, usize)>,
+        has_norms: bool,
+        window: Option<usize>,
+    }
+
+    /// Tokens of a step, the last of them padding, with the positions that their sequences have.
+    const POSITIONS: [u32; 7] = [0, 15, 16, 63, 64, 333, u32::MAX];
+
+    /// The output, its quantized form, keys and values stored; of one launch or of two.
+    fn run(case: &Case, at_once: bool, n_scratch_tokens: usize) -> (Vec<f32>, Vec<u8>) {
+        let &Case {
+            n_heads,
+            n_kv_heads,
+            dims: [dim_k, dim_v],
+            ..
+        } = case;
+        let device = simulated(&Simulator::new(&SimOptions::default()));
+        let ops = Ops::load(&device).unwrap();
+        let shape = KvLayerShape {
+            n_kv_heads,
+            head_dim_k: dim_k,
+            head_dim_v: dim_v,
+            has_values_in_keys: false,
+        };
+        let n_pages_of = |position: u32| position.wrapping_add(1).div_ceil(PAGE_TOKENS as u32);
+        let n_pages = POSITIONS.into_iter().map(n_pages_of).sum::<u32>() as usize;
+        let layout = KvLayout {
+            layers: vec![shape],
+            groups: vec![PageGroup::Main],
+            n_pages,
+            n_host_pages: 0,
+            n_window_pages: 0,
+            n_window_host_pages: 0,
+            key_type: KvType::F16,
+            value_type: KvType::F16,
+        };
+        let mut kv = KvStore::new(&device, &layout).unwrap();
+        let upload = |values: &[u32]| device.upload("step inputs", values).unwrap();
+        let floats = |seed, len| device.upload("rows", &values(seed, len)).unwrap();
+        let n_slots = n_pages * PAGE_TOKENS;
+        let all: Vec<u32> = (0..n_slots as u32).collect();
+        let all = upload(&all);
+        let places = StepPlaces {
+            positions: all.view(),
+            slots: all.view(),
+        };
+        let k = floats(1, n_slots * n_kv_heads * dim_k);
+        let v = floats(2, n_slots * n_kv_heads * dim_v);
+        ops.store_kv(places, [k.view(), v.view()], kv.layer_mut(0))
+            .unwrap();
+
+        let mut starts = vec![0];
+        let mut slots = Vec::new();
+        for position in POSITIONS {
+            let first = *starts.last().unwrap();
+            starts.push(first + n_pages_of(position));
+            // Pages are dealt out from the last on.
+            let page = n_pages as u32
+                - 1
+                - (first + position.min(4096) / PAGE_TOKENS as u32).min(n_pages as u32 - 1);
+            slots.push(if position == u32::MAX {
+                u32::MAX
+            } else {
+                page * PAGE_TOKENS as u32 + position % PAGE_TOKENS as u32
+            });
+        }
+        let n_tokens = POSITIONS.len();
+        let (positions, slots) = (upload(&POSITIONS), upload(&slots));
+        let seq_of = upload(&(0..n_tokens as u32).collect::<Vec<_>>());
+        let page_starts = upload(&starts);
+        let pages = upload(&(0..n_pages as u32).rev().collect::<Vec<_>>());
+        let step = AttentionStep {
+            positions: positions.view(),
+            seq_of: seq_of.view(),
+            page_starts: page_starts.view(),
+            pages: pages.view(),
+            max_pages: 24,
+            runs: None,
+        };
+        let attention = Attention {
+            layer_idx: 0,
+            n_heads,
+            scale: 0.2,
+            is_causal: true,
+            window: case.window,
+            is_chunked: false,
+            softcap: None,
+            sinks: Some(floats(3, n_heads)),
+            slopes: None,
+        };
+        let rope = case.rope.map(|(style, n_dims)| Rope {
+            style,
+            head_dim: dim_k,
+            n_dims,
+            inv_freqs: device
+                .upload(
+                    "frequencies",
+                    &(0..n_dims / 2)
+                        .map(|i| 0.93f32.powi(i as i32))
+                        .collect::<Vec<_>>(),
+                )
+                .unwrap(),
+            magnitude: 1.1,
+            axes: RopeAxes::One,
+        });
+        let widths = AttentionShape {
+            n_heads,
+            n_kv_heads,
+            head_dim_k: dim_k,
+            head_dim_v: dim_v,
+        };
+        let needs = ScratchNeeds::of([(widths, false)].into_iter(), step.max_pages);
+        let mut scratch = AttentionScratch::new(&device, n_scratch_tokens, n_scratch_tokens, needs).unwrap();
+        let mut q = floats(4, n_tokens * n_heads * dim_k);
+        let mut k = floats(5, n_tokens * n_kv_heads * dim_k);
+        let v = floats(6, n_tokens * n_kv_heads * dim_v);
+        let weights = [floats(7, dim_k), floats(8, dim_k)];
+        let norms = weights.each_ref().map(|norm| case.has_norms.then(|| norm.view()));
+        let width = n_heads * dim_v;
+        let mut output = device.alloc("output", n_tokens * width).unwrap();
+        let mut quantized = QuantizedRows::new(&device, n_tokens, width).unwrap();
+        let form = dim_v.is_multiple_of(32);
+        assert!(Ops::can_turn(&attention, &step, shape, [KvType::F16; 2]));
+        let before = device.n_launches();
+        if at_once {
+            let rows = NewRows {
+                q: q.view(),
+                k: k.view(),
+                v: v.view(),
+                slots: slots.view(),
+                norms,
+                eps: 1e-5,
+            };
+            let form = form.then(|| quantized.view_mut());
+            ops.turn_attention(
+                &attention,
+                &step,
+                rope.as_ref(),
+                rows,
+                kv.layer_mut(0),
+                output.view_mut(),
+                form,
+                &mut scratch,
+            )
+            .unwrap();
+            assert_eq!(
+                device.n_launches() - before,
+                n_tokens.div_ceil(n_scratch_tokens) as u64
+            );
+        } else {
+            let places = StepPlaces {
+                positions: positions.view(),
+                slots: slots.view(),
+            };
+            let targets = RopeTargets {
+                q: q.view_mut(),
+                k: k.view_mut(),
+                v: v.view(),
+                norms,
+                eps: 1e-5,
+            };
+            ops.rope_kv(rope.as_ref(), n_heads, places, targets, kv.layer_mut(0))
+                .unwrap();
+            let form = form.then(|| quantized.view_mut());
+            ops.attention(
+                &attention,
+                &step,
+                kv.layer(0),
+                q.view(),
+                output.view_mut(),
+                form,
+                &mut scratch,
+            )
+            .unwrap();
+        }
+        let mut bytes = Vec::new();
+        let layer = kv.layer(0);
+        bytes.extend(device.download(layer.k).unwrap());
+        bytes.extend(device.download(layer.v).unwrap());
+        if form {
+            let rows = quantized.view();
+            bytes.extend(
+                device
+                    .download(rows.bytes)
+                    .unwrap()
+                    .into_iter()
+                    .map(|byte| byte as u8),
+            );
+            let scales = device.download(rows.scales).unwrap();
+            bytes.extend(scales.iter().flat_map(|scale| scale.scale.to_le_bytes()));
+        }
+        (device.download(output.view()).unwrap(), bytes)
+    }
+
+    fn check(case: &Case) {
+        let (two, two_bytes) = run(case, false, POSITIONS.len());
+        let (one, one_bytes) = run(case, true, POSITIONS.len());
+        assert!(two.iter().all(|x| x.is_finite()));
+        let bits = |rows: &[f32]| rows.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&one), bits(&two));
+        assert!(one_bytes == two_bytes, "what is stored or quantized differs");
+    }
+
+    #[test]
+    fn one_launch_gives_the_bits_of_two() {
+        let llama = || Case {
+            n_heads: 8,
+            n_kv_heads: 2,
+            dims: [64, 64],
+            rope: Some((RopeStyle::Norm, 64)),
+            has_norms: false,
+            window: None,
+        };
+        check(&llama());
+        // More query heads than a thread block has, of which one alone stores.
+        check(&Case {
+            n_heads: 12,
+            n_kv_heads: 1,
+            dims: [128, 128],
+            rope: Some((RopeStyle::Neox, 128)),
+            has_norms: true,
+            ..llama()
+        });
+        check(&Case {
+            n_heads: 2,
+            dims: [256, 256],
+            rope: Some((RopeStyle::Neox, 256)),
+            has_norms: true,
+            window: Some(70),
+            ..llama()
+        });
+        check(&Case {
+            dims: [20, 72],
+            rope: Some((RopeStyle::Neox, 12)),
+            window: Some(1),
+            ..llama()
+        });
+        check(&Case {
+            rope: None,
+            ..llama()
+        });
+    }
+
+    #[test]
+    fn tokens_beyond_the_scratch_turn_too() {
+        let case = Case {
+            n_heads: 4,
+            n_kv_heads: 2,
+            dims: [32, 32],
+            rope: Some((RopeStyle::Norm, 32)),
+            has_norms: true,
+            window: None,
+        };
+        let (whole, bytes) = run(&case, true, POSITIONS.len());
+        assert_eq!(run(&case, true, 2), (whole, bytes));
+    }
+}
