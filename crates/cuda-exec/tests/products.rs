@@ -105,6 +105,47 @@ fn a_pair_of_types_gives_the_same_products() {
 }
 
 #[test]
+fn a_pair_of_types_is_one_launch_up_to_sixteen_rows() {
+    let device = Simulator::new(&SimOptions::default()).device();
+    let mut ops = Ops::load(&device).unwrap();
+    let [q4, q6] = [TensorType::Q4_K, TensorType::Q6_K];
+    ops.load_pair([q4, q6]).unwrap();
+    let mut random = Random::new(7);
+    let mut launches = |types: [TensorType; 3], n_rows: usize| {
+        let of: Vec<(TensorType, usize)> = types.into_iter().zip([130, 64, 40]).collect();
+        let matrices = matrices(&device, &mut random, &of, N_IN);
+        let x = device.upload("x", &random.values(n_rows * N_IN)).unwrap();
+        let mut quantized = QuantizedRows::new(&device, n_rows, N_IN).unwrap();
+        ops.quantize(n_rows, N_IN, x.view(), quantized.view_mut())
+            .unwrap();
+        let input = LinearInput {
+            n_rows,
+            floats: x.view(),
+            quantized: Some(quantized.view()),
+        };
+        let mut outputs: Vec<Buffer<f32>> = (matrices.iter())
+            .map(|matrix| device.alloc("y", n_rows * matrix.n_out()).unwrap())
+            .collect();
+        let mut products: Vec<Product<'_>> = (outputs.iter_mut().zip(&matrices))
+            .map(|(output, matrix)| Product {
+                matrix,
+                bias: None,
+                output: output.view_mut(),
+            })
+            .collect();
+        let before = device.n_launches();
+        ops.linear(&input, &mut products).unwrap();
+        device.n_launches() - before
+    };
+    for n_rows in [1, 8, 9, 16] {
+        assert_eq!(launches([q4, q4, q6], n_rows), 1, "{n_rows}");
+    }
+    assert_eq!(launches([q4, q4, q6], 17), 2);
+    // Of pairs that were not loaded, a launch for each type.
+    assert_eq!(launches([q6, q6, q4], 16), 2);
+}
+
+#[test]
 fn a_tall_matrix_may_be_next_to_others() {
     let device = Simulator::new(&SimOptions::default()).device();
     let mut ops = Ops::load(&device).unwrap();
@@ -219,4 +260,79 @@ fn products_by_many_rows_are_in_f16_where_there_is_memory_for_their_rows() {
     ops.allow_halves(64, 2048).unwrap();
     let (_, n_launches) = multiply(&mut ops, &matrices[0], false);
     assert_eq!(n_launches, 1, "100 rows have no room");
+}
+
+#[test]
+fn launches_of_different_shapes_share_the_memory_for_their_parts() {
+    let device = Simulator::new(&SimOptions::default()).device();
+    let mut ops = Ops::load(&device).unwrap();
+    ops.allow_splits().unwrap();
+    let mut random = Random::new(6);
+    let (n_in, n_rows) = (2048, 70);
+    let of = [
+        (TensorType::Q4_K, 1540),
+        (TensorType::Q6_K, 1300),
+        (TensorType::Q4_K, 2100),
+    ];
+    let room = ProductRoom {
+        has_halves: false,
+        ..ProductRoom::ALL
+    };
+    let splits = |(ty, n_out)| ManyRows::of(ty, &[n_out], n_in, n_rows, room);
+    let cuts = of.map(splits);
+    assert!(
+        cuts.iter().all(|cut| matches!(cut, ManyRows::Splits(_))),
+        "{cuts:?}"
+    );
+    let matrices = matrices(&device, &mut random, &of, n_in);
+    let x = device.upload("x", &random.values(n_rows * n_in)).unwrap();
+    let mut quantized = QuantizedRows::new(&device, n_rows, n_in).unwrap();
+    ops.quantize(n_rows, n_in, x.view(), quantized.view_mut())
+        .unwrap();
+    let input = LinearInput {
+        n_rows,
+        floats: x.view(),
+        quantized: Some(quantized.view()),
+    };
+    let mut outputs: Vec<Buffer<f32>> = (matrices.iter())
+        .map(|matrix| device.alloc("y", n_rows * matrix.n_out()).unwrap())
+        .collect();
+    let mut multiply = |is_batch_invariant: bool, order: &[usize]| -> Vec<Vec<f32>> {
+        ops.set_batch_invariance(is_batch_invariant);
+        // Nothing waits between the launches.
+        for &index in order {
+            let product = Product {
+                matrix: &matrices[index],
+                bias: None,
+                output: outputs[index].view_mut(),
+            };
+            ops.linear(&input, &mut [product]).unwrap();
+        }
+        let download = |output: &Buffer<f32>| device.download(output.view()).unwrap();
+        outputs.iter().map(download).collect()
+    };
+    let found = multiply(false, &[0, 1, 2, 0, 2, 1]);
+    let expected = multiply(true, &[0, 1, 2]);
+    for (found, expected) in found.iter().zip(&expected) {
+        let worst = (found.iter().zip(expected)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+        assert!(worst < 3e-4, "{worst}");
+    }
+    let again = multiply(false, &[2, 1, 0]);
+    assert!(found == again, "what a launch left changes the next");
+}
+
+#[test]
+fn batch_invariant_products_take_no_memory_for_parts() {
+    let device = Simulator::new(&SimOptions::default()).device();
+    let mut ops = Ops::load(&device).unwrap();
+    let free = || device.free_bytes().unwrap();
+    assert!(ops.split_bytes() > 8 << 20);
+    ops.set_batch_invariance(true);
+    assert_eq!(ops.split_bytes(), 0);
+    let before = free();
+    ops.allow_splits().unwrap();
+    assert_eq!(free(), before);
+    ops.set_batch_invariance(false);
+    ops.allow_splits().unwrap();
+    assert!(free() < before);
 }

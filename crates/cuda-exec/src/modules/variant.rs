@@ -88,7 +88,13 @@ mod tests {
         check("rope_kv", &["rope_kv_f16", "rope_kv_f32"]);
         check(
             "attention_decode",
-            &["attention_f16_d64", "attention_f16_d128", "attention_f32_g4"],
+            &[
+                "attention_f16_d64",
+                "attention_f16_d128",
+                "attention_f32_g4",
+                "turn_attention_f16_d64",
+                "turn_attention_f16_d128",
+            ],
         );
         check("argmax", &["argmax_partial", "argmax_combine"]);
         check(
