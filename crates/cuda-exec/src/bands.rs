@@ -27,10 +27,6 @@ const MULTIPROCESSORS: usize = 132;
 const MAX_SPLIT_BLOCKS: usize = 2 * MULTIPROCESSORS;
 /// The same at least; with fewer, low bands are faster.
 const MIN_SPLIT_BLOCKS: usize = 96;
-/// How long a launch takes with two thread blocks on a multiprocessor, by the timing model: quarters of what it takes with one.
-const QUARTERS_OF_TWO: usize = 7;
-/// The same of those in f16.
-const QUARTERS_OF_TWO_IN_F16: usize = 6;
 /// What a thread block may ask for on compute capability 8.6 and 8.9.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
@@ -159,18 +155,15 @@ impl ManyRows {
             return Self::Strips;
         }
         let n_bands: usize = n_outs.iter().map(|n_out| n_out.div_ceil(128)).sum();
-        let splits = |quarters: usize| {
-            let n_blocks = n_bands * n_rows.div_ceil(64);
-            n_splits(n_blocks, n_in / 256, room.max_splits, quarters)
-        };
+        let splits = n_splits(n_bands * n_rows.div_ceil(64), n_in / 256, room.max_splits);
         if room.has_halves && n_rows >= HalfBands::MIN_ROWS && HalfBands::of(ty).is_some() {
-            match splits(QUARTERS_OF_TWO_IN_F16) {
+            match splits {
                 1 if height == BandHeight::Low => {}
                 n => return Self::Halves(n),
             }
         }
         let can_split = n_rows > UNSPLIT_ROWS && Bands::of(ty).is_some_and(Bands::has_gated);
-        match splits(QUARTERS_OF_TWO) {
+        match splits {
             n if n > 1 && can_split => Self::Splits(n),
             _ => Self::Bands(height),
         }
@@ -182,15 +175,11 @@ pub(crate) fn supers_of_each(n_supers: usize, n_splits: usize) -> usize {
     n_supers.div_ceil(n_splits).next_multiple_of(2)
 }
 
-/// Thread blocks that share a band where there are `n_blocks` without sharing, at most `most`: as many as make the launch shortest. Two on a multiprocessor
-/// take `of_two` quarters of what one does.
-fn n_splits(n_blocks: usize, n_supers: usize, most: usize, of_two: usize) -> usize {
+/// Thread blocks that share a band where there are `n_blocks` without sharing, at most `most`: as many as make the launch shortest. By the timing model two
+/// on a multiprocessor take 1.75 times as long as one.
+fn n_splits(n_blocks: usize, n_supers: usize, most: usize) -> usize {
     let quarters = |n: usize| {
-        let rounds = if n * n_blocks <= MULTIPROCESSORS {
-            4
-        } else {
-            of_two
-        };
+        let rounds = if n * n_blocks <= MULTIPROCESSORS { 4 } else { 7 };
         rounds * supers_of_each(n_supers, n)
     };
     // None of them may be without superblocks.
@@ -337,7 +326,7 @@ mod tests {
             assert_eq!(found, expected, "{ty:?} {n_out} of {n_in} by {n_rows}");
         };
         check(TensorType::Q4_K, 4096, 4096, 64, ManyRows::Halves(8));
-        check(TensorType::Q6_K, 4096, 14_336, 64, ManyRows::Halves(7));
+        check(TensorType::Q6_K, 4096, 14_336, 64, ManyRows::Halves(4));
         check(TensorType::Q4_K, 5120, 4096, 64, ManyRows::Halves(3));
         check(TensorType::Q6_K, 128_256, 4096, 33, ManyRows::Halves(1));
         check(TensorType::Q5_K, 4096, 4096, 512, ManyRows::Halves(1));
@@ -365,18 +354,16 @@ mod tests {
         for (n_blocks, n_supers) in
             (1..300).flat_map(|n_blocks| (1..80).map(move |n_supers| (n_blocks, n_supers)))
         {
-            for of_two in [QUARTERS_OF_TWO, QUARTERS_OF_TWO_IN_F16] {
-                let n = n_splits(n_blocks, n_supers, ManyRows::MAX_SPLITS, of_two);
-                assert!(
-                    n == 1 || n * n_blocks <= MAX_SPLIT_BLOCKS,
-                    "{n_blocks} of {n_supers}"
-                );
-                let each = supers_of_each(n_supers, n);
-                assert!(
-                    (n - 1) * each < n_supers && n * each >= n_supers,
-                    "{n_blocks} of {n_supers}"
-                );
-            }
+            let n = n_splits(n_blocks, n_supers, ManyRows::MAX_SPLITS);
+            assert!(
+                n == 1 || n * n_blocks <= MAX_SPLIT_BLOCKS,
+                "{n_blocks} of {n_supers}"
+            );
+            let each = supers_of_each(n_supers, n);
+            assert!(
+                (n - 1) * each < n_supers && n * each >= n_supers,
+                "{n_blocks} of {n_supers}"
+            );
         }
     }
 

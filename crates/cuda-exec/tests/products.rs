@@ -248,13 +248,15 @@ fn products_by_many_rows_are_in_f16_where_there_is_memory_for_their_rows() {
         (device.download(output.view()).unwrap(), n_launches)
     };
     for (matrix, launch) in matrices.iter().zip(launches) {
-        let ((found, n_launches), (expected, n_invariant)) =
-            (multiply(&mut ops, matrix, false), multiply(&mut ops, matrix, true));
+        let ((found, n_launches), (expected, n_invariant)) = (
+            multiply(&mut ops, matrix, false),
+            multiply(&mut ops, matrix, true),
+        );
         let is_halved = matches!(launch, ManyRows::Halves(_));
         assert_eq!(n_launches, if is_halved { 2 } else { 1 }, "{launch:?}");
         let worst = (found.iter().zip(&expected)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
-        // Sums of 2,048 products of numbers around 1, of which f16 keeps 11 bits.
-        assert!(worst < 2e-2, "{launch:?}: {worst}");
+        // Sums of up to 2,048 products whose magnitudes add up to some 500, of which rounding to 11 bits leaves 1e-4 away.
+        assert!(worst < 5e-2, "{launch:?}: {worst}");
         assert_eq!(n_invariant, 1, "{launch:?}");
     }
     ops.allow_halves(64, 2048).unwrap();
