@@ -53,11 +53,11 @@ impl Layout {
         row * self.row_bytes + place * 16 + k % 8 * 2
     }
 
-    fn image(self, values: &[i32]) -> Vec<u8> {
+    fn image(self, values: &[i32], bits: fn(i32) -> u16) -> Vec<u8> {
         let mut bytes = vec![0; values.len() * 2];
         for (index, &value) in values.iter().enumerate() {
             let at = self.offset(index / self.k(), index % self.k());
-            bytes[at..at + 2].copy_from_slice(&f16(value).to_le_bytes());
+            bytes[at..at + 2].copy_from_slice(&bits(value).to_le_bytes());
         }
         bytes
     }
@@ -80,6 +80,10 @@ fn f16(value: i32) -> u16 {
     let exponent = value.unsigned_abs().ilog2();
     let fraction = (value.unsigned_abs() << (10 - exponent)) & 0x3ff;
     (u16::from(value < 0) << 15) | ((exponent + 15) << 10 | fraction) as u16
+}
+
+fn bf16(value: i32) -> u16 {
+    ((value as f32).to_bits() >> 16) as u16
 }
 
 fn whole(values: &mut Values, n: usize) -> Vec<i32> {
@@ -181,16 +185,27 @@ fn kernel(layout: Layout, n: usize, in_registers: bool, parts: Parts<'_>) -> Str
 
 /// Runs the kernel; gives what it found and whether the product is right.
 fn multiply(layout: Layout, n: usize, in_registers: bool, parts: Parts<'_>) -> (Vec<FindingKind>, bool) {
+    let ptx = kernel(layout, n, in_registers, parts);
+    multiply_by(&ptx, layout, n, f16, 1)
+}
+
+/// The same with a kernel's text, numbers of a type, and a factor of the product.
+fn multiply_by(
+    ptx: &str,
+    layout: Layout,
+    n: usize,
+    bits: fn(i32) -> u16,
+    factor: i32,
+) -> (Vec<FindingKind>, bool) {
     let mut values = Values(7);
     let k = layout.k();
     let (a, b) = (whole(&mut values, ROWS * k), whole(&mut values, n * k));
-    let mut images = layout.image(&a);
-    images.extend(layout.image(&b));
+    let mut images = layout.image(&a, bits);
+    images.extend(layout.image(&b, bits));
     images.resize(images.len().next_multiple_of(2048), 0);
-    let rows = a.iter().flat_map(|&value| f16(value).to_le_bytes()).collect();
+    let rows = a.iter().flat_map(|&value| bits(value).to_le_bytes()).collect();
     let mut buffers = [images, rows, vec![0; ROWS * n * 4]];
-    let ptx = kernel(layout, n, in_registers, parts);
-    let report = run_module(&ptx, &LaunchConfig::new([1, 1, 1], [128, 1, 1]), &mut buffers);
+    let report = run_module(ptx, &LaunchConfig::new([1, 1, 1], [128, 1, 1]), &mut buffers);
     let (words, _) = buffers[2].as_chunks::<4>();
     let is_right = (0..ROWS * n).all(|index| {
         let (row, column) = (index / n, index % n);
@@ -198,7 +213,7 @@ fn multiply(layout: Layout, n: usize, in_registers: bool, parts: Parts<'_>) -> (
         // Of eight columns a thread has two, in rows 8 apart.
         let register = column / 8 * 4 + row / 8 % 2 * 2 + column % 2;
         let thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
-        f32::from_le_bytes(words[register * 128 + thread]) == expected as f32
+        f32::from_le_bytes(words[register * 128 + thread]) == (factor * expected) as f32
     });
     (
         report.findings.into_iter().map(|finding| finding.kind).collect(),
@@ -218,6 +233,43 @@ fn warpgroups_multiply_what_lies_in_shared_memory() {
                 layout.swizzle
             );
         }
+    }
+}
+
+#[test]
+fn bf16_and_factors_of_minus_one() {
+    for in_registers in [false, true] {
+        let ptx = kernel(LAYOUTS[1], 16, in_registers, PARTS);
+        let bf16_ptx = ptx.replace(".f32.f16.f16", ".f32.bf16.bf16");
+        assert_eq!(multiply_by(&bf16_ptx, LAYOUTS[1], 16, bf16, 1), (vec![], true));
+        for (factors, factor) in [("-1, 1", -1), ("1, -1", -1), ("-1, -1", 1)] {
+            let ptx = ptx.replace("%p, 1, 1,", &format!("%p, {factors},"));
+            assert_eq!(
+                multiply_by(&ptx, LAYOUTS[1], 16, f16, factor),
+                (vec![], true),
+                "{factors}"
+            );
+        }
+        let ptx = ptx.replace("%p, 1, 1,", "%p, 2, 1,");
+        let error = Module::load(&ptx, &mut DeviceMemory::new()).unwrap_err();
+        assert!(error.to_string().contains("factors of 1 or -1"), "{error}");
+    }
+}
+
+#[test]
+fn registers_move_between_warps_in_eights() {
+    let load = |n: u32| {
+        let after_fill = format!("{} setmaxnreg.inc.sync.aligned.u32 {n};", PARTS.after_fill);
+        let parts = Parts {
+            after_fill: &after_fill,
+            ..PARTS
+        };
+        Module::load(&kernel(LAYOUTS[1], 16, true, parts), &mut DeviceMemory::new())
+    };
+    assert!(load(240).is_ok());
+    for n in [16, 244, 264] {
+        let error = load(n).unwrap_err().to_string();
+        assert!(error.contains("24 to 256 registers, a multiple of 8"), "{error}");
     }
 }
 
