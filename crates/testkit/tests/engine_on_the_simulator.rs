@@ -228,6 +228,48 @@ fn guesses_change_no_token_and_come_out() {
 }
 
 #[test]
+fn a_draft_model_and_a_layer_guess_on_the_device_of_their_model() {
+    let prompts = prompts(2, 6);
+    let params = greedy(12, Vec::new());
+    let expected = alone(&engine(2, true), &prompts, &params);
+    let layer = || {
+        let mut descriptor = tiny_llama();
+        descriptor.layers.truncate(1);
+        descriptor.reads_hidden = true;
+        TinyModel::random(descriptor, TensorType::F16, 12)
+    };
+    for (speculation, guesser) in [
+        (Speculation::Draft { max_draft: 3 }, model()),
+        (Speculation::Mtp { max_draft: 2 }, layer()),
+    ] {
+        let device = Simulator::new(&SimOptions::default()).device();
+        let on_device = |model: &TinyModel| {
+            let backend = CudaBackend::new(device.clone()).expect("the simulator loads the kernels");
+            build(&model.descriptor, model, backend, &options(), &mut |_| {}).unwrap()
+        };
+        let config = EngineConfig {
+            speculation,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::start_with_draft(on_device(&model()), on_device(&guesser), config);
+        let together = engine.batch_generate(&prompts, &params).unwrap();
+        for (found, alone) in together.into_iter().zip(&expected) {
+            assert!(!parts_at_a_tie(&found.unwrap(), alone), "the seed has no tie");
+        }
+        let stats = engine.stats();
+        assert!(!stats.has_draft_failed && stats.failed_steps == 0, "{stats:?}");
+        let drafts = stats.scheduler.model_drafts;
+        assert!(drafts.draft_tokens > 0, "{speculation:?}: {drafts:?}");
+        if let Speculation::Draft { .. } = speculation {
+            assert!(
+                drafts.accepted_tokens * 10 >= drafts.draft_tokens * 9,
+                "{drafts:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn replayed_steps_equal_eager_steps_to_the_bit() {
     let prompts = prompts(5, 7);
     let params = greedy(5, Vec::new());

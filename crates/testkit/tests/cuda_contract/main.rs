@@ -4,6 +4,7 @@
 mod capture;
 mod early;
 mod failures;
+mod guessers;
 mod pages;
 mod scene;
 mod states;
