@@ -73,7 +73,7 @@ struct HalfBand {
         : w(job.w), up(job.up), x(x), n_in(n_in), n_out(job.n_out), first(job.first) {
     }
 
-    // The place of a thread. Where groups have two scales, registers are too few for what the compiler would keep of it over the loop.
+    // The place of a thread, for what is done once a step. Where groups have two scales, registers are too few for what the compiler would keep of it.
     static __device__ __forceinline__ uint32_t thread_again() { return HAS_HALVES ? asked_again(threadIdx.x) : threadIdx.x; }
     __device__ __forceinline__ int n_supers() const { return n_in / 256; }
     // Where planes of a matrix begin. Computed again each time, since there are not enough registers to keep it.
@@ -215,13 +215,13 @@ struct HalfBand {
         uint32_t even[2][4], odd[2][4];
     };
     static __device__ __forceinline__ void load_group(uint32_t (&q)[4], uint32_t stage, int group) {
-        const uint32_t thread = thread_again();
+        const uint32_t thread = threadIdx.x;
         const int lane = thread % WARP, warp = thread / WARP;
         load_words<0>(q, stage + (2 * warp + lane / 16) * STRIP_BYTES + group * 256 + ((lane / 8 % 2 * 8 + lane % 8) ^ 2 * group) * 16);
     }
     // Unpacks what a lane has of a row: row 8 r of strip s. `scales` are those of the groups of a step, in pairs.
     static __device__ __forceinline__ void unpack_row(Fragments& to, uint32_t word, const uint8_t* stage, const uint32_t (&scales)[2], int group, int s, int r) {
-        const uint32_t thread = thread_again();
+        const uint32_t thread = threadIdx.x;
         const int lane = thread % WARP, warp = thread / WARP, g = lane / 4, t = lane % 4;
         uint32_t scale[2], even[2], odd[2];
         if constexpr (HAS_HALVES) {
@@ -242,7 +242,7 @@ struct HalfBand {
     // Loads fragments of two tiles of x of a group.
     template <int TWO>
     static __device__ __forceinline__ void load_tiles(uint32_t (&b)[2][4], uint32_t x, int group) {
-        const int lane = thread_again() % WARP;
+        const int lane = threadIdx.x % WARP;
         const uint32_t at = x + (4 * group * COLUMNS + lane / 8 * COLUMNS + (lane % 8 ^ lane / 8 ^ group % 2 * 4)) * 16;
         load_words<256 * TWO>(b[0], at);
         load_words<256 * TWO + 128>(b[1], at);
@@ -277,7 +277,7 @@ struct HalfBand {
     };
     // Where the scales of a lane's first row begin for a step.
     static __device__ __forceinline__ const uint8_t* factors_of(int super, int step) {
-        const uint32_t thread = thread_again();
+        const uint32_t thread = threadIdx.x;
         const int lane = thread % WARP, warp = thread / WARP;
         return strip_room + FACTORS + super % 2 * FACTORS_BYTES + (2 * warp * STRIP + lane / 4) * SCALES_ROW +
                (HAS_HALVES ? (step ^ lane / 16) * 16 : step * 8);
@@ -339,7 +339,7 @@ struct HalfBand {
         uint32_t minima[2][4];
     };
     __device__ __forceinline__ void load_scales(Scales& to, int super) const {
-        const uint32_t thread = thread_again();
+        const uint32_t thread = threadIdx.x;
         const int lane = thread % WARP, warp = thread / WARP, g = lane / 4, t = lane % 4;
         const uint8_t* tails_of = strip_room + TAILS + super / 2 % N_TAILS * TAILS_BYTES + 2 * warp * TAIL_BYTES;
         const int first = 2 * warp * STRIP + g;
@@ -362,7 +362,7 @@ struct HalfBand {
     // Adds the sums of two tiles of superblock `super`, by their scales and powers of two and less minima.
     template <int TWO>
     __device__ __forceinline__ void add(Index<TWO>, const float (&part)[2][TILES][4], int super, const Scales& scales, float (&acc)[2][TILES][4]) const {
-        const int lane = thread_again() % WARP, g = lane / 4, t = lane % 4;
+        const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
         const uint8_t* records = strip_room + RECORDS + super % N_RECORDS * RECORDS_BYTES;
 #pragma unroll
         for (int n = 2 * TWO; n < 2 * TWO + 2; n++) {

@@ -235,13 +235,17 @@ fn products_in_f16_read_weights_once() {
     }
 }
 
-/// A gate and up of a type in f16: y, and what its quantized rows stand for.
-fn gated(
-    ty: TensorType,
-    rows: &[f32],
-    n_out: usize,
-    n_in: usize,
-) -> (Vec<f32>, Vec<f64>, Vec<[(f64, f64); 2]>) {
+/// What a gate and up gave, and what is right.
+struct GatedProducts {
+    y: Vec<f32>,
+    /// What the quantized rows stand for.
+    quantized: Vec<f64>,
+    /// Sums of gate and of up, with their magnitudes.
+    sums: Vec<[(f64, f64); 2]>,
+}
+
+/// A gate and up of a type in f16.
+fn gated(ty: TensorType, rows: &[f32], n_out: usize, n_in: usize) -> GatedProducts {
     let n_rows = rows.len() / n_in;
     let mut random = Random::new(9);
     let mut sim = Sim::new();
@@ -270,15 +274,17 @@ fn gated(
         &planes.into_iter().fold(arguments, Arguments::ptr),
     );
     assert_eq!(counters.bank_conflicts(), 0, "{ty:?}");
-    let expected = (0..n_rows * n_out).map(|index| {
+    let sums = (0..n_rows * n_out).map(|index| {
         let mut sums =
             [0, 1].map(|which: usize| dot(&matrices[which].1, &exact, n_in, index % n_out, index / n_out));
         sums[0].0 += f64::from(bias_values[index % n_out]);
         sums
     });
-    let expected = expected.collect();
-    let found = sim.read_f32s(y, n_rows * n_out);
-    (found, sim.dequantized(&output, n_rows, n_out), expected)
+    GatedProducts {
+        y: sim.read_f32s(y, n_rows * n_out),
+        quantized: sim.dequantized(&output, n_rows, n_out),
+        sums: sums.collect(),
+    }
 }
 
 #[test]
@@ -287,19 +293,19 @@ fn a_gate_and_up_in_f16_match_a_plain_loop_and_are_quantized() {
     for ty in TYPES {
         let rows = exact_rows(&mut Random::new(10), n_rows * n_in);
         let rows: Vec<f32> = rows.iter().map(|x| x / 500.0).collect();
-        let (found, quantized, expected) = gated(ty, &rows, n_out, n_in);
-        let expected: Vec<(f64, f64)> = (expected.iter())
+        let products = gated(ty, &rows, n_out, n_in);
+        let expected: Vec<(f64, f64)> = (products.sums.iter())
             .map(|[(gate, gate_magnitude), (up, up_magnitude)]| {
                 let value = gate / (1.0 + (-gate).exp()) * up;
                 // No slope of SiLU is above 1.1.
                 (value, 1.1 * gate_magnitude * up.abs() + up_magnitude * gate.abs())
             })
             .collect();
-        assert_close(&found, &expected, ROUNDED, &format!("{ty:?}"));
-        for (group, values) in found.chunks(32).enumerate() {
+        assert_close(&products.y, &expected, ROUNDED, &format!("{ty:?}"));
+        for (group, values) in products.y.chunks(32).enumerate() {
             let peak = values.iter().fold(0f32, |peak, x| peak.max(x.abs()));
             for (i, value) in values.iter().enumerate() {
-                let error = (f64::from(*value) - quantized[group * 32 + i]).abs();
+                let error = (f64::from(*value) - products.quantized[group * 32 + i]).abs();
                 assert!(error <= f64::from(peak) / 127.0 * 0.501, "{ty:?} {group} {i}");
             }
         }
@@ -313,10 +319,10 @@ fn bits_of_a_row_in_f16_do_not_depend_on_how_many_rows_there_are() {
     for ty in TYPES {
         let results = [33, 64, 130].map(|n_rows| {
             let products = multiply(ty, 1, &rows[..n_rows * n_in], [n_out, 0, 0], n_in, false);
-            let (values, quantized, _) = gated(ty, &rows[..n_rows * n_in], 32, n_in);
+            let GatedProducts { y, quantized, .. } = gated(ty, &rows[..n_rows * n_in], 32, n_in);
             (
                 products.found[0][..33 * n_out].to_vec(),
-                values[..33 * 32].to_vec(),
+                y[..33 * 32].to_vec(),
                 quantized[..33 * 32].to_vec(),
             )
         });
