@@ -273,7 +273,7 @@ fn launches_of_different_shapes_share_the_memory_for_their_parts() {
     let (n_in, n_rows) = (2048, 70);
     let of = [
         (TensorType::Q4_K, 1540),
-        (TensorType::Q6_K, 1300),
+        (TensorType::Q6_K, 2200),
         (TensorType::Q4_K, 2100),
     ];
     let room = ProductRoom {
