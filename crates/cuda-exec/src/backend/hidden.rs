@@ -5,6 +5,8 @@
 
 use tokenmill_backend::{BackendError, ExecutorLimits};
 
+use super::{CudaBackend, CudaBuffer, prepared};
+
 /// Hidden states of a step's tokens, and the pinned memory that they go through.
 pub(super) struct HiddenInputs {
     rows: crate::Buffer<f32>,
@@ -47,9 +49,19 @@ impl HiddenInputs {
         }
         Ok(())
     }
+}
 
-    /// The states of the first tokens.
-    pub(super) fn rows(&self, n_tokens: usize) -> Result<crate::View<'_, f32>, BackendError> {
-        Ok(self.rows.view().range(0..n_tokens * self.width)?)
+impl CudaBackend {
+    /// Copies the states of a step's first tokens to a buffer.
+    pub(super) fn copy_hidden(
+        &mut self,
+        n_tokens: usize,
+        output: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let hidden = prepared(&mut self.workspace).hidden.as_ref();
+        let hidden = hidden.expect("a network that reads hidden states was prepared for");
+        let rows = hidden.rows.view().range(0..n_tokens * hidden.width)?;
+        let target = output.write().range(0..rows.len())?;
+        Ok(self.device.copy(crate::Stream::Compute, rows, &target)?)
     }
 }

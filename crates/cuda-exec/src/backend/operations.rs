@@ -165,12 +165,7 @@ impl Backend for CudaBackend {
         _: usize,
         output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        let hidden = prepared(&mut self.workspace).hidden.as_ref();
-        let rows = hidden
-            .expect("a network that reads hidden states was prepared for")
-            .rows(n_tokens)?;
-        let target = output.write().range(0..rows.len())?;
-        Ok(self.device.copy(crate::Stream::Compute, rows, &target)?)
+        self.copy_hidden(n_tokens, output)
     }
 
     fn add_row(
