@@ -136,7 +136,7 @@ fn steps_without_adapters_launch_what_they_did_before_any_came() {
         decode(executor, adapters);
         [
             device.n_launches() - n_launches,
-            (simulator.copy_counts().0 - n_copies) as u64,
+            simulator.copy_counts().0 - n_copies,
         ]
     };
     let before = launches(&mut executor, [None; 3]);
