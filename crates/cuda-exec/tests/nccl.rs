@@ -162,6 +162,21 @@ fn the_end_of_a_rank_does_not_wait_for_the_others() {
 }
 
 #[test]
+fn a_rank_that_ends_lets_its_device_free_memory_without_the_others() {
+    let (_simulators, devices) = simulators(2);
+    let mut ranks = NcclRank::join(&Simulator::nccl(), &devices, &HostGroup::new(2)).unwrap();
+    let mut values = devices[0].upload("values", &[1.0f32]).unwrap();
+    ranks[0].all_reduce(&values.view_mut()).unwrap();
+    ranks[0].end();
+    let began = Instant::now();
+    drop(values);
+    assert!(
+        began.elapsed() < Duration::from_secs(10),
+        "freeing waits for the device"
+    );
+}
+
+#[test]
 fn gpus_that_nccl_does_not_join_are_refused() {
     // The same GPU twice.
     let (simulators, _devices) = simulators(1);

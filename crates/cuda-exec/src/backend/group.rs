@@ -78,3 +78,12 @@ impl CudaBackend {
         Ok(())
     }
 }
+
+impl Drop for CudaBackend {
+    /// Ends what waits for other ranks, before memory is freed that it uses: freeing waits for the device.
+    fn drop(&mut self) {
+        if let Some(GroupEnd::Nccl(rank)) = &self.group_end {
+            rank.end();
+        }
+    }
+}

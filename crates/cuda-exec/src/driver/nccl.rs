@@ -269,6 +269,14 @@ impl NcclRank {
         Arc::ptr_eq(&self.driver, device.driver())
     }
 
+    /// Begins to end the rank's communicator: what waits on the device for other ranks ends. Memory and graphs of the device can be given up
+    /// then without waiting for ranks that do not come.
+    pub fn end(&self) {
+        let mut state = self.communicator.lock();
+        self.communicator
+            .abort(&mut state, "its group has ended".to_owned());
+    }
+
     /// Queues, on the compute stream, that values are replaced by their sum over the ranks. All ranks have the same bits then. In which order
     /// is added is NCCL's, and may depend on the number of ranks, of values, and on the links between the devices.
     ///
@@ -282,7 +290,7 @@ impl NcclRank {
                 reason: format!("the communicator was aborted: {failure}"),
             });
         }
-        if values.len() == 0 {
+        if values.is_empty() {
             return Ok(());
         }
         let at = pointer(values.address());
@@ -385,13 +393,10 @@ impl Watch for Communicator {
 impl Drop for NcclRank {
     /// Ends the rank's communicator, whose graphs are gone, without waiting for the other ranks.
     fn drop(&mut self) {
-        let mut state = self.communicator.lock();
-        self.communicator
-            .abort(&mut state, "its group has ended".to_owned());
-        let Some(end) = state.end.take() else {
+        self.end();
+        let Some(end) = self.communicator.lock().end.take() else {
             return;
         };
-        drop(state);
         let began = Instant::now();
         while !end.is_finished() && began.elapsed() < ABORT_TAKES {
             thread::sleep(Duration::from_millis(1));
