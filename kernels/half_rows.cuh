@@ -29,4 +29,3 @@ DEVICE uint32_t halves_of(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
-
