@@ -8,9 +8,8 @@ use tokenmill_model::{LoadProgress, Model, ModelOptions};
 use tokenmill_placed::{DeviceLayers, PlacementRequest};
 
 use crate::{
-    Compute, Device, Error,
-    beside::Beside,
-    gpu,
+    Compute, Device, Error, gpu,
+    guesser::Guesser,
     load_manner::load_with,
     loaded::{Loaded, LoadedDevice},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
@@ -29,7 +28,7 @@ pub fn load(
     compute: &Compute,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
-    load_with_guesser(model, options, compute, Beside::Nothing, on_progress)
+    load_with_guesser(model, options, compute, Guesser::Nothing, on_progress)
 }
 
 /// As [`load`], with what guesses tokens next to the model: the CPU computes both, or one GPU does. A draft model on the CPU is loaded by
@@ -41,19 +40,19 @@ pub(crate) fn load_with_guesser(
     model: &Model,
     options: &ModelOptions,
     compute: &Compute,
-    beside: Beside<'_>,
+    guesser: Guesser<'_>,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     match compute.device {
         Device::Cpu if compute.n_gpus > 1 => Err(Error::GroupNotWhole),
-        Device::Auto if compute.n_gpus > 1 => load_on_gpu(model, 0, options, compute, beside, on_progress),
-        Device::Cpu => load_on_cpu(model, options, compute, (beside, None), on_progress),
-        Device::Cuda { ordinal } => load_on_gpu(model, ordinal, options, compute, beside, on_progress),
+        Device::Auto if compute.n_gpus > 1 => load_on_gpu(model, 0, options, compute, guesser, on_progress),
+        Device::Cpu => load_on_cpu(model, options, compute, (guesser, None), on_progress),
+        Device::Cuda { ordinal } => load_on_gpu(model, ordinal, options, compute, guesser, on_progress),
         Device::Auto => {
-            let loaded = match load_on_gpu(model, 0, options, compute, beside, on_progress) {
+            let loaded = match load_on_gpu(model, 0, options, compute, guesser, on_progress) {
                 // What does not fit as a whole is split, and a network that is split has no adapters.
                 Err(Error::Gpu(BackendError::DoesNotFit { .. }))
-                    if compute.placement.is_whole() && !beside.is_asked_for() && options.adapter_bytes == 0 =>
+                    if compute.placement.is_whole() && !guesser.is_asked_for() && options.adapter_bytes == 0 =>
                 {
                     let compute = Compute {
                         placement: PlacementRequest {
@@ -73,7 +72,7 @@ pub(crate) fn load_with_guesser(
                     | Error::SplitTooLarge { .. }
                     | Error::NoRoomToGuess { .. }
                     | Error::Draft { .. }),
-                ) => load_on_cpu(model, options, compute, (beside, Some(reason)), on_progress),
+                ) => load_on_cpu(model, options, compute, (guesser, Some(reason)), on_progress),
                 // The file is at fault, and would be on any device.
                 Err(error) => Err(error),
             }
@@ -86,7 +85,7 @@ fn load_on_gpu(
     ordinal: usize,
     options: &ModelOptions,
     compute: &Compute,
-    beside: Beside<'_>,
+    guesser: Guesser<'_>,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     if compute.n_gpus > 1 {
@@ -98,7 +97,7 @@ fn load_on_gpu(
         }
         gpu::load_group(model, ordinal, options, compute, on_progress)
     } else if compute.placement.is_whole() {
-        gpu::load(model, ordinal, options, compute, beside, on_progress)
+        gpu::load(model, ordinal, options, compute, guesser, on_progress)
     } else {
         gpu::load_split(model, ordinal, options, compute, on_progress)
     }
@@ -108,20 +107,20 @@ fn load_on_cpu(
     model: &Model,
     options: &ModelOptions,
     compute: &Compute,
-    (beside, passed_over): (Beside<'_>, Option<Error>),
+    (guesser, passed_over): (Guesser<'_>, Option<Error>),
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     let backend = compute.cpu_backend()?;
     let plan = model.plan(&backend, options)?;
     check_memory(&plan, machine_bytes())?;
     check_available(&plan, available_bytes())?;
-    let mtp = match beside {
-        Beside::Nothing => None,
-        Beside::Draft(draft) => {
+    let mtp = match guesser {
+        Guesser::Nothing => None,
+        Guesser::Draft(draft) => {
             draft.check_room(options, compute, &plan)?;
             None
         }
-        Beside::Layer { mtp, is_asked_for } => match mtp.check(options, compute, &plan) {
+        Guesser::Layer { mtp, is_asked_for } => match mtp.check(options, compute, &plan) {
             Ok(()) => Some(mtp),
             Err(error) if is_asked_for => return Err(error),
             Err(_) => None,

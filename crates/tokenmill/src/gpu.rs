@@ -36,9 +36,8 @@ mod with_cuda {
     use tokenmill_placed::{BatchThreshold, DeviceLayers, Placed, PlacementRequest};
 
     use crate::{
-        Compute, Error, GpuOptions, Loaded, LoadedDevice, SplitPlan,
-        beside::Beside,
-        calibration,
+        Compute, Error, GpuOptions, Loaded, LoadedDevice, SplitPlan, calibration,
+        guesser::Guesser,
         machine_memory::{available_bytes, check_host_part, machine_bytes},
     };
 
@@ -85,11 +84,11 @@ mod with_cuda {
         ordinal: usize,
         options: &ModelOptions,
         compute: &Compute,
-        beside: Beside<'_>,
+        guesser: Guesser<'_>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
         let backend = open(ordinal, compute)?;
-        load_whole(model, (ordinal, backend), options, compute, beside, on_progress)
+        load_whole(model, (ordinal, backend), options, compute, guesser, on_progress)
     }
 
     /// Loads all of the network on an opened GPU, and what guesses tokens next to it.
@@ -98,16 +97,16 @@ mod with_cuda {
         (ordinal, backend): (usize, CudaBackend),
         options: &ModelOptions,
         compute: &Compute,
-        beside: Beside<'_>,
+        guesser: Guesser<'_>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
         let device = backend.device().clone();
         let name = device.info().name.clone();
         let plan = model.plan(&backend, options)?;
         let room_bytes = backend.room_bytes().map_err(|error| Error::Gpu(error.into()))?;
-        let beside = beside.fitting(&backend, options, &plan, room_bytes)?;
+        let guesser = guesser.fitting(&backend, options, &plan, room_bytes)?;
         let executor = (model.load_on(backend, options, on_progress)).map_err(device_error)?;
-        let guesser = beside.load_on(|| backend_of(device, compute), options, &executor, on_progress)?;
+        let guesser = guesser.load_on(|| backend_of(device, compute), options, &executor, on_progress)?;
         let (_, kernels_took) = executor.backend().device().module_loads();
         Ok(Loaded {
             executor: Box::new(executor),
@@ -246,7 +245,7 @@ mod with_cuda {
                 (ordinal, device),
                 options,
                 compute,
-                Beside::Nothing,
+                Guesser::Nothing,
                 on_progress,
             );
         }
@@ -307,7 +306,7 @@ mod without_cuda {
     use tokenmill_backend::BackendError;
     use tokenmill_model::{LoadProgress, Model, ModelOptions};
 
-    use crate::{Compute, Error, Loaded, beside::Beside};
+    use crate::{Compute, Error, Loaded, guesser::Guesser};
 
     /// What to do about it: who has an archive has no sources.
     const INSTEAD: &str = if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
@@ -326,7 +325,7 @@ mod without_cuda {
         _: usize,
         _: &ModelOptions,
         _: &Compute,
-        _: Beside<'_>,
+        _: Guesser<'_>,
         _: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
         Err(CudaLeftOut.into())

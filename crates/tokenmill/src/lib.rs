@@ -79,7 +79,6 @@ mod adapters;
 mod all_reduce;
 mod answer;
 mod batch;
-mod beside;
 #[cfg(feature = "cuda")]
 mod calibration;
 mod checksum;
@@ -97,6 +96,7 @@ mod facts;
 mod format_text;
 mod forward_passes;
 mod gpu;
+mod guesser;
 #[cfg(feature = "hub")]
 pub mod hub;
 mod images;

@@ -18,9 +18,9 @@ use crate::{
     AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
     ModelSource, ModelWords, PrefixFolder, Projector,
     adapters::Shelf,
-    beside::Beside,
     device,
     draft::Draft,
+    guesser::Guesser,
     machine_memory::bytes_of,
     prefix_folder::ModelStore,
     quantized,
@@ -262,18 +262,18 @@ impl LoadOptions {
         self.check_context_shift(network, &options)?;
         let file = self.mtp_file(source, network, Some(words.tokenizer()))?;
         let mtp = self.mtp_of(network, file.as_ref())?;
-        let beside = match (&draft, &mtp) {
+        let guesser = match (&draft, &mtp) {
             (Some(draft), _) => {
                 Draft::check_choice(&self.compute)?;
-                Beside::Draft(draft)
+                Guesser::Draft(draft)
             }
-            (None, Some(mtp)) => Beside::Layer {
+            (None, Some(mtp)) => Guesser::Layer {
                 mtp,
                 is_asked_for: self.asks_for_mtp(network),
             },
-            (None, None) => Beside::Nothing,
+            (None, None) => Guesser::Nothing,
         };
-        let loaded = device::load_with_guesser(network, &options, &self.compute, beside, on_progress)?;
+        let loaded = device::load_with_guesser(network, &options, &self.compute, guesser, on_progress)?;
         let identity = (self.compute).work(|| identity(source, network, &options))?;
         let width = loaded.executor.input_row_width();
         let vision = self.vision(source, network, width, &mut words)?;

@@ -1,4 +1,4 @@
-//! [`Beside`]: what guesses tokens next to a model, where a GPU computes both.
+//! [`Guesser`]: what guesses tokens next to a model, where a GPU computes both.
 //!
 //! Separate from the load on a GPU, which knows neither file. Invariant: what was not asked for, and does not fit, keeps no model from being
 //! loaded.
@@ -10,7 +10,7 @@ use crate::{Error, draft::Draft, draft_facts::LoadedGuesser, mtp::Mtp};
 
 /// What guesses tokens next to a model.
 #[derive(Clone, Copy)]
-pub(crate) enum Beside<'a> {
+pub(crate) enum Guesser<'a> {
     /// Nothing that is loaded.
     Nothing,
     /// The model's own layer.
@@ -24,7 +24,7 @@ pub(crate) enum Beside<'a> {
     Draft(&'a Draft),
 }
 
-impl Beside<'_> {
+impl Guesser<'_> {
     /// Whether the model is not loaded without it.
     pub(crate) fn is_asked_for(self) -> bool {
         match self {
