@@ -93,7 +93,7 @@ impl GroupExecutor {
         agreed
     }
 
-    /// The answers, or the error of the rank that failed first. The group still says that it failed, for ranks that wait in vain.
+    /// The answers, or the error of the rank that failed first. The group still says that it failed, for ranks that wait for it.
     fn judge(&mut self, answers: Vec<Result<Answer, StepError>>) -> Result<Vec<Answer>, StepError> {
         if answers.iter().all(Result::is_ok) {
             return Ok(answers.into_iter().flatten().collect());
