@@ -48,31 +48,40 @@ impl CudaBackend {
         job: LinearAddNorm<'_, Self>,
         n_rows: usize,
     ) -> Result<(), BackendError> {
-        let matrix = &job.linear.matrix;
+        let LinearAddNorm {
+            linear,
+            input,
+            scale,
+            delta,
+            hidden,
+            norm,
+            normed,
+        } = job;
+        let matrix = &linear.matrix;
         let is_joined = n_rows == 1
             && self.group_end.is_none()
             && !self.adapters.change([job.linear])
             && self.ops.can_add(matrix)
-            && is_left(job.norm)
-            && job.normed.can_leave(job.norm.width);
+            && is_left(norm)
+            && normed.can_leave(norm.width);
         if !is_joined {
-            self.linear(job.linear, job.input, n_rows, job.delta)?;
-            self.all_reduce(n_rows, job.linear.n_out, job.delta)?;
-            return self.add_norm(job.scale, job.delta, job.norm, n_rows, job.hidden, job.normed);
+            self.linear(linear, input, n_rows, delta)?;
+            self.all_reduce(n_rows, linear.n_out, delta)?;
+            return self.add_norm(scale, delta, norm, n_rows, hidden, normed);
         }
-        let form = (job.input).read_quantized(&self.ops, [n_rows, job.linear.n_in])?;
-        let input = crate::LinearInput {
+        let form = input.read_quantized(&self.ops, [n_rows, linear.n_in])?;
+        let rows = crate::LinearInput {
             n_rows,
-            floats: job.input.read(),
+            floats: input.read(),
             quantized: Some(form.view()),
         };
         let product = crate::Product {
             matrix,
-            bias: job.linear.bias.as_ref().map(crate::Buffer::view),
-            output: job.hidden.write(),
+            bias: linear.bias.as_ref().map(crate::Buffer::view),
+            output: hidden.write(),
         };
-        self.ops.linear_add(job.scale, &input, product)?;
-        job.normed.leave_norm(job.hidden, job.norm);
+        self.ops.linear_add(scale, &rows, product)?;
+        normed.leave_norm(hidden, norm);
         Ok(())
     }
 

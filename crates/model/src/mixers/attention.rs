@@ -267,13 +267,11 @@ impl<B: Backend> AttentionMixer<B> {
             k: k_rows,
             v: v_rows,
         };
-        match attended {
-            Some(attended) => backend.rope_attention(job, &self.attention, shape, attended)?,
-            None => {
-                backend.rope_store_kv(job, n_tokens)?;
-                return Ok(false);
-            }
-        }
+        let Some(attended) = attended else {
+            backend.rope_store_kv(job, n_tokens)?;
+            return Ok(false);
+        };
+        backend.rope_attention(job, &self.attention, shape, attended)?;
         Ok(true)
     }
 
