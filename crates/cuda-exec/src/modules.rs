@@ -27,7 +27,7 @@ pub struct KernelModule {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 37] = [
+const PLAIN: [(&str, &str, &[&str]); 38] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
