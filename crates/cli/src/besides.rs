@@ -22,6 +22,6 @@ pub(crate) fn of_generating(
     Ok(Besides {
         // On a GPU a model takes no images.
         encoder: !matches!(device, Device::Cuda { .. }) && !vision.is_off() && !vision.names_file(),
-        nextn: matches!(device, Device::Cpu) && speculation.asks_own_layer(),
+        nextn: (matches!(device, Device::Cpu) || !load.is_divided()) && speculation.asks_own_layer(),
     })
 }

@@ -69,7 +69,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--mlock"],
-        "there is no such thing here yet; weights are read into memory while the model loads",
+        "there is no such thing here yet; with `--no-mmap` all weights are read into memory while the model loads",
     ),
     (
         &["--mmap"],

@@ -335,6 +335,14 @@ impl LoadArgs {
         }
     }
 
+    /// Whether several devices are asked to compute the model together.
+    pub(crate) fn is_divided(&self) -> bool {
+        let divides = |layers| layers != "all" && layers != "0";
+        self.parting_flag().is_some()
+            || self.tensor_parallel_size.is_some_and(|n_gpus| n_gpus > 1)
+            || self.gpu_layers.as_deref().is_some_and(divides)
+    }
+
     /// The context as it was given.
     pub(crate) fn n_ctx_given(&self) -> Option<usize> {
         self.ctx_size

@@ -257,7 +257,7 @@ unsafe fn dequantize_quant_row<T: QuantTile>(
                 ptr: tile.add(span_idx * T::span_bytes(SPAN_SUBS)),
                 n_subs: out.len() / SUB_COLS,
             };
-            dispatch(features, FillPanel::<T>::new(span, &mut panel));
+            dispatch(features, FillPanel::<T>::new(span, &raw mut panel));
         }
         for (run, out) in out.chunks_mut(run_cols).enumerate() {
             let scale = panel.scale[run][row];

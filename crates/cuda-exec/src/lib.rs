@@ -85,7 +85,12 @@ pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};
 pub use modules::Cubins;
 pub use ops::{
-    AdaptedProduct, AdapterTable, AdapterTiles, ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows, Change, ChangedRows, ColumnsView, DecodePlan, DeviceRoutes, ExpertRows, GatedProduct, LinearInput, MAX_SAMPLED_VOCAB, NO_TOKEN, NetRows, NewRows, NormedInput, Ops, PrefillTiles, Product, Q8Scale, QuantizedMut, QuantizedRows, QuantizedView, RopeTargets, RouteCounts, SampleInputs, SampleOutputs, SamplePlan, SampleRecord, SampleScratch, ScanRows, ScratchNeeds, StateRuns, StepPlaces, TokenIds, TokenRuns, Visible,
+    AdaptedProduct, AdapterTable, AdapterTiles, ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows,
+    Change, ChangedRows, ColumnsView, DecodePlan, DeviceRoutes, ExpertRows, GatedProduct, LinearInput,
+    MAX_SAMPLED_VOCAB, NO_TOKEN, NetRows, NewRows, NormedInput, Ops, PrefillTiles, Product, Q8Scale,
+    QuantizedMut, QuantizedRows, QuantizedView, RopeTargets, RouteCounts, SampleInputs, SampleOutputs,
+    SamplePlan, SampleRecord, SampleScratch, ScanRows, ScratchNeeds, StateRuns, StepPlaces, TokenIds,
+    TokenRuns, Visible,
 };
 pub use self_test::self_test;
 pub use states::{SLOT_RECORD_WORDS, StateLayerMut, StateSlots};

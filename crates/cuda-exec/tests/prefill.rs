@@ -90,6 +90,7 @@ fn attend(
         page_starts: page_starts.view(),
         pages: pages.view(),
         max_pages: n_pages,
+        is_one_each: false,
         runs: Some(TokenRuns {
             seq_starts: seq_starts.view(),
             longest: n_new,

@@ -330,9 +330,10 @@ fn batch_invariant_products_take_no_memory_for_parts() {
     let free = || device.free_bytes().unwrap();
     assert!(ops.split_bytes() > 8 << 20);
     ops.set_batch_invariance(true);
-    assert_eq!(ops.split_bytes(), 0);
+    assert_eq!((ops.split_bytes(), ops.halves_bytes(512, 4096)), (0, 0));
     let before = free();
     ops.allow_splits().unwrap();
+    ops.allow_halves(512, 4096).unwrap();
     assert_eq!(free(), before);
     ops.set_batch_invariance(false);
     ops.allow_splits().unwrap();

@@ -250,16 +250,10 @@ impl<B: Backend> Halves<'_, B> {
         match self.layer.residual {
             Residual::Sequential => {
                 let layer = self.layer;
-                if layer.mixer.is_some() {
-                    let is_joined = self.project_add_norm(backend, rows, delta)?;
-                    if !is_joined {
-                        self.project(backend, rows, delta)?;
-                    }
+                if layer.mixer.is_some() && !self.project_add_norm(backend, rows, delta)? {
+                    self.project(backend, rows, delta)?;
                     let next_norm = if has_ffn { ffn_norm } else { next_norm };
-                    if is_joined {
-                    } else if let (Some(alt_up), Some(buffers)) =
-                        (&layer.alt_up, buffers.alt_up.as_deref_mut())
-                    {
+                    if let (Some(alt_up), Some(buffers)) = (&layer.alt_up, buffers.alt_up.as_deref_mut()) {
                         self.add_norm(backend, delta, None, None, rows)?;
                         let both = [&mut rows.hidden, &mut *delta];
                         (alt_up.laurel).add(backend, self.n_rows, &rows.normed, both, buffers)?;

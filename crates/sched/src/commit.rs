@@ -34,7 +34,9 @@ impl Scheduler {
                 continue;
             };
             sequence.n_pending -= usize::from(row.output == PlannedOutput::Sample);
-            sequence.has_draft = false;
+            if !row.draft.is_empty() {
+                sequence.has_draft = false;
+            }
             match self.commit_row(row, plan.draft_of(row), of_row, outcomes) {
                 Some(end) => self.end(row.seq, end, outcomes),
                 None => self.queue_if_eligible(row.seq),

@@ -375,10 +375,11 @@ impl Core {
         let mut now_us = clock();
         // A pause that is longer than a step is none that a draft caused.
         let idle_us = if self.n_steps() > 1 && self.in_flight.is_empty() {
-            now_us.saturating_sub(self.last_done_us).min(self.last_step_us)
+            Some(now_us.saturating_sub(self.last_done_us)).filter(|&idle_us| idle_us <= self.last_step_us)
         } else {
-            0
+            None
         };
+        let idle_us = idle_us.unwrap_or(0);
         if self.n_unordered() == 0 {
             self.gather_masks(now_us);
         } else {

@@ -83,6 +83,7 @@ impl Scheduler {
         let max_draft = self.config.speculation.max_draft();
         let room_of_rows = (self.config.limits.max_logit_rows).saturating_sub(self.running.len());
         room.n_left = room.n_left.min(room_of_rows);
+        let mut dearest = 1;
         for idx in 0..self.running.len() {
             let sequence = &mut self.sequences[self.running[idx]];
             // Behind a wrong guess a recurrent state is computed again.
@@ -91,9 +92,13 @@ impl Scheduler {
                 continue;
             };
             let (len, gain) = room.best_len(max, n_costs, |offset| likelihood(offset + 1));
+            if len > 0 {
+                dearest = dearest.max(n_costs);
+            }
             room.take(len, gain * likelihood(0) / ONE);
         }
-        let time = u64::from(times.0[room.n_planned]);
+        let [first, with_drafts] = [0, room.n_planned].map(|n_drafted| u64::from(times.0[n_drafted]));
+        let time = first + with_drafts.saturating_sub(first) * dearest;
         // As a step's first draft must, it promises a fortieth more for each of up to four rows.
         let margin = (without / ONE).clamp(1, 4);
         room.n_planned > 0 && room.expected * 256 > without / 40 * (40 + margin) * time

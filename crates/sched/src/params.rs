@@ -152,8 +152,8 @@ pub struct EngineConfig {
     pub max_page_event_batches: Option<usize>,
     /// Told apart in the prefix cache: weights and whatever else changes K and V.
     pub model_salt: u64,
-    /// Whether sequences guess tokens ahead. [`Speculation::Auto`] does nothing with two steps in flight, where a sequence that
-    /// guesses would have to wait for its tokens.
+    /// Whether sequences guess tokens ahead. With two steps in flight a step that is to have drafts waits for the tokens of the one before; with
+    /// [`Speculation::Auto`] only where that pays.
     pub speculation: Speculation,
     /// How sequences continue where the context is full; `None` ends them there. Without a
     /// [`max_tokens`](GenerateParams::max_tokens) they then continue until a stop token.

@@ -52,7 +52,9 @@ pub(crate) fn load_with_guesser(
             let loaded = match load_on_gpu(model, 0, options, compute, guesser, on_progress) {
                 // What does not fit as a whole is split, and a network that is split has no adapters.
                 Err(Error::Gpu(BackendError::DoesNotFit { .. }))
-                    if compute.placement.is_whole() && !guesser.is_asked_for() && options.adapter_bytes == 0 =>
+                    if compute.placement.is_whole()
+                        && !guesser.is_asked_for()
+                        && options.adapter_bytes == 0 =>
                 {
                     let compute = Compute {
                         placement: PlacementRequest {

@@ -4,7 +4,7 @@
 //! loaded.
 
 use tokenmill_backend::{Backend, Executor, MemoryPlan};
-use tokenmill_model::{LoadProgress, ModelExecutor, ModelOptions};
+use tokenmill_model::{LoadError, LoadProgress, ModelExecutor, ModelOptions};
 
 use crate::{Error, draft::Draft, draft_facts::LoadedGuesser, mtp::Mtp};
 
@@ -100,7 +100,7 @@ impl Guesser<'_> {
             Self::Layer { mtp, is_asked_for } => {
                 let loaded = backend().and_then(|backend| {
                     let loaded = mtp.load(backend, options, network, on_progress);
-                    loaded.map_err(Error::Load)
+                    loaded.map_err(|error| of_device(Error::Load(error)))
                 });
                 match loaded {
                     Ok(loaded) => Ok(Some(loaded)),
@@ -108,7 +108,22 @@ impl Guesser<'_> {
                     Err(_) => Ok(None),
                 }
             }
-            Self::Draft(draft) => draft.load_on(backend()?, options, on_progress).map(Some),
+            Self::Draft(draft) => {
+                let loaded = draft.load_on(backend()?, options, on_progress);
+                loaded.map(Some).map_err(of_device)
+            }
         }
+    }
+}
+
+/// An error of the GPU as one, where a load gives it.
+fn of_device(error: Error) -> Error {
+    match error {
+        Error::Load(LoadError::Backend(error)) => Error::Gpu(error),
+        Error::Draft { path, source } => Error::Draft {
+            path,
+            source: Box::new(of_device(*source)),
+        },
+        other => other,
     }
 }

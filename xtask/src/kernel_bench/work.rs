@@ -472,6 +472,7 @@ impl Workshop {
                     page_starts: page_starts.view(),
                     pages: tables[index % tables.len()].view(),
                     max_pages: pages_of_one,
+                    is_one_each: !is_prompt,
                     runs: is_prompt.then(|| TokenRuns {
                         seq_starts: seq_starts.view(),
                         longest: n_tokens,

@@ -362,7 +362,7 @@ impl Examination {
                 let lies = (plan.file.as_deref()).map_or_else(String::new, |file| {
                     format!("{} lies beside the model; it ", file_name(file))
                 });
-                format!("{lies}guesses further tokens on the CPU (--spec mtp), and takes {size} more")
+                format!("{lies}guesses further tokens (--spec mtp), and takes {size} more")
             });
             // The model runs without it, as one that has none.
             self.rows.push(match taken {

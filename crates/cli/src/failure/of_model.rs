@@ -119,9 +119,8 @@ impl From<Error> for Failure {
                 size(machine_bytes as usize)
             ))
             .hint("take a smaller one, or a smaller context with -c"),
-            Error::DraftNotWhole => {
-                Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--draft` out")
-            }
+            Error::DraftNotWhole => Self::usage(error.to_string())
+                .hint("leave out `-ngl`, `--tensor-parallel-size` and what else divides it, give `--device cpu` in their place, or leave out `--draft`"),
             Error::NoRoomToGuess {
                 needed_bytes,
                 model_bytes,
@@ -132,7 +131,7 @@ impl From<Error> for Failure {
                 size(model_bytes),
                 size(room_bytes as usize)
             ))
-            .hint("a smaller context is `-c N`, and `--device cpu` uses the machine's memory"),
+            .hint("a smaller context is `-c N`, `--device cpu` uses the machine's memory, and without `--draft` and `--spec mtp` only the model is loaded"),
             Error::Mtp { path, source } => {
                 let mut failure = Self::from(*source);
                 failure.message = format!("{}: {}", path.display(), failure.message);
@@ -143,9 +142,8 @@ impl From<Error> for Failure {
             }
             Error::NoMtp => Self::usage(error.to_string())
                 .hint("`--spec auto` guesses with what there is, `--draft MODEL` with a second model"),
-            Error::MtpNotWhole => {
-                Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--spec mtp` and `--mtp` out")
-            }
+            Error::MtpNotWhole => Self::usage(error.to_string())
+                .hint("leave out `-ngl`, `--tensor-parallel-size` and what else divides it, give `--device cpu` in their place, or leave out `--spec mtp` and `--mtp`"),
             Error::NothingToShift => Self::usage("`--context-shift` is for models that continue texts, and this one makes vectors or scores")
                 .hint("leave it out"),
             Error::KeepTooLong { keep, maximum, n_ctx } => Self::usage(format!(

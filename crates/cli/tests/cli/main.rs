@@ -34,8 +34,8 @@ mod hub;
 mod images;
 #[cfg(target_os = "linux")]
 mod interrupt;
-#[cfg(target_os = "linux")]
 mod memory;
+#[cfg(target_os = "linux")]
 mod mix;
 mod mtp;
 mod options;

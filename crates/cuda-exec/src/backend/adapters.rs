@@ -220,7 +220,10 @@ impl Adapters {
 
     /// Whether adapters may change one of these products in the current step.
     pub(super) fn change<const N: usize>(&self, linears: [&Weight; N]) -> bool {
-        self.has_step_some() && linears.iter().any(|linear| place_in(&self.changed, linear).is_some())
+        self.has_step_some()
+            && linears
+                .iter()
+                .any(|linear| place_in(&self.changed, linear).is_some())
     }
 
     /// The same of any number.

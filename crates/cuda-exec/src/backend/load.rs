@@ -102,7 +102,7 @@ impl CudaBackend {
         StepInputs::device_bytes(limits)
             + hidden
             + self.ops.split_bytes()
-            + crate::Ops::halves_bytes(limits.max_batch_tokens, widest_input(network))
+            + (self.ops).halves_bytes(limits.max_batch_tokens, widest_input(network))
             + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, limits.max_batch_seqs, attention)
             + crate::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
             + crate::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())

@@ -95,14 +95,15 @@ impl CudaBackend {
             // What adapters add is made of the normed rows.
             let is_changed = self.adapters.change_any(jobs);
             let mut products = jobs.iter_mut().map(product);
-            let is_done = !is_changed && match (products.next(), products.next(), products.next(), products.next()) {
-                (Some(a), Some(b), Some(c), None) => {
-                    self.norm_multiply(&mut left, &mut twin, &mut [a, b, c])?
-                }
-                (Some(a), Some(b), None, _) => self.norm_multiply(&mut left, &mut twin, &mut [a, b])?,
-                (Some(a), None, _, _) => self.norm_multiply(&mut left, &mut twin, &mut [a])?,
-                _ => false,
-            };
+            let is_done = !is_changed
+                && match (products.next(), products.next(), products.next(), products.next()) {
+                    (Some(a), Some(b), Some(c), None) => {
+                        self.norm_multiply(&mut left, &mut twin, &mut [a, b, c])?
+                    }
+                    (Some(a), Some(b), None, _) => self.norm_multiply(&mut left, &mut twin, &mut [a, b])?,
+                    (Some(a), None, _, _) => self.norm_multiply(&mut left, &mut twin, &mut [a])?,
+                    _ => false,
+                };
             if is_done {
                 return Ok(());
             }

@@ -327,6 +327,9 @@ impl StepInputs {
             if shape.n_outputs == shape.n_tokens {
                 padded.n_outputs = bucket;
             }
+            if shape.n_hidden == shape.n_tokens {
+                padded.n_hidden = bucket;
+            }
             if has_one_logit_row_each {
                 padded.n_logits = bucket;
             }
@@ -396,6 +399,7 @@ impl StepInputs {
             page_starts: words.range(page_starts)?,
             pages: words.range(layout.pages..words.len())?,
             max_pages: shape.max_pages,
+            is_one_each: shape.phase == Phase::Decode,
             // A step that verifies is captured, and has few tokens of each sequence: they attend as those of a decode step do.
             runs: if shape.phase == Phase::Mixed {
                 Some(crate::TokenRuns {

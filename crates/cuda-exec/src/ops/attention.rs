@@ -36,6 +36,8 @@ pub struct AttentionStep<'a> {
     pub pages: View<'a, u32>,
     /// Pages of the longest context.
     pub max_pages: usize,
+    /// Whether each token is its sequence's only one of the step, so that none reads what another stores.
+    pub is_one_each: bool,
     /// Where sequences have several tokens each, for the kernels that take them as runs.
     pub runs: Option<TokenRuns<'a>>,
 }

@@ -163,6 +163,7 @@ fn attend(is_latent: bool, has_runs: bool, n_scratch_tokens: usize) -> (Vec<f32>
         page_starts: page_starts.view(),
         pages: pages.view(),
         max_pages: 16,
+        is_one_each: !has_runs,
         runs: has_runs.then(|| TokenRuns {
             n_leading_single: 0,
             seq_starts: seq_starts.view(),

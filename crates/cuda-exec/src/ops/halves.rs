@@ -19,14 +19,20 @@ impl Ops {
     /// # Errors
     /// [`CudaExecError::OutOfMemory`].
     pub fn allow_halves(&mut self, max_rows: usize, max_width: usize) -> Result<()> {
-        let rows = HalfRows::new(&self.device, max_rows, max_width)?;
-        self.halves = Some(Mutex::new(rows));
+        if !self.is_batch_invariant {
+            let rows = HalfRows::new(&self.device, max_rows, max_width)?;
+            self.halves = Some(Mutex::new(rows));
+        }
         Ok(())
     }
 
-    /// Device memory that [`Self::allow_halves`] takes.
-    pub fn halves_bytes(max_rows: usize, max_width: usize) -> usize {
-        HalfRows::device_bytes(max_rows, max_width)
+    /// Device memory that [`Self::allow_halves`] takes: none where products are batch-invariant.
+    pub fn halves_bytes(&self, max_rows: usize, max_width: usize) -> usize {
+        if self.is_batch_invariant {
+            0
+        } else {
+            HalfRows::device_bytes(max_rows, max_width)
+        }
     }
 
     /// The memory that there is for products by `n_rows` of `n_in` values.

@@ -45,7 +45,8 @@ impl Ops {
         types: [KvType; 2],
     ) -> bool {
         let plan = || DecodePlan::of(attention.n_heads, shape, types, visible_of(attention, step));
-        step.runs.is_none()
+        step.is_one_each
+            && step.runs.is_none()
             && attention.is_causal
             && types == [KvType::F16; 2]
             && !shape.has_values_in_keys
@@ -249,6 +250,7 @@ mod tests {
             page_starts: page_starts.view(),
             pages: pages.view(),
             max_pages: 24,
+            is_one_each: true,
             runs: None,
         };
         let attention = Attention {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Executor, ForwardBatch, RowMask, RowOutput, SampleRow, SamplingParams, SeqState, TokenSource,
+    Executor, ForwardBatch, KvType, RowMask, RowOutput, SampleRow, SamplingParams, SeqState, TokenSource,
 };
 use tokenmill_gguf::TensorType;
+use tokenmill_model::ModelOptions;
 use tokenmill_testkit::{TinyModel, generate::run};
 
 use crate::{
@@ -121,7 +122,12 @@ fn drafted(
 }
 
 fn new(model: &TinyModel, uses_graphs: bool) -> OnGpu {
-    OnGpu::of(model, &options(), |backend| backend.with_graphs(uses_graphs))
+    with_keys(model, uses_graphs, KvType::F32)
+}
+
+fn with_keys(model: &TinyModel, uses_graphs: bool, kv_type: KvType) -> OnGpu {
+    let options = ModelOptions { kv_type, ..options() };
+    OnGpu::of(model, &options, |backend| backend.with_graphs(uses_graphs))
 }
 
 #[test]
@@ -133,8 +139,14 @@ fn steps_that_verify_are_captured_and_replayed_and_give_the_tokens_of_steps_that
         seed: 7,
         ..Default::default()
     });
-    for (ty, params) in [(TensorType::F32, greedy()), (TensorType::Q8_0, drawn)] {
+    for (ty, kv_type, params) in [
+        (TensorType::F32, KvType::F32, greedy()),
+        (TensorType::F32, KvType::F16, greedy()),
+        (TensorType::Q8_0, KvType::F16, Arc::clone(&drawn)),
+        (TensorType::Q8_0, KvType::F32, drawn),
+    ] {
         let model = model(ty);
+        let new = |model: &TinyModel, uses_graphs| with_keys(model, uses_graphs, kv_type);
         let (prompts, expected) = decoded(&mut new(&model, true), 3, &params);
         // Three sequences with 5 to 8 rows: one bucket of rows, and one of sequences.
         let len_of = |step: usize, seq_idx: usize| [[2, 0, 1], [1, 1, 1], [2, 1, 2]][step % 3][seq_idx];
@@ -183,19 +195,37 @@ fn a_replayed_step_that_verifies_is_one_graph_and_one_wait() {
 #[test]
 fn attention_of_a_step_that_verifies_is_that_of_steps_that_decode() {
     let model = model(TensorType::Q4_0);
-    let mut gpu = new(&model, true);
     let params = greedy();
-    let (prompts, expected) = decoded(&mut gpu, 2, &params);
+    // Keys and values in f16 are turned and attended to in one launch where each token is a sequence's only one. Here they are not.
+    for (kv_type, attends, joins) in [
+        (KvType::F32, "attention_f32", false),
+        (KvType::F16, "attention_f16", true),
+    ] {
+        attention_of_verifying(&model, &params, kv_type, attends, joins);
+    }
+}
+
+fn attention_of_verifying(
+    model: &TinyModel,
+    params: &Arc<SamplingParams>,
+    kv_type: KvType,
+    attends: &str,
+    joins: bool,
+) {
+    let mut gpu = with_keys(model, true, kv_type);
+    let (prompts, expected) = decoded(&mut gpu, 2, params);
     let n_of = |gpu: &OnGpu, name: &str| -> u64 {
         (gpu.simulator.counters().iter())
             .filter(|(kernel, _)| kernel.starts_with(name))
             .map(|(_, (n, _))| *n)
             .sum()
     };
-    let names = ["attention_prefill", "attention_f32"];
+    let names = ["attention_prefill", attends, "turn_attention"];
     let before = names.map(|name| n_of(&gpu, name));
-    let n_steps = drafted(&mut gpu, (&prompts, &expected), &params, |_, _| 2, |_, _| false);
-    let [of_runs, of_tokens] = names.map(|name| n_of(&gpu, name));
+    assert_eq!(before[2] > 0, joins, "steps of decoding");
+    let n_steps = drafted(&mut gpu, (&prompts, &expected), params, |_, _| 2, |_, _| false);
+    let [of_runs, of_tokens, joined] = names.map(|name| n_of(&gpu, name));
+    assert_eq!(joined, before[2], "no step that verifies");
     let n_layers = model.descriptor.layers.len() as u64;
     // Prompts alone take the kernels for runs.
     assert!(of_runs - before[0] <= n_layers, "{of_runs} {before:?}");
