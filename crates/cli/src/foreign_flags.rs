@@ -73,7 +73,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--mmap"],
-        "files are read, never mapped; what `--no-mmap` changes is said by `tokenmill run --help`",
+        "leave it out: files are read, never mapped; `--no-mmap` has all weights in memory",
     ),
     (
         &["-pg"],

@@ -99,7 +99,7 @@ fn a_draft_model_works_next_to_a_model_on_one_device() {
     for extra in [&["-ngl", "2"][..], &["-tp", "2"]] {
         let args = [&["run", "demo", PROMPT, "--draft", "demo"], extra].concat();
         let line = tokenmill(args).failed(2);
-        assert!(line.contains("leave out `-ngl`"), "{line}");
+        assert!(line.contains("leave out `-ngl N`"), "{line}");
     }
 }
 

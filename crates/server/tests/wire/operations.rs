@@ -251,7 +251,8 @@ async fn draining_finishes_what_runs_and_takes_nothing_new() {
     let Some(server) = TestServer::start().await else {
         return;
     };
-    let body = json!({ "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0, "stream": true });
+    // So long that it is seen running.
+    let body = json!({ "prompt": "Once upon a time", "max_tokens": 400, "temperature": 0, "ignore_eos": true, "stream": true });
     // A connection that is open already may still ask, and is told.
     let mut early = TcpStream::connect(&server.address).await.expect("a connection");
     let running = server.post_stream(COMPLETIONS, &body).await;
