@@ -59,7 +59,7 @@ impl Ops {
     /// Adds the product of one row: `output += scale * (matrix * input + bias)`.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`] where [`Self::can_add`] is false, [`CudaExecError::Bounds`], or the driver's.
+    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) where [`Self::can_add`] is false, [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
     pub fn linear_add(&self, scale: f32, input: &LinearInput<'_>, product: Product<'_>) -> Result<()> {
         let matrix = product.matrix;
         let kernels = self.joined_of(matrix).ok_or_else(not_a_factor)?;
@@ -130,7 +130,7 @@ impl Ops {
     /// Norms a row and multiplies it by up to three matrices.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`] where [`Self::can_norm`] is false, [`CudaExecError::Bounds`], or the driver's.
+    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) where [`Self::can_norm`] is false, [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
     pub fn linear_normed(&self, input: NormedInput<'_>, products: &mut [Product<'_>]) -> Result<()> {
         let (kernel, shape) = self.normed_launch(products).ok_or_else(not_a_factor)?;
         let n_in = products[0].matrix.n_in();
@@ -148,7 +148,7 @@ impl Ops {
     /// Norms a row and multiplies it by a gate and an up matrix at once.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`] where [`Self::can_norm_gated`] is false, [`CudaExecError::Bounds`], or the driver's.
+    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) where [`Self::can_norm_gated`] is false, [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
     pub fn gated_normed(&self, input: NormedInput<'_>, product: GatedProduct<'_>) -> Result<()> {
         let [gate, up] = product.matrices;
         let kernels = self.joined_of(gate).filter(|_| self.can_norm_gated(gate, up));
