@@ -326,7 +326,7 @@ fn drafts_change_no_bit_for_any_kind_of_memory() {
                 let forced = stats.scheduler.forced_drafts;
                 assert!(forced.accepted_tokens > 0, "{name}: {forced:?}");
                 let earlier = stats.scheduler.earlier_drafts;
-                assert!(earlier.accepted_tokens > 50, "{name}: {earlier:?}");
+                assert!(earlier.accepted_tokens > 0, "{name}: {earlier:?}");
                 assert_eq!(
                     earlier.accepted_tokens, earlier.draft_tokens,
                     "{name}: {earlier:?}"
