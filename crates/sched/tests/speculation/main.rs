@@ -313,6 +313,12 @@ fn drafts_change_no_bit_for_any_kind_of_memory() {
             // Some of these are asked for again, and the engine has their answers.
             let found = run(&engine, &requests[..80], true);
             assert_same(name, &found, &expected[..80]);
+            if speculation == NGRAM {
+                // Whole answers, which no cancel cuts, and these once more.
+                for _ in 0..2 {
+                    assert_same(name, &run(&engine, &requests[..80], false), &expected[..80]);
+                }
+            }
             let stats = engine.stats();
             assert_eq!(
                 (stats.n_pages_in_use, stats.n_window_pages_in_use),
@@ -326,7 +332,7 @@ fn drafts_change_no_bit_for_any_kind_of_memory() {
                 let forced = stats.scheduler.forced_drafts;
                 assert!(forced.accepted_tokens > 0, "{name}: {forced:?}");
                 let earlier = stats.scheduler.earlier_drafts;
-                assert!(earlier.accepted_tokens > 0, "{name}: {earlier:?}");
+                assert!(earlier.accepted_tokens > 50, "{name}: {earlier:?}");
                 assert_eq!(
                     earlier.accepted_tokens, earlier.draft_tokens,
                     "{name}: {earlier:?}"
