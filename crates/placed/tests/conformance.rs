@@ -49,24 +49,28 @@ const HOSTS: [Subject<Placed<CpuBackend, CpuBackend>>; 4] = [
     Subject {
         make: |n, network| Placed::new(cpu(n), cpu(n), last_layer(network)),
         n_threads: &[1, 2, 3, 5],
+        n_random_networks: 30,
         company: Company::Bits,
         stores: |_| true,
     },
     Subject {
         make: |n, network| Placed::new(cpu(n), cpu(n), alike(network, MIXERS_ON_HOST)),
         n_threads: &[1, 2, 3, 5],
+        n_random_networks: 30,
         company: Company::Bits,
         stores: |_| true,
     },
     Subject {
         make: |n, network| Placed::new(cpu(n), cpu(n), alike(network, FFNS_ON_HOST)),
         n_threads: &[1, 2, 3, 5],
+        n_random_networks: 30,
         company: Company::Bits,
         stores: |_| true,
     },
     Subject {
         make: |n, network| Placed::new(cpu(n), cpu(n), alike(network, EXPERTS_ON_HOST)),
         n_threads: &[1, 2, 3, 5],
+        n_random_networks: 30,
         company: Company::Bits,
         stores: |_| true,
     },
@@ -81,6 +85,7 @@ const MIXED: Subject<Placed<CpuBackend, CudaBackend>> = Subject {
         Placed::new(cpu(n), cuda(), Placement::new(network, layers))
     },
     n_threads: &[1, 2],
+    n_random_networks: 12,
     // As of the GPU alone.
     company: Company::Within(0.1),
     stores: |kv_types| kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2],

@@ -3,7 +3,7 @@
 //! Loading decodes every instruction once; a kernel that loads contains only instructions that are executed exactly as
 //! PTX defines them.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use crate::{
     DeviceMemory, LaunchError, LoadError, decode,
@@ -15,8 +15,9 @@ use crate::{
 /// PTX text, loaded into a simulated device.
 #[derive(Debug)]
 pub struct Module {
-    kernels: Vec<Kernel>,
+    kernels: Arc<[Kernel]>,
     target: u32,
+    has_globals: bool,
 }
 
 impl Module {
@@ -53,6 +54,16 @@ impl Module {
         Ok(Self {
             kernels,
             target: source.target,
+            has_globals: !globals.is_empty(),
+        })
+    }
+
+    /// The same module for any device, decoded once. `None` where it has global variables: their addresses are in its code.
+    pub fn share(&self) -> Option<Self> {
+        (!self.has_globals).then(|| Self {
+            kernels: Arc::clone(&self.kernels),
+            target: self.target,
+            has_globals: false,
         })
     }
 

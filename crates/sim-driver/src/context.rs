@@ -22,6 +22,7 @@ use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr, LaunchConfig, Memory
 use crate::{
     code::{self, Outcome},
     counts::Counts,
+    decoded,
     fault::Fault,
     host_memory::HostMemory,
     machine::GpuSpec,
@@ -294,7 +295,8 @@ impl Context {
         let Ok(ptx) = std::str::from_utf8(ptx) else {
             return refused(code::INVALID_PTX, "the image is no text");
         };
-        match Module::load(ptx, &mut self.memory) {
+        let hash = timing::hash(ptx);
+        match decoded::load(ptx, hash, &mut self.memory) {
             Ok(module) if module.target() > self.architecture() => {
                 let said = format!(
                     "ptxas fatal   : .target sm_{} is newer than the GPU",
@@ -304,7 +306,7 @@ impl Context {
             }
             Ok(module) => {
                 self.modules.push(module);
-                self.texts.push(timing::hash(ptx));
+                self.texts.push(hash);
                 (Ok(self.modules.len() as u64), "info    : simulated".to_owned())
             }
             Err(error) => {

@@ -48,6 +48,7 @@ mod api;
 mod code;
 mod context;
 mod counts;
+mod decoded;
 mod fault;
 mod gpu;
 #[expect(unsafe_code, reason = "copies reach the memory of callers by its address")]

@@ -10,6 +10,7 @@
 //! let subject = Subject {
 //!     make: |_n_threads, _network| NaiveBackend::new(),
 //!     n_threads: &[1],
+//!     n_random_networks: 4,
 //!     company: Company::Bits,
 //!     stores: |_| true,
 //! };

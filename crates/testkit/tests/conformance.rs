@@ -10,6 +10,7 @@ use tokenmill_testkit::{
 const CPU: Subject<CpuBackend> = Subject {
     make: |n_threads, _| CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads"),
     n_threads: &[1, 2, 3, 5],
+    n_random_networks: 30,
     company: Company::Bits,
     stores: |_| true,
 };
@@ -17,6 +18,7 @@ const CPU: Subject<CpuBackend> = Subject {
 const SCALAR: Subject<CpuBackend> = Subject {
     make: |n_threads, _| CpuBackend::new(Some(n_threads), CpuFeatures::scalar()).expect("a few threads"),
     n_threads: &[1, 2, 3, 5],
+    n_random_networks: 30,
     company: Company::Bits,
     stores: |_| true,
 };
@@ -24,6 +26,7 @@ const SCALAR: Subject<CpuBackend> = Subject {
 const NAIVE: Subject<NaiveBackend> = Subject {
     make: |_, _| NaiveBackend::new(),
     n_threads: &[1, 2, 3, 5],
+    n_random_networks: 30,
     company: Company::Bits,
     stores: |_| true,
 };

@@ -14,6 +14,7 @@ const CUDA: Subject<CudaBackend> = Subject {
         CudaBackend::new(device).expect("the simulator loads the kernels")
     },
     n_threads: &[1, 1],
+    n_random_networks: 30,
     // Products of few and of many rows add in different orders. For quantized weights an activation may then round to the
     // neighbouring byte, a step of 1/127 of its block's peak: below 1 % of logits, which are of size 10 here.
     company: Company::Within(0.1),
@@ -25,6 +26,7 @@ const INVARIANT: Subject<CudaBackend> = Subject {
     make: |threads, shape| (CUDA.make)(threads, shape).with_batch_invariance(true),
     // Each try is minutes of interpreted kernels.
     n_threads: &[1],
+    n_random_networks: 8,
     company: Company::Bits,
     ..CUDA
 };

@@ -89,7 +89,7 @@ pub fn networks_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         })
         .collect();
     cases.push(("plain".to_owned(), tiny_llama()));
-    cases.extend((0..30).map(|_| random_variant(&mut random)));
+    cases.extend((0..subject.n_random_networks).map(|_| random_variant(&mut random)));
     for (name, descriptor) in cases {
         let model = TinyModel::random(descriptor, TensorType::F32, 3);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);

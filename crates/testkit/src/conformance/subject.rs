@@ -10,6 +10,8 @@ pub struct Subject<B> {
     pub make: fn(n_threads: usize, network: &NetworkShape) -> B,
     /// Numbers of threads that nothing depends on. Each is tried with another company, so a backend without threads lists as many as it is to be tried.
     pub n_threads: &'static [usize],
+    /// Random networks that are tried besides the named ones.
+    pub n_random_networks: usize,
     /// What a row may differ by, depending on the other rows of its step.
     pub company: Company,
     /// Whether it stores keys and values in these types; what it does not is left out.

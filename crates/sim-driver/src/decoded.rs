@@ -1,0 +1,39 @@
+//! [`load`]: modules that this process decoded before are not decoded again.
+//!
+//! Separate because contexts come and go, one for each simulated device of a test, and most time of a short test would be
+//! decoding. Invariant: what is kept has no global variables, so it is the same on every device.
+
+use std::{
+    collections::HashMap,
+    sync::{LazyLock, Mutex, PoisonError},
+};
+
+use tokenmill_ptx_sim::{DeviceMemory, LoadError, Module};
+
+/// Bytes of text of which decoded modules are kept. Decoded, a module takes several times its text.
+const KEPT_TEXT_BYTES: usize = 64 << 20;
+
+#[derive(Default)]
+struct Decoded {
+    modules: HashMap<u64, Module>,
+    text_bytes: usize,
+}
+
+static DECODED: LazyLock<Mutex<Decoded>> = LazyLock::new(Mutex::default);
+
+/// As [`Module::load`], of a text with this hash.
+pub(crate) fn load(ptx: &str, hash: u64, memory: &mut DeviceMemory) -> Result<Module, LoadError> {
+    let kept = || DECODED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(module) = kept().modules.get(&hash).and_then(Module::share) {
+        return Ok(module);
+    }
+    let module = Module::load(ptx, memory)?;
+    let mut decoded = kept();
+    if let Some(shared) = module.share()
+        && decoded.text_bytes + ptx.len() <= KEPT_TEXT_BYTES
+        && decoded.modules.insert(hash, shared).is_none()
+    {
+        decoded.text_bytes += ptx.len();
+    }
+    Ok(module)
+}
