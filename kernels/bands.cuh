@@ -53,11 +53,6 @@ struct BandJob {
     int n_out, first;       // rows of the matrix, and that of the band
 };
 
-// A number that the compiler does not know to be the same as before.
-DEVICE int asked_again(int number) {
-    asm volatile("" : "+r"(number));
-    return number;
-}
 // Which superblocks a thread block adds up: all, or `each` of them by its place along z. A number that is asked for again takes no register.
 struct AllSupers {
     int n_supers;

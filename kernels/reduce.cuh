@@ -11,6 +11,12 @@
 #define KERNEL extern "C" __global__ void
 #define DEVICE static __device__ __forceinline__
 
+// A number that the compiler does not know to be the same as before.
+DEVICE int asked_again(int number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
+
 constexpr unsigned FULL_WARP = 0xffffffffu;
 constexpr int WARP = 32;
 

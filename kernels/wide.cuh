@@ -1,76 +1,380 @@
-// Products of K-quants with many rows of x on Hopper: matrix operations of warpgroups (sm_90a only).
+// Products of K-quants with many rows of x on Hopper: matrix operations of warpgroups (warpgroups.cuh), sm_90a only. Kernels and grids: matmul_wide.cu.
 //
-// A thread block multiplies 128 rows of a matrix, 64 for each of its two warpgroups, by 256 rows of x. Weights become f16 in registers,
-// as operand A: a lane reads the 16 bytes of a group of 32 for each of its two rows, and which k each of its weights is counted as is free,
-// since `wide_tiles` writes x in the same order. x is operand B: tiles of 256 rows and 64 of k, swizzled as the operations want them,
-// come by one bulk copy each, STAGES - 2 ahead. A barrier of each stage says that it is full, another that both warpgroups have read it.
+// A thread block multiplies 128 rows of a matrix (64 of a gate and the same 64 of up where gated), 64 for each of its two warpgroups, by 64, 128 or 256
+// rows of x. Weights become f16 in registers, as operand A: a lane has the 16 bytes of a group of 32 of each of its two rows, and which k each weight
+// counts as is free, since `wide_tiles` writes x in the same order. So weights pass no shared memory. They are loaded BUFFERS halves of a superblock
+// ahead. x is operand B: tiles of 64 rows and 64 of k come by one bulk copy each, STAGES - 2 steps ahead. A barrier of each stage says that it
+// is full, another that both warpgroups have read it.
 //
-// A weight is (d * scale) * q - dmin * minimum in f16, times a power of two of the matrix so that small scales are not subnormal; each of
-// the two factors and the result is rounded to f16 (2^-11). Sums are f32 over all of k. Tokens of a row's bits depend on nothing but the row.
+// A weight is 1024 times d * scale * q - dmin * minimum: both factors are rounded to f16, and so is the result (2^-11 each). No factor is below the
+// normal range of f16, since d is 2^-24 at least. None is above its largest number where a matrix fits, which the host asks once when it loads the
+// matrix: |d| <= WIDE_LARGEST_D of its type in all superblocks, and |dmin| <= WIDE_LARGEST_DMIN. A matrix that does not fit takes other products.
+// x is f16 over a power of two of the whole row (`wide_tiles`), so that no row is beyond f16.
+//
+// Sums are f32 over all of k. Bits of a row depend on nothing but the row and how its band is split: parts are added in the order of their places.
 #pragma once
-#include "async_copy.cuh"
+#include "formats/planes.cuh"
+#include "gated.cuh"
+#include "jobs.cuh"
+#include "early.cuh"
+#include "wide_rows.cuh"
+#include "warpgroups.cuh"
 
-constexpr int WIDE_ROWS = 128, WIDE_COLUMNS = 256, WIDE_K = 64, WIDE_STAGES = 6;
-constexpr int WIDE_TILE = WIDE_COLUMNS * WIDE_K * 2, WIDE_SHARED = WIDE_STAGES * WIDE_TILE + 1024;
+constexpr int WIDE_THREADS = 256, WIDE_HEIGHT = 128, WIDE_WARPS = WIDE_THREADS / WARP;
+// Of Q4_K, Q5_K and Q6_K: 1024 d times the largest scale (63, or 128) and the largest number (15, 31, 32) is below 65504.
+constexpr float WIDE_LARGEST_D[3] = {0.0666f, 0.0322f, 0.0156f}, WIDE_LARGEST_DMIN = 1.0f;
+constexpr float WIDE_TIMES = 1024.0f;
 
-DEVICE void multiply_wide(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int adds) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %133, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127},{%128,%129,%130,%131},%132,p,1,1,0; }"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),"+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),"+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),"+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),"+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),"+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),"+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),"+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63]),"+f"(d[64]),"+f"(d[65]),"+f"(d[66]),"+f"(d[67]),"+f"(d[68]),"+f"(d[69]),"+f"(d[70]),"+f"(d[71]),"+f"(d[72]),"+f"(d[73]),"+f"(d[74]),"+f"(d[75]),"+f"(d[76]),"+f"(d[77]),"+f"(d[78]),"+f"(d[79]),"+f"(d[80]),"+f"(d[81]),"+f"(d[82]),"+f"(d[83]),"+f"(d[84]),"+f"(d[85]),"+f"(d[86]),"+f"(d[87]),"+f"(d[88]),"+f"(d[89]),"+f"(d[90]),"+f"(d[91]),"+f"(d[92]),"+f"(d[93]),"+f"(d[94]),"+f"(d[95]),"+f"(d[96]),"+f"(d[97]),"+f"(d[98]),"+f"(d[99]),"+f"(d[100]),"+f"(d[101]),"+f"(d[102]),"+f"(d[103]),"+f"(d[104]),"+f"(d[105]),"+f"(d[106]),"+f"(d[107]),"+f"(d[108]),"+f"(d[109]),"+f"(d[110]),"+f"(d[111]),"+f"(d[112]),"+f"(d[113]),"+f"(d[114]),"+f"(d[115]),"+f"(d[116]),"+f"(d[117]),"+f"(d[118]),"+f"(d[119]),"+f"(d[120]),"+f"(d[121]),"+f"(d[122]),"+f"(d[123]),"+f"(d[124]),"+f"(d[125]),"+f"(d[126]),"+f"(d[127])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
-}
-DEVICE void fence_group() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING>
-DEVICE void wait_group(float (&d)[128]) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-    if (PENDING == 0) {
-#pragma unroll
-        for (int i = 0; i < 128; i++) asm volatile("" : "+f"(d[i])::"memory");
-    }
-}
-DEVICE void make_barrier(uint32_t at, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory"); }
-DEVICE void await_phase(uint32_t at, int parity) {
-    asm volatile("{ .reg .pred p; L_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra L_%=; }" ::"r"(at), "r"(parity) : "memory");
-}
-DEVICE void arrive_at(uint32_t at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
-DEVICE void copy_tile(uint32_t to, const uint8_t* from, uint32_t full) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "n"(WIDE_TILE) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "n"(WIDE_TILE), "r"(full)
-                 : "memory");
-}
-
-// Weights of the 16 bytes of one group in one row, as f16 pairs: step s of 8 has pairs 2 s and 2 s + 1.
-DEVICE void halves_of(uint32_t word, __half2 scale, __half2 offset, uint32_t (&low)[2], uint32_t (&high)[2]) {
-    const __half2 bias = __half2(__half_raw{0x6400}, __half_raw{0x6400});
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t bits = ((word >> (4 * (i / 2) + 8 * (i % 2))) & 0x000f000f) | 0x64006400;
-        __half2 w = __hfma2(__hsub2(*(__half2*)&bits, bias), scale, offset);
-        (i < 2 ? low : high)[i % 2] = *(uint32_t*)&w;
-    }
-}
-
-struct WideHeader {
-    uint4 bits;
-    // Scale and offset of a group, times `up`.
-    __device__ __forceinline__ void factors(int group, float up, __half2& scale, __half2& offset) const {
-        float2 d = half2_at(bits.x);
-        int2 sm = k_scale_min(bits, group);
-        scale = __float2half2_rn(d.x * up * sm.x);
-        offset = __float2half2_rn(-d.y * up * sm.y);
-    }
+// N rows of x.
+template <int N>
+struct WideShape {
+    static constexpr int STAGES = N == 256 ? 6 : N == 128 ? 8 : 12, BUFFERS = N == 256 ? 2 : 4;
+    static constexpr int STAGE = N * 128, SHARED_BYTES = STAGES * STAGE + 1024;
+    static constexpr int BLOCKS = 1;  // of a multiprocessor
 };
 
-struct WideRows {
-    const uint4 *quants[2], *headers[2];
-    uint4 q[2][2];  // by half of the superblock, by row
-    WideHeader h[2];
-    __device__ __forceinline__ void load(int super, int t) {
+DEVICE uint32_t bits_of(__half2 h) { return *(uint32_t*)&h; }
+DEVICE __half2 pair_of(uint32_t bits) { return *(__half2*)&bits; }
+
+// What a lane has of half a superblock in its two rows: group t of four.
+template <int HIGH_BYTES>
+struct WideHalf {
+    uint4 q[2];
+    uint2 high[2];  // the second word in Q6_K only
+    uint32_t scales[2];  // in Q6_K only
+};
+// The same of a whole superblock: the header, or d alone.
+struct WideTail {
+    uint4 header[2];
+};
+
+template <class F, int N, bool GATED>
+struct Wide {
+    using Shape = WideShape<N>;
+    static constexpr int HIGH_BYTES = F::STRIP_HIGH, SUMS = N / 2, STAGES = Shape::STAGES, BUFFERS = Shape::BUFFERS;
+    static constexpr bool HAS_HALVES = F::SUB == 16;
+    using Half = WideHalf<HIGH_BYTES>;
+
+    const uint8_t *w, *up;
+    size_t high, tails, supers;  // where planes begin
+    uint32_t groups[2];          // of a lane's rows the first
+
+    // Gated, the two rows of a lane are one row of both matrices; rows beyond the last repeat it.
+    static constexpr int EACH = GATED ? 8 : 16, APART = GATED ? 0 : 8;
+    static __device__ __forceinline__ int row_of_lane() {
+        const int thread = asked_again(threadIdx.x);
+        return thread / WARP * EACH + thread % WARP / 4;
+    }
+
+    __device__ __forceinline__ Wide(const uint8_t* w, const uint8_t* up, int n_out, int n_in, int first) : w(w), up(up) {
+        const size_t n_groups = (size_t)n_out * (n_in / 32);
+        high = plane_bytes(n_groups, 16);
+        tails = high + (HIGH_BYTES > 0 ? plane_bytes(n_groups, HIGH_BYTES) : 0);
+        supers = tails + plane_bytes(n_groups, 2);
+#pragma unroll
+        for (int r = 0; r < 2; r++) groups[r] = min(first + row_of_lane() + APART * r, n_out - 1) * (n_in / 32);
+    }
+    __device__ __forceinline__ const uint8_t* matrix_of(int r) const { return GATED && r == 1 ? up : w; }
+
+    // Half `half` of all halves of a row.
+    __device__ __forceinline__ void load(Half& to, int half) const {
+        const int t = threadIdx.x % 4;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            h[r].bits = __ldg(headers[r] + super);
-#pragma unroll
-            for (int half = 0; half < 2; half++) q[half][r] = __ldg(quants[r] + super * 8 + half * 4 + t);
+            const uint8_t* matrix = matrix_of(r);
+            const uint32_t group = groups[r] + half * 4 + t;
+            to.q[r] = __ldg((const uint4*)matrix + group);
+            if constexpr (HIGH_BYTES == 4) to.high[r].x = __ldg((const uint32_t*)(matrix + high) + group);
+            if constexpr (HIGH_BYTES == 8) to.high[r] = __ldg((const uint2*)(matrix + high) + group);
+            if constexpr (HAS_HALVES) to.scales[r] = __ldg((const uint16_t*)(matrix + tails) + group);
         }
     }
+    __device__ __forceinline__ void load_tail(WideTail& to, int super) const {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint32_t at = groups[r] / 8 + super;
+            if constexpr (HAS_HALVES)
+                to.header[r].x = __ldg((const uint16_t*)(matrix_of(r) + supers) + at);
+            else
+                to.header[r] = __ldg((const uint4*)(matrix_of(r) + tails) + at);
+        }
+    }
+
+    // What a lane multiplies the numbers of a group by, of the first and the last 16, and adds.
+    struct Factors {
+        __half2 scale[2][2], offset[2];
+
+        __device__ __forceinline__ Factors(const Half& half, const WideTail& tail, int which) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float2 d = half2_at(tail.header[r].x);
+                if constexpr (HAS_HALVES) {
+#pragma unroll
+                    for (int i = 0; i < 2; i++) scale[r][i] = __float2half2_rn(d.x * WIDE_TIMES * (float)(int8_t)(half.scales[r] >> 8 * i));
+                } else {
+                    const int2 sm = k_scale_min(tail.header[r], which * 4 + threadIdx.x % 4);
+                    scale[r][0] = scale[r][1] = __float2half2_rn(d.x * WIDE_TIMES * sm.x);
+                    offset[r] = __float2half2_rn(-d.y * WIDE_TIMES * sm.y);
+                }
+            }
+        }
+    };
+
+    // Word `j` of a row's group as f16 pairs: numbers of even place and of odd place, `low` of the first 16.
+    static __device__ __forceinline__ void unpack(const Half& half, const Factors& factors, int r, int j, uint32_t (&low)[2], uint32_t (&last)[2]) {
+        const uint32_t word = j == 0 ? half.q[r].x : j == 1 ? half.q[r].y : j == 2 ? half.q[r].z : half.q[r].w;
+        const __half2 bias = pair_of(HAS_HALVES ? 0x64206420 : 0x64006400);  // 1024, and 32 that numbers of Q6_K are too large
+        if constexpr (HIGH_BYTES == 0) {
+            const __half2 sixteenth = pair_of(0x2c002c00), less = pair_of(0xd400d400);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t bits = word >> 8 * i;
+                const __half2 q = __hsub2(pair_of((bits & 0x000f000f) | 0x64006400), bias);
+                // 1024 + 16 q, over 16 and less 64.
+                const __half2 p = __hfma2(pair_of((bits & 0x00f000f0) | 0x64006400), sixteenth, less);
+                low[i] = bits_of(__hfma2(q, factors.scale[r][0], factors.offset[r]));
+                last[i] = bits_of(__hfma2(p, factors.scale[r][0], factors.offset[r]));
+            }
+        } else {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint32_t upper;
+                if constexpr (HIGH_BYTES == 8) {
+                    const uint32_t bits = h == 0 ? half.high[r].x : half.high[r].y;
+                    upper = j <= 2 ? bits << (4 - 2 * j) : bits >> 2;
+                } else {
+                    const int bit = 4 * h + j;
+                    upper = bit <= 4 ? half.high[r].x << (4 - bit) : half.high[r].x >> (bit - 4);
+                }
+                const uint32_t all = ((word >> 4 * h) & 0x0f0f0f0f) | (upper & 0xf0f0f0f0);
+                constexpr uint32_t MASK = HIGH_BYTES == 8 ? 0x003f003f : 0x001f001f;
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const __half2 q = __hsub2(pair_of(((all >> 8 * i) & MASK) | 0x64006400), bias);
+                    const __half2 weight = HAS_HALVES ? __hmul2(q, factors.scale[r][h]) : __hfma2(q, factors.scale[r][h], factors.offset[r]);
+                    (h == 0 ? low : last)[i] = bits_of(weight);
+                }
+            }
+        }
+    }
+
+    // Adds up superblocks [begin, end) of the tile of x whose first 64 rows are `first_tile` of `n_tiles`.
+    __device__ __forceinline__ void sum(float (&d)[SUMS], const uint8_t* x, int first_tile, int n_tiles, int n_in, int begin, int end) const {
+        extern __shared__ __align__(1024) uint8_t wide_room[];
+        __shared__ __align__(8) uint64_t barriers[2 * STAGES];
+        const uint32_t stages = (shared_at(wide_room) + 1023) & ~1023u, full = shared_at(barriers), empty = full + 8 * STAGES;
+        const int n_steps = (end - begin) * 4, lane = threadIdx.x % WARP;
+        const size_t row_of_tiles = (size_t)(n_in / WIDE_K) * WIDE_TILE;
+        auto copy = [&](int stage, int step) {
+            arrive_expecting(full + 8 * stage, Shape::STAGE);
+#pragma unroll
+            for (int i = 0; i < N / WIDE_TILE_ROWS; i++)
+                copy_bulk<WIDE_TILE>(stages + stage * Shape::STAGE + i * WIDE_TILE,
+                                     x + min(first_tile + i, n_tiles - 1) * row_of_tiles + (size_t)(begin * 4 + step) * WIDE_TILE, full + 8 * stage);
+        };
+        Half halves[BUFFERS];
+        WideTail heads[BUFFERS / 2];
+        const int last = 2 * end;
+#pragma unroll
+        for (int b = 0; b < BUFFERS; b++) {
+            const int half = min(2 * begin + b, last - 1);
+            load(halves[b], half);
+            if (b % 2 == 0) load_tail(heads[b / 2], half / 2);
+        }
+        await_earlier();
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < STAGES; i++) {
+                make_barrier(full + 8 * i, 1);
+                make_barrier(empty + 8 * i, WIDE_WARPS);
+            }
+            show_barriers();
+            for (int i = 0; i < STAGES - 2 && i < n_steps; i++) copy(i, i);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) d[i] = 0.0f;
+        int stage = 0, parity = 0, step = 0;
+        for (int from = 2 * begin; from < last; from += BUFFERS) {
+#pragma unroll
+            for (int b = 0; b < BUFFERS; b++) {
+                if (BUFFERS > 2 && b % 2 == 0 && from + b >= last) break;
+                const Factors factors(halves[b], heads[b / 2], b % 2);
+                if (b % 2 == 1 && from + b + BUFFERS < last) load_tail(heads[b / 2], (from + b + BUFFERS) / 2);
+#pragma unroll
+                for (int part = 0; part < 2; part++) {
+                    // Two words of each row: four products of 16 of k.
+                    uint32_t a[4][4];
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+#pragma unroll
+                        for (int j = 0; j < 2; j++) {
+                            uint32_t low[2], high[2];
+                            unpack(halves[b], factors, r, 2 * part + j, low, high);
+                            a[2 * j][r] = low[0];
+                            a[2 * j][r + 2] = low[1];
+                            a[2 * j + 1][r] = high[0];
+                            a[2 * j + 1][r + 2] = high[1];
+                        }
+                    }
+                    if (part == 1 && from + b + BUFFERS < last) load(halves[b], from + b + BUFFERS);
+                    await_phase(full + 8 * stage, parity);
+                    const uint64_t matrix = group_matrix(stages + stage * Shape::STAGE);
+                    fence_group();
+#pragma unroll
+                    for (int i = 0; i < 4; i++) multiply_wide(d, a[i], matrix + 2 * i);
+                    commit_group();
+                    // The step before is done: its stage is free for the warp, and that of the step before it is filled again.
+                    wait_group<1>(d);
+                    __syncwarp();
+                    if (step > 0 && lane == 0) arrive_at(empty + 8 * (stage == 0 ? STAGES - 1 : stage - 1));
+                    const int ahead = step + STAGES - 2;
+                    if (threadIdx.x == 0 && ahead < n_steps) {
+                        const int to = stage < 2 ? stage + STAGES - 2 : stage - 2;
+                        if (ahead >= STAGES) await_phase(empty + 8 * to, (ahead / STAGES - 1) & 1);
+                        copy(to, ahead);
+                    }
+                    step++;
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        parity ^= 1;
+                    }
+                }
+            }
+        }
+        wait_group<0>(d);
+    }
 };
+
+// Which band and which tile of N rows of x a thread block has. Two neighbouring bands take turns, so that neighbours read the same x from L2.
+struct WidePlace {
+    int band, tile;
+
+    __device__ __forceinline__ WidePlace() {
+        const int n_tiles = gridDim.x, y = asked_again(blockIdx.y), pair = y / 2, n = min(2, (int)gridDim.y - 2 * pair);
+        const int place = y % 2 * n_tiles + asked_again(blockIdx.x);
+        band = 2 * pair + place % n;
+        tile = place / n;
+    }
+};
+
+// Where thread blocks share a band: as `add_parts` of bands.cuh. `parts` is [tiles of the grid][splits][SUMS / 4][256] f32 by 4; counters are 0 before and after.
+template <int SUMS>
+DEVICE bool add_wide_parts(float4* parts, uint32_t* counters, float (&d)[SUMS]) {
+    constexpr int FOURS = SUMS / 4, AT_ONCE = 8;
+    const int tile = blockIdx.y * gridDim.x + blockIdx.x, n_splits = gridDim.z;
+    parts += (size_t)tile * n_splits * (FOURS * WIDE_THREADS) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < FOURS; i++)
+        parts[(blockIdx.z * FOURS + i) * WIDE_THREADS] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+    // Its reads are ordered after everyone's writes by fence and counter.
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = atomicAdd(counters + tile, 1) == n_splits - 1;
+        if (is_last) counters[tile] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return false;
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) d[i] = 0.0f;
+#pragma unroll 1
+    for (int s = 0; s < n_splits; s++) {
+#pragma unroll
+        for (int before = 0; before < FOURS; before += AT_ONCE) {
+            float4 x[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) x[i] = parts[(s * FOURS + before + i) * WIDE_THREADS];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                d[4 * (before + i)] += x[i].x;
+                d[4 * (before + i) + 1] += x[i].y;
+                d[4 * (before + i) + 2] += x[i].z;
+                d[4 * (before + i) + 3] += x[i].w;
+            }
+        }
+    }
+    return true;
+}
+
+// What rows of x and weights were made larger by, the other way round.
+DEVICE float2 wide_shrink(const float* powers, int m) {
+    const float2 two = *(const float2*)(powers + m);
+    return make_float2(two.x * (1.0f / WIDE_TIMES), two.y * (1.0f / WIDE_TIMES));
+}
+
+// A thread block's share of up to three matrices: `pick(band)` gives its job and makes `band` relative to it; it is asked again behind the sums.
+template <class F, int N, class Pick>
+DEVICE void multiply_wide_band(const Pick& pick, int n_in, int n_rows, const uint8_t* x, const float* powers, float4* parts, uint32_t* counters, int each) {
+    const int n_tiles = (n_rows + WIDE_TILE_ROWS - 1) / WIDE_TILE_ROWS;
+    float d[N / 2];
+    {
+        WidePlace place;
+        const Job job = pick(place.band);
+        const int begin = blockIdx.z * each, end = min(begin + each, n_in / 256);
+        const Wide<F, N, false> wide(job.w, job.w, job.n_out, n_in, place.band * WIDE_HEIGHT);
+        wide.sum(d, x, place.tile * (N / WIDE_TILE_ROWS), n_tiles, n_in, begin, end);
+    }
+    if (gridDim.z > 1 && !add_wide_parts(parts, counters, d)) return;
+    WidePlace place;
+    const Job job = pick(place.band);
+    const int tile = place.tile, row = place.band * WIDE_HEIGHT + Wide<F, N, false>::row_of_lane(), t = threadIdx.x % 4;
+    float bias[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) bias[r] = job.bias && row + 8 * r < job.n_out ? job.bias[row + 8 * r] : 0.0f;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        const int m = tile * N + 8 * n + 2 * t;
+        if (m >= n_rows) break;
+        const float2 shrink = wide_shrink(powers, m);
+        float* y = job.y + (size_t)m * job.n_out + row;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (m + i % 2 < n_rows && row + i / 2 * 8 < job.n_out) y[(size_t)(i % 2) * job.n_out + i / 2 * 8] = fmaf(d[4 * n + i], i % 2 ? shrink.y : shrink.x, bias[i / 2]);
+    }
+}
+
+// What a thread block has of a gate and up: 64 rows of both.
+template <class F, int N>
+DEVICE void multiply_wide_gated(const uint8_t* gate, const uint8_t* up, const Gated& out, int n_in, int n_rows, const uint8_t* x, const float* powers) {
+    constexpr int ROWS = WIDE_HEIGHT / 2, ROW = ROWS + 4;
+    const WidePlace place;
+    const int n_tiles = (n_rows + WIDE_TILE_ROWS - 1) / WIDE_TILE_ROWS, first = place.band * ROWS, t = threadIdx.x % 4;
+    float d[N / 2];
+    {
+        const Wide<F, N, true> wide(gate, up, out.n_out, n_in, first);
+        wide.sum(d, x, place.tile * (N / WIDE_TILE_ROWS), n_tiles, n_in, 0, n_in / 256);
+    }
+    const int local = Wide<F, N, true>::row_of_lane(), here = min(N, n_rows - place.tile * N);
+    extern __shared__ __align__(1024) uint8_t wide_room[];
+    float* tile = (float*)wide_room;
+    float* ups = tile + N * ROW;
+    static_assert(2 * N * ROW * 4 <= WideShape<N>::SHARED_BYTES, "both tiles fit");
+    const bool is_plain = out.activation == SILU && !out.gate_bias && !out.up_bias;
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        // Powers are there for all rows of a tile of 64.
+        const int m = 8 * n + 2 * t;
+        const float2 shrink = wide_shrink(powers, min(place.tile * N + m, n_tiles * WIDE_TILE_ROWS - 2));
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float times = i ? shrink.y : shrink.x, left = d[4 * n + i] * times, right = d[4 * n + 2 + i] * times;
+            tile[(m + i) * ROW + local] = is_plain ? activate(SILU, left) * right : left;
+            if (!is_plain) ups[(m + i) * ROW + local] = right;
+        }
+    }
+    __syncthreads();
+    if (!is_plain) {
+        const int row = min(first + (int)threadIdx.x % ROWS, out.n_out - 1);
+        const float gate_add = out.gate_bias ? out.gate_bias[row] : 0.0f, up_add = out.up_bias ? out.up_bias[row] : 0.0f;
+#pragma unroll 1
+        for (int m = threadIdx.x / ROWS; m < here; m += WIDE_THREADS / ROWS) {
+            const int at = m * ROW + threadIdx.x % ROWS;
+            tile[at] = activate(out.activation, tile[at] + gate_add) * other_factor(out.activation, ups[at] + up_add);
+        }
+        __syncthreads();
+    }
+    store_gated_tile<ROWS, ROW, WIDE_WARPS>(out, tile, first, place.tile * N, here);
+}
