@@ -16,3 +16,4 @@ mod recurrence;
 mod rope;
 mod sample;
 mod streams;
+mod wide;
