@@ -14,6 +14,7 @@
 // more; the twin of this is `crates/cuda-exec/src/strips.rs`. Alignment: 16 bytes. No bank conflicts: chunks of 16 bytes are spread by XOR.
 #pragma once
 #include "async_copy.cuh"
+#include "bits.cuh"
 #include "gated.cuh"
 #include "matvec.cuh"
 #include "normed_row.cuh"
@@ -38,24 +39,6 @@ DEVICE void multiply_minima(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, 
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// The bits of `first` where `mask` has ones, else those of `second`, as one instruction.
-DEVICE uint32_t choose(uint32_t mask, uint32_t first, uint32_t second) {
-    uint32_t chosen;
-    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(chosen) : "r"(mask), "r"(first), "r"(second));
-    return chosen;
-}
-
-DEVICE uint32_t and_xor(uint32_t word, uint32_t mask, uint32_t flipped) {
-    uint32_t result;
-    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(word), "r"(mask), "r"(flipped));
-    return result;
-}
-DEVICE uint32_t and_or(uint32_t word, uint32_t mask, uint32_t other) {
-    uint32_t result;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(other));
-    return result;
 }
 
 // Byte k of a word, without and with its sign.

@@ -3,7 +3,7 @@
 // A thread block multiplies 128 rows of a matrix (64 of a gate and the same 64 of up where gated), 64 for each of its two warpgroups, by 64, 128 or 256
 // rows of x. Weights become f16 in registers, as operand A: a lane has the 16 bytes of a group of 32 of each of its two rows, and which k each weight
 // counts as is free, since `wide_tiles` writes x in the same order. So weights pass no shared memory. They are loaded BUFFERS halves of a superblock
-// ahead. x is operand B: tiles of 64 rows and 64 of k come by one bulk copy each, STAGES - 2 steps ahead. A barrier of each stage says that it
+// ahead. x is operand B: tiles of 64 rows and 64 of k come by bulk copies, STAGES - 2 halves of a superblock ahead. A barrier of each stage says that it
 // is full, another that both warpgroups have read it.
 //
 // A weight is 1024 times d * scale * q - dmin * minimum: both factors are rounded to f16, and so is the result (2^-11 each). No factor is below the
@@ -13,12 +13,13 @@
 //
 // Sums are f32 over all of k. Bits of a row depend on nothing but the row and how its band is split: parts are added in the order of their places.
 #pragma once
+#include "bits.cuh"
+#include "early.cuh"
 #include "formats/planes.cuh"
 #include "gated.cuh"
 #include "jobs.cuh"
-#include "early.cuh"
-#include "wide_rows.cuh"
 #include "warpgroups.cuh"
+#include "wide_rows.cuh"
 
 constexpr int WIDE_THREADS = 256, WIDE_HEIGHT = 128, WIDE_WARPS = WIDE_THREADS / WARP;
 // Of Q4_K, Q5_K and Q6_K: 1024 d times the largest scale (63, or 128) and the largest number (15, 31, 32) is below 65504.
@@ -28,9 +29,10 @@ constexpr float WIDE_TIMES = 1024.0f;
 // N rows of x.
 template <int N>
 struct WideShape {
-    static constexpr int STAGES = N == 256 ? 6 : N == 128 ? 8 : 12, BUFFERS = N == 256 ? 2 : 4;
-    static constexpr int STAGE = N * 128, SHARED_BYTES = STAGES * STAGE + 1024;
-    static constexpr int BLOCKS = 1;  // of a multiprocessor
+    // A stage has 128 columns.
+    static constexpr int STAGES = N == 256 ? 3 : N == 128 ? 4 : 6, BUFFERS = N == 128 ? 4 : 2;
+    static constexpr int STAGE = N * 256, SHARED_BYTES = STAGES * STAGE + 1024;
+    static constexpr int BLOCKS = N == 64 ? 2 : 1;  // of a multiprocessor
 };
 
 DEVICE uint32_t bits_of(__half2 h) { return *(uint32_t*)&h; }
@@ -129,9 +131,9 @@ struct Wide {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const uint32_t bits = word >> 8 * i;
-                const __half2 q = __hsub2(pair_of((bits & 0x000f000f) | 0x64006400), bias);
+                const __half2 q = __hsub2(pair_of(and_or(bits, 0x000f000f, 0x64006400)), bias);
                 // 1024 + 16 q, over 16 and less 64.
-                const __half2 p = __hfma2(pair_of((bits & 0x00f000f0) | 0x64006400), sixteenth, less);
+                const __half2 p = __hfma2(pair_of(and_or(bits, 0x00f000f0, 0x64006400)), sixteenth, less);
                 low[i] = bits_of(__hfma2(q, factors.scale[r][0], factors.offset[r]));
                 last[i] = bits_of(__hfma2(p, factors.scale[r][0], factors.offset[r]));
             }
@@ -146,11 +148,11 @@ struct Wide {
                     const int bit = 4 * h + j;
                     upper = bit <= 4 ? half.high[r].x << (4 - bit) : half.high[r].x >> (bit - 4);
                 }
-                const uint32_t all = ((word >> 4 * h) & 0x0f0f0f0f) | (upper & 0xf0f0f0f0);
+                const uint32_t all = choose(0x0f0f0f0f, word >> 4 * h, upper);
                 constexpr uint32_t MASK = HIGH_BYTES == 8 ? 0x003f003f : 0x001f001f;
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const __half2 q = __hsub2(pair_of(((all >> 8 * i) & MASK) | 0x64006400), bias);
+                    const __half2 q = __hsub2(pair_of(and_or(all >> 8 * i, MASK, 0x64006400)), bias);
                     const __half2 weight = HAS_HALVES ? __hmul2(q, factors.scale[r][h]) : __hfma2(q, factors.scale[r][h], factors.offset[r]);
                     (h == 0 ? low : last)[i] = bits_of(weight);
                 }
@@ -163,14 +165,21 @@ struct Wide {
         extern __shared__ __align__(1024) uint8_t wide_room[];
         __shared__ __align__(8) uint64_t barriers[2 * STAGES];
         const uint32_t stages = (shared_at(wide_room) + 1023) & ~1023u, full = shared_at(barriers), empty = full + 8 * STAGES;
-        const int n_steps = (end - begin) * 4, lane = threadIdx.x % WARP;
-        const size_t row_of_tiles = (size_t)(n_in / WIDE_K) * WIDE_TILE;
-        auto copy = [&](int stage, int step) {
+        const int n_halves = (end - begin) * 2, lane = threadIdx.x % WARP;
+        const uint8_t* from_x = x + (size_t)begin * (4 * WIDE_TILE);
+        auto copy = [&](int stage, int half) {
             arrive_expecting(full + 8 * stage, Shape::STAGE);
 #pragma unroll
-            for (int i = 0; i < N / WIDE_TILE_ROWS; i++)
-                copy_bulk<WIDE_TILE>(stages + stage * Shape::STAGE + i * WIDE_TILE,
-                                     x + min(first_tile + i, n_tiles - 1) * row_of_tiles + (size_t)(begin * 4 + step) * WIDE_TILE, full + 8 * stage);
+            for (int i = 0; i < N / WIDE_TILE_ROWS; i++) {
+                const uint8_t* from = from_x + ((size_t)min(first_tile + i, n_tiles - 1) * (n_in / WIDE_K) + 2 * half) * WIDE_TILE;
+                const uint32_t to = stages + stage * Shape::STAGE + i * WIDE_TILE;
+                if (N == WIDE_TILE_ROWS) {
+                    copy_bulk<2 * WIDE_TILE>(to, from, full + 8 * stage);
+                } else {
+                    copy_bulk<WIDE_TILE>(to, from, full + 8 * stage);
+                    copy_bulk<WIDE_TILE>(to + N * 128, from + WIDE_TILE, full + 8 * stage);
+                }
+            }
         };
         Half halves[BUFFERS];
         WideTail heads[BUFFERS / 2];
@@ -188,12 +197,12 @@ struct Wide {
                 make_barrier(empty + 8 * i, WIDE_WARPS);
             }
             show_barriers();
-            for (int i = 0; i < STAGES - 2 && i < n_steps; i++) copy(i, i);
+            for (int i = 0; i < STAGES - 2 && i < n_halves; i++) copy(i, i);
         }
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < SUMS; i++) d[i] = 0.0f;
-        int stage = 0, parity = 0, step = 0;
+        int stage = 0, parity = 0, done = 0;
         for (int from = 2 * begin; from < last; from += BUFFERS) {
 #pragma unroll
             for (int b = 0; b < BUFFERS; b++) {
@@ -217,27 +226,28 @@ struct Wide {
                         }
                     }
                     if (part == 1 && from + b + BUFFERS < last) load(halves[b], from + b + BUFFERS);
-                    await_phase(full + 8 * stage, parity);
-                    const uint64_t matrix = group_matrix(stages + stage * Shape::STAGE);
+                    if (part == 0) await_phase(full + 8 * stage, parity);
+                    const uint64_t matrix = group_matrix(stages + stage * Shape::STAGE + part * (N * 128));
                     fence_group();
 #pragma unroll
                     for (int i = 0; i < 4; i++) multiply_wide(d, a[i], matrix + 2 * i);
                     commit_group();
-                    // The step before is done: its stage is free for the warp, and that of the step before it is filled again.
                     wait_group<1>(d);
+                    if (part == 1) continue;
+                    // The half before is done: its stage is free for the warp, and that of the half before it is filled again.
                     __syncwarp();
-                    if (step > 0 && lane == 0) arrive_at(empty + 8 * (stage == 0 ? STAGES - 1 : stage - 1));
-                    const int ahead = step + STAGES - 2;
-                    if (threadIdx.x == 0 && ahead < n_steps) {
+                    if (done > 0 && lane == 0) arrive_at(empty + 8 * (stage == 0 ? STAGES - 1 : stage - 1));
+                    const int ahead = done + STAGES - 2;
+                    if (threadIdx.x == 0 && ahead < n_halves) {
                         const int to = stage < 2 ? stage + STAGES - 2 : stage - 2;
                         if (ahead >= STAGES) await_phase(empty + 8 * to, (ahead / STAGES - 1) & 1);
                         copy(to, ahead);
                     }
-                    step++;
-                    if (++stage == STAGES) {
-                        stage = 0;
-                        parity ^= 1;
-                    }
+                }
+                done++;
+                if (++stage == STAGES) {
+                    stage = 0;
+                    parity ^= 1;
                 }
             }
         }
