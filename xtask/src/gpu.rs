@@ -6,10 +6,10 @@
 use std::{env, fs, path::Path};
 
 use anyhow::Context;
-use tokenmill_cuda_exec::{Buffers, Cubins, Device, DeviceOptions, Launches};
+use tokenmill_cuda_exec::{Buffers, Cubins, Device, DeviceOptions, Launches, WideProducts};
 
-/// Opens the first GPU as the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS` and `TOKENMILL_CUDA_IN_ORDER` say, as the program
-/// `tokenmill` does.
+/// Opens the first GPU as the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS`, `TOKENMILL_CUDA_IN_ORDER` and `TOKENMILL_CUDA_NO_WIDE`
+/// say, as the program `tokenmill` does.
 ///
 /// # Errors
 /// No GPU that can be used, or a file of kernels that cannot be read.
@@ -23,21 +23,27 @@ pub(crate) fn open() -> anyhow::Result<Device> {
         }
         _ => None,
     };
-    let is_apart = env::var("TOKENMILL_CUDA_APART").is_ok_and(|value| value == "1");
-    let buffers = if is_apart {
+    let is_set = |name: &str| env::var(name).is_ok_and(|value| value == "1");
+    let buffers = if is_set("TOKENMILL_CUDA_APART") {
         Buffers::Apart
     } else {
         Buffers::Together
     };
-    let launches = if env::var("TOKENMILL_CUDA_IN_ORDER").is_ok_and(|value| value == "1") {
+    let launches = if is_set("TOKENMILL_CUDA_IN_ORDER") {
         Launches::InOrder
     } else {
         Launches::Early
+    };
+    let wide = if is_set("TOKENMILL_CUDA_NO_WIDE") {
+        WideProducts::Never
+    } else {
+        WideProducts::WhereThere
     };
     let options = DeviceOptions {
         buffers,
         cubins,
         launches,
+        wide,
     };
     Device::open_as(0, options).context("no device")
 }

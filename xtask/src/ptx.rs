@@ -16,11 +16,11 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use tokenmill_cuda_exec::modules::{self, Entry, KernelModule};
+use tokenmill_cuda_exec::modules::{self, Entry, KernelModule, Target};
 use tokenmill_gguf::TensorType;
 
 use self::{
-    lock::{ARCHITECTURES, Lock, LockedModule, Resources, sha256},
+    lock::{ARCHITECTURES, HOPPER, Lock, LockedModule, Resources, sha256},
     toolchain::Toolchain,
 };
 
@@ -54,14 +54,11 @@ const ARCHIVE: &str = "crates/cuda-exec/kernels.ptx.z";
 /// What is in it, for people and for reviews.
 const LOCK: &str = "kernels/ptx.lock";
 
-/// The PTX version that is claimed: the oldest that has everything the kernels use, so that older drivers load it.
-const PTX_VERSION: &str = "7.4";
-
 /// GPUs that have no launches which begin before those before them are done.
 const FIRST_ARCHITECTURES: [&str; 2] = ["sm_80", "sm_89"];
 
-/// How hard DEFLATE tries, of 10.
-const LEVEL: u8 = 10;
+/// How an archive of code names the generation of [`HOPPER`].
+const HOPPER_CODE: &str = "sm_90";
 
 /// Builds or checks all modules.
 ///
@@ -118,13 +115,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         if args.check {
             continue;
         }
-        let stream = miniz_oxide::deflate::compress_to_vec(ptx.as_bytes(), LEVEL);
-        let entry = Entry {
-            name: &module.name,
-            ptx_bytes: ptx.len(),
-            stream: &stream,
-        };
-        entry.append_to(&mut new_archive);
+        Entry::append(&mut new_archive, &module.name, ptx.as_bytes());
         let locked = LockedModule {
             sha256: sha256(&ptx),
             ptx_bytes: ptx.len(),
@@ -132,7 +123,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             name: module.name,
         };
         for (kernel, resources) in &locked.kernels {
-            let spilled_bytes = resources.iter().map(|one| one.spilled_bytes).max().unwrap_or(0);
+            let spilled_bytes = (resources.iter().flatten())
+                .map(|one| one.spilled_bytes)
+                .max()
+                .unwrap_or(0);
             ensure!(
                 spilled_bytes == 0,
                 "{}: {kernel} spills {spilled_bytes} bytes",
@@ -176,24 +170,25 @@ pub(crate) fn cubins(architecture: &str) -> anyhow::Result<Vec<u8>> {
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     let (source, target) = (scratch.join("module.ptx"), scratch.join("module.cubin"));
     let mut archive = Vec::new();
-    for name in modules::names() {
+    for module in modules::all() {
+        // The code of one generation alone has a name of its own.
+        let exact = match module.target {
+            Target::All => architecture,
+            Target::Hopper if architecture == HOPPER_CODE => HOPPER,
+            Target::Hopper => continue,
+        };
+        let name = module.name.as_str();
         let ptx = modules::ptx(name).with_context(|| format!("the archive has no PTX of {name}"))?;
         fs::write(&source, ptx).with_context(|| format!("cannot write {}", source.display()))?;
         let mut command = Command::new(toolchain.ptxas());
         command
-            .arg(format!("-arch={architecture}"))
+            .arg(format!("-arch={exact}"))
             .arg(&source)
             .arg("-o")
             .arg(&target);
         run_quietly(&mut command, name)?;
         let code = fs::read(&target).with_context(|| format!("cannot read {}", target.display()))?;
-        let stream = miniz_oxide::deflate::compress_to_vec(&code, 6);
-        let entry = Entry {
-            name: &format!("{architecture}/{name}"),
-            ptx_bytes: code.len(),
-            stream: &stream,
-        };
-        entry.append_to(&mut archive);
+        Entry::append(&mut archive, &format!("{architecture}/{name}"), &code);
     }
     Ok(archive)
 }
@@ -205,7 +200,9 @@ pub(crate) fn registers(architecture: &str) -> Option<BTreeMap<(String, String),
     let mut registers = BTreeMap::new();
     for module in lock.modules {
         for (kernel, resources) in module.kernels {
-            registers.insert((module.name.clone(), kernel), resources.get(column)?.registers);
+            if let Some(resources) = resources.get(column)? {
+                registers.insert((module.name.clone(), kernel), resources.registers);
+            }
         }
     }
     Some(registers)
@@ -238,7 +235,8 @@ fn compile(
     let target = scratch.join(format!("{}.ptx", module.name));
     let mut command = Command::new(toolchain.nvcc());
     command
-        .args(["-ptx", "-arch=compute_80", "-std=c++17", "-O3"])
+        .args(["-ptx", "-std=c++17", "-O3"])
+        .arg(format!("-arch=compute_{}", module.target.architecture()))
         .args(module.flags)
         .args(defines(module))
         .arg(kernels.join(module.source))
@@ -246,15 +244,15 @@ fn compile(
         .arg(&target);
     run_quietly(&mut command, &module.name)?;
     let text = fs::read_to_string(&target).with_context(|| format!("cannot read {}", target.display()))?;
-    let text = lower_version(&text)
+    let text = lower_version(&text, module.target.ptx_version())
         .with_context(|| format!("{}: the compiler wrote no version line", module.name))?;
     Ok(without_folder(&text))
 }
 
-fn lower_version(ptx: &str) -> Option<String> {
+fn lower_version(ptx: &str, version: &str) -> Option<String> {
     let start = ptx.find("\n.version ")? + 1;
     let end = start + ptx[start..].find('\n')?;
-    Some(format!("{}.version {PTX_VERSION}{}", &ptx[..start], &ptx[end..]))
+    Some(format!("{}.version {version}{}", &ptx[..start], &ptx[end..]))
 }
 
 /// Replaces the hash of the source's path, which the compiler puts into the names of shared memory, so that every folder
@@ -284,7 +282,7 @@ fn assemble(
     module: &KernelModule,
     ptx: &str,
     scratch: &Path,
-) -> anyhow::Result<Vec<(String, Vec<Resources>)>> {
+) -> anyhow::Result<Vec<(String, Vec<Option<Resources>>)>> {
     let write = |name: String, text: &str| -> anyhow::Result<PathBuf> {
         let source = scratch.join(name);
         fs::write(&source, text).with_context(|| format!("cannot write {}", source.display()))?;
@@ -294,8 +292,11 @@ fn assemble(
     let early = (modules::early_variant(ptx))
         .map(|text| write(format!("{}.early.ptx", module.name), &text))
         .transpose()?;
-    let mut kernels: Vec<(String, Vec<Resources>)> = Vec::new();
-    for architecture in ARCHITECTURES {
+    let mut kernels: Vec<(String, Vec<Option<Resources>>)> = Vec::new();
+    for (column, architecture) in ARCHITECTURES.into_iter().enumerate() {
+        if module.target == Target::Hopper && architecture != HOPPER {
+            continue;
+        }
         let mut command = Command::new(toolchain.ptxas());
         let begins_early = !FIRST_ARCHITECTURES.contains(&architecture);
         command
@@ -304,11 +305,15 @@ fn assemble(
             .arg(early.as_ref().filter(|_| begins_early).unwrap_or(&source))
             .args(["-o", "/dev/null"]);
         let log = run_quietly(&mut command, &module.name)?;
+        // The assembler then waits for each matrix operation before the next.
+        ensure!(!log.contains("serialized"), "{}: {log}", module.name);
         for (name, resources) in parse_log(&log) {
-            match kernels.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, list)) => list.push(resources),
-                None => kernels.push((name, vec![resources])),
-            }
+            let index = kernels.iter().position(|(known, _)| *known == name);
+            let index = index.unwrap_or_else(|| {
+                kernels.push((name, vec![None; ARCHITECTURES.len()]));
+                kernels.len() - 1
+            });
+            kernels[index].1[column] = Some(resources);
         }
     }
     kernels.sort_by(|a, b| a.0.cmp(&b.0));
@@ -361,10 +366,10 @@ mod tests {
     fn the_version_line_is_lowered_and_nothing_else() {
         let ptx = "// version 9.0\n.version 9.0\n.target sm_80\n";
         assert_eq!(
-            lower_version(ptx).as_deref(),
+            lower_version(ptx, "7.4").as_deref(),
             Some("// version 9.0\n.version 7.4\n.target sm_80\n")
         );
-        assert_eq!(lower_version("// nothing"), None);
+        assert_eq!(lower_version("// nothing", "7.4"), None);
     }
 
     #[test]

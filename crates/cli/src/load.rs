@@ -378,8 +378,9 @@ impl LoadArgs {
         }
     }
 
-    /// How a GPU is used. Three variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
-    /// `TOKENMILL_CUDA_CUBINS` for drivers without a compiler, and `TOKENMILL_CUDA_IN_ORDER` for launches one after the other.
+    /// How a GPU is used. Four variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
+    /// `TOKENMILL_CUDA_CUBINS` for drivers without a compiler, `TOKENMILL_CUDA_IN_ORDER` for launches one after the other, and
+    /// `TOKENMILL_CUDA_NO_WIDE` for the products that GPUs other than the H100 and H200 have.
     ///
     /// # Errors
     /// A file of kernels that cannot be read.
@@ -395,11 +396,13 @@ impl LoadArgs {
             }
             _ => None,
         };
+        let is_set = |name: &str| env::var(name).is_ok_and(|value| value == "1");
         Ok(GpuOptions {
             is_batch_invariant: self.batch_invariant,
-            has_buffers_apart: env::var("TOKENMILL_CUDA_APART").is_ok_and(|value| value == "1"),
+            has_buffers_apart: is_set("TOKENMILL_CUDA_APART"),
             cubins,
-            launches_in_order: env::var("TOKENMILL_CUDA_IN_ORDER").is_ok_and(|value| value == "1"),
+            launches_in_order: is_set("TOKENMILL_CUDA_IN_ORDER"),
+            has_no_wide_products: is_set("TOKENMILL_CUDA_NO_WIDE"),
         })
     }
 

@@ -5,7 +5,10 @@
 
 use tokenmill_gguf::TensorType;
 
-use crate::{Buffer, Device, FewRows, HalfBands, Stream, error::Result};
+use crate::{
+    FewRows, HalfBands, Wide, WideCut,
+    parts::{MAX_SPLIT_BLOCKS, MULTIPROCESSORS},
+};
 
 /// Threads of a thread block.
 pub(crate) const BAND_THREADS: u32 = 128;
@@ -21,10 +24,6 @@ const STRIP_ROWS: usize = 48;
 const Q6_K_STRIP_ROWS: usize = 16;
 /// Rows of x above which bands of K-quants may be split: their kernel takes 64.
 const UNSPLIT_ROWS: usize = 32;
-/// Multiprocessors of an H100.
-const MULTIPROCESSORS: usize = 132;
-/// Thread blocks of bands that are split at most: two for each multiprocessor.
-const MAX_SPLIT_BLOCKS: usize = 2 * MULTIPROCESSORS;
 /// The same at least; with fewer, low bands are faster.
 const MIN_SPLIT_BLOCKS: usize = 96;
 /// What a thread block may ask for on compute capability 8.6 and 8.9.
@@ -116,6 +115,8 @@ pub enum ManyRows {
     Splits(usize),
     /// In bands in f16, whose columns so many thread blocks share; 1 where each has all of them.
     Halves(usize),
+    /// By matrix operations of warpgroups.
+    Wide(WideCut),
 }
 
 /// For which kernels there is device memory besides matrices and rows.
@@ -125,6 +126,9 @@ pub struct ProductRoom {
     pub max_splits: usize,
     /// Whether rows of x can be made f16.
     pub has_halves: bool,
+    /// Whether they can be made tiles for matrix operations of warpgroups: on compute capability 9.0, where all matrices of the launch fit
+    /// ([`Wide::takes`]). Such tiles lie where f16 rows do.
+    pub has_tiles: bool,
 }
 
 impl ProductRoom {
@@ -132,11 +136,18 @@ impl ProductRoom {
     pub const NONE: Self = Self {
         max_splits: 1,
         has_halves: false,
+        has_tiles: false,
+    };
+    /// All that there is on GPUs of other compute capabilities than 9.0.
+    pub const WITHOUT_TILES: Self = Self {
+        max_splits: ManyRows::MAX_SPLITS,
+        has_halves: true,
+        has_tiles: false,
     };
     /// Memory for all.
     pub const ALL: Self = Self {
-        max_splits: ManyRows::MAX_SPLITS,
-        has_halves: true,
+        has_tiles: true,
+        ..Self::WITHOUT_TILES
     };
 }
 
@@ -155,6 +166,9 @@ impl ManyRows {
             return Self::Strips;
         }
         let n_bands: usize = n_outs.iter().map(|n_out| n_out.div_ceil(128)).sum();
+        if room.has_tiles && n_rows >= Wide::MIN_ROWS && Wide::of(ty).is_some() {
+            return Self::Wide(WideCut::of(n_bands, n_in / 256, n_rows, room.max_splits));
+        }
         let splits = n_splits(n_bands * n_rows.div_ceil(64), n_in / 256, room.max_splits);
         if room.has_halves && n_rows >= HalfBands::MIN_ROWS && HalfBands::of(ty).is_some() {
             match splits {
@@ -189,37 +203,6 @@ fn n_splits(n_blocks: usize, n_supers: usize, most: usize) -> usize {
         .min_by_key(|&n| quarters(n))
         .filter(|&n| quarters(n) < quarters(1))
         .unwrap_or(1)
-}
-
-/// Memory for the parts of sums that thread blocks of a band leave, and for counting those that did.
-#[derive(Debug)]
-pub(crate) struct Parts {
-    pub(crate) sums: Buffer<f32>,
-    /// Zero before and after each launch.
-    pub(crate) counters: Buffer<u32>,
-}
-
-impl Parts {
-    /// Sums for the largest launch in splits: of a thread block those of 128 rows by 64 rows of x.
-    const N_SUMS: usize = MAX_SPLIT_BLOCKS * 128 * 64;
-
-    /// Allocates it.
-    ///
-    /// # Errors
-    /// [`CudaExecError::OutOfMemory`](crate::CudaExecError::OutOfMemory), or the driver's.
-    pub(crate) fn new(device: &Device) -> Result<Self> {
-        let mut counters = device.alloc("products", MAX_SPLIT_BLOCKS)?;
-        device.zero(Stream::Compute, &counters.view_mut())?;
-        Ok(Self {
-            sums: device.alloc("products", Self::N_SUMS)?,
-            counters,
-        })
-    }
-
-    /// Device memory that it takes.
-    pub(crate) fn device_bytes() -> usize {
-        crate::buffer_bytes::<f32>(Self::N_SUMS) + crate::buffer_bytes::<u32>(MAX_SPLIT_BLOCKS)
-    }
 }
 
 impl Bands {
@@ -281,8 +264,8 @@ mod tests {
     use super::*;
 
     const ROOM_FOR_PARTS: ProductRoom = ProductRoom {
-        max_splits: ManyRows::MAX_SPLITS,
         has_halves: false,
+        ..ProductRoom::WITHOUT_TILES
     };
 
     #[test]
@@ -322,7 +305,7 @@ mod tests {
     #[test]
     fn many_rows_of_k_quants_are_in_f16() {
         let check = |ty, n_out, n_in, n_rows, expected| {
-            let found = ManyRows::of(ty, &[n_out], n_in, n_rows, ProductRoom::ALL);
+            let found = ManyRows::of(ty, &[n_out], n_in, n_rows, ProductRoom::WITHOUT_TILES);
             assert_eq!(found, expected, "{ty:?} {n_out} of {n_in} by {n_rows}");
         };
         check(TensorType::Q4_K, 4096, 4096, 64, ManyRows::Halves(8));

@@ -54,7 +54,8 @@ impl HalfBands {
     }
 }
 
-/// Rows of x as kernels in f16 take them, for one product at a time.
+/// Rows of x as kernels in f16 take them, for one product at a time: as bands do, or as matrix operations of warpgroups do, whose tiles lie where
+/// numbers of bands do and have a power for each row.
 #[derive(Debug)]
 pub(crate) struct HalfRows {
     /// `[n_rows, n_in]` f16 numbers.

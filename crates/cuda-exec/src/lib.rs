@@ -65,17 +65,20 @@ mod layout;
 mod matrix;
 pub mod modules;
 mod ops;
+mod parts;
 mod planes;
 mod self_test;
 mod states;
 mod strips;
+mod wide;
 
 pub use backend::{CudaBackend, CudaBuffer};
 pub use bands::{BandHeight, Bands, ManyRows, ProductRoom};
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceOptions, DeviceReport,
     Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, NcclApi, NcclRank, PageRows, Pinned,
-    PinnedCopies, SharedView, Stream, View, ViewMut, buffer_bytes, has_driver, probe, probe_with,
+    PinnedCopies, SharedView, Stream, View, ViewMut, WideProducts, buffer_bytes, has_driver, probe,
+    probe_with,
 };
 pub use error::CudaExecError;
 pub use graph_cache::{GraphCache, GraphPlan};
@@ -95,6 +98,7 @@ pub use ops::{
 pub use self_test::self_test;
 pub use states::{SLOT_RECORD_WORDS, StateLayerMut, StateSlots};
 pub use strips::FewRows;
+pub use wide::{Wide, WideCut};
 
 /// The examples of the README.
 #[cfg(doctest)]

@@ -11,7 +11,7 @@ use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::{
     BandHeight, Bands, Buffer, CudaExecError, Device, FewRows, HalfBands, Kernel, LayoutError, MatrixLayout,
-    Pinned, SharedView, Stream, View, error::Result, modules::type_suffix,
+    Pinned, SharedView, Stream, View, Wide, error::Result, modules::type_suffix, wide::WideKernels,
 };
 
 /// Bytes of a staging buffer, unless a row is longer.
@@ -42,6 +42,8 @@ pub(crate) struct MatrixKernels {
     pub(crate) bands: Option<BandKernels>,
     /// For as many rows, of types that can be multiplied in f16.
     pub(crate) halves: Option<HalfKernels>,
+    /// For as many rows on compute capability 9.0, of the same types.
+    pub(crate) wide: Option<WideKernels>,
     pub(crate) gated: Option<[Kernel; 4]>,
     /// For one row of types that come in strips, with what stands between products.
     pub(crate) joined: Option<JoinedKernels>,
@@ -198,6 +200,8 @@ pub struct Matrix {
     bytes: SharedView<u8>,
     layout: MatrixLayout,
     pub(crate) kernels: MatrixKernels,
+    /// Whether all its superblocks are as [`Wide::takes`] wants them.
+    is_within_f16: bool,
 }
 
 impl Matrix {
@@ -219,6 +223,11 @@ impl Matrix {
     /// Whether it is multiplied with quantized activations.
     pub fn takes_quantized_input(&self) -> bool {
         self.layout.takes_quantized_input()
+    }
+
+    /// Whether matrix operations of warpgroups multiply it where there are enough rows.
+    pub fn is_wide(&self) -> bool {
+        self.is_within_f16 && self.kernels.wide.is_some()
     }
 
     pub(crate) fn view(&self) -> View<'_, u8> {
@@ -307,6 +316,10 @@ impl MatrixKernels {
                 Some(bands) => Some(HalfKernels::load(device, suffix, bands)?),
                 None => None,
             },
+            wide: match halves {
+                Some(_) => WideKernels::load(device, layout.ty())?,
+                None => None,
+            },
             matmul: if usage.is_factor { Some(tiled()?) } else { None },
             gated: if usage.is_factor {
                 Some(sizes("matvec_gated", &|n_rows| few.gated_shared_bytes(n_rows))?)
@@ -361,25 +374,27 @@ impl Uploader {
         let mut buffer = self.device.alloc("weights", layout.bytes())?;
         let row_bytes: usize = layout.planes().iter().map(|plane| plane.row_bytes).sum();
         let n_rows_at_once = (STAGING_BYTES / row_bytes.max(1)).max(1);
+        let mut is_within_f16 = true;
         for first in (0..n_out).step_by(n_rows_at_once) {
             let rows = first..(first + n_rows_at_once).min(n_out);
-            self.upload_rows(&layout, rows, bytes, &mut buffer)?;
+            is_within_f16 &= self.upload_rows(&layout, rows, bytes, &mut buffer)?;
         }
         Ok(Matrix {
             bytes: buffer.share(),
             layout,
             kernels,
+            is_within_f16,
         })
     }
 
-    /// Repacks neighbouring rows and queues their copies, one a plane.
+    /// Repacks neighbouring rows and queues their copies, one a plane. Says whether matrix operations of warpgroups can multiply them.
     fn upload_rows(
         &mut self,
         layout: &MatrixLayout,
         rows: Range<usize>,
         bytes: TensorBytes<'_>,
         buffer: &mut Buffer<u8>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let planes = layout.planes();
         let n_bytes = rows.len() * planes.iter().map(|plane| plane.row_bytes).sum::<usize>();
         let staging = &mut self.staging[self.n_batches % 2];
@@ -405,9 +420,9 @@ impl Uploader {
                 rest = later;
             }
         }
-        pieces
-            .into_par_iter()
-            .try_for_each_init(Vec::new, |read, piece| piece.repack(layout, bytes, read))?;
+        let are_within_f16 = (pieces.into_par_iter())
+            .map_init(Vec::new, |read, piece| piece.repack(layout, bytes, read))
+            .try_reduce(|| true, |a, b| Ok(a && b))?;
 
         let mut start = 0;
         for plane in planes {
@@ -417,7 +432,7 @@ impl Uploader {
             start = staged.end;
             staging.upload(Stream::ToDevice, staged, &buffer.view_mut().range(target)?)?;
         }
-        Ok(())
+        Ok(are_within_f16)
     }
 
     /// Waits until all matrices are on the device.
@@ -441,8 +456,8 @@ struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Reads the rows, into `read` where they are in a file, and repacks them.
-    fn repack(self, layout: &MatrixLayout, bytes: TensorBytes<'_>, read: &mut Vec<u8>) -> Result<()> {
+    /// Reads the rows, into `read` where they are in a file, and repacks them. Says whether matrix operations of warpgroups can multiply them.
+    fn repack(self, layout: &MatrixLayout, bytes: TensorBytes<'_>, read: &mut Vec<u8>) -> Result<bool> {
         let row_bytes = layout.file_row_bytes();
         let source = bytes
             .read(self.rows.start * row_bytes..self.rows.end * row_bytes, read)
@@ -461,6 +476,6 @@ impl Piece<'_> {
             layout.repack_row(row, &mut row_parts)?;
             row_parts.clear();
         }
-        Ok(())
+        Ok(Wide::of(layout.ty()).is_some_and(|wide| wide.takes(source)))
     }
 }

@@ -1,17 +1,19 @@
 //! The modules of kernels: what there is, from which source, and the PTX that `cargo xtask ptx` built of it.
 //!
 //! Modules are small, so that a run loads (and the driver compiles) only what its types need. The PTX is in one compressed
-//! archive, `kernels.ptx.z` of this crate; a module is inflated when it is loaded. Invariant: the archive has exactly the
+//! archive, `kernels.ptx.z` of this crate; a module is unpacked when it is loaded. Invariant: the archive has exactly the
 //! modules of [`all`], in their order.
 
+mod archive;
 mod variant;
-
-use std::{fmt, sync::Arc};
 
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 
-pub use self::variant::{early_variant, waiting_kernels};
+pub use self::{
+    archive::{Cubins, Entry},
+    variant::{early_variant, waiting_kernels},
+};
 
 /// A module of kernels: what it is compiled from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,44 @@ pub struct KernelModule {
     pub types: Vec<TensorType>,
     /// Further flags of the compiler.
     pub flags: &'static [&'static str],
+    /// The GPUs that it is for.
+    pub target: Target,
+}
+
+/// The GPUs that a module is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// All that this crate runs on.
+    All,
+    /// Those of compute capability 9.0 alone: its matrix operations of warpgroups are on none before it and on none after it.
+    Hopper,
+}
+
+impl Target {
+    /// The architecture that the compiler is asked for, without its prefix.
+    pub fn architecture(self) -> &'static str {
+        match self {
+            Self::All => "80",
+            Self::Hopper => "90a",
+        }
+    }
+
+    /// The PTX version of the module: the oldest that has everything its kernels use, so that older drivers load it.
+    pub fn ptx_version(self) -> &'static str {
+        match self {
+            Self::All => "7.4",
+            Self::Hopper => "8.0",
+        }
+    }
+
+    /// Whether a GPU that this crate opens, with this driver, can have such modules.
+    pub fn is_on(self, capability: (u32, u32), cuda_version: (u32, u32)) -> bool {
+        match self {
+            Self::All => true,
+            // CUDA 12.0 came with the version of its PTX.
+            Self::Hopper => capability == (9, 0) && cuda_version >= (12, 0),
+        }
+    }
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
@@ -164,8 +204,19 @@ const TYPED: [(&str, &str, &str); 4] = [
     ("matvec", "matvec.cu", "matvec_float.cu"),
 ];
 
-/// The weight types that are multiplied in f16 by many rows.
+/// The weight types that are multiplied in f16 by many rows, by matrix operations of warpgroups too.
 const HALVED: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
+
+/// The module that makes rows of x as products by matrix operations of warpgroups take them.
+pub(crate) const WIDE_ROWS: &str = "wide_rows";
+
+/// The name of the module of such products.
+///
+/// # Panics
+/// With a type without kernels.
+pub(crate) fn wide_name(ty: TensorType) -> String {
+    format!("matmul_wide_{}", type_suffix(ty).expect("a type with kernels"))
+}
 
 /// Pairs of weight types that one launch multiplies by: that of query and key weights, and that of the value weights, as
 /// quantizers mix them in a layer.
@@ -186,6 +237,7 @@ pub fn all() -> Vec<KernelModule> {
         source,
         types: Vec::new(),
         flags,
+        target: Target::All,
     });
     let typed = TYPED.into_iter().flat_map(|(op, quantized, float)| {
         Format::all().iter().map(move |format| KernelModule {
@@ -193,6 +245,7 @@ pub fn all() -> Vec<KernelModule> {
             source: if format.is_float() { float } else { quantized },
             types: vec![format.tensor_type()],
             flags: &[],
+            target: Target::All,
         })
     });
     let halved = HALVED.into_iter().map(|ty| KernelModule {
@@ -200,14 +253,32 @@ pub fn all() -> Vec<KernelModule> {
         source: "matmul_halves.cu",
         types: vec![ty],
         flags: &[],
+        target: Target::All,
     });
+    let wide = HALVED.into_iter().map(|ty| KernelModule {
+        name: wide_name(ty),
+        source: "matmul_wide.cu",
+        types: vec![ty],
+        flags: &[],
+        target: Target::Hopper,
+    });
+    let rows = KernelModule {
+        name: WIDE_ROWS.to_owned(),
+        source: "wide_rows.cu",
+        types: Vec::new(),
+        flags: &[],
+        target: Target::Hopper,
+    };
     let pairs = PAIRS.into_iter().map(|types| KernelModule {
         name: pair_name(types),
         source: "matvec_pair.cu",
         types: types.to_vec(),
         flags: &[],
+        target: Target::All,
     });
-    let mut all: Vec<_> = plain.chain(typed).chain(halved).chain(pairs).collect();
+    let mut all: Vec<_> = (plain.chain(typed).chain(halved).chain(wide).chain(pairs))
+        .chain([rows])
+        .collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all
 }
@@ -225,104 +296,6 @@ pub fn type_suffix(ty: TensorType) -> Option<&'static str> {
 
 /// The archive of every module's PTX.
 static ARCHIVE: &[u8] = include_bytes!("../kernels.ptx.z");
-
-/// A module in an archive: its name, the length of its PTX, and the PTX as a raw DEFLATE stream. In the archive it is the
-/// length of the name (one byte), the name, the lengths of PTX and stream (four bytes each, little-endian), and the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry<'a> {
-    /// The module's name.
-    pub name: &'a str,
-    /// Bytes of the PTX.
-    pub ptx_bytes: usize,
-    /// The PTX, compressed.
-    pub stream: &'a [u8],
-}
-
-impl<'a> Entry<'a> {
-    /// The modules of an archive, up to the first that is damaged.
-    pub fn all(archive: &'a [u8]) -> impl Iterator<Item = Self> {
-        let mut rest = archive;
-        std::iter::from_fn(move || {
-            let entry;
-            (entry, rest) = Self::split_first(rest)?;
-            Some(entry)
-        })
-    }
-
-    fn split_first(archive: &'a [u8]) -> Option<(Self, &'a [u8])> {
-        let (&name_len, rest) = archive.split_first()?;
-        let (name, rest) = rest.split_at_checked(name_len.into())?;
-        let ([ptx_bytes, stream_bytes], rest) = rest.split_at_checked(8).and_then(|(lengths, rest)| {
-            let lengths: &[[u8; 4]] = lengths.as_chunks().0;
-            let lengths: [[u8; 4]; 2] = lengths.try_into().ok()?;
-            Some((lengths.map(|bytes| u32::from_le_bytes(bytes) as usize), rest))
-        })?;
-        let (stream, rest) = rest.split_at_checked(stream_bytes)?;
-        let name = std::str::from_utf8(name).ok()?;
-        let entry = Self {
-            name,
-            ptx_bytes,
-            stream,
-        };
-        Some((entry, rest))
-    }
-
-    /// Appends the module to an archive.
-    ///
-    /// # Panics
-    /// When a length does not fit.
-    pub fn append_to(&self, archive: &mut Vec<u8>) {
-        let length = |bytes: usize| u32::try_from(bytes).expect("a module below 4 GiB").to_le_bytes();
-        archive.push(u8::try_from(self.name.len()).expect("a name below 256 bytes"));
-        archive.extend(self.name.as_bytes());
-        archive.extend(length(self.ptx_bytes));
-        archive.extend(length(self.stream.len()));
-        archive.extend(self.stream);
-    }
-
-    /// Inflates the PTX; `None` where the stream is damaged.
-    pub fn ptx(&self) -> Option<String> {
-        String::from_utf8(self.bytes()?).ok()
-    }
-
-    /// Inflates what the module is; `None` where the stream is damaged.
-    pub fn bytes(&self) -> Option<Vec<u8>> {
-        miniz_oxide::inflate::decompress_to_vec_with_limit(self.stream, self.ptx_bytes).ok()
-    }
-}
-
-/// An archive of kernels that were compiled ahead, for a driver that compiles none. Its modules are named `sm_90/norm`: the compute
-/// capability, and the module.
-#[derive(Clone)]
-pub struct Cubins(Arc<[u8]>);
-
-impl fmt::Debug for Cubins {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Cubins({} bytes)", self.0.len())
-    }
-}
-
-impl Cubins {
-    /// Takes an archive of [`Entry`]s.
-    pub fn new(archive: impl Into<Arc<[u8]>>) -> Self {
-        Self(archive.into())
-    }
-
-    /// The code of a module that a GPU of this compute capability runs: of the same major version, and the newest minor one that is
-    /// not newer.
-    pub(crate) fn find(&self, capability: (u32, u32), module: &str) -> Option<Vec<u8>> {
-        let (major, minor) = capability;
-        let version = |name: &str| -> Option<u32> {
-            let (folder, name) = name.split_once('/')?;
-            let version: u32 = folder.strip_prefix("sm_")?.parse().ok()?;
-            (name == module && version / 10 == major && version % 10 <= minor).then_some(version)
-        };
-        Entry::all(&self.0)
-            .filter_map(|entry| Some((version(entry.name)?, entry)))
-            .max_by_key(|&(version, _)| version)
-            .and_then(|(_, entry)| entry.bytes())
-    }
-}
 
 /// The names of the modules in the archive.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -344,6 +317,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn modules_of_hopper_are_for_its_capability_and_newer_drivers() {
+        let check = |capability, cuda, expected| {
+            let found = [Target::All, Target::Hopper].map(|target| target.is_on(capability, cuda));
+            assert_eq!(found, expected, "{capability:?} {cuda:?}");
+        };
+        check((9, 0), (12, 0), [true, true]);
+        check((9, 0), (11, 8), [true, false]);
+        check((8, 9), (13, 0), [true, false]);
+        check((10, 0), (13, 0), [true, false]);
+    }
+
+    #[test]
     fn the_archive_has_every_module_and_no_other() {
         let listed: Vec<String> = all().into_iter().map(|module| module.name).collect();
         assert_eq!(listed, names().collect::<Vec<_>>());
@@ -351,63 +336,5 @@ mod tests {
             assert!(ptx(name).is_some_and(|ptx| ptx.contains(".entry")), "{name}");
         }
         assert_eq!(ptx("nothing"), None);
-    }
-
-    #[test]
-    fn a_gpu_gets_the_newest_code_that_it_runs() {
-        let mut archive = Vec::new();
-        for name in [
-            "sm_80/norm",
-            "sm_86/norm",
-            "sm_90/norm",
-            "sm_86/rope",
-            "sm_x/norm",
-            "norm",
-        ] {
-            let stream = miniz_oxide::deflate::compress_to_vec(name.as_bytes(), 1);
-            let entry = Entry {
-                name,
-                ptx_bytes: name.len(),
-                stream: &stream,
-            };
-            entry.append_to(&mut archive);
-        }
-        let cubins = Cubins::new(archive);
-        let check = |capability, expected: Option<&str>| {
-            let found = cubins.find(capability, "norm");
-            assert_eq!(found.as_deref(), expected.map(str::as_bytes), "{capability:?}");
-        };
-        check((8, 0), Some("sm_80/norm"));
-        check((8, 9), Some("sm_86/norm"));
-        check((9, 0), Some("sm_90/norm"));
-        check((10, 0), None);
-        assert_eq!(cubins.find((8, 0), "rope"), None);
-    }
-
-    #[test]
-    fn an_archive_gives_what_was_appended_and_ends_where_it_is_cut() {
-        let stream = miniz_oxide::deflate::compress_to_vec(b".version 7.4", 10);
-        let entry = Entry {
-            name: "norm",
-            ptx_bytes: 12,
-            stream: &stream,
-        };
-        let mut archive = Vec::new();
-        entry.append_to(&mut archive);
-        entry.append_to(&mut archive);
-        assert_eq!(Entry::all(&archive).collect::<Vec<_>>(), [entry, entry]);
-        assert_eq!(entry.ptx().as_deref(), Some(".version 7.4"));
-        for end in archive.len() / 2..archive.len() {
-            assert_eq!(Entry::all(&archive[..end]).collect::<Vec<_>>(), [entry]);
-        }
-        // A stream that inflates to more than was said is damaged.
-        assert_eq!(
-            Entry {
-                ptx_bytes: 11,
-                ..entry
-            }
-            .ptx(),
-            None
-        );
     }
 }

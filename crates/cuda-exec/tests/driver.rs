@@ -62,13 +62,7 @@ fn a_driver_without_a_compiler_says_so_or_takes_what_was_compiled_ahead() {
     for module in modules::all().into_iter().filter(is_needed) {
         let name = module.name.as_str();
         let code = ["\x7fELF", modules::ptx(name).unwrap().as_str()].concat();
-        let stream = miniz_oxide::deflate::compress_to_vec(code.as_bytes(), 1);
-        let entry = modules::Entry {
-            name: &format!("sm_90/{name}"),
-            ptx_bytes: code.len(),
-            stream: &stream,
-        };
-        entry.append_to(&mut archive);
+        modules::Entry::append(&mut archive, &format!("sm_90/{name}"), code.as_bytes());
     }
     let device = simulator.device_with(Some(Cubins::new(archive)));
     Ops::load(&device).unwrap();
@@ -131,10 +125,17 @@ fn only_a_fence_that_was_made_for_it_tells_times() {
 
 #[test]
 fn a_kernel_gets_no_more_shared_memory_than_a_gpu_has() {
-    let device = Simulator::new(&SimOptions::default()).device();
-    let load =
-        |n_bytes| device.kernel_with_shared_bytes("attention_prefill", "attention_prefill_d64", n_bytes);
-    load(100 << 10).unwrap();
-    let refused = load(200 << 10).unwrap_err();
-    assert!(matches!(refused, CudaExecError::Failed { .. }), "{refused:?}");
+    // Up to 163 KiB, and from compute capability 9.0 on up to 227.
+    for (capability, [most, too_many]) in [((8, 0), [160, 200]), ((9, 0), [220, 230])] {
+        let options = SimOptions {
+            capability,
+            ..SimOptions::default()
+        };
+        let device = Simulator::new(&options).device();
+        let load =
+            |n_bytes| device.kernel_with_shared_bytes("attention_prefill", "attention_prefill_d64", n_bytes);
+        load(most << 10).unwrap();
+        let refused = load(too_many << 10).unwrap_err();
+        assert!(matches!(refused, CudaExecError::Failed { .. }), "{refused:?}");
+    }
 }

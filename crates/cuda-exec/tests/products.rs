@@ -2,7 +2,7 @@
 
 use tokenmill_cuda_exec::{
     BandHeight, Buffer, Device, LinearInput, ManyRows, Matrix, MatrixUse, Ops, Product, ProductRoom,
-    QuantizedRows, Uploader,
+    QuantizedRows, Uploader, WideProducts,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
@@ -167,7 +167,7 @@ fn narrow_products_whose_columns_thread_blocks_share_are_those_of_the_one_order_
     let (ty, n_out, n_in, n_rows) = (TensorType::Q4_K, 1540, 2048, 100);
     let room = ProductRoom {
         has_halves: false,
-        ..ProductRoom::ALL
+        ..ProductRoom::WITHOUT_TILES
     };
     assert_eq!(
         ManyRows::of(ty, &[n_out], n_in, n_rows, room),
@@ -202,7 +202,7 @@ fn narrow_products_whose_columns_thread_blocks_share_are_those_of_the_one_order_
 
 #[test]
 fn products_by_many_rows_are_in_f16_where_there_is_memory_for_their_rows() {
-    let device = Simulator::new(&SimOptions::default()).device();
+    let device = Simulator::new(&SimOptions::default()).device_with_wide(WideProducts::Never);
     let mut ops = Ops::load(&device).unwrap();
     ops.allow_splits().unwrap();
     ops.allow_halves(100, 2048).unwrap();
@@ -213,7 +213,8 @@ fn products_by_many_rows_are_in_f16_where_there_is_memory_for_their_rows() {
         (TensorType::Q5_K, 64, 2048),
         (TensorType::Q6_K, 5100, 256),
     ];
-    let launches = of.map(|(ty, n_out, n_in)| ManyRows::of(ty, &[n_out], n_in, n_rows, ProductRoom::ALL));
+    let launches =
+        of.map(|(ty, n_out, n_in)| ManyRows::of(ty, &[n_out], n_in, n_rows, ProductRoom::WITHOUT_TILES));
     assert_eq!(
         launches,
         [
@@ -279,7 +280,7 @@ fn launches_of_different_shapes_share_the_memory_for_their_parts() {
     ];
     let room = ProductRoom {
         has_halves: false,
-        ..ProductRoom::ALL
+        ..ProductRoom::WITHOUT_TILES
     };
     let splits = |(ty, n_out)| ManyRows::of(ty, &[n_out], n_in, n_rows, room);
     let cuts = of.map(splits);

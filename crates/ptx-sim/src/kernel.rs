@@ -17,6 +17,7 @@ use crate::{
 pub struct Module {
     kernels: Arc<[Kernel]>,
     target: u32,
+    is_specific: bool,
     has_globals: bool,
 }
 
@@ -54,6 +55,7 @@ impl Module {
         Ok(Self {
             kernels,
             target: source.target,
+            is_specific: source.is_specific,
             has_globals: !globals.is_empty(),
         })
     }
@@ -63,6 +65,7 @@ impl Module {
         (!self.has_globals).then(|| Self {
             kernels: Arc::clone(&self.kernels),
             target: self.target,
+            is_specific: self.is_specific,
             has_globals: false,
         })
     }
@@ -70,6 +73,14 @@ impl Module {
     /// The oldest architecture that the text is for, such as 80; 0 where it names none.
     pub fn target(&self) -> u32 {
         self.target
+    }
+
+    /// Whether a GPU of this architecture, such as 90, takes the text: that which it names or a newer one, or, of such as `sm_90a`, that alone.
+    pub fn is_for(&self, architecture: u32) -> bool {
+        match self.is_specific {
+            true => self.target == architecture,
+            false => self.target <= architecture,
+        }
     }
 
     /// All kernels, in the order of the text.

@@ -33,8 +33,8 @@ use crate::{
 
 /// The shared memory a kernel has without asking for more, what it declares itself included.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
-/// The shared memory a kernel has at most, as GPUs of compute capability 8.0 have it.
-const MAX_SHARED_BYTES: u32 = 163 << 10;
+/// The shared memory a kernel has at most on GPUs of compute capability 8.0, and on those from 9.0 on.
+const MAX_SHARED_BYTES: [u32; 2] = [163 << 10, 227 << 10];
 /// How a cubin begins.
 const ELF: &[u8] = b"\x7fELF";
 /// Attributes of a function, as the driver's header numbers them.
@@ -297,9 +297,9 @@ impl Context {
         };
         let hash = timing::hash(ptx);
         match decoded::load(ptx, hash, &mut self.memory) {
-            Ok(module) if module.target() > self.architecture() => {
+            Ok(module) if !module.is_for(self.architecture()) => {
                 let said = format!(
-                    "ptxas fatal   : .target sm_{} is newer than the GPU",
+                    "ptxas fatal   : .target sm_{} is not for the GPU",
                     module.target()
                 );
                 (Err(code::INVALID_PTX), said)
@@ -355,9 +355,10 @@ impl Context {
 
     pub(crate) fn allow_shared_bytes(&mut self, function: u64, n_bytes: i32) -> Outcome {
         self.check()?;
+        let most = MAX_SHARED_BYTES[usize::from(self.capability.0 >= 9)];
         let function = self.functions.get_mut(&function).ok_or(code::INVALID_HANDLE)?;
         let n_bytes = u32::try_from(n_bytes).map_err(|_| code::INVALID_VALUE)?;
-        if n_bytes > MAX_SHARED_BYTES - function.static_shared_bytes.min(MAX_SHARED_BYTES) {
+        if n_bytes > most.saturating_sub(function.static_shared_bytes) {
             return Err(code::INVALID_VALUE);
         }
         function.max_shared_bytes = n_bytes;

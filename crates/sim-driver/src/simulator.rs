@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tokenmill_cuda_exec::{Api, Buffers, Cubins, Device, DeviceOptions, Launches, NcclApi};
+use tokenmill_cuda_exec::{Api, Buffers, Cubins, Device, DeviceOptions, Launches, NcclApi, WideProducts};
 use tokenmill_ptx_sim::{Counters, DeviceProfile};
 
 use crate::{
@@ -82,6 +82,17 @@ impl Simulator {
     pub fn device_with_launches(&self, launches: Launches) -> Device {
         self.open(DeviceOptions {
             launches,
+            ..DeviceOptions::default()
+        })
+    }
+
+    /// The GPU, opened so that products by many rows do or do not use the matrix operations of warpgroups.
+    ///
+    /// # Panics
+    /// As [`Self::device`].
+    pub fn device_with_wide(&self, wide: WideProducts) -> Device {
+        self.open(DeviceOptions {
+            wide,
             ..DeviceOptions::default()
         })
     }

@@ -66,6 +66,8 @@ pub struct GpuOptions {
     pub cubins: Option<Arc<[u8]>>,
     /// Whether each kernel begins only when the one before it is done, where newer GPUs could let it begin before and wait.
     pub launches_in_order: bool,
+    /// Whether products by many rows leave the matrix operations of warpgroups, which compute capability 9.0 has, unused.
+    pub has_no_wide_products: bool,
 }
 
 /// What a model computes with.

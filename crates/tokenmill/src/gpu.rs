@@ -31,7 +31,9 @@ mod sums;
 mod with_cuda {
     use tokenmill_backend::{MemoryPlan, NetworkShape, Side};
     use tokenmill_cpu_exec::CpuBackend;
-    use tokenmill_cuda_exec::{Buffers, Cubins, CudaBackend, CudaExecError, Device, DeviceOptions, Launches};
+    use tokenmill_cuda_exec::{
+        Buffers, Cubins, CudaBackend, CudaExecError, Device, DeviceOptions, Launches, WideProducts,
+    };
     use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
     use tokenmill_placed::{BatchThreshold, DeviceLayers, Placed, PlacementRequest};
 
@@ -57,6 +59,11 @@ mod with_cuda {
                 Launches::InOrder
             } else {
                 Launches::Early
+            },
+            wide: if options.has_no_wide_products {
+                WideProducts::Never
+            } else {
+                WideProducts::WhereThere
             },
         };
         Device::open_as(ordinal, options).map_err(|error| Error::Gpu(error.into()))

@@ -11,7 +11,7 @@ use tokenmill_cuda_exec::{
     ArgmaxScratch, AttentionScratch, AttentionStep, BandHeight, Bands, Buffer, CudaExecError, DecodePlan,
     Device, FewRows, GatedProduct, HalfBands, KvStore, LinearInput, ManyRows, Matrix, MatrixLayout,
     MatrixUse, Ops, PrefillTiles, Product, ProductRoom, QuantizedRows, SampleInputs, SampleOutputs,
-    SamplePlan, SampleRecord, SampleScratch, ScratchNeeds, TokenRuns, Uploader, Visible,
+    SamplePlan, SampleRecord, SampleScratch, ScratchNeeds, TokenRuns, Uploader, Visible, Wide,
     modules::type_suffix,
 };
 use tokenmill_gguf::TensorType;
@@ -74,6 +74,7 @@ fn product_kernel(
     ty: TensorType,
     [n_out, n_in]: [usize; 2],
     n_rows: usize,
+    room: ProductRoom,
 ) -> anyhow::Result<((String, String), usize)> {
     let suffix = type_suffix(ty).context("a type without kernels")?;
     let few = FewRows::of(ty);
@@ -82,7 +83,7 @@ fn product_kernel(
         return Ok((of_few(n_rows.next_power_of_two()), few.shared_bytes(n_rows)));
     }
     let bands = Bands::of(ty).context("a type without bands")?;
-    Ok(match ManyRows::of(ty, &[n_out], n_in, n_rows, ProductRoom::ALL) {
+    Ok(match ManyRows::of(ty, &[n_out], n_in, n_rows, room) {
         ManyRows::Strips => (of_few(16), few.sixteen_shared_bytes()),
         ManyRows::Bands(height) => {
             let columns = height.columns()[height.variant_of(n_rows)];
@@ -102,6 +103,13 @@ fn product_kernel(
             };
             let kernel = (format!("matmul_halves_{suffix}"), name.to_owned());
             (kernel, halves.shared_bytes())
+        }
+        ManyRows::Wide(cut) => {
+            let kernel = (
+                format!("matmul_wide_{suffix}"),
+                format!("wide_band_n{}", cut.columns),
+            );
+            (kernel, Wide::shared_bytes(cut.columns))
         }
     })
 }
@@ -198,7 +206,7 @@ impl Workshop {
     fn matrices(&mut self, ty: TensorType, [n_out, n_in]: [usize; 2]) -> anyhow::Result<Vec<Matrix>> {
         let layout = MatrixLayout::of(ty, n_out, n_in)?;
         let mut state = 1u64;
-        let bytes: Vec<u8> = (0..layout.file_row_bytes() * n_out)
+        let mut bytes: Vec<u8> = (0..layout.file_row_bytes() * n_out)
             .map(|_| {
                 state = state
                     .wrapping_mul(6_364_136_223_846_793_005)
@@ -207,6 +215,14 @@ impl Workshop {
                 (state >> 40) as u8 & 0x3b
             })
             .collect();
+        if Wide::of(ty).is_some() {
+            // Small enough for matrix operations of warpgroups, as those of models are.
+            let n_bytes = layout.file_row_bytes() * 256 / n_in;
+            let high = if ty == TensorType::Q6_K { n_bytes - 1 } else { 1 };
+            bytes
+                .chunks_exact_mut(n_bytes)
+                .for_each(|block| block[high] &= 0x23);
+        }
         let usage = MatrixUse {
             is_table: false,
             is_factor: true,
@@ -247,14 +263,17 @@ impl Workshop {
         let matrices = self.matrices(ty, [n_out, n_in])?;
         let rows = self.rows(n_rows, n_in)?;
         let mut output = self.floats(n_rows * n_out)?;
-        let (kernel, shared_bytes) = product_kernel(ty, [n_out, n_in], n_rows)?;
+        let mut room = self.ops.room_for(n_rows, n_in);
+        room.has_tiles &= matrices[0].is_wide();
+        let (kernel, shared_bytes) = product_kernel(ty, [n_out, n_in], n_rows, room)?;
+        let n_threads = if kernel.1.starts_with("wide") { 256 } else { 128 };
         let ops = &self.ops;
         Ok(Work {
             kernel,
             shape: format!("{n_out} x {n_in} by {n_rows}, {}", ty.name()),
             n_bytes: matrices[0].layout().bytes() + 4 * n_rows * n_out + n_rows * n_in * 5 / 4,
             n_flops: 2 * n_rows * n_out * n_in,
-            n_threads: 128,
+            n_threads,
             shared_bytes,
             launch: Box::new(move |index| {
                 let matrix = &matrices[index % matrices.len()];

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A module has the bytes and the SHA-256 of its PTX, a kernel its registers on each of [`ARCHITECTURES`] and its static
-//! shared memory. Invariant: reading what was written gives the same text.
+//! shared memory; `-` stands for a GPU that the module is not for. Invariant: reading what was written gives the same text.
 
 use std::fmt;
 
@@ -14,6 +14,9 @@ use sha2::{Digest as _, Sha256};
 
 /// GPU generations that the PTX must assemble for: Ampere, Ada, Hopper, two Blackwells.
 pub(super) const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"];
+
+/// The one that [`Target::Hopper`](tokenmill_cuda_exec::modules::Target::Hopper) is for.
+pub(super) const HOPPER: &str = "sm_90a";
 
 /// What the assembler says about a kernel on one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,9 +32,12 @@ pub(super) struct LockedModule {
     pub(super) name: String,
     pub(super) ptx_bytes: usize,
     pub(super) sha256: String,
-    /// By name, with the resources on each architecture.
-    pub(super) kernels: Vec<(String, Vec<Resources>)>,
+    /// By name, with the resources on each architecture that it is for.
+    pub(super) kernels: Vec<(String, Vec<Option<Resources>>)>,
 }
+
+/// What stands for the registers on an architecture that a module is not for.
+const NOWHERE: &str = "-";
 
 /// All modules, in the order of the archive.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -63,11 +69,14 @@ impl Lock {
             let (registers, shared) = line.split_once(" shared ")?;
             let shared_bytes = shared.parse().ok()?;
             let resources = registers.split_whitespace().skip(1).map(|registers| {
-                Some(Resources {
+                if registers == NOWHERE {
+                    return Some(None);
+                }
+                Some(Some(Resources {
                     registers: registers.parse().ok()?,
                     shared_bytes,
                     spilled_bytes: 0,
-                })
+                }))
             });
             let resources: Option<Vec<_>> = resources.collect();
             lock.modules
@@ -96,9 +105,15 @@ impl fmt::Display for Lock {
             for (kernel, resources) in &module.kernels {
                 write!(f, "  {kernel}")?;
                 for one in resources {
-                    write!(f, " {}", one.registers)?;
+                    match one {
+                        Some(one) => write!(f, " {}", one.registers)?,
+                        None => write!(f, " {NOWHERE}")?,
+                    }
                 }
-                let shared_bytes = resources.iter().map(|one| one.shared_bytes).max().unwrap_or(0);
+                let shared_bytes = (resources.iter().flatten())
+                    .map(|one| one.shared_bytes)
+                    .max()
+                    .unwrap_or(0);
                 writeln!(f, " shared {shared_bytes}")?;
             }
         }

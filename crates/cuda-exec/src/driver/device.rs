@@ -17,9 +17,13 @@ use rayon::prelude::*;
 
 use super::{
     Api, Args, Buffer, DeviceInfo, DeviceOptions, Handle, Kernel, KernelResources, LaunchShape, Launches,
-    Pinned, Stream, UNASKED_SHARED_BYTES, View, ViewMut, cuda::Driver, memory::Arena,
+    Pinned, Stream, UNASKED_SHARED_BYTES, View, ViewMut, WideProducts, cuda::Driver, memory::Arena,
 };
-use crate::{CudaExecError, error::Result, modules};
+use crate::{
+    CudaExecError,
+    error::Result,
+    modules::{self, Target},
+};
 
 /// An opened GPU. Clones are handles of the same one.
 #[derive(Clone, Debug)]
@@ -215,6 +219,13 @@ impl Device {
     pub fn zero<T: Pod>(&self, stream: Stream, view: &ViewMut<'_, T>) -> Result<()> {
         let n_bytes = view.len() * size_of::<T>();
         self.shared.driver.fill(stream, view.address(), 0, n_bytes)
+    }
+
+    /// Whether modules for these GPUs can be loaded, as far as the device, its driver and the options say.
+    pub fn takes(&self, target: Target) -> bool {
+        let info = self.info();
+        let is_wanted = target == Target::All || self.shared.options.wide == WideProducts::WhereThere;
+        is_wanted && target.is_on(info.capability, info.cuda_version)
     }
 
     /// Loads a module where that was not done yet; the driver compiles it for the GPU then.

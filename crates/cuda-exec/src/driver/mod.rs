@@ -73,6 +73,18 @@ pub struct DeviceOptions {
     pub cubins: Option<Cubins>,
     /// When launches begin.
     pub launches: Launches,
+    /// Whether matrix operations of warpgroups are used.
+    pub wide: WideProducts,
+}
+
+/// Whether products by many rows use the matrix operations of warpgroups that compute capability 9.0 has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WideProducts {
+    /// Where the device has them and its driver is for CUDA 12.0 or newer.
+    #[default]
+    WhereThere,
+    /// Never: all products are those of other GPUs.
+    Never,
 }
 
 /// When the launches of a device begin.

@@ -1,12 +1,36 @@
-//! Rows of x made f16 for products of K-quants by many rows. Kernels: `halves.cu`, `matmul_halves.cu`.
+//! Rows of x made f16 for products of K-quants by many rows, for bands and for matrix operations of warpgroups. Kernels: `halves.cu`,
+//! `matmul_halves.cu`, `wide_rows.cu`, `matmul_wide.cu`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{LinearInput, Ops};
-use crate::{Args, CudaExecError, LaunchShape, ManyRows, ProductRoom, error::Result, half_bands::HalfRows};
+use crate::{
+    Args, CudaExecError, LaunchShape, ManyRows, ProductRoom, error::Result, half_bands::HalfRows,
+    parts::MULTIPROCESSORS,
+};
 
 /// Superblocks that a thread block makes f16.
 const BLOCK_SUPERS: usize = 8;
+
+/// Thread blocks of tiles that there should be, as far as rows have superblocks: some for each multiprocessor.
+const TILE_BLOCKS: usize = 8 * MULTIPROCESSORS;
+/// Rows of a thread block of them.
+const BLOCK_ROWS: usize = 8;
+
+/// How rows of x lie in the memory for f16 rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HalfForm {
+    /// As bands take them.
+    Rows,
+    /// As matrix operations of warpgroups take them.
+    Tiles,
+}
+
+/// Rows of x that were made f16.
+pub(super) struct Halved<'a> {
+    pub(super) form: HalfForm,
+    pub(super) rows: MutexGuard<'a, HalfRows>,
+}
 
 fn locked(halves: &Mutex<HalfRows>) -> MutexGuard<'_, HalfRows> {
     halves.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,44 +59,51 @@ impl Ops {
         }
     }
 
-    /// The memory that there is for products by `n_rows` of `n_in` values.
-    pub(super) fn room_for(&self, n_rows: usize, n_in: usize) -> ProductRoom {
+    /// The memory that there is for products by `n_rows` of `n_in` values, of matrices that [are wide](crate::Matrix::is_wide) where the device can
+    /// have such.
+    pub fn room_for(&self, n_rows: usize, n_in: usize) -> ProductRoom {
         let fits = |halves| locked(halves).halves.len() >= HalfRows::len(n_rows, n_in);
+        let has_halves = self.halves.as_ref().is_some_and(fits);
         ProductRoom {
             max_splits: if self.parts.is_some() {
                 ManyRows::MAX_SPLITS
             } else {
                 1
             },
-            has_halves: self.halves.as_ref().is_some_and(fits),
+            has_halves,
+            has_tiles: has_halves && self.wide_tiles.is_some(),
         }
     }
 
-    /// Makes rows f16, as many as thread blocks take; the last row stands for those beyond it.
-    pub(super) fn halve(&self, input: &LinearInput<'_>, n_in: usize) -> Result<MutexGuard<'_, HalfRows>> {
+    /// Makes rows f16, as many as thread blocks take. As bands take them, the last row stands for those beyond it; in tiles these are zero.
+    pub(super) fn halve(&self, input: &LinearInput<'_>, n_in: usize, form: HalfForm) -> Result<Halved<'_>> {
         let quantized = input.quantized.ok_or(CudaExecError::Unsupported {
             feature: "product of quantized weights with f32 rows".to_owned(),
         })?;
         let n_rows = input.n_rows;
         let rows = quantized.rows(0, n_rows, n_in)?;
         let halves = self.halves.as_ref();
-        let mut halves = locked(halves.expect("products are in f16 where there is memory for their rows"));
-        let HalfRows {
-            halves: numbers,
-            sums,
-            powers,
-        } = &mut *halves;
-        let args = Args::new()
-            .read(rows.bytes)
-            .read(rows.scales)
+        let mut halved = locked(halves.expect("products are in f16 where there is memory for their rows"));
+        let HalfRows { halves, sums, powers } = &mut *halved;
+        let args = (Args::new().read(rows.bytes).read(rows.scales))
             .count(n_in)
             .count(n_rows)
-            .write(numbers.view_mut())
-            .write(sums.view_mut())
-            .write(powers.view_mut());
-        let grid = [HalfRows::padded(n_rows), (n_in / 256).div_ceil(BLOCK_SUPERS), 1];
-        self.device
-            .launch(self.halve_rows, LaunchShape::new(grid, 256), &args)?;
-        Ok(halves)
+            .write(halves.view_mut());
+        let (padded, n_supers) = (HalfRows::padded(n_rows), n_in / 256);
+        let (kernel, grid, args) = match form {
+            HalfForm::Rows => {
+                let grid = [padded, n_supers.div_ceil(BLOCK_SUPERS), 1];
+                let args = args.write(sums.view_mut()).write(powers.view_mut());
+                (self.halve_rows, grid, args)
+            }
+            HalfForm::Tiles => {
+                let n_blocks = padded / BLOCK_ROWS;
+                let grid = [n_blocks, TILE_BLOCKS.div_ceil(n_blocks).clamp(1, n_supers), 1];
+                let kernel = (self.wide_tiles).expect("products are wide where there is a kernel for tiles");
+                (kernel, grid, args.write(powers.view_mut()))
+            }
+        };
+        self.device.launch(kernel, LaunchShape::new(grid, 256), &args)?;
+        Ok(Halved { form, rows: halved })
     }
 }

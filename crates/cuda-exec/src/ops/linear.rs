@@ -5,13 +5,16 @@ use std::sync::PoisonError;
 
 use tokenmill_backend::Activation;
 
-use super::{Ops, QuantizedMut, QuantizedView, check_equal, elementwise::activation_code};
+use super::{
+    Ops, QuantizedMut, QuantizedView, check_equal,
+    elementwise::activation_code,
+    halves::{HalfForm, Halved},
+};
 use crate::{
     Args, BandHeight, Bands, CudaExecError, FewRows, HalfBands, Kernel, LaunchShape, ManyRows, Matrix,
-    ProductRoom, View, ViewMut,
+    ProductRoom, View, ViewMut, Wide, WideCut,
     bands::{BAND_THREADS, supers_of_each},
     error::Result,
-    half_bands::HalfRows,
     matrix::MatrixKernels,
     modules::PAIRS,
     strips::variant_of,
@@ -91,12 +94,17 @@ fn with_input<'a>(
     args: Args<'a>,
     matrix: &Matrix,
     input: &LinearInput<'a>,
-    halves: Option<&'a HalfRows>,
+    halved: Option<&'a Halved<'_>>,
 ) -> Result<Args<'a>> {
     let (n_rows, n_in) = (input.n_rows, matrix.n_in());
     let args = args.count(n_in).count(n_rows);
-    if let Some(HalfRows { halves, sums, powers }) = halves {
-        return Ok(args.read(halves.view()).read(sums.view()).read(powers.view()));
+    if let Some(Halved { form, rows }) = halved {
+        let args = args.read(rows.halves.view());
+        let args = match form {
+            HalfForm::Rows => args.read(rows.sums.view()),
+            HalfForm::Tiles => args,
+        };
+        return Ok(args.read(rows.powers.view()));
     }
     if matrix.takes_quantized_input() {
         let quantized = input.quantized.ok_or(CudaExecError::Unsupported {
@@ -136,8 +144,8 @@ struct ProductLaunch {
     shape: LaunchShape,
     /// Where thread blocks share columns, superblocks of each.
     each: Option<usize>,
-    /// Whether the kernel takes rows in f16.
-    takes_halves: bool,
+    /// How the kernel takes rows in f16, if it does.
+    form: Option<HalfForm>,
 }
 
 impl ProductLaunch {
@@ -147,7 +155,7 @@ impl ProductLaunch {
             kernel,
             shape,
             each: None,
-            takes_halves: false,
+            form: None,
         }
     }
 }
@@ -203,20 +211,26 @@ fn bands_launch(
                 },
                 shape: LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(halves.shared_bytes()),
                 each: is_split.then(|| supers_of_each(matrix.n_in() / 256, n_splits)),
-                takes_halves: true,
+                form: Some(HalfForm::Rows),
             }
         }
+        ManyRows::Wide(cut) => ProductLaunch {
+            kernel: kernels.wide.ok_or_else(not_a_factor)?.plain_of(cut),
+            shape: cut.shape(n_blocks(jobs, Wide::ROWS), n_rows),
+            each: (cut.n_splits > 1).then(|| (matrix.n_in() / 256).div_ceil(cut.n_splits)),
+            form: Some(HalfForm::Tiles),
+        },
     })
 }
 
 /// The arguments that all products have.
 fn job_args<'a>(
     input: &LinearInput<'a>,
-    halves: Option<&'a HalfRows>,
+    halved: Option<&'a Halved<'_>>,
     jobs: &'a mut [Product<'_>],
 ) -> Result<Args<'a>> {
     let matrix = jobs[0].matrix;
-    with_input(matrix_args(input.n_rows, jobs)?, matrix, input, halves)
+    with_input(matrix_args(input.n_rows, jobs)?, matrix, input, halved)
 }
 
 /// The same but for the input.
@@ -268,8 +282,8 @@ impl Ops {
             let args = job_args(input, None, products)?;
             return self.device.launch(kernel, shape, &args);
         }
-        // Made at the first launch that takes them, for all.
-        let (mut room, mut halved) = (None, None);
+        // Rows are made f16 at the first launch that takes them, for all that take them so.
+        let (mut room, mut halved) = (None, None::<Halved<'_>>);
         let is_joined = |a: &Product<'_>, b: &Product<'_>| a.matrix.layout().ty() == b.matrix.layout().ty();
         for joined in products.chunk_by_mut(is_joined) {
             for jobs in joined.chunks_mut(MAX_JOBS) {
@@ -279,8 +293,9 @@ impl Ops {
                     ProductLaunch::plain(kernel, few_rows_shape(jobs, n_rows))
                 } else if kernels.bands.is_some() && !self.is_batch_invariant {
                     // Bands add in another order than tiles.
-                    let room = room.get_or_insert_with(|| self.room_for(n_rows, jobs[0].matrix.n_in()));
-                    bands_launch(&kernels, jobs, n_rows, *room)?
+                    let mut room = *room.get_or_insert_with(|| self.room_for(n_rows, jobs[0].matrix.n_in()));
+                    room.has_tiles &= jobs.iter().all(|job| job.matrix.is_wide());
+                    bands_launch(&kernels, jobs, n_rows, room)?
                 } else {
                     let [small, large] = kernels.matmul.ok_or_else(not_a_factor)?;
                     let tiled = if n_rows <= small.tile[1] { small } else { large };
@@ -288,26 +303,40 @@ impl Ops {
                     let grid = [n_blocks(jobs, tile_out), n_rows.div_ceil(tile_rows), 1];
                     ProductLaunch::plain(tiled.kernel, LaunchShape::new(grid, tiled.n_threads))
                 };
-                if launch.takes_halves && halved.is_none() {
-                    halved = Some(self.halve(input, jobs[0].matrix.n_in())?);
-                }
-                let halves = halved.as_deref().filter(|_| launch.takes_halves);
                 let ProductLaunch {
-                    kernel, shape, each, ..
+                    kernel,
+                    shape,
+                    each,
+                    form,
                 } = launch;
-                if let Some(each) = each {
-                    let parts =
-                        (self.parts.as_ref()).expect("columns are shared where there is memory for parts");
-                    let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
-                    let parts = &mut *parts;
-                    let args = job_args(input, halves, jobs)?
-                        .write(parts.sums.view_mut())
-                        .write(parts.counters.view_mut())
-                        .count(each);
+                if let Some(form) = form
+                    && halved.as_ref().is_none_or(|halved| halved.form != form)
+                {
+                    // Both forms have the same memory.
+                    drop(halved.take());
+                    halved = Some(self.halve(input, jobs[0].matrix.n_in(), form)?);
+                }
+                let halved = halved.as_ref().filter(|_| form.is_some());
+                let n_supers = jobs[0].matrix.n_in() / 256;
+                let args = job_args(input, halved, jobs)?;
+                let Some(each) = each else {
+                    // Kernels for tiles are one for shared and unshared columns.
+                    let args = match form {
+                        Some(HalfForm::Tiles) => (args.write_or_null::<f32>(None))
+                            .write_or_null::<u32>(None)
+                            .count(n_supers),
+                        _ => args,
+                    };
                     self.device.launch(kernel, shape, &args)?;
                     continue;
-                }
-                let args = job_args(input, halves, jobs)?;
+                };
+                let parts =
+                    (self.parts.as_ref()).expect("columns are shared where there is memory for parts");
+                let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+                let parts = &mut *parts;
+                let args = (args.write(parts.sums.view_mut()))
+                    .write(parts.counters.view_mut())
+                    .count(each);
                 self.device.launch(kernel, shape, &args)?;
             }
         }
@@ -386,11 +415,22 @@ impl Ops {
             .write_or_null(bytes)
             .write_or_null(scales);
         let ty = gate.layout().ty();
+        let room = self.room_for(n_rows, gate.n_in());
+        let takes = |least: usize, has_memory: bool| n_rows >= least && has_memory;
+        let are_wide = gate.is_wide() && up.is_wide() && takes(Wide::MIN_ROWS, room.has_tiles);
+        if let Some(kernels) = gate.kernels.wide.filter(|_| are_wide) {
+            let halved = self.halve(input, gate.n_in(), HalfForm::Tiles)?;
+            let args = with_input(args, gate, input, Some(&halved))?;
+            let n_bands = n_out.div_ceil(Wide::GATED_ROWS);
+            let cut = WideCut::of(n_bands, gate.n_in() / 256, n_rows, 1);
+            let shape = cut.shape(n_bands, n_rows);
+            return self.device.launch(kernels.gated_of(cut), shape, &args);
+        }
         let in_halves = (gate.kernels.halves.zip(HalfBands::of(ty)))
-            .filter(|_| n_rows >= HalfBands::MIN_ROWS && self.room_for(n_rows, gate.n_in()).has_halves);
+            .filter(|_| takes(HalfBands::MIN_ROWS, room.has_halves));
         if let Some((kernels, halves)) = in_halves {
-            let rows = self.halve(input, gate.n_in())?;
-            let args = with_input(args, gate, input, Some(&rows))?;
+            let halved = self.halve(input, gate.n_in(), HalfForm::Rows)?;
+            let args = with_input(args, gate, input, Some(&halved))?;
             let grid = [
                 n_rows.div_ceil(HalfBands::COLUMNS),
                 n_out.div_ceil(HalfBands::GATED_ROWS),

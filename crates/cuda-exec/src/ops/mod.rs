@@ -34,10 +34,11 @@ use tokenmill_backend::KvType;
 
 use crate::{
     Buffer, Device, FewRows, Kernel, View, ViewMut,
-    bands::Parts,
     error::{CudaExecError, Result},
     half_bands::HalfRows,
-    modules::{PAIRS, pair_name},
+    modules::{PAIRS, WIDE_ROWS, pair_name},
+    parts::Parts,
+    wide,
 };
 
 pub use adapters::{AdaptedProduct, AdapterTable, AdapterTiles, Change, ChangedRows};
@@ -273,6 +274,8 @@ pub struct Ops {
     /// For products whose columns thread blocks share, where that was asked for. Launches that use it follow each other.
     parts: Option<Mutex<Parts>>,
     halve_rows: Kernel,
+    /// The same for matrix operations of warpgroups, where the device has them.
+    wide_tiles: Option<Kernel>,
     /// For products in f16, where that was asked for. Launches that use it follow each other.
     halves: Option<Mutex<HalfRows>>,
 }
@@ -329,6 +332,11 @@ impl Ops {
             max_grid_rows: MAX_GRID_ROWS,
             parts: None,
             halve_rows: device.kernel("halves", "halve_rows")?,
+            wide_tiles: if wide::has_module(device, WIDE_ROWS)? {
+                Some(device.kernel(WIDE_ROWS, "wide_tiles")?)
+            } else {
+                None
+            },
             halves: None,
             is_batch_invariant: false,
             device: device.clone(),

@@ -1,0 +1,196 @@
+//! [`Entry`] and [`Cubins`]: modules in an archive, each compressed by itself.
+//!
+//! Separate from what modules there are. Invariant: a module is unpacked alone, so that a run unpacks only what it loads; a damaged one is none.
+
+use std::{
+    fmt,
+    io::{self, Read as _, Write as _},
+    sync::Arc,
+};
+
+use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
+
+/// How far back a module's stream refers: more than the longest module has.
+const WINDOW_BYTES: u32 = 2 << 20;
+/// What unpacking takes at most.
+const MEMORY_KIB: u32 = 16 << 10;
+
+/// A module in an archive: its name, the length of its PTX, and the PTX as LZMA with a header. In the archive it is the
+/// length of the name (one byte), the name, the lengths of PTX and stream (four bytes each, little-endian), and the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// The module's name.
+    pub name: &'a str,
+    /// Bytes of the PTX.
+    pub ptx_bytes: usize,
+    /// The PTX, compressed.
+    pub stream: &'a [u8],
+}
+
+impl<'a> Entry<'a> {
+    /// The modules of an archive, up to the first that is damaged.
+    pub fn all(archive: &'a [u8]) -> impl Iterator<Item = Self> {
+        let mut rest = archive;
+        std::iter::from_fn(move || {
+            let entry;
+            (entry, rest) = Self::split_first(rest)?;
+            Some(entry)
+        })
+    }
+
+    fn split_first(archive: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let (&name_len, rest) = archive.split_first()?;
+        let (name, rest) = rest.split_at_checked(name_len.into())?;
+        let ([ptx_bytes, stream_bytes], rest) = rest.split_at_checked(8).and_then(|(lengths, rest)| {
+            let lengths: &[[u8; 4]] = lengths.as_chunks().0;
+            let lengths: [[u8; 4]; 2] = lengths.try_into().ok()?;
+            Some((lengths.map(|bytes| u32::from_le_bytes(bytes) as usize), rest))
+        })?;
+        let (stream, rest) = rest.split_at_checked(stream_bytes)?;
+        let name = std::str::from_utf8(name).ok()?;
+        let entry = Self {
+            name,
+            ptx_bytes,
+            stream,
+        };
+        Some((entry, rest))
+    }
+
+    /// Appends the module to an archive.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn append_to(&self, archive: &mut Vec<u8>) {
+        let length = |bytes: usize| u32::try_from(bytes).expect("a module below 4 GiB").to_le_bytes();
+        archive.push(u8::try_from(self.name.len()).expect("a name below 256 bytes"));
+        archive.extend(self.name.as_bytes());
+        archive.extend(length(self.ptx_bytes));
+        archive.extend(length(self.stream.len()));
+        archive.extend(self.stream);
+    }
+
+    /// Compresses a module and appends it to an archive.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn append(archive: &mut Vec<u8>, name: &str, bytes: &[u8]) {
+        let mut options = LzmaOptions::with_preset(6);
+        options.dict_size = WINDOW_BYTES;
+        // Text: the place of a byte says nothing of it, and what stands before it much.
+        (options.lc, options.pb) = (4, 0);
+        let compress = || -> io::Result<Vec<u8>> {
+            let mut writer = LzmaWriter::new_use_header(Vec::new(), &options, Some(bytes.len() as u64))?;
+            writer.write_all(bytes)?;
+            writer.finish()
+        };
+        let stream = compress().expect("a vector takes all that is written");
+        let entry = Entry {
+            name,
+            ptx_bytes: bytes.len(),
+            stream: &stream,
+        };
+        entry.append_to(archive);
+    }
+
+    /// Unpacks the PTX; `None` where the stream is damaged.
+    pub fn ptx(&self) -> Option<String> {
+        String::from_utf8(self.bytes()?).ok()
+    }
+
+    /// Unpacks what the module is; `None` where the stream is damaged.
+    pub fn bytes(&self) -> Option<Vec<u8>> {
+        let mut reader = LzmaReader::new_mem_limit(self.stream, MEMORY_KIB, None).ok()?;
+        let mut bytes = Vec::with_capacity(self.ptx_bytes);
+        // A byte more than there should be is one too many.
+        reader
+            .by_ref()
+            .take(self.ptx_bytes as u64 + 1)
+            .read_to_end(&mut bytes)
+            .ok()?;
+        (bytes.len() == self.ptx_bytes).then_some(bytes)
+    }
+}
+
+/// An archive of kernels that were compiled ahead, for a driver that compiles none. Its modules are named `sm_90/norm`: the compute
+/// capability, and the module.
+#[derive(Clone)]
+pub struct Cubins(Arc<[u8]>);
+
+impl fmt::Debug for Cubins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cubins({} bytes)", self.0.len())
+    }
+}
+
+impl Cubins {
+    /// Takes an archive of [`Entry`]s.
+    pub fn new(archive: impl Into<Arc<[u8]>>) -> Self {
+        Self(archive.into())
+    }
+
+    /// The code of a module that a GPU of this compute capability runs: of the same major version, and the newest minor one that is
+    /// not newer.
+    pub(crate) fn find(&self, capability: (u32, u32), module: &str) -> Option<Vec<u8>> {
+        let (major, minor) = capability;
+        let version = |name: &str| -> Option<u32> {
+            let (folder, name) = name.split_once('/')?;
+            let version: u32 = folder.strip_prefix("sm_")?.parse().ok()?;
+            (name == module && version / 10 == major && version % 10 <= minor).then_some(version)
+        };
+        Entry::all(&self.0)
+            .filter_map(|entry| Some((version(entry.name)?, entry)))
+            .max_by_key(|&(version, _)| version)
+            .and_then(|(_, entry)| entry.bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_gets_the_newest_code_that_it_runs() {
+        let mut archive = Vec::new();
+        for name in [
+            "sm_80/norm",
+            "sm_86/norm",
+            "sm_90/norm",
+            "sm_86/rope",
+            "sm_x/norm",
+            "norm",
+        ] {
+            Entry::append(&mut archive, name, name.as_bytes());
+        }
+        let cubins = Cubins::new(archive);
+        let check = |capability, expected: Option<&str>| {
+            let found = cubins.find(capability, "norm");
+            assert_eq!(found.as_deref(), expected.map(str::as_bytes), "{capability:?}");
+        };
+        check((8, 0), Some("sm_80/norm"));
+        check((8, 9), Some("sm_86/norm"));
+        check((9, 0), Some("sm_90/norm"));
+        check((10, 0), None);
+        assert_eq!(cubins.find((8, 0), "rope"), None);
+    }
+
+    #[test]
+    fn an_archive_gives_what_was_appended_and_ends_where_it_is_cut() {
+        let mut one = Vec::new();
+        Entry::append(&mut one, "norm", b".version 7.4");
+        let entry = Entry::all(&one).next().unwrap();
+        assert_eq!((entry.name, entry.ptx_bytes), ("norm", 12));
+        let mut archive = one.clone();
+        entry.append_to(&mut archive);
+        assert_eq!(Entry::all(&archive).collect::<Vec<_>>(), [entry, entry]);
+        assert_eq!(entry.ptx().as_deref(), Some(".version 7.4"));
+        for end in archive.len() / 2..archive.len() {
+            assert_eq!(Entry::all(&archive[..end]).collect::<Vec<_>>(), [entry]);
+        }
+        // A stream of another length than was said is damaged, and so is one that ends early.
+        for ptx_bytes in [11, 13] {
+            assert_eq!(Entry { ptx_bytes, ..entry }.ptx(), None);
+        }
+        let stream = &entry.stream[..entry.stream.len() - 4];
+        assert_eq!(Entry { stream, ..entry }.ptx(), None);
+    }
+}

@@ -1,0 +1,41 @@
+//! [`Parts`]: memory for sums that several thread blocks have a part of.
+//!
+//! Separate because products of several kinds share columns. Invariant: the counters are zero between launches.
+
+use crate::{Buffer, Device, Stream, error::Result};
+
+/// Multiprocessors of an H100.
+pub(crate) const MULTIPROCESSORS: usize = 132;
+/// Thread blocks of bands that are split at most: two for each multiprocessor. Those with more than 64 rows of x count as several.
+pub(crate) const MAX_SPLIT_BLOCKS: usize = 2 * MULTIPROCESSORS;
+
+/// Memory for the parts of sums that thread blocks of a band leave, and for counting those that did.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) sums: Buffer<f32>,
+    /// Zero before and after each launch.
+    pub(crate) counters: Buffer<u32>,
+}
+
+impl Parts {
+    /// Sums for the largest launch in splits: of a thread block those of 128 rows by 64 rows of x.
+    const N_SUMS: usize = MAX_SPLIT_BLOCKS * 128 * 64;
+
+    /// Allocates it.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`](crate::CudaExecError::OutOfMemory), or the driver's.
+    pub(crate) fn new(device: &Device) -> Result<Self> {
+        let mut counters = device.alloc("products", MAX_SPLIT_BLOCKS)?;
+        device.zero(Stream::Compute, &counters.view_mut())?;
+        Ok(Self {
+            sums: device.alloc("products", Self::N_SUMS)?,
+            counters,
+        })
+    }
+
+    /// Device memory that it takes.
+    pub(crate) fn device_bytes() -> usize {
+        crate::buffer_bytes::<f32>(Self::N_SUMS) + crate::buffer_bytes::<u32>(MAX_SPLIT_BLOCKS)
+    }
+}

@@ -1,0 +1,263 @@
+//! [`Wide`]: products of K-quants by matrix operations of warpgroups, which compute capability 9.0 alone has.
+//!
+//! Separate from the bands in f16, whose rows of x lie otherwise. Invariant: the twin of `kernels/wide.cuh`, whose sizes and limits these are; a
+//! matrix that is beyond the limits is never multiplied by these kernels.
+
+use tokenmill_gguf::TensorType;
+
+use crate::{
+    CudaExecError, Device, HalfBands, Kernel, LaunchShape,
+    error::Result,
+    modules::{Target, wide_name},
+    parts::{MAX_SPLIT_BLOCKS, MULTIPROCESSORS},
+};
+
+/// Threads of a thread block.
+pub(crate) const WIDE_THREADS: u32 = 256;
+/// What a thread block does before its first and behind its last sum, in the units of [`WideCut::cost`].
+const FIXED: usize = 100;
+
+/// How weights of a type are multiplied by many rows on compute capability 9.0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wide {
+    /// Bytes of a superblock in a file, and where `d` is in it, and `dmin` where there is one.
+    block_bytes: usize,
+    d: usize,
+    dmin: Option<usize>,
+    /// The largest magnitude of `d`, as the bits of an f16 number.
+    largest_d: u16,
+}
+
+/// The same of `dmin`: 1.
+const LARGEST_DMIN: u16 = 0x3c00;
+
+/// How a product is cut into thread blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WideCut {
+    /// Rows of x that a thread block takes.
+    pub columns: usize,
+    /// Thread blocks that share a band.
+    pub n_splits: usize,
+}
+
+impl Wide {
+    /// Rows of a matrix that a thread block takes.
+    pub const ROWS: usize = 128;
+    /// Rows of gate and of up that a thread block takes.
+    pub const GATED_ROWS: usize = 64;
+    /// Rows of x that kernels are compiled for.
+    pub const COLUMNS: [usize; 3] = [64, 128, 256];
+    /// Rows of x from which on these kernels are used.
+    pub const MIN_ROWS: usize = HalfBands::MIN_ROWS;
+
+    /// Those of a type, if it has any.
+    pub fn of(ty: TensorType) -> Option<Self> {
+        let (block_bytes, d, dmin, largest_d) = match ty {
+            // 0.0666, 0.0322 and 0.0156, rounded down.
+            TensorType::Q4_K => (144, 0, Some(2), 0x2c43),
+            TensorType::Q5_K => (176, 0, Some(2), 0x281f),
+            TensorType::Q6_K => (210, 208, None, 0x23fc),
+            _ => return None,
+        };
+        Some(Self {
+            block_bytes,
+            d,
+            dmin,
+            largest_d,
+        })
+    }
+
+    /// Whether all weights of some superblocks, as a file has them, are numbers of f16 when they are 1024 times as large.
+    pub fn takes(self, blocks: &[u8]) -> bool {
+        let magnitude = |block: &[u8], at: usize| u16::from_le_bytes([block[at], block[at + 1]]) & 0x7fff;
+        blocks.chunks_exact(self.block_bytes).all(|block| {
+            // Infinity and what is no number have the largest bits.
+            magnitude(block, self.d) <= self.largest_d
+                && (self.dmin).is_none_or(|at| magnitude(block, at) <= LARGEST_DMIN)
+        })
+    }
+
+    /// Dynamic shared memory of the kernel for so many rows of x.
+    pub fn shared_bytes(columns: usize) -> usize {
+        let n_stages = match columns {
+            256 => 6,
+            128 => 8,
+            _ => 12,
+        };
+        n_stages * columns * 128 + 1024
+    }
+}
+
+impl WideCut {
+    /// The cut for bands of so many rows in all, `n_supers` superblocks wide, by so many rows of x: that whose thread blocks, as many at a time as there
+    /// are multiprocessors, are done first.
+    pub fn of(n_bands: usize, n_supers: usize, n_rows: usize, max_splits: usize) -> Self {
+        let cuts = Wide::COLUMNS.into_iter().flat_map(|columns| {
+            (1..=max_splits.min(n_supers).max(1)).map(move |n_splits| Self { columns, n_splits })
+        });
+        let fits = |cut: &Self| {
+            let each = n_supers.div_ceil(cut.n_splits);
+            let n_tiles = n_bands * n_rows.div_ceil(cut.columns);
+            // Room for parts is in units of 64 rows of x; and no thread block is without superblocks.
+            cut.n_splits == 1
+                || (n_tiles * cut.n_splits * (cut.columns / 64) <= MAX_SPLIT_BLOCKS
+                    && (cut.n_splits - 1) * each < n_supers)
+        };
+        let least = Self {
+            columns: 64,
+            n_splits: 1,
+        };
+        (cuts.filter(fits))
+            .min_by_key(|cut| cut.cost(n_bands, n_supers, n_rows))
+            .unwrap_or(least)
+    }
+
+    /// How long a launch takes by comparison.
+    fn cost(self, n_bands: usize, n_supers: usize, n_rows: usize) -> usize {
+        // By the timing model, in units of 50 ns: a superblock of 128 rows, and adding the parts of several thread blocks up.
+        let (a_super, adding) = match self.columns {
+            64 => (19, 24),
+            128 => (33, 60),
+            _ => (66, 170),
+        };
+        let n_blocks = n_bands * n_rows.div_ceil(self.columns) * self.n_splits;
+        let adding = if self.n_splits > 1 { adding } else { 0 };
+        let each = n_supers.div_ceil(self.n_splits);
+        // Two thread blocks of 64 rows are on a multiprocessor at a time, and take half as long again as one.
+        let halves_of_rounds = match self.columns {
+            64 if n_blocks > MULTIPROCESSORS => 3 * n_blocks.div_ceil(2 * MULTIPROCESSORS),
+            _ => 2 * n_blocks.div_ceil(MULTIPROCESSORS),
+        };
+        halves_of_rounds * (each * a_super + FIXED + adding)
+    }
+
+    /// The launch of `n_bands` bands by so many rows of x.
+    pub(crate) fn shape(self, n_bands: usize, n_rows: usize) -> LaunchShape {
+        let grid = [n_rows.div_ceil(self.columns), n_bands, self.n_splits];
+        LaunchShape::new(grid, WIDE_THREADS).with_shared_bytes(Wide::shared_bytes(self.columns))
+    }
+
+    fn variant(self) -> usize {
+        let found = Wide::COLUMNS.iter().position(|&columns| columns == self.columns);
+        found.expect("a cut has columns of a kernel")
+    }
+}
+
+/// The kernels of a type, by [`Wide::COLUMNS`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WideKernels {
+    plain: [Kernel; 3],
+    gated: [Kernel; 3],
+}
+
+impl WideKernels {
+    /// Loads them where the device has them: there are other kernels for all that they do.
+    pub(crate) fn load(device: &Device, ty: TensorType) -> Result<Option<Self>> {
+        if Wide::of(ty).is_none() || !has_module(device, &wide_name(ty))? {
+            return Ok(None);
+        }
+        let module = wide_name(ty);
+        let load = |kind: &str, columns: usize| {
+            let name = format!("wide_{kind}_n{columns}");
+            device.kernel_with_shared_bytes(&module, &name, Wide::shared_bytes(columns))
+        };
+        let all = |kind: &str| -> Result<[Kernel; 3]> {
+            let [a, b, c] = Wide::COLUMNS;
+            Ok([load(kind, a)?, load(kind, b)?, load(kind, c)?])
+        };
+        Ok(Some(Self {
+            plain: all("band")?,
+            gated: all("gated")?,
+        }))
+    }
+
+    pub(crate) fn plain_of(&self, cut: WideCut) -> Kernel {
+        self.plain[cut.variant()]
+    }
+
+    pub(crate) fn gated_of(&self, cut: WideCut) -> Kernel {
+        self.gated[cut.variant()]
+    }
+}
+
+/// Loads a module of [`Target::Hopper`]; `false` where the device or its driver has none of these.
+pub(crate) fn has_module(device: &Device, module: &str) -> Result<bool> {
+    if !device.takes(Target::Hopper) {
+        return Ok(false);
+    }
+    match device.load_module(module) {
+        Err(CudaExecError::DriverTooOld { .. } | CudaExecError::NoJitCompiler { .. }) => Ok(false),
+        loaded => loaded.map(|()| true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+
+    #[test]
+    fn a_matrix_is_taken_where_no_weight_is_beyond_f16() {
+        // The largest scale and number of each type, whose product 1024 times as large is below 65,504.
+        for (ty, largest) in [
+            (TensorType::Q4_K, 63.0 * 15.0),
+            (TensorType::Q5_K, 63.0 * 31.0),
+            (TensorType::Q6_K, 128.0 * 32.0),
+        ] {
+            let wide = Wide::of(ty).unwrap();
+            let d = f16::from_bits(wide.largest_d);
+            assert!(f32::from(d) * 1024.0 * largest < 65_504.0, "{ty:?}");
+            assert!(f32::from(d) * 1024.0 * largest > 64_000.0, "{ty:?}");
+            let mut blocks = vec![0; 3 * wide.block_bytes];
+            let mut check = |at: usize, bits: u16, expected: bool| {
+                let at = wide.block_bytes + at;
+                blocks[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+                assert_eq!(wide.takes(&blocks), expected, "{ty:?} {bits:x}");
+                blocks[at..at + 2].fill(0);
+            };
+            check(wide.d, wide.largest_d, true);
+            check(wide.d, 0x8000 | wide.largest_d, true);
+            check(wide.d, wide.largest_d + 1, false);
+            check(wide.d, f16::NAN.to_bits(), false);
+            if let Some(dmin) = wide.dmin {
+                check(dmin, f16::ONE.to_bits(), true);
+                check(dmin, 0x8000 | (LARGEST_DMIN + 1), false);
+            }
+        }
+        assert_eq!(f16::from_bits(LARGEST_DMIN), f16::ONE);
+        assert_eq!(Wide::of(TensorType::Q8_0), None);
+    }
+
+    #[test]
+    fn every_thread_block_fits_a_multiprocessor_of_its_capability() {
+        // 227 KiB less what kernels declare themselves.
+        for columns in Wide::COLUMNS {
+            assert!(Wide::shared_bytes(columns) + 1024 <= 227 << 10, "{columns}");
+        }
+        assert_eq!(Wide::shared_bytes(256), 6 * 32_768 + 1024);
+    }
+
+    #[test]
+    fn parts_fit_their_memory_and_no_thread_block_is_empty() {
+        for (n_bands, n_supers, n_rows) in (1..200).flat_map(|n_bands| {
+            [1, 3, 8, 16, 56]
+                .into_iter()
+                .flat_map(move |n_supers| [33, 64, 100, 512, 2048].map(|n_rows| (n_bands, n_supers, n_rows)))
+        }) {
+            let cut = WideCut::of(n_bands, n_supers, n_rows, 8);
+            let each = n_supers.div_ceil(cut.n_splits);
+            let n_tiles = n_bands * n_rows.div_ceil(cut.columns);
+            let what = format!("{n_bands} of {n_supers} by {n_rows}: {cut:?}");
+            assert!(
+                (cut.n_splits - 1) * each < n_supers && cut.n_splits <= 8,
+                "{what}"
+            );
+            assert!(
+                cut.n_splits == 1 || n_tiles * cut.n_splits * cut.columns <= MAX_SPLIT_BLOCKS * 64,
+                "{what}"
+            );
+            assert_eq!(WideCut::of(n_bands, n_supers, n_rows, 1).n_splits, 1);
+        }
+    }
+}
