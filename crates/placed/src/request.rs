@@ -70,6 +70,11 @@ impl PlacementRequest {
         *self == Self::default()
     }
 
+    /// Whether it leaves all of a network on the device, where that has the room: more layers than there are, or as many as fit.
+    pub fn may_be_all_on_device(&self, network: &NetworkShape) -> bool {
+        self.placement(network, 0).is_all_on_device()
+    }
+
     /// Whether it speaks of experts.
     pub fn names_experts(&self) -> bool {
         self.n_host_experts > 0 || self.parts.experts.is_some()
@@ -266,6 +271,29 @@ mod tests {
         check(1, &[Side::Host, Side::Host, Side::Device]);
         check(3, &[Side::Device; 3]);
         check(98, &[Side::Device; 3]);
+    }
+
+    #[test]
+    fn as_many_layers_as_there_are_may_all_be_on_the_device() {
+        let check = |request: PlacementRequest, expected| {
+            assert_eq!(
+                request.may_be_all_on_device(&network(3, false)),
+                expected,
+                "{request:?}"
+            );
+        };
+        let whole = PlacementRequest::default();
+        check(whole, true);
+        for (layers, expected) in [
+            (DeviceLayers::Auto, true),
+            (DeviceLayers::Last(3), true),
+            (DeviceLayers::Last(99), true),
+            (DeviceLayers::Last(2), false),
+        ] {
+            check(PlacementRequest { layers, ..whole }, expected);
+        }
+        let threshold = BatchThreshold::Tokens(4);
+        check(PlacementRequest { threshold, ..whole }, false);
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub(crate) fn load_with_guesser(
                         },
                         ..compute.clone()
                     };
-                    gpu::load_split(model, 0, options, &compute, on_progress)
+                    gpu::load_split(model, 0, options, &compute, guesser, on_progress)
                 }
                 loaded => loaded,
             };
@@ -101,7 +101,7 @@ fn load_on_gpu(
     } else if compute.placement.is_whole() {
         gpu::load(model, ordinal, options, compute, guesser, on_progress)
     } else {
-        gpu::load_split(model, ordinal, options, compute, on_progress)
+        gpu::load_split(model, ordinal, options, compute, guesser, on_progress)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tokenmill_backend::{Backend, Executor, MemoryPlan};
+use tokenmill_backend::{Backend, Executor, MemoryPlan, NetworkShape};
 use tokenmill_model::{LoadProgress, Model as Network, ModelExecutor, ModelOptions};
 use tokenmill_text::Tokenizer;
 
@@ -81,16 +81,16 @@ impl Draft {
         }
     }
 
-    /// Refuses a drafting model where the model it guesses for is asked to be on several devices.
+    /// Refuses a drafting model where the model it guesses for cannot be on one device, as far as that is known before the load.
     ///
     /// # Errors
     /// [`Error::DraftNotWhole`].
-    pub(crate) fn check_choice(compute: &Compute) -> Result<(), Error> {
-        let is_whole = match compute.device {
+    pub(crate) fn check_choice(compute: &Compute, of_model: &NetworkShape) -> Result<(), Error> {
+        let may_be_whole = match compute.device {
             Device::Cpu => true,
-            Device::Auto | Device::Cuda { .. } => compute.placement.is_whole(),
+            Device::Auto | Device::Cuda { .. } => compute.placement.may_be_all_on_device(of_model),
         };
-        if compute.n_gpus > 1 || !is_whole {
+        if compute.n_gpus > 1 || !may_be_whole {
             return Err(Error::DraftNotWhole);
         }
         Ok(())
@@ -209,29 +209,40 @@ impl Draft {
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_backend::LayerShape;
     use tokenmill_placed::{DeviceLayers, PlacementRequest};
 
     use super::*;
 
     #[test]
     fn what_is_asked_to_be_on_several_devices_is_refused_before_a_load() {
-        let is_allowed = |device, placement| {
+        let of_model = NetworkShape {
+            n_embd: 64,
+            layers: vec![LayerShape::default(); 4],
+            has_streams: false,
+            reads_hidden: false,
+        };
+        let is_allowed = |device, layers, n_gpus| {
             let compute = Compute {
                 device,
-                placement,
+                n_gpus,
+                placement: PlacementRequest {
+                    layers,
+                    ..PlacementRequest::default()
+                },
                 ..Compute::default()
             };
-            Draft::check_choice(&compute).is_ok()
+            Draft::check_choice(&compute, &of_model).is_ok()
         };
-        let whole = PlacementRequest::default();
-        let split = PlacementRequest {
-            layers: DeviceLayers::Auto,
-            ..whole
-        };
-        assert!(is_allowed(Device::Cpu, whole));
-        assert!(is_allowed(Device::Auto, whole));
-        assert!(!is_allowed(Device::Auto, split));
-        assert!(is_allowed(Device::Cuda { ordinal: 0 }, whole));
-        assert!(!is_allowed(Device::Cuda { ordinal: 0 }, split));
+        for device in [Device::Auto, Device::Cuda { ordinal: 0 }] {
+            assert!(is_allowed(device, DeviceLayers::All, 1));
+            assert!(is_allowed(device, DeviceLayers::Last(4), 1));
+            assert!(is_allowed(device, DeviceLayers::Last(99), 1));
+            // Whether all fit is known at the load.
+            assert!(is_allowed(device, DeviceLayers::Auto, 1));
+            assert!(!is_allowed(device, DeviceLayers::Last(3), 1));
+            assert!(!is_allowed(device, DeviceLayers::All, 2));
+        }
+        assert!(is_allowed(Device::Cpu, DeviceLayers::All, 1));
     }
 }

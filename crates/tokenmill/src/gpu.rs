@@ -213,12 +213,14 @@ mod with_cuda {
         }
     }
 
-    /// Loads a part of the network on a GPU and the rest on the CPU.
+    /// Loads a part of the network on a GPU and the rest on the CPU; all of it on the GPU, with what guesses tokens next to it, where what was
+    /// asked for comes to that.
     pub(crate) fn load_split(
         model: &Model,
         ordinal: usize,
         options: &ModelOptions,
         compute: &Compute,
+        guesser: Guesser<'_>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
         let request = compute.placement;
@@ -247,14 +249,7 @@ mod with_cuda {
         let placement = split.backend.placement().clone();
         if placement.is_all_on_device() {
             let device = split.backend.into_device();
-            return load_whole(
-                model,
-                (ordinal, device),
-                options,
-                compute,
-                Guesser::Nothing,
-                on_progress,
-            );
+            return load_whole(model, (ordinal, device), options, compute, guesser, on_progress);
         }
         if placement.is_all_on_host() {
             // The level before the last is the least that is a split.
@@ -265,6 +260,7 @@ mod with_cuda {
         if options.adapter_bytes > 0 {
             return Err(Error::AdaptersNotWhole);
         }
+        guesser.check_split()?;
         check_host_part(&plan, machine_bytes(), available_bytes())?;
         let (n_layers, n_gpu_layers) = (
             placement.layers().len(),
@@ -353,6 +349,7 @@ mod without_cuda {
         _: usize,
         _: &ModelOptions,
         _: &Compute,
+        _: Guesser<'_>,
         _: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
         Err(CudaLeftOut.into())

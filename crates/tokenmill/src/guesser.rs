@@ -34,6 +34,20 @@ impl Guesser<'_> {
         }
     }
 
+    /// Refuses what has to guess, where it turns out that the GPU has a part of the model only.
+    ///
+    /// # Errors
+    /// [`Error::DraftNotWhole`] and [`Error::MtpNotWhole`].
+    pub(crate) fn check_split(self) -> Result<(), Error> {
+        match self {
+            Self::Draft(_) => Err(Error::DraftNotWhole),
+            Self::Layer {
+                is_asked_for: true, ..
+            } => Err(Error::MtpNotWhole),
+            Self::Nothing | Self::Layer { .. } => Ok(()),
+        }
+    }
+
     /// What it takes of the memory of a backend, next to a model with `options`.
     ///
     /// # Errors

@@ -264,7 +264,7 @@ impl LoadOptions {
         let mtp = self.mtp_of(network, file.as_ref())?;
         let guesser = match (&draft, &mtp) {
             (Some(draft), _) => {
-                Draft::check_choice(&self.compute)?;
+                Draft::check_choice(&self.compute, &network.descriptor().shape())?;
                 Guesser::Draft(draft)
             }
             (None, Some(mtp)) => Guesser::Layer {

@@ -35,7 +35,9 @@ impl LoadOptions {
         network: &Network,
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Option<MtpFile>, Error> {
-        if !self.may_have_mtp(network) || Draft::check_choice(&self.compute).is_err() {
+        if !self.may_have_mtp(network)
+            || Draft::check_choice(&self.compute, &network.descriptor().shape()).is_err()
+        {
             return Ok(None);
         }
         match &self.mtp {
@@ -55,7 +57,7 @@ impl LoadOptions {
         if !self.may_have_mtp(network) {
             return Ok(None);
         }
-        if Draft::check_choice(&self.compute).is_err() {
+        if Draft::check_choice(&self.compute, &network.descriptor().shape()).is_err() {
             return if self.asks_for_mtp(network) {
                 Err(Error::MtpNotWhole)
             } else {

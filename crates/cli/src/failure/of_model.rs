@@ -120,7 +120,7 @@ impl From<Error> for Failure {
             ))
             .hint("take a smaller one, or a smaller context with -c"),
             Error::DraftNotWhole => Self::usage(error.to_string())
-                .hint("leave out `-ngl N` (`-ngl all` is no division), `--tensor-parallel-size` and what else divides it, give `--device cpu` in their place, or leave out `--draft`"),
+                .hint("leave out `-ngl N` (`all`, or as many layers as the model has, is no division), `--tensor-parallel-size` and what else divides it, give `--device cpu` in their place, or leave out `--draft`"),
             Error::NoRoomToGuess {
                 needed_bytes,
                 model_bytes,
@@ -143,7 +143,7 @@ impl From<Error> for Failure {
             Error::NoMtp => Self::usage(error.to_string())
                 .hint("`--spec auto` guesses with what there is, `--draft MODEL` with a second model"),
             Error::MtpNotWhole => Self::usage(error.to_string())
-                .hint("leave out `-ngl N` (`-ngl all` is no division), `--tensor-parallel-size` and what else divides it, give `--device cpu` in their place, or leave out `--spec mtp` and `--mtp`"),
+                .hint("leave out `-ngl N` (`all`, or as many layers as the model has, is no division), `--tensor-parallel-size` and what else divides it, give `--device cpu` in their place, or leave out `--spec mtp` and `--mtp`"),
             Error::NothingToShift => Self::usage("`--context-shift` is for models that continue texts, and this one makes vectors or scores")
                 .hint("leave it out"),
             Error::KeepTooLong { keep, maximum, n_ctx } => Self::usage(format!(

@@ -65,6 +65,35 @@ fn the_models_own_layer_guesses_on_the_same_gpu() {
 }
 
 #[test]
+fn layers_that_all_are_on_the_gpu_are_no_division() {
+    let folder = tempfile::tempdir().unwrap();
+    let with_layer = with_layer(folder.path(), "nothing");
+    let draft = ["--spec", "draft", "--draft", "demo", "--spec-max", "4"];
+    let mtp = ["--spec", "mtp", "--spec-max", "2"];
+    let plain = told("demo", &["--spec", "off"]);
+    for (model, guesses, layers) in [
+        ("demo", &draft[..], "99"),
+        ("demo", &draft, "auto"),
+        (arg(&with_layer), &mtp, "99"),
+    ] {
+        let guessed = told(model, &[guesses, &["-ngl", layers]].concat());
+        assert_eq!(guessed["ids"], plain["ids"], "{layers} {guesses:?}");
+        assert!(guessed["timings"]["draft_n"].as_u64() >= Some(1), "{layers}: {guessed}");
+    }
+    // Where as many layers as fit are not all, the model is divided.
+    for (model, guesses) in [("demo", &draft[..]), (arg(&with_layer), &mtp)] {
+        let args = [
+            "run", model, "Once", "-n", "2", "-c", "64", "-ngl", "auto", "--device", "cuda",
+        ];
+        let line = run(with_driver("mib=149", &[&args[..], guesses].concat())).failed(2);
+        assert!(
+            line.contains("one GPU computes as a whole"),
+            "{guesses:?}: {line}"
+        );
+    }
+}
+
+#[test]
 fn a_draft_model_that_does_not_fit_next_to_the_model_is_refused() {
     // Room for the driver's part, the model, and less than the model once more.
     let run_on = |mib: u32, device: &[&str]| {
