@@ -288,6 +288,10 @@ const VLLM: &[Row] = &[
         "`--tensor-parallel-size N` divides each layer among N GPUs; there is no other way to use several",
     ),
     (
+        &["--disable-custom-all-reduce"],
+        "GPUs add up by NCCL or in the host's memory, never by kernels of this program; `--all-reduce nccl|host` chooses",
+    ),
+    (
         &["--dtype", "-q", "--quantization", "--load-format"],
         "weights stay in the types of the file; `-ctk` and `-ctv` say how keys and values are stored",
     ),

@@ -11,7 +11,7 @@ use std::{
 
 use tokenmill::{Error, Model, Session, SessionError, SessionFile};
 
-use crate::{adapters::AdapterArgs, failure::Failure, note::note};
+use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, note::note};
 
 /// Where a conversation is kept.
 #[derive(clap::Args, Debug, Clone)]
@@ -58,6 +58,20 @@ impl SessionArgs {
             .hint("leave one of them out"));
         }
         Ok(())
+    }
+
+    /// Refuses a session of what several GPUs compute together, before they are looked for.
+    ///
+    /// # Errors
+    /// Both flags.
+    pub(crate) fn check_gpus(&self, load: &LoadArgs) -> Result<(), Failure> {
+        match load.group_size() {
+            Some(n_gpus) if self.is_given() => Err(Failure::usage(format!(
+                "`--session` does not go with `--tensor-parallel-size {n_gpus}`: what several GPUs compute together is not kept"
+            ))
+            .hint("leave one of them out")),
+            _ => Ok(()),
+        }
     }
 
     /// Opens the session, and brings its memory into the model's cache. `None` where there is none to keep.

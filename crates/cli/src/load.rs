@@ -93,7 +93,7 @@ pub(crate) struct LoadArgs {
         conflicts_with_all = ["cpu_moe", "n_cpu_moe", "place", "gpu_batch"])]
     tensor_parallel_size: Option<usize>,
     /// How these GPUs add up: nccl, host (in its memory), or auto, which takes NCCL where it is installed [default: auto]
-    #[arg(long, value_name = "WAY", requires = "tensor_parallel_size")]
+    #[arg(long, value_name = "WAY")]
     all_reduce: Option<AllReduce>,
     /// Give each sequence the same bits whatever other sequences are computed with it; slower on a GPU, always so on the CPU
     #[arg(long, conflicts_with = "gpu_batch")]
@@ -191,30 +191,28 @@ impl LoadArgs {
     /// How several GPUs add up.
     ///
     /// # Errors
-    /// A way for one GPU, and NCCL where results are not to depend on the batch.
+    /// A way for one GPU other than the default, and NCCL where results are not to depend on the batch.
     fn all_reduce(&self) -> Result<AllReduce, Failure> {
-        let contradiction = |way: AllReduce, other: &str, reason: &str| {
-            let way = match way {
-                AllReduce::Auto => "auto",
-                AllReduce::Nccl => "nccl",
-                AllReduce::Host => "host",
-            };
-            Err(Failure::usage(format!(
-                "`--all-reduce {way}` and `{other}` contradict each other: {reason}"
-            )))
+        let way = self.all_reduce.unwrap_or_default();
+        let name = match way {
+            AllReduce::Auto => return Ok(way),
+            AllReduce::Nccl => "nccl",
+            AllReduce::Host => "host",
         };
-        match self.all_reduce {
-            Some(way) if self.tensor_parallel_size.is_none_or(|n_gpus| n_gpus < 2) => contradiction(
-                way,
-                "--tensor-parallel-size 1",
-                "one GPU has nothing to add up with",
-            ),
-            Some(way @ AllReduce::Nccl) if self.batch_invariant => contradiction(
-                way,
-                "--batch-invariant",
-                "NCCL may add in an order that depends on the batch",
-            ),
-            way => Ok(way.unwrap_or_default()),
+        if way == AllReduce::Nccl && self.batch_invariant {
+            return Err(Failure::usage(
+                "`--all-reduce nccl` and `--batch-invariant` contradict each other: NCCL may add in an order that depends on the batch",
+            ));
+        }
+        match self.tensor_parallel_size {
+            Some(n_gpus) if n_gpus > 1 => Ok(way),
+            Some(n_gpus) => Err(Failure::usage(format!(
+                "`--all-reduce {name}` and `--tensor-parallel-size {n_gpus}` contradict each other: one GPU has nothing to add up with"
+            ))),
+            None => Err(Failure::usage(format!(
+                "`--all-reduce {name}` is for several GPUs: one has nothing to add up with"
+            ))
+            .hint("`--tensor-parallel-size N` takes N of them")),
         }
     }
 
@@ -299,7 +297,7 @@ impl LoadArgs {
             Failure::usage(format!("`{flag}` and `--device {device}` contradict each other"))
         };
         let first_gpu = Device::Cuda { ordinal: 0 };
-        if let Some(n_gpus) = self.tensor_parallel_size.filter(|&n_gpus| n_gpus > 1) {
+        if let Some(n_gpus) = self.group_size() {
             return match self.device {
                 Some(Device::Cpu) => Err(Failure::usage(format!(
                     "`--tensor-parallel-size {n_gpus}` and `--device cpu` contradict each other"
@@ -335,11 +333,16 @@ impl LoadArgs {
         }
     }
 
+    /// GPUs that are asked to compute the model together, where they are several.
+    pub(crate) fn group_size(&self) -> Option<usize> {
+        self.tensor_parallel_size.filter(|&n_gpus| n_gpus > 1)
+    }
+
     /// Whether several devices are asked to compute the model together.
     pub(crate) fn is_divided(&self) -> bool {
         let divides = |layers| layers != "all" && layers != "0";
         self.parting_flag().is_some()
-            || self.tensor_parallel_size.is_some_and(|n_gpus| n_gpus > 1)
+            || self.group_size().is_some()
             || self.gpu_layers.as_deref().is_some_and(divides)
     }
 

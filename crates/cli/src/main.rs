@@ -152,6 +152,6 @@ fn main() -> ExitCode {
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => failure.naming_gpu_flags(&typed).report(),
     }
 }

@@ -44,7 +44,7 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
         ErrorKind::MissingRequiredArgument => {
             let command = command_of(parser, args)?;
             let name = command.get_name();
-            missing_option(error, name)
+            missing_option(error, command, parser, args)
                 .or_else(|| swapped::file_without_model(name, args))
                 .or_else(|| missing_argument(error, command))
         }
@@ -113,6 +113,7 @@ fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Fa
     let (name, _) = name_and_value(option);
     let is_option = name.starts_with('-');
     let name = typed_name(name, args);
+    let reason = &of_range(reason);
     Failure::usage(match (is_option, reason.starts_with(&format!("`{value}`"))) {
         (true, true) => format!("`{name}`: {reason}"),
         (true, false) => format!("`{value}` is no value of `{name}`: {reason}"),
@@ -122,6 +123,21 @@ fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Fa
             name.trim_matches(['<', '>', '[', ']'])
         ),
     })
+}
+
+/// The parser's word on a number that is out of its range, without the syntax of ranges; other reasons as they are.
+fn of_range(reason: &str) -> String {
+    let bounds = reason.rsplit_once(" is not in ").and_then(|(number, range)| {
+        let (low, high) = range.split_once("..")?;
+        let is_number = |text: &str| text.parse::<i128>().is_ok();
+        is_number(low).then_some(())?;
+        match (high, high.strip_prefix('=')) {
+            ("", _) => Some(format!("{number} is less than {low}")),
+            (_, Some(last)) if is_number(last) => Some(format!("{number} is not from {low} to {last}")),
+            _ => None,
+        }
+    });
+    bounds.unwrap_or_else(|| reason.to_owned())
 }
 
 /// What to say to an option that is given twice, or to two that cannot be together.
@@ -219,16 +235,50 @@ fn word_too_many(word: &str, command: &clap::Command) -> Option<Failure> {
 }
 
 /// What to say to options that need another one; `None` where arguments are missing.
-fn missing_option(error: &clap::Error, name: &str) -> Option<Failure> {
-    let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
-        return None;
-    };
+fn missing_option(
+    error: &clap::Error,
+    command: &clap::Command,
+    parser: &clap::Command,
+    args: &[OsString],
+) -> Option<Failure> {
+    let missing = texts_of(error, ContextKind::InvalidArg);
     if missing.is_empty() || !missing.iter().all(|missing| missing.starts_with('-')) {
         return None;
     }
+    let needing = needing_option(&missing, command, parser, args);
+    let needing = needing.map_or("an option that was given".to_owned(), |flag| format!("`{flag}`"));
     let missing = missing.join("` and `");
-    let failure = Failure::usage(format!("an option that was given needs `{missing}` as well"));
+    let failure = Failure::usage(format!("{needing} needs `{missing}` as well"));
+    let name = command.get_name();
     Some(failure.hint(format!("`tokenmill {name} --help` describes the options")))
+}
+
+/// The option without which `missing` is not missed. The parser does not tell it, so the line is read again without each.
+fn needing_option(
+    missing: &[String],
+    command: &clap::Command,
+    parser: &clap::Command,
+    args: &[OsString],
+) -> Option<String> {
+    let longs = args.iter().enumerate().filter_map(|(idx, arg)| {
+        let (name, value) = name_and_value(arg.to_str()?);
+        let long = name.strip_prefix("--")?;
+        let option = command.get_arguments().find(|arg| arg.get_long() == Some(long))?;
+        let n_values = option.get_num_args().map_or(0, |range| range.min_values());
+        let n_words = if value.is_some() { 1 } else { 1 + n_values };
+        Some((idx, n_words, name))
+    });
+    let is_needing = |idx: usize, n_words: usize| {
+        let rest = args[..idx].iter().chain(args.iter().skip(idx + n_words));
+        match parser.clone().try_get_matches_from(rest) {
+            Ok(_) => true,
+            Err(error) => texts_of(&error, ContextKind::InvalidArg) != missing,
+        }
+    };
+    let mut longs = longs;
+    longs
+        .find(|&(idx, n_words, _)| is_needing(idx, n_words))
+        .map(|(_, _, name)| name.to_owned())
 }
 
 /// What to say to a flag of no program that is known: which of this program's commands have it, or which flags are near it.

@@ -46,7 +46,10 @@ pub enum GgufError {
     #[error("the file is empty; an interrupted download leaves such files, fetch it again")]
     Empty,
     /// The file is something else.
-    #[error("not a GGUF file: it starts with `{}` and looks like {looks_like}", found.escape_ascii())]
+    #[error(
+        "not a GGUF file: it starts with `{}` and looks like {looks_like}",
+        shown(found)
+    )]
     NotGguf {
         /// The first bytes, at most four.
         found: Vec<u8>,
@@ -368,5 +371,26 @@ fn version_advice(found: u32) -> &'static str {
         "it is newer than this program, update tokenmill"
     } else {
         "convert the model again with a current converter"
+    }
+}
+
+/// First bytes of a file, those that are no characters as escapes.
+fn shown(found: &[u8]) -> String {
+    let is_character = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
+    let shown = found.iter().map(|byte| match byte {
+        byte if is_character(byte) => char::from(*byte).to_string(),
+        byte => byte.escape_ascii().to_string(),
+    });
+    shown.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_file_begins_with_is_shown_as_it_stands_there() {
+        assert_eq!(shown(b"{\"a\""), "{\"a\"");
+        assert_eq!(shown(b"\x1f\x8b\n'"), r"\x1f\x8b\n'");
     }
 }

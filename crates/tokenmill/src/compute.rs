@@ -5,6 +5,7 @@
 
 use std::{str::FromStr, sync::Arc};
 
+use tokenmill_backend::NetworkShape;
 use tokenmill_cpu_exec::{CpuBackend, Places, Pool};
 use tokenmill_model::LoadError;
 use tokenmill_placed::PlacementRequest;
@@ -135,6 +136,15 @@ impl Compute {
         } else {
             work()
         }
+    }
+
+    /// Whether the CPU or one GPU may have all of a network, as far as that is known before it is loaded.
+    pub(crate) fn may_be_whole(&self, network: &NetworkShape) -> bool {
+        let is_one_device = match self.device {
+            Device::Cpu => true,
+            Device::Auto | Device::Cuda { .. } => self.placement.may_be_all_on_device(network),
+        };
+        self.n_gpus <= 1 && is_one_device
     }
 
     /// The CPU backend that these options describe.

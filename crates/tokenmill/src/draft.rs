@@ -10,7 +10,7 @@ use tokenmill_model::{LoadProgress, Model as Network, ModelExecutor, ModelOption
 use tokenmill_text::Tokenizer;
 
 use crate::{
-    Compute, Device, Error, LoadedDevice, ModelSource,
+    Compute, Error, LoadedDevice, ModelSource,
     draft_facts::{DraftFacts, LoadedGuesser, options_next_to},
     load_manner::load_with,
     machine_memory,
@@ -86,11 +86,7 @@ impl Draft {
     /// # Errors
     /// [`Error::DraftNotWhole`].
     pub(crate) fn check_choice(compute: &Compute, of_model: &NetworkShape) -> Result<(), Error> {
-        let may_be_whole = match compute.device {
-            Device::Cpu => true,
-            Device::Auto | Device::Cuda { .. } => compute.placement.may_be_all_on_device(of_model),
-        };
-        if compute.n_gpus > 1 || !may_be_whole {
+        if !compute.may_be_whole(of_model) {
             return Err(Error::DraftNotWhole);
         }
         Ok(())
@@ -211,6 +207,8 @@ impl Draft {
 mod tests {
     use tokenmill_backend::LayerShape;
     use tokenmill_placed::{DeviceLayers, PlacementRequest};
+
+    use crate::Device;
 
     use super::*;
 

@@ -256,6 +256,9 @@ impl LoadOptions {
         network: &Network,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Model, Error> {
+        if !self.adapters.is_empty() && !self.compute.may_be_whole(&network.descriptor().shape()) {
+            return Err(Error::AdaptersNotWhole);
+        }
         let mut words = (self.compute).work(|| self.words(source, network))?;
         let draft = self.open_draft(network, &words)?;
         let options = self.network_options(network.descriptor())?;

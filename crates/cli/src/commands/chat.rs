@@ -82,6 +82,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.session.check_adapters(&args.adapters)?;
+    args.session.check_gpus(&args.load)?;
     args.context_shift.check_session(&args.session)?;
     let asking = args.asking.read()?;
     let constraint = args.constraint.constraint()?;

@@ -133,6 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     args.session.check_adapters(&args.adapters)?;
+    args.session.check_gpus(&args.load)?;
     args.context_shift.check_session(&args.session)?;
     if args.stop.iter().any(String::is_empty) {
         return Err(

@@ -2,6 +2,8 @@
 //!
 //! Separate because what to do depends on what hides a GPU and on what was asked for.
 
+use std::ffi::OsString;
+
 use tokenmill::Error;
 use tokenmill_backend::BackendError;
 
@@ -27,6 +29,46 @@ impl Failure {
         }
         failure
     }
+}
+
+impl Failure {
+    /// Names the flags that asked for a GPU, where the hint speaks of them.
+    pub(crate) fn naming_gpu_flags(self, typed: &[OsString]) -> Self {
+        let flags = gpu_flags(typed);
+        let (asks, them) = match &flags[..] {
+            [] => return self,
+            [_] => ("asks", "it"),
+            _ => ("ask", "them"),
+        };
+        if self.what_to_do() != Some(HOW_TO_USE_THE_CPU) {
+            return self;
+        }
+        let flags = flags.join("` and `");
+        self.hint(format!(
+            "`{flags}` {asks} for a GPU; without {them} the CPU computes where no GPU can be used"
+        ))
+    }
+}
+
+/// The flags of a command line that ask for a GPU, with their values.
+fn gpu_flags(typed: &[OsString]) -> Vec<String> {
+    let words: Vec<&str> = (typed.iter())
+        .map_while(|word| Some(word.to_str().unwrap_or_default()).filter(|&word| word != "--"))
+        .collect();
+    let flag = |idx: usize| {
+        let (name, value) = match words[idx].split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (words[idx], words.get(idx + 1).copied()),
+        };
+        match name {
+            "-cmoe" | "--cpu-moe" => Some(name.to_owned()),
+            "-dev" | "--device" | "-ngl" | "--gpu-layers" | "--n-gpu-layers" if value == Some("auto") => None,
+            "-dev" | "--device" | "-ngl" | "--gpu-layers" | "--n-gpu-layers" | "-ncmoe" | "--n-cpu-moe"
+            | "--place" | "--gpu-batch" => Some(format!("{name} {}", value?)),
+            _ => None,
+        }
+    };
+    (0..words.len()).filter_map(flag).collect()
 }
 
 /// What to do about a GPU that cannot be used, where its message does not say it. `visible` is the variable that hides GPUs.
@@ -72,6 +114,22 @@ fn may_be_hidden(_: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flags_that_ask_for_a_gpu_are_named_as_typed() {
+        let check = |line: &str, expected: &[&str]| {
+            let typed: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            assert_eq!(gpu_flags(&typed), expected, "{line}");
+        };
+        check("tokenmill run x y --device cuda", &["--device cuda"]);
+        check("tokenmill run x y -ngl=99 --device auto", &["-ngl 99"]);
+        check(
+            "tokenmill run x y -cmoe --device cuda:1 -ngl auto",
+            &["-cmoe", "--device cuda:1"],
+        );
+        check("tokenmill run x y --gpu-batch auto", &["--gpu-batch auto"]);
+        check("tokenmill run x -n 2 -- --device cuda", &[]);
+    }
 
     #[cfg(feature = "cuda")]
     #[test]

@@ -144,7 +144,7 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
     } = device
     {
         tell(&format!(
-            "the GPUs add up in the host's memory, which is slower than by NCCL: {reason}"
+            "the GPUs add up in the host's memory, slower than by NCCL: {reason}"
         ));
     }
     match device {

@@ -238,8 +238,8 @@ fn without_a_driver_the_program_says_so_and_computes_on_the_cpu() {
     let line = tokenmill([&GREEDY[..], &["--device", "cuda"]].concat()).failed(5);
     assert_eq!(
         line,
-        "error: the GPU cannot be used: no NVIDIA driver found; install one, or use the CPU (hint: without \
-         `--device`, `-ngl` and other flags that ask for a GPU, the CPU computes where no GPU can be used)"
+        "error: the GPU cannot be used: no NVIDIA driver found; install one, or use the CPU (hint: \
+         `--device cuda` asks for a GPU; without it the CPU computes where no GPU can be used)"
     );
     let line = tokenmill(["doctor", "--device", "cuda", "--json"]);
     assert_eq!(line.code, 5, "{}", line.stderr);

@@ -78,7 +78,10 @@ fn layers_that_all_are_on_the_gpu_are_no_division() {
     ] {
         let guessed = told(model, &[guesses, &["-ngl", layers]].concat());
         assert_eq!(guessed["ids"], plain["ids"], "{layers} {guesses:?}");
-        assert!(guessed["timings"]["draft_n"].as_u64() >= Some(1), "{layers}: {guessed}");
+        assert!(
+            guessed["timings"]["draft_n"].as_u64() >= Some(1),
+            "{layers}: {guessed}"
+        );
     }
     // Where as many layers as fit are not all, the model is divided.
     for (model, guesses) in [("demo", &draft[..]), (arg(&with_layer), &mtp)] {

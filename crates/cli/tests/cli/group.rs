@@ -52,7 +52,7 @@ fn gpus_add_up_by_nccl_where_it_is_installed() {
         (&["-tp", "2", "--all-reduce", "nccl"], None),
         (
             &["-tp", "2", "--batch-invariant"],
-            Some("NCCL may add in an order that depends on the batch"),
+            Some("results are not to depend on the batch, and the order in which NCCL adds may"),
         ),
     ] {
         let outcome = with_nccl("devices=2,capability=9.0", extra);
@@ -98,13 +98,58 @@ fn a_gpu_that_is_lost_ends_a_program_that_adds_up_by_nccl() {
 
 #[test]
 fn a_way_to_add_up_that_cannot_be_is_refused() {
-    for extra in [
-        &["--all-reduce", "host"][..],
-        &["-tp", "1", "--all-reduce", "host"],
-        &["-tp", "2", "--all-reduce", "ring"],
-        &["-tp", "2", "--all-reduce", "nccl", "--batch-invariant"],
+    for (extra, expected) in [
+        (
+            &["--all-reduce", "host"][..],
+            "error: `--all-reduce host` is for several GPUs: one has nothing to add up with (hint: `--tensor-parallel-size N` \
+             takes N of them)",
+        ),
+        (
+            &["-tp", "1", "--all-reduce", "host"],
+            "error: `--all-reduce host` and `--tensor-parallel-size 1` contradict each other: one GPU has nothing to add up with",
+        ),
+        (
+            &["-tp", "2", "--all-reduce", "ring"],
+            "error: `--all-reduce`: `ring` is no way to add up; say `auto`, `nccl` or `host`",
+        ),
+        (
+            &["-tp", "2", "--all-reduce", "nccl", "--batch-invariant"],
+            "error: `--all-reduce nccl` and `--batch-invariant` contradict each other: NCCL may add in an order that depends \
+             on the batch",
+        ),
     ] {
-        with_gpus("devices=2", extra).failed(2);
+        assert_eq!(with_gpus("devices=2", extra).failed(2), expected);
+    }
+    // The default's name is no demand.
+    for extra in [
+        &["--all-reduce", "auto"][..],
+        &["-tp", "1", "--all-reduce", "auto"],
+    ] {
+        let outcome = tokenmill([&GREEDY[..], &["--device", "cpu"], extra].concat());
+        outcome.ok();
+    }
+}
+
+#[test]
+fn what_several_gpus_do_not_do_is_told_before_they_are_looked_for() {
+    // A machine with one GPU is told of the contradiction, not of the GPU that is missing.
+    for (extra, expected) in [
+        (
+            &["-tp", "2", "--session", "x.tms"][..],
+            "`--session` does not go with `--tensor-parallel-size 2`",
+        ),
+        (
+            &["-tp", "2", "--lora", "x=none.gguf"],
+            "adapters are computed where",
+        ),
+        (
+            &["-ngl", "1", "--lora", "x=none.gguf"],
+            "adapters are computed where",
+        ),
+        (&["-tp", "2", "--draft", "demo"], "a draft model works next to"),
+    ] {
+        let line = tokenmill([&GREEDY[..], extra].concat()).failed(2);
+        assert!(line.contains(expected), "{extra:?}: {line}");
     }
 }
 

@@ -28,6 +28,8 @@ mod gpu_adapters;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod gpu_guesses;
+#[cfg(target_os = "linux")]
+#[cfg(feature = "cuda")]
 mod group;
 mod help;
 mod hub;

@@ -409,7 +409,15 @@ fn folders_of_a_server_are_folders_and_their_limits_have_units() {
 fn options_that_need_another_and_values_of_a_list_are_refused_in_a_line() {
     assert_eq!(
         refused("serve demo --session-dir-bytes 5GiB", 2),
-        "error: an option that was given needs `--session-dir <DIR>` as well (hint: `tokenmill serve --help` describes the options)"
+        "error: `--session-dir-bytes` needs `--session-dir <DIR>` as well (hint: `tokenmill serve --help` describes the options)"
+    );
+    assert_eq!(
+        refused("bench-serve http://127.0.0.1:1 --rounds=2 --mix plain=1", 2),
+        "error: `--rounds` needs `--against-plain` as well (hint: `tokenmill bench-serve --help` describes the options)"
+    );
+    assert_eq!(
+        refused("run demo x --spec-max 99", 2),
+        "error: `99` is no value of `--spec-max`: 99 is not from 1 to 32"
     );
     assert_eq!(
         refused("run demo x -ctk bf16", 2),

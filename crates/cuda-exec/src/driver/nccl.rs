@@ -287,7 +287,9 @@ impl NcclRank {
         if let Some(failure) = &communicator.lock().failure {
             return Err(CudaExecError::Lost {
                 operation: ADDING,
-                reason: format!("the communicator was aborted: {failure}"),
+                reason: format!(
+                    "the communicator was aborted: {failure}; the GPUs add up again once the program is started again"
+                ),
             });
         }
         if values.is_empty() {

@@ -118,7 +118,10 @@ fn a_rank_whose_launch_fails_is_named_and_ends_the_group() {
             error.contains("the communicator was aborted: rank 1 of the group failed"),
             "{error}"
         );
-        assert!(error.contains("lost"), "{error}");
+        assert!(
+            error.contains("lost") && error.contains("once the program is started again"),
+            "{error}"
+        );
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) fn choose(
     match compute.all_reduce {
         AllReduce::Host => Ok(Sums::Host(None)),
         AllReduce::Auto if is_invariant => Ok(Sums::Host(Some(
-            "NCCL may add in an order that depends on the batch".to_owned(),
+            "results are not to depend on the batch, and the order in which NCCL adds may".to_owned(),
         ))),
         AllReduce::Nccl if is_invariant => Err(Error::Gpu(BackendError::Unsupported {
             feature: "results by NCCL that do not depend on the batch".to_owned(),
