@@ -386,7 +386,7 @@ impl Core {
             // Those that wait for the drafting model are not even ordered.
             self.take_finished_masks(now_us);
         }
-        if self.draft_model.is_some() && self.draft_ahead(clock) {
+        if self.draft_model.is_some() && self.in_flight.is_empty() && self.draft_ahead(clock) {
             now_us = clock();
         }
         if self.order_waiting_masks() {
@@ -397,9 +397,11 @@ impl Core {
         let n_sequences = n_decode + self.scheduler.n_prompts() + self.scheduler.n_streams_without_mask();
         let max_stall_percent = self.config.max_stall_percent;
         let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
+        let may_draft = self.in_flight.is_empty();
         let budget = self.board.with_step_times(|times| StepBudget {
             prefill_beside_decode: times.grant_prefill(n_decode, n_sequences, max_stall_percent),
             draft_times: is_weighed.then(|| times.draft_times(n_decode)).flatten(),
+            may_draft,
         });
         self.scheduler.plan(budget, &mut plan);
         self.keep_evicted_pages();
@@ -423,6 +425,10 @@ impl Core {
             self.spare_plans.push(plan);
             return true;
         }
+        debug_assert!(
+            may_draft || plan.drafts.is_empty(),
+            "next to a step with drafts there is no other"
+        );
         self.note_missed_masks();
         let lanes = &self.lanes;
         let params_of = |row: &PlannedRow, n_inputs: u32| {

@@ -37,6 +37,13 @@ enum Source {
     Masked,
 }
 
+/// What likely drafts of a step take, so that further ones are not promised the same.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DraftPlaces {
+    n_pages: usize,
+    n_slots: usize,
+}
+
 /// A sequence whose next tokens a drafting model may guess.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
@@ -49,9 +56,8 @@ pub(crate) struct Want {
     pub(crate) acceptance: ModelAcceptance,
 }
 
-/// Tokens that a draft of the sequence may have.
-fn max_draft_of(sequence: &Sequence, max_draft: usize) -> usize {
-    let n_tokens = sequence.tokens.len();
+/// Tokens that a draft behind the first `n_tokens` of the sequence, which are all that it will have then, may have.
+pub(crate) fn max_draft_of(sequence: &Sequence, n_tokens: usize, max_draft: usize) -> usize {
     let n_left = match sequence.work {
         // One token is sampled behind the last of the draft.
         Work::Generate { .. } => sequence.end_len().saturating_sub(n_tokens + 1),
@@ -150,7 +156,7 @@ impl Scheduler {
         let max_draft = self.config.speculation.max_draft().min(n_logit_rows);
         let looks_up = self.config.speculation.looks_up();
         let sequence = &mut self.sequences[id];
-        let max_draft = max_draft_of(sequence, max_draft);
+        let max_draft = max_draft_of(sequence, sequence.tokens.len(), max_draft);
         let is_decode = n_tokens == 1 && sequence.n_planned + 1 == sequence.tokens.len();
         if !is_decode || max_draft == 0 || room.n_left == 0 {
             return nothing;
@@ -203,8 +209,8 @@ impl Scheduler {
                 Masking::Off => sequence.n_to_plan() == 1 && sequence.n_planned + 1 == sequence.tokens.len(),
                 _ => sequence.only_misses_mask() && awaited(id, &sequence.tokens),
             };
-            let max_draft = max_draft_of(sequence, speculation.max_draft());
             let n_tokens = sequence.tokens.len();
+            let max_draft = max_draft_of(sequence, n_tokens, speculation.max_draft());
             let n_left = sequence.end_len().saturating_sub(n_tokens);
             let Some(drafter) = &mut sequence.drafter else {
                 continue;
@@ -252,7 +258,7 @@ impl Scheduler {
     ) -> (MaskedGuess, usize) {
         let speculation = self.config.speculation;
         let sequence = &mut self.sequences[id];
-        let max = max_draft_of(sequence, speculation.max_draft()).min(max);
+        let max = max_draft_of(sequence, sequence.tokens.len(), speculation.max_draft()).min(max);
         let n_costs = if sequence.state.is_some() { 2 } else { 1 };
         let Sequence { tokens, drafter, .. } = sequence;
         let mut guess = MaskedGuess {
@@ -350,20 +356,52 @@ impl Scheduler {
     /// Extends a sequence's page tables for a draft behind its next input, unless other running sequences may need the pages. Returns
     /// for how many tokens of the draft there is room.
     fn grow_for_draft(&mut self, id: SeqId, len: usize) -> usize {
-        let sequence = &self.sequences[id];
-        let n_mapped = (sequence.tables[..self.groups.len()].iter())
-            .map(|pages| pages.len() * PAGE_TOKENS)
-            .min()
-            .unwrap_or(0);
-        let n_inputs = n_mapped - sequence.n_planned;
-        let n_pages = (1 + len).div_ceil(PAGE_TOKENS);
-        let is_rich =
-            (self.groups.iter()).all(|group| group.pool.n_available() >= n_pages + self.running.len());
-        let n_inputs = if n_inputs > len || !is_rich {
+        let n_inputs = self.n_mapped_inputs(id);
+        let n_inputs = if n_inputs > len || !self.is_rich(len, 0) {
             n_inputs
         } else {
             self.grow(id, 1 + len)
         };
         n_inputs.saturating_sub(1)
+    }
+
+    /// For how many tokens of a draft behind a sequence's next input there is likely to be room, in pages and in slots for states, once the
+    /// other drafts of the step have taken `taken`. Adds what this one takes.
+    pub(crate) fn likely_place(&self, id: SeqId, len: usize, taken: &mut DraftPlaces) -> usize {
+        let has_state = self.sequences[id].state.is_some();
+        if has_state && self.groups[0].pool.states.n_available() <= taken.n_slots {
+            return 0;
+        }
+        // Its next input gets a page in any case.
+        let n_inputs = match self.n_mapped_inputs(id) {
+            0 => PAGE_TOKENS,
+            n_inputs => n_inputs,
+        };
+        let fitting = if n_inputs > len {
+            len
+        } else if self.is_rich(len, taken.n_pages) {
+            taken.n_pages += (1 + len - n_inputs).div_ceil(PAGE_TOKENS);
+            len
+        } else {
+            n_inputs - 1
+        };
+        taken.n_slots += usize::from(has_state && fitting > 0);
+        fitting
+    }
+
+    /// Inputs of a sequence that are not planned yet and have pages.
+    fn n_mapped_inputs(&self, id: SeqId) -> usize {
+        let sequence = &self.sequences[id];
+        let n_mapped = (sequence.tables[..self.groups.len()].iter())
+            .map(|pages| pages.len() * PAGE_TOKENS)
+            .min()
+            .unwrap_or(0);
+        n_mapped - sequence.n_planned
+    }
+
+    /// Whether there are pages for a draft of `len` tokens that no other running sequence may need, where `n_taken` are promised.
+    fn is_rich(&self, len: usize, n_taken: usize) -> bool {
+        let n_needed = (1 + len).div_ceil(PAGE_TOKENS) + self.running.len() + n_taken;
+        (self.groups.iter()).all(|group| group.pool.n_available() >= n_needed)
     }
 }

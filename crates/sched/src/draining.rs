@@ -7,6 +7,7 @@
 
 use crate::{
     core::Core,
+    draft_plan::{DraftPlaces, max_draft_of},
     draft_times::{DraftTimes, ONE},
     drafting::Speculation,
     plan::PlannedOutput,
@@ -54,13 +55,14 @@ fn likely_draft(sequence: &mut Sequence, max_draft: usize) -> Option<(usize, imp
     if sequence.masking != Masking::Off || sequence.n_pending != 1 {
         return None;
     }
-    let n_left = sequence.end_len().saturating_sub(sequence.tokens.len() + 2);
+    // Behind the token on its way.
+    let max_draft = max_draft_of(sequence, sequence.tokens.len() + 1, max_draft);
     let drafter = sequence.drafter.as_mut()?;
     let found = drafter.find(&sequence.tokens)?;
     let acceptance = drafter.acceptance;
     // The first token is the one on its way.
     let n_following = drafter.look_up().n_following(found).saturating_sub(1);
-    let max = max_draft.min(n_left).min(n_following);
+    let max = max_draft.min(n_following);
     (max > 0).then_some((max, move |offset: usize| acceptance.of(found, offset)))
 }
 
@@ -83,14 +85,16 @@ impl Scheduler {
         let max_draft = self.config.speculation.max_draft();
         let room_of_rows = (self.config.limits.max_logit_rows).saturating_sub(self.running.len());
         room.n_left = room.n_left.min(room_of_rows);
-        let mut dearest = 1;
+        let (mut dearest, mut taken) = (1, DraftPlaces::default());
         for idx in 0..self.running.len() {
-            let sequence = &mut self.sequences[self.running[idx]];
+            let id = self.running[idx];
+            let sequence = &mut self.sequences[id];
             // Behind a wrong guess a recurrent state is computed again.
             let n_costs = if sequence.state.is_some() { 2 } else { 1 };
             let Some((max, likelihood)) = likely_draft(sequence, max_draft) else {
                 continue;
             };
+            let max = self.likely_place(id, max, &mut taken);
             let (len, gain) = room.best_len(max, n_costs, |offset| likelihood(offset + 1));
             if len > 0 {
                 dearest = dearest.max(n_costs);

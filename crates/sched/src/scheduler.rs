@@ -15,6 +15,7 @@ use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup};
 use crate::{
     answers::Answers,
     arena::{Arena, SeqId},
+    draft_room::DraftRoom,
     draft_times::DraftTimes,
     drafting::{Acceptance, DraftCounters, Drafter, Speculation},
     group::Group,
@@ -49,6 +50,8 @@ pub struct StepBudget {
     pub prefill_beside_decode: usize,
     /// How long the step takes with drafts. Without it, drafts that are weighed have no tokens.
     pub draft_times: Option<DraftTimes>,
+    /// Whether it may have drafts. It may not next to a step in flight.
+    pub may_draft: bool,
 }
 
 impl StepBudget {
@@ -56,6 +59,7 @@ impl StepBudget {
     pub const FULL: Self = Self {
         prefill_beside_decode: usize::MAX,
         draft_times: None,
+        may_draft: true,
     };
 }
 
@@ -219,7 +223,11 @@ impl Scheduler {
         plan.clear();
         self.admit(budget, plan);
         self.share_step(budget);
-        let drafts = self.draft_room(&self.shares, budget.draft_times);
+        let drafts = if budget.may_draft {
+            self.draft_room(&self.shares, budget.draft_times)
+        } else {
+            DraftRoom::NONE
+        };
         self.fill_rows(drafts, plan);
         self.take_copies(plan);
     }

@@ -86,10 +86,14 @@ struct Overlap {
 
 impl Overlap {
     fn start(speculation: Speculation, times: Times, n_vocab: usize) -> Self {
+        Self::start_with(speculation, times, n_vocab, limits(400))
+    }
+
+    fn start_with(speculation: Speculation, times: Times, n_vocab: usize, limits: ExecutorLimits) -> Self {
         let limits = ExecutorLimits {
             n_vocab,
             max_logit_rows: 80,
-            ..limits(400)
+            ..limits
         };
         let clock = Arc::new(AtomicU64::new(0));
         let inner = FakeExecutor::new(limits);
@@ -210,6 +214,24 @@ fn steps_do_not_wait_where_drafts_are_right_and_do_not_pay() {
         eprintln!("{} and {} us: {permille} of 1000", times.host, times.row);
         assert!(permille <= 1020, "{permille} of 1000");
     }
+}
+
+#[test]
+fn steps_do_not_wait_for_drafts_that_get_no_place() {
+    // The sequence's own state takes the one slot, so a draft has none for the state behind it.
+    let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
+        let limits = ExecutorLimits {
+            n_states: 1,
+            ..limits(400)
+        };
+        let mut overlap = Overlap::start_with(speculation, TIMES, 1 << 20, limits);
+        let first = overlap.answers(&[1]);
+        // What is asked for again would be guessed by the earlier answer.
+        let again = overlap.answers(&[1]);
+        assert_eq!((first.1 == again.1, overlap.n_accepted()), (true, 0));
+        (first.0, again.0)
+    });
+    assert_eq!(auto, off, "the same time");
 }
 
 #[test]
