@@ -216,15 +216,17 @@ fn guesses_change_no_token_and_come_out() {
         assert!(drafts.accepted_tokens >= 30, "{drafts:?}");
         assert!(drafts.draft_tokens > drafts.accepted_tokens, "{drafts:?}");
     }
-    // What is weighed by times may guess or not.
+    // Rows that were not measured yet are taken for cheap, so what is weighed by times guesses once at least.
     let engine = start(Speculation::Auto { max_draft: 5 }, None);
-    let found = alone(&engine, &prompts[..1], &params);
-    if parts_at_a_tie(&found[0], &expected[0]) {
-        assert!(
-            engine.stats().scheduler.drafts.drafts > 0,
-            "only a step with more rows rounds otherwise"
-        );
-    }
+    let found = alone(&engine, &prompts, &params);
+    let pairs = found.iter().zip(&expected);
+    let n_parted = pairs
+        .filter(|(found, alone)| parts_at_a_tie(found, alone))
+        .count();
+    assert!(n_parted <= 1, "{n_parted} of {} sequences part at ties", prompts.len());
+    let drafts = engine.stats().scheduler.drafts;
+    eprintln!("auto: {drafts:?}");
+    assert!(drafts.accepted_tokens >= 1, "{drafts:?}");
 }
 
 #[test]

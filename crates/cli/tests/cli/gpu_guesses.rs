@@ -42,8 +42,10 @@ fn look_ups_come_out_and_change_no_token() {
     let guessed = told("demo", &["--spec", "ngram"]);
     assert_eq!(guessed["ids"], plain["ids"]);
     assert!(accepted(&guessed) >= 1, "{guessed}");
-    // What is weighed by times may guess or not.
-    assert_eq!(told("demo", &["--spec", "auto"])["ids"], plain["ids"]);
+    // Rows that were not measured yet are taken for cheap, so what is weighed by times guesses once at least.
+    let weighed = told("demo", &["--spec", "auto"]);
+    assert_eq!(weighed["ids"], plain["ids"]);
+    assert!(accepted(&weighed) >= 1, "{weighed}");
 }
 
 #[test]
