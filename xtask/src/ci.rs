@@ -23,7 +23,7 @@ struct Step {
     env: Option<(&'static str, &'static str)>,
 }
 
-const STEPS: [Step; 4] = [
+const STEPS: [Step; 5] = [
     Step {
         name: "format",
         args: &["fmt", "--all", "--check"],
@@ -34,6 +34,23 @@ const STEPS: [Step; 4] = [
         args: &[
             "clippy",
             "--workspace",
+            "--all-targets",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        env: None,
+    },
+    Step {
+        name: "lints without features",
+        args: &[
+            "clippy",
+            "--package",
+            "tokenmill-cli",
+            "--package",
+            "tokenmill",
+            "--no-default-features",
             "--all-targets",
             "--locked",
             "--",

@@ -28,6 +28,14 @@ pub enum BackendError {
         /// What the system said, and of which file.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// A tensor that stays in its file is not there any more as it was loaded; nothing will work any more.
+    #[error("tensor `{tensor}` is lost: {source}")]
+    WeightsChanged {
+        /// The tensor.
+        tensor: String,
+        /// What happened to which file.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// Something else that the model needs and the backend has not.
     #[error("{device} does not support {feature}")]
     Unsupported {

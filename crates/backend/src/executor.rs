@@ -52,7 +52,7 @@ pub trait Executor {
     ///
     /// # Errors
     /// [`StepError::Device`] when this step failed: its sequences' new KV slots are undefined, all others are intact.
-    /// [`StepError::DeviceLost`] when nothing will work any more.
+    /// [`StepError::DeviceLost`] or [`StepError::WeightsChanged`] when nothing will work any more.
     fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError>;
 
     /// Copies whole KV pages of a group (all its layers) in the order given, after the steps submitted before and ahead of those
@@ -334,6 +334,12 @@ pub enum StepError {
         /// What the device said.
         reason: String,
     },
+    /// Weights that stay in their file were changed there; every later call fails the same way.
+    #[error("the model cannot compute any more: {reason}")]
+    WeightsChanged {
+        /// Which tensor, and what happened to which file.
+        reason: String,
+    },
     /// The device is gone; every later call fails the same way.
     #[error("the device is lost ({operation}: {reason}); restart the process")]
     DeviceLost {
@@ -342,6 +348,13 @@ pub enum StepError {
         /// What the device said.
         reason: String,
     },
+}
+
+impl StepError {
+    /// Whether every later step fails too.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::DeviceLost { .. } | Self::WeightsChanged { .. })
+    }
 }
 
 impl From<BackendError> for StepError {
@@ -354,6 +367,9 @@ impl From<BackendError> for StepError {
             BackendError::Lost { operation, source } => Self::DeviceLost {
                 operation,
                 reason: source.to_string(),
+            },
+            error @ BackendError::WeightsChanged { .. } => Self::WeightsChanged {
+                reason: error.to_string(),
             },
             other => Self::Device {
                 operation: "step",

@@ -142,7 +142,7 @@ impl OpenFile for RegularFile {
             return Ok(());
         }
         let reason = format!(
-            "{} was changed after it was opened; load the model again",
+            "{} was changed after it was opened; load the model again, or start the program again",
             self.path.display()
         );
         Err(io::Error::new(io::ErrorKind::InvalidData, reason))

@@ -488,7 +488,7 @@ impl Core {
             let Err(error) = self.executor.copy_pages(group, run) else {
                 continue;
             };
-            let is_lost = matches!(error, StepError::DeviceLost { .. });
+            let is_lost = error.is_final();
             let is_used = |host_page| {
                 (copies[n_done..].iter()).any(
                     |copy| matches!(*copy, PageCopy::Upload { host_page: from, .. } if from == host_page),
@@ -562,7 +562,7 @@ impl Core {
 
     fn fail_step(&mut self, plan: StepPlan, error: &StepError, now_us: u64) {
         self.tally.failed_steps += 1;
-        if matches!(error, StepError::DeviceLost { .. }) {
+        if error.is_final() {
             self.lost = Some(error.clone());
             self.in_flight.clear();
             let alive: Vec<SeqId> = self.lanes.iter().flatten().map(|lane| lane.seq).collect();

@@ -223,7 +223,11 @@ fn guesses_change_no_token_and_come_out() {
     let n_parted = pairs
         .filter(|(found, alone)| parts_at_a_tie(found, alone))
         .count();
-    assert!(n_parted <= 1, "{n_parted} of {} sequences part at ties", prompts.len());
+    assert!(
+        n_parted <= 1,
+        "{n_parted} of {} sequences part at ties",
+        prompts.len()
+    );
     let drafts = engine.stats().scheduler.drafts;
     eprintln!("auto: {drafts:?}");
     assert!(drafts.accepted_tokens >= 1, "{drafts:?}");

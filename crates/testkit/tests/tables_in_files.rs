@@ -91,19 +91,27 @@ fn a_file_that_was_changed_fails_the_step_by_name() {
     let error = generate::all_logits(&mut executor, &TOKENS).unwrap_err();
     let text = error.to_string();
     assert!(
-        matches!(error, RunError::Step(StepError::Device { .. })),
+        matches!(error, RunError::Step(StepError::WeightsChanged { .. })),
         "{text}"
     );
     for part in [
         "token_embd.weight",
         &file.path().display().to_string(),
         "was changed",
+        "start the program again",
     ] {
         assert!(text.contains(part), "{text}");
     }
     // A file that is shorter now is told as well.
     fs::write(file.path(), &bytes[..bytes.len() / 2]).unwrap();
     generate::all_logits(&mut executor, &TOKENS).unwrap_err();
+    // A file that another one replaced by its name is still open, and stays what it was.
+    let replaced = written(OutputHead::Own, TensorType::Q8_0);
+    let mut executor = load(&replaced, Some(0));
+    let other = tempfile::NamedTempFile::new().unwrap();
+    fs::write(other.path(), vec![0; bytes.len()]).unwrap();
+    fs::rename(other.path(), replaced.path()).unwrap();
+    assert_eq!(generate::all_logits(&mut executor, &TOKENS).unwrap(), logits);
     // With the table in memory the file is of no more use.
     fs::write(file.path(), &bytes).unwrap();
     let mut in_memory = load(&file, None);

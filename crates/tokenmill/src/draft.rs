@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use tokenmill_backend::{Backend, Executor, MemoryPlan, NetworkShape};
-use tokenmill_model::{LoadProgress, Model as Network, ModelExecutor, ModelOptions};
+use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_text::Tokenizer;
 
 use crate::{
@@ -105,10 +105,11 @@ impl Draft {
         plan.map_err(|error| self.error(error.into()))
     }
 
-    /// Loads it on a backend, next to a model with `options`.
+    /// Loads it on a GPU's backend, next to a model with `options`.
     ///
     /// # Errors
     /// [`Error::Draft`] of what keeps it from loading.
+    #[cfg(feature = "cuda")]
     pub(crate) fn load_on<B: Backend>(
         &self,
         backend: B,
@@ -116,7 +117,7 @@ impl Draft {
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<LoadedGuesser, Error>
     where
-        ModelExecutor<B>: Executor + Send + 'static,
+        tokenmill_model::ModelExecutor<B>: Executor + Send + 'static,
     {
         let memory = self.plan_on(&backend, options)?;
         let executor = (self.network).load_on(backend, &self.options_next_to(options), on_progress);

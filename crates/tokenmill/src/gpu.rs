@@ -25,6 +25,8 @@ pub fn has_gpu_driver() -> bool {
 #[cfg(feature = "cuda")]
 mod group;
 #[cfg(feature = "cuda")]
+mod guesser;
+#[cfg(feature = "cuda")]
 mod sums;
 
 #[cfg(feature = "cuda")]

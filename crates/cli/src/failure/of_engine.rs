@@ -11,6 +11,7 @@ impl From<StepError> for Failure {
     fn from(error: StepError) -> Self {
         match error {
             StepError::DeviceLost { .. } => Self::device_lost(error.to_string()),
+            StepError::WeightsChanged { .. } => Self::input(error.to_string()),
             _ => Self::work(error.to_string()),
         }
     }

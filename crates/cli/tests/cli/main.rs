@@ -5,6 +5,8 @@
 mod adapters;
 mod bad_input;
 mod batch;
+#[cfg(target_os = "linux")]
+mod changed_file;
 mod chat;
 mod commands;
 mod context_shift;

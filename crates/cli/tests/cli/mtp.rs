@@ -15,7 +15,8 @@ use crate::support::{arg, tokenmill};
 
 const PROMPT: &str = "Once upon a time";
 
-const DEMO: &str = concat!(
+/// The file of the built-in model.
+pub(crate) const DEMO: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../tokenmill/assets/tokenmill-demo-Q8_0.gguf"
 );

@@ -3,7 +3,7 @@
 //! Separate from what a load does and from the operations that few networks need. Invariant: buffers are allocated at load, operations
 //! take slices of them.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
@@ -170,9 +170,18 @@ impl Backend for CpuBackend {
             &mut self.row_buffers,
             output,
         );
-        embedded.map_err(|source| BackendError::ReadTensor {
-            tensor: table.name().unwrap_or("embedding").to_owned(),
-            source: source.into(),
+        embedded.map_err(|error| {
+            let tensor = table.name().unwrap_or("embedding").to_owned();
+            match error.kind() {
+                io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => BackendError::WeightsChanged {
+                    tensor,
+                    source: error.into(),
+                },
+                _ => BackendError::ReadTensor {
+                    tensor,
+                    source: error.into(),
+                },
+            }
         })?;
         if scale != 1.0 {
             crate::scale(&self.host, output, scale);

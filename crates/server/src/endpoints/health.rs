@@ -58,7 +58,9 @@ fn readiness(models: &Models) -> (usize, Option<&'static str>) {
         let engine = app.engine();
         let (n_queued, n_queued_tokens) = engine.queued();
         let limits = engine.config();
-        if engine.state() != EngineState::Running {
+        if let EngineState::Ended(_) = engine.state() {
+            Some("engine ended")
+        } else if engine.state() != EngineState::Running {
             Some("draining")
         } else if n_queued >= limits.max_queued || n_queued_tokens >= limits.max_queued_tokens {
             Some("queue full")

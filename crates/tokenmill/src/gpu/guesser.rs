@@ -1,0 +1,118 @@
+//! What guesses tokens next to a model on a GPU: whether it fits, and its load.
+//!
+//! A part of [`Guesser`] that stands apart because a build without CUDA has none of it. Invariant: what was not asked for, and does not fit,
+//! keeps no model from being loaded.
+
+use tokenmill_backend::{Backend, Executor, MemoryPlan};
+use tokenmill_model::{LoadError, LoadProgress, ModelExecutor, ModelOptions};
+
+use crate::{Error, draft_facts::LoadedGuesser, guesser::Guesser};
+
+impl Guesser<'_> {
+    /// Refuses what has to guess, where it turns out that the GPU has a part of the model only.
+    ///
+    /// # Errors
+    /// [`Error::DraftNotWhole`] and [`Error::MtpNotWhole`].
+    pub(crate) fn check_split(self) -> Result<(), Error> {
+        match self {
+            Self::Draft(_) => Err(Error::DraftNotWhole),
+            Self::Layer {
+                is_asked_for: true, ..
+            } => Err(Error::MtpNotWhole),
+            Self::Nothing | Self::Layer { .. } => Ok(()),
+        }
+    }
+
+    /// What it takes of the memory of a backend, next to a model with `options`.
+    ///
+    /// # Errors
+    /// What is wrong with its weights.
+    pub(crate) fn plan_on<B: Backend>(
+        self,
+        backend: &B,
+        options: &ModelOptions,
+    ) -> Result<Option<MemoryPlan>, Error> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Layer { mtp, .. } => Ok(Some(mtp.plan_apart(backend, options)?)),
+            Self::Draft(draft) => draft.plan_on(backend, options).map(Some),
+        }
+    }
+
+    /// What is left of it next to a model that takes `of_model`, where both share `room_bytes` of a GPU's memory.
+    ///
+    /// # Errors
+    /// [`Error::NoRoomToGuess`] where it is asked for, and what is wrong with its weights.
+    pub(crate) fn fitting<B: Backend>(
+        self,
+        backend: &B,
+        options: &ModelOptions,
+        of_model: &MemoryPlan,
+        room_bytes: u64,
+    ) -> Result<Self, Error> {
+        let own = match self.plan_on(backend, options) {
+            Ok(own) => own.map_or(0, |own| own.device_bytes()),
+            Err(error) if self.is_asked_for() => return Err(error),
+            Err(_) => return Ok(Self::Nothing),
+        };
+        let model_bytes = of_model.device_bytes();
+        // A model that does not fit by itself is refused by what loads it.
+        let is_too_much = model_bytes as u64 <= room_bytes && (own + model_bytes) as u64 > room_bytes;
+        match is_too_much {
+            false => Ok(self),
+            true if self.is_asked_for() => Err(Error::NoRoomToGuess {
+                needed_bytes: own,
+                model_bytes,
+                room_bytes,
+            }),
+            true => Ok(Self::Nothing),
+        }
+    }
+
+    /// Loads it next to its network, on a backend for it alone.
+    ///
+    /// # Errors
+    /// What keeps it from loading.
+    pub(crate) fn load_on<B: Backend>(
+        self,
+        backend: impl FnOnce() -> Result<B, Error>,
+        options: &ModelOptions,
+        network: &ModelExecutor<B>,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Option<LoadedGuesser>, Error>
+    where
+        B::Matrix: Clone,
+        ModelExecutor<B>: Executor + Send + 'static,
+    {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Layer { mtp, is_asked_for } => {
+                let loaded = backend().and_then(|backend| {
+                    let loaded = mtp.load(backend, options, network, on_progress);
+                    loaded.map_err(|error| of_device(Error::Load(error)))
+                });
+                match loaded {
+                    Ok(loaded) => Ok(Some(loaded)),
+                    Err(error) if is_asked_for => Err(error),
+                    Err(_) => Ok(None),
+                }
+            }
+            Self::Draft(draft) => {
+                let loaded = draft.load_on(backend()?, options, on_progress);
+                loaded.map(Some).map_err(of_device)
+            }
+        }
+    }
+}
+
+/// An error of the GPU as one, where a load gives it.
+fn of_device(error: Error) -> Error {
+    match error {
+        Error::Load(LoadError::Backend(error)) => Error::Gpu(error),
+        Error::Draft { path, source } => Error::Draft {
+            path,
+            source: Box::new(of_device(*source)),
+        },
+        other => other,
+    }
+}
