@@ -141,6 +141,8 @@ pub(crate) struct Context {
     captures: bool,
     capability: (i32, i32),
     modules: Vec<Module>,
+    /// Memory that the driver takes for each.
+    module_bytes: u64,
     /// The PTX of each module, by its hash: where launches are estimated.
     texts: Vec<u64>,
     functions: HashMap<u64, Function>,
@@ -187,6 +189,7 @@ impl Context {
             captures: spec.captures,
             capability: spec.capability,
             modules: Vec::new(),
+            module_bytes: spec.module_bytes,
             texts: Vec::new(),
             functions: HashMap::new(),
             streams: HashMap::new(),
@@ -211,7 +214,8 @@ impl Context {
 
     pub(crate) fn memory_info(&self) -> (usize, usize) {
         let total = self.memory.capacity_bytes();
-        ((total - self.memory.used_bytes()) as usize, total as usize)
+        let used = self.memory.used_bytes() + self.module_bytes * self.modules.len() as u64;
+        (total.saturating_sub(used) as usize, total as usize)
     }
 
     /// Calls that wait for the device or change it end a capture.
@@ -239,6 +243,9 @@ impl Context {
     pub(crate) fn alloc(&mut self, n_bytes: usize) -> Outcome<u64> {
         self.check()?;
         self.refuse_in_capture()?;
+        if n_bytes > self.memory_info().0 {
+            return Err(code::OUT_OF_MEMORY);
+        }
         match self.memory.alloc(n_bytes as u64) {
             Ok(address) => Ok(address.0),
             Err(MemoryError::OutOfMemory { .. }) => Err(code::OUT_OF_MEMORY),

@@ -26,6 +26,7 @@
 //! | `capability` | their compute capability, as `7.5` | 8.0 |
 //! | `cuda` | the CUDA version of the driver, as `11.2` | 12.4 |
 //! | `mib` | memory of a GPU | 8192 |
+//! | `module_kib` | memory that the driver takes of the GPU for each module | 0 |
 //! | `lose` | the launch, counted from 0, that faults | none |
 //! | `ptx` | `refused`: the driver takes no PTX | taken |
 //! | `compiler` | `missing`: the driver does not find its compiler, and takes cubins alone | there |

@@ -34,6 +34,8 @@ pub(crate) struct GpuSpec {
     /// Whether its memory takes room only where something other than zero is written.
     pub(crate) is_sparse: bool,
     pub(crate) n_multiprocessors: i32,
+    /// Memory that the driver takes for each module.
+    pub(crate) module_bytes: u64,
 }
 
 impl Default for GpuSpec {
@@ -48,6 +50,7 @@ impl Default for GpuSpec {
             is_added: false,
             is_sparse: false,
             n_multiprocessors: 108,
+            module_bytes: 0,
         }
     }
 }
@@ -91,6 +94,7 @@ impl Machine {
                 self.cuda_version = major * 1000 + minor * 10;
             }
             ("mib", n) => self.gpu.total_bytes = n.parse::<u64>().ok()? << 20,
+            ("module_kib", n) => self.gpu.module_bytes = n.parse::<u64>().ok()? << 10,
             ("lose", n) => self.gpu.lost_launch = Some(n.parse().ok()?),
             ("ptx", "refused") => self.gpu.takes_ptx = false,
             ("compiler", "missing") => self.gpu.has_compiler = false,
@@ -107,7 +111,8 @@ mod tests {
 
     #[test]
     fn settings_are_obeyed() {
-        let machine = Machine::parse("devices=2,capability=7.5,cuda=11.2,mib=3,lose=4,ptx=refused");
+        let machine =
+            Machine::parse("devices=2,capability=7.5,cuda=11.2,mib=3,lose=4,ptx=refused,module_kib=5");
         let expected = Machine {
             n_devices: 2,
             cuda_version: 11020,
@@ -121,6 +126,7 @@ mod tests {
                 is_added: false,
                 is_sparse: false,
                 n_multiprocessors: 108,
+                module_bytes: 5 << 10,
             },
         };
         assert_eq!(machine, expected);

@@ -126,3 +126,20 @@ fn a_draft_model_that_does_not_fit_next_to_the_model_is_refused() {
     assert!(outcome.stderr.contains("CPU"), "{}", outcome.stderr);
     outcome.ok();
 }
+
+#[test]
+fn what_the_driver_takes_is_left_to_it_once() {
+    // The smallest GPU on which both fit by the plan. Loading the model's kernels takes some of what is left to the driver, and the
+    // draft model is not refused for that.
+    let outcome = (160..260).find_map(|mib| {
+        let machine = format!("mib={mib},module_kib=1024");
+        let args = [
+            "run", "demo", "Once", "-n", "2", "-c", "64", "--draft", "demo", "--device", "cuda",
+        ];
+        let outcome = run(with_driver(&machine, &args));
+        let is_planned = outcome.stderr.contains("what guesses tokens ahead")
+            || outcome.stderr.contains("the model needs");
+        (!is_planned || outcome.stderr.contains("draft model")).then_some(outcome)
+    });
+    outcome.expect("both fit on a large GPU").ok();
+}

@@ -8,8 +8,8 @@
 use std::{ops::Range, sync::Arc};
 
 use tokenmill_backend::{
-    AdapterError, AdapterId, AdapterMatrices, AdapterOperations, AdapterRuns, Backend, BackendError,
-    ForwardBatch, Linear, LinearJob, Phase, StepShape,
+    AdapterError, AdapterId, AdapterMatrices, AdapterOperations, AdapterRuns, BackendError, ForwardBatch,
+    Linear, LinearJob, Phase, StepShape,
 };
 
 use super::{CudaBackend, prepared};
@@ -84,17 +84,8 @@ impl AdapterOperations for CudaBackend {
     }
 
     fn check_adapter_room(&self, n_bytes: usize) -> Result<(), AdapterError> {
-        let free_bytes = self.room_bytes().map_err(BackendError::from)?;
-        if n_bytes as u64 <= free_bytes {
-            return Ok(());
-        }
-        Err(BackendError::OutOfMemory {
-            purpose: "adapters",
-            needed_bytes: n_bytes as u64,
-            free_bytes,
-            device: Self::NAME,
-        }
-        .into())
+        let room_bytes = self.room_bytes().map_err(BackendError::from)?;
+        Ok(check_room(n_bytes, room_bytes).map_err(BackendError::from)?)
     }
 }
 
@@ -118,6 +109,7 @@ impl CudaBackend {
             })
         };
         let table = crate::AdapterTable::new(&self.device, changes())?;
+        let room_bytes = self.room_bytes()?;
         let (adapters, limits) = (&mut self.adapters, prepared(&mut self.workspace).inputs.limits());
         let max_rank = changes().flatten().map(|change| change.a.n_out()).max();
         let max_rank = max_rank.unwrap_or(0).max(adapters.max_rank);
@@ -126,13 +118,16 @@ impl CudaBackend {
         if adapters.room.is_none() || [max_rank, max_in] != [adapters.max_rank, adapters.max_in] {
             let n_tokens = limits.max_batch_tokens;
             let len = crate::Ops::adapter_scratch_len(n_tokens, max_in, max_rank);
+            let n_words = crate::AdapterTiles::max_words(2 * n_tokens + limits.max_logit_rows);
+            // Tiles and rows of each kind begin where a tile may.
+            let n_words = n_words + 6 * TILE_ALIGN;
+            let n_new_words = if adapters.room.is_some() { 0 } else { n_words };
+            let n_bytes = crate::buffer_bytes::<f32>(len) + crate::buffer_bytes::<u32>(n_new_words);
+            check_room(n_bytes, room_bytes)?;
             let scratch = self.device.alloc("adapters", len)?;
             if let Some(room) = &mut adapters.room {
                 room.scratch = scratch;
             } else {
-                let n_words = crate::AdapterTiles::max_words(2 * n_tokens + limits.max_logit_rows);
-                // Tiles and rows of each kind begin where a tile may.
-                let n_words = n_words + 6 * TILE_ALIGN;
                 let staging = || self.device.alloc_pinned(n_words);
                 adapters.room = Some(Room {
                     words: self.device.alloc("adapters", n_words)?,
@@ -278,6 +273,18 @@ impl Adapters {
             }
         }
     }
+}
+
+/// Says whether so much can be taken for adapters, without what is left to the driver.
+fn check_room(n_bytes: usize, free_bytes: u64) -> Result<(), crate::CudaExecError> {
+    if n_bytes as u64 <= free_bytes {
+        return Ok(());
+    }
+    Err(crate::CudaExecError::OutOfMemory {
+        purpose: "adapters",
+        needed_bytes: n_bytes as u64,
+        free_bytes,
+    })
 }
 
 /// The place of a product's weight, if adapters change it.

@@ -28,8 +28,14 @@ impl CudaBackend {
     /// # Errors
     /// The driver's.
     pub fn room_bytes(&self) -> Result<u64, crate::CudaExecError> {
+        Ok(self.device.free_bytes()?.saturating_sub(self.left_to_driver()?))
+    }
+
+    /// Bytes that are still left to the driver. It took some when the first model was loaded; what is loaded next to that is not asked for
+    /// them again.
+    fn left_to_driver(&self) -> Result<u64, crate::CudaExecError> {
         let driver_bytes = driver_bytes(self.device.info().total_bytes);
-        Ok(self.device.free_bytes()?.saturating_sub(driver_bytes))
+        Ok(driver_bytes.saturating_sub(self.device.taken_by_driver()?))
     }
 
     /// Takes the planned memory in one piece and makes what steps need besides weights, activations and KV.
@@ -74,7 +80,7 @@ impl CudaBackend {
         let needed_bytes = plan.device_bytes();
         let free_bytes = self.device.free_bytes()?;
         // A plan that is beyond counting is `usize::MAX`.
-        let driver_bytes = driver_bytes(self.device.info().total_bytes);
+        let driver_bytes = self.left_to_driver()?;
         let with_driver = |n_bytes: usize| (n_bytes as u64).saturating_add(driver_bytes);
         if with_driver(needed_bytes) <= free_bytes {
             return Ok(needed_bytes - plan.adapters_bytes);

@@ -12,7 +12,7 @@ use std::{
     ptr::{self, NonNull},
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -42,6 +42,10 @@ pub(super) struct Driver {
     /// Of each stream: whether what was queued last is a launch.
     follows_launch: [AtomicBool; Stream::ALL.len()],
     poison: Poison,
+    /// Bytes of device memory that were allocated here.
+    allocated_bytes: AtomicU64,
+    /// What was free and allocated together when [`Self::taken_by_itself`] was first asked.
+    first_seen_bytes: OnceLock<u64>,
     /// Of a device whose work may wait for other devices: what says whether they will come.
     watch: OnceLock<Arc<dyn Watch>>,
 }
@@ -203,6 +207,8 @@ impl Driver {
             buffers,
             follows_launch: Default::default(),
             poison: Poison::default(),
+            allocated_bytes: AtomicU64::new(0),
+            first_seen_bytes: OnceLock::new(),
             watch: OnceLock::new(),
         };
         driver.enter("opening the GPU")?;
@@ -283,10 +289,20 @@ impl Driver {
             });
         }
         self.check("allocating", code)?;
+        self.allocated_bytes.fetch_add(n_bytes as u64, Relaxed);
         Ok(address)
     }
 
-    pub(super) fn free(&self, address: u64) {
+    /// Bytes of device memory that are neither free nor allocated here, and were when this was first asked: what the driver has taken since for
+    /// modules and graphs, and other programs.
+    pub(super) fn taken_by_itself(&self) -> Result<u64> {
+        let seen_bytes = self.free_bytes()? + self.allocated_bytes.load(Relaxed);
+        let first_bytes = *self.first_seen_bytes.get_or_init(|| seen_bytes);
+        Ok(first_bytes.saturating_sub(seen_bytes))
+    }
+
+    pub(super) fn free(&self, address: u64, n_bytes: usize) {
+        self.allocated_bytes.fetch_sub(n_bytes as u64, Relaxed);
         if self.enter("freeing").is_ok() {
             // SAFETY: the address came from `alloc` and is freed once; the driver waits for work that uses it.
             let code = unsafe { (self.api.free)(address) };

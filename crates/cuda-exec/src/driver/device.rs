@@ -134,6 +134,14 @@ impl Device {
         self.shared.driver.free_bytes()
     }
 
+    /// Bytes of its memory that the driver has taken by itself, for modules and graphs, since this was first asked of the device.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn taken_by_driver(&self) -> Result<u64> {
+        self.shared.driver.taken_by_itself()
+    }
+
     /// Takes device memory ahead, from which the next buffers come.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ struct Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.driver.free(self.address);
+        self.driver.free(self.address, self.n_bytes);
     }
 }
 
