@@ -65,6 +65,7 @@ struct HalfBand {
     static constexpr int TAILS = STAGES * STAGE, FACTORS = TAILS + N_TAILS * TAILS_BYTES, RECORDS = FACTORS + 2 * FACTORS_BYTES;
     static constexpr int SHARED_BYTES = RECORDS + N_RECORDS * RECORDS_BYTES;
     static_assert(STAGES >= 2, "a band fits");
+    static_assert(STAGES <= 4, "what is copied ahead replaces no tail and no record that is still read");
     const uint8_t *w, *up;
     const HalfRows x;
     int n_in, n_out, first;
