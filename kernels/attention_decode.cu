@@ -6,6 +6,7 @@
 //   out[t][h] = sum_j exp(s[j] - m) v[j][g] / (sum_j exp(s[j] - m) + exp(sinks[h] - m)).
 // With seq_starts (both directions) the last j is p + window - 1, or to the sequence's last position; sequences then begin at 0.
 // attention_f16_d{64,128,256}: f16 keys and values, tiles of up to so many columns, 8 query heads that share a KV head in one thread block.
+// attention_of_types_d{64,128,256}: the same of e4m3 keys and values.
 // attention_f32_gG, and attention_of_types_gG where keys or values are of other types: G query heads (1, 2, 4, 8).
 // turn_attention_f16_d{64,128,256}: the same behind rope_kv.cu's work, in one launch: norm and rotation of queries and keys, and the store of keys and
 //   values, of tokens that are a sequence each. Bits are those of the two launches. Rows are one tile; q, k and v stay as they are. Pages of earlier
@@ -449,18 +450,22 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
             split_bits, columns_k, columns_v, n_stages, warp_tokens, partial, counters);                                       \
     }
 
-#ifdef KEYS
+#if defined(BOTH)
+ATTENTION(of_types_d64, BOTH, BOTH, TensorHeads<4, BOTH>)
+ATTENTION(of_types_d128, BOTH, BOTH, TensorHeads<8, BOTH>)
+ATTENTION(of_types_d256, BOTH, BOTH, TensorHeads<16, BOTH>)
+#elif defined(KEYS)
 ATTENTION(of_types_g1, KEYS, VALUES, PlainHeads<KEYS, VALUES, 1>)
 ATTENTION(of_types_g2, KEYS, VALUES, PlainHeads<KEYS, VALUES, 2>)
 ATTENTION(of_types_g4, KEYS, VALUES, PlainHeads<KEYS, VALUES, 4>)
 ATTENTION(of_types_g8, KEYS, VALUES, PlainHeads<KEYS, VALUES, 8>)
 #else
-ATTENTION(f16_d64, __half, __half, TensorHeads<4>)
-ATTENTION(f16_d128, __half, __half, TensorHeads<8>)
-ATTENTION(f16_d256, __half, __half, TensorHeads<16>)
-TURN_ATTENTION(f16_d64, 64, TensorHeads<4>)
-TURN_ATTENTION(f16_d128, 128, TensorHeads<8>)
-TURN_ATTENTION(f16_d256, 256, TensorHeads<16>)
+ATTENTION(f16_d64, __half, __half, TensorHeads<4, __half>)
+ATTENTION(f16_d128, __half, __half, TensorHeads<8, __half>)
+ATTENTION(f16_d256, __half, __half, TensorHeads<16, __half>)
+TURN_ATTENTION(f16_d64, 64, TensorHeads<4, __half>)
+TURN_ATTENTION(f16_d128, 128, TensorHeads<8, __half>)
+TURN_ATTENTION(f16_d256, 256, TensorHeads<16, __half>)
 ATTENTION(f32_g1, float, float, PlainHeads<float, float, 1>)
 ATTENTION(f32_g2, float, float, PlainHeads<float, float, 2>)
 ATTENTION(f32_g4, float, float, PlainHeads<float, float, 4>)

@@ -1,8 +1,9 @@
 // What a warp of attention_decode.cu does with tiles: products of up to 8 heads' queries with keys, the softmax of its positions, and weighted values.
 //
-// TensorHeads, for f16 keys and values: a page of 16 positions is the rows of a tensor core product, 8 heads are its columns, whether they are there
+// TensorHeads<MT, T>, for keys and values that are both f16 or both e4m3: a page of 16 positions is the rows of a tensor core product, 8 heads are its columns, whether they are there
 //   or not. Queries and weights are split into two halves each (value and rest), so products keep about 21 bits as f32 ones would. Weights
-//   are in the lanes that multiply values with them.
+//   are in the lanes that multiply values with them. e4m3 becomes f16 in the registers, exactly; columns are taken in an order in which a lane's four
+//   codes are numbers of one product.
 // PlainHeads<K, V, G>, for every type: G heads in f32. Scores: a position is two lanes', each with every other 16 bytes of the key. Values:
 //   neighbouring lanes have neighbouring columns, 8 each, of one or several positions.
 // Both have: QUERY_BYTES of shared memory for a column of the queries; scores of HEADS heads that are warp_tokens + SCORE_PAD apart; lanes that
@@ -26,9 +27,14 @@ DEVICE float biased_score(float s, int j, const OwnPositions& own, float slope, 
 }
 
 // MT: groups of 16 columns of a tile.
-template <int MT>
+template <int MT, class T>
 struct TensorHeads {
-    static constexpr int HEADS = 8, QUERY_BYTES = 32, SCORE_PAD = 8, COPY_LANES = 2 * MT, BLOCKS = MT > 8 ? 3 : 4;
+    static constexpr bool IS_E4M3 = std::is_same<T, E4m3>::value;
+    static constexpr int HEADS = 8, QUERY_BYTES = 32, SCORE_PAD = 8, COPY_LANES = MT * Rows<T>::BYTES, BLOCKS = MT > 8 ? 3 : 4;
+    // Neighbouring columns that are a lane's.
+    static constexpr int PER_LANE = IS_E4M3 ? 4 : 2;
+    // What factors that are numbers of the store lack.
+    static constexpr float FACTOR = IS_E4M3 ? OF_HALVES : 1.0f;
     float dot[4][4] = {};
     float acc[MT][4] = {};
 
@@ -39,9 +45,15 @@ struct TensorHeads {
     float2 raw[MT > 4 ? MT / 4 : 1][2];
 
     __device__ __forceinline__ static void load(float2 (&x)[2], const float* q, int n_here, int dim, int step) {
-        const int lane = threadIdx.x % WARP, h = lane / 4, d = step * 16 + 2 * (lane % 4);
+        const int lane = threadIdx.x % WARP, h = lane / 4, d = step * 16 + PER_LANE * (lane % 4);
         x[0] = x[1] = make_float2(0.0f, 0.0f);
-        if (h < n_here) x[0] = load_pair(q + h * dim, d, dim), x[1] = load_pair(q + h * dim, d + 8, dim);
+        if constexpr (IS_E4M3) {
+            if (h >= n_here) return;
+            const float2 a = load_pair(q + h * dim, d, dim), b = load_pair(q + h * dim, d + 2, dim);
+            x[0] = make_float2(a.x, b.x), x[1] = make_float2(a.y, b.y);
+        } else {
+            if (h < n_here) x[0] = load_pair(q + h * dim, d, dim), x[1] = load_pair(q + h * dim, d + 8, dim);
+        }
     }
     __device__ __forceinline__ static void stage(const float2 (&x)[2], uint8_t* queries, float scale, int step) {
         uint4 fragment;
@@ -67,10 +79,35 @@ struct TensorHeads {
         }
     }
 
+    // Where a lane's row of matrices begins: of 16 positions and the 16 bytes of chunk k, then of those of the chunk behind it, or of the last.
+    __device__ __forceinline__ static const __half* pair_of_chunks(const uint8_t* tile, int stride, int k, int n) {
+        const int lane = threadIdx.x % WARP;
+        return (const __half*)(tile + lane % 16 * stride + min(k + lane / 16, n / 16 - 1) * 16);
+    }
+
     __device__ __forceinline__ void multiply_keys(const uint8_t* tile, int stride, int row, int column, int n, const uint8_t* queries) {
         const int lane = threadIdx.x % WARP;
         const uint8_t* from = tile + lane % 16 * stride + lane / 16 * 16;
         const uint4* fragments = (const uint4*)queries + column / 16 * WARP + lane;
+        if constexpr (IS_E4M3) {
+#pragma unroll
+            for (int k = 0; k < MT; k += 2) {
+                if (k * 16 >= n) break;
+                uint32_t codes[4];
+                load_matrices(codes, pair_of_chunks(tile, stride, k, n));
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if ((k + i) * 16 >= n) break;
+                    uint32_t a[4];
+                    halves_of(codes[2 * i], a[0], a[2]);
+                    halves_of(codes[2 * i + 1], a[1], a[3]);
+                    const uint4 b = fragments[(k + i) * WARP];
+                    mma(dot[i], a, b.x, b.y);
+                    mma(dot[2 + i], a, b.z, b.w);
+                }
+            }
+            return;
+        }
 #pragma unroll
         for (int k = 0; k < MT; k++) {
             if (k * 16 >= n) break;
@@ -87,7 +124,7 @@ struct TensorHeads {
         float* to = scores + lane % 4 * 2 * apart + page * PAGE + lane / 4;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            to[i % 2 * apart + i / 2 * 8] = (dot[0][i] + dot[1][i]) + (dot[2][i] + dot[3][i]);
+            to[i % 2 * apart + i / 2 * 8] = FACTOR * ((dot[0][i] + dot[1][i]) + (dot[2][i] + dot[3][i]));
             dot[0][i] = dot[1][i] = dot[2][i] = dot[3][i] = 0.0f;
         }
     }
@@ -131,6 +168,25 @@ struct TensorHeads {
         uint32_t weight[2], rest[2];
         split(x.x, x.y, weight[0], rest[0]);
         split(y.x, y.y, weight[1], rest[1]);
+        if constexpr (IS_E4M3) {
+            // Of two neighbouring columns the first is row g of a product, the second row g + 8.
+#pragma unroll
+            for (int m = 0; m < MT; m += 2) {
+                if (m * 16 >= n) break;
+                uint32_t codes[4];
+                load_matrices_transposed(codes, pair_of_chunks(tile, stride, m, n));
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if ((m + i) * 16 >= n) break;
+                    uint32_t a[4];
+                    halves_of(codes[2 * i], a[0], a[1]);
+                    halves_of(codes[2 * i + 1], a[2], a[3]);
+                    mma(acc[m + i], a, weight[0], weight[1]);
+                    mma(acc[m + i], a, rest[0], rest[1]);
+                }
+            }
+            return;
+        }
         const uint8_t* from = tile + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
 #pragma unroll
         for (int m = 0; m < MT; m++) {
@@ -142,14 +198,16 @@ struct TensorHeads {
         }
     }
     __device__ __forceinline__ void store_sums(float* sums, int apart, int column, int n, int n_here) {
-        const int lane = threadIdx.x % WARP, h = lane % 4 * 2, n_rows = n - lane / 4;
-        float* to = sums + h * apart + column + lane / 4;
+        // Columns of a lane's two rows of a product.
+        constexpr int APART = IS_E4M3 ? 2 : 1, SECOND = IS_E4M3 ? 1 : 8;
+        const int lane = threadIdx.x % WARP, h = lane % 4 * 2, first = lane / 4 * APART, n_rows = n - first;
+        float* to = sums + h * apart + column + first;
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int d = m * 16 + i / 2 * 8;
-                if (d < n_rows && h + i % 2 < n_here) to[i % 2 * apart + d] = acc[m][i];
+                const int d = m * 16 + i / 2 * SECOND;
+                if (d < n_rows && h + i % 2 < n_here) to[i % 2 * apart + d] = FACTOR * acc[m][i];
                 acc[m][i] = 0.0f;
             }
     }

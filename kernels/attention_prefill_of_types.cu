@@ -3,7 +3,7 @@
 // Compiled once for each pair of types: -DKEYS=float -DVALUES=Q8Store. Formula, rows, shapes and grid are those of attention_prefill.cu.
 // attention_prefill_of_types_d64, _d128, _d256: heads of up to so many values. 128 rows a thread block of 256, and 64 positions at a time, of heads
 //   beyond 64 values 32, and 16 where values are q8_0, for want of registers; of heads beyond 128 values 64 rows, and two warps share 16 rows.
-// All factors are tf32 numbers (tf32.cuh): queries, weights, and keys and values that are not f16, are two each, value and rest, in two or three
+// All factors are tf32 numbers (tf32.cuh): queries, weights, and keys and values that are neither f16 nor e4m3, are two each, value and rest, in two or three
 // products, so 21 bits of each count and none is too large. Keys and values lie in shared memory as they are in the store and are split by
 // the warps that multiply them; a lane takes 4 neighbouring columns at a time, and both factors count k in that order.
 // Shared, dynamic, `Layout::BYTES` (its twin: `PrefillTiles` in crates/cuda-exec/src/ops/attention_prefill.rs): up to 84480 bytes. No bank
@@ -22,6 +22,11 @@ DEVICE void load4(const uint8_t* p, float (&x)[4]) {
     } else if constexpr (std::is_same<T, float>::value) {
         const float4 q = *(const float4*)p;
         x[0] = q.x, x[1] = q.y, x[2] = q.z, x[3] = q.w;
+    } else if constexpr (std::is_same<T, E4m3>::value) {
+        uint32_t even, odd;
+        halves_of(*(const uint32_t*)p, even, odd);
+        const float2 a = __half22float2(*(const __half2*)&even), b = __half22float2(*(const __half2*)&odd);
+        x[0] = OF_HALVES * a.x, x[1] = OF_HALVES * b.x, x[2] = OF_HALVES * a.y, x[3] = OF_HALVES * b.y;
     } else {
         // A byte plus 128 below the exponent of 2^23 is a number without a conversion.
         const uint32_t word = *(const uint32_t*)p ^ 0x80808080u;
@@ -88,7 +93,7 @@ struct Tile {
 // One column of B: numbers k = 2 e and 2 e + 1 of a lane's four, as value and rest.
 template <class T>
 DEVICE void multiply(float (&c)[4], const uint32_t (&value)[4], const uint32_t (&rest)[4], float b0, float b1) {
-    if constexpr (std::is_same<T, __half>::value) {
+    if constexpr (std::is_same<T, __half>::value || std::is_same<T, E4m3>::value) {
         mma_tf32(c, rest, __float_as_uint(b0), __float_as_uint(b1));
         mma_tf32(c, value, __float_as_uint(b0), __float_as_uint(b1));
     } else {

@@ -62,6 +62,13 @@ struct Rows<Q8Store> {
     }
 };
 
+// Loads of e4m3 are those of whoever multiplies them.
+template <>
+struct Rows<E4m3> {
+    static constexpr int BYTES = 1, CHUNK = 16;
+    static constexpr bool HAS_SCALES = false;
+};
+
 // Bytes between the rows of a tile.
 template <class T>
 DEVICE int tile_stride(int columns) {

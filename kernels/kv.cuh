@@ -1,9 +1,10 @@
-// The KV store of a layer: pages of 16 tokens; keys and values are each f16, f32 or q8_0.
+// The KV store of a layer: pages of 16 tokens; keys and values are each f16, f32 or q8_0, or both e4m3.
 //
 // K and V are two arrays [n_pages][n_kv_heads][16][row] where row is the head's width rounded up to a multiple of 8, the
 // rest zero; so a token of a head is a whole number of 16-byte loads. A slot is page * 16 + place in the page.
 // q8_0: rows are a multiple of 32 numbers. A page is n_kv_heads parts of [16][row] bytes, then [16][row / 32] f16 scales; it is padded to
 // 256 bytes. A number is scale * byte, the scale max |x| / 127 of its 32 numbers (as GGUF has it).
+// e4m3: a byte a number, of four bits of exponent and three of mantissa, without a scale. Rows are a multiple of 16 numbers.
 #pragma once
 #include "reduce.cuh"
 
@@ -84,6 +85,33 @@ DEVICE void load8(const float* p, float (&v)[8]) {
     float4 a = __ldg((const float4*)p), b = __ldg((const float4*)p + 1);
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
+
+// A number of a store of E4M3.
+struct E4m3 {
+    uint8_t code;
+};
+
+// To the nearest, ties to even codes; finite numbers beyond 448 are 448, and what is not finite is no number.
+DEVICE void put(E4m3* p, float x) {
+    const uint32_t bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu;
+    uint32_t code = 0x7f;
+    if (magnitude < (127 - 6) << 23) {
+        // f32 of the exponent of 2^14 are as far apart as the numbers below 2^-6 are.
+        code = __float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000u;
+    } else if (magnitude < 0x7f800000u) {
+        code = min(((magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20) - ((127 - 7) << 3), 0x7eu);
+    }
+    p->code = (uint8_t)(code | (bits >> 24 & 0x80));
+}
+
+// Four codes as numbers of f16, the first and the third, and the second and the fourth: f16 has an exponent that is 8 larger, so they are
+// 1/256 of what they stand for. The magnitude that is no number gets a bit with which it is none of f16.
+DEVICE void halves_of(uint32_t codes, uint32_t& even, uint32_t& odd) {
+    const uint32_t shifted = codes << 8, first = shifted >> 1 & 0x3f803f80u, second = codes >> 1 & 0x3f803f80u;
+    even = first | (first + 0x00800080u & 0x40004000u) | (shifted & 0x80008000u);
+    odd = second | (second + 0x00800080u & 0x40004000u) | (codes & 0x80008000u);
+}
+constexpr float OF_HALVES = 256.0f;
 
 DEVICE void put(__half* p, float x) { *p = __float2half_rn(x); }
 DEVICE void put(float* p, float x) { *p = x; }

@@ -11,9 +11,9 @@ use std::{
 
 use anyhow::{Context, ensure};
 use serde_json::json;
-use tokenmill_backend::{Backend, KvType};
+use tokenmill_backend::Backend;
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::CudaBackend;
+use tokenmill_cuda_exec::{CudaBackend, KvStore};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::conformance::{self, Company, Subject};
@@ -79,7 +79,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 },
                 n_threads: &[1, 1],
                 company: GPU_COMPANY,
-                stores: |kv_types| !kv_types.contains(&KvType::Q4_0),
+                stores: KvStore::takes,
             },
             &args.filter,
         ),
@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     },
                     n_threads: &[1, 1],
                     company: GPU_COMPANY,
-                    stores: |kv_types| !kv_types.contains(&KvType::Q4_0),
+                    stores: KvStore::takes,
                 },
                 &args.filter,
             )

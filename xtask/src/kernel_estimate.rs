@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
+use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::Launches;
 use tokenmill_ptx_sim::DeviceProfile;
 
@@ -39,7 +40,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "N,..", conflicts_with = "rows")]
     prefill: Vec<usize>,
     /// Instead of steps, the launches of sampling alone, with `--rows` rows of made up logits
-    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "layers", "adapters"])]
+    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "kv_type", "layers", "adapters"])]
     sampling: bool,
     /// Let each launch begin only when the one before it is done, as GPUs before the H100 do
     #[arg(long)]
@@ -47,6 +48,9 @@ pub struct Args {
     /// Tokens of each sequence, the new ones among them; of a prompt at least its own
     #[arg(long, default_value_t = 512)]
     context: usize,
+    /// Type of the stored keys and values, f32, f16, q8_0 or e4m3
+    #[arg(long, value_name = "TYPE", default_value_t = KvType::F16)]
+    kv_type: KvType,
     /// Take only the first layers of the model
     #[arg(long, value_name = "N")]
     layers: Option<u32>,
@@ -92,6 +96,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         recipe: &args.recipe,
         n_layers: args.layers,
         context: args.context,
+        kv_type: args.kv_type,
         adapter_rank: args.adapters.map(|rank| rank as usize),
     };
     let launches = if args.in_order {
@@ -163,6 +168,7 @@ mod tests {
             ["--model", "llama-3-8b"],
             ["--type", "BF16"],
             ["--context", "512"],
+            ["--kv-type", "e4m3"],
             ["--layers", "1"],
             ["--adapters", "16"],
             ["--prefill", "16"],

@@ -16,21 +16,32 @@ pub enum KvType {
     F16,
     /// Blocks of 32 signed bytes with an f16 scale, along a head.
     Q8_0,
+    /// Floats of 8 bits, of which four are exponent and three are mantissa, without a scale: numbers beyond 448 become 448.
+    E4M3,
     /// Blocks of 32 integers of 4 bits with an f16 scale, along a head whose columns are [rotated](KvLayerShape::key_rotation) first.
     Q4_0,
 }
 
 impl KvType {
     /// All types, exact ones first.
-    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Q8_0, Self::Q4_0];
+    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Q8_0, Self::E4M3, Self::Q4_0];
 
-    /// Its name, as GGUF and command lines write it.
+    /// Its name, as GGUF, where that has the type, and command lines write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Q8_0 => "q8_0",
+            Self::E4M3 => "e4m3",
             Self::Q4_0 => "q4_0",
+        }
+    }
+
+    /// Other names that it is read from: those that vLLM has.
+    pub fn aliases(self) -> &'static [&'static str] {
+        match self {
+            Self::E4M3 => &["fp8", "fp8_e4m3"],
+            _ => &[],
         }
     }
 
@@ -40,6 +51,7 @@ impl KvType {
             Self::F32 => head_dim * 4,
             Self::F16 => head_dim * 2,
             Self::Q8_0 => head_dim.div_ceil(32) * 34,
+            Self::E4M3 => head_dim,
             Self::Q4_0 => head_dim.div_ceil(32) * 18,
         }
     }
@@ -47,7 +59,7 @@ impl KvType {
     /// Numbers that share a scale, of which a head must have whole blocks; 1 where each stands by itself.
     pub fn block_len(self) -> usize {
         match self {
-            Self::F32 | Self::F16 => 1,
+            Self::F32 | Self::F16 | Self::E4M3 => 1,
             Self::Q8_0 | Self::Q4_0 => 32,
         }
     }
@@ -67,7 +79,7 @@ impl fmt::Display for KvType {
 
 /// A text that names no type of stored keys and values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is no type of stored keys and values; it is `f32`, `f16`, `q8_0` or `q4_0`")]
+#[error("`{found}` is no type of stored keys and values; it is `f32`, `f16`, `q8_0`, `e4m3` or `q4_0`")]
 pub struct KvTypeError {
     found: String,
 }
@@ -76,7 +88,7 @@ impl FromStr for KvType {
     type Err = KvTypeError;
 
     fn from_str(name: &str) -> Result<Self, KvTypeError> {
-        let named = |ty: &Self| ty.name() == name;
+        let named = |ty: &Self| ty.name() == name || ty.aliases().contains(&name);
         Self::ALL.into_iter().find(named).ok_or_else(|| KvTypeError {
             found: name.to_owned(),
         })
@@ -228,6 +240,9 @@ mod tests {
     fn types_read_back_from_their_names() {
         for ty in KvType::ALL {
             assert_eq!(ty.to_string().parse(), Ok(ty));
+            for alias in ty.aliases() {
+                assert_eq!(alias.parse(), Ok(ty));
+            }
         }
         assert!("q4_1".parse::<KvType>().is_err());
     }

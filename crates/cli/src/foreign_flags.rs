@@ -297,7 +297,7 @@ const VLLM: &[Row] = &[
     ),
     (
         &["--kv-cache-dtype"],
-        "`-ctk TYPE` and `-ctv TYPE` say how keys and values are stored",
+        "`-ctk TYPE` and `-ctv TYPE` say how keys and values are stored; its fp8 is `-ctk e4m3 -ctv e4m3`",
     ),
     (
         &[

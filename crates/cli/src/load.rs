@@ -108,14 +108,16 @@ fn kv_type() -> impl TypedValueParser<Value = KvType> {
         KvType::F32 => "32-bit floats",
         KvType::F16 => "16-bit floats",
         KvType::Q8_0 => "8 bits with a scale for each 32",
+        KvType::E4M3 => "floats of 8 bits up to 448, without a scale; vLLM's fp8",
         KvType::Q4_0 => "4 bits with a scale for each 32, of heads that are rotated first",
     };
-    PossibleValuesParser::new(KvType::ALL.map(|ty| PossibleValue::new(ty.name()).help(help(ty)))).map(
-        |name| {
-            name.parse()
-                .expect("the parser takes the names of the types only")
-        },
+    PossibleValuesParser::new(
+        KvType::ALL.map(|ty| PossibleValue::new(ty.name()).aliases(ty.aliases()).help(help(ty))),
     )
+    .map(|name| {
+        name.parse()
+            .expect("the parser takes the names of the types only")
+    })
 }
 
 impl LoadArgs {

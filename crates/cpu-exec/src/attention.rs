@@ -17,8 +17,8 @@ use plan::{Item, group_len};
 
 use tokenmill_backend::{Attention, KvType, PAGE_TOKENS};
 use tokenmill_cpu_kernels::{
-    F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, Q8_0_ROWS, SPLIT_PAGES, SPLIT_TOKENS, SplitPages,
-    rotate, softmax,
+    E4M3_PAGES, F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, Q8_0_ROWS, SPLIT_PAGES, SPLIT_TOKENS,
+    SplitPages, rotate, softmax,
 };
 
 use crate::{
@@ -40,6 +40,7 @@ fn page_ops(ty: KvType, has_values_in_keys: bool) -> &'static PageOps {
         KvType::F16 => &F16_PAGES,
         KvType::Q8_0 if has_values_in_keys => &Q8_0_ROWS,
         KvType::Q8_0 => &Q8_0_PAGES,
+        KvType::E4M3 => &E4M3_PAGES,
         KvType::Q4_0 => &Q4_0_PAGES,
     }
 }

@@ -9,6 +9,7 @@ mod bytes;
 use half::f16;
 use tokenmill_backend::{KvLayerShape, KvType, MAX_ROTATION, PAGE_TOKENS};
 use tokenmill_cpu_kernels::rotate;
+use tokenmill_quant::e4m3;
 
 use crate::{CpuExecError, Host, zeroed};
 
@@ -392,6 +393,11 @@ fn encode(ty: KvType, order: PageOrder, row: &[f32], lane: usize, page: &mut [u8
                 }
             }
         }
+        KvType::E4M3 => {
+            for (col, &x) in row.iter().enumerate() {
+                page[order.index(dim, lane, col)] = e4m3::encode(x);
+            }
+        }
         KvType::Q4_0 => {
             let blocks = page.chunks_exact_mut(PAGE_TOKENS * (BLOCK / 2 + 2));
             for (block, row) in blocks.zip(row.as_chunks::<BLOCK>().0) {
@@ -473,6 +479,7 @@ mod tests {
                     let quant = quant.wrapping_sub(half.order.byte_bias()) as i8;
                     f16::from_le_bytes(scales.as_chunks::<2>().0[lane]).to_f32() * f32::from(quant)
                 }
+                KvType::E4M3 => e4m3::decode(page[at]),
                 KvType::Q4_0 => {
                     let block = &page[col / BLOCK * PAGE_TOKENS * (BLOCK / 2 + 2)..];
                     let (scales, quants) = block.split_at(2 * PAGE_TOKENS);
@@ -494,6 +501,7 @@ mod tests {
             (KvType::F32, 0.0),
             (KvType::F16, 5e-4),
             (KvType::Q8_0, 4.2e-3),
+            (KvType::E4M3, 1.0 / 32.0),
             (KvType::Q4_0, 0.4),
         ] {
             let (store, slots, keys, values) = filled(ty);

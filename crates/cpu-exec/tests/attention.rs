@@ -221,7 +221,7 @@ fn causal(n_heads: usize) -> Attention<&'static [f32]> {
 }
 
 /// Compares every path with the exact result. Keys and values are below 1; f16 keeps 11 bits of them, q8_0 is off by at
-/// most 1/254 (and may round queries alike), which moves a score of standard deviation 0.3 * sqrt(64) / 3 by as much.
+/// most 1/254 (and may round queries alike), E4M3 by 1/16 of each, which moves a score of standard deviation 0.3 * sqrt(64) / 3 by as much.
 #[track_caller]
 fn check(scene: &Scene, params: &Attention<&[f32]>, n_new: &[usize]) {
     let exact = scene.exact(params, n_new);
@@ -233,6 +233,9 @@ fn check(scene: &Scene, params: &Attention<&[f32]>, n_new: &[usize]) {
             ([KvType::Q8_0, KvType::Q8_0], 2e-2),
             ([KvType::Q8_0, KvType::F16], 2e-2),
             ([KvType::F16, KvType::Q8_0], 2e-2),
+            ([KvType::E4M3, KvType::E4M3], 4e-2),
+            ([KvType::F16, KvType::E4M3], 4e-2),
+            ([KvType::E4M3, KvType::Q8_0], 4e-2),
         ] {
             if scene.shape.has_values_in_keys && types[0] != types[1] {
                 continue;
@@ -442,6 +445,7 @@ fn results_do_not_depend_on_threads_chunking_or_company() {
         [KvType::Q8_0, KvType::F16],
         [KvType::F32, KvType::Q8_0],
         [KvType::Q8_0, KvType::Q4_0],
+        [KvType::F16, KvType::E4M3],
     ];
     for types in KvType::ALL.map(|ty| [ty, ty]).into_iter().chain(mixed) {
         for features in CpuFeatures::each_path() {

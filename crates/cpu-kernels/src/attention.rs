@@ -20,7 +20,7 @@ use tokenmill_quant::CpuFeatures;
 use crate::simd::{Kernel, Simd, TILE_ROWS, dispatch};
 
 use bytes::{ByteScores, ByteValues, PrepareQueries};
-use page_types::{F16Page, F32Page, PageType, Q4Page, Q8Page};
+use page_types::{E4M3Page, F16Page, F32Page, PageType, Q4Page, Q8Page};
 use row_scores::RowScoresOf;
 use value_sums::{AddValues, SeenValues};
 
@@ -92,6 +92,8 @@ pub static Q8_0_ROWS: PageOps = PageOps {
     scores: None,
     ..PageOps::of::<Q8Page>()
 };
+/// Pages of floats of 8 bits, E4M3.
+pub static E4M3_PAGES: PageOps = PageOps::of::<E4M3Page>();
 /// Pages of integers of 4 bits, 8 added, with such scales. Of the numbers of 32 columns, the first half are the low bits of
 /// as many bytes, and the second half the high ones.
 pub static Q4_0_PAGES: PageOps = PageOps::of::<Q4Page>();

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | a weight format: packing, products, rows | [`TileOps`], one for each tensor type; [`TileMemory`] for its tiles |
 //! | activations as bytes | [`ActivationBlock`] |
-//! | attention over a page type | [`PageOps`], of which there are [`F32_PAGES`], [`F16_PAGES`], [`Q8_0_PAGES`], [`Q8_0_ROWS`] and [`Q4_0_PAGES`]; [`softmax`] between the two |
+//! | attention over a page type | [`PageOps`], of which there are [`F32_PAGES`], [`F16_PAGES`], [`E4M3_PAGES`], [`Q8_0_PAGES`], [`Q8_0_ROWS`] and [`Q4_0_PAGES`]; [`softmax`] between the two |
 //! | some tokens of a recurrent layer | [`conv_run`], [`delta_run`], [`ssm_run`] |
 //! | functions of values | [`ActivationOps`], [`SILU`] and its like; [`soft_cap`] |
 //! | the machine's limits | [`read_bytes`], [`multiply_bytes`] |
@@ -54,7 +54,8 @@ pub use activation::{
 };
 pub use activation_block::{ActivationBlock, SPAN_COLS, ScaleSpan, n_spans};
 pub use attention::{
-    F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, Q8_0_ROWS, SPLIT_PAGES, SPLIT_TOKENS, SplitPages,
+    E4M3_PAGES, F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, Q8_0_ROWS, SPLIT_PAGES, SPLIT_TOKENS,
+    SplitPages,
 };
 pub use limits::{multiply_bytes, read_bytes};
 pub use recurrence::{

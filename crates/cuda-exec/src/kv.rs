@@ -146,6 +146,16 @@ impl KvStore {
         for shape in &layout.layers {
             check_head_dims(shape.head_dim_k, shape.head_dim_v)?;
         }
+        let types = [layout.key_type, layout.value_type];
+        let has_values = layout.layers.iter().any(|shape| !shape.has_values_in_keys);
+        if has_values && types.contains(&KvType::E4M3) && types != [KvType::E4M3; 2] {
+            return Err(CudaExecError::Unsupported {
+                feature: format!(
+                    "{} keys with {} values; e4m3 is stored of both or of neither",
+                    types[0], types[1]
+                ),
+            });
+        }
         for shape in &layout.layers {
             check_type(
                 layout.key_type,
@@ -158,6 +168,11 @@ impl KvStore {
             }
         }
         Ok(())
+    }
+
+    /// Whether there are kernels for keys and values of these types, those of heads of [some widths](Self::check).
+    pub fn takes(types: [KvType; 2]) -> bool {
+        !types.contains(&KvType::Q4_0) && (types[0] == KvType::E4M3) == (types[1] == KvType::E4M3)
     }
 
     /// Bytes of a page, all layers.
@@ -221,11 +236,14 @@ fn check_type(ty: KvType, what: &str, dim: usize, is_latent: bool) -> Result<()>
     };
     match ty {
         KvType::Q4_0 => Err(CudaExecError::Unsupported {
-            feature: format!("{ty} {what}; f16, f32 and q8_0 can be stored"),
+            feature: format!("{ty} {what}; f16, f32, q8_0 and e4m3 can be stored"),
         }),
         KvType::Q8_0 if is_latent => refused("of latent attention".to_owned()),
         KvType::Q8_0 if !dim.is_multiple_of(32) => {
             refused(format!("of heads of {dim} numbers (only of multiples of 32)"))
+        }
+        KvType::E4M3 if !dim.is_multiple_of(16) => {
+            refused(format!("of heads of {dim} numbers (only of multiples of 16)"))
         }
         _ => Ok(()),
     }

@@ -67,7 +67,7 @@ impl Target {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 38] = [
+const PLAIN: [(&str, &str, &[&str]); 41] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
@@ -84,6 +84,11 @@ const PLAIN: [(&str, &str, &[&str]); 38] = [
     ("short_conv", "short_conv.cu", &[]),
     ("ssm_scan", "ssm_scan.cu", &[]),
     ("streams", "streams.cu", &[]),
+    (
+        "attention_decode_e4m3_e4m3",
+        "attention_decode.cu",
+        &["-DBOTH=E4m3"],
+    ),
     (
         "attention_decode_f16_f32",
         "attention_decode.cu",
@@ -118,6 +123,11 @@ const PLAIN: [(&str, &str, &[&str]); 38] = [
         "attention_decode_q8_0_q8_0",
         "attention_decode.cu",
         &["-DKEYS=Q8Store", "-DVALUES=Q8Store"],
+    ),
+    (
+        "attention_prefill_e4m3_e4m3",
+        "attention_prefill_of_types.cu",
+        &["-DKEYS=E4m3", "-DVALUES=E4m3"],
     ),
     (
         "attention_prefill_f16_f32",
@@ -158,6 +168,11 @@ const PLAIN: [(&str, &str, &[&str]); 38] = [
         "attention_prefill_q8_0_q8_0",
         "attention_prefill_of_types.cu",
         &["-DKEYS=Q8Store", "-DVALUES=Q8Store"],
+    ),
+    (
+        "rope_kv_e4m3_e4m3",
+        "rope_kv.cu",
+        &["-DKEYS=E4m3", "-DVALUES=E4m3"],
     ),
     (
         "rope_kv_f16_f32",

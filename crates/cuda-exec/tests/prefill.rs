@@ -117,14 +117,10 @@ fn attend(
     })
 }
 
-const TYPES: [KvType; 3] = [KvType::F16, KvType::F32, KvType::Q8_0];
-
 #[test]
 fn prompts_of_every_type_and_width_take_the_kernels_for_runs() {
-    for types in TYPES
-        .into_iter()
-        .flat_map(|keys| TYPES.map(|values| [keys, values]))
-    {
+    let pairs = KvType::ALL.map(|keys| KvType::ALL.map(|values| [keys, values]));
+    for types in (pairs.concat().into_iter()).filter(|types| KvStore::takes(*types)) {
         for (dims, window) in [
             ([64, 64], None),
             ([128, 96], Some(9)),
@@ -148,7 +144,12 @@ fn wider_heads_take_the_kernel_for_single_tokens() {
 
 #[test]
 fn a_short_run_behind_a_context_takes_the_kernel_that_splits_it() {
-    for types in [[KvType::F16; 2], [KvType::F32; 2], [KvType::Q8_0; 2]] {
+    for types in [
+        [KvType::F16; 2],
+        [KvType::F32; 2],
+        [KvType::Q8_0; 2],
+        [KvType::E4M3; 2],
+    ] {
         for dims in [[64, 64], [256, 256]] {
             let [runs, singles] = attend(types, dims, None, [5, 100]);
             assert_eq!(runs, singles, "{types:?} {dims:?}");

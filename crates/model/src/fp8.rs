@@ -5,12 +5,13 @@
 //! distance between two numbers of E4M3; transformers does the same where it dequantizes such a folder.
 //! Invariant: every number that is read is finite. NaN, which transformers would load and answer with NaN, is an error.
 //!
-//! Source: OCP 8-bit Floating Point Specification, E4M3; DeepSeek-V3, `inference/kernel.py`, `weight_dequant`.
+//! Source: DeepSeek-V3, `inference/kernel.py`, `weight_dequant`.
 
 use std::io;
 
 use half::{bf16, f16};
 use tokenmill_gguf::{ReadAt, TensorType};
+use tokenmill_quant::e4m3;
 
 use crate::{
     arch::Fp8Scales,
@@ -20,28 +21,6 @@ use crate::{
 
 /// Rows and columns of a block with one scale.
 const BLOCK: usize = 128;
-
-/// What the codes stand for.
-const E4M3: [f32; 256] = {
-    let mut values = [0.0; 256];
-    let mut code = 0;
-    while code < 256 {
-        values[code] = e4m3(code as u8);
-        code += 1;
-    }
-    values
-};
-
-/// The value of a code: a sign, four bits of exponent with a bias of 7, three of mantissa. There are no infinities.
-const fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = ((code >> 3) as u32 & 0xf, (code & 7) as u32);
-    let magnitude = match (exponent, mantissa) {
-        (0xf, 7) => f32::NAN,
-        (0, _) => mantissa as f32 / 512.0,
-        _ => f32::from_bits(((exponent + 127 - 7) << 23) | (mantissa << 20)),
-    };
-    if code & 0x80 == 0 { magnitude } else { -magnitude }
-}
 
 /// The numbers of a matrix in BF16.
 pub(crate) struct Fp8 {
@@ -149,7 +128,7 @@ impl ReadAt for Fp8 {
             }
             for (col, &code) in (first..).zip(&codes) {
                 let scale = scales[col / block_cols];
-                let value = bf16::from_f32(E4M3[usize::from(code)] * scale);
+                let value = bf16::from_f32(e4m3::decode(code) * scale);
                 if !value.is_finite() {
                     return Err(io::Error::new(
                         io::ErrorKind::InvalidData,
@@ -223,28 +202,6 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_floats_of_four_and_three_bits() {
-        for code in 0..=255_u8 {
-            let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-            let sign = if code < 128 { 1.0 } else { -1.0 };
-            let expected = match exponent {
-                0 => sign * 2_f32.powi(-6) * (mantissa / 8.0),
-                _ => sign * 2_f32.powi(exponent - 7) * (1.0 + mantissa / 8.0),
-            };
-            let found = E4M3[usize::from(code)];
-            if code & 0x7f == 0x7f {
-                assert!(found.is_nan());
-            } else {
-                assert_eq!(found.to_bits(), expected.to_bits(), "{code:#04x}");
-            }
-        }
-        assert_eq!(
-            [0x7e, 0x38, 0x01].map(|code| E4M3[code]),
-            [448.0, 1.0, 1.0 / 512.0]
-        );
-    }
-
-    #[test]
     fn blocks_at_the_edges_are_smaller() {
         let [n_rows, n_cols] = [130, 259];
         let codes: Vec<u8> = (0..n_rows * n_cols).map(|i| (i * 37 % 127) as u8).collect();
@@ -253,7 +210,7 @@ mod tests {
         assert_eq!(info.n_bytes, 2 * codes.len());
         assert_eq!(info.stored.unwrap().n_bytes, codes.len() + 24);
         let value = |row: usize, col: usize| {
-            E4M3[usize::from(codes[row * n_cols + col])] * scales[row / 128 * 3 + col / 128]
+            e4m3::decode(codes[row * n_cols + col]) * scales[row / 128 * 3 + col / 128]
         };
         let expected = (0..n_rows).flat_map(|row| (0..n_cols).map(move |col| (row, col)));
         let expected = expected.flat_map(|(row, col)| bf16::from_f32(value(row, col)).to_le_bytes());

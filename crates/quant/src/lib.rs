@@ -32,6 +32,7 @@
 mod for_each_format;
 mod block;
 mod cpu_features;
+pub mod e4m3;
 mod error;
 mod float;
 mod format;

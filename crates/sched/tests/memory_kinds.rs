@@ -172,6 +172,8 @@ fn keys_and_values_in_blocks_change_no_bit_with_their_company_either() {
         (KvType::Q4_0, KvType::Q4_0),
         (KvType::Q8_0, KvType::Q4_0),
         (KvType::Q4_0, KvType::F16),
+        (KvType::E4M3, KvType::E4M3),
+        (KvType::F16, KvType::E4M3),
         (KvType::F16, KvType::F16),
     ] {
         let options = ModelOptions {

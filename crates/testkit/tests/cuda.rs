@@ -3,8 +3,7 @@
 //! Whatever a kernel does wrong (a race, an access out of bounds, a read of uninitialized memory) loses the simulated device
 //! and fails the test.
 
-use tokenmill_backend::KvType;
-use tokenmill_cuda_exec::CudaBackend;
+use tokenmill_cuda_exec::{CudaBackend, KvStore};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::conformance::{self, Company, Subject};
 
@@ -18,7 +17,7 @@ const CUDA: Subject<CudaBackend> = Subject {
     // Products of few and of many rows add in different orders. For quantized weights an activation may then round to the
     // neighbouring byte, a step of 1/127 of its block's peak: below 1 % of logits, which are of size 10 here.
     company: Company::Within(0.1),
-    stores: |kv_types| !kv_types.contains(&KvType::Q4_0),
+    stores: KvStore::takes,
 };
 
 /// The same, with one order of addition for every number of rows.

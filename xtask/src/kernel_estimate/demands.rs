@@ -8,6 +8,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
 use anyhow::{Context, bail};
+use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::Launches;
 use tokenmill_sim_driver::LaunchEstimate;
 
@@ -26,6 +27,7 @@ const STEPS: [Shape<'static>; 2] = [
         recipe: "Q4_K_M",
         n_layers: Some(3),
         context: 512,
+        kv_type: KvType::F16,
         adapter_rank: None,
     },
     Shape {
@@ -33,6 +35,7 @@ const STEPS: [Shape<'static>; 2] = [
         recipe: "Q8_0",
         n_layers: Some(1),
         context: 8192,
+        kv_type: KvType::F16,
         adapter_rank: None,
     },
 ];

@@ -6,8 +6,8 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context, ensure};
 use tokenmill_backend::{
-    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowMask, RowOutput, SampleRow, SamplingParams,
-    SeqState, TokenSource,
+    Executor, ExecutorLimits, ForwardBatch, KvType, PAGE_TOKENS, RowMask, RowOutput, SampleRow,
+    SamplingParams, SeqState, TokenSource,
 };
 use tokenmill_cuda_exec::{CudaBackend, Launches};
 use tokenmill_model::{Model, ModelOptions};
@@ -27,6 +27,8 @@ pub(super) struct Shape<'a> {
     pub(super) n_layers: Option<u32>,
     /// Tokens of each sequence, the new one among them.
     pub(super) context: usize,
+    /// Type of the stored keys and values.
+    pub(super) kv_type: KvType,
     /// That of the adapters of all sequences, where they have any.
     pub(super) adapter_rank: Option<usize>,
 }
@@ -120,6 +122,7 @@ impl Step {
             max_batch_seqs: n_seqs,
             max_logit_rows: n_seqs,
             n_pages: Some(n_seqs * n_pages),
+            kv_type: shape.kv_type,
             ..ModelOptions::default()
         };
         let simulator = Simulator::estimating(device, registers(device)?);

@@ -70,10 +70,11 @@ pub(super) fn render(shape: &Shape<'_>, step: &Step) -> String {
         .map_or_else(String::new, |n| format!(", first {n} layers"));
     let _ = writeln!(
         out,
-        "{} {}{layers}, {what}, context {}, {} (estimated, not measured)\n",
+        "{} {}{layers}, {what}, context {}, keys and values {}, {} (estimated, not measured)\n",
         shape.model,
         shape.recipe,
         step.batch.context(shape),
+        shape.kv_type,
         step.device.name
     );
     let _ = writeln!(
@@ -150,6 +151,7 @@ pub(super) fn json(shape: &Shape<'_>, step: &Step) -> Value {
         "rows": step.batch.n_tokens(),
         "is_prompt": matches!(step.batch, Batch::Prefill { .. }),
         "context": step.batch.context(shape),
+        "kv_type": shape.kv_type.name(),
         "device": step.device.name,
         "launch_us": step.device.launch_us,
         "gaps_us": step.gaps_us(),

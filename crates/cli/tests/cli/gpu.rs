@@ -293,7 +293,10 @@ fn a_gpu_that_cannot_be_used_is_refused_with_its_reason() {
     check(
         "",
         &["-ctk", "q4_0", "-ctv", "q4_0"],
-        &["does not support q4_0 keys", "f16, f32 and q8_0 can be stored"],
+        &[
+            "does not support q4_0 keys",
+            "f16, f32, q8_0 and e4m3 can be stored",
+        ],
     );
     check(
         "mib=230",

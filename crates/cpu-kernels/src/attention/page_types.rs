@@ -61,6 +61,19 @@ impl PageType for F16Page {
 }
 
 #[derive(Clone, Copy)]
+pub(super) struct E4M3Page;
+impl PageType for E4M3Page {
+    const HAS_SCALES: bool = false;
+    const BITS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(ptr: *const u8, at: usize) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { S::load_e4m3(ptr.add(at)) }
+    }
+}
+
+#[derive(Clone, Copy)]
 pub(super) struct Q8Page;
 impl PageType for Q8Page {
     const HAS_SCALES: bool = true;

@@ -140,6 +140,7 @@ impl Kernel for AllOperations<'_> {
                 chosen!(S::from_bits(a));
                 float!(S::load_f16(bytes.add(2 * at)));
                 float!(S::load_bf16(bytes.add(2 * at)));
+                float!(S::load_e4m3(bytes.add(at)));
 
                 let [f, g, h] = [0, 1, 2].map(|i| floats[i].as_ptr().add(at));
                 let (f, g, h) = (S::load_f32(f), S::load_f32(g), S::load_f32(h));

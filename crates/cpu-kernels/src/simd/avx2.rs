@@ -6,8 +6,9 @@
 use std::arch::{
     asm,
     x86_64::{
-        __m128i, __m256, __m256i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
-        _mm_packus_epi16, _mm_prefetch, _mm_storel_epi64, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps,
+        __m128i, __m256, __m256i, _MM_HINT_T0, _mm_and_si128, _mm_cmpeq_epi16, _mm_cvtepu8_epi16,
+        _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm_or_si128, _mm_packus_epi16, _mm_prefetch,
+        _mm_set1_epi16, _mm_slli_epi16, _mm_storel_epi64, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps,
         _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128,
         _mm256_cvtepi8_epi16, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16,
         _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps,
@@ -247,6 +248,21 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
         unsafe {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(ptr.cast::<__m128i>()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(ptr: *const u8) -> __m256 {
+        // As numbers of f16, whose exponents are 8 larger.
+        unsafe {
+            let wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(ptr.cast::<__m128i>()));
+            let sign = _mm_and_si128(_mm_slli_epi16::<8>(wide), _mm_set1_epi16(i16::MIN));
+            let largest = _mm_set1_epi16(0x3f80);
+            let magnitude = _mm_and_si128(_mm_slli_epi16::<7>(wide), largest);
+            // The largest magnitude is no number: with this bit it is none of f16 either.
+            let none = _mm_and_si128(_mm_cmpeq_epi16(magnitude, largest), _mm_set1_epi16(0x4000));
+            let halves = _mm_or_si128(_mm_or_si128(sign, magnitude), none);
+            _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0))
         }
     }
 

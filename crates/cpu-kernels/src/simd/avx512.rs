@@ -6,8 +6,9 @@ use std::arch::{
     asm,
     x86_64::{
         __m128i, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
-        _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps,
-        _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi16,
+        _mm_storeu_si128, _mm256_and_si256, _mm256_cmpeq_epi16, _mm256_cvtepu8_epi16, _mm256_loadu_si256,
+        _mm256_or_si256, _mm256_set1_epi16, _mm256_slli_epi16, _mm256_storeu_si256, _mm512_add_epi32,
+        _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi16,
         _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps,
         _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
         _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_fmadd_ps,
@@ -229,6 +230,21 @@ impl Simd for Avx512 {
         unsafe {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(ptr.cast::<__m256i>()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(ptr: *const u8) -> __m512 {
+        // As numbers of f16, whose exponents are 8 larger.
+        unsafe {
+            let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(ptr.cast::<__m128i>()));
+            let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(wide), _mm256_set1_epi16(i16::MIN));
+            let largest = _mm256_set1_epi16(0x3f80);
+            let magnitude = _mm256_and_si256(_mm256_slli_epi16::<7>(wide), largest);
+            // The largest magnitude is no number: with this bit it is none of f16 either.
+            let none = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, largest), _mm256_set1_epi16(0x4000));
+            let halves = _mm256_or_si256(_mm256_or_si256(sign, magnitude), none);
+            _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
         }
     }
 

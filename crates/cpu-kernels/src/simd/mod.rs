@@ -172,6 +172,24 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_f16(ptr: *const u8) -> Self::F;
     /// Reads `LANES` bfloat16 values.
     unsafe fn load_bf16(ptr: *const u8) -> Self::F;
+    /// Reads `LANES` numbers of E4M3, a byte each.
+    #[inline(always)]
+    unsafe fn load_e4m3(ptr: *const u8) -> Self::F {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let code = Self::load_u8(ptr);
+            let magnitude = Self::shl32(Self::and(code, Self::splat(0x7f)), 20);
+            let magnitude = Self::from_bits(Self::add_i32(magnitude, Self::splat((127 - 7) << 23)));
+            // Below 2^-6 there is no leading one: `x` that was read with one is `2 x - 2^-6`, which is larger than `x` elsewhere.
+            let without_one = Self::fma(magnitude, Self::splat_f32(2.0), Self::splat_f32(-1.0 / 64.0));
+            let value = Self::min(magnitude, without_one);
+            // 1 or -1, and NaN for the code that would be 480: its product alone is beyond f32.
+            let sign = Self::shl32(Self::and(code, Self::splat(0x80)), 24);
+            let sign = Self::from_bits(Self::or(sign, Self::splat(0x3f80_0000)));
+            let product = Self::mul(magnitude, Self::splat_f32(7.3e35));
+            Self::mul(value, Self::add(sign, Self::sub(product, product)))
+        }
+    }
     /// Every lane the same.
     unsafe fn splat_f32(a: f32) -> Self::F;
     /// `a * b + c`, rounded once.

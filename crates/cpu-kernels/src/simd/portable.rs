@@ -5,6 +5,7 @@
 //! were hardly faster.
 
 use half::{bf16, f16};
+use tokenmill_quant::e4m3;
 
 use super::{Kernel, Simd, two_to};
 
@@ -237,6 +238,14 @@ impl Simd for Portable {
         map(unsafe { ptr.cast::<[u16; LANES]>().read_unaligned() }, |bits| {
             bf16::from_bits(bits).to_f32()
         })
+    }
+
+    #[inline(never)]
+    unsafe fn load_e4m3(ptr: *const u8) -> F {
+        map(
+            unsafe { ptr.cast::<[u8; LANES]>().read_unaligned() },
+            e4m3::decode,
+        )
     }
 
     #[inline(never)]

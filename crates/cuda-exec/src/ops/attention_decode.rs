@@ -15,7 +15,7 @@ const MAX_LONGER: u32 = 3;
 const MAX_SPLIT: usize = MIN_SPLIT << MAX_LONGER;
 /// Thread blocks that fill a large GPU twice.
 const WANTED_BLOCKS: usize = 256;
-/// Columns of a tile of the kernels for f16 keys and values, and those of wider rows; their query heads.
+/// Columns of a tile of the kernels for keys and values that are both f16 or both e4m3, and those of wider rows; their query heads.
 const TENSOR_COLUMNS: [usize; 3] = [64, 128, 256];
 const TENSOR_COLUMNS_OF_WIDE: usize = 64;
 const TENSOR_HEADS: usize = 8;
@@ -59,6 +59,7 @@ pub struct DecodePlan {
 pub(super) fn kernels(types: [KvType; 2]) -> Vec<String> {
     match types {
         [KvType::F16, KvType::F16] => TENSOR_COLUMNS.map(|n| format!("attention_f16_d{n}")).to_vec(),
+        [KvType::E4M3, KvType::E4M3] => (TENSOR_COLUMNS.map(|n| format!("attention_of_types_d{n}"))).to_vec(),
         [KvType::F32, KvType::F32] => PLAIN_HEADS.map(|n| format!("attention_f32_g{n}")).to_vec(),
         _ => PLAIN_HEADS.map(|n| format!("attention_of_types_g{n}")).to_vec(),
     }
@@ -138,7 +139,7 @@ fn number_bytes(ty: KvType) -> usize {
     match ty {
         KvType::F16 => 2,
         KvType::F32 => 4,
-        KvType::Q8_0 => 1,
+        KvType::Q8_0 | KvType::E4M3 => 1,
         KvType::Q4_0 => unreachable!("a store of this type is refused when it is made"),
     }
 }
@@ -160,7 +161,7 @@ struct Candidate {
 impl Candidate {
     /// Those that take a group of heads, with the most heads first.
     fn all(group: usize, rows: [usize; 2], types: [KvType; 2]) -> [Self; 4] {
-        if types == [KvType::F16; 2] {
+        if types == [KvType::F16; 2] || types == [KvType::E4M3; 2] {
             let whole = rows.map(|row| row.next_multiple_of(16));
             let widest = whole[0].max(whole[1]);
             let variant = TENSOR_COLUMNS.iter().position(|&columns| columns >= widest);
@@ -244,7 +245,10 @@ impl DecodePlan {
             let tile = tile.max(tile_bytes(one.columns[1], row_of_value, types[1]));
             let parts = rows[0].div_ceil(one.columns[0]) + rows[1].div_ceil(one.columns[1]);
             let has_two_tiles = warp_tokens / PAGE_TOKENS * parts <= 2;
-            let n_stages = if has_two_tiles || parts > 2 || 4 * WARPS * tile > LARGE_RINGS {
+            // Sums of values of one tile take the place of a ring.
+            let has_sums = one.columns[1] >= rows[1] && 4 * one.heads * (rows[1] + 4) > 2 * tile;
+            let has_large_rings = parts > 2 || 4 * WARPS * tile > LARGE_RINGS;
+            let n_stages = if !has_sums && (has_two_tiles || has_large_rings) {
                 2
             } else {
                 4
@@ -291,6 +295,13 @@ mod tests {
         DecodePlan::of(8 * group, shape, types, visible)
     }
 
+    fn stored_types() -> Vec<[KvType; 2]> {
+        let pairs = KvType::ALL.map(|keys| KvType::ALL.map(|values| [keys, values]));
+        (pairs.concat().into_iter())
+            .filter(|types| crate::KvStore::takes(*types))
+            .collect()
+    }
+
     #[test]
     fn a_thread_block_takes_as_many_heads_as_fit() {
         let heads = |ty, group, dim_k, dim_v| plan(group, [dim_k, dim_v], [ty; 2], 1 << 20).heads;
@@ -301,15 +312,17 @@ mod tests {
         assert_eq!(heads(KvType::Q8_0, 1, 128, 128), 1);
         assert_eq!(heads(KvType::Q8_0, 6, 128, 128), 8);
         assert_eq!(heads(KvType::F32, 8, 512, 512), 2);
+        assert_eq!(heads(KvType::E4M3, 4, 128, 128), 8);
     }
 
     #[test]
     fn heads_of_any_width_fit() {
-        for keys in [KvType::F16, KvType::F32, KvType::Q8_0] {
-            for values in [KvType::F16, KvType::F32, KvType::Q8_0] {
-                for dim in (32..=1024).step_by(32) {
+        for [keys, values] in stored_types() {
+            let step = keys.block_len().max(values.block_len()).max(16);
+            for dim in (step..=1024).step_by(step) {
+                for group in [1, 2, 4, 8] {
                     for context in [64, 4096, 1 << 17] {
-                        let plan = plan(8, [dim, dim], [keys, values], context);
+                        let plan = plan(group, [dim, dim], [keys, values], context);
                         assert!(plan.shared_bytes <= MAX_SHARED_BYTES, "{keys} {values} {dim}");
                         // The sums of a warp take the place of its ring where values are one tile.
                         let tile = tile_bytes(plan.columns[1], dim, values);
@@ -323,9 +336,7 @@ mod tests {
 
     #[test]
     fn the_kernel_does_not_depend_on_the_context() {
-        let types = [KvType::F16, KvType::F32, KvType::Q8_0];
-        let pairs = types.map(|keys| types.map(|values| [keys, values]));
-        for types in pairs.concat() {
+        for types in stored_types() {
             for dim in (32..=1024).step_by(32) {
                 for group in [1, 2, 4, 8, 16] {
                     let of = |context| {

@@ -107,7 +107,8 @@ impl PrefillTiles {
         let tile = |ty: KvType, padding: usize| match ty {
             KvType::F16 => n_positions * (2 * dim + padding),
             KvType::F32 => n_positions * (4 * dim + padding),
-            _ => n_positions * (dim + padding) + n_positions * dim / 16,
+            KvType::E4M3 => n_positions * (dim + padding),
+            KvType::Q8_0 | KvType::Q4_0 => n_positions * (dim + padding) + n_positions * dim / 16,
         };
         let [keys, values] = self.types;
         let key_padding = match keys {
@@ -223,11 +224,8 @@ mod tests {
 
     #[test]
     fn every_tile_fits_the_smallest_multiprocessor() {
-        const TYPES: [KvType; 3] = [KvType::F16, KvType::F32, KvType::Q8_0];
-        for types in TYPES
-            .into_iter()
-            .flat_map(|keys| TYPES.map(|values| [keys, values]))
-        {
+        let pairs = KvType::ALL.map(|keys| KvType::ALL.map(|values| [keys, values]));
+        for types in (pairs.concat().into_iter()).filter(|types| crate::KvStore::takes(*types)) {
             for tiles in PrefillTiles::all(types) {
                 // 99 KiB is what a thread block may ask for on compute capability 8.6 and 8.9.
                 assert!(tiles.shared_bytes() <= 99 << 10, "{tiles:?}");

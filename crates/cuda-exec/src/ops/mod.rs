@@ -81,15 +81,21 @@ struct StoreKernels {
 }
 
 /// The place of a store's types among the kernels.
-fn store_code([keys, values]: [KvType; 2]) -> usize {
+fn store_code(types: [KvType; 2]) -> usize {
     let code = |ty| match ty {
         KvType::F16 => 0,
         KvType::F32 => 1,
         KvType::Q8_0 => 2,
-        KvType::Q4_0 => unreachable!("a store of this type is refused when it is made"),
+        KvType::E4M3 | KvType::Q4_0 => unreachable!("a store of this type is refused when it is made"),
     };
-    3 * code(keys) + code(values)
+    match types {
+        [KvType::E4M3, KvType::E4M3] => N_STORES - 1,
+        [keys, values] => 3 * code(keys) + code(values),
+    }
 }
+
+/// Pairs of types that a store can have.
+const N_STORES: usize = 10;
 
 fn load_store(device: &Device, types: [KvType; 2]) -> Result<StoreKernels> {
     let (modules, suffix) = match types {
@@ -248,11 +254,11 @@ pub struct Ops {
     streams: Option<streams::StreamKernels>,
     rope: Kernel,
     /// By the types of the store, as far as they were asked for.
-    stores: [Option<StoreKernels>; 9],
+    stores: [Option<StoreKernels>; N_STORES],
     argmax_partial: Kernel,
     argmax_combine: Kernel,
     /// Those for runs of tokens by the types of the store, as far as they were asked for, the narrowest heads first.
-    prefill: [Vec<attention_prefill::PrefillKernel>; 9],
+    prefill: [Vec<attention_prefill::PrefillKernel>; N_STORES],
     /// For latent rows, where they were asked for.
     latent: Option<latent::LatentKernels>,
     sample_parts: Kernel,
@@ -287,11 +293,11 @@ impl Ops {
     /// [`CudaExecError::DriverTooOld`], or the driver's.
     pub fn load(device: &Device) -> Result<Self> {
         device.load_modules(&MODULES)?;
-        let mut stores = [const { None }; 9];
+        let mut stores = [const { None }; N_STORES];
         for types in [[KvType::F16; 2], [KvType::F32; 2]] {
             stores[store_code(types)] = Some(load_store(device, types)?);
         }
-        let mut prefill = [const { Vec::new() }; 9];
+        let mut prefill = [const { Vec::new() }; N_STORES];
         prefill[store_code([KvType::F16; 2])] = attention_prefill::load(device, [KvType::F16; 2])?;
         Ok(Self {
             add_norm: device.kernel("norm", "add_norm")?,

@@ -2,10 +2,12 @@
 //!
 //! Separate from the backend, whose stores hold f32. Invariant: a head is rounded by itself, by the quantizer of files.
 
+use std::cmp::Ordering;
+
 use half::f16;
 use tokenmill_backend::KvType;
 use tokenmill_gguf::TensorType;
-use tokenmill_quant::{dequantize_row, quantize_row};
+use tokenmill_quant::{dequantize_row, e4m3, quantize_row};
 
 /// Multiplies each `block` numbers of `row` with the Hadamard matrix, entry by entry.
 fn rotated(row: &[f32], block: usize) -> Vec<f32> {
@@ -27,12 +29,27 @@ fn rotated(row: &[f32], block: usize) -> Vec<f32> {
         .collect()
 }
 
+/// The number of E4M3 that is nearest, of two the one whose code is even, found among all.
+fn nearest_e4m3(x: f32) -> f32 {
+    if !x.is_finite() {
+        return f32::NAN;
+    }
+    let distance = |code: &u8| (f64::from(e4m3::decode(*code)) - f64::from(x).abs()).abs();
+    let better = |a: u8, b: u8| match distance(&a).total_cmp(&distance(&b)) {
+        Ordering::Less => a,
+        Ordering::Greater => b,
+        Ordering::Equal => [a, b][usize::from(b.is_multiple_of(2))],
+    };
+    e4m3::decode((0..0x7e).fold(0x7e, better)).copysign(x)
+}
+
 /// Rounds a row of heads to what the KV store can hold. What is rotated is rotated back: a query that is not rotated has the same
 /// products with it.
 pub(super) fn round_to(ty: KvType, head_dim: usize, rotation: usize, row: &mut [f32]) {
     match ty {
         KvType::F32 => {}
         KvType::F16 => row.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+        KvType::E4M3 => row.iter_mut().for_each(|x| *x = nearest_e4m3(*x)),
         KvType::Q8_0 => {
             for head in row.chunks_exact_mut(head_dim) {
                 let mut bytes = vec![0; head_dim / 32 * 34];

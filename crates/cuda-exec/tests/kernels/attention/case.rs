@@ -6,6 +6,7 @@ use half::f16;
 use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::PrefillTiles;
 use tokenmill_ptx_sim::{Arguments, Counters};
+use tokenmill_quant::e4m3;
 use tokenmill_testkit::Random;
 
 use crate::bench::{NULL, Sim, assert_close};
@@ -22,7 +23,8 @@ pub(super) struct Case {
     pub(super) n_heads: usize,
     pub(super) n_kv_heads: usize,
     pub(super) dims: [usize; 2],
-    pub(super) is_half: bool,
+    /// Type of keys and values for the kernel of single tokens.
+    pub(super) ty: KvType,
     pub(super) window: usize,
     /// Whether windows lie one after the other.
     pub(super) is_chunked: bool,
@@ -55,7 +57,12 @@ struct Cut {
 impl Cut {
     fn of(case: &Case, context: usize) -> Self {
         let rows = case.dims.map(|dim| dim.next_multiple_of(8));
-        let number_bytes = if case.is_half { 2 } else { 4 };
+        let number_bytes = match case.ty {
+            KvType::F32 => 4,
+            KvType::F16 => 2,
+            _ => 1,
+        };
+        let is_tensor = case.ty != KvType::F32;
         let group = case.n_heads / case.n_kv_heads;
         let is_wide = rows[0].max(rows[1]) > 256;
         let longer = ((context - 1) / 64) >> case.split_bits;
@@ -63,7 +70,7 @@ impl Cut {
         // Kernels of halves multiply 8 heads, whether they are there or not, and 16 columns at a time.
         let most = if is_wide { 2 } else { 8 };
         let (heads, columns, score_heads, score_pad, query_bytes);
-        if case.is_half {
+        if is_tensor {
             heads = most;
             columns = rows.map(|row| if is_wide { 64 } else { row.next_multiple_of(16) });
             (score_heads, score_pad, query_bytes) = (8, 8, 32);
@@ -82,9 +89,10 @@ impl Cut {
         let of_warp = case.n_stages * tile(columns[0]).max(tile(columns[1]))
             + 4 * (score_heads * (split / 4 + score_pad) + sums);
         Self {
-            kernel: if case.is_half {
+            kernel: if is_tensor {
                 let widest = columns[0].max(columns[1]);
-                format!("attention_f16_d{}", widest.next_power_of_two().max(64))
+                let name = if case.ty == KvType::F16 { "f16" } else { "of_types" };
+                format!("attention_{name}_d{}", widest.next_power_of_two().max(64))
             } else {
                 format!("attention_f32_g{heads}")
             },
@@ -106,7 +114,7 @@ impl Case {
             n_heads,
             n_kv_heads,
             dims: [dim, dim],
-            is_half: true,
+            ty: KvType::F16,
             window: 0,
             is_chunked: false,
             both: false,
@@ -136,8 +144,7 @@ impl Case {
 
     /// The types of keys and of values.
     fn types(&self) -> [KvType; 2] {
-        self.prefill
-            .unwrap_or([if self.is_half { KvType::F16 } else { KvType::F32 }; 2])
+        self.prefill.unwrap_or([self.ty; 2])
     }
 
     fn n_seqs(&self) -> usize {
@@ -179,7 +186,11 @@ fn store(
         }
         for i in 0..row {
             let value = if i < dim { random.symmetric() } else { 0.0 };
-            if ty == KvType::F16 {
+            if ty == KvType::E4M3 {
+                let code = e4m3::encode(value);
+                bytes.push(code);
+                values.push(e4m3::decode(code));
+            } else if ty == KvType::F16 {
                 let rounded = f16::from_f32(value);
                 bytes.extend(rounded.to_le_bytes());
                 values.push(rounded.to_f32());
@@ -319,7 +330,11 @@ pub(super) fn check(case: &Case) -> Counters {
             .ptr(partial)
             .ptr(counters);
         let shared = cut.shared_bytes;
-        sim.launch("attention_decode", &cut.kernel, grid, 128, shared, &arguments)
+        let module = match case.ty {
+            KvType::E4M3 => "attention_decode_e4m3_e4m3",
+            _ => "attention_decode",
+        };
+        sim.launch(module, &cut.kernel, grid, 128, shared, &arguments)
     };
     let counts_left = sim.read_u32s(counters, n_tokens * grid[0]);
     assert!(counts_left.iter().all(|&count| count == 0));

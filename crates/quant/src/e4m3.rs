@@ -1,0 +1,108 @@
+//! E4M3: numbers of 8 bits, a sign, four bits of exponent with a bias of 7 and three of mantissa.
+//!
+//! Separate from the [formats](crate::formats) because it is no type of a GGUF file: weights of Hugging Face folders and stored keys and values
+//! have it. There are no infinities; the code with all bits of exponent and mantissa is no number. Invariant: [`decode`] is exact, and
+//! [`encode`] gives the nearest number.
+//!
+//! Source: OCP 8-bit Floating Point Specification, E4M3.
+
+/// The largest number.
+pub const MAX: f32 = 448.0;
+
+/// What the codes stand for.
+pub const VALUES: [f32; 256] = {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        values[code] = value(code as u8);
+        code += 1;
+    }
+    values
+};
+
+const fn value(code: u8) -> f32 {
+    let (exponent, mantissa) = ((code >> 3) as u32 & 0xf, (code & 7) as u32);
+    let magnitude = match (exponent, mantissa) {
+        (0xf, 7) => f32::NAN,
+        (0, _) => mantissa as f32 / 512.0,
+        _ => f32::from_bits(((exponent + 127 - 7) << 23) | (mantissa << 20)),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// The number of a code.
+pub fn decode(code: u8) -> f32 {
+    VALUES[usize::from(code)]
+}
+
+/// The code of the number that is nearest to `x`, of two the one with an even code. Finite numbers beyond [`MAX`] become the largest; what is
+/// not finite is no number, so that an overflow before is not taken for a number.
+pub fn encode(x: f32) -> u8 {
+    const INFINITY: u32 = f32::INFINITY.to_bits();
+    /// The smallest number whose mantissa has all three bits, 2^-6.
+    const MIN_NORMAL: u32 = (127 - 6) << 23;
+    /// f32 of this exponent are as far apart as the numbers below 2^-6 are.
+    const COARSE: f32 = 16384.0;
+    let sign = (x.to_bits() >> 24) as u8 & 0x80;
+    let magnitude = x.to_bits() & !(1 << 31);
+    let code = match magnitude {
+        INFINITY.. => 0x7f,
+        MIN_NORMAL.. => {
+            let is_odd = magnitude >> 20 & 1;
+            let rounded = (magnitude + 0x7_ffff + is_odd) >> 20;
+            (rounded - ((127 - 7) << 3)).min(0x7e)
+        }
+        _ => (f32::from_bits(magnitude) + COARSE).to_bits() - COARSE.to_bits(),
+    };
+    sign | code as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_floats_of_four_and_three_bits() {
+        for code in 0..=255_u8 {
+            let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+            let sign = if code < 128 { 1.0 } else { -1.0 };
+            let expected = match exponent {
+                0 => sign * 2_f32.powi(-6) * (mantissa / 8.0),
+                _ => sign * 2_f32.powi(exponent - 7) * (1.0 + mantissa / 8.0),
+            };
+            let found = decode(code);
+            if code & 0x7f == 0x7f {
+                assert!(found.is_nan());
+            } else {
+                assert_eq!(found.to_bits(), expected.to_bits(), "{code:#04x}");
+            }
+            assert_eq!(encode(found), code, "{found}");
+        }
+        assert_eq!([0x7e, 0x38, 0x01].map(decode), [MAX, 1.0, 1.0 / 512.0]);
+    }
+
+    #[test]
+    fn halves_go_to_the_even_code_and_neighbours_to_the_nearest() {
+        for code in 0..0x7e_u8 {
+            let (low, high) = (decode(code), decode(code + 1));
+            let half = (low + high) / 2.0;
+            assert_eq!(encode(half), code + code % 2, "{half}");
+            assert_eq!(encode(half.next_down()), code);
+            assert_eq!(encode(half.next_up()), code + 1);
+            assert_eq!(encode(-half.next_up()), 0x80 | (code + 1));
+        }
+    }
+
+    #[test]
+    fn numbers_beyond_the_largest_become_the_largest_and_what_is_none_stays_none() {
+        for x in [449.0, 464.0, 480.0, 1e9, f32::MAX] {
+            assert_eq!([encode(x), encode(-x)], [0x7e, 0xfe], "{x}");
+        }
+        for x in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN] {
+            assert_eq!(encode(x) & 0x7f, 0x7f, "{x}");
+        }
+        for x in [0.0, f32::MIN_POSITIVE, 1e-45, 1.0 / 1024.0] {
+            assert_eq!([encode(x), encode(-x)], [0x00, 0x80], "{x}");
+        }
+    }
+}
