@@ -331,6 +331,75 @@ mod tests {
     }
 
     #[test]
+    fn what_kernels_do_not_take_is_refused() {
+        let check = |types, head_dim_k, has_values_in_keys, expected: Option<&str>| {
+            let shape = KvLayerShape {
+                n_kv_heads: 1,
+                head_dim_k,
+                head_dim_v: 32,
+                has_values_in_keys,
+            };
+            let layout = KvLayout {
+                layers: vec![shape],
+                groups: vec![PageGroup::Main],
+                ..layout(types, 1, 0)
+            };
+            let error = KvStore::check(&layout).err().map(|error| error.to_string());
+            match expected {
+                Some(expected) => assert!(error.as_ref().is_some_and(|e| e.contains(expected)), "{error:?}"),
+                None => assert_eq!(error, None),
+            }
+        };
+        let [f16, q8, e4m3] = [KvType::F16, KvType::Q8_0, KvType::E4M3];
+        check([e4m3; 2], 48, false, None);
+        check(
+            [e4m3; 2],
+            40,
+            false,
+            Some("e4m3 keys of heads of 40 numbers (only of multiples of 16)"),
+        );
+        check(
+            [q8, f16],
+            48,
+            false,
+            Some("q8_0 keys of heads of 48 numbers (only of multiples of 32)"),
+        );
+        check(
+            [f16, e4m3],
+            48,
+            false,
+            Some("f16 keys with e4m3 values; e4m3 is stored of both or of neither"),
+        );
+        // Latent rows are stored once, whatever the type of the values would be.
+        check([e4m3, f16], 48, true, None);
+        check([q8, q8], 64, true, Some("q8_0 keys of latent attention"));
+        for types in KvType::ALL
+            .map(|keys| KvType::ALL.map(|values| [keys, values]))
+            .concat()
+        {
+            assert_eq!(
+                KvStore::check(&alike_of(types)).is_ok(),
+                KvStore::takes(types),
+                "{types:?}"
+            );
+        }
+    }
+
+    fn alike_of(types: KvTypes) -> KvLayout {
+        let shape = KvLayerShape {
+            n_kv_heads: 1,
+            head_dim_k: 32,
+            head_dim_v: 32,
+            has_values_in_keys: false,
+        };
+        KvLayout {
+            layers: vec![shape],
+            groups: vec![PageGroup::Main],
+            ..layout(types, 1, 0)
+        }
+    }
+
+    #[test]
     fn pages_survive_the_way_to_the_host_and_back() {
         for types in [[KvType::F16; 2], [KvType::F32; 2]] {
             let device = simulated(&Simulator::new(&SimOptions::default()));

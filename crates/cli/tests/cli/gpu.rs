@@ -299,6 +299,14 @@ fn a_gpu_that_cannot_be_used_is_refused_with_its_reason() {
         ],
     );
     check(
+        "",
+        &["-ctk", "fp8"],
+        &[
+            "does not support e4m3 keys with f16 values",
+            "e4m3 is stored of both or of neither",
+        ],
+    );
+    check(
         "mib=230",
         &["-c", "60000"],
         &["229 MiB free", "missing", "tokens would fit instead of"],

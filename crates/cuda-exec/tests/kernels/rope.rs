@@ -1,7 +1,9 @@
 //! Rotation, norms of heads and the store of keys and values.
 
 use half::f16;
+use tokenmill_backend::KvType;
 use tokenmill_ptx_sim::Arguments;
+use tokenmill_quant::e4m3;
 use tokenmill_testkit::Random;
 
 use crate::bench::{NULL, Sim, assert_close};
@@ -32,7 +34,7 @@ struct Case {
     dims: [usize; 2],
     n_dims: usize,
     has_norms: bool,
-    is_half: bool,
+    ty: KvType,
     rotates: bool,
 }
 
@@ -42,7 +44,7 @@ fn check(case: &Case) {
         dims: [dim_k, dim_v],
         n_dims,
         has_norms,
-        is_half,
+        ty,
         rotates,
     } = case;
     let (n_tokens, n_heads, n_kv_heads) = (4, 6, 2);
@@ -58,7 +60,11 @@ fn check(case: &Case) {
         .collect();
     let norms = [random.values(dim_k), random.values(dim_k)];
     let (row_k, row_v) = (dim_k.next_multiple_of(8), dim_v.next_multiple_of(8));
-    let element = if is_half { 2 } else { 4 };
+    let element = match ty {
+        KvType::F32 => 4,
+        KvType::F16 => 2,
+        _ => 1,
+    };
     let n_slots = 3 * 16;
     let device_q = sim.f32s(&q);
     let device_k = sim.f32s(&k);
@@ -86,9 +92,13 @@ fn check(case: &Case) {
         arguments = arguments.i32(n as i32);
     }
     let arguments = arguments.ptr(k_store).ptr(v_store);
-    let kernel = if is_half { "rope_kv_f16" } else { "rope_kv_f32" };
+    let (module, kernel) = match ty {
+        KvType::F32 => ("rope_kv", "rope_kv_f32"),
+        KvType::F16 => ("rope_kv", "rope_kv_f16"),
+        _ => ("rope_kv_e4m3_e4m3", "rope_kv_of_types"),
+    };
     let grid = [n_heads + 2 * n_kv_heads, n_tokens, 1];
-    sim.launch("rope_kv", kernel, grid, 32, 4 * dim_k, &arguments);
+    sim.launch(module, kernel, grid, 32, 4 * dim_k, &arguments);
 
     let expected = |rows: &[f32], heads: usize, norm: &[f32]| -> Vec<(f64, f64)> {
         rows.chunks(dim_k)
@@ -125,15 +135,20 @@ fn check(case: &Case) {
         let values: Vec<f32> = bytes[start * element..][..row * element]
             .chunks(element)
             .map(|bytes| match *bytes {
+                [code] => e4m3::decode(code),
                 [a, b] => f16::from_le_bytes([a, b]).to_f32(),
                 [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
-                _ => unreachable!("elements have 2 or 4 bytes"),
+                _ => unreachable!("elements have 1, 2 or 4 bytes"),
             })
             .collect();
         assert!(values[dim..].iter().all(|&padding| padding == 0.0));
         values[..dim].to_vec()
     };
-    let round = |x: &f32| if is_half { f16::from_f32(*x).to_f32() } else { *x };
+    let round = |x: &f32| match ty {
+        KvType::F32 => *x,
+        KvType::F16 => f16::from_f32(*x).to_f32(),
+        _ => e4m3::decode(e4m3::encode(*x)),
+    };
     for token in 0..3 {
         for g in 0..n_kv_heads {
             let index = token * n_kv_heads + g;
@@ -152,7 +167,7 @@ fn heads_are_rotated_and_stored() {
         dims: [64, 64],
         n_dims: 64,
         has_norms: false,
-        is_half: true,
+        ty: KvType::F16,
         rotates: true,
     };
     check(&base());
@@ -167,7 +182,7 @@ fn heads_are_rotated_and_stored() {
         is_neox: true,
         dims: [80, 72],
         n_dims: 32,
-        is_half: false,
+        ty: KvType::F32,
         ..base()
     });
     check(&Case {
@@ -180,6 +195,72 @@ fn heads_are_rotated_and_stored() {
         rotates: false,
         ..base()
     });
+    check(&Case {
+        dims: [64, 48],
+        has_norms: true,
+        ty: KvType::E4M3,
+        ..base()
+    });
+}
+
+/// Numbers of all sizes, of which some are none or beyond what the type has, are stored as the host stores them.
+#[test]
+fn numbers_become_the_codes_that_the_host_gives_them() {
+    const DIM: usize = 64;
+    let mut sim = Sim::new();
+    let mut random = Random::new(9);
+    let mut rows: Vec<f32> = (0..3 * 16 * DIM)
+        .map(|at| random.symmetric() * 2f32.powi(at as i32 % 24 - 14))
+        .collect();
+    let halves = (0..0x7e).map(|code| (e4m3::decode(code) + e4m3::decode(code + 1)) / 2.0);
+    let others = [
+        0.0,
+        -0.0,
+        449.0,
+        -1e9,
+        f32::MAX,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+    ];
+    for (to, x) in rows.iter_mut().zip(halves.chain(others)) {
+        *to = x;
+    }
+    let slots: Vec<u32> = (0..3 * 16).collect();
+    let store = sim.room(rows.len());
+    let mut arguments = Arguments::new()
+        .ptr(NULL)
+        .ptr(sim.f32s(&rows))
+        .ptr(NULL)
+        .ptr(sim.u32s(&slots))
+        .ptr(sim.u32s(&slots))
+        .ptr(NULL)
+        .f32(1.0)
+        .i32(0)
+        .i32(0)
+        .ptr(NULL)
+        .ptr(NULL)
+        .f32(0.0);
+    for n in [0, 1, DIM, DIM] {
+        arguments = arguments.i32(n as i32);
+    }
+    let arguments = arguments.ptr(store).ptr(NULL);
+    let grid = [1, slots.len(), 1];
+    sim.launch(
+        "rope_kv_e4m3_e4m3",
+        "rope_kv_of_types",
+        grid,
+        32,
+        4 * DIM,
+        &arguments,
+    );
+    let found = sim.memory.read_vec(store, rows.len()).unwrap();
+    for (x, (found, expected)) in rows
+        .iter()
+        .zip(found.iter().zip(rows.iter().map(|x| e4m3::encode(*x))))
+    {
+        assert_eq!(*found, expected, "{x:e}");
+    }
 }
 
 #[test]

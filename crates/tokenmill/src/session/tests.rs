@@ -54,9 +54,15 @@ fn assert_nothing_held(engine: &Engine) {
 }
 
 #[test]
-fn keys_and_values_in_four_bits_come_back_to_the_bit() {
+fn keys_and_values_of_few_bits_come_back_to_the_bit() {
+    for kv_type in [KvType::Q4_0, KvType::E4M3] {
+        come_back_to_the_bit(kv_type);
+    }
+}
+
+fn come_back_to_the_bit(kv_type: KvType) {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("four");
+    let path = folder.path().join("few");
     let model = model(|descriptor| {
         descriptor.n_embd = 128;
         for rope in &mut descriptor.ropes {
@@ -68,7 +74,7 @@ fn keys_and_values_in_four_bits_come_back_to_the_bit() {
         }
     });
     let options = ModelOptions {
-        kv_type: KvType::Q4_0,
+        kv_type,
         ..options(80)
     };
     let first = engine(&model, &options);

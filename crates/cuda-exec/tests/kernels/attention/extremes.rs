@@ -7,6 +7,7 @@ use half::f16;
 use tokenmill_backend::{KvLayerShape, KvType};
 use tokenmill_cuda_exec::{DecodePlan, PrefillTiles, Visible};
 use tokenmill_ptx_sim::Arguments;
+use tokenmill_quant::e4m3;
 
 use crate::bench::{NULL, Sim, assert_close};
 
@@ -143,6 +144,42 @@ fn places_that_are_not_seen_may_have_infinite_scales() {
         n_seen as u32,
     );
     assert_close(&found, &expected, 1e-5, "values of q8_0");
+}
+
+#[test]
+fn codes_of_no_number_stay_none_and_what_is_not_seen_of_them_does_not_count() {
+    let n_seen = 5;
+    let code = |j: usize, d: usize| (j * 7 + d * 3) as u8 % 0x38;
+    // The first is among the others; those behind what is seen are none.
+    let page = |place_of_none: Option<usize>| -> Vec<u8> {
+        let at = |at: usize| match at / DIM {
+            place if place >= n_seen => 0xff,
+            place if Some(place) == place_of_none && at % DIM == 3 => 0x7f,
+            place => code(place, at % DIM),
+        };
+        (0..PAGE * DIM).map(at).collect()
+    };
+    let q: Vec<f32> = (0..DIM).map(|d| (d % 5) as f32 / 8.0 - 0.25).collect();
+    let value = |j: usize, d: usize| f64::from(e4m3::decode(code(j, d)));
+    let scores: Vec<f64> = (0..n_seen)
+        .map(|j| (0..DIM).map(|d| f64::from(q[d]) * value(j, d)).sum())
+        .collect();
+    let expected = expected(&scores, value);
+    let found = |keys: Option<usize>, values: Option<usize>| {
+        let pages = [&page(keys)[..], &page(values)];
+        attend(
+            [KvType::E4M3; 2],
+            "attention_decode_e4m3_e4m3",
+            &q,
+            pages,
+            n_seen as u32,
+        )
+    };
+    assert_close(&found(None, None), &expected, 1e-5, "e4m3");
+    assert!(found(Some(2), None).iter().all(|x| x.is_nan()));
+    let of_values = found(None, Some(4));
+    let is_none = |d: usize| of_values[d].is_nan();
+    assert!((0..DIM).all(|d| is_none(d) == (d == 3)), "{of_values:?}");
 }
 
 #[test]
