@@ -159,13 +159,18 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         change(&mut descriptor);
         let model = TinyModel::random(descriptor, TensorType::F32, 4);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
-        let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F16));
-        let found = scene.play(&mut load(
-            &model,
-            (subject.make)(2, &model.descriptor.shape()),
-            KvType::F16,
-        ));
-        assert_similar(name, &expected, &found, half);
+        for (kv_type, limit) in [(KvType::F16, half), (KvType::E4M3, eight_bits)] {
+            if !(subject.stores)([kv_type; 2]) {
+                continue;
+            }
+            let expected = scene.play(&mut load(&model, NaiveBackend::new(), kv_type));
+            let found = scene.play(&mut load(
+                &model,
+                (subject.make)(2, &model.descriptor.shape()),
+                kv_type,
+            ));
+            assert_similar(&format!("{name}, {kv_type}"), &expected, &found, limit);
+        }
     }
 }
 
