@@ -90,6 +90,7 @@ template <class K, class V>
 struct NewRows {
     const float *k, *v;
     const uint32_t* slots;
+    int n_splits;                    // of which records are apart in `partial`
     Turn turn;
     K* k_store;
     V* v_store;
@@ -131,10 +132,13 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
     __shared__ float maxima[WARPS][Heads::HEADS], sums[WARPS][Heads::HEADS], weights[WARPS][COMBINED];
     __shared__ bool is_last;
     __shared__ __align__(16) K new_rows[2][TURNED > 0 ? TURNED : 8];  // the token's key and value
-    const int token = blockIdx.z, split = blockIdx.y, n_splits = gridDim.y;
+    const int token = blockIdx.z, place = blockIdx.y, n_splits = TURNED > 0 ? fresh.n_splits : gridDim.y;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const uint32_t position = positions[token], seq = seq_of[token];
     const uint32_t* table = pages + page_starts[seq];
+    // Along with these, since what follows from it is made while page numbers are on their way.
+    const bool turns_pair = TURNED > 0 && (int)threadIdx.x < fresh.turn.n_dims / 2;
+    const float inv_freq = turns_pair ? fresh.turn.inv_freqs[threadIdx.x] : 0.0f;
     const int group = n_heads / n_kv_heads;
     const int g = blockIdx.x % n_kv_heads, first_head = blockIdx.x / n_kv_heads * heads;
     const int n_here = min(heads, group - first_head);
@@ -146,7 +150,7 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
     const TileCopy<K, Heads::COPY_LANES> copy_k(row_k, columns_k);
     const TileCopy<V, Heads::COPY_LANES> copy_v(stride_v, columns_v);
     if (position == 0xffffffffu) {
-        if (split > 0) return;
+        if (place > 0) return;
         await_earlier();
 #pragma unroll 1
         for (int h = warp; h < n_here; h += WARPS)
@@ -165,7 +169,9 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
     const int excess = ((n_seen - 1) >> SPLIT_BITS) >> split_bits;
     const int len_bits = SPLIT_BITS + min(MAX_LONGER, excess > 0 ? 32 - __clz(excess) : 0);
     const int n_used = ((n_seen - 1) >> len_bits) + 1;
-    const int begin = first_page + (split << len_bits), end = min(begin + (1 << len_bits), context);
+    // Splits of this thread block, one after the other.
+    const int n_each = TURNED > 0 ? (n_used - 1) / (int)gridDim.y + 1 : 1, first_split = place * n_each;
+    const int begin = first_page + (first_split << len_bits), end = min(begin + (n_each << len_bits), context);
     if (begin >= end) return;
     const int n_pages = (end - begin + PAGE - 1) / PAGE, n_own = (n_pages - warp + WARPS - 1) / WARPS;
     uint32_t own_pages = 0;
@@ -183,12 +189,14 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
     const int apart = warp_tokens + Heads::SCORE_PAD, sums_apart = row_v + 4;
     float* all_scores = (float*)(queries + (row_k + 15) / 16 * 16 * Heads::QUERY_BYTES);
     float* scores = all_scores + warp * apart * Heads::HEADS;
-    // The sums of the warps: those of values of one tile take the place of the warps' rings, a ring apart.
-    const bool is_one_part = columns_v >= row_v;
+    // The sums of the warps: those of values of one tile take the place of the warps' rings, a ring apart, unless another split follows.
+    const bool is_one_part = (TURNED > 0 || columns_v >= row_v) && n_each == 1;
     float* all_sums = is_one_part ? (float*)shared : all_scores + WARPS * apart * Heads::HEADS;
     const int warps_apart = is_one_part ? n_stages * tile_size / 4 : heads * sums_apart;
 
-    // What is copied next: a page's columns, keys before values.
+    // What is copied next: a page's columns, keys before values, a split after the other.
+    const int split_pages = 1 << (len_bits - SPLIT_BITS);
+    int next_first = 0, next_last = TURNED > 0 ? min(split_pages, n_own) : n_own;
     int next_page = 0, next_column = 0, next_slot = 0, next_kind = n_own > 0 ? 0 : 2;
     auto copy_next = [&]() {
         if (next_kind < 2) {
@@ -198,15 +206,26 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
             if (next_kind == 0) {
                 copy_k.start(tile, k_store, page, g, n_kv_heads, next_column, Heads::part(columns_k, row_k - next_column), from, first,
                              stored_end);
-                next_column += columns_k;
-                if (next_column >= row_k) next_column = 0, next_page++;
-                if (next_page == n_own) next_page = 0, next_kind = 1;
+                if constexpr (TURNED > 0) {
+                    next_page++;
+                } else {
+                    next_column += columns_k;
+                    if (next_column >= row_k) next_column = 0, next_page++;
+                }
+                if (next_page == next_last) next_page = next_first, next_kind = 1;
             } else {
                 copy_v.start(tile, v_store, page, g, n_kv_heads, next_column, Heads::part(columns_v, row_v - next_column), from, first,
                              stored_end);
                 next_page++;
-                if (next_page == n_own) next_page = 0, next_column += columns_v;
-                if (next_column >= row_v) next_kind = 2;
+                if constexpr (TURNED > 0) {
+                    if (next_page == next_last) {
+                        next_first = next_last, next_kind = next_last < n_own ? 0 : 2;
+                        next_last = min(next_last + split_pages, n_own);
+                    }
+                } else {
+                    if (next_page == n_own) next_page = 0, next_column += columns_v;
+                    if (next_column >= row_v) next_kind = 2;
+                }
             }
             next_slot = next_slot + 1 == n_stages ? 0 : next_slot + 1;
         }
@@ -230,17 +249,17 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
         // No launch of this step writes pages of the layer but this one, and it reads no row that it writes: so pages are copied before the wait. Where
         // there are many thread blocks, queries would queue behind them.
         const bool copies_early = gridDim.z <= EARLY_TOKENS;
-        if (copies_early) begin_copies();
         constexpr int N = TURNED / WARP;
         const Turn& turn = fresh.turn;
         float2* angles = (float2*)all_scores;
         float *new_key = all_scores + TURNED, *turned = (float*)queries;
         const uint32_t slot = fresh.slots[token];
-        if ((int)threadIdx.x < turn.n_dims / 2) {
+        if (turns_pair) {
             float sin, cos;
-            sincosf((float)position * turn.inv_freqs[threadIdx.x], &sin, &cos);
+            sincosf((float)position * inv_freq, &sin, &cos);
             angles[threadIdx.x] = make_float2(sin, cos);
         }
+        if (copies_early) begin_copies();
         __syncthreads();
         await_earlier();
         const bool stores = first_head == 0 && slot != 0xffffffffu;
@@ -287,87 +306,103 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
     of_warp.stage_queries(queries, q, n_here, dim_k, row_k, scale, warp);
     __syncthreads();
 
+    const int n_here_splits = TURNED > 0 ? min(n_each, n_used - first_split) : 1;
+    int stride;
+    float* records;
     int slot = 0;
 #pragma unroll 1
-    for (int page = 0; page < n_own; page++) {
+    for (int k = 0; k < n_here_splits; k++) {
+        const int own_first = k * split_pages, own_last = TURNED > 0 ? min(own_first + split_pages, n_own) : n_own, split_begin = begin + (k << len_bits);
 #pragma unroll 1
-        for (int column = 0; column < row_k; column += columns_k) {
-            wait_for_next();
-            if (TURNED > 0 && page == newest_page) put_newest(ring + slot * tile_size, copy_k.stride, new_rows[0], row_k);
-            of_warp.multiply_keys(ring + slot * tile_size, copy_k.stride, row_k, column, Heads::part(columns_k, row_k - column), queries);
-            slot = slot + 1 == n_stages ? 0 : slot + 1;
-            __syncwarp();
-            copy_next();
-        }
-        of_warp.store_scores(scores, apart, page);
-    }
-    __syncwarp();
-    const OwnPositions own = {n_own, warp, begin, first, end, (int)position};
-    of_warp.softmax(scores, apart, own, slopes ? slopes + head0 : nullptr, n_here, cap, maxima[warp], sums[warp]);
-    __syncwarp();
-
-    if (n_own > 0) {
+        for (int page = own_first; page < own_last; page++) {
 #pragma unroll 1
-        for (int column = 0; column < row_v; column += columns_v) {
-#pragma unroll 1
-            for (int page = 0; page < n_own; page++) {
+            for (int column = 0; column < (TURNED > 0 ? 1 : row_k); column += columns_k) {
                 wait_for_next();
-                if (TURNED > 0 && page == newest_page) put_newest(ring + slot * tile_size, copy_v.stride, new_rows[1], row_v);
-                of_warp.add_values(ring + slot * tile_size, copy_v.stride, stride_v, column, Heads::part(columns_v, row_v - column),
-                                   scores, apart, page);
+                if (TURNED > 0 && page == newest_page) put_newest(ring + slot * tile_size, copy_k.stride, new_rows[0], row_k);
+                of_warp.multiply_keys(ring + slot * tile_size, copy_k.stride, row_k, column, Heads::part(columns_k, row_k - column), queries);
                 slot = slot + 1 == n_stages ? 0 : slot + 1;
                 __syncwarp();
                 copy_next();
             }
-            of_warp.store_sums(all_sums + warp * warps_apart, sums_apart, column, min(columns_v, row_v - column), n_here);
+            of_warp.store_scores(scores, apart, page - own_first);
         }
-    }
-    __syncthreads();
+        __syncwarp();
+        const OwnPositions own = {TURNED > 0 ? max(own_last - own_first, 0) : n_own, warp, split_begin, first, TURNED > 0 ? min(split_begin + (1 << len_bits), end) : end, (int)position};
+        of_warp.softmax(scores, apart, own, slopes ? slopes + head0 : nullptr, n_here, cap, maxima[warp], sums[warp]);
+        __syncwarp();
 
-    // The warps' sums, a head a warp and four columns a lane. A warp without positions has no weight, and another's sums in the place of its own.
-    const int n_active = min(WARPS, n_pages), stride = row_v + 4;
-    float* records = partial + ((size_t)token * n_heads + head0) * n_splits * stride;
+        if (own_last > own_first) {
 #pragma unroll 1
-    for (int h = warp; h < n_here; h += WARPS) {
-        float top = maxima[0][h], factors[WARPS], denominator = 0.0f;
-#pragma unroll
-        for (int w = 1; w < WARPS; w++) top = fmaxf(top, maxima[w][h]);
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            factors[w] = expf(maxima[w][h] - top);
-            denominator += factors[w] * sums[w][h];
+            for (int column = 0; column < (TURNED > 0 ? 1 : row_v); column += columns_v) {
+#pragma unroll 1
+                for (int page = own_first; page < own_last; page++) {
+                    wait_for_next();
+                    if (TURNED > 0 && page == newest_page) put_newest(ring + slot * tile_size, copy_v.stride, new_rows[1], row_v);
+                    of_warp.add_values(ring + slot * tile_size, copy_v.stride, stride_v, column, Heads::part(columns_v, row_v - column),
+                                       scores, apart, page - own_first);
+                    slot = slot + 1 == n_stages ? 0 : slot + 1;
+                    __syncwarp();
+                    copy_next();
+                }
+                of_warp.store_sums(all_sums + warp * warps_apart, sums_apart, column, min(columns_v, row_v - column), n_here);
+            }
         }
-        float* record = records + ((size_t)h * n_splits + split) * stride;
-        const float factor = n_used > 1 ? 1.0f : sinks ? sink_factor(sinks[head0 + h], top, denominator) : 1.0f / denominator;
+        __syncthreads();
+
+        // The warps' sums, a head a warp and four columns a lane. A warp without positions has no weight, and another's sums in the place of its own.
+        const int n_active = min(WARPS, n_pages - own_first * WARPS);
+        stride = row_v + 4;
+        records = partial + ((size_t)token * n_heads + head0) * n_splits * stride;
 #pragma unroll 1
-        for (int quad = lane; quad < n_quads; quad += WARP) {
-            const float* from = all_sums + h * sums_apart + 4 * min(quad, row_v / 4 - 1);
-            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int h = warp; h < n_here; h += WARPS) {
+            float top = maxima[0][h], factors[WARPS], denominator = 0.0f;
+#pragma unroll
+            for (int w = 1; w < WARPS; w++) top = fmaxf(top, maxima[w][h]);
 #pragma unroll
             for (int w = 0; w < WARPS; w++) {
-                const float4 x = *(const float4*)(from + min(w, n_active - 1) * warps_apart);
-                sum.x += factors[w] * x.x, sum.y += factors[w] * x.y, sum.z += factors[w] * x.z, sum.w += factors[w] * x.w;
+                factors[w] = expf(maxima[w][h] - top);
+                denominator += factors[w] * sums[w][h];
             }
-            if (n_used == 1) {
-                output.store(token, head0 + h, quad, sum, factor);
-            } else if (quad < row_v / 4) {
-                *(float4*)(record + 4 * quad) = sum;
+            float* record = records + ((size_t)h * n_splits + first_split + k) * stride;
+            const float factor = n_used > 1 ? 1.0f : sinks ? sink_factor(sinks[head0 + h], top, denominator) : 1.0f / denominator;
+#pragma unroll 1
+            for (int quad = lane; quad < n_quads; quad += WARP) {
+                const float* from = all_sums + h * sums_apart + 4 * min(quad, row_v / 4 - 1);
+                float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+                for (int w = 0; w < WARPS; w++) {
+                    const float4 x = *(const float4*)(from + min(w, n_active - 1) * warps_apart);
+                    sum.x += factors[w] * x.x, sum.y += factors[w] * x.y, sum.z += factors[w] * x.z, sum.w += factors[w] * x.w;
+                }
+                if (n_used == 1) {
+                    output.store(token, head0 + h, quad, sum, factor);
+                } else if (quad < row_v / 4) {
+                    *(float4*)(record + 4 * quad) = sum;
+                }
             }
+            if (n_used > 1 && lane == 0) *(float2*)(record + row_v) = make_float2(top, denominator);
         }
-        if (n_used > 1 && lane == 0) *(float2*)(record + row_v) = make_float2(top, denominator);
+        // Maxima and sums are read before those of the next split come.
+        if (k + 1 < n_here_splits) __syncthreads();
     }
     if (n_used == 1) return;
+    // Made again, which takes fewer registers than to keep them over the loop.
+    if (TURNED > 0) stride = row_v + 4, records = partial + ((size_t)token * n_heads + head0) * n_splits * stride;
 
     // Whoever comes last combines: its reads are ordered after everyone's writes by fence and counter.
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t* counter = counters + (size_t)token * gridDim.x + blockIdx.x;
-        is_last = count_in(counter) == n_used - 1;
-        if (is_last) *counter = 0;
+    if (TURNED == 0 || n_each < n_used) {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            uint32_t* counter = counters + (size_t)token * gridDim.x + blockIdx.x;
+            is_last = count_in(counter) == (n_used - 1) / n_each;
+            if (is_last) *counter = 0;
+        }
+        __syncthreads();
+        if (!is_last) return;
+    } else {
+        __syncthreads();
     }
-    __syncthreads();
-    if (!is_last) return;
 
     // A head a warp: the first of what it adds up is loaded along with what the weights are made of.
 #pragma unroll 1
@@ -441,10 +476,10 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
                               __half* v_store, const float* sinks, const float* slopes, float scale, float cap, int window,    \
                               int n_heads, int n_kv_heads, int dim_k, int dim_v, int is_chunked, int heads, int split_bits,    \
                               int columns_k, int columns_v, int n_stages, int warp_tokens, float* partial, uint32_t* counters, \
-                              const float* k, const float* v, const uint32_t* slots, const float* inv_freqs,                   \
+                              const float* k, const float* v, const uint32_t* slots, int n_splits, const float* inv_freqs,     \
                               float magnitude, int n_dims, int style, const float* q_norm, const float* k_norm, float eps) {   \
         attention<__VA_ARGS__, COLUMNS, __half, __half>(                                                                       \
-            {k, v, slots, {inv_freqs, magnitude, n_dims, style, q_norm, k_norm, eps}, k_store, v_store}, q,                    \
+            {k, v, slots, n_splits, {inv_freqs, magnitude, n_dims, style, q_norm, k_norm, eps}, k_store, v_store}, q,          \
             {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, nullptr, page_starts, pages, k_store, v_store,       \
             sinks, slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, kv_row(dim_v), is_chunked, heads,            \
             split_bits, columns_k, columns_v, n_stages, warp_tokens, partial, counters);                                       \

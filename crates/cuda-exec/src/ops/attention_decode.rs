@@ -15,6 +15,13 @@ const MAX_LONGER: u32 = 3;
 const MAX_SPLIT: usize = MIN_SPLIT << MAX_LONGER;
 /// Thread blocks that fill a large GPU twice.
 const WANTED_BLOCKS: usize = 256;
+/// Multiprocessors of an H200, the thread blocks that registers leave room for on each, and its shared memory. Launches that turn rows and have more
+/// thread blocks than all have at once give each several splits, of [`MAX_SPLIT`] positions together.
+pub(super) const MULTIPROCESSORS: usize = 132;
+const TURNED_BLOCKS: usize = 4;
+const MULTIPROCESSOR_SHARED_BYTES: usize = 228 << 10;
+/// What the kernel declares itself, and what a thread block takes besides.
+const STATIC_SHARED_BYTES: usize = 3 << 10;
 /// Columns of a tile of the kernels for keys and values that are both f16 or both e4m3, and those of wider rows; their query heads.
 const TENSOR_COLUMNS: [usize; 3] = [64, 128, 256];
 const TENSOR_COLUMNS_OF_WIDE: usize = 64;
@@ -53,6 +60,10 @@ pub struct DecodePlan {
     pub warp_tokens: usize,
     /// Dynamic shared memory.
     pub shared_bytes: usize,
+    /// The same where thread blocks have several splits.
+    shared_bytes_of_several: usize,
+    /// Thread blocks of a token and some heads at least: its splits, [`MAX_SPLIT`] positions together.
+    min_blocks_y: usize,
 }
 
 /// Names of the kernels for a store of these types.
@@ -194,7 +205,15 @@ impl Candidate {
         })
     }
 
-    fn shared_bytes(&self, rows: [usize; 2], tile: usize, n_stages: usize, warp_tokens: usize) -> usize {
+    /// With sums of so many heads next to the rings, which those of values in one tile need only where the rings are in use meanwhile.
+    fn shared_bytes(
+        &self,
+        rows: [usize; 2],
+        tile: usize,
+        n_stages: usize,
+        warp_tokens: usize,
+        heads_apart: usize,
+    ) -> usize {
         let [row_k, row_v] = rows;
         let queries = row_k.next_multiple_of(16) * if self.is_tensor { 32 } else { 4 * self.heads };
         let scores = if self.is_tensor {
@@ -202,11 +221,8 @@ impl Candidate {
         } else {
             self.heads * warp_tokens
         };
-        let sums = if self.columns[1] < row_v {
-            self.heads * (row_v + 4)
-        } else {
-            0
-        };
+        let heads = if self.columns[1] < row_v { self.heads } else { heads_apart };
+        let sums = heads * (row_v + 4);
         WARPS * (n_stages * tile + 4 * (scores + sums)) + queries
     }
 }
@@ -226,6 +242,19 @@ impl DecodePlan {
     /// Numbers that the splits of a token leave each other, of `n_heads` query heads.
     pub fn partial_len(&self, n_heads: usize, dim_v: usize) -> usize {
         partial_len(n_heads, self.n_splits, dim_v)
+    }
+
+    /// Thread blocks that share the splits of a token in a launch that turns `n_tokens` of them on so many multiprocessors, and their dynamic
+    /// shared memory.
+    pub(super) fn turned(&self, n_tokens: usize, n_multiprocessors: usize) -> (usize, usize) {
+        let n_resident = MULTIPROCESSOR_SHARED_BYTES / (self.shared_bytes_of_several + STATIC_SHARED_BYTES);
+        let n_wanted = n_multiprocessors * n_resident.min(TURNED_BLOCKS) / (self.n_blocks_x * n_tokens);
+        let n_blocks_y = n_wanted.max(self.min_blocks_y).min(self.n_splits);
+        if n_blocks_y == self.n_splits || self.shared_bytes_of_several > MAX_SHARED_BYTES {
+            (self.n_splits, self.shared_bytes)
+        } else {
+            (n_blocks_y, self.shared_bytes_of_several)
+        }
     }
 
     /// The launch for `n_heads` query heads over a layer of this shape and these types.
@@ -262,7 +291,9 @@ impl DecodePlan {
                 columns: one.columns,
                 n_stages,
                 warp_tokens,
-                shared_bytes: one.shared_bytes(rows, tile, n_stages, warp_tokens),
+                shared_bytes: one.shared_bytes(rows, tile, n_stages, warp_tokens, 0),
+                shared_bytes_of_several: one.shared_bytes(rows, tile, n_stages, warp_tokens, one.heads.min(group)),
+                min_blocks_y: visible.n_tokens().div_ceil(MAX_SPLIT),
             }
         };
         // What fits with the longest splits fits with all, and is taken with all: kernels of fewer heads add up in another order, and how

@@ -130,7 +130,7 @@ impl Ops {
                 .count(dim_k)
                 .count(dim_v)
                 .count(usize::from(attention.is_chunked))
-                .count(plan.heads)
+                .count(plan.heads.min(n_heads / n_kv_heads))
                 .count(plan.split_bits as usize)
                 .count(plan.columns[0])
                 .count(plan.columns[1])
@@ -141,6 +141,7 @@ impl Ops {
                 .read(rows.k.range(first * k_width..end * k_width)?)
                 .read(rows.v.range(first * v_width..end * v_width)?)
                 .read(rows.slots.range(first..end)?)
+                .count(plan.n_splits)
                 .read_or_null(inv_freqs)
                 .float(rope.map_or(1.0, |rope| rope.magnitude))
                 .count(rope.map_or(0, |rope| rope.n_dims))
@@ -148,8 +149,9 @@ impl Ops {
                 .read_or_null(rows.norms[0])
                 .read_or_null(rows.norms[1])
                 .float(rows.eps);
-            let shape = LaunchShape::new([plan.n_blocks_x, plan.n_splits, n_here], THREADS)
-                .with_shared_bytes(plan.shared_bytes);
+            let (n_blocks_y, shared_bytes) = plan.turned(n_here, self.n_multiprocessors);
+            let shape =
+                LaunchShape::new([plan.n_blocks_x, n_blocks_y, n_here], THREADS).with_shared_bytes(shared_bytes);
             self.device.launch(kernel, shape, &args)?;
         }
         Ok(())
@@ -161,7 +163,7 @@ mod tests {
     use tokenmill_backend::{AttentionShape, KvLayout, PAGE_TOKENS, PageGroup, RopeAxes, RopeStyle};
     use tokenmill_sim_driver::{SimOptions, Simulator};
 
-    use super::*;
+    use super::{super::attention_decode::MULTIPROCESSORS, *};
     use crate::{KvStore, QuantizedRows, RopeTargets, ScratchNeeds, StepPlaces, driver::simulated};
 
     fn values(seed: usize, len: usize) -> Vec<f32> {
@@ -176,13 +178,29 @@ mod tests {
         rope: Option<(RopeStyle, usize)>,
         has_norms: bool,
         window: Option<usize>,
+        /// Position of the longest sequence.
+        longest: u32,
     }
 
-    /// Tokens of a step, the last of them padding, with the positions that their sequences have.
-    const POSITIONS: [u32; 7] = [0, 15, 16, 63, 64, 333, u32::MAX];
+    impl Case {
+        /// Tokens of a step, the last of them padding, with the positions that their sequences have.
+        fn positions(&self) -> [u32; 7] {
+            [0, 15, 16, 63, 64, self.longest, u32::MAX]
+        }
+    }
 
-    /// The output, its quantized form, keys and values stored; of one launch or of two.
-    fn run(case: &Case, at_once: bool, n_scratch_tokens: usize) -> (Vec<f32>, Vec<u8>) {
+    const N_TOKENS: usize = 7;
+
+    /// Launches that [`run`] makes.
+    #[derive(Clone, Copy)]
+    enum How {
+        Two,
+        /// One, with so many multiprocessors.
+        One(usize),
+    }
+
+    /// The output, its quantized form, keys and values stored.
+    fn run(case: &Case, how: How, n_scratch_tokens: usize) -> (Vec<f32>, Vec<u8>) {
         let &Case {
             n_heads,
             n_kv_heads,
@@ -190,7 +208,11 @@ mod tests {
             ..
         } = case;
         let device = simulated(&Simulator::new(&SimOptions::default()));
-        let ops = Ops::load(&device).unwrap();
+        let mut ops = Ops::load(&device).unwrap();
+        if let How::One(n_multiprocessors) = how {
+            ops.n_multiprocessors = n_multiprocessors;
+        }
+        let n_longest = case.longest as usize / PAGE_TOKENS + 1;
         let shape = KvLayerShape {
             n_kv_heads,
             head_dim_k: dim_k,
@@ -198,7 +220,7 @@ mod tests {
             has_values_in_keys: false,
         };
         let n_pages_of = |position: u32| position.wrapping_add(1).div_ceil(PAGE_TOKENS as u32);
-        let n_pages = POSITIONS.into_iter().map(n_pages_of).sum::<u32>() as usize;
+        let n_pages = case.positions().into_iter().map(n_pages_of).sum::<u32>() as usize;
         let layout = KvLayout {
             layers: vec![shape],
             groups: vec![PageGroup::Main],
@@ -226,7 +248,7 @@ mod tests {
 
         let mut starts = vec![0];
         let mut slots = Vec::new();
-        for position in POSITIONS {
+        for position in case.positions() {
             let first = *starts.last().unwrap();
             starts.push(first + n_pages_of(position));
             // Pages are dealt out from the last on.
@@ -239,8 +261,8 @@ mod tests {
                 page * PAGE_TOKENS as u32 + position % PAGE_TOKENS as u32
             });
         }
-        let n_tokens = POSITIONS.len();
-        let (positions, slots) = (upload(&POSITIONS), upload(&slots));
+        let n_tokens = N_TOKENS;
+        let (positions, slots) = (upload(&case.positions()), upload(&slots));
         let seq_of = upload(&(0..n_tokens as u32).collect::<Vec<_>>());
         let page_starts = upload(&starts);
         let pages = upload(&(0..n_pages as u32).rev().collect::<Vec<_>>());
@@ -249,7 +271,7 @@ mod tests {
             seq_of: seq_of.view(),
             page_starts: page_starts.view(),
             pages: pages.view(),
-            max_pages: 24,
+            max_pages: n_longest + 3,
             is_one_each: true,
             runs: None,
         };
@@ -298,7 +320,7 @@ mod tests {
         let form = dim_v.is_multiple_of(32);
         assert!(Ops::can_turn(&attention, &step, shape, [KvType::F16; 2]));
         let before = device.n_launches();
-        if at_once {
+        if let How::One(_) = how {
             let rows = NewRows {
                 q: q.view(),
                 k: k.view(),
@@ -369,24 +391,33 @@ mod tests {
     }
 
     fn check(case: &Case) {
-        let (two, two_bytes) = run(case, false, POSITIONS.len());
-        let (one, one_bytes) = run(case, true, POSITIONS.len());
+        check_with(case, MULTIPROCESSORS);
+    }
+
+    #[track_caller]
+    fn check_with(case: &Case, n_multiprocessors: usize) {
+        let (two, two_bytes) = run(case, How::Two, N_TOKENS);
+        let (one, one_bytes) = run(case, How::One(n_multiprocessors), N_TOKENS);
         assert!(two.iter().all(|x| x.is_finite()));
         let bits = |rows: &[f32]| rows.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&one), bits(&two));
         assert!(one_bytes == two_bytes, "what is stored or quantized differs");
     }
 
-    #[test]
-    fn one_launch_gives_the_bits_of_two() {
-        let llama = || Case {
+    fn llama() -> Case {
+        Case {
             n_heads: 8,
             n_kv_heads: 2,
             dims: [64, 64],
             rope: Some((RopeStyle::Norm, 64)),
             has_norms: false,
             window: None,
-        };
+            longest: 333,
+        }
+    }
+
+    #[test]
+    fn one_launch_gives_the_bits_of_two() {
         check(&llama());
         // More query heads than a thread block has, of which one alone stores.
         check(&Case {
@@ -418,6 +449,44 @@ mod tests {
     }
 
     #[test]
+    fn splits_in_a_row_give_the_bits_of_splits_apart() {
+        // All six splits of the longest sequence, and three of them.
+        check_with(&llama(), 1);
+        check_with(&llama(), N_TOKENS);
+        check_with(
+            &Case {
+                n_heads: 12,
+                n_kv_heads: 1,
+                dims: [128, 128],
+                has_norms: true,
+                window: Some(150),
+                ..llama()
+            },
+            1,
+        );
+        check_with(
+            &Case {
+                n_heads: 2,
+                dims: [256, 256],
+                ..llama()
+            },
+            1,
+        );
+        // Splits of two pages a warp, the longest sequence in two and a half thread blocks.
+        check_with(
+            &Case {
+                n_heads: 16,
+                n_kv_heads: 16,
+                dims: [24, 16],
+                rope: Some((RopeStyle::Neox, 12)),
+                longest: 1230,
+                ..llama()
+            },
+            1,
+        );
+    }
+
+    #[test]
     fn tokens_beyond_the_scratch_turn_too() {
         let case = Case {
             n_heads: 4,
@@ -426,8 +495,9 @@ mod tests {
             rope: Some((RopeStyle::Norm, 32)),
             has_norms: true,
             window: None,
+            longest: 333,
         };
-        let (whole, bytes) = run(&case, true, POSITIONS.len());
-        assert_eq!(run(&case, true, 2), (whole, bytes));
+        let (whole, bytes) = run(&case, How::One(MULTIPROCESSORS), N_TOKENS);
+        assert_eq!(run(&case, How::One(MULTIPROCESSORS), 2), (whole, bytes));
     }
 }
