@@ -194,9 +194,25 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
     float* all_sums = is_one_part ? (float*)shared : all_scores + WARPS * apart * Heads::HEADS;
     const int warps_apart = is_one_part ? n_stages * tile_size / 4 : heads * sums_apart;
 
-    // What is copied next: a page's columns, keys before values, a split after the other.
+    // Copies of a launch that turns rows: tile `t` of those of the warp, keys of a split before its values, a split after the other. What is copied follows
+    // from t alone, which takes few registers.
     const int split_pages = 1 << (len_bits - SPLIT_BITS);
-    int next_first = 0, next_last = TURNED > 0 ? min(split_pages, n_own) : n_own;
+    auto copy_tile = [&](int t) {
+        if (t < 2 * n_own) {
+            const int in_split = t & (2 * split_pages - 1), of_split = (t - in_split) / 2, n = min(split_pages, n_own - of_split);
+            const int place = of_split + (in_split < n ? in_split : in_split - n);
+            const uint32_t page = __shfl_sync(FULL_WARP, own_pages, place);
+            const int from = begin + (warp + place * WARPS) * PAGE;
+            uint8_t* tile = ring + (t & (n_stages - 1)) * tile_size;
+            if (in_split < n) {
+                copy_k.start(tile, k_store, page, g, n_kv_heads, 0, Heads::part(columns_k, row_k), from, first, stored_end);
+            } else {
+                copy_v.start(tile, v_store, page, g, n_kv_heads, 0, Heads::part(columns_v, row_v), from, first, stored_end);
+            }
+        }
+        commit_copies();
+    };
+    // What other launches copy next: a page's columns, keys before values.
     int next_page = 0, next_column = 0, next_slot = 0, next_kind = n_own > 0 ? 0 : 2;
     auto copy_next = [&]() {
         if (next_kind < 2) {
@@ -206,26 +222,15 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
             if (next_kind == 0) {
                 copy_k.start(tile, k_store, page, g, n_kv_heads, next_column, Heads::part(columns_k, row_k - next_column), from, first,
                              stored_end);
-                if constexpr (TURNED > 0) {
-                    next_page++;
-                } else {
-                    next_column += columns_k;
-                    if (next_column >= row_k) next_column = 0, next_page++;
-                }
-                if (next_page == next_last) next_page = next_first, next_kind = 1;
+                next_column += columns_k;
+                if (next_column >= row_k) next_column = 0, next_page++;
+                if (next_page == n_own) next_page = 0, next_kind = 1;
             } else {
                 copy_v.start(tile, v_store, page, g, n_kv_heads, next_column, Heads::part(columns_v, row_v - next_column), from, first,
                              stored_end);
                 next_page++;
-                if constexpr (TURNED > 0) {
-                    if (next_page == next_last) {
-                        next_first = next_last, next_kind = next_last < n_own ? 0 : 2;
-                        next_last = min(next_last + split_pages, n_own);
-                    }
-                } else {
-                    if (next_page == n_own) next_page = 0, next_column += columns_v;
-                    if (next_column >= row_v) next_kind = 2;
-                }
+                if (next_page == n_own) next_page = 0, next_column += columns_v;
+                if (next_column >= row_v) next_kind = 2;
             }
             next_slot = next_slot + 1 == n_stages ? 0 : next_slot + 1;
         }
@@ -239,16 +244,13 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
         }
         __syncwarp();
     };
-    auto begin_copies = [&]() {
+    if constexpr (TURNED == 0) {
 #pragma unroll 1
         for (int i = 0; i < n_stages; i++) copy_next();
-    };
-    if constexpr (TURNED == 0) {
-        begin_copies();
     } else {
         // No launch of this step writes pages of the layer but this one, and it reads no row that it writes: so pages are copied before the wait. Where
-        // there are many thread blocks, queries would queue behind them.
-        const bool copies_early = gridDim.z <= EARLY_TOKENS;
+        // there are many thread blocks, queries would queue behind all of them.
+        const int n_early = gridDim.z <= EARLY_TOKENS ? n_stages : n_stages / 2;
         constexpr int N = TURNED / WARP;
         const Turn& turn = fresh.turn;
         float2* angles = (float2*)all_scores;
@@ -259,8 +261,8 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
             sincosf((float)position * inv_freq, &sin, &cos);
             angles[threadIdx.x] = make_float2(sin, cos);
         }
-        if (copies_early) begin_copies();
-        __syncthreads();
+#pragma unroll 1
+        for (int t = 0; t < n_early; t++) copy_tile(t);
         await_earlier();
         const bool stores = first_head == 0 && slot != 0xffffffffu;
         const size_t of_token = (size_t)token * n_kv_heads + g;
@@ -270,7 +272,9 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
             load_head(mine[i], q + (warp + i * WARPS) * dim_k, warp + i * WARPS < n_here ? dim_k : 0);
         if (has_newest && warp == 0) load_head(newest, fresh.k + of_token * dim_k, dim_k);
         if (has_newest && warp == 1) load_head(newest, fresh.v + of_token * dim_v, dim_v);
-        if (!copies_early) begin_copies();
+#pragma unroll 1
+        for (int t = n_early; t < n_stages; t++) copy_tile(t);
+        __syncthreads();
 #pragma unroll
         for (int i = 0; i < Heads::HEADS / WARPS; i++) {
             const int h = warp + i * WARPS;
@@ -309,7 +313,19 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
     const int n_here_splits = TURNED > 0 ? min(n_each, n_used - first_split) : 1;
     int stride;
     float* records;
-    int slot = 0;
+    // The tile that is next: its slot, or its number in a launch that turns rows.
+    int next_tile = 0;
+    auto slot_of_next = [&]() { return TURNED > 0 ? next_tile & (n_stages - 1) : next_tile; };
+    auto next_is_done = [&]() {
+        __syncwarp();
+        if constexpr (TURNED > 0) {
+            copy_tile(next_tile + n_stages);
+            next_tile++;
+        } else {
+            next_tile = next_tile + 1 == n_stages ? 0 : next_tile + 1;
+            copy_next();
+        }
+    };
 #pragma unroll 1
     for (int k = 0; k < n_here_splits; k++) {
         const int own_first = k * split_pages, own_last = TURNED > 0 ? min(own_first + split_pages, n_own) : n_own, split_begin = begin + (k << len_bits);
@@ -318,11 +334,9 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
 #pragma unroll 1
             for (int column = 0; column < (TURNED > 0 ? 1 : row_k); column += columns_k) {
                 wait_for_next();
-                if (TURNED > 0 && page == newest_page) put_newest(ring + slot * tile_size, copy_k.stride, new_rows[0], row_k);
-                of_warp.multiply_keys(ring + slot * tile_size, copy_k.stride, row_k, column, Heads::part(columns_k, row_k - column), queries);
-                slot = slot + 1 == n_stages ? 0 : slot + 1;
-                __syncwarp();
-                copy_next();
+                if (TURNED > 0 && page == newest_page) put_newest(ring + slot_of_next() * tile_size, copy_k.stride, new_rows[0], row_k);
+                of_warp.multiply_keys(ring + slot_of_next() * tile_size, copy_k.stride, row_k, column, Heads::part(columns_k, row_k - column), queries);
+                next_is_done();
             }
             of_warp.store_scores(scores, apart, page - own_first);
         }
@@ -337,12 +351,10 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
 #pragma unroll 1
                 for (int page = own_first; page < own_last; page++) {
                     wait_for_next();
-                    if (TURNED > 0 && page == newest_page) put_newest(ring + slot * tile_size, copy_v.stride, new_rows[1], row_v);
-                    of_warp.add_values(ring + slot * tile_size, copy_v.stride, stride_v, column, Heads::part(columns_v, row_v - column),
+                    if (TURNED > 0 && page == newest_page) put_newest(ring + slot_of_next() * tile_size, copy_v.stride, new_rows[1], row_v);
+                    of_warp.add_values(ring + slot_of_next() * tile_size, copy_v.stride, stride_v, column, Heads::part(columns_v, row_v - column),
                                        scores, apart, page - own_first);
-                    slot = slot + 1 == n_stages ? 0 : slot + 1;
-                    __syncwarp();
-                    copy_next();
+                    next_is_done();
                 }
                 of_warp.store_sums(all_sums + warp * warps_apart, sums_apart, column, min(columns_v, row_v - column), n_here);
             }
