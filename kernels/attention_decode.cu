@@ -11,6 +11,8 @@
 // turn_attention_f16_d{64,128,256}: the same behind rope_kv.cu's work, in one launch: norm and rotation of queries and keys, and the store of keys and
 //   values, of tokens that are a sequence each. Bits are those of the two launches. Rows are one tile; q, k and v stay as they are. Pages of earlier
 //   steps are copied before earlier launches are done; the thread block that has the token's own position has its key and value from k and v.
+//   Their grid has as many thread blocks along y as the launch gives it, each with several splits of 512 positions together at most, one after the
+//   other, whose pages follow each other through the rings; then warps' sums are next to the rings. Records of heads are n_splits apart.
 //   grid: (n_kv_heads * ceil(group / heads), n_splits, n_tokens) where a thread block takes `heads` query heads; block: 128. n_splits may be larger
 //   than a token needs: a split without positions returns at once, so a grid captured for a bucket serves every length below it.
 // What a token sees, from the page of `first` on, is cut into splits of 64, 128, 256 or 512 positions, the shortest of which there are at most
@@ -25,7 +27,7 @@
 // first, values after them, so that values are on their way while keys are multiplied, and waits for no other warp until they add
 // up. attention_heads.cuh has what it does with a tile. Rows of more than a tile's columns are several tiles.
 // Shared, dynamic: 4 n_stages tiles, the queries, scores of 4 warps, 8 or G heads and warp_tokens positions, and 4 heads (row_v + 4) sums where values
-//   have several tiles a page; static: 1.2 KB.
+//   have several tiles a page or splits follow each other; static: 1.2 KB.
 // Bytes: keys and values once, 8 (row_v + 4) bytes a head and split to add up. A thread block has 32 KB on their way (f16, 128 numbers, 64
 // positions). Limit: device memory from some hundred thread blocks on, before that a chain of three loads and what each warp executes.
 // Measured on the simulator only: bench/runs.
@@ -249,8 +251,8 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
         for (int i = 0; i < n_stages; i++) copy_next();
     } else {
         // No launch of this step writes pages of the layer but this one, and it reads no row that it writes: so pages are copied before the wait. Where
-        // there are many thread blocks, queries would queue behind all of them.
-        const int n_early = gridDim.z <= EARLY_TOKENS ? n_stages : n_stages / 2;
+        // there are many thread blocks, queries would queue behind them.
+        const int n_early = gridDim.z <= EARLY_TOKENS ? n_stages : 0;
         constexpr int N = TURNED / WARP;
         const Turn& turn = fresh.turn;
         float2* angles = (float2*)all_scores;
@@ -328,7 +330,8 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
     };
 #pragma unroll 1
     for (int k = 0; k < n_here_splits; k++) {
-        const int own_first = k * split_pages, own_last = TURNED > 0 ? min(own_first + split_pages, n_own) : n_own, split_begin = begin + (k << len_bits);
+        const int own_first = k * split_pages, own_last = TURNED > 0 ? min(own_first + split_pages, n_own) : n_own;
+        const int split_begin = begin + (k << len_bits);
 #pragma unroll 1
         for (int page = own_first; page < own_last; page++) {
 #pragma unroll 1
@@ -341,7 +344,8 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
             of_warp.store_scores(scores, apart, page - own_first);
         }
         __syncwarp();
-        const OwnPositions own = {TURNED > 0 ? max(own_last - own_first, 0) : n_own, warp, split_begin, first, TURNED > 0 ? min(split_begin + (1 << len_bits), end) : end, (int)position};
+        const OwnPositions own = {TURNED > 0 ? max(own_last - own_first, 0) : n_own, warp, split_begin, first,
+                                  TURNED > 0 ? min(split_begin + (1 << len_bits), end) : end, (int)position};
         of_warp.softmax(scores, apart, own, slopes ? slopes + head0 : nullptr, n_here, cap, maxima[warp], sums[warp]);
         __syncwarp();
 
