@@ -21,6 +21,7 @@ use tokenmill::{
     },
     machine_bytes,
 };
+use tokenmill_gguf::part_of_name;
 
 use crate::{failure::Failure, note::note, numbers::size_of, progress, visible::visible};
 
@@ -154,7 +155,7 @@ pub(crate) fn served_name(model: &Path, found: &Path) -> String {
         |source| source.name(),
     );
     let stem = name.strip_suffix(".gguf").unwrap_or(&name);
-    part_of(stem).map_or(stem, |(begin, _)| begin).to_owned()
+    part_of_name(stem).map_or(stem, |(begin, ..)| begin).to_owned()
 }
 
 /// What tells a model that was given as `model` and lies at `found` apart in its repository of the Hub; nothing for others.
@@ -171,15 +172,6 @@ pub(crate) fn ollama_name(model: &Path) -> Option<String> {
         Ok(Some(name @ SourceName::Ollama(_))) => Some(name.shown()),
         _ => None,
     }
-}
-
-/// The beginning of a name like `x-00001-of-00003`, and which part it is.
-pub(crate) fn part_of(stem: &str) -> Option<(&str, u32)> {
-    let (rest, n_parts) = stem.rsplit_once("-of-")?;
-    let (begin, part) = rest.rsplit_once('-')?;
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let is_part = is_number(part) && is_number(n_parts);
-    Some((begin, part.parse().ok()?)).filter(|_| is_part)
 }
 
 /// The settings of the environment.

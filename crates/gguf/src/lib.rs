@@ -56,6 +56,7 @@ pub use metadata::Metadata;
 pub use nextn_name::NextnName;
 pub use read_at::{FileBytes, OpenFile, ReadAt};
 pub use regular_file::RegularFile;
+pub use split::part_of_name;
 pub use tensor::{TensorInfo, TensorView};
 pub use tensor_bytes::TensorBytes;
 pub use tensor_type::TensorType;

@@ -2,6 +2,8 @@
 //!
 //! Separate because a download and a load choose among such files, and must choose alike. Invariant: names alone decide here, whatever their case.
 
+use crate::part_of_name;
+
 /// What a file `mtp-MODEL.gguf` or `nextn-MODEL.gguf` is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextnName {
@@ -32,20 +34,10 @@ impl NextnName {
     pub fn likeness(&self, model_file_name: &str) -> usize {
         let name = model_file_name.to_ascii_lowercase();
         let stem = name.strip_suffix(".gguf").unwrap_or(&name);
-        let stem = without_part(stem);
+        let stem = part_of_name(stem).map_or(stem, |(model, ..)| model);
         let pairs = stem.chars().zip(self.model.chars());
         pairs.take_while(|(a, b)| a == b).count() + usize::from(stem == self.model)
     }
-}
-
-/// A name without the number of a part behind it, as in `m-00001-of-00002`.
-fn without_part(stem: &str) -> &str {
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let parts = stem.rsplit_once("-of-").and_then(|(before, count)| {
-        let (stem, no) = before.rsplit_once('-')?;
-        (is_number(no) && is_number(count)).then_some(stem)
-    });
-    parts.unwrap_or(stem)
 }
 
 #[cfg(test)]

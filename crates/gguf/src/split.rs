@@ -60,9 +60,35 @@ fn suffix(no: usize, count: usize) -> String {
     format!("-{:05}-of-{count:05}.gguf", no + 1)
 }
 
+/// The name of a model, the number of a part of it, from 1, and how many there are, of a name like `m-00001-of-00003`; `None` for other names.
+pub fn part_of_name(stem: &str) -> Option<(&str, u32, u32)> {
+    let number = |text: &str| {
+        let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| text.parse().ok()).flatten()
+    };
+    let (before, count) = stem.rsplit_once("-of-")?;
+    let (model, no) = before.rsplit_once('-')?;
+    Some((model, number(no)?, number(count)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_told_by_two_numbers_of_five_digits() {
+        assert_eq!(part_of_name("a-of-b-00002-of-00013"), Some(("a-of-b", 2, 13)));
+        for other in [
+            "m",
+            "one-of-many",
+            "m-2-of-3",
+            "m-00002-of-3",
+            "m-0000x-of-00003",
+            "00001-of-00002",
+        ] {
+            assert_eq!(part_of_name(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn siblings_differ_in_the_number_only() {

@@ -3,7 +3,7 @@
 //! Separate because nothing but names is looked at: a repository is listed before anything of it is downloaded. Invariant: a type is
 //! only what a quantizer writes into names; other words of a name are never taken for one.
 
-use tokenmill_gguf::NextnName;
+use tokenmill_gguf::{NextnName, part_of_name};
 
 /// A GGUF file's name, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,15 +101,7 @@ pub(crate) fn missing_shard(paths: &[&str]) -> Option<String> {
 
 /// Takes `-00001-of-00003` off a name.
 fn split_part(whole: &str) -> (&str, (u32, u32)) {
-    let number = |text: &str| {
-        let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-        is_number.then(|| text.parse().ok()).flatten()
-    };
-    let parts = whole.rsplit_once("-of-").and_then(|(before, count)| {
-        let (stem, no) = before.rsplit_once('-')?;
-        Some((stem, number(no)?, number(count)?))
-    });
-    match parts {
+    match part_of_name(whole) {
         Some((stem, no, count)) if count > 1 && (1..=count).contains(&no) => (stem, (no, count)),
         _ => (whole, (1, 1)),
     }

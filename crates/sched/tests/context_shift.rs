@@ -2,13 +2,17 @@
 //!
 //! For every kind of memory of a sequence, alone and in company, with and without drafts.
 
+#[path = "support/remainders.rs"]
+mod remainders;
+
+use remainders::Remainders;
 use tokenmill_backend::{Executor, SamplingParams};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
 use tokenmill_sched::{
-    ConstraintFailure, ConstraintSource, ContextShift, Engine, EngineConfig, FinishReason, GenerateParams,
-    Output, Speculation, Token, TokenConstraint,
+    ConstraintSource, ContextShift, Engine, EngineConfig, FinishReason, GenerateParams, Output, Speculation,
+    Token,
 };
 use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
 
@@ -182,39 +186,13 @@ fn a_models_draft_before_a_shift_is_counted_as_the_models() {
     assert_eq!(stats.model_drafts, stats.drafts);
 }
 
-/// Token `n` of a sample is congruent to `n` modulo 3.
-struct Thirds(u32);
-
-impl TokenConstraint for Thirds {
-    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
-        words.fill(0);
-        for id in (self.0 % 3..words.len() as u32 * 32).step_by(3) {
-            words[id as usize / 32] |= 1 << (id % 32);
-        }
-        Ok(())
-    }
-
-    fn commit(&mut self, token: u32) -> Result<(), ConstraintFailure> {
-        assert_eq!(token % 3, self.0 % 3, "each token comes once, in order");
-        self.0 += 1;
-        Ok(())
-    }
-
-    fn is_done(&self) -> bool {
-        self.0 == 200
-    }
-
-    fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
-        self.0 -= n_tokens as u32;
-        Ok(())
-    }
-}
-
 #[test]
 fn a_constraint_goes_on_behind_a_shift_and_ends_a_text_without_a_limit() {
     let model = model(|_| {});
     let params = GenerateParams {
-        constraint: Some(ConstraintSource::new(|| Box::new(Thirds(0)))),
+        constraint: Some(ConstraintSource::new(|| {
+            Box::new(Remainders::new(3, true, Some(200)))
+        })),
         ..GenerateParams::default()
     };
     let outputs = [Speculation::Off, Speculation::Ngram { max_draft: 5 }].map(|speculation| {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tokenmill_gguf::{GgufError, GgufFile, Metadata, NextnName, RegularFile};
+use tokenmill_gguf::{GgufError, GgufFile, Metadata, NextnName, RegularFile, part_of_name};
 use tokenmill_model::Model;
 use tokenmill_text::Tokenizer;
 
@@ -338,13 +338,7 @@ pub(crate) fn is_projector_name(name: &str) -> bool {
 
 /// Whether a name is part 2 or later of a split model, `…-00002-of-00003.gguf`.
 fn is_later_part(name: &str) -> bool {
-    let stem = name.trim_end_matches(".gguf");
-    let Some((before, count)) = stem.rsplit_once("-of-") else {
-        return false;
-    };
-    let no = before.rsplit('-').next().unwrap_or_default();
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
-    is_number(count) && is_number(no) && no != "00001"
+    part_of_name(name.trim_end_matches(".gguf")).is_some_and(|(_, no, _)| no != 1)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use tokenmill_sched::{
 };
 use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
 
-use super::{NGRAM, Thirds, engine, executor, model};
+use super::{NGRAM, Remainders, engine, executor, model};
 
 const N_TOKENS: usize = 60;
 
@@ -190,7 +190,7 @@ fn a_constrained_answer_is_found_by_the_name_of_its_constraint() {
     let model = model(|_| {});
     let engine = engine(&model, 200, NGRAM);
     let prompt = prompt(11, 40);
-    let source = || ConstraintSource::new(|| Box::new(Thirds(0)));
+    let source = || ConstraintSource::new(|| Box::new(Remainders::new(3, true, None)));
     let of = |constraint| GenerateParams {
         constraint: Some(constraint),
         ..greedy()

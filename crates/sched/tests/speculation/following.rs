@@ -7,7 +7,7 @@ use tokenmill_sched::{
 };
 use tokenmill_testkit::{MEMORY_KINDS, tiny_llama};
 
-use crate::{MTP, NGRAM, Thirds, engine_with, executor, layer_for_further_tokens, model};
+use crate::{MTP, NGRAM, Remainders, engine_with, executor, layer_for_further_tokens, model};
 
 #[test]
 fn a_text_that_is_given_comes_whatever_the_model_says_and_is_guessed_as_any() {
@@ -95,7 +95,7 @@ fn a_text_that_cannot_be_given_is_refused() {
     );
     let engine = start(None);
     let constrained = GenerateParams {
-        constraint: Some(ConstraintSource::new(|| Box::new(Thirds(0)))),
+        constraint: Some(ConstraintSource::new(|| Box::new(Remainders::new(3, true, None)))),
         ..follow.clone()
     };
     assert_eq!(refused(&engine, constrained), EngineError::CannotFollow);

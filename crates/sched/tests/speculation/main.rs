@@ -6,7 +6,10 @@
 mod distributions;
 mod earlier;
 mod following;
+#[path = "../support/remainders.rs"]
+mod remainders;
 
+use remainders::Remainders;
 use tokenmill_backend::{Executor, SamplingParams};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
@@ -76,34 +79,6 @@ fn layer_for_further_tokens() -> TinyModel {
     TinyModel::random(descriptor, TensorType::F32, 48)
 }
 
-/// Token `n` of a sample is congruent to `n` modulo 3.
-struct Thirds(u32);
-
-impl TokenConstraint for Thirds {
-    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
-        words.fill(0);
-        for id in (self.0 % 3..words.len() as u32 * 32).step_by(3) {
-            words[id as usize / 32] |= 1 << (id % 32);
-        }
-        Ok(())
-    }
-
-    fn commit(&mut self, token: u32) -> Result<(), ConstraintFailure> {
-        assert_eq!(token % 3, self.0 % 3, "each token comes once, in order");
-        self.0 += 1;
-        Ok(())
-    }
-
-    fn is_done(&self) -> bool {
-        false
-    }
-
-    fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
-        self.0 -= n_tokens as u32;
-        Ok(())
-    }
-}
-
 /// Of every five tokens, the first is one of a third of the vocabulary and the others are given. It may end, and it may be unable to
 /// take tokens back.
 struct Phrases {
@@ -154,7 +129,7 @@ impl TokenConstraint for Phrases {
 fn constraint(random: &mut Random) -> Option<ConstraintSource> {
     let (len, goes_back) = (5 + random.below(60) as u32, random.below(3) > 0);
     match random.below(6) {
-        0 => Some(ConstraintSource::new(|| Box::new(Thirds(0)))),
+        0 => Some(ConstraintSource::new(|| Box::new(Remainders::new(3, true, None)))),
         1 | 2 => Some(ConstraintSource::new(move || {
             Box::new(Phrases {
                 n_tokens: 0,
@@ -416,34 +391,6 @@ fn a_draft_that_is_the_model_is_never_wrong() {
     }
 }
 
-/// All but a seventh of the vocabulary, another one for each token.
-struct Most(u32);
-
-impl TokenConstraint for Most {
-    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
-        words.fill(u32::MAX);
-        for id in (self.0 % 7..words.len() as u32 * 32).step_by(7) {
-            words[id as usize / 32] &= !(1 << (id % 32));
-        }
-        Ok(())
-    }
-
-    fn commit(&mut self, token: u32) -> Result<(), ConstraintFailure> {
-        assert_ne!(token % 7, self.0 % 7, "only what is allowed comes");
-        self.0 += 1;
-        Ok(())
-    }
-
-    fn is_done(&self) -> bool {
-        false
-    }
-
-    fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
-        self.0 -= n_tokens as u32;
-        Ok(())
-    }
-}
-
 #[test]
 fn a_draft_that_is_the_model_is_wrong_about_a_constrained_text_only_where_it_is_refused() {
     for (kind, (name, change)) in MEMORY_KINDS.iter().enumerate() {
@@ -456,7 +403,9 @@ fn a_draft_that_is_the_model_is_wrong_about_a_constrained_text_only_where_it_is_
                     .collect(),
                 params: GenerateParams {
                     max_tokens: Some(60),
-                    constraint: Some(ConstraintSource::new(|| Box::new(Most(0)))),
+                    constraint: Some(ConstraintSource::new(|| {
+                        Box::new(Remainders::new(7, false, None))
+                    })),
                     sampling: SamplingParams {
                         temperature: if n % 2 == 0 { 0.0 } else { 0.7 },
                         seed: n as u64,

@@ -86,14 +86,16 @@ struct Overlap {
 
 impl Overlap {
     fn start(speculation: Speculation, times: Times, n_vocab: usize) -> Self {
-        Self::start_with(speculation, times, n_vocab, limits(400))
+        Self::start_with(speculation, times, n_vocab, 0)
     }
 
-    fn start_with(speculation: Speculation, times: Times, n_vocab: usize, limits: ExecutorLimits) -> Self {
+    /// Of a model with recurrent states, and so many slots for them.
+    fn start_with(speculation: Speculation, times: Times, n_vocab: usize, n_states: usize) -> Self {
         let limits = ExecutorLimits {
             n_vocab,
             max_logit_rows: 80,
-            ..limits
+            n_states,
+            ..limits(400)
         };
         let clock = Arc::new(AtomicU64::new(0));
         let inner = FakeExecutor::new(limits);
@@ -220,11 +222,7 @@ fn steps_do_not_wait_where_drafts_are_right_and_do_not_pay() {
 fn steps_do_not_wait_for_drafts_that_get_no_place() {
     // The sequence's own state takes the one slot, so a draft has none for the state behind it.
     let [off, auto] = [Speculation::Off, AUTO].map(|speculation| {
-        let limits = ExecutorLimits {
-            n_states: 1,
-            ..limits(400)
-        };
-        let mut overlap = Overlap::start_with(speculation, TIMES, 1 << 20, limits);
+        let mut overlap = Overlap::start_with(speculation, TIMES, 1 << 20, 1);
         let first = overlap.answers(&[1]);
         // What is asked for again would be guessed by the earlier answer.
         let again = overlap.answers(&[1]);

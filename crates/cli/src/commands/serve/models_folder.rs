@@ -11,7 +11,7 @@ use std::{
 };
 
 use tokenmill::{LoadOptions, PrefixFolder, hub::is_model_file_name};
-use tokenmill_gguf::GgufFile;
+use tokenmill_gguf::{GgufFile, part_of_name};
 use tokenmill_server::{
     ModelSpec,
     models::{FileStamp, ModelFolder, Role},
@@ -20,7 +20,7 @@ use tokenmill_server::{
 use super::{Args, found_model::FoundModel};
 use crate::{
     failure::Failure,
-    model_name::{FetchArgs, part_of, served_name},
+    model_name::{FetchArgs, served_name},
 };
 
 /// What `general.type` says of files that stand next to a model.
@@ -190,7 +190,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 /// The stamps of a model's files, by their names: of all files in its folder, or of the file and its other parts.
 pub(super) fn stamps_of(path: &Path) -> Vec<FileStamp> {
     let begin = |path: &Path| {
-        let (begin, _) = part_of(path.file_name()?.to_str()?.strip_suffix(".gguf")?)?;
+        let (begin, ..) = part_of_name(path.file_name()?.to_str()?.strip_suffix(".gguf")?)?;
         Some(begin.to_owned())
     };
     let files = if path.is_dir() {
@@ -233,7 +233,7 @@ fn is_model_file(path: &Path) -> bool {
     let Some(stem) = name.strip_suffix(".gguf") else {
         return false;
     };
-    let is_first = part_of(stem).is_none_or(|(_, part)| part == 1);
+    let is_first = part_of_name(stem).is_none_or(|(_, part, _)| part == 1);
     path.is_file() && !name.starts_with('.') && is_model_file_name(name) && is_first
 }
 
