@@ -8,7 +8,8 @@
 //
 // A weight is 1024 times d * scale * q - dmin * minimum: both factors are rounded to f16, and so is the result (2^-11 each). No factor is below the
 // normal range of f16, since d is 2^-24 at least. None is above its largest number where a matrix fits, which the host asks once when it loads the
-// matrix: |d| <= WIDE_LARGEST_D of its type in all superblocks, and |dmin| <= WIDE_LARGEST_DMIN. A matrix that does not fit takes other products.
+// matrix: |dmin| <= 1, and |d| <= 0.0666 (Q4_K), 0.0322 (Q5_K) or 0.0156 (Q6_K) in all superblocks, so that 1024 d times the largest scale (63, 63, 128)
+// and number (15, 31, 32) is below 65504. A matrix that does not fit takes other products.
 // x is f16 over a power of two of the whole row (`wide_tiles`), so that no row is beyond f16.
 //
 // Sums are f32 over all of k. Bits of a row depend on nothing but the row and how its band is split: parts are added in the order of their places.
@@ -22,8 +23,6 @@
 #include "wide_rows.cuh"
 
 constexpr int WIDE_THREADS = 256, WIDE_HEIGHT = 128, WIDE_WARPS = WIDE_THREADS / WARP;
-// Of Q4_K, Q5_K and Q6_K: 1024 d times the largest scale (63, or 128) and the largest number (15, 31, 32) is below 65504.
-constexpr float WIDE_LARGEST_D[3] = {0.0666f, 0.0322f, 0.0156f}, WIDE_LARGEST_DMIN = 1.0f;
 constexpr float WIDE_TIMES = 1024.0f;
 
 // N rows of x.
@@ -243,6 +242,7 @@ struct Wide {
                         if (ahead >= STAGES) await_phase(empty + 8 * to, (ahead / STAGES - 1) & 1);
                         copy(to, ahead);
                     }
+                    __syncwarp();
                 }
                 done++;
                 if (++stage == STAGES) {
