@@ -10,6 +10,9 @@
 #include "half_rows.cuh"
 #include "wide_rows.cuh"
 
+// Byte `k` of a word, less 128. Conversions would be slower.
+DEVICE float byte_as_float(uint32_t word, int k) { return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + k)) - 8388736.0f; }
+
 KERNEL __launch_bounds__(256, 2) wide_tiles(const int8_t* xq, const Q8Scale* xs, int n_in, int n_rows, uint8_t* tiles, float* powers) {
     begin_after_earlier();
     const int lane = threadIdx.x % WARP, m = blockIdx.x * 8 + threadIdx.x / WARP, n_groups = n_in / 32;
@@ -34,8 +37,8 @@ KERNEL __launch_bounds__(256, 2) wide_tiles(const int8_t* xq, const Q8Scale* xs,
         for (int t = 0; t < 4; t++) {
             const int group = super * 8 + half * 4 + t;
             const float ratio = inverse * __uint_as_float(load_written(records + group).x);
-            const int word = (int)(__ldcg((const uint32_t*)(bytes + group * 16)) >> 8 * h);
-            words[t] = halves_of(ratio * (float)(signed char)word, ratio * (float)(signed char)(word >> 16));
+            const uint32_t word = __ldcg((const uint32_t*)(bytes + group * 16)) ^ 0x80808080;
+            words[t] = halves_of(ratio * byte_as_float(word, h), ratio * byte_as_float(word, h + 2));
         }
         *(uint4*)(to + (super * 4 + half * 2 + s / 4) * (size_t)WIDE_TILE) = make_uint4(words[0], words[1], words[2], words[3]);
     }
