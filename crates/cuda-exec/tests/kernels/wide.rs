@@ -63,7 +63,7 @@ fn multiply_by(
     rows: &[f32],
     n_outs: [usize; 3],
     n_in: usize,
-    matrix: &mut dyn FnMut(&mut Random, usize) -> (Vec<u8>, Vec<f32>),
+    mut matrix: impl FnMut(&mut Random, usize) -> (Vec<u8>, Vec<f32>),
 ) -> Products {
     let n_rows = rows.len() / n_in;
     let mut random = Random::new((n_in + n_outs[0]) as u64);
@@ -130,7 +130,7 @@ fn multiply_by(
 }
 
 fn multiply(ty: TensorType, shape: [usize; 2], rows: &[f32], n_outs: [usize; 3], n_in: usize) -> Products {
-    multiply_by(ty, shape, rows, n_outs, n_in, &mut |random, n_out| {
+    multiply_by(ty, shape, rows, n_outs, n_in, |random, n_out| {
         random_matrix(random, ty, n_out, n_in)
     })
 }
@@ -212,7 +212,7 @@ fn weights_may_have_the_smallest_d_of_f16_and_the_largest_that_fits() {
         // 2^-24, and the largest numbers of f16 up to those of `WIDE_LARGEST_D`; dmin 2^-24 and 1.
         for (d, dmin) in [(1, 1), (largest, 0x3c00)] {
             let rows = Random::new(12).values(33 * n_in);
-            let products = multiply_by(ty, [64, 2], &rows, [20, 0, 0], n_in, &mut |random, n_out| {
+            let products = multiply_by(ty, [64, 2], &rows, [20, 0, 0], n_in, |random, n_out| {
                 let format = Format::of(ty).unwrap();
                 let (mut file_rows, mut values) = random_matrix(random, ty, n_out, n_in);
                 // Every bit of scales and numbers may be set.
