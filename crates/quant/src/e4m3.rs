@@ -85,7 +85,7 @@ mod tests {
     fn halves_go_to_the_even_code_and_neighbours_to_the_nearest() {
         for code in 0..0x7e_u8 {
             let (low, high) = (decode(code), decode(code + 1));
-            let half = (low + high) / 2.0;
+            let half = f32::midpoint(low, high);
             assert_eq!(encode(half), code + code % 2, "{half}");
             assert_eq!(encode(half.next_down()), code);
             assert_eq!(encode(half.next_up()), code + 1);

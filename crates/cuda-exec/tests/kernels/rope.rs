@@ -25,10 +25,6 @@ fn rotate(head: &mut [f64], position: u32, inv_freqs: &[f32], magnitude: f64, is
     }
 }
 
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is one choice of the kernel's arguments"
-)]
 struct Case {
     is_neox: bool,
     dims: [usize; 2],
@@ -212,7 +208,7 @@ fn numbers_become_the_codes_that_the_host_gives_them() {
     let mut rows: Vec<f32> = (0..3 * 16 * DIM)
         .map(|at| random.symmetric() * 2f32.powi(at as i32 % 24 - 14))
         .collect();
-    let halves = (0..0x7e).map(|code| (e4m3::decode(code) + e4m3::decode(code + 1)) / 2.0);
+    let halves = (0..0x7e).map(|code| f32::midpoint(e4m3::decode(code), e4m3::decode(code + 1)));
     let others = [
         0.0,
         -0.0,
