@@ -421,6 +421,6 @@ fn options_that_need_another_and_values_of_a_list_are_refused_in_a_line() {
     );
     assert_eq!(
         refused("run demo x -ctk bf16", 2),
-        "error: `bf16` is no value of `-ctk` (hint: it takes f32, f16, q8_0, q4_0)"
+        "error: `bf16` is no value of `-ctk` (hint: it takes f32, f16, q8_0, e4m3, q4_0)"
     );
 }
