@@ -221,7 +221,11 @@ impl Candidate {
         } else {
             self.heads * warp_tokens
         };
-        let heads = if self.columns[1] < row_v { self.heads } else { heads_apart };
+        let heads = if self.columns[1] < row_v {
+            self.heads
+        } else {
+            heads_apart
+        };
         let sums = heads * (row_v + 4);
         WARPS * (n_stages * tile + 4 * (scores + sums)) + queries
     }
@@ -292,7 +296,13 @@ impl DecodePlan {
                 n_stages,
                 warp_tokens,
                 shared_bytes: one.shared_bytes(rows, tile, n_stages, warp_tokens, 0),
-                shared_bytes_of_several: one.shared_bytes(rows, tile, n_stages, warp_tokens, one.heads.min(group)),
+                shared_bytes_of_several: one.shared_bytes(
+                    rows,
+                    tile,
+                    n_stages,
+                    warp_tokens,
+                    one.heads.min(group),
+                ),
                 min_blocks_y: visible.n_tokens().div_ceil(MAX_SPLIT),
             }
         };

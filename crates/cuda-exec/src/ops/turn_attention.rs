@@ -150,8 +150,8 @@ impl Ops {
                 .read_or_null(rows.norms[1])
                 .float(rows.eps);
             let (n_blocks_y, shared_bytes) = plan.turned(n_here, self.n_multiprocessors);
-            let shape =
-                LaunchShape::new([plan.n_blocks_x, n_blocks_y, n_here], THREADS).with_shared_bytes(shared_bytes);
+            let shape = LaunchShape::new([plan.n_blocks_x, n_blocks_y, n_here], THREADS)
+                .with_shared_bytes(shared_bytes);
             self.device.launch(kernel, shape, &args)?;
         }
         Ok(())
