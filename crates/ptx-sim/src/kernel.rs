@@ -77,9 +77,10 @@ impl Module {
 
     /// Whether a GPU of this architecture, such as 90, takes the text: that which it names or a newer one, or, of such as `sm_90a`, that alone.
     pub fn is_for(&self, architecture: u32) -> bool {
-        match self.is_specific {
-            true => self.target == architecture,
-            false => self.target <= architecture,
+        if self.is_specific {
+            self.target == architecture
+        } else {
+            self.target <= architecture
         }
     }
 

@@ -57,6 +57,7 @@ impl FromStr for Device {
 
 /// How a GPU is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct GpuOptions {
     /// Whether a sequence's results have the same bits whatever other sequences are in its steps. A GPU is slower for it; on the CPU it
     /// is always so.
