@@ -123,9 +123,11 @@ impl WideCut {
         let n_blocks = n_bands * n_rows.div_ceil(self.columns) * self.n_splits;
         let adding = if self.n_splits > 1 { adding } else { 0 };
         let each = n_supers.div_ceil(self.n_splits);
-        // Two thread blocks of 64 rows are on a multiprocessor at a time, and take half as long again as one.
+        // Two thread blocks of 64 rows are on a multiprocessor at a time. They take half as long again as one, and of more rows, which wait for
+        // arithmetic, twice as long.
+        let pair = if n_rows > 64 { 4 } else { 3 };
         let halves_of_rounds = match self.columns {
-            64 if n_blocks > MULTIPROCESSORS => 3 * n_blocks.div_ceil(2 * MULTIPROCESSORS),
+            64 if n_blocks > MULTIPROCESSORS => pair * n_blocks.div_ceil(2 * MULTIPROCESSORS),
             _ => 2 * n_blocks.div_ceil(MULTIPROCESSORS),
         };
         halves_of_rounds * (each * a_super + FIXED + adding)
