@@ -16,7 +16,7 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::{CudaBackend, KvStore};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::conformance::{self, Company, Subject};
+use tokenmill_testkit::conformance::{self, Company, RANDOM_NETWORKS, Subject};
 
 /// Check what every backend must do; a non-zero exit code if a claim does not hold
 #[derive(clap::Args)]
@@ -66,6 +66,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads")
                 },
                 n_threads: &[1, 2, 3, 5],
+                n_random_networks: RANDOM_NETWORKS,
                 company: Company::Bits,
                 stores: |_| true,
             },
@@ -78,6 +79,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     CudaBackend::new(device).expect("the simulator loads the kernels")
                 },
                 n_threads: &[1, 1],
+                n_random_networks: RANDOM_NETWORKS,
                 company: GPU_COMPANY,
                 stores: KvStore::takes,
             },
@@ -92,6 +94,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                         CudaBackend::new(device).expect("the driver loads the kernels")
                     },
                     n_threads: &[1, 1],
+                    n_random_networks: RANDOM_NETWORKS,
                     company: GPU_COMPANY,
                     stores: KvStore::takes,
                 },

@@ -6,7 +6,7 @@ use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_placed::{LayerPlacement, Placed, Placement};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::conformance::{self, Company, Subject};
+use tokenmill_testkit::conformance::{self, Company, RANDOM_NETWORKS, Subject};
 
 fn cpu(n_threads: usize) -> CpuBackend {
     CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads")
@@ -49,28 +49,28 @@ const HOSTS: [Subject<Placed<CpuBackend, CpuBackend>>; 4] = [
     Subject {
         make: |n, network| Placed::new(cpu(n), cpu(n), last_layer(network)),
         n_threads: &[1, 2, 3, 5],
-        n_random_networks: 30,
+        n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
     },
     Subject {
         make: |n, network| Placed::new(cpu(n), cpu(n), alike(network, MIXERS_ON_HOST)),
         n_threads: &[1, 2, 3, 5],
-        n_random_networks: 30,
+        n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
     },
     Subject {
         make: |n, network| Placed::new(cpu(n), cpu(n), alike(network, FFNS_ON_HOST)),
         n_threads: &[1, 2, 3, 5],
-        n_random_networks: 30,
+        n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
     },
     Subject {
         make: |n, network| Placed::new(cpu(n), cpu(n), alike(network, EXPERTS_ON_HOST)),
         n_threads: &[1, 2, 3, 5],
-        n_random_networks: 30,
+        n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
     },

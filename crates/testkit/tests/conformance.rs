@@ -4,13 +4,13 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     NaiveBackend,
-    conformance::{self, Company, Subject},
+    conformance::{self, Company, RANDOM_NETWORKS, Subject},
 };
 
 const CPU: Subject<CpuBackend> = Subject {
     make: |n_threads, _| CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads"),
     n_threads: &[1, 2, 3, 5],
-    n_random_networks: 30,
+    n_random_networks: RANDOM_NETWORKS,
     company: Company::Bits,
     stores: |_| true,
 };
@@ -18,7 +18,7 @@ const CPU: Subject<CpuBackend> = Subject {
 const SCALAR: Subject<CpuBackend> = Subject {
     make: |n_threads, _| CpuBackend::new(Some(n_threads), CpuFeatures::scalar()).expect("a few threads"),
     n_threads: &[1, 2, 3, 5],
-    n_random_networks: 30,
+    n_random_networks: RANDOM_NETWORKS,
     company: Company::Bits,
     stores: |_| true,
 };
@@ -26,7 +26,7 @@ const SCALAR: Subject<CpuBackend> = Subject {
 const NAIVE: Subject<NaiveBackend> = Subject {
     make: |_, _| NaiveBackend::new(),
     n_threads: &[1, 2, 3, 5],
-    n_random_networks: 30,
+    n_random_networks: RANDOM_NETWORKS,
     company: Company::Bits,
     stores: |_| true,
 };

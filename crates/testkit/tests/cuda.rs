@@ -5,7 +5,7 @@
 
 use tokenmill_cuda_exec::{CudaBackend, KvStore};
 use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::conformance::{self, Company, Subject};
+use tokenmill_testkit::conformance::{self, Company, RANDOM_NETWORKS, Subject};
 
 const CUDA: Subject<CudaBackend> = Subject {
     make: |_, _| {
@@ -13,7 +13,7 @@ const CUDA: Subject<CudaBackend> = Subject {
         CudaBackend::new(device).expect("the simulator loads the kernels")
     },
     n_threads: &[1, 1],
-    n_random_networks: 30,
+    n_random_networks: RANDOM_NETWORKS,
     // Products of few and of many rows add in different orders. For quantized weights an activation may then round to the
     // neighbouring byte, a step of 1/127 of its block's peak: below 1 % of logits, which are of size 10 here.
     company: Company::Within(0.1),

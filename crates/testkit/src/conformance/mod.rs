@@ -27,7 +27,7 @@ use crate::{
 };
 
 pub use encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle};
-pub use subject::{Company, Subject};
+pub use subject::{Company, RANDOM_NETWORKS, Subject};
 
 use compare::{assert_close, assert_same_bits, assert_similar};
 use scene::{Scene, load, load_with};

@@ -4,6 +4,9 @@
 
 use tokenmill_backend::{KvType, NetworkShape};
 
+/// Random networks that a backend is tried with, if that does not take minutes.
+pub const RANDOM_NETWORKS: usize = 30;
+
 /// A backend under test.
 pub struct Subject<B> {
     /// Makes the backend for a network, with a number of threads where it has any.
