@@ -43,8 +43,9 @@ MATVEC_PAIR(2)
 MATVEC_PAIR(4)
 MATVEC_PAIR(8)
 #if defined(FIRST_TAKES_STRIPS) && defined(TAKES_STRIPS)
-// matvec_pair_normed_m1: the same of a row that is normed first (normed_row.cuh).
-KERNEL __launch_bounds__(128, 1)
+// matvec_pair_normed_m1: the same of a row that is normed first (normed_row.cuh). Registers leave room for three thread blocks on a multiprocessor, or for
+// two and one of the attention that follows.
+KERNEL __launch_bounds__(128, 3)
     matvec_pair_normed_m1(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2, const float* bias0,
                           const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in, const float* hidden,
                           const float* weight, float eps, float* normed, int8_t* xq, Q8Scale* xs) {
