@@ -28,7 +28,7 @@ DEVICE void attention_prefill(RUN_PARAMETERS(__half, __half)) {
     __half(*keys)[STRIDE] = (__half(*)[STRIDE])shared;
     __half(*values)[STRIDE] = keys + TILE;
     const SharedScores<TILE / 8> scores = {(float4*)(values + TILE)};
-    const int g_kv = blockIdx.x, seq = blockIdx.z, group = n_heads / n_kv_heads, row0 = blockIdx.y * ROWS;
+    const int g_kv = blockIdx.x, seq = blockIdx.z, group = n_heads / n_kv_heads, row0 = longest_first() * ROWS;
     const int first = seq_starts[seq], length = (int)seq_starts[seq + 1] - first, n_rows = length * group - row0;
     if (n_rows <= 0) return;
     const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, t = lane % 4;

@@ -120,7 +120,7 @@ DEVICE void attention_prefill(RUN_PARAMETERS(KEYS, VALUES)) {
     using L = Layout<D>;
     constexpr int SPLIT = L::SPLIT, POSITIONS = L::POSITIONS, ROWS = 128 / SPLIT, COLUMNS = D / SPLIT;
     extern __shared__ __align__(16) uint8_t shared[];
-    const int g_kv = blockIdx.x, seq = blockIdx.z, group = n_heads / n_kv_heads, row0 = blockIdx.y * ROWS;
+    const int g_kv = blockIdx.x, seq = blockIdx.z, group = n_heads / n_kv_heads, row0 = longest_first() * ROWS;
     const int first = seq_starts[seq], length = (int)seq_starts[seq + 1] - first, n_rows = length * group - row0;
     if (n_rows <= 0) return;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;

@@ -131,6 +131,9 @@ struct SharedScores {
     }
 };
 
+// The tile of rows of this thread block: later rows see more positions, so they begin first, and no long one is left to the end.
+DEVICE int longest_first() { return (int)(gridDim.y - 1 - blockIdx.y); }
+
 #define RUN_PARAMETERS(KEY_STORE, VALUE_STORE)                                                                                \
     const float *q, float *out, const uint32_t *positions, const uint32_t *seq_starts, const uint32_t *page_starts,            \
         const uint32_t *pages, const KEY_STORE *k_store, const VALUE_STORE *v_store, const float *sinks, const float *slopes, \
