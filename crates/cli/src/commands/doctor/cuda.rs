@@ -24,8 +24,12 @@ impl Gpu {
     pub(super) fn examine(&self, found: &mut Examination) {
         let device = &self.0;
         let started = Instant::now();
-        // As a load does it: the modules of a kind together.
-        let names: Vec<&str> = modules::names().collect();
+        // As a load does it: the modules of a kind together, and those that are for this GPU.
+        let modules: Vec<_> = modules::all()
+            .into_iter()
+            .filter(|module| device.takes(module.target))
+            .collect();
+        let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
         let loaded = device.load_modules(&names);
         let seconds = started.elapsed().as_secs_f64();
         let logs: serde_json::Map<String, serde_json::Value> = (names.iter())
@@ -34,7 +38,7 @@ impl Gpu {
         let kernels = match loaded {
             Ok(()) => Ok(format!(
                 "all {} modules loaded in {seconds:.2} s; a model needs those of its types, and the driver keeps them",
-                modules::names().count()
+                names.len()
             )),
             Err(error) => Err(error.to_string()),
         };
@@ -45,7 +49,7 @@ impl Gpu {
         found.json.insert(
             "kernels".to_owned(),
             json!({
-                "modules": modules::names().count(),
+                "modules": names.len(),
                 "seconds": seconds,
                 "compiler": logs,
                 "problem": kernels.as_ref().err(),
