@@ -6,6 +6,7 @@
 use std::{error::Error as _, ffi::OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use tokenmill::KvType;
 use tokenmill_server::near_names;
 
 use crate::{argv, failure::Failure, foreign_commands, foreign_flags, swapped};
@@ -62,8 +63,14 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
             (!known.is_empty()).then(|| {
                 let (name, _) = name_and_value(option);
                 let name = typed_name(name, args).trim_matches(['<', '>']);
-                Failure::usage(format!("`{value}` is no value of `{name}`"))
-                    .hint(format!("it takes {}", known.join(", ")))
+                Failure::usage(format!("`{value}` is no value of `{name}`")).hint(format!(
+                    "it takes {}",
+                    known
+                        .iter()
+                        .map(|name| with_alias(name))
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                ))
             })
         }
         ErrorKind::ValueValidation => {
@@ -86,6 +93,15 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
             Some(conflict(option, &texts_of(error, ContextKind::PriorArg), args))
         }
         _ => None,
+    }
+}
+
+/// The name of a value, and behind that of a type of keys and values how others call it.
+fn with_alias(name: &str) -> String {
+    let ty: Option<KvType> = name.parse().ok();
+    match ty.map(KvType::aliases) {
+        Some([alias, ..]) => format!("{name} ({alias})"),
+        _ => name.to_owned(),
     }
 }
 
@@ -125,13 +141,28 @@ fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Fa
     })
 }
 
-/// The parser's word on a number that is out of its range, without the syntax of ranges; other reasons as they are.
+/// The parser's word on a number that is out of its range, without the syntax of ranges; other reasons as they are. What a type can
+/// hold at most is no bound that a person below the range asked for.
 fn of_range(reason: &str) -> String {
     let bounds = reason.rsplit_once(" is not in ").and_then(|(number, range)| {
         let (low, high) = range.split_once("..")?;
         let is_number = |text: &str| text.parse::<i128>().is_ok();
-        is_number(low).then_some(())?;
+        let (found, least): (i128, i128) = (number.parse().ok()?, low.parse().ok()?);
+        let ends_with_type = high
+            .strip_prefix('=')
+            .and_then(|last| last.parse().ok())
+            .is_some_and(|last: i128| {
+                [
+                    u8::MAX.into(),
+                    u16::MAX.into(),
+                    u32::MAX.into(),
+                    i64::MAX.into(),
+                    u64::MAX.into(),
+                ]
+                .contains(&last)
+            });
         match (high, high.strip_prefix('=')) {
+            _ if ends_with_type && found < least => Some(format!("{number} is less than {low}")),
             ("", _) => Some(format!("{number} is less than {low}")),
             (_, Some(last)) if is_number(last) => Some(format!("{number} is not from {low} to {last}")),
             _ => None,
@@ -245,22 +276,25 @@ fn missing_option(
     if missing.is_empty() || !missing.iter().all(|missing| missing.starts_with('-')) {
         return None;
     }
-    let needing = needing_option(&missing, command, parser, args);
-    let needing = needing.map_or("an option that was given".to_owned(), |flag| format!("`{flag}`"));
+    let (needing, missing) = match needing_option(&missing, command, parser, args) {
+        Some((flag, needed)) => (format!("`{flag}`"), needed),
+        None => ("an option that was given".to_owned(), missing),
+    };
     let missing = missing.join("` and `");
     let failure = Failure::usage(format!("{needing} needs `{missing}` as well"));
     let name = command.get_name();
     Some(failure.hint(format!("`tokenmill {name} --help` describes the options")))
 }
 
-/// The option without which `missing` is not missed. The parser does not tell it, so the line is read again without each.
+/// The first option without which some of `missing` are not missed, and these. The parser does not tell it, so the line is read again
+/// without each.
 fn needing_option(
     missing: &[String],
     command: &clap::Command,
     parser: &clap::Command,
     args: &[OsString],
-) -> Option<String> {
-    let longs = args.iter().enumerate().filter_map(|(idx, arg)| {
+) -> Option<(String, Vec<String>)> {
+    let mut longs = args.iter().enumerate().filter_map(|(idx, arg)| {
         let (name, value) = name_and_value(arg.to_str()?);
         let long = name.strip_prefix("--")?;
         let option = command.get_arguments().find(|arg| arg.get_long() == Some(long))?;
@@ -268,17 +302,16 @@ fn needing_option(
         let n_words = if value.is_some() { 1 } else { 1 + n_values };
         Some((idx, n_words, name))
     });
-    let is_needing = |idx: usize, n_words: usize| {
+    longs.find_map(|(idx, n_words, name)| {
         let rest = args[..idx].iter().chain(args.iter().skip(idx + n_words));
-        match parser.clone().try_get_matches_from(rest) {
-            Ok(_) => true,
-            Err(error) => texts_of(&error, ContextKind::InvalidArg) != missing,
-        }
-    };
-    let mut longs = longs;
-    longs
-        .find(|&(idx, n_words, _)| is_needing(idx, n_words))
-        .map(|(_, _, name)| name.to_owned())
+        let still_missing = match parser.clone().try_get_matches_from(rest) {
+            Ok(_) => Vec::new(),
+            Err(error) => texts_of(&error, ContextKind::InvalidArg),
+        };
+        let is_needed = |option: &&String| !still_missing.contains(option);
+        let needed: Vec<String> = missing.iter().filter(is_needed).cloned().collect();
+        (!needed.is_empty()).then(|| (name.to_owned(), needed))
+    })
 }
 
 /// What to say to a flag of no program that is known: which of this program's commands have it, or which flags are near it.

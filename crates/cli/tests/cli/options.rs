@@ -32,6 +32,7 @@ fn numbers_out_of_range_are_refused_with_their_range() {
         "perplexity demo README.md --chunks -7",
         "bench demo -p -3",
         "serve demo --max-queued-requests -1",
+        "batch demo in.jsonl --parallel 0",
     ]
     .iter()
     .map(|line| format!("{line}\n  {}", refused(line, 2)))
@@ -411,6 +412,22 @@ fn options_that_need_another_and_values_of_a_list_are_refused_in_a_line() {
         refused("serve demo --session-dir-bytes 5GiB", 2),
         "error: `--session-dir-bytes` needs `--session-dir <DIR>` as well (hint: `tokenmill serve --help` describes the options)"
     );
+    // Each option is named with what it needs itself.
+    for line in [
+        "serve demo --tls-cert c --session-dir-bytes 5GiB",
+        "serve demo --session-dir-bytes 5GiB --tls-cert c",
+    ] {
+        let found = refused(line, 2);
+        let [cert, dir] = [
+            "`--tls-cert` needs `--tls-key <FILE>` as well",
+            "`--session-dir-bytes` needs `--session-dir <DIR>` as well",
+        ];
+        let expected = if line.ends_with(" c") { dir } else { cert };
+        assert!(
+            found.starts_with(&format!("error: {expected} (hint")),
+            "{line}: {found}"
+        );
+    }
     assert_eq!(
         refused("bench-serve http://127.0.0.1:1 --rounds=2 --mix plain=1", 2),
         "error: `--rounds` needs `--against-plain` as well (hint: `tokenmill bench-serve --help` describes the options)"
@@ -421,6 +438,6 @@ fn options_that_need_another_and_values_of_a_list_are_refused_in_a_line() {
     );
     assert_eq!(
         refused("run demo x -ctk bf16", 2),
-        "error: `bf16` is no value of `-ctk` (hint: it takes f32, f16, q8_0, e4m3, q4_0)"
+        "error: `bf16` is no value of `-ctk` (hint: it takes f32, f16, q8_0, e4m3 (fp8), q4_0)"
     );
 }
