@@ -29,7 +29,7 @@ pub enum BackendError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// A tensor that stays in its file is not there any more as it was loaded; nothing will work any more.
-    #[error("tensor `{tensor}` is lost: {source}")]
+    #[error("{source} (tensor `{tensor}` is read from it)")]
     WeightsChanged {
         /// The tensor.
         tensor: String,

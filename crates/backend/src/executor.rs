@@ -335,7 +335,7 @@ pub enum StepError {
         reason: String,
     },
     /// Weights that stay in their file were changed there; every later call fails the same way.
-    #[error("the model cannot compute any more: {reason}")]
+    #[error("{reason}")]
     WeightsChanged {
         /// Which tensor, and what happened to which file.
         reason: String,

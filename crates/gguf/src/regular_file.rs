@@ -141,10 +141,7 @@ impl OpenFile for RegularFile {
         if (metadata.len(), metadata.modified().ok()) == (self.n_bytes, self.modified) {
             return Ok(());
         }
-        let reason = format!(
-            "{} was changed after it was opened; load the model again, or start the program again",
-            self.path.display()
-        );
+        let reason = format!("{} was changed while the model was in use", self.path.display());
         Err(io::Error::new(io::ErrorKind::InvalidData, reason))
     }
 }

@@ -484,7 +484,7 @@ async fn serve(models: Models, is_watched: bool) -> Result<(), Failure> {
             let message = format!("the engine has ended: {reason}");
             return Err(match reason {
                 EngineError::Step(StepError::DeviceLost { .. }) => Failure::device_lost(message),
-                EngineError::Step(StepError::WeightsChanged { .. }) => Failure::input(message),
+                EngineError::Step(StepError::WeightsChanged { .. }) => Failure::weights_changed(message),
                 _ => Failure::work(message),
             });
         }

@@ -7,11 +7,20 @@ use tokenmill_sched::EngineError;
 
 use super::Failure;
 
+impl Failure {
+    /// A file was changed that the model reads while it computes.
+    pub(crate) fn weights_changed(message: impl Into<String>) -> Self {
+        Self::input(message).hint(
+            "start the program again; a file in use stays what it is where another one is renamed to its name, and nothing is written into it",
+        )
+    }
+}
+
 impl From<StepError> for Failure {
     fn from(error: StepError) -> Self {
         match error {
             StepError::DeviceLost { .. } => Self::device_lost(error.to_string()),
-            StepError::WeightsChanged { .. } => Self::input(error.to_string()),
+            StepError::WeightsChanged { .. } => Self::weights_changed(error.to_string()),
             _ => Self::work(error.to_string()),
         }
     }

@@ -58,16 +58,14 @@ fn readiness(models: &Models) -> (usize, Option<&'static str>) {
         let engine = app.engine();
         let (n_queued, n_queued_tokens) = engine.queued();
         let limits = engine.config();
-        if let EngineState::Ended(_) = engine.state() {
-            Some("engine ended")
-        } else if engine.state() != EngineState::Running {
-            Some("draining")
-        } else if n_queued >= limits.max_queued || n_queued_tokens >= limits.max_queued_tokens {
-            Some("queue full")
-        } else if engine.heartbeat_age() > models.config().heartbeat_timeout {
-            Some("engine hung")
-        } else {
-            None
+        let is_full = n_queued >= limits.max_queued || n_queued_tokens >= limits.max_queued_tokens;
+        match engine.state() {
+            EngineState::Ended(_) => Some("engine ended"),
+            EngineState::Running if is_full => Some("queue full"),
+            EngineState::Running => {
+                (engine.heartbeat_age() > models.config().heartbeat_timeout).then_some("engine hung")
+            }
+            _ => Some("draining"),
         }
     });
     let reason = if models.shutdown().has_begun() {

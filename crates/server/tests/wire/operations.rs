@@ -7,7 +7,8 @@ use std::{
 };
 
 use serde_json::json;
-use tokenmill_sched::EngineConfig;
+use tokenmill_backend::StepError;
+use tokenmill_sched::{EngineConfig, EngineState};
 use tokenmill_server::Drained;
 use tokio::{net::TcpStream, sync::watch};
 
@@ -43,6 +44,40 @@ async fn a_hung_engine_shows_in_livez_and_recovers() {
     assert_eq!(stuck.reply().await.status, 200);
     assert_eq!(server.get("/livez").await.status, 200);
     server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_whose_weights_were_changed_has_ended_and_says_so() {
+    let reason = "model.gguf was changed while the model was in use".to_owned();
+    let setup = Setup {
+        step_error: Some(StepError::WeightsChanged { reason }),
+        ..Setup::default()
+    };
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    assert_eq!(server.get("/health").await.status, 200);
+    let body = json!({ "prompt": "One", "max_tokens": 2 });
+    let reply = server.post(COMPLETIONS, &body).await;
+    assert!(
+        reply.status >= 500 && reply.text().contains("model.gguf was changed"),
+        "{}",
+        reply.text()
+    );
+    let engine = server.app.model.engine();
+    wait_until("the engine has ended", || {
+        matches!(engine.state(), EngineState::Ended(_))
+    })
+    .await;
+    for path in ["/health", "/readyz"] {
+        let reply = server.get(path).await;
+        assert_eq!(
+            (reply.status, &reply.json()["status"]),
+            (503, &json!("engine ended")),
+            "{path}"
+        );
+    }
+    assert_eq!(server.get("/livez").await.status, 503);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -45,6 +45,8 @@ pub(crate) struct Setup {
     pub(crate) n_pages: Option<usize>,
     /// Blocks every step while the value is true.
     pub(crate) hang: Option<watch::Receiver<bool>>,
+    /// Fails every step with this.
+    pub(crate) step_error: Option<StepError>,
     /// Babbles instead of computing, where only the number of requests matters.
     pub(crate) babbles: bool,
     /// The chat template instead of the model's own.
@@ -120,6 +122,10 @@ impl TestServer {
                     .load_on(backend, &options, &mut |_| {})
                     .expect("the demo model loads"),
             )
+        };
+        let executor = match setup.step_error {
+            Some(error) => Box::new(Failing { executor, error }),
+            None => executor,
         };
         let engine = match setup.hang {
             Some(hang) => Engine::start(Hanging { executor, hang }, setup.engine),
@@ -243,6 +249,30 @@ impl Executor for Hanging {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.executor.submit(batch)
+    }
+
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
+        self.executor.wait(ticket, output)
+    }
+
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
+        self.executor.copy_pages(group, copies)
+    }
+}
+
+/// An executor whose steps all fail.
+struct Failing {
+    executor: Box<dyn Executor + Send>,
+    error: StepError,
+}
+
+impl Executor for Failing {
+    fn limits(&self) -> &ExecutorLimits {
+        self.executor.limits()
+    }
+
+    fn submit(&mut self, _: &ForwardBatch) -> Result<Ticket, StepError> {
+        Err(self.error.clone())
     }
 
     fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
