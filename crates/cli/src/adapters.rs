@@ -16,8 +16,8 @@ use crate::failure::Failure;
 #[derive(clap::Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Loading")]
 pub(crate) struct AdapterArgs {
-    /// Load a LoRA adapter: a GGUF file or a PEFT folder, and what its changes are multiplied by. A command of one text
-    /// computes with it; `serve` and `batch` take several, and a request names one as its model
+    /// Load a LoRA adapter: a GGUF file or a PEFT folder, and what its changes are multiplied by. `run`,
+    /// `chat` and `perplexity` take one; `serve` and `batch` take several, and a request picks one by name
     #[arg(long, value_name = "NAME=PATH[:SCALE]", value_parser = AdapterSource::from_str)]
     lora: Vec<AdapterSource>,
     /// Add a control vector, a GGUF file, to the stream of all requests, multiplied by a scale; may be repeated

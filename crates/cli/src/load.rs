@@ -12,7 +12,8 @@ use clap::{
 };
 use tokenmill::{
     AllReduce, BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuOptions, KvCache, KvType,
-    LoadOptions, Numa, PartsRequest, PlacementRequest, Places, Preset, Side, SplitObserver, n_processors,
+    LoadOptions, Numa, PartsRequest, PlacementRequest, Places, Preset, Side, SplitObserver,
+    WarpgroupProducts, n_processors,
 };
 use tokenmill_quant::CpuFeatures;
 
@@ -43,8 +44,7 @@ pub(crate) struct LoadArgs {
     /// which the program starts; numactl, as the program was placed [default: numactl]
     #[arg(long, value_name = "HOW")]
     numa: Option<Numa>,
-    /// Have all weights in memory; without it the rows of a large token embedding, 64 MiB and more, are read from the file as
-    /// they are needed, if the CPU computes them and nothing else reads the table
+    /// Load all weights into memory. By default a token embedding of 64 MiB or more stays in the file on the CPU
     #[arg(long)]
     no_mmap: bool,
     /// Tokens of a prompt in one batch
@@ -108,7 +108,9 @@ fn kv_type() -> impl TypedValueParser<Value = KvType> {
         KvType::F32 => "32-bit floats",
         KvType::F16 => "16-bit floats",
         KvType::Q8_0 => "8 bits with a scale for each 32",
-        KvType::E4M3 => "floats of 8 bits up to 448, without a scale; vLLM's fp8",
+        KvType::E4M3 => {
+            "floats of 8 bits up to 448, without a scale, vLLM's fp8; on a GPU for keys and values both"
+        }
         KvType::Q4_0 => "4 bits with a scale for each 32, of heads that are rotated first",
     };
     PossibleValuesParser::new(
@@ -407,7 +409,11 @@ impl LoadArgs {
             has_buffers_apart: is_set("TOKENMILL_CUDA_APART"),
             cubins,
             launches_in_order: is_set("TOKENMILL_CUDA_IN_ORDER"),
-            has_no_wide_products: is_set("TOKENMILL_CUDA_NO_WIDE"),
+            warpgroup_products: if is_set("TOKENMILL_CUDA_NO_WIDE") {
+                WarpgroupProducts::Never
+            } else {
+                WarpgroupProducts::WhereThere
+            },
         })
     }
 

@@ -57,7 +57,6 @@ impl FromStr for Device {
 
 /// How a GPU is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct GpuOptions {
     /// Whether a sequence's results have the same bits whatever other sequences are in its steps. A GPU is slower for it; on the CPU it
     /// is always so.
@@ -68,8 +67,18 @@ pub struct GpuOptions {
     pub cubins: Option<Arc<[u8]>>,
     /// Whether each kernel begins only when the one before it is done, where newer GPUs could let it begin before and wait.
     pub launches_in_order: bool,
-    /// Whether products by many rows leave the matrix operations of warpgroups, which compute capability 9.0 has, unused.
-    pub has_no_wide_products: bool,
+    /// When products by many rows use the matrix operations of warpgroups.
+    pub warpgroup_products: WarpgroupProducts,
+}
+
+/// When products by many rows use the matrix operations of warpgroups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WarpgroupProducts {
+    /// On GPUs that have them: those of compute capability 9.0.
+    #[default]
+    WhereThere,
+    /// Never.
+    Never,
 }
 
 /// What a model computes with.

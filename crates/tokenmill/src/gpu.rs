@@ -40,7 +40,7 @@ mod with_cuda {
     use tokenmill_placed::{BatchThreshold, DeviceLayers, Placed, PlacementRequest};
 
     use crate::{
-        Compute, Error, GpuOptions, Loaded, LoadedDevice, SplitPlan, calibration,
+        Compute, Error, GpuOptions, Loaded, LoadedDevice, SplitPlan, WarpgroupProducts, calibration,
         guesser::Guesser,
         machine_memory::{available_bytes, check_host_part, machine_bytes},
     };
@@ -62,10 +62,9 @@ mod with_cuda {
             } else {
                 Launches::Early
             },
-            wide: if options.has_no_wide_products {
-                WideProducts::Never
-            } else {
-                WideProducts::WhereThere
+            wide: match options.warpgroup_products {
+                WarpgroupProducts::WhereThere => WideProducts::WhereThere,
+                WarpgroupProducts::Never => WideProducts::Never,
             },
         };
         Device::open_as(ordinal, options).map_err(|error| Error::Gpu(error.into()))

@@ -132,7 +132,7 @@ mod words;
 pub use adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS, LoadedAdapter};
 pub use all_reduce::{AllReduce, AllReduceError};
 pub use answer::{Answer, Gathered, Sample, ToolCall};
-pub use compute::{Compute, Device, DeviceError, GpuOptions, n_processors};
+pub use compute::{Compute, Device, DeviceError, GpuOptions, WarpgroupProducts, n_processors};
 pub use conversation::{Conversation, Turn};
 pub use conversion::{Conversion, TokenDifferences};
 pub use device::load;
