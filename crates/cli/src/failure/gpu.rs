@@ -29,9 +29,7 @@ impl Failure {
         }
         failure
     }
-}
 
-impl Failure {
     /// Names the flags that asked for a GPU, where the hint speaks of them.
     pub(crate) fn naming_gpu_flags(self, typed: &[OsString]) -> Self {
         let flags = gpu_flags(typed);

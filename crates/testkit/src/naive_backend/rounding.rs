@@ -1,6 +1,7 @@
 //! [`round_to`]: what is left of keys and values in a store of few bits.
 //!
-//! Separate from the backend, whose stores hold f32. Invariant: a head is rounded by itself, by the quantizer of files.
+//! Separate from the backend, whose stores hold f32. Invariant: a head is rounded by itself: the types of blocks by the quantizer of files, E4M3 by a search
+//! of its codes that shares no code with the product's encoder.
 
 use std::cmp::Ordering;
 
