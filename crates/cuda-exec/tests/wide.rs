@@ -49,7 +49,7 @@ fn hopper() -> Device {
 
 /// Rows in both forms.
 struct Rows {
-    n_rows: usize,
+    n: usize,
     floats: Buffer<f32>,
     quantized: QuantizedRows,
 }
@@ -62,7 +62,7 @@ impl Rows {
         ops.quantize(n_rows, N_IN, floats.view(), quantized.view_mut())
             .unwrap();
         Self {
-            n_rows,
+            n: n_rows,
             floats,
             quantized,
         }
@@ -70,7 +70,7 @@ impl Rows {
 
     fn input(&self) -> LinearInput<'_> {
         LinearInput {
-            n_rows: self.n_rows,
+            n_rows: self.n,
             floats: self.floats.view(),
             quantized: Some(self.quantized.view()),
         }
@@ -86,7 +86,7 @@ fn multiply(
     bias: &Buffer<f32>,
 ) -> (Vec<Vec<f32>>, u64) {
     let mut outputs: Vec<Buffer<f32>> = (matrices.iter())
-        .map(|matrix| device.alloc("y", rows.n_rows * matrix.n_out()).unwrap())
+        .map(|matrix| device.alloc("y", rows.n * matrix.n_out()).unwrap())
         .collect();
     let mut products: Vec<Product<'_>> = (outputs.iter_mut().zip(matrices))
         .map(|(output, matrix)| Product {
@@ -210,7 +210,9 @@ fn rows_beyond_f16_are_multiplied_as_others_are() {
     let mut scaled = values.clone();
     for (row, values) in scaled.chunks_exact_mut(N_IN).enumerate() {
         let factor = if row % 4 == 3 { 0.0 } else { 2f32.powi(powers(row)) };
-        values.iter_mut().for_each(|x| *x *= factor);
+        for x in values {
+            *x *= factor;
+        }
     }
     let found = product(&scaled);
     for (row, (found, plain)) in found.chunks_exact(40).zip(plain.chunks_exact(40)).enumerate() {

@@ -96,7 +96,7 @@ fn a_file_that_is_replaced_stays_in_use_and_one_that_is_changed_ends_the_server(
         "{status} {text}"
     );
     // The answer may come before the engine has ended. Then it is not ready any more, and soon after it is gone.
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while Server::ask_at(server.address(), "GET", "/health", "").is_ok_and(|(status, _)| status != 503) {
         assert!(Instant::now() < deadline, "it is still ready");
         thread::sleep(Duration::from_millis(10));

@@ -65,7 +65,7 @@ fn readiness(models: &Models) -> (usize, Option<&'static str>) {
             EngineState::Running => {
                 (engine.heartbeat_age() > models.config().heartbeat_timeout).then_some("engine hung")
             }
-            _ => Some("draining"),
+            EngineState::Draining => Some("draining"),
         }
     });
     let reason = if models.shutdown().has_begun() {
