@@ -8,8 +8,8 @@
 //
 // A weight is 1024 times d * scale * q - dmin * minimum: both factors are rounded to f16, and so is the result (2^-11 each). No factor is below the
 // normal range of f16, since d is 2^-24 at least. None is above its largest number where a matrix fits, which the host asks once when it loads the
-// matrix: |dmin| <= 1, and |d| <= 0.0666 (Q4_K), 0.0322 (Q5_K) or 0.0156 (Q6_K) in all superblocks, so that 1024 d times the largest scale (63, 63, 128)
-// and number (15, 31, 32) is below 65504. A matrix that does not fit takes other products.
+// matrix: 0 <= dmin <= 1, and 0 <= d <= 0.0666 (Q4_K), 0.0322 (Q5_K) or |d| <= 0.0156 (Q6_K) in all superblocks: 1024 d times the largest scale (63, 63, 128)
+// and number (15, 31, 32) is below 65504, and what a minimum takes away is too. A matrix that does not fit takes other products.
 // x is f16 over a power of two of the whole row (`wide_tiles`), so that no row is beyond f16.
 //
 // Sums are f32 over all of k. Bits of a row depend on nothing but the row and how its band is split: parts are added in the order of their places.

@@ -67,14 +67,17 @@ impl Wide {
         })
     }
 
-    /// Whether all weights of some superblocks, as a file has them, are numbers of f16 when they are 1024 times as large.
+    /// Whether all weights of some superblocks, as a file has them, are numbers of f16 when they are 1024 times as large. Where there is a `dmin`, neither
+    /// it nor `d` is below zero: each alone is in range, and with two signs their terms would add up beyond it.
     pub fn takes(self, blocks: &[u8]) -> bool {
-        let magnitude = |block: &[u8], at: usize| u16::from_le_bytes([block[at], block[at + 1]]) & 0x7fff;
-        blocks.chunks_exact(self.block_bytes).all(|block| {
-            // Infinity and what is no number have the largest bits.
-            magnitude(block, self.d) <= self.largest_d
-                && (self.dmin).is_none_or(|at| magnitude(block, at) <= LARGEST_DMIN)
-        })
+        let bits = |block: &[u8], at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
+        // Infinity and what is no number have the largest bits of a sign, and numbers below zero larger bits than all others.
+        blocks
+            .chunks_exact(self.block_bytes)
+            .all(|block| match self.dmin {
+                Some(dmin) => bits(block, self.d) <= self.largest_d && bits(block, dmin) <= LARGEST_DMIN,
+                None => bits(block, self.d) & 0x7fff <= self.largest_d,
+            })
     }
 
     /// Dynamic shared memory of the kernel for so many rows of x.
@@ -219,12 +222,13 @@ mod tests {
                 blocks[at..at + 2].fill(0);
             };
             check(wide.d, wide.largest_d, true);
-            check(wide.d, 0x8000 | wide.largest_d, true);
+            check(wide.d, 0x8000 | wide.largest_d, wide.dmin.is_none());
             check(wide.d, wide.largest_d + 1, false);
             check(wide.d, f16::NAN.to_bits(), false);
             if let Some(dmin) = wide.dmin {
                 check(dmin, f16::ONE.to_bits(), true);
-                check(dmin, 0x8000 | (LARGEST_DMIN + 1), false);
+                check(dmin, LARGEST_DMIN + 1, false);
+                check(dmin, 0x8000 | f16::ONE.to_bits(), false);
             }
         }
         assert_eq!(f16::from_bits(LARGEST_DMIN), f16::ONE);

@@ -188,14 +188,22 @@ fn a_gate_and_what_it_gates_are_one_product() {
     }
 }
 
+/// Whether a matrix of `n_out` rows is multiplied by wide products.
+fn is_wide(ty: TensorType, n_out: usize, n_rows: usize, room: ProductRoom) -> bool {
+    matches!(ManyRows::of(ty, &[n_out], 4096, n_rows, room), ManyRows::Wide(_))
+}
+
 #[test]
 fn rows_beyond_f16_are_multiplied_as_others_are() {
+    // Narrow products by up to 48 rows are strips.
+    const N_ROWS: usize = 60;
     let device = hopper();
     let ops = opened(&device);
     let mut random = Random::new(13);
     let bias = device.upload("bias", &[0.0; 1]).unwrap();
     let matrices = [matrix(&device, &mut random, TensorType::Q4_K, 40)];
-    let values = random.values(40 * N_IN);
+    let values = random.values(N_ROWS * N_IN);
+    assert!(is_wide(TensorType::Q4_K, 40, N_ROWS, ProductRoom::ALL));
     let product = |values: &[f32]| {
         let rows = Rows::new(&device, &ops, values);
         multiply(&device, &ops, &rows, &matrices, &bias).0.remove(0)
@@ -253,15 +261,17 @@ fn a_matrix_whose_scales_are_beyond_f16_is_multiplied_by_bands() {
 
 #[test]
 fn a_recorded_product_is_replayed_with_new_rows() {
+    const N_ROWS: usize = 60;
     let device = hopper();
     let ops = opened(&device);
     let mut random = Random::new(15);
     let matrix = matrix(&device, &mut random, TensorType::Q5_K, 200);
-    let values = [(); 2].map(|()| random.values(48 * N_IN));
+    assert!(is_wide(TensorType::Q5_K, 200, N_ROWS, ProductRoom::ALL));
+    let values = [(); 2].map(|()| random.values(N_ROWS * N_IN));
     let mut rows = Rows::new(&device, &ops, &values[0]);
-    let mut output: Buffer<f32> = device.alloc("y", 48 * 200).unwrap();
+    let mut output: Buffer<f32> = device.alloc("y", N_ROWS * 200).unwrap();
     let capture = Capture::begin(&device).unwrap();
-    ops.quantize(48, N_IN, rows.floats.view(), rows.quantized.view_mut())
+    ops.quantize(N_ROWS, N_IN, rows.floats.view(), rows.quantized.view_mut())
         .unwrap();
     let multiply = |input: &LinearInput<'_>, output: &mut Buffer<f32>| {
         let product = Product {
@@ -278,7 +288,7 @@ fn a_recorded_product_is_replayed_with_new_rows() {
         graph.replay().unwrap();
         let found = device.download(output.view()).unwrap();
         let fresh = Rows::new(&device, &ops, values);
-        let mut direct: Buffer<f32> = device.alloc("y", 48 * 200).unwrap();
+        let mut direct: Buffer<f32> = device.alloc("y", N_ROWS * 200).unwrap();
         multiply(&fresh.input(), &mut direct);
         assert!(found == device.download(direct.view()).unwrap());
     }
@@ -320,8 +330,6 @@ fn other_gpus_and_those_that_are_told_so_multiply_by_bands() {
 
 #[test]
 fn products_are_wide_from_33_rows_on_where_there_is_memory() {
-    let is_wide =
-        |ty, n_out, n_rows, room| matches!(ManyRows::of(ty, &[n_out], 4096, n_rows, room), ManyRows::Wide(_));
     let all = ProductRoom::ALL;
     for ty in TYPES {
         assert!(is_wide(ty, 128_256, Wide::MIN_ROWS, all), "{ty:?}");

@@ -2,7 +2,7 @@
 //!
 //! Separate from the archive, which has one text of each module. Instructions that only newer GPUs have stand in it as comments with a mark, so
 //! that older ones get the text as it is. Invariant: but for these instructions and the two lines that name the version and the architecture, both
-//! texts are the same, so that all GPUs compute the same.
+//! texts are the same. Modules of one architecture alone name their own, and keep those lines.
 
 use std::collections::BTreeSet;
 
@@ -135,8 +135,18 @@ mod tests {
             check(&format!("matmul_{format}"), &bands);
             let halves = ["half_band_n64", "half_gated_n64", "half_split_n64"];
             check(&format!("matmul_halves_{format}"), &halves);
+            let wide = [
+                "wide_band_n64",
+                "wide_band_n128",
+                "wide_band_n256",
+                "wide_gated_n64",
+                "wide_gated_n128",
+                "wide_gated_n256",
+            ];
+            check(&format!("matmul_wide_{format}"), &wide);
         }
         check("halves", &["halve_rows"]);
+        check("wide_rows", &["wide_tiles"]);
         for format in ["f16", "bf16"] {
             let bands = [
                 "matmul_band_n16",

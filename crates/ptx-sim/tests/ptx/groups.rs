@@ -441,6 +441,8 @@ fn only_the_architecture_that_has_them_loads_them() {
             "{error}"
         );
     }
+    let module = Module::load(&ptx, &mut DeviceMemory::new()).unwrap();
+    assert!(module.is_for(90) && ![80, 89, 100, 120].iter().any(|&other| module.is_for(other)));
     // Transposed matrices and other shapes are not executed.
     let transposed = ptx.replace("%p, 1, 1, 0;", "%p, 1, 1, 1;");
     let error = Module::load(&transposed, &mut DeviceMemory::new()).unwrap_err();
