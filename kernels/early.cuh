@@ -6,7 +6,7 @@
 // waits, so that whoever waits for it has waited for those before it too. A kernel that does not wait is launched behind all that is before it.
 //
 // In the PTX the two instructions are comments that begin with `//early `: GPUs without them get the text as it is, and for others the marks are
-// taken away (`crates/cuda-exec/src/modules/variant.rs`). So there is one set of modules, and all GPUs compute the same.
+// taken away (`crates/cuda-exec/src/modules/variant.rs`). Modules of sm_90a alone are no such pairs.
 #pragma once
 
 // Lets the next launch begin, once all thread blocks of this one have come here: its weights are on their way meanwhile.

@@ -67,6 +67,11 @@ impl Wide {
         })
     }
 
+    /// The largest `d` of a superblock that is taken, as the bits of an f16 number.
+    pub fn largest_d(self) -> u16 {
+        self.largest_d
+    }
+
     /// Whether all weights of some superblocks, as a file has them, are numbers of f16 when they are 1024 times as large. Where there is a `dmin`, neither
     /// it nor `d` is below zero: each alone is in range, and with two signs their terms would add up beyond it.
     pub fn takes(self, blocks: &[u8]) -> bool {

@@ -15,7 +15,8 @@ const KEPT_TEXT_BYTES: usize = 64 << 20;
 
 #[derive(Default)]
 struct Decoded {
-    modules: HashMap<u64, Module>,
+    /// By hash and length of their texts.
+    modules: HashMap<(u64, usize), Module>,
     text_bytes: usize,
 }
 
@@ -24,14 +25,14 @@ static DECODED: LazyLock<Mutex<Decoded>> = LazyLock::new(Mutex::default);
 /// As [`Module::load`], of a text with this hash.
 pub(crate) fn load(ptx: &str, hash: u64, memory: &mut DeviceMemory) -> Result<Module, LoadError> {
     let kept = || DECODED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(module) = kept().modules.get(&hash).and_then(Module::share) {
+    if let Some(module) = kept().modules.get(&(hash, ptx.len())).and_then(Module::share) {
         return Ok(module);
     }
     let module = Module::load(ptx, memory)?;
     let mut decoded = kept();
     if let Some(shared) = module.share()
         && decoded.text_bytes + ptx.len() <= KEPT_TEXT_BYTES
-        && decoded.modules.insert(hash, shared).is_none()
+        && decoded.modules.insert((hash, ptx.len()), shared).is_none()
     {
         decoded.text_bytes += ptx.len();
     }

@@ -132,6 +132,16 @@ fn parts_at_a_tie(found: &Output, alone: &Output) -> bool {
     has_parted
 }
 
+/// At most one of the sequences parts from what it is alone, and only at a tie.
+fn check_ties(found: &[Output], expected: &[Output]) {
+    let pairs = found.iter().zip(expected);
+    let n_parted = pairs
+        .filter(|(found, alone)| parts_at_a_tie(found, alone))
+        .count();
+    let n_all = found.len();
+    assert!(n_parted <= 1, "{n_parted} of {n_all} sequences part at ties");
+}
+
 #[test]
 fn batched_greedy_equals_single_for_every_size_up_to_33_with_ragged_lengths_and_staggered_ends() {
     const N_TOKENS: usize = 4;
@@ -201,15 +211,7 @@ fn guesses_change_no_token_and_come_out() {
             .map(Result::unwrap)
             .collect();
         for found in [single, together] {
-            let pairs = found.iter().zip(&expected);
-            let n_parted = pairs
-                .filter(|(found, alone)| parts_at_a_tie(found, alone))
-                .count();
-            assert!(
-                n_parted <= 1,
-                "{n_parted} of {} sequences part at ties",
-                prompts.len()
-            );
+            check_ties(&found, &expected);
         }
         let drafts = engine.stats().scheduler.drafts;
         eprintln!("{steps_in_flight:?}: {drafts:?}");
@@ -218,16 +220,7 @@ fn guesses_change_no_token_and_come_out() {
     }
     // Rows that were not measured yet are taken for cheap, so what is weighed by times guesses once at least.
     let engine = start(Speculation::Auto { max_draft: 5 }, None);
-    let found = alone(&engine, &prompts, &params);
-    let pairs = found.iter().zip(&expected);
-    let n_parted = pairs
-        .filter(|(found, alone)| parts_at_a_tie(found, alone))
-        .count();
-    assert!(
-        n_parted <= 1,
-        "{n_parted} of {} sequences part at ties",
-        prompts.len()
-    );
+    check_ties(&alone(&engine, &prompts, &params), &expected);
     let drafts = engine.stats().scheduler.drafts;
     eprintln!("auto: {drafts:?}");
     assert!(drafts.accepted_tokens >= 1, "{drafts:?}");

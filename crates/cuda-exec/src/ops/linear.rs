@@ -1,5 +1,5 @@
 //! Products of matrices with rows, few or many. Kernels: `matvec.cu`, `matvec_pair.cu`, `matvec_float.cu`, `matmul.cu`,
-//! `matmul_float.cu`.
+//! `matmul_float.cu`, `matmul_halves.cu`, `matmul_wide.cu`.
 
 use std::sync::PoisonError;
 

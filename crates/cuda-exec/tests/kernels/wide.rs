@@ -1,6 +1,6 @@
 //! Matrices of K-quants times many rows by matrix operations of warpgroups.
 
-use tokenmill_cuda_exec::{MatrixLayout, modules::type_suffix};
+use tokenmill_cuda_exec::{MatrixLayout, Wide, modules::type_suffix};
 use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
 use tokenmill_quant::Format;
@@ -12,23 +12,11 @@ use crate::{
 };
 
 const TYPES: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
-/// Rows of x of the kernels.
-const WIDTHS: [usize; 3] = [64, 128, 256];
-/// Rows of a matrix that a thread block takes, and rows of a tile of x.
-const HEIGHT: usize = 128;
+/// Rows of a tile of x.
 const TILE_ROWS: usize = 64;
 
 /// Relative to the sum of magnitudes: weights are rounded to 11 bits, up to three times, and so is x. Of 2^-11 each a sum of hundreds keeps little.
 const ROUNDED: f64 = 3e-4;
-
-fn shared_bytes(width: usize) -> usize {
-    let n_stages = match width {
-        64 => 12,
-        128 => 8,
-        _ => 6,
-    };
-    n_stages * width * 128 + 1024
-}
 
 /// Makes tiles of quantized rows; gives tiles and powers.
 fn tiles(sim: &mut Sim, rows: &Quantized, n_rows: usize, n_in: usize, n_places: usize) -> [DevicePtr; 2] {
@@ -97,11 +85,11 @@ fn multiply_by(
         arguments = arguments.i32(n as i32);
     }
     arguments = planes.into_iter().fold(arguments, Arguments::ptr);
-    let n_bands: usize = n_outs.iter().map(|n_out| n_out.div_ceil(HEIGHT)).sum();
+    let n_bands: usize = n_outs.iter().map(|n_out| n_out.div_ceil(Wide::ROWS)).sum();
     let (n_places, n_splits) = (n_bands * n_rows.div_ceil(width), (n_in / 256).div_ceil(each));
     let [mut parts, mut counts] = [NULL; 2];
     if n_splits > 1 {
-        parts = sim.room(n_places * n_splits * HEIGHT * width * 4);
+        parts = sim.room(n_places * n_splits * Wide::ROWS * width * 4);
         counts = sim.u32s(&vec![0; n_places]);
     }
     let counters = sim.launch(
@@ -109,7 +97,7 @@ fn multiply_by(
         &format!("wide_band_n{width}"),
         [n_rows.div_ceil(width), n_bands, n_splits],
         256,
-        shared_bytes(width),
+        Wide::shared_bytes(width),
         &arguments.ptr(parts).ptr(counts).i32(each as i32),
     );
     assert_eq!(counters.bank_conflicts(), 0, "{ty:?} by {width}");
@@ -208,8 +196,9 @@ fn set_d(ty: TensorType, file_rows: &mut [u8], d: u16, dmin: u16) {
 #[test]
 fn weights_may_have_the_smallest_d_of_f16_and_the_largest_that_fits() {
     let n_in = 512;
-    for (ty, largest) in TYPES.into_iter().zip([0x2c43, 0x281f, 0x23fd]) {
-        // 2^-24, and the largest numbers of f16 up to those of `WIDE_LARGEST_D`; dmin 2^-24 and 1.
+    for ty in TYPES {
+        let largest = Wide::of(ty).unwrap().largest_d();
+        // 2^-24 and the largest that fits; dmin 2^-24 and 1.
         for (d, dmin) in [(1, 1), (largest, 0x3c00)] {
             let rows = Random::new(12).values(33 * n_in);
             let products = multiply_by(ty, [64, 2], &rows, [20, 0, 0], n_in, |random, n_out| {
@@ -261,6 +250,14 @@ fn wide_products_read_weights_once() {
         let (n_out, n_in) = (256, 1024);
         let rows = Random::new(8).values(64 * n_in);
         let products = multiply(ty, [64, 4], &rows, [n_out, 0, 0], n_in);
+        // Exactly as many rows as a thread block takes.
+        for (found, (expected, magnitude)) in products.found[0].iter().zip(&products.expected[0]) {
+            let error = (f64::from(*found) - expected).abs();
+            assert!(
+                error <= ROUNDED * magnitude,
+                "{ty:?}: {found}, expected {expected}"
+            );
+        }
         let necessary = MatrixLayout::of(ty, n_out, n_in).unwrap().bytes() as u64 / 32;
         let mut buffers = products.counters.buffers.values();
         let weights =
@@ -316,9 +313,9 @@ fn gated(
     let counters = sim.launch(
         &format!("matmul_wide_{}", type_suffix(ty).unwrap()),
         &format!("wide_gated_n{width}"),
-        [n_rows.div_ceil(width), n_out.div_ceil(HEIGHT / 2), 1],
+        [n_rows.div_ceil(width), n_out.div_ceil(Wide::GATED_ROWS), 1],
         256,
-        shared_bytes(width),
+        Wide::shared_bytes(width),
         &planes.into_iter().fold(arguments, Arguments::ptr),
     );
     assert_eq!(counters.bank_conflicts(), 0, "{ty:?}");
@@ -388,7 +385,7 @@ fn bits_of_a_wide_row_do_not_depend_on_how_many_rows_there_are() {
     let (n_out, n_in) = (40, 3 * 256);
     let rows = Random::new(11).values(130 * n_in);
     for ty in TYPES {
-        let results = WIDTHS.map(|width| {
+        let results = Wide::COLUMNS.map(|width| {
             let n_rows = if width == 64 { 33 } else { 130 };
             let products = multiply(ty, [width, 3], &rows[..n_rows * n_in], [n_out, 0, 0], n_in);
             let GatedProducts { y, quantized, .. } =
