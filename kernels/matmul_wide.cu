@@ -4,14 +4,12 @@
 // Compiled once a format: -DFORMAT=Q4_K -DHEADER="formats/q4_k.cuh", Q5_K and Q6_K too. Up to three matrices of one input are one launch; jobs without
 // rows have n_out 0.
 //
-// | kernel         | rows of w | rows of x | block | grid                                                           |
-// |----------------|-----------|-----------|-------|----------------------------------------------------------------|
-// | wide_band_n64  | 128       | 64        | 256   | (ceil(n_rows / 64), sum over jobs of ceil(n_out / 128), splits) |
-// | wide_band_n128 | 128       | 128       | 256   | the same by 128                                                |
-// | wide_band_n256 | 128       | 256       | 256   | the same by 256                                                |
-// | wide_gated_n64 | 64 of two | 64        | 256   | (ceil(n_rows / 64), ceil(n_out / 64)); n128 and n256 too         |
+// | kernel        | rows of w | rows of x | block | grid                                                           |
+// |---------------|-----------|-----------|-------|----------------------------------------------------------------|
+// | wide_band_nN  | 128       | N         | 256   | (ceil(n_rows / N), sum over jobs of ceil(n_out / 128), splits) |
+// | wide_gated_nN | 64 of two | N         | 256   | (ceil(n_rows / N), ceil(n_out / 64))                            |
 //
-// A split band has `splits` thread blocks, which add up `each` superblocks each, so splits = ceil(n_in / 256 / each). `parts` is
+// N is 16, 32, 64, 128 or 256. A split band has `splits` thread blocks, which add up `each` superblocks each, so splits = ceil(n_in / 256 / each). `parts` is
 // [grid.x * grid.y][splits][128 rows * rows of x] f32, `counters` [grid.x * grid.y] u32, 0 before and after; both may be null without splits.
 // Shapes: w as formats/planes.cuh says, n_in a multiple of 256; x as wide_rows.cuh says; y [n_rows, n_out] f32, of gated ones also as gated.cuh says.
 // Shared: dynamic, `WideShape::SHARED_BYTES` (stages of N * 128 bytes and 1024). Alignment: weights 256 bytes, x 16 bytes. Measured on the simulator only.
@@ -34,6 +32,8 @@
         multiply_wide_gated<FORMAT, N>(gate, up, {n_out, gate_bias, up_bias, activation, y, yq, ys}, n_in, n_rows, tiles, powers);                     \
     }
 
+WIDE_KERNELS(16)
+WIDE_KERNELS(32)
 WIDE_KERNELS(64)
 WIDE_KERNELS(128)
 WIDE_KERNELS(256)

@@ -10,7 +10,21 @@
 #define WIDE_FOUR(i) WIDE_SUM(i), WIDE_SUM(i + 1), WIDE_SUM(i + 2), WIDE_SUM(i + 3)
 #define WIDE_SUMS(i) WIDE_FOUR(i), WIDE_FOUR(i + 4), WIDE_FOUR(i + 8), WIDE_FOUR(i + 12)
 
-// d += A B for 64 rows, 16 of k and 64, 128 or 256 columns.
+// d += A B for 64 rows, 16 of k and 16, 32, 64, 128 or 256 columns.
+DEVICE void multiply_wide(float (&d)[8], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9,%10,%11},%12,1,1,1,0;"
+        : WIDE_FOUR(0), WIDE_FOUR(4)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+DEVICE void multiply_wide(float (&d)[16], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},"
+        "{%16,%17,%18,%19},%20,1,1,1,0;"
+        : WIDE_SUMS(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 DEVICE void multiply_wide(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
@@ -50,8 +64,12 @@ DEVICE void multiply_wide(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
 #undef WIDE_FOUR
 #undef WIDE_SUM
 
-// The descriptor of B at an address of shared memory, a multiple of 1024; 16 of k further are 32 bytes.
-DEVICE uint64_t group_matrix(uint32_t at) { return (uint64_t)1 << 62 | (uint64_t)(1024 / 16) << 32 | at >> 4; }
+// The descriptor of B at a sixteenth of an address of shared memory, which is a multiple of 1024; 16 of k further are 2 more.
+DEVICE uint64_t group_matrix(uint32_t at) {
+    uint64_t matrix;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(matrix) : "r"(at), "r"(1 << 30 | 1024 / 16));
+    return matrix;
+}
 DEVICE void fence_group() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits for all groups but the PENDING newest; with 0 the sums may be used.

@@ -1,7 +1,7 @@
 // Products of K-quants with many rows of x on Hopper: matrix operations of warpgroups (warpgroups.cuh), sm_90a only. Kernels and grids: matmul_wide.cu.
 //
-// A thread block multiplies 128 rows of a matrix (64 of a gate and the same 64 of up where gated), 64 for each of its two warpgroups, by 64, 128 or 256
-// rows of x. Weights become f16 in registers, as operand A: a lane has the 16 bytes of a group of 32 of each of its two rows, and which k each weight
+// A thread block multiplies 128 rows of a matrix (64 of a gate and the same 64 of up where gated), 64 for each of its two warpgroups, by 16, 32, 64, 128 or
+// 256 rows of x. Weights become f16 in registers, as operand A: a lane has the 16 bytes of a group of 32 of each of its two rows, and which k each weight
 // counts as is free, since `wide_tiles` writes x in the same order. So weights pass no shared memory. They are loaded BUFFERS halves of a superblock
 // ahead. x is operand B: tiles of 64 rows and 64 of k come by bulk copies, STAGES - 2 halves of a superblock ahead. A barrier of each stage says that it
 // is full, another that both warpgroups have read it.
@@ -29,9 +29,10 @@ constexpr float WIDE_TIMES = 1024.0f;
 template <int N>
 struct WideShape {
     // A stage has 128 columns.
-    static constexpr int STAGES = N == 256 ? 3 : N == 128 ? 4 : 6, BUFFERS = N == 128 ? 4 : 2;
+    static constexpr int STAGES = N == 256 ? 3 : N == 128 ? 4 : 6;
     static constexpr int STAGE = N * 256, SHARED_BYTES = STAGES * STAGE + 1024;
-    static constexpr int BLOCKS = N == 64 ? 2 : 1;  // of a multiprocessor
+    static constexpr int BLOCKS = N <= 64 ? 2 : 1;  // of a multiprocessor
+    static constexpr int TILE_ROWS = N < WIDE_TILE_ROWS ? N : WIDE_TILE_ROWS;  // of a tile of x
 };
 
 DEVICE uint32_t bits_of(__half2 h) { return *(uint32_t*)&h; }
@@ -52,7 +53,7 @@ struct WideTail {
 template <class F, int N, bool GATED>
 struct Wide {
     using Shape = WideShape<N>;
-    static constexpr int HIGH_BYTES = F::STRIP_HIGH, SUMS = N / 2, STAGES = Shape::STAGES, BUFFERS = Shape::BUFFERS;
+    static constexpr int HIGH_BYTES = F::STRIP_HIGH, SUMS = N / 2, STAGES = Shape::STAGES, BUFFERS = N == 128 || (N == 16 && HIGH_BYTES < 8) ? 4 : 2;
     static constexpr bool HAS_HALVES = F::SUB == 16;
     using Half = WideHalf<HIGH_BYTES>;
 
@@ -105,17 +106,27 @@ struct Wide {
     struct Factors {
         __half2 scale[2][2], offset[2];
 
+        // All in f16: d is so small that 1024 d is exact, and so are scales and minima, as bits behind 1024.
         __device__ __forceinline__ Factors(const Half& half, const WideTail& tail, int which) {
+            const int t = threadIdx.x % 4;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const float2 d = half2_at(tail.header[r].x);
+                const uint4 header = tail.header[r];
                 if constexpr (HAS_HALVES) {
-#pragma unroll
-                    for (int i = 0; i < 2; i++) scale[r][i] = __float2half2_rn(d.x * WIDE_TIMES * (float)(int8_t)(half.scales[r] >> 8 * i));
+                    const uint32_t bits = __byte_perm(half.scales[r] ^ 0x8080, 0x64646464, 0x4140);
+                    const __half2 times = __hmul2(pair_of(__byte_perm(header.x, 0, 0x1010)), pair_of(0x64006400));
+                    const __half2 both = __hmul2(__hsub2(pair_of(bits), pair_of(0x64806480)), times);
+                    scale[r][0] = __low2half2(both);
+                    scale[r][1] = __high2half2(both);
                 } else {
-                    const int2 sm = k_scale_min(tail.header[r], which * 4 + threadIdx.x % 4);
-                    scale[r][0] = scale[r][1] = __float2half2_rn(d.x * WIDE_TIMES * sm.x);
-                    offset[r] = __float2half2_rn(-d.y * WIDE_TIMES * sm.y);
+                    // The scale in the lower half of a word, the minimum in the upper; 4 bits of those of the last groups are in a word of their own.
+                    const uint32_t place = 0x4400 + 0x1111 * t, six = __byte_perm(header.y, header.z, place);
+                    const uint32_t bits = which == 0 ? and_or(six, 0x003f003f, 0x64006400)
+                                                     : and_or(__byte_perm(header.w, header.w >> 4, place), 0x000f000f, and_or(six >> 2, 0x00300030, 0x64006400));
+                    const __half2 times = __hmul2(pair_of(header.x), pair_of(0xe4006400));
+                    const __half2 both = __hmul2(__hsub2(pair_of(bits), pair_of(0x64006400)), times);
+                    scale[r][0] = scale[r][1] = __low2half2(both);
+                    offset[r] = __high2half2(both);
                 }
             }
         }
@@ -159,24 +170,26 @@ struct Wide {
         }
     }
 
-    // Adds up superblocks [begin, end) of the tile of x whose first 64 rows are `first_tile` of `n_tiles`.
-    __device__ __forceinline__ void sum(float (&d)[SUMS], const uint8_t* x, int first_tile, int n_tiles, int n_in, int begin, int end) const {
+    // Adds up superblocks [begin, end) of the N rows of x from row `first_row` on, which has `n_tiles` tiles.
+    __device__ __forceinline__ void sum(float (&d)[SUMS], const uint8_t* x, int first_row, int n_tiles, int n_in, int begin, int end) const {
         extern __shared__ __align__(1024) uint8_t wide_room[];
         __shared__ __align__(8) uint64_t barriers[2 * STAGES];
         const uint32_t stages = (shared_at(wide_room) + 1023) & ~1023u, full = shared_at(barriers), empty = full + 8 * STAGES;
         const int n_halves = (end - begin) * 2, lane = threadIdx.x % WARP;
-        const uint8_t* from_x = x + (size_t)begin * (4 * WIDE_TILE);
+        const int first_tile = first_row / WIDE_TILE_ROWS;
+        const uint8_t* from_x = x + (size_t)begin * (4 * WIDE_TILE) + first_row % WIDE_TILE_ROWS * 128;
         auto copy = [&](int stage, int half) {
+            constexpr int BYTES = Shape::TILE_ROWS * 128;
             arrive_expecting(full + 8 * stage, Shape::STAGE);
 #pragma unroll
-            for (int i = 0; i < N / WIDE_TILE_ROWS; i++) {
+            for (int i = 0; i < N / Shape::TILE_ROWS; i++) {
                 const uint8_t* from = from_x + ((size_t)min(first_tile + i, n_tiles - 1) * (n_in / WIDE_K) + 2 * half) * WIDE_TILE;
                 const uint32_t to = stages + stage * Shape::STAGE + i * WIDE_TILE;
                 if (N == WIDE_TILE_ROWS) {
                     copy_bulk<2 * WIDE_TILE>(to, from, full + 8 * stage);
                 } else {
-                    copy_bulk<WIDE_TILE>(to, from, full + 8 * stage);
-                    copy_bulk<WIDE_TILE>(to + N * 128, from + WIDE_TILE, full + 8 * stage);
+                    copy_bulk<BYTES>(to, from, full + 8 * stage);
+                    copy_bulk<BYTES>(to + N * 128, from + WIDE_TILE, full + 8 * stage);
                 }
             }
         };
@@ -226,10 +239,10 @@ struct Wide {
                     }
                     if (part == 1 && from + b + BUFFERS < last) load(halves[b], from + b + BUFFERS);
                     if (part == 0) await_phase(full + 8 * stage, parity);
-                    const uint64_t matrix = group_matrix(stages + stage * Shape::STAGE + part * (N * 128));
+                    const uint32_t matrix = (stages + stage * Shape::STAGE) / 16 + part * (N * 8);
                     fence_group();
 #pragma unroll
-                    for (int i = 0; i < 4; i++) multiply_wide(d, a[i], matrix + 2 * i);
+                    for (int i = 0; i < 4; i++) multiply_wide(d, a[i], group_matrix(matrix + 2 * i));
                     commit_group();
                     wait_group<1>(d);
                     if (part == 1) continue;
@@ -270,7 +283,7 @@ struct WidePlace {
 // Where thread blocks share a band: as `add_parts` of bands.cuh. `parts` is [tiles of the grid][splits][SUMS / 4][256] f32 by 4; counters are 0 before and after.
 template <int SUMS>
 DEVICE bool add_wide_parts(float4* parts, uint32_t* counters, float (&d)[SUMS]) {
-    constexpr int FOURS = SUMS / 4, AT_ONCE = 8;
+    constexpr int FOURS = SUMS / 4, AT_ONCE = FOURS < 8 ? FOURS : 8;
     const int tile = blockIdx.y * gridDim.x + blockIdx.x, n_splits = gridDim.z;
     parts += (size_t)tile * n_splits * (FOURS * WIDE_THREADS) + threadIdx.x;
 #pragma unroll
@@ -324,7 +337,7 @@ DEVICE void multiply_wide_band(const Pick& pick, int n_in, int n_rows, const uin
         const Job job = pick(place.band);
         const int begin = blockIdx.z * each, end = min(begin + each, n_in / 256);
         const Wide<F, N, false> wide(job.w, job.w, job.n_out, n_in, place.band * WIDE_HEIGHT);
-        wide.sum(d, x, place.tile * (N / WIDE_TILE_ROWS), n_tiles, n_in, begin, end);
+        wide.sum(d, x, place.tile * N, n_tiles, n_in, begin, end);
     }
     if (gridDim.z > 1 && !add_wide_parts(parts, counters, d)) return;
     WidePlace place;
@@ -354,7 +367,7 @@ DEVICE void multiply_wide_gated(const uint8_t* gate, const uint8_t* up, const Ga
     float d[N / 2];
     {
         const Wide<F, N, true> wide(gate, up, out.n_out, n_in, first);
-        wide.sum(d, x, place.tile * (N / WIDE_TILE_ROWS), n_tiles, n_in, 0, n_in / 256);
+        wide.sum(d, x, place.tile * N, n_tiles, n_in, 0, n_in / 256);
     }
     const int local = Wide<F, N, true>::row_of_lane(), here = min(N, n_rows - place.tile * N);
     extern __shared__ __align__(1024) uint8_t wide_room[];

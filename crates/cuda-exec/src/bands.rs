@@ -22,6 +22,8 @@ const MANY_BLOCKS_OF_MORE_ROWS: usize = 80;
 const STRIP_ROWS: usize = 48;
 /// The same for Q6_K, which takes more work to unpack.
 const Q6_K_STRIP_ROWS: usize = 16;
+/// The same where warpgroups multiply, which take up to 64 rows of x at once.
+const WIDE_STRIP_ROWS: usize = 16;
 /// Rows of x above which bands of K-quants may be split: their kernel takes 64.
 const UNSPLIT_ROWS: usize = 32;
 /// The same at least; with fewer, low bands are faster.
@@ -158,7 +160,9 @@ impl ManyRows {
     /// The launch for matrices of so many rows of `n_in` weights, by so many rows of x.
     pub fn of(ty: TensorType, n_outs: &[usize], n_in: usize, n_rows: usize, room: ProductRoom) -> Self {
         let height = BandHeight::of(n_outs.iter().sum(), n_rows);
+        let is_wide = room.has_tiles && n_rows >= Wide::MIN_ROWS && Wide::of(ty).is_some();
         let strip_rows = match ty {
+            _ if is_wide => WIDE_STRIP_ROWS,
             TensorType::Q6_K => Q6_K_STRIP_ROWS,
             _ => STRIP_ROWS,
         };
@@ -166,7 +170,7 @@ impl ManyRows {
             return Self::Strips;
         }
         let n_bands: usize = n_outs.iter().map(|n_out| n_out.div_ceil(128)).sum();
-        if room.has_tiles && n_rows >= Wide::MIN_ROWS && Wide::of(ty).is_some() {
+        if is_wide {
             return Self::Wide(WideCut::of(n_bands, n_in / 256, n_rows, room.max_splits));
         }
         let splits = n_splits(n_bands * n_rows.div_ceil(64), n_in / 256, room.max_splits);

@@ -6,7 +6,7 @@
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    CudaExecError, Device, HalfBands, Kernel, LaunchShape,
+    CudaExecError, Device, Kernel, LaunchShape,
     error::Result,
     modules::{Target, wide_name},
     parts::{MAX_SPLIT_BLOCKS, MULTIPROCESSORS},
@@ -14,6 +14,8 @@ use crate::{
 
 /// Threads of a thread block.
 pub(crate) const WIDE_THREADS: u32 = 256;
+/// Rows of a tile of x.
+const WIDE_TILE_ROWS: usize = 64;
 /// What a thread block does before its first and behind its last sum, in the units of [`WideCut::cost`].
 const FIXED: usize = 100;
 
@@ -46,9 +48,9 @@ impl Wide {
     /// Rows of gate and of up that a thread block takes.
     pub const GATED_ROWS: usize = 64;
     /// Rows of x that kernels are compiled for.
-    pub const COLUMNS: [usize; 3] = [64, 128, 256];
-    /// Rows of x from which on these kernels are used.
-    pub const MIN_ROWS: usize = HalfBands::MIN_ROWS;
+    pub const COLUMNS: [usize; 5] = [16, 32, 64, 128, 256];
+    /// Rows of x from which on these kernels are used: fewer have kernels of their own.
+    pub const MIN_ROWS: usize = 9;
 
     /// Those of a type, if it has any.
     pub fn of(ty: TensorType) -> Option<Self> {
@@ -100,7 +102,10 @@ impl WideCut {
     /// The cut for bands of so many rows in all, `n_supers` superblocks wide, by so many rows of x: that whose thread blocks, as many at a time as there
     /// are multiprocessors, are done first.
     pub fn of(n_bands: usize, n_supers: usize, n_rows: usize, max_splits: usize) -> Self {
-        let cuts = Wide::COLUMNS.into_iter().flat_map(|columns| {
+        let few = Self::few_columns(n_rows);
+        let is_candidate = |columns: &usize| few.map_or(*columns >= WIDE_TILE_ROWS, |few| few == *columns);
+        let columns = Wide::COLUMNS.into_iter().filter(is_candidate);
+        let cuts = columns.flat_map(|columns| {
             (1..=max_splits.min(n_supers).max(1)).map(move |n_splits| Self { columns, n_splits })
         });
         let fits = |cut: &Self| {
@@ -108,11 +113,11 @@ impl WideCut {
             let n_tiles = n_bands * n_rows.div_ceil(cut.columns);
             // Room for parts is in units of 64 rows of x; and no thread block is without superblocks.
             cut.n_splits == 1
-                || (n_tiles * cut.n_splits * (cut.columns / 64) <= MAX_SPLIT_BLOCKS
+                || (n_tiles * cut.n_splits * cut.columns.div_ceil(64) <= MAX_SPLIT_BLOCKS
                     && (cut.n_splits - 1) * each < n_supers)
         };
         let least = Self {
-            columns: 64,
+            columns: few.unwrap_or(64),
             n_splits: 1,
         };
         (cuts.filter(fits))
@@ -120,10 +125,22 @@ impl WideCut {
             .unwrap_or(least)
     }
 
+    /// The kernel whose thread blocks take all of up to 32 rows of x.
+    fn few_columns(n_rows: usize) -> Option<usize> {
+        (Wide::COLUMNS.into_iter()).find(|&columns| n_rows <= columns && columns < WIDE_TILE_ROWS)
+    }
+
+    /// Rows that tiles are made for where there are `n_rows`.
+    pub(crate) fn padded_rows(n_rows: usize) -> usize {
+        Self::few_columns(n_rows).unwrap_or_else(|| n_rows.next_multiple_of(WIDE_TILE_ROWS))
+    }
+
     /// How long a launch takes by comparison.
     fn cost(self, n_bands: usize, n_supers: usize, n_rows: usize) -> usize {
         // By the timing model, in units of 50 ns: a superblock of 128 rows, and adding the parts of several thread blocks up.
         let (a_super, adding) = match self.columns {
+            16 => (13, 8),
+            32 => (14, 14),
             64 => (19, 24),
             128 => (33, 60),
             _ => (66, 170),
@@ -131,11 +148,11 @@ impl WideCut {
         let n_blocks = n_bands * n_rows.div_ceil(self.columns) * self.n_splits;
         let adding = if self.n_splits > 1 { adding } else { 0 };
         let each = n_supers.div_ceil(self.n_splits);
-        // Two thread blocks of 64 rows are on a multiprocessor at a time. They take half as long again as one, and of more rows, which wait for
+        // Two thread blocks of up to 64 rows are on a multiprocessor at a time. They take half as long again as one, and of more rows, which wait for
         // arithmetic, twice as long.
         let pair = if n_rows > 64 { 4 } else { 3 };
         let halves_of_rounds = match self.columns {
-            64 if n_blocks > MULTIPROCESSORS => pair * n_blocks.div_ceil(2 * MULTIPROCESSORS),
+            16 | 32 | 64 if n_blocks > MULTIPROCESSORS => pair * n_blocks.div_ceil(2 * MULTIPROCESSORS),
             _ => 2 * n_blocks.div_ceil(MULTIPROCESSORS),
         };
         halves_of_rounds * (each * a_super + FIXED + adding)
@@ -156,8 +173,8 @@ impl WideCut {
 /// The kernels of a type, by [`Wide::COLUMNS`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WideKernels {
-    plain: [Kernel; 3],
-    gated: [Kernel; 3],
+    plain: [Kernel; Wide::COLUMNS.len()],
+    gated: [Kernel; Wide::COLUMNS.len()],
 }
 
 impl WideKernels {
@@ -171,9 +188,15 @@ impl WideKernels {
             let name = format!("wide_{kind}_n{columns}");
             device.kernel_with_shared_bytes(&module, &name, Wide::shared_bytes(columns))
         };
-        let all = |kind: &str| -> Result<[Kernel; 3]> {
-            let [a, b, c] = Wide::COLUMNS;
-            Ok([load(kind, a)?, load(kind, b)?, load(kind, c)?])
+        let all = |kind: &str| -> Result<[Kernel; Wide::COLUMNS.len()]> {
+            let [a, b, c, d, e] = Wide::COLUMNS;
+            Ok([
+                load(kind, a)?,
+                load(kind, b)?,
+                load(kind, c)?,
+                load(kind, d)?,
+                load(kind, e)?,
+            ])
         };
         Ok(Some(Self {
             plain: all("band")?,
@@ -254,7 +277,7 @@ mod tests {
         for (n_bands, n_supers, n_rows) in (1..200).flat_map(|n_bands| {
             [1, 3, 8, 16, 56]
                 .into_iter()
-                .flat_map(move |n_supers| [33, 64, 100, 512, 2048].map(|n_rows| (n_bands, n_supers, n_rows)))
+                .flat_map(move |n_supers| [9, 16, 17, 33, 64, 100, 512, 2048].map(|n_rows| (n_bands, n_supers, n_rows)))
         }) {
             let cut = WideCut::of(n_bands, n_supers, n_rows, 8);
             let each = n_supers.div_ceil(cut.n_splits);

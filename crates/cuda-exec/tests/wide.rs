@@ -125,7 +125,7 @@ fn products_of_each_type_are_those_of_the_one_order_of_addition() {
             .map(|n_out| matrix(&device, &mut random, ty, n_out))
             .into();
         assert!(matrices.iter().all(Matrix::is_wide), "{ty:?}");
-        let n_rows: &[usize] = if ty == TensorType::Q4_K { &[49, 257] } else { &[65] };
+        let n_rows: &[usize] = if ty == TensorType::Q4_K { &[17, 49, 257] } else { &[65] };
         for &n_rows in n_rows {
             let rows = Rows::new(&device, &ops, &random.values(n_rows * N_IN));
             let (found, n_launches) = multiply(&device, &ops, &rows, &matrices, &bias);
@@ -149,9 +149,9 @@ fn a_gate_and_what_it_gates_are_one_product() {
     let device = hopper();
     let ops = opened(&device);
     let mut random = Random::new(12);
-    let (n_out, n_rows) = (96, 70);
+    let n_out = 96;
     let biases = [(); 2].map(|()| device.upload("bias", &random.values(n_out)).unwrap());
-    for (ty, has_bias) in TYPES.into_iter().zip([false, true, false]) {
+    for ((ty, has_bias), n_rows) in TYPES.into_iter().zip([false, true, false]).zip([70, 20, 9]) {
         let pair = [(); 2].map(|()| matrix(&device, &mut random, ty, n_out));
         let rows = Rows::new(&device, &ops, &random.values(n_rows * N_IN));
         let bias = |index: usize| has_bias.then(|| biases[index].view());
@@ -184,7 +184,9 @@ fn a_gate_and_what_it_gates_are_one_product() {
             .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
             .collect();
         let worst = difference(&found, &expected);
-        assert!(worst < 1e-4, "{ty:?}: {worst}");
+        // Apart, 9 rows are multiplied in int8.
+        let bound = if n_rows > 16 { 1e-4 } else { ROUNDING };
+        assert!(worst < bound, "{ty:?}: {worst}");
     }
 }
 
@@ -195,7 +197,7 @@ fn is_wide(ty: TensorType, n_out: usize, n_rows: usize, room: ProductRoom) -> bo
 
 #[test]
 fn rows_beyond_f16_are_multiplied_as_others_are() {
-    // Narrow products by up to 48 rows are strips.
+    // Narrow products by up to 16 rows are strips.
     const N_ROWS: usize = 60;
     let device = hopper();
     let ops = opened(&device);
@@ -329,15 +331,15 @@ fn other_gpus_and_those_that_are_told_so_multiply_by_bands() {
 }
 
 #[test]
-fn products_are_wide_from_33_rows_on_where_there_is_memory() {
+fn products_are_wide_from_9_rows_on_where_there_is_memory() {
     let all = ProductRoom::ALL;
     for ty in TYPES {
         assert!(is_wide(ty, 128_256, Wide::MIN_ROWS, all), "{ty:?}");
-        assert!(is_wide(ty, 1024, 64, all), "{ty:?}");
         assert!(!is_wide(ty, 128_256, Wide::MIN_ROWS - 1, all), "{ty:?}");
         assert!(!is_wide(ty, 14_336, 2048, ProductRoom::WITHOUT_TILES), "{ty:?}");
+        // Narrow ones by up to 16 rows are strips, as on other GPUs.
+        assert!(!is_wide(ty, 1024, 16, all), "{ty:?}");
+        assert!(is_wide(ty, 1024, 17, all), "{ty:?}");
     }
     assert!(!is_wide(TensorType::Q8_0, 14_336, 2048, all));
-    // Narrow ones by up to 48 rows are strips, as on other GPUs.
-    assert!(!is_wide(TensorType::Q4_K, 1024, 48, all));
 }

@@ -136,9 +136,13 @@ mod tests {
             let halves = ["half_band_n64", "half_gated_n64", "half_split_n64"];
             check(&format!("matmul_halves_{format}"), &halves);
             let wide = [
+                "wide_band_n16",
+                "wide_band_n32",
                 "wide_band_n64",
                 "wide_band_n128",
                 "wide_band_n256",
+                "wide_gated_n16",
+                "wide_gated_n32",
                 "wide_gated_n64",
                 "wide_gated_n128",
                 "wide_gated_n256",

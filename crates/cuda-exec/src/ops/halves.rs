@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{LinearInput, Ops};
 use crate::{
-    Args, CudaExecError, LaunchShape, ManyRows, ProductRoom, error::Result, half_bands::HalfRows,
+    Args, CudaExecError, LaunchShape, ManyRows, ProductRoom, WideCut, error::Result, half_bands::HalfRows,
     parts::MULTIPROCESSORS,
 };
 
@@ -89,15 +89,15 @@ impl Ops {
             .count(n_in)
             .count(n_rows)
             .write(halves.view_mut());
-        let (padded, n_supers) = (HalfRows::padded(n_rows), n_in / 256);
+        let n_supers = n_in / 256;
         let (kernel, grid, args) = match form {
             HalfForm::Rows => {
-                let grid = [padded, n_supers.div_ceil(BLOCK_SUPERS), 1];
+                let grid = [HalfRows::padded(n_rows), n_supers.div_ceil(BLOCK_SUPERS), 1];
                 let args = args.write(sums.view_mut()).write(powers.view_mut());
                 (self.halve_rows, grid, args)
             }
             HalfForm::Tiles => {
-                let n_blocks = padded / BLOCK_ROWS;
+                let n_blocks = WideCut::padded_rows(n_rows) / BLOCK_ROWS;
                 let grid = [n_blocks, TILE_BLOCKS.div_ceil(n_blocks).clamp(1, n_supers), 1];
                 let kernel = (self.wide_tiles).expect("products are wide where there is a kernel for tiles");
                 (kernel, grid, args.write(powers.view_mut()))

@@ -135,6 +135,10 @@ fn wide_products_match_a_plain_loop() {
     for ty in TYPES {
         // Ragged in rows of both; odd numbers of superblocks, of bands and of tiles; fewer steps than stages, and more.
         for (width, n_rows, n_outs, n_supers) in [
+            (16, 9, [150, 33, 5], 5),
+            (16, 35, [130, 0, 7], 2),
+            (32, 17, [16, 0, 0], 1),
+            (32, 32, [20, 129, 0], 7),
             (64, 67, [150, 33, 5], 5),
             (64, 33, [16, 0, 0], 1),
             (128, 67, [130, 0, 7], 3),
@@ -151,7 +155,7 @@ fn wide_products_match_a_plain_loop() {
 #[test]
 fn wide_products_whose_columns_are_shared_match_a_plain_loop() {
     for ty in TYPES {
-        for (width, each, n_supers) in [(64, 2, 5), (128, 1, 2), (256, 1, 3)] {
+        for (width, each, n_supers) in [(16, 2, 5), (32, 1, 3), (64, 2, 5), (128, 1, 2), (256, 1, 3)] {
             let n_in = n_supers * 256;
             let rows = Random::new(5).values(67 * n_in);
             let products = multiply(ty, [width, each], &rows, [150, 33, 5], n_in);
@@ -337,6 +341,9 @@ fn a_wide_gate_and_up_match_a_plain_loop_and_are_quantized() {
     let (n_out, n_in) = (96, 3 * 256);
     for ty in TYPES {
         for (width, n_rows, is_silu, has_bias) in [
+            (16, 13, true, false),
+            (16, 19, false, true),
+            (32, 32, true, true),
             (64, 67, true, false),
             (128, 130, true, true),
             (256, 67, false, false),
@@ -386,7 +393,7 @@ fn bits_of_a_wide_row_do_not_depend_on_how_many_rows_there_are() {
     let rows = Random::new(11).values(130 * n_in);
     for ty in TYPES {
         let results = Wide::COLUMNS.map(|width| {
-            let n_rows = if width == 64 { 33 } else { 130 };
+            let n_rows = if width <= 64 { 33 } else { 130 };
             let products = multiply(ty, [width, 3], &rows[..n_rows * n_in], [n_out, 0, 0], n_in);
             let GatedProducts { y, quantized, .. } =
                 gated(ty, width, &rows[..n_rows * n_in], 32, n_in, (0, false));

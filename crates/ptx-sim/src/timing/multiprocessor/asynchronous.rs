@@ -95,8 +95,8 @@ impl Multiprocessor<'_> {
         let device = self.work.device;
         let scheduler = self.warps[warp].scheduler;
         let n_columns = multiply.n_columns() as f64;
-        // 16 rows and 16 of k of each warp, in f16.
-        let clocks = 256.0 * n_columns * N_SCHEDULERS as f64 / device.group_f16_per_clock;
+        // 16 rows and 16 of k of each warp, in f16. Fewer columns than 32 are taken to need as long as 32, which has no source.
+        let clocks = 256.0 * n_columns.max(32.0) * N_SCHEDULERS as f64 / device.group_f16_per_clock;
         let from_shared = match multiply.a {
             GroupLeft::Shared(_) => 512.0,
             GroupLeft::Registers(_) => 0.0,
