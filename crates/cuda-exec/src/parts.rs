@@ -4,7 +4,7 @@
 
 use crate::{Buffer, Device, Stream, error::Result};
 
-/// Multiprocessors of an H100.
+/// Multiprocessors of an H100. Splits of products are made for these on every GPU, so that sums have the same bits on all.
 pub(crate) const MULTIPROCESSORS: usize = 132;
 /// Thread blocks of bands that are split at most: two for each multiprocessor. Those with more than 64 rows of x count as several.
 pub(crate) const MAX_SPLIT_BLOCKS: usize = 2 * MULTIPROCESSORS;

@@ -34,6 +34,7 @@ const NAME: &CStr = c"simulated GPU";
 /// Attributes that a program asks for, as the driver's header numbers them.
 const MULTIPROCESSOR_COUNT: c_int = 16;
 const CAPABILITY_MAJOR: c_int = 75;
+const MULTIPROCESSOR_SHARED_BYTES: c_int = 81;
 const CAPABILITY_MINOR: c_int = 76;
 /// Options of a load, each followed by that of its size.
 const INFO_LOG: c_int = 3;
@@ -188,6 +189,7 @@ exported! {
     cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         let found = gpu::gpu(device).and_then(|gpu| match attribute {
             MULTIPROCESSOR_COUNT => Ok(gpu.spec.n_multiprocessors),
+            MULTIPROCESSOR_SHARED_BYTES => Ok(gpu.spec.shared_bytes),
             CAPABILITY_MAJOR => Ok(gpu.spec.capability.0),
             CAPABILITY_MINOR => Ok(gpu.spec.capability.1),
             _ => Err(code::INVALID_VALUE),

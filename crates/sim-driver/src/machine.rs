@@ -34,6 +34,8 @@ pub(crate) struct GpuSpec {
     /// Whether its memory takes room only where something other than zero is written.
     pub(crate) is_sparse: bool,
     pub(crate) n_multiprocessors: i32,
+    /// Shared memory of a multiprocessor.
+    pub(crate) shared_bytes: i32,
     /// Memory that the driver takes for each module.
     pub(crate) module_bytes: u64,
 }
@@ -50,6 +52,7 @@ impl Default for GpuSpec {
             is_added: false,
             is_sparse: false,
             n_multiprocessors: 108,
+            shared_bytes: 164 << 10,
             module_bytes: 0,
         }
     }
@@ -126,6 +129,7 @@ mod tests {
                 is_added: false,
                 is_sparse: false,
                 n_multiprocessors: 108,
+                shared_bytes: 164 << 10,
                 module_bytes: 5 << 10,
             },
         };

@@ -66,6 +66,7 @@ impl Simulator {
         let (ordinal, gpu) = gpu::add(GpuSpec {
             total_bytes: profile.memory_bytes,
             n_multiprocessors: profile.n_multiprocessors as i32,
+            shared_bytes: profile.shared_bytes as i32,
             capability: capability_of(profile.architecture),
             is_added: true,
             is_sparse: true,

@@ -127,6 +127,9 @@ pub(super) fn describe_device(api: &Api, ordinal: usize) -> Result<(i32, DeviceI
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         n_multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        multiprocessor_shared_bytes: attribute(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+        )?,
         total_bytes: total_bytes as u64,
         cuda_version: cuda_version(api)?,
     };

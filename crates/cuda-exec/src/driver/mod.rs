@@ -122,6 +122,8 @@ pub struct DeviceInfo {
     pub capability: (u32, u32),
     /// Multiprocessors.
     pub n_multiprocessors: u32,
+    /// Shared memory of a multiprocessor, in bytes.
+    pub multiprocessor_shared_bytes: u32,
     /// All its memory.
     pub total_bytes: u64,
     /// CUDA version that the driver supports.

@@ -6,6 +6,8 @@
 
 use tokenmill_backend::{KvLayerShape, KvType, PAGE_TOKENS};
 
+use crate::DeviceInfo;
+
 /// Threads of a thread block.
 pub(super) const THREADS: u32 = 128;
 const WARPS: usize = 4;
@@ -15,11 +17,9 @@ const MAX_LONGER: u32 = 3;
 const MAX_SPLIT: usize = MIN_SPLIT << MAX_LONGER;
 /// Thread blocks that fill a large GPU twice.
 const WANTED_BLOCKS: usize = 256;
-/// Multiprocessors of an H200, the thread blocks that registers leave room for on each, and its shared memory. Launches that turn rows and have more
-/// thread blocks than all have at once give each several splits, of [`MAX_SPLIT`] positions together.
-pub(super) const MULTIPROCESSORS: usize = 132;
+/// Thread blocks that registers leave room for on a multiprocessor. Launches that turn rows and have more thread blocks than all
+/// multiprocessors have at once give each several splits, of [`MAX_SPLIT`] positions together.
 const TURNED_BLOCKS: usize = 4;
-const MULTIPROCESSOR_SHARED_BYTES: usize = 228 << 10;
 /// What the kernel declares itself, and what a thread block takes besides.
 const STATIC_SHARED_BYTES: usize = 3 << 10;
 /// Columns of a tile of the kernels for keys and values that are both f16 or both e4m3, and those of wider rows; their query heads.
@@ -231,6 +231,24 @@ impl Candidate {
     }
 }
 
+/// The multiprocessors of a GPU, as far as grids follow from them. No result does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Multiprocessors {
+    pub(super) n: usize,
+    /// Shared memory of each, in bytes.
+    pub(super) shared_bytes: usize,
+}
+
+impl Multiprocessors {
+    /// As the driver gives them.
+    pub(super) fn of(info: &DeviceInfo) -> Self {
+        Self {
+            n: info.n_multiprocessors as usize,
+            shared_bytes: info.multiprocessor_shared_bytes as usize,
+        }
+    }
+}
+
 impl DecodePlan {
     /// Threads of a thread block.
     pub const THREADS: u32 = THREADS;
@@ -248,11 +266,11 @@ impl DecodePlan {
         partial_len(n_heads, self.n_splits, dim_v)
     }
 
-    /// Thread blocks that share the splits of a token in a launch that turns `n_tokens` of them on so many multiprocessors, and their dynamic
+    /// Thread blocks that share the splits of a token in a launch that turns `n_tokens` of them on these multiprocessors, and their dynamic
     /// shared memory.
-    pub(super) fn turned(&self, n_tokens: usize, n_multiprocessors: usize) -> (usize, usize) {
-        let n_resident = MULTIPROCESSOR_SHARED_BYTES / (self.shared_bytes_of_several + STATIC_SHARED_BYTES);
-        let n_wanted = n_multiprocessors * n_resident.min(TURNED_BLOCKS) / (self.n_blocks_x * n_tokens);
+    pub(super) fn turned(&self, n_tokens: usize, on: Multiprocessors) -> (usize, usize) {
+        let n_resident = on.shared_bytes / (self.shared_bytes_of_several + STATIC_SHARED_BYTES);
+        let n_wanted = on.n * n_resident.min(TURNED_BLOCKS) / (self.n_blocks_x * n_tokens);
         let n_blocks_y = n_wanted.max(self.min_blocks_y).min(self.n_splits);
         if n_blocks_y == self.n_splits || self.shared_bytes_of_several > MAX_SHARED_BYTES {
             (self.n_splits, self.shared_bytes)
@@ -400,6 +418,20 @@ mod tests {
         assert_eq!(heads(KvType::F32, KvType::F32, 320), [2; 2]);
         assert_eq!(heads(KvType::Q8_0, KvType::Q8_0, 384), [4; 2]);
         assert_eq!(heads(KvType::Q8_0, KvType::Q8_0, 448), [4; 2]);
+    }
+
+    #[test]
+    fn thread_blocks_of_several_splits_are_as_many_as_the_gpu_has_at_once() {
+        let plan = plan(4, [128, 128], [KvType::F16; 2], 512);
+        let blocks = |n, kib: usize| {
+            let on = Multiprocessors {
+                n,
+                shared_bytes: kib << 10,
+            };
+            plan.turned(16, on).0
+        };
+        // Of an H200, an A100 and an RTX 4090.
+        assert_eq!([blocks(132, 228), blocks(108, 164), blocks(128, 100)], [4, 2, 1]);
     }
 
     #[test]

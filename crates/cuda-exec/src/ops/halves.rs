@@ -6,14 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::{LinearInput, Ops};
 use crate::{
     Args, CudaExecError, LaunchShape, ManyRows, ProductRoom, WideCut, error::Result, half_bands::HalfRows,
-    parts::MULTIPROCESSORS,
 };
 
 /// Superblocks that a thread block makes f16.
 const BLOCK_SUPERS: usize = 8;
 
-/// Thread blocks of tiles that there should be, as far as rows have superblocks: some for each multiprocessor.
-const TILE_BLOCKS: usize = 8 * MULTIPROCESSORS;
+/// Thread blocks of tiles that there should be for each multiprocessor, as far as rows have superblocks.
+const TILE_BLOCKS: usize = 8;
 /// Rows of a thread block of them.
 const BLOCK_ROWS: usize = 8;
 
@@ -98,7 +97,8 @@ impl Ops {
             }
             HalfForm::Tiles => {
                 let n_blocks = WideCut::padded_rows(n_rows) / BLOCK_ROWS;
-                let grid = [n_blocks, TILE_BLOCKS.div_ceil(n_blocks).clamp(1, n_supers), 1];
+                let n_wanted = TILE_BLOCKS * self.multiprocessors.n;
+                let grid = [n_blocks, n_wanted.div_ceil(n_blocks).clamp(1, n_supers), 1];
                 let kernel = (self.wide_tiles).expect("products are wide where there is a kernel for tiles");
                 (kernel, grid, args.write(powers.view_mut()))
             }

@@ -277,8 +277,8 @@ pub struct Ops {
     pairs: [Option<linear::PairKernels>; PAIRS.len()],
     /// Rows of a grid along y or z at most; a launch of more is cut.
     max_grid_rows: usize,
-    /// Multiprocessors that a launch of [`Self::turn_attention`] fills once, if it can.
-    n_multiprocessors: usize,
+    /// The device's. A launch of [`Self::turn_attention`] fills them once, if it can.
+    multiprocessors: attention_decode::Multiprocessors,
     /// For products whose columns thread blocks share, where that was asked for. Launches that use it follow each other.
     parts: Option<Mutex<Parts>>,
     halve_rows: Kernel,
@@ -338,7 +338,7 @@ impl Ops {
             recurrent: None,
             pairs: [None; PAIRS.len()],
             max_grid_rows: MAX_GRID_ROWS,
-            n_multiprocessors: attention_decode::MULTIPROCESSORS,
+            multiprocessors: attention_decode::Multiprocessors::of(device.info()),
             parts: None,
             halve_rows: device.kernel("halves", "halve_rows")?,
             wide_tiles: if wide::has_module(device, WIDE_ROWS)? {

@@ -149,7 +149,7 @@ impl Ops {
                 .read_or_null(rows.norms[0])
                 .read_or_null(rows.norms[1])
                 .float(rows.eps);
-            let (n_blocks_y, shared_bytes) = plan.turned(n_here, self.n_multiprocessors);
+            let (n_blocks_y, shared_bytes) = plan.turned(n_here, self.multiprocessors);
             let shape = LaunchShape::new([plan.n_blocks_x, n_blocks_y, n_here], THREADS)
                 .with_shared_bytes(shared_bytes);
             self.device.launch(kernel, shape, &args)?;
@@ -163,7 +163,7 @@ mod tests {
     use tokenmill_backend::{AttentionShape, KvLayout, PAGE_TOKENS, PageGroup, RopeAxes, RopeStyle};
     use tokenmill_sim_driver::{SimOptions, Simulator};
 
-    use super::{super::attention_decode::MULTIPROCESSORS, *};
+    use super::{super::attention_decode::Multiprocessors, *};
     use crate::{KvStore, QuantizedRows, RopeTargets, ScratchNeeds, StepPlaces, driver::simulated};
 
     fn values(seed: usize, len: usize) -> Vec<f32> {
@@ -190,6 +190,10 @@ mod tests {
     }
 
     const N_TOKENS: usize = 7;
+    const H200: Multiprocessors = Multiprocessors {
+        n: 132,
+        shared_bytes: 228 << 10,
+    };
 
     /// Launches that [`run`] makes.
     #[derive(Clone, Copy)]
@@ -210,7 +214,10 @@ mod tests {
         let device = simulated(&Simulator::new(&SimOptions::default()));
         let mut ops = Ops::load(&device).unwrap();
         if let How::One(n_multiprocessors) = how {
-            ops.n_multiprocessors = n_multiprocessors;
+            ops.multiprocessors = Multiprocessors {
+                n: n_multiprocessors,
+                ..H200
+            };
         }
         let n_longest = case.longest as usize / PAGE_TOKENS + 1;
         let shape = KvLayerShape {
@@ -391,7 +398,7 @@ mod tests {
     }
 
     fn check(case: &Case) {
-        check_with(case, MULTIPROCESSORS);
+        check_with(case, H200.n);
     }
 
     #[track_caller]
@@ -414,6 +421,17 @@ mod tests {
             window: None,
             longest: 333,
         }
+    }
+
+    #[test]
+    fn multiprocessors_are_those_that_the_driver_tells_of() {
+        // The simulated GPU is like an A100.
+        let device = simulated(&Simulator::new(&SimOptions::default()));
+        let expected = Multiprocessors {
+            n: 108,
+            shared_bytes: 164 << 10,
+        };
+        assert_eq!(Ops::load(&device).unwrap().multiprocessors, expected);
     }
 
     #[test]
@@ -497,7 +515,7 @@ mod tests {
             window: None,
             longest: 333,
         };
-        let (whole, bytes) = run(&case, How::One(MULTIPROCESSORS), N_TOKENS);
-        assert_eq!(run(&case, How::One(MULTIPROCESSORS), 2), (whole, bytes));
+        let (whole, bytes) = run(&case, How::One(H200.n), N_TOKENS);
+        assert_eq!(run(&case, How::One(H200.n), 2), (whole, bytes));
     }
 }

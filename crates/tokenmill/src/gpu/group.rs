@@ -158,6 +158,7 @@ mod tests {
             name: name.to_owned(),
             capability,
             n_multiprocessors: 100,
+            multiprocessor_shared_bytes: 100 << 10,
             total_bytes: 24 << 30,
             cuda_version: (12, 4),
         }

@@ -84,6 +84,7 @@ mod tests {
                 name: "Some GPU".to_owned(),
                 capability: (7, 5),
                 n_multiprocessors: 40,
+                multiprocessor_shared_bytes: 64 << 10,
                 total_bytes: 16 << 30,
                 cuda_version: (12, 4),
             },
