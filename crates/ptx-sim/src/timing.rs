@@ -17,6 +17,7 @@ mod residency;
 mod schedule;
 mod start;
 mod traffic;
+mod work;
 
 use std::{collections::BTreeMap, fmt};
 
@@ -26,10 +27,11 @@ pub use self::{
     start::Start,
 };
 use self::{
-    multiprocessor::{Outcome, Work, simulate},
+    multiprocessor::simulate,
     schedule::Schedule,
     start::Room,
     traffic::Traffic,
+    work::{Outcome, Work},
 };
 use crate::{
     Arguments, Checks, DeviceMemory, DevicePtr, Kernel, LaunchConfig, LaunchError,
@@ -194,6 +196,7 @@ pub fn estimate(
         release: start.lead_us * device.clock_ghz * 1e3,
         n_early: start.room.blocks(n_threads, n_registers, shared_bytes) as usize,
         early_share: 1.0 - start.busy_share,
+        write_back: traffic.write_back,
     };
     let outcome = simulate(&work);
     for (&allocation, &bytes) in &traffic.touched {

@@ -14,17 +14,15 @@ use std::{
 };
 
 use super::{
-    DeviceProfile,
     cost::{Cost, N_SCHEDULERS, Unit, uses_memory_unit},
     mix::{Mix, mix},
-    traffic::Source,
+    work::{Outcome, Work},
 };
 use crate::{
-    Kernel,
     counters::SECTOR_BYTES,
     kernel::Constant,
     op::{Op, Order, Register},
-    trace::{BlockTrace, Executed},
+    trace::Executed,
     types::Space,
 };
 
@@ -32,51 +30,6 @@ use crate::{
 const QUEUE_CLOCKS: f64 = 32.0;
 /// Named barriers of a thread block.
 const N_BARRIERS: usize = 16;
-
-/// What a multiprocessor is given to do.
-pub(super) struct Work<'a> {
-    pub(super) kernel: &'a Kernel,
-    pub(super) device: &'a DeviceProfile,
-    pub(super) traces: &'a [BlockTrace],
-    /// Where the sectors of each trace come from, one for each of its sectors.
-    pub(super) sources: &'a [Vec<Source>],
-    /// The thread blocks in the order in which they start, each as the index of the trace that stands for it.
-    pub(super) blocks: Vec<usize>,
-    /// Thread blocks at a time.
-    pub(super) n_resident: usize,
-    /// Sectors that the L1 holds.
-    pub(super) l1_sectors: usize,
-    /// This multiprocessor's share.
-    pub(super) l2_bytes_per_clock: f64,
-    /// This multiprocessor's share.
-    pub(super) dram_bytes_per_clock: f64,
-    /// When threads that wait for the launch before continue.
-    pub(super) release: f64,
-    /// Thread blocks that are there before.
-    pub(super) n_early: usize,
-    /// What they have of the bandwidth of device memory until then.
-    pub(super) early_share: f64,
-}
-
-/// What came of it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Outcome {
-    /// From the moment when threads that wait for the launch before continue.
-    pub(super) clocks: f64,
-    /// When the last thread block let launches behind this one begin, from the same moment.
-    pub(super) lets_next: f64,
-    /// Slots used, of all schedulers.
-    pub(super) slots: f64,
-    /// Clocks that the busiest arithmetic unit was used, of all schedulers.
-    pub(super) unit_clocks: f64,
-    /// Clocks of the unit of loads, stores and shuffles.
-    pub(super) memory_clocks: f64,
-    pub(super) l2_bytes: f64,
-    pub(super) dram_bytes: f64,
-    /// Bytes of loads that were on their way, on average and at most.
-    pub(super) in_flight: f64,
-    pub(super) in_flight_peak: f64,
-}
 
 /// A warp on the multiprocessor.
 struct Warp {
@@ -526,6 +479,13 @@ impl Multiprocessor<'_> {
         let bytes = f64::from(executed.n_sectors) * SECTOR_BYTES as f64;
         self.l2_free = self.l2_free.max(begun) + bytes / self.work.l2_bytes_per_clock;
         self.outcome.l2_bytes += bytes;
+        // What is evicted for it takes its turn in device memory, and is not waited for.
+        let evicted = bytes * self.work.write_back;
+        if evicted > 0.0 {
+            self.dram_free = self.dram_free.max(self.l2_free);
+            self.dram_free += evicted / self.dram_rate(self.dram_free);
+            self.outcome.dram_bytes += evicted;
+        }
         self.l2_free + self.work.device.latency.l2
     }
 
@@ -573,7 +533,7 @@ impl Multiprocessor<'_> {
         if self.slots[slot].n_left == 0 {
             let lets_next = self.slots[slot].lets_next.unwrap_or(now) - self.work.release;
             self.outcome.lets_next = self.outcome.lets_next.max(lets_next);
-            self.start_block(slot, now);
+            self.start_block(slot, now + self.work.device.latency.block);
         } else {
             for id in 0..N_BARRIERS {
                 self.release(slot, id, None, now);

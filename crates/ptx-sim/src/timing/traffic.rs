@@ -26,10 +26,12 @@ pub(super) struct Source {
 pub(super) struct Traffic {
     /// For each trace, a source for each of its sectors.
     pub(super) sources: Vec<Vec<Source>>,
-    /// For each trace, bytes that it asks L2 for, and of these from device memory.
+    /// For each trace, bytes that it asks L2 for, and of these from or to device memory.
     pub(super) bytes: Vec<[f64; 2]>,
-    /// Bytes of the whole grid: asked of L2, and from device memory.
+    /// Bytes of the whole grid: asked of L2, and from or to device memory.
     pub(super) total: [f64; 2],
+    /// Of what is written, the share that leaves L2 for device memory while the launch runs: as much as it touches beyond what L2 holds.
+    pub(super) write_back: f64,
     /// By address: different bytes of each allocation.
     pub(super) touched: BTreeMap<DevicePtr, u64>,
 }
@@ -118,6 +120,7 @@ impl Traffic {
                 .insert(DevicePtr(allocation.address), different as u64);
         }
         let all: f64 = sizes.values().map(|&(different, _)| different).sum();
+        traffic.write_back = (1.0 - device.l2_bytes as f64 / all.max(1.0)).max(0.0);
         let shares: HashMap<usize, f64> = sizes
             .iter()
             .map(|(&index, &(different, asked))| {
@@ -151,9 +154,13 @@ impl Traffic {
             traffic.sources.push(sources);
             let mut bytes = [0.0; 2];
             for &sector in different {
-                let missed = source(sector, allocation_of(sector)).miss_share;
+                let from_dram = if written.contains(&sector) {
+                    traffic.write_back
+                } else {
+                    source(sector, allocation_of(sector)).miss_share
+                };
                 bytes[0] += SECTOR_BYTES as f64;
-                bytes[1] += missed * SECTOR_BYTES as f64;
+                bytes[1] += from_dram * SECTOR_BYTES as f64;
             }
             traffic.total[0] += bytes[0] * scale;
             traffic.total[1] += bytes[1] * scale;

@@ -11,4 +11,5 @@ mod matrix;
 mod memory;
 mod mutated;
 mod phases;
+mod published;
 mod timing;

@@ -1,0 +1,53 @@
+//! [`Work`] and [`Outcome`]: what one multiprocessor is given to do, and what came of it.
+//!
+//! Separate from playing it because the whole launch is turned into the one, and the estimate is made of the other.
+
+use super::{DeviceProfile, traffic::Source};
+use crate::{Kernel, trace::BlockTrace};
+
+/// What a multiprocessor is given to do.
+pub(super) struct Work<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) device: &'a DeviceProfile,
+    pub(super) traces: &'a [BlockTrace],
+    /// Where the sectors of each trace come from, one for each of its sectors.
+    pub(super) sources: &'a [Vec<Source>],
+    /// The thread blocks in the order in which they start, each as the index of the trace that stands for it.
+    pub(super) blocks: Vec<usize>,
+    /// Thread blocks at a time.
+    pub(super) n_resident: usize,
+    /// Sectors that the L1 holds.
+    pub(super) l1_sectors: usize,
+    /// This multiprocessor's share.
+    pub(super) l2_bytes_per_clock: f64,
+    /// This multiprocessor's share.
+    pub(super) dram_bytes_per_clock: f64,
+    /// When threads that wait for the launch before continue.
+    pub(super) release: f64,
+    /// Thread blocks that are there before.
+    pub(super) n_early: usize,
+    /// Of what is written, the share that L2 has no room for.
+    pub(super) write_back: f64,
+    /// What they have of the bandwidth of device memory until then.
+    pub(super) early_share: f64,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Outcome {
+    /// From the moment when threads that wait for the launch before continue.
+    pub(super) clocks: f64,
+    /// When the last thread block let launches behind this one begin, from the same moment.
+    pub(super) lets_next: f64,
+    /// Slots used, of all schedulers.
+    pub(super) slots: f64,
+    /// Clocks that the busiest arithmetic unit was used, of all schedulers.
+    pub(super) unit_clocks: f64,
+    /// Clocks of the unit of loads, stores and shuffles.
+    pub(super) memory_clocks: f64,
+    pub(super) l2_bytes: f64,
+    pub(super) dram_bytes: f64,
+    /// Bytes of loads that were on their way, on average and at most.
+    pub(super) in_flight: f64,
+    pub(super) in_flight_peak: f64,
+}

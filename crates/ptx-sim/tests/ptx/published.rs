@@ -1,0 +1,149 @@
+//! The timing model against measurements that others published, of kernels so short that the same ones can be written down here.
+//!
+//! All are of github.com/te42kyfo/gpu-benches at 1c36d509: `gpu-stream`, where each thread loads or stores one number of 8 bytes of each stream
+//! and two thread blocks are on a multiprocessor, and `gpu-small-kernels`, a graph of launches that each read what the one before wrote. Decision record
+//! 104 has the ratios. A kernel's time is that of its body alone, so a ratio says what the model makes of latencies, bandwidth and thread blocks
+//! that follow each other.
+
+use tokenmill_ptx_sim::{
+    Arguments, DeviceMemory, DeviceProfile, LaunchConfig, Module, Residency, Start, estimate,
+};
+
+/// Registers of a thread of these kernels.
+const REGISTERS: u32 = 16;
+
+/// A kernel of three buffers and a number of elements: `%d1` to `%d3` are this thread's numbers in them.
+fn kernel(body: &str) -> String {
+    format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 n) {{
+         .reg .pred %p<4>; .reg .b32 %r<9>; .reg .f64 %f<9>; .reg .b64 %d<9>;
+         ld.param.u64 %d4, [a]; ld.param.u64 %d5, [b]; ld.param.u64 %d6, [c]; ld.param.u32 %r5, [n];
+         mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mad.lo.u32 %r3, %r1, %r2, %r0;
+         setp.ge.u32 %p0, %r3, %r5; @%p0 bra END;
+         mad.wide.u32 %d1, %r3, 8, %d4; mad.wide.u32 %d2, %r3, 8, %d5; mad.wide.u32 %d3, %r3, 8, %d6;
+         {body}
+         END: ret; }}"
+    )
+}
+
+const READ: &str = "ld.global.f64 %f1, [%d2]; mov.f64 %f2, 0d405EC00000000000; setp.neu.f64 %p1, %f1, %f2;
+                    @%p1 bra END; st.global.f64 [%d1], %f1;";
+const SCALE: &str = "ld.global.f64 %f1, [%d2]; mov.f64 %f2, 0d3FF3333333333333; mul.rn.f64 %f1, %f1, %f2; st.global.f64 [%d1], %f1;";
+const TRIAD: &str = "ld.global.f64 %f1, [%d2]; ld.global.f64 %f3, [%d3]; mov.f64 %f2, 0d3FF3333333333333;
+                     fma.rn.f64 %f1, %f1, %f2, %f3; st.global.f64 [%d1], %f1;";
+
+struct Bench {
+    device: &'static DeviceProfile,
+    memory: DeviceMemory,
+    module: Module,
+    residency: Residency,
+}
+
+impl Bench {
+    fn new(device: &str, body: &str) -> Self {
+        let mut memory = DeviceMemory::sparse(1 << 34);
+        Self {
+            device: DeviceProfile::find(device).unwrap(),
+            module: Module::load(&kernel(body), &mut memory).unwrap(),
+            memory,
+            residency: Residency::new(),
+        }
+    }
+
+    /// GB/s of streams of a GiB, 8 bytes of each a thread, two thread blocks a multiprocessor.
+    fn stream(mut self, n_threads: u32, n_streams: u32) -> f64 {
+        let buffers = [(); 3].map(|()| self.memory.alloc(1 << 30).unwrap());
+        let n = 1 << 27;
+        let mut config = LaunchConfig::new([n / n_threads, 1, 1], [n_threads, 1, 1]);
+        config.shared_bytes = self.device.shared_bytes / 2 - 2048;
+        let arguments = (buffers.iter()).fold(Arguments::new(), |arguments, &at| arguments.ptr(at));
+        let estimate = estimate(
+            self.module.kernel("k").unwrap(),
+            &self.memory,
+            &config,
+            &arguments.u32(n),
+            REGISTERS,
+            self.device,
+            &mut self.residency,
+            &Start::after(self.device),
+        )
+        .unwrap();
+        assert_eq!(estimate.resident_blocks, 2);
+        f64::from(n) * f64::from(n_streams) * 8.0 / estimate.us / 1e3
+    }
+
+    /// Microseconds from begin to begin of launches that scale `n` numbers.
+    fn chain(mut self, n: u32, n_threads: u32) -> f64 {
+        let [a, b] = [(); 2].map(|()| self.memory.alloc(1 << 20).unwrap());
+        let config = LaunchConfig::new([n / n_threads + 1, 1, 1], [n_threads, 1, 1]);
+        let mut us = 0.0;
+        for turn in 0..4 {
+            let (to, from) = if turn % 2 == 0 { (a, b) } else { (b, a) };
+            let estimate = estimate(
+                self.module.kernel("k").unwrap(),
+                &self.memory,
+                &config,
+                &Arguments::new().ptr(to).ptr(from).ptr(from).u32(n),
+                REGISTERS,
+                self.device,
+                &mut self.residency,
+                &Start::after(self.device),
+            )
+            .unwrap();
+            us = estimate.us + estimate.gap_us;
+        }
+        us
+    }
+}
+
+/// Prints a row and fails where the ratio leaves the bounds.
+#[track_caller]
+fn compare(what: &str, published: f64, predicted: f64, bounds: std::ops::Range<f64>) {
+    let ratio = predicted / published;
+    println!("| {what} | {published} | {predicted:.2} | {ratio:.2} |");
+    assert!(
+        bounds.contains(&ratio),
+        "{what}: {predicted} where {published} was measured, {ratio}"
+    );
+}
+
+/// GB/s with 32, 256, 512 and 1,024 threads a thread block.
+#[test]
+fn streams_of_one_load_a_thread_have_the_rates_that_were_measured() {
+    let threads = [32, 256, 512, 1024];
+    for (device, name, body, n_streams, measured) in [
+        ("h100-pcie", "read", READ, 1, [96.0, 702.0, 1261.0, 1942.0]),
+        ("h100-pcie", "scale", SCALE, 2, [183.0, 1037.0, 1583.0, 1704.0]),
+        ("h100-pcie", "triad", TRIAD, 3, [254.0, 1399.0, 1675.0, 1832.0]),
+        ("a100", "read", READ, 1, [85.0, 619.0, 1122.0, 1769.0]),
+        ("a100", "scale", SCALE, 2, [157.0, 1026.0, 1577.0, 1732.0]),
+        ("a100", "triad", TRIAD, 3, [221.0, 1372.0, 1659.0, 1759.0]),
+    ] {
+        for (n_threads, published) in threads.into_iter().zip(measured) {
+            let predicted = Bench::new(device, body).stream(n_threads, n_streams);
+            let what = format!("{device}, {name}, {n_threads} threads, GB/s");
+            compare(&what, published, predicted, 0.8..1.35);
+        }
+    }
+}
+
+/// Microseconds a launch, by 256 threads a thread block.
+#[test]
+fn small_launches_follow_each_other_no_faster_than_was_measured() {
+    for (device, n, published) in [
+        ("h200", 4096, 1.29),
+        ("h200", 23_490, 1.35),
+        ("a100", 4096, 1.34),
+        ("a100", 19_070, 1.47),
+        ("rtx-4090", 4096, 0.96),
+        ("rtx-4090", 23_490, 1.06),
+    ] {
+        let predicted = Bench::new(device, SCALE).chain(n, 256);
+        compare(
+            &format!("{device}, {n} numbers, us"),
+            published,
+            predicted,
+            0.95..1.4,
+        );
+    }
+}
