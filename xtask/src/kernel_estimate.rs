@@ -30,7 +30,7 @@ pub struct Args {
     /// Type of the weights, as `synth` names it
     #[arg(long = "type", value_name = "TYPE", default_value = "Q4_K_M")]
     recipe: String,
-    /// The GPU: h100, h200 or a100
+    /// The GPU: h100, h200, h100-pcie, a100 or rtx-4090
     #[arg(long, default_value = "h200")]
     device: String,
     /// Sequences that decode a token each; one step for each number
