@@ -5,10 +5,10 @@ mod adapter_scene;
 
 use tokenmill_backend::{Adapter, AdapterError, AdapterId, Executor};
 use tokenmill_cuda_exec::CudaBackend;
-use tokenmill_gguf::TensorType;
-use tokenmill_model::{Model, ModelExecutor};
+use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_model::{FfnDescriptor, Model, ModelExecutor};
 use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::{NaiveBackend, Random};
+use tokenmill_testkit::{NaiveBackend, Random, TinyModel, tiny_llama};
 
 use adapter_scene::{add_all, id, options, play, random_adapter, sequences, tiny};
 
@@ -21,6 +21,23 @@ fn on(simulator: &Simulator, model: &Model, change: impl FnOnce(CudaBackend) -> 
         .expect("a tiny model loads")
 }
 
+/// A layer whose rows divide into superblocks.
+fn wide(ty: TensorType) -> Model {
+    let mut descriptor = tiny_llama();
+    descriptor.layers.truncate(1);
+    descriptor.n_embd = 256;
+    let layer = &mut descriptor.layers[0];
+    let attention = layer.attention_mut();
+    (attention.head_dim_k, attention.head_dim_v) = (64, 64);
+    let FfnDescriptor::Dense(ffn) = &mut layer.ffn else {
+        unreachable!("the tiny network is dense")
+    };
+    ffn.n_ff = 256;
+    descriptor.ropes[0].head_dim = 64;
+    let bytes = TinyModel::random(descriptor, ty, 1).to_gguf().unwrap();
+    Model::from_gguf(GgufFile::from_bytes(&bytes).unwrap()).unwrap()
+}
+
 fn random_adapters(model: &Model, random: &mut Random) -> Vec<Adapter> {
     ([1, 4, 16, 33].into_iter())
         .map(|rank| random_adapter(model, rank, random))
@@ -29,8 +46,11 @@ fn random_adapters(model: &Model, random: &mut Random) -> Vec<Adapter> {
 
 #[test]
 fn four_adapters_in_a_batch_of_eight_compute_the_bits_of_each_alone() {
-    for ty in [TensorType::F32, TensorType::Q4_0] {
-        let model = tiny(ty);
+    for (ty, model) in [
+        (TensorType::F32, tiny(TensorType::F32)),
+        (TensorType::Q4_0, tiny(TensorType::Q4_0)),
+        (TensorType::Q4_K, wide(TensorType::Q4_K)),
+    ] {
         let simulator = Simulator::new(&SimOptions::default());
         let mut executor = on(&simulator, &model, |backend| backend.with_batch_invariance(true));
         let mut random = Random::new(7);
