@@ -107,22 +107,25 @@ pub trait Executor {
         None
     }
 
-    /// Appends the bytes of a place to `bytes`, as the steps and copies submitted before leave it.
+    /// Gives the bytes of places to `take`, in their order, as the steps and copies submitted before leave them.
     ///
     /// # Errors
     /// [`StepError::PlaceOutOfRange`] before anything was read, or a device error.
-    fn read_memory(&mut self, place: MemoryPlace, bytes: &mut Vec<u8>) -> Result<(), StepError> {
-        let _ = bytes;
-        Err(StepError::PlaceOutOfRange { place })
+    fn read_memory(&mut self, places: &[MemoryPlace], take: &mut dyn FnMut(&[u8])) -> Result<(), StepError> {
+        let _ = take;
+        places
+            .first()
+            .map_or(Ok(()), |&place| Err(StepError::PlaceOutOfRange { place }))
     }
 
-    /// Writes the bytes of a place, after the steps and copies submitted before and ahead of those submitted later.
+    /// Writes the bytes of places, after the steps and copies submitted before and ahead of those submitted later.
     ///
     /// # Errors
     /// [`StepError::PlaceOutOfRange`] before anything was written, also for a wrong number of bytes; or a device error.
-    fn write_memory(&mut self, place: MemoryPlace, bytes: &[u8]) -> Result<(), StepError> {
-        let _ = bytes;
-        Err(StepError::PlaceOutOfRange { place })
+    fn write_memory(&mut self, contents: &[(MemoryPlace, &[u8])]) -> Result<(), StepError> {
+        contents
+            .first()
+            .map_or(Ok(()), |&(place, _)| Err(StepError::PlaceOutOfRange { place }))
     }
 
     /// What the time of the steps waited for so far went to, where the device measures it.
@@ -189,12 +192,12 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
         (**self).memory_format()
     }
 
-    fn read_memory(&mut self, place: MemoryPlace, bytes: &mut Vec<u8>) -> Result<(), StepError> {
-        (**self).read_memory(place, bytes)
+    fn read_memory(&mut self, places: &[MemoryPlace], take: &mut dyn FnMut(&[u8])) -> Result<(), StepError> {
+        (**self).read_memory(places, take)
     }
 
-    fn write_memory(&mut self, place: MemoryPlace, bytes: &[u8]) -> Result<(), StepError> {
-        (**self).write_memory(place, bytes)
+    fn write_memory(&mut self, contents: &[(MemoryPlace, &[u8])]) -> Result<(), StepError> {
+        (**self).write_memory(contents)
     }
 
     fn trace(&self) -> Option<StepTrace> {

@@ -54,22 +54,26 @@ pub trait SequenceMemory {
         None
     }
 
-    /// Appends the bytes of a place to `bytes`, as the steps and copies begun before leave it. The place is in range.
+    /// Gives the bytes of places to `take`, in their order, as the steps and copies begun before leave them. The places are in range.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`], or a device error.
-    fn read_memory(&mut self, place: MemoryPlace, bytes: &mut Vec<u8>) -> Result<(), BackendError> {
-        let _ = (place, bytes);
+    fn read_memory(
+        &mut self,
+        places: &[MemoryPlace],
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), BackendError> {
+        let _ = (places, take);
         Err(unsupported())
     }
 
-    /// Writes the bytes of a place, after the steps and copies begun before and ahead of those begun later. The place is in range,
-    /// and `bytes` has as many as [`MemoryFormat::bytes_of`] says.
+    /// Writes the bytes of places, after the steps and copies begun before and ahead of those begun later. The places are in range,
+    /// and the bytes of each are as many as [`MemoryFormat::bytes_of`] says.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`], or a device error.
-    fn write_memory(&mut self, place: MemoryPlace, bytes: &[u8]) -> Result<(), BackendError> {
-        let _ = (place, bytes);
+    fn write_memory(&mut self, contents: &[(MemoryPlace, &[u8])]) -> Result<(), BackendError> {
+        let _ = contents;
         Err(unsupported())
     }
 }

@@ -49,15 +49,6 @@ impl Layer {
             .zip(n_bytes)
             .filter_map(|(buffer, n_bytes)| Some((buffer?, n_bytes)))
     }
-
-    /// The same, to write.
-    fn arrays_mut(&mut self, types: KvTypes) -> impl Iterator<Item = (&mut Buffer<u8>, usize)> {
-        let n_bytes = layer_page_bytes(self.shape, types);
-        [Some(&mut self.k), self.v.as_mut()]
-            .into_iter()
-            .zip(n_bytes)
-            .filter_map(|(buffer, n_bytes)| Some((buffer?, n_bytes)))
-    }
 }
 
 /// A layer's pages, to read.
@@ -292,7 +283,7 @@ mod tests {
         },
     ];
 
-    fn layout(types: KvTypes, n_pages: usize, n_host_pages: usize) -> KvLayout {
+    pub(super) fn layout(types: KvTypes, n_pages: usize, n_host_pages: usize) -> KvLayout {
         KvLayout {
             layers: SHAPES.to_vec(),
             groups: vec![PageGroup::Main; SHAPES.len()],
@@ -306,9 +297,11 @@ mod tests {
     }
 
     /// Fills a page of every layer with numbers that belong to it alone.
-    fn fill(device: &Device, store: &mut KvStore, page: usize, seed: u8) {
+    pub(super) fn fill(device: &Device, store: &mut KvStore, page: usize, seed: u8) {
         for layer in &mut store.layers {
-            for (buffer, n_bytes) in layer.arrays_mut(store.types) {
+            let n_bytes = layer_page_bytes(layer.shape, store.types);
+            let arrays = [Some(&mut layer.k), layer.v.as_mut()].into_iter().zip(n_bytes);
+            for (buffer, n_bytes) in arrays.filter_map(|(buffer, n_bytes)| Some((buffer?, n_bytes))) {
                 let values: Vec<u8> = (0..n_bytes).map(|i| (i as u8).wrapping_mul(seed)).collect();
                 let range = page * n_bytes..(page + 1) * n_bytes;
                 device
@@ -318,7 +311,7 @@ mod tests {
         }
     }
 
-    fn read(device: &Device, store: &mut KvStore, page: usize) -> Vec<u8> {
+    pub(super) fn read(device: &Device, store: &mut KvStore, page: usize) -> Vec<u8> {
         store.await_pages(&[page as u32]).unwrap();
         let mut bytes = Vec::new();
         for layer in &store.layers {
@@ -429,7 +422,7 @@ mod tests {
     }
 
     /// Layers that are alike, so that a page of all of them is one copy.
-    fn alike(n_layers: usize, n_pages: usize, n_host_pages: usize) -> KvLayout {
+    pub(super) fn alike(n_layers: usize, n_pages: usize, n_host_pages: usize) -> KvLayout {
         let shape = KvLayerShape {
             n_kv_heads: 2,
             head_dim_k: 16,
@@ -513,24 +506,6 @@ mod tests {
                 read(&device, &mut store, page) == contents[content],
                 "page {page}"
             );
-        }
-    }
-
-    #[test]
-    fn a_page_is_the_same_after_a_way_through_bytes() {
-        for types in [[KvType::F16; 2], [KvType::F32; 2]] {
-            let device = simulated(&Simulator::new(&SimOptions::default()));
-            let mut store = KvStore::new(&device, &layout(types, 5, 0)).unwrap();
-            fill(&device, &mut store, 1, 7);
-            let mut staging = device.alloc_pinned(store.bytes_of_page()).unwrap();
-            store
-                .copy_pages(&[PageCopy::Duplicate { from: 1, to: 2 }])
-                .unwrap();
-            store.read_page(2, &mut staging).unwrap();
-            assert_eq!(staging.host().unwrap(), &read(&device, &mut store, 1)[..]);
-            store.write_page(4, &mut staging).unwrap();
-            assert_eq!(read(&device, &mut store, 4), read(&device, &mut store, 1));
-            assert!(store.read_page(5, &mut staging).is_err());
         }
     }
 

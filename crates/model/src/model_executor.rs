@@ -232,16 +232,20 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.backend.memory_format()
     }
 
-    fn read_memory(&mut self, place: MemoryPlace, bytes: &mut Vec<u8>) -> Result<(), StepError> {
-        self.bytes_of(place).ok_or(StepError::PlaceOutOfRange { place })?;
-        Ok(self.backend.read_memory(place, bytes)?)
+    fn read_memory(&mut self, places: &[MemoryPlace], take: &mut dyn FnMut(&[u8])) -> Result<(), StepError> {
+        for &place in places {
+            self.bytes_of(place).ok_or(StepError::PlaceOutOfRange { place })?;
+        }
+        Ok(self.backend.read_memory(places, take)?)
     }
 
-    fn write_memory(&mut self, place: MemoryPlace, bytes: &[u8]) -> Result<(), StepError> {
-        if self.bytes_of(place) != Some(bytes.len()) {
-            return Err(StepError::PlaceOutOfRange { place });
+    fn write_memory(&mut self, contents: &[(MemoryPlace, &[u8])]) -> Result<(), StepError> {
+        for &(place, bytes) in contents {
+            if self.bytes_of(place) != Some(bytes.len()) {
+                return Err(StepError::PlaceOutOfRange { place });
+            }
         }
-        Ok(self.backend.write_memory(place, bytes)?)
+        Ok(self.backend.write_memory(contents)?)
     }
 
     fn trace(&self) -> Option<StepTrace> {

@@ -107,14 +107,14 @@ impl Core {
             return;
         };
         fetch.last_news_us = now_us;
-        for bytes in pages {
-            let place = fetch.stored.places.get(fetch.n_done).map(|&(_, place)| place);
-            let is_written = place.is_some_and(|place| self.executor.write_memory(place, &bytes).is_ok());
-            if !is_written {
-                return self.end_and_look_again(id, now_us);
-            }
-            fetch.n_done += 1;
+        let places = fetch.stored.places.get(fetch.n_done..).unwrap_or_default();
+        let contents: Vec<_> = (places.iter().zip(&pages))
+            .map(|(&(_, place), bytes)| (place, &bytes[..]))
+            .collect();
+        if contents.len() < pages.len() || self.executor.write_memory(&contents).is_err() {
+            return self.end_and_look_again(id, now_us);
         }
+        fetch.n_done += pages.len();
         // Whoever reads the next may have ended.
         let _ = done.send(());
     }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tokenmill_backend::{MemoryPlace, PageGroup, StepError};
+use tokenmill_backend::{MemoryPlace, PAGE_TOKENS, PageGroup};
 
 use crate::{
     core::Core,
@@ -79,22 +79,18 @@ impl Core {
         let Some(outside) = self.outside.take() else {
             return false;
         };
-        let mut n_bytes = 0;
+        let mut portion = Portion::default();
         for group in PageGroup::ALL {
-            while n_bytes < PORTION_BYTES
+            while portion.n_bytes < PORTION_BYTES
                 && let Some(page) = self.scheduler.next_leaving(group)
             {
-                match self.keep_page(&outside, group, &page) {
-                    Ok(Kept::Later) => {
-                        self.scheduler.list_leaving(group, page.page);
-                        break;
-                    }
-                    Ok(Kept::Copied(copied)) => n_bytes += copied,
-                    // It is computed again, should it be needed.
-                    Err(_) => {}
+                if !portion.add(&outside, group, &page) {
+                    self.scheduler.list_leaving(group, page.page);
+                    break;
                 }
             }
         }
+        let n_bytes = self.keep(&outside, portion);
         self.outside = Some(outside);
         n_bytes > 0
     }
@@ -104,21 +100,48 @@ impl Core {
         let Some(outside) = self.outside.take() else {
             return;
         };
+        let mut portion = Portion::default();
         for group in PageGroup::ALL {
             for page in self.scheduler.take_evicted(group) {
                 // What finds no room is computed again, should it be needed.
-                let _ = self.keep_page(&outside, group, &page);
+                portion.add(&outside, group, &page);
+                // The store counts what it was given, so it is given no more at once.
+                if portion.n_bytes >= PORTION_BYTES {
+                    self.keep(&outside, std::mem::take(&mut portion));
+                }
             }
         }
+        self.keep(&outside, portion);
         self.outside = Some(outside);
     }
 
-    fn keep_page(
-        &mut self,
-        outside: &Outside,
-        group: PageGroup,
-        page: &LeavingPage,
-    ) -> Result<Kept, StepError> {
+    /// Copies a portion and gives it to the store. Returns its bytes, 0 where they cannot be read: it is computed again, should it be needed.
+    fn keep(&mut self, outside: &Outside, portion: Portion) -> usize {
+        let mut contents = Vec::with_capacity(portion.places.len());
+        let mut take = |bytes: &[u8]| contents.push(bytes.to_vec());
+        if self.executor.read_memory(&portion.places, &mut take).is_err() {
+            return 0;
+        }
+        for ((name, tokens), bytes) in portion.names.into_iter().zip(contents) {
+            outside.store.keep(KeptPage { name, tokens, bytes });
+        }
+        portion.n_bytes
+    }
+}
+
+/// Pages and states that a store takes, to be copied together.
+#[derive(Debug, Default)]
+struct Portion {
+    /// With the tokens of the page.
+    names: Vec<(KeptName, [u32; PAGE_TOKENS])>,
+    /// Where they are, in the same order.
+    places: Vec<MemoryPlace>,
+    n_bytes: usize,
+}
+
+impl Portion {
+    /// Adds what the store wants of a page. Returns `false` where the store has too much to write for all of it.
+    fn add(&mut self, outside: &Outside, group: PageGroup, page: &LeavingPage) -> bool {
         let of_page = MemoryPlace::Page {
             group,
             page: page.page,
@@ -126,34 +149,21 @@ impl Core {
         let of_state = page
             .state
             .map(|slot| (KeptKind::State, MemoryPlace::State { slot }));
-        let mut n_bytes = 0;
         for (kind, place) in [Some((KeptKind::Page(group), of_page)), of_state]
             .into_iter()
             .flatten()
         {
             let name = KeptName { key: page.key, kind };
-            match outside.store.offer(name, outside.format.bytes_of(place)) {
+            let n_bytes = outside.format.bytes_of(place);
+            match outside.store.offer(name, n_bytes) {
                 Offer::Leave => continue,
-                Offer::Later => return Ok(Kept::Later),
+                Offer::Later => return false,
                 Offer::Take => {}
             }
-            let mut bytes = Vec::with_capacity(outside.format.bytes_of(place));
-            self.executor.read_memory(place, &mut bytes)?;
-            n_bytes += bytes.len();
-            outside.store.keep(KeptPage {
-                name,
-                tokens: page.tokens,
-                bytes,
-            });
+            self.names.push((name, page.tokens));
+            self.places.push(place);
+            self.n_bytes += n_bytes;
         }
-        Ok(Kept::Copied(n_bytes))
+        true
     }
-}
-
-/// The result of looking at a page.
-enum Kept {
-    /// So many bytes were copied, none where the store wanted none.
-    Copied(usize),
-    /// The store has too much to write.
-    Later,
 }

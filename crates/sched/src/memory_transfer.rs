@@ -119,9 +119,9 @@ impl Core {
         places: Range<usize>,
         mut bytes: Vec<u8>,
     ) -> Result<Vec<u8>, EngineError> {
-        for &place in self.holds.places(hold, places)? {
-            self.executor.read_memory(place, &mut bytes)?;
-        }
+        let places = self.holds.places(hold, places)?;
+        let mut take = |own: &[u8]| bytes.extend_from_slice(own);
+        self.executor.read_memory(places, &mut take)?;
         Ok(bytes)
     }
 
@@ -136,11 +136,14 @@ impl Core {
             .memory_format()
             .ok_or(EngineError::MemoryNotReadable)?;
         let mut rest = &bytes[..];
-        for &place in self.holds.places(hold, places)? {
-            let (own, others) = rest.split_at(format.bytes_of(place));
-            self.executor.write_memory(place, own)?;
-            rest = others;
-        }
+        let contents: Vec<_> = (self.holds.places(hold, places)?.iter())
+            .map(|&place| {
+                let (own, others) = rest.split_at(format.bytes_of(place));
+                rest = others;
+                (place, own)
+            })
+            .collect();
+        self.executor.write_memory(&contents)?;
         Ok(bytes)
     }
 }

@@ -31,29 +31,40 @@ impl SequenceMemory for CpuBackend {
         })
     }
 
-    fn read_memory(&mut self, place: MemoryPlace, bytes: &mut Vec<u8>) -> Result<(), BackendError> {
-        match place {
-            MemoryPlace::Page { group, page } => {
-                let stores = self.kv.as_ref().expect(KV_ALLOCATED);
-                stores.group(group).pool.read_page(page, bytes);
+    fn read_memory(
+        &mut self,
+        places: &[MemoryPlace],
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), BackendError> {
+        let mut bytes = Vec::new();
+        for &place in places {
+            bytes.clear();
+            match place {
+                MemoryPlace::Page { group, page } => {
+                    let stores = self.kv.as_ref().expect(KV_ALLOCATED);
+                    stores.group(group).pool.read_page(page, &mut bytes);
+                }
+                MemoryPlace::State { slot } => {
+                    let states = self.states.as_ref().expect("a state in range is allocated");
+                    states.read_slot(slot, &mut bytes);
+                }
             }
-            MemoryPlace::State { slot } => {
-                let states = self.states.as_ref().expect("a state in range is allocated");
-                states.read_slot(slot, bytes);
-            }
+            take(&bytes);
         }
         Ok(())
     }
 
-    fn write_memory(&mut self, place: MemoryPlace, bytes: &[u8]) -> Result<(), BackendError> {
-        match place {
-            MemoryPlace::Page { group, page } => {
-                let stores = self.kv.as_mut().expect(KV_ALLOCATED);
-                stores.group_mut(group).pool.write_page(page, bytes);
-            }
-            MemoryPlace::State { slot } => {
-                let states = self.states.as_mut().expect("a state in range is allocated");
-                states.write_slot(slot, bytes);
+    fn write_memory(&mut self, contents: &[(MemoryPlace, &[u8])]) -> Result<(), BackendError> {
+        for &(place, bytes) in contents {
+            match place {
+                MemoryPlace::Page { group, page } => {
+                    let stores = self.kv.as_mut().expect(KV_ALLOCATED);
+                    stores.group_mut(group).pool.write_page(page, bytes);
+                }
+                MemoryPlace::State { slot } => {
+                    let states = self.states.as_mut().expect("a state in range is allocated");
+                    states.write_slot(slot, bytes);
+                }
             }
         }
         Ok(())

@@ -1,7 +1,8 @@
 //! The memory of sequences as bytes.
 //!
-//! Separate because it is no part of a step. Invariant: copies go by the stream that steps are computed on, so that they keep its
-//! order; whoever reads waits for them.
+//! Separate because it is no part of a step. Pages go by the streams of moves, as many at a time as two buffers have room for: while one
+//! is filled, the host copies the other. States, which every step writes, go by the stream that steps are computed on. Invariant: whoever
+//! reads has waited for the copies, and a buffer is used again only once its copies are done.
 
 use tokenmill_backend::{
     BackendError, KvStores, KvType, MemoryFormat, MemoryPlace, PageGroup, SequenceMemory,
@@ -13,24 +14,112 @@ use crate::{Pinned, error::Result};
 /// A name for how pages and states lie: [`crate::KvStore`] and [`crate::StateSlots`] say it.
 const ARRANGEMENT: &str = "cuda-1";
 
-/// Pinned memory for one page and one state.
+const KV_ALLOCATED: &str = "the KV store was allocated at load";
+const STATES_ALLOCATED: &str = "a state in range is allocated";
+const STAGING_MADE: &str = "it was just made";
+
+/// Bytes of a buffer for pages, unless one page has more.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Pinned memory for pages and for one state.
 pub(super) struct Staging {
-    page: Pinned<u8>,
+    pages: [Pinned<u8>; 2],
+    /// The one that is filled next.
+    turn: usize,
     state: Pinned<f32>,
 }
 
+impl Staging {
+    /// The buffer whose turn it is, behind all that used it.
+    fn free_buffer(&mut self) -> Result<&mut Pinned<u8>> {
+        let buffer = &mut self.pages[self.turn];
+        self.turn = 1 - self.turn;
+        buffer.host()?;
+        Ok(buffer)
+    }
+
+    /// Gives the pages that a buffer holds, once they are there.
+    fn give(
+        &mut self,
+        place: usize,
+        page_bytes: usize,
+        n_pages: usize,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        let bytes = &self.pages[place].host()?[..n_pages * page_bytes];
+        bytes.chunks_exact(page_bytes).for_each(take);
+        Ok(())
+    }
+}
+
+/// The pages of places that are all of one group.
+fn pages_of(places: impl Iterator<Item = MemoryPlace>) -> Vec<u32> {
+    places
+        .filter_map(|place| match place {
+            MemoryPlace::Page { page, .. } => Some(page),
+            MemoryPlace::State { .. } => None,
+        })
+        .collect()
+}
+
+/// Whether two places lie in one store.
+fn are_alike(a: MemoryPlace, b: MemoryPlace) -> bool {
+    match (a, b) {
+        (MemoryPlace::Page { group: a, .. }, MemoryPlace::Page { group: b, .. }) => a == b,
+        _ => false,
+    }
+}
+
 impl CudaBackend {
-    fn staging(&mut self) -> Result<&mut Staging> {
+    fn prepare_staging(&mut self) -> Result<()> {
         if self.staging.is_none() {
             let stores = self.kv.iter().flat_map(KvStores::iter);
             let page_bytes = stores.map(|(_, store)| store.bytes_of_page()).max();
             let state_len = self.states.as_ref().map_or(0, crate::StateSlots::len_of_slot);
+            let buffer = || {
+                self.device
+                    .alloc_pinned(page_bytes.unwrap_or(0).max(BUFFER_BYTES))
+            };
             self.staging = Some(Staging {
-                page: self.device.alloc_pinned(page_bytes.unwrap_or(0))?,
+                pages: [buffer()?, buffer()?],
+                turn: 0,
                 state: self.device.alloc_pinned(state_len)?,
             });
         }
-        Ok(self.staging.as_mut().expect("it was just made"))
+        Ok(())
+    }
+
+    fn read_pages(&mut self, group: PageGroup, pages: &[u32], take: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let store = (self.kv.as_mut().expect(KV_ALLOCATED)).group_mut(group);
+        let staging = self.staging.as_mut().expect(STAGING_MADE);
+        let page_bytes = store.bytes_of_page();
+        // What is on its way in the other buffer.
+        let mut earlier: Option<(usize, usize)> = None;
+        for run in pages.chunks((BUFFER_BYTES / page_bytes).max(1)) {
+            let place = staging.turn;
+            store.read_pages(run, staging.free_buffer()?)?;
+            if let Some((place, n_pages)) = earlier.replace((place, run.len())) {
+                staging.give(place, page_bytes, n_pages, take)?;
+            }
+        }
+        match earlier {
+            Some((place, n_pages)) => staging.give(place, page_bytes, n_pages, take),
+            None => Ok(()),
+        }
+    }
+
+    fn write_pages(&mut self, group: PageGroup, contents: &[(MemoryPlace, &[u8])]) -> Result<()> {
+        let store = (self.kv.as_mut().expect(KV_ALLOCATED)).group_mut(group);
+        let staging = self.staging.as_mut().expect(STAGING_MADE);
+        let page_bytes = store.bytes_of_page();
+        for run in contents.chunks((BUFFER_BYTES / page_bytes).max(1)) {
+            let buffer = staging.free_buffer()?;
+            for (place, (_, bytes)) in buffer.host()?.chunks_exact_mut(page_bytes).zip(run) {
+                place.copy_from_slice(bytes);
+            }
+            store.write_pages(&pages_of(run.iter().map(|&(place, _)| place)), buffer)?;
+        }
+        Ok(())
     }
 }
 
@@ -55,44 +144,42 @@ impl SequenceMemory for CudaBackend {
 
     fn read_memory(
         &mut self,
-        place: MemoryPlace,
-        bytes: &mut Vec<u8>,
+        places: &[MemoryPlace],
+        take: &mut dyn FnMut(&[u8]),
     ) -> std::result::Result<(), BackendError> {
-        self.staging()?;
-        let staging = self.staging.as_mut().expect("it was just made");
-        match place {
-            MemoryPlace::Page { group, page } => {
-                let stores = self.kv.as_mut().expect("the KV store was allocated at load");
-                let store = stores.group_mut(group);
-                store.read_page(page, &mut staging.page)?;
-                bytes.extend_from_slice(&staging.page.host()?[..store.bytes_of_page()]);
-            }
-            MemoryPlace::State { slot } => {
-                let states = self.states.as_mut().expect("a state in range is allocated");
-                states.read_slot(slot, &mut staging.state)?;
-                let values = staging.state.host()?.iter();
-                bytes.extend(values.flat_map(|value| value.to_le_bytes()));
+        self.prepare_staging()?;
+        for run in places.chunk_by(|&a, &b| are_alike(a, b)) {
+            match run[0] {
+                MemoryPlace::Page { group, .. } => {
+                    self.read_pages(group, &pages_of(run.iter().copied()), take)?;
+                }
+                MemoryPlace::State { slot } => {
+                    let staging = self.staging.as_mut().expect(STAGING_MADE);
+                    let states = self.states.as_mut().expect(STATES_ALLOCATED);
+                    states.read_slot(slot, &mut staging.state)?;
+                    let values = staging.state.host()?.iter();
+                    let bytes: Vec<u8> = values.flat_map(|value| value.to_le_bytes()).collect();
+                    take(&bytes);
+                }
             }
         }
         Ok(())
     }
 
-    fn write_memory(&mut self, place: MemoryPlace, bytes: &[u8]) -> std::result::Result<(), BackendError> {
-        self.staging()?;
-        let staging = self.staging.as_mut().expect("it was just made");
-        match place {
-            MemoryPlace::Page { group, page } => {
-                staging.page.host()?[..bytes.len()].copy_from_slice(bytes);
-                let stores = self.kv.as_mut().expect("the KV store was allocated at load");
-                stores.group_mut(group).write_page(page, &mut staging.page)?;
-            }
-            MemoryPlace::State { slot } => {
-                let (words, _) = bytes.as_chunks::<4>();
-                for (value, word) in staging.state.host()?.iter_mut().zip(words) {
-                    *value = f32::from_le_bytes(*word);
+    fn write_memory(&mut self, contents: &[(MemoryPlace, &[u8])]) -> std::result::Result<(), BackendError> {
+        self.prepare_staging()?;
+        for run in contents.chunk_by(|&(a, _), &(b, _)| are_alike(a, b)) {
+            match run[0] {
+                (MemoryPlace::Page { group, .. }, _) => self.write_pages(group, run)?,
+                (MemoryPlace::State { slot }, bytes) => {
+                    let staging = self.staging.as_mut().expect(STAGING_MADE);
+                    let (words, _) = bytes.as_chunks::<4>();
+                    for (value, word) in staging.state.host()?.iter_mut().zip(words) {
+                        *value = f32::from_le_bytes(*word);
+                    }
+                    let states = self.states.as_mut().expect(STATES_ALLOCATED);
+                    states.write_slot(slot, &mut staging.state)?;
                 }
-                let states = self.states.as_mut().expect("a state in range is allocated");
-                states.write_slot(slot, &mut staging.state)?;
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! [`Moves`]: pages on their way between the pool and the host tier, or within the pool.
+//! [`Moves`]: pages on their way between the pool and the host tier, within the pool, or between it and a staging buffer.
 //!
 //! Separate from the store, which owns the pages, because the order of streams is all that it is about. A page of all layers is one
 //! call of the driver where the layers are alike, and a run of moves in one direction is one event. The two directions run next to each
@@ -11,6 +11,22 @@ use crate::{CudaExecError, Device, Fence, PageRows, Pinned, Stream, error::Resul
 
 /// The two streams of moves, in the order in which things of each are kept here.
 const STREAMS: [Stream; 2] = [Stream::ToDevice, Stream::ToHost];
+
+/// The direction of pages that go through a staging buffer, by its place among [`STREAMS`].
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    ToDevice = 0,
+    ToHost = 1,
+}
+
+/// What moves come after.
+#[derive(Clone, Copy, Debug)]
+enum Before {
+    /// All that is queued.
+    Now,
+    /// What was queued before the newest step.
+    NewestStep,
+}
 
 /// What a direction has done.
 #[derive(Debug)]
@@ -40,6 +56,8 @@ pub(super) struct Moves {
     now: Fence,
     /// Set before the newest step that named its pages.
     before_step: Fence,
+    /// Whether steps are told apart: where there is a host tier, and once pages went through a staging buffer.
+    has_steps: bool,
     /// How many named theirs, and the last that named each page.
     n_steps: u64,
     last_step: Vec<u64>,
@@ -72,6 +90,7 @@ impl Moves {
             directions: [direction()?, direction()?],
             now: device.fence()?,
             before_step: device.fence()?,
+            has_steps: n_host_pages > 0,
             n_steps: 0,
             last_step: vec![0; n_pages],
         })
@@ -82,28 +101,14 @@ impl Moves {
         for &copy in copies {
             self.check(copy)?;
         }
-        let is_of_newest = |&copy: &PageCopy| {
-            let [page, other] = self.pages_of(copy);
-            [page, other]
-                .into_iter()
-                .filter_map(|page| self.last_step.get(page))
-                .any(|&step| step == self.n_steps)
-        };
-        let waits_for_all = self.n_host_pages == 0 || copies.iter().any(is_of_newest);
-        if waits_for_all {
-            self.now.record(Stream::Compute)?;
-        }
+        let pages = copies.iter().flat_map(|&copy| self.pages_of(copy));
+        let before = self.before(pages)?;
         let mut is_held = [false; 2];
         let mut queued = Ok(());
         for run in copies.chunk_by(|&a, &b| direction_of(a) == direction_of(b)) {
             let direction = direction_of(run[0]);
             if !is_held[direction] {
-                let before = if waits_for_all {
-                    &self.now
-                } else {
-                    &self.before_step
-                };
-                before.hold(STREAMS[direction])?;
+                self.hold(direction, before)?;
                 is_held[direction] = true;
             }
             queued = self.queue_run(direction, run);
@@ -116,21 +121,79 @@ impl Moves {
         queued
     }
 
+    /// Queues copies of pages to the front of `staging` or from there, one page behind the other.
+    pub(super) fn stage(&mut self, way: Way, pages: &[u32], staging: &mut Pinned<u8>) -> Result<()> {
+        for &page in pages {
+            inside(page, self.n_pages)?;
+        }
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let before = self.before(pages.iter().map(|&page| page as usize))?;
+        // Steps are told apart from the next one on: until then all pages are those of the newest.
+        self.has_steps = true;
+        let direction = way as usize;
+        self.hold(direction, before)?;
+        for &page in pages {
+            self.take(direction, [page as usize])?;
+        }
+        let stream = STREAMS[direction];
+        let rows = &self.rows;
+        let queued = staging.copies(stream, |queue| {
+            let mut offset = 0;
+            for &page in pages {
+                for rows in rows {
+                    match way {
+                        Way::ToDevice => queue.upload(offset, rows, page)?,
+                        Way::ToHost => queue.download(rows, page, offset)?,
+                    }
+                    offset += rows.page_bytes();
+                }
+            }
+            Ok(())
+        });
+        self.directions[direction].after.record(stream)?;
+        queued
+    }
+
+    /// What moves of some pages come after. Of pages that the newest step did not name it is the steps before that one.
+    fn before(&self, mut pages: impl Iterator<Item = usize>) -> Result<Before> {
+        let is_of_newest = |page: usize| self.last_step.get(page) == Some(&self.n_steps);
+        if self.has_steps && !pages.any(is_of_newest) {
+            return Ok(Before::NewestStep);
+        }
+        self.now.record(Stream::Compute)?;
+        Ok(Before::Now)
+    }
+
+    fn hold(&self, direction: usize, before: Before) -> Result<()> {
+        let fence = match before {
+            Before::Now => &self.now,
+            Before::NewestStep => &self.before_step,
+        };
+        fence.hold(STREAMS[direction])
+    }
+
+    /// Lets a direction use pages behind what the other one does with them.
+    fn take<const N: usize>(&mut self, direction: usize, pages: [usize; N]) -> Result<()> {
+        self.follow_other(direction, &pages)?;
+        let done = &mut self.directions[direction];
+        for page in pages {
+            if let Some(is_moving) = done.is_moving.get_mut(page) {
+                *is_moving = true;
+            }
+            if !done.is_used[page] {
+                done.is_used[page] = true;
+                done.used.push(page);
+            }
+        }
+        Ok(())
+    }
+
     /// Queues copies of one direction.
     fn queue_run(&mut self, direction: usize, copies: &[PageCopy]) -> Result<()> {
         for &copy in copies {
-            self.follow_other(direction, copy)?;
-            let pages = self.pages_of(copy);
-            let done = &mut self.directions[direction];
-            for page in pages {
-                if let Some(is_moving) = done.is_moving.get_mut(page) {
-                    *is_moving = true;
-                }
-                if !done.is_used[page] {
-                    done.is_used[page] = true;
-                    done.used.push(page);
-                }
-            }
+            self.take(direction, self.pages_of(copy))?;
         }
         let Self {
             device,
@@ -162,9 +225,8 @@ impl Moves {
         })
     }
 
-    /// Lets a direction wait for the other one where that used a page of the copy.
-    fn follow_other(&mut self, direction: usize, copy: PageCopy) -> Result<()> {
-        let pages = self.pages_of(copy);
+    /// Lets a direction wait for the other one where that used one of the pages.
+    fn follow_other(&mut self, direction: usize, pages: &[usize]) -> Result<()> {
         let other = &mut self.directions[1 - direction];
         if pages.iter().all(|&page| !other.is_used[page]) {
             return Ok(());
@@ -188,8 +250,8 @@ impl Moves {
                 direction.is_moving.fill(false);
             }
         }
-        // Without a host tier pages only move within the pool, seldom: no step pays for knowing which of them it touched.
-        if self.n_host_pages > 0 {
+        // Where pages only move within the pool, seldom, no step pays for knowing which of them it touched.
+        if self.has_steps {
             self.before_step.record(Stream::Compute)?;
             self.n_steps += 1;
             for &page in pages {
@@ -212,16 +274,6 @@ impl Moves {
     }
 
     fn check(&self, copy: PageCopy) -> Result<()> {
-        let inside = |page: u32, len: usize| {
-            let page = page as usize;
-            if page < len {
-                return Ok(());
-            }
-            Err(CudaExecError::Bounds {
-                range: page..page.saturating_add(1),
-                len,
-            })
-        };
         match copy {
             PageCopy::Duplicate { from, to } => {
                 inside(from, self.n_pages).and_then(|()| inside(to, self.n_pages))
@@ -231,6 +283,17 @@ impl Moves {
             }
         }
     }
+}
+
+fn inside(page: u32, len: usize) -> Result<()> {
+    let page = page as usize;
+    if page < len {
+        return Ok(());
+    }
+    Err(CudaExecError::Bounds {
+        range: page..page.saturating_add(1),
+        len,
+    })
 }
 
 /// Which of [`STREAMS`] a copy takes.
