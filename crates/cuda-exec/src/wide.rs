@@ -294,4 +294,105 @@ mod tests {
             assert_eq!(WideCut::of(n_bands, n_supers, n_rows, 1).n_splits, 1);
         }
     }
+
+    #[test]
+    fn cuts_of_an_8b_are_those_that_end_first_by_the_timing_model() {
+        // Bands and superblocks of gate and up, of query and key, of the output, of down, and of a value in Q6_K; thread blocks of a band at most.
+        const GATE: [usize; 3] = [224, 16, 1];
+        const QUERY_AND_KEY: [usize; 3] = [40, 16, 8];
+        const OUTPUT: [usize; 3] = [32, 16, 8];
+        const DOWN: [usize; 3] = [32, 56, 8];
+        const VALUE: [usize; 3] = [8, 16, 8];
+        // By rows: columns and splits.
+        for (shape, cuts) in [
+            (
+                GATE,
+                [
+                    (64, 1),
+                    (64, 1),
+                    (128, 1),
+                    (128, 1),
+                    (256, 1),
+                    (256, 1),
+                    (128, 1),
+                    (256, 1),
+                ],
+            ),
+            (
+                QUERY_AND_KEY,
+                [
+                    (64, 3),
+                    (64, 3),
+                    (128, 3),
+                    (128, 3),
+                    (64, 1),
+                    (128, 1),
+                    (256, 1),
+                    (128, 1),
+                ],
+            ),
+            (
+                OUTPUT,
+                [
+                    (64, 4),
+                    (64, 4),
+                    (64, 2),
+                    (64, 2),
+                    (64, 1),
+                    (64, 1),
+                    (128, 1),
+                    (256, 1),
+                ],
+            ),
+            (
+                DOWN,
+                [
+                    (64, 8),
+                    (64, 8),
+                    (128, 4),
+                    (128, 4),
+                    (128, 2),
+                    (128, 2),
+                    (128, 1),
+                    (256, 1),
+                ],
+            ),
+            (
+                VALUE,
+                [
+                    (64, 8),
+                    (64, 8),
+                    (64, 8),
+                    (64, 8),
+                    (64, 4),
+                    (64, 4),
+                    (64, 2),
+                    (128, 1),
+                ],
+            ),
+        ] {
+            let [n_bands, n_supers, max_splits] = shape;
+            for (n_rows, expected) in [33, 64, 65, 128, 129, 256, 512, 2048].into_iter().zip(cuts) {
+                let cut = WideCut::of(n_bands, n_supers, n_rows, max_splits);
+                assert_eq!((cut.columns, cut.n_splits), expected, "{shape:?} by {n_rows}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_cut_costs_its_rounds_of_thread_blocks() {
+        let cost =
+            |columns, n_splits, n_bands, n_rows| WideCut { columns, n_splits }.cost(n_bands, 16, n_rows);
+        // Halves of a round times a thread block's superblocks, what it does besides, and parts that are added up.
+        assert_eq!(cost(256, 1, 132, 256), 2 * (16 * 66 + 100));
+        assert_eq!(cost(256, 1, 133, 256), 4 * (16 * 66 + 100));
+        assert_eq!(cost(128, 1, 132, 129), 4 * (16 * 33 + 100));
+        assert_eq!(cost(128, 3, 40, 128), 2 * (6 * 33 + 100 + 60));
+        // Two thread blocks of 64 rows are on a multiprocessor at a time, and take as long as one and a half by up to 64 rows.
+        assert_eq!(cost(64, 1, 132, 64), 2 * (16 * 19 + 100));
+        assert_eq!(cost(64, 1, 133, 64), 3 * (16 * 19 + 100));
+        assert_eq!(cost(64, 1, 264, 64), 3 * (16 * 19 + 100));
+        assert_eq!(cost(64, 1, 133, 65), 8 * (16 * 19 + 100));
+        assert_eq!(cost(64, 1, 100, 65), 4 * (16 * 19 + 100));
+    }
 }

@@ -153,6 +153,32 @@ fn wide_products_match_a_plain_loop() {
 }
 
 #[test]
+fn wide_products_by_exactly_the_rows_of_thread_blocks_match_a_plain_loop() {
+    let n_in = 2 * 256;
+    for ty in TYPES {
+        // One thread block and two, and a row less than one.
+        // With all columns in one thread block, or one superblock each.
+        for (width, n_rows, each) in [
+            (128, 128, 2),
+            (128, 128, 1),
+            (128, 127, 2),
+            (128, 256, 2),
+            (256, 256, 2),
+            (256, 256, 1),
+            (256, 255, 2),
+        ] {
+            let rows = Random::new(13).values(n_rows * n_in);
+            let products = multiply(ty, [width, each], &rows, [16, 3, 0], n_in);
+            check(
+                &products,
+                ROUNDED,
+                &format!("{ty:?} {n_rows} by {width}, {each} each"),
+            );
+        }
+    }
+}
+
+#[test]
 fn wide_products_whose_columns_are_shared_match_a_plain_loop() {
     for ty in TYPES {
         for (width, each, n_supers) in [(16, 2, 5), (32, 1, 3), (64, 2, 5), (128, 1, 2), (256, 1, 3)] {
@@ -346,6 +372,8 @@ fn a_wide_gate_and_up_match_a_plain_loop_and_are_quantized() {
             (32, 32, true, true),
             (64, 67, true, false),
             (128, 130, true, true),
+            (128, 128, true, false),
+            (256, 256, true, true),
             (256, 67, false, false),
             (256, 67, true, false),
         ] {
