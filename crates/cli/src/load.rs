@@ -50,9 +50,9 @@ pub(crate) struct LoadArgs {
     /// Tokens of a prompt in one batch
     #[arg(short, long, value_name = "N", default_value_t = 2048, value_parser = count)]
     batch_size: usize,
-    /// Tokens computed in one step, at most a batch [short: -ub]
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count)]
-    ubatch_size: usize,
+    /// Tokens computed in one step, at most a batch [default: 512, and 2048 where a GPU with room for it has all of the model] [short: -ub]
+    #[arg(long, value_name = "N", value_parser = count)]
+    ubatch_size: Option<usize>,
     /// Type of the stored keys [short: -ctk]
     #[arg(long, value_name = "TYPE", value_parser = kv_type(), default_value_t = KvType::F16)]
     cache_type_k: KvType,
@@ -102,6 +102,10 @@ pub(crate) struct LoadArgs {
     pub(crate) fetch: FetchArgs,
 }
 
+/// Tokens of a step, and those of a step on a GPU that has room for them.
+const STEP_TOKENS: usize = 512;
+const ROOMY_STEP_TOKENS: usize = 2048;
+
 /// Takes the names of the types that keys and values can be stored in.
 fn kv_type() -> impl TypedValueParser<Value = KvType> {
     let help = |ty| match ty {
@@ -132,7 +136,7 @@ impl LoadArgs {
             ("-t", self.threads),
             ("-tb", self.threads_batch),
             ("-b", Some(self.batch_size)),
-            ("-ub", Some(self.ubatch_size)),
+            ("-ub", self.ubatch_size),
         ] {
             if value == Some(0) {
                 return Err(Failure::usage(format!("`{flag} 0` leaves nothing to work with")));
@@ -142,7 +146,7 @@ impl LoadArgs {
             n_ctx: self.ctx_size,
             n_seqs: 1,
             kv_cache: KvCache::Contexts(1),
-            max_step_tokens: self.ubatch_size.min(self.batch_size),
+            max_step_tokens: self.ubatch_size.unwrap_or(STEP_TOKENS).min(self.batch_size),
             kv_type: self.cache_type_k,
             kv_value_type: Some(self.cache_type_v),
             compute: self.compute()?,
@@ -163,6 +167,10 @@ impl LoadArgs {
             places: self.places(),
             is_traced: false,
             gpu: self.gpu_options()?,
+            roomy_step_tokens: match self.ubatch_size {
+                None => Some(ROOMY_STEP_TOKENS.min(self.batch_size)),
+                Some(_) => None,
+            },
             n_gpus: self.n_gpus()?,
             all_reduce: self.all_reduce()?,
             cpu_features: self.cpu_features()?,

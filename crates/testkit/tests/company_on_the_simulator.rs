@@ -113,7 +113,13 @@ const ALONE: [Step; 5] = [(36, [0, 0]), (1, [0, 0]), (1, [0, 0]), (1, [0, 0]), (
 /// Few rows and many, steps of single tokens and others.
 const OTHERWISE: [&[Step]; 2] = [
     &[(1, [0, 0]), (2, [0, 0]), (30, [0, 0]), (7, [0, 0])],
-    &[(7, [1, 4]), (28, [3, 14]), (1, [8, 1]), (3, [2, 11]), (1, [39, 1])],
+    &[
+        (7, [1, 4]),
+        (28, [3, 14]),
+        (1, [8, 1]),
+        (3, [2, 11]),
+        (1, [39, 1]),
+    ],
 ];
 
 /// Weights and keys and values that are computed by kernels of their own.

@@ -96,6 +96,10 @@ pub struct Compute {
     pub is_traced: bool,
     /// How a GPU is used.
     pub gpu: GpuOptions,
+    /// Tokens that a step has at most where one GPU computes all of the model and has room for them, if that is more than the options of the
+    /// model say; an eighth of its memory stays free, and a step has no more tokens than the KV cache. `None` keeps to the options. A GPU
+    /// computes a long prompt faster in larger steps.
+    pub roomy_step_tokens: Option<usize>,
     /// GPUs that compute the model together, each a part of every layer: the one that `device` names and those behind it. More than
     /// one are there or the load is refused, also with [`Device::Auto`].
     pub n_gpus: usize,
@@ -127,6 +131,7 @@ impl Default for Compute {
             places: Places::default(),
             is_traced: false,
             gpu: GpuOptions::default(),
+            roomy_step_tokens: None,
             n_gpus: 1,
             all_reduce: AllReduce::default(),
             cpu_features: CpuFeatures::detect(),

@@ -31,7 +31,7 @@ mod sums;
 
 #[cfg(feature = "cuda")]
 mod with_cuda {
-    use tokenmill_backend::{MemoryPlan, NetworkShape, Side};
+    use tokenmill_backend::{MemoryPlan, NetworkShape, PAGE_TOKENS, Side};
     use tokenmill_cpu_exec::CpuBackend;
     use tokenmill_cuda_exec::{
         Buffers, Cubins, CudaBackend, CudaExecError, Device, DeviceOptions, Launches, WideProducts,
@@ -110,8 +110,11 @@ mod with_cuda {
     ) -> Result<Loaded, Error> {
         let device = backend.device().clone();
         let name = device.info().name.clone();
-        let plan = model.plan(&backend, options)?;
         let room_bytes = backend.room_bytes().map_err(|error| Error::Gpu(error.into()))?;
+        let larger = with_larger_steps(options, compute)
+            .filter(|options| has_ample_room(model, &backend, options, guesser, room_bytes));
+        let options = larger.as_ref().unwrap_or(options);
+        let plan = model.plan(&backend, options)?;
         let guesser = guesser.fitting(&backend, options, &plan, room_bytes)?;
         let executor = (model.load_on(backend, options, on_progress)).map_err(device_error)?;
         let guesser = guesser.load_on(|| backend_of(device, compute), options, &executor, on_progress)?;
@@ -126,6 +129,33 @@ mod with_cuda {
             plan,
             guesser,
         })
+    }
+
+    /// The same options with the larger steps that a GPU may have, where these are larger.
+    fn with_larger_steps(options: &ModelOptions, compute: &Compute) -> Option<ModelOptions> {
+        let n_kv_tokens = options.n_pages?.saturating_mul(PAGE_TOKENS);
+        let max_batch_tokens = compute.roomy_step_tokens?.min(n_kv_tokens);
+        (max_batch_tokens > options.max_batch_tokens).then(|| ModelOptions {
+            max_batch_tokens,
+            ..options.clone()
+        })
+    }
+
+    /// Whether a model and what guesses for it leave an eighth of a GPU's room.
+    fn has_ample_room(
+        model: &Model,
+        backend: &CudaBackend,
+        options: &ModelOptions,
+        guesser: Guesser<'_>,
+        room_bytes: u64,
+    ) -> bool {
+        // What is wrong with the weights is said where they are loaded.
+        let (Ok(plan), Ok(of_guesser)) = (model.plan(backend, options), guesser.plan_on(backend, options))
+        else {
+            return false;
+        };
+        let of_guesser = of_guesser.map_or(0, |plan| plan.device_bytes());
+        plan.device_bytes().saturating_add(of_guesser) as u64 <= room_bytes - room_bytes / 8
     }
 
     pub(super) fn device_error(error: LoadError) -> Error {

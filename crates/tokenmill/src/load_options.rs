@@ -54,7 +54,7 @@ pub struct LoadOptions {
     pub kv_cache: KvCache,
     /// Tokens of the host tier, to which the KV cache of a GPU overflows.
     pub host_kv_tokens: usize,
-    /// Tokens computed in one step.
+    /// Tokens computed in one step; on a GPU with room for more, those of [`Compute::roomy_step_tokens`] where there are more.
     pub max_step_tokens: usize,
     /// Rows of logits that one step computes; `None` takes one for each sequence, and what their drafts may need.
     pub max_logit_rows: Option<usize>,
@@ -494,7 +494,7 @@ impl LoadOptions {
         } = loaded;
         let config = EngineConfig {
             max_running: self.n_seqs,
-            max_step_tokens: self.max_step_tokens.max(self.n_seqs),
+            max_step_tokens: executor.limits().max_batch_tokens,
             max_queued: self.max_queued,
             max_queued_tokens: self.max_queued_tokens,
             max_stall_percent: self.max_stall_percent,

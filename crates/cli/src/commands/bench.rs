@@ -269,6 +269,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ..choices.network_options(model.descriptor())?
     };
     let loaded = load_network(&model, &options, &choices.compute)?;
+    // A GPU with room for it has larger steps.
+    let max_step_tokens = loaded.executor.limits().max_batch_tokens;
     let subject = Subject::of(args, &source, &model, &loaded.device);
     let n_vocab = model.descriptor().n_vocab;
     let mut rig = if args.batch.is_empty() {
@@ -276,7 +278,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         let config = EngineConfig {
             max_running: options.max_batch_seqs,
-            max_step_tokens: options.max_batch_tokens,
+            max_step_tokens,
             ..EngineConfig::default()
         };
         Rig::SideBySide(SideBySide {
@@ -293,12 +295,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let tokens_per_s = match &mut rig {
                 Rig::Forward(forward) => {
                     let n_missing = forward.begin(args.n_depth);
-                    for chunk in random_tokens(n_missing, n_vocab, u64::MAX).chunks(options.max_batch_tokens)
-                    {
+                    for chunk in random_tokens(n_missing, n_vocab, u64::MAX).chunks(max_step_tokens) {
                         forward.run(chunk)?;
                     }
                     let tokens = random_tokens(test.n_tokens(), n_vocab, run_idx as u64);
-                    test.n_tokens() as f64 / measure(forward, test, options.max_batch_tokens, &tokens)?
+                    test.n_tokens() as f64 / measure(forward, test, max_step_tokens, &tokens)?
                 }
                 Rig::SideBySide(rig) => rig.measure(test.n_seqs(), test.n_tokens())?,
             };

@@ -222,6 +222,36 @@ fn bench_says_what_the_time_of_a_gpus_steps_goes_to() {
 }
 
 #[test]
+fn a_gpu_with_room_computes_prompts_in_larger_steps() {
+    let steps_of = |machine: &str, extra: &[&str]| {
+        let args = [
+            "bench",
+            "demo",
+            "-p",
+            "640",
+            "-n",
+            "0",
+            "-r",
+            "1",
+            "--no-warmup",
+            "--gpu-trace",
+        ];
+        let output = run(with_driver(
+            machine,
+            &[&args[..], &["--device", "cuda"], extra].concat(),
+        ));
+        let text = output.stderr.clone();
+        output.ok();
+        let (_, rest) = text.split_once(" ms for the results; ").expect("a trace");
+        rest.lines().next().expect("a line").to_owned()
+    };
+    assert_eq!(steps_of("", &[]), "1 steps with 640 tokens");
+    // As asked for, and where little would be left.
+    assert_eq!(steps_of("", &["-ub", "512"]), "2 steps with 640 tokens");
+    assert_eq!(steps_of("mib=162", &[]), "2 steps with 640 tokens");
+}
+
+#[test]
 fn without_a_driver_the_program_says_so_and_computes_on_the_cpu() {
     // An empty folder comes first, but a real driver is still found behind it.
     if tokenmill_cuda_exec::has_driver() {

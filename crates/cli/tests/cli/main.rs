@@ -32,6 +32,9 @@ mod gpu_adapters;
 mod gpu_guesses;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
+mod gpu_tiers;
+#[cfg(target_os = "linux")]
+#[cfg(feature = "cuda")]
 mod group;
 mod help;
 mod hub;

@@ -119,7 +119,10 @@ impl Seats<'_> {
     /// Speculation that cannot be granted.
     pub(super) fn add_unresolved(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.n_seqs = self.n_seqs;
-        options.max_step_tokens = self.max_step_tokens.unwrap_or(options.max_step_tokens);
+        if let Some(max_step_tokens) = self.max_step_tokens {
+            options.max_step_tokens = max_step_tokens;
+            options.compute.roomy_step_tokens = None;
+        }
         options.kv_cache = (self.kv_tokens).map_or(LoadOptions::default().kv_cache, KvCache::Tokens);
         options.host_kv_tokens = self.host_kv_tokens;
         options.max_queued = self.max_queued;
