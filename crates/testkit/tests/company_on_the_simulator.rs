@@ -72,7 +72,7 @@ fn executor(model: &TinyModel, kv_types: [KvType; 2], is_invariant: bool) -> Mod
 /// Tokens of the sequence that is looked at in a step, how many other sequences are in it, and the tokens of each.
 type Step = (usize, [usize; 2]);
 
-/// The logits of all tokens of a sequence, whose company begins anew in each step.
+/// The logits of all tokens of a sequence, whose company is another in each step.
 fn play(executor: &mut dyn Executor, steps: &[Step]) -> Vec<f32> {
     let n_vocab = executor.limits().n_vocab;
     let mut random = Random::new(3);

@@ -36,10 +36,10 @@ fn serve(device: &str, extra: &[&str]) -> Server {
     Server::start_in(&variables, &[&args[..], extra].concat())
 }
 
-/// The text of an answer of eight tokens, and how many tokens of its prompt were found.
+/// The text of an answer of four tokens, and how many tokens of its prompt were found.
 #[track_caller]
 fn complete(server: &Server, prompt: &str) -> (String, u64) {
-    let body = json!({ "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true });
+    let body = json!({ "prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": true });
     let (status, reply) = server.ask("POST", "/v1/completions", &body.to_string());
     assert_eq!(status, 200, "{reply}");
     let text = reply["choices"][0]["text"].as_str().expect("a text").to_owned();
