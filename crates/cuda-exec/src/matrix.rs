@@ -49,6 +49,8 @@ pub(crate) struct MatrixKernels {
     pub(crate) joined: Option<JoinedKernels>,
     /// For more rows, the smaller tile first.
     pub(crate) matmul: Option<[Tiled; 2]>,
+    /// Of F32, for matrices that are few of these tiles.
+    pub(crate) narrow: Option<Tiled>,
     pub(crate) experts: Option<ExpertKernels>,
 }
 
@@ -321,6 +323,15 @@ impl MatrixKernels {
                 None => None,
             },
             matmul: if usage.is_factor { Some(tiled()?) } else { None },
+            narrow: if usage.is_factor && layout.ty() == TensorType::F32 {
+                Some(Tiled {
+                    kernel: device.kernel(&matmul, "matmul_n8")?,
+                    n_threads: 256,
+                    tile: [8, 8],
+                })
+            } else {
+                None
+            },
             gated: if usage.is_factor {
                 Some(sizes("matvec_gated", &|n_rows| few.gated_shared_bytes(n_rows))?)
             } else {

@@ -84,6 +84,7 @@ fn every_number_of_rows_gives_the_products_of_the_one_order_of_addition() {
         TensorType::Q8_0,
         TensorType::F16,
         TensorType::BF16,
+        TensorType::F32,
     ] {
         check(
             &device,

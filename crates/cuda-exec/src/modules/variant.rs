@@ -82,6 +82,7 @@ mod tests {
                 "add_norm_held",
                 "add_norm_held_wide",
                 "norm_heads",
+                "norm_wide_heads",
                 "quantize_rows",
             ],
         );
@@ -149,6 +150,7 @@ mod tests {
             ];
             check(&format!("matmul_wide_{format}"), &wide);
         }
+        check("matmul_f32", &["matmul_n8", "matmul_n64"]);
         check("halves", &["halve_rows"]);
         check("wide_rows", &["wide_tiles"]);
         for format in ["f16", "bf16"] {

@@ -22,6 +22,8 @@ use crate::{
 
 /// Rows up to which weights are read once without tiles.
 const MAX_ROWS: usize = 8;
+/// Tiles of F32 below which narrow ones are faster, though they read more: a tile takes as long however many there are.
+const FEW_TILES: usize = 64;
 /// Matrices of one launch.
 pub(super) const MAX_JOBS: usize = 3;
 
@@ -223,6 +225,27 @@ fn bands_launch(
     })
 }
 
+/// The launch of up to three products of more rows by matrices of one type in tiles.
+fn tiles_launch(
+    kernels: &MatrixKernels,
+    jobs: &[Product<'_>],
+    n_rows: usize,
+    is_batch_invariant: bool,
+) -> Result<ProductLaunch> {
+    let [small, large] = kernels.matmul.ok_or_else(not_a_factor)?;
+    let grid = |tile: [usize; 2]| [n_blocks(jobs, tile[0]), n_rows.div_ceil(tile[1]), 1];
+    let n_large: usize = grid(large.tile).into_iter().product();
+    // These add in another order.
+    let narrow = kernels.narrow.filter(|_| !is_batch_invariant && n_large < FEW_TILES);
+    let tiled = match narrow {
+        Some(narrow) => narrow,
+        None if n_rows <= small.tile[1] => small,
+        None => large,
+    };
+    let shape = LaunchShape::new(grid(tiled.tile), tiled.n_threads);
+    Ok(ProductLaunch::plain(tiled.kernel, shape))
+}
+
 /// The arguments that all products have.
 fn job_args<'a>(
     input: &LinearInput<'a>,
@@ -297,11 +320,7 @@ impl Ops {
                     room.has_tiles &= jobs.iter().all(|job| job.matrix.is_wide());
                     bands_launch(&kernels, jobs, n_rows, room)?
                 } else {
-                    let [small, large] = kernels.matmul.ok_or_else(not_a_factor)?;
-                    let tiled = if n_rows <= small.tile[1] { small } else { large };
-                    let [tile_out, tile_rows] = tiled.tile;
-                    let grid = [n_blocks(jobs, tile_out), n_rows.div_ceil(tile_rows), 1];
-                    ProductLaunch::plain(tiled.kernel, LaunchShape::new(grid, tiled.n_threads))
+                    tiles_launch(&kernels, jobs, n_rows, self.is_batch_invariant)?
                 };
                 let ProductLaunch {
                     kernel,

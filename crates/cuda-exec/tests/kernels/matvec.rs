@@ -273,6 +273,21 @@ fn products_with_many_rows_match_a_plain_loop() {
 }
 
 #[test]
+fn narrow_tiles_of_f32_match_a_plain_loop() {
+    let kernel = Kernel {
+        tile: [8, 8],
+        ..matmul(TensorType::F32, 8)
+    };
+    // Rows whose chunks are fewer than threads and more, and such as are not read four values at a time.
+    for n_in in [7, 64, 1000, 1025, 2880] {
+        check_kernel(TensorType::F32, &kernel, 19, [21, 0, 0], n_in, true);
+        check_kernel(TensorType::F32, &kernel, 9, [3, 8, 33], n_in, false);
+    }
+    let counters = check_kernel(TensorType::F32, &kernel, 16, [128, 0, 0], 2048, false);
+    assert_eq!(counters.bank_conflicts(), 0);
+}
+
+#[test]
 fn products_have_no_bank_conflicts() {
     for ty in types() {
         for kernel in [matmul(ty, 64), matmul(ty, 16), matvec(ty, 8)] {
