@@ -96,6 +96,46 @@ fn every_number_of_rows_gives_the_products_of_the_one_order_of_addition() {
     }
 }
 
+/// The first row's products where `n_rows` rows are multiplied, all of them random and the first always the same.
+fn first_row_of(device: &Device, ops: &Ops, matrix: &Matrix, n_rows: usize) -> Vec<f32> {
+    let (n_in, n_out) = (matrix.n_in(), matrix.n_out());
+    let x = device.upload("x", &Random::new(9).values(n_rows * n_in)).unwrap();
+    let mut output: Buffer<f32> = device.alloc("y", n_rows * n_out).unwrap();
+    let input = LinearInput {
+        n_rows,
+        floats: x.view(),
+        quantized: None,
+    };
+    let product = Product {
+        matrix,
+        bias: None,
+        output: output.view_mut(),
+    };
+    ops.linear(&input, &mut [product]).unwrap();
+    device.download(output.view().range(0..n_out).unwrap()).unwrap()
+}
+
+#[test]
+fn products_of_f32_have_the_same_bits_by_any_number_of_rows_where_they_must() {
+    let device = Simulator::new(&SimOptions::default()).device();
+    let mut ops = Ops::load(&device).unwrap();
+    ops.set_batch_invariance(true);
+    let mut random = Random::new(8);
+    // A matrix for narrow tiles and one for others; by 1,030 rows the first is 136 of those.
+    let of = [(TensorType::F32, 500), (TensorType::F32, 600)];
+    let matrices = matrices(&device, &mut random, &of, 17);
+    for matrix in &matrices {
+        let alone = first_row_of(&device, &ops, matrix, 1);
+        for n_rows in [8, 9, 64, 65, 1030] {
+            let found = first_row_of(&device, &ops, matrix, n_rows);
+            assert!(found == alone, "{} outputs by {n_rows} rows", matrix.n_out());
+        }
+    }
+    ops.set_batch_invariance(false);
+    let [few, many] = [9, 1030].map(|n_rows| first_row_of(&device, &ops, &matrices[0], n_rows));
+    assert!(few != many, "another kernel adds in another order");
+}
+
 #[test]
 fn a_pair_of_types_gives_the_same_products() {
     let device = Simulator::new(&SimOptions::default()).device();

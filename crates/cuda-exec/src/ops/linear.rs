@@ -23,7 +23,9 @@ use crate::{
 /// Rows up to which weights are read once without tiles.
 const MAX_ROWS: usize = 8;
 /// Tiles of F32 below which narrow ones are faster, though they read more: a tile takes as long however many there are.
-const FEW_TILES: usize = 64;
+const FEW_TILES: usize = 128;
+/// Tiles of F32 that have all rows of the matrices, up to which narrow ones are taken where the choice must not depend on the number of rows.
+const FEW_TILES_OF_MATRICES: usize = 8;
 /// Matrices of one launch.
 pub(super) const MAX_JOBS: usize = 3;
 
@@ -234,10 +236,13 @@ fn tiles_launch(
 ) -> Result<ProductLaunch> {
     let [small, large] = kernels.matmul.ok_or_else(not_a_factor)?;
     let grid = |tile: [usize; 2]| [n_blocks(jobs, tile[0]), n_rows.div_ceil(tile[1]), 1];
-    let n_large: usize = grid(large.tile).into_iter().product();
-    // These add in another order.
-    let narrow = kernels.narrow.filter(|_| !is_batch_invariant && n_large < FEW_TILES);
-    let tiled = match narrow {
+    // Narrow tiles add in another order.
+    let are_few = if is_batch_invariant {
+        n_blocks(jobs, large.tile[0]) <= FEW_TILES_OF_MATRICES
+    } else {
+        grid(large.tile).into_iter().product::<usize>() < FEW_TILES
+    };
+    let tiled = match kernels.narrow.filter(|_| are_few) {
         Some(narrow) => narrow,
         None if n_rows <= small.tile[1] => small,
         None => large,
