@@ -46,6 +46,7 @@
 
 #[expect(unsafe_code, reason = "the C interface is one of raw pointers")]
 mod api;
+mod choices;
 mod code;
 mod context;
 mod counts;

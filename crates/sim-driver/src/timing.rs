@@ -14,6 +14,8 @@ use tokenmill_ptx_sim::{
     estimate,
 };
 
+use crate::choices;
+
 /// Registers a thread has on a device, by module and kernel.
 pub type Registers = BTreeMap<(String, String), u32>;
 
@@ -122,6 +124,7 @@ impl Timing {
         let name = (module.clone(), kernel.name().to_owned());
         let registers = *(self.registers.get(&name))
             .ok_or_else(|| format!("the registers of `{}` in `{}` are not known", name.1, name.0))?;
+        choices::make_up(&name.0, &name.1, memory, arguments)?;
         let buffers: Vec<Option<DevicePtr>> = arguments
             .values()
             .map(|value| Some(memory.allocation_at(address(value)?)?.0))
