@@ -130,7 +130,7 @@ impl CudaBackend {
             }
             self.factor_types.push(data.ty);
         }
-        (self.uploader)
+        let matrix = (self.uploader)
             .upload(data.ty, [data.n_out, data.n_in], data.bytes, usage)
             .map_err(|error| match error {
                 crate::CudaExecError::Layout(crate::LayoutError::UnsupportedType { ty }) => {
@@ -145,7 +145,11 @@ impl CudaBackend {
                     source: reason.into(),
                 },
                 other => other.into(),
-            })
+            })?;
+        if usage.is_of_experts && !matrix.takes_quantized_input() {
+            self.ops.expect_float_experts();
+        }
+        Ok(matrix)
     }
 
     pub(super) fn make_buffer(&mut self, max_rows: usize, width: usize) -> Result<CudaBuffer, BackendError> {

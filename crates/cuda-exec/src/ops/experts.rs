@@ -67,6 +67,17 @@ impl DeviceRoutes {
     }
 }
 
+/// What decides how experts' matrices are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ExpertProducts {
+    /// By tiles alone, which give a row the same bits whatever the others are.
+    Tiles,
+    /// Tensor cores multiply tiles: one of 16 rows takes little longer than one row, even if most of the 16 are not there.
+    Quantized,
+    /// Tiles are in f32, and each of their rows takes its time.
+    Floats,
+}
+
 /// How many rows go where.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteCounts {
@@ -83,20 +94,24 @@ impl RouteCounts {
         self.n_rows * self.n_used
     }
 
-    /// Choices of a run at most: as many rows as an expert has on average, or somewhat more, up to those of the largest tile. Runs of
-    /// tiles alone give a row the same bits whatever the others are.
-    fn run_len(self, is_batch_invariant: bool) -> usize {
+    /// Choices of a run at most, up to those of the largest tile.
+    fn run_len(self, products: ExpertProducts) -> usize {
         let n_choices = self.n_choices();
         let is_average = |len: usize| n_choices <= len * self.n_experts;
-        match self.n_rows {
-            _ if is_batch_invariant && is_average(32) => 16,
-            _ if is_batch_invariant => 64,
-            0..=1 => 1,
-            _ if is_average(1) => 2,
-            _ if is_average(4) => 4,
-            _ if is_average(8) => 8,
-            _ if is_average(32) => 16,
-            _ => 64,
+        match products {
+            ExpertProducts::Tiles if is_average(32) => 16,
+            ExpertProducts::Tiles => 64,
+            _ if self.n_rows <= 1 => 1,
+            // Few experts have a second row.
+            ExpertProducts::Quantized if 2 * n_choices <= self.n_experts => 1,
+            ExpertProducts::Quantized if is_average(32) => 16,
+            ExpertProducts::Quantized => 64,
+            // As many rows as an expert has on average, or somewhat more.
+            ExpertProducts::Floats if is_average(1) => 2,
+            ExpertProducts::Floats if is_average(4) => 4,
+            ExpertProducts::Floats if is_average(8) => 8,
+            ExpertProducts::Floats if is_average(32) => 16,
+            ExpertProducts::Floats => 64,
         }
     }
 
@@ -130,6 +145,19 @@ pub enum CarriedRows<'a> {
 }
 
 impl Ops {
+    /// Says that matrices of experts are floats; runs are as long as those need it. To be said before the first row is routed.
+    pub fn expect_float_experts(&mut self) {
+        self.has_float_experts = true;
+    }
+
+    fn expert_products(&self) -> ExpertProducts {
+        match (self.is_batch_invariant, self.has_float_experts) {
+            (true, _) => ExpertProducts::Tiles,
+            (false, true) => ExpertProducts::Floats,
+            (false, false) => ExpertProducts::Quantized,
+        }
+    }
+
     /// Chooses the experts of each row by its logits, `[n_rows, n_experts]`, and sorts the choices.
     ///
     /// # Errors
@@ -150,7 +178,7 @@ impl Ops {
             n_used, n_experts, ..
         } = counts;
         let n_choices = counts.n_choices();
-        let run_len = counts.run_len(self.is_batch_invariant);
+        let run_len = counts.run_len(self.expert_products());
         let [n_groups, n_used_groups] = router
             .groups
             .map_or([1, 1], |groups| [groups.n_groups, groups.n_used]);
@@ -220,7 +248,7 @@ impl Ops {
         let kernels = matrix.kernels.experts.ok_or(CudaExecError::Unsupported {
             feature: "product of experts' matrices that were not loaded for it".to_owned(),
         })?;
-        let run_len = counts.run_len(self.is_batch_invariant);
+        let run_len = counts.run_len(self.expert_products());
         let tiled = kernels.of_runs(run_len);
         let n_products = products.len();
         let second = products.get(1).map(|product| (product.matrix, product.bias));
@@ -323,22 +351,43 @@ impl Ops {
 mod tests {
     use super::*;
 
-    #[test]
-    fn runs_are_as_long_as_an_experts_rows() {
-        let of = |n_rows, n_used, n_experts| {
-            let counts = RouteCounts {
-                n_rows,
-                n_used,
-                n_experts,
-            };
-            [counts.run_len(false), counts.max_runs(counts.run_len(false))]
+    fn check(products: ExpertProducts, [n_rows, n_used, n_experts]: [usize; 3], expected: [usize; 2]) {
+        let counts = RouteCounts {
+            n_rows,
+            n_used,
+            n_experts,
         };
-        assert_eq!(of(1, 8, 128), [1, 8]);
-        assert_eq!(of(8, 8, 128), [2, 64]);
-        assert_eq!(of(64, 8, 128), [4, 128 + 128]);
-        assert_eq!(of(128, 8, 128), [8, 128 + 128]);
+        let run_len = counts.run_len(products);
+        assert_eq!([run_len, counts.max_runs(run_len)], expected, "{n_rows} rows");
+    }
+
+    #[test]
+    fn runs_of_floats_are_as_long_as_an_experts_rows() {
+        let check = |sizes, expected| check(ExpertProducts::Floats, sizes, expected);
+        check([1, 8, 128], [1, 8]);
+        check([8, 8, 128], [2, 64]);
+        check([64, 8, 128], [4, 128 + 128]);
+        check([128, 8, 128], [8, 128 + 128]);
         // 16 and 128 rows of each expert: its weights are read about once and about twice.
-        assert_eq!(of(256, 8, 128), [16, 128 + 128]);
-        assert_eq!(of(2048, 8, 128), [64, 128 + 256]);
+        check([256, 8, 128], [16, 128 + 128]);
+        check([2048, 8, 128], [64, 128 + 256]);
+    }
+
+    #[test]
+    fn runs_of_quantized_experts_are_those_of_tiles_but_for_few_rows() {
+        let check = |sizes, expected| check(ExpertProducts::Quantized, sizes, expected);
+        check([1, 4, 8], [1, 4]);
+        check([8, 8, 128], [1, 64]);
+        check([9, 8, 128], [16, 72]);
+        check([64, 8, 128], [16, 128 + 32]);
+        check([512, 8, 128], [16, 128 + 256]);
+        check([2048, 8, 128], [64, 128 + 256]);
+    }
+
+    #[test]
+    fn batch_invariant_runs_are_those_of_tiles() {
+        let check = |sizes, expected| check(ExpertProducts::Tiles, sizes, expected);
+        check([1, 8, 128], [16, 8]);
+        check([2048, 8, 128], [64, 128 + 256]);
     }
 }

@@ -235,6 +235,8 @@ pub struct Ops {
     device: Device,
     /// Whether a row's results may not depend on how many rows there are.
     is_batch_invariant: bool,
+    /// Whether matrices of experts are floats, some at least.
+    has_float_experts: bool,
     add_norm: Kernel,
     /// For rows that fit into the registers of a thread block: up to each of `norm::HELD_WIDTHS`.
     add_norm_held: [Kernel; 2],
@@ -348,6 +350,7 @@ impl Ops {
             },
             halves: None,
             is_batch_invariant: false,
+            has_float_experts: false,
             device: device.clone(),
         })
     }
