@@ -99,19 +99,15 @@ impl RouteCounts {
         let n_choices = self.n_choices();
         let is_average = |len: usize| n_choices <= len * self.n_experts;
         match products {
-            ExpertProducts::Tiles if is_average(32) => 16,
-            ExpertProducts::Tiles => 64,
-            _ if self.n_rows <= 1 => 1,
+            ExpertProducts::Quantized | ExpertProducts::Floats if self.n_rows <= 1 => 1,
             // Few experts have a second row.
             ExpertProducts::Quantized if 2 * n_choices <= self.n_experts => 1,
-            ExpertProducts::Quantized if is_average(32) => 16,
-            ExpertProducts::Quantized => 64,
             // As many rows as an expert has on average, or somewhat more.
             ExpertProducts::Floats if is_average(1) => 2,
             ExpertProducts::Floats if is_average(4) => 4,
             ExpertProducts::Floats if is_average(8) => 8,
-            ExpertProducts::Floats if is_average(32) => 16,
-            ExpertProducts::Floats => 64,
+            _ if is_average(32) => 16,
+            _ => 64,
         }
     }
 
