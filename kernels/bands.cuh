@@ -65,8 +65,8 @@ struct ShareOfSupers {
     __device__ __forceinline__ int end() const { return min((asked_again(blockIdx.z) + 1) * each, n_supers); }
 };
 
-// TILES of 8 rows of x, HEIGHT rows of weights.
-template <class F, int TILES, int HEIGHT, bool GATED>
+// TILES of 8 rows of x, HEIGHT rows of weights. Formats whose weights are bytes have one of their own (byte_bands.cuh).
+template <class F, int TILES, int HEIGHT, bool GATED, class = void>
 struct Band {
     static constexpr int HIGH_BYTES = F::STRIP_HIGH;
     static constexpr bool HAS_HALVES = F::SUB == 16;

@@ -58,16 +58,17 @@ DEVICE void store_gated_tile(const Gated& out, const float* tile, int first, int
     }
 }
 
+constexpr int GATED_WARP_ROWS = 4;
+
 // `sums.of(row, acc)` gives every lane the sums of a row of the gate in acc[0] and of the same row of up in acc[1].
 template <int M, class Sums>
 DEVICE void write_gated(const Gated& out, int n_rows, const Sums& sums) {
     __shared__ float tile[M][WARP];
-    constexpr int WARP_ROWS = 4;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int first = blockIdx.x * WARP;
 #pragma unroll 1
-    for (int i = 0; i < WARP_ROWS; i++) {
-        int local = warp * WARP_ROWS + i, row = first + local;
+    for (int i = 0; i < GATED_WARP_ROWS; i++) {
+        int local = warp * GATED_WARP_ROWS + i, row = first + local;
         if (row >= out.n_out) break;
         float acc[2][M] = {};
         sums.of(row, acc);

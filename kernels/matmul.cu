@@ -2,7 +2,7 @@
 // y[m][r] = f(gate sum + gate_bias[r]) (up sum + up_bias[r]).
 //
 // Compiled once a format: -DFORMAT=Q4_K -DHEADER="formats/q4_k.cuh" gives matmul_n64 and matmul_n16, and bands too where the format comes in
-// strips. Up to three matrices of one input are one launch; jobs without rows have n_out 0.
+// strips or in bytes. Up to three matrices of one input are one launch; jobs without rows have n_out 0.
 //
 // | kernel             | rows of w | rows of x | block | grid                                                    |
 // |--------------------|-----------|-----------|-------|---------------------------------------------------------|
@@ -16,13 +16,18 @@
 // N is 16, 32 or 64, of low bands 16 or 32. Of a split band each thread block adds up `each` superblocks, an even number; `parts` and `counters` as add_parts
 // says.
 // Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in]; y [n_rows, n_out] f32, of gated ones also as gated.cuh says.
-// Shared: of tiles static, as tiles.cuh says; of bands dynamic, `Band::shared_bytes`. Alignment: weights 256 bytes, x 16 bytes.
+// Shared: of tiles static, as tiles.cuh says; of bands dynamic, as `Band` says. Alignment: weights 256 bytes, x 16 bytes.
 // Measured on the simulator only: bench/runs.
 #include HEADER
 #include "jobs.cuh"
 #include "tiles.cuh"
 #ifdef TAKES_STRIPS
 #include "bands.cuh"
+#define TAKES_BANDS
+#endif
+#ifdef TAKES_BYTE_BANDS
+#include "byte_bands.cuh"
+#define TAKES_BANDS
 #endif
 
 #define MATMUL(NAME, WARPS, TILES)                                                                              \
@@ -41,7 +46,7 @@
 MATMUL(matmul_n64, 8, 8)
 MATMUL(matmul_n16, 4, 2)
 
-#ifdef TAKES_STRIPS
+#ifdef TAKES_BANDS
 #define BAND(NAME, TILES, HEIGHT)                                                                                    \
     KERNEL __launch_bounds__(BAND_WARPS * 32, 1)                                                                        \
         NAME(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,                  \

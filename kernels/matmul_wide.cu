@@ -1,7 +1,7 @@
-// K-quants times many rows by matrix operations of warpgroups, compute capability 9.0 only (compiled for sm_90a): y[m][r] = sum_k w[r][k] x[m][k] + bias[r],
+// Quantized matrix times many rows by matrix operations of warpgroups, compute capability 9.0 only (compiled for sm_90a): y[m][r] = sum_k w[r][k] x[m][k] + bias[r],
 // and of a gate and up y[m][r] = f(gate sum + gate_bias[r]) (up sum + up_bias[r]).
 //
-// Compiled once a format: -DFORMAT=Q4_K -DHEADER="formats/q4_k.cuh", Q5_K and Q6_K too. Up to three matrices of one input are one launch; jobs without
+// Compiled once a format: -DFORMAT=Q4_K -DHEADER="formats/q4_k.cuh"; by 256 rows of x only where it comes in strips. Up to three matrices of one input are one launch; jobs without
 // rows have n_out 0.
 //
 // | kernel        | rows of w | rows of x | block | grid                                                           |
@@ -36,4 +36,6 @@ WIDE_KERNELS(16)
 WIDE_KERNELS(32)
 WIDE_KERNELS(64)
 WIDE_KERNELS(128)
+#ifdef TAKES_STRIPS
 WIDE_KERNELS(256)
+#endif

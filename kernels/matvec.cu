@@ -23,7 +23,7 @@ struct GatedSums {
     __device__ __forceinline__ void of(int row, float (&acc)[2][M]) const {
         size_t first_group = (size_t)row * (x.n_in / GROUP);
         const size_t base[2] = {first_group, first_group};
-        dot_rows<F, M, 2>(pair, base, x, acc);
+        dot_rows<F, M, 2, true>(pair, base, x, acc);
     }
 };
 
@@ -32,9 +32,10 @@ DEVICE void multiply_gated(const uint8_t* gate, const uint8_t* up, const Gated& 
     if constexpr (HAS_STRIPS<F>) {
         multiply_gated_strips<F, M>(gate, up, out, x);
     } else {
-        await_earlier();
         size_t groups = (size_t)out.n_out * (x.n_in / GROUP);
         const F pair[2] = {F(gate, groups), F(up, groups)};
+        // A warp without rows waits too, since it stores what others have summed up.
+        if ((int)blockIdx.x * WARP + (int)threadIdx.x / WARP * GATED_WARP_ROWS >= out.n_out) await_earlier();
         write_gated<M>(out, x.n_rows, GatedSums<F, M>{pair, x});
     }
 }

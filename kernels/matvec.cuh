@@ -79,11 +79,11 @@ DEVICE void add_group(const typename F::Raw (&raw)[R], int g, const X& x, float 
 }
 
 // Sums of R rows with M inputs over a lane's groups; X is an `Input`, or names its rows in another way. `base[r]` is the index of row
-// r's first group in `f[r]`.
+// r's first group in `f[r]`. WAITS: earlier launches are waited for once the first weights are on their way; all lanes of the warp do.
 //
 // Where a format has a few bytes for each superblock, the warp loads those of 16 superblocks of both rows at once, a lane one, and
 // hands them out: loaded with their groups, every sector of them would be asked for four times.
-template <class F, int M, int R, class X>
+template <class F, int M, int R, bool WAITS = false, class X>
 DEVICE void dot_rows(const F (&f)[R], const size_t (&base)[R], const X& x, float (&acc)[R][M]) {
     constexpr int UNROLL = M <= 4 ? 2 : 1;  // groups of a row in flight
     const int groups = x.n_in / GROUP, lane = threadIdx.x % WARP;
@@ -107,6 +107,7 @@ DEVICE void dot_rows(const F (&f)[R], const size_t (&base)[R], const X& x, float
                         if (g < groups) raw[u][r] = f[r].load(base[r] + g, its);
                     }
                 }
+                if (WAITS && first == 0) await_earlier();
 #pragma unroll
                 for (int u = 0; u < UNROLL; u++) {
                     int g = first + WARP * u + lane;
@@ -116,19 +117,20 @@ DEVICE void dot_rows(const F (&f)[R], const size_t (&base)[R], const X& x, float
         }
     } else {
 #pragma unroll 1
-        for (int first = lane; first < groups; first += WARP * UNROLL) {
+        for (int first = 0; first < groups; first += WARP * UNROLL) {
             typename F::Raw raw[UNROLL][R];
 #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
-                int g = first + WARP * u;
+                int g = first + WARP * u + lane;
                 if (g < groups) {
 #pragma unroll
                     for (int r = 0; r < R; r++) raw[u][r] = f[r].load(base[r] + g);
                 }
             }
+            if (WAITS && first == 0) await_earlier();
 #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
-                int g = first + WARP * u;
+                int g = first + WARP * u + lane;
                 if (g < groups) add_group<F, M, R, X>(raw[u], g, x, acc);
             }
         }
@@ -136,6 +138,7 @@ DEVICE void dot_rows(const F (&f)[R], const size_t (&base)[R], const X& x, float
     warp_sums(acc);
 }
 
+// Waits for earlier launches.
 template <class F, int M>
 DEVICE void matvec(const Job& job, int block, const Input<M>& x) {
     int lane = threadIdx.x % WARP, n_out = job.n_out;
@@ -146,7 +149,7 @@ DEVICE void matvec(const Job& job, int block, const Input<M>& x) {
     const F both[ROWS] = {f, f};
     const size_t base[ROWS] = {(size_t)row * groups, (size_t)min(row + 1, n_out - 1) * groups};
     float acc[ROWS][M] = {};
-    dot_rows<F, M, ROWS>(both, base, x, acc);
+    dot_rows<F, M, ROWS, true>(both, base, x, acc);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
 #pragma unroll

@@ -118,7 +118,6 @@ DEVICE void multiply_rows(const Job& job, int block, const Input<M>& x) {
     if constexpr (HAS_STRIPS<F>) {
         multiply_strip<F, M>(job, block, x);
     } else {
-        await_earlier();
         matvec<F, M>(job, block, x);
     }
 }

@@ -1,4 +1,5 @@
-// Products of K-quants with many rows of x on Hopper: matrix operations of warpgroups (warpgroups.cuh), sm_90a only. Kernels and grids: matmul_wide.cu.
+// Products of quantized matrices with many rows of x on Hopper: matrix operations of warpgroups (warpgroups.cuh), sm_90a only. Kernels and grids:
+// matmul_wide.cu. K-quants that come in strips are unpacked here, other formats in wide_groups.cuh.
 //
 // A thread block multiplies 128 rows of a matrix (64 of a gate and the same 64 of up where gated), 64 for each of its two warpgroups, by 16, 32, 64, 128 or
 // 256 rows of x. Weights become f16 in registers, as operand A: a lane has the 16 bytes of a group of 32 of each of its two rows, and which k each weight
@@ -19,11 +20,12 @@
 #include "formats/planes.cuh"
 #include "gated.cuh"
 #include "jobs.cuh"
+#include "matvec.cuh"
 #include "warpgroups.cuh"
+#include "wide_groups.cuh"
 #include "wide_rows.cuh"
 
 constexpr int WIDE_THREADS = 256, WIDE_HEIGHT = 128, WIDE_WARPS = WIDE_THREADS / WARP;
-constexpr float WIDE_TIMES = 1024.0f;
 
 // N rows of x.
 template <int N>
@@ -34,9 +36,6 @@ struct WideShape {
     static constexpr int BLOCKS = N <= 64 ? 2 : 1;  // of a multiprocessor
     static constexpr int TILE_ROWS = N < WIDE_TILE_ROWS ? N : WIDE_TILE_ROWS;  // of a tile of x
 };
-
-DEVICE uint32_t bits_of(__half2 h) { return *(uint32_t*)&h; }
-DEVICE __half2 pair_of(uint32_t bits) { return *(__half2*)&bits; }
 
 // What a lane has of half a superblock in its two rows: group t of four.
 template <int HIGH_BYTES>
@@ -50,31 +49,28 @@ struct WideTail {
     uint4 header[2];
 };
 
-template <class F, int N, bool GATED>
-struct Wide {
-    using Shape = WideShape<N>;
-    static constexpr int HIGH_BYTES = F::STRIP_HIGH, SUMS = N / 2, STAGES = Shape::STAGES, BUFFERS = N == 128 || (N == 16 && HIGH_BYTES < 8) ? 4 : 2;
+// Weights of a format that comes in strips.
+template <class F, bool GATED>
+struct StripWeights {
+    static constexpr int HIGH_BYTES = F::STRIP_HIGH;
     static constexpr bool HAS_HALVES = F::SUB == 16;
+    static constexpr int BUFFERS_OF_FEW = HIGH_BYTES < 8 ? 4 : 2;  // by 16 rows of x: as many halves as there are registers for
     using Half = WideHalf<HIGH_BYTES>;
+    using Tail = WideTail;
 
     const uint8_t *w, *up;
     size_t high, tails, supers;  // where planes begin
     uint32_t groups[2];          // of a lane's rows the first
 
-    // Gated, the two rows of a lane are one row of both matrices; rows beyond the last repeat it.
-    static constexpr int EACH = GATED ? 8 : 16, APART = GATED ? 0 : 8;
-    static __device__ __forceinline__ int row_of_lane() {
-        const int thread = asked_again(threadIdx.x);
-        return thread / WARP * EACH + thread % WARP / 4;
-    }
-
-    __device__ __forceinline__ Wide(const uint8_t* w, const uint8_t* up, int n_out, int n_in, int first) : w(w), up(up) {
+    // `row_of(r)` is a row of the lane that is there.
+    template <class RowOf>
+    __device__ __forceinline__ StripWeights(const uint8_t* w, const uint8_t* up, int n_out, int n_in, const RowOf& row_of) : w(w), up(up) {
         const size_t n_groups = (size_t)n_out * (n_in / 32);
         high = plane_bytes(n_groups, 16);
         tails = high + (HIGH_BYTES > 0 ? plane_bytes(n_groups, HIGH_BYTES) : 0);
         supers = tails + plane_bytes(n_groups, 2);
 #pragma unroll
-        for (int r = 0; r < 2; r++) groups[r] = min(first + row_of_lane() + APART * r, n_out - 1) * (n_in / 32);
+        for (int r = 0; r < 2; r++) groups[r] = row_of(r) * (n_in / 32);
     }
     __device__ __forceinline__ const uint8_t* matrix_of(int r) const { return GATED && r == 1 ? up : w; }
 
@@ -169,6 +165,26 @@ struct Wide {
             }
         }
     }
+};
+
+template <class F, int N, bool GATED>
+struct Wide : std::conditional_t<HAS_STRIPS<F>, StripWeights<F, GATED>, GroupWeights<F, GATED>> {
+    using Weights = std::conditional_t<HAS_STRIPS<F>, StripWeights<F, GATED>, GroupWeights<F, GATED>>;
+    using Half = typename Weights::Half;
+    using Tail = typename Weights::Tail;
+    using Factors = typename Weights::Factors;
+    using Shape = WideShape<N>;
+    static constexpr int SUMS = N / 2, STAGES = Shape::STAGES, BUFFERS = N == 128 ? 4 : N == 16 ? Weights::BUFFERS_OF_FEW : 2;
+
+    // Gated, the two rows of a lane are one row of both matrices; rows beyond the last repeat it.
+    static constexpr int EACH = GATED ? 8 : 16, APART = GATED ? 0 : 8;
+    static __device__ __forceinline__ int row_of_lane() {
+        const int thread = asked_again(threadIdx.x);
+        return thread / WARP * EACH + thread % WARP / 4;
+    }
+
+    __device__ __forceinline__ Wide(const uint8_t* w, const uint8_t* up, int n_out, int n_in, int first)
+        : Weights(w, up, n_out, n_in, [&](int r) { return min(first + row_of_lane() + APART * r, n_out - 1); }) {}
 
     // Adds up superblocks [begin, end) of the N rows of x from row `first_row` on, which has `n_tiles` tiles.
     __device__ __forceinline__ void sum(float (&d)[SUMS], const uint8_t* x, int first_row, int n_tiles, int n_in, int begin, int end) const {
@@ -194,13 +210,13 @@ struct Wide {
             }
         };
         Half halves[BUFFERS];
-        WideTail heads[BUFFERS / 2];
+        Tail heads[BUFFERS / 2];
         const int last = 2 * end;
 #pragma unroll
         for (int b = 0; b < BUFFERS; b++) {
             const int half = min(2 * begin + b, last - 1);
-            load(halves[b], half);
-            if (b % 2 == 0) load_tail(heads[b / 2], half / 2);
+            this->load(halves[b], half);
+            if (b % 2 == 0) this->load_tail(heads[b / 2], half / 2);
         }
         await_earlier();
         if (threadIdx.x == 0) {
@@ -220,7 +236,7 @@ struct Wide {
             for (int b = 0; b < BUFFERS; b++) {
                 if (BUFFERS > 2 && b % 2 == 0 && from + b >= last) break;
                 const Factors factors(halves[b], heads[b / 2], b % 2);
-                if (b % 2 == 1 && from + b + BUFFERS < last) load_tail(heads[b / 2], (from + b + BUFFERS) / 2);
+                if (b % 2 == 1 && from + b + BUFFERS < last) this->load_tail(heads[b / 2], (from + b + BUFFERS) / 2);
 #pragma unroll
                 for (int part = 0; part < 2; part++) {
                     // Two words of each row: four products of 16 of k.
@@ -230,14 +246,14 @@ struct Wide {
 #pragma unroll
                         for (int j = 0; j < 2; j++) {
                             uint32_t low[2], high[2];
-                            unpack(halves[b], factors, r, 2 * part + j, low, high);
+                            Weights::unpack(halves[b], factors, r, 2 * part + j, low, high);
                             a[2 * j][r] = low[0];
                             a[2 * j][r + 2] = low[1];
                             a[2 * j + 1][r] = high[0];
                             a[2 * j + 1][r + 2] = high[1];
                         }
                     }
-                    if (part == 1 && from + b + BUFFERS < last) load(halves[b], from + b + BUFFERS);
+                    if (part == 1 && from + b + BUFFERS < last) this->load(halves[b], from + b + BUFFERS);
                     if (part == 0) await_phase(full + 8 * stage, parity);
                     const uint32_t matrix = (stages + stage * Shape::STAGE) / 16 + part * (N * 8);
                     fence_group();

@@ -3,7 +3,12 @@
 #pragma once
 #include "planes.cuh"
 
+#ifndef TAKES_BYTE_BANDS
+#define TAKES_BYTE_BANDS  // products of many rows take bands (byte_bands.cuh)
+#endif
+
 struct Q8_0 {
+    static constexpr bool ARE_BYTES = true;
     static constexpr int SUB = 32;
     static constexpr bool SHARES_SUPERS = false;
     static constexpr bool SIGNED = true;

@@ -1,7 +1,7 @@
 //! [`Bands`]: the thread blocks and the shared memory of products by 9 rows and more.
 //!
-//! Types in strips are K-quants; F16 and BF16 have bands of their own. Separate because launches, tests and benches ask here. Invariant: the twin of
-//! `kernels/bands.cuh` and `kernels/float_bands.cuh`, whose sizes these are.
+//! Types in strips are K-quants; Q8_0, F16 and BF16 have bands of their own. Separate because launches, tests and benches ask here. Invariant: the
+//! twin of `kernels/bands.cuh`, `kernels/byte_bands.cuh` and `kernels/float_bands.cuh`, whose sizes these are.
 
 use tokenmill_gguf::TensorType;
 
@@ -41,6 +41,8 @@ pub struct Bands {
 enum Weights {
     /// Bytes of a group of 32 weights beyond its nibbles.
     Strips { high_bytes: usize },
+    /// Groups of 32 bytes with one scale.
+    Bytes,
     /// F16 or BF16.
     Words,
 }
@@ -106,7 +108,7 @@ impl BandHeight {
     }
 }
 
-/// How a product by 9 rows and more is launched, of a type that has bands.
+/// How a product by 9 rows and more is launched, of a quantized type or one that has bands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ManyRows {
     /// In strips, by 16 rows at a time.
@@ -119,6 +121,8 @@ pub enum ManyRows {
     Halves(usize),
     /// By matrix operations of warpgroups.
     Wide(WideCut),
+    /// In tiles, of types that have nothing else.
+    Tiles,
 }
 
 /// For which kernels there is device memory besides matrices and rows.
@@ -160,9 +164,9 @@ impl ManyRows {
     /// The launch for matrices of so many rows of `n_in` weights, by so many rows of x.
     pub fn of(ty: TensorType, n_outs: &[usize], n_in: usize, n_rows: usize, room: ProductRoom) -> Self {
         let height = BandHeight::of(n_outs.iter().sum(), n_rows);
-        let is_wide = room.has_tiles && n_rows >= Wide::MIN_ROWS && Wide::of(ty).is_some();
+        let wide = Wide::of(ty).filter(|_| room.has_tiles && n_rows >= Wide::MIN_ROWS);
         let strip_rows = match ty {
-            _ if is_wide => WIDE_STRIP_ROWS,
+            _ if wide.is_some() => WIDE_STRIP_ROWS,
             TensorType::Q6_K => Q6_K_STRIP_ROWS,
             _ => STRIP_ROWS,
         };
@@ -170,8 +174,12 @@ impl ManyRows {
             return Self::Strips;
         }
         let n_bands: usize = n_outs.iter().map(|n_out| n_out.div_ceil(128)).sum();
-        if is_wide {
-            return Self::Wide(WideCut::of(n_bands, n_in / 256, n_rows, room.max_splits));
+        if let Some(wide) = wide {
+            let n_supers = n_in / 256;
+            return Self::Wide(WideCut::of(wide, n_bands, n_supers, n_rows, room.max_splits));
+        }
+        if Bands::of_rows(ty, n_in).is_none() {
+            return Self::Tiles;
         }
         let splits = n_splits(n_bands * n_rows.div_ceil(64), n_in / 256, room.max_splits);
         if room.has_halves && n_rows >= HalfBands::MIN_ROWS && HalfBands::of(ty).is_some() {
@@ -221,15 +229,20 @@ impl Bands {
             TensorType::Q4_K => Weights::Strips { high_bytes: 0 },
             TensorType::Q5_K => Weights::Strips { high_bytes: 4 },
             TensorType::Q6_K => Weights::Strips { high_bytes: 8 },
+            TensorType::Q8_0 => Weights::Bytes,
             TensorType::F16 | TensorType::BF16 => Weights::Words,
             _ => return None,
         };
         Some(Self { weights })
     }
 
-    /// Those of a type for rows of `n_in` weights: bands of F16 and BF16 copy 16 bytes at a time.
+    /// Those of a type for rows of `n_in` weights: bands of F16 and BF16 copy 16 bytes at a time, others runs of 256 weights.
     pub(crate) fn of_rows(ty: TensorType, n_in: usize) -> Option<Self> {
-        Self::of(ty).filter(|bands| bands.weights != Weights::Words || n_in.is_multiple_of(8))
+        let run = |bands: &Self| match bands.weights {
+            Weights::Words => 8,
+            Weights::Bytes | Weights::Strips { .. } => 256,
+        };
+        Self::of(ty).filter(|bands| n_in.is_multiple_of(run(bands)))
     }
 
     /// Whether gate and up can be one launch.
@@ -242,6 +255,12 @@ impl Bands {
         let n_strips = height.rows() / 16;
         let high_bytes = match self.weights {
             Weights::Strips { high_bytes } => high_bytes,
+            Weights::Bytes => {
+                // A step of 128 columns, and scales of four superblocks.
+                let stage = n_strips * 2048 + columns * 128 + 4 * (columns * 4 + 32);
+                let tails = 2 * n_strips * 512;
+                return ((MAX_SHARED_BYTES - tails) / stage).min(5) * stage + tails;
+            }
             Weights::Words => {
                 // Columns of a step.
                 let n_columns = match height {
@@ -360,6 +379,7 @@ mod tests {
             TensorType::Q4_K,
             TensorType::Q5_K,
             TensorType::Q6_K,
+            TensorType::Q8_0,
             TensorType::F16,
             TensorType::BF16,
         ] {
@@ -380,16 +400,22 @@ mod tests {
             bands.shared_bytes(BandHeight::High, 64),
             2 * (16_384 + 64 * 256 + 16 * 288) + 2 * 4096
         );
-        assert_eq!(Bands::of(TensorType::Q8_0), None);
+        assert_eq!(Bands::of(TensorType::Q4_0), None);
+        let bytes = Bands::of(TensorType::Q8_0).unwrap();
+        assert_eq!(
+            bytes.shared_bytes(BandHeight::High, 64),
+            3 * (16_384 + 8192 + 1152) + 8192
+        );
         let words = Bands::of(TensorType::BF16).unwrap();
         assert_eq!(words.shared_bytes(BandHeight::High, 64), 3 * (16_384 + 16_384));
         assert_eq!(words.shared_bytes(BandHeight::Low, 16), 6 * (8192 + 8192));
     }
 
     #[test]
-    fn words_are_in_bands_where_rows_are_whole_chunks() {
+    fn rows_are_in_bands_where_they_are_whole_chunks() {
         let check =
             |ty, n_in, expected| assert_eq!(Bands::of_rows(ty, n_in).is_some(), expected, "{ty:?} {n_in}");
+        check(TensorType::Q8_0, 288, false);
         check(TensorType::F16, 72, true);
         check(TensorType::BF16, 76, false);
         check(TensorType::F32, 64, false);

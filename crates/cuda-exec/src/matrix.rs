@@ -42,7 +42,7 @@ pub(crate) struct MatrixKernels {
     pub(crate) bands: Option<BandKernels>,
     /// For as many rows, of types that can be multiplied in f16.
     pub(crate) halves: Option<HalfKernels>,
-    /// For as many rows on compute capability 9.0, of the same types.
+    /// For as many rows on compute capability 9.0, of these types and of others.
     pub(crate) wide: Option<WideKernels>,
     pub(crate) gated: Option<[Kernel; 4]>,
     /// For one row of types that come in strips, with what stands between products.
@@ -202,7 +202,7 @@ pub struct Matrix {
     bytes: SharedView<u8>,
     layout: MatrixLayout,
     pub(crate) kernels: MatrixKernels,
-    /// Whether all its superblocks are as [`Wide::takes`] wants them.
+    /// Whether all its blocks are as [`Wide::takes`] wants them.
     is_within_f16: bool,
 }
 
@@ -243,6 +243,7 @@ impl MatrixKernels {
         let (embed, matvec) = (format!("embed_{suffix}"), format!("matvec_{suffix}"));
         let (matmul, matmul_halves) = (format!("matmul_{suffix}"), format!("matmul_halves_{suffix}"));
         let halves = HalfBands::of(layout.ty()).filter(|_| usage.is_factor);
+        let wide = Wide::of(layout.ty()).filter(|_| usage.is_factor && Wide::takes_width(layout.n_in()));
         let wanted = [
             (halves.is_some(), &matmul_halves),
             (usage.is_table, &embed),
@@ -318,8 +319,8 @@ impl MatrixKernels {
                 Some(bands) => Some(HalfKernels::load(device, suffix, bands)?),
                 None => None,
             },
-            wide: match halves {
-                Some(_) => WideKernels::load(device, layout.ty())?,
+            wide: match wide {
+                Some(wide) => WideKernels::load(device, wide)?,
                 None => None,
             },
             matmul: if usage.is_factor { Some(tiled()?) } else { None },

@@ -219,8 +219,25 @@ const TYPED: [(&str, &str, &str); 4] = [
     ("matvec", "matvec.cu", "matvec_float.cu"),
 ];
 
-/// The weight types that are multiplied in f16 by many rows, by matrix operations of warpgroups too.
+/// The weight types that are multiplied in f16 by many rows.
 const HALVED: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
+
+/// The weight types that are multiplied by matrix operations of warpgroups.
+pub const WIDE: [TensorType; 13] = [
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+    TensorType::Q8_0,
+    TensorType::Q4_0,
+    TensorType::Q4_1,
+    TensorType::Q5_0,
+    TensorType::Q5_1,
+    TensorType::IQ4_NL,
+    TensorType::IQ4_XS,
+    TensorType::Q2_K,
+    TensorType::Q3_K,
+    TensorType::MXFP4,
+];
 
 /// The module that makes rows of x as products by matrix operations of warpgroups take them.
 pub(crate) const WIDE_ROWS: &str = "wide_rows";
@@ -270,7 +287,7 @@ pub fn all() -> Vec<KernelModule> {
         flags: &[],
         target: Target::All,
     });
-    let wide = HALVED.into_iter().map(|ty| KernelModule {
+    let wide = WIDE.into_iter().map(|ty| KernelModule {
         name: wide_name(ty),
         source: "matmul_wide.cu",
         types: vec![ty],

@@ -1,12 +1,12 @@
-//! [`Wide`]: products of K-quants by matrix operations of warpgroups, which compute capability 9.0 alone has.
+//! [`Wide`]: products of quantized matrices by matrix operations of warpgroups, which compute capability 9.0 alone has.
 //!
-//! Separate from the bands in f16, whose rows of x lie otherwise. Invariant: the twin of `kernels/wide.cuh`, whose sizes and limits these are; a
+//! Separate from the bands in f16, whose rows of x lie otherwise. Invariant: the twin of `kernels/wide.cuh` and `kernels/wide_groups.cuh`, whose sizes and limits these are; a
 //! matrix that is beyond the limits is never multiplied by these kernels.
 
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    CudaExecError, Device, Kernel, LaunchShape,
+    CudaExecError, Device, HalfBands, Kernel, LaunchShape,
     error::Result,
     modules::{Target, wide_name},
     parts::{MAX_SPLIT_BLOCKS, MULTIPROCESSORS},
@@ -18,20 +18,44 @@ pub(crate) const WIDE_THREADS: u32 = 256;
 const WIDE_TILE_ROWS: usize = 64;
 /// What a thread block does before its first and behind its last sum, in the units of [`WideCut::cost`].
 const FIXED: usize = 100;
+/// The bits of f16 numbers: 1, and the largest below a half.
+const ONE: u16 = 0x3c00;
+const BELOW_HALF: u16 = 0x37ff;
 
 /// How weights of a type are multiplied by many rows on compute capability 9.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wide {
-    /// Bytes of a superblock in a file, and where `d` is in it, and `dmin` where there is one.
+    ty: TensorType,
+    /// Bytes of a block in a file.
     block_bytes: usize,
-    d: usize,
-    dmin: Option<usize>,
-    /// The largest magnitude of `d`, as the bits of an f16 number.
-    largest_d: u16,
+    /// The scale of a block.
+    scale: Limit,
+    /// What is added to its numbers, or taken away, where that is a number of its own.
+    offset: Option<Limit>,
 }
 
-/// The same of `dmin`: 1.
-const LARGEST_DMIN: u16 = 0x3c00;
+/// Where a block has a number, and how large that may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit {
+    /// An f16 number, whose magnitude has these bits at most.
+    Magnitude { at: usize, largest: u16 },
+    /// The same, and not below zero.
+    Positive { at: usize, largest: u16 },
+    /// A byte that is an exponent.
+    Exponent { at: usize, least: u8, largest: u8 },
+}
+
+impl Limit {
+    fn takes(self, block: &[u8]) -> bool {
+        let bits = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
+        // Infinity and what is no number have the largest bits of a sign, and numbers below zero larger bits than all others.
+        match self {
+            Self::Magnitude { at, largest } => bits(at) & 0x7fff <= largest,
+            Self::Positive { at, largest } => bits(at) <= largest,
+            Self::Exponent { at, least, largest } => (least..=largest).contains(&block[at]),
+        }
+    }
+}
 
 /// How a product is cut into thread blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,37 +78,78 @@ impl Wide {
 
     /// Those of a type, if it has any.
     pub fn of(ty: TensorType) -> Option<Self> {
-        let (block_bytes, d, dmin, largest_d) = match ty {
+        let magnitude = |at, largest| Limit::Magnitude { at, largest };
+        let positive = |at, largest| Limit::Positive { at, largest };
+        // The largest scale is such that 1024 times it, the largest scale of a group and the largest number, and what is added, are at most 65,504.
+        let (block_bytes, scale, offset) = match ty {
             // 0.0666, 0.0322 and 0.0156, rounded down.
-            TensorType::Q4_K => (144, 0, Some(2), 0x2c43),
-            TensorType::Q5_K => (176, 0, Some(2), 0x281f),
-            TensorType::Q6_K => (210, 208, None, 0x23fc),
+            TensorType::Q4_K => (144, positive(0, 0x2c43), Some(positive(2, ONE))),
+            TensorType::Q5_K => (176, positive(0, 0x281f), Some(positive(2, ONE))),
+            TensorType::Q6_K => (210, magnitude(208, 0x23fc), None),
+            TensorType::Q2_K => (84, magnitude(80, ONE), Some(magnitude(82, ONE))),
+            TensorType::Q3_K => (110, magnitude(108, BELOW_HALF), None),
+            TensorType::IQ4_XS => (136, magnitude(0, 0x23fc), None),
+            TensorType::Q8_0 => (34, magnitude(0, BELOW_HALF), None),
+            TensorType::IQ4_NL => (18, magnitude(0, BELOW_HALF), None),
+            // 7.996 and 3.998, which are taken away 8 and 16 times.
+            TensorType::Q4_0 => (18, magnitude(0, 0x47ff), None),
+            TensorType::Q5_0 => (22, magnitude(0, 0x43ff), None),
+            // 2 and 1; 31.98 is added.
+            TensorType::Q4_1 => (20, magnitude(0, 0x4000), Some(magnitude(2, 0x4fff))),
+            TensorType::Q5_1 => (24, magnitude(0, ONE), Some(magnitude(2, 0x4fff))),
+            // 2^-24 and 4.
+            TensorType::MXFP4 => {
+                let (at, least, largest) = (0, 104, 130);
+                (17, Limit::Exponent { at, least, largest }, None)
+            }
             _ => return None,
         };
         Some(Self {
+            ty,
             block_bytes,
-            d,
-            dmin,
-            largest_d,
+            scale,
+            offset,
         })
     }
 
-    /// The largest `d` of a superblock that is taken, as the bits of an f16 number.
-    pub fn largest_d(self) -> u16 {
-        self.largest_d
+    /// Where a block of a file has f16 numbers, and the bits of the largest magnitude that is taken: the scale, and what is added. None of MXFP4.
+    pub fn limits(self) -> impl Iterator<Item = (usize, u16)> {
+        let f16 = |limit| match limit {
+            Limit::Magnitude { at, largest } | Limit::Positive { at, largest } => Some((at, largest)),
+            Limit::Exponent { .. } => None,
+        };
+        [Some(self.scale), self.offset]
+            .into_iter()
+            .flatten()
+            .filter_map(f16)
     }
 
-    /// Whether all weights of some superblocks, as a file has them, are numbers of f16 when they are 1024 times as large. Where there is a `dmin`, neither
+    /// Rows of x that kernels of the type are compiled for: some of [`Self::COLUMNS`], in their order.
+    pub fn columns(self) -> &'static [usize] {
+        match HalfBands::of(self.ty) {
+            Some(_) => &Self::COLUMNS,
+            None => &Self::COLUMNS[..4],
+        }
+    }
+
+    /// Whether rows of so many weights are multiplied so: whole runs of 256.
+    pub(crate) fn takes_width(n_in: usize) -> bool {
+        n_in.is_multiple_of(256)
+    }
+
+    /// Whether all weights of some blocks, as a file has them, are numbers of f16 when they are 1024 times as large. Where a superblock has a `dmin`, neither
     /// it nor `d` is below zero: each alone is in range, and with two signs their terms would add up beyond it.
     pub fn takes(self, blocks: &[u8]) -> bool {
-        let bits = |block: &[u8], at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
-        // Infinity and what is no number have the largest bits of a sign, and numbers below zero larger bits than all others.
+        let fits =
+            |block: &[u8]| self.scale.takes(block) && self.offset.is_none_or(|offset| offset.takes(block));
+        // A block of zeros has any exponent.
+        let is_zero = |block: &[u8]| match self.scale {
+            Limit::Exponent { at, .. } => block[at + 1..].iter().all(|&byte| byte == 0),
+            _ => false,
+        };
         blocks
             .chunks_exact(self.block_bytes)
-            .all(|block| match self.dmin {
-                Some(dmin) => bits(block, self.d) <= self.largest_d && bits(block, dmin) <= LARGEST_DMIN,
-                None => bits(block, self.d) & 0x7fff <= self.largest_d,
-            })
+            .all(|block| fits(block) || is_zero(block))
     }
 
     /// Dynamic shared memory of the kernel for so many rows of x.
@@ -101,11 +166,11 @@ impl Wide {
 impl WideCut {
     /// The cut for bands of so many rows in all, `n_supers` superblocks wide, by so many rows of x: that whose thread blocks, as many at a time as there
     /// are multiprocessors, are done first.
-    pub fn of(n_bands: usize, n_supers: usize, n_rows: usize, max_splits: usize) -> Self {
+    pub fn of(wide: Wide, n_bands: usize, n_supers: usize, n_rows: usize, max_splits: usize) -> Self {
         let few = Self::few_columns(n_rows);
         let is_candidate = |columns: &usize| few.map_or(*columns >= WIDE_TILE_ROWS, |few| few == *columns);
-        let columns = Wide::COLUMNS.into_iter().filter(is_candidate);
-        let cuts = columns.flat_map(|columns| {
+        let candidates = wide.columns().iter().copied().filter(is_candidate);
+        let cuts = candidates.flat_map(|columns| {
             (1..=max_splits.min(n_supers).max(1)).map(move |n_splits| Self { columns, n_splits })
         });
         let fits = |cut: &Self| {
@@ -164,52 +229,47 @@ impl WideCut {
         LaunchShape::new(grid, WIDE_THREADS).with_shared_bytes(Wide::shared_bytes(self.columns))
     }
 
-    fn variant(self) -> usize {
-        let found = Wide::COLUMNS.iter().position(|&columns| columns == self.columns);
-        found.expect("a cut has columns of a kernel")
+    fn pick(self, kernels: [Option<Kernel>; Wide::COLUMNS.len()]) -> Kernel {
+        let variant = Wide::COLUMNS.iter().position(|&columns| columns == self.columns);
+        (variant.and_then(|variant| kernels[variant])).expect("a cut has columns of a kernel")
     }
 }
 
 /// The kernels of a type, by [`Wide::COLUMNS`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WideKernels {
-    plain: [Kernel; Wide::COLUMNS.len()],
-    gated: [Kernel; Wide::COLUMNS.len()],
+    plain: [Option<Kernel>; Wide::COLUMNS.len()],
+    gated: [Option<Kernel>; Wide::COLUMNS.len()],
 }
 
 impl WideKernels {
     /// Loads them where the device has them: there are other kernels for all that they do.
-    pub(crate) fn load(device: &Device, ty: TensorType) -> Result<Option<Self>> {
-        if Wide::of(ty).is_none() || !has_module(device, &wide_name(ty))? {
+    pub(crate) fn load(device: &Device, wide: Wide) -> Result<Option<Self>> {
+        let module = wide_name(wide.ty);
+        if !has_module(device, &module)? {
             return Ok(None);
         }
-        let module = wide_name(ty);
-        let load = |kind: &str, columns: usize| {
-            let name = format!("wide_{kind}_n{columns}");
-            device.kernel_with_shared_bytes(&module, &name, Wide::shared_bytes(columns))
-        };
-        let all = |kind: &str| -> Result<[Kernel; Wide::COLUMNS.len()]> {
-            let [a, b, c, d, e] = Wide::COLUMNS;
-            Ok([
-                load(kind, a)?,
-                load(kind, b)?,
-                load(kind, c)?,
-                load(kind, d)?,
-                load(kind, e)?,
-            ])
+        let load = |kind: &str| -> Result<[Option<Kernel>; Wide::COLUMNS.len()]> {
+            let mut kernels = [None; Wide::COLUMNS.len()];
+            for (kernel, &columns) in kernels.iter_mut().zip(wide.columns()) {
+                let name = format!("wide_{kind}_n{columns}");
+                *kernel =
+                    Some(device.kernel_with_shared_bytes(&module, &name, Wide::shared_bytes(columns))?);
+            }
+            Ok(kernels)
         };
         Ok(Some(Self {
-            plain: all("band")?,
-            gated: all("gated")?,
+            plain: load("band")?,
+            gated: load("gated")?,
         }))
     }
 
     pub(crate) fn plain_of(&self, cut: WideCut) -> Kernel {
-        self.plain[cut.variant()]
+        cut.pick(self.plain)
     }
 
     pub(crate) fn gated_of(&self, cut: WideCut) -> Kernel {
-        self.gated[cut.variant()]
+        cut.pick(self.gated)
     }
 }
 
@@ -232,16 +292,37 @@ mod tests {
 
     #[test]
     fn a_matrix_is_taken_where_no_weight_is_beyond_f16() {
-        // The largest scale and number of each type, whose product 1024 times as large is below 65,504.
-        for (ty, largest) in [
-            (TensorType::Q4_K, 63.0 * 15.0),
-            (TensorType::Q5_K, 63.0 * 31.0),
-            (TensorType::Q6_K, 128.0 * 32.0),
+        // The largest number of each type, a scale of a group times a quant, and how often what is added counts. All that is 1024 times as large is
+        // at most 65,504.
+        for (ty, number, times) in [
+            (TensorType::Q4_K, 63.0 * 15.0, 0.0),
+            (TensorType::Q5_K, 63.0 * 31.0, 0.0),
+            (TensorType::Q6_K, 128.0 * 32.0, 0.0),
+            (TensorType::Q2_K, 15.0 * 3.0, 15.0),
+            (TensorType::Q3_K, 32.0 * 4.0, 0.0),
+            (TensorType::IQ4_XS, 32.0 * 127.0, 0.0),
+            (TensorType::Q8_0, 128.0, 0.0),
+            (TensorType::IQ4_NL, 127.0, 0.0),
+            (TensorType::Q4_0, 8.0, 0.0),
+            (TensorType::Q5_0, 16.0, 0.0),
+            (TensorType::Q4_1, 15.0, 1.0),
+            (TensorType::Q5_1, 31.0, 1.0),
         ] {
             let wide = Wide::of(ty).unwrap();
-            let d = f16::from_bits(wide.largest_d);
-            assert!(f32::from(d) * 1024.0 * largest < 65_504.0, "{ty:?}");
-            assert!(f32::from(d) * 1024.0 * largest > 64_000.0, "{ty:?}");
+            let parts = |limit: Limit| match limit {
+                Limit::Magnitude { at, largest } => (at, largest, true),
+                Limit::Positive { at, largest } => (at, largest, false),
+                Limit::Exponent { .. } => panic!("{ty:?} has a scale"),
+            };
+            let limits: Vec<_> = [Some(wide.scale), wide.offset]
+                .into_iter()
+                .flatten()
+                .map(parts)
+                .collect();
+            let sum: f32 = (limits.iter().zip([number, times]))
+                .map(|((_, largest, _), times)| f32::from(f16::from_bits(*largest)) * times)
+                .sum();
+            assert!((59_000.0..=65_504.0).contains(&(sum * 1024.0)), "{ty:?}: {sum}");
             let mut blocks = vec![0; 3 * wide.block_bytes];
             let mut check = |at: usize, bits: u16, expected: bool| {
                 let at = wide.block_bytes + at;
@@ -249,18 +330,33 @@ mod tests {
                 assert_eq!(wide.takes(&blocks), expected, "{ty:?} {bits:x}");
                 blocks[at..at + 2].fill(0);
             };
-            check(wide.d, wide.largest_d, true);
-            check(wide.d, 0x8000 | wide.largest_d, wide.dmin.is_none());
-            check(wide.d, wide.largest_d + 1, false);
-            check(wide.d, f16::NAN.to_bits(), false);
-            if let Some(dmin) = wide.dmin {
-                check(dmin, f16::ONE.to_bits(), true);
-                check(dmin, LARGEST_DMIN + 1, false);
-                check(dmin, 0x8000 | f16::ONE.to_bits(), false);
+            for (at, largest, has_signs) in limits {
+                check(at, largest, true);
+                check(at, 0x8000 | largest, has_signs);
+                check(at, largest + 1, false);
+                check(at, 0x8000 | (largest + 1), false);
+                check(at, f16::NAN.to_bits(), false);
             }
         }
-        assert_eq!(f16::from_bits(LARGEST_DMIN), f16::ONE);
-        assert_eq!(Wide::of(TensorType::Q8_0), None);
+        assert_eq!(f16::from_bits(ONE), f16::ONE);
+        assert_eq!(Wide::of(TensorType::IQ2_XS), None);
+    }
+
+    #[test]
+    fn exponents_are_within_f16_where_numbers_are_not_zero() {
+        let wide = Wide::of(TensorType::MXFP4).unwrap();
+        let check = |exponent: u8, numbers: u8, expected| {
+            let mut blocks = [0x11; 34];
+            blocks[0] = 120;
+            blocks[17] = exponent;
+            blocks[18..].fill(numbers);
+            assert_eq!(wide.takes(&blocks), expected, "{exponent} {numbers}");
+        };
+        check(104, 0x77, true);
+        check(103, 0x77, false);
+        check(103, 0, true);
+        check(130, 0xff, true);
+        check(131, 0x11, false);
     }
 
     #[test]
@@ -279,7 +375,8 @@ mod tests {
                 .into_iter()
                 .flat_map(move |n_supers| [9, 16, 17, 33, 64, 100, 512, 2048].map(|n_rows| (n_bands, n_supers, n_rows)))
         }) {
-            let cut = WideCut::of(n_bands, n_supers, n_rows, 8);
+            let q4_k = Wide::of(TensorType::Q4_K).unwrap();
+            let cut = WideCut::of(q4_k, n_bands, n_supers, n_rows, 8);
             let each = n_supers.div_ceil(cut.n_splits);
             let n_tiles = n_bands * n_rows.div_ceil(cut.columns);
             let what = format!("{n_bands} of {n_supers} by {n_rows}: {cut:?}");
@@ -291,7 +388,7 @@ mod tests {
                 cut.n_splits == 1 || n_tiles * cut.n_splits * cut.columns <= MAX_SPLIT_BLOCKS * 64,
                 "{what}"
             );
-            assert_eq!(WideCut::of(n_bands, n_supers, n_rows, 1).n_splits, 1);
+            assert_eq!(WideCut::of(q4_k, n_bands, n_supers, n_rows, 1).n_splits, 1);
         }
     }
 
@@ -372,8 +469,9 @@ mod tests {
             ),
         ] {
             let [n_bands, n_supers, max_splits] = shape;
+            let q4_k = Wide::of(TensorType::Q4_K).unwrap();
             for (n_rows, expected) in [33, 64, 65, 128, 129, 256, 512, 2048].into_iter().zip(cuts) {
-                let cut = WideCut::of(n_bands, n_supers, n_rows, max_splits);
+                let cut = WideCut::of(q4_k, n_bands, n_supers, n_rows, max_splits);
                 assert_eq!((cut.columns, cut.n_splits), expected, "{shape:?} by {n_rows}");
             }
         }

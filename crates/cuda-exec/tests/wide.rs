@@ -1,16 +1,24 @@
-//! Products of K-quants by matrix operations of warpgroups, as [`Ops`] launches them on a simulated GPU of compute capability 9.0.
+//! Products of quantized matrices by matrix operations of warpgroups, as [`Ops`] launches them on a simulated GPU of compute capability 9.0.
 
 use tokenmill_backend::Activation;
 use tokenmill_cuda_exec::{
-    Buffer, Capture, Device, GatedProduct, LinearInput, ManyRows, Matrix, MatrixUse, Ops, Product,
-    ProductRoom, QuantizedRows, Uploader, Wide, WideProducts,
+    BandHeight, Buffer, Capture, Device, GatedProduct, LinearInput, ManyRows, Matrix, MatrixUse, Ops,
+    Product, ProductRoom, QuantizedRows, Uploader, Wide, WideProducts, modules::WIDE,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::Random;
 
-const TYPES: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
+/// K-quants, which have bands in f16 too, and types that have bands in int8 or tiles else.
+const K_TYPES: [TensorType; 3] = [TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K];
+const TYPES: [TensorType; 5] = [
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+    TensorType::Q8_0,
+    TensorType::Q4_1,
+];
 const N_IN: usize = 1280;
 
 fn upload(device: &Device, ty: TensorType, [n_out, n_in]: [usize; 2], values: &[f32]) -> Matrix {
@@ -125,7 +133,11 @@ fn products_of_each_type_are_those_of_the_one_order_of_addition() {
             .map(|n_out| matrix(&device, &mut random, ty, n_out))
             .into();
         assert!(matrices.iter().all(Matrix::is_wide), "{ty:?}");
-        let n_rows: &[usize] = if ty == TensorType::Q4_K { &[17, 49, 257] } else { &[65] };
+        let n_rows: &[usize] = match ty {
+            TensorType::Q4_K => &[17, 49, 257],
+            TensorType::Q8_0 => &[9, 130],
+            _ => &[65],
+        };
         for &n_rows in n_rows {
             let rows = Rows::new(&device, &ops, &random.values(n_rows * N_IN));
             let (found, n_launches) = multiply(&device, &ops, &rows, &matrices, &bias);
@@ -151,7 +163,8 @@ fn a_gate_and_what_it_gates_are_one_product() {
     let mut random = Random::new(12);
     let n_out = 96;
     let biases = [(); 2].map(|()| device.upload("bias", &random.values(n_out)).unwrap());
-    for ((ty, has_bias), n_rows) in TYPES.into_iter().zip([false, true, false]).zip([70, 20, 9]) {
+    let cases = [(false, 70), (true, 20), (false, 9), (true, 70), (false, 20)];
+    for (ty, (has_bias, n_rows)) in TYPES.into_iter().zip(cases) {
         let pair = [(); 2].map(|()| matrix(&device, &mut random, ty, n_out));
         let rows = Rows::new(&device, &ops, &random.values(n_rows * N_IN));
         let bias = |index: usize| has_bias.then(|| biases[index].view());
@@ -262,6 +275,46 @@ fn a_matrix_whose_scales_are_beyond_f16_is_multiplied_by_bands() {
 }
 
 #[test]
+fn rows_of_other_widths_and_too_large_scales_are_multiplied_otherwise() {
+    let device = hopper();
+    let ops = opened(&device);
+    let mut random = Random::new(18);
+    for (n_in, factor, expected) in [(256, 1.0, true), (288, 1.0, false), (256, 1e3, false)] {
+        let values: Vec<f32> = (random.values(2 * n_in).iter()).map(|w| w * factor).collect();
+        let matrix = upload(&device, TensorType::Q8_0, [2, n_in], &values);
+        assert_eq!(matrix.is_wide(), expected, "{n_in} {factor}");
+        let rows = random.values(9 * n_in);
+        let floats = device.upload("x", &rows).unwrap();
+        let mut quantized = QuantizedRows::new(&device, 9, n_in).unwrap();
+        ops.quantize(9, n_in, floats.view(), quantized.view_mut())
+            .unwrap();
+        let input = LinearInput {
+            n_rows: 9,
+            floats: floats.view(),
+            quantized: Some(quantized.view()),
+        };
+        // What is too large for one kind of products has bands, whose rows have whole superblocks too.
+        assert_eq!(ops.can_gate(&matrix, &matrix, 9), n_in == 256);
+        let mut output: Buffer<f32> = device.alloc("y", 9 * 2).unwrap();
+        let product = Product {
+            matrix: &matrix,
+            bias: None,
+            output: output.view_mut(),
+        };
+        ops.linear(&input, &mut [product]).unwrap();
+        let found = device.download(output.view()).unwrap();
+        let right: Vec<f32> = (0..18)
+            .map(|index| {
+                let (m, r) = (index / 2, index % 2);
+                let (x, w) = (&rows[m * n_in..][..n_in], &values[r * n_in..][..n_in]);
+                x.iter().zip(w).map(|(x, w)| x * w).sum()
+            })
+            .collect();
+        assert!(difference(&found, &right) < 0.02, "{n_in} {factor}");
+    }
+}
+
+#[test]
 fn a_recorded_product_is_replayed_with_new_rows() {
     const N_ROWS: usize = 60;
     let device = hopper();
@@ -333,7 +386,7 @@ fn other_gpus_and_those_that_are_told_so_multiply_by_bands() {
 #[test]
 fn products_are_wide_from_9_rows_on_where_there_is_memory() {
     let all = ProductRoom::ALL;
-    for ty in TYPES {
+    for ty in K_TYPES {
         assert!(is_wide(ty, 128_256, Wide::MIN_ROWS, all), "{ty:?}");
         assert!(!is_wide(ty, 128_256, Wide::MIN_ROWS - 1, all), "{ty:?}");
         assert!(!is_wide(ty, 14_336, 2048, ProductRoom::WITHOUT_TILES), "{ty:?}");
@@ -341,5 +394,15 @@ fn products_are_wide_from_9_rows_on_where_there_is_memory() {
         assert!(!is_wide(ty, 1024, 16, all), "{ty:?}");
         assert!(is_wide(ty, 1024, 17, all), "{ty:?}");
     }
-    assert!(!is_wide(TensorType::Q8_0, 14_336, 2048, all));
+    // Other types have no strips.
+    for ty in WIDE.into_iter().filter(|ty| !K_TYPES.contains(ty)) {
+        assert!(is_wide(ty, 1024, 9, all), "{ty:?}");
+        let of = |room| ManyRows::of(ty, &[1024], 4096, 9, room);
+        let expected = match ty {
+            TensorType::Q8_0 => ManyRows::Bands(BandHeight::Low),
+            _ => ManyRows::Tiles,
+        };
+        assert_eq!(of(ProductRoom::WITHOUT_TILES), expected, "{ty:?}");
+    }
+    assert!(!is_wide(TensorType::IQ2_S, 14_336, 2048, all));
 }

@@ -82,17 +82,17 @@ fn product_kernel(
     if n_rows <= 8 {
         return Ok((of_few(n_rows.next_power_of_two()), few.shared_bytes(n_rows)));
     }
-    let bands = Bands::of(ty).context("a type without bands")?;
+    let bands = || Bands::of(ty).context("a type without bands");
     Ok(match ManyRows::of(ty, &[n_out], n_in, n_rows, room) {
         ManyRows::Strips => (of_few(16), few.sixteen_shared_bytes()),
         ManyRows::Bands(height) => {
             let columns = height.columns()[height.variant_of(n_rows)];
             let kernel = (format!("matmul_{suffix}"), height.kernel(columns));
-            (kernel, bands.shared_bytes(height, columns))
+            (kernel, bands()?.shared_bytes(height, columns))
         }
         ManyRows::Splits(_) => {
             let kernel = (format!("matmul_{suffix}"), "matmul_split_n64".to_owned());
-            (kernel, bands.shared_bytes(BandHeight::High, 64))
+            (kernel, bands()?.shared_bytes(BandHeight::High, 64))
         }
         ManyRows::Halves(n_splits) => {
             let halves = HalfBands::of(ty).context("a type without products in f16")?;
@@ -111,6 +111,7 @@ fn product_kernel(
             );
             (kernel, Wide::shared_bytes(cut.columns))
         }
+        ManyRows::Tiles => bail!("{} by {n_rows} rows is in tiles, which are not timed", ty.name()),
     })
 }
 
@@ -215,13 +216,12 @@ impl Workshop {
                 (state >> 40) as u8 & 0x3b
             })
             .collect();
-        if Wide::of(ty).is_some() {
+        if let Some(wide) = Wide::of(ty) {
             // Small enough for matrix operations of warpgroups, as those of models are.
-            let n_bytes = layout.file_row_bytes() * 256 / n_in;
-            let high = if ty == TensorType::Q6_K { n_bytes - 1 } else { 1 };
-            bytes
-                .chunks_exact_mut(n_bytes)
-                .for_each(|block| block[high] &= 0x23);
+            let n_bytes = layout.file_row_bytes() * ty.block_len() / n_in;
+            for block in bytes.chunks_exact_mut(n_bytes) {
+                wide.limits().for_each(|(at, _)| block[at + 1] &= 0x23);
+            }
         }
         let usage = MatrixUse {
             is_table: false,

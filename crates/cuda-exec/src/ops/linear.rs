@@ -18,6 +18,7 @@ use crate::{
     matrix::MatrixKernels,
     modules::PAIRS,
     strips::variant_of,
+    wide::WideKernels,
 };
 
 /// Rows up to which weights are read once without tiles.
@@ -164,8 +165,8 @@ impl ProductLaunch {
     }
 }
 
-/// The launch of up to three products of more rows by matrices of one type in bands, or in strips of 16.
-fn bands_launch(
+/// The launch of up to three products of more rows by matrices of one type, as is best for it.
+fn many_rows_launch(
     kernels: &MatrixKernels,
     jobs: &[Product<'_>],
     n_rows: usize,
@@ -173,12 +174,13 @@ fn bands_launch(
 ) -> Result<ProductLaunch> {
     let matrix = jobs[0].matrix;
     let ty = matrix.layout().ty();
-    let (bands, few) = (Bands::of(ty).ok_or_else(not_a_factor)?, FewRows::of(ty));
+    let few = FewRows::of(ty);
     let n_outs: Vec<usize> = jobs.iter().map(|job| job.matrix.n_out()).collect();
-    let of_bands = kernels.bands.ok_or_else(not_a_factor)?;
-    let shape = |height: BandHeight, columns: usize, n_splits: usize| {
+    let of_bands = || kernels.bands.ok_or_else(not_a_factor);
+    let shape = |height: BandHeight, columns: usize, n_splits: usize| -> Result<LaunchShape> {
+        let bands = Bands::of(ty).ok_or_else(not_a_factor)?;
         let grid = [n_blocks(jobs, height.rows()), n_rows.div_ceil(columns), n_splits];
-        LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(bands.shared_bytes(height, columns))
+        Ok(LaunchShape::new(grid, BAND_THREADS).with_shared_bytes(bands.shared_bytes(height, columns)))
     };
     Ok(match ManyRows::of(ty, &n_outs, matrix.n_in(), n_rows, room) {
         ManyRows::Strips => {
@@ -189,13 +191,13 @@ fn bands_launch(
         }
         ManyRows::Bands(height) => {
             let columns = height.columns()[height.variant_of(n_rows)];
-            ProductLaunch::plain(of_bands.plain_of(height, n_rows), shape(height, columns, 1))
+            ProductLaunch::plain(of_bands()?.plain_of(height, n_rows), shape(height, columns, 1)?)
         }
         ManyRows::Splits(n_splits) => {
-            let kernel = of_bands.split.ok_or_else(not_a_factor)?;
+            let kernel = of_bands()?.split.ok_or_else(not_a_factor)?;
             ProductLaunch {
                 each: Some(supers_of_each(matrix.n_in() / 256, n_splits)),
-                ..ProductLaunch::plain(kernel, shape(BandHeight::High, 64, n_splits))
+                ..ProductLaunch::plain(kernel, shape(BandHeight::High, 64, n_splits)?)
             }
         }
         ManyRows::Halves(n_splits) => {
@@ -224,6 +226,7 @@ fn bands_launch(
             each: (cut.n_splits > 1).then(|| (matrix.n_in() / 256).div_ceil(cut.n_splits)),
             form: Some(HalfForm::Tiles),
         },
+        ManyRows::Tiles => tiles_launch(kernels, jobs, n_rows, false)?,
     })
 }
 
@@ -319,11 +322,11 @@ impl Ops {
                 let launch = if n_rows <= MAX_ROWS && !self.is_batch_invariant {
                     let kernel = of_rows(kernels.matvec.ok_or_else(not_a_factor)?, n_rows);
                     ProductLaunch::plain(kernel, few_rows_shape(jobs, n_rows))
-                } else if kernels.bands.is_some() && !self.is_batch_invariant {
-                    // Bands add in another order than tiles.
+                } else if (kernels.bands.is_some() || kernels.wide.is_some()) && !self.is_batch_invariant {
+                    // These add in another order than tiles.
                     let mut room = *room.get_or_insert_with(|| self.room_for(n_rows, jobs[0].matrix.n_in()));
                     room.has_tiles &= jobs.iter().all(|job| job.matrix.is_wide());
-                    bands_launch(&kernels, jobs, n_rows, room)?
+                    many_rows_launch(&kernels, jobs, n_rows, room)?
                 } else {
                     tiles_launch(&kernels, jobs, n_rows, self.is_batch_invariant)?
                 };
@@ -401,12 +404,22 @@ impl Ops {
     }
 
     /// Whether a pair can be multiplied by [`Self::matvec_gated`]: rows that may depend on each other's number, few of them or any number
-    /// by bands, and weights of one type.
+    /// by bands or wide products, and weights of one type.
     pub fn can_gate(&self, gate: &Matrix, up: &Matrix, n_rows: usize) -> bool {
         !self.is_batch_invariant
             && gate.layout() == up.layout()
             && gate.kernels.gated.is_some()
-            && (n_rows <= MAX_ROWS || gate.kernels.bands.is_some_and(|bands| bands.gated.is_some()))
+            && (n_rows <= MAX_ROWS
+                || gate.kernels.bands.is_some_and(|bands| bands.gated.is_some())
+                || self.wide_of(gate, up, n_rows).is_some())
+    }
+
+    /// How wide products multiply by a gate and an up matrix, where they do.
+    fn wide_of(&self, gate: &Matrix, up: &Matrix, n_rows: usize) -> Option<(Wide, WideKernels)> {
+        let wide = Wide::of(gate.layout().ty()).filter(|_| n_rows >= Wide::MIN_ROWS)?;
+        let kernels = gate.kernels.wide?;
+        let are_wide = gate.is_wide() && up.is_wide() && self.room_for(n_rows, gate.n_in()).has_tiles;
+        are_wide.then_some((wide, kernels))
     }
 
     /// Multiplies any number of rows by a gate and an up matrix at once.
@@ -440,18 +453,16 @@ impl Ops {
             .write_or_null(scales);
         let ty = gate.layout().ty();
         let room = self.room_for(n_rows, gate.n_in());
-        let takes = |least: usize, has_memory: bool| n_rows >= least && has_memory;
-        let are_wide = gate.is_wide() && up.is_wide() && takes(Wide::MIN_ROWS, room.has_tiles);
-        if let Some(kernels) = gate.kernels.wide.filter(|_| are_wide) {
+        if let Some((wide, kernels)) = self.wide_of(gate, up, n_rows) {
             let halved = self.halve(input, gate.n_in(), HalfForm::Tiles)?;
             let args = with_input(args, gate, input, Some(&halved))?;
             let n_bands = n_out.div_ceil(Wide::GATED_ROWS);
-            let cut = WideCut::of(n_bands, gate.n_in() / 256, n_rows, 1);
+            let cut = WideCut::of(wide, n_bands, gate.n_in() / 256, n_rows, 1);
             let shape = cut.shape(n_bands, n_rows);
             return self.device.launch(kernels.gated_of(cut), shape, &args);
         }
         let in_halves = (gate.kernels.halves.zip(HalfBands::of(ty)))
-            .filter(|_| takes(HalfBands::MIN_ROWS, room.has_halves));
+            .filter(|_| n_rows >= HalfBands::MIN_ROWS && room.has_halves);
         if let Some((kernels, halves)) = in_halves {
             let halved = self.halve(input, gate.n_in(), HalfForm::Rows)?;
             let args = with_input(args, gate, input, Some(&halved))?;

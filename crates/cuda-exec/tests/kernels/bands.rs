@@ -1,4 +1,4 @@
-//! Matrices of K-quants, F16 and BF16 times 9 rows and more, in bands.
+//! Matrices of K-quants, Q8_0, F16 and BF16 times 9 rows and more, in bands.
 
 use tokenmill_cuda_exec::{BandHeight, Bands, MatrixLayout, modules::type_suffix};
 use tokenmill_gguf::TensorType;
@@ -10,10 +10,11 @@ use crate::{
     matvec::{Kernel, TOLERANCE, check_kernel, dot, upload},
 };
 
-const TYPES: [TensorType; 5] = [
+const TYPES: [TensorType; 6] = [
     TensorType::Q4_K,
     TensorType::Q5_K,
     TensorType::Q6_K,
+    TensorType::Q8_0,
     TensorType::F16,
     TensorType::BF16,
 ];
