@@ -8,6 +8,8 @@
 #pragma once
 #include "bands.cuh"
 
+constexpr int BYTE_BAND_SHARED = 81 << 10;  // of which a multiprocessor of compute capability 8.0 has two
+
 template <class F, int TILES, int HEIGHT, bool GATED>
 struct Band<F, TILES, HEIGHT, GATED, std::enable_if_t<F::ARE_BYTES>> {
     static constexpr int THREADS = BAND_WARPS * WARP, COLUMNS = 8 * TILES, STRIPS = HEIGHT / STRIP, SLICES = BAND_WARPS * 2 / STRIPS;
@@ -15,10 +17,12 @@ struct Band<F, TILES, HEIGHT, GATED, std::enable_if_t<F::ARE_BYTES>> {
     static constexpr int STRIP_BYTES = GROUPS * STRIP * 32, X = STRIPS * STRIP_BYTES;
     // Scales of x: a row of each group, padded so that groups are in different banks.
     static constexpr int SCALES_ROW = COLUMNS * 4 + 32, SCALES = X + GROUPS * COLUMNS * 32, STAGE = SCALES + GROUPS * SCALES_ROW;
-    // Scales of weights, of two superblocks of each row: those in use and the next.
-    static constexpr int TAILS_BYTES = STRIPS * TAIL_BYTES, N_TAILS = 2;
-    static constexpr int ROOM_FOR = (BAND_SHARED - N_TAILS * TAILS_BYTES) / STAGE, STAGES = ROOM_FOR < 5 ? ROOM_FOR : 5, TAILS = STAGES * STAGE;
-    static_assert(STAGES >= 3, "copies are two steps ahead");
+    // Scales of weights, 16 bytes a row and superblock.
+    static constexpr int TAILS_BYTES = HEIGHT * 16;
+    static constexpr int shared_bytes(int stages) { return stages * STAGE + (stages / 2 + 1) * TAILS_BYTES; }
+    static constexpr int STAGES = shared_bytes(5) <= BYTE_BAND_SHARED ? 5 : shared_bytes(4) <= BYTE_BAND_SHARED ? 4 : 3;
+    static constexpr int TAILS = STAGES * STAGE, N_TAILS = STAGES / 2 + 1;
+    static_assert(shared_bytes(STAGES) <= BYTE_BAND_SHARED, "two bands fit");
     static_assert(SLICES == 1 || SLICES == GROUPS, "a warp has 32 rows");
 
     const uint8_t *w, *up, *x_bytes, *x_records;
@@ -46,11 +50,10 @@ struct Band<F, TILES, HEIGHT, GATED, std::enable_if_t<F::ARE_BYTES>> {
     __device__ __forceinline__ const uint8_t* matrix_of(int strip) const { return GATED && strip % 2 ? up : w; }
     static __device__ __forceinline__ int weights_at(int half, int group, int row) { return ((half * GROUPS + group) * STRIP + (row ^ (2 * group + half))) * 16; }
     static __device__ __forceinline__ int x_at(int half, int group, int m) { return X + ((half * GROUPS + group) * COLUMNS + (m ^ (2 * group + half))) * 16; }
-    static __device__ __forceinline__ int tail_at(int row, int which) { return (row * 2 + (which ^ (row >> 2 & 1))) * 16; }
 
     // The index of this thread. Where registers are fewest, places in shared memory are computed again each time.
     static __device__ __forceinline__ int thread_index() { return TILES == 8 ? asked_again(threadIdx.x) : threadIdx.x; }
-    // Begins to copy the weights of step `step` into stage `to`; the first of two superblocks brings the scales of both.
+    // Begins to copy the weights of step `step` into stage `to`; the first of a superblock brings its scales.
     __device__ __forceinline__ void copy_weights(uint32_t room, int to, int step) const {
         const int thread = thread_index(), group = thread % 4, half = thread / 4 % 2, row = thread / 8;
         const uint32_t stage = room + to * STAGE + weights_at(half, group, row);
@@ -58,14 +61,10 @@ struct Band<F, TILES, HEIGHT, GATED, std::enable_if_t<F::ARE_BYTES>> {
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++)
             copy_once<0>(stage + strip * STRIP_BYTES, row_at(matrix_of(strip) + from, row_of(strip, row), n_out, n_in / 2));
-        if (step % 4 != 0) return;
-#pragma unroll
-        for (int before = 0; before < STRIPS; before += 4) {
-            const int strip = before + thread / 32, row = thread / 2 % STRIP, which = thread % 2, super = step / 2 + which;
-            if ((STRIPS % 4 == 0 || strip < STRIPS) && super < n_in / 256)
-                copy_once<0>(room + TAILS + step / 4 % N_TAILS * TAILS_BYTES + strip * TAIL_BYTES + tail_at(row, which),
-                             row_at(matrix_of(strip) + scales + super * 16, row_of(strip, row), n_out, n_in / 16));
-        }
+        if (step % 2 != 0 || thread >= HEIGHT) return;
+        const int strip = thread / STRIP;
+        copy_once<0>(room + TAILS + step / 2 % N_TAILS * TAILS_BYTES + thread * 16,
+                     row_at(matrix_of(strip) + scales + step / 2 * 16, row_of(strip, thread % STRIP), n_out, n_in / 16));
     }
     // Begins to copy the part of the rows of x that step `step` is multiplied by.
     __device__ __forceinline__ void copy_rows_of_x(uint32_t room, int to, int step) const {
@@ -110,12 +109,12 @@ struct Band<F, TILES, HEIGHT, GATED, std::enable_if_t<F::ARE_BYTES>> {
         const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
         const uint8_t* bytes = room_bytes + from * STAGE;
         const uint32_t stage = shared_at(bytes);
-        const uint8_t* tails_of = room_bytes + TAILS + step / 4 % N_TAILS * TAILS_BYTES + 2 * pair * TAIL_BYTES;
+        const uint8_t* tails_of = room_bytes + TAILS + step / 2 % N_TAILS * TAILS_BYTES + (2 * pair * STRIP + g) * 16 + step % 2 * 8;
         // ldmatrix: rows 0 to 7 and 8 to 15 of the first halves of a group, then of the last; of x the first and the last half of 8 rows, and of 8 more.
         const int their_half = lane / 16, their_row = lane % 16;
         uint2 d[2][2];  // of four groups
 #pragma unroll
-        for (int i = 0; i < 4; i++) d[i / 2][i % 2] = *(const uint2*)(tails_of + i / 2 * TAIL_BYTES + tail_at(g + 8 * (i % 2), step / 2 % 2) + step % 2 * 8);
+        for (int i = 0; i < 4; i++) d[i / 2][i % 2] = *(const uint2*)(tails_of + i * 8 * 16);
         // By many rows of x there are not enough registers to unroll them all.
         constexpr int AT_ONCE = TILES == 2 ? 4 : TILES == 4 ? 2 : 1;
 #pragma unroll AT_ONCE
@@ -138,7 +137,7 @@ struct Band<F, TILES, HEIGHT, GATED, std::enable_if_t<F::ARE_BYTES>> {
         }
     }
 
-    // Adds the superblocks from begin() to end() up; the first is of even number.
+    // Adds the superblocks from begin() to end() up.
     template <class Range>
     __device__ __forceinline__ void sum(const Range& range, float (&acc)[2][TILES][4]) const {
         const uint32_t room = shared_at(strip_room);

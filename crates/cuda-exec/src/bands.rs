@@ -30,6 +30,8 @@ const UNSPLIT_ROWS: usize = 32;
 const MIN_SPLIT_BLOCKS: usize = 96;
 /// What a thread block may ask for on compute capability 8.6 and 8.9.
 const MAX_SHARED_BYTES: usize = 99 << 10;
+/// What a thread block of bands of bytes asks for: a multiprocessor of compute capability 8.0 has two.
+const MAX_BYTES_SHARED: usize = 81 << 10;
 
 /// How weights of a type are multiplied by more than a few rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,10 +258,11 @@ impl Bands {
         let high_bytes = match self.weights {
             Weights::Strips { high_bytes } => high_bytes,
             Weights::Bytes => {
-                // A step of 128 columns, and scales of four superblocks.
+                // Steps of 128 columns, and scales of superblocks.
                 let stage = n_strips * 2048 + columns * 128 + 4 * (columns * 4 + 32);
-                let tails = 2 * n_strips * 512;
-                return ((MAX_SHARED_BYTES - tails) / stage).min(5) * stage + tails;
+                let bytes = |n_stages: usize| n_stages * stage + (n_stages / 2 + 1) * n_strips * 256;
+                let sizes = [5, 4].map(bytes).into_iter();
+                return (sizes.filter(|&bytes| bytes <= MAX_BYTES_SHARED).max()).unwrap_or(bytes(3));
             }
             Weights::Words => {
                 // Columns of a step.
@@ -404,7 +407,7 @@ mod tests {
         let bytes = Bands::of(TensorType::Q8_0).unwrap();
         assert_eq!(
             bytes.shared_bytes(BandHeight::High, 64),
-            3 * (16_384 + 8192 + 1152) + 8192
+            3 * (16_384 + 8192 + 1152) + 2 * 2048
         );
         let words = Bands::of(TensorType::BF16).unwrap();
         assert_eq!(words.shared_bytes(BandHeight::High, 64), 3 * (16_384 + 16_384));
