@@ -10,7 +10,7 @@ use std::{fs, path::Path, process::Command, time::Instant};
 
 use anyhow::{Context, bail, ensure};
 
-/// Runs format check, lints, tests, documentation, parity on the core data, the comparison of the kernels with their PTX,
+/// Runs format check, lints, tests, documentation, parity on the core data, the comparison of the kernels with their PTX, a rehearsal of the device pack,
 /// the packages of all crates, a check of the code for other operating systems, warnings denied, and the tests of the
 /// host's kernels on emulated ARM processors
 #[derive(clap::Args)]
@@ -83,6 +83,9 @@ const OTHER_SYSTEMS: [(&str, &str, Option<&str>); 3] = [
     ("aarch64-apple-darwin", "tokenmill", Some("cc")),
 ];
 
+/// What a rehearsal of the device pack may take. Parts that do not fit into it are named.
+const REHEARSAL_S: u64 = 120;
+
 /// Folders of modules that a macro declares, one for each weight format: `cargo fmt` does not find them.
 const LISTED: [&str; 2] = ["crates/quant/src/formats", "crates/cpu-kernels/src/tiles"];
 
@@ -103,6 +106,10 @@ pub fn run(_: &Args) -> anyhow::Result<()> {
         crate::parity::run(&crate::parity::Args::simulator(&core))
     })?;
     timed("kernels", || crate::ptx::run(&crate::ptx::Args::check()))?;
+    timed("device pack", || {
+        let binaries = Path::new("target/debug");
+        crate::device_pack::run(&crate::device_pack::Args::ci(&core, binaries, REHEARSAL_S))
+    })?;
     timed("packages", check_packages)?;
     let mut skipped = Vec::new();
     for (target, package, compiler) in OTHER_SYSTEMS {

@@ -1,9 +1,9 @@
 //! `device-pack`: everything that a machine with a GPU needs to check and to measure this project, in one folder, in one call.
 //!
-//! Such machines are met for minutes, without a compiler or a network. The folder has the binaries without symbols and the PTX for
-//! other tools (each an archive, since they make up most of it and compress to a third), the kernels as code of one GPU generation for
-//! drivers without a compiler, a few fixtures, and a script that runs every part, the most telling first, within the seconds that it is
-//! given. Invariant: a part that cannot run says why in its result; the folder stays below 48 MiB.
+//! Such machines are met for minutes, without a compiler or a network. The folder has the binaries without symbols (an archive,
+//! since they make up most of it and compress to a half), the kernels as code of one GPU generation for
+//! drivers without a compiler, what the timing model predicts, a few fixtures, and a script that runs every part, the most telling first, within
+//! the seconds that it is given. Invariant: a part that cannot run says why in its result; the folder stays below 48 MiB.
 
 mod rehearsal;
 
@@ -15,11 +15,12 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-use tokenmill_cuda_exec::modules;
+use crate::{
+    parity::fixtures_folder,
+    predictions::{self, Extent},
+};
 
-use crate::parity::fixtures_folder;
-
-/// Build the folder that a GPU machine runs in one call: binaries, PTX, fixtures, and a script that writes JSON
+/// Build the folder that a GPU machine runs in one call: binaries, predictions, fixtures, and a script that writes JSON
 #[derive(clap::Args)]
 pub struct Args {
     /// Folder to make; its contents are replaced.
@@ -34,9 +35,17 @@ pub struct Args {
     /// Folder of the binaries.
     #[arg(long, default_value = "target/release")]
     binaries: PathBuf,
-    /// The GPU that kernels are compiled for ahead.
+    /// The GPU that kernels are compiled for ahead, or none.
     #[arg(long, default_value = "sm_90")]
     cubins: String,
+    /// The GPUs whose times are predicted by the timing model, which takes minutes for kernels that are new: h100, h200, a100 or none.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "h100,h200",
+        value_name = "GPU,.."
+    )]
+    predict: Vec<String>,
     /// Then run all of it over the simulated driver, with small models and within so many seconds, and check what it leaves; nothing is
     /// measured.
     #[arg(long, value_name = "SECONDS")]
@@ -44,12 +53,51 @@ pub struct Args {
     /// Let a rehearsal pass though the seconds did not suffice for all parts; it says for which.
     #[arg(long, requires = "rehearse")]
     allow_late: bool,
+    /// How much is predicted.
+    #[arg(skip = Extent::All)]
+    extent: Extent,
+    /// What the folder may have.
+    #[arg(skip = MAX_BYTES)]
+    max_bytes: u64,
+    /// Whether a fixture that is not there is an error.
+    #[arg(skip = true)]
+    has_all_fixtures: bool,
+}
+
+impl Args {
+    /// What `cargo xtask ci` runs: a rehearsal by the programs that its tests were built with.
+    pub(crate) fn ci(data: &Path, binaries: &Path, seconds: u64) -> Self {
+        Self {
+            out: PathBuf::from("target/device-pack-ci"),
+            data: data.to_owned(),
+            no_build: true,
+            binaries: binaries.to_owned(),
+            cubins: "none".to_owned(),
+            predict: vec!["h200".to_owned()],
+            rehearse: Some(seconds),
+            allow_late: true,
+            extent: Extent::Few,
+            max_bytes: u64::MAX,
+            has_all_fixtures: false,
+        }
+    }
+
+    /// The fixtures that the folder gets of those in `data`.
+    fn fixtures(&self, data: &Path) -> Vec<(&'static str, &'static [&'static str])> {
+        let is_there = |fixture: &str| data.join(fixture).join("ref.json").is_file();
+        let wanted = FIXTURES
+            .into_iter()
+            .filter(|(fixture, _)| self.has_all_fixtures || is_there(fixture));
+        wanted.collect()
+    }
 }
 
 /// What the folder may have.
 const MAX_BYTES: u64 = 48 << 20;
 /// The script.
 const SCRIPT: &str = include_str!("device_pack/run.sh");
+/// What times torch, where a machine has it.
+const TORCH: &str = include_str!("device_pack/torch_baseline.py");
 /// The binaries: package, name.
 const BINARIES: [(&str, &str); 2] = [("tokenmill-cli", "tokenmill"), ("xtask", "xtask")];
 /// Fixtures and the types of each: exact ones, where greedy tokens are compared, and each way that quantized weights lie.
@@ -76,7 +124,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let out = root.join(&args.out);
     // What is missing is said before minutes of building.
     let fixtures = fixtures_folder(&args.data);
-    for (fixture, _) in FIXTURES {
+    for (fixture, _) in args.fixtures(&fixtures) {
         let reference = fixtures.join(fixture).join("ref.json");
         ensure!(
             reference.is_file(),
@@ -92,7 +140,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| format!("cannot empty {}", out.display()))?;
     }
-    for folder in ["bin", "ptx", "fixtures"] {
+    for folder in ["bin", "fixtures"] {
         let folder = out.join(folder);
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
@@ -101,20 +149,20 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         copy(&root.join(&args.binaries).join(binary), &packed)?;
         strip(&packed)?;
     }
-    for name in modules::names() {
-        let ptx = modules::ptx(name).with_context(|| format!("the archive has no PTX of {name}"))?;
-        let path = out.join("ptx").join(format!("{name}.ptx"));
-        fs::write(&path, ptx).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    for folder in ["bin", "ptx"] {
-        archive(&out, folder)?;
-    }
-    copy_fixtures(&fixtures, &out.join("fixtures"))?;
-    match crate::ptx::cubins(&args.cubins) {
-        Ok(cubins) => fs::write(out.join("cubins.z"), cubins).context("cannot write the cubins")?,
-        Err(reason) => println!("device-pack: without cubins, the assembler cannot be had: {reason:#}"),
+    archive(&out, "bin")?;
+    copy_fixtures(&args.fixtures(&fixtures), &fixtures, &out.join("fixtures"))?;
+    if args.cubins != "none" {
+        match crate::ptx::cubins(&args.cubins) {
+            Ok(cubins) => fs::write(out.join("cubins.z"), cubins).context("cannot write the cubins")?,
+            Err(reason) => println!("device-pack: without cubins, the assembler cannot be had: {reason:#}"),
+        }
     }
     fs::write(out.join("pack.json"), about(root, &args.cubins, &out)?).context("cannot write pack.json")?;
+    for device in args.predict.iter().filter(|device| *device != "none") {
+        let path = out.join(format!("predictions-{device}.json"));
+        predictions::write(device, args.extent, &commit(root), &path)?;
+    }
+    fs::write(out.join("torch_baseline.py"), TORCH).context("cannot write torch_baseline.py")?;
     let script = out.join("run.sh");
     fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
     make_executable(&script)?;
@@ -129,39 +177,62 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let n_bytes = size_of(&out)?;
     let mib = n_bytes as f64 / f64::from(1 << 20);
     println!("device-pack: {mib:.1} MiB in {}", out.display());
+    if let Some(tracked) = tracked_bytes(root) {
+        // Where a machine takes a whole work tree, this is what travels.
+        let all = mib + tracked as f64 / f64::from(1 << 20);
+        println!("device-pack: {all:.1} MiB with the files of the work tree");
+    }
     println!("on a GPU machine: ./run.sh [RESULTS_FOLDER [SECONDS]]");
     ensure!(
-        n_bytes <= MAX_BYTES,
+        n_bytes <= args.max_bytes,
         "{mib:.1} MiB are more than {} MiB",
-        MAX_BYTES >> 20
+        args.max_bytes >> 20
     );
     Ok(())
 }
 
-/// What the pack is made of: one key a line, as the script reads it.
-fn about(root: &Path, cubins: &str, out: &Path) -> anyhow::Result<String> {
-    let git = |args: &[&str]| -> Option<String> {
-        let output = Command::new("git").args(args).current_dir(root).output().ok()?;
-        (output.status.success()).then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    let commit = match (git(&["rev-parse", "HEAD"]), git(&["status", "--porcelain"])) {
+/// What git says, without the space around it; `None` where it says nothing.
+fn git(root: &Path, args: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(args).current_dir(root).output().ok()?;
+    (output.status.success()).then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The commit that the pack is made of.
+fn commit(root: &Path) -> String {
+    match (
+        git(root, &["rev-parse", "HEAD"]),
+        git(root, &["status", "--porcelain"]),
+    ) {
         (Some(commit), Some(changes)) if changes.is_empty() => commit,
         (Some(commit), _) => format!("{commit}, with changes"),
         (None, _) => "unknown".to_owned(),
-    };
-    let kernels: String = modules::names().filter_map(modules::ptx).collect();
+    }
+}
+
+/// What the pack is made of: one key a line, as the script reads it.
+fn about(root: &Path, cubins: &str, out: &Path) -> anyhow::Result<String> {
     let text = fs::read_to_string(out.join("fixtures/llama/ref.json")).context("cannot read a reference")?;
     let reference: serde_json::Value = serde_json::from_str(&text).context("a reference is no JSON")?;
     let compared = reference["types"]["Q4_K_M"]["file"]
         .as_str()
         .context("a model to compare")?;
     let about = serde_json::json!({
-        "commit": commit,
-        "kernels_sha256": crate::ptx::hash(&kernels),
+        "commit": commit(root),
+        "kernels_sha256": predictions::kernels_sha256(),
         "cubins": cubins,
         "compared_model": compared,
     });
     Ok(format!("{about:#}\n"))
+}
+
+/// Bytes of the work tree's files that git knows; `None` without git.
+fn tracked_bytes(root: &Path) -> Option<u64> {
+    let listed = git(root, &["ls-files", "-z"])?;
+    // What a sparse work tree leaves out is not there.
+    let sizes = listed
+        .split('\0')
+        .filter_map(|name| fs::metadata(root.join(name)).ok());
+    Some(sizes.filter(fs::Metadata::is_file).map(|file| file.len()).sum())
 }
 
 fn build(root: &Path, package: &str, binary: &str) -> anyhow::Result<()> {
@@ -207,8 +278,8 @@ fn archive(parent: &Path, folder: &str) -> anyhow::Result<()> {
 }
 
 /// Copies models and references, and leaves only the types that were copied in a reference's list of files.
-fn copy_fixtures(data: &Path, out: &Path) -> anyhow::Result<()> {
-    for (fixture, types) in FIXTURES {
+fn copy_fixtures(fixtures: &[(&str, &[&str])], data: &Path, out: &Path) -> anyhow::Result<()> {
+    for &(fixture, types) in fixtures {
         let (from, to) = (data.join(fixture), out.join(fixture));
         fs::create_dir_all(&to).with_context(|| format!("cannot create {}", to.display()))?;
         copy(&from.join("ref.safetensors"), &to.join("ref.safetensors"))?;

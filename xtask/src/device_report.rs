@@ -1,21 +1,25 @@
 //! `device-report`: the tables of docs/gpu.md from what a device pack wrote.
 //!
-//! Separate from the pack, which only collects. Invariant: a figure in a table was measured on a GPU, by the results in the folder; where
-//! there is none the command fails, and a part that did not run has no row.
+//! Separate from the pack, which only collects. What the timing model predicted stands next to what was measured, with the ratio, where the results
+//! have a file of predictions. Invariant: a figure in a table was measured on a GPU, by the results in the folder, or is called predicted; where
+//! nothing was measured the command fails, and a part that did not run has no row.
 
 use std::{
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
+use crate::predictions::Predictions;
+
 /// Render the tables of docs/gpu.md from the results of a device pack; fails where nothing was measured
 #[derive(clap::Args)]
 pub struct Args {
-    /// Folder of the results.
+    /// Folder of the results, their archive, or what was in it.
     results: PathBuf,
     /// Also put the tables into this file, between its marks.
     #[arg(long, value_name = "FILE")]
@@ -39,7 +43,21 @@ const MARKS: [&str; 2] = ["<!-- device-report: begin -->", "<!-- device-report: 
 /// # Errors
 /// A folder without a summary, results without a measurement, or a file without marks.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let tables = tables(&args.results, Figures::Measured)?;
+    let unpacked = std::env::temp_dir().join(format!("tokenmill-results-{}", std::process::id()));
+    let archive = args.results.join("results.tar.gz");
+    let tables = if args.results.is_file() || archive.is_file() {
+        let archive = if archive.is_file() {
+            &archive
+        } else {
+            &args.results
+        };
+        let tables = unpack(archive, &unpacked).and_then(|()| tables(&unpacked, Figures::Measured));
+        // What cannot be removed takes little room.
+        let _ = fs::remove_dir_all(&unpacked);
+        tables?
+    } else {
+        tables(&args.results, Figures::Measured)?
+    };
     print!("{tables}");
     if let Some(path) = &args.into {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -53,6 +71,23 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         })?;
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
+    Ok(())
+}
+
+/// Unpacks an archive of results into a folder of its own.
+///
+/// # Errors
+/// No `tar`, or no such archive.
+pub(crate) fn unpack(archive: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
+    let status = Command::new("tar")
+        .arg("-xzf")
+        .arg(archive)
+        .arg("-C")
+        .arg(to)
+        .status();
+    let status = status.context("cannot run tar")?;
+    ensure!(status.success(), "{} cannot be unpacked", archive.display());
     Ok(())
 }
 
@@ -73,10 +108,15 @@ pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String>
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
         .collect();
     files.sort();
-    let (mut benches, mut kernels) = (Vec::new(), Vec::new());
+    let (mut benches, mut kernels, mut loads) = (Vec::new(), Vec::new(), Vec::new());
     for path in files {
         // A part that failed may have left no JSON.
         let Ok(value) = read(&path) else { continue };
+        // What is measured from outside does not know whether the GPU is one.
+        if figures == Figures::Measured && value["completion_tokens_per_s"].is_number() {
+            loads.push(value);
+            continue;
+        }
         if value["is_measured"] != (figures == Figures::Measured) {
             continue;
         }
@@ -91,10 +131,21 @@ pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String>
         "nothing in {} was measured on a GPU",
         results.display()
     );
+    let path = results.join("predictions.json");
+    let predictions = if path.is_file() {
+        Predictions::read_any(&path)?
+    } else {
+        Predictions::default()
+    };
     let mut text = provenance(&summary);
+    text += &assumptions(&predictions, &summary);
     text += &parts(&summary);
     if !benches.is_empty() {
-        text += &steps(&benches);
+        text += &prompts(&benches, &predictions);
+        text += &steps(&benches, &predictions);
+    }
+    for load in &loads {
+        text += &serving(load);
     }
     for report in &kernels {
         text += &kernel_table(report);
@@ -152,15 +203,92 @@ fn parts(summary: &Value) -> String {
     text + "\n"
 }
 
-fn steps(benches: &[Value]) -> String {
-    let mut text = "| model | prompt, tokens/s | sequences | decode, tokens/s | eager, tokens/s | share of the copy bandwidth |\n\
-        |---|---|---|---|---|---|\n"
+/// What predictions rest on, and whether they are of the kernels that were measured.
+fn assumptions(predictions: &Predictions, summary: &Value) -> String {
+    let file = &predictions.file;
+    if file.is_null() {
+        return String::new();
+    }
+    let are_same = file["kernels_sha256"] == summary["kernels_sha256"];
+    let kernels = if are_same {
+        "the kernels that were measured"
+    } else {
+        "other kernels than were measured"
+    };
+    let mut text = format!(
+        "Predicted figures are those of {}, for {}, at commit {}, of {kernels}:\n\n",
+        cell(&file["source"]),
+        cell(&file["device"]),
+        cell(&file["commit"]),
+    );
+    for line in file["assumptions"].as_array().into_iter().flatten() {
+        let _ = writeln!(text, "- {}", cell(line));
+    }
+    text + "\n"
+}
+
+/// A measured rate, a predicted one, and how many times the predicted the measured one is.
+fn compared(measured: &Value, predicted: Option<f64>, digits: usize) -> String {
+    let ratio = measured
+        .as_f64()
+        .zip(predicted)
+        .map(|(measured, predicted)| measured / predicted);
+    let shown =
+        |value: Option<f64>, digits: usize| number(&value.map_or(Value::Null, Value::from), 1.0, digits);
+    format!(
+        "{} | {} | {}",
+        number(measured, 1.0, digits),
+        shown(predicted, digits),
+        shown(ratio, 2)
+    )
+}
+
+/// The tokens of a bench's prompt.
+fn n_prompt(bench: &Value) -> usize {
+    bench["graphs"]["prefill"]["tokens"].as_u64().unwrap_or(0) as usize
+}
+
+/// The model's file, and how its tokens are chosen where that is not by the largest logit.
+fn model(bench: &Value) -> String {
+    let sampled = if bench["is_sampled"] == true {
+        ", sampled"
+    } else {
+        ""
+    };
+    format!("{}{sampled}", cell(&bench["model"]))
+}
+
+fn prompts(benches: &[Value], predictions: &Predictions) -> String {
+    let mut text =
+        "| model | prompt | tokens/s | predicted | measured / predicted |\n|---|---|---|---|---|\n"
+            .to_owned();
+    for bench in benches {
+        let n_prompt = n_prompt(bench);
+        let predicted = predictions.tokens_per_s(&cell(&bench["model"]), n_prompt, 0);
+        let rate = &bench["graphs"]["prefill"]["tokens_per_s"];
+        let _ = writeln!(
+            text,
+            "| {} | {n_prompt} | {} |",
+            model(bench),
+            compared(rate, predicted, 0)
+        );
+    }
+    text + "\n"
+}
+
+fn steps(benches: &[Value], predictions: &Predictions) -> String {
+    let mut text = "| model | behind | sequences | tokens/s | predicted | measured / predicted | eager, tokens/s | share of the copy bandwidth |\n\
+        |---|---|---|---|---|---|---|---|\n"
         .to_owned();
     for bench in benches {
         let weights = bench["load"]["weights_bytes"].as_f64();
         let copy = bench["copy_bytes_per_s"].as_f64();
         for row in bench["graphs"]["decode"].as_array().into_iter().flatten() {
             let n_seqs = row["sequences"].as_f64();
+            // The predicted step takes the likeliest token.
+            let predicted = (bench["is_sampled"] != true)
+                .then(|| predictions.tokens_per_s(&cell(&bench["model"]), n_prompt(bench), n_seqs? as usize))
+                .flatten();
             let eager = (bench["eager"]["decode"].as_array().into_iter().flatten())
                 .find(|eager| eager["sequences"] == row["sequences"])
                 .map_or(Value::Null, |eager| eager["tokens_per_s"].clone());
@@ -172,10 +300,10 @@ fn steps(benches: &[Value]) -> String {
             let _ = writeln!(
                 text,
                 "| {} | {} | {} | {} | {} | {} % |",
-                cell(&bench["model"]),
-                number(&bench["graphs"]["prefill"]["tokens_per_s"], 1.0, 0),
+                model(bench),
+                n_prompt(bench),
                 number(&row["sequences"], 1.0, 0),
-                number(&row["tokens_per_s"], 1.0, 1),
+                compared(&row["tokens_per_s"], predicted, 1),
                 number(&eager, 1.0, 1),
                 number(&share.unwrap_or(Value::Null), 0.01, 1),
             );
@@ -184,18 +312,48 @@ fn steps(benches: &[Value]) -> String {
     text + "\n"
 }
 
+/// What clients of the server felt.
+fn serving(load: &Value) -> String {
+    let mut text = "| requests | answered | tokens/s | first token, ms, p50 / p99 | between tokens, ms, p50 / p99 |\n|---|---|---|---|---|\n".to_owned();
+    let pair = |key: &str| {
+        format!(
+            "{} / {}",
+            number(&load[key]["p50"], 1.0, 1),
+            number(&load[key]["p99"], 1.0, 1)
+        )
+    };
+    let _ = writeln!(
+        text,
+        "| {} | {} | {} | {} | {} |",
+        cell(&load["requests"]),
+        cell(&load["answered"]),
+        number(&load["completion_tokens_per_s"], 1.0, 0),
+        pair("first_token_ms"),
+        pair("inter_token_ms"),
+    );
+    text + "\n"
+}
+
 fn kernel_table(report: &Value) -> String {
-    let mut text = "| kernel | shape | us | predicted us | GB/s | share of the copy bandwidth | TFLOP/s | registers | local bytes |\n\
-        |---|---|---|---|---|---|---|---|---|\n"
+    let mut text = "| kernel | shape | us | predicted us | measured / predicted | GB/s | share of the copy bandwidth | TFLOP/s | registers | local bytes |\n\
+        |---|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
     for row in report["kernels"].as_array().into_iter().flatten() {
+        if let Value::String(problem) = &row["problem"] {
+            let _ = writeln!(
+                text,
+                "| {} | {} | - | - | - | - | - | - | - | - |",
+                cell(&row["name"]),
+                problem.replace('|', "/")
+            );
+            continue;
+        }
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {} % | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} % | {} | {} | {} |",
             cell(&row["name"]),
             cell(&row["shape"]),
-            number(&row["us"], 1.0, 2),
-            number(&row["predicted_us"], 1.0, 2),
+            compared(&row["us"], row["predicted_us"].as_f64(), 2),
             number(&row["bytes_per_s"], 1e9, 0),
             number(&row["share_of_copy"], 0.01, 1),
             number(&row["flops_per_s"], 1e12, 2),
@@ -238,30 +396,44 @@ mod tests {
     fn bench(is_measured: bool) -> Value {
         json!({
             "model": "m.gguf", "is_measured": is_measured, "copy_bytes_per_s": 4e9, "load": { "weights_bytes": 1e9 },
-            "graphs": { "prefill": { "tokens_per_s": 1000.4 }, "decode": [{ "sequences": 2, "tokens_per_s": 4.0 }] },
+            "graphs": { "prefill": { "tokens": 512, "tokens_per_s": 1000.4 }, "decode": [{ "sequences": 2, "tokens_per_s": 4.0 }] },
             "eager": { "decode": [{ "sequences": 2, "tokens_per_s": 3.0 }] },
         })
     }
 
     #[test]
-    fn tables_have_what_was_measured() {
-        let kernels =
-            json!({ "is_measured": true, "kernels": [{ "name": "o", "us": 4.4, "bytes_per_s": 2e12 }] });
+    fn tables_have_what_was_measured_next_to_what_was_predicted() {
+        let kernels = json!({ "is_measured": true, "kernels": [
+            { "name": "o", "us": 4.4, "predicted_us": 4.0, "bytes_per_s": 2e12 },
+            { "name": "down", "problem": "too | far apart" },
+        ] });
+        let serving = json!({ "requests": 4, "answered": 4, "completion_tokens_per_s": 99.6,
+            "first_token_ms": { "p50": 10.0, "p99": 20.0 }, "inter_token_ms": { "p50": 3.0, "p99": 4.0 } });
+        let predictions = json!({ "source": "a model", "device": "h200", "commit": "abc", "kernels_sha256": "00",
+            "assumptions": ["clocks"], "kernels": { "o": 4.0 }, "steps": [
+                { "model": "m", "n_prompt": 512, "sequences": 2, "us": 4e5 },
+                { "model": "m", "n_prompt": 512, "sequences": 0, "us": 256_000.0 },
+            ] });
         let folder = results(&[
             ("summary.json", summary()),
             ("bench.json", bench(true)),
             ("kernel-bench.json", kernels),
+            ("predictions.json", predictions),
+            ("serving.json", serving),
         ]);
         let text = tables(folder.path(), Figures::Measured).unwrap();
-        assert!(
-            text.contains("| m.gguf | 1000 | 2 | 4.0 | 3.0 | 50.0 % |"),
-            "{text}"
-        );
-        assert!(text.contains("| o | - | 4.40 | - | 2000 | - % |"), "{text}");
-        assert!(
-            text.contains("| sanitizer | late | 0 | no time / left |"),
-            "{text}"
-        );
+        for line in [
+            "| m.gguf | 512 | 1000 | 2000 | 0.50 |",
+            "| m.gguf | 512 | 2 | 4.0 | 5.0 | 0.80 | 3.0 | 50.0 % |",
+            "| o | - | 4.40 | 4.00 | 1.10 | 2000 | - % |",
+            "| down | too / far apart | - |",
+            "| 4 | 4 | 100 | 10.0 / 20.0 | 3.0 / 4.0 |",
+            "| sanitizer | late | 0 | no time / left |",
+            "Predicted figures are those of a model, for h200, at commit abc, of other kernels than were measured:",
+            "- clocks",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
         let page = format!("before\n{}\nold\n{}\nafter", MARKS[0], MARKS[1]);
         let page = between_marks(&page, &text).unwrap();
         assert!(page.starts_with("before\n") && page.ends_with("\nafter") && !page.contains("old"));

@@ -8,18 +8,37 @@ use std::{env, fs, path::Path};
 use anyhow::Context;
 use tokenmill_cuda_exec::{Buffers, Cubins, Device, DeviceOptions, Launches, WideProducts};
 
+/// Opens the first GPU as the variables say, but for its products by many rows.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_with(wide: WideProducts) -> anyhow::Result<Device> {
+    let options = options()?;
+    let wide = match options.wide {
+        WideProducts::Never => WideProducts::Never,
+        WideProducts::WhereThere => wide,
+    };
+    Device::open_as(0, DeviceOptions { wide, ..options }).context("no device")
+}
+
 /// Opens the first GPU as the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS`, `TOKENMILL_CUDA_IN_ORDER` and `TOKENMILL_CUDA_NO_WIDE`
 /// say, as the program `tokenmill` does.
 ///
 /// # Errors
 /// No GPU that can be used, or a file of kernels that cannot be read.
 pub(crate) fn open() -> anyhow::Result<Device> {
+    Device::open_as(0, options()?).context("no device")
+}
+
+/// What the variables ask for.
+fn options() -> anyhow::Result<DeviceOptions> {
     const CUBINS: &str = "TOKENMILL_CUDA_CUBINS";
     let cubins = match env::var_os(CUBINS) {
         Some(path) if !path.is_empty() => {
             let bytes = fs::read(&path)
                 .with_context(|| format!("{CUBINS}: cannot read {}", Path::new(&path).display()))?;
-            Some(Cubins::new(bytes))
+            let cubins = Cubins::new(bytes);
+            Some(cubins.with_context(|| format!("{CUBINS}={}", Path::new(&path).display()))?)
         }
         _ => None,
     };
@@ -39,11 +58,10 @@ pub(crate) fn open() -> anyhow::Result<Device> {
     } else {
         WideProducts::WhereThere
     };
-    let options = DeviceOptions {
+    Ok(DeviceOptions {
         buffers,
         cubins,
         launches,
         wide,
-    };
-    Device::open_as(0, options).context("no device")
+    })
 }

@@ -1,22 +1,36 @@
 //! `kernel-bench`: every kernel of a step of an 8B model, at its real shape, one by one on a GPU.
 //!
 //! Separate from `bench device`, which measures steps: here a kernel is launched alone, many times in one graph between two events, and
-//! each launch takes another copy of its weights, so that no cache holds them. The prediction of a latency model stands next to the
-//! measurement where a file of predictions is given: `{"NAME": microseconds, ...}` by the names of the rows. Invariant: a simulated device
-//! shows that every row runs and gives no times.
+//! each launch takes another copy of its weights, so that no cache holds them. Before it is timed its results are compared with those of a plain
+//! loop. The prediction of the timing model stands next to the measurement where a file of predictions is given. The parts: `rows` lists what is
+//! measured, `work`, `products`, `attention` and `sampling` make it, `twin` has the plain loops, `predict` asks the timing model. Invariant: a
+//! simulated device shows that every row runs and is right, and gives no times.
 
+mod attention;
+mod predict;
+mod products;
+mod rows;
+mod sampling;
+mod twin;
 mod work;
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use tokenmill_cuda_exec::{Device, Stream};
+use tokenmill_cuda_exec::{Device, NotedLaunch, Stream, WideProducts};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 
-use self::work::{Work, Workshop};
+use self::{
+    rows::{ROWS, RowSpec},
+    twin::Checked,
+    work::{Data, Work, Workshop},
+};
+use crate::predictions::Predictions;
 
-/// Measure every kernel of a step of an 8B model on a GPU, next to what a model of latency predicts
+pub(crate) use self::predict::predict;
+
+/// Measure every kernel of a step of an 8B model on a GPU, next to what the timing model predicts
 #[derive(clap::Args)]
 pub struct Args {
     /// Where to compute; `sim` shows that every row runs and measures nothing.
@@ -31,7 +45,7 @@ pub struct Args {
     /// Divides the rows of matrices and the vocabulary [default: 1, or 64 on a simulated device].
     #[arg(long)]
     slice: Option<usize>,
-    /// Microseconds of each row that a model of latency predicts, as JSON.
+    /// What the timing model predicts for this GPU, as `device-pack` writes it.
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
     /// Also write the rows to this file, as JSON.
@@ -48,22 +62,50 @@ enum DeviceChoice {
     Cuda,
 }
 
+/// Where rows are made: on the GPU as it is, and on the same without matrix operations of warpgroups.
+struct Shops {
+    plain: Workshop,
+    without_wide: Workshop,
+}
+
+impl Shops {
+    fn new(
+        open: impl Fn(WideProducts) -> anyhow::Result<Device>,
+        slice: usize,
+        max_copies: usize,
+        data: Data,
+    ) -> anyhow::Result<Self> {
+        let shop = |wide| Workshop::new(&open(wide)?, slice, max_copies, data);
+        Ok(Self {
+            plain: shop(WideProducts::WhereThere)?,
+            without_wide: shop(WideProducts::Never)?,
+        })
+    }
+
+    fn of(&mut self, row: &RowSpec) -> &mut Workshop {
+        if row.is_without_wide {
+            &mut self.without_wide
+        } else {
+            &mut self.plain
+        }
+    }
+}
+
 /// Measures.
 ///
 /// # Errors
-/// No GPU, a file that cannot be read or written, or the driver's.
+/// No GPU, a file that cannot be read or written, predictions of other kernels, or rows that failed, after all others were measured.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let device = match args.device {
-        DeviceChoice::Sim => Simulator::new(&SimOptions::default()).device(),
-        DeviceChoice::Cuda => crate::gpu::open()?,
+    let simulator = Simulator::new(&SimOptions::default());
+    let open = |wide| match args.device {
+        DeviceChoice::Sim => Ok(simulator.device_with_wide(wide)),
+        DeviceChoice::Cuda => crate::gpu::open_with(wide),
     };
+    let device = open(WideProducts::WhereThere)?;
     let is_measured = device.info().name != Simulator::DEVICE_NAME;
-    let predictions: BTreeMap<String, f64> = match &args.predictions {
-        Some(path) => {
-            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            serde_json::from_str(&text).with_context(|| format!("{} has no predictions", path.display()))?
-        }
-        None => BTreeMap::new(),
+    let predictions = match &args.predictions {
+        Some(path) => Predictions::read(path)?,
+        None => Predictions::default(),
     };
     let n_launches = args.launches.unwrap_or(if is_measured { 200 } else { 1 }).max(1);
     let slice = args.slice.unwrap_or(if is_measured { 1 } else { 64 }).max(1);
@@ -73,44 +115,99 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         None
     };
     println!(
-        "{:<30} {:>9} {:>9} {:>8} {:>7} {:>8} {:>5} {:>6} {:>7}",
-        "kernel", "us", "predicted", "GB/s", "copy %", "TFLOP/s", "regs", "local", "blocks"
+        "{:<42} {:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>5} {:>6} {:>7} {:>9}",
+        "kernel",
+        "us",
+        "predicted",
+        "ratio",
+        "GB/s",
+        "copy %",
+        "TFLOP/s",
+        "regs",
+        "local",
+        "blocks",
+        "deviation"
     );
-    let mut workshop = Workshop::new(&device, slice, if is_measured { n_launches } else { 1 })?;
-    let mut rows = Vec::new();
-    for name in Workshop::NAMES
-        .into_iter()
-        .filter(|name| name.contains(&args.filter))
-    {
-        let mut work = workshop.make(name).with_context(|| name.to_owned())?;
-        let us = measure(&device, &mut work, n_launches)?;
-        let row = Row {
-            name,
-            us: is_measured.then_some(us),
-            predicted_us: predictions.get(name).copied(),
-            work: &work,
+    let mut shops = Shops::new(open, slice, if is_measured { n_launches } else { 1 }, Data::Made)?;
+    let (mut rows, mut failed, mut logs) = (Vec::new(), Vec::new(), BTreeMap::new());
+    let write = |rows: &[Value], logs: &BTreeMap<String, String>| -> anyhow::Result<()> {
+        let Some(path) = &args.json else {
+            return Ok(());
         };
-        let json = row.to_json(&device, copy_bytes_per_s)?;
-        println!("{}", line(&json));
-        rows.push(json);
+        let report = json!({
+            "device": device.info().name,
+            "is_measured": is_measured,
+            "launches": n_launches,
+            "slice": slice,
+            "copy_bytes_per_s": copy_bytes_per_s,
+            "kernels": rows,
+            // What the driver's compiler said of the modules that were launched.
+            "compiler": logs,
+        });
+        fs::write(path, format!("{report:#}\n")).with_context(|| format!("cannot write {}", path.display()))
+    };
+    for spec in ROWS.iter().filter(|row| row.name.contains(&args.filter)) {
+        let shop = shops.of(spec);
+        let device = shop.device.clone();
+        // One row that fails says so and leaves the others.
+        let found = (shop.make(spec))
+            .map_err(|error| error.context("it cannot be made"))
+            .and_then(|mut work| {
+                let row = measure(&device, spec, &mut work, n_launches, slice == 1)?;
+                let log = |module: &String| Some((module.clone(), device.module_log(module)?));
+                logs.extend(row.launches.iter().filter_map(|launch| log(&launch.module)));
+                // After it was timed, since checking takes the work apart.
+                row.to_json(
+                    &device,
+                    &work,
+                    is_measured,
+                    predictions.kernel_us(spec.name),
+                    copy_bytes_per_s,
+                )
+            });
+        let row = match found {
+            Ok(row) => {
+                println!("{}", line(&row));
+                row
+            }
+            Err(error) => {
+                println!("{:<42} failed: {error:#}", spec.name);
+                failed.push(spec.name);
+                json!({ "name": spec.name, "problem": format!("{error:#}") })
+            }
+        };
+        rows.push(row);
+        // What is there stays there if the next row ends the program.
+        write(&rows, &logs)?;
     }
-    let report = json!({
-        "device": device.info().name,
-        "is_measured": is_measured,
-        "launches": n_launches,
-        "slice": slice,
-        "copy_bytes_per_s": copy_bytes_per_s,
-        "kernels": rows,
-    });
-    if let Some(path) = &args.json {
-        fs::write(path, format!("{report:#}\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    ensure!(!rows.is_empty(), "no row has `{}` in its name", args.filter);
+    ensure!(failed.is_empty(), "rows failed: {}", failed.join("; "));
     Ok(())
 }
 
-/// Microseconds of a launch: all of them in one graph, replayed twice, the second time between two events.
-fn measure(device: &Device, work: &mut Work<'_>, n_launches: usize) -> anyhow::Result<f64> {
+/// A row that was launched.
+struct Measured<'a> {
+    spec: &'a RowSpec,
+    us: f64,
+    checked: Checked,
+    /// All launches of one, and which of them the row is about.
+    launches: Vec<NotedLaunch>,
+    main: usize,
+}
+
+/// Launches once and compares the results, then all of them in one graph, replayed twice, the second time between two events.
+fn measure<'a>(
+    device: &Device,
+    spec: &'a RowSpec,
+    work: &mut Work<'_>,
+    n_launches: usize,
+    is_whole: bool,
+) -> anyhow::Result<Measured<'a>> {
+    let (done, launches) = device.launches_of(|| (work.launch)(0));
+    done?;
+    let main = main_launch(spec, &launches, is_whole)?;
+    let check = work.check.take().context("a row is checked once")?;
+    let checked = check()?;
     let capture = tokenmill_cuda_exec::Capture::begin(device)?;
     for index in 0..n_launches {
         (work.launch)(index)?;
@@ -122,42 +219,92 @@ fn measure(device: &Device, work: &mut Work<'_>, n_launches: usize) -> anyhow::R
     graph.replay()?;
     ended.record(Stream::Compute)?;
     ended.synchronize()?;
-    Ok(f64::from(begun.elapsed_ms(&ended)?) * 1e3 / n_launches as f64)
+    Ok(Measured {
+        spec,
+        us: f64::from(begun.elapsed_ms(&ended)?) * 1e3 / n_launches as f64,
+        checked,
+        launches,
+        main,
+    })
 }
 
-/// A row of the report.
-struct Row<'a, 'b> {
-    name: &'a str,
-    us: Option<f64>,
-    predicted_us: Option<f64>,
-    work: &'a Work<'b>,
+/// Which launch a row is about. With parts of matrices (`is_whole` is false) it may be another kernel than with whole ones, and the largest launch is taken.
+fn main_launch(spec: &RowSpec, launches: &[NotedLaunch], is_whole: bool) -> anyhow::Result<usize> {
+    let is_named = |launch: &NotedLaunch| spec.kernels.iter().any(|kernel| launch.name.starts_with(kernel));
+    if let Some(found) = launches.iter().position(is_named) {
+        return Ok(found);
+    }
+    let size = |index: &usize| {
+        let shape = launches[*index].shape;
+        shape.grid.iter().product::<u32>() as usize * shape.n_threads as usize
+    };
+    let largest = (0..launches.len())
+        .max_by_key(size)
+        .context("nothing is launched")?;
+    if is_whole {
+        let names: Vec<&str> = launches.iter().map(|launch| launch.name.as_str()).collect();
+        bail!(
+            "{} is launched, and none of {}",
+            names.join(", "),
+            spec.kernels.join(", ")
+        );
+    }
+    Ok(largest)
 }
 
-impl Row<'_, '_> {
-    fn to_json(&self, device: &Device, copy_bytes_per_s: Option<f64>) -> anyhow::Result<Value> {
-        let work = self.work;
-        let (module, kernel) = &work.kernel;
-        let found = device.kernel(module, kernel)?;
-        let resources = device.resources(found)?;
-        let per_s = |amount: f64| self.us.map(|us| amount / us * 1e6);
+impl Measured<'_> {
+    fn to_json(
+        &self,
+        device: &Device,
+        work: &Work<'_>,
+        is_measured: bool,
+        predicted_us: Option<f64>,
+        copy_bytes_per_s: Option<f64>,
+    ) -> anyhow::Result<Value> {
+        let us = is_measured.then_some(self.us);
+        let per_s = |amount: f64| us.map(|us| amount / us * 1e6);
         let bytes_per_s = per_s(work.n_bytes as f64);
+        let launches = self.launches.iter().map(|launch| -> anyhow::Result<Value> {
+            let resources = device.resources(launch.kernel)?;
+            let shape = launch.shape;
+            Ok(json!({
+                "kernel": format!("{}/{}", launch.module, launch.name),
+                "grid": shape.grid,
+                "threads": shape.n_threads,
+                "dynamic_shared_bytes": shape.shared_bytes,
+                "registers": resources.n_registers,
+                "local_bytes": resources.local_bytes,
+                "shared_bytes": resources.shared_bytes,
+                "compiled_for": resources.binary_version,
+                "blocks_per_multiprocessor": device.blocks_per_multiprocessor(
+                    launch.kernel,
+                    shape.n_threads,
+                    shape.shared_bytes as usize,
+                )?,
+            }))
+        });
+        let launches = launches.collect::<anyhow::Result<Vec<Value>>>()?;
+        let main = &launches[self.main];
         Ok(json!({
-            "name": self.name,
-            "kernel": format!("{module}/{kernel}"),
+            "name": self.spec.name,
+            "kernel": main["kernel"],
             "shape": work.shape,
-            "us": self.us,
-            "predicted_us": self.predicted_us,
+            "us": us,
+            "predicted_us": predicted_us,
+            "measured_by_predicted": us.zip(predicted_us).map(|(us, predicted)| us / predicted),
             "bytes": work.n_bytes,
             "bytes_per_s": bytes_per_s,
             "share_of_copy": bytes_per_s.zip(copy_bytes_per_s).map(|(rate, copy)| rate / copy),
             "flops": work.n_flops,
             "flops_per_s": per_s(work.n_flops as f64),
-            "registers": resources.n_registers,
-            "local_bytes": resources.local_bytes,
-            "shared_bytes": resources.shared_bytes,
-            "compiled_for": resources.binary_version,
-            "blocks_per_multiprocessor":
-                device.blocks_per_multiprocessor(found, work.n_threads, work.shared_bytes)?,
+            "registers": main["registers"],
+            "local_bytes": main["local_bytes"],
+            "shared_bytes": main["shared_bytes"],
+            "compiled_for": main["compiled_for"],
+            "blocks_per_multiprocessor": main["blocks_per_multiprocessor"],
+            "compared": self.checked.n_compared,
+            "deviation": self.checked.deviation,
+            "launches": launches,
         }))
     }
 }
@@ -168,31 +315,40 @@ fn line(row: &Value) -> String {
         None => "-".to_owned(),
     };
     format!(
-        "{:<30} {:>9} {:>9} {:>8} {:>7} {:>8} {:>5} {:>6} {:>7}",
+        "{:<42} {:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>5} {:>6} {:>7} {:>9}",
         row["name"].as_str().unwrap_or_default(),
         number("us", 1.0, 2),
         number("predicted_us", 1.0, 2),
+        number("measured_by_predicted", 1.0, 2),
         number("bytes_per_s", 1e9, 0),
         number("share_of_copy", 0.01, 1),
         number("flops_per_s", 1e12, 1),
         number("registers", 1.0, 0),
         number("local_bytes", 1.0, 0),
         number("blocks_per_multiprocessor", 1.0, 0),
+        number("deviation", 1.0, 5),
     )
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use tokenmill_ptx_sim::DeviceProfile;
+
     use super::*;
+    use crate::predictions::{Predicted, kernels_sha256};
 
     #[test]
-    fn every_row_runs_on_the_simulated_device_and_gives_no_times() {
+    fn every_row_runs_on_the_simulated_device_is_right_and_gives_no_times() {
         let folder = tempfile::tempdir().unwrap();
         let (path, predictions) = (
             folder.path().join("rows.json"),
             folder.path().join("predicted.json"),
         );
-        fs::write(&predictions, r#"{"q, k, v": 5.7}"#).unwrap();
+        let predicted =
+            json!({ "kernels_sha256": kernels_sha256(), "kernels": { "q, k, v": 5.7 }, "steps": [] });
+        fs::write(&predictions, predicted.to_string()).unwrap();
         let args = Args {
             device: DeviceChoice::Sim,
             filter: String::new(),
@@ -206,12 +362,64 @@ mod tests {
         assert_eq!(report["is_measured"], false);
         let rows = report["kernels"].as_array().unwrap();
         let names: Vec<&str> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
-        assert_eq!(names, Workshop::NAMES);
-        assert!(
-            rows.iter()
-                .all(|row| row["us"].is_null() && row["bytes"].as_u64() > Some(0))
-        );
+        assert_eq!(names, ROWS.each_ref().map(|row| row.name));
+        for row in rows {
+            let is_right =
+                row["us"].is_null() && row["bytes"].as_u64() > Some(0) && row["compared"].as_u64() > Some(0);
+            assert!(is_right, "{row:#}");
+        }
         assert_eq!(rows[0]["predicted_us"], 5.7);
         assert!(rows[1]["predicted_us"].is_null());
+    }
+
+    #[test]
+    fn names_are_one_rows() {
+        let names: BTreeSet<&str> = ROWS.iter().map(|row| row.name).collect();
+        assert_eq!(names.len(), ROWS.len());
+    }
+
+    /// At the real shapes, which are launched into a capture that is never replayed, of both kinds of GPU.
+    #[test]
+    fn every_row_launches_the_kernel_that_it_is_about() {
+        for profile in ["h200", "a100"] {
+            let profile = DeviceProfile::find(profile).unwrap();
+            let simulator =
+                Simulator::estimating(profile, crate::kernel_estimate::registers(profile).unwrap());
+            let open = |wide| Ok(simulator.device_with_wide(wide));
+            let mut shops = Shops::new(open, 1, 1, Data::Zeros).unwrap();
+            for spec in &ROWS {
+                let shop = shops.of(spec);
+                let device = shop.device.clone();
+                // What is made is not looked at: rows are quantized and chosen by launches too.
+                let mut work = match shop.make(spec) {
+                    Ok(work) => work,
+                    Err(error) => panic!("{} on {}: {error:#}", spec.name, profile.name),
+                };
+                let capture = tokenmill_cuda_exec::Capture::begin(&device).unwrap();
+                let (done, launches) = device.launches_of(|| (work.launch)(0));
+                done.unwrap();
+                drop(capture);
+                if let Err(error) = main_launch(spec, &launches, true) {
+                    panic!("{} on {}: {error:#}", spec.name, profile.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn predictions_of_other_kernels_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("predicted.json");
+        let predicted = Predicted::default();
+        fs::write(
+            &path,
+            predicted
+                .to_json("h200", "a commit")
+                .to_string()
+                .replace(&kernels_sha256(), "00"),
+        )
+        .unwrap();
+        let error = Predictions::read(&path).unwrap_err().to_string();
+        assert!(error.contains("other kernels"), "{error}");
     }
 }

@@ -20,6 +20,8 @@ use tokenmill_ptx_sim::DeviceProfile;
 
 use step::{Batch, Shape, Step};
 
+pub(crate) use step::registers;
+
 /// Estimate how long the launches of a step take on a GPU, on the simulator
 #[derive(clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
@@ -70,6 +72,40 @@ pub struct Args {
 
 /// More tokens take hours to play, and tell nothing new.
 const MAX_PROMPT: usize = 8192;
+
+/// A step that is predicted: `n_seqs` sequences decode behind `n_ctx` tokens in all, or one has a prompt of `n_ctx`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepAsked {
+    pub(crate) model: &'static str,
+    pub(crate) recipe: &'static str,
+    /// 0 for a prompt.
+    pub(crate) n_seqs: usize,
+    pub(crate) n_ctx: usize,
+}
+
+/// Microseconds of steps of one model, whose batches share a load.
+///
+/// # Errors
+/// An unknown model or type, or a context beyond the model's.
+pub(crate) fn predict(asked: &[StepAsked], device: &'static DeviceProfile) -> anyhow::Result<Vec<f64>> {
+    let one = asked.first().context("no step to predict")?;
+    let shape = Shape {
+        model: one.model,
+        recipe: one.recipe,
+        n_layers: None,
+        context: one.n_ctx,
+        kv_type: KvType::F16,
+        adapter_rank: None,
+    };
+    let batches: Vec<Batch> = (asked.iter())
+        .map(|step| match step.n_seqs {
+            0 => Batch::Prefill { n_tokens: step.n_ctx },
+            n_seqs => Batch::Decode { n_seqs },
+        })
+        .collect();
+    let steps = Step::estimate(&shape, &batches, device, Launches::Early)?;
+    Ok(steps.iter().map(Step::us).collect())
+}
 
 /// Estimates and prints.
 ///

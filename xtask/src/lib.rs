@@ -14,6 +14,7 @@ mod gpu;
 pub mod kernel_bench;
 pub mod kernel_estimate;
 pub mod parity;
+mod predictions;
 pub mod ptx;
 pub mod release;
 pub mod synth;

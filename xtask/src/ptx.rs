@@ -16,7 +16,10 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use tokenmill_cuda_exec::modules::{self, Entry, KernelModule, Target};
+use tokenmill_cuda_exec::{
+    Cubins,
+    modules::{self, Entry, KernelModule, Target},
+};
 use tokenmill_gguf::TensorType;
 
 use self::{
@@ -169,7 +172,7 @@ pub(crate) fn cubins(architecture: &str) -> anyhow::Result<Vec<u8>> {
     let scratch = root.join("target/ptx");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     let (source, target) = (scratch.join("module.ptx"), scratch.join("module.cubin"));
-    let mut archive = Vec::new();
+    let mut archive = Cubins::header();
     for module in modules::all() {
         // The code of one generation alone has a name of its own.
         let exact = match module.target {

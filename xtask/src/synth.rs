@@ -9,7 +9,7 @@ mod preset;
 mod recipe;
 mod tensors;
 mod vocab;
-mod weights;
+pub(crate) mod weights;
 
 use std::{
     fs::{self, File},

@@ -59,6 +59,14 @@ pub enum CudaExecError {
         /// What the driver said.
         reason: String,
     },
+    /// A file of kernels that were compiled ahead cannot be used.
+    #[error(
+        "the file of kernels compiled ahead cannot be used: {reason}; `cargo xtask device-pack` makes one"
+    )]
+    Cubins {
+        /// Why.
+        reason: String,
+    },
     /// Device or pinned memory ran out.
     #[error(
         "{purpose} needs {needed_bytes} bytes, {free_bytes} are free: {} are missing",

@@ -58,6 +58,7 @@ mod bands;
 )]
 mod driver;
 mod error;
+mod families;
 mod graph_cache;
 mod half_bands;
 mod kv;
@@ -76,11 +77,12 @@ pub use backend::{CudaBackend, CudaBuffer};
 pub use bands::{BandHeight, Bands, ManyRows, ProductRoom};
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceOptions, DeviceReport,
-    Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, NcclApi, NcclRank, PageRows, Pinned,
-    PinnedCopies, SharedView, Stream, View, ViewMut, WideProducts, buffer_bytes, has_driver, probe,
+    Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, NcclApi, NcclRank, NotedLaunch, PageRows,
+    Pinned, PinnedCopies, SharedView, Stream, View, ViewMut, WideProducts, buffer_bytes, has_driver, probe,
     probe_with,
 };
 pub use error::CudaExecError;
+pub use families::{Family, families};
 pub use graph_cache::{GraphCache, GraphPlan};
 pub use half_bands::HalfBands;
 pub use kv::{KvLayer, KvLayerMut, KvStore};

@@ -10,6 +10,8 @@ mod variant;
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 
+use crate::WideProducts;
+
 pub use self::{
     archive::{Cubins, Entry},
     variant::{early_variant, waiting_kernels},
@@ -56,12 +58,27 @@ impl Target {
         }
     }
 
-    /// Whether a GPU that this crate opens, with this driver, can have such modules.
-    pub fn is_on(self, capability: (u32, u32), cuda_version: (u32, u32)) -> bool {
+    /// Why a GPU that this crate opens, with this driver, cannot have such modules, or was opened without; `None` where it has them.
+    pub fn refusal(
+        self,
+        capability: (u32, u32),
+        cuda_version: (u32, u32),
+        wide: WideProducts,
+    ) -> Option<String> {
+        let ((major, minor), (cuda_major, cuda_minor)) = (capability, cuda_version);
         match self {
-            Self::All => true,
+            Self::All => None,
+            Self::Hopper if capability != (9, 0) => Some(format!(
+                "compute capability {major}.{minor}; only 9.0 (H100, H200) has matrix operations of warpgroups"
+            )),
             // CUDA 12.0 came with the version of its PTX.
-            Self::Hopper => capability == (9, 0) && cuda_version >= (12, 0),
+            Self::Hopper if cuda_version < (12, 0) => Some(format!(
+                "the driver is for CUDA {cuda_major}.{cuda_minor}; they need one for 12.0 or newer"
+            )),
+            Self::Hopper if wide == WideProducts::Never => {
+                Some("they are turned off (TOKENMILL_CUDA_NO_WIDE=1)".to_owned())
+            }
+            Self::Hopper => None,
         }
     }
 }
@@ -351,9 +368,15 @@ mod tests {
     #[test]
     fn modules_of_hopper_are_for_its_capability_and_newer_drivers() {
         let check = |capability, cuda, expected| {
-            let found = [Target::All, Target::Hopper].map(|target| target.is_on(capability, cuda));
+            let found = [Target::All, Target::Hopper].map(|target| {
+                target
+                    .refusal(capability, cuda, WideProducts::WhereThere)
+                    .is_none()
+            });
             assert_eq!(found, expected, "{capability:?} {cuda:?}");
         };
+        let off = Target::Hopper.refusal((9, 0), (12, 0), WideProducts::Never);
+        assert!(off.is_some_and(|reason| reason.contains("TOKENMILL_CUDA_NO_WIDE")));
         check((9, 0), (12, 0), [true, true]);
         check((9, 0), (11, 8), [true, false]);
         check((8, 9), (13, 0), [true, false]);

@@ -1,6 +1,8 @@
 //! What a driver may say and lack: codes that no header knows, a missing compiler, several GPUs.
 
-use tokenmill_cuda_exec::{Cubins, CudaExecError, Ops, QuantizedRows, modules, probe_with};
+use tokenmill_cuda_exec::{
+    Cubins, CudaExecError, Device, Launches, Ops, QuantizedRows, WideProducts, families, modules, probe_with,
+};
 use tokenmill_gguf::TensorType;
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 
@@ -55,7 +57,7 @@ fn a_driver_without_a_compiler_says_so_or_takes_what_was_compiled_ahead() {
     assert!(said.contains("libnvidia-ptxjitcompiler.so.1"), "{said}");
     assert!(!said.contains('\n'), "{said}");
 
-    let mut archive = Vec::new();
+    let mut archive = Cubins::header();
     // Those of every network, and those of the product that the self-test computes.
     let is_needed =
         |module: &modules::KernelModule| module.types.is_empty() || module.types == [TensorType::Q4_K];
@@ -64,15 +66,62 @@ fn a_driver_without_a_compiler_says_so_or_takes_what_was_compiled_ahead() {
         let code = ["\x7fELF", modules::ptx(name).unwrap().as_str()].concat();
         modules::Entry::append(&mut archive, &format!("sm_90/{name}"), code.as_bytes());
     }
-    let device = simulator.device_with(Some(Cubins::new(archive)));
+    let device = simulator.device_with(Some(Cubins::new(archive).unwrap()));
     Ops::load(&device).unwrap();
     tokenmill_cuda_exec::self_test(&device).unwrap();
     // What was compiled ahead does not wait for earlier launches.
     assert_eq!(simulator.n_early_launches(), 0);
+    let found = families(&device);
+    assert!(
+        found[..4].iter().all(|family| family.missing.is_none()),
+        "{found:?}"
+    );
+    assert_eq!(
+        found[4].missing.as_deref(),
+        Some("the kernels were compiled ahead")
+    );
     // For another GPU there is nothing, and the reason is the first one.
-    let device = simulator.device_with(Some(Cubins::new([])));
+    let device = simulator.device_with(Some(Cubins::new(Cubins::header()).unwrap()));
+    let wide = families(&device).swap_remove(3).missing;
+    assert!(wide.is_some_and(|reason| reason.contains("libnvidia-ptxjitcompiler.so.1")));
     let error = Ops::load(&device).unwrap_err();
     assert!(matches!(error, CudaExecError::NoJitCompiler { .. }), "{error:?}");
+}
+
+#[test]
+fn a_gpu_says_which_products_it_does_not_get_and_why() {
+    let check = |device: Device, expected: [Option<&str>; 2]| {
+        let found = families(&device);
+        let (general, special) = found.split_at(3);
+        assert!(
+            general.iter().all(|family| family.missing.is_none()),
+            "{general:?}"
+        );
+        for (family, expected) in special.iter().zip(expected) {
+            match (&family.missing, expected) {
+                (None, None) => {}
+                (Some(reason), Some(part)) => assert!(reason.contains(part), "{}: {reason}", family.name),
+                other => panic!("{}: {other:?}", family.name),
+            }
+        }
+    };
+    let simulator = Simulator::new(&SimOptions::default());
+    check(simulator.device(), [None, None]);
+    let off = "TOKENMILL_CUDA_NO_WIDE=1";
+    check(simulator.device_with_wide(WideProducts::Never), [Some(off), None]);
+    let in_order = "TOKENMILL_CUDA_IN_ORDER=1";
+    check(
+        simulator.device_with_launches(Launches::InOrder),
+        [None, Some(in_order)],
+    );
+    for capability in [(8, 0), (8, 9)] {
+        let simulator = Simulator::new(&SimOptions {
+            capability,
+            ..SimOptions::default()
+        });
+        let found = format!("compute capability {}.{};", capability.0, capability.1);
+        check(simulator.device(), [Some(&found), Some(&found)]);
+    }
 }
 
 #[test]

@@ -39,7 +39,7 @@
 //! finds them too. They keep NCCL's rules: ranks join from threads of their own and wait for each other, sums are queued on streams and can be
 //! captured, those of all ranks match in order, length and kind, and a communicator that is aborted is gone once the graphs are that name it.
 //!
-//! `CUDA_VISIBLE_DEVICES` hides the GPUs where it is empty, as with the real driver. What the simulator finds wrong with a kernel is
+//! `CUDA_VISIBLE_DEVICES` hides the GPUs where it is empty, and `CUDA_DISABLE_PTX_JIT=1` the compiler, as with the real driver. What the simulator finds wrong with a kernel is
 //! printed on standard error and reported as an illegal address.
 
 #![deny(unsafe_code)]

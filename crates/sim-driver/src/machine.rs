@@ -65,6 +65,9 @@ impl Machine {
         if env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|visible| visible.is_empty()) {
             machine.n_devices = 0;
         }
+        if env::var("CUDA_DISABLE_PTX_JIT").is_ok_and(|value| value == "1") {
+            machine.gpu.has_compiler = false;
+        }
         machine
     }
 

@@ -50,13 +50,20 @@ mod with_cuda {
     /// # Errors
     /// [`Error::Gpu`] where it cannot be opened.
     pub fn open_gpu(ordinal: usize, options: &GpuOptions) -> Result<Device, Error> {
+        let gpu_error = |error: CudaExecError| Error::Gpu(error.into());
+        let cubins = options
+            .cubins
+            .clone()
+            .map(Cubins::new)
+            .transpose()
+            .map_err(gpu_error)?;
         let options = DeviceOptions {
             buffers: if options.has_buffers_apart {
                 Buffers::Apart
             } else {
                 Buffers::Together
             },
-            cubins: options.cubins.clone().map(Cubins::new),
+            cubins,
             launches: if options.launches_in_order {
                 Launches::InOrder
             } else {
@@ -67,7 +74,7 @@ mod with_cuda {
                 WarpgroupProducts::Never => WideProducts::Never,
             },
         };
-        Device::open_as(ordinal, options).map_err(|error| Error::Gpu(error.into()))
+        Device::open_as(ordinal, options).map_err(gpu_error)
     }
 
     fn open(ordinal: usize, compute: &Compute) -> Result<CudaBackend, Error> {

@@ -33,6 +33,12 @@ pub(super) struct Args {
     /// Sequences that generate together.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16")]
     batches: Vec<usize>,
+    /// Sample with temperature, top-k and top-p in place of taking the likeliest token.
+    #[arg(long)]
+    sampled: bool,
+    /// Read the prompt once for each sequence, and measure replayed graphs alone: for long prompts.
+    #[arg(long)]
+    once: bool,
     /// Also write the figures to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -67,12 +73,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         "device": device.info().name,
         "compute_capability": format!("{}.{}", device.info().capability.0, device.info().capability.1),
         "is_measured": is_measured,
+        "is_sampled": args.sampled,
     });
     if is_measured {
         report["copy_bytes_per_s"] = json!(copy_bandwidth(&device)?);
     }
     report["load"] = load_report(&model, args, &device, is_measured)?;
-    for uses_graphs in [true, false] {
+    let ways: &[bool] = if args.once { &[true] } else { &[true, false] };
+    for &uses_graphs in ways {
         let name = if uses_graphs { "graphs" } else { "eager" };
         report[name] = measure(&model, args, &device, uses_graphs, is_measured)?;
     }
@@ -177,13 +185,13 @@ fn measure(
                 first,
                 &pages(seq_idx),
             );
-            batch.want_last(greedy());
+            batch.want_last(wanted(args, seq_idx, first as usize));
             run_step(executor, &batch)?;
         }
         Ok(started.elapsed().as_secs_f64())
     };
     let mut prefill_seconds = f64::INFINITY;
-    for _ in 0..3 {
+    for _ in 0..if args.once { 1 } else { 3 } {
         prefill_seconds = prefill_seconds.min(prefill(0, &mut executor)?);
     }
     // Every sequence decodes behind the prompt.
@@ -197,7 +205,7 @@ fn measure(
             let mut batch = ForwardBatch::default();
             for (seq_idx, token) in tokens.iter().enumerate() {
                 batch.push_sequence([TokenSource::Id(*token)], position as u32, &pages(seq_idx));
-                batch.want_last(greedy());
+                batch.want_last(wanted(args, seq_idx, position));
             }
             let output = run_step(executor, &batch)?;
             for (token, sampled) in tokens.iter_mut().zip(&output.sampled) {
@@ -244,9 +252,21 @@ fn measure(
     }))
 }
 
-fn greedy() -> RowOutput {
+/// What a row gives: the likeliest token, or one that is drawn.
+fn wanted(args: &Args, seq_idx: usize, position: usize) -> RowOutput {
+    let params = if args.sampled {
+        SamplingParams {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            seed: (seq_idx << 32 | position) as u64,
+            ..SamplingParams::default()
+        }
+    } else {
+        SamplingParams::default()
+    };
     RowOutput::Sample(SampleRow {
-        params: SamplingParams::default().into(),
+        params: params.into(),
         history: 0..0,
         mask: tokenmill_backend::RowMask::Any,
     })

@@ -12,6 +12,11 @@ use std::{
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
+use tokenmill_cuda_exec::{
+    Cubins,
+    modules::{self, Entry, Target},
+};
+use tokenmill_gguf::TensorType;
 
 use crate::device_report::{self, Figures};
 
@@ -19,11 +24,24 @@ use crate::device_report::{self, Figures};
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libtokenmill_sim_driver.so"];
 
 /// What makes the parts short enough for an interpreter.
-const SHORT: [(&str, &str); 6] = [
+const SHORT: [(&str, &str); 13] = [
     ("BENCH_PRESETS", "tiny-llama:Q4_K_M tiny-llama:Q8_0"),
     ("BENCH_ARGS", "--n-prompt 16 --n-gen 3 --batches 1,2"),
     ("MORE_ARGS", "--n-prompt 24 --n-gen 3 --batches 1,4"),
-    ("KERNEL_ARGS", "--slice 256"),
+    ("PREFILL_ARGS", "--n-prompt 24 --n-gen 2 --batches 1"),
+    ("DEPTH_8K_ARGS", "--n-prompt 32 --n-gen 2 --batches 1,2 --once"),
+    ("DEPTH_32K_ARGS", "--n-prompt 48 --n-gen 2 --batches 1 --once"),
+    (
+        "SAMPLED_ARGS",
+        "--n-prompt 8 --n-gen 3 --batches 1,2 --sampled --once",
+    ),
+    ("SERVE_ARGS", "-c 256 --parallel 2"),
+    (
+        "LOAD_ARGS",
+        "--concurrency 2 --requests 2 --warmup 0 --prompt-words 2 --max-tokens 2 --ignore-eos",
+    ),
+    ("PREDICTIONS", "h200"),
+    ("KERNEL_ARGS", "--slice 512 --filter o"),
     ("PARITY_ARGS", "--filter llama/Q4_K_M"),
     ("CONFORMANCE_ARGS", "--filter copied_pages"),
 ];
@@ -35,26 +53,41 @@ pub(super) enum Late {
     Allowed,
 }
 
-/// The part that a machine need not have the tools for.
-const MAY_BE_ABSENT: &str = "sanitizer";
+/// Parts that a machine need not have the tools for.
+const MAY_BE_ABSENT: [&str; 4] = [
+    "sanitizer",
+    "baseline-llama.cpp",
+    "baseline-torch",
+    "baseline-ncu",
+];
 
-/// Parts that run on any machine which has all that the pack has.
-const PARTS: [&str; 14] = [
+/// Parts that run on any machine which has all that the pack has, in the order in which the script runs them.
+const PARTS: [&str; 22] = [
     "self-test",
     "compare",
     "parity",
+    "conformance",
+    "cubins",
     "bench-tiny-llama-Q4_K_M",
     "kernel-bench",
-    "conformance",
-    "bench-tiny-llama-Q8_0",
-    "bench-tiny-llama-Q4_K_M-batches",
     "bench-tiny-llama-Q4_K_M-pp4096",
     "bench-tiny-llama-Q4_K_M-depth8k",
+    "bench-tiny-llama-Q4_K_M-depth32k",
+    "bench-tiny-llama-Q4_K_M-sampled",
+    "serving",
+    "bench-tiny-llama-Q4_K_M-batches",
+    "bench-tiny-llama-Q8_0",
     "doctor",
     "conformance-cpu",
     "parity-cpu",
+    "baseline-llama.cpp",
+    "baseline-torch",
+    "baseline-ncu",
     "sanitizer",
+    "synth-tiny-llama-Q4_K_M",
 ];
+/// The most files that some machines give back.
+const MOST_FILES: usize = 8;
 
 /// Runs the pack in `pack` with the driver that was built with `binaries`, checks its results and prints which parts were late.
 ///
@@ -73,13 +106,14 @@ pub(super) fn run(pack: &Path, binaries: &Path, seconds: u64, late: Late) -> any
         .arg(&results)
         .arg(seconds.to_string())
         .envs(SHORT)
+        .env("CUBINS", stand_ins(&folder)?)
         .env("LD_LIBRARY_PATH", &driver)
         .env_remove("TOKENMILL_SIM_DRIVER")
         .env_remove("CUDA_VISIBLE_DEVICES");
     let status = command.status().context("cannot run the pack's script")?;
     ensure!(status.success(), "the pack's script ends with {status}");
     let summary = check(&results, seconds, late)?;
-    let tables = device_report::tables(&results.join("parts"), Figures::Rehearsed)?;
+    let tables = device_report::tables(&results.join("unpacked"), Figures::Rehearsed)?;
     check_tables(&summary, &tables)?;
     println!("device-pack: rehearsed on the simulated driver, nothing was measured");
     let late = late_parts(&summary);
@@ -90,6 +124,23 @@ pub(super) fn run(pack: &Path, binaries: &Path, seconds: u64, late: Late) -> any
         );
     }
     Ok(())
+}
+
+/// An archive of what stands for code compiled ahead: a simulated GPU runs that of no real one. It has the modules of the self-test's model.
+fn stand_ins(folder: &Path) -> anyhow::Result<PathBuf> {
+    let mut archive = Cubins::header();
+    for module in modules::all() {
+        let is_needed = module.types.is_empty() || module.types == [TensorType::Q8_0];
+        if module.target == Target::All && is_needed {
+            let name = module.name.as_str();
+            let ptx = modules::ptx(name).with_context(|| format!("the archive has no PTX of {name}"))?;
+            let code = ["\x7fELF", ptx.as_str()].concat();
+            Entry::append(&mut archive, &format!("sm_80/{name}"), code.as_bytes());
+        }
+    }
+    let path = folder.join("cubins.z");
+    fs::write(&path, archive).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
 }
 
 /// A folder with the simulated driver under the real one's name.
@@ -126,7 +177,7 @@ fn check(results: &Path, seconds: u64, late: Late) -> anyhow::Result<Value> {
         let row = row_of(&summary, part).with_context(|| format!("{part} is not in the summary"))?;
         let (status, reason) = (&row["status"], row["reason"].as_str().unwrap_or_default());
         let is_right = status == "passed"
-            || status == "absent" && part == MAY_BE_ABSENT && !reason.is_empty()
+            || status == "absent" && MAY_BE_ABSENT.contains(&part) && !reason.is_empty()
             // Which were late is said once, all of them together.
             || status == "late" && !reason.is_empty();
         ensure!(is_right, "{part}: {status}, {reason}");
@@ -137,16 +188,26 @@ fn check(results: &Path, seconds: u64, late: Late) -> anyhow::Result<Value> {
         "{} were late with {seconds} s, so they are not rehearsed; give more seconds, or --allow-late",
         late_parts.join(", ")
     );
+    // In order: what was late or absent has its place too.
+    let ran: Vec<&str> = rows_of(&summary).filter_map(|row| row["part"].as_str()).collect();
+    let place = |part: &str| ran.iter().position(|ran| *ran == part);
+    let places: Vec<_> = PARTS
+        .iter()
+        .filter(|part| !part.starts_with("synth-"))
+        .map(|part| place(part))
+        .collect();
+    ensure!(
+        places.is_sorted(),
+        "the parts ran in another order: {}",
+        ran.join(", ")
+    );
+    let n_files = fs::read_dir(results)?.count();
+    ensure!(
+        n_files <= MOST_FILES,
+        "the results are {n_files} files, at most {MOST_FILES} are wanted"
+    );
     let unpacked = results.join("unpacked");
-    fs::create_dir(&unpacked).with_context(|| format!("cannot create {}", unpacked.display()))?;
-    let status = Command::new("tar")
-        .arg("-xzf")
-        .arg(results.join("results.tar.gz"))
-        .arg("-C")
-        .arg(&unpacked)
-        .status()
-        .context("cannot run tar")?;
-    ensure!(status.success(), "the archive cannot be unpacked");
+    device_report::unpack(&results.join("results.tar.gz"), &unpacked)?;
     let archived = fs::read_to_string(unpacked.join("summary.json")).context("the archive has no summary")?;
     ensure!(archived == text, "the archive has another summary");
     for row in rows_of(&summary) {
@@ -170,7 +231,13 @@ fn check_tables(summary: &Value, tables: &str) -> anyhow::Result<()> {
     let is_passed = |part| row_of(summary, part).is_some_and(|row| row["status"] == "passed");
     for (part, cell) in [
         ("bench-tiny-llama-Q4_K_M", "| tiny-llama-Q4_K_M.gguf | "),
-        ("kernel-bench", "| q, k, v | "),
+        (
+            "bench-tiny-llama-Q4_K_M-sampled",
+            "| tiny-llama-Q4_K_M.gguf, sampled | ",
+        ),
+        ("kernel-bench", "| o | "),
+        ("kernel-bench", "Predicted figures are those of the timing model"),
+        ("kernel-bench", "of the kernels that were measured:"),
     ] {
         ensure!(
             !is_passed(part) || tables.contains(cell),
@@ -210,24 +277,35 @@ mod tests {
             "date": "d", "commit": "c", "kernels_sha256": "k", "machine": "m", "command": "r",
             "seconds": 100, "parts": rows,
         });
-        let parts = folder.path().join("parts");
-        fs::create_dir(&parts).unwrap();
-        for part in PARTS {
-            fs::write(parts.join(format!("{part}.json")), "{}").unwrap();
+        fs::write(folder.path().join("summary.json"), summary.to_string()).unwrap();
+        pack(folder.path(), &summary, "");
+        folder
+    }
+
+    /// Archives a file of each part but one, and the summary.
+    fn pack(folder: &Path, summary: &Value, without: &str) {
+        let parts = tempfile::tempdir().unwrap();
+        for part in PARTS.iter().filter(|part| **part != without) {
+            fs::write(parts.path().join(format!("{part}.json")), "{}").unwrap();
         }
-        for path in [folder.path(), &parts] {
-            fs::write(path.join("summary.json"), summary.to_string()).unwrap();
-        }
-        let archive = folder.path().join("results.tar.gz");
+        fs::write(parts.path().join("summary.json"), summary.to_string()).unwrap();
         let status = Command::new("tar")
             .arg("-czf")
-            .arg(archive)
+            .arg(folder.join("results.tar.gz"))
             .arg("-C")
-            .arg(&parts)
+            .arg(parts.path())
             .arg(".")
             .status();
         assert!(status.unwrap().success());
-        folder
+    }
+
+    /// Changes the summary and the archive's.
+    fn change(folder: &Path, without: &str, change: impl FnOnce(&mut Vec<Value>)) {
+        let path = folder.join("summary.json");
+        let mut summary: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        change(summary["parts"].as_array_mut().unwrap());
+        fs::write(&path, summary.to_string()).unwrap();
+        pack(folder, &summary, without);
     }
 
     #[test]
@@ -262,46 +340,44 @@ mod tests {
     }
 
     #[test]
-    fn the_sanitizers_tools_may_be_absent() {
+    fn tools_of_others_may_be_absent_and_parts_of_the_pack_may_not() {
         let folder = results("passed", "");
-        let parts = folder.path().join("parts");
-        let set = |path: &Path| {
-            let text = fs::read_to_string(path).unwrap();
-            let mut summary: Value = serde_json::from_str(&text).unwrap();
-            let rows = summary["parts"].as_array_mut().unwrap();
-            let row = rows.iter_mut().find(|row| row["part"] == MAY_BE_ABSENT).unwrap();
-            (row["status"], row["reason"]) = (json!("absent"), json!("not installed"));
-            fs::write(path, summary.to_string()).unwrap();
-        };
-        set(&folder.path().join("summary.json"));
-        set(&parts.join("summary.json"));
-        let archive = folder.path().join("results.tar.gz");
-        let tar = Command::new("tar")
-            .arg("-czf")
-            .arg(archive)
-            .arg("-C")
-            .arg(&parts)
-            .arg(".")
-            .status();
-        assert!(tar.unwrap().success());
+        change(folder.path(), "", |rows| {
+            for row in rows.iter_mut() {
+                if MAY_BE_ABSENT.iter().any(|part| row["part"] == *part) {
+                    (row["status"], row["reason"]) = (json!("absent"), json!("not installed"));
+                }
+            }
+        });
         assert!(check(folder.path(), 120, Late::Refused).is_ok());
+    }
+
+    #[test]
+    fn another_order_of_the_parts_is_noticed() {
+        let folder = results("passed", "");
+        change(folder.path(), "", |rows| rows.swap(1, 6));
+        let error = check(folder.path(), 120, Late::Refused).unwrap_err().to_string();
+        assert!(
+            error.starts_with("the parts ran in another order: self-test, kernel-bench,"),
+            "{error}"
+        );
     }
 
     #[test]
     fn an_archive_without_a_parts_file_is_noticed() {
         let folder = results("passed", "");
-        let archive = folder.path().join("results.tar.gz");
-        let parts = folder.path().join("parts");
-        fs::remove_file(parts.join("doctor.json")).unwrap();
-        let status = Command::new("tar")
-            .arg("-czf")
-            .arg(archive)
-            .arg("-C")
-            .arg(&parts)
-            .arg(".")
-            .status();
-        assert!(status.unwrap().success());
+        change(folder.path(), "doctor", |_| ());
         let error = check(folder.path(), 120, Late::Refused).unwrap_err().to_string();
         assert_eq!(error, "the archive has nothing of doctor");
+    }
+
+    #[test]
+    fn more_files_than_a_machine_gives_back_are_noticed() {
+        let folder = results("passed", "");
+        for index in 0..MOST_FILES {
+            fs::write(folder.path().join(index.to_string()), "").unwrap();
+        }
+        let error = check(folder.path(), 120, Late::Refused).unwrap_err().to_string();
+        assert!(error.contains("at most 8"), "{error}");
     }
 }

@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# Checks and measures tokenmill on a machine with a GPU, part by part, the most telling first. After every part RESULTS_FOLDER has all
-# results so far as results.tar.gz, and summary.json; a run that is cut off loses one part. Without a GPU the parts that need none run,
+# Checks and measures tokenmill on a machine with a GPU, part by part, the most telling first. After every part RESULTS_FOLDER has two files,
+# all results so far as results.tar.gz, and summary.json; a run that is cut off loses one part. Without a GPU the parts that need none run,
 # and the others say why they did not.
 #
 # ./run.sh [RESULTS_FOLDER [SECONDS]]   SECONDS: how long all of it may take; a part that does not fit into the rest is left out
 #                               exit code 0: every part that ran passed; 1: one failed; 5: there is no GPU to use
 # PARTS="self-test parity"      runs only these, in their order here
-# BENCH_PRESETS="llama-3-8b:Q4_K_M ..."  chooses the models of the benches, the first of them also for batches and depths
-# BENCH_ARGS, MORE_ARGS, KERNEL_ARGS     lengths of the benches; PART_LIMIT_S is what a part may take
+# BENCH_PRESETS="llama-3-8b:Q4_K_M ..."  chooses the models of the benches, the first of them also for what follows
+# BENCH_ARGS, MORE_ARGS, PREFILL_ARGS, DEPTH_8K_ARGS, DEPTH_32K_ARGS, SAMPLED_ARGS, KERNEL_ARGS, SERVE_ARGS, LOAD_ARGS
+#                               lengths of the benches, the server's options and the load; PART_LIMIT_S is what a part may take
 # PARITY_ARGS, CONFORMANCE_ARGS  further arguments of these, such as --filter
+# PREDICTIONS=h200              takes the predictions for this GPU instead of those for the one that is there
+# CUBINS=FILE                   kernels compiled ahead, instead of the pack's
 # WORK_FOLDER                   its folder tokenmill-pack gets the programs and the models (5 to 40 GB by default); beside the results
-#                               unless named. Nothing there is deleted.
+#                               unless named. Nothing there is deleted but the last run's parts.
 set -u
 started=$(date +%s)
 # What a user set here must not reach the parts.
-unset TOKENMILL_TEST_DATA RUST_BACKTRACE RUST_LIB_BACKTRACE
+unset TOKENMILL_TEST_DATA RUST_BACKTRACE RUST_LIB_BACKTRACE CUDA_DISABLE_PTX_JIT TOKENMILL_CUDA_CUBINS
 command_line="$0 $*"
 began_in=$PWD
 cd "$(dirname "$0")" || exit 1
@@ -25,13 +28,16 @@ out=$(absolute "${1:-results}")
 out=${out%/}
 deadline_s=${2:-0}
 case $deadline_s in *[!0-9]*) echo "SECONDS is a number, not $deadline_s" >&2; exit 2 ;; esac
-results=$out/parts
 work=$(absolute "${WORK_FOLDER:-$out.work}")
 # A name of the pack's own: the folder may be one that has other things, such as somebody's home.
 work=${work%/}/tokenmill-pack
-mkdir -p "$results" "$work" || exit 1
+# One file a part: with the programs, since some machines give few files back.
+results=$work/parts
+rm -rf "$results"
+mkdir -p "$out" "$results" || exit 1
 models=$work/models
-parts=${PARTS:-self-test compare parity bench kernels conformance more batches doctor conformance-cpu parity-cpu sanitizer}
+parts=${PARTS:-self-test compare parity conformance cubins bench kernels prefill depth sampled serving batches more doctor conformance-cpu \
+parity-cpu baselines sanitizer}
 presets=${BENCH_PRESETS:-llama-3-8b:Q4_K_M llama-3-8b:Q8_0 llama-3.2-1b:Q4_K_M llama-3-8b:BF16}
 first=${presets%% *}
 part_limit_s=${PART_LIMIT_S:-600}
@@ -40,7 +46,8 @@ bin=$work/bin
 tar -xzf "$here/bin.tar.gz" -C "$work" || exit 1
 export PATH="$bin:$PATH"
 # For drivers that do not find their compiler.
-if [ -f "$here/cubins.z" ]; then export TOKENMILL_CUDA_CUBINS="$here/cubins.z"; fi
+cubins=${CUBINS:-$here/cubins.z}
+if [ -f "$cubins" ]; then export TOKENMILL_CUDA_CUBINS="$cubins"; fi
 
 rows=()
 n_failed=0
@@ -87,6 +94,7 @@ summarize() {
         printf '  "command": "%s",\n' "$(escaped "$command_line")"
         printf '  "commit": "%s",\n' "$(escaped "$(pack_says commit)")"
         printf '  "kernels_sha256": "%s",\n' "$(escaped "$(pack_says kernels_sha256)")"
+        printf '  "predictions": "%s",\n' "$(escaped "${predictions_name:-none for this GPU}")"
         printf '  "machine": "%s",\n' "$(escaped "$(uname -sm), $(nproc) CPUs")"
         printf '  "gpu": "%s",\n' "$(escaped "$gpu")"
         printf '  "gpu_before": "%s",\n' "$(escaped "$gpu_before")"
@@ -160,13 +168,49 @@ part() {
     anywhere "$@"
 }
 
-wanted() { [[ " $parts " == *" $1 "* ]]; }
+wanted() { [[ " ${parts//$'\n'/ } " == *" $1 "* ]]; }
+
+# Makes the first model while the GPU is tried, since that takes a minute of CPUs alone.
+first_pid=
+begin_first() {
+    local name=${first%%:*} type=${first##*:} limit
+    local made=$models/$name-$type.gguf
+    if [ -n "$no_device" ] || [ -f "$made" ]; then return 0; fi
+    limit=$part_limit_s
+    [ "$(left)" -lt "$limit" ] && limit=$(left)
+    [ "$limit" -gt 0 ] || return 0
+    mkdir -p "$models"
+    first_started=$(date +%s)
+    (
+        timeout -k 5 "$limit" xtask synth "$name" "$type" "$made.part" >"$results/synth-$name-$type.log" 2>&1 && mv "$made.part" "$made"
+    ) &
+    first_pid=$!
+}
 
 # model PRESET:TYPE SECONDS: makes a model unless it is there; its path is in $made.
 model() {
-    local name=${1%%:*} type=${1##*:}
+    local name=${1%%:*} type=${1##*:} status
     made=$models/$name-$type.gguf
-    if [ -n "$no_device" ] || [ -f "$made" ]; then return 0; fi
+    if [ -n "$no_device" ]; then return 0; fi
+    if [ "$1" = "$first" ] && [ -n "$first_pid" ]; then
+        wait "$first_pid"
+        status=$?
+        first_pid=
+        if [ $status -eq 0 ]; then
+            record "synth-$name-$type" passed "" $(($(date +%s) - first_started)) "xtask synth $name $type, beside the parts before"
+        elif [ "$(left)" -le 0 ]; then
+            record "synth-$name-$type" late "took all that was left" $(($(date +%s) - first_started)) "xtask synth $name $type"
+        else
+            record "synth-$name-$type" failed "exit code $status: $(said "$results/synth-$name-$type.log")" \
+                $(($(date +%s) - first_started)) "xtask synth $name $type"
+        fi
+        if [ $status -ne 0 ]; then
+            not_made="$not_made $1 "
+            why_not_made=$last_status
+            return 1
+        fi
+    fi
+    if [ -f "$made" ]; then return 0; fi
     # Once is enough.
     case $not_made in *" $1 "*) return 1 ;; esac
     mkdir -p "$models"
@@ -178,26 +222,52 @@ model() {
 }
 not_made=
 
+# with_model PRESET:TYPE NAME: makes the model that a part needs, or says why the part is left out.
+with_model() {
+    # A 1B model is made in seconds.
+    local making=60
+    case $1 in *1b*|tiny*) making=5 ;; esac
+    model "$1" $making && return 0
+    rm -f "$results/$2.json" "$results/$2.log"
+    # A model that could not be made in time is late, and so is what needs it; one that could not be made at all is absent.
+    [ "$why_not_made" = late ] || why_not_made=absent
+    record "$2" "$why_not_made" "left out: its model was not made" 0
+    return 1
+}
+
 # bench PRESET:TYPE SUFFIX NEEDS ARGUMENTS...
 bench() {
     local preset=$1 name
     name=bench-${preset%%:*}-${preset##*:}$2
     local needs=$3
     shift 3
-    # A 1B model is made in seconds.
-    local making=60
-    case $preset in *1b*|tiny*) making=5 ;; esac
-    if ! model "$preset" $making; then
-        rm -f "$results/$name.json" "$results/$name.log"
-        # A model that could not be made in time is late, and so is what needs it; one that could not be made at all is absent.
-        [ "$why_not_made" = late ] || why_not_made=absent
-        record "$name" "$why_not_made" "left out: its model was not made" 0
-        return 1
-    fi
+    with_model "$preset" "$name" || return 1
     # Word splitting is wanted: they are several arguments.
     # shellcheck disable=SC2068
     part "$needs" "$name" xtask bench device "$made" --json "$results/$name.json.new" $@
 }
+
+# serve_load MODEL FILE ARGUMENTS...: starts the server, loads it, and ends it.
+serve_load() {
+    local model=$1 file=$2 port=$((20000 + $$ % 20000)) server status
+    shift 2
+    # shellcheck disable=SC2086
+    tokenmill serve "$model" --device cuda --port "$port" ${SERVE_ARGS:-} &
+    server=$!
+    # Until it answers, or ends.
+    until tokenmill bench-serve "http://127.0.0.1:$port" --concurrency 1 --requests 1 --warmup 0 --max-tokens 1 >/dev/null 2>&1; do
+        kill -0 "$server" 2>/dev/null || { echo "error: the server ended" >&2; return 1; }
+        sleep 0.3
+    done
+    # shellcheck disable=SC2068
+    tokenmill bench-serve "http://127.0.0.1:$port" --json "$file" $@
+    status=$?
+    kill "$server" 2>/dev/null
+    wait "$server" 2>/dev/null
+    return $status
+}
+export -f serve_load
+export SERVE_ARGS=${SERVE_ARGS:-}
 
 # Whether there is a GPU to use is asked first: the program computes something, for which it loads the kernels that it needs.
 start=$(date +%s)
@@ -216,32 +286,58 @@ case $status in
     *) record self-test failed "exit code $status: $(said "$results/self-test.log")" $seconds ;;
 esac
 
+wanted bench && begin_first
 wanted compare && part 10 compare xtask device-compare "$here/fixtures/llama/$(pack_says compared_model)" \
     --json "$results/compare.json.new"
-wanted parity && part 20 parity xtask parity --device cuda --data "$here/fixtures" --json "$results/parity.json.new" \
-    ${PARITY_ARGS:-}
+# Word splitting is wanted: they are several arguments.
+# shellcheck disable=SC2086
+wanted parity && part 20 parity xtask parity --device cuda --data "$here/fixtures" --json "$results/parity.json.new" ${PARITY_ARGS:-}
+# shellcheck disable=SC2086
+wanted conformance && part 30 conformance xtask conformance --device cuda --json "$results/conformance.json.new" ${CONFORMANCE_ARGS:-}
+if wanted cubins; then
+    if [ -f "$cubins" ]; then
+        # The variable takes the driver's compiler away.
+        part 10 cubins env CUDA_DISABLE_PTX_JIT=1 tokenmill run demo "Once upon a time" --temp 0 -n 8 --device cuda
+    else
+        record cubins absent "skipped: the pack has no kernels compiled ahead" 0
+    fi
+fi
 wanted bench && bench "$first" "" 20 ${BENCH_ARGS:---n-prompt 512 --n-gen 64 --batches 1,4,16,64}
 # What the timing model predicts for this GPU, where it knows it.
 predictions=()
+predictions_name=
+rm -f "$results/predictions.json"
 for file in "$here"/predictions-*.json; do
     name=${file##*/predictions-}
-    [[ ${gpu,,} == *"${name%.json}"* ]] && predictions=(--predictions "$file")
+    name=${name%.json}
+    wants=${PREDICTIONS:-$gpu}
+    if [ -f "$file" ] && [[ ${wants,,} == *"$name"* ]]; then
+        predictions=(--predictions "$file")
+        predictions_name=$name
+        # With the results, for whoever compares.
+        cp "$file" "$results/predictions.json"
+    fi
 done
-# Word splitting is wanted: they are several arguments.
 # shellcheck disable=SC2086
-wanted kernels && part 20 kernel-bench xtask kernel-bench --json "$results/kernel-bench.json.new" \
+wanted kernels && part 45 kernel-bench xtask kernel-bench --json "$results/kernel-bench.json.new" \
     ${predictions[@]+"${predictions[@]}"} ${KERNEL_ARGS:-}
-# shellcheck disable=SC2086
-wanted conformance && part 30 conformance xtask conformance --device cuda --json "$results/conformance.json.new" ${CONFORMANCE_ARGS:-}
+wanted prefill && bench "$first" -pp4096 30 ${PREFILL_ARGS:---n-prompt 4096 --n-gen 16 --batches 1}
+if wanted depth; then
+    bench "$first" -depth8k 30 ${DEPTH_8K_ARGS:---n-prompt 8192 --n-gen 32 --batches 1,8 --once}
+    bench "$first" -depth32k 30 ${DEPTH_32K_ARGS:---n-prompt 32768 --n-gen 32 --batches 1 --once}
+fi
+wanted sampled && bench "$first" -sampled 20 ${SAMPLED_ARGS:---n-prompt 512 --n-gen 64 --batches 1,16,64 --sampled --once}
+# On a GPU the server has two steps in flight.
+if wanted serving && with_model "$first" serving; then
+    # shellcheck disable=SC2086
+    part 30 serving bash -c 'serve_load "$@"' serve_load "$made" "$results/serving.json.new" \
+        ${LOAD_ARGS:---concurrency 16 --requests 64 --prompt-words 100 --max-tokens 64 --ignore-eos}
+fi
+wanted batches && bench "$first" -batches 30 ${MORE_ARGS:---n-prompt 128 --n-gen 32 --batches 32,64,128,256}
 if wanted more; then
     for preset in $presets; do
         [ "$preset" = "$first" ] || bench "$preset" "" 20 ${BENCH_ARGS:---n-prompt 512 --n-gen 64 --batches 1,4,16,64}
     done
-fi
-if wanted batches; then
-    bench "$first" -batches 30 ${MORE_ARGS:---n-prompt 128 --n-gen 32 --batches 32,64,128,256}
-    bench "$first" -pp4096 30 ${MORE_ARGS:---n-prompt 4096 --n-gen 16 --batches 1}
-    bench "$first" -depth8k 30 ${MORE_ARGS:---n-prompt 8192 --n-gen 32 --batches 1,8}
 fi
 # The command succeeds where it could say what is wrong.
 examine() { tokenmill doctor --device cuda --json >"$1" && grep -q '"passed": true' "$1"; }
@@ -253,6 +349,33 @@ wanted conformance-cpu && anywhere 30 conformance-cpu xtask conformance --device
 # shellcheck disable=SC2086
 wanted parity-cpu && anywhere 20 parity-cpu xtask parity --device cpu --data "$here/fixtures" --json "$results/parity-cpu.json.new" \
     ${PARITY_ARGS:-}
+# Other programs, where they are installed.
+llama_bench() {
+    { printf '{"llama_bench": ' && llama-bench -m "$1" -ngl 99 -fa 1 -p 512 -n 64 -o json && printf '}\n'; } >"$2"
+}
+export -f llama_bench
+if wanted baselines; then
+    if [ -n "$no_device" ]; then
+        for name in baseline-llama.cpp baseline-torch baseline-ncu; do part 0 $name; done
+    else
+        if command -v llama-bench >/dev/null; then
+            with_model "$first" baseline-llama.cpp &&
+                part 40 baseline-llama.cpp bash -c 'llama_bench "$@"' llama_bench "$made" "$results/baseline-llama.cpp.json.new"
+        else
+            record baseline-llama.cpp absent "skipped: there is no llama-bench in PATH" 0
+        fi
+        if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+            part 40 baseline-torch python3 "$here/torch_baseline.py" "$results/baseline-torch.json.new"
+        else
+            record baseline-torch absent "skipped: there is no python3 with a torch that sees the GPU" 0
+        fi
+        if command -v ncu >/dev/null; then
+            part 60 baseline-ncu ncu --csv --set basic --launch-count 12 xtask kernel-bench --filter "gate, up" --launches 1
+        else
+            record baseline-ncu absent "skipped: ncu is not installed" 0
+        fi
+    fi
+fi
 if wanted sanitizer; then
     if [ -n "$no_device" ]; then
         part 0 sanitizer

@@ -202,7 +202,7 @@ fn inputs(of: Batch, context: usize, limits: &ExecutorLimits) -> ForwardBatch {
 }
 
 /// The registers that `kernels/ptx.lock` has for the device.
-pub(super) fn registers(device: &DeviceProfile) -> anyhow::Result<Registers> {
+pub(crate) fn registers(device: &DeviceProfile) -> anyhow::Result<Registers> {
     ptx::registers(device.architecture)
         .with_context(|| format!("kernels/ptx.lock has no registers for {}", device.architecture))
 }

@@ -10,7 +10,7 @@ use tokenmill_quant::Format;
 
 /// An endless sequence of random numbers with random access: number `i` is a hash of `i` (SplitMix64).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stream {
+pub(crate) struct Stream {
     key: u64,
 }
 
@@ -24,7 +24,7 @@ fn mix(mut bits: u64) -> u64 {
 
 impl Stream {
     /// The stream of one tensor.
-    pub(super) fn new(seed: u64, tensor_idx: u64) -> Self {
+    pub(crate) fn new(seed: u64, tensor_idx: u64) -> Self {
         Self {
             key: mix(mix(seed.wrapping_add(GOLDEN)) ^ tensor_idx.wrapping_mul(GOLDEN)),
         }
@@ -146,7 +146,7 @@ fn spread_of(format: &Format, scale: f32, min: f32) -> (f64, f64) {
 }
 
 /// Makes random blocks of one type.
-pub(super) struct RandomBlocks {
+pub(crate) struct RandomBlocks {
     format: &'static Format,
     std: f32,
     /// `None` for floats.
@@ -155,7 +155,7 @@ pub(super) struct RandomBlocks {
 
 impl RandomBlocks {
     /// Prepares blocks whose weights have this standard deviation; `None` for types that cannot have it.
-    pub(super) fn new(ty: TensorType, std: f32) -> Option<Self> {
+    pub(crate) fn new(ty: TensorType, std: f32) -> Option<Self> {
         let format = tokenmill_quant::format(ty)?;
         let scales = if format.is_float() {
             None
@@ -166,7 +166,7 @@ impl RandomBlocks {
     }
 
     /// Fills `bytes` with whole blocks, the first of which is block `first_block` of the tensor.
-    pub(super) fn fill(&self, stream: Stream, first_block: usize, bytes: &mut [u8]) {
+    pub(crate) fn fill(&self, stream: Stream, first_block: usize, bytes: &mut [u8]) {
         match self.scales {
             None => self.fill_floats(stream, first_block, bytes),
             Some(scales) => self.fill_quants(scales, stream, first_block, bytes),

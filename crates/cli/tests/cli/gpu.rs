@@ -186,6 +186,27 @@ fn devices_and_doctor_report_the_gpu() {
     assert!(found["model"]["gpu"]["weights_bytes"].as_u64().unwrap() > 1 << 20);
     let text = run(with_driver("", &["doctor"])).ok();
     assert!(text.contains("self-test  ok"), "{text}");
+    for (machine, reason) in [
+        (
+            "capability=8.9",
+            "none     K-quants by many rows, matrix operations of warpgroups (wgmma): compute capability 8.9;",
+        ),
+        (
+            "capability=9.0,cuda=11.8",
+            "(wgmma): the driver is for CUDA 11.8; they need one for 12.0 or newer",
+        ),
+        (
+            "capability=9.0,cuda=12.2",
+            "launches that begin early: the driver is for CUDA 12.2; they need one for 12.3",
+        ),
+        (
+            "capability=9.0,cuda=12.4",
+            "products   ok       launches that begin early\n",
+        ),
+    ] {
+        let text = run(with_driver(machine, &["doctor"])).ok();
+        assert!(text.contains(reason), "{machine}: {text}");
+    }
     let faulty = run(with_driver("lose=0", &["doctor"])).ok();
     assert!(faulty.contains("self-test  problem"), "{faulty}");
 }

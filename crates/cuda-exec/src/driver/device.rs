@@ -17,7 +17,10 @@ use rayon::prelude::*;
 
 use super::{
     Api, Args, Buffer, DeviceInfo, DeviceOptions, Handle, Kernel, KernelResources, LaunchShape, Launches,
-    Pinned, Stream, UNASKED_SHARED_BYTES, View, ViewMut, WideProducts, cuda::Driver, memory::Arena,
+    Pinned, Stream, UNASKED_SHARED_BYTES, View, ViewMut,
+    cuda::Driver,
+    memory::Arena,
+    notes::{NotedLaunch, Notes},
 };
 use crate::{
     CudaExecError,
@@ -39,6 +42,7 @@ struct Shared {
     options: DeviceOptions,
     modules: Mutex<HashMap<&'static str, Arc<Module>>>,
     n_launches: AtomicU64,
+    notes: Notes,
     /// Nanoseconds that the driver took for modules and kernels.
     loading_ns: AtomicU64,
 }
@@ -52,6 +56,8 @@ struct LoadedModule {
     handle: Handle,
     /// What the driver's compiler said of it.
     log: String,
+    /// Whether it is code that was compiled ahead.
+    is_ahead: bool,
     /// Kernels that wait themselves for the launches before them.
     waiting: BTreeSet<String>,
 }
@@ -112,6 +118,7 @@ impl Device {
                 arena: Mutex::default(),
                 modules: Mutex::default(),
                 n_launches: AtomicU64::new(0),
+                notes: Notes::default(),
                 loading_ns: AtomicU64::new(0),
             }),
         })
@@ -229,11 +236,17 @@ impl Device {
         self.shared.driver.fill(stream, view.address(), 0, n_bytes)
     }
 
+    /// How it was opened.
+    pub fn options(&self) -> &DeviceOptions {
+        &self.shared.options
+    }
+
     /// Whether modules for these GPUs can be loaded, as far as the device, its driver and the options say.
     pub fn takes(&self, target: Target) -> bool {
         let info = self.info();
-        let is_wanted = target == Target::All || self.shared.options.wide == WideProducts::WhereThere;
-        is_wanted && target.is_on(info.capability, info.cuda_version)
+        target
+            .refusal(info.capability, info.cuda_version, self.options().wide)
+            .is_none()
     }
 
     /// Loads a module where that was not done yet; the driver compiles it for the GPU then.
@@ -259,6 +272,12 @@ impl Device {
         Some(loaded.log.clone())
     }
 
+    /// Whether a module was loaded as code that was compiled ahead.
+    pub(crate) fn has_code_ahead(&self, module: &str) -> bool {
+        let loaded = lock(&self.shared.modules).get(module).map(Arc::clone);
+        loaded.is_some_and(|loaded| matches!(loaded.get(), Some(Ok(module)) if module.is_ahead))
+    }
+
     /// What a kernel takes of a multiprocessor, as the driver compiled it.
     ///
     /// # Errors
@@ -277,10 +296,17 @@ impl Device {
             let (handle, awaits_earlier) = self.module(module, kernel)?;
             Ok((self.shared.driver.function(handle, kernel)?, awaits_earlier))
         })?;
+        let function = function.ok_or_else(|| no_kernel(module, kernel))?;
+        self.shared.notes.name(function, module, kernel);
         Ok(Kernel {
-            function: function.ok_or_else(|| no_kernel(module, kernel))?,
+            function,
             awaits_earlier,
         })
+    }
+
+    /// Runs something, and gives with its result the launches that were queued meanwhile, those of other threads too.
+    pub fn launches_of<T>(&self, run: impl FnOnce() -> T) -> (T, Vec<NotedLaunch>) {
+        self.shared.notes.of(run)
     }
 
     /// Finds a kernel that is launched with up to `n_bytes` of dynamic shared memory.
@@ -328,7 +354,7 @@ impl Device {
     }
 
     /// Whether launches may begin before those before them are done.
-    fn begins_early(&self) -> bool {
+    pub(crate) fn begins_early(&self) -> bool {
         self.shared.options.launches == Launches::Early && self.shared.driver.can_begin_early()
     }
 
@@ -347,16 +373,23 @@ impl Device {
                 ptx = early;
             }
             let driver = &self.shared.driver;
+            let mut is_ahead = false;
             let (handle, log) = match driver.load_module(found.name, ptx.as_bytes()) {
                 Err(refused @ (CudaExecError::NoJitCompiler { .. } | CudaExecError::DriverTooOld { .. })) => {
                     let cubins = self.shared.options.cubins.as_ref();
                     let cubin = cubins.and_then(|cubins| cubins.find(self.info().capability, found.name));
                     waiting.clear();
+                    is_ahead = true;
                     driver.load_module(found.name, &cubin.ok_or(refused)?)?
                 }
                 loaded => loaded?,
             };
-            Ok(LoadedModule { handle, log, waiting })
+            Ok(LoadedModule {
+                handle,
+                log,
+                is_ahead,
+                waiting,
+            })
         });
         match loaded {
             Ok(module) => Ok((module.handle, module.waiting.contains(kernel))),
@@ -374,6 +407,7 @@ impl Device {
         }
         args.check()?;
         self.shared.n_launches.fetch_add(1, SeqCst);
+        self.shared.notes.launch(kernel, shape);
         self.shared.driver.launch(Stream::Compute, kernel, shape, args)
     }
 

@@ -10,6 +10,8 @@ use std::{
 
 use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 
+use crate::{CudaExecError, error::Result};
+
 /// How far back a module's stream refers: more than the longest module has.
 const WINDOW_BYTES: u32 = 2 << 20;
 /// What unpacking takes at most.
@@ -111,8 +113,14 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// An archive of kernels that were compiled ahead, for a driver that compiles none. Its modules are named `sm_90/norm`: the compute
-/// capability, and the module.
+/// What a file of kernels that were compiled ahead begins with: what it is, and the version of its format.
+const CUBINS_MAGIC: &[u8; 15] = b"tokenmill cubin";
+const CUBINS_VERSION: u8 = 1;
+/// Bytes before its modules: these, and the fingerprint of the PTX that they were compiled from.
+const CUBINS_HEADER_BYTES: usize = CUBINS_MAGIC.len() + 1 + 8;
+
+/// An archive of kernels that were compiled ahead, for a driver that compiles none. Behind its header its modules are named `sm_90/norm`: the
+/// compute capability, and the module.
 #[derive(Clone)]
 pub struct Cubins(Arc<[u8]>);
 
@@ -123,9 +131,36 @@ impl fmt::Debug for Cubins {
 }
 
 impl Cubins {
-    /// Takes an archive of [`Entry`]s.
-    pub fn new(archive: impl Into<Arc<[u8]>>) -> Self {
-        Self(archive.into())
+    /// Takes an archive: what [`Self::header`] gives, then [`Entry`]s.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Cubins`] where it is no such archive, one of another version, or of other kernels than this program's.
+    pub fn new(archive: impl Into<Arc<[u8]>>) -> Result<Self> {
+        let archive = archive.into();
+        let refused = |reason: &str| CudaExecError::Cubins {
+            reason: reason.to_owned(),
+        };
+        let header = archive.get(..CUBINS_HEADER_BYTES);
+        let header = header.filter(|header| header.starts_with(CUBINS_MAGIC));
+        let header = header.ok_or_else(|| refused("it is no file of kernels that were compiled ahead"))?;
+        let version = header[CUBINS_MAGIC.len()];
+        if version != CUBINS_VERSION {
+            return Err(refused(&format!(
+                "its format has version {version}, this program reads version {CUBINS_VERSION}"
+            )));
+        }
+        if header != Self::header() {
+            return Err(refused("its kernels are those of another build of this program"));
+        }
+        Ok(Self(archive))
+    }
+
+    /// What an archive of code of this program's kernels begins with.
+    pub fn header() -> Vec<u8> {
+        let mut header = CUBINS_MAGIC.to_vec();
+        header.push(CUBINS_VERSION);
+        header.extend(fingerprint(super::ARCHIVE).to_le_bytes());
+        header
     }
 
     /// The code of a module that a GPU of this compute capability runs: of the same major version, and the newest minor one that is
@@ -137,11 +172,18 @@ impl Cubins {
             let version: u32 = folder.strip_prefix("sm_")?.parse().ok()?;
             (name == module && version / 10 == major && version % 10 <= minor).then_some(version)
         };
-        Entry::all(&self.0)
+        Entry::all(&self.0[CUBINS_HEADER_BYTES..])
             .filter_map(|entry| Some((version(entry.name)?, entry)))
             .max_by_key(|&(version, _)| version)
             .and_then(|(_, entry)| entry.bytes())
     }
+}
+
+/// The 64 bits by which builds of the kernels are told apart: FNV-1a.
+fn fingerprint(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]
@@ -149,8 +191,37 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_file_of_another_format_or_of_other_kernels_is_refused_by_name() {
+        let check = |archive: Vec<u8>, expected: &str| {
+            let error = Cubins::new(archive).unwrap_err().to_string();
+            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+        };
+        // As such files were before they had a header.
+        let mut old = Vec::new();
+        Entry::append(&mut old, "sm_90/norm", b"code");
+        check(old, "no file of kernels");
+        check(Vec::new(), "no file of kernels");
+        let mut header = Cubins::header();
+        assert_eq!(header.len(), CUBINS_HEADER_BYTES);
+        header[CUBINS_MAGIC.len()] = 7;
+        check(header, "version 7, this program reads version 1");
+        let mut header = Cubins::header();
+        header[CUBINS_HEADER_BYTES - 1] ^= 1;
+        check(header, "another build");
+        assert!(
+            Cubins::new(Cubins::header())
+                .unwrap()
+                .find((9, 0), "norm")
+                .is_none()
+        );
+        // Published values of the function.
+        assert_eq!(fingerprint(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fingerprint(b"a"), 0xaf63_dc4c_8601_ec8c);
+    }
+
+    #[test]
     fn a_gpu_gets_the_newest_code_that_it_runs() {
-        let mut archive = Vec::new();
+        let mut archive = Cubins::header();
         for name in [
             "sm_80/norm",
             "sm_86/norm",
@@ -161,7 +232,7 @@ mod tests {
         ] {
             Entry::append(&mut archive, name, name.as_bytes());
         }
-        let cubins = Cubins::new(archive);
+        let cubins = Cubins::new(archive).unwrap();
         let check = |capability, expected: Option<&str>| {
             let found = cubins.find(capability, "norm");
             assert_eq!(found.as_deref(), expected.map(str::as_bytes), "{capability:?}");

@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::json;
 use tokenmill::{Error, GpuOptions, open_gpu};
 use tokenmill_backend::MemoryPlan;
-use tokenmill_cuda_exec::{CudaBackend, Device, modules, self_test};
+use tokenmill_cuda_exec::{CudaBackend, Device, families, modules, self_test};
 use tokenmill_model::{Model, ModelOptions};
 
 use super::{Examination, Row};
@@ -60,6 +60,19 @@ impl Gpu {
             json!({ "passed": tested.is_ok(), "problem": tested.as_ref().err() }),
         );
         found.rows.push(Row::new("kernels", kernels));
+        // The modules are there by now, or it is known why they are not.
+        let families = families(device);
+        for family in &families {
+            found.rows.push(match &family.missing {
+                None => Row::new("products", Ok(family.name.to_owned())),
+                // Other kernels do the same.
+                Some(reason) => Row::absent("products", format!("{}: {reason}", family.name)),
+            });
+        }
+        let families: Vec<_> = (families.iter())
+            .map(|family| json!({ "family": family.name, "missing": family.missing }))
+            .collect();
+        found.json.insert("products".to_owned(), json!(families));
         found.rows.push(Row::new("self-test", tested));
     }
 

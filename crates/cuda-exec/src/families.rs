@@ -1,0 +1,79 @@
+//! [`families`]: which kinds of products a GPU gets, and why it does not get the others.
+//!
+//! Separate from loading, which takes other kernels without a word where one kind is not there. Invariant: what is said comes from the conditions and
+//! the loads that steps depend on, so a family that is named as there is one that they use.
+
+use tokenmill_gguf::TensorType;
+
+use crate::{
+    Device,
+    driver::{EARLY_CAPABILITY, EARLY_CUDA, Launches},
+    modules::{Target, WIDE_ROWS, type_suffix, wide_name},
+};
+
+/// A kind of products, or a way to launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Family {
+    /// What it is.
+    pub name: &'static str,
+    /// Why the GPU does not get it; `None` where it does.
+    pub missing: Option<String>,
+}
+
+/// The type whose modules stand for those of all types of a family.
+const TYPE: TensorType = TensorType::Q4_K;
+
+/// The families, the general ones first. Modules that were not loaded yet are loaded: those of one type.
+pub fn families(device: &Device) -> Vec<Family> {
+    let suffix = type_suffix(TYPE).unwrap_or_default();
+    let loaded = |modules: &[&str]| -> Option<String> {
+        let loaded = device.load_modules(modules);
+        loaded.err().map(|error| error.to_string())
+    };
+    let info = device.info();
+    let wide = Target::Hopper.refusal(info.capability, info.cuda_version, device.options().wide);
+    let (few, many) = (format!("matvec_{suffix}"), format!("matmul_{suffix}"));
+    let halves = format!("matmul_halves_{suffix}");
+    let family = |name, missing| Family { name, missing };
+    vec![
+        family("few rows", loaded(&[&few])),
+        family("many rows, int8 on tensor cores", loaded(&[&many])),
+        family(
+            "K-quants by many rows, f16 on tensor cores",
+            loaded(&["halves", &halves]),
+        ),
+        family(
+            "K-quants by many rows, matrix operations of warpgroups (wgmma)",
+            wide.or_else(|| loaded(&[WIDE_ROWS, &wide_name(TYPE)])),
+        ),
+        family("launches that begin early", early_refusal(device, &few)),
+    ]
+}
+
+/// Why launches do not begin before those before them are done, by the device and a module that has kernels which could.
+fn early_refusal(device: &Device, module: &str) -> Option<String> {
+    let info = device.info();
+    let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+    if device.options().launches == Launches::InOrder {
+        Some("they are turned off (TOKENMILL_CUDA_IN_ORDER=1)".to_owned())
+    } else if info.capability < EARLY_CAPABILITY {
+        Some(format!(
+            "compute capability {}; they need {} or newer",
+            version(info.capability),
+            version(EARLY_CAPABILITY)
+        ))
+    } else if info.cuda_version < EARLY_CUDA {
+        Some(format!(
+            "the driver is for CUDA {}; they need one for {} or newer",
+            version(info.cuda_version),
+            version(EARLY_CUDA)
+        ))
+    } else if !device.begins_early() {
+        Some("the driver has no function for them".to_owned())
+    } else if device.has_code_ahead(module) {
+        Some("the kernels were compiled ahead".to_owned())
+    } else {
+        None
+    }
+}

@@ -1,0 +1,127 @@
+//! Launches that choose a token.
+
+use std::rc::Rc;
+
+use anyhow::ensure;
+use tokenmill_cuda_exec::{ArgmaxScratch, SampleInputs, SampleOutputs, SampleRecord, SampleScratch};
+use tokenmill_testkit::Random;
+
+use super::{
+    twin::{self, Checked},
+    work::{N_VOCAB, Work, Workshop, shared},
+};
+
+const TEMPERATURE: f32 = 0.8;
+const TOP_P: f32 = 0.95;
+
+/// A token that was chosen as it should be.
+const RIGHT: Checked = Checked {
+    n_compared: 1,
+    deviation: 0.0,
+};
+
+impl Workshop {
+    /// Logits whose best tokens stand out, as a model's do. They are there on a device that estimates too: how long sampling takes follows from them.
+    fn logits(n_vocab: usize) -> Vec<f32> {
+        let values = Random::new(21).values(n_vocab);
+        values.into_iter().map(|value| 14.0 * value.powi(3)).collect()
+    }
+
+    pub(super) fn argmax(&self) -> anyhow::Result<Work<'_>> {
+        let n_vocab = self.n_out(N_VOCAB);
+        let device = &self.device;
+        let host = Self::logits(n_vocab);
+        let logits = device.upload("logits", &host)?;
+        let token = shared(device.upload("tokens", &[u32::MAX])?);
+        let mut scratch = ArgmaxScratch::new(device, 1, n_vocab)?;
+        let ops = &self.ops;
+        let written = Rc::clone(&token);
+        Ok(Work {
+            shape: format!("1 x {n_vocab}"),
+            n_bytes: 4 * n_vocab,
+            n_flops: n_vocab,
+            launch: Box::new(move |_| {
+                let mut written = written.borrow_mut();
+                ops.argmax([1, n_vocab], logits.view(), written.view_mut(), &mut scratch)
+            }),
+            check: Some(Box::new(move || {
+                let found = device.download(token.borrow().view())?;
+                let best = twin::nucleus(&host, 1.0, 1, 1.0);
+                ensure!(
+                    found[0] as usize == best[0],
+                    "token {} was chosen, {} is the likeliest",
+                    found[0],
+                    best[0]
+                );
+                Ok(RIGHT)
+            })),
+        })
+    }
+
+    /// A draw by top-p, from among the best `top_k` where that is not 0.
+    pub(super) fn sample(&self, top_k: u32) -> anyhow::Result<Work<'_>> {
+        let n_vocab = self.n_out(N_VOCAB);
+        let device = &self.device;
+        let host = Self::logits(n_vocab);
+        let logits = device.upload("logits", &host)?;
+        let record = SampleRecord {
+            flags: 0,
+            temperature: TEMPERATURE,
+            top_k,
+            top_p: TOP_P,
+            ln_min_p: f32::NEG_INFINITY,
+            repeat_penalty: 1.0,
+            newest: SampleRecord::NONE,
+            mask_start: SampleRecord::NONE,
+            ..SampleRecord::raw()
+        };
+        let records = device.upload("records", &record.to_words())?;
+        let words = device.upload("words", &[0u32])?;
+        let mut scratch = SampleScratch::new(device, 1, n_vocab)?;
+        let has_many = record.draws_many(n_vocab);
+        let zeros = || device.upload("results", &[u32::MAX; 1]);
+        let outputs = shared([zeros()?, zeros()?, zeros()?, zeros()?, zeros()?]);
+        let ops = &self.ops;
+        let written = Rc::clone(&outputs);
+        Ok(Work {
+            shape: format!("1 x {n_vocab}, top-k {top_k}, top-p {TOP_P}"),
+            n_bytes: 4 * n_vocab,
+            n_flops: n_vocab,
+            launch: Box::new(move |_| {
+                let mut written = written.borrow_mut();
+                let [tokens, status, logprobs, top_ids, top_logprobs] = &mut *written;
+                ops.sample(
+                    [1, n_vocab],
+                    logits.view(),
+                    &SampleInputs {
+                        records: records.view(),
+                        words: words.view(),
+                        previous: words.view(),
+                        has_many,
+                    },
+                    SampleOutputs {
+                        scratch: &mut scratch,
+                        tokens: tokens.view_mut(),
+                        status: status.view_mut(),
+                        logprobs: logprobs.view_mut(),
+                        top_ids: top_ids.view_mut(),
+                        top_logprobs: top_logprobs.view_mut(),
+                    },
+                )
+            }),
+            check: Some(Box::new(move || {
+                let outputs = outputs.borrow();
+                let token = device.download(outputs[0].view())?[0];
+                let status = device.download(outputs[1].view())?[0];
+                let allowed = twin::nucleus(&host, TEMPERATURE, top_k as usize, TOP_P.into());
+                ensure!(status == 0, "the row has status {status}");
+                ensure!(
+                    allowed.contains(&(token as usize)),
+                    "token {token} was drawn, which is none of the {} that may be",
+                    allowed.len()
+                );
+                Ok(RIGHT)
+            })),
+        })
+    }
+}

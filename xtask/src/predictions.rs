@@ -1,0 +1,417 @@
+//! [`Predicted`] and [`Predictions`]: what the timing model says of all that a device pack measures, in a file, and that file read again.
+//!
+//! Separate from the pack, which has the files, and from `kernel-bench` and `device-report`, which put them next to measurements. Making them takes
+//! minutes, so they are kept in `target/predictions` by a hash of all that they follow from: the kernels, the launching and the estimating code, and
+//! what is asked. Invariant: a file says for which kernels it is, and with others it is refused.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{IsTerminal as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokenmill_cuda_exec::modules;
+use tokenmill_ptx_sim::DeviceProfile;
+
+use crate::{
+    kernel_bench,
+    kernel_estimate::{self, StepAsked},
+};
+
+/// Steps of a model behind a prompt, as a part of the pack measures them.
+#[derive(Clone, Copy, Debug)]
+struct Steps {
+    model: &'static str,
+    recipe: &'static str,
+    n_prompt: usize,
+    /// Tokens that each sequence generates; a step is predicted behind half of them.
+    n_gen: usize,
+    seqs: &'static [usize],
+    /// Whether the prompt is one step too, which is predicted as one.
+    has_prompt: bool,
+}
+
+/// What `run.sh` measures, as far as it takes no more than a step at a time.
+const STEPS: [Steps; 7] = [
+    steps("llama-3-8b", "Q4_K_M", [512, 64], &[1, 4, 16, 64], true),
+    steps("llama-3-8b", "Q8_0", [512, 64], &[1, 4, 16, 64], true),
+    steps("llama-3.2-1b", "Q4_K_M", [512, 64], &[1, 4, 16, 64], true),
+    steps("llama-3-8b", "BF16", [512, 64], &[1, 4, 16, 64], true),
+    steps("llama-3-8b", "Q4_K_M", [128, 32], &[32, 64, 128, 256], false),
+    steps("llama-3-8b", "Q4_K_M", [8192, 32], &[1, 8], false),
+    steps("llama-3-8b", "Q4_K_M", [32768, 32], &[1], false),
+];
+
+const fn steps(
+    model: &'static str,
+    recipe: &'static str,
+    [n_prompt, n_gen]: [usize; 2],
+    seqs: &'static [usize],
+    has_prompt: bool,
+) -> Steps {
+    Steps {
+        model,
+        recipe,
+        n_prompt,
+        n_gen,
+        seqs,
+        has_prompt,
+    }
+}
+
+/// How much is predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// All that the pack measures.
+    All,
+    /// A few kernels, for a rehearsal of how files are made and read.
+    Few,
+}
+
+/// A predicted step.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StepPredicted {
+    /// The model's file without its ending.
+    pub(crate) model: String,
+    pub(crate) n_prompt: usize,
+    /// 0 for the prompt itself.
+    pub(crate) n_seqs: usize,
+    pub(crate) us: f64,
+}
+
+impl StepPredicted {
+    /// Tokens a second.
+    pub(crate) fn tokens_per_s(&self) -> f64 {
+        let n_tokens = if self.n_seqs == 0 {
+            self.n_prompt
+        } else {
+            self.n_seqs
+        };
+        n_tokens as f64 * 1e6 / self.us
+    }
+}
+
+/// Predictions for a GPU.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Predicted {
+    pub(crate) kernels: BTreeMap<String, f64>,
+    pub(crate) steps: Vec<StepPredicted>,
+}
+
+impl Predicted {
+    /// Makes them, showing how far it is.
+    fn make(profile: &'static DeviceProfile, extent: Extent) -> anyhow::Result<Self> {
+        let (filter, of_steps): (_, &[Steps]) = match extent {
+            Extent::All => ("", &STEPS),
+            Extent::Few => ("o, 4 rows", &[]),
+        };
+        let mut bar = Bar::new(profile.name);
+        let kernels = kernel_bench::predict(profile, filter, &mut |name, n_left| {
+            bar.show(name, n_left + of_steps.len());
+        })?;
+        let mut steps = Vec::new();
+        for (index, of) in of_steps.iter().enumerate() {
+            let name = format!("{}-{}", of.model, of.recipe);
+            bar.show(&name, of_steps.len() - index - 1);
+            let asked = |n_seqs, n_ctx| StepAsked {
+                model: of.model,
+                recipe: of.recipe,
+                n_seqs,
+                n_ctx,
+            };
+            let n_ctx = of.n_prompt + of.n_gen / 2;
+            let decoded: Vec<StepAsked> = of.seqs.iter().map(|&n_seqs| asked(n_seqs, n_ctx)).collect();
+            let mut all = vec![decoded];
+            if of.has_prompt {
+                all.push(vec![asked(0, of.n_prompt)]);
+            }
+            for asked in all {
+                for (step, us) in asked.iter().zip(kernel_estimate::predict(&asked, profile)?) {
+                    steps.push(StepPredicted {
+                        model: name.clone(),
+                        n_prompt: of.n_prompt,
+                        n_seqs: step.n_seqs,
+                        us,
+                    });
+                }
+            }
+        }
+        bar.end();
+        Ok(Self { kernels, steps })
+    }
+
+    /// The file, with what it is of and what it rests on.
+    pub(crate) fn to_json(&self, device: &str, commit: &str) -> Value {
+        let steps: Vec<Value> = (self.steps.iter())
+            .map(|step| {
+                json!({
+                    "model": step.model,
+                    "n_prompt": step.n_prompt,
+                    "sequences": step.n_seqs,
+                    "us": step.us,
+                    "tokens_per_s": step.tokens_per_s(),
+                })
+            })
+            .collect();
+        json!({
+            "source": "the timing model of ptx-sim; not measured",
+            "device": device,
+            "commit": commit,
+            "kernels_sha256": kernels_sha256(),
+            "assumptions": assumptions(device),
+            "kernels": self.kernels,
+            "steps": steps,
+        })
+    }
+}
+
+/// What the timing model takes for granted of a device.
+fn assumptions(device: &str) -> Vec<String> {
+    let mut lines = vec![
+        "launches begin early, as from compute capability 9.0 on; a row is one of many in a graph, with what launching takes".to_owned(),
+        "a decode step is one behind the prompt and half of what is generated, by the likeliest token; without the host's time".to_owned(),
+        "half as long or twice as long for one launch is within what to expect (decision 30)".to_owned(),
+        "rows of experts are not predicted: which experts are chosen is computed by kernels, which are not run".to_owned(),
+    ];
+    if let Some(profile) = DeviceProfile::find(device) {
+        lines.push(format!(
+            "{} multiprocessors at {} GHz, device memory {:.2} TB/s, L2 {} bytes a clock, a launch {} us, one that begins early {} us",
+            profile.n_multiprocessors,
+            profile.clock_ghz,
+            profile.dram_bytes_per_s / 1e12,
+            profile.l2_bytes_per_clock,
+            profile.launch_us,
+            profile.dependent_us
+        ));
+    }
+    lines
+}
+
+/// The hash by which the kernels of a program are told from others.
+pub(crate) fn kernels_sha256() -> String {
+    let kernels: String = modules::names().filter_map(modules::ptx).collect();
+    crate::ptx::hash(&kernels)
+}
+
+/// Writes the predictions for a device to a file, from the cache where they are there.
+///
+/// # Errors
+/// An unknown device, one whose registers are not known, or files that cannot be read or written.
+pub(crate) fn write(device: &str, extent: Extent, commit: &str, to: &Path) -> anyhow::Result<()> {
+    let profile = DeviceProfile::find(device).with_context(|| {
+        let known = DeviceProfile::ALL.map(|device| device.name).join(", ");
+        format!("no predictions for `{device}`: known are {known}")
+    })?;
+    let folder = crate::workspace_root().join("target/predictions");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let cached = folder.join(format!("{device}-{}.json", &key(extent)?[..16]));
+    if !cached.is_file() {
+        let made = Predicted::make(profile, extent)?.to_json(device, commit);
+        // Under its name only when it is whole.
+        let part = cached.with_extension("part");
+        fs::write(&part, format!("{made:#}\n"))
+            .with_context(|| format!("cannot write {}", part.display()))?;
+        fs::rename(&part, &cached).with_context(|| format!("cannot write {}", cached.display()))?;
+    }
+    fs::copy(&cached, to).with_context(|| format!("cannot write {}", to.display()))?;
+    Ok(())
+}
+
+/// A hash of all that predictions follow from.
+fn key(extent: Extent) -> anyhow::Result<String> {
+    let root = crate::workspace_root();
+    let mut files: Vec<PathBuf> = vec![
+        root.join("kernels/ptx.lock"),
+        root.join("xtask/src/predictions.rs"),
+    ];
+    for folder in [
+        "crates/ptx-sim/src",
+        "crates/sim-driver/src",
+        "crates/cuda-exec/src",
+        "xtask/src/kernel_bench",
+        "xtask/src/kernel_estimate",
+    ] {
+        list(&root.join(folder), &mut files)?;
+    }
+    files.sort();
+    let mut hasher = Sha256::new();
+    hasher.update(format!("{extent:?} {}", kernels_sha256()));
+    for file in files {
+        hasher.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
+    }
+    Ok(format!("{:x}", hasher.finalize()))
+}
+
+/// All files below a folder.
+fn list(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            list(&path, files)?;
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Shows on standard error how far it is.
+struct Bar {
+    device: &'static str,
+    n_done: usize,
+    is_terminal: bool,
+}
+
+impl Bar {
+    const WIDTH: usize = 30;
+
+    fn new(device: &'static str) -> Self {
+        Self {
+            device,
+            n_done: 0,
+            is_terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    /// Another one begins, and so many come after it.
+    fn show(&mut self, name: &str, n_left: usize) {
+        let n_all = self.n_done + n_left + 1;
+        let filled = Self::WIDTH * self.n_done / n_all;
+        let bar = format!("{}{}", "#".repeat(filled), ".".repeat(Self::WIDTH - filled));
+        let text = format!(
+            "predicting for {}: [{bar}] {}/{n_all} {name}",
+            self.device,
+            self.n_done + 1
+        );
+        self.n_done += 1;
+        // A bar that cannot be shown is no reason to stop.
+        let _ = if self.is_terminal {
+            write!(std::io::stderr(), "\r\x1b[K{text}")
+        } else {
+            writeln!(std::io::stderr(), "{text}")
+        };
+    }
+
+    fn end(&self) {
+        if self.is_terminal {
+            let _ = writeln!(std::io::stderr());
+        }
+    }
+}
+
+/// Predictions of a file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Predictions {
+    /// The whole file.
+    pub(crate) file: Value,
+    pub(crate) all: Predicted,
+}
+
+impl Predictions {
+    /// Reads a file of predictions for this program's kernels.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is none, or has predictions of other kernels.
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        let predictions = Self::read_any(path)?;
+        ensure!(
+            predictions.file["kernels_sha256"] == kernels_sha256(),
+            "{} has predictions of other kernels than this program's",
+            path.display()
+        );
+        Ok(predictions)
+    }
+
+    /// Reads a file of predictions, whichever kernels it is of.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is none.
+    pub(crate) fn read_any(path: &Path) -> anyhow::Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let wrong = || format!("{} has no predictions", path.display());
+        let file: Value = serde_json::from_str(&text).with_context(wrong)?;
+        let kernels = serde_json::from_value(file["kernels"].clone()).with_context(wrong)?;
+        let steps = file["steps"].as_array().with_context(wrong)?.iter().map(|step| {
+            Some(StepPredicted {
+                model: step["model"].as_str()?.to_owned(),
+                n_prompt: step["n_prompt"].as_u64()? as usize,
+                n_seqs: step["sequences"].as_u64()? as usize,
+                us: step["us"].as_f64()?,
+            })
+        });
+        let steps = steps.collect::<Option<Vec<_>>>().with_context(wrong)?;
+        Ok(Self {
+            file,
+            all: Predicted { kernels, steps },
+        })
+    }
+
+    /// Microseconds of a row of `kernel-bench`.
+    pub(crate) fn kernel_us(&self, name: &str) -> Option<f64> {
+        self.all.kernels.get(name).copied()
+    }
+
+    /// Tokens a second of a model's file: of `n_seqs` sequences behind a prompt, or of the prompt where that is 0.
+    pub(crate) fn tokens_per_s(&self, file: &str, n_prompt: usize, n_seqs: usize) -> Option<f64> {
+        let model = file.strip_suffix(".gguf").unwrap_or(file);
+        let is_it =
+            |step: &&StepPredicted| step.model == model && step.n_prompt == n_prompt && step.n_seqs == n_seqs;
+        self.all.steps.iter().find(is_it).map(StepPredicted::tokens_per_s)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again_and_says_what_it_rests_on() {
+        let step = |n_seqs, us| StepPredicted {
+            model: "llama-3-8b-Q4_K_M".to_owned(),
+            n_prompt: 512,
+            n_seqs,
+            us,
+        };
+        let predicted = Predicted {
+            kernels: BTreeMap::from([("o".to_owned(), 4.5)]),
+            steps: vec![step(4, 2000.0), step(0, 51_200.0)],
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("predictions-h200.json");
+        fs::write(&path, predicted.to_json("h200", "abc").to_string()).unwrap();
+        let found = Predictions::read(&path).unwrap();
+        assert_eq!(found.all, predicted);
+        assert_eq!((found.kernel_us("o"), found.kernel_us("q")), (Some(4.5), None));
+        let rate = |n_prompt, n_seqs| found.tokens_per_s("llama-3-8b-Q4_K_M.gguf", n_prompt, n_seqs);
+        assert_eq!(
+            (rate(512, 4), rate(512, 0), rate(512, 1)),
+            (Some(2000.0), Some(10_000.0), None)
+        );
+        assert_eq!(rate(128, 4), None);
+        assert_eq!(found.file["commit"], "abc");
+        let assumptions = found.file["assumptions"].to_string();
+        assert!(assumptions.contains("4.30 TB/s"), "{assumptions}");
+    }
+
+    #[test]
+    fn few_kernels_are_predicted_once_and_then_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = ["a.json", "b.json"].map(|name| folder.path().join(name));
+        for path in [&first, &second] {
+            write("h200", Extent::Few, "abc", path).unwrap();
+        }
+        assert_eq!(fs::read(&first).unwrap(), fs::read(&second).unwrap());
+        let found = Predictions::read(&first).unwrap();
+        let us = found.kernel_us("o, 4 rows").unwrap();
+        // 9.4 MB of weights take 2.2 us from device memory.
+        assert!((2.2..10.0).contains(&us), "{us}");
+        let error = write("h9000", Extent::Few, "abc", &first)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("known are h100"), "{error}");
+    }
+}
