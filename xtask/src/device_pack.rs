@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(long, requires = "rehearse")]
     allow_late: bool,
     /// How much is predicted.
-    #[arg(skip = Extent::All)]
+    #[arg(long, value_enum, default_value_t = Extent::All, value_name = "EXTENT")]
     extent: Extent,
     /// What the folder may have.
     #[arg(skip = MAX_BYTES)]

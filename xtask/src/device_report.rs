@@ -113,8 +113,10 @@ pub(crate) fn tables(results: &Path, figures: Figures) -> anyhow::Result<String>
         // A part that failed may have left no JSON.
         let Ok(value) = read(&path) else { continue };
         // What is measured from outside does not know whether the GPU is one.
-        if figures == Figures::Measured && value["completion_tokens_per_s"].is_number() {
-            loads.push(value);
+        if value["report"]["completion_tokens_per_s"].is_number() {
+            if figures == Figures::Measured {
+                loads.push(value);
+            }
             continue;
         }
         if value["is_measured"] != (figures == Figures::Measured) {
@@ -314,6 +316,7 @@ fn steps(benches: &[Value], predictions: &Predictions) -> String {
 
 /// What clients of the server felt.
 fn serving(load: &Value) -> String {
+    let load = &load["report"];
     let mut text = "| requests | answered | tokens/s | first token, ms, p50 / p99 | between tokens, ms, p50 / p99 |\n|---|---|---|---|---|\n".to_owned();
     let pair = |key: &str| {
         format!(
@@ -407,8 +410,8 @@ mod tests {
             { "name": "o", "us": 4.4, "predicted_us": 4.0, "bytes_per_s": 2e12 },
             { "name": "down", "problem": "too | far apart" },
         ] });
-        let serving = json!({ "requests": 4, "answered": 4, "completion_tokens_per_s": 99.6,
-            "first_token_ms": { "p50": 10.0, "p99": 20.0 }, "inter_token_ms": { "p50": 3.0, "p99": 4.0 } });
+        let serving = json!({ "concurrency": 2, "report": { "requests": 4, "answered": 4, "completion_tokens_per_s": 99.6,
+            "first_token_ms": { "p50": 10.0, "p99": 20.0 }, "inter_token_ms": { "p50": 3.0, "p99": 4.0 } } });
         let predictions = json!({ "source": "a model", "device": "h200", "commit": "abc", "kernels_sha256": "00",
             "assumptions": ["clocks"], "kernels": { "o": 4.0 }, "steps": [
                 { "model": "m", "n_prompt": 512, "sequences": 2, "us": 4e5 },

@@ -64,7 +64,7 @@ const fn steps(
 }
 
 /// How much is predicted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Extent {
     /// All that the pack measures.
     All,

@@ -66,19 +66,21 @@ impl Target {
         wide: WideProducts,
     ) -> Option<String> {
         let ((major, minor), (cuda_major, cuda_minor)) = (capability, cuda_version);
-        match self {
-            Self::All => None,
-            Self::Hopper if capability != (9, 0) => Some(format!(
+        if self == Self::All {
+            None
+        } else if capability != (9, 0) {
+            Some(format!(
                 "compute capability {major}.{minor}; only 9.0 (H100, H200) has matrix operations of warpgroups"
-            )),
-            // CUDA 12.0 came with the version of its PTX.
-            Self::Hopper if cuda_version < (12, 0) => Some(format!(
+            ))
+        } else if cuda_version < (12, 0) {
+            // CUDA 12.0 came with the version of their PTX.
+            Some(format!(
                 "the driver is for CUDA {cuda_major}.{cuda_minor}; they need one for 12.0 or newer"
-            )),
-            Self::Hopper if wide == WideProducts::Never => {
-                Some("they are turned off (TOKENMILL_CUDA_NO_WIDE=1)".to_owned())
-            }
-            Self::Hopper => None,
+            ))
+        } else if wide == WideProducts::Never {
+            Some("they are turned off (TOKENMILL_CUDA_NO_WIDE=1)".to_owned())
+        } else {
+            None
         }
     }
 }
