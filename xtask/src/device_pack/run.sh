@@ -68,8 +68,8 @@ gpu=$(ask_gpu name,driver_version,memory.total)
 gpu_before=$(gpu_state)
 began=$(date -u +%Y-%m-%dT%H:%M:%SZ)
 
-# record PART STATUS REASON SECONDS COMMAND: a row of the summary, which is written again with the archive, and the part's file, which has
-# the row until the part's own replaces it.
+# record PART STATUS REASON SECONDS COMMAND: a row of the summary, which is written again with the archive if something ran, and the part's file,
+# which has the row until the part's own replaces it.
 record() {
     local row
     row=$(printf '{"part": "%s", "status": "%s", "reason": "%s", "seconds": %s, "command": "%s"}' \
@@ -82,6 +82,8 @@ record() {
         passed) n_passed=$((n_passed + 1)) ;;
         failed) n_failed=$((n_failed + 1)) ;;
     esac
+    # What did not run is archived with the next that did, or at the end: writing takes time, which is short where parts are late.
+    [ "$4" -eq 0 ] && [ "$2" != passed ] && return 0
     summarize
 }
 
@@ -376,7 +378,10 @@ if wanted baselines; then
         else
             record baseline-llama.cpp absent "skipped: there is no llama-bench in PATH" 0
         fi
-        if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+        # Looking for torch takes seconds itself.
+        if [ "$(left)" -lt 40 ]; then
+            record baseline-torch late "left out: it needs some 40 s, fewer are left" 0
+        elif python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
             part 40 baseline-torch python3 "$here/torch_baseline.py" "$results/baseline-torch.json.new"
         else
             record baseline-torch absent "skipped: there is no python3 with a torch that sees the GPU" 0
@@ -403,6 +408,7 @@ if wanted sanitizer; then
     fi
 fi
 
+summarize
 echo "$n_passed parts passed, $n_failed failed in $(($(date +%s) - started)) s; $out/summary.json, $out/results.tar.gz"
 [ "$n_failed" -gt 0 ] && exit 1
 [ -n "$no_device" ] && exit 5
