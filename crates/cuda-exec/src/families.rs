@@ -31,8 +31,7 @@ pub fn families(device: &Device) -> Vec<Family> {
         let loaded = device.load_modules(modules);
         loaded.err().map(|error| error.to_string())
     };
-    let info = device.info();
-    let wide = Target::Hopper.refusal(info.capability, info.cuda_version, device.options().wide);
+    let wide = device.refusal(Target::Hopper);
     let (few, many) = (format!("matvec_{suffix}"), format!("matmul_{suffix}"));
     let halves = format!("matmul_halves_{suffix}");
     let family = |name, missing| Family { name, missing };

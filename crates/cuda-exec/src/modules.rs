@@ -10,8 +10,6 @@ mod variant;
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 
-use crate::WideProducts;
-
 pub use self::{
     archive::{Cubins, Entry},
     variant::{early_variant, waiting_kernels},
@@ -58,13 +56,8 @@ impl Target {
         }
     }
 
-    /// Why a GPU that this crate opens, with this driver, cannot have such modules, or was opened without; `None` where it has them.
-    pub fn refusal(
-        self,
-        capability: (u32, u32),
-        cuda_version: (u32, u32),
-        wide: WideProducts,
-    ) -> Option<String> {
+    /// Why a GPU that this crate opens, with this driver, cannot have such modules; `None` where it can.
+    pub fn refusal(self, capability: (u32, u32), cuda_version: (u32, u32)) -> Option<String> {
         let ((major, minor), (cuda_major, cuda_minor)) = (capability, cuda_version);
         if self == Self::All {
             None
@@ -77,8 +70,6 @@ impl Target {
             Some(format!(
                 "the driver is for CUDA {cuda_major}.{cuda_minor}; they need one for 12.0 or newer"
             ))
-        } else if wide == WideProducts::Never {
-            Some("they are turned off (TOKENMILL_CUDA_NO_WIDE=1)".to_owned())
         } else {
             None
         }
@@ -370,15 +361,10 @@ mod tests {
     #[test]
     fn modules_of_hopper_are_for_its_capability_and_newer_drivers() {
         let check = |capability, cuda, expected| {
-            let found = [Target::All, Target::Hopper].map(|target| {
-                target
-                    .refusal(capability, cuda, WideProducts::WhereThere)
-                    .is_none()
-            });
+            let found =
+                [Target::All, Target::Hopper].map(|target| target.refusal(capability, cuda).is_none());
             assert_eq!(found, expected, "{capability:?} {cuda:?}");
         };
-        let off = Target::Hopper.refusal((9, 0), (12, 0), WideProducts::Never);
-        assert!(off.is_some_and(|reason| reason.contains("TOKENMILL_CUDA_NO_WIDE")));
         check((9, 0), (12, 0), [true, true]);
         check((9, 0), (11, 8), [true, false]);
         check((8, 9), (13, 0), [true, false]);

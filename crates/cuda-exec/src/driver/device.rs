@@ -17,7 +17,7 @@ use rayon::prelude::*;
 
 use super::{
     Api, Args, Buffer, DeviceInfo, DeviceOptions, Handle, Kernel, KernelResources, LaunchShape, Launches,
-    Pinned, Stream, UNASKED_SHARED_BYTES, View, ViewMut,
+    Pinned, Stream, UNASKED_SHARED_BYTES, View, ViewMut, WideProducts,
     cuda::Driver,
     memory::Arena,
     notes::{NotedLaunch, Notes},
@@ -241,12 +241,19 @@ impl Device {
         &self.shared.options
     }
 
+    /// Why modules for these GPUs are not loaded, as far as the device, its driver and the options say; `None` where they are.
+    pub(crate) fn refusal(&self, target: Target) -> Option<String> {
+        let info = self.info();
+        let off = || {
+            let is_off = target == Target::Hopper && self.options().wide == WideProducts::Never;
+            is_off.then(|| "they are turned off (TOKENMILL_CUDA_NO_WIDE=1)".to_owned())
+        };
+        (target.refusal(info.capability, info.cuda_version)).or_else(off)
+    }
+
     /// Whether modules for these GPUs can be loaded, as far as the device, its driver and the options say.
     pub fn takes(&self, target: Target) -> bool {
-        let info = self.info();
-        target
-            .refusal(info.capability, info.cuda_version, self.options().wide)
-            .is_none()
+        self.refusal(target).is_none()
     }
 
     /// Loads a module where that was not done yet; the driver compiles it for the GPU then.
