@@ -4,16 +4,19 @@
 
 mod telling;
 
-use std::{env, fs, path::Path};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use clap::{
     Args,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    AllReduce, BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuOptions, KvCache, KvType,
-    LoadOptions, Numa, PartsRequest, PlacementRequest, Places, Preset, Side, SplitObserver,
-    WarpgroupProducts, n_processors,
+    AllReduce, Bandwidths, BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuOptions, KvCache,
+    KvType, LoadOptions, Measurements, Numa, PartsRequest, PlacementRequest, Places, Preset, Side,
+    SplitObserver, WarpgroupProducts, n_processors,
 };
 use tokenmill_quant::CpuFeatures;
 
@@ -70,8 +73,8 @@ pub(crate) struct LoadArgs {
     /// importance matrix
     #[arg(long, value_name = "TYPE", value_parser = preset(), hide_possible_values = true)]
     quantize: Option<Preset>,
-    /// Layers on the GPU, the last ones: a number, all, or auto, which takes as many as fit; the CPU computes the others
-    /// [default: all, or auto without --device] [short: -ngl]
+    /// Layers on the GPU, the last ones: a number, all, or auto, which has on the GPU what is quickest of what fits, by bandwidths that
+    /// are measured at the first start; the CPU computes the rest [default: all, or auto without --device] [short: -ngl]
     #[arg(long, alias = "n-gpu-layers", value_name = "N")]
     gpu_layers: Option<String>,
     /// Keep the experts of all layers on the CPU [short: -cmoe]
@@ -84,9 +87,16 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "LIST")]
     place: Option<String>,
     /// Let the CPU compute the GPU's feed-forward networks in steps of fewer than N tokens; auto measures from where on the GPU is
-    /// faster. Both then have these weights
+    /// faster, and remembers it. Both then have these weights
     #[arg(long, value_name = "N")]
     gpu_batch: Option<String>,
+    /// Bandwidths by which -ngl auto chooses, in place of measured ones: GB/s of gpu, cpu and the link between them, and microseconds of
+    /// a crossing, such as gpu=900,cpu=40,link=25,crossing=15
+    #[arg(long, value_name = "LIST")]
+    bandwidths: Option<Bandwidths>,
+    /// Measure again what -ngl auto and --gpu-batch auto remember of this machine, in tokenmill of the cache folder (XDG_CACHE_HOME)
+    #[arg(long, conflicts_with = "bandwidths")]
+    measure_again: bool,
     /// GPUs that compute the model together, each a part of every layer: the first, or the one of --device, and those behind it
     /// [default: 1] [short: -tp]
     #[arg(long, value_name = "N", value_parser = count,
@@ -175,6 +185,7 @@ impl LoadArgs {
             all_reduce: self.all_reduce()?,
             cpu_features: self.cpu_features()?,
             placement: self.placement()?,
+            measurements: self.measurements()?,
             on_split: Some(SplitObserver(telling::say_split)),
             is_quiet: false,
             is_all_in_memory: self.no_mmap,
@@ -249,6 +260,37 @@ impl LoadArgs {
             );
         }
         Ok(request)
+    }
+
+    /// What was measured of this machine, and where it is kept.
+    ///
+    /// # Errors
+    /// Flags of measurements that nothing asks for.
+    fn measurements(&self) -> Result<Measurements, Failure> {
+        let chooses = match (self.gpu_layers.as_deref(), self.device) {
+            (_, Some(Device::Cpu)) => false,
+            _ if self.group_size().is_some() => false,
+            (Some(layers), _) => layers == "auto",
+            (None, None | Some(Device::Auto)) => self.parting_flag().is_none(),
+            (None, Some(Device::Cuda { .. })) => false,
+        };
+        if self.bandwidths.is_some() && !chooses {
+            return Err(Failure::usage(
+                "`--bandwidths` does nothing here: what the GPU has is not left open",
+            )
+            .hint("`-ngl auto` chooses by bandwidths"));
+        }
+        if self.measure_again && !chooses && self.gpu_batch.as_deref() != Some("auto") {
+            return Err(
+                Failure::usage("`--measure-again` does nothing here: nothing is measured")
+                    .hint("`-ngl auto` and `--gpu-batch auto` choose by what they measure"),
+            );
+        }
+        Ok(Measurements {
+            folder: cache_folder(),
+            is_made_again: self.measure_again,
+            bandwidths: self.bandwidths,
+        })
     }
 
     fn placement_request(&self) -> Result<PlacementRequest, Failure> {
@@ -431,6 +473,15 @@ impl LoadArgs {
     }
 }
 
+/// Where this program keeps what it can make again: the cache folder of the XDG base directories.
+fn cache_folder() -> Option<PathBuf> {
+    let cache = match env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()) {
+        Some(path) => PathBuf::from(path),
+        None => PathBuf::from(env::var_os("HOME").filter(|path| !path.is_empty())?).join(".cache"),
+    };
+    Some(cache.join("tokenmill"))
+}
+
 /// A number of layers.
 fn n_layers(number: &str) -> Result<usize, Failure> {
     (number.parse()).map_err(|_| {
@@ -478,5 +529,31 @@ mod tests {
             Some(Device::Cuda { ordinal: 1 }),
         );
         check(&["--gpu-batch", "32", "--gpu-layers", "auto"], first);
+    }
+
+    #[test]
+    fn flags_of_measurements_are_for_what_is_measured() {
+        const BANDWIDTHS: &str = "--bandwidths=gpu=900,cpu=40,link=25,crossing=15";
+        let check = |args: &[&str], expected: bool| {
+            for (flag, expected) in [
+                (BANDWIDTHS, expected),
+                ("--measure-again", expected || args.contains(&"auto")),
+            ] {
+                let command = Command::parse_from([&["tokenmill", flag], args].concat());
+                assert_eq!(command.load.measurements().is_ok(), expected, "{flag} {args:?}");
+            }
+        };
+        check(&[], true);
+        check(&["--device", "auto"], true);
+        check(&["--gpu-layers", "auto"], true);
+        check(&["--gpu-layers", "auto", "--device", "cuda"], true);
+        check(&["--device", "cuda"], false);
+        check(&["--device", "cpu"], false);
+        check(&["--gpu-layers", "4"], false);
+        check(&["--gpu-layers", "0"], false);
+        check(&["--cpu-moe"], false);
+        check(&["--gpu-batch", "auto"], false);
+        check(&["--gpu-batch", "4"], false);
+        check(&["--tensor-parallel-size", "2"], false);
     }
 }

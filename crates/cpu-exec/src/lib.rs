@@ -55,6 +55,7 @@ mod places;
     reason = "the island: jobs borrowed by other threads, and buffers dealt to them"
 )]
 mod pool;
+mod read_speed;
 mod routes;
 mod states;
 mod thread_scratch;

@@ -52,6 +52,7 @@
 
 mod backend;
 mod bands;
+mod bandwidths;
 #[expect(
     unsafe_code,
     reason = "the driver layer: the one place that calls CUDA and turns addresses into safe values"
@@ -75,6 +76,7 @@ mod wide;
 
 pub use backend::{CudaBackend, CudaBuffer};
 pub use bands::{BandHeight, Bands, ManyRows, ProductRoom};
+pub use bandwidths::{CopySpeeds, measure_bandwidths};
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceOptions, DeviceReport,
     Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, NcclApi, NcclRank, NotedLaunch, PageRows,

@@ -29,6 +29,7 @@
 //! A network that is divided among several devices of one kind, each with a part of every layer, is a [`GroupExecutor`].
 #![forbid(unsafe_code)]
 
+mod bandwidths;
 mod buffer;
 mod experts;
 mod group;
@@ -40,16 +41,23 @@ mod placed;
 mod placement;
 mod recurrence;
 mod request;
+mod retreat;
 mod sequences;
 mod step;
+mod step_thresholds;
 mod streams;
+mod traffic;
 
+pub use bandwidths::{Bandwidths, BandwidthsError};
 pub use buffer::PlacedBuffer;
 pub use group::{GroupExecutor, GroupRank};
 pub use kept::Kept;
 pub use placed::{Placed, PlacedRoutes};
 pub use placement::{LayerPlacement, Placement};
 pub use request::{BatchThreshold, DeviceLayers, PartsRequest, PartsRequestError, PlacementRequest};
+pub use retreat::{Candidate, Retreat, ranked};
+pub use step_thresholds::StepThresholds;
+pub use traffic::{LayerReads, TokenReads, Traffic};
 
 /// The examples of the README.
 #[cfg(doctest)]

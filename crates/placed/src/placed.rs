@@ -11,20 +11,20 @@ use tokenmill_backend::{
     NetworkPart, PageGroup, Side, SplitOperations, StateLayout, StepOutput, StepShape,
 };
 
-use crate::{Kept, PlacedBuffer, Placement, buffer::copy, placement::Sides};
+use crate::{Kept, PlacedBuffer, Placement, StepThresholds, buffer::copy, placement::Sides};
 
 /// A backend made of two: parts of a network on `H`, the host, and the rest on `D`, the device.
 pub struct Placed<H: SplitOperations, D: SplitOperations> {
     pub(crate) host: H,
     pub(crate) device: D,
     pub(crate) placement: Placement,
-    /// Tokens of a step from which on the device computes what both sides have.
-    threshold: usize,
+    /// From where on the device computes what both sides have.
+    thresholds: StepThresholds,
     /// The part whose allocations or operations come next, and where they are.
     part: NetworkPart,
     pub(crate) now: Side,
-    /// Tokens of the current step.
-    pub(crate) n_tokens: usize,
+    /// Whether the device computes what both sides have in the current step.
+    pub(crate) goes_to_device: bool,
     /// The current step as each side counts it.
     pub(crate) shapes: [Option<StepShape>; 2],
     /// Shapes of the layers of the KV store, and their numbers on each side.
@@ -107,11 +107,11 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         Self {
             host,
             device,
-            threshold: placement.min_device_tokens(),
+            thresholds: StepThresholds::of_all(placement.min_device_tokens()),
             placement,
             part: NetworkPart::Common,
             now: Side::Device,
-            n_tokens: 0,
+            goes_to_device: false,
             shapes: [None; 2],
             kv_shapes: Vec::new(),
             kv_places: Vec::new(),
@@ -129,7 +129,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
 
     /// Places the network otherwise. To be called before a load.
     pub fn set_placement(&mut self, placement: Placement) {
-        self.threshold = placement.min_device_tokens();
+        self.thresholds = StepThresholds::of_all(placement.min_device_tokens());
         self.placement = placement;
     }
 
@@ -138,13 +138,18 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     ///
     /// # Panics
     /// If the network was loaded for the device alone.
-    pub fn set_min_device_tokens(&mut self, n_tokens: usize) {
+    pub fn set_thresholds(&mut self, thresholds: StepThresholds) {
         assert!(
             self.placement.min_device_tokens() > 1,
             "both sides have the networks"
         );
-        self.threshold = n_tokens.max(1);
+        self.thresholds = thresholds;
         self.device.forget_segments();
+    }
+
+    /// Notes how many tokens the step that begins has, of how many sequences.
+    pub(crate) fn choose_route(&mut self, n_tokens: usize, n_seqs: usize) {
+        self.goes_to_device = self.thresholds.goes_to_device(n_tokens, n_seqs);
     }
 
     /// What each side has.
@@ -406,8 +411,7 @@ impl<H: SplitOperations, D: SplitOperations> Memory for Placed<H, D> {
 
     fn enter(&mut self, part: NetworkPart) {
         self.part = part;
-        let goes_to_device = self.n_tokens >= self.threshold;
-        self.now = self.placement.side(part, goes_to_device, self.now);
+        self.now = self.placement.side(part, self.goes_to_device, self.now);
     }
 
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, BackendError> {

@@ -1,7 +1,7 @@
-//! [`PlacementRequest`]: what somebody asked to have on the device, and the placements that this leaves to choose from.
+//! [`PlacementRequest`]: what somebody asked to have on the device.
 //!
-//! Separate from the placement because a request is made before the network is known. Invariant: placements of higher levels have
-//! less on the device, so the first level that fits can be searched for.
+//! Separate from the placement because a request is made before the network is known. Invariant: what was asked for is in the placement;
+//! what is left open is on the device there.
 
 use std::str::FromStr;
 
@@ -17,7 +17,7 @@ pub enum DeviceLayers {
     All,
     /// So many, the last ones; as many as there are, where that is less.
     Last(usize),
-    /// As many as fit.
+    /// As is quickest, of what fits.
     Auto,
 }
 
@@ -72,7 +72,17 @@ impl PlacementRequest {
 
     /// Whether it leaves all of a network on the device, where that has the room: more layers than there are, or as many as fit.
     pub fn may_be_all_on_device(&self, network: &NetworkShape) -> bool {
-        self.placement(network, 0).is_all_on_device()
+        self.placement(network).is_all_on_device()
+    }
+
+    /// Whether it leaves everything open, the host alone included.
+    pub fn is_all_left_open(&self) -> bool {
+        let layers = DeviceLayers::Auto;
+        *self
+            == Self {
+                layers,
+                ..Self::default()
+            }
     }
 
     /// Whether it speaks of experts.
@@ -80,51 +90,42 @@ impl PlacementRequest {
         self.n_host_experts > 0 || self.parts.experts.is_some()
     }
 
-    /// The last level; its placements have no layer on the device, where the request leaves a choice.
-    pub fn last_level(&self, network: &NetworkShape) -> usize {
-        let n_layers = network.layers.len();
-        match self.layers {
-            DeviceLayers::All | DeviceLayers::Last(_) => 0,
-            DeviceLayers::Auto if has_experts(network) => 2 * n_layers,
-            DeviceLayers::Auto => n_layers,
-        }
+    /// What was asked for; where the number of layers is left open, all of them.
+    pub fn placement(&self, network: &NetworkShape) -> Placement {
+        self.placement_but(network, |_, _| {})
     }
 
-    /// The placement of a level. Where the number of layers is left open, the experts of one more layer go to the host with each
-    /// level, and then, or where there are none, one more layer.
-    pub fn placement(&self, network: &NetworkShape, level: usize) -> Placement {
+    /// As [`Self::placement`], with changes of single layers.
+    pub(crate) fn placement_but(
+        &self,
+        network: &NetworkShape,
+        change: impl Fn(usize, &mut LayerPlacement),
+    ) -> Placement {
         let n_layers = network.layers.len();
-        let (n_host_layers, n_host_experts) = match self.layers {
-            DeviceLayers::All => (0, self.n_host_experts),
-            DeviceLayers::Last(n) => (n_layers.saturating_sub(n), self.n_host_experts),
-            DeviceLayers::Auto if has_experts(network) => (
-                level.saturating_sub(n_layers),
-                self.n_host_experts.max(level.min(n_layers)),
-            ),
-            DeviceLayers::Auto => (level, self.n_host_experts),
+        let n_host_layers = match self.layers {
+            DeviceLayers::All | DeviceLayers::Auto => 0,
+            DeviceLayers::Last(n) => n_layers.saturating_sub(n),
         };
         let layers = (0..n_layers).map(|layer_idx| {
-            if layer_idx < n_host_layers {
-                return LayerPlacement::whole(Side::Host);
-            }
             let ffn = self.parts.ffn.unwrap_or(Side::Device);
-            LayerPlacement {
-                mixer: self.parts.mixer.unwrap_or(Side::Device),
-                ffn,
-                experts: if layer_idx < n_host_experts {
-                    Side::Host
-                } else {
-                    self.parts.experts.unwrap_or(ffn)
-                },
-            }
+            let mut place = if layer_idx < n_host_layers {
+                LayerPlacement::whole(Side::Host)
+            } else {
+                LayerPlacement {
+                    mixer: self.parts.mixer.unwrap_or(Side::Device),
+                    ffn,
+                    experts: if layer_idx < self.n_host_experts {
+                        Side::Host
+                    } else {
+                        self.parts.experts.unwrap_or(ffn)
+                    },
+                }
+            };
+            change(layer_idx, &mut place);
+            place
         });
         Placement::new(network, layers.collect()).with_min_device_tokens(self.threshold.at_load())
     }
-}
-
-/// Whether a network has experts.
-pub(crate) fn has_experts(network: &NetworkShape) -> bool {
-    network.layers.iter().any(|layer| layer.experts.is_some())
 }
 
 /// Where the parts of layers go; `None` leaves a part where the layer is.
@@ -209,23 +210,14 @@ impl FromStr for PartsRequest {
 
 #[cfg(test)]
 mod tests {
-    use tokenmill_backend::{ExpertsShape, LayerShape};
+    use tokenmill_backend::LayerShape;
 
     use super::*;
 
-    fn network(n_layers: usize, has_experts: bool) -> NetworkShape {
-        let experts = has_experts.then_some(ExpertsShape {
-            n_experts: 8,
-            n_used: 2,
-            n_ff: 32,
-        });
-        let layer = LayerShape {
-            experts,
-            ..LayerShape::default()
-        };
+    fn network(n_layers: usize) -> NetworkShape {
         NetworkShape {
             n_embd: 64,
-            layers: vec![layer; n_layers],
+            layers: vec![LayerShape::default(); n_layers],
             has_streams: false,
             reads_hidden: false,
         }
@@ -263,7 +255,7 @@ mod tests {
                 layers: DeviceLayers::Last(n),
                 ..PlacementRequest::default()
             };
-            let placement = request.placement(&network(3, false), 0);
+            let placement = request.placement(&network(3));
             let mixers: Vec<_> = placement.layers().iter().map(|layer| layer.mixer).collect();
             assert_eq!(mixers, expected, "{n}");
         };
@@ -276,11 +268,7 @@ mod tests {
     #[test]
     fn as_many_layers_as_there_are_may_all_be_on_the_device() {
         let check = |request: PlacementRequest, expected| {
-            assert_eq!(
-                request.may_be_all_on_device(&network(3, false)),
-                expected,
-                "{request:?}"
-            );
+            assert_eq!(request.may_be_all_on_device(&network(3)), expected, "{request:?}");
         };
         let whole = PlacementRequest::default();
         check(whole, true);
@@ -294,27 +282,5 @@ mod tests {
         }
         let threshold = BatchThreshold::Tokens(4);
         check(PlacementRequest { threshold, ..whole }, false);
-    }
-
-    #[test]
-    fn every_level_has_less_on_the_device() {
-        for has_experts in [false, true] {
-            let network = network(4, has_experts);
-            let request = PlacementRequest {
-                layers: DeviceLayers::Auto,
-                ..PlacementRequest::default()
-            };
-            let on_device = |level| {
-                let placement = request.placement(&network, level);
-                let sides =
-                    (placement.layers().iter()).flat_map(|layer| [layer.mixer, layer.ffn, layer.experts]);
-                sides.filter(|&side| side == Side::Device).count()
-            };
-            let counts: Vec<_> = (0..=request.last_level(&network)).map(on_device).collect();
-            assert_eq!((counts[0], counts.last()), (12, Some(&0)));
-            assert!(counts.is_sorted_by(|more, less| more > less), "{counts:?}");
-            assert!(request.placement(&network, 0).is_all_on_device());
-            assert!(request.placement(&network, counts.len() - 1).is_all_on_host());
-        }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
 
 impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     pub(crate) fn begin(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
-        self.n_tokens = batch.n_tokens();
+        self.choose_route(batch.n_tokens(), batch.n_seqs());
         let is_known = |token: &TokenSource| matches!(token, TokenSource::Id(_));
         let host = if batch.tokens.iter().all(is_known) {
             self.host.begin_part(batch)?

@@ -7,7 +7,7 @@ use tokenmill_gguf::{GgufFile, TensorType};
 use tokenmill_model::{
     DeltaGates, DeltaNetDescriptor, Descriptor, MixerDescriptor, Model, ModelOptions, build,
 };
-use tokenmill_placed::{LayerPlacement, Placed, Placement};
+use tokenmill_placed::{LayerPlacement, Placed, Placement, StepThresholds};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
@@ -156,12 +156,14 @@ fn a_threshold_that_is_set_after_steps_were_recorded_changes_no_token() {
     let placement = Placement::new(&model.descriptor.shape(), vec![place; N_LAYERS]);
     let backend = Placed::new(cpu(), cuda(), placement.with_min_device_tokens(2));
     let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
-    for threshold in [2, 1, 3, usize::MAX] {
-        split.backend_mut().set_min_device_tokens(threshold);
+    let apart = [(1, usize::MAX), (usize::MAX, 1)].map(|(decode, other)| StepThresholds { decode, other });
+    let alike = [2, 1, 3, usize::MAX].map(StepThresholds::of_all);
+    for thresholds in alike.into_iter().chain(apart) {
+        split.backend_mut().set_thresholds(thresholds);
         assert_eq!(
             greedy(&mut split, &[5, 17, 33], 6).unwrap(),
             expected,
-            "{threshold}"
+            "{thresholds:?}"
         );
     }
 }

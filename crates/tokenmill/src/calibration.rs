@@ -1,49 +1,125 @@
 //! How many tokens a step must have for the GPU to be worth its border: measured, on the model that was loaded.
 //!
-//! Separate from the load because it runs steps. Both sides have the feed-forward networks; one sequence's prompts of 2, 4, 8 and more
-//! tokens are run by either route, and the device gets steps from the number on at and above which it was always faster. A step of so many
-//! sequences with a token each may cost otherwise, since its launches are replayed; that is not measured. Invariant: what the measurement
-//! stores lies in pages and states that no sequence has yet.
+//! Separate from the load because it runs steps. Both sides have the feed-forward networks; steps of 2, 4, 8 and more tokens are run by
+//! either route, and the device gets steps from the number on at and above which it was always faster. Steps that decode, a token for each
+//! of so many sequences, are measured apart from one sequence's prompts, since what the device does in them is recorded and replayed.
+//! Invariant: what the measurement stores lies in pages and states that no sequence has yet.
 
 use std::time::{Duration, Instant};
 
 use tokenmill_backend::{
-    Executor as _, ForwardBatch, PAGE_TOKENS, SeqState, SplitOperations, StepError, StepOutput, TokenSource,
+    Executor as _, ExecutorLimits, ForwardBatch, PAGE_TOKENS, SeqState, SplitOperations, StepError,
+    StepOutput, TokenSource,
 };
 use tokenmill_model::ModelExecutor;
-use tokenmill_placed::Placed;
+use tokenmill_placed::{Placed, StepThresholds};
 
-/// Runs of each route at each number of tokens, after one that warms up; the fastest counts.
+use crate::GpuSteps;
+
+/// Runs of each route at each number of tokens, after one that warms up and records; the fastest counts.
 const N_RUNS: usize = 3;
 /// Steps of more tokens are not measured: the device, which is made for long ones, computes them.
 const MAX_TOKENS: usize = 256;
 /// Steps between the ids of neighbouring tokens: spread over the vocabulary, so that they choose different experts.
 const ID_STRIDE: usize = 7919;
 
-/// Measures the threshold of a split network and sets it; gives it. `None` means that the device was not faster at the most tokens that
-/// a step can have.
+/// What a step that is measured is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A token for each of so many sequences.
+    Decode,
+    /// So many tokens of one sequence.
+    Prompt,
+}
+
+impl Kind {
+    /// Tokens that such a step has at most.
+    fn longest(self, limits: &ExecutorLimits) -> usize {
+        let n_pages = limits
+            .window_group
+            .map_or(limits.n_pages, |group| group.n_pages.min(limits.n_pages));
+        match self {
+            Self::Prompt => (limits.max_batch_tokens.min(limits.n_ctx)).min(n_pages * PAGE_TOKENS),
+            Self::Decode => {
+                let n_states = if limits.n_states == 0 {
+                    usize::MAX
+                } else {
+                    limits.n_states
+                };
+                [limits.max_batch_tokens, limits.max_batch_seqs, n_pages, n_states]
+                    .into_iter()
+                    .min()
+                    .unwrap_or(0)
+            }
+        }
+    }
+
+    /// A step of so many tokens.
+    fn batch(self, n_tokens: usize, limits: &ExecutorLimits) -> ForwardBatch {
+        let mut batch = ForwardBatch::default();
+        let token = |idx: usize| TokenSource::Id((idx * ID_STRIDE % limits.n_vocab) as u32);
+        let mut push = |tokens: std::ops::Range<usize>, pages: &[u32]| {
+            batch.push_sequence(tokens.map(token), 0, pages);
+            if limits.window_group.is_some() {
+                batch.push_window_pages(pages);
+            }
+            if limits.n_states > 0 {
+                let slot = batch.states.len() as u32;
+                batch.states.push(SeqState::own(slot));
+            }
+        };
+        match self {
+            Self::Prompt => {
+                let pages: Vec<u32> = (0..n_tokens.div_ceil(PAGE_TOKENS) as u32).collect();
+                push(0..n_tokens, &pages);
+            }
+            Self::Decode => (0..n_tokens).for_each(|idx| push(idx..idx + 1, &[idx as u32])),
+        }
+        // A row is wanted, so that the last layer is computed whole.
+        match self {
+            Self::Prompt => batch.hidden_rows.push(n_tokens as u32 - 1),
+            Self::Decode => batch.hidden_rows.extend(0..n_tokens as u32),
+        }
+        batch
+    }
+}
+
+/// Measures from where on the device of a split network is faster.
 ///
 /// # Errors
 /// A step that failed.
 pub(crate) fn calibrate<H: SplitOperations, D: SplitOperations>(
     executor: &mut ModelExecutor<Placed<H, D>>,
+) -> Result<GpuSteps, StepError> {
+    Ok(GpuSteps {
+        decode: threshold(executor, Kind::Decode)?,
+        prompts: threshold(executor, Kind::Prompt)?,
+    })
+}
+
+/// The threshold of a kind of steps; `None` where the device was not faster at the most tokens that such a step can have.
+fn threshold<H: SplitOperations, D: SplitOperations>(
+    executor: &mut ModelExecutor<Placed<H, D>>,
+    kind: Kind,
 ) -> Result<Option<usize>, StepError> {
-    let limits = executor.limits();
-    let longest = (limits.max_batch_tokens.min(limits.n_ctx)).min(limits.n_pages * PAGE_TOKENS);
+    let longest = kind.longest(executor.limits());
     let most = longest.min(MAX_TOKENS);
     let mut measured = Vec::new();
-    let mut n_tokens = most.min(2);
+    // A prompt of one token is none, and costs what two cost: the weights are read once.
+    let mut n_tokens = match kind {
+        Kind::Decode => 1,
+        Kind::Prompt => most.min(2),
+    };
     while (1..=most).contains(&n_tokens) {
         let [on_host, on_device] = [usize::MAX, 1].map(|threshold| {
-            executor.backend_mut().set_min_device_tokens(threshold);
-            fastest(executor, n_tokens)
+            let thresholds = StepThresholds::of_all(threshold);
+            executor.backend_mut().set_thresholds(thresholds);
+            fastest(executor, kind, n_tokens)
         });
         measured.push((n_tokens, on_device? <= on_host?));
         n_tokens *= 2;
     }
-    let threshold = first_worth(&measured, longest);
-    (executor.backend_mut()).set_min_device_tokens(threshold.unwrap_or(usize::MAX));
-    Ok(threshold)
+    Ok(first_worth(&measured, longest))
 }
 
 /// The number of tokens from which on the device computes, of the numbers measured and whether it was faster there. One slow run in
@@ -51,34 +127,19 @@ pub(crate) fn calibrate<H: SplitOperations, D: SplitOperations>(
 fn first_worth(measured: &[(usize, bool)], longest: usize) -> Option<usize> {
     let is_slower = |&(_, is_faster): &(usize, bool)| !is_faster;
     let Some(last_slower) = measured.iter().rposition(is_slower) else {
-        // One token is no prompt, and costs what two cost: the weights are read once.
         return (!measured.is_empty()).then_some(1);
     };
     let beyond = 2 * measured[last_slower].0;
     (beyond <= longest).then_some(beyond)
 }
 
-/// The shortest time of a step of a prompt of so many tokens.
+/// The shortest time of a step of so many tokens.
 fn fastest<H: SplitOperations, D: SplitOperations>(
     executor: &mut ModelExecutor<Placed<H, D>>,
+    kind: Kind,
     n_tokens: usize,
 ) -> Result<Duration, StepError> {
-    let limits = executor.limits();
-    let pages: Vec<u32> = (0..n_tokens.div_ceil(PAGE_TOKENS) as u32).collect();
-    let mut batch = ForwardBatch::default();
-    batch.push_sequence(
-        (0..n_tokens).map(|idx| TokenSource::Id((idx * ID_STRIDE % limits.n_vocab) as u32)),
-        0,
-        &pages,
-    );
-    if limits.window_group.is_some() {
-        batch.push_window_pages(&pages);
-    }
-    if limits.n_states > 0 {
-        batch.states.push(SeqState::own(0));
-    }
-    // A row is wanted, so that the last layer is computed whole.
-    batch.hidden_rows.push(n_tokens as u32 - 1);
+    let batch = kind.batch(n_tokens, executor.limits());
     let mut output = StepOutput::default();
     let mut shortest = Duration::MAX;
     for run in 0..=N_RUNS {

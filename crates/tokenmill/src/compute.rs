@@ -11,7 +11,7 @@ use tokenmill_model::LoadError;
 use tokenmill_placed::PlacementRequest;
 use tokenmill_quant::CpuFeatures;
 
-use crate::{AllReduce, SplitObserver, at_low_priority};
+use crate::{AllReduce, Measurements, SplitObserver, at_low_priority};
 
 /// Where a model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,6 +109,9 @@ pub struct Compute {
     pub cpu_features: CpuFeatures,
     /// What of the model the GPU gets, where there is one; the CPU computes the rest.
     pub placement: PlacementRequest,
+    /// What was measured of this machine, and where it is kept: bandwidths, by which a placement is chosen, and
+    /// [`BatchThreshold::Measured`](crate::BatchThreshold::Measured).
+    pub measurements: Measurements,
     /// Is shown the plan of a load that is split, before anything is loaded.
     pub on_split: Option<SplitObserver>,
     /// Whether a load leaves the processors to what else computes here: it reads and packs weights on one thread of low priority,
@@ -136,6 +139,7 @@ impl Default for Compute {
             all_reduce: AllReduce::default(),
             cpu_features: CpuFeatures::detect(),
             placement: PlacementRequest::default(),
+            measurements: Measurements::default(),
             on_split: None,
             is_quiet: false,
             is_all_in_memory: false,

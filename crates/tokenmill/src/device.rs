@@ -72,6 +72,7 @@ pub(crate) fn load_with_guesser(
                 Err(
                     reason @ (Error::Gpu(_)
                     | Error::SplitTooLarge { .. }
+                    | Error::CpuIsQuicker { .. }
                     | Error::NoRoomToGuess { .. }
                     | Error::Draft { .. }),
                 ) => load_on_cpu(model, options, compute, (guesser, Some(reason)), on_progress),

@@ -10,6 +10,7 @@ use tokenmill_convert::{ConvertError, Preset};
 use tokenmill_gguf::GgufError;
 use tokenmill_image::ImageError;
 use tokenmill_model::{LoadError, VisionError};
+use tokenmill_placed::Bandwidths;
 use tokenmill_sched::EngineError;
 use tokenmill_text::{
     TokenizerError, calls::CallFormError, constraint::ConstraintError, template::TemplateError,
@@ -165,6 +166,18 @@ pub enum Error {
         fitting_host_experts: Option<usize>,
         /// Layers there are.
         n_layers: usize,
+    },
+    /// A part of a model could be on the GPU, and the CPU computes all of it more quickly alone.
+    #[error(
+        "by bandwidths ({bandwidths}) the CPU alone generates {alone_per_s:.1} tokens/s, and with what fits on the GPU {split_per_s:.1}"
+    )]
+    CpuIsQuicker {
+        /// Tokens a second of the CPU alone, by bytes over bandwidths.
+        alone_per_s: f64,
+        /// Those of the quickest placement with a part on the GPU.
+        split_per_s: f64,
+        /// The bandwidths.
+        bandwidths: Bandwidths,
     },
     /// A step that was to measure the routes of a split failed.
     #[error("the routes of the split cannot be measured: {source}")]

@@ -6,9 +6,11 @@
 #[cfg(feature = "cuda")]
 pub(crate) use group::load_group;
 #[cfg(feature = "cuda")]
-pub use with_cuda::open_gpu;
+pub(crate) use split::load_split;
 #[cfg(feature = "cuda")]
-pub(crate) use with_cuda::{load, load_split};
+pub(crate) use with_cuda::load;
+#[cfg(feature = "cuda")]
+pub use with_cuda::open_gpu;
 #[cfg(not(feature = "cuda"))]
 pub use without_cuda::CudaLeftOut;
 #[cfg(not(feature = "cuda"))]
@@ -27,23 +29,25 @@ mod group;
 #[cfg(feature = "cuda")]
 mod guesser;
 #[cfg(feature = "cuda")]
+mod kept_measurements;
+#[cfg(feature = "cuda")]
+mod machine;
+#[cfg(feature = "cuda")]
+mod split;
+#[cfg(feature = "cuda")]
 mod sums;
+#[cfg(feature = "cuda")]
+mod token_reads;
 
 #[cfg(feature = "cuda")]
 mod with_cuda {
-    use tokenmill_backend::{MemoryPlan, NetworkShape, PAGE_TOKENS, Side};
-    use tokenmill_cpu_exec::CpuBackend;
+    use tokenmill_backend::PAGE_TOKENS;
     use tokenmill_cuda_exec::{
         Buffers, Cubins, CudaBackend, CudaExecError, Device, DeviceOptions, Launches, WideProducts,
     };
     use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
-    use tokenmill_placed::{BatchThreshold, DeviceLayers, Placed, PlacementRequest};
 
-    use crate::{
-        Compute, Error, GpuOptions, Loaded, LoadedDevice, SplitPlan, WarpgroupProducts, calibration,
-        guesser::Guesser,
-        machine_memory::{available_bytes, check_host_part, machine_bytes},
-    };
+    use crate::{Compute, Error, GpuOptions, Loaded, LoadedDevice, WarpgroupProducts, guesser::Guesser};
 
     /// Opens a GPU by its number among those that the driver shows.
     ///
@@ -77,7 +81,7 @@ mod with_cuda {
         Device::open_as(ordinal, options).map_err(gpu_error)
     }
 
-    fn open(ordinal: usize, compute: &Compute) -> Result<CudaBackend, Error> {
+    pub(super) fn open(ordinal: usize, compute: &Compute) -> Result<CudaBackend, Error> {
         backend_of(open_gpu(ordinal, &compute.gpu)?, compute)
     }
 
@@ -107,7 +111,7 @@ mod with_cuda {
     }
 
     /// Loads all of the network on an opened GPU, and what guesses tokens next to it.
-    fn load_whole(
+    pub(super) fn load_whole(
         model: &Model,
         (ordinal, backend): (usize, CudaBackend),
         options: &ModelOptions,
@@ -170,175 +174,6 @@ mod with_cuda {
             LoadError::Backend(error) => Error::Gpu(error),
             other => Error::Load(other),
         }
-    }
-
-    /// A backend made of the CPU and a GPU, and what it is asked to compute.
-    struct Split<'a> {
-        model: &'a Model,
-        network: NetworkShape,
-        options: &'a ModelOptions,
-        backend: Placed<CpuBackend, CudaBackend>,
-        room_bytes: u64,
-    }
-
-    impl Split<'_> {
-        /// The memory of a placement.
-        fn plan(&mut self, request: &PlacementRequest, level: usize) -> Result<MemoryPlan, Error> {
-            (self.backend).set_placement(request.placement(&self.network, level));
-            Ok(self.model.plan(&self.backend, self.options)?)
-        }
-
-        /// The first level of a request that fits into the GPU's memory, with its plan; or what the last one needs.
-        fn first_fit(
-            &mut self,
-            request: &PlacementRequest,
-        ) -> Result<Result<(usize, MemoryPlan), u64>, Error> {
-            let last_level = request.last_level(&self.network);
-            let Some(level) = self.least(last_level, |level| (*request, level))? else {
-                return Ok(Err(self.plan(request, last_level)?.device_bytes() as u64));
-            };
-            // This also leaves the backend with the placement that was found.
-            let plan = self.plan(request, level)?;
-            Ok(Ok((level, plan)))
-        }
-
-        /// The least of the numbers up to `last` whose placement fits into the GPU's memory; each has less there than the one before.
-        fn least(
-            &mut self,
-            last: usize,
-            placement: impl Fn(usize) -> (PlacementRequest, usize),
-        ) -> Result<Option<usize>, Error> {
-            let (mut low, mut high) = (0, last + 1);
-            while low < high {
-                let middle = usize::midpoint(low, high);
-                let (request, level) = placement(middle);
-                if self.plan(&request, level)?.device_bytes() as u64 <= self.room_bytes {
-                    high = middle;
-                } else {
-                    low = middle + 1;
-                }
-            }
-            Ok((high <= last).then_some(high))
-        }
-
-        /// Why a request does not fit, and what would if the rest of it stays.
-        fn too_large(&mut self, request: &PlacementRequest, needed_bytes: u64) -> Result<Error, Error> {
-            let n_layers = self.network.layers.len();
-            let with_layers = |n| PlacementRequest {
-                layers: DeviceLayers::Last(n),
-                ..*request
-            };
-            let n_given_up = self.least(n_layers, |n_given_up| (with_layers(n_layers - n_given_up), 0))?;
-            let has_experts = self.network.layers.iter().any(|layer| layer.experts.is_some());
-            let fitting_host_experts = if has_experts && request.layers != DeviceLayers::Auto {
-                self.least(n_layers, |n_host_experts| {
-                    let request = PlacementRequest {
-                        n_host_experts,
-                        ..*request
-                    };
-                    (request, 0)
-                })?
-            } else {
-                None
-            };
-            Ok(Error::SplitTooLarge {
-                needed_bytes,
-                free_bytes: self.room_bytes,
-                fitting_layers: n_given_up.map_or(0, |n| n_layers - n),
-                fitting_host_experts,
-                n_layers,
-            })
-        }
-    }
-
-    /// Loads a part of the network on a GPU and the rest on the CPU; all of it on the GPU, with what guesses tokens next to it, where what was
-    /// asked for comes to that.
-    pub(crate) fn load_split(
-        model: &Model,
-        ordinal: usize,
-        options: &ModelOptions,
-        compute: &Compute,
-        guesser: Guesser<'_>,
-        on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Loaded, Error> {
-        let request = compute.placement;
-        let network = model.descriptor().shape();
-        if request.names_experts() && network.layers.iter().all(|layer| layer.experts.is_none()) {
-            return Err(Error::NoExperts);
-        }
-        let device = open(ordinal, compute)?;
-        let name = device.device().info().name.clone();
-        let room_bytes = device.room_bytes().map_err(|error| Error::Gpu(error.into()))?;
-        let placement = request.placement(&network, 0);
-        if placement.is_all_on_host() {
-            return Err(Error::NothingOnGpu);
-        }
-        let mut split = Split {
-            model,
-            network,
-            options,
-            backend: Placed::new(compute.cpu_backend()?, device, placement),
-            room_bytes,
-        };
-        let plan = match split.first_fit(&request)? {
-            Ok((_, plan)) => plan,
-            Err(needed_bytes) => return Err(split.too_large(&request, needed_bytes)?),
-        };
-        let placement = split.backend.placement().clone();
-        if placement.is_all_on_device() {
-            let device = split.backend.into_device();
-            return load_whole(model, (ordinal, device), options, compute, guesser, on_progress);
-        }
-        if placement.is_all_on_host() {
-            // The level before the last is the least that is a split.
-            let least = request.last_level(&split.network).saturating_sub(1);
-            let needed_bytes = split.plan(&request, least)?.device_bytes() as u64;
-            return Err(split.too_large(&request, needed_bytes)?);
-        }
-        if options.adapter_bytes > 0 {
-            return Err(Error::AdaptersNotWhole);
-        }
-        guesser.check_split()?;
-        check_host_part(&plan, machine_bytes(), available_bytes())?;
-        let (n_layers, n_gpu_layers) = (
-            placement.layers().len(),
-            (placement.layers().iter())
-                .filter(|layer| [layer.mixer, layer.ffn, layer.experts].contains(&Side::Device))
-                .count(),
-        );
-        if let Some(observer) = compute.on_split {
-            let weights = Side::ALL.map(|side| model.weights_by_part(&split.backend, options, side));
-            let [on_host, on_device] = weights;
-            observer.0(&SplitPlan {
-                gpu: format!("GPU {ordinal} ({name})"),
-                room_bytes,
-                is_chosen: request.layers == DeviceLayers::Auto,
-                placement,
-                weights: [on_host?, on_device?],
-                memory: plan.clone(),
-            });
-        }
-        let mut executor = (model.load_on(split.backend, options, on_progress)).map_err(device_error)?;
-        let threshold = match request.threshold {
-            BatchThreshold::Tokens(n) => Some(n.max(1)),
-            BatchThreshold::Measured => {
-                calibration::calibrate(&mut executor).map_err(|source| Error::Calibration { source })?
-            }
-        };
-        let (_, kernels_took) = executor.backend().device().device().module_loads();
-        Ok(Loaded {
-            executor: Box::new(executor),
-            device: LoadedDevice::Split {
-                ordinal,
-                name,
-                kernels_took,
-                n_gpu_layers,
-                n_layers,
-                threshold,
-            },
-            plan,
-            guesser: None,
-        })
     }
 }
 

@@ -96,6 +96,7 @@ mod facts;
 mod format_text;
 mod forward_passes;
 mod gpu;
+mod gpu_steps;
 mod guesser;
 #[cfg(feature = "hub")]
 pub mod hub;
@@ -106,6 +107,7 @@ mod load_options;
 mod loaded;
 mod low_priority;
 mod machine_memory;
+mod measurements;
 mod model;
 mod model_adapters;
 mod model_source;
@@ -146,12 +148,14 @@ pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;
 #[cfg(feature = "cuda")]
 pub use gpu::open_gpu;
+pub use gpu_steps::GpuSteps;
 pub use images::{PromptImage, check_image, image_of_url, image_part};
 pub use importance::ImportanceRun;
 pub use load_options::{KvCache, LoadOptions};
 pub use loaded::{Loaded, LoadedDevice};
 pub use low_priority::at_low_priority;
 pub use machine_memory::{available_bytes, available_main_bytes, check_memory, machine_bytes};
+pub use measurements::{MeasuredWhen, Measurements};
 pub use model::{Model, TextParams};
 pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
 pub use mtp::{MtpPlan, mtp_plan};
@@ -161,7 +165,7 @@ pub use reply_reader::ReplyReader;
 pub use rerank::{RankWords, Scores};
 pub use session::{Session, SessionFile, SessionHeader, SessionSize, remove_unfinished_sessions};
 pub use session_error::SessionError;
-pub use split_plan::{SplitObserver, SplitPlan, SplitRow};
+pub use split_plan::{SplitObserver, SplitPlan, SplitReason, SplitRow};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams, Side};
 pub use tokenmill_convert::{Preset, QuantizeSummary};
@@ -169,7 +173,9 @@ pub use tokenmill_cpu_exec::{CpuList, Numa, Places, PlacesError};
 pub use tokenmill_gguf::RegularFile;
 pub use tokenmill_image::ImageError;
 pub use tokenmill_model::LoadProgress;
-pub use tokenmill_placed::{BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest};
+pub use tokenmill_placed::{
+    Bandwidths, BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest, Traffic,
+};
 pub use tokenmill_sched::{Canceller, ContextShift, FinishReason, Media, Speculation, Timings, Usage};
 pub use tokenmill_text::{
     DecodeOptions,

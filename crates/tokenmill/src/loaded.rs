@@ -7,7 +7,7 @@ use std::{fmt, time::Duration};
 
 use tokenmill_backend::{Executor, MemoryPlan};
 
-use crate::{Error, LoadedGuesser};
+use crate::{Error, GpuSteps, LoadedGuesser, MeasuredWhen};
 
 /// A loaded model and where it computes.
 pub struct Loaded {
@@ -64,9 +64,10 @@ pub enum LoadedDevice {
         n_gpu_layers: usize,
         /// Layers there are.
         n_layers: usize,
-        /// Tokens of a step from which on the GPU computes the feed-forward networks that it has; `None` where it never
-        /// does.
-        threshold: Option<usize>,
+        /// From where on the GPU computes the feed-forward networks that it has.
+        gpu_steps: GpuSteps,
+        /// How that is known.
+        steps_known: MeasuredWhen,
     },
     /// On a backend of the caller's own.
     Own,

@@ -5,7 +5,9 @@
 use std::{collections::BTreeMap, fmt};
 
 use tokenmill_backend::{MemoryPlan, NetworkPart, Side};
-use tokenmill_placed::{LayerPlacement, Placement};
+use tokenmill_placed::{Bandwidths, LayerPlacement, Placement, Traffic};
+
+use crate::MeasuredWhen;
 
 /// Is shown the plan of a split load.
 #[derive(Clone, Copy, Debug)]
@@ -26,12 +28,35 @@ pub struct SplitPlan {
     pub(crate) gpu: String,
     /// Bytes of its memory that a model may take.
     pub(crate) room_bytes: u64,
-    /// Whether the number of layers was chosen by what fits.
-    pub(crate) is_chosen: bool,
+    /// Why it is so.
+    pub(crate) reason: SplitReason,
     pub(crate) placement: Placement,
     /// Bytes of each part's weights on the host and on the device.
     pub(crate) weights: [BTreeMap<NetworkPart, usize>; 2],
     pub(crate) memory: MemoryPlan,
+}
+
+/// Why a model is split as it is.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum SplitReason {
+    /// It was asked for.
+    AsAsked,
+    /// The number of layers was left open, not everything fits, and of what fits a token takes least time so.
+    Quickest {
+        /// By which that was decided.
+        bandwidths: Bandwidths,
+        /// Where they come from.
+        when: MeasuredWhen,
+        /// What a token reads on each side and sends between them.
+        traffic: Traffic,
+        /// Placements that fit.
+        n_fitting: usize,
+        /// Seconds of a token, by bytes and crossings alone.
+        seconds: f64,
+        /// What the CPU alone would take.
+        cpu_alone_seconds: f64,
+    },
 }
 
 /// A row of the plan.
@@ -178,14 +203,43 @@ impl fmt::Display for SplitPlan {
             )?;
         }
         let room = self.room_bytes >> 20;
-        if self.is_chosen {
-            write!(
-                f,
-                "split since {} has room for {room} MiB; as much as fits is there",
-                self.gpu
-            )
-        } else {
-            write!(f, "split as asked for; {} has room for {room} MiB", self.gpu)
+        match &self.reason {
+            SplitReason::AsAsked => write!(f, "split as asked for; {} has room for {room} MiB", self.gpu),
+            SplitReason::Quickest {
+                bandwidths,
+                when,
+                traffic,
+                n_fitting,
+                seconds,
+                cpu_alone_seconds,
+            } => {
+                writeln!(f, "bandwidths {when}: {bandwidths}")?;
+                let times = if traffic.n_crossings == 1 { "time" } else { "times" };
+                writeln!(
+                    f,
+                    "a token reads {:.2} MiB on the GPU and {:.2} MiB on the CPU and crosses {} {times}: {} tokens/s by that, the CPU alone {}",
+                    mib(traffic.device_bytes as usize),
+                    mib(traffic.host_bytes as usize),
+                    traffic.n_crossings,
+                    per_s(*seconds),
+                    per_s(*cpu_alone_seconds),
+                )?;
+                write!(
+                    f,
+                    "split since {} has room for {room} MiB; this is the quickest of {n_fitting} placements that fit",
+                    self.gpu
+                )
+            }
         }
+    }
+}
+
+/// How many come in a second where each takes so many.
+fn per_s(seconds: f64) -> String {
+    let rate = 1.0 / seconds;
+    if rate < 100.0 {
+        format!("{rate:.1}")
+    } else {
+        format!("{rate:.0}")
     }
 }

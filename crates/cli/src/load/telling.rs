@@ -9,8 +9,8 @@ use std::{
 };
 
 use tokenmill::{
-    Compute, DraftFacts, LoadOptions, Loaded, LoadedDevice, MemoryPlan, Model, ModelSource, SplitPlan,
-    n_processors,
+    Compute, DraftFacts, GpuSteps, LoadOptions, Loaded, LoadedDevice, MeasuredWhen, MemoryPlan, Model,
+    ModelSource, SplitPlan, n_processors,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 
@@ -127,16 +127,14 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
     if let Some(text) = about_long_context(n_ctx, n_ctx_train) {
         tell(&text);
     }
-    if let LoadedDevice::Split { threshold, .. } = device
-        && *threshold != Some(1)
+    if let LoadedDevice::Split {
+        gpu_steps,
+        steps_known,
+        ..
+    } = device
+        && *gpu_steps != GpuSteps::of_all(1)
     {
-        tell(&match *threshold {
-            None => {
-                "the CPU computes all feed-forward networks: the longest steps measured were not faster on the GPU"
-                    .to_owned()
-            }
-            Some(n) => format!("the GPU computes its feed-forward networks in steps of {n} tokens and more"),
-        });
+        tell(&about_gpu_steps(*gpu_steps, steps_known));
     }
     if let LoadedDevice::Group {
         without_nccl: Some(reason),
@@ -211,6 +209,35 @@ fn say_draft(draft: &DraftFacts, n_ctx: usize) {
     }
 }
 
+/// Which steps the GPU computes of what both sides have, and how that is known.
+fn about_gpu_steps(steps: GpuSteps, known: &MeasuredWhen) -> String {
+    let what = match (steps.decode, steps.prompts) {
+        (None, None) => {
+            "the CPU computes all feed-forward networks: the longest steps measured were not faster on the GPU"
+                .to_owned()
+        }
+        (Some(decode), Some(prompts)) if decode == prompts => {
+            format!("the GPU computes its feed-forward networks in steps of {decode} tokens and more")
+        }
+        (decode, prompts) => {
+            let of = |from: Option<usize>, unit: &str| match from {
+                None => "never".to_owned(),
+                Some(n) => format!("from {n} {unit} on"),
+            };
+            format!(
+                "the GPU computes its feed-forward networks {} in steps that decode, and {} in others",
+                of(decode, "sequences"),
+                of(prompts, "tokens")
+            )
+        }
+    };
+    match known {
+        MeasuredWhen::Given => what,
+        MeasuredWhen::Before => format!("{what} ({known}; `--measure-again` measures again)"),
+        _ => format!("{what} ({known})"),
+    }
+}
+
 /// What is said about loading kernels, where it took long.
 fn about_long_load(took: Duration) -> Option<String> {
     (took >= LONG_LOAD).then(|| {
@@ -233,6 +260,33 @@ fn tell(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_steps_of_the_gpu_are_told_with_how_they_are_known() {
+        let check = |decode, prompts, known: MeasuredWhen, expected: &str| {
+            let found = about_gpu_steps(GpuSteps { decode, prompts }, &known);
+            assert_eq!(found, expected);
+        };
+        let now = || MeasuredWhen::Now { not_kept: None };
+        check(
+            Some(4),
+            Some(4),
+            MeasuredWhen::Given,
+            "the GPU computes its feed-forward networks in steps of 4 tokens and more",
+        );
+        check(
+            Some(8),
+            None,
+            now(),
+            "the GPU computes its feed-forward networks from 8 sequences on in steps that decode, and never in others (measured now)",
+        );
+        check(
+            None,
+            None,
+            MeasuredWhen::Before,
+            "the CPU computes all feed-forward networks: the longest steps measured were not faster on the GPU (measured before; `--measure-again` measures again)",
+        );
+    }
 
     #[test]
     fn only_a_long_load_of_kernels_is_mentioned() {

@@ -64,6 +64,9 @@ mod shapes;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod split;
+#[cfg(target_os = "linux")]
+#[cfg(feature = "cuda")]
+mod split_choice;
 mod support;
 mod swapped;
 #[cfg(target_os = "linux")]

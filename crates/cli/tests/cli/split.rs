@@ -7,7 +7,7 @@ use crate::{
     support::{arg, tokenmill},
 };
 
-const GREEDY: [&str; 9] = [
+pub(crate) const GREEDY: [&str; 9] = [
     "run",
     "demo",
     "Once upon a time",
@@ -70,26 +70,6 @@ fn more_layers_than_there_are_are_all_of_them() {
         assert!(!outcome.stderr.contains("split"), "{flags:?}: {}", outcome.stderr);
         outcome.ok();
     }
-}
-
-#[test]
-fn auto_takes_as_many_layers_as_fit() {
-    let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
-    let mut found_split = false;
-    // The driver keeps 128 MiB; what is left of the machine's decides.
-    for machine in ["mib=149", "mib=151"] {
-        for flags in [&["-ngl", "auto", "--device", "cuda"][..], &[]] {
-            let outcome = run(with_driver(machine, &[&GREEDY[..], flags].concat()));
-            if outcome.stderr.contains("split since GPU 0 ") {
-                found_split = true;
-                assert_eq!(outcome.ok(), expected, "{machine} {flags:?}");
-            }
-        }
-    }
-    assert!(
-        found_split,
-        "one of the machines is too small for all layers and large enough for one"
-    );
 }
 
 #[test]

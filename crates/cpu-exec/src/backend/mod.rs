@@ -149,6 +149,17 @@ impl CpuBackend {
         self.workspace.n_bytes()
     }
 
+    /// Measures how many bytes a second the threads that generate read of main memory, with at most `max_bytes` of it, for some tenths of
+    /// a second.
+    ///
+    /// # Errors
+    /// [`BackendError::Failed`] where there is no memory to read.
+    pub fn measure_read_speed(&self, max_bytes: usize) -> Result<u64, BackendError> {
+        self.host.pool().set_width(self.n_decode_threads);
+        let measured = crate::read_speed::read_speed(self.host.pool(), max_bytes);
+        measured.map_err(|error| failed("measuring how fast memory is read", error))
+    }
+
     /// Lets as many threads take part as a step of this shape is computed with.
     fn set_width(&self, shape: &StepShape) {
         self.host.pool().set_width(if shape.n_tokens > shape.n_seqs {

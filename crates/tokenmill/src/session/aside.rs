@@ -17,7 +17,7 @@ const MAX_TAKEN: u32 = 1000;
 const UNFINISHED: &str = ".incomplete";
 
 /// Writes a file under another name in the same folder, brings it to the disk, and gives it its own.
-pub(super) fn write_aside<E: From<io::Error>>(
+pub(crate) fn write_aside<E: From<io::Error>>(
     path: &Path,
     write: impl FnOnce(&mut File) -> Result<(), E>,
 ) -> Result<(), E> {

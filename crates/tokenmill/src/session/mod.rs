@@ -19,14 +19,14 @@ use std::{
 
 use tokenmill_sched::{Engine, PrefixReader};
 
-use self::{aside::write_aside, header::SUM_BYTES};
+use self::header::SUM_BYTES;
 use crate::{
     Answer, Error, Model, SessionError,
     checksum::checksum,
     format_text::{format_text, types_of},
 };
 
-pub(crate) use self::identity::identity_of;
+pub(crate) use self::{aside::write_aside, identity::identity_of};
 pub use header::SessionHeader;
 
 /// A conversation to keep.

@@ -1,0 +1,52 @@
+//! [`read_speed`]: how fast the threads of a pool read main memory.
+//!
+//! Separate because it computes nothing that a model needs. Invariant: what is read was written before, so no page of it is the system's
+//! page of zeros, and it is larger than caches are.
+
+use std::{hint::black_box, time::Instant};
+
+use crate::{CpuExecError, Pool, zeroed::zeroed};
+
+/// Bytes that are read, where there is room: more than a level of cache has.
+const READ_BYTES: usize = 256 << 20;
+/// Words of a chunk, 256 KiB.
+const CHUNK_WORDS: usize = 32 << 10;
+/// Times that all is read; the fastest counts.
+const N_RUNS: usize = 4;
+
+/// Bytes a second that the threads of a pool, as many as take part, read of at most `max_bytes`.
+///
+/// # Errors
+/// [`CpuExecError::OutOfMemory`].
+pub(crate) fn read_speed(pool: &Pool, max_bytes: usize) -> Result<u64, CpuExecError> {
+    let n_words = (READ_BYTES.min(max_bytes) / size_of::<u64>()).max(CHUNK_WORDS);
+    let mut words: Vec<u64> = zeroed(n_words, "measuring how fast memory is read")?;
+    let _entered = pool.enter();
+    // The threads that read a chunk have written it, so that its pages are near them.
+    pool.for_each_chunk(&mut words, CHUNK_WORDS, |_, chunk| chunk.fill(1));
+    let mut shortest = f64::INFINITY;
+    for _ in 0..N_RUNS {
+        let start = Instant::now();
+        pool.for_each_chunk(&mut words, CHUNK_WORDS, |_, chunk| {
+            black_box(chunk.iter().fold(0u64, |sum, &word| sum.wrapping_add(word)));
+        });
+        shortest = shortest.min(start.elapsed().as_secs_f64());
+    }
+    let n_bytes = n_words * size_of::<u64>();
+    Ok((n_bytes as f64 / shortest.max(1e-9)) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_speed_is_measured_of_little_memory_too() {
+        let pool = Pool::new(2).unwrap();
+        for max_bytes in [0, 8 << 20] {
+            let bytes_per_s = read_speed(&pool, max_bytes).unwrap();
+            // A megabyte a second is less, and a petabyte more, than any machine has.
+            assert!((1 << 20..1 << 50).contains(&bytes_per_s), "{bytes_per_s}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! [`Retreat`]: what goes to the host where a network does not fit on the device, and the quickest of what fits.
+//!
+//! Separate from the request, which says what was asked for. Invariants: each level of a retreat has no more on the device than the one
+//! before, so the first that fits can be searched for; the choice depends on its arguments alone.
+
+use tokenmill_backend::{NetworkShape, Side};
+
+use crate::{Bandwidths, LayerPlacement, Placement, PlacementRequest, TokenReads, Traffic};
+
+/// What goes to the host first, from the first layer on. Once all layers have given it up, whole layers follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retreat {
+    /// Whole layers.
+    Layers,
+    /// The matrices of experts.
+    Experts,
+    /// Feed-forward networks, experts included.
+    FeedForward,
+    /// Mixers, with their keys and values or states.
+    Mixers,
+}
+
+impl Retreat {
+    /// The retreats that a request leaves open, those with the fewest borders first.
+    pub fn all(request: &PlacementRequest, network: &NetworkShape) -> Vec<Self> {
+        let has_experts = network.layers.iter().any(|layer| layer.experts.is_some());
+        let parts = request.parts;
+        [
+            (Self::Layers, true),
+            (
+                Self::Experts,
+                has_experts && parts.experts.or(parts.ffn).is_none(),
+            ),
+            (Self::FeedForward, parts.ffn.or(parts.experts).is_none()),
+            (Self::Mixers, parts.mixer.is_none()),
+        ]
+        .into_iter()
+        .filter_map(|(retreat, is_open)| is_open.then_some(retreat))
+        .collect()
+    }
+
+    /// The last level, whose placement has no layer on the device.
+    pub fn last_level(self, network: &NetworkShape) -> usize {
+        let n_layers = network.layers.len();
+        match self {
+            Self::Layers => n_layers,
+            _ => 2 * n_layers,
+        }
+    }
+
+    /// The placement of a level; that of level 0 is what was asked for.
+    pub fn placement(self, request: &PlacementRequest, network: &NetworkShape, level: usize) -> Placement {
+        let n_layers = network.layers.len();
+        let (n_apart, n_whole) = match self {
+            Self::Layers => (0, level),
+            _ => (level.min(n_layers), level.saturating_sub(n_layers)),
+        };
+        request.placement_but(network, |layer_idx, place| {
+            if layer_idx < n_whole {
+                *place = LayerPlacement::whole(Side::Host);
+            } else if layer_idx < n_apart {
+                match self {
+                    Self::Layers => {}
+                    Self::Experts => place.experts = Side::Host,
+                    Self::FeedForward => (place.ffn, place.experts) = (Side::Host, Side::Host),
+                    Self::Mixers => place.mixer = Side::Host,
+                }
+            }
+        })
+    }
+}
+
+/// A placement that fits, and what a token takes with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// What went to the host.
+    pub retreat: Retreat,
+    /// How much of it.
+    pub level: usize,
+    /// Where everything is.
+    pub placement: Placement,
+    /// What a token reads and sends.
+    pub traffic: Traffic,
+    /// Seconds that it takes by that.
+    pub seconds: f64,
+}
+
+/// The placements that fit and leave the device some part of a layer, the quickest first; of equals those with the fewest borders, and of
+/// these the one with most on the device. `first_fits` has for each retreat the first level that fits, `None` where none does.
+pub fn ranked(
+    request: &PlacementRequest,
+    network: &NetworkShape,
+    reads: &TokenReads,
+    bandwidths: &Bandwidths,
+    first_fits: &[(Retreat, Option<usize>)],
+) -> Vec<Candidate> {
+    let mut candidates = Vec::new();
+    for &(retreat, first) in first_fits {
+        let Some(first) = first else { continue };
+        for level in first..=retreat.last_level(network) {
+            let placement = retreat.placement(request, network, level);
+            if placement.is_all_on_host() {
+                break;
+            }
+            let traffic = Traffic::of(&placement, network, reads);
+            candidates.push(Candidate {
+                retreat,
+                level,
+                placement,
+                traffic,
+                seconds: traffic.seconds(bandwidths),
+            });
+        }
+    }
+    candidates.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    candidates
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_backend::{ExpertsShape, LayerShape};
+
+    use crate::{DeviceLayers, LayerReads, PartsRequest};
+
+    use super::*;
+
+    const N_LAYERS: usize = 8;
+    const MIB: u64 = 1 << 20;
+
+    const AUTO: PlacementRequest = PlacementRequest {
+        layers: DeviceLayers::Auto,
+        n_host_experts: 0,
+        parts: PartsRequest {
+            mixer: None,
+            ffn: None,
+            experts: None,
+        },
+        threshold: crate::BatchThreshold::Tokens(1),
+    };
+
+    fn network(has_experts: bool) -> NetworkShape {
+        let experts = has_experts.then_some(ExpertsShape {
+            n_experts: 64,
+            n_used: 4,
+            n_ff: 32,
+        });
+        let layer = LayerShape {
+            experts,
+            ..LayerShape::default()
+        };
+        NetworkShape {
+            n_embd: 4096,
+            layers: vec![layer; N_LAYERS],
+            has_streams: false,
+            reads_hidden: false,
+        }
+    }
+
+    /// A layer of 1 + 4 MiB; of one with experts each of 64 takes 4 MiB, of which a token reads 4.
+    fn reads(has_experts: bool) -> TokenReads {
+        let layer = LayerReads {
+            mixer: [MIB; 2],
+            ffn: if has_experts { [MIB / 8; 2] } else { [4 * MIB; 2] },
+            experts: if has_experts { [16 * MIB; 2] } else { [0; 2] },
+            ..LayerReads::default()
+        };
+        TokenReads {
+            layers: vec![layer; N_LAYERS],
+            head: MIB,
+        }
+    }
+
+    /// Bytes that a placement takes on the device: all experts, not those that a token reads, and keys and values of `kv` a layer.
+    fn device_bytes(placement: &Placement, has_experts: bool, kv: u64) -> u64 {
+        let reads = reads(has_experts);
+        let of = |(place, layer): (&LayerPlacement, &LayerReads)| {
+            let on = |side: Side, n_bytes: u64| if side == Side::Device { n_bytes } else { 0 };
+            on(place.mixer, layer.mixer[1] + kv)
+                + on(place.ffn, layer.ffn[1])
+                + on(place.experts, layer.experts[1] * 16)
+        };
+        placement.layers().iter().zip(&reads.layers).map(of).sum::<u64>() + reads.head
+    }
+
+    fn first_fits(
+        request: &PlacementRequest,
+        has_experts: bool,
+        room: u64,
+        kv: u64,
+    ) -> Vec<(Retreat, Option<usize>)> {
+        let network = network(has_experts);
+        Retreat::all(request, &network)
+            .into_iter()
+            .map(|retreat| {
+                let fits = |level: &usize| {
+                    device_bytes(&retreat.placement(request, &network, *level), has_experts, kv) <= room
+                };
+                (retreat, (0..=retreat.last_level(&network)).find(fits))
+            })
+            .collect()
+    }
+
+    /// What is chosen in a room, with keys and values of `kv` bytes a layer that are not read yet.
+    fn chosen(
+        request: &PlacementRequest,
+        has_experts: bool,
+        room: u64,
+        kv: u64,
+        bandwidths: &str,
+    ) -> Option<(Retreat, usize)> {
+        let first_fits = first_fits(request, has_experts, room, kv);
+        let bandwidths = bandwidths.parse().unwrap();
+        let ranked = ranked(
+            request,
+            &network(has_experts),
+            &reads(has_experts),
+            &bandwidths,
+            &first_fits,
+        );
+        assert!(ranked.is_sorted_by(|a, b| a.seconds <= b.seconds));
+        let best = ranked.first()?;
+        assert!(device_bytes(&best.placement, has_experts, kv) <= room);
+        Some((best.retreat, best.level))
+    }
+
+    #[test]
+    fn the_quickest_placement_that_fits_is_chosen_by_bandwidths() {
+        let pcie = "gpu=900,cpu=40,link=25,crossing=15";
+        let check = |name: &str, has_experts, room_mib: u64, kv_mib: u64, bandwidths: &str, expected| {
+            let found = chosen(&AUTO, has_experts, room_mib * MIB, kv_mib * MIB, bandwidths);
+            assert_eq!(found, expected, "{name}");
+        };
+        use Retreat::{Experts, FeedForward, Layers, Mixers};
+        check("everything fits", false, 41, 0, pcie, Some((Layers, 0)));
+        // 21 MiB have room for four whole layers; crossings cost more than what else could be on the device.
+        check("dense", false, 21, 0, pcie, Some((Layers, 4)));
+        // A room of 24 MiB has 4 layers whole and 3 MiB to spare. Over a quick border these are used: mixers stay, and of five
+        // layers the networks are on the host.
+        let quick = "gpu=900,cpu=40,link=2000,crossing=0.01";
+        check("dense, quick border", false, 24, 0, quick, Some((FeedForward, 5)));
+        // Keys and values of 16 MiB a layer leave room for two layers of eight. Mixers on the host leave room for all networks.
+        check("long contexts", false, 43, 16, pcie, Some((Layers, 6)));
+        check(
+            "long contexts, quick border",
+            false,
+            43,
+            16,
+            quick,
+            Some((Mixers, 7)),
+        );
+        // Experts of one layer are as large as many layers' mixers: the experts go, the rest stays.
+        check("experts", true, 600, 0, pcie, Some((Layers, 6)));
+        check("experts, no room for any", true, 40, 0, pcie, Some((Experts, 8)));
+        // A device slower than the host has as little as may be.
+        let slow = "gpu=4,cpu=40,link=25,crossing=15";
+        check("a slow device", false, 21, 0, slow, Some((Layers, 7)));
+        check("no room", false, 0, 0, pcie, None);
+    }
+
+    #[test]
+    fn what_was_asked_for_stays_where_it_is() {
+        let check = |parts: &str, expected: &[Retreat]| {
+            let request = PlacementRequest {
+                parts: parts.parse().unwrap(),
+                ..AUTO
+            };
+            assert_eq!(Retreat::all(&request, &network(true)), expected, "{parts}");
+            for (retreat, _) in first_fits(&request, true, 0, 0) {
+                let first = retreat.placement(&request, &network(true), 0);
+                assert_eq!(first, request.placement(&network(true)), "{parts}");
+            }
+        };
+        use Retreat::{Experts, FeedForward, Layers, Mixers};
+        check("ffn=gpu", &[Layers, Mixers]);
+        check("experts=cpu", &[Layers, Mixers]);
+        check("attn=cpu", &[Layers, Experts, FeedForward]);
+        check("attn=cpu,ffn=gpu", &[Layers]);
+        let dense = Retreat::all(&AUTO, &network(false));
+        assert_eq!(dense, [Layers, FeedForward, Mixers]);
+    }
+
+    #[test]
+    fn every_level_has_less_on_the_device() {
+        for has_experts in [false, true] {
+            let network = network(has_experts);
+            for retreat in Retreat::all(&AUTO, &network) {
+                let placement = |level| retreat.placement(&AUTO, &network, level);
+                let sizes: Vec<_> = (0..=retreat.last_level(&network))
+                    .map(|level| device_bytes(&placement(level), has_experts, MIB))
+                    .collect();
+                assert!(
+                    sizes.is_sorted_by(|more, less| more > less),
+                    "{retreat:?}: {sizes:?}"
+                );
+                assert!(placement(0).is_all_on_device(), "{retreat:?}");
+                assert!(placement(sizes.len() - 1).is_all_on_host(), "{retreat:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! What was measured of this machine, in files that the next load finds.
+//!
+//! Separate because bandwidths and thresholds are kept alike. Invariants: a file counts only where it says that it is of the same thing;
+//! one that is older, damaged or cannot be read is measured anew, and one that cannot be written stops no load.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use crate::{MeasuredWhen, Measurements, checksum::checksum, session::write_aside};
+
+/// Changes where values that were written before mean something else now.
+const FORMAT: u64 = 1;
+
+/// Bytes that a file has at most; a larger one is none of these.
+const MAX_FILE_BYTES: u64 = 64 << 10;
+
+impl Measurements {
+    /// What was measured of `subject`, at this load or before. `kind` names the file, `from_json` reads what `to_json` wrote and refuses
+    /// what is no measurement.
+    ///
+    /// # Errors
+    /// Those of `measure`.
+    pub(crate) fn find_or_make<T, E>(
+        &self,
+        kind: &str,
+        subject: &str,
+        from_json: impl FnOnce(&Value) -> Option<T>,
+        to_json: impl FnOnce(&T) -> Value,
+        measure: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(T, MeasuredWhen), E> {
+        let Some(folder) = &self.folder else {
+            return Ok((measure()?, MeasuredWhen::Now { not_kept: None }));
+        };
+        let path = path_of(folder, kind, subject);
+        if !self.is_made_again
+            && let Some(found) = read(&path, subject).and_then(|values| from_json(&values))
+        {
+            return Ok((found, MeasuredWhen::Before));
+        }
+        let measured = measure()?;
+        let kept = write(folder, &path, subject, to_json(&measured));
+        let not_kept = kept
+            .err()
+            .map(|error| format!("cannot write {}: {error}", path.display()));
+        Ok((measured, MeasuredWhen::Now { not_kept }))
+    }
+}
+
+/// The file of a subject, which has a name of its own.
+fn path_of(folder: &Path, kind: &str, subject: &str) -> PathBuf {
+    folder.join(format!("{kind}-{:016x}.json", checksum(subject.as_bytes(), 0)))
+}
+
+/// The values of a file that is of the subject.
+fn read(path: &Path, subject: &str) -> Option<Value> {
+    let metadata = fs::metadata(path).ok()?;
+    if !metadata.is_file() || metadata.len() > MAX_FILE_BYTES {
+        return None;
+    }
+    let mut found: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let is_of_it = found["format"].as_u64() == Some(FORMAT) && found["of"].as_str() == Some(subject);
+    is_of_it.then(|| found["values"].take())
+}
+
+fn write(folder: &Path, path: &Path, subject: &str, values: Value) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let content = json!({ "format": FORMAT, "of": subject, "values": values });
+    write_aside(path, |file| {
+        io::Write::write_all(file, format!("{content:#}\n").as_bytes())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// A number that was measured, or is now; and when.
+    fn number(measurements: &Measurements, subject: &str, now: u64) -> (u64, MeasuredWhen) {
+        let found = measurements.find_or_make(
+            "number",
+            subject,
+            |values| values.as_u64().filter(|&n| n > 0),
+            |&n| json!(n),
+            || Ok::<_, ()>(now),
+        );
+        found.unwrap()
+    }
+
+    const NOW: MeasuredWhen = MeasuredWhen::Now { not_kept: None };
+
+    fn in_folder(folder: &Path) -> Measurements {
+        Measurements {
+            folder: Some(folder.join("of/tokenmill")),
+            ..Measurements::default()
+        }
+    }
+
+    #[test]
+    fn what_was_measured_is_found_at_the_next_load() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = in_folder(folder.path());
+        assert_eq!(number(&kept, "a", 1), (1, NOW));
+        assert_eq!(number(&kept, "a", 2), (1, MeasuredWhen::Before));
+        // Of something else there is nothing yet.
+        assert_eq!(number(&kept, "b", 3), (3, NOW));
+        assert_eq!(number(&kept, "a", 4), (1, MeasuredWhen::Before));
+        let again = Measurements {
+            is_made_again: true,
+            ..kept.clone()
+        };
+        assert_eq!(number(&again, "a", 5), (5, NOW));
+        assert_eq!(number(&kept, "a", 6), (5, MeasuredWhen::Before));
+        assert_eq!(number(&Measurements::default(), "a", 7), (7, NOW));
+    }
+
+    #[test]
+    fn files_of_something_else_are_measured_anew_and_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = in_folder(folder.path());
+        let path = path_of(kept.folder.as_ref().unwrap(), "number", "a");
+        let of = |format: u64, of: &str, values: Value| {
+            json!({ "format": format, "of": of, "values": values }).to_string()
+        };
+        number(&kept, "a", 1);
+        for (name, content) in [
+            ("older", of(FORMAT - 1, "a", json!(9))),
+            ("newer", of(FORMAT + 1, "a", json!(9))),
+            ("another subject", of(FORMAT, "b", json!(9))),
+            ("no number", of(FORMAT, "a", json!("many"))),
+            ("no measurement", of(FORMAT, "a", json!(0))),
+            ("no values", json!({ "format": FORMAT, "of": "a" }).to_string()),
+            ("cut", of(FORMAT, "a", json!(9))[..10].to_owned()),
+            ("empty", String::new()),
+            (
+                "large",
+                of(FORMAT, "a", json!(9)) + &" ".repeat(MAX_FILE_BYTES as usize),
+            ),
+        ] {
+            fs::write(&path, content).unwrap();
+            assert_eq!(number(&kept, "a", 2), (2, NOW), "{name}");
+            assert_eq!(number(&kept, "a", 3), (2, MeasuredWhen::Before), "{name}");
+        }
+        fs::write(&path, [0xff, 0xfe]).unwrap();
+        assert_eq!(number(&kept, "a", 4), (4, NOW));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_to_stops_no_load_and_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        // A file where the folder should be: the owner of a folder may be allowed everything.
+        fs::write(folder.path().join("of"), "a file").unwrap();
+        let kept = in_folder(folder.path());
+        let (found, when) = number(&kept, "a", 1);
+        assert_eq!(found, 1);
+        let told = when.to_string();
+        assert!(
+            told.starts_with("measured now and not kept: cannot write ") && told.contains("number-"),
+            "{told}"
+        );
+        assert_eq!(number(&kept, "a", 2).0, 2);
+    }
+
+    #[test]
+    fn a_measurement_that_fails_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = in_folder(folder.path());
+        let n_tried = Cell::new(0);
+        let fail = || {
+            let read = |values: &Value| values.as_u64();
+            kept.find_or_make(
+                "number",
+                "a",
+                read,
+                |&n| json!(n),
+                || {
+                    n_tried.set(n_tried.get() + 1);
+                    Err::<u64, _>("no memory")
+                },
+            )
+        };
+        assert_eq!(fail().unwrap_err(), "no memory");
+        assert_eq!(fail().unwrap_err(), "no memory");
+        assert_eq!(n_tried.get(), 2);
+        assert_eq!(number(&kept, "a", 3), (3, NOW));
+    }
+}

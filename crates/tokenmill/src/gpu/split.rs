@@ -1,0 +1,287 @@
+//! The load of a part of a network on a GPU and of the rest on the CPU.
+//!
+//! Separate from the load of all of it on one GPU. Invariants: a placement that was asked for is obeyed or refused; where the number of
+//! layers is left open, what fits as a whole is taken as a whole, and else the quickest placement by [`bandwidths`]. The plan is shown before
+//! anything is loaded.
+
+use tokenmill_backend::{MemoryPlan, NetworkShape, Side};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::CudaBackend;
+use tokenmill_model::{LoadProgress, Model, ModelExecutor, ModelOptions};
+use tokenmill_placed::{
+    BatchThreshold, DeviceLayers, Placed, Placement, PlacementRequest, Retreat, Traffic, ranked,
+};
+
+use super::{
+    machine::{bandwidths, machine},
+    token_reads::token_reads,
+    with_cuda::{device_error, load_whole, open},
+};
+use crate::{
+    Compute, Device, Error, GpuSteps, Loaded, LoadedDevice, MeasuredWhen, SplitPlan, SplitReason,
+    calibration,
+    guesser::Guesser,
+    machine_memory::{available_bytes, check_host_part, machine_bytes},
+    session::identity_of,
+};
+
+/// A backend made of the CPU and a GPU, and what it is asked to compute.
+struct Split<'a> {
+    model: &'a Model,
+    network: NetworkShape,
+    options: &'a ModelOptions,
+    backend: Placed<CpuBackend, CudaBackend>,
+    room_bytes: u64,
+}
+
+impl Split<'_> {
+    /// The memory of a placement.
+    fn plan(&mut self, placement: Placement) -> Result<MemoryPlan, Error> {
+        self.backend.set_placement(placement);
+        Ok(self.model.plan(&self.backend, self.options)?)
+    }
+
+    /// What was asked for, as it is; leaves the backend with it.
+    fn as_asked(&mut self, request: &PlacementRequest) -> Result<MemoryPlan, Error> {
+        let plan = self.plan(request.placement(&self.network))?;
+        if plan.device_bytes() as u64 <= self.room_bytes {
+            Ok(plan)
+        } else {
+            Err(self.too_large(request, plan.device_bytes() as u64)?)
+        }
+    }
+
+    /// The quickest placement that fits, and why it was chosen; leaves the backend with it.
+    fn quickest(
+        &mut self,
+        request: &PlacementRequest,
+        compute: &Compute,
+    ) -> Result<(MemoryPlan, SplitReason), Error> {
+        let plan = self.plan(request.placement(&self.network))?;
+        if plan.device_bytes() as u64 <= self.room_bytes {
+            return Ok((plan, SplitReason::AsAsked));
+        }
+        let network = self.network.clone();
+        let mut first_fits = Vec::new();
+        for retreat in Retreat::all(request, &network) {
+            let placement = |level| retreat.placement(request, &network, level);
+            first_fits.push((retreat, self.least(retreat.last_level(&network), placement)?));
+        }
+        let reads = token_reads(self.model, &network, self.options, &mut self.backend)?;
+        let (bandwidths, when) = bandwidths(compute, self.backend.host(), self.backend.device())?;
+        let candidates = ranked(request, &network, &reads, &bandwidths, &first_fits);
+        let n_fitting = candidates.len();
+        let host_alone = Traffic::of_host_alone(&reads).seconds(&bandwidths);
+        let may_be_host_alone = compute.device == Device::Auto && request.is_all_left_open();
+        let mut refused = None;
+        for candidate in candidates {
+            if may_be_host_alone && host_alone < candidate.seconds && self.fits_on_host()? {
+                return Err(Error::CpuIsQuicker {
+                    alone_per_s: 1.0 / host_alone,
+                    split_per_s: 1.0 / candidate.seconds,
+                    bandwidths,
+                });
+            }
+            let plan = self.plan(candidate.placement)?;
+            match check_host_part(&plan, machine_bytes(), available_bytes()) {
+                Ok(()) => {
+                    let reason = SplitReason::Quickest {
+                        bandwidths,
+                        when,
+                        traffic: candidate.traffic,
+                        n_fitting,
+                        seconds: candidate.seconds,
+                        cpu_alone_seconds: host_alone,
+                    };
+                    return Ok((plan, reason));
+                }
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        if let Some(error) = refused {
+            return Err(error);
+        }
+        // The level before the last has the least of a split.
+        let mut needed_bytes = u64::MAX;
+        for retreat in Retreat::all(request, &network) {
+            let least = retreat.last_level(&network).saturating_sub(1);
+            let plan = self.plan(retreat.placement(request, &network, least))?;
+            needed_bytes = needed_bytes.min(plan.device_bytes() as u64);
+        }
+        Err(self.too_large(request, needed_bytes)?)
+    }
+
+    /// Whether the machine has the memory for all of the network.
+    fn fits_on_host(&mut self) -> Result<bool, Error> {
+        let plan = self.plan(Placement::last_layers(&self.network, 0))?;
+        Ok(check_host_part(&plan, machine_bytes(), available_bytes()).is_ok())
+    }
+
+    /// The least of the numbers up to `last` whose placement fits into the GPU's memory; each has no more there than the one before.
+    fn least(&mut self, last: usize, placement: impl Fn(usize) -> Placement) -> Result<Option<usize>, Error> {
+        let (mut low, mut high) = (0, last + 1);
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            if self.plan(placement(middle))?.device_bytes() as u64 <= self.room_bytes {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        Ok((high <= last).then_some(high))
+    }
+
+    /// Why a request does not fit, and what would if the rest of it stays.
+    fn too_large(&mut self, request: &PlacementRequest, needed_bytes: u64) -> Result<Error, Error> {
+        let network = self.network.clone();
+        let n_layers = network.layers.len();
+        let n_given_up = self.least(n_layers, |n_given_up| {
+            let layers = DeviceLayers::Last(n_layers - n_given_up);
+            PlacementRequest { layers, ..*request }.placement(&network)
+        })?;
+        let has_experts = network.layers.iter().any(|layer| layer.experts.is_some());
+        let fitting_host_experts = if has_experts && request.layers != DeviceLayers::Auto {
+            self.least(n_layers, |n_host_experts| {
+                PlacementRequest {
+                    n_host_experts,
+                    ..*request
+                }
+                .placement(&network)
+            })?
+        } else {
+            None
+        };
+        Ok(Error::SplitTooLarge {
+            needed_bytes,
+            free_bytes: self.room_bytes,
+            fitting_layers: n_given_up.map_or(0, |n| n_layers - n),
+            fitting_host_experts,
+            n_layers,
+        })
+    }
+}
+
+/// Loads a part of the network on a GPU and the rest on the CPU; all of it on the GPU, with what guesses tokens next to it, where what was
+/// asked for comes to that.
+pub(crate) fn load_split(
+    model: &Model,
+    ordinal: usize,
+    options: &ModelOptions,
+    compute: &Compute,
+    guesser: Guesser<'_>,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, Error> {
+    let request = compute.placement;
+    let network = model.descriptor().shape();
+    if request.names_experts() && network.layers.iter().all(|layer| layer.experts.is_none()) {
+        return Err(Error::NoExperts);
+    }
+    let device = open(ordinal, compute)?;
+    let name = device.device().info().name.clone();
+    let room_bytes = device.room_bytes().map_err(|error| Error::Gpu(error.into()))?;
+    let placement = request.placement(&network);
+    if placement.is_all_on_host() {
+        return Err(Error::NothingOnGpu);
+    }
+    let mut split = Split {
+        model,
+        network,
+        options,
+        backend: Placed::new(compute.cpu_backend()?, device, placement),
+        room_bytes,
+    };
+    let (plan, reason) = if request.layers == DeviceLayers::Auto {
+        split.quickest(&request, compute)?
+    } else {
+        (split.as_asked(&request)?, SplitReason::AsAsked)
+    };
+    let placement = split.backend.placement().clone();
+    if placement.is_all_on_device() {
+        let device = split.backend.into_device();
+        return load_whole(model, (ordinal, device), options, compute, guesser, on_progress);
+    }
+    if options.adapter_bytes > 0 {
+        return Err(Error::AdaptersNotWhole);
+    }
+    guesser.check_split()?;
+    check_host_part(&plan, machine_bytes(), available_bytes())?;
+    let (n_layers, n_gpu_layers) = (
+        placement.layers().len(),
+        (placement.layers().iter())
+            .filter(|layer| [layer.mixer, layer.ffn, layer.experts].contains(&Side::Device))
+            .count(),
+    );
+    let place = format!("{:?}", placement.layers());
+    if let Some(observer) = compute.on_split {
+        let weights = Side::ALL.map(|side| model.weights_by_part(&split.backend, options, side));
+        let [on_host, on_device] = weights;
+        observer.0(&SplitPlan {
+            gpu: format!("GPU {ordinal} ({name})"),
+            room_bytes,
+            reason,
+            placement,
+            weights: [on_host?, on_device?],
+            memory: plan.clone(),
+        });
+    }
+    let mut executor = (model.load_on(split.backend, options, on_progress)).map_err(device_error)?;
+    let (gpu_steps, steps_known) = match request.threshold {
+        BatchThreshold::Tokens(n) => (GpuSteps::of_all(n.max(1)), MeasuredWhen::Given),
+        BatchThreshold::Measured => {
+            let found = measured_steps(model, options, compute, &place, &mut executor)?;
+            executor.backend_mut().set_thresholds(found.0.thresholds());
+            found
+        }
+    };
+    let (_, kernels_took) = executor.backend().device().device().module_loads();
+    Ok(Loaded {
+        executor: Box::new(executor),
+        device: LoadedDevice::Split {
+            ordinal,
+            name,
+            kernels_took,
+            n_gpu_layers,
+            n_layers,
+            gpu_steps,
+            steps_known,
+        },
+        plan,
+        guesser: None,
+    })
+}
+
+/// From where on the GPU computes what both sides have: measured now, or before, of this model with this placement on this machine.
+fn measured_steps(
+    model: &Model,
+    options: &ModelOptions,
+    compute: &Compute,
+    place: &str,
+    executor: &mut ModelExecutor<Placed<CpuBackend, CudaBackend>>,
+) -> Result<(GpuSteps, MeasuredWhen), Error> {
+    let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
+    // A file that cannot be read again is no reason to refuse a model that was loaded from it.
+    let identity = identity_of(model, n_ctx).ok();
+    let subject = identity.map(|identity| {
+        format!(
+            "model {identity:032x}, {place}, at most {} tokens of {} sequences in a step, contexts of {n_ctx}, {} and {}, invariant {}, prompts by {:?} threads; {}",
+            options.max_batch_tokens,
+            options.max_batch_seqs,
+            options.kv_type,
+            options.kv_value_type.unwrap_or(options.kv_type),
+            compute.gpu.is_batch_invariant,
+            compute.n_prefill_threads,
+            machine(compute, executor.backend().device()),
+        )
+    });
+    let mut measure = || calibration::calibrate(executor).map_err(|source| Error::Calibration { source });
+    match subject {
+        Some(subject) => compute.measurements.find_or_make(
+            "gpu-batch",
+            &subject,
+            GpuSteps::from_json,
+            |steps| steps.to_json(),
+            measure,
+        ),
+        None => Ok((measure()?, MeasuredWhen::Now { not_kept: None })),
+    }
+}
