@@ -12,7 +12,7 @@ const READ_BYTES: usize = 256 << 20;
 /// Words of a chunk, 256 KiB.
 const CHUNK_WORDS: usize = 32 << 10;
 /// Times that all is read; the fastest counts.
-const N_RUNS: usize = 4;
+const N_RUNS: usize = 3;
 
 /// Bytes a second that the threads of a pool, as many as take part, read of at most `max_bytes`.
 ///

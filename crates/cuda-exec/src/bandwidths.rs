@@ -12,12 +12,14 @@ const DEVICE_BYTES: usize = 256 << 20;
 const LINK_BYTES: usize = 32 << 20;
 /// Bytes of a copy whose time is that of a crossing: a row of hidden states.
 const ROW_BYTES: usize = 16 << 10;
-/// Copies queued between two waits; the first run warms up.
+/// Copies queued between two waits.
 const N_COPIES: usize = 8;
 /// Round trips of a row.
 const N_TRIPS: usize = 20;
-/// Runs after the one that warms up; the fastest counts.
+/// Runs of the largest copy, of which the fastest counts.
 const N_RUNS: usize = 3;
+/// Seconds of a run from which on it is neither made longer nor repeated: a device this slow is a simulated one.
+const LONG_S: f64 = 0.05;
 
 /// What copies of a GPU reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,9 +42,10 @@ pub fn measure_bandwidths(device: &Device) -> Result<CopySpeeds, CudaExecError> 
     let n_bytes = DEVICE_BYTES.min(free).max(ROW_BYTES);
     let from = device.alloc::<u8>("measuring copies", n_bytes)?;
     let mut to = device.alloc::<u8>("measuring copies", n_bytes)?;
-    let within = shortest(|| {
+    let within = best_rate(n_bytes, LONG_S, |n_bytes| {
         for _ in 0..N_COPIES {
-            device.copy(Stream::Compute, from.view(), &to.view_mut())?;
+            let to = to.view_mut().range(0..n_bytes)?;
+            device.copy(Stream::Compute, from.view().range(0..n_bytes)?, &to)?;
         }
         let fence = device.fence()?;
         fence.record(Stream::Compute)?;
@@ -50,41 +53,54 @@ pub fn measure_bandwidths(device: &Device) -> Result<CopySpeeds, CudaExecError> 
     })?;
     let n_link = LINK_BYTES.min(n_bytes);
     let mut pinned = device.alloc_pinned::<u8>(n_link)?;
-    let up = shortest(|| {
-        pinned.upload(Stream::Compute, 0..n_link, &to.view_mut().range(0..n_link)?)?;
+    let up = best_rate(n_link, LONG_S, |n_bytes| {
+        pinned.upload(Stream::Compute, 0..n_bytes, &to.view_mut().range(0..n_bytes)?)?;
         pinned.host().map(|_| ())
     })?;
-    let down = shortest(|| {
-        pinned.download(Stream::Compute, to.view().range(0..n_link)?, 0..n_link)?;
+    let down = best_rate(n_link, LONG_S, |n_bytes| {
+        pinned.download(Stream::Compute, to.view().range(0..n_bytes)?, 0..n_bytes)?;
         pinned.host().map(|_| ())
     })?;
-    let mut row = device.alloc_pinned::<u8>(ROW_BYTES)?;
-    let trips = shortest(|| {
+    let trips = best_rate(ROW_BYTES, LONG_S, |n_bytes| {
         for _ in 0..N_TRIPS {
-            row.upload(Stream::Compute, 0..ROW_BYTES, &to.view_mut().range(0..ROW_BYTES)?)?;
-            row.download(Stream::Compute, to.view().range(0..ROW_BYTES)?, 0..ROW_BYTES)?;
-            row.host()?;
+            pinned.upload(Stream::Compute, 0..n_bytes, &to.view_mut().range(0..n_bytes)?)?;
+            pinned.download(Stream::Compute, to.view().range(0..n_bytes)?, 0..n_bytes)?;
+            pinned.host()?;
         }
         Ok(())
     })?;
-    let rate = |n_bytes: usize, seconds: f64| ((n_bytes as f64 / seconds) as u64).max(1);
+    let trip_s = ROW_BYTES as f64 / trips;
     Ok(CopySpeeds {
-        device_bytes_per_s: rate(2 * N_COPIES * n_bytes, within),
-        link_bytes_per_s: rate(n_link, up.max(down)),
-        crossing_ns: (trips / (2 * N_TRIPS) as f64 * 1e9) as u64,
+        device_bytes_per_s: ((2 * N_COPIES) as f64 * within).max(1.0) as u64,
+        link_bytes_per_s: up.min(down).max(1.0) as u64,
+        crossing_ns: (trip_s / (2 * N_TRIPS) as f64 * 1e9) as u64,
     })
 }
 
-/// Seconds of the fastest run.
-fn shortest(mut run: impl FnMut() -> Result<(), CudaExecError>) -> Result<f64, CudaExecError> {
-    run()?;
-    let mut shortest = f64::INFINITY;
-    for _ in 0..N_RUNS {
+/// Bytes a second of the fastest run with `max_bytes`, or with as many as take `long_s` on a slow device. Runs with fewer come first.
+fn best_rate(
+    max_bytes: usize,
+    long_s: f64,
+    mut run: impl FnMut(usize) -> Result<(), CudaExecError>,
+) -> Result<f64, CudaExecError> {
+    let mut timed = |n_bytes: usize| -> Result<f64, CudaExecError> {
         let start = Instant::now();
-        run()?;
-        shortest = shortest.min(start.elapsed().as_secs_f64());
+        run(n_bytes)?;
+        Ok(start.elapsed().as_secs_f64().max(1e-9))
+    };
+    let mut n_bytes = ROW_BYTES.min(max_bytes);
+    let mut shortest = timed(n_bytes)?;
+    while n_bytes < max_bytes && shortest < long_s {
+        n_bytes = (4 * n_bytes).min(max_bytes);
+        shortest = timed(n_bytes)?;
     }
-    Ok(shortest.max(1e-9))
+    for _ in 0..N_RUNS {
+        if shortest >= long_s {
+            break;
+        }
+        shortest = shortest.min(timed(n_bytes)?);
+    }
+    Ok(n_bytes as f64 / shortest)
 }
 
 #[cfg(test)]
@@ -105,6 +121,22 @@ mod tests {
             "{speeds:?}"
         );
         assert_eq!(device.free_bytes().unwrap(), free);
+    }
+
+    #[test]
+    fn a_copy_is_made_longer_until_it_takes_long() {
+        let sizes = |max_bytes: usize, long_s: f64| {
+            let mut sizes = Vec::new();
+            best_rate(max_bytes, long_s, |n_bytes| {
+                sizes.push(n_bytes / ROW_BYTES);
+                Ok(())
+            })
+            .unwrap();
+            sizes
+        };
+        assert_eq!(sizes(64 * ROW_BYTES, 0.0), [1]);
+        assert_eq!(sizes(6 * ROW_BYTES, f64::INFINITY), [1, 4, 6, 6, 6, 6]);
+        assert_eq!(sizes(ROW_BYTES, f64::INFINITY), [1; 4]);
     }
 
     #[test]

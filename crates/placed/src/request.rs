@@ -70,7 +70,7 @@ impl PlacementRequest {
         *self == Self::default()
     }
 
-    /// Whether it leaves all of a network on the device, where that has the room: more layers than there are, or as many as fit.
+    /// Whether it leaves all of a network on the device, where that has the room: more layers than there are, or a number that is left open.
     pub fn may_be_all_on_device(&self, network: &NetworkShape) -> bool {
         self.placement(network).is_all_on_device()
     }

@@ -232,28 +232,39 @@ mod tests {
         };
         use Retreat::{Experts, FeedForward, Layers, Mixers};
         check("everything fits", false, 41, 0, pcie, Some((Layers, 0)));
-        // 21 MiB have room for four whole layers; crossings cost more than what else could be on the device.
+        // 21 MiB have room for four whole layers, or for all mixers and three networks; of 20 MiB on the host either way, one border is best.
         check("dense", false, 21, 0, pcie, Some((Layers, 4)));
-        // A room of 24 MiB has 4 layers whole and 3 MiB to spare. Over a quick border these are used: mixers stay, and of five
-        // layers the networks are on the host.
+        // 25 MiB have room for a fourth network next to all mixers, and for no fifth layer: 16 MiB and 8 crossings, or 20 MiB and one.
         let quick = "gpu=900,cpu=40,link=2000,crossing=0.01";
-        check("dense, quick border", false, 24, 0, quick, Some((FeedForward, 5)));
-        // Keys and values of 16 MiB a layer leave room for two layers of eight. Mixers on the host leave room for all networks.
-        check("long contexts", false, 43, 16, pcie, Some((Layers, 6)));
+        check("dense, quick border", false, 25, 0, quick, Some((FeedForward, 4)));
+        let dear = "gpu=900,cpu=40,link=25,crossing=50";
+        check("dense, dear border", false, 25, 0, dear, Some((Layers, 4)));
+        // With 16 MiB of keys and values a layer there is room for two layers, or for no mixer and all networks.
+        check("long contexts", false, 43, 16, pcie, Some((Mixers, 8)));
         check(
-            "long contexts, quick border",
+            "long contexts, dear border",
             false,
             43,
             16,
-            quick,
-            Some((Mixers, 7)),
+            dear,
+            Some((Layers, 6)),
         );
-        // Experts of one layer are as large as many layers' mixers: the experts go, the rest stays.
+        // A layer's experts take as much as 200 mixers. There is room for those of two layers.
         check("experts", true, 600, 0, pcie, Some((Layers, 6)));
-        check("experts, no room for any", true, 40, 0, pcie, Some((Experts, 8)));
-        // A device slower than the host has as little as may be.
+        check("experts, quick border", true, 600, 0, quick, Some((Experts, 6)));
+        // There is room for none, and for everything else: with the routers on the host too there are fewer crossings.
+        check("no room for experts", true, 40, 0, pcie, Some((FeedForward, 8)));
+        check(
+            "no room for experts, quick border",
+            true,
+            40,
+            0,
+            quick,
+            Some((Experts, 8)),
+        );
+        // A device slower than the host has as little as may be: a mixer.
         let slow = "gpu=4,cpu=40,link=25,crossing=15";
-        check("a slow device", false, 21, 0, slow, Some((Layers, 7)));
+        check("a slow device", false, 21, 0, slow, Some((FeedForward, 15)));
         check("no room", false, 0, 0, pcie, None);
     }
 

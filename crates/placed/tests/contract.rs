@@ -9,7 +9,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_model::{ModelOptions, build};
 use tokenmill_placed::{LayerPlacement, Placed, Placement};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_sched::{Engine, EngineConfig, GenerateParams};
+use tokenmill_sched::{Engine, EngineConfig, EngineError, GenerateParams};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{MEMORY_KINDS, TinyModel, tiny_llama};
 
@@ -104,6 +104,16 @@ fn ragged_batches_are_the_same_on_either_route() {
         let found: Vec<_> = outputs.into_iter().map(|output| output.unwrap().tokens).collect();
         assert_eq!(found, expected, "{threshold}");
         wait_until_no_page_is_held(&engine);
+    }
+}
+
+#[test]
+fn an_empty_list_is_refused_as_it_is_on_one_device() {
+    let model = model();
+    let split = split(&model, cpu(), halves(&model, 1), 64);
+    for engine in [&split, &whole(&model)] {
+        let error = engine.batch_generate(&[], &greedy(2)).unwrap_err();
+        assert_eq!(error, EngineError::EmptyBatch);
     }
 }
 

@@ -394,9 +394,8 @@ impl Examination {
                 Err(error) => Err(error.to_string()),
             };
             let row = Row::new("model, GPU", outcome);
-            self.rows.push(
-                row.hint("`-ngl auto` gives the GPU as many layers as fit, and `-c N` a smaller context"),
-            );
+            self.rows
+                .push(row.hint("`-ngl auto` gives the GPU what fits, and `-c N` a smaller context"));
             plans.insert("gpu".to_owned(), plan_json(gpu.as_ref()));
         }
         self.json.insert("model".to_owned(), Value::Object(plans));

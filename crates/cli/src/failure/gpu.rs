@@ -80,7 +80,7 @@ pub(super) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<S
         }
         (BackendError::DoesNotFit { .. }, _) => {
             Some(
-                "`-ngl auto` puts as many layers on it as fit, a smaller context is `-c N`, and `--device cpu` uses the machine's memory"
+                "`-ngl auto` puts what fits on it, a smaller context is `-c N`, and `--device cpu` uses the machine's memory"
                     .to_owned(),
             )
         }

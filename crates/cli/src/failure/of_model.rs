@@ -64,7 +64,7 @@ impl From<Error> for Failure {
             Error::SplitTooLarge { fitting_layers: 0, .. } => Self::device(error.to_string())
                 .hint("a smaller context is `-c N`, and `--device cpu` uses the machine's memory"),
             Error::SplitTooLarge { fitting_layers, .. } => Self::device(error.to_string()).hint(format!(
-                "say `-ngl {fitting_layers}`, or `-ngl auto` for as many as fit; a smaller context is `-c N`"
+                "say `-ngl {fitting_layers}`, or `-ngl auto` for the quickest that fits; a smaller context is `-c N`"
             )),
             Error::TooFewGpus { n_found, .. } => {
                 let hidden = match env::var("CUDA_VISIBLE_DEVICES") {

@@ -85,7 +85,7 @@ fn layers_that_all_are_on_the_gpu_are_no_division() {
             "{layers}: {guessed}"
         );
     }
-    // Where as many layers as fit are not all, the model is divided.
+    // Where not all layers fit, the model is divided.
     for (model, guesses) in [("demo", &draft[..]), (arg(&with_layer), &mtp)] {
         let args = [
             "run", model, "Once", "-n", "2", "-c", "64", "-ngl", "auto", "--device", "cuda",

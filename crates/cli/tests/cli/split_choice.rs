@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A machine with room for a part of the demo model: the driver keeps 128 MiB.
-const SMALL: &str = "mib=149";
+const SMALL: &str = "mib=151";
 
 /// A GPU far faster than the CPU, behind a usual link.
 const FAST: [&str; 2] = ["--bandwidths", "gpu=900,cpu=40,link=25,crossing=15"];
@@ -38,7 +38,7 @@ fn files(folder: &Path) -> Vec<std::path::PathBuf> {
 #[test]
 fn auto_takes_the_quickest_that_fits_and_computes_the_same() {
     let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
-    for machine in [SMALL, "mib=151"] {
+    for machine in [SMALL, "mib=149"] {
         for flags in [&["-ngl", "auto", "--device", "cuda"][..], &["-ngl", "auto"], &[]] {
             let outcome = on(machine, &[flags, &FAST]);
             assert!(
@@ -80,7 +80,7 @@ fn a_border_that_costs_more_has_fewer_crossings() {
     };
     let dear = crossings("gpu=900,cpu=40,link=25,crossing=10000");
     let cheap = crossings("gpu=900,cpu=1,link=2000,crossing=0.001");
-    assert!(dear == 1 && cheap > dear, "{dear} and {cheap}");
+    assert!(dear == 1 && cheap > 4, "{dear} and {cheap}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What was measured of this machine, in files that the next load finds.
 //!
 //! Separate because bandwidths and thresholds are kept alike. Invariants: a file counts only where it says that it is of the same thing;
-//! one that is older, damaged or cannot be read is measured anew, and one that cannot be written stops no load.
+//! one that is older, damaged or cannot be read is measured again, and one that cannot be written stops no load.
 
 use std::{
     fs, io,

@@ -67,6 +67,15 @@ impl Split<'_> {
             let placement = |level| retreat.placement(request, &network, level);
             first_fits.push((retreat, self.least(retreat.last_level(&network), placement)?));
         }
+        // Where nothing fits there is nothing to measure for.
+        let has_candidate = first_fits
+            .iter()
+            .any(|&(retreat, level): &(Retreat, Option<usize>)| {
+                level.is_some_and(|level| !retreat.placement(request, &network, level).is_all_on_host())
+            });
+        if !has_candidate {
+            return Err(self.nothing_fits(request)?);
+        }
         let reads = token_reads(self.model, &network, self.options, &mut self.backend)?;
         let (bandwidths, when) = bandwidths(compute, self.backend.host(), self.backend.device())?;
         let candidates = ranked(request, &network, &reads, &bandwidths, &first_fits);
@@ -98,17 +107,20 @@ impl Split<'_> {
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
-        if let Some(error) = refused {
-            return Err(error);
-        }
-        // The level before the last has the least of a split.
+        Err(refused.expect("there is a candidate"))
+    }
+
+    /// Why not even the least of a split fits.
+    fn nothing_fits(&mut self, request: &PlacementRequest) -> Result<Error, Error> {
+        let network = self.network.clone();
         let mut needed_bytes = u64::MAX;
         for retreat in Retreat::all(request, &network) {
+            // The level before the last has the least of a split.
             let least = retreat.last_level(&network).saturating_sub(1);
             let plan = self.plan(retreat.placement(request, &network, least))?;
             needed_bytes = needed_bytes.min(plan.device_bytes() as u64);
         }
-        Err(self.too_large(request, needed_bytes)?)
+        self.too_large(request, needed_bytes)
     }
 
     /// Whether the machine has the memory for all of the network.
