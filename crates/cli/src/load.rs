@@ -27,6 +27,7 @@ pub(crate) use telling::{about_cut_context, about_long_context, load, load_netwo
 /// How a model is loaded.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Loading")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct LoadArgs {
     /// Context size in tokens; 0 takes the model's training context [default: 4096, or the model's if that is less]
     #[arg(short = 'c', long, value_name = "N", value_parser = count)]

@@ -225,12 +225,12 @@ mod tests {
 
     #[test]
     fn the_quickest_placement_that_fits_is_chosen_by_bandwidths() {
+        use Retreat::{Experts, FeedForward, Layers, Mixers};
         let pcie = "gpu=900,cpu=40,link=25,crossing=15";
         let check = |name: &str, has_experts, room_mib: u64, kv_mib: u64, bandwidths: &str, expected| {
             let found = chosen(&AUTO, has_experts, room_mib * MIB, kv_mib * MIB, bandwidths);
             assert_eq!(found, expected, "{name}");
         };
-        use Retreat::{Experts, FeedForward, Layers, Mixers};
         check("everything fits", false, 41, 0, pcie, Some((Layers, 0)));
         // 21 MiB have room for four whole layers, or for all mixers and three networks; of 20 MiB on the host either way, one border is best.
         check("dense", false, 21, 0, pcie, Some((Layers, 4)));
@@ -270,6 +270,7 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_stays_where_it_is() {
+        use Retreat::{Experts, FeedForward, Layers, Mixers};
         let check = |parts: &str, expected: &[Retreat]| {
             let request = PlacementRequest {
                 parts: parts.parse().unwrap(),
@@ -281,7 +282,6 @@ mod tests {
                 assert_eq!(first, request.placement(&network(true)), "{parts}");
             }
         };
-        use Retreat::{Experts, FeedForward, Layers, Mixers};
         check("ffn=gpu", &[Layers, Mixers]);
         check("experts=cpu", &[Layers, Mixers]);
         check("attn=cpu", &[Layers, Experts, FeedForward]);

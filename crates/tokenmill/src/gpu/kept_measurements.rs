@@ -42,7 +42,7 @@ impl Measurements {
             return Ok((found, MeasuredWhen::Before));
         }
         let measured = measure()?;
-        let kept = write(folder, &path, subject, to_json(&measured));
+        let kept = write(folder, &path, subject, &to_json(&measured));
         let not_kept = kept
             .err()
             .map(|error| format!("cannot write {}: {error}", path.display()));
@@ -66,7 +66,7 @@ fn read(path: &Path, subject: &str) -> Option<Value> {
     is_of_it.then(|| found["values"].take())
 }
 
-fn write(folder: &Path, path: &Path, subject: &str, values: Value) -> io::Result<()> {
+fn write(folder: &Path, path: &Path, subject: &str, values: &Value) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let content = json!({ "format": FORMAT, "of": subject, "values": values });
     write_aside(path, |file| {
