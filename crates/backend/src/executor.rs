@@ -291,6 +291,19 @@ impl StepOutput {
         self.hidden.clear();
     }
 
+    /// Appends the results of the rows behind these, as of the next part of a step.
+    pub fn append(&mut self, next: &Self) {
+        self.sampled.extend_from_slice(&next.sampled);
+        let n_before = self.top.len() as u32;
+        self.top.extend_from_slice(&next.top);
+        if self.top_starts.is_empty() {
+            self.top_starts.push(0);
+        }
+        (self.top_starts).extend(next.top_starts.iter().skip(1).map(|start| n_before + start));
+        self.logits.extend_from_slice(&next.logits);
+        self.hidden.extend_from_slice(&next.hidden);
+    }
+
     /// The most likely tokens of logit row `row`.
     pub fn top_of(&self, row: usize) -> &[TokenLogprob] {
         &self.top[self.top_starts[row] as usize..self.top_starts[row + 1] as usize]

@@ -38,6 +38,7 @@ mod backend;
 mod batch;
 mod batch_check;
 mod batch_error;
+mod batch_part;
 mod batch_rows;
 mod collective;
 mod error;

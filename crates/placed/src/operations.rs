@@ -59,6 +59,7 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
             )
         };
         let [(host_network, host_kv), (device_network, device_kv)] = Side::ALL.map(of);
+        self.is_encoder = limits.is_encoder;
         // What does not fit is known before anything is allocated.
         self.device.prepare(&device_network, limits, &device_kv, plan)?;
         let host_plan = plan.on_host.as_deref().unwrap_or(plan);

@@ -11,7 +11,7 @@ use tokenmill_backend::{
     NetworkPart, PageGroup, Side, SplitOperations, StateLayout, StepOutput, StepShape,
 };
 
-use crate::{Kept, PlacedBuffer, Placement, StepThresholds, buffer::copy, placement::Sides};
+use crate::{Kept, Overlap, PlacedBuffer, Placement, StepThresholds, buffer::copy, placement::Sides};
 
 /// A backend made of two: parts of a network on `H`, the host, and the rest on `D`, the device.
 pub struct Placed<H: SplitOperations, D: SplitOperations> {
@@ -25,6 +25,12 @@ pub struct Placed<H: SplitOperations, D: SplitOperations> {
     pub(crate) now: Side,
     /// Whether the device computes what both sides have in the current step.
     pub(crate) goes_to_device: bool,
+    pub(crate) overlap: Overlap,
+    /// Whether tokens see those after them too.
+    pub(crate) is_encoder: bool,
+    /// Where the current step has two parts: each of them.
+    pub(crate) parts: [ForwardBatch; 2],
+    pub(crate) is_cut: bool,
     /// The current step as each side counts it.
     pub(crate) shapes: [Option<StepShape>; 2],
     /// Shapes of the layers of the KV store, and their numbers on each side.
@@ -70,12 +76,14 @@ impl Pass {
 /// Results that were taken from the device before anybody asked for them, since the host needed their tokens.
 #[derive(Default)]
 pub(crate) struct Results {
-    /// Steps that ran and were not taken.
-    pub(crate) n_open: usize,
+    /// Of each step that ran and was not taken, its parts: results of the device.
+    pub(crate) open: VecDeque<usize>,
     pub(crate) taken: VecDeque<Result<StepOutput, BackendError>>,
     /// The tokens of the newest step that was taken, 0 where a row has none; `None` where taking it failed.
     pub(crate) newest: Option<Vec<u32>>,
     pub(crate) spare: Option<StepOutput>,
+    /// The results of a second part.
+    pub(crate) second: StepOutput,
     /// The current step's batch, with the ids of its tokens.
     pub(crate) batch: ForwardBatch,
 }
@@ -112,6 +120,10 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             part: NetworkPart::Common,
             now: Side::Device,
             goes_to_device: false,
+            overlap: Overlap::default(),
+            is_encoder: false,
+            parts: Default::default(),
+            is_cut: false,
             shapes: [None; 2],
             kv_shapes: Vec::new(),
             kv_places: Vec::new(),

@@ -40,6 +40,10 @@ pub struct Placement {
     /// Side of each layer of the store of states.
     states: Vec<Side>,
     has_experts: Vec<bool>,
+    /// Rows of a step of which one goes to each expert, on average; 1 without experts.
+    rows_of_expert: usize,
+    /// Whether layers read keys and values that the other side has.
+    reads_across: bool,
     /// Tokens of a step from which on the feed-forward networks of the device compute; the host has them too where this is more
     /// than 1.
     min_device_tokens: usize,
@@ -89,7 +93,14 @@ impl Placement {
                 states.push(place.mixer);
             }
         }
+        let reads_across = (network.layers.iter().zip(&layers))
+            .any(|(shape, place)| (shape.kv).is_some_and(|store| kv[store.idx].has(place.mixer.other())));
+        let rows_of_expert = (network.layers.iter().filter_map(|layer| layer.experts))
+            .map(|experts| experts.n_experts.div_ceil(experts.n_used.max(1)))
+            .max();
         Self {
+            rows_of_expert: rows_of_expert.unwrap_or(1).max(1),
+            reads_across,
             has_experts: network
                 .layers
                 .iter()
@@ -146,6 +157,21 @@ impl Placement {
                 && layer.ffn == Side::Host
                 && (layer.experts == Side::Host || !has_experts)
         })
+    }
+
+    /// How many layers the host has and how many the device, where these are whole layers, the device's behind the host's, and neither
+    /// reads what the other has.
+    pub(crate) fn n_in_order(&self) -> Option<(usize, usize)> {
+        let n_host = (self.layers.iter())
+            .take_while(|layer| layer.is_whole(Side::Host))
+            .count();
+        let n_device = self.layers.len() - n_host;
+        let is_in_order = (self.layers[n_host..].iter()).all(|layer| layer.is_whole(Side::Device));
+        (n_host > 0 && n_device > 0 && is_in_order && !self.reads_across).then_some((n_host, n_device))
+    }
+
+    pub(crate) fn rows_of_expert(&self) -> usize {
+        self.rows_of_expert
     }
 
     /// The sides that have a part.

@@ -3,7 +3,8 @@
 //! Separate from the operations because it decides nothing about them. Both sides get the values of a step. The device samples;
 //! the host, which makes rows of tokens where it has the first layer, needs the ids of tokens that the device sampled a step
 //! before. What the device computes between two borders of a decode step is recorded, in a second pass that runs nothing, and
-//! replayed when a step of that shape comes again. Invariant: a step's results are given once, in order, whoever asked for its tokens first.
+//! replayed when a step of that shape comes again. A step of many rows may be two parts, which are begun and run one behind the other;
+//! the device still works on the first when the host computes the second. Invariant: a step's results are given once, in order, whoever asked for its tokens first.
 
 use tokenmill_backend::{
     BackendError, ForwardBatch, NetworkPart, Recorded, Side, SplitOperations, StepOutput, StepShape,
@@ -15,33 +16,97 @@ use crate::{
     placed::{Mode, Pass, Results},
 };
 
+/// Steps, or parts of steps, whose results the device keeps until they are read.
+const MAX_OPEN: usize = 2;
+
 impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     pub(crate) fn begin(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
         self.choose_route(batch.n_tokens(), batch.n_seqs());
-        let is_known = |token: &TokenSource| matches!(token, TokenSource::Id(_));
-        let host = if batch.tokens.iter().all(is_known) {
-            self.host.begin_part(batch)?
-        } else {
+        let cut = self.cut_of(batch);
+        // The device has the tokens of the newest step by their rows, unless these are in two parts.
+        let device_knows_rows = !self.is_cut && cut.is_none();
+        self.is_cut = cut.is_some();
+        let names_rows = (batch.tokens.iter()).any(|token| matches!(token, TokenSource::SampledRow(_)));
+        let n_open: usize = self.results.open.iter().sum();
+        if names_rows || n_open + 1 + usize::from(self.is_cut) > MAX_OPEN {
             self.take_all();
-            let results = &mut self.results;
-            results.batch.copy_from(batch);
-            for token in &mut results.batch.tokens {
-                if let TokenSource::SampledRow(row) = *token {
-                    let id = id_of(results.newest.as_deref(), row);
-                    *token = TokenSource::Id(id.ok_or_else(|| BackendError::Failed {
-                        operation: "a step whose tokens come from the one before",
-                        source: "that step has no results".into(),
-                    })?);
-                }
+        }
+        let mut known = std::mem::take(&mut self.results.batch);
+        let outcome = self.begin_known(batch, names_rows.then_some(&mut known), device_knows_rows, cut);
+        self.results.batch = known;
+        outcome
+    }
+
+    /// Begins a step; `known` takes it with the ids of its tokens, where rows of the step before name some.
+    fn begin_known(
+        &mut self,
+        batch: &ForwardBatch,
+        known: Option<&mut ForwardBatch>,
+        device_knows_rows: bool,
+        cut: Option<usize>,
+    ) -> Result<StepShape, BackendError> {
+        let on_host = match known {
+            Some(known) => {
+                known.copy_from(batch);
+                let newest = self.results.newest.as_deref();
+                (known.name_tokens(|row| id_of(newest, row))).ok_or_else(|| BackendError::Failed {
+                    operation: "a step whose tokens come from the one before",
+                    source: "that step has no results".into(),
+                })?;
+                &*known
             }
-            self.host.begin_part(&results.batch)?
+            None => batch,
         };
-        let device = self.device.begin_part(batch)?;
+        let Some(cut) = cut else {
+            let on_device = if device_knows_rows { batch } else { on_host };
+            return self.begin_on_both(on_host, on_device);
+        };
+        self.parts[0].take_part(on_host, 0..cut);
+        self.parts[1].take_part(on_host, cut..batch.n_tokens());
+        self.begin_part(0)
+    }
+
+    fn begin_on_both(
+        &mut self,
+        on_host: &ForwardBatch,
+        on_device: &ForwardBatch,
+    ) -> Result<StepShape, BackendError> {
+        let host = self.host.begin_part(on_host)?;
+        let device = self.device.begin_part(on_device)?;
         self.shapes = [Some(host), Some(device)];
         Ok(device)
     }
 
+    fn begin_part(&mut self, part_idx: usize) -> Result<StepShape, BackendError> {
+        let part = std::mem::take(&mut self.parts[part_idx]);
+        let outcome = self.begin_on_both(&part, &part);
+        self.parts[part_idx] = part;
+        outcome
+    }
+
     pub(crate) fn run(
+        &mut self,
+        shape: StepShape,
+        body: &mut dyn FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.run_part(shape, body)?;
+        let mut n_parts = 1;
+        if self.is_cut {
+            // The device computes the first part meanwhile.
+            let second = (self.begin_part(1)).and_then(|shape| self.run_part(shape, body));
+            if let Err(error) = second {
+                // Nobody will ask for what the first part gives, and it must not stand for a later step.
+                let _ = self.device.read(&mut self.results.second);
+                return Err(error);
+            }
+            n_parts = 2;
+        }
+        self.results.open.push_back(n_parts);
+        Ok(())
+    }
+
+    /// Runs what was begun: a step, or a part of one.
+    fn run_part(
         &mut self,
         shape: StepShape,
         body: &mut dyn FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
@@ -69,7 +134,6 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
                 return Err(error);
             }
         }
-        self.results.n_open += 1;
         Ok(())
     }
 
@@ -88,13 +152,25 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
 
     /// Takes the results of all steps from the device.
     fn take_all(&mut self) {
-        while self.results.n_open > 0 {
-            self.results.n_open -= 1;
+        while let Some(n_parts) = self.results.open.pop_front() {
             let mut output = self.results.spare.take().unwrap_or_default();
-            let outcome = self.device.read(&mut output);
+            let outcome = self.read_parts(n_parts, &mut output);
             let taken = self.results.note(outcome, &output);
             self.results.taken.push_back(taken.map(|()| output));
         }
+    }
+
+    /// Reads the results of a step from the device, of one part behind the other.
+    fn read_parts(&mut self, n_parts: usize, output: &mut StepOutput) -> Result<(), BackendError> {
+        let mut outcome = self.device.read(output);
+        for _ in 1..n_parts {
+            // Also behind a part that failed: what it gives must not stand for a later step.
+            outcome = outcome.and(self.device.read(&mut self.results.second));
+            if outcome.is_ok() {
+                output.append(&self.results.second);
+            }
+        }
+        outcome
     }
 
     pub(crate) fn read_step(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
@@ -106,8 +182,8 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             }
             Some(Err(error)) => Err(error),
             None => {
-                self.results.n_open = self.results.n_open.saturating_sub(1);
-                let outcome = self.device.read(output);
+                let n_parts = self.results.open.pop_front().unwrap_or(1);
+                let outcome = self.read_parts(n_parts, output);
                 self.results.note(outcome, output)
             }
         }

@@ -3,7 +3,7 @@
 use tokenmill_backend::{KvType, NetworkShape, Side};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
-use tokenmill_placed::{LayerPlacement, Placed, Placement};
+use tokenmill_placed::{LayerPlacement, Overlap, Placed, Placement};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::conformance::{self, Company, RANDOM_NETWORKS, Subject};
@@ -45,7 +45,13 @@ const EXPERTS_ON_HOST: LayerPlacement = LayerPlacement {
     experts: Side::Host,
 };
 
-const HOSTS: [Subject<Placed<CpuBackend, CpuBackend>>; 4] = [
+/// The last layer on the device, and every step in two parts that can be.
+fn in_parts(mut placed: Placed<CpuBackend, CpuBackend>) -> Placed<CpuBackend, CpuBackend> {
+    placed.set_overlap(Overlap::From(1));
+    placed
+}
+
+const HOSTS: [Subject<Placed<CpuBackend, CpuBackend>>; 5] = [
     Subject {
         make: |n, network| Placed::new(cpu(n), cpu(n), last_layer(network)),
         n_threads: &[1, 2, 3, 5],
@@ -69,6 +75,13 @@ const HOSTS: [Subject<Placed<CpuBackend, CpuBackend>>; 4] = [
     },
     Subject {
         make: |n, network| Placed::new(cpu(n), cpu(n), alike(network, EXPERTS_ON_HOST)),
+        n_threads: &[1, 2, 3, 5],
+        n_random_networks: RANDOM_NETWORKS,
+        company: Company::Bits,
+        stores: |_| true,
+    },
+    Subject {
+        make: |n, network| in_parts(Placed::new(cpu(n), cpu(n), last_layer(network))),
         n_threads: &[1, 2, 3, 5],
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
@@ -108,6 +121,10 @@ macro_rules! suite {
         mod experts_on_host {
             use super::*;
             $(#[test] fn $claim() { conformance::$claim(&HOSTS[3]); })*
+        }
+        mod in_parts_of_steps {
+            use super::*;
+            $(#[test] fn $claim() { conformance::$claim(&HOSTS[4]); })*
         }
         mod with_the_simulated_gpu {
             use super::*;

@@ -21,6 +21,7 @@
 
 pub mod adapter_files;
 pub mod adapter_parity;
+mod clocked_backend;
 mod comparisons;
 pub mod conformance;
 mod expert_variants;
@@ -40,6 +41,7 @@ pub mod text_mutation;
 mod tiny_model;
 mod variants;
 
+pub use clocked_backend::{Clock, ClockedBackend, ProductTime, SharedClock};
 pub use comparisons::{Comparisons, skip, take_report, test_data};
 pub use expert_variants::{EXPERT_VARIANTS, tiny_experts};
 pub use fake_executor::FakeExecutor;

@@ -286,7 +286,13 @@ fn tensor_dims(descriptor: &Descriptor) -> Vec<(String, Vec<usize>)> {
             &mut |_| {},
         );
         match load {
-            Err(LoadError::WrongShape { name, expected, .. }) => probe.dims.push((name, expected)),
+            Err(LoadError::WrongShape { name, expected, .. }) => {
+                let n_values = expected.iter().product::<usize>();
+                if probe.ones.len() < 4 * n_values {
+                    probe.ones = 1.0_f32.to_le_bytes().repeat(n_values);
+                }
+                probe.dims.push((name, expected));
+            }
             _ => return probe.dims,
         }
     }
@@ -295,7 +301,7 @@ fn tensor_dims(descriptor: &Descriptor) -> Vec<(String, Vec<usize>)> {
 /// A source whose tensors have no numbers until their dimensions are known.
 struct Probe {
     dims: Vec<(String, Vec<usize>)>,
-    /// Longer than any tensor of a small model.
+    /// As long as the longest tensor.
     ones: Vec<u8>,
 }
 

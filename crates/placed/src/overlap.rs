@@ -1,0 +1,197 @@
+//! [`Overlap`]: which steps are computed in two parts, so that host and device work at the same time.
+//!
+//! Separate from the order of a step because it decides only where one is cut. The device queues what it is given. So where its layers
+//! follow the host's, the host computes its layers for the second part of the rows while the device computes its own for the first.
+//! Each part reads all weights, so parts have so many rows that this is not what they take their time for. Invariant: the parts compute
+//! what the step computes, as chunks of a prompt do.
+
+use tokenmill_backend::{ForwardBatch, SplitOperations};
+
+use crate::{Placed, Placement};
+
+/// When a step is computed in two parts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// Where the placement has the device's layers behind the host's, the device works apart from the host, and each part has so many
+    /// rows that reading the weights once more costs little ([`Placement::min_part_rows`]).
+    #[default]
+    Auto,
+    /// Never.
+    Never,
+    /// Where each part has so many rows or more, whatever the placement and the device.
+    From(usize),
+}
+
+/// Rows from which on a product on a CPU takes several times what reading its weights takes. At 64 rows a weight of one byte or less
+/// is used in 128 operations or more, and CPUs have some 10 to 30 for each byte that they read.
+const MIN_ROWS_OF_HOST: usize = 64;
+/// The same of a GPU, which has some 300 operations for each byte.
+const MIN_ROWS_OF_DEVICE: usize = 256;
+/// Device layers for each host layer up to which the device waits for the host at [`MIN_ROWS_OF_HOST`] rows: a fast CPU computes 64
+/// rows of a layer in several times what a slow GPU takes to read it.
+const MAX_RATIO: usize = 8;
+/// A sequence is cut into two parts at a multiple of so many tokens: what recurrent layers compute at a time on a GPU.
+const BLOCK: usize = 64;
+
+impl Placement {
+    /// Rows that each part of a step has where it is computed in two; `None` where the device's layers do not follow the host's, so
+    /// that in each part the one would wait for the other. Derived from what rows take more than weights: see [`Overlap`]. Of experts each
+    /// is read for the rows that go to it, so the fewer of them a row goes to, the more rows it takes.
+    pub fn min_part_rows(&self) -> Option<usize> {
+        let (n_host, n_device) = self.n_in_order()?;
+        let rows = if n_device <= MAX_RATIO * n_host {
+            MIN_ROWS_OF_HOST
+        } else {
+            MIN_ROWS_OF_DEVICE
+        };
+        Some(rows * self.rows_of_expert())
+    }
+}
+
+impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
+    /// Sets which steps are computed in two parts. Where a prompt is cut, results may differ in rounding, as they do by its chunks; on
+    /// backends whose rows do not depend on each other they do not.
+    pub fn set_overlap(&mut self, overlap: Overlap) {
+        self.overlap = overlap;
+    }
+
+    /// The token before which a step is cut in two; `None` where it is computed as it is.
+    pub(crate) fn cut_of(&self, batch: &ForwardBatch) -> Option<usize> {
+        if self.is_encoder {
+            return None;
+        }
+        let min_rows = match self.overlap {
+            Overlap::Auto if self.device.works_apart() && self.goes_to_device => {
+                self.placement.min_part_rows()?
+            }
+            Overlap::Auto | Overlap::Never => return None,
+            Overlap::From(n_rows) => n_rows.max(1),
+        };
+        cut(batch, min_rows)
+    }
+}
+
+/// The multiple of [`BLOCK`] tokens of a sequence, or the beginning of one, that is next to the middle.
+fn cut(batch: &ForwardBatch, min_rows: usize) -> Option<usize> {
+    let n_tokens = batch.n_tokens();
+    if n_tokens < 2 * min_rows || !batch.last_seen.is_empty() || !batch.window_seen.is_empty() {
+        return None;
+    }
+    let middle = n_tokens / 2;
+    let seq_idx = batch
+        .seq_starts
+        .partition_point(|&start| start as usize <= middle)
+        - 1;
+    let tokens = batch.tokens_of(seq_idx);
+    let into = (middle - tokens.start + BLOCK / 2) / BLOCK * BLOCK;
+    let mut place = tokens.start + into.min(tokens.len());
+    if tokens.len() < BLOCK {
+        // A short sequence is in one part.
+        let is_nearer = middle - tokens.start <= tokens.end - middle;
+        place = if is_nearer { tokens.start } else { tokens.end };
+    }
+    (place >= min_rows && n_tokens - place >= min_rows).then_some(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_backend::{ExpertsShape, KvStoreOfLayer, LayerShape, NetworkShape, Side, TokenSource};
+
+    use super::*;
+    use crate::LayerPlacement;
+
+    fn batch(lens: &[u32]) -> ForwardBatch {
+        let mut batch = ForwardBatch::default();
+        for &len in lens {
+            let pages: Vec<u32> = (0..len.div_ceil(16)).collect();
+            batch.push_sequence((0..len).map(TokenSource::Id), 0, &pages);
+        }
+        batch
+    }
+
+    #[test]
+    fn a_step_is_cut_next_to_its_middle() {
+        for (lens, min_rows, expected) in [
+            (&[128][..], 64, Some(64)),
+            (&[127], 64, None),
+            (&[190], 64, Some(64)),
+            (&[512], 64, Some(256)),
+            // Between sequences, or in the long one.
+            (&[40, 40, 40, 40], 64, Some(80)),
+            (&[40, 50, 40], 60, None),
+            (&[40, 50, 40], 40, Some(40)),
+            (&[1, 1, 1, 400], 64, Some(195)),
+            (&[300, 100], 64, Some(192)),
+            (&[30, 300], 64, Some(158)),
+            // A part would be too small.
+            (&[100, 100], 90, Some(100)),
+            (&[70, 63, 70], 70, Some(70)),
+            (&[70, 63, 70], 71, None),
+            (&[1], 1, None),
+            (&[1, 1], 1, Some(1)),
+            (&[], 1, None),
+        ] {
+            assert_eq!(cut(&batch(lens), min_rows), expected, "{lens:?} by {min_rows}");
+        }
+    }
+
+    #[test]
+    fn rows_that_see_those_behind_them_stay_in_one_step() {
+        let mut batch = batch(&[512]);
+        batch.see_each_other(3..9);
+        assert_eq!(cut(&batch, 64), None);
+    }
+
+    fn network(n_layers: usize, experts: Option<ExpertsShape>, shared_kv: bool) -> NetworkShape {
+        let layer = |idx| LayerShape {
+            kv: Some(KvStoreOfLayer {
+                idx: if shared_kv { 0 } else { idx },
+                is_owner: !shared_kv || idx == 0,
+            }),
+            experts,
+            ..LayerShape::default()
+        };
+        NetworkShape {
+            n_embd: 32,
+            layers: (0..n_layers).map(layer).collect(),
+            has_streams: false,
+            reads_hidden: false,
+        }
+    }
+
+    #[test]
+    fn parts_have_the_rows_that_the_placement_asks_for() {
+        let rows = |n_layers, n_device| {
+            let network = network(n_layers, None, false);
+            Placement::last_layers(&network, n_device).min_part_rows()
+        };
+        assert_eq!(rows(32, 16), Some(64));
+        assert_eq!(rows(9, 8), Some(64));
+        assert_eq!(rows(10, 9), Some(256));
+        assert_eq!([rows(8, 0), rows(8, 8)], [None, None]);
+        let experts = ExpertsShape {
+            n_experts: 128,
+            n_used: 8,
+            n_ff: 32,
+        };
+        let placement = Placement::last_layers(&network(4, Some(experts), false), 2);
+        assert_eq!(placement.min_part_rows(), Some(64 * 16));
+    }
+
+    #[test]
+    fn a_device_that_waits_for_the_host_in_each_part_computes_whole_steps() {
+        let network_of_four = network(4, None, false);
+        let mut layers = vec![LayerPlacement::whole(Side::Host); 4];
+        layers[1] = LayerPlacement::whole(Side::Device);
+        assert_eq!(
+            Placement::new(&network_of_four, layers.clone()).min_part_rows(),
+            None
+        );
+        layers.fill(LayerPlacement::whole(Side::Device));
+        layers[0].mixer = Side::Host;
+        assert_eq!(Placement::new(&network_of_four, layers).min_part_rows(), None);
+        // Layers of the device whose keys and values are the host's.
+        let shared = network(4, None, true);
+        assert_eq!(Placement::last_layers(&shared, 2).min_part_rows(), None);
+    }
+}
