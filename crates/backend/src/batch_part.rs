@@ -115,8 +115,11 @@ impl ForwardBatch {
             let start = self.history.len() as u32;
             (self.history)
                 .extend_from_slice(&known[sample.history.start as usize..sample.history.end as usize]);
-            for token_idx in self.seq_starts[seq_idx] as usize..=row as usize {
-                if let (true, TokenSource::Id(id)) = (named[token_idx], self.tokens[token_idx]) {
+            let seen = self.seq_starts[seq_idx] as usize..row as usize + 1;
+            for (token, _) in
+                (self.tokens[seen.clone()].iter().zip(&named[seen])).filter(|(_, named)| **named)
+            {
+                if let TokenSource::Id(id) = *token {
                     self.history.push(id);
                 }
             }

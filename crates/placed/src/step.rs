@@ -95,7 +95,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             // The device computes the first part meanwhile.
             let second = (self.begin_part(1)).and_then(|shape| self.run_part(shape, body));
             if let Err(error) = second {
-                // Nobody will ask for what the first part gives, and it must not stand for a later step.
+                // What the first part gives is not asked for, and must not stand for a later step.
                 let _ = self.device.read(&mut self.results.second);
                 return Err(error);
             }

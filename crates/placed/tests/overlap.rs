@@ -113,7 +113,7 @@ fn the_host_computes_the_second_part_while_the_device_has_the_first() {
         let (in_parts, shared) = times(time(3, 0), time(1, 0), Overlap::Auto, lens);
         assert!(shared > 0, "{lens:?}");
         assert_eq!(in_parts, whole - shared, "{lens:?}");
-        // The device has a quarter of the work less the rows of the last layer that nobody reads, and about half of that is hidden.
+        // The device has a quarter of the work less rows of the last layer that are not read, and about half of that is hidden.
         assert!(shared * 20 > whole, "{lens:?}: {shared} of {whole}");
     }
 }
@@ -183,6 +183,19 @@ where
 
 fn cuda(simulator: &Simulator) -> CudaBackend {
     CudaBackend::new(simulator.device()).expect("the simulator loads the kernels")
+}
+
+#[test]
+fn parts_have_the_same_bits_where_results_do_not_depend_on_the_batch() {
+    let model = model();
+    let logits = |overlap| {
+        let simulator = Simulator::new(&SimOptions::default());
+        let device = cuda(&simulator).with_batch_invariance(true);
+        let mut executor = split(&model, (cpu(), device), overlap);
+        let logits = all_logits(&mut executor, &ids(130, 0)).unwrap();
+        logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
+    };
+    assert!(logits(Overlap::From(60)) == logits(Overlap::Never));
 }
 
 fn generate(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Option<Vec<u32>>> {
