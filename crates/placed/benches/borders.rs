@@ -5,7 +5,10 @@
 //! computes the rest, and caches and threads do not wait with it. So the CPU alone is measured behind waits too. Both have all processors. Run by `cargo test`, a few steps are
 //! computed and nothing is claimed.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokenmill_backend::{
     Backend, Executor, ForwardBatch, KvType, PAGE_TOKENS, RowMask, RowOutput, SampleRow, Side, StepOutput,
@@ -26,7 +29,7 @@ const DEVICE_TIME: Duration = Duration::from_millis(5);
 const N_IN_A_ROW: usize = 8;
 
 /// A network of like layers.
-struct Layers {
+struct Network {
     name: &'static str,
     /// Layers that are compared.
     n_layers: usize,
@@ -35,14 +38,14 @@ struct Layers {
 }
 
 /// The smaller a layer, the more its border weighs: layers of 4 MiB, and of 16 MiB, as wide as those of Qwen2.5 0.5B.
-const NETWORKS: [Layers; 2] = [
-    Layers {
+const NETWORKS: [Network; 2] = [
+    Network {
         name: "8 layers, 512 wide",
         n_layers: 8,
         n_embd: 512,
         n_ff: 2048,
     },
-    Layers {
+    Network {
         name: "6 layers, 896 wide",
         n_layers: 6,
         n_embd: 896,
@@ -58,11 +61,11 @@ const STEPS: [(&str, usize, usize); 4] = [
     ("a prompt of 256", 1, 256),
 ];
 
-fn model(layers: &Layers, n_layers: usize) -> TinyModel {
+fn model(network: &Network, n_layers: usize) -> TinyModel {
     let mut descriptor = tiny_llama();
-    descriptor.n_embd = layers.n_embd;
+    descriptor.n_embd = network.n_embd;
     descriptor.layers.truncate(1);
-    descriptor.layers[0].dense_mut().n_ff = layers.n_ff;
+    descriptor.layers[0].dense_mut().n_ff = network.n_ff;
     let layer = descriptor.layers[0].clone();
     descriptor.layers.resize(n_layers, layer);
     TinyModel::random(descriptor, TensorType::Q8_0, 5)
@@ -97,7 +100,7 @@ fn batch(n_seqs: usize, n_tokens: usize) -> ForwardBatch {
     }
     batch.logit_rows = (0..batch.n_tokens() as u32).collect();
     let output = RowOutput::Sample(SampleRow {
-        params: Default::default(),
+        params: Arc::default(),
         history: 0..0,
         mask: RowMask::Any,
     });
@@ -116,16 +119,9 @@ fn run(executor: &mut dyn Executor, batch: &ForwardBatch, device_time: Duration,
         while submitted.elapsed() < device_time {
             std::hint::spin_loop();
         }
-        let waited = submitted.elapsed();
+        let worked = Instant::now();
         executor.wait(ticket, &mut output).expect("a step");
-        times.push(
-            start.elapsed()
-                - if device_time.is_zero() {
-                    device_time
-                } else {
-                    waited
-                },
-        );
+        times.push(submitted.duration_since(start) + worked.elapsed());
     }
 }
 
@@ -138,10 +134,10 @@ fn main() {
     let is_measured = std::env::args().any(|argument| argument == "--bench");
     let n_rounds: usize = if is_measured { 60 } else { 1 };
     println!("Q8_0; milliseconds of a step: alone, split, ratio; the same behind waits");
-    for layers in &NETWORKS[..if is_measured { NETWORKS.len() } else { 1 }] {
-        let mut alone = executor(&model(layers, layers.n_layers), cpu());
+    for network in &NETWORKS[..if is_measured { NETWORKS.len() } else { 1 }] {
+        let mut alone = executor(&model(network, network.n_layers), cpu());
         // A layer more, which the device has.
-        let split = model(layers, layers.n_layers + 1);
+        let split = model(network, network.n_layers + 1);
         let device = ClockedBackend::new(Side::Device, ProductTime::default(), SharedClock::default());
         let placement = Placement::last_layers(&split.descriptor.shape(), 1);
         let mut split = executor(&split, Placed::new(cpu(), device, placement));
@@ -164,7 +160,7 @@ fn main() {
                 times.each_mut().map(|times| median(times).as_secs_f64() * 1e3);
             println!(
                 "{:<18} {step:<15} {alone:9.3} {split:9.3} {:6.3}   {alone_waits:9.3} {split_waits:9.3} {:6.3}",
-                layers.name,
+                network.name,
                 split / alone,
                 split_waits / alone_waits
             );

@@ -5,9 +5,9 @@
 //! Each part reads all weights, so parts have so many rows that this is not what they take their time for. Invariant: the parts compute
 //! what the step computes, as chunks of a prompt do.
 
-use tokenmill_backend::{ForwardBatch, SplitOperations};
+use tokenmill_backend::ForwardBatch;
 
-use crate::{Placed, Placement};
+use crate::Placement;
 
 /// When a step is computed in two parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,24 +48,19 @@ impl Placement {
     }
 }
 
-impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
-    /// Sets which steps are computed in two parts. Where a prompt is cut, results may differ in rounding, as they do by its chunks; on
-    /// backends whose rows do not depend on each other they do not.
-    pub fn set_overlap(&mut self, overlap: Overlap) {
-        self.overlap = overlap;
-    }
-
-    /// The token before which a step is cut in two; `None` where it is computed as it is.
-    pub(crate) fn cut_of(&self, batch: &ForwardBatch) -> Option<usize> {
-        if self.is_encoder {
-            return None;
-        }
-        let min_rows = match self.overlap {
-            Overlap::Auto if self.device.works_apart() && self.goes_to_device => {
-                self.placement.min_part_rows()?
-            }
-            Overlap::Auto | Overlap::Never => return None,
-            Overlap::From(n_rows) => n_rows.max(1),
+impl Overlap {
+    /// The token before which a step is cut in two; `None` where it is computed as it is. `works_apart`: whether the device does, and
+    /// computes what is placed there.
+    pub(crate) fn cut_of(
+        self,
+        batch: &ForwardBatch,
+        placement: &Placement,
+        works_apart: bool,
+    ) -> Option<usize> {
+        let min_rows = match self {
+            Self::Auto if works_apart => placement.min_part_rows()?,
+            Self::Auto | Self::Never => return None,
+            Self::From(n_rows) => n_rows.max(1),
         };
         cut(batch, min_rows)
     }

@@ -164,6 +164,12 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         self.goes_to_device = self.thresholds.goes_to_device(n_tokens, n_seqs);
     }
 
+    /// Sets which steps are computed in two parts. Where a prompt is cut, results may differ in rounding, as they do by its chunks; on
+    /// backends whose rows do not depend on each other they do not.
+    pub fn set_overlap(&mut self, overlap: Overlap) {
+        self.overlap = overlap;
+    }
+
     /// What each side has.
     pub fn placement(&self) -> &Placement {
         &self.placement

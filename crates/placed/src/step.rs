@@ -22,7 +22,10 @@ const MAX_OPEN: usize = 2;
 impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     pub(crate) fn begin(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
         self.choose_route(batch.n_tokens(), batch.n_seqs());
-        let cut = self.cut_of(batch);
+        let works_apart = self.device.works_apart() && self.goes_to_device;
+        // Tokens of an encoder see all others of their sequence.
+        let cut = (!self.is_encoder).then(|| self.overlap.cut_of(batch, &self.placement, works_apart));
+        let cut = cut.flatten();
         // The device has the tokens of the newest step by their rows, unless these are in two parts.
         let device_knows_rows = !self.is_cut && cut.is_none();
         self.is_cut = cut.is_some();

@@ -1,6 +1,9 @@
 //! Steps in two parts: the host computes the second while the device has the first, and nothing else changes.
 
-use std::{sync::PoisonError, time::Duration};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use tokenmill_backend::{
     Backend, Executor, ForwardBatch, KvType, RowMask, RowOutput, SampleRow, Side, SplitOperations,
@@ -86,7 +89,7 @@ fn prompts(lens: &[usize]) -> ForwardBatch {
         n_pages += pages.len() as u32;
         batch.push_sequence(ids(len, seq_idx).into_iter().map(TokenSource::Id), 0, &pages);
         batch.want_last(RowOutput::Sample(SampleRow {
-            params: Default::default(),
+            params: Arc::default(),
             history: 0..0,
             mask: RowMask::Any,
         }));
