@@ -6,6 +6,7 @@
 // 256 bytes. A number is scale * byte, the scale max |x| / 127 of its 32 numbers (as GGUF has it).
 // e4m3: a byte a number, of four bits of exponent and three of mantissa, without a scale. Rows are a multiple of 16 numbers.
 #pragma once
+#include "bits.cuh"
 #include "reduce.cuh"
 
 constexpr int PAGE = 16;
@@ -104,19 +105,12 @@ DEVICE void put(E4m3* p, float x) {
     p->code = (uint8_t)(code | (bits >> 24 & 0x80));
 }
 
-// a | (b & c) in one instruction.
-DEVICE uint32_t or_and(uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xf8;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
 // Four codes as numbers of f16, the first and the third, and the second and the fourth: f16 has an exponent that is 8 larger, so they are
 // 1/256 of what they stand for. The magnitude that is no number gets a bit with which it is none of f16.
 DEVICE void halves_of(uint32_t codes, uint32_t& even, uint32_t& odd) {
     const uint32_t shifted = codes << 8, first = shifted >> 1 & 0x3f803f80u, second = codes >> 1 & 0x3f803f80u;
-    even = or_and(or_and(first, first + 0x00800080u, 0x40004000u), shifted, 0x80008000u);
-    odd = or_and(or_and(second, second + 0x00800080u, 0x40004000u), codes, 0x80008000u);
+    even = and_or(shifted, 0x80008000u, and_or(first + 0x00800080u, 0x40004000u, first));
+    odd = and_or(codes, 0x80008000u, and_or(second + 0x00800080u, 0x40004000u, second));
 }
 constexpr float OF_HALVES = 256.0f;
 
