@@ -371,9 +371,9 @@ mod tests {
     #[test]
     fn parts_fit_their_memory_and_no_thread_block_is_empty() {
         for (n_bands, n_supers, n_rows) in (1..200).flat_map(|n_bands| {
-            [1, 3, 8, 16, 56]
-                .into_iter()
-                .flat_map(move |n_supers| [9, 16, 17, 33, 64, 100, 512, 2048].map(|n_rows| (n_bands, n_supers, n_rows)))
+            [1, 3, 8, 16, 56].into_iter().flat_map(move |n_supers| {
+                [9, 16, 17, 33, 64, 100, 512, 2048].map(|n_rows| (n_bands, n_supers, n_rows))
+            })
         }) {
             let q4_k = Wide::of(TensorType::Q4_K).unwrap();
             let cut = WideCut::of(q4_k, n_bands, n_supers, n_rows, 8);
