@@ -4,7 +4,8 @@
 //   (a, b) -> magnitude * (a cos - b sin, a sin + b cos); pairs are neighbours (style 0, NORM) or halves (style 1, NEOX).
 //   Before that, where q_norm / k_norm is given, a head is x / sqrt(mean(x^2) + eps) * norm. No rotation where inv_freqs is null.
 //   Queries are rotated in place; rotated keys go to k and to the store, values to the store, both rounded to its type.
-// grid: (n_heads + 2 n_kv_heads, n_tokens); block: 32, a warp a head.
+// grid: (up to n_heads + 2 n_kv_heads, n_tokens); block: 32. A warp takes every gridDim.x-th head of a token, whose angles it computes once: those of
+// queries, of keys, and of values where there are any.
 // Shapes: q [n_tokens, n_heads, dim_k], k [n_tokens, n_kv_heads, dim_k], v [n_tokens, n_kv_heads, dim_v] f32; positions, slots
 // [n_tokens] u32; store as kv.cuh says. A slot of 0xffffffff (padding) is stored nowhere. Shared: 4 dim_k bytes, dynamic.
 // Measured on the simulator only: bench/runs.
@@ -19,7 +20,7 @@ DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* position
     extern __shared__ float head_values[];
     constexpr int AHEAD = 2;    // pairs of a lane whose angles are ready before the queries are
     constexpr int AT_ONCE = 4;  // values of a lane that are on their way together
-    int lane = threadIdx.x, token = blockIdx.y, head = blockIdx.x, half = n_dims / 2;
+    int lane = threadIdx.x, token = blockIdx.y, half = n_dims / 2, n_all = n_heads + (v ? 2 : 1) * n_kv_heads;
     let_next_begin();
     uint32_t slot = slots[token];
     bool is_stored = slot != 0xffffffffu;
@@ -31,61 +32,66 @@ DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* position
         if (inv_freqs && i < half) sincosf(position * inv_freqs[i], &sins[k], &cosines[k]);
     }
     await_earlier();
-    if (head >= n_heads + n_kv_heads) {
-        int g = head - n_heads - n_kv_heads, row = kv_row(dim_v);
-        const float* from = v + ((size_t)token * n_kv_heads + g) * dim_v;
-        if (!is_stored) return;
-        auto to = kv_place(v_store, slot, g, n_kv_heads, row);
 #pragma unroll 1
-        for (int first = lane; first < row; first += AT_ONCE * WARP) {
-            float x[AT_ONCE];
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) x[k] = first + k * WARP < dim_v ? from[first + k * WARP] : 0.0f;
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++)
-                if (first + k * WARP < row) put(to + first + k * WARP, x[k]);
-        }
-        return;
-    }
-    bool is_query = head < n_heads;
-    int g = head - n_heads;
-    float* x = is_query ? q + ((size_t)token * n_heads + head) * dim_k : k + ((size_t)token * n_kv_heads + g) * dim_k;
-    const float* norm = is_query ? q_norm : k_norm;
-    float squares = 0.0f;
+    for (int head = blockIdx.x; head < n_all; head += gridDim.x) {
+        if (head >= n_heads + n_kv_heads) {
+            int g = head - n_heads - n_kv_heads, row = kv_row(dim_v);
+            const float* from = v + ((size_t)token * n_kv_heads + g) * dim_v;
+            if (!is_stored) continue;
+            auto to = kv_place(v_store, slot, g, n_kv_heads, row);
 #pragma unroll 1
-    for (int first = lane; first < dim_k; first += AT_ONCE * WARP) {
-        float values[AT_ONCE];
+            for (int first = lane; first < row; first += AT_ONCE * WARP) {
+                float x[AT_ONCE];
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) values[k] = first + k * WARP < dim_k ? x[first + k * WARP] : 0.0f;
+                for (int k = 0; k < AT_ONCE; k++) x[k] = first + k * WARP < dim_v ? from[first + k * WARP] : 0.0f;
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
-            squares += values[k] * values[k];
-            if (first + k * WARP < dim_k) head_values[first + k * WARP] = values[k];
+                for (int k = 0; k < AT_ONCE; k++)
+                    if (first + k * WARP < row) put(to + first + k * WARP, x[k]);
+            }
+            continue;
         }
-    }
-    if (norm) normalize_head(head_values, squares, norm, eps, dim_k);
-    __syncwarp();
-    if (inv_freqs) {
-        auto rotate = [&](int i, float sin, float cos) { turn_pair(head_values, i, half, style, magnitude, sin, cos); };
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-            if (lane + k * WARP < half) rotate(lane + k * WARP, sins[k], cosines[k]);
+        bool is_query = head < n_heads;
+        int g = head - n_heads;
+        float* x = is_query ? q + ((size_t)token * n_heads + head) * dim_k : k + ((size_t)token * n_kv_heads + g) * dim_k;
+        const float* norm = is_query ? q_norm : k_norm;
+        float squares = 0.0f;
 #pragma unroll 1
-        for (int i = lane + AHEAD * WARP; i < half; i += WARP) {
-            float sin, cos;
-            sincosf(position * inv_freqs[i], &sin, &cos);
-            rotate(i, sin, cos);
+        for (int first = lane; first < dim_k; first += AT_ONCE * WARP) {
+            float values[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) values[k] = first + k * WARP < dim_k ? x[first + k * WARP] : 0.0f;
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                squares += values[k] * values[k];
+                if (first + k * WARP < dim_k) head_values[first + k * WARP] = values[k];
+            }
         }
+        if (norm) normalize_head(head_values, squares, norm, eps, dim_k);
         __syncwarp();
-    }
-    int row = kv_row(dim_k);
-    const bool is_kept = !is_query && is_stored;
-    auto to = kv_place(k_store, is_kept ? slot : 0, is_kept ? g : 0, n_kv_heads, row);
+        if (inv_freqs) {
+            auto rotate = [&](int i, float sin, float cos) { turn_pair(head_values, i, half, style, magnitude, sin, cos); };
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (lane + k * WARP < half) rotate(lane + k * WARP, sins[k], cosines[k]);
 #pragma unroll 1
-    for (int i = lane; i < row; i += WARP) {
-        float value = i < dim_k ? head_values[i] : 0.0f;
-        if (i < dim_k) x[i] = value;
-        if (is_kept) put(to + i, value);
+            for (int i = lane + AHEAD * WARP; i < half; i += WARP) {
+                float sin, cos;
+                sincosf(position * inv_freqs[i], &sin, &cos);
+                rotate(i, sin, cos);
+            }
+            __syncwarp();
+        }
+        int row = kv_row(dim_k);
+        const bool is_kept = !is_query && is_stored;
+        auto to = kv_place(k_store, is_kept ? slot : 0, is_kept ? g : 0, n_kv_heads, row);
+#pragma unroll 1
+        for (int i = lane; i < row; i += WARP) {
+            float value = i < dim_k ? head_values[i] : 0.0f;
+            if (i < dim_k) x[i] = value;
+            if (is_kept) put(to + i, value);
+        }
+        // The next head comes to the same place.
+        __syncwarp();
     }
 }
 

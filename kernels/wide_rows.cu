@@ -2,7 +2,7 @@
 //
 // | kernel     | what a thread block of 256 takes              | grid                                              |
 // |------------|-----------------------------------------------|---------------------------------------------------|
-// | wide_tiles | 8 rows, every gridDim.y-th superblock of them | (8 ceil(n_rows / 64), 1 to n_in / 256)             |
+// | wide_tiles | 8 rows, every gridDim.y-th superblock of them | (rows that are written / 8, 1 to n_in / 256)       |
 //
 // Shapes: x quantized as q8.cuh says, [n_rows, n_in], n_in a multiple of 256. Shared: none. Alignment: 16 bytes; tiles 128 bytes. Measured on the
 // simulator only: bench/runs.

@@ -38,7 +38,7 @@ pub struct Args {
     /// The GPU that kernels are compiled for ahead, or none.
     #[arg(long, default_value = "sm_90")]
     cubins: String,
-    /// The GPUs whose times are predicted by the timing model, which takes minutes for kernels that are new: h100, h200, a100 or none.
+    /// The GPUs whose times are predicted by the timing model, which takes minutes for kernels that are new: h100, h200, h100-pcie, a100, rtx-4090 or none.
     #[arg(
         long,
         value_delimiter = ',',

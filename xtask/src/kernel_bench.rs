@@ -156,7 +156,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 let row = measure(&device, spec, &mut work, n_launches, slice == 1)?;
                 let log = |module: &String| Some((module.clone(), device.module_log(module)?));
                 logs.extend(row.launches.iter().filter_map(|launch| log(&launch.module)));
-                // After it was timed, since checking takes the work apart.
                 row.to_json(
                     &device,
                     &work,

@@ -209,16 +209,24 @@ pub(crate) fn write(device: &str, extent: Extent, commit: &str, to: &Path) -> an
     let folder = crate::workspace_root().join("target/predictions");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let cached = folder.join(format!("{device}-{}.json", &key(extent)?[..16]));
-    if !cached.is_file() {
+    let write = |to: &Path, json: &Value| {
+        fs::write(to, format!("{json:#}\n")).with_context(|| format!("cannot write {}", to.display()))
+    };
+    let mut predicted = if cached.is_file() {
+        let text =
+            fs::read_to_string(&cached).with_context(|| format!("cannot read {}", cached.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} is no JSON", cached.display()))?
+    } else {
         let made = Predicted::make(profile, extent)?.to_json(device, commit);
         // Under its name only when it is whole.
         let part = cached.with_extension("part");
-        fs::write(&part, format!("{made:#}\n"))
-            .with_context(|| format!("cannot write {}", part.display()))?;
+        write(&part, &made)?;
         fs::rename(&part, &cached).with_context(|| format!("cannot write {}", cached.display()))?;
-    }
-    fs::copy(&cached, to).with_context(|| format!("cannot write {}", to.display()))?;
-    Ok(())
+        made
+    };
+    // Another commit may have made the same.
+    predicted["commit"] = commit.into();
+    write(to, &predicted)
 }
 
 /// A hash of all that predictions follow from.
@@ -227,11 +235,16 @@ fn key(extent: Extent) -> anyhow::Result<String> {
     let mut files: Vec<PathBuf> = vec![
         root.join("kernels/ptx.lock"),
         root.join("xtask/src/predictions.rs"),
+        root.join("xtask/src/kernel_bench.rs"),
+        root.join("xtask/src/kernel_estimate.rs"),
     ];
     for folder in [
         "crates/ptx-sim/src",
         "crates/sim-driver/src",
         "crates/cuda-exec/src",
+        "crates/backend/src",
+        "crates/model/src",
+        "xtask/src/synth",
         "xtask/src/kernel_bench",
         "xtask/src/kernel_estimate",
     ] {
@@ -241,6 +254,10 @@ fn key(extent: Extent) -> anyhow::Result<String> {
     let mut hasher = Sha256::new();
     hasher.update(format!("{extent:?} {}", kernels_sha256()));
     for file in files {
+        hasher.update(format!(
+            "{}\n",
+            file.strip_prefix(&root).unwrap_or(&file).display()
+        ));
         hasher.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
     }
     Ok(format!("{:x}", hasher.finalize()))

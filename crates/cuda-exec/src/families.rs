@@ -43,7 +43,7 @@ pub fn families(device: &Device) -> Vec<Family> {
             loaded(&["halves", &halves]),
         ),
         family(
-            "K-quants by many rows, matrix operations of warpgroups (wgmma)",
+            "9 rows and more, matrix operations of warpgroups (wgmma)",
             wide.or_else(|| loaded(&[WIDE_ROWS, &wide_name(TYPE)])),
         ),
         family("launches that begin early", early_refusal(device, &few)),

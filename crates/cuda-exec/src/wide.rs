@@ -21,6 +21,8 @@ const FIXED: usize = 100;
 /// The bits of f16 numbers: 1, and the largest below a half.
 const ONE: u16 = 0x3c00;
 const BELOW_HALF: u16 = 0x37ff;
+/// The largest exponent of a block of zeros in MXFP4: a scale of 32.
+const LARGEST_OF_ZEROS: u8 = 133;
 
 /// How weights of a type are multiplied by many rows on compute capability 9.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,9 +144,11 @@ impl Wide {
     pub fn takes(self, blocks: &[u8]) -> bool {
         let fits =
             |block: &[u8]| self.scale.takes(block) && self.offset.is_none_or(|offset| offset.takes(block));
-        // A block of zeros has any exponent.
+        // A block of zeros has any exponent whose scale, 1024 times as large, is a number of f16.
         let is_zero = |block: &[u8]| match self.scale {
-            Limit::Exponent { at, .. } => block[at + 1..].iter().all(|&byte| byte == 0),
+            Limit::Exponent { at, .. } => {
+                block[at] <= LARGEST_OF_ZEROS && block[at + 1..].iter().all(|&byte| byte == 0)
+            }
             _ => false,
         };
         blocks
@@ -225,7 +229,13 @@ impl WideCut {
 
     /// The launch of `n_bands` bands by so many rows of x.
     pub(crate) fn shape(self, n_bands: usize, n_rows: usize) -> LaunchShape {
-        let grid = [n_rows.div_ceil(self.columns), n_bands, self.n_splits];
+        let n_tiles = n_rows.div_ceil(self.columns);
+        debug_assert!(
+            self.columns >= WIDE_TILE_ROWS && n_rows > 32
+                || n_tiles * self.columns <= Self::padded_rows(n_rows),
+            "tiles have the rows that are read"
+        );
+        let grid = [n_tiles, n_bands, self.n_splits];
         LaunchShape::new(grid, WIDE_THREADS).with_shared_bytes(Wide::shared_bytes(self.columns))
     }
 
@@ -357,6 +367,8 @@ mod tests {
         check(103, 0, true);
         check(130, 0xff, true);
         check(131, 0x11, false);
+        check(133, 0, true);
+        check(134, 0, false);
     }
 
     #[test]

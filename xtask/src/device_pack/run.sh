@@ -83,7 +83,7 @@ record() {
         failed) n_failed=$((n_failed + 1)) ;;
     esac
     # What did not run is archived with the next that did, or at the end: writing takes time, which is short where parts are late.
-    [ "$4" -eq 0 ] && [ "$2" != passed ] && return 0
+    case $2 in late | absent | "no device") [ "$4" -eq 0 ] && return 0 ;; esac
     summarize
 }
 
@@ -285,7 +285,9 @@ export SERVE_ARGS=${SERVE_ARGS:-}
 
 # Whether there is a GPU to use is asked first: the program computes something, for which it loads the kernels that it needs.
 start=$(date +%s)
-timeout -k 5 "$part_limit_s" tokenmill run demo "Once upon a time" --temp 0 -n 32 --device cuda \
+limit=$part_limit_s
+[ "$(left)" -lt "$limit" ] && limit=$(left)
+timeout -k 5 "$limit" tokenmill run demo "Once upon a time" --temp 0 -n 32 --device cuda \
     >"$results/self-test.txt" 2>"$results/self-test.log"
 status=$?
 seconds=$(($(date +%s) - start))
@@ -321,17 +323,24 @@ wanted bench && bench "$first" "" 20 ${BENCH_ARGS:---n-prompt 512 --n-gen 64 --b
 predictions=()
 predictions_name=
 rm -f "$results/predictions.json"
-for file in "$here"/predictions-*.json; do
-    name=${file##*/predictions-}
-    name=${name%.json}
-    wants=${PREDICTIONS:-$gpu}
-    if [ -f "$file" ] && [[ ${wants,,} == *"$name"* ]]; then
-        predictions=(--predictions "$file")
-        predictions_name=$name
-        # With the results, for whoever compares.
-        cp "$file" "$results/predictions.json"
-    fi
-done
+# Others of a family have other rates.
+wants=${PREDICTIONS:-$gpu}
+case ${wants,,} in
+    *gh200* | *h100*nvl*) name= ;;
+    *h100*pcie*) name=h100-pcie ;;
+    *h200*) name=h200 ;;
+    *h100*) name=h100 ;;
+    *a100*) name=a100 ;;
+    *4090*) name=rtx-4090 ;;
+    *) name= ;;
+esac
+file=$here/predictions-$name.json
+if [ -n "$name" ] && [ -f "$file" ]; then
+    predictions=(--predictions "$file")
+    predictions_name=$name
+    # With the results, for whoever compares.
+    cp "$file" "$results/predictions.json"
+fi
 # shellcheck disable=SC2086
 wanted kernels && part 45 kernel-bench xtask kernel-bench --json "$results/kernel-bench.json.new" \
     ${predictions[@]+"${predictions[@]}"} ${KERNEL_ARGS:-}

@@ -195,15 +195,27 @@ pub(super) const ROWS: [RowSpec; 52] = [
         product(BF16, Output, 16),
         &["matmul_low_band_n16"],
     ),
-    row("o, 16 rows, Q8_0", product(Q8_0, Output, 16), &["matmul_n16"]),
+    row(
+        "o, 16 rows, Q8_0",
+        product(Q8_0, Output, 16),
+        &["wide_band_n16", "matmul_low_band_n16"],
+    ),
     row(
         "o, 64 rows",
         product(Q4_K, Output, 64),
         &["wide_band", "matmul_low_band", "half_split"],
     ),
-    row("o, 64 rows, Q8_0", product(Q8_0, Output, 64), &["matmul_n64"]),
+    row(
+        "o, 64 rows, Q8_0",
+        product(Q8_0, Output, 64),
+        &["wide_band", "matmul_split_n64", "matmul_low_band"],
+    ),
     row("gate, up, 8 rows", gated(Q4_K, 8), &["matvec_gated_m8"]),
-    row("gate, up, 16 rows", gated(Q4_K, 16), &["matmul_gated_n16"]),
+    row(
+        "gate, up, 16 rows",
+        gated(Q4_K, 16),
+        &["wide_gated_n16", "matmul_gated_n16"],
+    ),
     row(
         "gate, up, 64 rows",
         gated(Q4_K, 64),
@@ -223,12 +235,12 @@ pub(super) const ROWS: [RowSpec; 52] = [
     row(
         "experts, MXFP4, 64 rows",
         experts(MXFP4_EXPERTS, 64),
-        &["experts_m8"],
+        &["experts_n16"],
     ),
     row(
         "experts, Q4_K, 64 rows",
         experts(Q4_K_EXPERTS, 64),
-        &["experts_m4"],
+        &["experts_n16"],
     ),
     row("add, norm, 64 rows", What::AddNorm { n_rows: 64 }, &["add_norm"]),
     // Attention over the other types.
@@ -283,7 +295,11 @@ pub(super) const ROWS: [RowSpec; 52] = [
         gated(Q4_K, 512),
         &["half_gated_n64"],
     )),
-    row("gate, 512 rows, Q8_0", product(Q8_0, Gate, 512), &["matmul_n64"]),
+    row(
+        "gate, 512 rows, Q8_0",
+        product(Q8_0, Gate, 512),
+        &["wide_band", "matmul_band_n64"],
+    ),
     row(
         "down, 512 rows",
         product(Q6_K, Down, 512),

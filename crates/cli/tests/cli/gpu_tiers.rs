@@ -93,12 +93,15 @@ fn what_a_gpu_has_computed_comes_back_from_a_folder() {
     first.end();
     // Another process, in which it then loses its place to other prompts.
     let second = serve("cuda", &in_folder);
-    for n_read in [2, 4] {
+    let mut n_read = 1;
+    for _ in 0..2 {
         let (found, n_found) = complete(&second, &longer);
         assert_eq!(found, expected);
         assert!(n_found >= 32, "{n_found}");
         let n_pages = metric(&second, "tokenmill_prefix_dir_read_pages_total");
-        assert!(n_pages >= n_read, "{n_pages} of {n_read}");
+        // What others had no use for stays on the GPU.
+        assert!(n_pages > n_read, "{n_pages} after {n_read}");
+        n_read = n_pages;
         for other in OTHERS {
             complete(&second, other);
         }

@@ -1,4 +1,4 @@
-//! Rows of x made f16 for products of K-quants by many rows, for bands and for matrix operations of warpgroups. Kernels: `halves.cu`,
+//! Rows of x made f16 for products of quantized matrices by many rows, for bands and for matrix operations of warpgroups. Kernels: `halves.cu`,
 //! `matmul_halves.cu`, `wide_rows.cu`, `matmul_wide.cu`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -74,7 +74,8 @@ impl Ops {
         }
     }
 
-    /// Makes rows f16, as many as thread blocks take. As bands take them, the last row stands for those beyond it; in tiles these are zero.
+    /// Makes rows f16, as many as thread blocks take. As bands take them, the last row stands for those beyond it; in tiles these are zero, up to 16, 32 or a multiple of 64 rows; others
+    /// are not written.
     pub(super) fn halve(&self, input: &LinearInput<'_>, n_in: usize, form: HalfForm) -> Result<Halved<'_>> {
         let quantized = input.quantized.ok_or(CudaExecError::Unsupported {
             feature: "product of quantized weights with f32 rows".to_owned(),

@@ -20,6 +20,20 @@ pub(super) fn values_in_keys() -> CudaExecError {
     }
 }
 
+/// Heads of a token that a warp takes, where there are many tokens: it computes their angles once, and fewer thread blocks follow each other.
+const HEADS_OF_WARP: usize = 8;
+/// Tokens from which on these are enough warps.
+const MANY_TOKENS: usize = 256;
+
+/// Warps for each token with so many heads.
+fn n_warps(n_heads: usize, n_tokens: usize) -> usize {
+    if n_tokens < MANY_TOKENS {
+        n_heads
+    } else {
+        n_heads.div_ceil(HEADS_OF_WARP)
+    }
+}
+
 /// Where a step's tokens are.
 #[derive(Clone, Copy, Debug)]
 pub struct StepPlaces<'a> {
@@ -87,8 +101,8 @@ impl Ops {
             .count(dim_v)
             .write(k)
             .write(v);
-        let shape =
-            LaunchShape::new([n_heads + 2 * n_kv_heads, n_tokens, 1], 32).with_shared_bytes(4 * dim_k);
+        let shape = LaunchShape::new([n_warps(n_heads + 2 * n_kv_heads, n_tokens), n_tokens, 1], 32)
+            .with_shared_bytes(4 * dim_k);
         self.device
             .launch(self.store_kernels(types)?.rope_kv, shape, &args)
     }

@@ -35,6 +35,13 @@ struct Case {
 }
 
 fn check(case: &Case) {
+    // A warp for each head, and warps that take several.
+    for n_warps in [10, 3] {
+        check_by(case, n_warps);
+    }
+}
+
+fn check_by(case: &Case, n_warps: usize) {
     let &Case {
         is_neox,
         dims: [dim_k, dim_v],
@@ -93,8 +100,7 @@ fn check(case: &Case) {
         KvType::F16 => ("rope_kv", "rope_kv_f16"),
         _ => ("rope_kv_e4m3_e4m3", "rope_kv_of_types"),
     };
-    let grid = [n_heads + 2 * n_kv_heads, n_tokens, 1];
-    sim.launch(module, kernel, grid, 32, 4 * dim_k, &arguments);
+    sim.launch(module, kernel, [n_warps, n_tokens, 1], 32, 4 * dim_k, &arguments);
 
     let expected = |rows: &[f32], heads: usize, norm: &[f32]| -> Vec<(f64, f64)> {
         rows.chunks(dim_k)

@@ -325,6 +325,7 @@ fn wide_products_read_weights_once() {
         let limit = match ty {
             TensorType::Q4_K => 1.12,
             TensorType::Q5_K => 1.3,
+            TensorType::Q6_K => 1.7,
             _ => 2.0,
         };
         assert!(ratio <= limit, "{ty:?}: {ratio}");
