@@ -256,7 +256,7 @@ fn key(extent: Extent) -> anyhow::Result<String> {
     for file in files {
         hasher.update(format!(
             "{}\n",
-            file.strip_prefix(&root).unwrap_or(&file).display()
+            file.strip_prefix(root).unwrap_or(&file).display()
         ));
         hasher.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
     }
