@@ -12,11 +12,16 @@ impl ForwardBatch {
     /// continues where the earlier left its keys and values, or its state.
     ///
     /// # Panics
-    /// Where tokens see others behind them ([`Self::last_seen`], [`Self::window_seen`]): such tokens come in one step.
+    /// Where tokens see others behind them ([`Self::last_seen`], [`Self::window_seen`]): such tokens come in one step. In debug builds also where a
+    /// token is named by a row of the step before.
     pub fn take_part(&mut self, whole: &Self, tokens: Range<usize>) {
         assert!(
             whole.last_seen.is_empty() && whole.window_seen.is_empty(),
             "tokens that see others behind them"
+        );
+        debug_assert!(
+            !(whole.tokens.iter()).any(|token| matches!(token, TokenSource::SampledRow(_))),
+            "tokens that are known"
         );
         self.clear();
         self.tokens.extend_from_slice(&whole.tokens[tokens.clone()]);

@@ -74,8 +74,8 @@ pub(crate) struct LoadArgs {
     /// importance matrix
     #[arg(long, value_name = "TYPE", value_parser = preset(), hide_possible_values = true)]
     quantize: Option<Preset>,
-    /// Layers on the GPU, the last ones: a number, all, or auto, which has on the GPU what is quickest of what fits, by bandwidths that
-    /// are measured at the first start; the CPU computes the rest [default: all, or auto without --device] [short: -ngl]
+    /// Layers on the GPU, the last ones: a number, or all; auto puts everything there if it fits, and else the parts with which a token takes
+    /// least time by measured bandwidths. The CPU computes the rest [default: all, or auto without --device] [short: -ngl]
     #[arg(long, alias = "n-gpu-layers", value_name = "N")]
     gpu_layers: Option<String>,
     /// Keep the experts of all layers on the CPU [short: -cmoe]
@@ -95,7 +95,7 @@ pub(crate) struct LoadArgs {
     /// a crossing, such as gpu=900,cpu=40,link=25,crossing=15
     #[arg(long, value_name = "LIST")]
     bandwidths: Option<Bandwidths>,
-    /// Measure again what -ngl auto and --gpu-batch auto remember of this machine, in tokenmill of the cache folder (XDG_CACHE_HOME)
+    /// Measure again what -ngl auto and --gpu-batch auto remember of this machine, in $XDG_CACHE_HOME/tokenmill or ~/.cache/tokenmill
     #[arg(long, conflicts_with = "bandwidths")]
     measure_again: bool,
     /// GPUs that compute the model together, each a part of every layer: the first, or the one of --device, and those behind it
@@ -476,9 +476,13 @@ impl LoadArgs {
 
 /// Where this program keeps what it can make again: the cache folder of the XDG base directories.
 fn cache_folder() -> Option<PathBuf> {
-    let cache = match env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()) {
-        Some(path) => PathBuf::from(path),
-        None => PathBuf::from(env::var_os("HOME").filter(|path| !path.is_empty())?).join(".cache"),
+    let cache = match env::var_os("XDG_CACHE_HOME").map(PathBuf::from) {
+        // A path that is not absolute is to be ignored, says the specification.
+        Some(path) if path.is_absolute() => path,
+        _ => {
+            let home = env::var_os("HOME").or_else(|| env::var_os("USERPROFILE"));
+            PathBuf::from(home.filter(|path| !path.is_empty())?).join(".cache")
+        }
     };
     Some(cache.join("tokenmill"))
 }

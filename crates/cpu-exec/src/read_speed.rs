@@ -1,14 +1,14 @@
 //! [`read_speed`]: how fast the threads of a pool read main memory.
 //!
 //! Separate because it computes nothing that a model needs. Invariant: what is read was written before, so no page of it is the system's
-//! page of zeros, and it is larger than caches are.
+//! page of zeros, and where there is room it is larger than caches are.
 
 use std::{hint::black_box, time::Instant};
 
 use crate::{CpuExecError, Pool, zeroed::zeroed};
 
-/// Bytes that are read, where there is room: more than a level of cache has.
-const READ_BYTES: usize = 256 << 20;
+/// Bytes that are read, where there is room: more than twice what the caches of most servers have.
+const READ_BYTES: usize = 1 << 30;
 /// Words of a chunk, 256 KiB.
 const CHUNK_WORDS: usize = 32 << 10;
 /// Times that all is read; the fastest counts.

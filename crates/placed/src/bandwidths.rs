@@ -1,7 +1,7 @@
 //! [`Bandwidths`]: how fast each side reads its memory, and what a border costs.
 //!
-//! Separate from what is weighed with them because they are of a machine, not of a network. Invariant: none is zero, so that whatever is
-//! divided by them is a number.
+//! Separate from what is weighed with them because they are of a machine, not of a network. Invariant: the rates of usable ones are
+//! not zero, so that whatever is divided by them is a number.
 
 use std::{fmt, str::FromStr};
 
@@ -19,7 +19,7 @@ pub struct Bandwidths {
 }
 
 impl Bandwidths {
-    /// Whether each can be divided by.
+    /// Whether each rate can be divided by, and all are what a machine may have: below a petabyte a second, and a crossing below a second.
     pub fn is_usable(&self) -> bool {
         [
             self.host_bytes_per_s,
@@ -27,7 +27,8 @@ impl Bandwidths {
             self.link_bytes_per_s,
         ]
         .iter()
-        .all(|&rate| rate > 0)
+        .all(|&rate| rate > 0 && rate < 1_000_000_000_000_000)
+            && self.crossing_ns < 1_000_000_000
     }
 }
 

@@ -58,7 +58,8 @@ impl Overlap {
         works_apart: bool,
     ) -> Option<usize> {
         let min_rows = match self {
-            Self::Auto if works_apart => placement.min_part_rows()?,
+            // Steps that decode are read more than computed.
+            Self::Auto if works_apart && batch.n_tokens() > batch.n_seqs() => placement.min_part_rows()?,
             Self::Auto | Self::Never => return None,
             Self::From(n_rows) => n_rows.max(1),
         };
@@ -69,7 +70,7 @@ impl Overlap {
 /// The multiple of [`BLOCK`] tokens of a sequence, or the beginning of one, that is next to the middle.
 fn cut(batch: &ForwardBatch, min_rows: usize) -> Option<usize> {
     let n_tokens = batch.n_tokens();
-    if n_tokens < 2 * min_rows || !batch.last_seen.is_empty() || !batch.window_seen.is_empty() {
+    if n_tokens / 2 < min_rows || !batch.last_seen.is_empty() || !batch.window_seen.is_empty() {
         return None;
     }
     let middle = n_tokens / 2;

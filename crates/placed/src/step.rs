@@ -119,7 +119,12 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             self.host.enter_step(&shapes[0]),
             self.device.enter_step(&shapes[1]),
         );
-        let recorded = self.device.recorded(&shapes[1]);
+        // A part takes the route of its whole step, which its own shape does not tell.
+        let recorded = if self.is_cut {
+            Recorded::CannotBe
+        } else {
+            self.device.recorded(&shapes[1])
+        };
         let mode = if recorded == Recorded::Yes {
             Mode::Replay
         } else {

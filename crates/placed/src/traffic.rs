@@ -129,7 +129,7 @@ impl Traffic {
         at(self.host_bytes, bandwidths.host_bytes_per_s)
             + at(self.device_bytes, bandwidths.device_bytes_per_s)
             + at(self.crossing_bytes, bandwidths.link_bytes_per_s)
-            + (self.n_crossings * bandwidths.crossing_ns) as f64 / 1e9
+            + self.n_crossings as f64 * bandwidths.crossing_ns as f64 / 1e9
     }
 }
 

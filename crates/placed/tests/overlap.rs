@@ -13,7 +13,7 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{ModelExecutor, ModelOptions, build};
-use tokenmill_placed::{LayerPlacement, Overlap, Placed, Placement};
+use tokenmill_placed::{LayerPlacement, Overlap, Placed, Placement, StepThresholds};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
@@ -169,7 +169,8 @@ fn parts_compute_the_bits_of_the_whole_step() {
             )
         };
         let expected = outcome(Overlap::Never);
-        for n_rows in [1, 64, 100] {
+        // 200 tokens are cut at 128, and 130 at 64.
+        for n_rows in [1, 64, 66] {
             assert_eq!(outcome(Overlap::From(n_rows)), expected, "{name}, {n_rows} rows");
         }
     }
@@ -224,7 +225,7 @@ fn wait_until_no_page_is_held(engine: &Engine) {
 #[test]
 fn the_devices_part_of_decode_steps_is_replayed_behind_prompts_in_parts() {
     let model = model();
-    let prompts = [ids(20, 0), ids(9, 1)];
+    let prompts = [ids(150, 0)];
     let run = |overlap| {
         let simulator = Simulator::new(&SimOptions::default());
         let engine = engine(&model, (cpu(), cuda(&simulator)), overlap);
@@ -235,14 +236,52 @@ fn the_devices_part_of_decode_steps_is_replayed_behind_prompts_in_parts() {
     let whole = run(Overlap::Never);
     assert!(whole.0.iter().all(Option::is_some));
     assert!(whole.1.1 > 0, "nothing was replayed");
-    // Prompts of 20 and 9 tokens are cut between them, steps of two rows are not.
-    assert_eq!(run(Overlap::From(9)), whole);
+    // The prompt is cut, steps of one row are not.
+    assert_eq!(run(Overlap::From(60)), whole);
+}
+
+/// What the rows of a step say, with both sides' feed-forward networks on the device but in steps that decode.
+#[test]
+fn parts_of_rows_that_decode_are_not_taken_for_steps_of_another_route() {
+    let model = model();
+    let tokens = |overlap| {
+        let simulator = Simulator::new(&SimOptions::default());
+        let placement = Placement::last_layers(&model.descriptor.shape(), 2).with_min_device_tokens(2);
+        let mut backend = Placed::new(cpu(), cuda(&simulator), placement);
+        backend.set_thresholds(StepThresholds {
+            decode: usize::MAX,
+            other: 1,
+        });
+        backend.set_overlap(overlap);
+        let mut executor = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+        // The second has as many rows that decode as the others, and as many of a prompt.
+        let steps = [&[1, 1, 1, 1][..], &[1, 1, 1, 1], &[1, 1, 1, 1, 4], &[1, 1, 1, 1]];
+        steps.map(|lens| {
+            let mut output = StepOutput::default();
+            let mut batch = prompts(lens);
+            if lens.len() > 4 {
+                // Other tokens than before, so that nothing that is left from then is right.
+                batch.tokens = (0..8).map(|idx| TokenSource::Id(11 * idx + 17)).collect();
+            }
+            let ticket = executor.submit(&batch).unwrap();
+            executor.wait(ticket, &mut output).unwrap();
+            output
+                .sampled
+                .iter()
+                .map(|sampled| sampled.as_ref().map(|sampled| sampled.as_ref().unwrap().id))
+                .collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(tokens(Overlap::From(4)), tokens(Overlap::Never));
 }
 
 #[test]
 fn a_part_that_fails_on_the_device_puts_all_pages_back() {
     let model = model();
-    let prompts = [ids(12, 0), ids(11, 1)];
+    // Each is cut, whether or not they come in one step.
+    let prompts = [ids(150, 0), ids(140, 1)];
+    // Of these nothing is kept from before.
+    let others = [ids(150, 5), ids(140, 6)];
     for fault in [
         Fault::Launch { after: 2 },
         Fault::Launch { after: 40 },
@@ -250,10 +289,14 @@ fn a_part_that_fails_on_the_device_puts_all_pages_back() {
         Fault::Download { after: 1 },
     ] {
         let simulator = Simulator::new(&SimOptions::default());
-        let engine = engine(&model, (cpu(), cuda(&simulator)), Overlap::From(8));
+        let engine = engine(
+            &model,
+            (cpu(), cuda(&simulator).with_batch_invariance(true)),
+            Overlap::From(60),
+        );
         let expected = generate(&engine, &prompts);
         simulator.inject(fault);
-        let found = generate(&engine, &prompts);
+        let found = generate(&engine, &others);
         assert!(found.iter().any(Option::is_none), "{fault:?}");
         wait_until_no_page_is_held(&engine);
         assert_eq!(generate(&engine, &prompts), expected, "{fault:?}");

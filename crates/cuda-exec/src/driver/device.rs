@@ -36,6 +36,7 @@ pub struct Device {
 
 #[derive(Debug)]
 struct Shared {
+    ordinal: usize,
     driver: Arc<Driver>,
     timelines: Arc<Timelines>,
     arena: Mutex<Arena>,
@@ -113,6 +114,7 @@ impl Device {
         Ok(Self {
             shared: Arc::new(Shared {
                 driver: Arc::new(Driver::open(api, ordinal, options.buffers)?),
+                ordinal,
                 options,
                 timelines: Arc::default(),
                 arena: Mutex::default(),
@@ -126,6 +128,11 @@ impl Device {
 
     pub(super) fn driver(&self) -> &Arc<Driver> {
         &self.shared.driver
+    }
+
+    /// Its number among those that the driver shows.
+    pub fn ordinal(&self) -> usize {
+        self.shared.ordinal
     }
 
     /// What the device is.

@@ -19,6 +19,23 @@ const FORMAT: u64 = 1;
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
 impl Measurements {
+    /// Those of a load: while other models compute, what was measured before is taken, and what is measured is not kept.
+    pub(crate) fn of_load(&self, is_quiet: bool) -> OfLoad<'_> {
+        OfLoad {
+            measurements: self,
+            is_quiet,
+        }
+    }
+}
+
+/// Measurements as a load takes and makes them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfLoad<'a> {
+    measurements: &'a Measurements,
+    is_quiet: bool,
+}
+
+impl OfLoad<'_> {
     /// What was measured of `subject`, at this load or before. `kind` names the file, `from_json` reads what `to_json` wrote and refuses
     /// what is no measurement.
     ///
@@ -32,16 +49,20 @@ impl Measurements {
         to_json: impl FnOnce(&T) -> Value,
         measure: impl FnOnce() -> Result<T, E>,
     ) -> Result<(T, MeasuredWhen), E> {
-        let Some(folder) = &self.folder else {
+        let Some(folder) = &self.measurements.folder else {
             return Ok((measure()?, MeasuredWhen::Now { not_kept: None }));
         };
         let path = path_of(folder, kind, subject);
-        if !self.is_made_again
+        if (self.is_quiet || !self.measurements.is_made_again)
             && let Some(found) = read(&path, subject).and_then(|values| from_json(&values))
         {
             return Ok((found, MeasuredWhen::Before));
         }
         let measured = measure()?;
+        if self.is_quiet {
+            let not_kept = Some("other models compute meanwhile".to_owned());
+            return Ok((measured, MeasuredWhen::Now { not_kept }));
+        }
         let kept = write(folder, &path, subject, &to_json(&measured));
         let not_kept = kept
             .err()
@@ -82,7 +103,7 @@ mod tests {
 
     /// A number that was measured, or is now; and when.
     fn number(measurements: &Measurements, subject: &str, now: u64) -> (u64, MeasuredWhen) {
-        let found = measurements.find_or_make(
+        let found = measurements.of_load(false).find_or_make(
             "number",
             subject,
             |values| values.as_u64().filter(|&n| n > 0),
@@ -167,13 +188,33 @@ mod tests {
     }
 
     #[test]
+    fn while_other_models_compute_nothing_is_kept_and_what_was_kept_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut kept = in_folder(folder.path());
+        let quiet = |kept: &Measurements, now: u64| {
+            let found = kept.of_load(true).find_or_make(
+                "number",
+                "a",
+                Value::as_u64,
+                |&n| json!(n),
+                || Ok::<_, ()>(now),
+            );
+            found.unwrap().0
+        };
+        assert_eq!(quiet(&kept, 3), 3);
+        assert_eq!(number(&kept, "a", 4).0, 4);
+        kept.is_made_again = true;
+        assert_eq!(quiet(&kept, 5), 4);
+    }
+
+    #[test]
     fn a_measurement_that_fails_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let kept = in_folder(folder.path());
         let n_tried = Cell::new(0);
         let fail = || {
             let read = |values: &Value| values.as_u64();
-            kept.find_or_make(
+            kept.of_load(false).find_or_make(
                 "number",
                 "a",
                 read,

@@ -41,9 +41,8 @@ pub(super) fn bandwidths(
         })
     };
     let subject = machine(compute, device);
-    compute
-        .measurements
-        .find_or_make("bandwidths", &subject, from_json, to_json, measure)
+    let measurements = compute.measurements.of_load(compute.is_quiet);
+    measurements.find_or_make("bandwidths", &subject, from_json, to_json, measure)
 }
 
 /// The machine, its GPU and how many threads compute where.
@@ -55,11 +54,15 @@ pub(super) fn machine(compute: &Compute, device: &CudaBackend) -> String {
         .n_threads
         .map_or_else(|| "all".to_owned(), |n| n.to_string());
     format!(
-        "{} with {} processors and {memory_gib} GiB, {threads} threads at {:?}; {}, compute capability {:?}, {} bytes, driver for CUDA {:?}",
+        "{} with {} processors and {memory_gib} GiB, {threads} threads at {:?}, {:?}; {}, number {} of {}, compute capability {:?}, {} bytes, driver for CUDA {:?}",
         processor(),
         thread::available_parallelism().map_or(0, usize::from),
         compute.places,
+        compute.cpu_features,
         info.name,
+        // Cards that are alike may be in slots that are not.
+        device.device().ordinal(),
+        std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_else(|_| "all".to_owned()),
         info.capability,
         info.total_bytes,
         info.cuda_version,
@@ -113,6 +116,8 @@ mod tests {
         for (name, value) in [
             ("link_bytes_per_s", json!(0)),
             ("crossing_ns", json!(-1)),
+            ("crossing_ns", json!(u64::MAX)),
+            ("link_bytes_per_s", json!(u64::MAX)),
             ("host_bytes_per_s", Value::Null),
         ] {
             let mut values = to_json(&written);

@@ -21,7 +21,7 @@ use crate::{
     Compute, Device, Error, GpuSteps, Loaded, LoadedDevice, MeasuredWhen, SplitPlan, SplitReason,
     calibration,
     guesser::Guesser,
-    machine_memory::{available_bytes, check_host_part, machine_bytes},
+    machine_memory::{available_bytes, check_available, check_host_part, check_memory, machine_bytes},
     session::identity_of,
 };
 
@@ -82,9 +82,10 @@ impl Split<'_> {
         let n_fitting = candidates.len();
         let host_alone = Traffic::of_host_alone(&reads).seconds(&bandwidths);
         let may_be_host_alone = compute.device == Device::Auto && request.is_all_left_open();
+        let may_be_host_alone = may_be_host_alone && self.fits_on_host()?;
         let mut refused = None;
         for candidate in candidates {
-            if may_be_host_alone && host_alone < candidate.seconds && self.fits_on_host()? {
+            if may_be_host_alone && host_alone < candidate.seconds {
                 return Err(Error::CpuIsQuicker {
                     alone_per_s: 1.0 / host_alone,
                     split_per_s: 1.0 / candidate.seconds,
@@ -124,9 +125,10 @@ impl Split<'_> {
     }
 
     /// Whether the machine has the memory for all of the network.
-    fn fits_on_host(&mut self) -> Result<bool, Error> {
-        let plan = self.plan(Placement::last_layers(&self.network, 0))?;
-        Ok(check_host_part(&plan, machine_bytes(), available_bytes()).is_ok())
+    fn fits_on_host(&self) -> Result<bool, Error> {
+        let plan = self.model.plan(self.backend.host(), self.options)?;
+        let fits = check_memory(&plan, machine_bytes()).is_ok();
+        Ok(fits && check_available(&plan, available_bytes()).is_ok())
     }
 
     /// The least of the numbers up to `last` whose placement fits into the GPU's memory; each has no more there than the one before.
@@ -275,19 +277,22 @@ fn measured_steps(
     let identity = identity_of(model, n_ctx).ok();
     let subject = identity.map(|identity| {
         format!(
-            "model {identity:032x}, {place}, at most {} tokens of {} sequences in a step, contexts of {n_ctx}, {} and {}, invariant {}, prompts by {:?} threads; {}",
+            "model {identity:032x}, {place}, at most {} tokens of {} sequences in a step, contexts of {n_ctx}, {} and {}, invariant {}, prompts by {:?} threads, by tokenmill {} with {:?}, {:?}; {}",
             options.max_batch_tokens,
             options.max_batch_seqs,
             options.kv_type,
             options.kv_value_type.unwrap_or(options.kv_type),
             compute.gpu.is_batch_invariant,
             compute.n_prefill_threads,
+            env!("CARGO_PKG_VERSION"),
+            compute.gpu.warpgroup_products,
+            compute.gpu.launches_in_order,
             machine(compute, executor.backend().device()),
         )
     });
     let mut measure = || calibration::calibrate(executor).map_err(|source| Error::Calibration { source });
     match subject {
-        Some(subject) => compute.measurements.find_or_make(
+        Some(subject) => compute.measurements.of_load(compute.is_quiet).find_or_make(
             "gpu-batch",
             &subject,
             GpuSteps::from_json,
