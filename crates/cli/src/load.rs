@@ -75,7 +75,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "TYPE", value_parser = preset(), hide_possible_values = true)]
     quantize: Option<Preset>,
     /// Layers on the GPU, the last ones: a number, or all; auto puts everything there if it fits, and else the parts with which a token takes
-    /// least time by measured bandwidths. The CPU computes the rest [default: all, or auto without --device] [short: -ngl]
+    /// least time by measured bandwidths. The CPU computes the rest [default: auto, and all with --device cuda] [short: -ngl]
     #[arg(long, alias = "n-gpu-layers", value_name = "N")]
     gpu_layers: Option<String>,
     /// Keep the experts of all layers on the CPU [short: -cmoe]
@@ -87,11 +87,11 @@ pub(crate) struct LoadArgs {
     /// Place parts of the GPU's layers, a list of attn, ffn and experts, each =gpu or =cpu, such as ffn=gpu,attn=cpu
     #[arg(long, value_name = "LIST")]
     place: Option<String>,
-    /// Let the CPU compute the GPU's feed-forward networks in steps of fewer than N tokens; auto measures from where on the GPU is
-    /// faster, and remembers it. Both then have these weights
+    /// Let the CPU compute the GPU's feed-forward networks in steps of fewer than N tokens; auto measures that number and remembers
+    /// it. These weights are in the memory of both then
     #[arg(long, value_name = "N")]
     gpu_batch: Option<String>,
-    /// Bandwidths by which -ngl auto chooses, in place of measured ones: GB/s of gpu, cpu and the link between them, and microseconds of
+    /// Bandwidths by which -ngl auto chooses, in place of measured ones, all four: GB/s of gpu, cpu and the link between them, and microseconds of
     /// a crossing, such as gpu=900,cpu=40,link=25,crossing=15
     #[arg(long, value_name = "LIST")]
     bandwidths: Option<Bandwidths>,

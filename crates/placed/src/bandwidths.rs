@@ -77,7 +77,7 @@ impl FromStr for Bandwidths {
     /// Reads a list such as `gpu=900,cpu=40,link=25,crossing=15`: GB/s, and microseconds.
     fn from_str(text: &str) -> Result<Self, BandwidthsError> {
         let mut values = [None; NAMES.len()];
-        for item in text.split(',') {
+        for item in text.split(',').map(str::trim) {
             let found = || item.to_owned();
             let named = item.split_once('=');
             let (name, number) = named.ok_or_else(|| BandwidthsError::NoNumber { found: found() })?;
@@ -131,7 +131,7 @@ mod tests {
             assert_eq!(found, expected.map_err(str::to_owned), "{text}");
         };
         check(
-            "gpu=900,cpu=40.5,link=25,crossing=1.5",
+            "gpu=900, cpu=40.5,link=25,crossing=1.5",
             Ok(Bandwidths {
                 host_bytes_per_s: 40_500_000_000,
                 device_bytes_per_s: 900_000_000_000,
