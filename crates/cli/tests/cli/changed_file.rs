@@ -86,7 +86,7 @@ fn a_file_that_is_replaced_stays_in_use_and_one_that_is_changed_ends_the_server(
     server.end();
 
     fs::write(&path, &bytes).unwrap();
-    let server = Server::start(&[arg(&path), "-c", "64", "--device", "cpu"]);
+    let mut server = Server::start(&[arg(&path), "-c", "64", "--device", "cpu"]);
     assert_eq!(complete(&server).0, 200);
     fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
     let (status, reply) = complete(&server);
@@ -102,7 +102,7 @@ fn a_file_that_is_replaced_stays_in_use_and_one_that_is_changed_ends_the_server(
         thread::sleep(Duration::from_millis(10));
     }
     let log = std::sync::Arc::clone(&server.log);
-    let outcome = end_of(server.child);
+    let outcome = end_of(server.take());
     assert_eq!(outcome.code, 3);
     let log = log.lock().unwrap().join("\n");
     assert!(

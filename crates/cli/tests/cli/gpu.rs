@@ -191,7 +191,7 @@ fn devices_and_doctor_report_the_gpu() {
     for (machine, reason) in [
         (
             "capability=8.9",
-            "none     K-quants by many rows, matrix operations of warpgroups (wgmma): compute capability 8.9;",
+            "none     9 rows and more, matrix operations of warpgroups (wgmma): compute capability 8.9;",
         ),
         (
             "capability=9.0,cuda=11.8",

@@ -19,12 +19,28 @@ use crate::support::{command, end_of, interrupt};
 
 /// A server that listens.
 pub(crate) struct Server {
-    pub(crate) child: Child,
+    /// Until it is ended.
+    child: Option<Child>,
     address: String,
     pub(crate) log: Arc<Mutex<Vec<String>>>,
 }
 
+/// A server that a test leaves does not outlive it.
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
 impl Server {
+    /// The process, whose end is then the caller's.
+    pub(crate) fn take(&mut self) -> Child {
+        self.child.take().expect("it was not taken")
+    }
+
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::start_with(Path::new("no-such-store"), args)
     }
@@ -61,7 +77,7 @@ impl Server {
             }
         });
         Self {
-            child,
+            child: Some(child),
             address,
             log: kept,
         }
@@ -101,8 +117,9 @@ impl Server {
 
     /// Ends it at once, as a machine that loses its power does.
     pub(crate) fn kill(&mut self) {
-        self.child.kill().expect("it runs");
-        self.child.wait().expect("it has ended");
+        let mut child = self.take();
+        child.kill().expect("it runs");
+        child.wait().expect("it has ended");
     }
 
     pub(crate) fn complete(&self, model: &str) -> (u16, Value) {
@@ -134,9 +151,10 @@ impl Server {
         }
     }
 
-    pub(crate) fn end(self) {
-        interrupt(&self.child);
-        assert_eq!(end_of(self.child).code, 0);
+    pub(crate) fn end(mut self) {
+        let child = self.take();
+        interrupt(&child);
+        assert_eq!(end_of(child).code, 0);
     }
 }
 

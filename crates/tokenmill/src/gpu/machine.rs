@@ -54,7 +54,7 @@ pub(super) fn machine(compute: &Compute, device: &CudaBackend) -> String {
         .n_threads
         .map_or_else(|| "all".to_owned(), |n| n.to_string());
     format!(
-        "{} with {} processors and {memory_gib} GiB, {threads} threads at {:?}, {:?}; {}, number {} of {}, compute capability {:?}, {} bytes, driver for CUDA {:?}",
+        "{} with {} processors and {memory_gib} GiB, {threads} threads at {:?}, {:?}; {}, number {}, compute capability {:?}, {} bytes, driver for CUDA {:?}",
         processor(),
         thread::available_parallelism().map_or(0, usize::from),
         compute.places,
@@ -62,7 +62,6 @@ pub(super) fn machine(compute: &Compute, device: &CudaBackend) -> String {
         info.name,
         // Cards that are alike may be in slots that are not.
         device.device().ordinal(),
-        std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_else(|_| "all".to_owned()),
         info.capability,
         info.total_bytes,
         info.cuda_version,
