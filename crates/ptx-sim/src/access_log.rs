@@ -2,8 +2,7 @@
 //!
 //! Each thread block keeps a log of byte ranges; when the launch is over the logs are compared. So the check costs
 //! little while running, does not depend on the schedule of the host threads, and is exact to the byte. Thread blocks
-//! are ordered only by a release (a fence, then an atomic on some address) that a later thread block acquires (an
-//! atomic on the same address before its access).
+//! are ordered only by what one releases and another acquires ([`Orders`]).
 
 use std::collections::BTreeMap;
 
@@ -11,6 +10,7 @@ use crate::{
     counters::{BufferTraffic, SECTOR_BYTES},
     memory::DeviceMemory,
     memory::DevicePtr,
+    order::{Event, EventKind, Orders},
     report::Conflict,
 };
 
@@ -20,9 +20,21 @@ const MERGE_AT: usize = 1 << 14;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum AccessKind {
     Read,
+    /// A volatile or otherwise strong load: it may meet strong stores and atomics.
+    StrongRead,
     Write,
-    /// An atomic, volatile or otherwise strong access: it may conflict with its like.
+    /// An atomic or a strong store: it may meet its like.
     Atomic,
+}
+
+impl AccessKind {
+    fn is_write(self) -> bool {
+        matches!(self, Self::Write | Self::Atomic)
+    }
+
+    fn is_strong(self) -> bool {
+        matches!(self, Self::StrongRead | Self::Atomic)
+    }
 }
 
 /// A range of bytes that one warp instruction accessed, lane after lane.
@@ -48,21 +60,15 @@ impl Access {
     }
 }
 
-/// An atomic with a result: it releases what came before a fence, and acquires what others released.
-#[derive(Clone, Copy, Debug)]
-struct Synchronization {
-    address: u64,
-    /// Accesses of earlier phases are released.
-    fenced_phase: u32,
-    /// Accesses of this phase and later come after it.
-    phase: u32,
-}
-
 /// One thread block's log.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AccessLog {
     accesses: Vec<Access>,
-    synchronizations: Vec<Synchronization>,
+    events: Vec<Event>,
+    /// Strong loads that acquire with the next fence: address and place in the launch.
+    loaded: Vec<(u64, u64)>,
+    /// The instruction and address that acquired last, while nothing else was accessed.
+    acquired: Option<(u32, u64)>,
     merge_at: usize,
     phase: u32,
     fenced_phase: u32,
@@ -71,6 +77,7 @@ pub(crate) struct AccessLog {
 impl AccessLog {
     pub(crate) fn push(&mut self, mut access: Access) {
         access.phase = self.phase;
+        self.acquired = self.acquired.filter(|&(pc, _)| pc == access.pc);
         if let Some(last) = self.accesses.last()
             && (last.start, last.end, last.kind, last.pc, last.phase)
                 == (access.start, access.end, access.kind, access.pc, access.phase)
@@ -85,7 +92,7 @@ impl AccessLog {
 
     /// The ranges that were written, in no order.
     pub(crate) fn writes(&self) -> impl Iterator<Item = (u64, u64)> {
-        let written = |access: &&Access| access.kind != AccessKind::Read;
+        let written = |access: &&Access| access.kind.is_write();
         (self.accesses.iter())
             .filter(written)
             .map(|access| (access.start, access.end))
@@ -94,15 +101,56 @@ impl AccessLog {
     pub(crate) fn fence(&mut self) {
         self.phase += 1;
         self.fenced_phase = self.phase;
+        for (address, sequence) in std::mem::take(&mut self.loaded) {
+            self.event(address, EventKind::Acquire, self.phase, sequence);
+        }
     }
 
-    pub(crate) fn synchronize(&mut self, address: u64) {
-        self.phase += 1;
-        self.synchronizations.push(Synchronization {
+    /// An atomic, or a strong store, of some addresses.
+    pub(crate) fn release(&mut self, addresses: impl Iterator<Item = u64>, kind: EventKind, sequence: u64) {
+        self.phase += u32::from(kind == EventKind::Update);
+        // What only releases orders nothing behind it in its own thread block, so accesses around it may be joined.
+        let phase = self.phase + u32::from(kind != EventKind::Update);
+        let mut last = None;
+        for address in addresses {
+            if last.replace(address) != Some(address) {
+                self.event(address, kind, phase, sequence);
+            }
+        }
+    }
+
+    /// A strong load of an address; it acquires at once, or with the next fence.
+    pub(crate) fn load_strongly(&mut self, address: u64, pc: u32, is_ordered: bool, sequence: u64) {
+        if is_ordered {
+            // Who spins acquires with the last of its loads.
+            if self.acquired == Some((pc, address))
+                && let Some(last) = self.events.last_mut()
+            {
+                last.sequence = sequence;
+                return;
+            }
+            self.phase += 1;
+            self.event(address, EventKind::Acquire, self.phase, sequence);
+            self.acquired = Some((pc, address));
+        } else {
+            self.loaded.retain(|&(known, _)| known != address);
+            self.loaded.push((address, sequence));
+        }
+    }
+
+    fn event(&mut self, address: u64, kind: EventKind, phase: u32, sequence: u64) {
+        self.events.push(Event {
+            sequence,
             address,
+            kind,
             fenced_phase: self.fenced_phase,
-            phase: self.phase,
+            phase,
         });
+        self.acquired = None;
+    }
+
+    pub(crate) fn events(&self) -> &[Event] {
+        &self.events
     }
 
     /// Joins ranges of one instruction of one warp that touch, where whole warps make the lane of each byte known.
@@ -159,12 +207,14 @@ struct Written {
     access: Access,
 }
 
-/// Finds races in the logs of all thread blocks, at most `limit`. `logs` pairs linear thread block indices with logs.
-pub(crate) fn races(logs: &[(u64, AccessLog)], limit: usize) -> Vec<Race> {
+/// Finds races in the logs of all thread blocks, at most `limit`. `logs` pairs linear thread block indices with logs. `has_waited` says that thread
+/// blocks waited for each other, so that each may have written what others had.
+pub(crate) fn races(logs: &[(u64, AccessLog)], has_waited: bool, limit: usize) -> Vec<Race> {
     let mut found = Vec::new();
+    let mut orders = Orders::of(logs);
     let mut writes: Vec<(usize, Access)> = Vec::new();
     for (owner, (_, log)) in logs.iter().enumerate() {
-        let is_write = |access: &&Access| access.kind != AccessKind::Read;
+        let is_write = |access: &&Access| access.kind.is_write();
         writes.extend(
             log.accesses
                 .iter()
@@ -176,6 +226,10 @@ pub(crate) fn races(logs: &[(u64, AccessLog)], limit: usize) -> Vec<Race> {
         return found;
     }
     writes.sort_unstable_by_key(|(owner, access)| (access.start, access.end, *owner, access.pc));
+    if has_waited {
+        all_races(logs, &mut orders, &writes, &mut found, limit);
+        return found;
+    }
     let mut written: Vec<Written> = Vec::new();
     for (owner, access) in writes {
         let mut start = access.start;
@@ -187,7 +241,7 @@ pub(crate) fn races(logs: &[(u64, AccessLog)], limit: usize) -> Vec<Race> {
         for range in &written[overlapping..] {
             let is_atomic = range.access.kind == AccessKind::Atomic && access.kind == AccessKind::Atomic;
             let other = (range.owner, range.access);
-            if other.0 != owner && !is_atomic && !is_ordered(logs, (other.0, &other.1), (owner, &access)) {
+            if other.0 != owner && !is_atomic && !orders.has_order((other.0, &other.1), (owner, &access)) {
                 push(
                     &mut found,
                     logs,
@@ -210,18 +264,17 @@ pub(crate) fn races(logs: &[(u64, AccessLog)], limit: usize) -> Vec<Race> {
         }
     }
     for (reader, (_, log)) in logs.iter().enumerate() {
-        for access in log
-            .accesses
-            .iter()
-            .filter(|access| access.kind == AccessKind::Read)
-        {
+        for access in log.accesses.iter().filter(|access| !access.kind.is_write()) {
             let first = written.partition_point(|range| range.end <= access.start);
             for range in written[first..]
                 .iter()
                 .take_while(|range| range.start < access.end)
             {
                 let writer = range.owner;
-                if writer == reader || is_ordered(logs, (writer, &range.access), (reader, access)) {
+                if writer == reader
+                    || range.access.kind.is_strong() && access.kind.is_strong()
+                    || orders.has_order((writer, &range.access), (reader, access))
+                {
                     continue;
                 }
                 let at = range.start.max(access.start);
@@ -238,6 +291,54 @@ pub(crate) fn races(logs: &[(u64, AccessLog)], limit: usize) -> Vec<Race> {
         }
     }
     found
+}
+
+/// Compares each access with each write of the same bytes; `writes` are sorted by their start.
+fn all_races(
+    logs: &[(u64, AccessLog)],
+    orders: &mut Orders,
+    writes: &[(usize, Access)],
+    found: &mut Vec<Race>,
+    limit: usize,
+) {
+    let ends: Vec<u64> = (writes.iter())
+        .scan(0, |end, (_, access)| {
+            *end = access.end.max(*end);
+            Some(*end)
+        })
+        .collect();
+    for (owner, (_, log)) in logs.iter().enumerate() {
+        for access in &log.accesses {
+            let behind = writes.partition_point(|(_, write)| write.start < access.end);
+            for at in (0..behind).rev().take_while(|&at| ends[at] > access.start) {
+                let (writer, write) = writes[at];
+                // Of two writes, one asks for the other.
+                let is_asked = writer != owner && !(access.kind.is_write() && writer > owner);
+                if !is_asked
+                    || write.end <= access.start
+                    || write.kind.is_strong() && access.kind.is_strong()
+                    || orders.has_order((writer, &write), (owner, access))
+                {
+                    continue;
+                }
+                let conflict = if access.kind.is_write() {
+                    Conflict::WriteWrite
+                } else {
+                    Conflict::WriteRead
+                };
+                let address = write.start.max(access.start);
+                push(
+                    found,
+                    logs,
+                    address,
+                    conflict,
+                    (writer, write),
+                    (owner, *access),
+                    limit,
+                );
+            }
+        }
+    }
 }
 
 fn push(
@@ -263,26 +364,6 @@ fn push(
     }
 }
 
-/// Whether a release after one access is acquired before the other. Thread blocks that synchronize run in grid order, so
-/// only the earlier one can have released.
-fn is_ordered(logs: &[(u64, AccessLog)], a: (usize, &Access), b: (usize, &Access)) -> bool {
-    let (earlier, later) = if a.0 < b.0 { (a, b) } else { (b, a) };
-    let releases = &logs[earlier.0].1.synchronizations;
-    let acquires = &logs[later.0].1.synchronizations;
-    // What came before the fence is released; so is the atomic that releases, by itself.
-    let is_released = |release: &&Synchronization| {
-        let is_atomic_itself = earlier.1.kind == AccessKind::Atomic
-            && earlier.1.phase < release.phase
-            && (earlier.1.start..earlier.1.end).contains(&release.address);
-        earlier.1.phase < release.fenced_phase || is_atomic_itself
-    };
-    releases.iter().filter(is_released).any(|release| {
-        acquires
-            .iter()
-            .any(|acquire| acquire.address == release.address && acquire.phase <= later.1.phase)
-    })
-}
-
 /// Adds the number of different sectors of each allocation that the logs name.
 pub(crate) fn unique_sectors(
     logs: &[(u64, AccessLog)],
@@ -293,7 +374,7 @@ pub(crate) fn unique_sectors(
         let mut ranges: Vec<(u64, u64)> = logs
             .iter()
             .flat_map(|(_, log)| &log.accesses)
-            .filter(|access| (access.kind != AccessKind::Read) == is_store)
+            .filter(|access| access.kind.is_write() == is_store)
             .map(|access| (access.start / SECTOR_BYTES, access.end.div_ceil(SECTOR_BYTES)))
             .collect();
         ranges.sort_unstable();

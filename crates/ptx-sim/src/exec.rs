@@ -5,6 +5,8 @@
 //! reconvergence needs no hints. A warp runs until it exits or waits at a barrier; races do not hide behind that order,
 //! because they are found from recorded accesses, not from values.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 mod asynchronous;
 mod atomic;
 mod barrier;
@@ -17,6 +19,7 @@ mod local;
 mod matrix;
 mod memory;
 mod shared;
+mod spin;
 mod warp;
 mod warp_ops;
 
@@ -33,6 +36,7 @@ use crate::{
     lanes::LANES,
     op::{AsyncOp, Op},
     report::{InstructionPlace, Location},
+    residents::BlockEnd,
     trace::BlockTrace,
     types::Space,
 };
@@ -45,6 +49,14 @@ const MAX_FINDINGS: usize = 32;
 /// The launch is over: a finding says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stop;
+
+/// How far a thread block came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Done,
+    /// All its warps wait for what other thread blocks write.
+    Spins,
+}
 
 /// What all thread blocks of a launch share.
 pub(crate) struct LaunchContext<'a> {
@@ -60,6 +72,15 @@ pub(crate) struct LaunchContext<'a> {
     pub(crate) uniform64: &'a [(u16, u64)],
     /// Where the launch may begin before those before it are done.
     pub(crate) early: Option<Early<'a>>,
+    /// Accesses so far that may order thread blocks.
+    pub(crate) n_events: AtomicU64,
+}
+
+impl LaunchContext<'_> {
+    /// The place of an access that may order thread blocks, among all of the launch.
+    fn next_event(&self) -> u64 {
+        self.n_events.fetch_add(1, Relaxed)
+    }
 }
 
 /// Runs thread blocks, one after the other; each host thread has one and its memory is reused.
@@ -110,6 +131,8 @@ impl<'a> BlockRunner<'a> {
                 copies: shared::Copies::default(),
                 has_waited: 0,
                 awaits_phase: false,
+                awaits_write: false,
+                polls: spin::Polls::default(),
                 groups: groups::Groups::default(),
             })
             .collect();
@@ -140,22 +163,28 @@ impl<'a> BlockRunner<'a> {
         }
     }
 
-    /// Runs one thread block and keeps what it executes.
-    pub(crate) fn run_traced(&mut self, index: u64, block_index: [u32; 3]) -> (BlockTrace, Vec<Finding>) {
-        self.trace = Some(BlockTrace::new(index, self.warps.len()));
-        let (_, findings, _) = self.run(block_index);
-        (self.trace.take().unwrap_or_default(), findings)
-    }
-
-    /// Runs one thread block. Its findings and its log of global accesses come back; the counters add up.
-    pub(crate) fn run(&mut self, block_index: [u32; 3]) -> (Result<(), Stop>, Vec<Finding>, AccessLog) {
+    /// Begins a thread block; what it executes is kept where that is asked for.
+    pub(crate) fn begin(&mut self, index: u64, block_index: [u32; 3], is_traced: bool) {
+        self.trace = is_traced.then(|| BlockTrace::new(index, self.warps.len()));
         self.block_index = block_index;
         self.counters.thread_blocks += 1;
         self.reset();
-        let result = self.run_warps();
-        let findings = std::mem::take(&mut self.findings);
-        let log = std::mem::take(&mut self.log).finish();
-        (result, findings, log)
+    }
+
+    /// Runs the thread block until it ends, or until it can only wait for others.
+    pub(crate) fn resume(&mut self) -> Result<Progress, Stop> {
+        self.run_warps()
+    }
+
+    /// What the thread block that ran last leaves: its findings, its log of global accesses and what was kept. The counters add up.
+    pub(crate) fn take_end(&mut self, index: u64, is_stopped: bool) -> BlockEnd {
+        BlockEnd {
+            index,
+            is_stopped,
+            findings: std::mem::take(&mut self.findings),
+            log: std::mem::take(&mut self.log).finish(),
+            trace: self.trace.take(),
+        }
     }
 
     /// The counters of all thread blocks run so far, and those of the buffers by allocation index.
@@ -213,6 +242,8 @@ impl<'a> BlockRunner<'a> {
             warp.copies.reset();
             warp.has_waited = 0;
             warp.awaits_phase = false;
+            warp.awaits_write = false;
+            warp.polls = spin::Polls::default();
             if !self.group_shapes.is_empty() {
                 warp.groups.reset(kernel);
             }
@@ -220,7 +251,7 @@ impl<'a> BlockRunner<'a> {
         self.group_shapes.iter_mut().for_each(Vec::clear);
     }
 
-    fn run_warps(&mut self) -> Result<(), Stop> {
+    fn run_warps(&mut self) -> Result<Progress, Stop> {
         loop {
             let mut is_any_done = false;
             for index in 0..self.warps.len() {
@@ -230,19 +261,23 @@ impl<'a> BlockRunner<'a> {
                 // The warp leaves its place while it runs, so that the rest of the thread block can be borrowed.
                 let mut warp = std::mem::replace(&mut self.warps[index], Warp::vacant());
                 let before = warp.executed;
-                if std::mem::take(&mut warp.awaits_phase) {
+                if std::mem::take(&mut warp.awaits_phase) | std::mem::take(&mut warp.awaits_write) {
                     warp.splits.iter_mut().for_each(|split| split.is_waiting = false);
                 }
                 let result = self.run_warp(&mut warp);
-                is_any_done |= warp.executed != before;
+                is_any_done |= warp.executed != before && !warp.awaits_write;
                 self.warps[index] = warp;
                 result?;
             }
             if self.warps.iter().all(|warp| warp.alive == 0) {
                 self.check_copies_left();
-                return Ok(());
+                return Ok(Progress::Done);
             }
-            if !self.warps.iter().any(|warp| warp.awaits_phase) {
+            if self.warps.iter().any(|warp| warp.awaits_write) {
+                if !is_any_done && !self.release_ready() && !self.let_copy_come() {
+                    return Ok(Progress::Spins);
+                }
+            } else if !self.warps.iter().any(|warp| warp.awaits_phase) {
                 self.release_barriers()?;
             } else if !is_any_done {
                 self.unblock()?;
@@ -284,7 +319,7 @@ impl<'a> BlockRunner<'a> {
             let Some(index) = ready else {
                 return match warp.splits.first() {
                     None => Ok(()),
-                    Some(_) if warp.awaits_phase => Ok(()),
+                    Some(_) if warp.awaits_phase || warp.awaits_write => Ok(()),
                     Some(&split) => self.report_divergence(warp, split),
                 };
             };
@@ -427,6 +462,13 @@ impl<'a> BlockRunner<'a> {
                     mask,
                 });
                 return Ok(Flow::Barrier);
+            }
+            op @ (Op::Load { .. } | Op::Atomic { .. }) => {
+                self.execute(warp, op, mask, pc)?;
+                if warp.polls.take_stuck() {
+                    warp.awaits_write = true;
+                    return Ok(Flow::Wait);
+                }
             }
             op => self.execute(warp, op, mask, pc)?,
         }

@@ -2,7 +2,7 @@
 //!
 //! Thread blocks are claimed in index order by one host thread per core. Results do not depend on how many there are: a
 //! kernel whose outcome depends on the order of its thread blocks (it uses the result of a global atomic, adds floats
-//! atomically, or polls memory) runs them one after the other. Invariant: the same launch on the same memory gives the
+//! atomically, or polls memory) runs them one after the other, and in turns where they wait for each other. Invariant: the same launch on the same memory gives the
 //! same memory, counters and findings.
 
 use std::{
@@ -19,6 +19,8 @@ use crate::{
     exec::{BlockRunner, Early, LaunchContext},
     kernel::{Constant, Special},
     report::Location,
+    residents::{self, BlockEnd},
+    timing::DeviceProfile,
     types::Ty,
     written::Written,
 };
@@ -67,6 +69,8 @@ pub struct LaunchConfig {
     pub checks: Checks,
     /// Instructions a warp may execute before it is taken to run for ever.
     pub instruction_limit: u64,
+    /// Thread blocks that the device holds at once, where they wait for each other; 0 takes what an H200 holds by threads and shared memory.
+    pub resident_blocks: u64,
     /// Host threads; 0 takes one per core.
     pub host_threads: usize,
     /// What the launches before write, where this one may begin before they are done: the driver's attribute of programmatic stream
@@ -85,6 +89,7 @@ impl LaunchConfig {
             shared_bytes: 0,
             checks: Checks::ALL,
             instruction_limit: 1 << 32,
+            resident_blocks: 0,
             host_threads: 0,
             in_flight: None,
             reports_written: false,
@@ -189,39 +194,85 @@ pub fn launch(
             in_flight,
             has_waited: &has_waited,
         }),
+        n_events: AtomicU64::new(0),
     };
     let n_blocks: u64 = config.grid.iter().map(|&n| u64::from(n)).product();
-    let n_threads = if kernel.is_order_dependent {
-        1
-    } else {
-        let available = match config.host_threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
+    let run = if kernel.is_order_dependent {
+        let n_resident = match config.resident_blocks {
+            0 => (DeviceProfile::find("h200").expect("the device is in the list")).holds(kernel, config),
             n => n,
         };
-        available.min(n_blocks as usize)
+        run_in_turns(&context, n_resident)
+    } else {
+        run_at_once(&context, n_blocks, config.host_threads)
     };
+    Ok(conclude(&context, run, config.reports_written))
+}
+
+/// What the thread blocks of a launch did.
+struct Run {
+    /// By thread block.
+    results: BTreeMap<u64, BlockResult>,
+    /// The first thread block that was stopped.
+    stopped_at: u64,
+    counters: Counters,
+    /// Whether thread blocks waited for each other.
+    has_waited: bool,
+}
+
+fn run_in_turns(context: &LaunchContext<'_>, n_resident: u64) -> Run {
+    let mut results = BTreeMap::new();
+    let mut stopped_at = u64::MAX;
+    let end = |end: BlockEnd| {
+        // Of several that were stopped together all are told.
+        if end.is_stopped {
+            stopped_at = if stopped_at == u64::MAX {
+                end.index
+            } else {
+                stopped_at.max(end.index)
+            };
+        }
+        results.insert(
+            end.index,
+            BlockResult {
+                findings: end.findings,
+                log: end.log,
+            },
+        );
+    };
+    let (has_waited, counters) = residents::run(context, n_resident, |_| false, end);
+    Run {
+        results,
+        stopped_at,
+        counters,
+        has_waited,
+    }
+}
+
+fn run_at_once(context: &LaunchContext<'_>, n_blocks: u64, host_threads: usize) -> Run {
+    let available = match host_threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        n => n,
+    };
+    let n_threads = available.min(n_blocks as usize);
     let next_block = AtomicU64::new(0);
     // Thread blocks after the first that stopped are not begun; those before it run to their end.
     let stopped_at = AtomicU64::new(u64::MAX);
     let results: Mutex<BTreeMap<u64, BlockResult>> = Mutex::new(BTreeMap::new());
     let total = Mutex::new(Counters::default());
     let work = || {
-        let mut runner = BlockRunner::new(&context);
+        let mut runner = BlockRunner::new(context);
         loop {
             let index = next_block.fetch_add(1, Relaxed);
             if index >= n_blocks || index > stopped_at.load(Relaxed) {
                 break;
             }
-            let [x, y, _] = config.grid.map(u64::from);
-            let position = [
-                (index % x) as u32,
-                (index / x % y) as u32,
-                (index / (x * y)) as u32,
-            ];
-            let (result, findings, log) = runner.run(position);
-            if result.is_err() {
+            runner.begin(index, residents::position(context.grid, index), false);
+            let is_stopped = runner.resume().is_err();
+            if is_stopped {
                 stopped_at.fetch_min(index, Relaxed);
             }
+            let BlockEnd { findings, log, .. } = runner.take_end(index, is_stopped);
             let mut results = results
                 .lock()
                 .expect("no host thread panics while it holds the lock");
@@ -242,25 +293,21 @@ pub fn launch(
             }
         });
     }
-    let results = results.into_inner().expect("the host threads are done");
-    let counters = total.into_inner().expect("the host threads are done");
-    let reports_written = config.reports_written;
-    Ok(conclude(
-        &context,
-        results,
-        stopped_at.into_inner(),
-        counters,
-        reports_written,
-    ))
+    Run {
+        results: results.into_inner().expect("the host threads are done"),
+        stopped_at: stopped_at.into_inner(),
+        counters: total.into_inner().expect("the host threads are done"),
+        has_waited: false,
+    }
 }
 
-fn conclude(
-    context: &LaunchContext<'_>,
-    results: BTreeMap<u64, BlockResult>,
-    stopped_at: u64,
-    mut counters: Counters,
-    reports_written: bool,
-) -> LaunchReport {
+fn conclude(context: &LaunchContext<'_>, run: Run, reports_written: bool) -> LaunchReport {
+    let Run {
+        results,
+        stopped_at,
+        mut counters,
+        has_waited,
+    } = run;
     let mut findings: Vec<Finding> = Vec::new();
     let mut logs = Vec::with_capacity(results.len());
     for (index, result) in results {
@@ -281,7 +328,7 @@ fn conclude(
     if context.checks.global_races {
         access_log::unique_sectors(&logs, context.memory, &mut counters.buffers);
         let limit = MAX_FINDINGS.saturating_sub(findings.len());
-        for race in access_log::races(&logs, limit) {
+        for race in access_log::races(&logs, has_waited, limit) {
             let other = location(context, race.first);
             findings.push(Finding {
                 location: location(context, race.second),
@@ -321,14 +368,9 @@ fn conclude(
 }
 
 fn location(context: &LaunchContext<'_>, (index, access, lane): (u64, Access, u32)) -> Location {
-    let [x, y, _] = context.grid.map(u64::from);
     Location {
         kernel: context.kernel.name.clone(),
-        block: [
-            (index % x) as u32,
-            (index / x % y) as u32,
-            (index / (x * y)) as u32,
-        ],
+        block: residents::position(context.grid, index),
         warp: u32::from(access.warp),
         lane,
         instruction: (&context.kernel.places[access.pc as usize]).into(),

@@ -53,8 +53,17 @@ pub(crate) enum Order {
     Weak,
     /// An ordinary load of what no thread writes while the kernel runs (`ld.global.nc`): it may be made before its place.
     NonCoherent,
-    /// Volatile, relaxed, acquire or release: it may race with its like.
+    /// Volatile or relaxed: it may race with its like.
     Strong,
+    /// A load that acquires or a store that releases.
+    Ordered,
+}
+
+impl Order {
+    /// Whether the access may race with its like.
+    pub(crate) fn is_strong(self) -> bool {
+        matches!(self, Self::Strong | Self::Ordered)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -340,7 +349,10 @@ pub(crate) enum Op {
         pending: Option<u32>,
     },
     Prefetch,
-    Fence,
+    /// Orders accesses; a wide one is seen by other thread blocks too.
+    Fence {
+        is_wide: bool,
+    },
     /// `griddepcontrol.launch_dependents`: the launches after this one may begin once each thread block has come here or ended.
     LetNextBegin,
     /// `griddepcontrol.wait`: the thread waits until the launches before this one are done and what they wrote is there.

@@ -175,6 +175,15 @@ pub enum FindingKind {
         /// Warps of the thread block that have not exited.
         alive_warps: u32,
     },
+    /// All thread blocks that a device holds at once, and that are not done, load the same again and again, and none writes. Ends the launch.
+    EndlessSpin {
+        /// First byte that is loaded.
+        address: u64,
+        /// Thread blocks that wait.
+        waiting_blocks: u64,
+        /// Thread blocks that wait for room on the device.
+        blocks_not_begun: u64,
+    },
     /// A warp executed more instructions than the launch allows. Ends the launch.
     InstructionLimit {
         /// The limit.
@@ -223,6 +232,7 @@ impl FindingKind {
                 | Self::BadDescriptor { .. }
                 | Self::BarrierMisuse { .. }
                 | Self::EndlessWait { .. }
+                | Self::EndlessSpin { .. }
                 | Self::InstructionLimit { .. }
                 | Self::Trap
         )
@@ -352,6 +362,14 @@ impl fmt::Display for Finding {
             } => write!(
                 f,
                 "deadlock: {waiting_warps} of {alive_warps} warps wait at a barrier"
+            ),
+            FindingKind::EndlessSpin {
+                address,
+                waiting_blocks,
+                blocks_not_begun,
+            } => write!(
+                f,
+                "deadlock: waits for a write at global {address:#x} that none will make: {waiting_blocks} thread blocks wait, {blocks_not_begun} more never fit on the device"
             ),
             FindingKind::InstructionLimit { limit } => {
                 write!(f, "more than {limit} instructions in one warp")

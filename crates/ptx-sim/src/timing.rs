@@ -19,7 +19,7 @@ mod start;
 mod traffic;
 mod work;
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::atomic::AtomicU64};
 
 pub use self::{
     device::{DeviceProfile, Lanes, Latencies},
@@ -38,6 +38,7 @@ use crate::{
     counters::SECTOR_BYTES,
     exec::{BlockRunner, LaunchContext},
     launch::{check_sizes, lay_out, uniform_registers},
+    residents,
     trace::{BlockTrace, Executed},
 };
 
@@ -165,7 +166,8 @@ pub fn estimate(
         });
     }
     let schedule = Schedule::of(kernel, device);
-    let mut traces = run_samples(kernel, memory, config, arguments)?;
+    let n_resident_in_all = u64::from(n_resident) * u64::from(device.n_multiprocessors);
+    let mut traces = run_samples(kernel, memory, config, arguments, n_resident_in_all)?;
     for warp in traces.iter_mut().flat_map(|trace| &mut trace.warps) {
         reorder(warp, &schedule);
     }
@@ -271,6 +273,7 @@ fn run_samples(
     memory: &DeviceMemory,
     config: &LaunchConfig,
     arguments: &Arguments,
+    n_resident: u64,
 ) -> Result<Vec<BlockTrace>, LaunchError> {
     let params = lay_out(kernel, arguments)?;
     let (uniform32, uniform64) = uniform_registers(kernel, config, &params);
@@ -285,41 +288,66 @@ fn run_samples(
         uniform32: &uniform32,
         uniform64: &uniform64,
         early: None,
+        n_events: AtomicU64::new(0),
     };
-    let [x, y, _] = config.grid.map(u64::from);
     let n_blocks: u64 = config.grid.iter().map(|&n| u64::from(n)).product();
+    if kernel.is_order_dependent {
+        return run_all(&context, n_blocks, n_resident);
+    }
     let mut runner = BlockRunner::new(&context);
     let mut traces: Vec<BlockTrace> = Vec::new();
-    let mut wanted: Vec<u64> = Vec::new();
-    for index in 0..n_blocks {
-        if index == 1 {
-            let room = (MAX_EXECUTED / traces[0].n_executed().max(1)) as u64;
-            wanted = samples(n_blocks, room);
-        }
-        let is_wanted = index == 0 || wanted.binary_search(&index).is_ok();
-        // Thread blocks that wait for others' results need those others.
-        if !is_wanted && !kernel.is_order_dependent {
-            continue;
-        }
-        let position = [
-            (index % x) as u32,
-            (index / x % y) as u32,
-            (index / (x * y)) as u32,
-        ];
-        let findings = if is_wanted {
-            let (trace, findings) = runner.run_traced(index, position);
-            traces.push(trace);
-            findings
-        } else {
-            runner.run(position).1
-        };
-        if let Some(finding) = findings.into_iter().find(|finding| finding.kind.is_fatal()) {
-            return Err(LaunchError::Fault {
-                finding: Box::new(finding),
-            });
-        }
+    let mut keep = |index: u64| -> Result<BlockTrace, LaunchError> {
+        runner.begin(index, residents::position(config.grid, index), true);
+        let is_stopped = runner.resume().is_err();
+        let end = runner.take_end(index, is_stopped);
+        check(end.findings)?;
+        Ok(end.trace.unwrap_or_default())
+    };
+    traces.push(keep(0)?);
+    let room = (MAX_EXECUTED / traces[0].n_executed().max(1)) as u64;
+    for index in samples(n_blocks, room).into_iter().filter(|&index| index > 0) {
+        traces.push(keep(index)?);
     }
     Ok(traces)
+}
+
+/// Runs all thread blocks, since some wait for others' results, and keeps samples.
+fn run_all(
+    context: &LaunchContext<'_>,
+    n_blocks: u64,
+    n_resident: u64,
+) -> Result<Vec<BlockTrace>, LaunchError> {
+    // How many can be kept is known when the first has ended; where it waits for the others, a few are.
+    let room = std::cell::Cell::new(N_SAMPLES);
+    let mut wanted: Option<Vec<u64>> = None;
+    let is_traced = |index: u64| {
+        index == 0
+            || (wanted.get_or_insert_with(|| samples(n_blocks, room.get())))
+                .binary_search(&index)
+                .is_ok()
+    };
+    let mut traces: Vec<BlockTrace> = Vec::new();
+    let mut findings = Vec::new();
+    residents::run(context, n_resident, is_traced, |end| {
+        findings.extend(end.findings);
+        traces.extend(end.trace);
+        if end.index == 0 {
+            room.set((MAX_EXECUTED / traces.last().map_or(1, |trace| trace.n_executed().max(1))) as u64);
+        }
+    });
+    check(findings)?;
+    traces.sort_unstable_by_key(|trace| trace.index);
+    Ok(traces)
+}
+
+/// Refuses what a device would stop at.
+fn check(findings: Vec<crate::Finding>) -> Result<(), LaunchError> {
+    match findings.into_iter().find(|finding| finding.kind.is_fatal()) {
+        None => Ok(()),
+        Some(finding) => Err(LaunchError::Fault {
+            finding: Box::new(finding),
+        }),
+    }
 }
 
 /// The thread blocks to run, in order, where about `room` of them can be kept.

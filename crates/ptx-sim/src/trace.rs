@@ -73,6 +73,22 @@ impl BlockTrace {
         });
     }
 
+    /// Instructions that were kept of a warp.
+    pub(crate) fn n_kept(&self, warp: u32) -> usize {
+        self.warps[warp as usize].len()
+    }
+
+    /// Drops what a warp executed after the first so many instructions, unless a part of it is `kept`.
+    pub(crate) fn forget(&mut self, warp: u32, n_kept: usize, kept: impl Fn(u32) -> bool) {
+        let executed = &mut self.warps[warp as usize];
+        if executed
+            .get(n_kept..)
+            .is_some_and(|rest| !rest.iter().any(|one| kept(one.pc)))
+        {
+            executed.truncate(n_kept);
+        }
+    }
+
     /// Notes that the instruction that was begun last is about a phase of a barrier, and whether the phase waits for it.
     pub(crate) fn mark(&mut self, barrier: u32, phase: u32, contributes: bool) {
         let Some(executed) = self.warps[self.current].last_mut() else {

@@ -143,6 +143,8 @@ pub(crate) struct Context {
     modules: Vec<Module>,
     /// Memory that the driver takes for each.
     module_bytes: u64,
+    /// How many the GPU has, and the shared memory of one.
+    multiprocessors: (u32, u32),
     /// The PTX of each module, by its hash: where launches are estimated.
     texts: Vec<u64>,
     functions: HashMap<u64, Function>,
@@ -190,6 +192,7 @@ impl Context {
             capability: spec.capability,
             modules: Vec::new(),
             module_bytes: spec.module_bytes,
+            multiprocessors: (spec.n_multiprocessors as u32, spec.shared_bytes as u32),
             texts: Vec::new(),
             functions: HashMap::new(),
             streams: HashMap::new(),

@@ -40,8 +40,8 @@ fn access(modifiers: &[&str], is_load: bool) -> Option<Access> {
             "v2" => access.n = 2,
             "v4" => access.n = 4,
             "volatile" | "relaxed" => access.order = Order::Strong,
-            "acquire" if is_load => access.order = Order::Strong,
-            "release" if !is_load => access.order = Order::Strong,
+            "acquire" if is_load => access.order = Order::Ordered,
+            "release" if !is_load => access.order = Order::Ordered,
             // Scopes, caches and prefetch sizes change speed or reach, not values.
             "weak"
             | "cta"

@@ -43,7 +43,8 @@ impl Decoder<'_> {
                 if !is_known {
                     return Ok(false);
                 }
-                self.emit(Op::Fence);
+                let is_wide = !modifiers.contains(&"cta");
+                self.emit(Op::Fence { is_wide });
             }
             // Devices have it from compute capability 9.0 on.
             (["griddepcontrol", action], []) if self.source.target >= 90 => match *action {

@@ -1,10 +1,11 @@
 //! Atomic operations on global and shared memory, lane after lane.
 
-use super::{BlockRunner, Stop, Warp, memory::WarpAccess, memory::by_space};
+use super::{BlockRunner, Stop, Warp, lanes_of, memory::WarpAccess, memory::by_space};
 use crate::{
     half::{bf16x2, f16x2},
     lanes::LANES,
     op::{Address, AnyReg, AtomicFn, Order},
+    order::EventKind,
     types::{Space, Ty},
 };
 
@@ -32,18 +33,38 @@ impl BlockRunner<'_> {
                 pc,
             };
             self.check_alignment(warp, space, &access)?;
-            let update = |lane: usize, value: u64| apply(f, ty, value, b[lane], c[lane]);
+            let mut is_changed = false;
+            let update = |lane: usize, value: u64| {
+                let new = apply(f, ty, value, b[lane], c[lane]);
+                is_changed |= new != value;
+                new
+            };
             let values = if space == Space::Shared {
                 self.update_shared(warp, &access, update)?
             } else {
                 let values = self.update_global(warp, &access, update)?;
-                if d.is_some() {
-                    let lane = mask.trailing_zeros() as usize;
-                    self.log.synchronize(addresses[lane]);
+                if self.context.kernel.is_order_dependent {
+                    let kind = if d.is_some() {
+                        EventKind::Update
+                    } else {
+                        EventKind::Add
+                    };
+                    // Sums of floats are no flags.
+                    if d.is_some() || !ty.is_float() {
+                        let addresses = lanes_of(mask).map(|lane| addresses[lane]);
+                        self.log.release(addresses, kind, self.context.next_event());
+                    }
+                    if is_changed {
+                        warp.polls.clear();
+                    } else {
+                        let low = values.map(|value| value as u32);
+                        let high = values.map(|value| (value >> 32) as u32);
+                        self.note_poll(warp, &access, &[low, high]);
+                    }
                 }
                 values
             };
-            for lane in super::lanes_of(mask) {
+            for lane in lanes_of(mask) {
                 old[lane] = values[lane];
             }
         }

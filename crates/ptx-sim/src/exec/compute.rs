@@ -174,7 +174,11 @@ impl BlockRunner<'_> {
             } => self.copy_async(warp, to, from, bytes, source_bytes, mask, pc)?,
             Op::CopyCommit => warp.copies.commit(mask),
             Op::CopyWait { pending } => self.copy_wait(warp, pending, mask),
-            Op::Fence => self.log.fence(),
+            Op::Fence { is_wide } => {
+                if is_wide {
+                    self.log.fence();
+                }
+            }
             Op::AwaitEarlier => self.await_earlier(warp, mask),
             Op::Prefetch | Op::LetNextBegin | Op::WarpBarrier { .. } => {}
             Op::Shuffle {

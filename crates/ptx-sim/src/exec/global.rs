@@ -9,6 +9,7 @@ use crate::{
     counters::{BufferTraffic, SECTOR_BYTES, Traffic},
     lanes::LANES,
     op::Order,
+    order::EventKind,
     types::Space,
 };
 
@@ -140,8 +141,8 @@ impl BlockRunner<'_> {
         access: &WarpAccess<'_>,
         words: &mut LaneWords,
     ) -> Result<(), Stop> {
-        let kind = if access.order == Order::Strong {
-            AccessKind::Atomic
+        let kind = if access.order.is_strong() {
+            AccessKind::StrongRead
         } else {
             AccessKind::Read
         };
@@ -171,7 +172,19 @@ impl BlockRunner<'_> {
                 }
             }
             Self::poison(words, poisoned);
-        })
+        })?;
+        if access.order.is_strong() {
+            let is_ordered = access.order == Order::Ordered;
+            let sequence = self.context.next_event();
+            let mut last = None;
+            for lane in lanes_of(access.mask) {
+                let address = access.addresses[lane];
+                if last.replace(address) != Some(address) {
+                    self.log.load_strongly(address, access.pc, is_ordered, sequence);
+                }
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn store_global(
@@ -180,11 +193,14 @@ impl BlockRunner<'_> {
         access: &WarpAccess<'_>,
         words: &LaneWords,
     ) -> Result<(), Stop> {
-        let kind = if access.order == Order::Strong {
+        let kind = if access.order.is_strong() {
             AccessKind::Atomic
         } else {
             AccessKind::Write
         };
+        if access.order == Order::Ordered {
+            self.log.fence();
+        }
         self.by_allocation(warp, access, |runner, index, mask| {
             let access = &WarpAccess { mask, ..*access };
             runner.note_global(warp, access, kind, index);
@@ -207,7 +223,12 @@ impl BlockRunner<'_> {
                 }
                 allocation.mark_written_small(offset, bytes);
             }
-        })
+        })?;
+        if access.order.is_strong() {
+            let addresses = lanes_of(access.mask).map(|lane| access.addresses[lane]);
+            (self.log).release(addresses, EventKind::Store, self.context.next_event());
+        }
+        Ok(())
     }
 
     /// The word of each lane before `f` replaced it, one lane after the other.

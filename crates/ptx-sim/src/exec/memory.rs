@@ -103,6 +103,9 @@ impl BlockRunner<'_> {
                 }
             }
         }
+        if order.is_strong() {
+            self.note_poll(warp, &access, &words);
+        }
         for (index, (&d, &is_narrow)) in d.iter().zip(narrow).enumerate() {
             match d {
                 AnyReg::R32(d) if ty.bytes() == 4 => warp.set32(d, &words[index], mask),
@@ -156,6 +159,9 @@ impl BlockRunner<'_> {
             pc,
         };
         self.check_alignment(warp, at.space, &access)?;
+        if !matches!(at.space, Space::Shared | Space::Local) {
+            warp.polls.clear();
+        }
         match at.space {
             Space::Global => self.store_global(warp, &access, &words),
             Space::Shared => self.store_shared(warp, &access, &words),

@@ -329,7 +329,7 @@ impl BlockRunner<'_> {
     fn note_read(&mut self, warp: u32, lane: usize, address: usize, bytes: u32, access: &WarpAccess<'_>) {
         let checks = self.context.checks;
         let clock = self.shared.clock(warp);
-        let is_strong = access.order == Order::Strong;
+        let is_strong = access.order.is_strong();
         for (word, touched) in cells_of(address, bytes) {
             let cell = self.shared.cells[word];
             if cell.copy_pc != NO_COPY {
@@ -376,7 +376,7 @@ impl BlockRunner<'_> {
 
     fn note_write(&mut self, warp: u32, lane: usize, address: usize, bytes: u32, access: &WarpAccess<'_>) {
         let clock = self.shared.clock(warp);
-        let is_strong = access.order == Order::Strong;
+        let is_strong = access.order.is_strong();
         for (word, touched) in cells_of(address, bytes) {
             let cell = self.shared.cells[word];
             if cell.copy_pc != NO_COPY {

@@ -3,7 +3,7 @@
 //! Separate from the loop that executes instructions because this is the state that the loop changes. Invariant: a lane that
 //! is alive is in exactly one split.
 
-use super::{FULL, barrier::BarrierWait, groups, local, shared};
+use super::{FULL, barrier::BarrierWait, groups, local, shared, spin::Polls};
 use crate::{
     lanes::{LANES, Lanes32, Lanes64},
     op::{AnyReg, VoteResult},
@@ -33,6 +33,9 @@ pub(super) struct Warp {
     pub(super) has_waited: u32,
     /// A split waits for the phase of a barrier in shared memory.
     pub(super) awaits_phase: bool,
+    /// A split waits for other thread blocks or warps to write.
+    pub(super) awaits_write: bool,
+    pub(super) polls: Polls,
     pub(super) groups: groups::Groups,
 }
 
@@ -112,6 +115,8 @@ impl Warp {
             copies: shared::Copies::default(),
             has_waited: 0,
             awaits_phase: false,
+            awaits_write: false,
+            polls: Polls::default(),
             groups: groups::Groups::default(),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Separate from the instructions because it is a view of them. Invariant: every instruction has exactly one class.
 
-use super::{AsyncOp, Op, Order};
+use super::{AsyncOp, Op};
 use crate::{
     lanes::{Binary32, Binary64, Ternary32, Ternary64, Unary32, Unary64},
     types::{Space, Ty},
@@ -153,7 +153,7 @@ impl Op {
             | Self::Reduce { .. }
             | Self::Async(AsyncOp::Elect { .. }) => Class::WarpExchange,
             Self::LoadMatrix { .. } => Class::SharedLoad,
-            Self::Fence
+            Self::Fence { .. }
             | Self::LetNextBegin
             | Self::AwaitEarlier
             | Self::Barrier { .. }
@@ -170,7 +170,7 @@ impl Op {
                 at.space != Space::Shared
                     && (d.is_some() || ty.is_float() || matches!(ty, Ty::F16x2 | Ty::Bf16x2))
             }
-            Self::Load { order, at, .. } => *order == Order::Strong && at.space != Space::Shared,
+            Self::Load { order, at, .. } => order.is_strong() && at.space != Space::Shared,
             _ => false,
         }
     }

@@ -126,7 +126,7 @@ impl Op {
             Self::CopyCommit
             | Self::CopyWait { .. }
             | Self::Prefetch
-            | Self::Fence
+            | Self::Fence { .. }
             | Self::LetNextBegin
             | Self::AwaitEarlier
             | Self::Branch { .. }
@@ -199,7 +199,7 @@ impl Op {
             | Self::CopyCommit
             | Self::CopyWait { .. }
             | Self::Prefetch
-            | Self::Fence
+            | Self::Fence { .. }
             | Self::LetNextBegin
             | Self::AwaitEarlier
             | Self::Branch { .. }

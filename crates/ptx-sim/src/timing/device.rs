@@ -15,6 +15,8 @@
 //! H100. (G) issue 569 of pegainfer-project/pegainfer: between two empty kernels of an H100 at 1755 MHz programmatic dependent launch takes 0.96 us
 //! away; decision record 57 has what else was published. (N) no published figure was found; the number is an assumption.
 
+use crate::{Kernel, LaunchConfig};
+
 /// A GPU, as far as the timing model knows it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -284,6 +286,13 @@ impl DeviceProfile {
             .min(warps_by_registers / n_warps)
             .min(by_shared)
             .min(self.max_blocks)
+    }
+
+    /// Thread blocks of a launch that the device holds at once, as far as threads and shared memory say; registers may leave room for fewer.
+    pub fn holds(&self, kernel: &Kernel, config: &LaunchConfig) -> u64 {
+        let n_threads = config.block.iter().product();
+        let n_of_one = self.resident_blocks(n_threads, 1, kernel.shared_bytes + config.shared_bytes);
+        u64::from(n_of_one) * u64::from(self.n_multiprocessors)
     }
 }
 

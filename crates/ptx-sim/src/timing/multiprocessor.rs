@@ -21,7 +21,7 @@ use super::{
 use crate::{
     counters::SECTOR_BYTES,
     kernel::Constant,
-    op::{Op, Order, Register},
+    op::{Op, Register},
     trace::Executed,
     types::Space,
 };
@@ -288,7 +288,7 @@ impl Multiprocessor<'_> {
                 if executed.n_sectors == 0 {
                     begun + latency.shared
                 } else {
-                    self.request(warp, executed, begun, *order != Order::Strong)
+                    self.request(warp, executed, begun, !order.is_strong())
                 }
             }
             Op::Load { at, .. } if at.space == Space::Local => {
@@ -351,7 +351,7 @@ impl Multiprocessor<'_> {
                 self.slots[slot].lets_next.get_or_insert(now);
                 now
             }
-            Op::Fence => {
+            Op::Fence { .. } => {
                 let state = &mut self.warps[warp];
                 state.earliest = state.earliest.max(state.stored).max(now + latency.l2);
                 now

@@ -84,16 +84,18 @@ enum MemoryUse {
 fn memory_use(op: &Op, is_nc: bool) -> MemoryUse {
     match op {
         Op::Load {
-            order: Order::Strong, ..
+            order: Order::Strong | Order::Ordered,
+            ..
         }
         | Op::Store {
-            order: Order::Strong, ..
+            order: Order::Strong | Order::Ordered,
+            ..
         }
         | Op::Atomic { .. }
         | Op::CopyAsync { .. }
         | Op::CopyCommit
         | Op::CopyWait { .. }
-        | Op::Fence
+        | Op::Fence { .. }
         | Op::Async(_)
         | Op::LetNextBegin
         | Op::AwaitEarlier

@@ -12,4 +12,5 @@ mod memory;
 mod mutated;
 mod phases;
 mod published;
+mod spins;
 mod timing;

@@ -5,7 +5,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use tokenmill_ptx_sim::{DevicePtr, LaunchConfig, MemoryError, Written, launch};
+use tokenmill_ptx_sim::{DeviceProfile, DevicePtr, Kernel, LaunchConfig, MemoryError, Written, launch};
 
 use super::{Context, Function, Operation, State, Waits};
 use crate::{
@@ -230,6 +230,7 @@ impl Context {
         let config = LaunchConfig {
             in_flight: is_early.then(|| Arc::clone(&before)),
             reports_written: self.capability.0 >= 9,
+            resident_blocks: self.resident_blocks(kernel, config),
             ..config.clone()
         };
         let report = launch(kernel, &self.memory, &config, arguments).map_err(|error| error.to_string())?;
@@ -251,5 +252,14 @@ impl Context {
         total.1.add(&report.counters);
         self.clock_ms += report.counters.warp_instructions() as f64 * 1e-6;
         Ok(())
+    }
+
+    /// Thread blocks that the GPU holds at once, where they may wait for each other.
+    fn resident_blocks(&self, kernel: &Kernel, config: &LaunchConfig) -> u64 {
+        let mut device = DeviceProfile::find("h200")
+            .expect("a device of that name")
+            .clone();
+        (device.n_multiprocessors, device.shared_bytes) = self.multiprocessors;
+        device.holds(kernel, config)
     }
 }

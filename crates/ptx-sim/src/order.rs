@@ -1,0 +1,100 @@
+//! [`Orders`]: which accesses of one thread block come before those of another, by what was released and acquired.
+//!
+//! Separate from the log of accesses because it is about the thread blocks together. A release is a fence, then an atomic or a strong store,
+//! or a store that releases; who acquires what was stored there comes after, and so does who acquires from it. Each event has its place
+//! in the order in which the launch ran.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::access_log::{Access, AccessKind, AccessLog};
+
+/// What an event on an address does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventKind {
+    /// A strong load from which on the thread block sees what was released there.
+    Acquire,
+    /// An atomic with a result: it acquires, and releases what came before a fence.
+    Update,
+    /// An atomic without a result: it only releases.
+    Add,
+    /// A strong store, which replaces what was there.
+    Store,
+}
+
+/// An access that may order thread blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    /// Its place among all events of the launch.
+    pub(crate) sequence: u64,
+    pub(crate) address: u64,
+    pub(crate) kind: EventKind,
+    /// Accesses of earlier phases are released.
+    pub(crate) fenced_phase: u32,
+    /// Accesses of this phase and later come after it.
+    pub(crate) phase: u32,
+}
+
+/// An access of a thread block, as far as its order depends on it: thread block, phase, and the bytes of an atomic.
+type Key = (usize, u32, Option<(u64, u64)>);
+
+/// The order between the thread blocks of a launch.
+pub(crate) struct Orders {
+    /// In the order in which they happened, with the thread block.
+    events: Vec<(usize, Event)>,
+    /// For each access that was asked about: from which phase on each other thread block comes after it.
+    after: HashMap<Key, BTreeMap<usize, u32>>,
+}
+
+impl Orders {
+    pub(crate) fn of(logs: &[(u64, AccessLog)]) -> Self {
+        let mut events: Vec<(usize, Event)> = (logs.iter().enumerate())
+            .flat_map(|(owner, (_, log))| log.events().iter().map(move |event| (owner, *event)))
+            .collect();
+        events.sort_unstable_by_key(|(_, event)| event.sequence);
+        Self {
+            events,
+            after: HashMap::new(),
+        }
+    }
+
+    /// Whether one of two accesses of different thread blocks comes before the other.
+    pub(crate) fn has_order(&mut self, a: (usize, &Access), b: (usize, &Access)) -> bool {
+        !self.events.is_empty() && (self.is_before(a, b) || self.is_before(b, a))
+    }
+
+    fn is_before(&mut self, a: (usize, &Access), b: (usize, &Access)) -> bool {
+        let bytes = (a.1.kind == AccessKind::Atomic).then_some((a.1.start, a.1.end));
+        let events = &self.events;
+        let after = (self.after)
+            .entry((a.0, a.1.phase, bytes))
+            .or_insert_with_key(|key| all_after(events, *key));
+        after.get(&b.0).is_some_and(|&phase| phase <= b.1.phase)
+    }
+}
+
+/// From which phase on each thread block comes after an access.
+fn all_after(events: &[(usize, Event)], (owner, phase, bytes): Key) -> BTreeMap<usize, u32> {
+    let mut after = BTreeMap::from([(owner, phase + 1)]);
+    // Addresses at which the access is released.
+    let mut released: Vec<u64> = Vec::new();
+    for &(at, event) in events {
+        let is_there = released.contains(&event.address);
+        // The atomic that releases is seen by itself.
+        let is_itself = at == owner
+            && phase < event.phase
+            && bytes.is_some_and(|(start, end)| (start..end).contains(&event.address));
+        let releases = event.kind != EventKind::Acquire
+            && (is_itself || after.get(&at).is_some_and(|&from| from <= event.fenced_phase));
+        if is_there && matches!(event.kind, EventKind::Acquire | EventKind::Update) {
+            let from = after.entry(at).or_insert(event.phase);
+            *from = event.phase.min(*from);
+        }
+        if releases && !is_there {
+            released.push(event.address);
+        } else if is_there && !releases && event.kind == EventKind::Store {
+            released.retain(|&address| address != event.address);
+        }
+    }
+    after.remove(&owner);
+    after
+}

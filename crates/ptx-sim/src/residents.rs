@@ -1,0 +1,97 @@
+//! Runs the thread blocks of a kernel that depends on their order: one after the other, and in turns where they wait for each other.
+//!
+//! Separate from a launch since estimates run thread blocks too. A thread block that spins is set aside, and the next begins, as long as a
+//! device would hold it as well; then those that were set aside take turns. Invariant: without a spin this is index order, and which
+//! thread block runs when follows from the kernel alone.
+
+use std::collections::VecDeque;
+
+use crate::{
+    Counters, Finding,
+    access_log::AccessLog,
+    exec::{BlockRunner, LaunchContext, Progress},
+    trace::BlockTrace,
+};
+
+/// Rounds of all resident thread blocks without a write, a new value or an end after which nothing will come.
+const MAX_ROUNDS: u64 = 512;
+
+/// What a thread block left.
+pub(crate) struct BlockEnd {
+    pub(crate) index: u64,
+    /// Whether a device would have stopped there.
+    pub(crate) is_stopped: bool,
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) log: AccessLog,
+    /// What it executed, where that was asked for.
+    pub(crate) trace: Option<BlockTrace>,
+}
+
+/// Where a thread block stands in a grid.
+pub(crate) fn position(grid: [u32; 3], index: u64) -> [u32; 3] {
+    let [x, y, _] = grid.map(u64::from);
+    [
+        (index % x) as u32,
+        (index / x % y) as u32,
+        (index / (x * y)) as u32,
+    ]
+}
+
+/// Runs all thread blocks of a launch with at most `n_resident` begun at a time, and gives what each left to `end`, in the order in which they
+/// end. `is_traced` says whether one is kept, and is asked as it begins. Says whether thread blocks waited for each other, and what was counted.
+pub(crate) fn run(
+    context: &LaunchContext<'_>,
+    n_resident: u64,
+    mut is_traced: impl FnMut(u64) -> bool,
+    mut end: impl FnMut(BlockEnd),
+) -> (bool, Counters) {
+    let n_blocks: u64 = context.grid.iter().map(|&n| u64::from(n)).product();
+    let mut free: Vec<BlockRunner<'_>> = Vec::new();
+    let mut waiting: VecDeque<(u64, BlockRunner<'_>)> = VecDeque::new();
+    let (mut next, mut n_idle, mut has_waited) = (0, 0, false);
+    loop {
+        let has_room = (waiting.len() as u64) < n_resident.max(1);
+        let (index, mut runner) = if next < n_blocks && has_room {
+            let mut runner = free.pop().unwrap_or_else(|| BlockRunner::new(context));
+            runner.begin(next, position(context.grid, next), is_traced(next));
+            next += 1;
+            (next - 1, runner)
+        } else if let Some(first) = waiting.pop_front() {
+            first
+        } else {
+            break;
+        };
+        let result = runner.resume();
+        let is_stopped = result.is_err();
+        if result == Ok(Progress::Spins) {
+            has_waited = true;
+            n_idle = if runner.take_progress() { 0 } else { n_idle + 1 };
+            waiting.push_back((index, runner));
+            if n_idle <= MAX_ROUNDS * waiting.len() as u64 {
+                continue;
+            }
+        } else {
+            n_idle = 0;
+            end(runner.take_end(index, is_stopped));
+            free.push(runner);
+            if !is_stopped {
+                continue;
+            }
+        }
+        // A thread block was stopped, or all wait for what none will write.
+        let n_waiting = waiting.len() as u64;
+        for (index, mut runner) in waiting.drain(..) {
+            if !is_stopped {
+                runner.report_wait(n_waiting, n_blocks - next);
+            }
+            end(runner.take_end(index, !is_stopped));
+            free.push(runner);
+        }
+        break;
+    }
+    let mut counters = Counters::default();
+    for runner in free {
+        counters.add(&runner.finish());
+    }
+    (has_waited, counters)
+}
