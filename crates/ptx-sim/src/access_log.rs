@@ -10,7 +10,7 @@ use crate::{
     counters::{BufferTraffic, SECTOR_BYTES},
     memory::DeviceMemory,
     memory::DevicePtr,
-    order::{Event, EventKind, Orders},
+    order::{Event, EventKind, Orders, Point},
     report::Conflict,
 };
 
@@ -54,6 +54,15 @@ pub(crate) struct Access {
 }
 
 impl Access {
+    /// The access of a thread block, where order is asked for.
+    fn point(&self, owner: usize) -> Point {
+        Point {
+            owner,
+            phase: self.phase,
+            bytes: (self.kind == AccessKind::Atomic).then_some((self.start, self.end)),
+        }
+    }
+
     fn lane_of(&self, address: u64) -> u32 {
         let lanes = (address - self.start) / u64::from(self.lane_bytes).max(1);
         (u32::from(self.lane) + lanes as u32) % 32
@@ -149,10 +158,6 @@ impl AccessLog {
         self.acquired = None;
     }
 
-    pub(crate) fn events(&self) -> &[Event] {
-        &self.events
-    }
-
     /// Joins ranges of one instruction of one warp that touch, where whole warps make the lane of each byte known.
     fn merge(&mut self) {
         self.accesses.sort_unstable_by_key(|access| {
@@ -211,7 +216,9 @@ struct Written {
 /// blocks waited for each other, so that each may have written what others had.
 pub(crate) fn races(logs: &[(u64, AccessLog)], has_waited: bool, limit: usize) -> Vec<Race> {
     let mut found = Vec::new();
-    let mut orders = Orders::of(logs);
+    let events = (logs.iter().enumerate())
+        .flat_map(|(owner, (_, log))| log.events.iter().map(move |event| (owner, *event)));
+    let mut orders = Orders::of(events);
     let mut writes: Vec<(usize, Access)> = Vec::new();
     for (owner, (_, log)) in logs.iter().enumerate() {
         let is_write = |access: &&Access| access.kind.is_write();
@@ -241,7 +248,10 @@ pub(crate) fn races(logs: &[(u64, AccessLog)], has_waited: bool, limit: usize) -
         for range in &written[overlapping..] {
             let is_atomic = range.access.kind == AccessKind::Atomic && access.kind == AccessKind::Atomic;
             let other = (range.owner, range.access);
-            if other.0 != owner && !is_atomic && !orders.has_order((other.0, &other.1), (owner, &access)) {
+            if other.0 != owner
+                && !is_atomic
+                && !orders.has_order(other.1.point(other.0), access.point(owner))
+            {
                 push(
                     &mut found,
                     logs,
@@ -273,7 +283,7 @@ pub(crate) fn races(logs: &[(u64, AccessLog)], has_waited: bool, limit: usize) -
                 let writer = range.owner;
                 if writer == reader
                     || range.access.kind.is_strong() && access.kind.is_strong()
-                    || orders.has_order((writer, &range.access), (reader, access))
+                    || orders.has_order(range.access.point(writer), access.point(reader))
                 {
                     continue;
                 }
@@ -317,7 +327,7 @@ fn all_races(
                 if !is_asked
                     || write.end <= access.start
                     || write.kind.is_strong() && access.kind.is_strong()
-                    || orders.has_order((writer, &write), (owner, access))
+                    || orders.has_order(write.point(writer), access.point(owner))
                 {
                     continue;
                 }

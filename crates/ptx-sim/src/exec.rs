@@ -36,7 +36,6 @@ use crate::{
     lanes::LANES,
     op::{AsyncOp, Op},
     report::{InstructionPlace, Location},
-    residents::BlockEnd,
     trace::BlockTrace,
     types::Space,
 };
@@ -56,6 +55,17 @@ pub(crate) enum Progress {
     Done,
     /// All its warps wait for what other thread blocks write.
     Spins,
+}
+
+/// What a thread block left.
+pub(crate) struct BlockEnd {
+    pub(crate) index: u64,
+    /// Whether a device would have stopped there.
+    pub(crate) is_stopped: bool,
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) log: AccessLog,
+    /// What it executed, where that was asked for.
+    pub(crate) trace: Option<BlockTrace>,
 }
 
 /// What all thread blocks of a launch share.

@@ -16,11 +16,11 @@ use std::{
 use crate::{
     Counters, DeviceMemory, DevicePtr, Finding, FindingKind, Kernel, LaunchError,
     access_log::{self, Access, AccessLog},
-    exec::{BlockRunner, Early, LaunchContext},
+    exec::{BlockEnd, BlockRunner, Early, LaunchContext},
     kernel::{Constant, Special},
+    occupancy::Multiprocessor,
     report::Location,
-    residents::{self, BlockEnd},
-    timing::DeviceProfile,
+    residents,
     types::Ty,
     written::Written,
 };
@@ -199,7 +199,12 @@ pub fn launch(
     let n_blocks: u64 = config.grid.iter().map(|&n| u64::from(n)).product();
     let run = if kernel.is_order_dependent {
         let n_resident = match config.resident_blocks {
-            0 => (DeviceProfile::find("h200").expect("the device is in the list")).holds(kernel, config),
+            0 => {
+                let n_threads = config.block.iter().product();
+                let shared_bytes = kernel.shared_bytes + config.shared_bytes;
+                let n_of_one = Multiprocessor::OF_H200.resident_blocks(n_threads, 1, shared_bytes);
+                u64::from(n_of_one * Multiprocessor::N_OF_H200)
+            }
             n => n,
         };
         run_in_turns(&context, n_resident)

@@ -52,6 +52,7 @@ mod kernel;
 mod lanes;
 mod launch;
 mod memory;
+mod occupancy;
 mod op;
 mod order;
 mod parse;

@@ -6,8 +6,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::access_log::{Access, AccessKind, AccessLog};
-
 /// What an event on an address does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
@@ -34,22 +32,28 @@ pub(crate) struct Event {
     pub(crate) phase: u32,
 }
 
-/// An access of a thread block, as far as its order depends on it: thread block, phase, and the bytes of an atomic.
-type Key = (usize, u32, Option<(u64, u64)>);
+/// An access, as far as its order depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Point {
+    /// The thread block.
+    pub(crate) owner: usize,
+    pub(crate) phase: u32,
+    /// The bytes of an atomic.
+    pub(crate) bytes: Option<(u64, u64)>,
+}
 
 /// The order between the thread blocks of a launch.
 pub(crate) struct Orders {
     /// In the order in which they happened, with the thread block.
     events: Vec<(usize, Event)>,
     /// For each access that was asked about: from which phase on each other thread block comes after it.
-    after: HashMap<Key, BTreeMap<usize, u32>>,
+    after: HashMap<Point, BTreeMap<usize, u32>>,
 }
 
 impl Orders {
-    pub(crate) fn of(logs: &[(u64, AccessLog)]) -> Self {
-        let mut events: Vec<(usize, Event)> = (logs.iter().enumerate())
-            .flat_map(|(owner, (_, log))| log.events().iter().map(move |event| (owner, *event)))
-            .collect();
+    /// `events` come with their thread blocks.
+    pub(crate) fn of(events: impl Iterator<Item = (usize, Event)>) -> Self {
+        let mut events: Vec<(usize, Event)> = events.collect();
         events.sort_unstable_by_key(|(_, event)| event.sequence);
         Self {
             events,
@@ -58,22 +62,22 @@ impl Orders {
     }
 
     /// Whether one of two accesses of different thread blocks comes before the other.
-    pub(crate) fn has_order(&mut self, a: (usize, &Access), b: (usize, &Access)) -> bool {
+    pub(crate) fn has_order(&mut self, a: Point, b: Point) -> bool {
         !self.events.is_empty() && (self.is_before(a, b) || self.is_before(b, a))
     }
 
-    fn is_before(&mut self, a: (usize, &Access), b: (usize, &Access)) -> bool {
-        let bytes = (a.1.kind == AccessKind::Atomic).then_some((a.1.start, a.1.end));
+    fn is_before(&mut self, a: Point, b: Point) -> bool {
         let events = &self.events;
         let after = (self.after)
-            .entry((a.0, a.1.phase, bytes))
-            .or_insert_with_key(|key| all_after(events, *key));
-        after.get(&b.0).is_some_and(|&phase| phase <= b.1.phase)
+            .entry(a)
+            .or_insert_with_key(|point| all_after(events, *point));
+        after.get(&b.owner).is_some_and(|&phase| phase <= b.phase)
     }
 }
 
 /// From which phase on each thread block comes after an access.
-fn all_after(events: &[(usize, Event)], (owner, phase, bytes): Key) -> BTreeMap<usize, u32> {
+fn all_after(events: &[(usize, Event)], access: Point) -> BTreeMap<usize, u32> {
+    let Point { owner, phase, bytes } = access;
     let mut after = BTreeMap::from([(owner, phase + 1)]);
     // Addresses at which the access is released.
     let mut released: Vec<u64> = Vec::new();

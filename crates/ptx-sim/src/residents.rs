@@ -7,25 +7,12 @@
 use std::collections::VecDeque;
 
 use crate::{
-    Counters, Finding,
-    access_log::AccessLog,
-    exec::{BlockRunner, LaunchContext, Progress},
-    trace::BlockTrace,
+    Counters,
+    exec::{BlockEnd, BlockRunner, LaunchContext, Progress},
 };
 
 /// Rounds of all resident thread blocks without a write, a new value or an end after which nothing will come.
 const MAX_ROUNDS: u64 = 512;
-
-/// What a thread block left.
-pub(crate) struct BlockEnd {
-    pub(crate) index: u64,
-    /// Whether a device would have stopped there.
-    pub(crate) is_stopped: bool,
-    pub(crate) findings: Vec<Finding>,
-    pub(crate) log: AccessLog,
-    /// What it executed, where that was asked for.
-    pub(crate) trace: Option<BlockTrace>,
-}
 
 /// Where a thread block stands in a grid.
 pub(crate) fn position(grid: [u32; 3], index: u64) -> [u32; 3] {

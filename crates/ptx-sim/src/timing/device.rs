@@ -15,7 +15,7 @@
 //! H100. (G) issue 569 of pegainfer-project/pegainfer: between two empty kernels of an H100 at 1755 MHz programmatic dependent launch takes 0.96 us
 //! away; decision record 57 has what else was published. (N) no published figure was found; the number is an assumption.
 
-use crate::{Kernel, LaunchConfig};
+use crate::{Kernel, LaunchConfig, occupancy::Multiprocessor};
 
 /// A GPU, as far as the timing model knows it.
 #[derive(Clone, Debug, PartialEq)]
@@ -273,19 +273,14 @@ impl DeviceProfile {
 
     /// Thread blocks that a multiprocessor holds at once, each with so many threads, registers a thread and bytes of shared memory; 0
     /// where one does not fit.
-    ///
-    /// Source: CUDA C++ programming guide, "Maximize utilization": registers are given to warps in units of 256, and each thread block
-    /// takes 1 KiB of shared memory for itself from compute capability 8.0 on, in units of 128 bytes.
     pub fn resident_blocks(&self, n_threads: u32, n_registers: u32, shared_bytes: u32) -> u32 {
-        let n_warps = n_threads.div_ceil(32).max(1);
-        let registers_of_warp = (n_registers.max(1) * 32).next_multiple_of(256);
-        // Registers belong to the four schedulers, and so do warps.
-        let warps_by_registers = self.n_registers / 4 / registers_of_warp * 4;
-        let by_shared = self.shared_bytes / (shared_bytes.next_multiple_of(128) + 1024);
-        (self.max_warps / n_warps)
-            .min(warps_by_registers / n_warps)
-            .min(by_shared)
-            .min(self.max_blocks)
+        let multiprocessor = Multiprocessor {
+            max_warps: self.max_warps,
+            max_blocks: self.max_blocks,
+            n_registers: self.n_registers,
+            shared_bytes: self.shared_bytes,
+        };
+        multiprocessor.resident_blocks(n_threads, n_registers, shared_bytes)
     }
 
     /// Thread blocks of a launch that the device holds at once, as far as threads and shared memory say; registers may leave room for fewer.
