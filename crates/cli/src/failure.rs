@@ -96,6 +96,15 @@ impl Failure {
         }
     }
 
+    /// A folder cannot be made.
+    pub(crate) fn no_folder(path: &Path, error: &io::Error) -> Self {
+        Self::output(format!(
+            "cannot make the folder {}: {}",
+            path.display(),
+            reason(error)
+        ))
+    }
+
     /// There is no room for what was to be written.
     pub(crate) fn output(message: impl Into<String>) -> Self {
         Self::new(FailureKind::Output, message)

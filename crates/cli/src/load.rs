@@ -1,13 +1,11 @@
-//! [`LoadArgs`]: the options that say how a model is loaded. The load itself is in `telling`.
+//! [`LoadArgs`]: the options that say how a model is loaded. The load itself is in `telling`, what is refused of it before in `refused`.
 //!
 //! Separate because every command that computes takes them. Invariant: an option is granted or refused by name.
 
+mod refused;
 mod telling;
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-};
+use std::{env, fs, path::Path};
 
 use clap::{
     Args,
@@ -20,8 +18,14 @@ use tokenmill::{
 };
 use tokenmill_quant::CpuFeatures;
 
-use crate::{failure::Failure, model_name::FetchArgs, numbers::count, type_names::preset};
+use crate::{
+    failure::Failure,
+    model_name::{FetchArgs, cache_folder},
+    numbers::{count, positive},
+    type_names::preset,
+};
 
+pub(crate) use refused::refused;
 pub(crate) use telling::{about_cut_context, about_long_context, load, load_network, load_opened};
 
 /// How a model is loaded.
@@ -33,10 +37,10 @@ pub(crate) struct LoadArgs {
     #[arg(short = 'c', long, value_name = "N", value_parser = count)]
     ctx_size: Option<usize>,
     /// Threads [default: one for each processor]
-    #[arg(short, long, value_name = "N", value_parser = count)]
+    #[arg(short, long, value_name = "N", value_parser = positive)]
     threads: Option<usize>,
     /// Threads for prompts [default: the same as --threads] [short: -tb]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = positive)]
     threads_batch: Option<usize>,
     /// Processors that the threads may use, as 0-3 or 0-3,8 [default: all that the process may use] [short: -Cr]
     #[arg(long, value_name = "LIST")]
@@ -52,10 +56,10 @@ pub(crate) struct LoadArgs {
     #[arg(long)]
     no_mmap: bool,
     /// Tokens of a prompt in one batch
-    #[arg(short, long, value_name = "N", default_value_t = 2048, value_parser = count)]
+    #[arg(short, long, value_name = "N", default_value_t = 2048, value_parser = positive)]
     batch_size: usize,
     /// Tokens computed in one step, at most a batch [default: 512, and 2048 where a GPU with room for it has all of the model] [short: -ub]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = positive)]
     ubatch_size: Option<usize>,
     /// Type of the stored keys [short: -ctk]
     #[arg(long, value_name = "TYPE", value_parser = kv_type(), default_value_t = KvType::F16)]
@@ -76,8 +80,8 @@ pub(crate) struct LoadArgs {
     quantize: Option<Preset>,
     /// Layers on the GPU, the last ones: a number, or all; auto puts everything there if it fits, and else the parts with which a token takes
     /// least time by measured bandwidths. The CPU computes the rest [default: auto, and all with --device cuda] [short: -ngl]
-    #[arg(long, alias = "n-gpu-layers", value_name = "N")]
-    gpu_layers: Option<String>,
+    #[arg(long, alias = "n-gpu-layers", value_name = "N", value_parser = gpu_layers)]
+    gpu_layers: Option<DeviceLayers>,
     /// Keep the experts of all layers on the CPU [short: -cmoe]
     #[arg(long)]
     cpu_moe: bool,
@@ -86,11 +90,11 @@ pub(crate) struct LoadArgs {
     n_cpu_moe: Option<usize>,
     /// Place parts of the GPU's layers, a list of attn, ffn and experts, each =gpu or =cpu, such as ffn=gpu,attn=cpu
     #[arg(long, value_name = "LIST")]
-    place: Option<String>,
+    place: Option<PartsRequest>,
     /// Let the CPU compute the GPU's feed-forward networks in steps of fewer than N tokens; auto measures that number and remembers
     /// it. These weights are in the memory of both then
-    #[arg(long, value_name = "N")]
-    gpu_batch: Option<String>,
+    #[arg(long, value_name = "N", value_parser = gpu_batch)]
+    gpu_batch: Option<BatchThreshold>,
     /// Bandwidths by which -ngl auto chooses, in place of measured ones, all four: GB/s of gpu, cpu and the link between them, and microseconds of
     /// a crossing, such as gpu=900,cpu=40,link=25,crossing=15
     #[arg(long, value_name = "LIST")]
@@ -100,7 +104,7 @@ pub(crate) struct LoadArgs {
     measure_again: bool,
     /// GPUs that compute the model together, each a part of every layer: the first, or the one of --device, and those behind it
     /// [default: 1] [short: -tp]
-    #[arg(long, value_name = "N", value_parser = count,
+    #[arg(long, value_name = "N", value_parser = positive,
         conflicts_with_all = ["cpu_moe", "n_cpu_moe", "place", "gpu_batch"])]
     tensor_parallel_size: Option<usize>,
     /// How these GPUs add up: nccl, host (in its memory), or auto, which takes NCCL where it is installed [default: auto]
@@ -143,16 +147,6 @@ impl LoadArgs {
     /// # Errors
     /// Options that cannot be granted.
     pub(crate) fn options(&self) -> Result<LoadOptions, Failure> {
-        for (flag, value) in [
-            ("-t", self.threads),
-            ("-tb", self.threads_batch),
-            ("-b", Some(self.batch_size)),
-            ("-ub", self.ubatch_size),
-        ] {
-            if value == Some(0) {
-                return Err(Failure::usage(format!("`{flag} 0` leaves nothing to work with")));
-            }
-        }
         Ok(LoadOptions {
             n_ctx: self.ctx_size,
             n_seqs: 1,
@@ -196,17 +190,13 @@ impl LoadArgs {
     /// GPUs that compute together.
     ///
     /// # Errors
-    /// None, and several next to something that leaves a part of the model to the CPU.
+    /// Several next to something that leaves a part of the model to the CPU.
     fn n_gpus(&self) -> Result<usize, Failure> {
         let n_gpus = self.tensor_parallel_size.unwrap_or(1);
-        if n_gpus == 0 {
-            return Err(Failure::usage(
-                "`--tensor-parallel-size 0` leaves no GPU to work with",
-            ));
-        }
-        match self.gpu_layers.as_deref() {
-            Some(layers) if n_gpus > 1 && layers != "all" => Err(Failure::usage(format!(
-                "`--tensor-parallel-size {n_gpus}` and `-ngl {layers}` contradict each other: all layers are on all GPUs"
+        match self.gpu_layers {
+            Some(layers) if n_gpus > 1 && layers != DeviceLayers::All => Err(Failure::usage(format!(
+                "`--tensor-parallel-size {n_gpus}` and `-ngl {}` contradict each other: all layers are on all GPUs",
+                typed(layers)
             ))),
             _ => Ok(n_gpus),
         }
@@ -242,7 +232,7 @@ impl LoadArgs {
 
     /// What of the model the GPU gets.
     fn placement(&self) -> Result<PlacementRequest, Failure> {
-        let request = self.placement_request()?;
+        let request = self.placement_request();
         let contradiction = |one: &str, other: &str, reason: &str| {
             Err(Failure::usage(format!(
                 "`{one}` and `{other}` contradict each other: {reason}"
@@ -268,10 +258,10 @@ impl LoadArgs {
     /// # Errors
     /// Flags of measurements that nothing asks for.
     fn measurements(&self) -> Result<Measurements, Failure> {
-        let chooses = match (self.gpu_layers.as_deref(), self.device) {
+        let chooses = match (self.gpu_layers, self.device) {
             (_, Some(Device::Cpu)) => false,
             _ if self.group_size().is_some() => false,
-            (Some(layers), _) => layers == "auto",
+            (Some(layers), _) => layers == DeviceLayers::Auto,
             (None, None | Some(Device::Auto)) => self.parting_flag().is_none(),
             (None, Some(Device::Cuda { .. })) => false,
         };
@@ -281,7 +271,7 @@ impl LoadArgs {
             )
             .hint("`-ngl auto` chooses by bandwidths"));
         }
-        if self.measure_again && !chooses && self.gpu_batch.as_deref() != Some("auto") {
+        if self.measure_again && !chooses && self.gpu_batch != Some(BatchThreshold::Measured) {
             return Err(
                 Failure::usage("`--measure-again` does nothing here: nothing is measured")
                     .hint("`-ngl auto` and `--gpu-batch auto` choose by what they measure"),
@@ -294,36 +284,17 @@ impl LoadArgs {
         })
     }
 
-    fn placement_request(&self) -> Result<PlacementRequest, Failure> {
-        Ok(PlacementRequest {
-            layers: match self.gpu_layers.as_deref() {
-                None | Some("all") => DeviceLayers::All,
-                Some("auto") => DeviceLayers::Auto,
-                Some(number) => DeviceLayers::Last(n_layers(number)?),
-            },
+    fn placement_request(&self) -> PlacementRequest {
+        PlacementRequest {
+            layers: self.gpu_layers.unwrap_or(DeviceLayers::All),
             n_host_experts: if self.cpu_moe {
                 usize::MAX
             } else {
                 self.n_cpu_moe.unwrap_or(0)
             },
-            parts: match &self.place {
-                None => PartsRequest::default(),
-                Some(list) => {
-                    (list.parse()).map_err(|error| Failure::usage(format!("`--place {list}`: {error}")))?
-                }
-            },
-            threshold: match self.gpu_batch.as_deref() {
-                None => BatchThreshold::Tokens(1),
-                Some("auto") => BatchThreshold::Measured,
-                Some(number) => match number.parse() {
-                    Ok(n) if n > 0 => BatchThreshold::Tokens(n),
-                    _ => {
-                        let message = format!("`--gpu-batch {number}` is no number of tokens");
-                        return Err(Failure::usage(message).hint("say a number from 1 on, or `auto`"));
-                    }
-                },
-            },
-        })
+            parts: self.place.unwrap_or_default(),
+            threshold: self.gpu_batch.unwrap_or(BatchThreshold::Tokens(1)),
+        }
     }
 
     /// The flag that gives parts of the GPU's layers to the CPU, where there is one.
@@ -343,10 +314,9 @@ impl LoadArgs {
     /// # Errors
     /// Numbers of layers that no device gets, and options that contradict each other.
     pub(crate) fn device(&self) -> Result<Device, Failure> {
-        let layers = self.gpu_layers.as_deref();
         let contradiction = |device: &str| {
-            let flag = match layers {
-                Some(number) if number != "auto" => format!("-ngl {number}"),
+            let flag = match self.gpu_layers {
+                Some(layers) if layers != DeviceLayers::Auto => format!("-ngl {}", typed(layers)),
                 _ => self.parting_flag().unwrap_or("-ngl auto").to_owned(),
             };
             Failure::usage(format!("`{flag}` and `--device {device}` contradict each other"))
@@ -361,30 +331,23 @@ impl LoadArgs {
                 _ => Ok(first_gpu),
             };
         }
-        match (layers, self.device) {
-            (None | Some("auto"), Some(Device::Cpu)) if self.parting_flag().is_some() => {
+        match (self.gpu_layers, self.device) {
+            (None | Some(DeviceLayers::Auto), Some(Device::Cpu)) if self.parting_flag().is_some() => {
                 Err(contradiction("cpu"))
             }
-            (None | Some("auto"), None) if self.parting_flag().is_some() => Ok(first_gpu),
-            // Without a driver there is nothing to try, and nothing to say about it.
-            (None | Some("auto"), None) if !tokenmill::has_gpu_driver() => Ok(Device::Cpu),
-            (None | Some("auto"), device) => Ok(device.unwrap_or(Device::Auto)),
-            (Some("0"), Some(Device::Cuda { .. })) => Err(contradiction("cuda")),
-            (Some("0"), _) => match self.parting_flag() {
+            (None | Some(DeviceLayers::Auto), None) if self.parting_flag().is_some() => Ok(first_gpu),
+            // Without a driver there is nothing to try, and nothing to say about it to who asked for nothing.
+            (None, None) if !tokenmill::has_gpu_driver() => Ok(Device::Cpu),
+            (None | Some(DeviceLayers::Auto), device) => Ok(device.unwrap_or(Device::Auto)),
+            (Some(NO_LAYERS), Some(Device::Cuda { .. })) => Err(contradiction("cuda")),
+            (Some(NO_LAYERS), _) => match self.parting_flag() {
                 Some(flag) => Err(Failure::usage(format!(
                     "`-ngl 0` and `{flag}` contradict each other: the GPU has no layers"
                 ))),
                 None => Ok(Device::Cpu),
             },
-            (Some(number), device) => {
-                if number != "all" {
-                    n_layers(number)?;
-                }
-                match device {
-                    Some(Device::Cpu) => Err(contradiction("cpu")),
-                    device => Ok(device.unwrap_or(first_gpu)),
-                }
-            }
+            (Some(_), Some(Device::Cpu)) => Err(contradiction("cpu")),
+            (Some(_), device) => Ok(device.unwrap_or(first_gpu)),
         }
     }
 
@@ -395,10 +358,8 @@ impl LoadArgs {
 
     /// Whether several devices are asked to compute the model together.
     pub(crate) fn is_divided(&self) -> bool {
-        let divides = |layers| layers != "all" && layers != "0";
-        self.parting_flag().is_some()
-            || self.group_size().is_some()
-            || self.gpu_layers.as_deref().is_some_and(divides)
+        let divides = |layers| layers != DeviceLayers::All && layers != NO_LAYERS;
+        self.parting_flag().is_some() || self.group_size().is_some() || self.gpu_layers.is_some_and(divides)
     }
 
     /// The context as it was given.
@@ -474,25 +435,36 @@ impl LoadArgs {
     }
 }
 
-/// Where this program keeps what it can make again: the cache folder of the XDG base directories.
-fn cache_folder() -> Option<PathBuf> {
-    let cache = match env::var_os("XDG_CACHE_HOME").map(PathBuf::from) {
-        // A path that is not absolute is to be ignored, says the specification.
-        Some(path) if path.is_absolute() => path,
-        _ => {
-            let home = env::var_os("HOME").or_else(|| env::var_os("USERPROFILE"));
-            PathBuf::from(home.filter(|path| !path.is_empty())?).join(".cache")
-        }
-    };
-    Some(cache.join("tokenmill"))
+/// `-ngl 0`.
+const NO_LAYERS: DeviceLayers = DeviceLayers::Last(0);
+
+/// Reads the value of `-ngl`.
+fn gpu_layers(text: &str) -> Result<DeviceLayers, String> {
+    match text {
+        "all" => Ok(DeviceLayers::All),
+        "auto" => Ok(DeviceLayers::Auto),
+        _ => (text.parse().map(DeviceLayers::Last))
+            .map_err(|_| "expected a number of layers, `all` or `auto`".to_owned()),
+    }
 }
 
-/// A number of layers.
-fn n_layers(number: &str) -> Result<usize, Failure> {
-    (number.parse()).map_err(|_| {
-        Failure::usage(format!("`-ngl {number}` is no number of layers"))
-            .hint("say a number, `all` or `auto`")
-    })
+/// The value of `-ngl` as it is typed.
+fn typed(layers: DeviceLayers) -> String {
+    match layers {
+        DeviceLayers::All => "all".to_owned(),
+        DeviceLayers::Auto => "auto".to_owned(),
+        DeviceLayers::Last(n) => n.to_string(),
+    }
+}
+
+/// Reads the value of `--gpu-batch`.
+fn gpu_batch(text: &str) -> Result<BatchThreshold, String> {
+    match text {
+        "auto" => Ok(BatchThreshold::Measured),
+        _ => {
+            (positive(text).map(BatchThreshold::Tokens)).map_err(|expected| format!("{expected}, or `auto`"))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -524,8 +496,6 @@ mod tests {
         check(&["--gpu-layers", "all", "--device", "cpu"], None);
         check(&["--gpu-layers", "12"], first);
         check(&["--gpu-layers", "12", "--device", "cpu"], None);
-        check(&["--gpu-layers=-1"], None);
-        check(&["--gpu-layers", "many"], None);
         check(&["--cpu-moe"], first);
         check(&["--cpu-moe", "--device", "cpu"], None);
         check(&["--cpu-moe", "--gpu-layers", "0"], None);
@@ -534,6 +504,19 @@ mod tests {
             Some(Device::Cuda { ordinal: 1 }),
         );
         check(&["--gpu-batch", "32", "--gpu-layers", "auto"], first);
+    }
+
+    #[test]
+    fn layers_and_steps_are_numbers_or_words() {
+        assert_eq!(gpu_layers("auto"), Ok(DeviceLayers::Auto));
+        assert_eq!(gpu_layers("0"), Ok(NO_LAYERS));
+        assert_eq!(gpu_batch("auto"), Ok(BatchThreshold::Measured));
+        assert_eq!(gpu_batch("1"), Ok(BatchThreshold::Tokens(1)));
+        for wrong in ["-1", "many", ""] {
+            assert!(gpu_layers(wrong).is_err(), "{wrong}");
+            assert!(gpu_batch(wrong).is_err(), "{wrong}");
+        }
+        assert!(gpu_batch("0").is_err());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tokenmill::{
     ModelSource,
     hub::{
         HubSettings, PullEvent, PullObserver, PullWishes, PulledModel, SourceName, SourcePlan,
-        StoredProjector, variants_of_file,
+        StoredProjector, folder_of_caches, variants_of_file,
     },
     machine_bytes,
 };
@@ -176,7 +176,17 @@ pub(crate) fn ollama_name(model: &Path) -> Option<String> {
 
 /// The settings of the environment.
 pub(crate) fn settings() -> HubSettings {
-    HubSettings::from_variables(|name| env::var(name).ok())
+    HubSettings::from_variables(variable)
+}
+
+/// Where this program keeps what it can make again; `None` where the environment names no folder for that.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    Some(folder_of_caches(variable)?.join("tokenmill"))
+}
+
+/// A variable of the environment.
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok()
 }
 
 /// What of a repository is wished on this machine.

@@ -1,4 +1,4 @@
-//! [`Limit`], [`Seed`] and [`count`]: numbers on the command line, whose refusals say what would be right.
+//! [`Limit`], [`Seed`], [`count`] and [`positive`]: numbers on the command line, whose refusals say what would be right.
 //!
 //! Separate because the standard library says of a wrong number only that a digit is invalid. Invariant: -1 means what
 //! llama.cpp means by it where these types say so, and no other negative number means anything.
@@ -141,6 +141,16 @@ pub(crate) fn count(text: &str) -> Result<usize, String> {
         .map_err(|_| "expected a whole number, 0 or more".to_owned())
 }
 
+/// Reads a number of things of which there is one at least.
+///
+/// # Errors
+/// What was expected.
+pub(crate) fn positive(text: &str) -> Result<usize, String> {
+    (text.parse().ok())
+        .filter(|&n| n > 0)
+        .ok_or_else(|| "expected a whole number, 1 or more".to_owned())
+}
+
 /// A number of bytes with a unit.
 pub(crate) fn size(n_bytes: usize) -> String {
     let mut value = n_bytes as f64;
@@ -193,6 +203,7 @@ mod tests {
             assert!(wrong.parse::<Limit>().is_err(), "{wrong}");
             assert!(wrong.parse::<Seed>().is_err(), "{wrong}");
             assert!(count(wrong).is_err(), "{wrong}");
+            assert!(positive(wrong).is_err(), "{wrong}");
         }
         assert_eq!("-1".parse(), Ok(Seed::Random));
         assert_eq!(u64::MAX.to_string().parse(), Ok(Seed::Fixed(u64::MAX)));
@@ -200,6 +211,12 @@ mod tests {
             [Limit::Unbounded.to_string(), Seed::Fixed(7).to_string()],
             ["-1", "7"]
         );
+    }
+
+    #[test]
+    fn nothing_is_no_positive_number() {
+        assert_eq!([count("0"), positive("1")], [Ok(0), Ok(1)]);
+        assert!(positive("0").is_err());
     }
 
     #[test]

@@ -129,7 +129,7 @@ fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Fa
     let (name, _) = name_and_value(option);
     let is_option = name.starts_with('-');
     let name = typed_name(name, args);
-    let reason = &of_range(reason);
+    let reason = &of_number(reason);
     Failure::usage(match (is_option, reason.starts_with(&format!("`{value}`"))) {
         (true, true) => format!("`{name}`: {reason}"),
         (true, false) => format!("`{value}` is no value of `{name}`: {reason}"),
@@ -141,9 +141,15 @@ fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Fa
     })
 }
 
-/// The parser's word on a number that is out of its range, without the syntax of ranges; other reasons as they are. What a type can
+/// What was expected where the parser says of a number that it is out of its range, or none; other reasons as they are. What a type can
 /// hold at most is no bound that a person below the range asked for.
-fn of_range(reason: &str) -> String {
+fn of_number(reason: &str) -> String {
+    match reason {
+        "invalid digit found in string" => return "expected a whole number".to_owned(),
+        "invalid float literal" => return "expected a number".to_owned(),
+        "number too large to fit in target type" => return "expected a smaller number".to_owned(),
+        _ => {}
+    }
     let bounds = reason.rsplit_once(" is not in ").and_then(|(number, range)| {
         let (low, high) = range.split_once("..")?;
         let is_number = |text: &str| text.parse::<i128>().is_ok();
@@ -162,9 +168,11 @@ fn of_range(reason: &str) -> String {
                 .contains(&last)
             });
         match (high, high.strip_prefix('=')) {
-            _ if ends_with_type && found < least => Some(format!("{number} is less than {low}")),
-            ("", _) => Some(format!("{number} is less than {low}")),
-            (_, Some(last)) if is_number(last) => Some(format!("{number} is not from {low} to {last}")),
+            _ if ends_with_type && found < least => Some(format!("expected a whole number, {low} or more")),
+            ("", _) => Some(format!("expected a whole number, {low} or more")),
+            (_, Some(last)) if is_number(last) => {
+                Some(format!("expected a whole number from {low} to {last}"))
+            }
             _ => None,
         }
     });

@@ -82,12 +82,11 @@ impl HubSettings {
     /// `HF_HUB_OFFLINE`; and `OLLAMA_MODELS`, as Ollama reads it, with `OLLAMA_REGISTRY` for a mirror. `variable` gives the value of a
     /// variable of the environment.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let filled = |name: &str| variable(name).filter(|value| !value.is_empty());
-        let user_home = filled("HOME").or_else(|| filled("USERPROFILE"));
-        let user_home = PathBuf::from(user_home.unwrap_or_else(|| ".".to_owned()));
+        let filled = |name: &str| filled(&variable, name);
+        let user_home = user_home(&variable).unwrap_or_else(|| PathBuf::from("."));
         let path = |name: &str| filled(name).map(|value| expand(&value, &user_home));
         let home = path("HF_HOME").unwrap_or_else(|| {
-            let caches = path("XDG_CACHE_HOME").unwrap_or_else(|| user_home.join(".cache"));
+            let caches = folder_of_caches(&variable).unwrap_or_else(|| user_home.join(".cache"));
             caches.join("huggingface")
         });
         let cache = path("HF_HUB_CACHE")
@@ -140,6 +139,28 @@ impl HubSettings {
     }
 }
 
+/// The folder in which the user's programs keep what they can make again: `XDG_CACHE_HOME`, or `.cache` in the home folder; `None` where the
+/// environment names neither. `variable` gives the value of a variable of the environment. As `huggingface_hub` does it, `~` stands for the
+/// home folder, and a path that is not absolute is taken as it is.
+pub fn folder_of_caches(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let home = user_home(&variable);
+    match filled(&variable, "XDG_CACHE_HOME") {
+        Some(named) => Some(expand(&named, home.as_deref().unwrap_or(Path::new(".")))),
+        None => Some(home?.join(".cache")),
+    }
+}
+
+/// The user's home folder.
+fn user_home(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let home = filled(&variable, "HOME").or_else(|| filled(&variable, "USERPROFILE"));
+    home.map(PathBuf::from)
+}
+
+/// The value of a variable that is set to something.
+fn filled(variable: impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
+    variable(name).filter(|value| !value.is_empty())
+}
+
 /// What `huggingface_hub` takes as a yes.
 fn is_true(value: &str) -> bool {
     ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str())
@@ -175,6 +196,22 @@ mod tests {
         check(&[("HOME", "/u"), ("HF_HOME", "~/hf")], "/u/hf/hub");
         check(&[("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/x")], "/x");
         check(&[("HOME", "/u"), ("HF_HOME", "")], "/u/.cache/huggingface/hub");
+    }
+
+    #[test]
+    fn caches_lie_where_the_environment_says() {
+        let check = |variables: &[(&str, &str)], expected: Option<&str>| {
+            let found = folder_of_caches(|name| {
+                let found = variables.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            });
+            assert_eq!(found.as_deref(), expected.map(Path::new), "{variables:?}");
+        };
+        check(&[], None);
+        check(&[("HOME", ""), ("USERPROFILE", "/p")], Some("/p/.cache"));
+        check(&[("HOME", "/u"), ("XDG_CACHE_HOME", "")], Some("/u/.cache"));
+        check(&[("HOME", "/u"), ("XDG_CACHE_HOME", "~/c")], Some("/u/c"));
+        check(&[("XDG_CACHE_HOME", "/c")], Some("/c"));
     }
 
     #[test]

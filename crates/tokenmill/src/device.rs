@@ -83,6 +83,28 @@ pub(crate) fn load_with_guesser(
     }
 }
 
+/// Refuses what [`load`] would refuse before it reads a weight, where GPUs are asked for: they cannot be used, the network cannot be placed on
+/// them so, or one has too little memory. Where the number of layers is left open, what fits is not looked for, and of several GPUs not
+/// whether their parts fit. Nothing is refused where the CPU is asked for, or the choice is left open.
+///
+/// # Errors
+/// As [`load`].
+pub fn check_load(model: &Model, options: &ModelOptions, compute: &Compute) -> Result<(), Error> {
+    match compute.device {
+        Device::Cuda { ordinal } if compute.n_gpus > 1 => {
+            if !compute.placement.is_whole() {
+                return Err(Error::GroupNotWhole);
+            }
+            gpu::check_group(model, ordinal, compute)
+        }
+        Device::Cuda { ordinal } if compute.placement.is_whole() => {
+            gpu::check_whole(model, ordinal, options, compute)
+        }
+        Device::Cuda { ordinal } => gpu::check_split(model, ordinal, options, compute),
+        Device::Cpu | Device::Auto => Ok(()),
+    }
+}
+
 fn load_on_gpu(
     model: &Model,
     ordinal: usize,

@@ -65,6 +65,22 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// A folder that cannot be made.
+    #[error("cannot make the folder {}: {source}", path.display())]
+    MakeFolder {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file that cannot be written.
+    #[error("cannot write to {}: {source}", path.display())]
+    Write {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// A folder for pages of prompts that another process, or another part of this one, has open.
     #[error("{} is in use: one process keeps prompts in a folder at a time", path.display())]
     PrefixFolderInUse {

@@ -4,17 +4,17 @@
 //! that was asked for, and says that it was left out.
 
 #[cfg(feature = "cuda")]
-pub(crate) use group::load_group;
+pub(crate) use group::{check_group, load_group};
 #[cfg(feature = "cuda")]
-pub(crate) use split::load_split;
-#[cfg(feature = "cuda")]
-pub(crate) use with_cuda::load;
+pub(crate) use split::{check_split, load_split};
 #[cfg(feature = "cuda")]
 pub use with_cuda::open_gpu;
+#[cfg(feature = "cuda")]
+pub(crate) use with_cuda::{check_whole, load};
 #[cfg(not(feature = "cuda"))]
 pub use without_cuda::CudaLeftOut;
 #[cfg(not(feature = "cuda"))]
-pub(crate) use without_cuda::{load, load_group, load_split};
+pub(crate) use without_cuda::{check_group, check_split, check_whole, load, load_group, load_split};
 
 /// Whether this build computes on GPUs and the machine has a driver for them.
 pub fn has_gpu_driver() -> bool {
@@ -108,6 +108,20 @@ mod with_cuda {
     ) -> Result<Loaded, Error> {
         let backend = open(ordinal, compute)?;
         load_whole(model, (ordinal, backend), options, compute, guesser, on_progress)
+    }
+
+    /// Refuses what [`load`] would refuse before it reads a weight.
+    pub(crate) fn check_whole(
+        model: &Model,
+        ordinal: usize,
+        options: &ModelOptions,
+        compute: &Compute,
+    ) -> Result<(), Error> {
+        let backend = open(ordinal, compute)?;
+        let plan = model.plan(&backend, options)?;
+        let n_pages = (options.n_pages).unwrap_or(plan.kv_bytes / plan.kv_page_bytes.max(1));
+        backend.check_fit(n_pages, &plan).map_err(Error::Gpu)?;
+        Ok(())
     }
 
     /// Loads all of the network on an opened GPU, and what guesses tokens next to it.
@@ -204,6 +218,18 @@ mod without_cuda {
         _: Guesser<'_>,
         _: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
+        Err(CudaLeftOut.into())
+    }
+
+    pub(crate) fn check_whole(_: &Model, _: usize, _: &ModelOptions, _: &Compute) -> Result<(), Error> {
+        Err(CudaLeftOut.into())
+    }
+
+    pub(crate) fn check_split(_: &Model, _: usize, _: &ModelOptions, _: &Compute) -> Result<(), Error> {
+        Err(CudaLeftOut.into())
+    }
+
+    pub(crate) fn check_group(_: &Model, _: usize, _: &Compute) -> Result<(), Error> {
         Err(CudaLeftOut.into())
     }
 

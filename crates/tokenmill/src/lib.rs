@@ -137,7 +137,7 @@ pub use answer::{Answer, Gathered, Sample, ToolCall};
 pub use compute::{Compute, Device, DeviceError, GpuOptions, WarpgroupProducts, n_processors};
 pub use conversation::{Conversation, Turn};
 pub use conversion::{Conversion, TokenDifferences};
-pub use device::load;
+pub use device::{check_load, load};
 pub use draft_facts::{DraftFacts, LoadedGuesser};
 pub use dry_breakers::DRY_BREAKERS;
 pub use embeddings::Embeddings;

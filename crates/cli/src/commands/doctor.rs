@@ -30,7 +30,7 @@ use crate::{
         inspect::{file_name, mtp_json},
     },
     failure::Failure,
-    load::LoadArgs,
+    load::{LoadArgs, refused},
     memory_words::plan_text,
     numbers::size_of,
     output,
@@ -43,8 +43,8 @@ use crate::{
     tokenmill doctor\n  \
     tokenmill doctor model.gguf -c 8192\n  \
     tokenmill doctor --device cuda:1 --json\n\n\
-    With a model it says what memory the model takes and whether it fits. Exit code 5 where --device names a GPU that \
-    cannot be used.")]
+    With a model it says what memory the model takes and whether it fits. With -ngl and the other flags that \
+    ask for a GPU it ends as a run with them would: with exit code 5 where the GPU cannot be used.")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: Option<PathBuf>,
@@ -118,8 +118,8 @@ impl Row {
 struct Examination {
     rows: Vec<Row>,
     json: serde_json::Map<String, Value>,
-    /// Why the GPU that was asked for cannot be used.
-    refused: Option<Error>,
+    /// Why the GPU that was asked for cannot be used, or not as it was asked for.
+    refused: Option<Failure>,
     /// Why the model can be loaded nowhere.
     unloadable: Option<Failure>,
 }
@@ -152,8 +152,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
         }
     }
-    let refused = found.refused.map(Failure::from).or(found.unloadable);
-    refused.map_or(Ok(()), Err)
+    found.refused.or(found.unloadable).map_or(Ok(()), Err)
 }
 
 fn examine(args: &Args) -> Result<Examination, Failure> {
@@ -203,7 +202,8 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         }
         Err(error) => {
             if matches!(choice, DeviceChoice::Cuda { .. }) {
-                found.refused = Some(error);
+                let n_gpus = args.load.group_size().unwrap_or(1);
+                found.refused = Some(Failure::of_group(error, n_gpus));
             }
             None
         }
@@ -215,9 +215,10 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         found.look_for_encoder(&source, &model);
     }
     let preferred = gpus.preferred();
-    let verdict = match &found.unloadable {
-        Some(_) => Err("the model cannot be loaded with these options".to_owned()),
-        None => Ok(format!("`--device auto` computes on {preferred}")),
+    let verdict = match (&found.refused, &found.unloadable) {
+        (Some(failure), _) => Err(failure.message().to_owned()),
+        (None, Some(_)) => Err("the model cannot be loaded with these options".to_owned()),
+        (None, None) => Ok(format!("`--device auto` computes on {preferred}")),
     };
     found.rows.push(Row::new("verdict", verdict));
     found.json.insert("auto".to_owned(), json!(preferred));
@@ -330,6 +331,9 @@ impl Examination {
             );
         }
         let options = choices.network_options(model.descriptor())?;
+        if let Some(failure) = refused(model, &options, &choices.compute) {
+            self.refused = Some(failure);
+        }
         let cpu = (choices.compute.cpu_backend())
             .and_then(|backend| model.plan(&backend, &options))
             .map_err(Error::from);
@@ -380,16 +384,18 @@ impl Examination {
         plans.insert("cpu".to_owned(), cpu_plan);
         self.unloadable = too_large.or_else(|| cpu.err().map(Failure::from));
         if let Some(gpu) = gpu {
-            let (free_bytes, gpu) = gpu.plan(model, &options);
+            let (room_bytes, gpu) = gpu.plan(model, &options);
             let is_chosen = !matches!(args.load.device()?, DeviceChoice::Cpu);
             // Where it does not fit whole, a load splits it between the two.
             if is_chosen && gpu.is_ok() {
                 self.unloadable = None;
             }
             let outcome = match &gpu {
-                Ok(plan) if plan.total_bytes() as u64 > free_bytes => {
-                    Err(format!("{}, which does not fit", plan_text(plan, n_ctx)))
-                }
+                Ok(plan) if plan.device_bytes() as u64 > room_bytes => Err(format!(
+                    "{}, which does not fit into the {} that it may take",
+                    plan_text(plan, n_ctx),
+                    size_of(room_bytes)
+                )),
                 Ok(plan) => Ok(plan_text(plan, n_ctx)),
                 Err(error) => Err(error.to_string()),
             };

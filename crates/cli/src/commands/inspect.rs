@@ -15,7 +15,12 @@ use tokenmill_gguf::{Array, GgufFile, Value};
 use tokenmill_model::{LoadError, Model, ModelOptions, WeightInfo};
 
 use crate::{
-    failure::Failure, load::LoadArgs, model_name::ollama_name, numbers::size, output, visible::visible,
+    failure::Failure,
+    load::{LoadArgs, refused},
+    model_name::ollama_name,
+    numbers::size,
+    output,
+    visible::visible,
 };
 
 /// Elements of an array that are shown.
@@ -55,6 +60,8 @@ struct Inspection {
     tensors: Vec<WeightInfo>,
     /// The plan and its options, or why there is none.
     plan: Result<Plan, String>,
+    /// Why it cannot be run with the options that were given, where that is not the file's fault.
+    refused: Option<Failure>,
 }
 
 /// The memory that a model will take.
@@ -75,10 +82,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         inspection.name = name;
     }
     if args.json {
-        output::print_json(&inspection.to_json())
+        output::print_json(&inspection.to_json())?;
     } else {
-        output::print(&inspection.to_text(args.summary, &args.load))
+        output::print(&inspection.to_text(args.summary, &args.load))?;
     }
+    inspection.refused.map_or(Ok(()), Err)
 }
 
 impl Inspection {
@@ -98,8 +106,12 @@ impl Inspection {
             .collect();
         let tensors = file.tensors().map(WeightInfo::from).collect();
         let (n_parts, file_bytes) = (file.n_parts(), file.n_bytes());
+        let mut refused = None;
         let plan = match Model::from_gguf(file) {
-            Ok(model) => plan(source, &model, load)?,
+            Ok(model) => {
+                refused = refused_of(&model, load)?;
+                plan(source, &model, load)?
+            }
             Err(error @ (LoadError::IsImportanceMatrix | LoadError::IsAdapter | LoadError::IsNextnAlone)) => {
                 let failure = Failure::from(error);
                 let what_to_do = failure.what_to_do().unwrap_or_default();
@@ -114,6 +126,7 @@ impl Inspection {
             metadata,
             tensors,
             plan,
+            refused,
         })
     }
 
@@ -141,6 +154,7 @@ impl Inspection {
             file_bytes: tensors.iter().map(|info| info.stored_form().n_bytes as u64).sum(),
             metadata: metadata.collect(),
             plan: plan(source, &model, load)?,
+            refused: refused_of(&model, load)?,
             tensors,
         })
     }
@@ -220,6 +234,7 @@ impl Inspection {
             "tensors": tensors,
             "types": types,
             "memory": memory,
+            "refused": self.refused.as_ref().map(Failure::message),
             "mtp": self.plan.as_ref().ok().and_then(|plan| plan.mtp.as_ref()).map(mtp_json),
         })
     }
@@ -343,6 +358,13 @@ impl Inspection {
                 format_args!("\nThis file cannot be run: {}", visible(reason)),
             ),
         }
+        if let Some(failure) = &self.refused {
+            let reason = failure.message();
+            line(
+                text,
+                format_args!("\nWith these options it cannot be run: {}", visible(reason)),
+            );
+        }
     }
 }
 
@@ -363,6 +385,16 @@ fn plan(source: &ModelSource, model: &Model, load: &LoadArgs) -> Result<Result<P
             options,
         })
         .map_err(|error| error.to_string()))
+}
+
+/// Why a load with these options would be refused.
+///
+/// # Errors
+/// Options that cannot be granted.
+fn refused_of(model: &Model, load: &LoadArgs) -> Result<Option<Failure>, Failure> {
+    let choices = load.options()?;
+    let options = choices.network_options(model.descriptor())?;
+    Ok(refused(model, &options, &choices.compute))
 }
 
 /// A file's name, for people.

@@ -319,7 +319,7 @@ impl Args {
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         builder
             .create(path)
-            .map_err(|error| Failure::unwritable(path.display(), &error))?;
+            .map_err(|error| Failure::no_folder(path, &error))?;
         remove_unfinished_sessions(path)?;
         Ok(Some(SessionFolder {
             path: path.clone(),

@@ -36,6 +36,8 @@ impl From<Error> for Failure {
                     failure
                 }
             }
+            Error::MakeFolder { path, source } => Self::no_folder(&path, &source),
+            Error::Write { path, source } => Self::unwritable(path.display(), &source),
             Error::Tokenizer { path, source } if is_tokenizer_json(&path) => {
                 let reason = match source.source() {
                     Some(below) => format!("{source}: {below}"),

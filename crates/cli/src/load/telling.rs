@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokenmill::{
-    Compute, DraftFacts, GpuSteps, LoadOptions, Loaded, LoadedDevice, MeasuredWhen, MemoryPlan, Model,
+    Compute, DraftFacts, Error, GpuSteps, LoadOptions, Loaded, LoadedDevice, MeasuredWhen, MemoryPlan, Model,
     ModelSource, SplitPlan, n_processors,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
@@ -57,6 +57,7 @@ pub(crate) fn load_opened(
     }
     tell_about_load(model.device(), model.n_ctx(), network.descriptor().n_ctx_train);
     tell_about_invariance(model.device(), &options.compute);
+    tell_about_measurements(model.device(), &options.compute);
     Ok(model)
 }
 
@@ -78,6 +79,7 @@ pub(crate) fn load_network(
     }
     tell_about_load(&loaded.device, n_ctx, network.descriptor().n_ctx_train);
     tell_about_invariance(&loaded.device, compute);
+    tell_about_measurements(&loaded.device, compute);
     Ok(loaded)
 }
 
@@ -102,6 +104,42 @@ fn tell_about_invariance(device: &LoadedDevice, compute: &Compute) {
     if compute.gpu.is_batch_invariant && matches!(device, LoadedDevice::Cpu { .. }) {
         tell("`--batch-invariant` changes nothing on the CPU, where results never depend on the batch");
     }
+}
+
+/// Says where `--bandwidths` or `--measure-again` came to nothing, since this machine and this model left nothing to choose.
+fn tell_about_measurements(device: &LoadedDevice, compute: &Compute) {
+    if let Some(text) = about_measurements(device, compute) {
+        tell(&text);
+    }
+}
+
+fn about_measurements(device: &LoadedDevice, compute: &Compute) -> Option<String> {
+    let measurements = &compute.measurements;
+    let flag = match (measurements.bandwidths, measurements.is_made_again) {
+        (Some(_), _) => "--bandwidths",
+        // While other models compute nothing is measured again, which the documentation says.
+        (None, true) if !compute.is_quiet => "--measure-again",
+        (None, _) => return None,
+    };
+    let reason = match device {
+        LoadedDevice::Cpu {
+            passed_over: Some(Error::CpuIsQuicker { .. }),
+        } => return None,
+        LoadedDevice::Split {
+            bandwidths_known,
+            steps_known,
+            ..
+        } => {
+            let is_measured = matches!(steps_known, MeasuredWhen::Now { .. });
+            if bandwidths_known.is_some() || is_measured {
+                return None;
+            }
+            "what was asked for fits, so nothing was chosen by bandwidths"
+        }
+        LoadedDevice::Cpu { .. } => "the CPU computes all of the model",
+        _ => "all of the model is on the GPU",
+    };
+    Some(format!("`{flag}` changed nothing: {reason}"))
 }
 
 /// What is said where a model has a smaller context than was asked for, as encoders have.

@@ -71,3 +71,6 @@ mod support;
 mod swapped;
 #[cfg(target_os = "linux")]
 mod terminal;
+#[cfg(target_os = "linux")]
+#[cfg(feature = "cuda")]
+mod without_gpu;

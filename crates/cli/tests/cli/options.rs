@@ -28,6 +28,17 @@ fn numbers_out_of_range_are_refused_with_their_range() {
         "run demo x -s -2",
         "run demo x -c -1",
         "run demo x -t -1",
+        "run demo x -t 0",
+        "run demo x -ub 0",
+        "run demo x -ub foo",
+        "run demo x -b 0",
+        "run demo x -tp 0",
+        "run demo x --gpu-batch 0",
+        "run demo x --gpu-batch foo",
+        "run demo x -ngl -1",
+        "run demo x -ngl foo",
+        "run demo x --top-k foo",
+        "run demo x --place attn",
         "run demo x -t 100000",
         "perplexity demo README.md --chunks -7",
         "bench demo -p -3",
@@ -392,6 +403,13 @@ fn folders_of_a_server_are_folders_and_their_limits_have_units() {
             line.contains(&format!("`{option} ")) && line.contains("is a file, and a folder is expected"),
             "{line}"
         );
+        // A folder below a file cannot be made.
+        let below = file.join("below");
+        let line = tokenmill(["serve", "demo", "--port", "0", option, arg(&below)]).error_line(4);
+        assert!(
+            line.starts_with(&format!("error: cannot make the folder {}: ", arg(&below))),
+            "{line}"
+        );
         let limit = format!("{option}-bytes");
         let line = tokenmill(["serve", "demo", "--port", "0", &limit, "1GiB"]).failed(2);
         assert!(
@@ -434,7 +452,7 @@ fn options_that_need_another_and_values_of_a_list_are_refused_in_a_line() {
     );
     assert_eq!(
         refused("run demo x --spec-max 99", 2),
-        "error: `99` is no value of `--spec-max`: 99 is not from 1 to 32"
+        "error: `99` is no value of `--spec-max`: expected a whole number from 1 to 32"
     );
     assert_eq!(
         refused("run demo x -ctk bf16", 2),

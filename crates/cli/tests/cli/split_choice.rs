@@ -13,7 +13,7 @@ use crate::{
 const SMALL: &str = "mib=151";
 
 /// A GPU far faster than the CPU, behind a usual link.
-const FAST: [&str; 2] = ["--bandwidths", "gpu=900,cpu=40,link=25,crossing=15"];
+pub(crate) const FAST: [&str; 2] = ["--bandwidths", "gpu=900,cpu=40,link=25,crossing=15"];
 
 /// One that is slower.
 const SLOW: [&str; 2] = ["--bandwidths", "gpu=4,cpu=40,link=25,crossing=15"];
@@ -121,6 +121,7 @@ fn bandwidths_are_measured_once() {
             "{flags:?} {when}: {}",
             outcome.stderr
         );
+        assert!(!outcome.stderr.contains("changed nothing"), "{}", outcome.stderr);
         assert_eq!(outcome.ok(), expected, "{flags:?} {when}");
     };
     check(&auto, "measured now");

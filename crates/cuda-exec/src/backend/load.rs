@@ -46,7 +46,8 @@ impl CudaBackend {
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
         self.epoch += 1;
-        self.device.reserve("the model", self.check_fit(limits, plan)?)?;
+        self.device
+            .reserve("the model", self.check_fit(limits.n_pages, plan)?)?;
         self.make_sums(limits)?;
         self.ops.allow_splits()?;
         (self.ops).allow_halves(limits.max_batch_tokens, widest_input(network))?;
@@ -75,8 +76,11 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Says whether the planned memory is there; gives its size without what is loaded later.
-    fn check_fit(&self, limits: &ExecutorLimits, plan: &MemoryPlan) -> Result<usize, BackendError> {
+    /// Says whether the memory is there that a plan with so many pages takes; gives its size without what is loaded later.
+    ///
+    /// # Errors
+    /// [`BackendError::DoesNotFit`], and the driver's.
+    pub fn check_fit(&self, n_pages: usize, plan: &MemoryPlan) -> Result<usize, BackendError> {
         let needed_bytes = plan.device_bytes();
         let free_bytes = self.device.free_bytes()?;
         // A plan that is beyond counting is `usize::MAX`.
@@ -85,14 +89,14 @@ impl CudaBackend {
         if with_driver(needed_bytes) <= free_bytes {
             return Ok(needed_bytes - plan.adapters_bytes);
         }
-        let without_kv = needed_bytes - plan.kv_page_bytes * limits.n_pages;
+        let without_kv = needed_bytes - plan.kv_page_bytes * n_pages;
         let room = free_bytes.saturating_sub(with_driver(without_kv)) as usize;
         Err(BackendError::DoesNotFit {
             needed_bytes: with_driver(needed_bytes),
             free_bytes,
             weights_bytes: plan.weights_bytes as u64,
             states_bytes: plan.states_bytes as u64,
-            kv_tokens: limits.n_pages * PAGE_TOKENS,
+            kv_tokens: n_pages * PAGE_TOKENS,
             fitting_kv_tokens: room / plan.kv_page_bytes.max(1) * PAGE_TOKENS,
         })
     }

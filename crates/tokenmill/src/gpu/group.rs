@@ -16,6 +16,20 @@ use super::{
 };
 use crate::{Compute, Error, Loaded, LoadedDevice};
 
+/// Refuses what [`load_group`] would refuse before it looks at the memory of the GPUs.
+pub(crate) fn check_group(model: &Model, first: usize, compute: &Compute) -> Result<(), Error> {
+    shards(model, compute.n_gpus)?;
+    let devices = open_all(first, compute)?;
+    let infos: Vec<&DeviceInfo> = devices.iter().map(Device::info).collect();
+    check_alike(first, &infos)
+}
+
+/// The part of each GPU.
+fn shards(model: &Model, n_ranks: usize) -> Result<Vec<Shard<'_>>, Error> {
+    let shards = (0..n_ranks).map(|idx| model.shard(Rank { idx, n_ranks }));
+    Ok(shards.collect::<Result<_, LoadError>>()?)
+}
+
 /// Loads a part of each layer on each of the GPUs from `first` on.
 pub(crate) fn load_group(
     model: &Model,
@@ -25,9 +39,7 @@ pub(crate) fn load_group(
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     let n_ranks = compute.n_gpus;
-    let shards: Vec<Shard<'_>> = (0..n_ranks)
-        .map(|idx| model.shard(Rank { idx, n_ranks }))
-        .collect::<Result<_, _>>()?;
+    let shards = shards(model, n_ranks)?;
     let devices = open_all(first, compute)?;
     let infos: Vec<&DeviceInfo> = devices.iter().map(Device::info).collect();
     check_alike(first, &infos)?;

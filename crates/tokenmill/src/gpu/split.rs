@@ -34,7 +34,28 @@ struct Split<'a> {
     room_bytes: u64,
 }
 
-impl Split<'_> {
+impl<'a> Split<'a> {
+    /// Opens the GPU, with what was asked for as the placement.
+    fn open(
+        model: &'a Model,
+        ordinal: usize,
+        options: &'a ModelOptions,
+        compute: &Compute,
+    ) -> Result<Self, Error> {
+        let network = model.descriptor().shape();
+        check_placement(&compute.placement, &network)?;
+        let device = open(ordinal, compute)?;
+        let room_bytes = device.room_bytes().map_err(|error| Error::Gpu(error.into()))?;
+        let placement = compute.placement.placement(&network);
+        Ok(Self {
+            model,
+            network,
+            options,
+            backend: Placed::new(compute.cpu_backend()?, device, placement),
+            room_bytes,
+        })
+    }
+
     /// The memory of a placement.
     fn plan(&mut self, placement: Placement) -> Result<MemoryPlan, Error> {
         self.backend.set_placement(placement);
@@ -175,6 +196,35 @@ impl Split<'_> {
     }
 }
 
+/// Refuses a placement that a network cannot have, on whatever GPU.
+fn check_placement(request: &PlacementRequest, network: &NetworkShape) -> Result<(), Error> {
+    if request.names_experts() && network.layers.iter().all(|layer| layer.experts.is_none()) {
+        return Err(Error::NoExperts);
+    }
+    if request.placement(network).is_all_on_host() {
+        return Err(Error::NothingOnGpu);
+    }
+    Ok(())
+}
+
+/// Refuses what [`load_split`] would refuse before it reads a weight; where the number of layers is left open, not whether any fit.
+pub(crate) fn check_split(
+    model: &Model,
+    ordinal: usize,
+    options: &ModelOptions,
+    compute: &Compute,
+) -> Result<(), Error> {
+    let mut split = Split::open(model, ordinal, options, compute)?;
+    if compute.placement.layers == DeviceLayers::Auto {
+        return Ok(());
+    }
+    let plan = split.as_asked(&compute.placement)?;
+    if split.backend.placement().is_all_on_device() {
+        return Ok(());
+    }
+    check_host_part(&plan, machine_bytes(), available_bytes())
+}
+
 /// Loads a part of the network on a GPU and the rest on the CPU; all of it on the GPU, with what guesses tokens next to it, where what was
 /// asked for comes to that.
 pub(crate) fn load_split(
@@ -186,24 +236,8 @@ pub(crate) fn load_split(
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     let request = compute.placement;
-    let network = model.descriptor().shape();
-    if request.names_experts() && network.layers.iter().all(|layer| layer.experts.is_none()) {
-        return Err(Error::NoExperts);
-    }
-    let device = open(ordinal, compute)?;
-    let name = device.device().info().name.clone();
-    let room_bytes = device.room_bytes().map_err(|error| Error::Gpu(error.into()))?;
-    let placement = request.placement(&network);
-    if placement.is_all_on_host() {
-        return Err(Error::NothingOnGpu);
-    }
-    let mut split = Split {
-        model,
-        network,
-        options,
-        backend: Placed::new(compute.cpu_backend()?, device, placement),
-        room_bytes,
-    };
+    let mut split = Split::open(model, ordinal, options, compute)?;
+    let name = split.backend.device().device().info().name.clone();
     let (plan, reason) = if request.layers == DeviceLayers::Auto {
         split.quickest(&request, compute)?
     } else {
@@ -226,12 +260,16 @@ pub(crate) fn load_split(
             .count(),
     );
     let place = format!("{:?}", placement.layers());
+    let bandwidths_known = match &reason {
+        SplitReason::Quickest { when, .. } => Some(when.clone()),
+        SplitReason::AsAsked => None,
+    };
     if let Some(observer) = compute.on_split {
         let weights = Side::ALL.map(|side| model.weights_by_part(&split.backend, options, side));
         let [on_host, on_device] = weights;
         observer.0(&SplitPlan {
             gpu: format!("GPU {ordinal} ({name})"),
-            room_bytes,
+            room_bytes: split.room_bytes,
             reason,
             placement,
             weights: [on_host?, on_device?],
@@ -258,6 +296,7 @@ pub(crate) fn load_split(
             n_layers,
             gpu_steps,
             steps_known,
+            bandwidths_known,
         },
         plan,
         guesser: None,

@@ -72,7 +72,8 @@ impl PrefixFolder {
     /// where there is more. `warn` is told, once, that the folder cannot be written to.
     ///
     /// # Errors
-    /// [`Error::PrefixFolderInUse`], or [`Error::Read`] where the folder cannot be made, read or written to.
+    /// [`Error::PrefixFolderInUse`], [`Error::MakeFolder`] where the folder cannot be made, [`Error::Write`] where it cannot be written to, and
+    /// [`Error::Read`] where it cannot be read.
     pub fn open(
         path: impl AsRef<Path>,
         max_bytes: u64,
@@ -83,8 +84,15 @@ impl PrefixFolder {
             path: path.to_owned(),
             source,
         };
-        create_folder(path).map_err(failed)?;
-        let lock = private_file(&path.join(LOCK)).map_err(failed)?;
+        create_folder(path).map_err(|source| Error::MakeFolder {
+            path: path.to_owned(),
+            source,
+        })?;
+        let lock_path = path.join(LOCK);
+        let lock = private_file(&lock_path).map_err(|source| Error::Write {
+            path: lock_path,
+            source,
+        })?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => {

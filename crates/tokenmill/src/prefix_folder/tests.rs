@@ -322,6 +322,19 @@ fn one_process_has_a_folder_at_a_time() {
 }
 
 #[test]
+fn a_folder_that_cannot_be_made_or_written_to_is_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    // Not by rights: a test may run as a user who has all of them.
+    std::fs::create_dir(folder.path().join("lock")).unwrap();
+    let locked = PrefixFolder::open(folder.path(), 1, |_| {}).unwrap_err();
+    assert!(matches!(locked, Error::Write { .. }), "{locked}");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let below = PrefixFolder::open(file.join("below"), 1, |_| {}).unwrap_err();
+    assert!(matches!(below, Error::MakeFolder { .. }), "{below}");
+}
+
+#[test]
 fn salts_and_other_arrangements_keep_pages_apart() {
     let folder = tempfile::tempdir().unwrap();
     let model = model(|_| {});

@@ -76,12 +76,13 @@ impl Gpu {
         found.rows.push(Row::new("self-test", tested));
     }
 
-    /// The free memory, and what a model takes of it.
+    /// The memory that a model may take, and what it takes of it.
     pub(super) fn plan(self, model: &Model, options: &ModelOptions) -> (u64, Result<MemoryPlan, Error>) {
-        let free_bytes = self.0.free_bytes().unwrap_or(0);
-        let plan = CudaBackend::new(self.0)
-            .map_err(|error| Error::Gpu(error.into()))
-            .and_then(|backend| Ok(model.plan(&backend, options)?));
-        (free_bytes, plan)
+        let backend = match CudaBackend::new(self.0) {
+            Ok(backend) => backend,
+            Err(error) => return (0, Err(Error::Gpu(error.into()))),
+        };
+        let room_bytes = backend.room_bytes().unwrap_or(0);
+        (room_bytes, model.plan(&backend, options).map_err(Error::from))
     }
 }

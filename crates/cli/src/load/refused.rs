@@ -1,0 +1,14 @@
+//! [`refused`]: why a load would be refused before it reads a weight, for commands that load nothing.
+//!
+//! Separate from the load itself. Invariant: the words are those of the load.
+
+use tokenmill::{Compute, check_load};
+use tokenmill_model::{Model as Network, ModelOptions};
+
+use crate::failure::Failure;
+
+/// Why a load on the GPUs that were asked for would be refused: they cannot be used, or not for this network as it is to be placed.
+pub(crate) fn refused(network: &Network, options: &ModelOptions, compute: &Compute) -> Option<Failure> {
+    let error = check_load(network, options, compute).err()?;
+    Some(Failure::of_group(error, compute.n_gpus))
+}

@@ -1,0 +1,145 @@
+//! Options for GPUs on a machine without one, or with too small a one: what only looks at a model says of them what a run says.
+
+use serde_json::Value;
+
+use crate::{
+    gpu::{GREEDY, run, with_driver},
+    split_choice::FAST,
+    support::{Outcome, tokenmill},
+};
+
+fn without_gpu(args: &[&str]) -> Outcome {
+    run(with_driver("devices=0", args))
+}
+
+/// The last line on standard error.
+fn last_line(outcome: &Outcome) -> String {
+    outcome.stderr.lines().last().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn inspect_and_doctor_refuse_what_a_run_refuses_in_its_words() {
+    let check = |machine: &str, flags: &[&str], code: i32| {
+        let at = |command: &[&str]| run(with_driver(machine, &[command, flags].concat()));
+        let expected = at(&["run", "demo", "Once", "-n", "1"]).failed(code);
+        let reason = expected.strip_prefix("error: ").unwrap();
+        let reason = reason.split(" (hint: ").next().unwrap();
+        let inspect = at(&["inspect", "demo", "--summary"]);
+        assert_eq!(
+            (inspect.code, last_line(&inspect)),
+            (code, expected.clone()),
+            "{flags:?}"
+        );
+        let told = format!("With these options it cannot be run: {reason}\n");
+        assert!(inspect.stdout.contains(&told), "{flags:?}: {}", inspect.stdout);
+        let doctor = at(&["doctor", "demo"]);
+        assert_eq!(
+            (doctor.code, last_line(&doctor)),
+            (code, expected.clone()),
+            "{flags:?}"
+        );
+        let verdict = format!("verdict    problem  {reason}\n");
+        assert!(doctor.stdout.contains(&verdict), "{flags:?}: {}", doctor.stdout);
+        let json = at(&["inspect", "demo", "--json"]);
+        let json: Value = serde_json::from_str(&json.stdout).unwrap();
+        assert_eq!(json["refused"], reason, "{flags:?}");
+    };
+    for flags in [
+        &["-ngl", "99"][..],
+        &["-ngl", "all"],
+        &["--device", "cuda"],
+        &["--place", "attn=cpu"],
+        &["--n-cpu-moe", "0"],
+        &["--gpu-batch", "auto"],
+        &["-tp", "2"],
+    ] {
+        check("devices=0", flags, 5);
+    }
+    // On a machine with a GPU too: one with room for a part, and one that suffices.
+    check("mib=151", &["-ngl", "99"], 5);
+    check("mib=151", &["-ngl", "all"], 5);
+    check("mib=151", &["--place", "attn=gpu"], 5);
+    check("", &["--cpu-moe"], 2);
+    check("", &["--place", "attn=cpu,ffn=cpu"], 2);
+    check("", &["-tp", "2"], 5);
+    check("devices=3", &["-tp", "3"], 2);
+}
+
+#[test]
+fn what_a_run_takes_is_no_problem() {
+    for (machine, flags) in [
+        ("devices=0", &[][..]),
+        ("devices=0", &["-ngl", "auto"]),
+        ("devices=0", &["-ngl", "0"]),
+        ("", &["-ngl", "2"]),
+        ("", &["--place", "attn=cpu"]),
+    ] {
+        let doctor = run(with_driver(
+            machine,
+            &[&["doctor", "demo", "-c", "64"], flags].concat(),
+        ));
+        assert!(
+            doctor.stdout.contains("verdict    ok "),
+            "{flags:?}: {}",
+            doctor.stdout
+        );
+        doctor.ok();
+        let inspect = run(with_driver(
+            machine,
+            &[&["inspect", "demo", "--json"], flags].concat(),
+        ))
+        .ok();
+        let json: Value = serde_json::from_str(&inspect).unwrap();
+        assert_eq!(json["refused"], Value::Null, "{flags:?}");
+    }
+}
+
+#[test]
+fn layers_that_were_left_open_are_told_to_be_on_the_cpu() {
+    let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
+    let asked = without_gpu(&[&GREEDY[..], &["-ngl", "auto"]].concat());
+    assert!(
+        asked
+            .stderr
+            .starts_with("computing on the CPU: the GPU cannot be used: "),
+        "{}",
+        asked.stderr
+    );
+    assert_eq!(asked.ok(), expected);
+    if !tokenmill_cuda_exec::has_driver() {
+        // No driver either: whoever asks for nothing is told nothing.
+        let asked = tokenmill([&GREEDY[..], &["-ngl", "auto"]].concat());
+        let told = "computing on the CPU: the GPU cannot be used: no NVIDIA driver found";
+        assert!(asked.stderr.starts_with(told), "{}", asked.stderr);
+        let open = tokenmill(GREEDY);
+        assert!(!open.stderr.contains("CPU"), "{}", open.stderr);
+    }
+}
+
+#[test]
+fn flags_of_measurements_that_a_machine_leaves_without_effect_are_told() {
+    let check = |machine: &str, flags: &[&str], reason: &str| {
+        for flag in [&FAST[..], &["--measure-again"]] {
+            let outcome = run(with_driver(machine, &[&GREEDY[..], flags, flag].concat()));
+            let told = format!("`{}` changed nothing: {reason}\n", flag[0]);
+            assert!(
+                outcome.stderr.contains(&told),
+                "{flags:?} {flag:?}: {}",
+                outcome.stderr
+            );
+            outcome.ok();
+        }
+    };
+    check("devices=0", &[], "the CPU computes all of the model");
+    check(
+        "devices=0",
+        &["-ngl", "auto"],
+        "the CPU computes all of the model",
+    );
+    check("", &["-ngl", "auto"], "all of the model is on the GPU");
+    check(
+        "",
+        &["-ngl", "auto", "--place", "attn=cpu"],
+        "what was asked for fits, so nothing was chosen by bandwidths",
+    );
+}
