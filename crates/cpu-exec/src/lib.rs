@@ -89,6 +89,7 @@ pub use ops::{
 };
 pub use places::{CpuList, Numa, Places, PlacesError};
 pub use pool::{Entered, Pool};
+pub use read_speed::ReadSpeed;
 pub use routes::Routes;
 pub use states::{StateStore, StepStates};
 pub use workspace::{StepSizes, Workspace, WorkspaceSizes};

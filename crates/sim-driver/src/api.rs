@@ -180,6 +180,12 @@ exported! {
         code::SUCCESS
     }
 
+    cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) {
+        let found = gpu::gpu(device).map(|_| u128::from(device as u32) + 1);
+        // SAFETY: the caller's pointer.
+        unsafe { give(uuid, found, u128::to_be_bytes) }
+    }
+
     cuDeviceTotalMem_v2(n_bytes: *mut usize, device: c_int) {
         let found = gpu::gpu(device).map(|gpu| gpu.spec.total_bytes);
         // SAFETY: the caller's pointer.

@@ -140,6 +140,32 @@ fn bandwidths_are_measured_once() {
 }
 
 #[test]
+fn bandwidths_are_those_of_one_card() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |device: &str, when: &str| {
+        let flags = ["-ngl", "auto", "--device", device];
+        let mut command = with_driver(&format!("devices=2,{SMALL}"), &[&GREEDY[..], &flags].concat());
+        command.env("XDG_CACHE_HOME", folder.path());
+        let outcome = run(command);
+        let told = format!("bandwidths {when}: GPU ");
+        assert!(
+            outcome.stderr.contains(&told),
+            "{device} {when}: {}",
+            outcome.stderr
+        );
+        outcome.ok();
+    };
+    check("cuda:0", "measured now");
+    check("cuda:1", "measured now");
+    check("cuda:0", "measured before");
+    check("cuda:1", "measured before");
+    for file in files(&folder.path().join("tokenmill")) {
+        let kept = fs::read_to_string(file).expect("a file");
+        assert!(kept.contains("UUID 000000000000000000000000000000"), "{kept}");
+    }
+}
+
+#[test]
 fn a_cache_folder_that_cannot_be_written_to_is_told() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("file");

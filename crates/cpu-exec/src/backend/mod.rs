@@ -154,7 +154,7 @@ impl CpuBackend {
     ///
     /// # Errors
     /// [`BackendError::Failed`] where there is no memory to read.
-    pub fn measure_read_speed(&self, max_bytes: usize) -> Result<u64, BackendError> {
+    pub fn measure_read_speed(&self, max_bytes: usize) -> Result<crate::ReadSpeed, BackendError> {
         self.host.pool().set_width(self.n_decode_threads);
         let measured = crate::read_speed::read_speed(self.host.pool(), max_bytes);
         measured.map_err(|error| failed("measuring how fast memory is read", error))

@@ -20,6 +20,9 @@ pub(super) type Pointer = *mut c_void;
 pub(super) type LaunchWithAttributes =
     unsafe extern "C" fn(*const sys::CUlaunchConfig, Pointer, *mut Pointer, *mut Pointer) -> Code;
 
+/// `cuDeviceGetUuid`.
+pub(super) type DeviceUuid = unsafe extern "C" fn(*mut [u8; 16], i32) -> Code;
+
 /// Writes the table: the name here, the driver's name, and the arguments.
 macro_rules! driver_functions {
     ($($field:ident = $name:literal ($($ty:ty),*);)*) => {
@@ -29,6 +32,8 @@ macro_rules! driver_functions {
             $(pub(super) $field: unsafe extern "C" fn($($ty),*) -> Code,)*
             /// `cuLaunchKernelEx`, which drivers have from CUDA 11.8 on.
             pub(super) launch_with_attributes: Option<LaunchWithAttributes>,
+            /// `cuDeviceGetUuid`, without which cards are told apart by their numbers.
+            pub(super) device_uuid: Option<DeviceUuid>,
         }
 
         impl Api {
@@ -49,6 +54,11 @@ macro_rules! driver_functions {
                         let address = find("cuLaunchKernelEx").filter(|address| !address.is_null());
                         // SAFETY: as above.
                         address.map(|address| unsafe { std::mem::transmute::<*const c_void, LaunchWithAttributes>(address) })
+                    },
+                    device_uuid: {
+                        let address = find("cuDeviceGetUuid").filter(|address| !address.is_null());
+                        // SAFETY: as above.
+                        address.map(|address| unsafe { std::mem::transmute::<*const c_void, DeviceUuid>(address) })
                     },
                 })
             }

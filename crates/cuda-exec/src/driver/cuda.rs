@@ -120,8 +120,15 @@ pub(super) fn describe_device(api: &Api, ordinal: usize) -> Result<(i32, DeviceI
     let mut total_bytes = 0;
     // SAFETY: the device was given by the driver, the pointer is to a local.
     check(unsafe { (api.device_total_bytes)(&raw mut total_bytes, device) })?;
+    let uuid = api.device_uuid.and_then(|device_uuid| {
+        let mut uuid = [0; 16];
+        // SAFETY: the device was given by the driver, the pointer is to a local of 16 bytes.
+        let code = unsafe { device_uuid(&raw mut uuid, device) };
+        (code == 0).then_some(uuid)
+    });
     let info = DeviceInfo {
         name: name.to_string_lossy().into_owned(),
+        uuid,
         capability: (
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,

@@ -120,6 +120,8 @@ pub struct KernelResources {
 pub struct DeviceInfo {
     /// Its name.
     pub name: String,
+    /// What tells it apart from others of its kind, where the driver says it.
+    pub uuid: Option<[u8; 16]>,
     /// Compute capability.
     pub capability: (u32, u32),
     /// Multiprocessors.

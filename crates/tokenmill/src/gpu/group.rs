@@ -168,6 +168,7 @@ mod tests {
     fn info(name: &str, capability: (u32, u32)) -> DeviceInfo {
         DeviceInfo {
             name: name.to_owned(),
+            uuid: None,
             capability,
             n_multiprocessors: 100,
             multiprocessor_shared_bytes: 100 << 10,

@@ -49,8 +49,23 @@ impl OfLoad<'_> {
         to_json: impl FnOnce(&T) -> Value,
         measure: impl FnOnce() -> Result<T, E>,
     ) -> Result<(T, MeasuredWhen), E> {
+        self.find_or_try(kind, subject, from_json, to_json, || Ok((measure()?, None)))
+    }
+
+    /// As [`Self::find_or_make`], where `measure` may also say why what it measured is not to be kept.
+    ///
+    /// # Errors
+    /// Those of `measure`.
+    pub(crate) fn find_or_try<T, E>(
+        &self,
+        kind: &str,
+        subject: &str,
+        from_json: impl FnOnce(&Value) -> Option<T>,
+        to_json: impl FnOnce(&T) -> Value,
+        measure: impl FnOnce() -> Result<(T, Option<String>), E>,
+    ) -> Result<(T, MeasuredWhen), E> {
         let Some(folder) = &self.measurements.folder else {
-            return Ok((measure()?, MeasuredWhen::Now { not_kept: None }));
+            return Ok((measure()?.0, MeasuredWhen::Now { not_kept: None }));
         };
         let path = path_of(folder, kind, subject);
         if (self.is_quiet || !self.measurements.is_made_again)
@@ -58,9 +73,10 @@ impl OfLoad<'_> {
         {
             return Ok((found, MeasuredWhen::Before));
         }
-        let measured = measure()?;
-        if self.is_quiet {
-            let not_kept = Some("other models compute meanwhile".to_owned());
+        let (measured, reason) = measure()?;
+        let while_others = self.is_quiet.then(|| "other models compute meanwhile".to_owned());
+        let not_kept = while_others.or(reason);
+        if not_kept.is_some() {
             return Ok((measured, MeasuredWhen::Now { not_kept }));
         }
         let kept = write(folder, &path, subject, &to_json(&measured));
@@ -205,6 +221,35 @@ mod tests {
         assert_eq!(number(&kept, "a", 4).0, 4);
         kept.is_made_again = true;
         assert_eq!(quiet(&kept, 5), 4);
+    }
+
+    #[test]
+    fn what_is_not_to_be_kept_is_measured_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = in_folder(folder.path());
+        let small = |now: u64| {
+            let found = kept.of_load(false).find_or_try(
+                "number",
+                "a",
+                Value::as_u64,
+                |&n| json!(n),
+                || Ok::<_, ()>((now, Some("little".to_owned()))),
+            );
+            found.unwrap()
+        };
+        let not_kept = Some("little".to_owned());
+        assert_eq!(
+            small(1),
+            (
+                1,
+                MeasuredWhen::Now {
+                    not_kept: not_kept.clone()
+                }
+            )
+        );
+        assert_eq!(small(2), (2, MeasuredWhen::Now { not_kept }));
+        assert_eq!(number(&kept, "a", 3), (3, NOW));
+        assert_eq!(small(4), (3, MeasuredWhen::Before));
     }
 
     #[test]

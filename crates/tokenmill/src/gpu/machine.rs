@@ -6,7 +6,7 @@ use std::{fs, thread};
 
 use serde_json::{Value, json};
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::{CudaBackend, measure_bandwidths};
+use tokenmill_cuda_exec::{CudaBackend, DeviceInfo, measure_bandwidths};
 use tokenmill_placed::Bandwidths;
 
 use crate::{
@@ -29,20 +29,27 @@ pub(super) fn bandwidths(
     let measure = || -> Result<_, Error> {
         // As much as is left for others.
         let max_bytes = available_main_bytes().map_or(usize::MAX, |n_bytes| (n_bytes / 8) as usize);
-        let host_bytes_per_s = host
+        let host = host
             .measure_read_speed(max_bytes)
             .map_err(|error| Error::Load(error.into()))?;
         let copies = measure_bandwidths(device.device()).map_err(|error| Error::Gpu(error.into()))?;
-        Ok(Bandwidths {
-            host_bytes_per_s,
+        let not_kept = (!host.is_of_main_memory()).then(|| {
+            format!(
+                "little memory was free, so the CPU's is of {} MiB",
+                host.n_bytes >> 20
+            )
+        });
+        let bandwidths = Bandwidths {
+            host_bytes_per_s: host.bytes_per_s,
             device_bytes_per_s: copies.device_bytes_per_s,
             link_bytes_per_s: copies.link_bytes_per_s,
             crossing_ns: copies.crossing_ns,
-        })
+        };
+        Ok((bandwidths, not_kept))
     };
     let subject = machine(compute, device);
     let measurements = compute.measurements.of_load(compute.is_quiet);
-    measurements.find_or_make("bandwidths", &subject, from_json, to_json, measure)
+    measurements.find_or_try("bandwidths", &subject, from_json, to_json, measure)
 }
 
 /// The machine, its GPU and how many threads compute where.
@@ -54,18 +61,26 @@ pub(super) fn machine(compute: &Compute, device: &CudaBackend) -> String {
         .n_threads
         .map_or_else(|| "all".to_owned(), |n| n.to_string());
     format!(
-        "{} with {} processors and {memory_gib} GiB, {threads} threads at {:?}, {:?}; {}, number {}, compute capability {:?}, {} bytes, driver for CUDA {:?}",
+        "{} with {} processors and {memory_gib} GiB, {threads} threads at {:?}, {:?}; {}, {}, compute capability {:?}, {} bytes, driver for CUDA {:?}",
         processor(),
         thread::available_parallelism().map_or(0, usize::from),
         compute.places,
         compute.cpu_features,
         info.name,
-        // Cards that are alike may be in slots that are not.
-        device.device().ordinal(),
+        card(info, device.device().ordinal()),
         info.capability,
         info.total_bytes,
         info.cuda_version,
     )
+}
+
+/// Which of several cards that are alike it is, since they may be in slots that are not: by what the driver tells them apart by, which stays
+/// with the card whichever the driver shows, or by its number.
+fn card(info: &DeviceInfo, ordinal: usize) -> String {
+    match info.uuid {
+        Some(uuid) => format!("UUID {:032x}", u128::from_be_bytes(uuid)),
+        None => format!("number {ordinal}"),
+    }
 }
 
 /// The processor as the system calls it.
@@ -123,6 +138,23 @@ mod tests {
             values[name] = value;
             assert_eq!(from_json(&values), None, "{name}");
         }
+    }
+
+    #[test]
+    fn cards_are_told_apart_by_uuid_and_else_by_number() {
+        let with = |uuid| DeviceInfo {
+            name: "GPU".to_owned(),
+            uuid,
+            capability: (9, 0),
+            n_multiprocessors: 1,
+            multiprocessor_shared_bytes: 1,
+            total_bytes: 1,
+            cuda_version: (12, 4),
+        };
+        let [one, other] = [1, 2].map(|n| with(Some([n; 16])));
+        assert_eq!(card(&one, 0), card(&one, 1));
+        assert_ne!(card(&one, 0), card(&other, 0));
+        assert_ne!(card(&with(None), 0), card(&with(None), 1));
     }
 
     #[test]

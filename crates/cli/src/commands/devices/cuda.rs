@@ -82,6 +82,7 @@ mod tests {
             ordinal: 0,
             info: DeviceInfo {
                 name: "Some GPU".to_owned(),
+                uuid: None,
                 capability: (7, 5),
                 n_multiprocessors: 40,
                 multiprocessor_shared_bytes: 64 << 10,
