@@ -1,16 +1,23 @@
 //! The program with several simulated GPUs that compute a model together.
 
-use std::os::unix::fs::symlink;
+use std::{
+    os::unix::fs::symlink,
+    path::Path,
+    time::{Duration, Instant},
+};
 
+use serde_json::json;
+use tempfile::TempDir;
 use tokenmill_testkit::Comparisons;
 
 use crate::{
     gpu::{GREEDY, driver_folder, run, with_driver},
-    support::{Outcome, arg, tokenmill},
+    server::Server,
+    support::{Outcome, arg, end_of, tokenmill},
 };
 
-/// A machine whose simulated GPUs have an NCCL, too.
-fn with_nccl(machine: &str, extra: &[&str]) -> Outcome {
+/// A folder with the driver and an NCCL of the same simulated GPUs.
+fn nccl_folder() -> TempDir {
     let driver = driver_folder().path();
     let folder = tempfile::tempdir().expect("a folder");
     // The same file by both names is loaded once, so that both have the same GPUs.
@@ -21,6 +28,12 @@ fn with_nccl(machine: &str, extra: &[&str]) -> Outcome {
             .expect("the simulated driver");
         symlink(library, folder.path().join(name)).expect("a link");
     }
+    folder
+}
+
+/// A machine whose simulated GPUs have an NCCL, too.
+fn with_nccl(machine: &str, extra: &[&str]) -> Outcome {
+    let folder = nccl_folder();
     let mut command = with_driver(machine, &[&GREEDY[..], extra].concat());
     command.env("LD_LIBRARY_PATH", folder.path());
     run(command)
@@ -93,6 +106,47 @@ fn a_gpu_that_is_lost_ends_a_program_that_adds_up_by_nccl() {
     assert!(
         line.starts_with("error: the device is lost") && line.contains(" of 2: "),
         "{line}"
+    );
+}
+
+#[test]
+fn a_server_that_lost_a_gpu_among_several_answers_is_not_ready_and_ends() {
+    let folder = nccl_folder();
+    let variables = [
+        ("LD_LIBRARY_PATH", folder.path()),
+        ("TOKENMILL_SIM_DRIVER", Path::new("devices=2,lose=150")),
+    ];
+    let args = ["demo", "-c", "64", "-tp", "2", "--all-reduce", "nccl"];
+    let mut server = Server::start_in(&variables, &args);
+    assert_eq!(server.ask("GET", "/health", "").0, 200);
+    let body = json!({ "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0 }).to_string();
+    let ask = || Server::ask_at(server.address(), "POST", "/v1/completions", &body);
+    // The step in which it is lost may fail by the other one's error first; each answer says what happened.
+    let started = Instant::now();
+    let (status, text) = loop {
+        match ask().expect("it answers the request that it was at") {
+            (200, _) => assert!(started.elapsed() < Duration::from_mins(1), "none is lost"),
+            failed => break failed,
+        }
+    };
+    assert!(
+        status >= 500 && text.contains("GPU ") && text.contains(" of 2: "),
+        "{status} {text}"
+    );
+    // From then on no request is answered but with an error, and soon the program is gone.
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while let Ok((status, text)) = ask() {
+        assert!(status >= 500, "{status} {text}");
+        assert!(Instant::now() < deadline, "it is still there: {status} {text}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let log = std::sync::Arc::clone(&server.log);
+    let outcome = end_of(server.take());
+    let log = log.lock().expect("no panic").join("\n");
+    assert_eq!(outcome.code, 6, "{log}");
+    assert!(
+        log.contains("error: the engine has ended: the device is lost"),
+        "{log}"
     );
 }
 
