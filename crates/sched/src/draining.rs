@@ -66,6 +66,18 @@ fn likely_draft(sequence: &mut Sequence, max_draft: usize) -> Option<(usize, imp
     (max > 0).then_some((max, move |offset: usize| acceptance.of(found, offset)))
 }
 
+/// Tokens that a sequence's next draft may have where all of it is known by now: a constrained one that waits for the step in flight, whose newest
+/// token is there and of whose next ones there are masks.
+fn known_draft(sequence: &Sequence, max_draft: usize) -> Option<usize> {
+    if sequence.masking == Masking::Off || sequence.n_pending != 0 {
+        return None;
+    }
+    let n_tokens = sequence.tokens.len();
+    let guess = sequence.drafter.as_ref()?.masked_guess(n_tokens)?;
+    let max = max_draft_of(sequence, n_tokens, max_draft).min(guess.tokens.len());
+    (max > 0).then_some(max)
+}
+
 impl Scheduler {
     /// Whether a sequence guesses tokens ahead.
     pub(crate) fn may_draft(&self, id: crate::arena::SeqId) -> bool {
@@ -77,8 +89,8 @@ impl Scheduler {
         (self.running.iter()).any(|&id| self.sequences[id].n_to_plan() > 1)
     }
 
-    /// Whether a step that waits for the newest tokens is likely to give more in its time, by drafts of what is looked up, than one that
-    /// does not. What waiting takes is part of the times of steps with drafts.
+    /// Whether a step that waits for the newest tokens is likely to give more in its time, by drafts of what is looked up or what constraints
+    /// force, than one that does not. What waiting takes is part of the times of steps with drafts.
     pub(crate) fn is_worth_waiting(&mut self, times: DraftTimes) -> bool {
         let mut room = self.likely_room(Some(times));
         let without = room.expected;
@@ -91,6 +103,18 @@ impl Scheduler {
             let sequence = &mut self.sequences[id];
             // Behind a wrong guess a recurrent state is computed again.
             let n_costs = if sequence.state.is_some() { 2 } else { 1 };
+            if let Some(max) = known_draft(sequence, max_draft) {
+                let max = self.likely_place(id, max, &mut taken);
+                let sequence = &self.sequences[id];
+                let drafter = sequence.drafter.as_ref().expect("it has a draft");
+                let guess = (drafter.masked_guess(sequence.tokens.len())).expect("it has a draft");
+                let (len, gain) = room.best_len(max, n_costs, |offset| drafter.likelihood(guess, offset));
+                if len > 0 {
+                    dearest = dearest.max(n_costs);
+                }
+                room.take(len, gain);
+                continue;
+            }
             let Some((max, likelihood)) = likely_draft(sequence, max_draft) else {
                 continue;
             };

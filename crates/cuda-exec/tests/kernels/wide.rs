@@ -299,9 +299,9 @@ fn weights_may_have_the_smallest_d_of_f16_and_the_largest_that_fits() {
 
 #[test]
 fn blocks_of_zeros_may_have_any_exponent() {
-    let n_in = 512;
     // Numbers of a block with this exponent are beyond what f16 holds, were one not zero.
     const EXPONENT: u8 = 133;
+    let n_in = 512;
     let ty = TensorType::MXFP4;
     let rows = Random::new(13).values(20 * n_in);
     let products = multiply_by(ty, [64, 2], &rows, [20, 0, 0], n_in, |random, n_out| {

@@ -190,7 +190,7 @@ impl Timed {
     }
 
     /// A step for which all masks are there, however long they take by other clocks.
-    fn step_with_masks(&mut self) {
+    pub(crate) fn step_with_masks(&mut self) {
         while self.core.mask_workers.n_results() < self.core.mask_workers.n_open() {
             std::thread::yield_now();
         }

@@ -10,6 +10,7 @@ use tokenmill_testkit::fake_executor::{FakeExecutor, limits};
 
 use crate::{
     board::Board,
+    constraint::{ConstraintFailure, ConstraintSource, TokenConstraint},
     core::Core,
     draft_model::DraftModel,
     draft_worth::Timed,
@@ -273,6 +274,86 @@ fn a_drafting_model_is_used_where_it_pays_and_costs_next_to_nothing_where_it_doe
             let permille = with(window, pass_us) * 1000 / plain_us;
             eprintln!("{n_seqs} answers, {name}: {permille} of 1000");
             assert!(permille <= 1040, "{name}: {permille} of 1000");
+        }
+    }
+}
+
+/// Forces one token after the other for `n` tokens, and lets the model choose as many, in turns.
+struct InTurns {
+    n_tokens: usize,
+    n: usize,
+}
+
+impl TokenConstraint for InTurns {
+    fn mask(&mut self, mask: &mut [u32]) -> Result<(), ConstraintFailure> {
+        if self.n_tokens / self.n % 2 == 1 {
+            mask.fill(!0);
+        } else {
+            let token = 100 + self.n_tokens;
+            mask.fill(0);
+            mask[token / 32] |= 1 << (token % 32);
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, _: u32) -> Result<(), ConstraintFailure> {
+        self.n_tokens += 1;
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        false
+    }
+
+    fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
+        self.n_tokens -= n_tokens;
+        Ok(())
+    }
+}
+
+#[test]
+fn what_is_forced_is_guessed_next_to_free_answers_where_that_pays() {
+    const N_TOKENS: usize = 200;
+    let run = |speculation, times| {
+        let mut overlap = Overlap::start(speculation, times, 4096);
+        let source = ConstraintSource::new(|| Box::new(InTurns { n_tokens: 0, n: 20 }));
+        let mut constrained = overlap.timed.submit(1, N_TOKENS, Some(source));
+        let _free = overlap.timed.submit(2, N_GENERATED, None);
+        let mut tokens = Vec::new();
+        while tokens.len() < N_TOKENS {
+            overlap.timed.step_with_masks();
+            while let Some(event) = constrained.try_next() {
+                if let Event::Token(token) = event {
+                    tokens.push(token.id);
+                }
+            }
+        }
+        let counters = overlap.timed.core.scheduler.counters();
+        (
+            tokens,
+            counters.steps,
+            overlap.timed.now_us(),
+            counters.forced_drafts.accepted_tokens,
+        )
+    };
+    for (row, pays) in [(TIMES.row, true), (1100, false)] {
+        let times = Times { row, ..TIMES };
+        let [off, auto] = [Speculation::Off, AUTO].map(|speculation| run(speculation, times));
+        eprintln!(
+            "{row} us a row: {} steps in {} us, with guesses {} in {} us, {} forced",
+            off.1, off.2, auto.1, auto.2, auto.3
+        );
+        assert_eq!(auto.0, off.0);
+        if pays {
+            assert!(
+                auto.1 * 4 < off.1 * 3 && auto.3 > 50,
+                "{} of {}, {}",
+                auto.1,
+                off.1,
+                auto.3
+            );
+        } else {
+            assert!(auto.2 * 1000 <= off.2 * 1020, "{} of {}", auto.2, off.2);
         }
     }
 }
