@@ -7,7 +7,7 @@
 //! `n_used` experts makes as many *choices*; buffers of choices have `n_rows * n_used` rows, in an order of the
 //! backend's own that lasts from one [`ExpertOperations::route`] to the next.
 
-use crate::{BackendError, Linear, Memory};
+use crate::{BackendError, Linear, Memory, NetworkPart};
 
 /// The operations on experts. Every operation's error is a device error.
 #[expect(
@@ -23,6 +23,21 @@ pub trait ExpertOperations: Memory {
         logits: &Self::Buffer,
         routes: &mut Self::Routes,
     ) -> Result<(), BackendError>;
+
+    /// Whether operations of `part` are to come before those of the part that was entered last, though these do not wait for them: where
+    /// the first are queued for a device, and the others are computed by the host meanwhile. `rows`, `[n_rows, width]`, is what the
+    /// others read, which is brought to them then, since later it would wait for what is queued.
+    fn goes_ahead(
+        &mut self,
+        part: NetworkPart,
+        rows: &Self::Buffer,
+        n_rows: usize,
+        width: usize,
+    ) -> Result<bool, BackendError> {
+        // One device computes one after the other.
+        let _ = (part, rows, n_rows, width);
+        Ok(false)
+    }
 
     /// Multiplies each choice's row by the matrix of the chosen expert and adds that expert's bias: `output: [n_choices, n_out]`.
     /// Weights of experts that no row goes to are not read.

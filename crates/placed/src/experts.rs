@@ -4,8 +4,8 @@
 //! step's choices never cross the border.
 
 use tokenmill_backend::{
-    Activation, BackendError, Carried, ExpertInput, ExpertOperations, Linear, LinearJob, Memory, Routed,
-    Router, Side, SplitOperations,
+    Activation, BackendError, Carried, ExpertInput, ExpertOperations, Linear, LinearJob, Memory, NetworkPart,
+    Routed, Router, Side, SplitOperations,
 };
 
 use crate::{
@@ -51,6 +51,21 @@ impl<H: SplitOperations, D: SplitOperations> ExpertOperations for Placed<H, D> {
                 (self.device).route(router, n_rows, &*OfDevice.shared(logits)?, routes.device_mut()?)
             }),
         }
+    }
+
+    fn goes_ahead(
+        &mut self,
+        part: NetworkPart,
+        rows: &PlacedBuffer<H::Buffer, D::Buffer>,
+        n_rows: usize,
+        width: usize,
+    ) -> Result<bool, BackendError> {
+        let other = self.placement.side(part, self.goes_to_device, self.now);
+        let goes_ahead = self.now == Side::Host && other == Side::Device;
+        if goes_ahead {
+            self.bring(Side::Host, rows, n_rows * width)?;
+        }
+        Ok(goes_ahead)
     }
 
     fn experts_linear(

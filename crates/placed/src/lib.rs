@@ -57,7 +57,7 @@ pub use overlap::Overlap;
 pub use placed::{Placed, PlacedRoutes};
 pub use placement::{LayerPlacement, Placement};
 pub use request::{BatchThreshold, DeviceLayers, PartsRequest, PartsRequestError, PlacementRequest};
-pub use retreat::{Candidate, Retreat, ranked};
+pub use retreat::{Candidate, Retreat, n_accepted, ranked};
 pub use step_thresholds::StepThresholds;
 pub use traffic::{LayerReads, TokenReads, Traffic};
 

@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{NetworkShape, Side};
 
-use crate::{Bandwidths, LayerPlacement, Placement, PlacementRequest, TokenReads, Traffic};
+use crate::{Bandwidths, BatchThreshold, LayerPlacement, Placement, PlacementRequest, TokenReads, Traffic};
 
 /// What goes to the host first, from the first layer on. Once all layers have given it up, whole layers follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,18 +102,65 @@ pub fn ranked(
             if placement.is_all_on_host() {
                 break;
             }
-            let traffic = Traffic::of(&placement, network, reads);
+            // What both sides have is computed by the route that a step of one token takes. What is measured takes the quicker.
+            let routes: &[bool] = match request.threshold {
+                BatchThreshold::Tokens(0 | 1) => &[true],
+                BatchThreshold::Tokens(_) => &[false],
+                BatchThreshold::Measured => &[true, false],
+            };
+            let by_route = (routes.iter()).map(|&goes_to_device| {
+                let traffic = Traffic::of(&placement, network, reads, goes_to_device);
+                (traffic, traffic.seconds(bandwidths))
+            });
+            let quickest = by_route.min_by(|(_, a), (_, b)| a.total_cmp(b));
+            let (traffic, seconds) = quickest.expect("each step takes a route");
             candidates.push(Candidate {
                 retreat,
                 level,
                 placement,
                 traffic,
-                seconds: traffic.seconds(bandwidths),
+                seconds,
             });
         }
     }
     candidates.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     candidates
+}
+
+/// How many of the candidates `fits` accepts, given that of one retreat it accepts no level above one that it refuses: what the host's
+/// memory does, since each level has no less there. Asks for few of them.
+///
+/// # Errors
+/// Those of `fits`.
+pub fn n_accepted<E>(
+    candidates: &[Candidate],
+    mut fits: impl FnMut(&Placement) -> Result<bool, E>,
+) -> Result<usize, E> {
+    let mut n_all = 0;
+    for retreat in [
+        Retreat::Layers,
+        Retreat::Experts,
+        Retreat::FeedForward,
+        Retreat::Mixers,
+    ] {
+        let mut own: Vec<&Candidate> = (candidates.iter())
+            .filter(|candidate| candidate.retreat == retreat)
+            .collect();
+        own.sort_by_key(|candidate| candidate.level);
+        let (mut low, mut high) = (0, own.len());
+        // Mostly all are accepted, so the last is asked for first.
+        let mut probe = high.saturating_sub(1);
+        while low < high {
+            if fits(&own[probe].placement)? {
+                low = probe + 1;
+            } else {
+                high = probe;
+            }
+            probe = usize::midpoint(low, high);
+        }
+        n_all += low;
+    }
+    Ok(n_all)
 }
 
 #[cfg(test)]
@@ -266,6 +313,53 @@ mod tests {
         let slow = "gpu=4,cpu=40,link=25,crossing=15";
         check("a slow device", false, 21, 0, slow, Some((FeedForward, 15)));
         check("no room", false, 0, 0, pcie, None);
+    }
+
+    #[test]
+    fn a_placement_is_weighed_by_the_route_that_a_token_takes() {
+        let network = network(false);
+        let bandwidths: Bandwidths = "gpu=900,cpu=40,link=25,crossing=15".parse().unwrap();
+        let whole = [(Retreat::Layers, Some(0))];
+        let best = |threshold, bandwidths| {
+            let request = PlacementRequest { threshold, ..AUTO };
+            ranked(&request, &network, &reads(false), bandwidths, &whole)
+                .into_iter()
+                .find(|candidate| candidate.level == 0)
+                .expect("all on the device fits")
+        };
+        let one = best(BatchThreshold::Tokens(1), &bandwidths);
+        assert_eq!(one.traffic.host_bytes, 0);
+        // Steps of one token are the host's.
+        let more = best(BatchThreshold::Tokens(2), &bandwidths);
+        assert_eq!(more.traffic.host_bytes, N_LAYERS as u64 * 4 * MIB);
+        assert!(more.seconds > one.seconds);
+        // What is measured will be the quicker.
+        assert_eq!(best(BatchThreshold::Measured, &bandwidths).traffic, one.traffic);
+        let slow: Bandwidths = "gpu=4,cpu=40,link=25,crossing=15".parse().unwrap();
+        assert_eq!(best(BatchThreshold::Measured, &slow).traffic, more.traffic);
+    }
+
+    #[test]
+    fn candidates_that_the_host_has_no_memory_for_are_not_counted() {
+        let network = network(true);
+        let bandwidths: Bandwidths = "gpu=900,cpu=40,link=25,crossing=15".parse().unwrap();
+        let first_fits = first_fits(&AUTO, true, 600 * MIB, 0);
+        let candidates = ranked(&AUTO, &network, &reads(true), &bandwidths, &first_fits);
+        let all = device_bytes(&AUTO.placement(&network), true, 0);
+        for host_room in (0..=all).step_by(3 * MIB as usize) {
+            let fits = |placement: &Placement| all - device_bytes(placement, true, 0) <= host_room;
+            let expected = (candidates.iter())
+                .filter(|candidate| fits(&candidate.placement))
+                .count();
+            let mut n_asked = 0;
+            let found = n_accepted(&candidates, |placement| {
+                n_asked += 1;
+                Ok::<_, ()>(fits(placement))
+            });
+            assert_eq!(found, Ok(expected), "{host_room}");
+            assert!(n_asked <= 4 * 6, "{n_asked} questions");
+        }
+        assert_eq!(n_accepted(&candidates, |_| Err("no plan")), Err("no plan"));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{NetworkPart, NetworkShape, Side};
 
-use crate::{Bandwidths, Placement};
+use crate::{Bandwidths, LayerPlacement, Placement};
 
 /// Bytes of a value that crosses.
 const VALUE_BYTES: u64 = 4;
@@ -48,11 +48,17 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// The traffic of a placement. Feed-forward networks that both sides have are taken for the device's.
+    /// The traffic of a placement. `goes_to_device` says whether the device computes the feed-forward networks that both sides have in such a
+    /// step; where no network is on both sides it changes nothing.
     ///
     /// # Panics
     /// Where the layers of the three are not as many.
-    pub fn of(placement: &Placement, network: &NetworkShape, reads: &TokenReads) -> Self {
+    pub fn of(
+        placement: &Placement,
+        network: &NetworkShape,
+        reads: &TokenReads,
+        goes_to_device: bool,
+    ) -> Self {
         let places = placement.layers();
         assert_eq!(
             [network.layers.len(), reads.layers.len()],
@@ -62,7 +68,13 @@ impl Traffic {
         let mut traffic = Self::default();
         let n_embd = network.n_embd as u64;
         let mut now = places.first().map_or(Side::Device, |place| place.mixer);
-        for ((shape, place), layer) in network.layers.iter().zip(places).zip(&reads.layers) {
+        for (layer_idx, (shape, layer)) in network.layers.iter().zip(&reads.layers).enumerate() {
+            let side = |part| placement.side(part, goes_to_device, now);
+            let place = LayerPlacement {
+                mixer: places[layer_idx].mixer,
+                ffn: side(NetworkPart::Ffn(layer_idx)),
+                experts: side(NetworkPart::Experts(layer_idx)),
+            };
             if now != place.mixer {
                 traffic.cross(1, n_embd);
             }
@@ -137,8 +149,6 @@ impl Traffic {
 mod tests {
     use tokenmill_backend::{AttentionShape, ExpertsShape, KvStoreOfLayer, LayerShape};
 
-    use crate::LayerPlacement;
-
     use super::*;
 
     const N_EMBD: usize = 8;
@@ -193,7 +203,7 @@ mod tests {
         let check = |name: &str, layers: [LayerPlacement; 3], has_experts, expected: Traffic| {
             let network = network(has_experts);
             let placement = Placement::new(&network, layers.to_vec());
-            let found = Traffic::of(&placement, &network, &reads(has_experts, false));
+            let found = Traffic::of(&placement, &network, &reads(has_experts, false), true);
             assert_eq!(found, expected, "{name}");
         };
         let traffic = |host_bytes, device_bytes, n_crossings, crossing_bytes| Traffic {
@@ -244,6 +254,27 @@ mod tests {
     }
 
     #[test]
+    fn networks_of_both_sides_are_read_on_the_side_that_the_step_goes_to() {
+        let network = network(true);
+        let place = LayerPlacement::whole(Side::Device);
+        let placement = Placement::new(&network, vec![place; 3]).with_min_device_tokens(2);
+        let of = |goes_to_device| Traffic::of(&placement, &network, &reads(true, false), goes_to_device);
+        let on_device = 3 * (110 + 7) + 100_000;
+        let expected = Traffic {
+            device_bytes: on_device + 3 * 12_100,
+            ..Traffic::default()
+        };
+        assert_eq!(of(true), expected);
+        let expected = Traffic {
+            host_bytes: 3 * 11_000,
+            device_bytes: on_device,
+            n_crossings: 6,
+            crossing_bytes: 6 * (N_EMBD * 4) as u64,
+        };
+        assert_eq!(of(false), expected);
+    }
+
+    #[test]
     fn a_shared_network_sends_its_result_too() {
         let network = network(true);
         let place = LayerPlacement {
@@ -252,7 +283,7 @@ mod tests {
         };
         let placement = Placement::new(&network, vec![place; 3]);
         let n_crossings =
-            |has_shared| Traffic::of(&placement, &network, &reads(true, has_shared)).n_crossings;
+            |has_shared| Traffic::of(&placement, &network, &reads(true, has_shared), true).n_crossings;
         assert_eq!([false, true].map(n_crossings), [9, 12]);
     }
 

@@ -1,4 +1,4 @@
-//! Steps in two parts: the host computes the second while the device has the first, and nothing else changes.
+//! Host and device at once: steps in two parts, and shared networks next to the host's experts. Nothing but the time changes.
 
 use std::{
     sync::{Arc, PoisonError},
@@ -18,9 +18,9 @@ use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
-    Clock, ClockedBackend, MEMORY_KINDS, ProductTime, SharedClock, TinyModel,
+    Clock, ClockedBackend, EXPERT_VARIANTS, MEMORY_KINDS, ProductTime, SharedClock, TinyModel,
     generate::{all_logits, greedy},
-    tiny_llama,
+    tiny_experts, tiny_llama,
 };
 
 const N_LAYERS: usize = 4;
@@ -329,5 +329,125 @@ fn a_part_that_fails_on_the_host_puts_all_pages_back() {
             read(&clock, |clock| clock.shared) > 0,
             "{n_succeed}: no part was computed"
         );
+    }
+}
+
+/// The networks with experts next to a network that is shared by all tokens, and the products of that network.
+fn shared_networks() -> Vec<(&'static str, TinyModel, u64)> {
+    let n_products = |name: &str| match name {
+        // Gate, up and down.
+        "a shared network" | "experts with rows of their own next to a shared network" => Some(3),
+        "a shared network with a gate" => Some(4),
+        _ => None,
+    };
+    let of = |&(name, change): &(&'static str, fn(&mut _))| {
+        let n_products = n_products(name)?;
+        let mut descriptor = tiny_experts();
+        change(&mut descriptor);
+        descriptor.layers.truncate(1);
+        let layer = descriptor.layers[0].clone();
+        descriptor.layers.resize(N_LAYERS, layer);
+        Some((
+            name,
+            TinyModel::random(descriptor, TensorType::F16, 5),
+            n_products,
+        ))
+    };
+    let networks: Vec<_> = EXPERT_VARIANTS.iter().filter_map(of).collect();
+    assert_eq!(networks.len(), 3);
+    networks
+}
+
+/// A network whose experts alone are on the host.
+fn with_host_experts<H: SplitOperations, D: SplitOperations>(
+    model: &TinyModel,
+    sides: (H, D),
+) -> ModelExecutor<Placed<H, D>> {
+    let place = LayerPlacement {
+        experts: Side::Host,
+        ..LayerPlacement::whole(Side::Device)
+    };
+    with_layers(model, sides, place)
+}
+
+/// A network whose layers are all placed alike.
+fn with_layers<H: SplitOperations, D: SplitOperations>(
+    model: &TinyModel,
+    (host, device): (H, D),
+    place: LayerPlacement,
+) -> ModelExecutor<Placed<H, D>> {
+    let placement = Placement::new(&model.descriptor.shape(), vec![place; N_LAYERS]);
+    let backend = Placed::new(host, device, placement);
+    build(&model.descriptor, model, backend, &options(), &mut |_| {}).unwrap()
+}
+
+#[test]
+fn the_device_computes_shared_networks_while_the_host_has_the_experts() {
+    for (name, model, n_products) in shared_networks() {
+        let of = |host, device, lens: &[usize]| {
+            let (sides, clock) = clocked(time(host, 0), time(device, 0));
+            let mut executor = with_host_experts(&model, sides);
+            let ticket = executor.submit(&prompts(lens)).unwrap();
+            executor.wait(ticket, &mut StepOutput::default()).unwrap();
+            read(&clock, |clock| (clock.now, clock.shared))
+        };
+        for lens in [&[1][..], &[1; 8], &[60], &[200, 30]] {
+            let (host_alone, device_alone) = (of(50, 0, lens).0, of(0, 1, lens).0);
+            let (both, shared) = of(50, 1, lens);
+            assert_eq!(both, host_alone + device_alone - shared, "{name}, {lens:?}");
+            // The last layer has the rows alone that are read.
+            let (n_rows, n_outputs) = (lens.iter().sum::<usize>(), lens.len());
+            let all_rows = (n_rows * (N_LAYERS - 1) + n_outputs) as u64;
+            assert_eq!(shared, all_rows * n_products, "{name}, {lens:?}");
+        }
+    }
+}
+
+#[test]
+fn the_host_computes_shared_networks_while_the_device_has_the_experts() {
+    let place = LayerPlacement {
+        experts: Side::Device,
+        ..LayerPlacement::whole(Side::Host)
+    };
+    for (name, model, n_products) in shared_networks() {
+        let (sides, clock) = clocked(time(1, 0), time(50, 0));
+        let mut executor = with_layers(&model, sides, place);
+        let ticket = executor.submit(&prompts(&[1; 8])).unwrap();
+        executor.wait(ticket, &mut StepOutput::default()).unwrap();
+        let shared = read(&clock, |clock| clock.shared);
+        assert_eq!(shared, 8 * N_LAYERS as u64 * n_products, "{name}");
+    }
+}
+
+#[test]
+fn steps_with_shared_networks_on_the_device_give_the_same_tokens_and_are_replayed() {
+    for (name, model, _) in shared_networks() {
+        let prompt = [ids(9, 0)];
+        let engine = Engine::start(
+            build(&model.descriptor, &model, cpu(), &options(), &mut |_| {}).unwrap(),
+            EngineConfig::default(),
+        );
+        let expected = generate(&engine, &prompt);
+        let simulator = Simulator::new(&SimOptions::default());
+        let executor = with_host_experts(&model, (cpu(), cuda(&simulator)));
+        let engine = Engine::start(executor, EngineConfig::default());
+        assert_eq!(generate(&engine, &prompt), expected, "{name}");
+        let (_, n_replayed) = simulator.graph_counts();
+        assert!(n_replayed > 0, "{name}: nothing was replayed");
+        assert!(!simulator.is_capturing());
+    }
+}
+
+#[test]
+fn experts_that_fail_while_the_device_has_the_shared_network_put_all_pages_back() {
+    let (_, model, _) = shared_networks().remove(1);
+    for n_succeed in [0, 2, 4] {
+        let (sides, clock) = clocked(time(1, 0), time(1, 0));
+        let engine = Engine::start(with_host_experts(&model, sides), EngineConfig::default());
+        read(&clock, |clock| clock.host_fails_after = Some(n_succeed));
+        let prompts = [ids(40, 0)];
+        assert_eq!(generate(&engine, &prompts), [None], "{n_succeed}");
+        wait_until_no_page_is_held(&engine);
+        assert!(generate(&engine, &prompts)[0].is_some(), "{n_succeed}");
     }
 }

@@ -11,7 +11,7 @@ use tokenmill_placed::{LayerPlacement, Placed, Placement, StepThresholds};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
-    Random, TinyModel,
+    EXPERT_VARIANTS, Random, TinyModel,
     generate::{all_logits, greedy},
     tiny_experts, tiny_llama,
 };
@@ -52,8 +52,19 @@ fn hybrid() -> Descriptor {
     descriptor
 }
 
-fn networks() -> [(&'static str, Descriptor); 3] {
+/// As Qwen2-MoE: experts next to a network for all tokens, which has a gate.
+fn with_shared_network() -> Descriptor {
+    let mut descriptor = tiny_experts();
+    let (_, change) = (EXPERT_VARIANTS.iter())
+        .find(|(name, _)| *name == "a shared network with a gate")
+        .expect("a variant");
+    change(&mut descriptor);
+    deepened(descriptor)
+}
+
+fn networks() -> [(&'static str, Descriptor); 4] {
     [
+        ("a shared network with a gate", with_shared_network()),
         ("llama", deepened(tiny_llama())),
         ("qwen3moe", deepened(tiny_experts())),
         ("qwen35", hybrid()),

@@ -50,7 +50,7 @@ pub enum SplitReason {
         when: MeasuredWhen,
         /// What a token reads on each side and sends between them.
         traffic: Traffic,
-        /// Placements that fit.
+        /// Placements that fit into the memories of both sides.
         n_fitting: usize,
         /// Seconds of a token, by bytes and crossings alone.
         seconds: f64,

@@ -171,19 +171,27 @@ fn what_would_fit_does() {
 #[test]
 fn experts_on_the_cpu_continue_as_without() {
     let mut comparisons = Comparisons::of("experts on a GPU and the CPU");
-    let Some(file) = comparisons.find("parity/mixtral/model-F32.gguf") else {
-        return;
-    };
-    let greedy = ["run", arg(&file), "Once", "--temp", "0", "-n", "8", "-c", "64"];
-    let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
-    for flags in [&["-cmoe"][..], &["-ncmoe", "1"], &["--place", "experts=cpu"]] {
-        let outcome = run(with_driver("", &[&greedy[..], flags].concat()));
-        assert!(
-            outcome.stderr.contains("experts"),
-            "{flags:?}: {}",
-            outcome.stderr
-        );
-        assert_eq!(outcome.ok(), expected, "{flags:?}");
-        comparisons.compared(1);
+    // The second has a network that all tokens share next to the experts.
+    for name in ["parity/mixtral/model-F32.gguf", "parity/qwen2_moe/model-F32.gguf"] {
+        let Some(file) = comparisons.find(name) else {
+            continue;
+        };
+        let greedy = ["run", arg(&file), "Once", "--temp", "0", "-n", "8", "-c", "64"];
+        let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
+        for flags in [
+            &["-cmoe"][..],
+            &["-ncmoe", "1"],
+            &["--place", "experts=cpu"],
+            &["--place", "ffn=cpu,experts=gpu"],
+        ] {
+            let outcome = run(with_driver("", &[&greedy[..], flags].concat()));
+            assert!(
+                outcome.stderr.contains("experts"),
+                "{name} {flags:?}: {}",
+                outcome.stderr
+            );
+            assert_eq!(outcome.ok(), expected, "{name} {flags:?}");
+            comparisons.compared(1);
+        }
     }
 }

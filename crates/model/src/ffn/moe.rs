@@ -153,7 +153,7 @@ impl<B: Backend> MoeFfn<B> {
         [router_input, input]: [&B::Buffer; 2],
         n_rows: usize,
         buffers: &mut MoeBuffers<B::Buffer, B::Routes>,
-        shared_buffers: Option<&mut DenseBuffers<B::Buffer>>,
+        mut shared_buffers: Option<&mut DenseBuffers<B::Buffer>>,
         output: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         let MoeBuffers {
@@ -181,7 +181,16 @@ impl<B: Backend> MoeFfn<B> {
             n_rows,
             n_used: self.router.n_used,
         };
-        let rows = ExpertInput::Rows(latent.as_ref().map_or(input, |(rows, ..)| rows));
+        let rows = latent.as_ref().map_or(input, |(rows, ..)| rows);
+        let own = NetworkPart::Ffn(self.layer_idx);
+        // What a device can compute of it while the host has the experts.
+        let is_shared_first = self.shared.is_some() && backend.goes_ahead(own, rows, n_rows, self.up.n_in)?;
+        let rows = ExpertInput::Rows(rows);
+        if is_shared_first {
+            backend.enter(own);
+            self.run_shared(backend, input, n_rows, &mut shared_buffers, shared_gate, output)?;
+            backend.enter(NetworkPart::Experts(self.layer_idx));
+        }
         let inside = if let Some(gate_linear) = &self.gate {
             let gate_job = LinearJob {
                 linear: gate_linear,
@@ -209,30 +218,23 @@ impl<B: Backend> MoeFfn<B> {
             up
         };
         backend.experts_linear(&self.down, routed, ExpertInput::Choices(inside), down)?;
-        backend.enter(NetworkPart::Ffn(self.layer_idx));
-        let carried = match &self.shared {
-            None => Carried::Nothing,
-            Some(shared) => {
-                let buffers = shared_buffers.expect("allocated for a shared network");
-                shared.ffn.run(backend, input, n_rows, buffers, output)?;
-                match &shared.gate {
-                    None => Carried::Whole,
-                    Some(linear) => {
-                        let gates = shared_gate.as_mut().expect("allocated for the gate");
-                        backend.linear(linear, input, n_rows, gates)?;
-                        Carried::Gated(&*gates)
-                    }
-                }
-            }
+        if !is_shared_first {
+            backend.enter(own);
+            self.run_shared(backend, input, n_rows, &mut shared_buffers, shared_gate, output)?;
+            backend.enter(NetworkPart::Experts(self.layer_idx));
+        }
+        let carried = match (&self.shared, shared_gate) {
+            (None, _) => Carried::Nothing,
+            (Some(Shared { gate: Some(_), .. }), Some(gates)) => Carried::Gated(&*gates),
+            (Some(_), _) => Carried::Whole,
         };
-        backend.enter(NetworkPart::Experts(self.layer_idx));
         let Some((rows, back, whole)) = &mut latent else {
             backend.combine(routed, self.down.n_out, down, carried, output)?;
-            backend.enter(NetworkPart::Ffn(self.layer_idx));
+            backend.enter(own);
             return Ok(());
         };
         backend.combine(routed, self.down.n_out, down, Carried::Nothing, rows)?;
-        backend.enter(NetworkPart::Ffn(self.layer_idx));
+        backend.enter(own);
         match carried {
             Carried::Nothing => backend.linear(back, rows, n_rows, output),
             // The gate of a shared network has been one of other families alone.
@@ -240,6 +242,30 @@ impl<B: Backend> MoeFfn<B> {
             Carried::Whole => {
                 backend.linear(back, rows, n_rows, whole)?;
                 backend.add(1.0, n_rows, back.n_out, output, whole)
+            }
+        }
+    }
+
+    /// Computes the shared network, where there is one, and the logits of its gate, where it has one.
+    fn run_shared(
+        &self,
+        backend: &mut B,
+        input: &B::Buffer,
+        n_rows: usize,
+        buffers: &mut Option<&mut DenseBuffers<B::Buffer>>,
+        gates: &mut Option<B::Buffer>,
+        output: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        let Some(shared) = &self.shared else {
+            return Ok(());
+        };
+        let buffers = buffers.as_mut().expect("allocated for a shared network");
+        shared.ffn.run(backend, input, n_rows, buffers, output)?;
+        match &shared.gate {
+            None => Ok(()),
+            Some(linear) => {
+                let gates = gates.as_mut().expect("allocated for the gate");
+                backend.linear(linear, input, n_rows, gates)
             }
         }
     }

@@ -9,7 +9,7 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_model::{LoadProgress, Model, ModelExecutor, ModelOptions};
 use tokenmill_placed::{
-    BatchThreshold, DeviceLayers, Placed, Placement, PlacementRequest, Retreat, Traffic, ranked,
+    BatchThreshold, DeviceLayers, Placed, Placement, PlacementRequest, Retreat, Traffic, n_accepted, ranked,
 };
 
 use super::{
@@ -100,12 +100,11 @@ impl<'a> Split<'a> {
         let reads = token_reads(self.model, &network, self.options, &mut self.backend)?;
         let (bandwidths, when) = bandwidths(compute, self.backend.host(), self.backend.device())?;
         let candidates = ranked(request, &network, &reads, &bandwidths, &first_fits);
-        let n_fitting = candidates.len();
         let host_alone = Traffic::of_host_alone(&reads).seconds(&bandwidths);
         let may_be_host_alone = compute.device == Device::Auto && request.is_all_left_open();
         let may_be_host_alone = may_be_host_alone && self.fits_on_host()?;
         let mut refused = None;
-        for candidate in candidates {
+        for candidate in &candidates {
             if may_be_host_alone && host_alone < candidate.seconds {
                 return Err(Error::CpuIsQuicker {
                     alone_per_s: 1.0 / host_alone,
@@ -113,9 +112,14 @@ impl<'a> Split<'a> {
                     bandwidths,
                 });
             }
-            let plan = self.plan(candidate.placement)?;
+            let plan = self.plan(candidate.placement.clone())?;
             match check_host_part(&plan, machine_bytes(), available_bytes()) {
                 Ok(()) => {
+                    let n_fitting = n_accepted(&candidates, |placement| {
+                        let plan = self.plan(placement.clone())?;
+                        Ok::<_, Error>(check_host_part(&plan, machine_bytes(), available_bytes()).is_ok())
+                    })?;
+                    self.backend.set_placement(candidate.placement.clone());
                     let reason = SplitReason::Quickest {
                         bandwidths,
                         when,
