@@ -226,6 +226,9 @@ fn assumptions(predictions: &Predictions, summary: &Value) -> String {
     for line in file["assumptions"].as_array().into_iter().flatten() {
         let _ = writeln!(text, "- {}", cell(line));
     }
+    for (name, problem) in &predictions.all.problems {
+        let _ = writeln!(text, "- not predicted: {name}: {problem}");
+    }
     text + "\n"
 }
 
@@ -413,7 +416,7 @@ mod tests {
         let serving = json!({ "concurrency": 2, "report": { "requests": 4, "answered": 4, "completion_tokens_per_s": 99.6,
             "first_token_ms": { "p50": 10.0, "p99": 20.0 }, "inter_token_ms": { "p50": 3.0, "p99": 4.0 } } });
         let predictions = json!({ "source": "a model", "device": "h200", "commit": "abc", "kernels_sha256": "00",
-            "assumptions": ["clocks"], "kernels": { "o": 4.0 }, "steps": [
+            "assumptions": ["clocks"], "not_predicted": { "down": "no registers" }, "kernels": { "o": 4.0 }, "steps": [
                 { "model": "m", "n_prompt": 512, "sequences": 2, "us": 4e5 },
                 { "model": "m", "n_prompt": 512, "sequences": 0, "us": 256_000.0 },
             ] });
@@ -434,6 +437,7 @@ mod tests {
             "| sanitizer | late | 0 | no time / left |",
             "Predicted figures are those of a model, for h200, at commit abc, of other kernels than were measured:",
             "- clocks",
+            "- not predicted: down: no registers",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

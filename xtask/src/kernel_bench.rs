@@ -28,7 +28,7 @@ use self::{
 };
 use crate::predictions::Predictions;
 
-pub(crate) use self::predict::predict;
+pub(crate) use self::predict::{Predictor, rows as predicted_rows};
 
 /// Measure every kernel of a step of an 8B model on a GPU, next to what the timing model predicts
 #[derive(clap::Args)]

@@ -83,28 +83,27 @@ pub(crate) struct StepAsked {
     pub(crate) n_ctx: usize,
 }
 
-/// Microseconds of steps of one model, whose batches share a load.
+/// Microseconds of a step.
 ///
 /// # Errors
 /// An unknown model or type, or a context beyond the model's.
-pub(crate) fn predict(asked: &[StepAsked], device: &'static DeviceProfile) -> anyhow::Result<Vec<f64>> {
-    let one = asked.first().context("no step to predict")?;
+pub(crate) fn predict(asked: &StepAsked, device: &'static DeviceProfile) -> anyhow::Result<f64> {
     let shape = Shape {
-        model: one.model,
-        recipe: one.recipe,
+        model: asked.model,
+        recipe: asked.recipe,
         n_layers: None,
-        context: one.n_ctx,
+        context: asked.n_ctx,
         kv_type: KvType::F16,
         adapter_rank: None,
     };
-    let batches: Vec<Batch> = (asked.iter())
-        .map(|step| match step.n_seqs {
-            0 => Batch::Prefill { n_tokens: step.n_ctx },
-            n_seqs => Batch::Decode { n_seqs },
-        })
-        .collect();
-    let steps = Step::estimate(&shape, &batches, device, Launches::Early)?;
-    Ok(steps.iter().map(Step::us).collect())
+    let batch = match asked.n_seqs {
+        0 => Batch::Prefill {
+            n_tokens: asked.n_ctx,
+        },
+        n_seqs => Batch::Decode { n_seqs },
+    };
+    let steps = Step::estimate(&shape, &[batch], device, Launches::Early)?;
+    Ok(steps.iter().map(Step::us).sum())
 }
 
 /// Estimates and prints.

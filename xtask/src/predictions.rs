@@ -8,17 +8,22 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{IsTerminal as _, Write as _},
+    num::NonZero,
     path::{Path, PathBuf},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokenmill_cuda_exec::modules;
 use tokenmill_ptx_sim::DeviceProfile;
 
 use crate::{
-    kernel_bench,
+    kernel_bench::{self, Predictor},
     kernel_estimate::{self, StepAsked},
 };
 
@@ -100,48 +105,136 @@ impl StepPredicted {
 pub(crate) struct Predicted {
     pub(crate) kernels: BTreeMap<String, f64>,
     pub(crate) steps: Vec<StepPredicted>,
+    /// Why others have none, by their names.
+    pub(crate) problems: BTreeMap<String, String>,
 }
 
-impl Predicted {
-    /// Makes them, showing how far it is.
-    fn make(profile: &'static DeviceProfile, extent: Extent) -> anyhow::Result<Self> {
-        let (filter, of_steps): (_, &[Steps]) = match extent {
+/// What is predicted by itself.
+#[derive(Clone, Copy, Debug)]
+enum Job {
+    Row(&'static str),
+    /// A prompt where `n_seqs` is 0.
+    Step {
+        of: &'static Steps,
+        n_seqs: usize,
+    },
+}
+
+impl Job {
+    /// All of them, rows first: they take seconds, and of steps that take longest the last is not one, so cores are busy to the end.
+    fn all(extent: Extent) -> Vec<Self> {
+        let (filter, of_steps): (_, &'static [Steps]) = match extent {
             Extent::All => ("", &STEPS),
             Extent::Few => ("o, 4 rows", &[]),
         };
-        let mut bar = Bar::new(profile.name);
-        let kernels = kernel_bench::predict(profile, filter, &mut |name, n_left| {
-            bar.show(name, n_left + of_steps.len());
-        })?;
-        let mut steps = Vec::new();
-        for (index, of) in of_steps.iter().enumerate() {
-            let name = format!("{}-{}", of.model, of.recipe);
-            bar.show(&name, of_steps.len() - index - 1);
-            let asked = |n_seqs, n_ctx| StepAsked {
-                model: of.model,
-                recipe: of.recipe,
-                n_seqs,
-                n_ctx,
-            };
-            let n_ctx = of.n_prompt + of.n_gen / 2;
-            let decoded: Vec<StepAsked> = of.seqs.iter().map(|&n_seqs| asked(n_seqs, n_ctx)).collect();
-            let mut all = vec![decoded];
-            if of.has_prompt {
-                all.push(vec![asked(0, of.n_prompt)]);
-            }
-            for asked in all {
-                for (step, us) in asked.iter().zip(kernel_estimate::predict(&asked, profile)?) {
-                    steps.push(StepPredicted {
-                        model: name.clone(),
-                        n_prompt: of.n_prompt,
-                        n_seqs: step.n_seqs,
-                        us,
-                    });
-                }
-            }
+        let steps = of_steps.iter().flat_map(|of| {
+            let prompt = of.has_prompt.then_some(0);
+            let n_seqs = prompt.into_iter().chain(of.seqs.iter().copied());
+            n_seqs.map(move |n_seqs| Self::Step { of, n_seqs })
+        });
+        kernel_bench::predicted_rows(filter)
+            .map(Self::Row)
+            .chain(steps)
+            .collect()
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Row(name) => name.to_owned(),
+            Self::Step { of, n_seqs: 0 } => format!("{}, prompt of {}", of.file(), of.n_prompt),
+            Self::Step { of, n_seqs } => format!("{}, {n_seqs} behind {}", of.file(), of.n_prompt),
         }
-        bar.end();
-        Ok(Self { kernels, steps })
+    }
+}
+
+impl Steps {
+    /// The model's file without its ending.
+    fn file(&self) -> String {
+        format!("{}-{}", self.model, self.recipe)
+    }
+
+    /// Microseconds of one step of `n_seqs` sequences, or of the prompt where that is 0.
+    fn us(&self, n_seqs: usize, profile: &'static DeviceProfile) -> anyhow::Result<f64> {
+        kernel_estimate::predict(
+            &StepAsked {
+                model: self.model,
+                recipe: self.recipe,
+                n_seqs,
+                n_ctx: if n_seqs == 0 {
+                    self.n_prompt
+                } else {
+                    self.n_prompt + self.n_gen / 2
+                },
+            },
+            profile,
+        )
+    }
+}
+
+impl Predicted {
+    /// Makes them on all cores, showing how far it is. What cannot be predicted says why, and leaves the others.
+    ///
+    /// # Errors
+    /// That nothing could be predicted, with the first reason.
+    fn make(profile: &'static DeviceProfile, extent: Extent) -> anyhow::Result<Self> {
+        let jobs = Job::all(extent);
+        let bar = Mutex::new(Bar::new(profile.name, jobs.len()));
+        let made = Mutex::new(Self::default());
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut predictor = Predictor::new(profile);
+            while let Some(&job) = jobs.get(next.fetch_add(1, Relaxed)) {
+                let name = job.name();
+                bar.lock().unwrap_or_else(PoisonError::into_inner).show(&name);
+                let us = match job {
+                    Job::Row(name) => predictor.us(name),
+                    Job::Step { of, n_seqs } => of.us(n_seqs, profile),
+                };
+                made.lock().unwrap_or_else(PoisonError::into_inner).note(job, us);
+            }
+        };
+        let n_threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        std::thread::scope(|scope| {
+            for _ in 0..n_threads.min(jobs.len()) {
+                scope.spawn(work);
+            }
+        });
+        bar.into_inner().unwrap_or_else(PoisonError::into_inner).end();
+        let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let (true, true, Some((name, problem))) = (
+            made.kernels.is_empty(),
+            made.steps.is_empty(),
+            made.problems.first_key_value(),
+        ) {
+            bail!("nothing can be predicted for {}: {name}: {problem}", profile.name);
+        }
+        // As they are asked, whichever was done first.
+        let place = |step: &StepPredicted| {
+            jobs.iter().position(|job| {
+                matches!(job, Job::Step { of, n_seqs }
+                    if of.file() == step.model && of.n_prompt == step.n_prompt && *n_seqs == step.n_seqs)
+            })
+        };
+        made.steps.sort_by_key(place);
+        Ok(made)
+    }
+
+    /// Adds what was found for a job, in microseconds, or why nothing was.
+    fn note(&mut self, job: Job, us: anyhow::Result<f64>) {
+        match (us, job) {
+            (Err(error), _) => {
+                self.problems.insert(job.name(), format!("{error:#}"));
+            }
+            (Ok(us), Job::Row(name)) => {
+                self.kernels.insert(name.to_owned(), us);
+            }
+            (Ok(us), Job::Step { of, n_seqs }) => self.steps.push(StepPredicted {
+                model: of.file(),
+                n_prompt: of.n_prompt,
+                n_seqs,
+                us,
+            }),
+        }
     }
 
     /// The file, with what it is of and what it rests on.
@@ -165,6 +258,7 @@ impl Predicted {
             "assumptions": assumptions(device),
             "kernels": self.kernels,
             "steps": steps,
+            "not_predicted": self.problems,
         })
     }
 }
@@ -175,7 +269,7 @@ fn assumptions(device: &str) -> Vec<String> {
         "launches begin early, as from compute capability 9.0 on; a row is one of many in a graph, with what launching takes".to_owned(),
         "a decode step is one behind the prompt and half of what is generated, by the likeliest token; without the host's time".to_owned(),
         "half as long or twice as long for one launch is within what to expect (decision 30)".to_owned(),
-        "rows of experts are not predicted: which experts are chosen is computed by kernels, which are not run".to_owned(),
+        "rows of experts go to experts that are made up, all as likely".to_owned(),
     ];
     if let Some(profile) = DeviceProfile::find(device) {
         lines.push(format!(
@@ -224,6 +318,10 @@ pub(crate) fn write(device: &str, extent: Extent, commit: &str, to: &Path) -> an
         fs::rename(&part, &cached).with_context(|| format!("cannot write {}", cached.display()))?;
         made
     };
+    for (name, problem) in predicted["not_predicted"].as_object().into_iter().flatten() {
+        let problem = problem.as_str().unwrap_or_default();
+        println!("device-pack: not predicted for {device}: {name}: {problem}");
+    }
     // Another commit may have made the same.
     predicted["commit"] = commit.into();
     write(to, &predicted)
@@ -279,32 +377,32 @@ fn list(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
 /// Shows on standard error how far it is.
 struct Bar {
     device: &'static str,
-    n_done: usize,
+    n_begun: usize,
+    n_all: usize,
     is_terminal: bool,
 }
 
 impl Bar {
     const WIDTH: usize = 30;
 
-    fn new(device: &'static str) -> Self {
+    fn new(device: &'static str, n_all: usize) -> Self {
         Self {
             device,
-            n_done: 0,
+            n_begun: 0,
+            n_all,
             is_terminal: std::io::stderr().is_terminal(),
         }
     }
 
-    /// Another one begins, and so many come after it.
-    fn show(&mut self, name: &str, n_left: usize) {
-        let n_all = self.n_done + n_left + 1;
-        let filled = Self::WIDTH * self.n_done / n_all;
+    /// Another one begins.
+    fn show(&mut self, name: &str) {
+        let filled = Self::WIDTH * self.n_begun / self.n_all;
+        self.n_begun += 1;
         let bar = format!("{}{}", "#".repeat(filled), ".".repeat(Self::WIDTH - filled));
         let text = format!(
-            "predicting for {}: [{bar}] {}/{n_all} {name}",
-            self.device,
-            self.n_done + 1
+            "predicting for {}: [{bar}] {}/{} {name}",
+            self.device, self.n_begun, self.n_all
         );
-        self.n_done += 1;
         // A bar that cannot be shown is no reason to stop.
         let _ = if self.is_terminal {
             write!(std::io::stderr(), "\r\x1b[K{text}")
@@ -361,9 +459,17 @@ impl Predictions {
             })
         });
         let steps = steps.collect::<Option<Vec<_>>>().with_context(wrong)?;
+        let problems = match &file["not_predicted"] {
+            Value::Null => BTreeMap::new(),
+            listed => serde_json::from_value(listed.clone()).with_context(wrong)?,
+        };
         Ok(Self {
             file,
-            all: Predicted { kernels, steps },
+            all: Predicted {
+                kernels,
+                steps,
+                problems,
+            },
         })
     }
 
@@ -396,6 +502,7 @@ mod tests {
         let predicted = Predicted {
             kernels: BTreeMap::from([("o".to_owned(), 4.5)]),
             steps: vec![step(4, 2000.0), step(0, 51_200.0)],
+            problems: BTreeMap::from([("down".to_owned(), "no registers".to_owned())]),
         };
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("predictions-h200.json");
@@ -412,6 +519,32 @@ mod tests {
         assert_eq!(found.file["commit"], "abc");
         let assumptions = found.file["assumptions"].to_string();
         assert!(assumptions.contains("4.30 TB/s"), "{assumptions}");
+    }
+
+    #[test]
+    fn one_that_cannot_be_predicted_says_why_and_leaves_the_others() {
+        let jobs = Job::all(Extent::All);
+        let (rows, steps): (Vec<Job>, Vec<Job>) = jobs.iter().partition(|job| matches!(job, Job::Row(_)));
+        assert_eq!((rows.len(), steps.len()), (52, 27));
+        let mut predicted = Predicted::default();
+        predicted.note(rows[0], Ok(3.0));
+        predicted.note(
+            rows[1],
+            Err(anyhow::anyhow!("lost").context("it cannot be launched")),
+        );
+        predicted.note(steps[0], Err(anyhow::anyhow!("no room")));
+        predicted.note(steps[1], Ok(5.0));
+        assert_eq!((predicted.kernels.len(), predicted.steps.len()), (1, 1));
+        let said: Vec<String> = (predicted.problems.iter())
+            .map(|(name, problem)| format!("{name}: {problem}"))
+            .collect();
+        assert_eq!(
+            said,
+            [
+                "llama-3-8b-Q4_K_M, prompt of 512: no room",
+                "turned attention, context 512: it cannot be launched: lost"
+            ]
+        );
     }
 
     #[test]

@@ -103,6 +103,11 @@ impl Timing {
         self.last = None;
     }
 
+    /// Lets all launches be played anew.
+    pub(crate) fn forget_known(&mut self) {
+        self.known.clear();
+    }
+
     pub(crate) fn take(&mut self) -> Vec<LaunchEstimate> {
         std::mem::take(&mut self.launches)
     }

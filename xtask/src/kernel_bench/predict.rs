@@ -1,44 +1,68 @@
-//! What the timing model says of the rows of `kernel-bench`: the same launches, on a simulated device that estimates them.
+//! [`Predictor`]: what the timing model says of the rows of `kernel-bench`: the same launches, on a simulated device that estimates them.
 //!
-//! Separate because it measures nothing and needs no results. Invariant: the third of three launches counts, whose weights no cache holds, and with
-//! it what launching takes.
+//! Separate because it measures nothing and needs no results. Invariants: the third of three launches counts, whose weights no cache holds, and with
+//! it what launching takes; a row is estimated by what its own launches left in memory, and one that fails leaves nothing to the next.
 
-use std::collections::BTreeMap;
-
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use tokenmill_cuda_exec::{CudaExecError, Device, Stream};
 use tokenmill_ptx_sim::DeviceProfile;
 use tokenmill_sim_driver::Simulator;
 
 use super::{
     Shops,
-    rows::{ROWS, What},
+    rows::{ROWS, RowSpec},
     work::Data,
 };
 
 /// Launches of a row. The last is that which counts.
 const N_LAUNCHES: usize = 3;
 
-/// Microseconds by the names of rows. Estimates the rows whose name contains `filter` on a device; `on_row` gets the name of each before it is estimated, and how many come after it. Which
-/// experts a row goes to is computed by kernels, which do not run here, so rows of experts have no prediction.
-///
-/// # Errors
-/// A device whose registers are not known, or the driver's.
-pub(crate) fn predict(
+/// Names of the rows that have `filter` in them, in the order of a step.
+pub(crate) fn rows(filter: &str) -> impl Iterator<Item = &'static str> {
+    (ROWS.iter().map(|row| row.name)).filter(move |name| name.contains(filter))
+}
+
+/// Estimates rows on a device, one at a time.
+pub(crate) struct Predictor {
     profile: &'static DeviceProfile,
-    filter: &str,
-    on_row: &mut dyn FnMut(&str, usize),
-) -> anyhow::Result<BTreeMap<String, f64>> {
-    let registers = crate::kernel_estimate::registers(profile)?;
-    let simulator = Simulator::estimating(profile, registers);
-    let open = |wide| Ok(simulator.device_with_wide(wide));
-    let mut shops = Shops::new(open, 1, N_LAUNCHES, Data::Zeros)?;
-    let rows: Vec<_> = (ROWS.iter())
-        .filter(|row| row.name.contains(filter) && !matches!(row.what, What::Experts { .. }))
-        .collect();
-    let mut kernels = BTreeMap::new();
-    for (index, row) in rows.iter().enumerate() {
-        on_row(row.name, rows.len() - index - 1);
+    /// Made for the first row, and again behind one that failed: a device that stopped is lost.
+    opened: Option<(Simulator, Shops)>,
+}
+
+impl Predictor {
+    pub(crate) fn new(profile: &'static DeviceProfile) -> Self {
+        Self {
+            profile,
+            opened: None,
+        }
+    }
+
+    /// Microseconds of the row of this name. Rows of experts go to experts that the simulated driver makes up, all as likely.
+    ///
+    /// # Errors
+    /// A name that no row has, a device whose registers are not known, or the driver's.
+    pub(crate) fn us(&mut self, name: &str) -> anyhow::Result<f64> {
+        let row = (ROWS.iter())
+            .find(|row| row.name == name)
+            .with_context(|| format!("no row is called `{name}`"))?;
+        let found = self.estimate(row);
+        if found.is_err() {
+            self.opened = None;
+        }
+        found
+    }
+
+    fn estimate(&mut self, row: &RowSpec) -> anyhow::Result<f64> {
+        if self.opened.is_none() {
+            let simulator =
+                Simulator::estimating(self.profile, crate::kernel_estimate::registers(self.profile)?);
+            let open = |wide| Ok(simulator.device_with_wide(wide));
+            let shops = Shops::new(open, 1, N_LAUNCHES, Data::Zeros)?;
+            self.opened = Some((simulator, shops));
+        }
+        let (simulator, shops) = self.opened.as_mut().context("the device was opened")?;
+        // Launches of another row may be alike but for what is in memory, as those of two ways to sample are.
+        simulator.forget_launches();
         let shop = shops.of(row);
         let device = shop.device.clone();
         let mut work = shop.make(row)?;
@@ -55,9 +79,8 @@ pub(crate) fn predict(
         let us = last
             .iter()
             .map(|launch| launch.estimate.us + launch.estimate.gap_us);
-        kernels.insert(row.name.to_owned(), us.sum());
+        Ok(us.sum())
     }
-    Ok(kernels)
 }
 
 /// Waits for all that is queued: a simulated device runs it only then.
@@ -65,4 +88,34 @@ fn wait(device: &Device) -> Result<(), CudaExecError> {
     let fence = device.fence()?;
     fence.record(Stream::Compute)?;
     fence.synchronize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_samples_is_estimated_by_its_own_launches_whatever_came_before() {
+        let profile = DeviceProfile::find("h200").unwrap();
+        let mut one = Predictor::new(profile);
+        let after = [
+            one.us("sample top-k, top-p").unwrap(),
+            one.us("sample top-p").unwrap(),
+        ];
+        let alone = Predictor::new(profile).us("sample top-p").unwrap();
+        assert_eq!(after[1], alone);
+        assert!(after.iter().all(|us| (2.0..100.0).contains(us)), "{after:?}");
+        let error = one.us("sample").unwrap_err().to_string();
+        assert_eq!(error, "no row is called `sample`");
+        // Behind an error the next row is estimated anew.
+        assert_eq!(one.us("sample top-p").unwrap(), alone);
+    }
+
+    #[test]
+    fn rows_of_experts_are_estimated_by_choices_that_are_made_up() {
+        let profile = DeviceProfile::find("h200").unwrap();
+        let us = Predictor::new(profile).us("experts, Q4_K").unwrap();
+        // Eight experts have 14 MB of weights, for which device memory takes 3.3 us.
+        assert!((3.3..30.0).contains(&us), "{us}");
+    }
 }
