@@ -15,6 +15,8 @@
 //   other, whose pages follow each other through the rings; then warps' sums are next to the rings. Records of heads are n_splits apart.
 //   grid: (n_kv_heads * ceil(group / heads), n_splits, n_tokens) where a thread block takes `heads` query heads; block: 128. n_splits may be larger
 //   than a token needs: a split without positions returns at once, so a grid captured for a bucket serves every length below it.
+// attention_rest_f16_d{64,128} (REST): attention_f16_* over what is behind the pages that attention_shared.cu has done; its records come first, and all are
+//   added up. No window.
 // What a token sees, from the page of `first` on, is cut into splits of 64, 128, 256 or 512 positions, the shortest of which there are at most
 // 1 << split_bits, or the longest: so a result depends neither on the grid nor on the batch.
 // Shapes: q, out [n_tokens, n_heads, dim] f32; positions [n_tokens] u32 (0xffffffff: padding, zeros are written);
@@ -123,9 +125,16 @@ DEVICE void turn_head(float* to, const float (&x)[N], const float* norm, const T
     __syncwarp();
 }
 
+// What attention_shared.cu has done of tokens: the positions before these, whole pages, and how many records of `partial` it left of them, the first of
+// a head. A token has none where it shares nothing; records of heads are n_splits apart.
+struct Prefix {
+    const uint32_t *tokens, *n_records;
+    int n_splits;
+};
+
 // TURNED: 0, or columns of heads at most of a launch that turns them itself.
-template <class Heads, int TURNED, class K, class V>
-DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& output, const uint32_t* positions, const uint32_t* seq_of,
+template <class Heads, int TURNED, class K, class V, bool HAS_PREFIX = false>
+DEVICE void attention(const NewRows<K, V>& fresh, const Prefix& prefix, const float* q, const Output& output, const uint32_t* positions, const uint32_t* seq_of,
                       const uint32_t* seq_starts, const uint32_t* page_starts, const uint32_t* pages, const K* k_store,
                       const V* v_store, const float* sinks, const float* slopes, float scale, float cap, int window,
                       int n_heads, int n_kv_heads, int dim_k, int dim_v, int stride_v, int is_chunked, int heads, int split_bits,
@@ -134,7 +143,7 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
     __shared__ float maxima[WARPS][Heads::HEADS], sums[WARPS][Heads::HEADS], weights[WARPS][COMBINED];
     __shared__ bool is_last;
     __shared__ __align__(16) K new_rows[2][TURNED > 0 ? TURNED : 8];  // the token's key and value
-    const int token = blockIdx.z, place = blockIdx.y, n_splits = TURNED > 0 ? fresh.n_splits : gridDim.y;
+    const int token = blockIdx.z, place = blockIdx.y, n_splits = TURNED > 0 ? fresh.n_splits : HAS_PREFIX ? prefix.n_splits : gridDim.y;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const uint32_t position = positions[token], seq = seq_of[token];
     const uint32_t* table = pages + page_starts[seq];
@@ -167,10 +176,11 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
         int length = seq_starts[seq + 1] - seq_starts[seq];
         context = window > 0 ? min(length, (int)position + window) : length;
     }
-    const int first_page = first / PAGE * PAGE, n_seen = context - first_page;
+    const int n_before = HAS_PREFIX ? prefix.n_records[token] : 0;
+    const int first_page = HAS_PREFIX ? prefix.tokens[token] : first / PAGE * PAGE, n_seen = context - first_page;
     const int excess = ((n_seen - 1) >> SPLIT_BITS) >> split_bits;
     const int len_bits = SPLIT_BITS + min(MAX_LONGER, excess > 0 ? 32 - __clz(excess) : 0);
-    const int n_used = ((n_seen - 1) >> len_bits) + 1;
+    const int n_used = ((n_seen - 1) >> len_bits) + 1, n_records = n_before + n_used;
     // Splits of this thread block, one after the other.
     const int n_each = TURNED > 0 ? (n_used - 1) / (int)gridDim.y + 1 : 1, first_split = place * n_each;
     const int begin = first_page + (first_split << len_bits), end = min(begin + (n_each << len_bits), context);
@@ -379,8 +389,8 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
                 factors[w] = expf(maxima[w][h] - top);
                 denominator += factors[w] * sums[w][h];
             }
-            float* record = records + ((size_t)h * n_splits + first_split + k) * stride;
-            const float factor = n_used > 1 ? 1.0f : sinks ? sink_factor(sinks[head0 + h], top, denominator) : 1.0f / denominator;
+            float* record = records + ((size_t)h * n_splits + n_before + first_split + k) * stride;
+            const float factor = n_records > 1 ? 1.0f : sinks ? sink_factor(sinks[head0 + h], top, denominator) : 1.0f / denominator;
 #pragma unroll 1
             for (int quad = lane; quad < n_quads; quad += WARP) {
                 const float* from = all_sums + h * sums_apart + 4 * min(quad, row_v / 4 - 1);
@@ -390,18 +400,18 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
                     const float4 x = *(const float4*)(from + min(w, n_active - 1) * warps_apart);
                     sum.x += factors[w] * x.x, sum.y += factors[w] * x.y, sum.z += factors[w] * x.z, sum.w += factors[w] * x.w;
                 }
-                if (n_used == 1) {
+                if (n_records == 1) {
                     output.store(token, head0 + h, quad, sum, factor);
                 } else if (quad < row_v / 4) {
                     *(float4*)(record + 4 * quad) = sum;
                 }
             }
-            if (n_used > 1 && lane == 0) *(float2*)(record + row_v) = make_float2(top, denominator);
+            if (n_records > 1 && lane == 0) *(float2*)(record + row_v) = make_float2(top, denominator);
         }
         // Maxima and sums are read before those of the next split come.
         if (k + 1 < n_here_splits) __syncthreads();
     }
-    if (n_used == 1) return;
+    if (n_records == 1) return;
     // Made again, which takes fewer registers than to keep them over the loop.
     if (TURNED > 0) stride = row_v + 4, records = partial + ((size_t)token * n_heads + head0) * n_splits * stride;
 
@@ -430,28 +440,28 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
             float4 x[AT_ONCE];
             auto load = [&](int s) {
 #pragma unroll
-                for (int i = 0; i < AT_ONCE; i++) x[i] = *(const float4*)(column + min(s + i, n_used - 1) * stride);
+                for (int i = 0; i < AT_ONCE; i++) x[i] = *(const float4*)(column + min(s + i, n_records - 1) * stride);
             };
             load(0);
             float2 ends[COMBINED / WARP];
 #pragma unroll
-            for (int i = 0; i < COMBINED / WARP; i++) ends[i] = end_of(of_head, lane + i * WARP, n_used, stride, row_v);
+            for (int i = 0; i < COMBINED / WARP; i++) ends[i] = end_of(of_head, lane + i * WARP, n_records, stride, row_v);
             float top = fmaxf(ends[0].x, ends[1].x), denominator = 0.0f;
 #pragma unroll 1
-            for (int s = lane + COMBINED; s < n_used; s += WARP) top = fmaxf(top, end_of(of_head, s, n_used, stride, row_v).x);
+            for (int s = lane + COMBINED; s < n_records; s += WARP) top = fmaxf(top, end_of(of_head, s, n_records, stride, row_v).x);
             top = warp_max(top);
             float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
-            for (int base = 0; base < n_used; base += COMBINED) {
+            for (int base = 0; base < n_records; base += COMBINED) {
 #pragma unroll
                 for (int i = 0; i < COMBINED / WARP; i++) {
-                    if (base > 0) ends[i] = end_of(of_head, base + lane + i * WARP, n_used, stride, row_v);
+                    if (base > 0) ends[i] = end_of(of_head, base + lane + i * WARP, n_records, stride, row_v);
                     const float weight = expf(ends[i].x - top);
                     weights[warp][lane + i * WARP] = weight;
                     denominator += weight * ends[i].y;
                 }
                 __syncwarp();
-                const int n = min(COMBINED, n_used - base);
+                const int n = min(COMBINED, n_records - base);
 #pragma unroll 1
                 for (int s = 0; s < n; s += AT_ONCE) {
                     // Weights beyond the last split are zero.
@@ -460,7 +470,7 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
                         const float weight = weights[warp][s + i];
                         sum.x += weight * x[i].x, sum.y += weight * x[i].y, sum.z += weight * x[i].z, sum.w += weight * x[i].w;
                     }
-                    if (base + s + AT_ONCE < n_used) load(base + s + AT_ONCE);
+                    if (base + s + AT_ONCE < n_records) load(base + s + AT_ONCE);
                 }
                 __syncwarp();
             }
@@ -479,7 +489,7 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
                          const float* slopes, float scale, float cap, int window, int n_heads, int n_kv_heads, int dim_k,    \
                          int dim_v, int stride_v, int is_chunked, int heads, int split_bits, int columns_k, int columns_v,   \
                          int n_stages, int warp_tokens, float* partial, uint32_t* counters) {                                \
-        attention<__VA_ARGS__, 0, K, V>({}, q, {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, seq_starts, page_starts,     \
+        attention<__VA_ARGS__, 0, K, V>({}, {}, q, {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, seq_starts, page_starts,     \
                                pages, k_store, v_store, sinks, slopes, scale, cap, window, n_heads, n_kv_heads, dim_k,       \
                                dim_v, stride_v, is_chunked, heads, split_bits, columns_k, columns_v, n_stages, warp_tokens,  \
                                partial, counters);                                                                           \
@@ -495,13 +505,30 @@ DEVICE void attention(const NewRows<K, V>& fresh, const float* q, const Output& 
                               const float* k, const float* v, const uint32_t* slots, int n_splits, const float* inv_freqs,     \
                               float magnitude, int n_dims, int style, const float* q_norm, const float* k_norm, float eps) {   \
         attention<__VA_ARGS__, COLUMNS, __half, __half>(                                                                       \
-            {k, v, slots, n_splits, {inv_freqs, magnitude, n_dims, style, q_norm, k_norm, eps}, k_store, v_store}, q,          \
+            {k, v, slots, n_splits, {inv_freqs, magnitude, n_dims, style, q_norm, k_norm, eps}, k_store, v_store}, {}, q,      \
             {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, nullptr, page_starts, pages, k_store, v_store,       \
             sinks, slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, kv_row(dim_v), is_chunked, heads,            \
             split_bits, columns_k, columns_v, n_stages, warp_tokens, partial, counters);                                       \
     }
 
-#if defined(BOTH)
+#define REST_ATTENTION(NAME, ...)                                                                                              \
+    KERNEL __launch_bounds__(128, __VA_ARGS__::BLOCKS)                                                                         \
+        attention_rest_##NAME(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,              \
+                              const uint32_t* seq_of, const uint32_t* page_starts, const uint32_t* pages,                      \
+                              const __half* k_store, const __half* v_store, const float* sinks, float scale, float cap,        \
+                              int n_heads, int n_kv_heads, int dim, int heads, int split_bits, int n_stages, int warp_tokens,  \
+                              float* partial, uint32_t* counters, const uint32_t* prefix_tokens, const uint32_t* prefix_records, \
+                              int n_splits) {                                                                                  \
+        attention<__VA_ARGS__, 0, __half, __half, true>(                                                                       \
+            {}, {prefix_tokens, prefix_records, n_splits}, q, {out, outq, outs, n_heads * dim, dim}, positions, seq_of,        \
+            nullptr, page_starts, pages, k_store, v_store, sinks, nullptr, scale, cap, 0, n_heads, n_kv_heads, dim, dim, dim,  \
+            0, heads, split_bits, dim, dim, n_stages, warp_tokens, partial, counters);                                         \
+    }
+
+#if defined(REST)
+REST_ATTENTION(f16_d64, TensorHeads<4, __half>)
+REST_ATTENTION(f16_d128, TensorHeads<8, __half>)
+#elif defined(BOTH)
 ATTENTION(of_types_d64, BOTH, BOTH, TensorHeads<4, BOTH>)
 ATTENTION(of_types_d128, BOTH, BOTH, TensorHeads<8, BOTH>)
 ATTENTION(of_types_d256, BOTH, BOTH, TensorHeads<16, BOTH>)

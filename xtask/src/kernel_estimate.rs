@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "N,..", conflicts_with = "rows")]
     prefill: Vec<usize>,
     /// Instead of steps, the launches of sampling alone, with `--rows` rows of made up logits
-    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "kv_type", "layers", "adapters"])]
+    #[arg(long, conflicts_with_all = ["prefill", "model", "recipe", "context", "kv_type", "layers", "adapters", "shared_prefix", "apart"])]
     sampling: bool,
     /// Let each launch begin only when the one before it is done, as GPUs before the H100 do
     #[arg(long)]
@@ -59,6 +59,12 @@ pub struct Args {
     /// Give the sequences four adapters of this rank in turn, each of all matrices of the layers
     #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u32).range(1..))]
     adapters: Option<u32>,
+    /// Let all sequences that decode begin with this many tokens, whose pages they share, as behind one system prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, conflicts_with = "prefill")]
+    shared_prefix: usize,
+    /// Attend to pages that sequences share for each sequence by itself
+    #[arg(long)]
+    apart: bool,
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -95,6 +101,8 @@ pub(crate) fn predict(asked: &StepAsked, device: &'static DeviceProfile) -> anyh
         context: asked.n_ctx,
         kv_type: KvType::F16,
         adapter_rank: None,
+        shared_prefix: 0,
+        reads_apart: false,
     };
     let batch = match asked.n_seqs {
         0 => Batch::Prefill {
@@ -126,6 +134,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         args.prefill.iter().all(|n| (1..=MAX_PROMPT).contains(n)),
         "a prompt has 1 to {MAX_PROMPT} tokens in a step"
     );
+    ensure!(
+        args.shared_prefix < args.context.max(1),
+        "{} tokens cannot be shared of a context of {}",
+        args.shared_prefix,
+        args.context
+    );
     let shape = Shape {
         model: &args.model,
         recipe: &args.recipe,
@@ -133,6 +147,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         context: args.context,
         kv_type: args.kv_type,
         adapter_rank: args.adapters.map(|rank| rank as usize),
+        shared_prefix: args.shared_prefix,
+        reads_apart: args.apart,
     };
     let launches = if args.in_order {
         Launches::InOrder

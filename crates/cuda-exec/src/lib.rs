@@ -96,8 +96,8 @@ pub use ops::{
     Change, ChangedRows, ColumnsView, DecodePlan, DeviceRoutes, ExpertRows, GatedProduct, LinearInput,
     MAX_SAMPLED_VOCAB, NO_TOKEN, NetRows, NewRows, NormedInput, Ops, PrefillTiles, Product, Q8Scale,
     QuantizedMut, QuantizedRows, QuantizedView, RopeTargets, RouteCounts, SampleInputs, SampleOutputs,
-    SamplePlan, SampleRecord, SampleScratch, ScanRows, ScratchNeeds, StateRuns, StepPlaces, TokenIds,
-    TokenRuns, Visible,
+    SamplePlan, SampleRecord, SampleScratch, ScanRows, ScratchNeeds, SharedPages, StateRuns, StepPlaces,
+    TokenIds, TokenRuns, Visible,
 };
 pub use self_test::self_test;
 pub use states::{SLOT_RECORD_WORDS, StateLayerMut, StateSlots};

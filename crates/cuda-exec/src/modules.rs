@@ -77,10 +77,12 @@ impl Target {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 41] = [
+const PLAIN: [(&str, &str, &[&str]); 43] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
+    ("attention_rest", "attention_decode.cu", &["-DREST"]),
+    ("attention_shared", "attention_shared.cu", &[]),
     ("delta_net", "delta_net.cu", &[]),
     ("elementwise", "elementwise.cu", &[]),
     ("halves", "halves.cu", &[]),

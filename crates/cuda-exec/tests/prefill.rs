@@ -97,6 +97,7 @@ fn attend(
             has_single: false,
             n_leading_single: 0,
         }),
+        shared: None,
     };
     let queries = Random::new(5).values(n_new * N_HEADS * dims[0]);
     let q = device.upload("queries", &queries).unwrap();

@@ -226,6 +226,7 @@ impl Workshop {
                     max_pages: of_launch.pages_of_one(),
                     is_one_each: true,
                     runs: None,
+                    shared: None,
                 };
                 let mut written = written.borrow_mut();
                 ops.attention(
@@ -309,6 +310,7 @@ impl Workshop {
                     max_pages: n_ctx / PAGE_TOKENS,
                     is_one_each: true,
                     runs: None,
+                    shared: None,
                 };
                 let rows = NewRows {
                     q: there[0].view(),
@@ -380,6 +382,7 @@ impl Workshop {
                     pages: of_launch.tables[index % of_launch.tables.len()].view(),
                     max_pages: of_launch.pages_of_one(),
                     is_one_each: false,
+                    shared: None,
                     runs: Some(TokenRuns {
                         seq_starts: seq_starts.view(),
                         longest: n_tokens,

@@ -42,6 +42,8 @@ const fn looked(
             context,
             kv_type: KvType::F16,
             adapter_rank: None,
+            shared_prefix: 0,
+            reads_apart: false,
         },
         rows,
     }

@@ -31,6 +31,10 @@ pub(super) struct Shape<'a> {
     pub(super) kv_type: KvType,
     /// That of the adapters of all sequences, where they have any.
     pub(super) adapter_rank: Option<usize>,
+    /// Tokens that all sequences which decode begin with, in the same pages.
+    pub(super) shared_prefix: usize,
+    /// Whether each sequence reads them for itself.
+    pub(super) reads_apart: bool,
 }
 
 /// What a step computes.
@@ -126,14 +130,20 @@ impl Step {
             ..ModelOptions::default()
         };
         let simulator = Simulator::estimating(device, registers(device)?);
-        let backend = CudaBackend::new(simulator.device_with_launches(begin))?;
+        let backend =
+            CudaBackend::new(simulator.device_with_launches(begin))?.with_shared_pages(!shape.reads_apart);
         let mut executor = model.load_on(backend, &options, &mut |_| {})?;
         if let Some(rank) = shape.adapter_rank {
             adapters::add(&mut executor, &model, rank)?;
         }
         let mut steps = Vec::with_capacity(batches.len());
         for &batch in batches {
-            let mut inputs = inputs(batch, batch.context(shape), executor.limits());
+            let mut inputs = inputs(
+                batch,
+                batch.context(shape),
+                shape.shared_prefix,
+                executor.limits(),
+            );
             if shape.adapter_rank.is_some() {
                 inputs.adapters = (0..batch.n_seqs()).map(adapters::of_sequence).collect();
             }
@@ -173,13 +183,16 @@ impl Step {
 }
 
 /// The new tokens of each sequence, its last; the next is chosen greedily.
-fn inputs(of: Batch, context: usize, limits: &ExecutorLimits) -> ForwardBatch {
+fn inputs(of: Batch, context: usize, shared_prefix: usize, limits: &ExecutorLimits) -> ForwardBatch {
     let n_pages = context.div_ceil(PAGE_TOKENS);
+    // Only whole pages are shared.
+    let n_shared = (shared_prefix / PAGE_TOKENS) as u32;
     let n_new = of.n_tokens() / of.n_seqs();
     let mut batch = ForwardBatch::default();
     for seq_idx in 0..of.n_seqs() {
         let first = (seq_idx * n_pages) as u32;
-        let pages: Vec<u32> = (first..first + n_pages as u32).collect();
+        let own = first + n_shared..first + n_pages as u32;
+        let pages: Vec<u32> = (0..n_shared).chain(own).collect();
         batch.push_sequence(vec![TokenSource::Id(1); n_new], (context - n_new) as u32, &pages);
         if let Some(group) = limits.window_group {
             // Pages that the window has left are gone.

@@ -95,8 +95,14 @@ impl CudaBackend {
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
         let (group, layer_idx) = kv.place(job.layer_idx);
         let types = kv.group_mut(group).layer_mut(layer_idx).types;
-        let step = prepared(&mut self.workspace).inputs.attention(shape, group)?;
-        if !crate::Ops::can_turn(attention, &step, heads, types) {
+        let Workspace {
+            inputs,
+            attention: scratch,
+            ..
+        } = prepared(&mut self.workspace);
+        let step = inputs.attention(shape, group)?;
+        let shares = (self.ops).attends_shared(attention, &step, heads, types, scratch);
+        if shares || !crate::Ops::can_turn(attention, &step, heads, types) {
             let q = job.q;
             let job = RopeStoreKv { q: &mut *q, ..job };
             self.turn_and_store(job, shape.n_tokens)?;

@@ -194,6 +194,9 @@ impl CudaBackend {
             if store.shapes().any(attends_by_runs) {
                 self.ops.load_runs(types)?;
             }
+            if store.shapes().any(|shape| crate::Ops::can_share(shape, types)) {
+                self.ops.load_shared()?;
+            }
         }
         self.kv = Some(kv);
         Ok(())

@@ -25,6 +25,7 @@ mod results;
 mod run;
 mod sampling;
 mod segments;
+mod shared_pages;
 mod split;
 mod step;
 mod streams;
@@ -61,6 +62,7 @@ pub struct CudaBackend {
     /// Counts the moves of what captured steps hold.
     epoch: u64,
     uses_graphs: bool,
+    uses_shared_pages: bool,
     tracer: Option<Tracer>,
     border: split::Border,
     /// Where this is a rank of a group: its end of it. Behind the graphs, which have to go before it does.
@@ -102,6 +104,7 @@ impl CudaBackend {
             graphs: crate::GraphCache::default(),
             epoch: 0,
             uses_graphs: true,
+            uses_shared_pages: true,
             tracer: None,
             border: split::Border::default(),
             group_end: None,
@@ -114,6 +117,14 @@ impl CudaBackend {
     #[must_use]
     pub fn with_graphs(mut self, uses_graphs: bool) -> Self {
         self.uses_graphs = uses_graphs;
+        self
+    }
+
+    /// Turns the reading of pages that rows of a decode step share, once for all of them, on or off; it is on at first, and has no part in batch-invariant
+    /// steps.
+    #[must_use]
+    pub fn with_shared_pages(mut self, uses_shared_pages: bool) -> Self {
+        self.uses_shared_pages = uses_shared_pages;
         self
     }
 

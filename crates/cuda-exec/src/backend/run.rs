@@ -6,15 +6,16 @@
 
 use tokenmill_backend::{BackendError, ForwardBatch, StepShape};
 
-use super::{CudaBackend, prepared, trace::Moment};
+use super::{CudaBackend, prepared, shared_pages::SharedShape, trace::Moment};
 
 /// What a captured step is found again by: its shape, whether its sampling has the launches for
-/// [many tokens](crate::SampleRecord::draws_many), and whether it has those of adapters.
+/// [many tokens](crate::SampleRecord::draws_many), whether it has those of adapters, and what its rows share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct StepKey {
     shape: StepShape,
     has_many: bool,
     has_adapters: bool,
+    shared: Option<SharedShape>,
 }
 
 enum Replayed {
@@ -30,6 +31,7 @@ impl CudaBackend {
             shape: *shape,
             has_many: (self.workspace.as_ref()).is_some_and(|workspace| workspace.inputs.has_many()),
             has_adapters: self.adapters.has_step_some(),
+            shared: (self.workspace.as_ref()).and_then(|workspace| workspace.inputs.shared_shape()),
         }
     }
 
@@ -75,7 +77,8 @@ impl CudaBackend {
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
         let sampling = workspace.inputs.device_mode(batch);
         workspace.results.begin(batch, sampling);
-        let shape = (workspace.inputs).begin(batch, sampling, pads, &mut workspace.results)?;
+        let shares = self.uses_shared_pages && self.ops.shares_pages();
+        let shape = (workspace.inputs).begin(batch, sampling, pads, shares, &mut workspace.results)?;
         if let Some(hidden) = &mut workspace.hidden {
             hidden.begin(&batch.hidden_inputs, shape.n_tokens)?;
         }

@@ -14,7 +14,11 @@ use tokenmill_backend::{
 
 use crate::states::slot_record;
 
-use super::{results::Results, sampling};
+use super::{
+    results::Results,
+    sampling,
+    shared_pages::{MAX_ITEMS, SharedPlan, SharedShape},
+};
 
 /// The position and the slot of padding.
 const NOWHERE: u32 = u32::MAX;
@@ -42,6 +46,8 @@ pub(super) struct StepInputs {
     n_leading_single: usize,
     /// Whether many tokens may be drawn of one of its rows.
     has_many: bool,
+    /// What rows of the current step share.
+    shared: Option<(SharedPlan, SharedShape)>,
 }
 
 /// Where the parts of the array start.
@@ -59,11 +65,13 @@ struct Layout {
     logits_of_outputs: usize,
     states: usize,
     records: usize,
+    /// Items of pages that rows share; then their rows, and of each token what it shares and its records of that.
+    shared: usize,
     pages: usize,
 }
 
 impl Layout {
-    fn of(shape: &StepShape, limits: &ExecutorLimits) -> Self {
+    fn of(shape: &StepShape, limits: &ExecutorLimits, shared: Option<SharedShape>) -> Self {
         let n = shape.n_tokens;
         let seq_starts = 4 * n;
         let page_starts = seq_starts + shape.n_seqs + 1;
@@ -83,6 +91,10 @@ impl Layout {
         } else {
             0
         };
+        let after_records = records + n_records * crate::SampleRecord::WORDS;
+        let n_shared = shared.map_or(0, |shared| {
+            shared.n_items * crate::SharedPages::ITEM_WORDS + 3 * n
+        });
         Self {
             n_tokens: n,
             positions: n,
@@ -96,7 +108,8 @@ impl Layout {
             logits_of_outputs,
             states,
             records,
-            pages: records + n_records * crate::SampleRecord::WORDS,
+            shared: after_records,
+            pages: after_records + n_shared,
         }
     }
 
@@ -110,7 +123,8 @@ impl Layout {
             0
         };
         let n_groups = limits.groups().count();
-        (5 + 2 * n_groups) * limits.max_batch_tokens
+        (8 + 2 * n_groups) * limits.max_batch_tokens
+            + MAX_ITEMS * crate::SharedPages::ITEM_WORDS
             + 4
             + n_groups
             + n_states * crate::SLOT_RECORD_WORDS
@@ -136,6 +150,7 @@ impl StepInputs {
             has_single_run: false,
             n_leading_single: 0,
             has_many: false,
+            shared: None,
         })
     }
 
@@ -148,12 +163,14 @@ impl StepInputs {
         sampling::device_mode(batch, &self.limits)
     }
 
-    /// Writes the values of a batch and queues their copy. The shape's pages are padded, and with `pads` its counts.
+    /// Writes the values of a batch and queues their copy. The shape's pages are padded, and with `pads` its counts; with `shares`, pages that rows of a
+    /// decode step share are planned for.
     pub(super) fn begin(
         &mut self,
         batch: &ForwardBatch,
         sampling: SamplingMode,
         pads: bool,
+        shares: bool,
         results: &mut Results,
     ) -> Result<StepShape, BackendError> {
         self.collect_pages(batch);
@@ -171,7 +188,9 @@ impl StepInputs {
         };
         self.has_single_run = run_lens().any(|len| len == 1);
         self.n_leading_single = run_lens().take_while(|&len| len == 1).count();
-        let layout = Layout::of(&shape, &self.limits);
+        self.plan_shared(&shape, shares);
+        let shared = self.shared.as_ref();
+        let layout = Layout::of(&shape, &self.limits, shared.map(|(_, shape)| *shape));
         self.layout = layout;
         let staging = &mut self.staging[self.n_steps % 2];
         self.n_steps += 1;
@@ -240,13 +259,27 @@ impl StepInputs {
                 slot_record(state, first, batch.positions[first as usize])
             }));
         }
+        if let Some((plan, shape)) = shared {
+            let mut at = layout.shared;
+            let mut next = |values: &[u32], len: usize| {
+                part(words, at, values, 0, len);
+                at += len;
+            };
+            next(
+                plan.items.as_flattened(),
+                shape.n_items * crate::SharedPages::ITEM_WORDS,
+            );
+            for values in [&plan.rows, &plan.tokens, &plan.n_records] {
+                next(values, n);
+            }
+        }
         words[layout.pages..n_words].copy_from_slice(&self.pages);
         self.has_many = false;
         if sampling == SamplingMode::Full {
             (n_words, self.has_many) = sampling::write_records(
                 batch,
                 self.limits.n_vocab,
-                layout.records..layout.pages,
+                layout.records..layout.shared,
                 SAMPLED_ROW,
                 words,
                 n_words,
@@ -288,6 +321,47 @@ impl StepInputs {
         }
     }
 
+    /// Plans what rows of a decode step share.
+    fn plan_shared(&mut self, shape: &StepShape, shares: bool) {
+        self.shared = None;
+        if shares && shape.phase == Phase::Decode {
+            let starts = &self.page_starts;
+            self.shared = SharedPlan::of(&self.pages[..self.n_main_pages], starts).map(|plan| {
+                let shape = plan.shape(starts, |n_pages| self.padded_pages(n_pages));
+                (plan, shape)
+            });
+        }
+    }
+
+    /// What rows of the current step share, where they do.
+    pub(super) fn shared_shape(&self) -> Option<SharedShape> {
+        self.shared.as_ref().map(|(_, shape)| *shape)
+    }
+
+    fn padded_pages(&self, n_pages: usize) -> usize {
+        let n_splits = n_pages.div_ceil(SPLIT_PAGES).max(1).next_power_of_two();
+        (n_splits * SPLIT_PAGES).min(self.limits.n_ctx.div_ceil(PAGE_TOKENS))
+    }
+
+    /// The shared pages on the device.
+    fn shared_pages(&self, n_tokens: usize) -> Result<Option<crate::SharedPages<'_>>, BackendError> {
+        let Some(shape) = self.shared_shape() else {
+            return Ok(None);
+        };
+        let words = self.words.view();
+        let rows = self.layout.shared + shape.n_items * crate::SharedPages::ITEM_WORDS;
+        let of_tokens = |part: usize| words.range(rows + part * n_tokens..rows + (part + 1) * n_tokens);
+        Ok(Some(crate::SharedPages {
+            items: words.range(self.layout.shared..rows)?,
+            rows: of_tokens(0)?,
+            tokens: of_tokens(1)?,
+            n_records_of: of_tokens(2)?,
+            longest: shape.longest,
+            n_records: shape.n_records,
+            max_rest_pages: shape.max_rest_pages,
+        }))
+    }
+
     fn collect_rows(&mut self, batch: &ForwardBatch) {
         self.output_rows.clear();
         self.output_rows.extend_from_slice(&batch.logit_rows);
@@ -302,8 +376,7 @@ impl StepInputs {
             .map(|pair| (pair[1] - pair[0]) as usize)
             .max()
             .unwrap_or(0);
-        let n_splits = longest.div_ceil(SPLIT_PAGES).max(1).next_power_of_two();
-        let max_pages = (n_splits * SPLIT_PAGES).min(self.limits.n_ctx.div_ceil(PAGE_TOKENS));
+        let max_pages = self.padded_pages(longest);
         let mut padded = StepShape { max_pages, ..*shape };
         if !pads || shape.phase == Phase::Mixed || shape.n_tokens == 0 {
             return padded;
@@ -400,6 +473,10 @@ impl StepInputs {
             pages: words.range(layout.pages..words.len())?,
             max_pages: shape.max_pages,
             is_one_each: shape.phase == Phase::Decode,
+            shared: match group {
+                PageGroup::Main => self.shared_pages(shape.n_tokens)?,
+                PageGroup::Window => None,
+            },
             // A step that verifies is captured, and has few tokens of each sequence: they attend as those of a decode step do.
             runs: if shape.phase == Phase::Mixed {
                 Some(crate::TokenRuns {
@@ -436,7 +513,7 @@ impl StepInputs {
     /// The records that rows are sampled with, and the words that they point into.
     pub(super) fn records(&self) -> Result<[crate::View<'_, u32>; 2], BackendError> {
         let words = self.words.view();
-        Ok([words.range(self.layout.records..self.layout.pages)?, words])
+        Ok([words.range(self.layout.records..self.layout.shared)?, words])
     }
 
     /// Whether [many tokens](crate::SampleRecord::draws_many) may be drawn of a row of the current step.

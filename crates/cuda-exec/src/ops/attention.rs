@@ -6,7 +6,7 @@ use std::ops::Range;
 use tokenmill_backend::{Attention, AttentionShape, PAGE_TOKENS};
 
 use super::{
-    Ops, QuantizedMut,
+    Ops, QuantizedMut, SharedPages,
     attention_decode::{DecodePlan, THREADS, Visible, longest_partial_len, partial_len},
     attention_prefill::attends_by_runs,
     check_multiple, latent,
@@ -40,6 +40,8 @@ pub struct AttentionStep<'a> {
     pub is_one_each: bool,
     /// Where sequences have several tokens each, for the kernels that take them as runs.
     pub runs: Option<TokenRuns<'a>>,
+    /// What of the pages of a step with one token a sequence is attended to once for several.
+    pub shared: Option<SharedPages<'a>>,
 }
 
 impl AttentionStep<'_> {
@@ -189,6 +191,12 @@ impl Ops {
             if is_done {
                 return Ok(());
             }
+        }
+        if let (Some(plan), Some(shared)) = (
+            self.shared_plan(attention, step, shape, types, scratch),
+            &step.shared,
+        ) {
+            return self.shared_attention(plan, attention, step, shared, kv, q, output, quantized, scratch);
         }
         let mut heads_quantized = None;
         if shape.has_values_in_keys {

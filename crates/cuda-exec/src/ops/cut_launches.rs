@@ -170,6 +170,7 @@ fn attend(is_latent: bool, has_runs: bool, n_scratch_tokens: usize) -> (Vec<f32>
             longest: 2,
             has_single: true,
         }),
+        shared: None,
     };
     let attention: Attention<Buffer<f32>> = Attention {
         layer_idx: 0,

@@ -22,6 +22,7 @@ mod normed;
 mod recurrence;
 mod rope_kv;
 mod sample;
+mod shared_attention;
 mod streams;
 mod turn_attention;
 
@@ -54,6 +55,7 @@ pub use normed::NormedInput;
 pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns};
 pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SamplePlan, SampleRecord, SampleScratch};
+pub use shared_attention::SharedPages;
 pub use turn_attention::NewRows;
 
 /// The modules of every network, which a driver compiles at the same time.
@@ -261,6 +263,8 @@ pub struct Ops {
     argmax_combine: Kernel,
     /// Those for runs of tokens by the types of the store, as far as they were asked for, the narrowest heads first.
     prefill: [Vec<attention_prefill::PrefillKernel>; N_STORES],
+    /// For pages that tokens share, where they were asked for.
+    shared: Option<shared_attention::SharedKernels>,
     /// For latent rows, where they were asked for.
     latent: Option<latent::LatentKernels>,
     sample_parts: Kernel,
@@ -327,6 +331,7 @@ impl Ops {
             argmax_partial: device.kernel("argmax", "argmax_partial")?,
             argmax_combine: device.kernel("argmax", "argmax_combine")?,
             prefill,
+            shared: None,
             latent: None,
             sample_parts: device.kernel("sample", "sample_parts")?,
             sample_weights: device.kernel("sample", "sample_weights")?,

@@ -281,6 +281,7 @@ mod tests {
             max_pages: n_longest + 3,
             is_one_each: true,
             runs: None,
+            shared: None,
         };
         let attention = Attention {
             layer_idx: 0,
