@@ -3,7 +3,7 @@
 //! Separate from the step's inputs because it is arithmetic on page tables. Invariants: a row is in one group at most; what a group shares ends
 //! before the page that any of its rows stores to; all that a captured step depends on is in [`SharedShape`].
 
-use tokenmill_backend::PAGE_TOKENS;
+use tokenmill_backend::{ForwardBatch, PAGE_TOKENS};
 
 /// Rows and pages of a group at least.
 const MIN_ROWS: usize = 4;
@@ -137,7 +137,9 @@ impl SharedPlan {
 }
 
 fn n_equal(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    // A page that fell out of a window is no page.
+    let is_shared = |(a, b): &(&u32, &u32)| a == b && **a != ForwardBatch::UNMAPPED_PAGE;
+    a.iter().zip(b).take_while(is_shared).count()
 }
 
 /// The group of rows in `first..end` that saves most, then those before and behind it. `equal[i]` is how many pages rows i and i + 1 share.
@@ -220,6 +222,10 @@ mod tests {
         assert!(plan(&[(0, 32, 2); 17]).is_some());
         assert_eq!(plan(&[]), None);
         assert_eq!(plan(&[(0, 0, 1); 64]), None);
+        // Pages that are gone are not shared.
+        let gone = vec![ForwardBatch::UNMAPPED_PAGE; 64 * 65];
+        let starts: Vec<u32> = (0..=64).map(|row| row * 65).collect();
+        assert_eq!(SharedPlan::of(&gone, &starts), None);
     }
 
     #[test]

@@ -97,6 +97,10 @@ mod tests {
                 "turn_attention_f16_d128",
             ],
         );
+        for module in ["attention_shared", "attention_rest"] {
+            let kernels = ["64", "128"].map(|dim| format!("{module}_f16_d{dim}"));
+            check(module, &kernels.each_ref().map(String::as_str));
+        }
         check("argmax", &["argmax_partial", "argmax_combine"]);
         check(
             "sample",
