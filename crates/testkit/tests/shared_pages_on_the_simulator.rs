@@ -104,7 +104,7 @@ fn requests_behind_one_prompt_share_its_pages_and_give_the_cpus_tokens() {
     let common: Vec<u32> = (0..N_COMMON).map(|_| token()).collect();
     let prompts: Vec<Vec<u32>> = (0..N_REQUESTS)
         .map(|request| {
-            let own = (0..1 + request % 5).map(|_| token());
+            let own = (0..=request % 5).map(|_| token());
             common.iter().copied().chain(own).collect()
         })
         .collect();
