@@ -16,17 +16,25 @@ template <class F, class = void>
 constexpr bool HAS_STRIPS = false;
 template <class F>
 constexpr bool HAS_STRIPS<F, std::void_t<decltype(F::STRIP_HIGH)>> = true;
-constexpr int STRIPS_OF_TALL = 4;
-constexpr int TALL_ROWS = 32768, TALL_COLUMNS = 4096;
+// A tall matrix has more strips than a GPU has room for warps, and short rows: each of its warps takes several strips one after the other.
+constexpr int STRIPS_OF_TALL = 4;  // at a time of a thread block, one for each warp
+constexpr int TALL_ROWS = 32768, TALL_COLUMNS = 4096, TALL_LEAST_COLUMNS = 768;
+constexpr int TALL_BLOCKS = 264;  // at most, of a tall matrix
 template <class F, int M>
 DEVICE bool is_tall_matrix(int n_out, int n_in) {
-    return HAS_STRIPS<F> && M < 16 && n_out >= TALL_ROWS && n_in <= TALL_COLUMNS;
+    return HAS_STRIPS<F> && M < 16 && n_out >= TALL_ROWS && n_in <= TALL_COLUMNS && n_in >= TALL_LEAST_COLUMNS;
+}
+// Strips that a warp has of a tall matrix, at most.
+DEVICE int strips_of_warp(int n_out) {
+    constexpr int ROWS_AT_ONCE = 16 * STRIPS_OF_TALL * TALL_BLOCKS;
+    return (n_out + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
 }
 // Thread blocks of a matrix.
 template <class F, int M>
 DEVICE int blocks_of_matrix(int n_out, int n_in) {
-    constexpr int FEW = HAS_STRIPS<F> ? 16 : 8, MANY = 16 * STRIPS_OF_TALL;
-    return is_tall_matrix<F, M>(n_out, n_in) ? (n_out + MANY - 1) / MANY : (n_out + FEW - 1) / FEW;
+    const int few = HAS_STRIPS<F> ? 16 : 8;
+    const int rows = is_tall_matrix<F, M>(n_out, n_in) ? 16 * STRIPS_OF_TALL * strips_of_warp(n_out) : few;
+    return (n_out + rows - 1) / rows;
 }
 
 template <int M>

@@ -1,6 +1,6 @@
 // What thread blocks do with strips: products of up to three matrices, and gate and up.
 #pragma once
-#include "strips.cuh"
+#include "tall_strips.cuh"
 
 // Floats from one column of a warp's sums to the next, by M; so columns that are stored or read together are in different banks.
 template <int M>
@@ -22,46 +22,30 @@ DEVICE void leave_sums(const float (&acc)[2][COLUMNS_OF<M>], float* sums) {
     }
 }
 
-// What a thread block of 128 has of a job: a strip, which its 4 warps share, or of a tall matrix a strip for each warp.
+// What a thread block of 128 has of a job: a strip, which its 4 warps share, or of a tall matrix several strips for each warp.
 // ADDS: y += add_scale * (w x + bias). NORMED: x is what `row` gives. Neither is for tall matrices.
 template <class F, int M, bool ADDS = false, bool NORMED = false>
 DEVICE void multiply_strip(const Job& job, int block, const Input<M>& x, float add_scale = 1.0f, const NormedRow& row_of_x = {}) {
     constexpr int STAGES = M == 16 ? 2 : 4, WARPS = STRIPS_OF_TALL;
     using S = Strip<F, M, STAGES, NORMED>;
-    const bool is_tall = !ADDS && !NORMED && is_tall_matrix<F, M>(job.n_out, x.n_in);
-    const int warp = threadIdx.x / WARP, strip = is_tall ? warp : 0;
-    const int table_len = is_tall ? TALL_TABLE : TABLE;
-    int first = block * (is_tall ? WARPS * STRIP : STRIP);
+    if constexpr (!ADDS && !NORMED && M < 16) {
+        if (is_tall_matrix<F, M>(job.n_out, x.n_in)) {
+            multiply_tall<F, M>(job, block, x);
+            return;
+        }
+    }
+    const int warp = threadIdx.x / WARP, first = block * STRIP;
     if (first >= job.n_out) return;
-    // A strip may be beyond the matrix where the thread block's first is not; it adds up a row that nothing asks for.
-    const bool is_there = first + strip * STRIP < job.n_out;
-    first = min(first + strip * STRIP, job.n_out - 1);
     int n_rows = min(STRIP, job.n_out - first);
     float acc[2][S::COLUMNS] = {};
     uint8_t* own = strip_room + warp * S::WARP_BYTES;
-    uint16_t* table = (uint16_t*)(strip_room + WARPS * S::WARP_BYTES + strip * TABLE_BYTES<TALL_TABLE>);
+    uint16_t* table = (uint16_t*)(strip_room + WARPS * S::WARP_BYTES);
     const StripJob own_job = {job.w, (size_t)job.n_out, (size_t)first, n_rows};
     const int row = threadIdx.x % STRIP;
     float held = 0.0f;
     const float* ahead = ADDS && (int)threadIdx.x < STRIP && row < n_rows ? job.y + first + row : nullptr;
-    constexpr int TABLES = !S::HAS_HALVES ? 0
-                           : TABLE_BYTES<TABLE> > WARPS * TABLE_BYTES<TALL_TABLE> ? TABLE_BYTES<TABLE> : WARPS * TABLE_BYTES<TALL_TABLE>;
-    sum_strip<F, M, STAGES, WARPS, NORMED>(own_job, x, is_tall ? 0 : warp, is_tall, own, table, table_len, acc, ahead, held, row_of_x,
-                                           strip_room + WARPS * S::WARP_BYTES + TABLES);
-    if (is_tall) {
-        const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int row = g + 8 * r;  // of the warp's own strip
-            const float bias = job.bias && row < n_rows ? job.bias[first + row] : 0.0f;
-#pragma unroll
-            for (int c = 0; c < S::COLUMNS; c++) {
-                const int m = c / 2 * 8 + 2 * t + c % 2;
-                if (is_there && row < n_rows && m < min(M, x.n_rows)) job.y[(size_t)m * job.n_out + first + row] = acc[r][c] + bias;
-            }
-        }
-        return;
-    }
+    sum_strip<F, M, STAGES, WARPS, NORMED>(own_job, x, warp, own, table, acc, ahead, held, row_of_x,
+                                           strip_room + WARPS * S::WARP_BYTES + (S::HAS_HALVES ? TABLE_BYTES<TABLE> : 0));
     __syncthreads();
     float* sums = (float*)strip_room;
     leave_sums<M>(acc, sums + warp * M * SUMS_ROW<M>);
@@ -93,7 +77,7 @@ DEVICE void multiply_gated_strips(const uint8_t* gate, const uint8_t* up, const 
     uint16_t* table = (uint16_t*)(strip_room + STRIPS * S::WARP_BYTES + strip * TABLE_BYTES<TABLE>);
     const StripJob job = {strip < 2 ? gate : up, (size_t)out.n_out, (size_t)first, min(STRIP, out.n_out - first)};
     float held = 0.0f;
-    sum_strip<F, M, STAGES, 1, NORMED>(job, x, 0, false, strip_room + strip * S::WARP_BYTES, table, TABLE, acc, nullptr, held, row_of_x,
+    sum_strip<F, M, STAGES, 1, NORMED>(job, x, 0, strip_room + strip * S::WARP_BYTES, table, acc, nullptr, held, row_of_x,
                                        strip_room + STRIPS * S::WARP_BYTES + (S::HAS_HALVES ? STRIPS * TABLE_BYTES<TABLE> : 0));
     __syncthreads();
     float* sums = (float*)strip_room;

@@ -6,8 +6,8 @@
 // 16 rows by 8 rows of x, and once more where M is 16. Scales multiply the integer sums, minima are a product of their own (mma m16n8k8 tf32, with the sums of x in two
 // parts). Instructions for each weight hardly depend on M, and a row's bits do not: each column is added up by itself, in one order.
 //
-// Of a tall matrix, which has more strips than a GPU has room for warps and short rows, each warp of matvec_m1 to _m8 has a strip of its own, as
-// has each of gate and up: it begins and ends half as often, and waits for no other.
+// Of gate and up each warp has a strip of its own. Of a tall matrix, which has more strips than a GPU has room for warps and short rows, each warp of
+// matvec_m1 to _m8 has several, one after the other (tall_strips.cuh).
 //
 // Formats say STRIP_HIGH: bytes of a group beyond its nibbles (0, 4 or 8). Weights as formats/planes.cuh says, x as q8.cuh does.
 // Shared, for each warp: STAGES * (2048 + 8 * 16 * STRIP_HIGH + 320 M) + (STAGES / 2 + 1) * 512 bytes, and for a strip of Q6_K TABLE_BYTES
@@ -53,8 +53,8 @@ DEVICE int signed_byte_of(uint32_t word, int k) {
 constexpr int MANTISSA = 0x4B400000;
 DEVICE float float_of_mantissa(int x) { return __int_as_float(x) - 12582912.0f; }
 
-// Superblocks whose f16 scales are in shared memory at a time, of a thread block's only strip and of several.
-constexpr int TABLE = 64, TALL_TABLE = 16;
+// Superblocks whose f16 scales are in shared memory at a time, where warps share a strip or have one each.
+constexpr int TABLE = 64;
 
 // Columns of y that a lane adds up.
 template <int M>
@@ -106,8 +106,27 @@ struct Strip {
 
     __device__ __forceinline__ Strip(const StripJob& job, const Input<M>& x, uint8_t* warp_room) {
         lane = threadIdx.x % WARP;
-        int n_in = x.n_in, last = job.n_rows - 1;
+        int n_in = x.n_in;
         n_supers = n_in / 256;
+        take(job, n_in);
+        int group = lane % 8;
+        x_bytes = (const uint8_t*)x.bytes + group * 16;
+#pragma unroll
+        for (int i = 0; i < X_COPIES; i++) {
+            int chunk = (lane + 32 * i) / 8;
+            x_rows[i] = (uint32_t)min(chunk % M, x.n_rows - 1) * n_in + chunk / M * (n_in / 2);
+        }
+        x_records = (const uint8_t*)x.scales + group * 8;
+#pragma unroll
+        for (int i = 0; i < RECORD_COPIES; i++)
+            record_rows[i] = (uint32_t)min(lane / 8 + 4 * i, x.n_rows - 1) * (n_in / 4);
+        room = shared_at(warp_room);
+        room_bytes = warp_room;
+    }
+
+    // From here on copies weights of this strip.
+    __device__ __forceinline__ void take(const StripJob& job, int n_in) {
+        int last = job.n_rows - 1;
         size_t n_groups = job.n_all_rows * (n_in / 32);
         const uint8_t* after = job.w + (n_groups * 16 + 255) / 256 * 256;
         quants = job.w + job.first * (n_in / 2) + lane % 8 * 16;
@@ -123,19 +142,6 @@ struct Strip {
         }
         tails = after + (job.first + min(lane / 2, last)) * n_supers * 16;
         supers = (const uint16_t*)(after + (n_groups * 2 + 255) / 256 * 256) + job.first * n_supers;
-        int group = lane % 8;
-        x_bytes = (const uint8_t*)x.bytes + group * 16;
-#pragma unroll
-        for (int i = 0; i < X_COPIES; i++) {
-            int chunk = (lane + 32 * i) / 8;
-            x_rows[i] = (uint32_t)min(chunk % M, x.n_rows - 1) * n_in + chunk / M * (n_in / 2);
-        }
-        x_records = (const uint8_t*)x.scales + group * 8;
-#pragma unroll
-        for (int i = 0; i < RECORD_COPIES; i++)
-            record_rows[i] = (uint32_t)min(lane / 8 + 4 * i, x.n_rows - 1) * (n_in / 4);
-        room = shared_at(warp_room);
-        room_bytes = warp_room;
     }
 
     // Begins to copy superblock `super`, the i-th of the warp; those of even i bring what the next has once.
@@ -394,30 +400,25 @@ struct Strip {
     }
 };
 
-// Adds up a strip's superblocks, of which this warp has a slice of SLICES, or all where it `is_alone`. `table` is the strip's, and has room for
-// `table_len` superblocks. All threads of the thread block call it, for matrices of one width.
+// Adds up a strip's superblocks, of which this warp has a slice of SLICES. `table` is the strip's, and has room for TABLE superblocks. All threads of the thread block call it, for matrices of one width.
 // `ahead` is loaded into `held` once earlier launches are done, where it is not null. NORMED: x is what `row` gives, in `normed`.
 template <class F, int M, int STAGES, int SLICES, bool NORMED = false>
-DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, bool is_alone, uint8_t* warp_room, uint16_t* table,
-                      int table_len, float (&acc)[2][COLUMNS_OF<M>], const float* ahead, float& held, const NormedRow& row = {},
+DEVICE void sum_strip(const StripJob& job, const Input<M>& x, int slice, uint8_t* warp_room, uint16_t* table,
+                      float (&acc)[2][COLUMNS_OF<M>], const float* ahead, float& held, const NormedRow& row = {},
                       uint8_t* normed = nullptr) {
     using S = Strip<F, M, STAGES, NORMED>;
     const NormWeight weight(row, NORMED ? x.n_in : 0);
     const S strip(job, x, warp_room);
-    const int lane = threadIdx.x % WARP, g = lane / 4, n_slices = is_alone ? 1 : SLICES;
-    const int chunk_len = S::HAS_HALVES ? table_len : strip.n_supers, table_row = table_len + TABLE_PAD;
+    const int lane = threadIdx.x % WARP, g = lane / 4;
+    const int chunk_len = S::HAS_HALVES ? TABLE : strip.n_supers, table_row = TABLE + TABLE_PAD;
 #pragma unroll 1
     for (int begin = 0; begin < strip.n_supers; begin += chunk_len) {
         int end = min(begin + chunk_len, strip.n_supers);
         if (S::HAS_HALVES) {
             if (begin > 0) __syncthreads();
-            if (is_alone) {
-                strip.template fill_table<STRIP * TALL_TABLE / WARP, TALL_TABLE>(job, lane / TALL_TABLE, begin, end, table, table_row);
-            } else {
-                strip.template fill_table<STRIP / SLICES, WARP>(job, slice, begin, end, table, table_row);
-            }
+            strip.template fill_table<STRIP / SLICES, WARP>(job, slice, begin, end, table, table_row);
         }
-        auto super_of = [&](int i) { return begin + 2 * (slice + i / 2 * n_slices) + i % 2; };
+        auto super_of = [&](int i) { return begin + 2 * (slice + i / 2 * SLICES) + i % 2; };
         // Weights of the first superblocks are copied before x is there. Few rows of x then come next to them, not behind them; many are as much
         // as the weights, and come in their turn.
         constexpr int MOST = M <= 2 ? STAGES - 1 : 1, AHEAD = NORMED && MOST > 3 ? 3 : MOST;

@@ -14,11 +14,15 @@ const GROUPS: usize = 8 * 16;
 const X_BYTES: usize = 320;
 /// What two superblocks of each row of a strip have once.
 const TAIL_BYTES: usize = 512;
-/// Rows from which on, and columns up to which, a matrix is tall, and the strips that a thread block takes of one: matrices as heads are, which have
-/// more strips than a GPU has room for warps.
+/// Rows from which on, and columns between which, a matrix is tall, as heads are: it has more strips than a GPU has room for warps. A thread block takes
+/// so many strips of one at a time, and as many of these one after the other as leave so many thread blocks at most.
 const TALL_ROWS: usize = 32_768;
-const TALL_COLUMNS: usize = 4096;
+const TALL_COLUMNS: std::ops::RangeInclusive<usize> = 768..=4096;
 const STRIPS_OF_TALL: usize = 4;
+const TALL_BLOCKS: usize = 264;
+/// Two tables of the scales of a strip of a tall matrix in Q6_K, for each warp.
+const TALL_TABLE_BYTES: usize = STRIPS_OF_TALL * 2 * 16 * 16 * 2;
+
 /// How weights of a type are multiplied by few rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FewRows {
@@ -45,11 +49,14 @@ impl FewRows {
         }
     }
 
-    /// Rows of a matrix `[n_out, n_in]` that a thread block of `matvec` takes: in strips one, or of a tall matrix with short rows one for each
-    /// warp.
+    /// Rows of a matrix `[n_out, n_in]` that a thread block of `matvec` takes: in strips one, or of a tall matrix several for
+    /// each warp.
     pub fn block_rows(self, n_out: usize, n_in: usize) -> usize {
         match self.high_bytes {
-            Some(_) if n_out >= TALL_ROWS && n_in <= TALL_COLUMNS => Self::STRIP_ROWS * STRIPS_OF_TALL,
+            Some(_) if n_out >= TALL_ROWS && TALL_COLUMNS.contains(&n_in) => {
+                let at_once = Self::STRIP_ROWS * STRIPS_OF_TALL;
+                at_once * n_out.div_ceil(at_once * TALL_BLOCKS)
+            }
             Some(_) => Self::STRIP_ROWS,
             None => 8,
         }
@@ -57,7 +64,7 @@ impl FewRows {
 
     /// Dynamic shared memory of `matvec_m` with this many rows of x.
     pub fn shared_bytes(self, n_rows: usize) -> usize {
-        let tables = table_bytes(64).max(STRIPS_OF_TALL * table_bytes(16));
+        let tables = table_bytes(64).max(TALL_TABLE_BYTES);
         self.room(VARIANTS[variant_of(n_rows)], 4, 4, tables)
     }
 
@@ -92,8 +99,7 @@ impl FewRows {
 
     /// Dynamic shared memory of `matvec_normed_m1`, of a row of so many columns.
     pub fn normed_shared_bytes(self, n_in: usize) -> usize {
-        let tables = table_bytes(64).max(STRIPS_OF_TALL * table_bytes(16));
-        self.room(0, 4, 4, tables) + n_in / 256 * X_BYTES
+        self.room(0, 4, 4, table_bytes(64)) + n_in / 256 * X_BYTES
     }
 
     /// The same of `matvec_gated_normed_m1`.

@@ -218,14 +218,16 @@ fn long_rows_of_strips_match_a_plain_loop() {
 }
 
 #[test]
-fn each_warp_has_a_strip_of_a_tall_matrix() {
+fn each_warp_has_several_strips_of_a_tall_matrix() {
     for ty in types().filter(|&ty| FewRows::of(ty).takes_sixteen()) {
-        // The last thread block has a strip of 4 rows, and one that is not there.
-        let n_out = (1 << 15) + 36;
-        assert_eq!(FewRows::of(ty).block_rows(n_out, 4096), 64);
-        for (variant, n_rows, n_in) in [(1, 1, 512), (4, 3, 768), (8, 5, 256)] {
+        // The last thread block has four strips, then one, one of 4 rows, and two that are not there.
+        let n_out = (1 << 15) + 64 + 20;
+        assert_eq!(FewRows::of(ty).block_rows(n_out, 4096), 128);
+        assert_eq!(FewRows::of(ty).block_rows(128_256, 2048), 8 * 64);
+        // An even number of superblocks, and an odd one.
+        for (variant, n_rows, n_in) in [(1, 1, 1024), (4, 3, 768), (8, 5, 768)] {
             let kernel = Kernel {
-                tile: [64, 8],
+                tile: [128, 8],
                 ..matvec(ty, variant)
             };
             let counters = check_kernel(ty, &kernel, n_rows, [n_out, 0, 0], n_in, variant == 4);
@@ -382,7 +384,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
         (TensorType::Q6_K, 1280, 12),
         (TensorType::BF16, 1280, 12),
         // A tall matrix.
-        (TensorType::Q6_K, 256, 1 << 15),
+        (TensorType::Q6_K, 768, 1 << 15),
     ] {
         let mut sim = Sim::new();
         let (file_rows, _) = random_matrix(&mut random, ty, n_out, n_in);
