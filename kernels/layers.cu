@@ -1,7 +1,9 @@
-// Operations that few networks need: columns of rows, rows joined, xIELU, and rows cut by their spread.
+// Operations that few networks need: columns of rows, rows joined of two or of the parts of ranks, xIELU, and rows cut by their spread.
 //
 // take_columns  y[r] = x[r][first .. first + width]; x [n_rows, row_width] f32.
 // join          y[r] = [a[r], b[r]]; a [n_rows, width_a], b [n_rows, width - width_a] f32.
+// join_parts    y[r][c] = part[p][r][c - first], p = c / part_width; parts [n_rows, part_width] f32 one behind the other, each of which has the
+//               columns from `first` = p part_width on, or the last ones of `width`.
 // xielu         rows = x > 0 ? alpha_p x^2 + beta x : alpha_n (exp(min(x, eps)) - 1 - x) + beta x, in place; optionally quantized to
 //               (yq, ys) (width a multiple of 32).
 // cut_below     rows[r] = max(rows[r] - (mean + cutoff sqrt(variance)), 0), in place, both being those of rows[r].
@@ -20,6 +22,14 @@ KERNEL __launch_bounds__(256) join(const float* a, const float* b, int width_a, 
     if (i >= width) return;
     size_t row = blockIdx.y;
     y[row * width + i] = i < width_a ? a[row * width_a + i] : b[row * (width - width_a) + i - width_a];
+}
+
+KERNEL __launch_bounds__(256) join_parts(const float* parts, int n_rows, int part_width, int width, float* y) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    size_t row = blockIdx.y;
+    int part = i / part_width, first = min(part * part_width, width - part_width);
+    y[row * width + i] = parts[((size_t)part * n_rows + row) * part_width + i - first];
 }
 
 KERNEL __launch_bounds__(256)

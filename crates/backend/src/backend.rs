@@ -23,11 +23,11 @@
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Activation, AdapterOperations, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput,
-    ExpertOperations, ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearAddNorm,
-    LinearJob, MemoryPlan, NetworkPart, NetworkShape, Norm, PageCopy, PageGroup, RecurrentOperations, Rope,
-    RopeStoreKv, Routed, RowSet, SequenceMemory, Side, StateLayout, StepOutput, StepShape, StepTrace,
-    StreamOperations, Temperature,
+    Activation, AdapterOperations, Allocation, Attention, BackendError, ColumnGather, ExecutorLimits,
+    ExpertInput, ExpertOperations, ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear,
+    LinearAddNorm, LinearJob, MemoryPlan, NetworkPart, NetworkShape, Norm, PageCopy, PageGroup,
+    RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, SequenceMemory, Side, StateLayout, StepOutput,
+    StepShape, StepTrace, StreamOperations, Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -324,6 +324,16 @@ pub trait Backend:
     ) -> Result<(), BackendError> {
         let _ = (n_rows, width, rows);
         Ok(())
+    }
+
+    /// Gives every rank of a group the rows whose columns the ranks have computed a part of each. A backend whose networks are whole is
+    /// never asked.
+    fn all_gather(&mut self, gather: ColumnGather<'_, Self::Buffer>) -> Result<(), BackendError> {
+        let _ = gather;
+        Err(BackendError::Unsupported {
+            feature: "an output head that is divided among several devices".to_owned(),
+            device: "this backend",
+        })
     }
 
     /// Copies the rows that `rows` names, `[T or O, width]`, to the front of `output`.

@@ -22,6 +22,24 @@ pub trait Collective: Send {
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), BackendError>;
 }
 
+/// Rows whose columns the ranks of a group have computed a part of each: rank 0 the first `part_width`, the next rank those behind them, the
+/// last one the last `part_width`, of which the rank before it may have some too.
+#[derive(Debug)]
+pub struct ColumnGather<'a, T> {
+    /// Rows.
+    pub n_rows: usize,
+    /// Columns of a whole row.
+    pub width: usize,
+    /// Columns of each rank.
+    pub part_width: usize,
+    /// The rank's own columns, `[n_rows, part_width]`.
+    pub part: &'a mut T,
+    /// Room for the parts of all ranks, one behind the other.
+    pub parts: &'a mut T,
+    /// The whole rows, `[n_rows, width]`.
+    pub rows: &'a mut T,
+}
+
 /// Why ranks could not add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

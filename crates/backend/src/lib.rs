@@ -75,7 +75,7 @@ pub use adapter_runs::{AdapterRun, AdapterRuns};
 pub use backend::Backend;
 pub use batch::{ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SeqState, StateSave, TokenSource};
 pub use batch_error::BatchError;
-pub use collective::{Collective, GroupError, HostGroup, HostRank};
+pub use collective::{Collective, ColumnGather, GroupError, HostGroup, HostRank};
 pub use error::BackendError;
 pub use executor::{Executor, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob};
 pub use experts::{

@@ -63,6 +63,32 @@ fn all_ranks_have_the_same_bits() {
 }
 
 #[test]
+fn every_rank_gets_the_values_of_all_in_their_order() {
+    for n_ranks in [1, 2, 4] {
+        let (_simulators, devices) = simulators(n_ranks);
+        let ranks = NcclRank::join(&Simulator::nccl(), &devices, &HostGroup::new(n_ranks)).unwrap();
+        thread::scope(|scope| {
+            for (idx, (device, mut rank)) in devices.iter().zip(ranks).enumerate() {
+                scope.spawn(move || {
+                    let own = device.upload("own", &[idx as f32, 0.5]).unwrap();
+                    let mut all = device.upload("all", &vec![-1.0f32; 2 * n_ranks + 1]).unwrap();
+                    rank.all_gather(own.view(), &all.view_mut()).unwrap();
+                    let mut expected: Vec<f32> = (0..n_ranks).flat_map(|of| [of as f32, 0.5]).collect();
+                    expected.push(-1.0);
+                    assert_eq!(device.download(all.view()).unwrap(), expected);
+                    let mut short = device.upload("short", &vec![0.0f32; 2 * n_ranks - 1]).unwrap();
+                    let refused = rank.all_gather(own.view(), &short.view_mut());
+                    assert!(
+                        matches!(refused, Err(CudaExecError::Bounds { .. })),
+                        "{refused:?}"
+                    );
+                });
+            }
+        });
+    }
+}
+
+#[test]
 fn a_captured_sum_is_added_up_at_each_replay() {
     let (_simulators, devices) = simulators(2);
     let group = HostGroup::new(2);

@@ -6,7 +6,7 @@
 use tokenmill_backend::{BackendError, ExecutorLimits, Memory, NetworkPart, Norm};
 
 use crate::{
-    Descriptor, MixerDescriptor, OutputHead,
+    Descriptor, HeadPart, MixerDescriptor, OutputHead,
     alt_up::{AltUpBuffers, StreamRows},
     ffn::FfnBuffers,
     layer_embeddings::LayerEmbeddingBuffers,
@@ -28,12 +28,24 @@ pub(crate) struct Activations<T, R> {
     /// The rows whose logits are wanted, where they are not all output rows.
     pub(crate) head_input: T,
     pub(crate) logits: T,
+    /// Where the head is divided among ranks.
+    pub(crate) head_parts: Option<HeadParts<T>>,
     pub(crate) pooled: Option<PoolBuffers<T>>,
     pub(crate) layer_embeddings: Option<LayerEmbeddingBuffers<T>>,
     pub(crate) alt_up: Option<AltUpBuffers<T>>,
     pub(crate) nextn: Option<NextnBuffers<T>>,
     /// The stream behind some layers of a tower.
     pub(crate) taps: Vec<Tap<T>>,
+}
+
+/// Logits of some tokens, as the ranks of a group give them to each other.
+pub(crate) struct HeadParts<T> {
+    /// Tokens of each rank.
+    pub(crate) n_each: usize,
+    /// The rank's own, `[L, n_each]`.
+    pub(crate) own: T,
+    /// Those of all ranks, one behind the other.
+    pub(crate) all: T,
 }
 
 /// The stream behind a layer, which is read apart from the network's result.
@@ -111,6 +123,14 @@ impl<T, R> Activations<T, R> {
             logits: {
                 memory.enter(NetworkPart::Output);
                 memory.alloc(n_logit_rows, descriptor.n_vocab)?
+            },
+            head_parts: match descriptor.head {
+                OutputHead::Part(HeadPart { n_each, n_ranks, .. }) => Some(HeadParts {
+                    n_each,
+                    own: memory.alloc(n_logit_rows, n_each)?,
+                    all: memory.alloc(n_logit_rows, n_ranks * n_each)?,
+                }),
+                _ => None,
             },
             pooled: {
                 memory.enter(NetworkPart::Common);

@@ -21,12 +21,12 @@
 //! `pooler`.
 
 use tokenmill_backend::{
-    Backend, BackendError, Columns, LinearAddNorm, NetworkPart, Norm, RowSet, StepShape,
+    Backend, BackendError, ColumnGather, Columns, LinearAddNorm, NetworkPart, Norm, RowSet, StepShape,
 };
 
 use crate::{
     Residual,
-    activations::{Activations, Rows},
+    activations::{Activations, HeadParts, Rows},
     alt_up::AltUpBuffers,
     ffn::{Ffn, FfnBuffers},
     layer_embeddings::LayerEmbeddingBuffers,
@@ -53,6 +53,7 @@ pub(crate) fn forward<B: Backend>(
         delta,
         head_input,
         logits,
+        head_parts,
         pooled,
         layer_embeddings,
         alt_up: alt_up_buffers,
@@ -172,7 +173,12 @@ pub(crate) fn forward<B: Backend>(
     }
     let rows = rows.input(network.output_norm.as_ref());
     if shape.n_logits > 0 && network.has_head {
-        compute_logits(backend, network, rows, head_input, logits, shape)?;
+        let buffers = HeadBuffers {
+            input: head_input,
+            parts: head_parts.as_mut(),
+            logits,
+        };
+        compute_logits(backend, network, rows, buffers, shape)?;
     }
     match (&network.pooler, pooled) {
         (Some(pooler), Some(buffers)) if shape.n_hidden > 0 => {
@@ -511,26 +517,47 @@ impl<B: Backend> Halves<'_, B> {
     }
 }
 
+/// What the output head works in.
+struct HeadBuffers<'a, T> {
+    /// The rows whose logits are wanted, where they are not all.
+    input: &'a mut T,
+    /// Where the head is divided among ranks.
+    parts: Option<&'a mut HeadParts<T>>,
+    logits: &'a mut T,
+}
+
 /// The output head: the logits of the rows asked for, scaled and capped.
 fn compute_logits<B: Backend>(
     backend: &mut B,
     network: &Network<B>,
     outputs: &B::Buffer,
-    head_input: &mut B::Buffer,
-    logits: &mut B::Buffer,
+    HeadBuffers { input, parts, logits }: HeadBuffers<'_, B::Buffer>,
     shape: &StepShape,
 ) -> Result<(), BackendError> {
     let head = network.output.as_ref().unwrap_or(&network.token_embd);
     let input = if shape.n_logits < shape.n_outputs {
-        backend.gather(RowSet::LogitsOfOutputs, shape, head.n_in, outputs, head_input)?;
-        head_input
+        backend.gather(RowSet::LogitsOfOutputs, shape, head.n_in, outputs, input)?;
+        input
     } else {
         outputs
     };
-    backend.linear(head, input, shape.n_logits, logits)?;
+    match parts {
+        None => backend.linear(head, input, shape.n_logits, logits)?,
+        Some(parts) => {
+            backend.linear(head, input, shape.n_logits, &mut parts.own)?;
+            backend.all_gather(ColumnGather {
+                n_rows: shape.n_logits,
+                width: network.token_embd.n_out,
+                part_width: parts.n_each,
+                part: &mut parts.own,
+                parts: &mut parts.all,
+                rows: logits,
+            })?;
+        }
+    }
     if network.logit_scale == 1.0 && network.logit_softcap.is_none() {
         return Ok(());
     }
     let (scale, cap) = (network.logit_scale, network.logit_softcap);
-    backend.scale_logits(scale, cap, shape.n_logits, head.n_out, logits)
+    backend.scale_logits(scale, cap, shape.n_logits, network.token_embd.n_out, logits)
 }

@@ -77,11 +77,11 @@ pub use arch::{architectures, check_is_model};
 pub use control_vector::ControlVector;
 pub use descriptor::{
     AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor,
-    Descriptor, EmbeddingNorm, FfnDescriptor, GateUpOrder, HeadLayer, Ignorable, KimiDeltaDescriptor,
-    LatentDescriptor, LatentExperts, LayerDescriptor, LayerEmbeddingsDescriptor, MixerDescriptor,
-    MoeDescriptor, NormDescriptor, NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor,
-    Presence, QkNorm, Residual, RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor,
-    SsmDescriptor, SsmKind, TowerDescriptor, XieluNumbers,
+    Descriptor, EmbeddingNorm, FfnDescriptor, GateUpOrder, HeadLayer, HeadPart, Ignorable,
+    KimiDeltaDescriptor, LatentDescriptor, LatentExperts, LayerDescriptor, LayerEmbeddingsDescriptor,
+    MixerDescriptor, MoeDescriptor, NormDescriptor, NormPlacement, OutputGate, OutputHead, PooledOutput,
+    PoolingDescriptor, Presence, QkNorm, Residual, RouterDescriptor, RowFactors, SharedDescriptor,
+    ShortConvDescriptor, SsmDescriptor, SsmKind, TowerDescriptor, XieluNumbers,
 };
 pub use error::{FieldNotInGguf, LoadError, NotInGguf};
 pub use folder_as_gguf::FolderAsGguf;

@@ -116,7 +116,7 @@ impl<M: Memory> Network<M> {
         let descriptor = loader.descriptor;
         let (n_vocab, n_embd) = (descriptor.n_vocab, descriptor.n_embd);
         let is_tied = match descriptor.head {
-            OutputHead::Own | OutputHead::None => false,
+            OutputHead::Own | OutputHead::Part(_) | OutputHead::None => false,
             OutputHead::Tied => true,
             OutputHead::OwnIfPresent => !loader.source.contains("output.weight"),
         };
@@ -176,7 +176,11 @@ impl<M: Memory> Network<M> {
                 adapter_place: None,
             })
         } else {
-            Some(loader.linear("output", n_vocab, n_embd, descriptor.head_bias)?)
+            let n_rows = match descriptor.head {
+                OutputHead::Part(part) => part.n_each,
+                _ => n_vocab,
+            };
+            Some(loader.linear("output", n_rows, n_embd, descriptor.head_bias)?)
         };
         let output_norm = loader.norm_if(descriptor.has_output_norm, "output_norm")?;
         let pooler = match &descriptor.pooling {

@@ -4,9 +4,9 @@
 //! networks, and a source whose tensors are parts of those of the whole. Heads are divided evenly, feed-forward networks by whole blocks of
 //! their types, as evenly as these allow. Matrices that make heads or inner rows give a rank some of their rows; those that read them give it
 //! the same columns, so what they make is a part of a sum, which the forward pass adds up over the ranks. All else every rank has whole:
-//! embedding, norms, routers, head.
+//! embedding, norms, routers; and the head, unless the ranks are asked to divide it.
 //!
-//! Invariants: the parts of all ranks together are each weight once; a bias that is added to a sum is rank 0's, and zero elsewhere.
+//! Invariants: the parts of all ranks together are each weight once, but for a few rows of a head whose tokens the ranks do not divide; a bias that is added to a sum is rank 0's, and zero elsewhere.
 
 mod cut;
 mod share;
@@ -17,8 +17,8 @@ use tokenmill_backend::{Backend, MemoryPlan};
 use tokenmill_gguf::TensorBytes;
 
 use crate::{
-    Descriptor, FfnDescriptor, LoadError, LoadProgress, MixerDescriptor, Model, ModelExecutor, ModelOptions,
-    QkNorm, WeightInfo, WeightSource, WeightTensor,
+    Descriptor, FfnDescriptor, HeadPart, LoadError, LoadProgress, MixerDescriptor, Model, ModelExecutor,
+    ModelOptions, OutputHead, QkNorm, WeightInfo, WeightSource, WeightTensor,
     model::{build, plan},
 };
 
@@ -36,6 +36,7 @@ pub struct Rank {
 
 /// What a rank has of a network.
 pub struct Shard<'a> {
+    rank: Rank,
     descriptor: Descriptor,
     source: &'a dyn WeightSource,
     own: BTreeMap<String, OwnTensor<'a>>,
@@ -76,6 +77,7 @@ impl<'a> Shard<'a> {
         descriptor.validate()?;
         check_kinds(descriptor)?;
         let mut shard = Self {
+            rank,
             descriptor: descriptor.clone(),
             source,
             own: BTreeMap::new(),
@@ -89,6 +91,32 @@ impl<'a> Shard<'a> {
             divided.map_err(|error| error.with_own_name(source))?;
         }
         Ok(shard)
+    }
+
+    /// Gives the rank a part of the output head too: each computes the logits of some tokens, and the ranks give each other theirs. A head that
+    /// is the embedding stays whole, since looking up needs all of it.
+    ///
+    /// # Errors
+    /// [`LoadError::ReadTensor`]'s like of a head that is not what the descriptor says.
+    pub fn with_divided_head(mut self) -> Result<Self, LoadError> {
+        let Rank { idx, n_ranks } = self.rank;
+        let n_vocab = self.descriptor.n_vocab;
+        let is_own = match self.descriptor.head {
+            OutputHead::Own => true,
+            OutputHead::OwnIfPresent => self.source.contains("output.weight"),
+            OutputHead::Tied | OutputHead::Part(_) | OutputHead::None => false,
+        };
+        if n_ranks == 1 || !is_own {
+            return Ok(self);
+        }
+        let n_each = n_vocab.div_ceil(n_ranks);
+        // The last ones have rows of those before them too where the ranks do not divide the tokens: all give as many.
+        let first = (idx * n_each).min(n_vocab - n_each);
+        let own = first..first + n_each;
+        (self.cut_rows("output", std::slice::from_ref(&own)))
+            .map_err(|error| error.with_own_name(self.source))?;
+        self.descriptor.head = OutputHead::Part(HeadPart { n_each, n_ranks });
+        Ok(self)
     }
 
     /// The network that the rank computes.

@@ -13,8 +13,8 @@ use tokenmill_backend::{
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{
-    Descriptor, FfnDescriptor, GateUpOrder, LoadError, ModelOptions, OutputGate, Presence, QkNorm, Rank,
-    Shard, build,
+    Descriptor, FfnDescriptor, GateUpOrder, HeadPart, LoadError, ModelOptions, OutputGate, OutputHead,
+    Presence, QkNorm, Rank, Shard, build,
 };
 use tokenmill_placed::{GroupExecutor, GroupRank};
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams};

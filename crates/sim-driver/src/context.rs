@@ -114,8 +114,8 @@ enum Operation {
     Replay(Arc<[Operation]>),
     /// The end of a replay, whose operations stand before it.
     Replayed,
-    /// A sum over the ranks of a communicator, in place.
-    AllReduce {
+    /// What the ranks of a communicator do together.
+    Collective {
         end: Arc<RankEnd>,
         from: u64,
         to: u64,
@@ -381,8 +381,8 @@ impl Context {
         Ok(&function.param_bytes)
     }
 
-    /// Queues a sum over the ranks of a communicator.
-    pub(crate) fn all_reduce(
+    /// Queues what the ranks of a communicator do together.
+    pub(crate) fn queue_collective(
         &mut self,
         stream: u64,
         end: Arc<RankEnd>,
@@ -390,7 +390,7 @@ impl Context {
         call: Call,
     ) -> Outcome {
         let [from, to] = places;
-        self.queue(stream, Operation::AllReduce { end, from, to, call })
+        self.queue(stream, Operation::Collective { end, from, to, call })
     }
 
     pub(crate) fn copy(&mut self, stream: u64, from: u64, to: u64, n_bytes: usize) -> Outcome {

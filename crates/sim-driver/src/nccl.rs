@@ -1,7 +1,7 @@
-//! [`Communicator`]: simulated GPUs that add up, by NCCL's rules.
+//! [`Communicator`]: simulated GPUs that add up and gather, by NCCL's rules.
 //!
-//! Separate from the GPUs, of which it has several. Invariants: the n-th sum of one rank meets the n-th of every other, whatever streams and
-//! graphs they come from; parts are added in the order of the ranks, so all have the same bits; a sum that does not match the others' ends
+//! Separate from the GPUs, of which it has several. Invariants: the n-th call of one rank meets the n-th of every other, whatever streams and
+//! graphs they come from; parts are added, or stand, in the order of the ranks, so all have the same bits; a call that does not match the others' ends
 //! never, as a kernel of NCCL would not, and is told to whoever asks for the communicator's state.
 
 use std::{
@@ -25,19 +25,35 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What a rank asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
+    kind: Kind,
+    /// Values that a rank gives.
     n_values: usize,
-    data_type: i32,
-    operation: i32,
+}
+
+/// What becomes of the values of the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Each rank has their sum.
+    Sum,
+    /// Each rank has all of them.
+    Gather,
 }
 
 impl Call {
     /// A sum of floats; anything else is not simulated.
-    pub(crate) fn new(n_values: usize, data_type: i32, operation: i32) -> Option<Self> {
-        (data_type == FLOAT32 && operation == SUM).then_some(Self {
-            n_values,
-            data_type,
-            operation,
-        })
+    pub(crate) fn sum(n_values: usize, data_type: i32, operation: i32) -> Option<Self> {
+        let kind = Kind::Sum;
+        (data_type == FLOAT32 && operation == SUM).then_some(Self { kind, n_values })
+    }
+
+    /// Floats that every rank gets of all.
+    pub(crate) fn gather(n_values: usize, data_type: i32) -> Option<Self> {
+        let kind = Kind::Gather;
+        (data_type == FLOAT32).then_some(Self { kind, n_values })
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
     }
 
     pub(crate) fn n_bytes(&self) -> usize {
@@ -45,11 +61,11 @@ impl Call {
     }
 }
 
-/// What came of a sum.
+/// What came of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Met {
-    /// Its bytes.
-    Sum(Vec<u8>),
+    /// The bytes that each rank has then.
+    All(Vec<u8>),
     /// Other ranks have not come.
     Pending,
     /// They did not come for as long as a test may take.
@@ -68,8 +84,8 @@ pub(crate) struct Communicator {
 struct Meeting {
     /// By rank: its device, once it joined.
     devices: Vec<Option<i32>>,
-    /// Sums that some rank has come to and some has not left.
-    sums: VecDeque<Sum>,
+    /// Calls that some rank has come to and some has not left.
+    open: VecDeque<Open>,
     /// The number of the first of them.
     first: u64,
     /// What the ranks were told went wrong.
@@ -77,7 +93,7 @@ struct Meeting {
 }
 
 #[derive(Debug)]
-struct Sum {
+struct Open {
     call: Call,
     parts: Vec<Option<Vec<u8>>>,
     n_left: usize,
@@ -191,11 +207,11 @@ impl RankEnd {
             if lock(&self.place).is_aborted {
                 return Ok(Met::Aborted);
             }
-            if let Some(sum) = meeting.leave(nth) {
+            if let Some(bytes) = meeting.leave(nth) {
                 let mut place = lock(&self.place);
                 place.n_met += 1;
                 place.has_come = false;
-                return Ok(Met::Sum(sum));
+                return Ok(Met::All(bytes));
             }
             if !waits {
                 return Ok(Met::Pending);
@@ -214,43 +230,46 @@ impl Meeting {
     fn come(&mut self, nth: u64, rank: usize, call: Call, part: Vec<u8>) {
         let n_ranks = self.devices.len();
         let index = (nth - self.first) as usize;
-        if index == self.sums.len() {
-            self.sums.push_back(Sum {
+        if index == self.open.len() {
+            self.open.push_back(Open {
                 call,
                 parts: vec![None; n_ranks],
                 n_left: 0,
             });
         }
-        let sum = &mut self.sums[index];
-        if sum.call == call {
-            sum.parts[rank] = Some(part);
+        let open = &mut self.open[index];
+        if open.call == call {
+            open.parts[rank] = Some(part);
         } else {
             self.error = INVALID_USAGE;
         }
     }
 
-    /// The sum, where all ranks have come to it.
+    /// What comes of a call, where all ranks have come to it.
     fn leave(&mut self, nth: u64) -> Option<Vec<u8>> {
-        let sum = &mut self.sums[(nth - self.first) as usize];
-        let parts: Vec<&Vec<u8>> = sum.parts.iter().flatten().collect();
-        if parts.len() < sum.parts.len() {
+        let open = &mut self.open[(nth - self.first) as usize];
+        let parts: Vec<&Vec<u8>> = open.parts.iter().flatten().collect();
+        if parts.len() < open.parts.len() {
             return None;
         }
         let value = |part: &[u8], index: usize| {
             let bytes: [u8; 4] = part[4 * index..4 * index + 4].try_into().expect("four bytes");
             f32::from_le_bytes(bytes)
         };
-        let added = (0..sum.call.n_values)
-            .flat_map(|index| {
-                (parts.iter().fold(0.0, |total, part| total + value(part, index))).to_le_bytes()
-            })
-            .collect();
-        sum.n_left += 1;
-        if sum.n_left == sum.parts.len() {
+        let bytes = match open.call.kind {
+            Kind::Sum => (0..open.call.n_values)
+                .flat_map(|index| {
+                    (parts.iter().fold(0.0, |total, part| total + value(part, index))).to_le_bytes()
+                })
+                .collect(),
+            Kind::Gather => parts.into_iter().flatten().copied().collect(),
+        };
+        open.n_left += 1;
+        if open.n_left == open.parts.len() {
             // All came to those before it earlier, and have left them.
-            self.sums.pop_front();
+            self.open.pop_front();
             self.first += 1;
         }
-        Some(added)
+        Some(bytes)
     }
 }

@@ -1,4 +1,4 @@
-//! What a GPU does as a rank of a group: it adds up with the others what each has computed a part of.
+//! What a GPU does as a rank of a group: it adds up with the others what each has computed a part of, and gathers columns.
 //!
 //! Separate because a GPU that has a network for itself does none of it. There are two ways. In the host's memory: the values go to pinned
 //! memory, where the ranks meet, and their sums come back, so no GPU need reach the memory of another; the host is at a sum when all
@@ -6,7 +6,7 @@
 //! ranks of a group have the same way; memory is made at load, for the longest step, since a driver may stop the GPU to make it, and may have
 //! none left.
 
-use tokenmill_backend::{BackendError, Collective, ExecutorLimits};
+use tokenmill_backend::{BackendError, Collective, ColumnGather, ExecutorLimits};
 
 use super::{CudaBackend, CudaBuffer};
 
@@ -76,6 +76,35 @@ impl CudaBackend {
             }
         }
         Ok(())
+    }
+}
+
+impl CudaBackend {
+    /// Gives each rank the columns of all.
+    pub(super) fn gather_columns(
+        &mut self,
+        gather: ColumnGather<'_, CudaBuffer>,
+    ) -> Result<(), BackendError> {
+        let Some(GroupEnd::Nccl(rank)) = &mut self.group_end else {
+            return Err(BackendError::Unsupported {
+                feature: "an output head that is divided among devices which add up in the host's memory"
+                    .to_owned(),
+                device: "CUDA",
+            });
+        };
+        let ColumnGather {
+            n_rows,
+            width,
+            part_width,
+            part,
+            parts,
+            rows,
+        } = gather;
+        let own = part.read().range(0..n_rows * part_width)?;
+        rank.all_gather(own, &parts.write())?;
+        Ok(self
+            .ops
+            .join_parts(parts.read(), n_rows, [part_width, width], rows.write())?)
     }
 }
 

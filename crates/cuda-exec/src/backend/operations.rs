@@ -4,10 +4,10 @@
 //! queues work on the device and neither allocates nor waits.
 
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
-    KvLayout, Linear, LinearAddNorm, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, PageCopy,
-    PageGroup, Rope, RopeStoreKv, Routed, RowSet, SamplingMode, StateLayout, StepOutput, StepShape,
-    StepTrace, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, ColumnGather, ExecutorLimits, ExpertInput,
+    ForwardBatch, KvLayout, Linear, LinearAddNorm, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape,
+    Norm, PageCopy, PageGroup, Rope, RopeStoreKv, Routed, RowSet, SamplingMode, StateLayout, StepOutput,
+    StepShape, StepTrace, Temperature,
 };
 use tokenmill_gguf::TensorType;
 
@@ -109,6 +109,10 @@ impl Backend for CudaBackend {
 
     fn all_reduce(&mut self, n_rows: usize, width: usize, rows: &mut CudaBuffer) -> Result<(), BackendError> {
         self.add_up(n_rows * width, rows)
+    }
+
+    fn all_gather(&mut self, gather: ColumnGather<'_, CudaBuffer>) -> Result<(), BackendError> {
+        self.gather_columns(gather)
     }
 
     fn works_apart(&self) -> bool {

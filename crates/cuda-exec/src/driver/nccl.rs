@@ -24,7 +24,7 @@ use libloading::Library;
 use tokenmill_backend::{GroupError, HostGroup};
 
 use super::{
-    Device, Handle, Stream, ViewMut,
+    Device, Handle, Stream, View, ViewMut,
     api::Pointer,
     cuda::{Driver, Watch},
 };
@@ -48,6 +48,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const ABORT_TAKES: Duration = Duration::from_secs(5);
 const JOINING: &str = "joining the GPUs by NCCL";
 const ADDING: &str = "adding up over the ranks";
+const GATHERING: &str = "gathering from the ranks";
 
 /// `ncclUniqueId`: what ranks find each other by.
 #[repr(C)]
@@ -92,6 +93,7 @@ nccl_functions! {
     unique_id = "ncclGetUniqueId" (*mut UniqueId) -> i32;
     init_rank = "ncclCommInitRank" (*mut Pointer, i32, UniqueId, i32) -> i32;
     all_reduce = "ncclAllReduce" (*const c_void, *mut c_void, usize, i32, i32, Pointer, Pointer) -> i32;
+    all_gather = "ncclAllGather" (*const c_void, *mut c_void, usize, i32, Pointer, Pointer) -> i32;
     async_error = "ncclCommGetAsyncError" (Pointer, *mut i32) -> i32;
     abort = "ncclCommAbort" (Pointer) -> i32;
     error_text = "ncclGetErrorString" (i32) -> *const c_char;
@@ -283,15 +285,7 @@ impl NcclRank {
     /// # Errors
     /// [`CudaExecError::Lost`] once the communicator was aborted, or what NCCL says.
     pub fn all_reduce(&mut self, values: &ViewMut<'_, f32>) -> Result<()> {
-        let communicator = &*self.communicator;
-        if let Some(failure) = &communicator.lock().failure {
-            return Err(CudaExecError::Lost {
-                operation: ADDING,
-                reason: format!(
-                    "the communicator was aborted: {failure}; the GPUs add up again once the program is started again"
-                ),
-            });
-        }
+        let communicator = self.usable(ADDING)?;
         if values.is_empty() {
             return Ok(());
         }
@@ -312,6 +306,52 @@ impl NcclRank {
             };
             communicator.api.done(ADDING, code)
         })
+    }
+
+    /// Queues, on the compute stream, that `all` has the values of all ranks, one behind the other, of which each gives as many.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`] where `all` has no room for them, and as [`Self::all_reduce`].
+    pub fn all_gather(&mut self, own: View<'_, f32>, all: &ViewMut<'_, f32>) -> Result<()> {
+        let communicator = self.usable(GATHERING)?;
+        let n_values = own.len() * communicator.group.n_ranks();
+        if n_values > all.len() {
+            return Err(CudaExecError::Bounds {
+                range: 0..n_values,
+                len: all.len(),
+            });
+        }
+        if own.is_empty() {
+            return Ok(());
+        }
+        let (from, to) = (pointer(own.address()), pointer(all.address()));
+        self.driver.queue_foreign(GATHERING, Stream::Compute, |stream| {
+            // SAFETY: both views are device memory, the second of as many floats as all ranks give; the rest is as for a sum.
+            let code = unsafe {
+                (communicator.api.all_gather)(
+                    from.cast_const(),
+                    to,
+                    own.len(),
+                    FLOAT32,
+                    pointer(communicator.handle),
+                    stream,
+                )
+            };
+            communicator.api.done(GATHERING, code)
+        })
+    }
+
+    /// The communicator, unless it was aborted.
+    fn usable(&self, operation: &'static str) -> Result<&Communicator> {
+        match &self.communicator.lock().failure {
+            None => Ok(&self.communicator),
+            Some(failure) => Err(CudaExecError::Lost {
+                operation,
+                reason: format!(
+                    "the communicator was aborted: {failure}; the GPUs add up again once the program is started again"
+                ),
+            }),
+        }
     }
 }
 
@@ -425,7 +465,12 @@ mod tests {
             // SAFETY: the simulated NCCL keeps the contract of the real one's functions, and so does the other version.
             unsafe { NcclApi::from_symbols(find) }.unwrap_err().to_string()
         };
-        for missing in ["ncclGetVersion", "ncclAllReduce", "ncclCommAbort"] {
+        for missing in [
+            "ncclGetVersion",
+            "ncclAllReduce",
+            "ncclAllGather",
+            "ncclCommAbort",
+        ] {
             let find = |name: &str| {
                 (name != missing)
                     .then(|| tokenmill_sim_driver::nccl_symbol(name))

@@ -12,6 +12,7 @@ use crate::{Args, CudaExecError, Device, Kernel, LaunchShape, View, ViewMut, err
 pub(super) struct LayerKernels {
     take_columns: Kernel,
     join: Kernel,
+    join_parts: Kernel,
     xielu: Kernel,
     cut_below: Kernel,
 }
@@ -21,6 +22,7 @@ impl LayerKernels {
         Ok(Self {
             take_columns: device.kernel("layers", "take_columns")?,
             join: device.kernel("layers", "join")?,
+            join_parts: device.kernel("layers", "join_parts")?,
             xielu: device.kernel("layers", "xielu")?,
             cut_below: device.kernel("layers", "cut_below")?,
         })
@@ -81,6 +83,35 @@ impl Ops {
             self.device.launch(self.layers.join, shape, &args)?;
         }
         Ok(())
+    }
+
+    /// Makes rows of `width` columns of parts, `[n_rows, part_width]` each, which stand one behind the other: the first has the first columns,
+    /// the next those behind them, the last one the last `part_width`.
+    ///
+    /// # Errors
+    /// As [`Self::take_columns`]; [`CudaExecError::Bounds`] also where a part is wider than the rows.
+    pub fn join_parts(
+        &self,
+        parts: View<'_, f32>,
+        n_rows: usize,
+        [part_width, width]: [usize; 2],
+        output: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        if part_width > width {
+            return Err(CudaExecError::Bounds {
+                range: 0..part_width,
+                len: width,
+            });
+        }
+        let n_parts = width.div_ceil(part_width);
+        let args = Args::new()
+            .read(parts.range(0..n_parts * n_rows * part_width)?)
+            .count(n_rows)
+            .count(part_width)
+            .count(width)
+            .write(output.range(0..n_rows * width)?);
+        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
+        self.device.launch(self.layers.join_parts, shape, &args)
     }
 
     /// Applies [`Xielu`] in place, `[n_rows, width]`, and quantizes where asked.

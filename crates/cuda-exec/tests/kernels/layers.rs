@@ -46,6 +46,29 @@ fn columns_are_copied_and_rows_joined() {
 }
 
 #[test]
+fn rows_are_joined_of_the_parts_of_ranks() {
+    for [n_rows, part_width, width] in [[1, 300, 900], [3, 100, 299], [2, 512, 513], [4, 7, 7]] {
+        let mut sim = Sim::new();
+        let rows = Random::new(width as u64).values(n_rows * width);
+        let mut parts = Vec::new();
+        for part in 0..width.div_ceil(part_width) {
+            let first = (part * part_width).min(width - part_width);
+            (rows.chunks(width)).for_each(|row| parts.extend_from_slice(&row[first..first + part_width]));
+        }
+        let y = sim.room(4 * n_rows * width);
+        let arguments = Arguments::new()
+            .ptr(sim.f32s(&parts))
+            .i32(n_rows as i32)
+            .i32(part_width as i32)
+            .i32(width as i32)
+            .ptr(y);
+        let grid = [width.div_ceil(256), n_rows, 1];
+        sim.launch("layers", "join_parts", grid, 256, 0, &arguments);
+        assert_eq!(sim.read_f32s(y, n_rows * width), rows);
+    }
+}
+
+#[test]
 fn xielu_is_its_formula_on_either_side_of_its_bound() {
     for eps in [-1e-6, -0.25] {
         let xielu = Xielu::from_trained(0.4, -0.9, 0.5, eps);

@@ -262,8 +262,19 @@ pub enum OutputHead {
     Tied,
     /// In their own tensor if there is one, else in the token embedding.
     OwnIfPresent,
+    /// Some rows of their own tensor, of which every rank of a group has others.
+    Part(HeadPart),
     /// Nowhere: the network predicts no tokens.
     None,
+}
+
+/// What a rank of a group has of the output head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadPart {
+    /// Rows of each rank: tokens whose logits it computes.
+    pub n_each: usize,
+    /// Ranks.
+    pub n_ranks: usize,
 }
 
 /// Whether an optional tensor exists.

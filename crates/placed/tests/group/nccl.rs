@@ -14,8 +14,9 @@ fn joined(model: &TinyModel, n_ranks: usize) -> (GroupExecutor, Vec<Simulator>) 
     let joined = NcclRank::join(&Simulator::nccl(), &devices, &group).expect("simulated GPUs join");
     let ranks = (devices.into_iter().zip(joined).enumerate())
         .map(|(idx, (device, joined))| {
-            let shard =
-                Shard::new(&model.descriptor, model, Rank { idx, n_ranks }).expect("it can be divided");
+            let shard = Shard::new(&model.descriptor, model, Rank { idx, n_ranks })
+                .and_then(Shard::with_divided_head)
+                .expect("it can be divided");
             let backend = CudaBackend::new(device).expect("the simulator loads the kernels");
             let backend = backend.with_nccl(joined);
             let executor = shard
@@ -62,6 +63,75 @@ fn gpus_joined_by_nccl_continue_as_one_does_with_captured_steps() {
             }
         }
     }
+}
+
+/// 97 tokens, which no number of ranks divides; scaled and capped, which is done to all of them.
+#[test]
+fn joined_gpus_divide_the_head_and_have_the_logits_of_all_tokens() {
+    let mut descriptor = tiny_llama();
+    descriptor.n_vocab = 97;
+    (descriptor.logit_scale, descriptor.logit_softcap) = (0.5, Some(30.0));
+    let model = TinyModel::random(descriptor, TensorType::F16, 23);
+    let shards: Vec<_> = (0..2)
+        .map(|idx| Shard::new(&model.descriptor, &model, Rank { idx, n_ranks: 2 }).unwrap())
+        .map(|shard| shard.with_divided_head().unwrap())
+        .collect();
+    for shard in &shards {
+        let part = HeadPart {
+            n_each: 49,
+            n_ranks: 2,
+        };
+        assert_eq!(shard.descriptor().head, OutputHead::Part(part));
+    }
+    let (mut ranks, _simulators) = joined(&model, 2);
+    let expected = all_logits(&mut on_one_gpu(&model), &TOKENS).unwrap();
+    let logits = all_logits(&mut ranks, &TOKENS).unwrap();
+    assert_close("97 tokens", &expected, &logits, 2e-4);
+}
+
+#[test]
+fn a_head_stays_whole_where_it_is_the_embedding() {
+    for (head, n_ranks, is_divided) in [
+        (OutputHead::Own, 8, true),
+        (OutputHead::Own, 1, false),
+        (OutputHead::Tied, 2, false),
+        // The model has none of its own.
+        (OutputHead::OwnIfPresent, 2, false),
+        (OutputHead::None, 2, false),
+    ] {
+        let (_, mut descriptor) = networks().into_iter().next().expect("llama");
+        descriptor.head = head;
+        let model = TinyModel::random(descriptor, TensorType::F16, 3);
+        let shard = Shard::new(&model.descriptor, &model, Rank { idx: 0, n_ranks })
+            .and_then(Shard::with_divided_head)
+            .unwrap();
+        let found = matches!(shard.descriptor().head, OutputHead::Part(_));
+        assert_eq!(found, is_divided, "{head:?} among {n_ranks}");
+    }
+}
+
+/// What adds up in the host's memory has no way for it, and says so.
+#[test]
+fn a_divided_head_is_refused_where_the_host_adds_up() {
+    let model = TinyModel::random(tiny_llama(), TensorType::F16, 11);
+    let group = HostGroup::new(2);
+    let ranks = (0..2)
+        .map(|idx| {
+            let device = Simulator::new(&SimOptions::default()).device();
+            let backend = CudaBackend::new(device).unwrap();
+            let backend = backend.with_collective(Box::new(group.rank(idx)));
+            let shard = Shard::new(&model.descriptor, &model, Rank { idx, n_ranks: 2 })
+                .and_then(Shard::with_divided_head)
+                .unwrap();
+            GroupRank {
+                executor: Box::new(shard.load_on(backend, &options(), &mut |_| {}).unwrap()),
+                place: format!("GPU {idx}"),
+            }
+        })
+        .collect();
+    let mut ranks = GroupExecutor::start(ranks, group).expect("threads");
+    let error = all_logits(&mut ranks, &TOKENS).unwrap_err().to_string();
+    assert!(error.contains("an output head that is divided"), "{error}");
 }
 
 #[test]

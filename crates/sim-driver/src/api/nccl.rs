@@ -85,8 +85,8 @@ fn end_of(communicator: *mut c_void) -> Result<Arc<RankEnd>, c_int> {
     ends.get(&(communicator as u64)).cloned().ok_or(INVALID_ARGUMENT)
 }
 
-/// Queues a sum on a stream of the rank's device.
-fn all_reduce(
+/// Queues a call on a stream of the rank's device.
+fn queue(
     places: [u64; 2],
     call: Option<Call>,
     communicator: *mut c_void,
@@ -97,11 +97,11 @@ fn all_reduce(
     if gpu::current() != Some(end.device()) {
         return Err(INVALID_USAGE);
     }
-    gpu::in_context(|state| state.context.all_reduce(stream as u64, end, places, call))
+    gpu::in_context(|state| state.context.queue_collective(stream as u64, end, places, call))
         .map_err(|_| UNHANDLED_CUDA_ERROR)
 }
 
-/// Lets the rank's sums end, and returns when no graph and no queue names it any more.
+/// Lets the rank's calls end, and returns when no graph and no queue names it any more.
 fn abort(communicator: *mut c_void) -> Result<(), c_int> {
     let end = communicators()
         .ends
@@ -196,8 +196,20 @@ exported! {
         communicator: *mut c_void,
         stream: *mut c_void
     ) -> c_int {
-        let call = Call::new(n_values, data_type, operation);
-        result(all_reduce([from as u64, to as u64], call, communicator, stream))
+        let call = Call::sum(n_values, data_type, operation);
+        result(queue([from as u64, to as u64], call, communicator, stream))
+    }
+
+    ncclAllGather(
+        from: *const c_void,
+        to: *mut c_void,
+        n_values: usize,
+        data_type: c_int,
+        communicator: *mut c_void,
+        stream: *mut c_void
+    ) -> c_int {
+        let call = Call::gather(n_values, data_type);
+        result(queue([from as u64, to as u64], call, communicator, stream))
     }
 
     ncclCommGetAsyncError(communicator: *mut c_void, code: *mut c_int) -> c_int {

@@ -12,7 +12,7 @@ use crate::{
     code::{self, Outcome},
     counts::Counts,
     fault::Fault,
-    nccl::Met,
+    nccl::{Kind, Met},
     rows::{Place, Rows},
     timing::Timing,
 };
@@ -48,7 +48,7 @@ impl State {
     pub(super) fn run_next(&mut self, stream: u64, waits: Waits) -> Outcome {
         match self.queue_of(stream)?.front() {
             Some(&Operation::Wait { event, nth }) => self.run_until(event, nth, waits)?,
-            Some(Operation::AllReduce { .. }) => return self.run_all_reduce(stream, waits),
+            Some(Operation::Collective { .. }) => return self.run_collective(stream, waits),
             Some(Operation::Replay(operations)) => {
                 // One after the other in place of the replay, since a sum among them may have to be come back to.
                 let operations = Arc::clone(operations);
@@ -75,9 +75,9 @@ impl State {
         self.context.check()
     }
 
-    /// Runs the sum that a stream has come to, or says that another rank has not.
-    fn run_all_reduce(&mut self, stream: u64, waits: Waits) -> Outcome {
-        let Some(Operation::AllReduce { end, from, to, call }) = self.queue_of(stream)?.front() else {
+    /// Runs the call that a stream has come to, or says that another rank has not.
+    fn run_collective(&mut self, stream: u64, waits: Waits) -> Outcome {
+        let Some(Operation::Collective { end, from, to, call }) = self.queue_of(stream)?.front() else {
             return Ok(());
         };
         let (end, from, to, call) = (Arc::clone(end), *from, *to, *call);
@@ -89,10 +89,10 @@ impl State {
         };
         let met = match end.meet(call, read, waits == Waits::Here) {
             Ok(Met::Pending) => return Err(code::NOT_READY),
-            Ok(Met::Missed) => Err("a rank waits for a sum that another one does not come to".to_owned()),
+            Ok(Met::Missed) => Err("a rank waits for a call that another one does not come to".to_owned()),
             // What an aborted communicator leaves behind is of no use, and not looked at.
             Ok(Met::Aborted) => Ok(()),
-            Ok(Met::Sum(bytes)) => memory
+            Ok(Met::All(bytes)) => memory
                 .write(DevicePtr(to), &bytes)
                 .map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
@@ -100,7 +100,7 @@ impl State {
         if let Some(queue) = self.context.streams.get_mut(&stream) {
             queue.pop_front();
         }
-        self.counts.n_sums += 1;
+        self.counts.n_sums += u64::from(call.kind() == Kind::Sum);
         met.unwrap_or_else(|reason| self.context.lose(&reason));
         self.context.check()
     }
@@ -155,7 +155,7 @@ impl Context {
             Operation::Wait { .. }
             | Operation::Replayed
             | Operation::Replay(_)
-            | Operation::AllReduce { .. } => Ok(()),
+            | Operation::Collective { .. } => Ok(()),
         }
     }
 

@@ -50,6 +50,15 @@ pub(crate) fn load_group(
         Sums::Nccl(ranks) => (ranks.into_iter(), None),
         Sums::Host(reason) => (Vec::new().into_iter(), reason),
     };
+    let shards: Vec<Shard<'_>> = if joined.len() > 0 {
+        shards
+            .into_iter()
+            .map(Shard::with_divided_head)
+            .collect::<Result<_, _>>()?
+    } else {
+        // Through the host's memory, logits take longer than the head.
+        shards
+    };
     let backends = (devices.into_iter().enumerate())
         .map(|(idx, device)| {
             let backend = backend_of(device, compute)?;
