@@ -11,7 +11,7 @@
 // norm_wide_heads: the same for wide runs. grid: (row_width / width, n_rows); block: 256, which normalizes a run.
 //   Both read a run once and hold it in registers, its weight and bias too: runs of multiples of 4 values whose vectors are aligned to 16 bytes,
 //   up to 512 and 8192 values. Others are read again for each of their sums.
-// quantize_rows: x [n_rows, width] f32 to (yq, ys), 4 values a thread. grid: (ceil(width / 1024), n_rows); block: 256.
+// quantize_rows: x [n_rows, width] f32 to (yq, ys), twice 4 values a thread. grid: (ceil(width / 2048), n_rows); block: 256.
 // Shared: 32 bytes, of held rows 64. Alignment: 4 bytes, quantized rows and x of quantize_rows 16 bytes. Measured on the simulator only: bench/runs.
 #include "q8.cuh"
 
@@ -168,11 +168,18 @@ KERNEL __launch_bounds__(256) norm_wide_heads(float* rows, int row_width, const 
 
 KERNEL __launch_bounds__(256) quantize_rows(const float* x, int width, int8_t* yq, Q8Scale* ys) {
     begin_after_earlier();
-    const int i = 4 * (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (i < width) four = *(const float4*)(x + (size_t)blockIdx.y * width + i);
-    const float values[4] = {four.x, four.y, four.z, four.w};
-    quantize_four(values, i, width, q8_row(yq, blockIdx.y, width), q8_scales(ys, blockIdx.y, width));
+    constexpr int C = 2, APART = 1024;
+    const int first = (int)blockIdx.x * C * APART + 4 * (int)threadIdx.x;
+    float values[C][4];
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        const int i = first + c * APART;
+        const float4 four = i < width ? load_written((const float4*)(x + (size_t)blockIdx.y * width + i)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        values[c][0] = four.x, values[c][1] = four.y, values[c][2] = four.z, values[c][3] = four.w;
+    }
+    const Fours<C> fours(values);
+#pragma unroll
+    for (int c = 0; c < C; c++) fours.store(c, first + c * APART, width, q8_row(yq, blockIdx.y, width), q8_scales(ys, blockIdx.y, width));
 }
 
 constexpr int HELD_THREADS = 512;

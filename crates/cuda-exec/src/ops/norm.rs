@@ -151,7 +151,7 @@ impl Ops {
                 .count(width)
                 .write(bytes)
                 .write(scales);
-            let shape = LaunchShape::new(elementwise_grid(width.div_ceil(4), end - first), 256);
+            let shape = LaunchShape::new(elementwise_grid(width.div_ceil(8), end - first), 256);
             self.device.launch(self.quantize_rows, shape, &args)?;
         }
         Ok(())

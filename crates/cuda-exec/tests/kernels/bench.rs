@@ -117,7 +117,7 @@ impl Sim {
             .i32(width as i32)
             .ptr(out.bytes)
             .ptr(out.scales);
-        let grid = [width.div_ceil(256), n_rows, 1];
+        let grid = [width.div_ceil(2048), n_rows, 1];
         self.launch("norm", "quantize_rows", grid, 256, 0, &arguments);
         out
     }
