@@ -1,4 +1,4 @@
-//! [`families`]: which kinds of products a GPU gets, and why it does not get the others.
+//! [`families`]: which kinds of products and of attention a GPU gets, and why it does not get the others.
 //!
 //! Separate from loading, which takes other kernels without a word where one kind is not there. Invariant: what is said comes from the conditions and
 //! the loads that steps depend on, so a family that is named as there is one that they use.
@@ -8,10 +8,10 @@ use tokenmill_gguf::TensorType;
 use crate::{
     Device,
     driver::{EARLY_CAPABILITY, EARLY_CUDA, Launches},
-    modules::{Target, WIDE_ROWS, type_suffix, wide_name},
+    modules::{Target, WIDE_ATTENTION, WIDE_ROWS, type_suffix, wide_name},
 };
 
-/// A kind of products, or a way to launch.
+/// A kind of products or of attention, or a way to launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Family {
@@ -44,7 +44,11 @@ pub fn families(device: &Device) -> Vec<Family> {
         ),
         family(
             "9 rows and more, matrix operations of warpgroups (wgmma)",
-            wide.or_else(|| loaded(&[WIDE_ROWS, &wide_name(TYPE)])),
+            wide.clone().or_else(|| loaded(&[WIDE_ROWS, &wide_name(TYPE)])),
+        ),
+        family(
+            "attention of prompts in f16, heads of up to 128 values (wgmma)",
+            wide.or_else(|| loaded(&[WIDE_ATTENTION])),
         ),
         family("launches that begin early", early_refusal(device, &few)),
     ]

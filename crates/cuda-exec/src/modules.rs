@@ -254,6 +254,9 @@ pub const WIDE: [TensorType; 13] = [
 /// The module that makes rows of x as products by matrix operations of warpgroups take them.
 pub(crate) const WIDE_ROWS: &str = "wide_rows";
 
+/// The module of prompts' attention by them.
+pub(crate) const WIDE_ATTENTION: &str = "attention_wide";
+
 /// The name of the module of such products.
 ///
 /// # Panics
@@ -306,13 +309,14 @@ pub fn all() -> Vec<KernelModule> {
         flags: &[],
         target: Target::Hopper,
     });
-    let rows = KernelModule {
-        name: WIDE_ROWS.to_owned(),
-        source: "wide_rows.cu",
+    let untyped = [(WIDE_ROWS, "wide_rows.cu"), (WIDE_ATTENTION, "attention_wide.cu")];
+    let wide_untyped = untyped.map(|(name, source)| KernelModule {
+        name: name.to_owned(),
+        source,
         types: Vec::new(),
         flags: &[],
         target: Target::Hopper,
-    };
+    });
     let pairs = PAIRS.into_iter().map(|types| KernelModule {
         name: pair_name(types),
         source: "matvec_pair.cu",
@@ -321,7 +325,7 @@ pub fn all() -> Vec<KernelModule> {
         target: Target::All,
     });
     let mut all: Vec<_> = (plain.chain(typed).chain(halved).chain(wide).chain(pairs))
-        .chain([rows])
+        .chain(wide_untyped)
         .collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all

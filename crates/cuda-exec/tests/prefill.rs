@@ -13,9 +13,16 @@ const N_HEADS: usize = 4;
 const N_KV_HEADS: usize = 2;
 
 /// A store of these types and widths with the keys and values of some tokens of one sequence, in order of pages.
-fn filled(device: &Device, ops: &Ops, types: [KvType; 2], dims: [usize; 2], n_tokens: usize) -> KvStore {
+fn filled(
+    device: &Device,
+    ops: &Ops,
+    types: [KvType; 2],
+    dims: [usize; 2],
+    n_kv_heads: usize,
+    n_tokens: usize,
+) -> KvStore {
     let shape = KvLayerShape {
-        n_kv_heads: N_KV_HEADS,
+        n_kv_heads,
         head_dim_k: dims[0],
         head_dim_v: dims[1],
         has_values_in_keys: false,
@@ -39,7 +46,7 @@ fn filled(device: &Device, ops: &Ops, types: [KvType; 2], dims: [usize; 2], n_to
         slots: places.view(),
     };
     let [keys, values] = dims.map(|dim| {
-        let numbers = random.values(n_tokens * N_KV_HEADS * dim);
+        let numbers = random.values(n_tokens * n_kv_heads * dim);
         device.upload("keys and values", &numbers).unwrap()
     });
     ops.store_kv(places, [keys.view(), values.view()], store.layer_mut(0))
@@ -48,20 +55,27 @@ fn filled(device: &Device, ops: &Ops, types: [KvType; 2], dims: [usize; 2], n_to
 }
 
 /// What the last `n_new` of `n_tokens` attend to, as a run and each by itself.
-fn attend(
+fn attend(types: [KvType; 2], dims: [usize; 2], window: Option<usize>, lens: [usize; 2]) -> [Vec<f32>; 2] {
+    attend_with(types, dims, [N_HEADS, N_KV_HEADS], window, Some(3.0), lens)
+}
+
+/// The same with numbers of heads and a cap.
+fn attend_with(
     types: [KvType; 2],
     dims: [usize; 2],
+    [n_heads, n_kv_heads]: [usize; 2],
     window: Option<usize>,
+    softcap: Option<f32>,
     [n_new, n_tokens]: [usize; 2],
 ) -> [Vec<f32>; 2] {
     let device = Simulator::new(&SimOptions::default()).device();
     let mut ops = Ops::load(&device).unwrap();
     ops.load_store(types).unwrap();
     ops.load_runs(types).unwrap();
-    let store = filled(&device, &ops, types, dims, n_tokens);
+    let store = filled(&device, &ops, types, dims, n_kv_heads, n_tokens);
     let attended = AttentionShape {
-        n_heads: N_HEADS,
-        n_kv_heads: N_KV_HEADS,
+        n_heads,
+        n_kv_heads,
         head_dim_k: dims[0],
         head_dim_v: dims[1],
     };
@@ -70,12 +84,12 @@ fn attend(
     let mut scratch = AttentionScratch::new(&device, n_new, 1, needs).unwrap();
     let attention: Attention<Buffer<f32>> = Attention {
         layer_idx: 0,
-        n_heads: N_HEADS,
+        n_heads,
         scale: (dims[0] as f32).powf(-0.5),
         is_causal: true,
         window,
         is_chunked: false,
-        softcap: Some(3.0),
+        softcap,
         sinks: None,
         slopes: None,
     };
@@ -99,11 +113,11 @@ fn attend(
         }),
         shared: None,
     };
-    let queries = Random::new(5).values(n_new * N_HEADS * dims[0]);
+    let queries = Random::new(5).values(n_new * n_heads * dims[0]);
     let q = device.upload("queries", &queries).unwrap();
     [false, true].map(|is_batch_invariant| {
         ops.set_batch_invariance(is_batch_invariant);
-        let mut output = device.alloc("output", n_new * N_HEADS * dims[1]).unwrap();
+        let mut output = device.alloc("output", n_new * n_heads * dims[1]).unwrap();
         ops.attention(
             &attention,
             &step,
@@ -161,5 +175,25 @@ fn a_short_run_behind_a_context_takes_the_kernel_that_splits_it() {
         // As many as fill a GPU.
         let [runs, singles] = attend(types, [64, 64], None, [128, 140]);
         assert_ne!(runs, singles, "{types:?}: one kernel for both");
+    }
+}
+
+#[test]
+fn plain_prompts_take_matrix_operations_of_warpgroups() {
+    // Widths, heads and KV heads, a window, and tokens of a prompt, the last of which are new.
+    for (dims, heads, window, lens) in [
+        ([128, 128], [4, 1], None, [75, 75]),
+        ([128, 128], [2, 2], None, [150, 200]),
+        ([128, 96], [8, 1], Some(40), [40, 333]),
+        ([64, 64], [4, 2], None, [70, 70]),
+        ([40, 64], [2, 2], Some(9), [130, 145]),
+    ] {
+        let [runs, singles] = attend_with([KvType::F16; 2], dims, heads, window, None, lens);
+        let worst = (runs.iter().zip(&singles)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+        // Queries and weights are rounded to f16, which the other kernel for runs does not.
+        assert!(
+            (1e-5..1e-3).contains(&worst),
+            "{dims:?} {heads:?} {lens:?}: {worst}"
+        );
     }
 }

@@ -140,7 +140,7 @@ use Factor::{Down, Gate, Head, Output};
 use TensorType::{BF16, Q4_K, Q6_K, Q8_0};
 
 /// All rows.
-pub(super) const ROWS: [RowSpec; 52] = [
+pub(super) const ROWS: [RowSpec; 53] = [
     row("q, k, v", What::Qkv { n_rows: 1 }, &["matvec_pair_m1"]),
     row(
         "turned attention, context 512",
@@ -308,8 +308,13 @@ pub(super) const ROWS: [RowSpec; 52] = [
     row(
         "attention of a prompt of 512",
         prompt(KvType::F16, 128),
-        &["attention_prefill"],
+        &["attention_wide", "attention_prefill"],
     ),
+    without_wide(row(
+        "attention of a prompt of 512, no wgmma",
+        prompt(KvType::F16, 128),
+        &["attention_prefill"],
+    )),
     row(
         "attention of a prompt of 512, q8_0",
         prompt(KvType::Q8_0, 128),

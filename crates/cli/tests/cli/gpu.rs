@@ -194,6 +194,10 @@ fn devices_and_doctor_report_the_gpu() {
             "none     9 rows and more, matrix operations of warpgroups (wgmma): compute capability 8.9;",
         ),
         (
+            "capability=8.0",
+            "none     attention of prompts in f16, heads of up to 128 values (wgmma): compute capability 8.0;",
+        ),
+        (
             "capability=9.0,cuda=11.8",
             "(wgmma): the driver is for CUDA 11.8; they need one for 12.0 or newer",
         ),

@@ -1,4 +1,5 @@
-//! Attention of runs of tokens on tensor cores. Kernels: `attention_prefill.cu` for f16 stores, `attention_prefill_of_types.cu` for the others.
+//! Attention of runs of tokens on tensor cores. Kernels: `attention_prefill.cu` for f16 stores, `attention_prefill_of_types.cu` for the others, and
+//! `attention_wide.cu` for f16 stores by matrix operations of warpgroups.
 //!
 //! Separate from the kernels for single tokens because a thread block takes many tokens of a sequence, and nothing is added up
 //! afterwards. Invariant: [`PrefillTiles`] is the twin of the kernels' sizes.
@@ -11,7 +12,10 @@ use super::{
     attention_decode::Visible,
     store_code,
 };
-use crate::{Args, Buffer, Device, Kernel, LaunchShape, View, ViewMut, error::Result, kv::KvLayer};
+use crate::{
+    Args, Buffer, Device, Kernel, LaunchShape, View, ViewMut, error::Result, kv::KvLayer,
+    modules::WIDE_ATTENTION, wide::has_module,
+};
 
 /// Threads of a thread block.
 const THREADS: u32 = 256;
@@ -21,6 +25,10 @@ const WARPS: usize = 8;
 const HALF_DIMS: [usize; 4] = [64, 128, 192, 256];
 /// Widest heads of the kernels for other types.
 const OTHER_DIMS: [usize; 3] = [64, 128, 256];
+/// Widest heads of the kernels by matrix operations of warpgroups.
+const WIDE_DIMS: [usize; 2] = [64, 128];
+/// Query rows of the longest run from which on those kernels take it: what one of their warpgroups multiplies.
+const WIDE_ROWS: usize = 64;
 /// Heads up to which a warp has all columns of its rows.
 const MAX_WARP_DIM: usize = 128;
 
@@ -42,9 +50,26 @@ pub(super) fn attends_by_runs(n_tokens: usize, n_blocks_x: usize, visible: Visib
 pub struct PrefillTiles {
     types: [KvType; 2],
     dim: usize,
+    is_wide: bool,
+}
+
+/// Whether attention of runs, the longest of so many query rows, is by matrix operations of warpgroups, where the GPU, the types and the heads
+/// have a kernel of them: queries and weights are rounded to f16 there, as rows of products by so many rows are, and scores are neither
+/// capped nor shifted by distance.
+pub(super) fn attends_wide(n_rows: usize, has_cap: bool, has_slopes: bool) -> bool {
+    n_rows >= WIDE_ROWS && !has_cap && !has_slopes
 }
 
 impl PrefillTiles {
+    /// Those of each kernel by matrix operations of warpgroups, the narrowest heads first.
+    pub fn wide() -> impl Iterator<Item = Self> {
+        WIDE_DIMS.into_iter().map(|dim| Self {
+            types: [KvType::F16; 2],
+            dim,
+            is_wide: true,
+        })
+    }
+
     /// Those of each kernel for keys and values of these types, the narrowest heads first.
     pub fn all(types: [KvType; 2]) -> impl Iterator<Item = Self> {
         let dims: &[usize] = if types == [KvType::F16; 2] {
@@ -52,7 +77,11 @@ impl PrefillTiles {
         } else {
             &OTHER_DIMS
         };
-        dims.iter().map(move |&dim| Self { types, dim })
+        dims.iter().map(move |&dim| Self {
+            types,
+            dim,
+            is_wide: false,
+        })
     }
 
     /// Those for heads of up to `dim` values; `None` where no kernel takes such wide ones.
@@ -67,7 +96,9 @@ impl PrefillTiles {
     /// The module and the kernel.
     pub fn names(self) -> [String; 2] {
         let ([keys, values], dim) = (self.types, self.dim);
-        if self.is_half() {
+        if self.is_wide {
+            [WIDE_ATTENTION.to_owned(), format!("{WIDE_ATTENTION}_d{dim}")]
+        } else if self.is_half() {
             [
                 "attention_prefill".to_owned(),
                 format!("attention_prefill_d{dim}"),
@@ -101,9 +132,13 @@ impl PrefillTiles {
         }
     }
 
-    /// Dynamic shared memory: a tile of keys and one of values with their padding, and the scores of warps that share rows.
+    /// Dynamic shared memory: a tile of keys and one of values with their padding, and the scores of warps that share rows; or two of both, and
+    /// what aligns them.
     pub fn shared_bytes(self) -> usize {
         let (dim, n_positions) = (self.dim, self.positions());
+        if self.is_wide {
+            return 4 * n_positions * dim * 2 + 1024;
+        }
         let tile = |ty: KvType, padding: usize| match ty {
             KvType::F16 => n_positions * (2 * dim + padding),
             KvType::F32 => n_positions * (4 * dim + padding),
@@ -135,12 +170,25 @@ pub(super) struct PrefillKernel {
 
 /// Loads the kernels for keys and values of these types.
 pub(super) fn load(device: &Device, types: [KvType; 2]) -> Result<Vec<PrefillKernel>> {
-    let load = |tiles: PrefillTiles| -> Result<PrefillKernel> {
-        let [module, name] = tiles.names();
-        let kernel = device.kernel_with_shared_bytes(&module, &name, tiles.shared_bytes())?;
-        Ok(PrefillKernel { tiles, kernel })
-    };
-    PrefillTiles::all(types).map(load).collect()
+    PrefillTiles::all(types)
+        .map(|tiles| load_one(device, tiles))
+        .collect()
+}
+
+/// Loads those by matrix operations of warpgroups; none where the device has none.
+pub(super) fn load_wide(device: &Device) -> Result<Vec<PrefillKernel>> {
+    if !has_module(device, WIDE_ATTENTION)? {
+        return Ok(Vec::new());
+    }
+    PrefillTiles::wide()
+        .map(|tiles| load_one(device, tiles))
+        .collect()
+}
+
+fn load_one(device: &Device, tiles: PrefillTiles) -> Result<PrefillKernel> {
+    let [module, name] = tiles.names();
+    let kernel = device.kernel_with_shared_bytes(&module, &name, tiles.shared_bytes())?;
+    Ok(PrefillKernel { tiles, kernel })
 }
 
 impl Ops {
@@ -164,11 +212,21 @@ impl Ops {
         let (dim_k, dim_v) = (kv.shape.head_dim_k, kv.shape.head_dim_v);
         let (n_heads, n_tokens) = (attention.n_heads, step.positions.len());
         let n_kv_heads = kv.shape.n_kv_heads;
+        let n_rows = runs.longest * (n_heads / n_kv_heads);
+        let prefill = if kv.types == [KvType::F16; 2]
+            && attends_wide(n_rows, attention.softcap.is_some(), attention.slopes.is_some())
+        {
+            let mut wide = self.wide_prefill.iter().copied();
+            wide.find(|wide| dim_k.max(dim_v) <= wide.tiles.dim)
+                .unwrap_or(prefill)
+        } else {
+            prefill
+        };
         // The others are attended to by the kernel for single tokens, which splits their contexts.
         let n_single = runs.n_leading_single;
         let seq_starts = runs.seq_starts.range(n_single..runs.seq_starts.len())?;
         let page_starts = step.page_starts.range(n_single..step.page_starts.len())?;
-        let n_tiles = (runs.longest * (n_heads / n_kv_heads)).div_ceil(prefill.tiles.rows());
+        let n_tiles = n_rows.div_ceil(prefill.tiles.rows());
         let n_seqs = seq_starts.len() - 1;
         let args = Args::new()
             .read(q.range(0..n_tokens * n_heads * dim_k)?)
@@ -237,6 +295,14 @@ mod tests {
         assert_eq!(bytes([KvType::F32; 2], 129), Some(84_480));
         assert_eq!(bytes([KvType::Q8_0; 2], 128), Some(2 * 16 * (144 + 8)));
         assert_eq!(bytes([KvType::F16; 2], 257), None);
+    }
+
+    #[test]
+    fn plain_attention_of_many_rows_is_wide() {
+        assert!(attends_wide(64, false, false) && !attends_wide(63, false, false));
+        assert!(!attends_wide(64, true, false) && !attends_wide(64, false, true));
+        let bytes: Vec<usize> = PrefillTiles::wide().map(PrefillTiles::shared_bytes).collect();
+        assert_eq!(bytes, [33_792, 66_560]);
     }
 
     #[test]

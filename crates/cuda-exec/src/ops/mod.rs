@@ -265,6 +265,8 @@ pub struct Ops {
     prefill: [Vec<attention_prefill::PrefillKernel>; N_STORES],
     /// For pages that tokens share, where they were asked for.
     shared: Option<shared_attention::SharedKernels>,
+    /// Those by matrix operations of warpgroups over f16 stores, where the device has them.
+    wide_prefill: Vec<attention_prefill::PrefillKernel>,
     /// For latent rows, where they were asked for.
     latent: Option<latent::LatentKernels>,
     sample_parts: Kernel,
@@ -332,6 +334,7 @@ impl Ops {
             argmax_combine: device.kernel("argmax", "argmax_combine")?,
             prefill,
             shared: None,
+            wide_prefill: attention_prefill::load_wide(device)?,
             latent: None,
             sample_parts: device.kernel("sample", "sample_parts")?,
             sample_weights: device.kernel("sample", "sample_weights")?,

@@ -164,11 +164,18 @@ impl Decoder<'_> {
                 _ => None,
             })
             .collect();
-        let ((&[factor_a, factor_b, 0], true) | (&[factor_a, factor_b, 0, 0], false)) =
-            (numbers.as_slice(), in_registers)
-        else {
-            return Err(self.operands("two factors and matrices that are not transposed"));
+        let (factor_a, factor_b, transposed) = match (numbers.as_slice(), in_registers) {
+            (&[factor_a, factor_b, b], true) => (factor_a, factor_b, [0, b]),
+            (&[factor_a, factor_b, a, b], false) => (factor_a, factor_b, [a, b]),
+            _ => {
+                return Err(
+                    self.operands("two factors and whether each matrix in shared memory is transposed")
+                );
+            }
         };
+        if !transposed.iter().all(|flag| matches!(flag, 0 | 1)) {
+            return Err(self.operands("0 or 1 for whether a matrix is transposed"));
+        }
         if ![factor_a, factor_b].iter().all(|factor| matches!(factor, 1 | -1)) {
             return Err(self.operands("factors of 1 or -1"));
         }
@@ -190,6 +197,8 @@ impl Decoder<'_> {
             adds,
             negate_a: factor_a < 0,
             negate_b: factor_b < 0,
+            transposes_a: transposed[0] == 1,
+            transposes_b: transposed[1] == 1,
         }))));
         Ok(true)
     }

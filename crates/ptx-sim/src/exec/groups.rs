@@ -8,7 +8,7 @@
 
 use super::{
     BlockRunner, FULL, Stop, Warp,
-    shared::{TILE_K, Tile},
+    shared::{Place, TILE_K, Tile},
 };
 use crate::{
     FindingKind,
@@ -182,10 +182,11 @@ impl BlockRunner<'_> {
         let value = if multiply.is_bf16 { bf16_to_f32 } else { f16_to_f32 };
         let n_columns = multiply.n_columns();
         let mut tiles = Vec::new();
-        let mut read = |runner: &mut Self, descriptor: u64, first: usize, n: usize| {
-            let tile = match Tile::new(descriptor, first, n) {
+        let mut read = |runner: &mut Self, place: Place, first: usize, n: usize| {
+            let tile = match Tile::new(place, first, n) {
                 Ok(tile) => tile,
                 Err(problem) => {
+                    let descriptor = place.descriptor;
                     runner.find(
                         warp.index,
                         0,
@@ -198,11 +199,15 @@ impl BlockRunner<'_> {
             tiles.push(tile);
             runner.read_tile(warp, tile, value, pc)
         };
-        let right = read(self, b, 0, n_columns)?;
+        let place = |descriptor, is_transposed| Place {
+            descriptor,
+            is_transposed,
+        };
+        let right = read(self, place(b, multiply.transposes_b), 0, n_columns)?;
         let left = match multiply.a {
             GroupLeft::Shared(_) => {
                 let first = (warp.index % GROUP_WARPS) as usize * ROWS;
-                read(self, a, first, ROWS)?
+                read(self, place(a, multiply.transposes_a), first, ROWS)?
             }
             GroupLeft::Registers(registers) => rows_of(&registers.map(|a| *warp.r32(a)), value),
         };

@@ -13,7 +13,7 @@ mod tiles;
 use self::phases::{Barriers, MAX_BARRIERS};
 pub(super) use self::{
     copies::Copies,
-    tiles::{TILE_K, Tile},
+    tiles::{Place, TILE_K, Tile},
 };
 
 use super::{BlockRunner, Stop, Warp, lanes_of, memory::LaneWords, memory::WarpAccess};

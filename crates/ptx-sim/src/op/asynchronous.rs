@@ -59,6 +59,9 @@ pub(crate) struct GroupMultiply {
     pub(crate) adds: Pred,
     pub(crate) negate_a: bool,
     pub(crate) negate_b: bool,
+    /// Whether the elements of one k are contiguous, and not those of a row; of A only in shared memory.
+    pub(crate) transposes_a: bool,
+    pub(crate) transposes_b: bool,
 }
 
 /// Where A is.

@@ -443,9 +443,14 @@ fn only_the_architecture_that_has_them_loads_them() {
     }
     let module = Module::load(&ptx, &mut DeviceMemory::new()).unwrap();
     assert!(module.is_for(90) && ![80, 89, 100, 120].iter().any(|&other| module.is_for(other)));
-    // Transposed matrices and other shapes are not executed.
-    let transposed = ptx.replace("%p, 1, 1, 0;", "%p, 1, 1, 1;");
+    // Nor are other shapes executed.
+    let transposed = ptx.replace("%p, 1, 1, 0;", "%p, 1, 1, 2;");
     let error = Module::load(&transposed, &mut DeviceMemory::new()).unwrap_err();
-    assert!(error.to_string().contains("not transposed"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("0 or 1 for whether a matrix is transposed"),
+        "{error}"
+    );
     assert!(Module::load(&ptx.replace("m64n16k16", "m64n20k16"), &mut DeviceMemory::new()).is_err());
 }

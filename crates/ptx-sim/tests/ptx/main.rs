@@ -14,3 +14,4 @@ mod phases;
 mod published;
 mod spins;
 mod timing;
+mod transposed;

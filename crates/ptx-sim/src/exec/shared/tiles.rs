@@ -2,8 +2,9 @@
 //!
 //! Separate from ordinary loads because this reads through the asynchronous proxy: what threads have written counts only behind
 //! `fence.proxy.async`. Source of the layouts: PTX ISA, "Asynchronous warpgroup-level matrix shared memory layout", for matrices whose
-//! rows of A and columns of B are contiguous ("K-major"). Eight rows of 16 bytes are a core matrix. Without a swizzle a core matrix is 128
-//! contiguous bytes; with one, rows are 32, 64 or 128 bytes apart and the 16-byte parts of a row change places by the row's address.
+//! rows of A and columns of B are contiguous ("K-major"), and for transposed ones, of which those of one k are ("MN-major"). Eight rows of 16
+//! bytes are a core matrix. Without a swizzle a core matrix is 128 contiguous bytes; with one, rows are 32, 64 or 128 bytes apart and the 16-byte
+//! parts of a row change places by the row's address.
 
 use super::{NO_COPY, cells_of};
 use crate::{
@@ -31,15 +32,23 @@ pub(in crate::exec) struct Tile {
     row_bytes: u32,
     first_row: u32,
     n_rows: u32,
+    is_transposed: bool,
+}
+
+/// Where a matrix is in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::exec) struct Place {
+    pub(in crate::exec) descriptor: u64,
+    pub(in crate::exec) is_transposed: bool,
 }
 
 impl Tile {
     /// Reads a descriptor; an error says what is wrong with it.
-    pub(in crate::exec) fn new(
-        descriptor: u64,
-        first_row: usize,
-        n_rows: usize,
-    ) -> Result<Self, &'static str> {
+    pub(in crate::exec) fn new(place: Place, first_row: usize, n_rows: usize) -> Result<Self, &'static str> {
+        let Place {
+            descriptor,
+            is_transposed,
+        } = place;
         let field = |first: u32| (descriptor >> first & 0x3fff) as u32 * 16;
         if descriptor >> 49 & 7 != 0 {
             return Err("a matrix whose pattern does not begin at a multiple of its size (base offset)");
@@ -57,6 +66,7 @@ impl Tile {
             row_bytes,
             first_row: first_row as u32,
             n_rows: n_rows as u32,
+            is_transposed,
         })
     }
 
@@ -67,13 +77,39 @@ impl Tile {
         if self.row_bytes == PART_BYTES {
             return core + part * self.leading;
         }
-        let plain = core + part * PART_BYTES;
+        self.swizzled(core + part * PART_BYTES)
+    }
+
+    /// Where eight rows, the first of them a multiple of eight, have their elements at `k`, of a transposed matrix.
+    fn address_of_k(&self, k: u32, first: u32) -> u32 {
+        let part = (first + self.first_row) / 8;
+        let core = self.start + k % 8 * self.row_bytes;
+        if self.row_bytes == PART_BYTES {
+            return core + part * self.stride + k / 8 * self.leading;
+        }
+        let parts = self.row_bytes / PART_BYTES;
+        let core = core + part / parts * self.leading + k / 8 * self.stride;
+        self.swizzled(core + part % parts * PART_BYTES)
+    }
+
+    fn swizzled(&self, plain: u32) -> u32 {
         let mask = self.row_bytes / PART_BYTES - 1;
         plain ^ (plain >> 7 & mask) << 4
     }
 
-    fn parts(self) -> impl Iterator<Item = (usize, u32)> {
-        (0..self.n_rows).flat_map(move |row| (0..2).map(move |part| (row as usize, self.address(row, part))))
+    /// Its first row and k of every part, and the address: along k, or of a transposed matrix along rows.
+    fn parts(self) -> impl Iterator<Item = ([usize; 2], u32)> {
+        let n_parts = self.n_rows * 2;
+        (0..n_parts).map(move |index| {
+            let (row, k, address) = if self.is_transposed {
+                let (k, row) = (index % TILE_K as u32, index / TILE_K as u32 * 8);
+                (row, k, self.address_of_k(k, row))
+            } else {
+                let (row, part) = (index / 2, index % 2);
+                (row, 8 * part, self.address(row, part))
+            };
+            ([row as usize, k as usize], address)
+        })
     }
 }
 
@@ -87,15 +123,19 @@ impl BlockRunner<'_> {
         pc: u32,
     ) -> Result<Vec<[f32; TILE_K]>, Stop> {
         let mut rows = vec![[0.0; TILE_K]; tile.n_rows as usize];
-        for (index, (row, address)) in tile.parts().enumerate() {
+        for ([row, k], address) in tile.parts() {
             if !self.shared.contains(address.into(), PART_BYTES) {
                 return Err(self.out_of_bounds(warp.index, 0, pc, Space::Shared, address.into(), PART_BYTES));
             }
             self.begin_read_of_part(warp, address, pc);
-            let first = index % 2 * 8;
             for element in 0..8usize {
                 let word = self.shared.words[address as usize / 4 + element / 2];
-                rows[row][first + element] = value((word >> (16 * (element % 2))) as u16);
+                let [row, k] = if tile.is_transposed {
+                    [row + element, k]
+                } else {
+                    [row, k + element]
+                };
+                rows[row][k] = value((word >> (16 * (element % 2))) as u16);
             }
         }
         Ok(rows)
