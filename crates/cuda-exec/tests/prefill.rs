@@ -182,10 +182,10 @@ fn a_short_run_behind_a_context_takes_the_kernel_that_splits_it() {
 fn plain_prompts_take_matrix_operations_of_warpgroups() {
     // Widths, heads and KV heads, a window, and tokens of a prompt, the last of which are new.
     for (dims, heads, window, lens) in [
-        ([128, 128], [4, 1], None, [75, 75]),
+        ([128, 128], [4, 1], None, [60, 60]),
         ([128, 128], [2, 2], None, [150, 200]),
         ([128, 96], [8, 1], Some(40), [40, 333]),
-        ([64, 64], [4, 2], None, [70, 70]),
+        ([64, 64], [4, 2], None, [130, 130]),
         ([40, 64], [2, 2], Some(9), [130, 145]),
     ] {
         let [runs, singles] = attend_with([KvType::F16; 2], dims, heads, window, None, lens);
