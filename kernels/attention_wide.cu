@@ -2,55 +2,15 @@
 //
 // attention_wide_d64, _d128: heads of up to so many values. Parameters, rows, shapes and grid are those of attention_prefill.cu, and so is the
 // formula but for caps and slopes, which are not applied: the host takes the other kernel for them. 128 rows a thread block of 256, 64 positions at a time.
-// Queries and weights are single f16 numbers (2^-11 each), sums and scores f32. A queries' number beyond f16 becomes its largest.
-// The next scores are multiplied while values are weighted, and become weights before those are awaited. Keys and values come by asynchronous
-// copies into two buffers each: rows of 128 bytes for each 64 columns, swizzled by 128 bytes.
+// Queries and weights are single f16 numbers (2^-11 each), sums and scores f32. A query's number beyond f16 becomes f16's largest.
+// Keys of the next tile are multiplied next to the values of this one; its scores become weights while the values are still multiplied. Keys and values come
+// by asynchronous copies into two buffers each: rows of 128 bytes for each 64 columns, swizzled by 128 bytes.
 // Shared: dynamic, 4 * 64 * D * 2 + 1024 bytes: 33792 (D = 64), 66560 (128). Alignment: 16 bytes. Measured on the simulator only.
 #include "attention_runs.cuh"
 #include "warpgroups.cuh"
 
 constexpr int TILE = 64;  // positions of a tile
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
-
-#define SUM(i) "+f"(d[i])
-#define NEW(i) "=f"(d[i])
-#define FOUR(OF, i) OF(i), OF(i + 1), OF(i + 2), OF(i + 3)
-#define SIXTEEN(OF, i) FOUR(OF, i), FOUR(OF, i + 4), FOUR(OF, i + 8), FOUR(OF, i + 12)
-// d = A B, the first of several products.
-DEVICE void begin_scores(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},"
-        "{%32,%33,%34,%35},%36,0,1,1,0;"
-        : SIXTEEN(NEW, 0), SIXTEEN(NEW, 16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-// d += A B with the values of 16 positions, which lie one position after the other.
-DEVICE void weigh_values(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},"
-        "{%32,%33,%34,%35},%36,1,1,1,1;"
-        : SIXTEEN(SUM, 0), SIXTEEN(SUM, 16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-DEVICE void weigh_values(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},"
-        "{%64,%65,%66,%67},%68,1,1,1,1;"
-        : SIXTEEN(SUM, 0), SIXTEEN(SUM, 16), SIXTEEN(SUM, 32), SIXTEEN(SUM, 48)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-#undef SIXTEEN
-#undef FOUR
-#undef NEW
-#undef SUM
 
 // The compiler moves no use of them over this.
 template <int N>
@@ -116,7 +76,7 @@ DEVICE void attention_wide(RUN_PARAMETERS(__half, __half)) {
             asm volatile("" : "+r"(queries[k][i]));
         }
 
-    float s[TILE / 2], sums[D / 2] = {};
+    float s[TILE / 2] = {}, sums[D / 2] = {};
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, factor[2];
     uint32_t weights[TILE / 16][4];
     auto multiply_keys = [&](int tile) {
@@ -124,7 +84,7 @@ DEVICE void attention_wide(RUN_PARAMETERS(__half, __half)) {
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
             const uint64_t matrix = group_matrix(at + k / 4 * (HALF / 16) + k % 4 * 2);
-            if (k == 0) begin_scores(s, queries[k], matrix);
+            if (k == 0) multiply_wide<false>(s, queries[k], matrix);
             else multiply_wide(s, queries[k], matrix);
         }
         commit_group();
@@ -132,7 +92,7 @@ DEVICE void attention_wide(RUN_PARAMETERS(__half, __half)) {
     auto multiply_values = [&](int tile) {
         const uint32_t at = (values + tile % 2 * BUFFER) / 16 | (uint32_t)(HALF / 16) << 16;
 #pragma unroll
-        for (int k = 0; k < TILE / 16; k++) weigh_values(sums, weights[k], group_matrix(at + k * (16 * 128 / 16)));
+        for (int k = 0; k < TILE / 16; k++) multiply_wide<true, true>(sums, weights[k], group_matrix(at + k * (16 * 128 / 16)));
         commit_group();
     };
     // Scores of a tile become weights; sums so far are still to be multiplied by `factor`.

@@ -121,7 +121,7 @@ enum Job {
 }
 
 impl Job {
-    /// All of them, rows first: they take seconds, and of steps that take longest the last is not one, so cores are busy to the end.
+    /// All of them, rows first, which take seconds each.
     fn all(extent: Extent) -> Vec<Self> {
         let (filter, of_steps): (_, &'static [Steps]) = match extent {
             Extent::All => ("", &STEPS),
@@ -175,7 +175,7 @@ impl Predicted {
     /// Makes them on all cores, showing how far it is. What cannot be predicted says why, and leaves the others.
     ///
     /// # Errors
-    /// That nothing could be predicted, with the first reason.
+    /// That nothing could be predicted, with one of the reasons.
     fn make(profile: &'static DeviceProfile, extent: Extent) -> anyhow::Result<Self> {
         let jobs = Job::all(extent);
         let bar = Mutex::new(Bar::new(profile.name, jobs.len()));
@@ -312,10 +312,12 @@ pub(crate) fn write(device: &str, extent: Extent, commit: &str, to: &Path) -> an
         serde_json::from_str(&text).with_context(|| format!("{} is no JSON", cached.display()))?
     } else {
         let made = Predicted::make(profile, extent)?.to_json(device, commit);
-        // Under its name only when it is whole.
-        let part = cached.with_extension("part");
-        write(&part, &made)?;
-        fs::rename(&part, &cached).with_context(|| format!("cannot write {}", cached.display()))?;
+        // Under its name only when it is whole; what failed may be there the next time.
+        if made["not_predicted"].as_object().is_none_or(serde_json::Map::is_empty) {
+            let part = cached.with_extension("part");
+            write(&part, &made)?;
+            fs::rename(&part, &cached).with_context(|| format!("cannot write {}", cached.display()))?;
+        }
         made
     };
     for (name, problem) in predicted["not_predicted"].as_object().into_iter().flatten() {
@@ -525,7 +527,8 @@ mod tests {
     fn one_that_cannot_be_predicted_says_why_and_leaves_the_others() {
         let jobs = Job::all(Extent::All);
         let (rows, steps): (Vec<Job>, Vec<Job>) = jobs.iter().partition(|job| matches!(job, Job::Row(_)));
-        assert_eq!((rows.len(), steps.len()), (52, 27));
+        assert_eq!(rows.len(), kernel_bench::predicted_rows("").count());
+        assert!(steps.len() >= 20 && jobs[..rows.len()].iter().all(|job| matches!(job, Job::Row(_))));
         let mut predicted = Predicted::default();
         predicted.note(rows[0], Ok(3.0));
         predicted.note(
