@@ -21,7 +21,7 @@ pub(super) fn values_in_keys() -> CudaExecError {
 }
 
 /// Heads of a token that a warp takes, where there are many tokens: it computes their angles once, and fewer thread blocks follow each other.
-const HEADS_OF_WARP: usize = 12;
+const HEADS_OF_WARP: usize = 8;
 /// Tokens from which on these are enough warps.
 const MANY_TOKENS: usize = 256;
 
