@@ -198,8 +198,9 @@ impl BlockRunner<'_> {
         } else {
             AccessKind::Write
         };
-        if access.order == Order::Ordered {
-            self.log.fence();
+        let is_ordered = access.order == Order::Ordered;
+        if is_ordered {
+            self.log.begin_release();
         }
         self.by_allocation(warp, access, |runner, index, mask| {
             let access = &WarpAccess { mask, ..*access };
@@ -226,7 +227,12 @@ impl BlockRunner<'_> {
         })?;
         if access.order.is_strong() {
             let addresses = lanes_of(access.mask).map(|lane| access.addresses[lane]);
-            (self.log).release(addresses, EventKind::Store, self.context.next_event());
+            let sequence = self.context.next_event();
+            if is_ordered {
+                self.log.store_release(addresses, sequence);
+            } else {
+                self.log.release(addresses, EventKind::Store, sequence);
+            }
         }
         Ok(())
     }
