@@ -28,7 +28,7 @@ const OTHER_DIMS: [usize; 3] = [64, 128, 256];
 /// Widest heads of the kernels by matrix operations of warpgroups.
 const WIDE_DIMS: [usize; 2] = [64, 128];
 /// Query rows of the longest run from which on those kernels take it: what one of their warpgroups multiplies.
-const WIDE_ROWS: usize = 64;
+const MIN_WIDE_ROWS: usize = 64;
 /// Heads up to which a warp has all columns of its rows.
 const MAX_WARP_DIM: usize = 128;
 
@@ -57,7 +57,7 @@ pub struct PrefillTiles {
 /// have a kernel of them: queries and weights are rounded to f16 there, as rows of products by so many rows are, and scores are neither
 /// capped nor shifted by distance.
 pub(super) fn attends_wide(n_rows: usize, has_cap: bool, has_slopes: bool) -> bool {
-    n_rows >= WIDE_ROWS && !has_cap && !has_slopes
+    n_rows >= MIN_WIDE_ROWS && !has_cap && !has_slopes
 }
 
 impl PrefillTiles {
