@@ -86,7 +86,12 @@ impl PrefillTiles {
 
     /// Those for heads of up to `dim` values; `None` where no kernel takes such wide ones.
     pub fn of(types: [KvType; 2], dim: usize) -> Option<Self> {
-        Self::all(types).find(|tiles| dim <= tiles.dim)
+        Self::all(types).find(|tiles| tiles.takes(dim))
+    }
+
+    /// Whether heads may have up to so many values.
+    pub fn takes(self, dim: usize) -> bool {
+        dim <= self.dim
     }
 
     fn is_half(self) -> bool {
@@ -195,7 +200,7 @@ impl Ops {
     /// The kernel for runs of tokens whose heads have up to `dim` values; `None` where there is none, or none was loaded.
     pub(super) fn prefill_of(&self, types: [KvType; 2], dim: usize) -> Option<PrefillKernel> {
         let kernels = self.prefill[store_code(types)].iter();
-        (kernels.copied()).find(|kernel| dim <= kernel.tiles.dim)
+        (kernels.copied()).find(|kernel| kernel.tiles.takes(dim))
     }
 
     /// Attends as [`Self::attention`] does, on tensor cores: a thread block takes many tokens of a sequence.
@@ -217,7 +222,7 @@ impl Ops {
             && attends_wide(n_rows, attention.softcap.is_some(), attention.slopes.is_some())
         {
             let mut wide = self.wide_prefill.iter().copied();
-            wide.find(|wide| dim_k.max(dim_v) <= wide.tiles.dim)
+            wide.find(|wide| wide.tiles.takes(dim_k.max(dim_v)))
                 .unwrap_or(prefill)
         } else {
             prefill
