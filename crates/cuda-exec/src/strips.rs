@@ -14,11 +14,14 @@ const GROUPS: usize = 8 * 16;
 const X_BYTES: usize = 320;
 /// What two superblocks of each row of a strip have once.
 const TAIL_BYTES: usize = 512;
-/// Rows from which on, and columns between which, a matrix is tall, as heads are: it has more strips than a GPU has room for warps. A thread block takes
-/// so many strips of one at a time, and as many of these one after the other as leave so many thread blocks at most.
+/// Rows from which on a matrix is tall, as heads are: 2,048 strips, about two for each warp of its thread blocks.
 const TALL_ROWS: usize = 32_768;
+/// Columns that a tall matrix may have: the three superblocks that a warp copies first are all of one strip, and of Q6_K one copy of 16
+/// bytes by each lane brings a strip's scales.
 const TALL_COLUMNS: std::ops::RangeInclusive<usize> = 768..=4096;
+/// Strips of a tall matrix that a thread block takes at a time: one for each of its warps.
 const STRIPS_OF_TALL: usize = 4;
+/// Thread blocks of a tall matrix, at most: two on each of 132 multiprocessors. Each takes as many strips one after the other as that leaves.
 const TALL_BLOCKS: usize = 264;
 /// Two tables of the scales of a strip of a tall matrix in Q6_K, for each warp.
 const TALL_TABLE_BYTES: usize = STRIPS_OF_TALL * 2 * 16 * 16 * 2;

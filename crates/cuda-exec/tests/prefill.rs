@@ -2,7 +2,8 @@
 
 use tokenmill_backend::{Attention, AttentionShape, KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageGroup};
 use tokenmill_cuda_exec::{
-    AttentionScratch, AttentionStep, Buffer, Device, KvStore, Ops, ScratchNeeds, StepPlaces, TokenRuns,
+    AttentionScratch, AttentionStep, Buffer, Device, KvStore, Ops, PrefillTiles, ScratchNeeds, StepPlaces,
+    TokenRuns,
 };
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::Random;
@@ -54,8 +55,27 @@ fn filled(
     store
 }
 
+/// What tokens attended to, and the kernels that were launched for it, by name.
+struct Attended {
+    output: Vec<f32>,
+    kernels: Vec<String>,
+}
+
+impl Attended {
+    #[track_caller]
+    fn assert_by(&self, tiles: Option<PrefillTiles>) {
+        let [_, kernel] = tiles.expect("there is a kernel for runs").names();
+        assert_eq!(self.kernels, [kernel]);
+    }
+
+    /// The largest difference from what others attended to.
+    fn difference(&self, others: &Self) -> f32 {
+        (self.output.iter().zip(&others.output)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()))
+    }
+}
+
 /// What the last `n_new` of `n_tokens` attend to, as a run and each by itself.
-fn attend(types: [KvType; 2], dims: [usize; 2], window: Option<usize>, lens: [usize; 2]) -> [Vec<f32>; 2] {
+fn attend(types: [KvType; 2], dims: [usize; 2], window: Option<usize>, lens: [usize; 2]) -> [Attended; 2] {
     attend_with(types, dims, [N_HEADS, N_KV_HEADS], window, Some(3.0), lens)
 }
 
@@ -67,8 +87,9 @@ fn attend_with(
     window: Option<usize>,
     softcap: Option<f32>,
     [n_new, n_tokens]: [usize; 2],
-) -> [Vec<f32>; 2] {
-    let device = Simulator::new(&SimOptions::default()).device();
+) -> [Attended; 2] {
+    let simulator = Simulator::new(&SimOptions::default());
+    let device = simulator.device();
     let mut ops = Ops::load(&device).unwrap();
     ops.load_store(types).unwrap();
     ops.load_runs(types).unwrap();
@@ -117,6 +138,7 @@ fn attend_with(
     let q = device.upload("queries", &queries).unwrap();
     [false, true].map(|is_batch_invariant| {
         ops.set_batch_invariance(is_batch_invariant);
+        let before = simulator.counters();
         let mut output = device.alloc("output", n_new * n_heads * dims[1]).unwrap();
         ops.attention(
             &attention,
@@ -128,7 +150,13 @@ fn attend_with(
             &mut scratch,
         )
         .unwrap();
-        device.download(output.view()).unwrap()
+        let output = device.download(output.view()).unwrap();
+        let n_before = |name: &String| before.get(name).map_or(0, |(n_launches, _)| *n_launches);
+        let kernels = (simulator.counters().into_iter())
+            .filter(|(name, (n_launches, _))| *n_launches > n_before(name))
+            .map(|(name, _)| name)
+            .collect();
+        Attended { output, kernels }
     })
 }
 
@@ -143,9 +171,8 @@ fn prompts_of_every_type_and_width_take_the_kernels_for_runs() {
             ([256, 256], Some(20)),
         ] {
             let [runs, singles] = attend(types, dims, window, [N_PROMPT; 2]);
-            // Kernels that add in other orders differ somewhere in the last bits.
-            assert_ne!(runs, singles, "{types:?} {dims:?}: one kernel for both");
-            let worst = (runs.iter().zip(&singles)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+            runs.assert_by(PrefillTiles::of(types, dims[0].max(dims[1])));
+            let worst = runs.difference(&singles);
             assert!(worst < 6e-6, "{types:?} {dims:?}: {worst}");
         }
     }
@@ -154,7 +181,8 @@ fn prompts_of_every_type_and_width_take_the_kernels_for_runs() {
 #[test]
 fn wider_heads_take_the_kernel_for_single_tokens() {
     let [runs, singles] = attend([KvType::F16; 2], [264, 40], None, [N_PROMPT; 2]);
-    assert_eq!(runs, singles);
+    assert_eq!(runs.kernels, singles.kernels);
+    assert_eq!(runs.output, singles.output);
 }
 
 #[test]
@@ -167,14 +195,15 @@ fn a_short_run_behind_a_context_takes_the_kernel_that_splits_it() {
     ] {
         for dims in [[64, 64], [256, 256]] {
             let [runs, singles] = attend(types, dims, None, [5, 100]);
-            assert_eq!(runs, singles, "{types:?} {dims:?}");
+            assert_eq!(runs.kernels, singles.kernels, "{types:?} {dims:?}");
+            assert_eq!(runs.output, singles.output, "{types:?} {dims:?}");
         }
         // Of which little is seen.
-        let [runs, singles] = attend(types, [64, 64], Some(20), [5, 100]);
-        assert_ne!(runs, singles, "{types:?}: one kernel for both");
+        let [runs, _] = attend(types, [64, 64], Some(20), [5, 100]);
+        runs.assert_by(PrefillTiles::of(types, 64));
         // As many as fill a GPU.
-        let [runs, singles] = attend(types, [64, 64], None, [128, 140]);
-        assert_ne!(runs, singles, "{types:?}: one kernel for both");
+        let [runs, _] = attend(types, [64, 64], None, [128, 140]);
+        runs.assert_by(PrefillTiles::of(types, 64));
     }
 }
 
@@ -189,11 +218,21 @@ fn plain_prompts_take_matrix_operations_of_warpgroups() {
         ([40, 64], [2, 2], Some(9), [130, 145]),
     ] {
         let [runs, singles] = attend_with([KvType::F16; 2], dims, heads, window, None, lens);
-        let worst = (runs.iter().zip(&singles)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
-        // Queries and weights are rounded to f16, which the other kernel for runs does not.
-        assert!(
-            (1e-5..1e-3).contains(&worst),
-            "{dims:?} {heads:?} {lens:?}: {worst}"
-        );
+        let widest = dims[0].max(dims[1]);
+        runs.assert_by(PrefillTiles::wide().find(|tiles| tiles.takes(widest)));
+        // Queries and weights are rounded to f16, which the kernel of single tokens does not.
+        let worst = runs.difference(&singles);
+        assert!(worst < 1e-3, "{dims:?} {heads:?} {lens:?}: {worst}");
+    }
+    // Fewer rows than a warpgroup multiplies, a cap, wider heads, and other types.
+    let halves = [KvType::F16; 2];
+    for (types, dim, n_tokens, cap) in [
+        (halves, 64, 63, None),
+        (halves, 64, 64, Some(3.0)),
+        (halves, 192, 64, None),
+        ([KvType::F32; 2], 64, 64, None),
+    ] {
+        let [runs, _] = attend_with(types, [dim; 2], [1, 1], None, cap, [n_tokens; 2]);
+        runs.assert_by(PrefillTiles::of(types, dim));
     }
 }

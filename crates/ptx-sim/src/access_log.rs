@@ -115,7 +115,19 @@ impl AccessLog {
         }
     }
 
-    /// An atomic, or a strong store, of some addresses.
+    /// A store that releases comes next: it alone orders what was accessed so far, and strong loads before it acquire nothing.
+    pub(crate) fn begin_release(&mut self) {
+        self.phase += 1;
+    }
+
+    /// A store of some addresses that [releases](Self::begin_release) what came before it.
+    pub(crate) fn store_release(&mut self, addresses: impl Iterator<Item = u64>, sequence: u64) {
+        let fenced_phase = std::mem::replace(&mut self.fenced_phase, self.phase);
+        self.release(addresses, EventKind::Store, sequence);
+        self.fenced_phase = fenced_phase;
+    }
+
+    /// An atomic, or a strong store, of some addresses; it releases what came before the last fence.
     pub(crate) fn release(&mut self, addresses: impl Iterator<Item = u64>, kind: EventKind, sequence: u64) {
         self.phase += u32::from(kind == EventKind::Update);
         // What only releases orders nothing behind it in its own thread block, so accesses around it may be joined.

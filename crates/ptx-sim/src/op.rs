@@ -57,11 +57,18 @@ pub(crate) enum Order {
     Strong,
     /// A load that acquires or a store that releases.
     Ordered,
+    /// Either of the two above with the scope of a thread block: ordinary to all other thread blocks.
+    OfBlock,
 }
 
 impl Order {
-    /// Whether the access may race with its like.
+    /// Whether the access may race with its like of the same thread block.
     pub(crate) fn is_strong(self) -> bool {
+        matches!(self, Self::Strong | Self::Ordered | Self::OfBlock)
+    }
+
+    /// Whether it may race with its like of any thread block.
+    pub(crate) fn is_strong_everywhere(self) -> bool {
         matches!(self, Self::Strong | Self::Ordered)
     }
 }

@@ -79,10 +79,10 @@ impl Orders {
 fn all_after(events: &[(usize, Event)], access: Point) -> BTreeMap<usize, u32> {
     let Point { owner, phase, bytes } = access;
     let mut after = BTreeMap::from([(owner, phase + 1)]);
-    // Addresses at which the access is released.
-    let mut released: Vec<u64> = Vec::new();
+    // Addresses at which the access is released, with the thread block whose later stores there leave it so.
+    let mut released: Vec<(u64, usize)> = Vec::new();
     for &(at, event) in events {
-        let is_there = released.contains(&event.address);
+        let is_there = released.iter().any(|&(address, _)| address == event.address);
         // The atomic that releases is seen by itself.
         let is_itself = at == owner
             && phase < event.phase
@@ -94,9 +94,9 @@ fn all_after(events: &[(usize, Event)], access: Point) -> BTreeMap<usize, u32> {
             *from = event.phase.min(*from);
         }
         if releases && !is_there {
-            released.push(event.address);
+            released.push((event.address, at));
         } else if is_there && !releases && event.kind == EventKind::Store {
-            released.retain(|&address| address != event.address);
+            released.retain(|&place| place.0 != event.address || place.1 == at);
         }
     }
     after.remove(&owner);

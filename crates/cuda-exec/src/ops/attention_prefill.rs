@@ -28,7 +28,7 @@ const OTHER_DIMS: [usize; 3] = [64, 128, 256];
 /// Widest heads of the kernels by matrix operations of warpgroups.
 const WIDE_DIMS: [usize; 2] = [64, 128];
 /// Query rows of the longest run from which on those kernels take it: what one of their warpgroups multiplies.
-const WIDE_ROWS: usize = 64;
+const MIN_WIDE_ROWS: usize = 64;
 /// Heads up to which a warp has all columns of its rows.
 const MAX_WARP_DIM: usize = 128;
 
@@ -57,7 +57,7 @@ pub struct PrefillTiles {
 /// have a kernel of them: queries and weights are rounded to f16 there, as rows of products by so many rows are, and scores are neither
 /// capped nor shifted by distance.
 pub(super) fn attends_wide(n_rows: usize, has_cap: bool, has_slopes: bool) -> bool {
-    n_rows >= WIDE_ROWS && !has_cap && !has_slopes
+    n_rows >= MIN_WIDE_ROWS && !has_cap && !has_slopes
 }
 
 impl PrefillTiles {
@@ -86,7 +86,12 @@ impl PrefillTiles {
 
     /// Those for heads of up to `dim` values; `None` where no kernel takes such wide ones.
     pub fn of(types: [KvType; 2], dim: usize) -> Option<Self> {
-        Self::all(types).find(|tiles| dim <= tiles.dim)
+        Self::all(types).find(|tiles| tiles.takes(dim))
+    }
+
+    /// Whether heads may have up to so many values.
+    pub fn takes(self, dim: usize) -> bool {
+        dim <= self.dim
     }
 
     fn is_half(self) -> bool {
@@ -195,7 +200,7 @@ impl Ops {
     /// The kernel for runs of tokens whose heads have up to `dim` values; `None` where there is none, or none was loaded.
     pub(super) fn prefill_of(&self, types: [KvType; 2], dim: usize) -> Option<PrefillKernel> {
         let kernels = self.prefill[store_code(types)].iter();
-        (kernels.copied()).find(|kernel| dim <= kernel.tiles.dim)
+        (kernels.copied()).find(|kernel| kernel.tiles.takes(dim))
     }
 
     /// Attends as [`Self::attention`] does, on tensor cores: a thread block takes many tokens of a sequence.
@@ -217,7 +222,7 @@ impl Ops {
             && attends_wide(n_rows, attention.softcap.is_some(), attention.slopes.is_some())
         {
             let mut wide = self.wide_prefill.iter().copied();
-            wide.find(|wide| dim_k.max(dim_v) <= wide.tiles.dim)
+            wide.find(|wide| wide.tiles.takes(dim_k.max(dim_v)))
                 .unwrap_or(prefill)
         } else {
             prefill

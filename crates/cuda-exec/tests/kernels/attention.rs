@@ -2,6 +2,8 @@
 
 mod case;
 mod extremes;
+mod runs;
+mod wide;
 
 use case::{Case, check};
 use tokenmill_backend::KvType;
@@ -170,60 +172,29 @@ fn tokens_of_one_sequence_share_its_pages() {
 
 #[test]
 fn runs_of_tokens_attend_like_single_ones() {
-    check(&Case::prefill(&[(0, 1)], 1, 1, 64));
-    check(&Case::prefill(&[(0, 70), (5, 3), (130, 64)], 4, 2, 64));
-    check(&Case::prefill(&[(0, 17), (100, 90)], 2, 1, 128));
-    // Heads that share a KV head are rows of one tile, which may end within a token.
-    for (n_heads, n_kv_heads) in [(8, 2), (7, 1), (9, 3), (40, 2)] {
-        check(&Case::prefill(
-            &[(0, 33), (60, 1), (20, 50)],
-            n_heads,
-            n_kv_heads,
-            64,
-        ));
+    for case in runs::plain() {
+        check(&case);
     }
-    check(&Case::prefill(&[(30, 140)], 1, 1, 32));
-    check(&Case {
-        dims: [80, 72],
-        ..Case::prefill(&[(3, 40)], 2, 2, 0)
-    });
-    check(&Case {
-        dims: [4, 12],
-        ..Case::prefill(&[(60, 10)], 2, 1, 0)
-    });
-    check(&Case {
-        dims: [9, 7],
-        ..Case::prefill(&[(5, 20)], 2, 1, 0)
-    });
 }
 
 #[test]
 fn runs_of_tokens_have_windows_caps_and_sinks() {
-    let base = || Case::prefill(&[(0, 30), (200, 70)], 4, 1, 64);
-    check(&Case { window: 20, ..base() });
-    for window in [1, 24, 100] {
-        check(&Case {
-            window,
-            is_chunked: true,
-            ..base()
-        });
+    for case in runs::with_windows_and_sinks(64) {
+        check(&case);
     }
-    check(&Case {
-        window: 100,
-        ..base()
-    });
+    let base = || runs::short_and_far(64);
     check(&Case { cap: 0.5, ..base() });
-    check(&Case {
-        has_sinks: true,
-        ..base()
-    });
     check(&Case {
         has_slopes: true,
         ..base()
     });
-    let mut padded = base();
-    padded.positions[..30].fill(None);
-    check(&padded);
+}
+
+#[test]
+fn single_tokens_in_front_of_runs_are_left_out() {
+    for case in runs::behind_single_tokens(64) {
+        check(&case);
+    }
 }
 
 /// Keys and values of every type, and every pair of them but f16 both.
@@ -322,20 +293,13 @@ fn runs_attend_to_keys_and_values_of_every_type() {
 
 #[test]
 fn both_kernels_attend_in_both_directions() {
-    for window in [0, 1, 9, 100] {
-        for runs in [&[(0, 1), (0, 70), (0, 3)][..], &[(0, 300)]] {
-            let prefill = || Case {
-                window,
-                both: true,
-                ..Case::prefill(runs, 4, 2, 64)
-            };
-            check(&prefill());
-            check(&Case {
-                prefill: None,
-                ty: KvType::F32,
-                ..prefill()
-            });
-        }
+    for case in runs::in_both_directions(64) {
+        check(&case);
+        check(&Case {
+            prefill: None,
+            ty: KvType::F32,
+            ..case
+        });
     }
 }
 

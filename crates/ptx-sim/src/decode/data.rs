@@ -30,6 +30,7 @@ fn access(modifiers: &[&str], is_load: bool) -> Option<Access> {
         n: 1,
         ty: Ty::from_name(ty)?,
     };
+    let mut is_of_block = false;
     for &modifier in rest {
         match modifier {
             "global" => access.space = Some(Space::Global),
@@ -42,9 +43,9 @@ fn access(modifiers: &[&str], is_load: bool) -> Option<Access> {
             "volatile" | "relaxed" => access.order = Order::Strong,
             "acquire" if is_load => access.order = Order::Ordered,
             "release" if !is_load => access.order = Order::Ordered,
-            // Scopes, caches and prefetch sizes change speed or reach, not values.
+            "cta" => is_of_block = true,
+            // Wider scopes, caches and prefetch sizes change speed or reach, not values.
             "weak"
-            | "cta"
             | "gpu"
             | "sys"
             | "cg"
@@ -59,6 +60,9 @@ fn access(modifiers: &[&str], is_load: bool) -> Option<Access> {
             "wb" | "wt" if !is_load => {}
             _ => return None,
         }
+    }
+    if is_of_block && access.order.is_strong() {
+        access.order = Order::OfBlock;
     }
     let is_fitting = access.ty != Ty::Pred && u32::from(access.n) * access.ty.bytes() <= 16;
     is_fitting.then_some(access)

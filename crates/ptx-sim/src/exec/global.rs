@@ -141,7 +141,7 @@ impl BlockRunner<'_> {
         access: &WarpAccess<'_>,
         words: &mut LaneWords,
     ) -> Result<(), Stop> {
-        let kind = if access.order.is_strong() {
+        let kind = if access.order.is_strong_everywhere() {
             AccessKind::StrongRead
         } else {
             AccessKind::Read
@@ -173,7 +173,7 @@ impl BlockRunner<'_> {
             }
             Self::poison(words, poisoned);
         })?;
-        if access.order.is_strong() {
+        if access.order.is_strong_everywhere() {
             let is_ordered = access.order == Order::Ordered;
             let sequence = self.context.next_event();
             let mut last = None;
@@ -193,13 +193,14 @@ impl BlockRunner<'_> {
         access: &WarpAccess<'_>,
         words: &LaneWords,
     ) -> Result<(), Stop> {
-        let kind = if access.order.is_strong() {
+        let kind = if access.order.is_strong_everywhere() {
             AccessKind::Atomic
         } else {
             AccessKind::Write
         };
-        if access.order == Order::Ordered {
-            self.log.fence();
+        let is_ordered = access.order == Order::Ordered;
+        if is_ordered {
+            self.log.begin_release();
         }
         self.by_allocation(warp, access, |runner, index, mask| {
             let access = &WarpAccess { mask, ..*access };
@@ -224,9 +225,14 @@ impl BlockRunner<'_> {
                 allocation.mark_written_small(offset, bytes);
             }
         })?;
-        if access.order.is_strong() {
+        if access.order.is_strong_everywhere() {
             let addresses = lanes_of(access.mask).map(|lane| access.addresses[lane]);
-            (self.log).release(addresses, EventKind::Store, self.context.next_event());
+            let sequence = self.context.next_event();
+            if is_ordered {
+                self.log.store_release(addresses, sequence);
+            } else {
+                self.log.release(addresses, EventKind::Store, sequence);
+            }
         }
         Ok(())
     }

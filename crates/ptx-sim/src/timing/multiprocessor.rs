@@ -288,7 +288,7 @@ impl Multiprocessor<'_> {
                 if executed.n_sectors == 0 {
                     begun + latency.shared
                 } else {
-                    self.request(warp, executed, begun, !order.is_strong())
+                    self.request(warp, executed, begun, !order.is_strong_everywhere())
                 }
             }
             Op::Load { at, .. } if at.space == Space::Local => {

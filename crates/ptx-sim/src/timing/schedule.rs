@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use super::{DeviceProfile, cost::Cost};
 use crate::{
     Kernel,
-    op::{AsyncOp, Instruction, Op, Order, Register},
+    op::{AsyncOp, Instruction, Op, Register},
     types::Space,
 };
 
@@ -83,15 +83,8 @@ enum MemoryUse {
 
 fn memory_use(op: &Op, is_nc: bool) -> MemoryUse {
     match op {
-        Op::Load {
-            order: Order::Strong | Order::Ordered,
-            ..
-        }
-        | Op::Store {
-            order: Order::Strong | Order::Ordered,
-            ..
-        }
-        | Op::Atomic { .. }
+        Op::Load { order, .. } | Op::Store { order, .. } if order.is_strong() => MemoryUse::Fence,
+        Op::Atomic { .. }
         | Op::CopyAsync { .. }
         | Op::CopyCommit
         | Op::CopyWait { .. }

@@ -7,6 +7,7 @@ mod early;
 mod exchange;
 mod findings;
 mod groups;
+mod handed_over;
 mod matrix;
 mod memory;
 mod mutated;

@@ -60,13 +60,13 @@ fn kernel(parts: Parts<'_>) -> String {
     )
 }
 
-struct Ran {
+pub(crate) struct Ran {
     report: LaunchReport,
     y: Vec<u32>,
 }
 
 impl Ran {
-    fn kinds(&self) -> Vec<FindingKind> {
+    pub(crate) fn kinds(&self) -> Vec<FindingKind> {
         self.report
             .findings
             .iter()
@@ -75,7 +75,7 @@ impl Ran {
     }
 }
 
-fn run_kernel(ptx: &str, change: impl Fn(&mut LaunchConfig, [u64; 3])) -> Ran {
+pub(crate) fn run_kernel(ptx: &str, change: impl Fn(&mut LaunchConfig, [u64; 3])) -> Ran {
     let mut memory = DeviceMemory::new();
     let module = Module::load(ptx, &mut memory).unwrap();
     let x = memory.alloc(u64::from(N) * 256).unwrap();

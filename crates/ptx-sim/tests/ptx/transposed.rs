@@ -8,6 +8,8 @@ use crate::bench::{HEADER, Values, run_module};
 const ROWS: usize = 64;
 const COLUMNS: usize = 128;
 const K: usize = 32;
+/// Bytes of shared memory: both matrices, and behind them what is read with a flag that is not theirs.
+const ROOM: usize = 24 << 10;
 
 /// Bits 62 and 63 of a descriptor, and bytes of a row of the pattern, 16 without a swizzle.
 const LAYOUTS: [(u64, usize); 4] = [(0, 16), (1, 128), (2, 64), (3, 32)];
@@ -62,10 +64,10 @@ fn kernel(layout: (u64, usize), flags: &str) -> String {
     let stores: String = (0..COLUMNS / 2)
         .map(|index| format!("st.global.u32 [%out+{}], %c{index};\n", 512 * index))
         .collect();
-    let (a_bytes, all_bytes) = (ROWS * K * 2, (ROWS + COLUMNS) * K * 2);
+    let a_bytes = ROWS * K * 2;
     format!(
         "{}.visible .entry k(.param .u64 images, .param .u64 out) {{
-        .shared .align 1024 .b8 s[{all_bytes}];
+        .shared .align 1024 .b8 s[{ROOM}];
         .reg .pred %p, %q; .reg .b32 %c<{}>; .reg .b32 %v<4>; .reg .b32 %t, %to, %x, %y;
         .reg .b64 %in, %out, %pa, %pb, %da, %db;
         ld.param.u64 %in, [images]; ld.param.u64 %out, [out];
@@ -73,7 +75,7 @@ fn kernel(layout: (u64, usize), flags: &str) -> String {
         mul.lo.u32 %to, %t, 16; mad.wide.u32 %in, %to, 1, %in; mov.u32 %x, s; add.u32 %to, %to, %x;
         mov.u32 %y, 0;
         L: ld.global.v4.u32 {{%v0, %v1, %v2, %v3}}, [%in]; st.shared.v4.u32 [%to], {{%v0, %v1, %v2, %v3}};
-        add.u32 %to, %to, 2048; add.u64 %in, %in, 2048; add.u32 %y, %y, 2048; setp.lt.u32 %q, %y, {all_bytes};
+        add.u32 %to, %to, 2048; add.u64 %in, %in, 2048; add.u32 %y, %y, 2048; setp.lt.u32 %q, %y, {ROOM};
         @%q bra L;
         fence.proxy.async.shared::cta; bar.sync 0;
         mov.u32 %x, s; shr.u32 %x, %x, 4; cvt.u64.u32 %pa, %x; or.b64 %pa, %pa, {}; add.u64 %pb, %pa, {};
@@ -90,19 +92,18 @@ fn kernel(layout: (u64, usize), flags: &str) -> String {
     )
 }
 
-/// Whether the product is right and nothing was found, where both matrices are laid out transposed and the operation has these flags.
+/// Whether the product is right, where both matrices are laid out transposed and the operation has these flags; nothing is to be found.
 fn is_right(layout: (u64, usize), flags: &str) -> bool {
     let mut values = Values(7);
     let mut whole = |n: usize| -> Vec<i32> { (0..n).map(|_| (values.bits() % 17) as i32 - 8).collect() };
     let (a, b) = (whole(ROWS * K), whole(COLUMNS * K));
     let mut images = image(layout, &a);
     images.extend(image(layout, &b));
+    images.resize(ROOM, 0);
     let mut buffers = [images, vec![0; ROWS * COLUMNS * 4]];
     let config = LaunchConfig::new([1, 1, 1], [128, 1, 1]);
     let report = run_module(&kernel(layout, flags), &config, &mut buffers);
-    if !report.findings.is_empty() {
-        return false;
-    }
+    assert_eq!(report.findings, [], "{layout:?} {flags}");
     let (words, _) = buffers[1].as_chunks::<4>();
     (0..ROWS * COLUMNS).all(|index| {
         let (row, column) = (index / COLUMNS, index % COLUMNS);

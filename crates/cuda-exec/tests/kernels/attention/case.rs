@@ -5,11 +5,16 @@
 use half::f16;
 use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::PrefillTiles;
-use tokenmill_ptx_sim::{Arguments, Counters};
+use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
 use tokenmill_quant::e4m3;
 use tokenmill_testkit::Random;
 
 use crate::bench::{NULL, Sim, assert_close};
+
+/// What f32 sums of hundreds of terms of weights below 1 times values below 1 are off by.
+const SUMMED: f64 = 3e-6;
+/// What f16 rounds a number by.
+const HALF: f64 = 1.0 / 2048.0;
 
 /// A batch of tokens on a paged store.
 #[expect(
@@ -38,6 +43,10 @@ pub(super) struct Case {
     pub(super) in_keys: bool,
     /// The types of keys and values where the kernel for many query rows runs: the tokens of a sequence are consecutive then.
     pub(super) prefill: Option<[KvType; 2]>,
+    /// Whether that is the one by matrix operations of warpgroups.
+    pub(super) is_wide: bool,
+    /// Sequences that it leaves out: the first ones, of one token each.
+    pub(super) n_leading_single: usize,
     /// Splits of a token before they grow, as a power of two.
     pub(super) split_bits: u32,
     /// Tiles of a warp's ring.
@@ -124,6 +133,8 @@ impl Case {
             quantizes: false,
             in_keys: false,
             prefill: None,
+            is_wide: false,
+            n_leading_single: 0,
             split_bits: 5,
             n_stages: 2,
         }
@@ -145,6 +156,31 @@ impl Case {
     /// The types of keys and of values.
     fn types(&self) -> [KvType; 2] {
         self.prefill.unwrap_or([self.ty; 2])
+    }
+
+    /// The kernel for runs.
+    fn tiles(&self) -> Option<PrefillTiles> {
+        let dim = self.dims[0].max(self.dims[1]);
+        let wide = || PrefillTiles::wide().find(|tiles| tiles.takes(dim));
+        let tiles = |types| {
+            if self.is_wide {
+                wide()
+            } else {
+                PrefillTiles::of(types, dim)
+            }
+        };
+        self.prefill
+            .map(|types| tiles(types).expect("there is a kernel for such heads"))
+    }
+
+    /// A query's number times the scale as the kernel multiplies it, which for warpgroups is the closest in f16 of what makes powers of two.
+    fn scaled(&self, q: f32, scale: f32) -> f64 {
+        if self.is_wide {
+            let number = f16::from_f32(q * (scale * std::f32::consts::LOG2_E));
+            number.to_f64() * std::f64::consts::LN_2
+        } else {
+            f64::from(scale) * f64::from(q)
+        }
     }
 
     fn n_seqs(&self) -> usize {
@@ -282,6 +318,8 @@ pub(super) fn check(case: &Case) -> Counters {
     let seq_starts: Vec<u32> = (0..=case.n_seqs())
         .map(|seq| case.seq_of.iter().filter(|&&s| (s as usize) < seq).count() as u32)
         .collect();
+    // Sequences that are left out are in front of those that the kernel is given.
+    let left_out = 4 * case.n_leading_single as u64;
     let keys = sim.bytes(&k_bytes);
     let values = if case.in_keys { keys } else { sim.bytes(&v_bytes) };
     arguments = arguments.ptr(sim.u32s(&positions));
@@ -290,11 +328,11 @@ pub(super) fn check(case: &Case) -> Counters {
     }
     arguments = arguments
         .ptr(if case.prefill.is_some() || case.both {
-            sim.u32s(&seq_starts)
+            DevicePtr(sim.u32s(&seq_starts).0 + left_out)
         } else {
             NULL
         })
-        .ptr(sim.u32s(&starts))
+        .ptr(DevicePtr(sim.u32s(&starts).0 + left_out))
         .ptr(sim.u32s(&table))
         .ptr(keys)
         .ptr(values)
@@ -311,12 +349,11 @@ pub(super) fn check(case: &Case) -> Counters {
     for n in [n_heads, n_kv_heads, dim_k, dim_v] {
         arguments = arguments.i32(n as i32);
     }
-    let launched = if let Some(types) = case.prefill {
-        let tiles = PrefillTiles::of(types, dim_k.max(dim_v)).unwrap();
+    let launched = if let Some(tiles) = case.tiles() {
         let [module, kernel] = tiles.names();
         // As many tiles as if all tokens were one sequence's.
         let n_tiles = (n_tokens * group).div_ceil(tiles.rows());
-        let grid = [n_kv_heads, n_tiles, case.n_seqs()];
+        let grid = [n_kv_heads, n_tiles, case.n_seqs() - case.n_leading_single];
         sim.launch(&module, &kernel, grid, 256, tiles.shared_bytes(), &arguments)
     } else {
         let arguments = (arguments.i32(stride_v as i32))
@@ -339,8 +376,12 @@ pub(super) fn check(case: &Case) -> Counters {
     let counts_left = sim.read_u32s(counters, n_tokens * grid[0]);
     assert!(counts_left.iter().all(|&count| count == 0));
 
-    let found = sim.read_f32s(out, n_tokens * width);
-    let mut expected = vec![(0.0, 1.0); n_tokens * width];
+    let n_left_out = seq_starts[case.n_leading_single] as usize;
+    let found = sim.read_f32s(
+        DevicePtr(out.0 + (4 * n_left_out * width) as u64),
+        (n_tokens - n_left_out) * width,
+    );
+    let mut expected = vec![(0.0, SUMMED); n_tokens * width];
     for (token, position) in case.positions.iter().enumerate() {
         let Some(position) = *position else {
             continue;
@@ -372,11 +413,10 @@ pub(super) fn check(case: &Case) -> Counters {
                     let dot: f64 = query
                         .iter()
                         .zip(key)
-                        .map(|(q, k)| f64::from(*q) * f64::from(*k))
+                        .map(|(q, k)| case.scaled(*q, scale) * f64::from(*k))
                         .sum();
                     let slope = if case.has_slopes { slopes[head] } else { 0.0 };
-                    let s =
-                        f64::from(scale) * dot - f64::from(slope) * (position as usize).abs_diff(j) as f64;
+                    let s = dot - f64::from(slope) * (position as usize).abs_diff(j) as f64;
                     let cap = f64::from(case.cap);
                     if cap > 0.0 { cap * (s / cap).tanh() } else { s }
                 })
@@ -387,16 +427,20 @@ pub(super) fn check(case: &Case) -> Counters {
                 denominator += sink.exp();
             }
             for d in 0..dim_v {
-                let sum: f64 = (first..context)
+                let terms = (first..context)
                     .zip(&scores)
-                    .map(|(j, s)| s.exp() * f64::from(v[row_of(j, head, stride_v) + d]))
-                    .sum();
-                expected[token * width + head * dim_v + d].0 = sum / denominator;
+                    .map(|(j, s)| s.exp() * f64::from(v[row_of(j, head, stride_v) + d]));
+                let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, magnitude), term| {
+                    (sum + term, magnitude + term.abs())
+                });
+                // Each weight is rounded to f16 before it is multiplied, but not in their sum.
+                let rounded = if case.is_wide { HALF } else { 0.0 };
+                expected[token * width + head * dim_v + d] =
+                    (sum / denominator, SUMMED + rounded * magnitude / denominator);
             }
         }
     }
-    // Weights below 1 times values below 1: f32 sums of hundreds of terms.
-    assert_close(&found, &expected, 3e-6, "attention");
+    assert_close(&found, &expected[n_left_out * width..], 1.0, "attention");
     if case.quantizes {
         let rounded = sim.dequantized(&quantized, n_tokens, width);
         for (x, r) in found.iter().zip(rounded) {

@@ -70,9 +70,8 @@ fn attend(types: [KvType; 2], module: &str, q: &[f32], pages: [&[u8]; 2], n_seen
     sim.read_f32s(out, DIM)
 }
 
-/// The same of a run of one token, by the kernel for f16 stores and heads of up to `dim` values.
-fn attend_by_run(dim: usize, q: &[f32], pages: [&[u8]; 2], n_seen: u32) -> Vec<f32> {
-    let tiles = PrefillTiles::of([KvType::F16; 2], dim).unwrap();
+/// The same of a run of one token, by a kernel for f16 stores.
+fn attend_by_run(tiles: PrefillTiles, q: &[f32], pages: [&[u8]; 2], n_seen: u32) -> Vec<f32> {
     let [module, kernel] = tiles.names();
     let mut sim = Sim::new();
     let out = sim.room(4 * DIM);
@@ -182,29 +181,70 @@ fn codes_of_no_number_stay_none_and_what_is_not_seen_of_them_does_not_count() {
     assert!((0..DIM).all(|d| is_none(d) == (d == 3)), "{of_values:?}");
 }
 
-#[test]
-fn queries_beyond_f16_keep_their_size() {
-    let n_seen = 6;
-    // Keys so small that scores are not: both parts of the number count.
-    let key = |j: usize, d: usize| {
-        if d == 0 {
-            (j * 16) as f32 / 1_048_576.0
-        } else {
-            0.0
-        }
-    };
-    let value = |j: usize, d: usize| ((j * 5 + d) % 16) as f32 / 16.0;
-    let page = |number: &dyn Fn(usize, usize) -> f32| -> Vec<u8> {
+/// Keys so small that scores of queries beyond f16 are not.
+fn small_key(j: usize, d: usize) -> f32 {
+    if d == 0 {
+        (j * 16) as f32 / 1_048_576.0
+    } else {
+        0.0
+    }
+}
+
+fn value_below_one(j: usize, d: usize) -> f32 {
+    ((j * 5 + d) % 16) as f32 / 16.0
+}
+
+/// A page of such keys, and one of such values.
+fn pages_of_halves() -> [Vec<u8>; 2] {
+    [small_key, value_below_one].map(|number| {
         (0..PAGE * DIM)
             .flat_map(|at| f16::from_f32(number(at / DIM, at % DIM)).to_le_bytes())
             .collect()
-    };
-    let pages = [page(&key), page(&value)];
+    })
+}
+
+#[test]
+fn a_query_beyond_f16_is_its_largest_number_for_warpgroups() {
+    let n_seen = 6;
+    let pages = pages_of_halves();
+    let largest = f64::from(f16::MAX) * std::f64::consts::LN_2;
+    for (size, scaled) in [
+        // A number that f16 has once it is scaled, and is off by 2^-11.
+        (40_000.0, 40_000.0),
+        (-40_000.0, -40_000.0),
+        (65_000.0, largest),
+        (-131_000.0, -largest),
+        (1e30, largest),
+    ] {
+        let mut q = vec![0.0; DIM];
+        q[0] = size;
+        let scores: Vec<f64> = (0..n_seen).map(|j| scaled * f64::from(small_key(j, 0))).collect();
+        let expected = expected(&scores, |j, d| f64::from(value_below_one(j, d)));
+        for tiles in PrefillTiles::wide() {
+            let found = attend_by_run(tiles, &q, [&pages[0], &pages[1]], n_seen as u32);
+            // Scores of up to 4 and weights, both rounded by 2^-11, times values below 1.
+            assert_close(
+                &found,
+                &expected,
+                5.0 / 2048.0,
+                &format!("a query of {size}, {tiles:?}"),
+            );
+        }
+    }
+}
+
+#[test]
+fn queries_beyond_f16_keep_their_size() {
+    let n_seen = 6;
+    // Both parts of the number count.
+    let (key, value) = (small_key, value_below_one);
+    let pages = pages_of_halves();
     let ways = |q: &[f32]| -> Vec<(String, Vec<f32>)> {
         let pages = [&pages[0][..], &pages[1]];
         let single = attend([KvType::F16; 2], "attention_decode", q, pages, n_seen as u32);
         let of_runs = [64, 128, 192, 256].map(|dim| {
-            let found = attend_by_run(dim, q, pages, n_seen as u32);
+            let tiles = PrefillTiles::of([KvType::F16; 2], dim).unwrap();
+            let found = attend_by_run(tiles, q, pages, n_seen as u32);
             (format!("runs, up to {dim} values"), found)
         });
         std::iter::once(("a single token".to_owned(), single))
