@@ -77,6 +77,7 @@ mod with_cuda {
                 WarpgroupProducts::WhereThere => WideProducts::WhereThere,
                 WarpgroupProducts::Never => WideProducts::Never,
             },
+            reads_apart: options.reads_apart,
         };
         Device::open_as(ordinal, options).map_err(gpu_error)
     }

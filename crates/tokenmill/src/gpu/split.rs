@@ -336,7 +336,7 @@ fn measured_steps(
     let identity = identity_of(model, n_ctx).ok();
     let subject = identity.map(|identity| {
         format!(
-            "model {identity:032x}, {place}, at most {} tokens of {} sequences in a step, contexts of {n_ctx}, {} and {}, invariant {}, prompts by {:?} threads, by tokenmill {} with {:?}, {:?}; {}",
+            "model {identity:032x}, {place}, at most {} tokens of {} sequences in a step, contexts of {n_ctx}, {} and {}, invariant {}, prompts by {:?} threads, by tokenmill {} with {:?}, {:?}, {:?}; {}",
             options.max_batch_tokens,
             options.max_batch_seqs,
             options.kv_type,
@@ -346,6 +346,7 @@ fn measured_steps(
             env!("CARGO_PKG_VERSION"),
             compute.gpu.warpgroup_products,
             compute.gpu.launches_in_order,
+            compute.gpu.reads_apart,
             machine(compute, executor.backend().device()),
         )
     });
