@@ -15,7 +15,8 @@
 // values go through a ring of three stages of two pages, of which each warp copies one tile. Queries and weights are split into two halves
 // each (value and rest), as decode attention has them.
 // Shared, dynamic: 12 tiles of 16 rows (52 KB for 128 numbers).
-// Bytes: keys and values once for 64 rows; 4 (dim + 4) bytes a row and item. Limit: tensor cores, 8 dim FMA a row and position.
+// Bytes: keys and values once for 64 rows; 4 (dim + 4) bytes a row and item. On tensor cores, 4 dim FMA a row and position: two products with
+// keys and two with values. Limit: by the estimate latency, of a stage waiting for the one before.
 // Measured on the simulator only: bench/runs.
 #include "attention_tiles.cuh"
 #include "early.cuh"

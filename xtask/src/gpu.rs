@@ -21,8 +21,8 @@ pub(crate) fn open_with(wide: WideProducts) -> anyhow::Result<Device> {
     Device::open_as(0, DeviceOptions { wide, ..options }).context("no device")
 }
 
-/// Opens the first GPU as the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS`, `TOKENMILL_CUDA_IN_ORDER` and `TOKENMILL_CUDA_NO_WIDE`
-/// say, as the program `tokenmill` does.
+/// Opens the first GPU as the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS`, `TOKENMILL_CUDA_IN_ORDER`,
+/// `TOKENMILL_CUDA_NO_WIDE` and `TOKENMILL_CUDA_NO_SHARED` say, as the program `tokenmill` does.
 ///
 /// # Errors
 /// No GPU that can be used, or a file of kernels that cannot be read.
@@ -63,5 +63,6 @@ fn options() -> anyhow::Result<DeviceOptions> {
         cubins,
         launches,
         wide,
+        reads_apart: is_set("TOKENMILL_CUDA_NO_SHARED"),
     })
 }

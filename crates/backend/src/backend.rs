@@ -332,7 +332,7 @@ pub trait Backend:
         let _ = gather;
         Err(BackendError::Unsupported {
             feature: "an output head that is divided among several devices".to_owned(),
-            device: "this backend",
+            device: Self::NAME,
         })
     }
 

@@ -24,10 +24,10 @@ pub trait ExpertOperations: Memory {
         routes: &mut Self::Routes,
     ) -> Result<(), BackendError>;
 
-    /// Whether operations of `part` are to come before those of the part that was entered last, though these do not wait for them: where
-    /// the first are queued for a device, and the others are computed by the host meanwhile. `rows`, `[n_rows, width]`, is what the
-    /// others read, which is brought to them then, since later it would wait for what is queued.
-    fn goes_ahead(
+    /// Prepares that a device computes `part` while the host computes the experts entered last, and says whether it will: then the
+    /// caller queues the operations of `part` first, and those of the experts behind them. `rows`, `[n_rows, width]`, is what the experts
+    /// read; where the answer is yes it is copied to the host, since a copy behind what is queued would wait for that.
+    fn begin_next_to(
         &mut self,
         part: NetworkPart,
         rows: &Self::Buffer,

@@ -397,9 +397,10 @@ impl LoadArgs {
         }
     }
 
-    /// How a GPU is used. Four variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
-    /// `TOKENMILL_CUDA_CUBINS` for drivers without a compiler, `TOKENMILL_CUDA_IN_ORDER` for launches one after the other, and
-    /// `TOKENMILL_CUDA_NO_WIDE` for the products that GPUs other than the H100 and H200 have.
+    /// How a GPU is used. Five variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
+    /// `TOKENMILL_CUDA_CUBINS` for drivers without a compiler, `TOKENMILL_CUDA_IN_ORDER` for launches one after the other,
+    /// `TOKENMILL_CUDA_NO_WIDE` for the products that GPUs other than the H100 and H200 have, and `TOKENMILL_CUDA_NO_SHARED` for sequences
+    /// that read common pages each for itself.
     ///
     /// # Errors
     /// A file of kernels that cannot be read.
@@ -426,6 +427,7 @@ impl LoadArgs {
             } else {
                 WarpgroupProducts::WhereThere
             },
+            reads_apart: is_set("TOKENMILL_CUDA_NO_SHARED"),
         })
     }
 

@@ -15,6 +15,8 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Family {
+    /// Of what it is a kind: `products`, `attention` or `launches`.
+    pub kind: &'static str,
     /// What it is.
     pub name: &'static str,
     /// Why the GPU does not get it; `None` where it does.
@@ -34,23 +36,37 @@ pub fn families(device: &Device) -> Vec<Family> {
     let wide = device.refusal(Target::Hopper);
     let (few, many) = (format!("matvec_{suffix}"), format!("matmul_{suffix}"));
     let halves = format!("matmul_halves_{suffix}");
-    let family = |name, missing| Family { name, missing };
+    let family = |kind, name, missing| Family { kind, name, missing };
+    let apart =
+        (device.options().reads_apart).then(|| "they are turned off (TOKENMILL_CUDA_NO_SHARED=1)".to_owned());
     vec![
-        family("few rows", loaded(&[&few])),
-        family("many rows, int8 on tensor cores", loaded(&[&many])),
+        family("products", "few rows", loaded(&[&few])),
+        family("products", "many rows, int8 on tensor cores", loaded(&[&many])),
         family(
+            "products",
             "K-quants by many rows, f16 on tensor cores",
             loaded(&["halves", &halves]),
         ),
         family(
+            "products",
             "9 rows and more, matrix operations of warpgroups (wgmma)",
             wide.clone().or_else(|| loaded(&[WIDE_ROWS, &wide_name(TYPE)])),
         ),
         family(
-            "attention of prompts in f16, heads of up to 128 values (wgmma)",
+            "attention",
+            "prompts in f16, heads of up to 128 values (wgmma)",
             wide.or_else(|| loaded(&[WIDE_ATTENTION])),
         ),
-        family("launches that begin early", early_refusal(device, &few)),
+        family(
+            "attention",
+            "pages that sequences share, read once for all of them",
+            apart.or_else(|| loaded(&["attention_shared", "attention_rest"])),
+        ),
+        family(
+            "launches",
+            "launches that begin early",
+            early_refusal(device, &few),
+        ),
     ]
 }
 

@@ -6,7 +6,8 @@
 //! the same columns, so what they make is a part of a sum, which the forward pass adds up over the ranks. All else every rank has whole:
 //! embedding, norms, routers; and the head, unless the ranks are asked to divide it.
 //!
-//! Invariants: the parts of all ranks together are each weight once, but for a few rows of a head whose tokens the ranks do not divide; a bias that is added to a sum is rank 0's, and zero elsewhere.
+//! Invariants: each weight that is divided is in the part of one rank, but for KV heads that several ranks share and, where the ranks do not
+//! divide the tokens, a few rows of the head that two have; a bias that is added to a sum is rank 0's, and zero elsewhere.
 
 mod cut;
 mod share;
@@ -68,7 +69,8 @@ impl<'a> Shard<'a> {
     ///
     /// # Errors
     /// [`LoadError::NotDivisible`] of heads or networks that the ranks do not divide, [`LoadError::UnsupportedFeature`] of
-    /// networks that cannot be divided so, and [`LoadError::ReadTensor`]'s like of tensors that are not what the descriptor says.
+    /// networks that cannot be divided so, [`LoadError::WrongShape`] of tensors that are smaller than the descriptor says,
+    /// [`LoadError::NotWholeBlocks`] of columns that would cut a block of their type, and what is wrong with the descriptor.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -97,7 +99,7 @@ impl<'a> Shard<'a> {
     /// is the embedding stays whole, since looking up needs all of it.
     ///
     /// # Errors
-    /// [`LoadError::ReadTensor`]'s like of a head that is not what the descriptor says.
+    /// [`LoadError::WrongShape`] of a head with fewer rows than the descriptor says.
     pub fn with_divided_head(mut self) -> Result<Self, LoadError> {
         let Rank { idx, n_ranks } = self.rank;
         let n_vocab = self.descriptor.n_vocab;

@@ -53,7 +53,7 @@ impl<H: SplitOperations, D: SplitOperations> ExpertOperations for Placed<H, D> {
         }
     }
 
-    fn goes_ahead(
+    fn begin_next_to(
         &mut self,
         part: NetworkPart,
         rows: &PlacedBuffer<H::Buffer, D::Buffer>,
@@ -61,11 +61,11 @@ impl<H: SplitOperations, D: SplitOperations> ExpertOperations for Placed<H, D> {
         width: usize,
     ) -> Result<bool, BackendError> {
         let other = self.placement.side(part, self.goes_to_device, self.now);
-        let goes_ahead = self.now == Side::Host && other == Side::Device;
-        if goes_ahead {
+        let is_next_to = self.now == Side::Host && other == Side::Device;
+        if is_next_to {
             self.bring(Side::Host, rows, n_rows * width)?;
         }
-        Ok(goes_ahead)
+        Ok(is_next_to)
     }
 
     fn experts_linear(

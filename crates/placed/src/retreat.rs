@@ -21,22 +21,20 @@ pub enum Retreat {
 }
 
 impl Retreat {
-    /// The retreats that a request leaves open, those with the fewest borders first.
+    /// All of them, those with the fewest borders first.
+    pub const ALL: [Self; 4] = [Self::Layers, Self::Experts, Self::FeedForward, Self::Mixers];
+
+    /// The retreats that a request leaves open, in the order of [`Self::ALL`].
     pub fn all(request: &PlacementRequest, network: &NetworkShape) -> Vec<Self> {
         let has_experts = network.layers.iter().any(|layer| layer.experts.is_some());
         let parts = request.parts;
-        [
-            (Self::Layers, true),
-            (
-                Self::Experts,
-                has_experts && parts.experts.or(parts.ffn).is_none(),
-            ),
-            (Self::FeedForward, parts.ffn.or(parts.experts).is_none()),
-            (Self::Mixers, parts.mixer.is_none()),
-        ]
-        .into_iter()
-        .filter_map(|(retreat, is_open)| is_open.then_some(retreat))
-        .collect()
+        let is_open = |retreat: &Self| match retreat {
+            Self::Layers => true,
+            Self::Experts => has_experts && parts.experts.or(parts.ffn).is_none(),
+            Self::FeedForward => parts.ffn.or(parts.experts).is_none(),
+            Self::Mixers => parts.mixer.is_none(),
+        };
+        Self::ALL.into_iter().filter(is_open).collect()
     }
 
     /// The last level, whose placement has no layer on the device.
@@ -137,12 +135,7 @@ pub fn n_accepted<E>(
     mut fits: impl FnMut(&Placement) -> Result<bool, E>,
 ) -> Result<usize, E> {
     let mut n_all = 0;
-    for retreat in [
-        Retreat::Layers,
-        Retreat::Experts,
-        Retreat::FeedForward,
-        Retreat::Mixers,
-    ] {
+    for retreat in Retreat::ALL {
         let mut own: Vec<&Candidate> = (candidates.iter())
             .filter(|candidate| candidate.retreat == retreat)
             .collect();

@@ -69,6 +69,8 @@ pub struct GpuOptions {
     pub launches_in_order: bool,
     /// When products by many rows use the matrix operations of warpgroups.
     pub warpgroup_products: WarpgroupProducts,
+    /// Whether sequences that begin with the same pages of the prefix cache read these each for itself in steps that decode, not once for all.
+    pub reads_apart: bool,
 }
 
 /// When products by many rows use the matrix operations of warpgroups.

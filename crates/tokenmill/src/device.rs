@@ -84,8 +84,8 @@ pub(crate) fn load_with_guesser(
 }
 
 /// Refuses what [`load`] would refuse before it reads a weight, where GPUs are asked for: they cannot be used, the network cannot be placed on
-/// them so, or one has too little memory. Where the number of layers is left open, what fits is not looked for, and of several GPUs not
-/// whether their parts fit. Nothing is refused where the CPU is asked for, or the choice is left open.
+/// them so, or one has too little memory. Not refused are GPUs that NCCL is there for and cannot join, and parts that fit but for the
+/// memory that it takes; and where the number of layers is left open, the host's part that does not fit. Nothing is refused where the CPU is asked for, or the choice is left open.
 ///
 /// # Errors
 /// As [`load`].
@@ -95,7 +95,10 @@ pub fn check_load(model: &Model, options: &ModelOptions, compute: &Compute) -> R
             if !compute.placement.is_whole() {
                 return Err(Error::GroupNotWhole);
             }
-            gpu::check_group(model, ordinal, compute)
+            if options.adapter_bytes > 0 {
+                return Err(Error::AdaptersNotWhole);
+            }
+            gpu::check_group(model, ordinal, options, compute)
         }
         Device::Cuda { ordinal } if compute.placement.is_whole() => {
             gpu::check_whole(model, ordinal, options, compute)

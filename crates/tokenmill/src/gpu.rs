@@ -41,7 +41,7 @@ mod token_reads;
 
 #[cfg(feature = "cuda")]
 mod with_cuda {
-    use tokenmill_backend::PAGE_TOKENS;
+    use tokenmill_backend::{MemoryPlan, PAGE_TOKENS};
     use tokenmill_cuda_exec::{
         Buffers, Cubins, CudaBackend, CudaExecError, Device, DeviceOptions, Launches, WideProducts,
     };
@@ -77,6 +77,7 @@ mod with_cuda {
                 WarpgroupProducts::WhereThere => WideProducts::WhereThere,
                 WarpgroupProducts::Never => WideProducts::Never,
             },
+            reads_apart: options.reads_apart,
         };
         Device::open_as(ordinal, options).map_err(gpu_error)
     }
@@ -119,8 +120,17 @@ mod with_cuda {
     ) -> Result<(), Error> {
         let backend = open(ordinal, compute)?;
         let plan = model.plan(&backend, options)?;
+        check_fit(&backend, options, &plan)
+    }
+
+    /// Refuses what a GPU has no room for.
+    pub(super) fn check_fit(
+        backend: &CudaBackend,
+        options: &ModelOptions,
+        plan: &MemoryPlan,
+    ) -> Result<(), Error> {
         let n_pages = (options.n_pages).unwrap_or(plan.kv_bytes / plan.kv_page_bytes.max(1));
-        backend.check_fit(n_pages, &plan).map_err(Error::Gpu)?;
+        backend.check_fit(n_pages, plan).map_err(Error::Gpu)?;
         Ok(())
     }
 
@@ -229,7 +239,7 @@ mod without_cuda {
         Err(CudaLeftOut.into())
     }
 
-    pub(crate) fn check_group(_: &Model, _: usize, _: &Compute) -> Result<(), Error> {
+    pub(crate) fn check_group(_: &Model, _: usize, _: &ModelOptions, _: &Compute) -> Result<(), Error> {
         Err(CudaLeftOut.into())
     }
 

@@ -44,7 +44,8 @@ use crate::{
     tokenmill doctor model.gguf -c 8192\n  \
     tokenmill doctor --device cuda:1 --json\n\n\
     With a model it says what memory the model takes and whether it fits. With -ngl and the other flags that \
-    ask for a GPU it ends as a run with them would: with exit code 5 where the GPU cannot be used.")]
+    ask for a GPU it ends as a run with them would: with exit code 5 where the GPU cannot be used. Whether NCCL can \
+    join GPUs, and whether the host has memory for its part with -ngl auto, only a run finds out.")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: Option<PathBuf>,

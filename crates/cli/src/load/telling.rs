@@ -130,8 +130,10 @@ fn about_measurements(device: &LoadedDevice, compute: &Compute) -> Option<String
             steps_known,
             ..
         } => {
-            let is_measured = matches!(steps_known, MeasuredWhen::Now { .. });
-            if bandwidths_known.is_some() || is_measured {
+            // Bandwidths that are given have no part in what steps are measured for.
+            let steps_again =
+                measurements.bandwidths.is_none() && matches!(steps_known, MeasuredWhen::Now { .. });
+            if bandwidths_known.is_some() || steps_again {
                 return None;
             }
             "what was asked for fits, so nothing was chosen by bandwidths"

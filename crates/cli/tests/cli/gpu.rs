@@ -195,7 +195,7 @@ fn devices_and_doctor_report_the_gpu() {
         ),
         (
             "capability=8.0",
-            "none     attention of prompts in f16, heads of up to 128 values (wgmma): compute capability 8.0;",
+            "attention  none     prompts in f16, heads of up to 128 values (wgmma): compute capability 8.0;",
         ),
         (
             "capability=9.0,cuda=11.8",
@@ -207,12 +207,24 @@ fn devices_and_doctor_report_the_gpu() {
         ),
         (
             "capability=9.0,cuda=12.4",
-            "products   ok       launches that begin early\n",
+            "launches   ok       launches that begin early\n",
         ),
     ] {
         let text = run(with_driver(machine, &["doctor"])).ok();
         assert!(text.contains(reason), "{machine}: {text}");
     }
+    let shared = "pages that sequences share, read once for all of them";
+    assert!(
+        text.contains(&format!("attention  ok       {shared}\n")),
+        "{text}"
+    );
+    let family = (found["products"].as_array().unwrap().iter()).find(|family| family["family"] == shared);
+    assert_eq!(family.unwrap()["kind"], "attention", "{found}");
+    let mut apart = with_driver("", &["doctor"]);
+    apart.env("TOKENMILL_CUDA_NO_SHARED", "1");
+    let text = run(apart).ok();
+    let off = format!("attention  none     {shared}: they are turned off (TOKENMILL_CUDA_NO_SHARED=1)\n");
+    assert!(text.contains(&off), "{text}");
     let faulty = run(with_driver("lose=0", &["doctor"])).ok();
     assert!(faulty.contains("self-test  problem"), "{faulty}");
 }

@@ -61,7 +61,10 @@ fn inspect_and_doctor_refuse_what_a_run_refuses_in_its_words() {
     check("mib=151", &["--place", "attn=gpu"], 5);
     check("", &["--cpu-moe"], 2);
     check("", &["--place", "attn=cpu,ffn=cpu"], 2);
+    check("mib=129", &["-ngl", "auto", "--device", "cuda"], 5);
     check("", &["-tp", "2"], 5);
+    check("devices=2", &["-tp", "2", "--all-reduce", "nccl"], 5);
+    check("devices=2,mib=140", &["-tp", "2", "--all-reduce", "host"], 5);
     check("devices=3", &["-tp", "3"], 2);
 }
 
@@ -142,4 +145,16 @@ fn flags_of_measurements_that_a_machine_leaves_without_effect_are_told() {
         &["-ngl", "auto", "--place", "attn=cpu"],
         "what was asked for fits, so nothing was chosen by bandwidths",
     );
+    // The first run measures steps, whose figures have nothing to do with bandwidths.
+    let cache = tempfile::tempdir().expect("a folder");
+    let fits = ["-ngl", "auto", "--place", "attn=cpu", "--gpu-batch", "auto"];
+    for when in ["measured now", "measured before"] {
+        let mut command = with_driver("", &[&GREEDY[..], &fits, &FAST].concat());
+        command.env("XDG_CACHE_HOME", cache.path());
+        let outcome = run(command);
+        let told = "`--bandwidths` changed nothing: what was asked for fits";
+        assert!(outcome.stderr.contains(when), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(told), "{when}: {}", outcome.stderr);
+        outcome.ok();
+    }
 }

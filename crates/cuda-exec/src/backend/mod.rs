@@ -104,7 +104,7 @@ impl CudaBackend {
             graphs: crate::GraphCache::default(),
             epoch: 0,
             uses_graphs: true,
-            uses_shared_pages: true,
+            uses_shared_pages: !device.options().reads_apart,
             tracer: None,
             border: split::Border::default(),
             group_end: None,
@@ -120,8 +120,8 @@ impl CudaBackend {
         self
     }
 
-    /// Turns the reading of pages that rows of a decode step share, once for all of them, on or off; it is on at first, and has no part in batch-invariant
-    /// steps.
+    /// Turns the reading of pages that rows of a decode step share, once for all of them, on or off; at first it is as the device's options say. It has no
+    /// part in batch-invariant steps.
     #[must_use]
     pub fn with_shared_pages(mut self, uses_shared_pages: bool) -> Self {
         self.uses_shared_pages = uses_shared_pages;

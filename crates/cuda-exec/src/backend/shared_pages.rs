@@ -3,7 +3,9 @@
 //! Separate from the step's inputs because it is arithmetic on page tables. Invariants: a row is in one group at most; what a group shares ends
 //! before the page that any of its rows stores to; all that a captured step depends on is in [`SharedShape`].
 
-use tokenmill_backend::{ForwardBatch, PAGE_TOKENS};
+use std::cmp::Reverse;
+
+use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, StepShape};
 
 /// Rows and pages of a group at least.
 const MIN_ROWS: usize = 4;
@@ -20,6 +22,11 @@ const ITEM_ROWS: usize = 16;
 const STAGE_PAGES: usize = 2;
 /// Items at most.
 pub(super) const MAX_ITEMS: usize = 128;
+
+/// Items, records, and pages behind the shared ones, that shapes have at least. Padding of them costs next to nothing.
+const LEAST_ITEMS: usize = WANTED_ITEMS;
+const LEAST_RECORDS: usize = 8;
+const LEAST_REST_PAGES: usize = 16;
 
 /// Counts of a plan, rounded up so that few graphs serve all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,7 +55,7 @@ pub(super) struct SharedPlan {
 }
 
 /// Rows `first..=last` of an order begin with as many equal pages.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Group {
     first: usize,
     last: usize,
@@ -77,10 +84,7 @@ impl SharedPlan {
         };
         let n_rows = starts.len().saturating_sub(1);
         let mut order: Vec<usize> = (0..n_rows).filter(|&row| whole(row).len() >= MIN_PAGES).collect();
-        order.sort_unstable_by(|&a, &b| whole(a).cmp(whole(b)).then(a.cmp(&b)));
-        let equal: Vec<usize> = (order.windows(2))
-            .map(|pair| n_equal(whole(pair[0]), whole(pair[1])))
-            .collect();
+        let equal = sort(&mut order, whole);
         let mut groups = Vec::new();
         find_groups(&equal, 0, order.len(), &mut groups);
         if groups.iter().map(|group| group.n_saved()).sum::<usize>() < MIN_SAVED {
@@ -121,47 +125,90 @@ impl SharedPlan {
         (!plan.items.is_empty()).then_some(plan)
     }
 
-    /// Its counts, rounded up. `round` is how contexts are padded, in pages.
-    pub(super) fn shape(&self, starts: &[u32], round: impl Fn(usize) -> usize) -> SharedShape {
-        let longest = self.items.iter().map(|item| item[1]).max().unwrap_or(1);
-        let n_records = self.n_records.iter().max().copied().unwrap_or(1);
+    /// Its counts, rounded up so coarsely that the padded shape of a step comes with few of them.
+    pub(super) fn shape(&self, starts: &[u32], step: &StepShape) -> SharedShape {
+        let longest = self.items.iter().map(|item| item[1]).max().unwrap_or(1) as usize;
+        let n_records = self.n_records.iter().max().copied().unwrap_or(1) as usize;
         let rest =
             |row: usize| (starts[row + 1] - starts[row]) as usize - self.tokens[row] as usize / PAGE_TOKENS;
+        let max_rest_pages = (0..self.tokens.len()).map(rest).max().unwrap_or(1);
         SharedShape {
-            n_items: self.items.len().next_power_of_two(),
-            longest: longest.next_power_of_two() as usize,
-            n_records: n_records.next_power_of_two() as usize,
-            max_rest_pages: round((0..self.tokens.len()).map(rest).max().unwrap_or(1)),
+            n_items: next_power_of_four(LEAST_ITEMS, self.items.len()),
+            longest: next_power_of_four(MIN_ROWS, longest).min(step.n_tokens),
+            // Records take room in the scratch.
+            n_records: n_records.next_power_of_two().max(LEAST_RECORDS),
+            max_rest_pages: next_power_of_four(LEAST_REST_PAGES, max_rest_pages).min(step.max_pages),
         }
     }
 }
 
+/// The least of `least`, 4 `least`, 16 `least` and so on that is no less than `n`.
+fn next_power_of_four(least: usize, n: usize) -> usize {
+    let mut power = least;
+    while power < n {
+        power *= 4;
+    }
+    power
+}
+
+/// Sorts rows by their tables, equal ones by their numbers, and says how many pages each shares with the next.
+///
+/// A page is compared with one other page, by blocks, however many rows there are: rows go apart where their tables do, and what they
+/// share up to there is not looked at again. Equal pages at one place are not taken to say anything of those before: two sequences may
+/// compute the same tokens at once, and a third one begin with pages of both.
+fn sort<'a>(order: &mut [usize], table: impl Fn(usize) -> &'a [u32]) -> Vec<usize> {
+    let mut equal = vec![0; order.len().saturating_sub(1)];
+    // Rows of a run share `depth` pages, of which those from `gone` on are none.
+    let mut runs = vec![(0..order.len(), 0, usize::MAX)];
+    while let Some((run, depth, gone)) = runs.pop() {
+        if run.len() < 2 {
+            continue;
+        }
+        let mut common = &table(order[run.start])[depth..];
+        for &row in &order[run.start + 1..run.end] {
+            common = &common[..n_equal(common, &table(row)[depth..])];
+        }
+        // A page that fell out of a window is no page.
+        let is_gone = |&page: &u32| page == ForwardBatch::UNMAPPED_PAGE;
+        let gone = gone.min((common.iter().position(is_gone)).map_or(usize::MAX, |place| depth + place));
+        let depth = depth + common.len();
+        let next = |row: usize| table(row).get(depth);
+        order[run.clone()].sort_unstable_by_key(|&row| (next(row), row));
+        let mut start = run.start;
+        while start < run.end {
+            let page = next(order[start]);
+            let rows = order[start..run.end].iter();
+            let end = start + rows.take_while(|&&row| next(row) == page).count();
+            if page.is_none() {
+                // Tables that end here are equal.
+                equal[start..end - 1].fill(depth.min(gone));
+            } else {
+                runs.push((start..end, depth, gone));
+            }
+            if end < run.end {
+                equal[end - 1] = depth.min(gone);
+            }
+            start = end;
+        }
+    }
+    equal
+}
+
+/// How many numbers two lists begin with alike.
 fn n_equal(a: &[u32], b: &[u32]) -> usize {
-    // A page that fell out of a window is no page.
-    let is_shared = |(a, b): &(&u32, &u32)| a == b && **a != ForwardBatch::UNMAPPED_PAGE;
-    a.iter().zip(b).take_while(is_shared).count()
+    const BLOCK: usize = 256;
+    let len = a.len().min(b.len());
+    let (a, b) = (&a[..len], &b[..len]);
+    // Whole blocks are compared as memory.
+    let blocks = a.chunks(BLOCK).zip(b.chunks(BLOCK));
+    let start = (BLOCK * blocks.take_while(|(a, b)| a == b).count()).min(len);
+    let rest = a[start..].iter().zip(&b[start..]);
+    start + rest.take_while(|(a, b)| a == b).count()
 }
 
 /// The group of rows in `first..end` that saves most, then those before and behind it. `equal[i]` is how many pages rows i and i + 1 share.
 fn find_groups(equal: &[usize], first: usize, end: usize, groups: &mut Vec<Group>) {
-    let mut best: Option<Group> = None;
-    for begin in first..end {
-        let mut n_pages = usize::MAX;
-        for last in begin + 1..end {
-            n_pages = n_pages.min(equal[last - 1]);
-            if n_pages < MIN_PAGES {
-                break;
-            }
-            let group = Group {
-                first: begin,
-                last,
-                n_pages: n_pages / STAGE_PAGES * STAGE_PAGES,
-            };
-            if group.n_rows() >= MIN_ROWS && best.is_none_or(|best| group.n_saved() > best.n_saved()) {
-                best = Some(group);
-            }
-        }
-    }
+    let best = best_group(equal, first, end);
     if let Some(best) = best.filter(|best| best.n_saved() >= MIN_SAVED_BY_GROUP) {
         find_groups(equal, first, best.first, groups);
         groups.push(best);
@@ -169,9 +216,44 @@ fn find_groups(equal: &[usize], first: usize, end: usize, groups: &mut Vec<Group
     }
 }
 
+/// The group of rows in `first..end` that saves most, of equal ones the first and then the shortest: as the largest rectangle under a
+/// line is found, by a stack of those that have begun, each with more pages than the one before.
+fn best_group(equal: &[usize], first: usize, end: usize) -> Option<Group> {
+    let rank = |group: &Group| (group.n_saved(), Reverse(group.first), Reverse(group.last));
+    let mut best: Option<Group> = None;
+    let mut begun: Vec<(usize, usize)> = Vec::new();
+    for row in first..end {
+        // What the row shares with the next one.
+        let n_pages = if row + 1 < end { equal[row] } else { 0 };
+        let n_pages = if n_pages < MIN_PAGES {
+            0
+        } else {
+            n_pages / STAGE_PAGES * STAGE_PAGES
+        };
+        let mut begin = row;
+        while let Some((first, n_pages)) = begun.pop_if(|(_, of_it)| *of_it >= n_pages) {
+            begin = first;
+            let group = Group {
+                first,
+                last: row,
+                n_pages,
+            };
+            if group.n_rows() >= MIN_ROWS && best.is_none_or(|best| rank(&group) > rank(&best)) {
+                best = Some(group);
+            }
+        }
+        if n_pages > 0 {
+            begun.push((begin, n_pages));
+        }
+    }
+    best
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::{HashMap, HashSet};
+
+    use super::{super::step::bucket, *};
 
     /// Tables of rows that begin with pages `from..from + n` and have `rest` pages of their own.
     fn plan(rows: &[(u32, u32, u32)]) -> Option<SharedPlan> {
@@ -190,6 +272,118 @@ mod tests {
         (pages, starts)
     }
 
+    /// A decode step padded to so many tokens, and to contexts of so many pages.
+    fn step(n_tokens: usize, max_pages: usize) -> StepShape {
+        StepShape {
+            n_tokens,
+            n_seqs: n_tokens,
+            max_pages,
+            ..StepShape::default()
+        }
+    }
+
+    /// The groups as their definition says: every row and page is compared, and every run of rows is tried.
+    fn naive_groups(tables: &[&[u32]]) -> (Vec<usize>, Vec<Group>) {
+        fn find(equal: &[usize], first: usize, end: usize, groups: &mut Vec<Group>) {
+            let mut best: Option<Group> = None;
+            for begin in first..end {
+                for last in begin + 1..end {
+                    let n_pages = equal[begin..last].iter().copied().min().unwrap();
+                    let group = Group {
+                        first: begin,
+                        last,
+                        n_pages: n_pages / STAGE_PAGES * STAGE_PAGES,
+                    };
+                    let is_group = n_pages >= MIN_PAGES && group.n_rows() >= MIN_ROWS;
+                    if is_group && best.is_none_or(|best| group.n_saved() > best.n_saved()) {
+                        best = Some(group);
+                    }
+                }
+            }
+            if let Some(best) = best.filter(|best| best.n_saved() >= MIN_SAVED_BY_GROUP) {
+                find(equal, first, best.first, groups);
+                groups.push(best);
+                find(equal, best.last + 1, end, groups);
+            }
+        }
+        let mut order: Vec<usize> = (0..tables.len()).collect();
+        order.sort_by_key(|&row| (tables[row], row));
+        let is_shared = |(a, b): &(&u32, &u32)| a == b && **a != ForwardBatch::UNMAPPED_PAGE;
+        let equal: Vec<usize> = (order.windows(2))
+            .map(|pair| {
+                let pages = tables[pair[0]].iter().zip(tables[pair[1]]);
+                pages.take_while(is_shared).count()
+            })
+            .collect();
+        let mut groups = Vec::new();
+        find(&equal, 0, order.len(), &mut groups);
+        (order, groups)
+    }
+
+    #[test]
+    fn groups_are_those_that_comparing_all_finds_in_the_same_order() {
+        let mut state = 7_u64;
+        let mut below = |n: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % n
+        };
+        let mut n_found = [0; 3];
+        for _ in 0..300 {
+            let n_rows = below(40);
+            let mut tables: Vec<Vec<u32>> = Vec::new();
+            for row in 0..n_rows {
+                // Most rows begin as one of those before does.
+                let mut table = match (row > 0).then(|| &tables[below(row)]) {
+                    Some(other) if below(4) > 0 => other[..below(other.len() + 1)].to_vec(),
+                    _ => Vec::new(),
+                };
+                for _ in 0..below(400) {
+                    let place = table.len();
+                    table.push(match below(300) {
+                        0 => ForwardBatch::UNMAPPED_PAGE,
+                        1 => below(3) as u32,
+                        // Equal pages behind others that are not.
+                        _ => (row % 5 * 1000 + place) as u32,
+                    });
+                }
+                tables.push(table);
+            }
+            let tables: Vec<&[u32]> = tables.iter().map(Vec::as_slice).collect();
+            let (expected_order, expected) = naive_groups(&tables);
+            let mut order: Vec<usize> = (0..n_rows).collect();
+            let equal = sort(&mut order, |row| tables[row]);
+            assert_eq!(order, expected_order);
+            let mut found = Vec::new();
+            find_groups(&equal, 0, n_rows, &mut found);
+            assert_eq!(found, expected);
+            n_found[found.len().min(2)] += 1;
+        }
+        assert!(n_found.iter().all(|&n| n > 10), "{n_found:?}");
+    }
+
+    #[test]
+    fn a_decode_bucket_has_a_handful_of_shapes() {
+        // Prompts of 512 to 4,096 common tokens, each alone, and contexts of 1k to 16k.
+        for n_common in [32, 64, 100, 128, 256] {
+            let mut shapes = HashMap::<_, HashSet<SharedShape>>::new();
+            for n_rows in (4..=64).step_by(3) {
+                let contexts = (64..=1024).step_by(60).filter(|&n_pages| n_pages > n_common);
+                for n_pages in contexts {
+                    let (pages, starts) = tables(&vec![(0, n_common, n_pages - n_common); n_rows]);
+                    let step = step(bucket(n_rows), n_pages.next_power_of_two() as usize);
+                    if let Some(plan) = SharedPlan::of(&pages, &starts) {
+                        let of_bucket = shapes.entry((step.n_tokens, step.max_pages)).or_default();
+                        of_bucket.insert(plan.shape(&starts, &step));
+                    }
+                }
+            }
+            let most = shapes.values().map(HashSet::len).max().unwrap_or(0);
+            let n_all: usize = shapes.values().map(HashSet::len).sum();
+            assert!((1..=4).contains(&most), "{most} with {n_common} common pages");
+            assert!(n_all <= 2 * shapes.len(), "{n_all} in {} buckets", shapes.len());
+        }
+    }
+
     #[test]
     fn rows_with_equal_pages_are_a_group_and_others_are_not() {
         let mut rows = vec![(0, 256, 3); 32];
@@ -205,12 +399,12 @@ mod tests {
         assert_eq!((plan.n_records[4], plan.n_records[5]), (16, 0));
         let (_, starts) = tables(&rows);
         let expected = SharedShape {
-            n_items: 16,
-            longest: 32,
+            n_items: 32,
+            longest: 40,
             n_records: 16,
-            max_rest_pages: 301,
+            max_rest_pages: 512,
         };
-        assert_eq!(plan.shape(&starts, |pages| pages), expected);
+        assert_eq!(plan.shape(&starts, &step(40, 512)), expected);
     }
 
     #[test]
@@ -271,6 +465,6 @@ mod tests {
             assert_eq!(next.unwrap() - first.unwrap()[2], plan.tokens[row] / 16);
             assert_eq!(n_records, plan.n_records[row]);
         }
-        assert_eq!(plan.shape(&starts, |pages| pages).longest, 32);
+        assert_eq!(plan.shape(&starts, &step(32, 128)).longest, 32);
     }
 }

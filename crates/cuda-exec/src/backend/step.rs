@@ -327,7 +327,7 @@ impl StepInputs {
         if shares && shape.phase == Phase::Decode {
             let starts = &self.page_starts;
             self.shared = SharedPlan::of(&self.pages[..self.n_main_pages], starts).map(|plan| {
-                let shape = plan.shape(starts, |n_pages| self.padded_pages(n_pages));
+                let shape = plan.shape(starts, shape);
                 (plan, shape)
             });
         }
@@ -544,7 +544,7 @@ impl StepInputs {
 
 /// The number of rows, or of sequences, that a step is padded to: what one launch of a product takes for the same price, and above 64 a quarter of
 /// the power of two below, so that graphs of large batches are few.
-fn bucket(n_tokens: usize) -> usize {
+pub(super) fn bucket(n_tokens: usize) -> usize {
     match n_tokens {
         0..=2 => n_tokens,
         3..=4 => 4,

@@ -77,6 +77,8 @@ pub struct DeviceOptions {
     pub launches: Launches,
     /// Whether matrix operations of warpgroups are used.
     pub wide: WideProducts,
+    /// Whether rows of a decode step that begin with the same pages read these each for itself, not once for all.
+    pub reads_apart: bool,
 }
 
 /// Whether products by many rows use the matrix operations of warpgroups that compute capability 9.0 has.

@@ -184,7 +184,8 @@ impl<B: Backend> MoeFfn<B> {
         let rows = latent.as_ref().map_or(input, |(rows, ..)| rows);
         let own = NetworkPart::Ffn(self.layer_idx);
         // What a device can compute of it while the host has the experts.
-        let is_shared_first = self.shared.is_some() && backend.goes_ahead(own, rows, n_rows, self.up.n_in)?;
+        let is_shared_first =
+            self.shared.is_some() && backend.begin_next_to(own, rows, n_rows, self.up.n_in)?;
         let rows = ExpertInput::Rows(rows);
         if is_shared_first {
             backend.enter(own);

@@ -11,17 +11,34 @@ use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions, Rank, Shard,
 use tokenmill_placed::{GroupExecutor, GroupRank};
 
 use super::{
-    sums::{Sums, choose},
-    with_cuda::{backend_of, device_error, open_gpu},
+    sums::{Sums, check, choose},
+    with_cuda::{backend_of, check_fit, device_error, open_gpu},
 };
 use crate::{Compute, Error, Loaded, LoadedDevice};
 
-/// Refuses what [`load_group`] would refuse before it looks at the memory of the GPUs.
-pub(crate) fn check_group(model: &Model, first: usize, compute: &Compute) -> Result<(), Error> {
-    shards(model, compute.n_gpus)?;
+/// Refuses what [`load_group`] would refuse before it reads a weight, but for GPUs that NCCL cannot join, and for the memory that it takes.
+pub(crate) fn check_group(
+    model: &Model,
+    first: usize,
+    options: &ModelOptions,
+    compute: &Compute,
+) -> Result<(), Error> {
+    let shards = shards(model, compute.n_gpus)?;
     let devices = open_all(first, compute)?;
     let infos: Vec<&DeviceInfo> = devices.iter().map(Device::info).collect();
-    check_alike(first, &infos)
+    check_alike(first, &infos)?;
+    let may_be_nccl = check(compute, NcclApi::of_system)?;
+    for (shard, device) in shards.into_iter().zip(devices) {
+        let shard = if may_be_nccl {
+            shard.with_divided_head()?
+        } else {
+            shard
+        };
+        let backend = backend_of(device, compute)?;
+        let plan = shard.plan(&backend, options)?;
+        check_fit(&backend, options, &plan)?;
+    }
+    Ok(())
 }
 
 /// The part of each GPU.

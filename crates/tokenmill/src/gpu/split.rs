@@ -82,21 +82,9 @@ impl<'a> Split<'a> {
         if plan.device_bytes() as u64 <= self.room_bytes {
             return Ok((plan, SplitReason::AsAsked));
         }
-        let network = self.network.clone();
-        let mut first_fits = Vec::new();
-        for retreat in Retreat::all(request, &network) {
-            let placement = |level| retreat.placement(request, &network, level);
-            first_fits.push((retreat, self.least(retreat.last_level(&network), placement)?));
-        }
         // Where nothing fits there is nothing to measure for.
-        let has_candidate = first_fits
-            .iter()
-            .any(|&(retreat, level): &(Retreat, Option<usize>)| {
-                level.is_some_and(|level| !retreat.placement(request, &network, level).is_all_on_host())
-            });
-        if !has_candidate {
-            return Err(self.nothing_fits(request)?);
-        }
+        let first_fits = self.first_fits(request)?;
+        let network = self.network.clone();
         let reads = token_reads(self.model, &network, self.options, &mut self.backend)?;
         let (bandwidths, when) = bandwidths(compute, self.backend.host(), self.backend.device())?;
         let candidates = ranked(request, &network, &reads, &bandwidths, &first_fits);
@@ -134,6 +122,33 @@ impl<'a> Split<'a> {
             }
         }
         Err(refused.expect("there is a candidate"))
+    }
+
+    /// Of each retreat the first level that fits, where one leaves the GPU a part.
+    fn first_fits(&mut self, request: &PlacementRequest) -> Result<Vec<(Retreat, Option<usize>)>, Error> {
+        let network = self.network.clone();
+        let mut first_fits = Vec::new();
+        for retreat in Retreat::all(request, &network) {
+            let placement = |level| retreat.placement(request, &network, level);
+            first_fits.push((retreat, self.least(retreat.last_level(&network), placement)?));
+        }
+        let has_part = |&(retreat, level): &(Retreat, Option<usize>)| {
+            level.is_some_and(|level| !retreat.placement(request, &network, level).is_all_on_host())
+        };
+        if first_fits.iter().any(has_part) {
+            Ok(first_fits)
+        } else {
+            Err(self.nothing_fits(request)?)
+        }
+    }
+
+    /// Refuses a request of which not even a part fits.
+    fn check_room(&mut self, request: &PlacementRequest) -> Result<(), Error> {
+        let plan = self.plan(request.placement(&self.network))?;
+        if plan.device_bytes() as u64 > self.room_bytes {
+            self.first_fits(request)?;
+        }
+        Ok(())
     }
 
     /// Why not even the least of a split fits.
@@ -211,7 +226,8 @@ fn check_placement(request: &PlacementRequest, network: &NetworkShape) -> Result
     Ok(())
 }
 
-/// Refuses what [`load_split`] would refuse before it reads a weight; where the number of layers is left open, not whether any fit.
+/// Refuses what [`load_split`] would refuse before it reads a weight; where the number of layers is left open, not what the host has
+/// no memory for.
 pub(crate) fn check_split(
     model: &Model,
     ordinal: usize,
@@ -220,7 +236,7 @@ pub(crate) fn check_split(
 ) -> Result<(), Error> {
     let mut split = Split::open(model, ordinal, options, compute)?;
     if compute.placement.layers == DeviceLayers::Auto {
-        return Ok(());
+        return split.check_room(&compute.placement);
     }
     let plan = split.as_asked(&compute.placement)?;
     if split.backend.placement().is_all_on_device() {
@@ -320,7 +336,7 @@ fn measured_steps(
     let identity = identity_of(model, n_ctx).ok();
     let subject = identity.map(|identity| {
         format!(
-            "model {identity:032x}, {place}, at most {} tokens of {} sequences in a step, contexts of {n_ctx}, {} and {}, invariant {}, prompts by {:?} threads, by tokenmill {} with {:?}, {:?}; {}",
+            "model {identity:032x}, {place}, at most {} tokens of {} sequences in a step, contexts of {n_ctx}, {} and {}, invariant {}, prompts by {:?} threads, by tokenmill {} with {:?}, {:?}, {:?}; {}",
             options.max_batch_tokens,
             options.max_batch_seqs,
             options.kv_type,
@@ -330,6 +346,7 @@ fn measured_steps(
             env!("CARGO_PKG_VERSION"),
             compute.gpu.warpgroup_products,
             compute.gpu.launches_in_order,
+            compute.gpu.reads_apart,
             machine(compute, executor.backend().device()),
         )
     });

@@ -29,35 +29,62 @@ pub(super) fn choose(
         AllReduce::Auto if is_invariant => Ok(Sums::Host(Some(
             "results are not to depend on the batch, and the order in which NCCL adds may".to_owned(),
         ))),
-        AllReduce::Nccl if is_invariant => Err(Error::Gpu(BackendError::Unsupported {
-            feature: "results by NCCL that do not depend on the batch".to_owned(),
-            device: "CUDA",
-        })),
+        AllReduce::Nccl if is_invariant => Err(contradiction()),
         AllReduce::Auto => Ok(join().map_or_else(|error| Sums::Host(Some(error.to_string())), Sums::Nccl)),
-        AllReduce::Nccl => join().map(Sums::Nccl).map_err(|error| {
-            Error::Gpu(BackendError::Unavailable {
-                source: Box::new(error),
-            })
-        }),
+        AllReduce::Nccl => join().map(Sums::Nccl).map_err(unavailable),
     }
+}
+
+/// Refuses what [`choose`] refuses before it joins the GPUs, and says whether they may come to add up by NCCL.
+pub(super) fn check(
+    compute: &Compute,
+    nccl: impl FnOnce() -> Result<NcclApi, CudaExecError>,
+) -> Result<bool, Error> {
+    match (compute.all_reduce, compute.gpu.is_batch_invariant) {
+        (AllReduce::Host, _) | (AllReduce::Auto, true) => Ok(false),
+        (AllReduce::Nccl, true) => Err(contradiction()),
+        (AllReduce::Auto, false) => Ok(nccl().is_ok()),
+        (AllReduce::Nccl, false) => nccl().map(|_| true).map_err(unavailable),
+    }
+}
+
+fn contradiction() -> Error {
+    Error::Gpu(BackendError::Unsupported {
+        feature: "results by NCCL that do not depend on the batch".to_owned(),
+        device: "CUDA",
+    })
+}
+
+fn unavailable(error: CudaExecError) -> Error {
+    Error::Gpu(BackendError::Unavailable {
+        source: Box::new(error),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The choice, which a check says before where it is a refusal.
     fn chosen(all_reduce: AllReduce, is_batch_invariant: bool) -> Result<Sums, Error> {
         let mut compute = Compute {
             all_reduce,
             ..Compute::default()
         };
         compute.gpu.is_batch_invariant = is_batch_invariant;
-        choose(&compute, &[], &HostGroup::new(1), || {
+        let nccl = || {
             Err(CudaExecError::Failed {
                 operation: "loading NCCL",
                 reason: "it is not there".to_owned(),
             })
-        })
+        };
+        let chosen = choose(&compute, &[], &HostGroup::new(1), nccl);
+        match (check(&compute, nccl), &chosen) {
+            (Ok(may_be_nccl), Ok(Sums::Host(_))) => assert!(!may_be_nccl),
+            (Err(checked), Err(error)) => assert_eq!(checked.to_string(), error.to_string()),
+            (checked, _) => panic!("{checked:?}"),
+        }
+        chosen
     }
 
     #[test]

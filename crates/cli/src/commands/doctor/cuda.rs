@@ -64,13 +64,13 @@ impl Gpu {
         let families = families(device);
         for family in &families {
             found.rows.push(match &family.missing {
-                None => Row::new("products", Ok(family.name.to_owned())),
+                None => Row::new(family.kind, Ok(family.name.to_owned())),
                 // Other kernels do the same.
-                Some(reason) => Row::absent("products", format!("{}: {reason}", family.name)),
+                Some(reason) => Row::absent(family.kind, format!("{}: {reason}", family.name)),
             });
         }
         let families: Vec<_> = (families.iter())
-            .map(|family| json!({ "family": family.name, "missing": family.missing }))
+            .map(|family| json!({ "kind": family.kind, "family": family.name, "missing": family.missing }))
             .collect();
         found.json.insert("products".to_owned(), json!(families));
         found.rows.push(Row::new("self-test", tested));
