@@ -5,6 +5,8 @@
 //! drivers without a compiler, what the timing model predicts, a few fixtures, and a script that runs every part, the most telling first, within
 //! the seconds that it is given. Invariant: a part that cannot run says why in its result; the folder stays below 48 MiB.
 
+mod cut_off;
+mod others_tools;
 mod rehearsal;
 
 use std::{
