@@ -101,7 +101,7 @@ mod tests {
     use std::process::Stdio;
 
     use super::*;
-    use crate::device_pack::{SCRIPT, archive, make_executable, others_tools};
+    use crate::device_pack::{SCRIPT, archive, others_tools};
 
     /// Scripts in the place of the programs: the self-test passes, and what else a program is asked for is `xtask`'s answer.
     struct Pack {
@@ -113,12 +113,17 @@ mod tests {
         fn new(xtask: &str) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let here = folder.path();
-            fs::create_dir(here.join("bin")).unwrap();
-            for (name, body) in [("bin/tokenmill", "exit 0"), ("bin/xtask", xtask)] {
-                fs::write(here.join(name), format!("#!/bin/sh\n{body}\n")).unwrap();
-                make_executable(&here.join(name)).unwrap();
+            for folder in ["bin", "fixtures"] {
+                fs::create_dir(here.join(folder)).unwrap();
             }
-            archive(here, "bin").unwrap();
+            // Put together as the programs are.
+            for (name, body) in [("tokenmill", "exit 0"), ("xtask", xtask)] {
+                let [head, tail] = ["head", "tail"].map(|end| here.join(format!("bin/{name}.{end}")));
+                fs::write(head, "#!/bin/sh\n").unwrap();
+                fs::write(tail, format!("{body}\n")).unwrap();
+            }
+            fs::write(here.join("bin/kernels.z"), "# kernels\n").unwrap();
+            archive(here).unwrap();
             fs::write(here.join("run.sh"), SCRIPT).unwrap();
             fs::write(here.join("pack.json"), "{\n  \"commit\": \"c\"\n}\n").unwrap();
             let mut run = Command::new("bash");

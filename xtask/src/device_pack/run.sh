@@ -45,8 +45,15 @@ presets=${BENCH_PRESETS:-llama-3-8b:Q4_K_M llama-3-8b:Q8_0 llama-3.2-1b:Q4_K_M l
 first=${presets%% *}
 part_limit_s=${PART_LIMIT_S:-600}
 bin=$work/bin
-# Always, over older programs.
-tar -xzf "$here/bin.tar.gz" -C "$work" || exit 1
+fixtures=$work/fixtures
+# Always, over older programs. The kernels are in the pack once, and in each program.
+rm -rf "$bin" "$fixtures"
+tar -xzf "$here/pack.tar.gz" -C "$work" || exit 1
+for head in "$bin"/*.head; do
+    program=${head%.head}
+    cat "$head" "$bin/kernels.z" "$program.tail" >"$program" && chmod +x "$program" || exit 1
+    rm "$head" "$program.tail"
+done
 export PATH="$bin:$PATH"
 # For drivers that do not find their compiler.
 cubins=${CUBINS:-$here/cubins.z}
@@ -149,7 +156,7 @@ keep() {
 # only between commands that it runs itself.
 limited() {
     local status
-    timeout -k 5 "$@" &
+    timeout -k 5 "$@" 4>&- &
     running_pid=$!
     wait "$running_pid"
     status=$?
@@ -172,6 +179,8 @@ end_group() {
 cut_off() {
     local pid name=${first%%:*}-${first##*:}
     trap '' HUP INT TERM
+    # The part that runs may have its log here.
+    exec >&4
     cut_by=SIG$1
     for pid in $running_pid $first_pid; do kill -TERM "$pid"; done 2>/dev/null
     if [ -n "$running" ]; then
@@ -186,6 +195,7 @@ cut_off() {
     echo "cut off by $cut_by after $(($(date +%s) - started)) s, $n_passed parts passed, $n_failed failed; $out/summary.json, $out/results.tar.gz"
     exit $((128 + $2))
 }
+exec 4>&1
 trap 'cut_off HUP 1' HUP
 trap 'cut_off INT 2' INT
 trap 'cut_off TERM 15' TERM
@@ -255,7 +265,7 @@ begin_first() {
     mkdir -p "$models"
     first_started=$(date +%s)
     timeout -k 5 "$limit" bash -c 'xtask synth "$0" "$1" "$2.part" && mv "$2.part" "$2"' "$name" "$type" "$made" \
-        >"$results/synth-$name-$type.log" 2>&1 &
+        >"$results/synth-$name-$type.log" 2>&1 4>&- &
     first_pid=$!
 }
 
@@ -369,9 +379,9 @@ case $status in
 esac
 
 wanted bench && begin_first
-wanted compare && part 10 compare xtask device-compare "$here/fixtures/llama/$(pack_says compared_model)" \
+wanted compare && part 10 compare xtask device-compare "$fixtures/llama/$(pack_says compared_model)" \
     --json "$results/compare.json.new"
-wanted parity && part 20 parity xtask parity --device cuda --data "$here/fixtures" --json "$results/parity.json.new" ${PARITY_ARGS:-}
+wanted parity && part 20 parity xtask parity --device cuda --data "$fixtures" --json "$results/parity.json.new" ${PARITY_ARGS:-}
 wanted conformance && part 30 conformance xtask conformance --device cuda --json "$results/conformance.json.new" ${CONFORMANCE_ARGS:-}
 if wanted cubins; then
     if [ -f "$cubins" ]; then
@@ -429,7 +439,7 @@ export -f examine
 wanted doctor && part 40 doctor bash -c 'examine "$0"' "$results/doctor.json.new"
 wanted conformance-cpu && anywhere 30 conformance-cpu xtask conformance --device cpu --json "$results/conformance-cpu.json.new" \
     ${CONFORMANCE_ARGS:-}
-wanted parity-cpu && anywhere 20 parity-cpu xtask parity --device cpu --data "$here/fixtures" --json "$results/parity-cpu.json.new" \
+wanted parity-cpu && anywhere 20 parity-cpu xtask parity --device cpu --data "$fixtures" --json "$results/parity-cpu.json.new" \
     ${PARITY_ARGS:-}
 # Other programs, where they are installed.
 llama_bench() {
