@@ -1,10 +1,13 @@
 //! `device-pack`: everything that a machine with a GPU needs to check and to measure this project, in one folder, in one call.
 //!
-//! Such machines are met for minutes, without a compiler or a network. The folder has the binaries without symbols (an archive,
-//! since they make up most of it and compress to a half), the kernels as code of one GPU generation for
-//! drivers without a compiler, what the timing model predicts, a few fixtures, and a script that runs every part, the most telling first, within
-//! the seconds that it is given. Invariant: a part that cannot run says why in its result; the folder stays below 48 MiB.
+//! Such machines are met for minutes, without a compiler or a network. The folder has the binaries without symbols and a few fixtures (an archive,
+//! since they make up most of it), the kernels as code of one GPU generation for drivers without a compiler, what the timing model
+//! predicts, and a script that runs every part, the most telling first, within the seconds that it is given. The binaries have the same
+//! archive of kernels, which no compressor makes smaller: the folder has it once, and the script puts it back. Invariant: a part that cannot run says
+//! why in its result.
 
+mod cut_off;
+mod others_tools;
 mod rehearsal;
 
 use std::{
@@ -18,6 +21,7 @@ use anyhow::{Context, ensure};
 use crate::{
     parity::fixtures_folder,
     predictions::{self, Extent},
+    ptx,
 };
 
 /// Build the folder that a GPU machine runs in one call: binaries, predictions, fixtures, and a script that writes JSON
@@ -56,9 +60,6 @@ pub struct Args {
     /// How much is predicted.
     #[arg(long, value_enum, default_value_t = Extent::All, value_name = "EXTENT")]
     extent: Extent,
-    /// What the folder may have.
-    #[arg(skip = MAX_BYTES)]
-    max_bytes: u64,
     /// Whether a fixture that is not there is an error.
     #[arg(skip = true)]
     has_all_fixtures: bool,
@@ -77,7 +78,6 @@ impl Args {
             rehearse: Some(seconds),
             allow_late: true,
             extent: Extent::Few,
-            max_bytes: u64::MAX,
             has_all_fixtures: false,
         }
     }
@@ -92,8 +92,11 @@ impl Args {
     }
 }
 
-/// What the folder may have.
-const MAX_BYTES: u64 = 48 << 20;
+/// What a machine takes: those that are lent for a command copy a work tree to them first, and have a bound for it.
+const TAKEN_BYTES: u64 = 64 << 20;
+/// What is packed of `bin` and `fixtures`, and the kernels that are cut out of the binaries.
+const ARCHIVE: &str = "pack.tar.gz";
+const KERNELS: &str = "kernels.z";
 /// The script.
 const SCRIPT: &str = include_str!("device_pack/run.sh");
 /// What times torch, where a machine has it.
@@ -144,20 +147,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let folder = out.join(folder);
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
+    let kernels =
+        fs::read(root.join(ptx::ARCHIVE)).with_context(|| format!("cannot read {}", ptx::ARCHIVE))?;
+    fs::write(out.join("bin").join(KERNELS), &kernels).context("cannot write the kernels")?;
     for (_, binary) in BINARIES {
         let packed = out.join("bin").join(binary);
         copy(&root.join(&args.binaries).join(binary), &packed)?;
         strip(&packed)?;
+        cut_kernels_out(&packed, &kernels)?;
     }
-    archive(&out, "bin")?;
     copy_fixtures(&args.fixtures(&fixtures), &fixtures, &out.join("fixtures"))?;
     if args.cubins != "none" {
-        match crate::ptx::cubins(&args.cubins) {
+        match ptx::cubins(&args.cubins) {
             Ok(cubins) => fs::write(out.join("cubins.z"), cubins).context("cannot write the cubins")?,
             Err(reason) => println!("device-pack: without cubins, the assembler cannot be had: {reason:#}"),
         }
     }
     fs::write(out.join("pack.json"), about(root, &args.cubins, &out)?).context("cannot write pack.json")?;
+    archive(&out)?;
     for device in args.predict.iter().filter(|device| *device != "none") {
         let path = out.join(format!("predictions-{device}.json"));
         predictions::write(device, args.extent, &commit(root), &path)?;
@@ -177,17 +184,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let n_bytes = size_of(&out)?;
     let mib = n_bytes as f64 / f64::from(1 << 20);
     println!("device-pack: {mib:.1} MiB in {}", out.display());
-    if let Some(tracked) = tracked_bytes(root) {
-        // Where a machine takes a whole work tree, this is what travels.
-        let all = mib + tracked as f64 / f64::from(1 << 20);
-        println!("device-pack: {all:.1} MiB with the files of the work tree");
+    if let Some(tree) = tree_bytes(root) {
+        println!("device-pack: {}", with_tree(n_bytes, tree));
     }
     println!("on a GPU machine: ./run.sh [RESULTS_FOLDER [SECONDS]]");
-    ensure!(
-        n_bytes <= args.max_bytes,
-        "{mib:.1} MiB are more than {} MiB",
-        args.max_bytes >> 20
-    );
     Ok(())
 }
 
@@ -225,9 +225,26 @@ fn about(root: &Path, cubins: &str, out: &Path) -> anyhow::Result<String> {
     Ok(format!("{about:#}\n"))
 }
 
-/// Bytes of the work tree's files that git knows; `None` without git.
-fn tracked_bytes(root: &Path) -> Option<u64> {
-    let listed = git(root, &["ls-files", "-z"])?;
+/// What travels where a machine takes the pack with the whole work tree, and what to do where that is too much.
+fn with_tree(n_bytes: u64, tree: u64) -> String {
+    let mib = |n_bytes: u64| n_bytes as f64 / f64::from(1 << 20);
+    let all = format!("{:.1} MiB with the files of the work tree", mib(n_bytes + tree));
+    if n_bytes + tree <= TAKEN_BYTES {
+        return all;
+    }
+    format!(
+        "{all}: more than the {} MiB of a machine that takes them all; `git sparse-checkout set docs` leaves out what the pack does not need, \
+         `git sparse-checkout disable` brings it back",
+        TAKEN_BYTES >> 20
+    )
+}
+
+/// Bytes of the work tree's files that git does not ignore; `None` without git.
+fn tree_bytes(root: &Path) -> Option<u64> {
+    let listed = git(
+        root,
+        &["ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+    )?;
     // What a sparse work tree leaves out is not there.
     let sizes = listed
         .split('\0')
@@ -262,19 +279,45 @@ fn strip(binary: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Packs a folder into `FOLDER.tar.gz` in the same place.
-fn archive(parent: &Path, folder: &str) -> anyhow::Result<()> {
+/// Replaces a binary by what stands before and behind the kernels in it, as `BINARY.head` and `BINARY.tail`.
+fn cut_kernels_out(binary: &Path, kernels: &[u8]) -> anyhow::Result<()> {
+    let bytes = fs::read(binary).with_context(|| format!("cannot read {}", binary.display()))?;
+    let at = place_of(kernels, &bytes).with_context(|| {
+        format!(
+            "{} has other kernels than {}: build it of this tree",
+            binary.display(),
+            ptx::ARCHIVE
+        )
+    })?;
+    for (ending, part) in [("head", &bytes[..at]), ("tail", &bytes[at + kernels.len()..])] {
+        let path = binary.with_extension(ending);
+        fs::write(&path, part).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    fs::remove_file(binary).with_context(|| format!("cannot remove {}", binary.display()))
+}
+
+/// Where bytes stand in others.
+fn place_of(wanted: &[u8], bytes: &[u8]) -> Option<usize> {
+    bytes.windows(wanted.len()).position(|window| window == wanted)
+}
+
+/// Packs `bin` and `fixtures` into [`ARCHIVE`], in their place.
+fn archive(pack: &Path) -> anyhow::Result<()> {
+    let folders = ["bin", "fixtures"];
     let status = Command::new("tar")
         .arg("-czf")
-        .arg(parent.join(format!("{folder}.tar.gz")))
+        .arg(pack.join(ARCHIVE))
         .arg("-C")
-        .arg(parent)
-        .arg(folder)
+        .arg(pack)
+        .args(folders)
         .status()
         .context("cannot run tar")?;
-    ensure!(status.success(), "archiving {folder} failed");
-    let folder = parent.join(folder);
-    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+    ensure!(status.success(), "archiving failed");
+    for folder in folders {
+        let folder = pack.join(folder);
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    Ok(())
 }
 
 /// Copies models and references, and leaves only the types that were copied in a reference's list of files.
@@ -326,4 +369,38 @@ fn size_of(folder: &Path) -> anyhow::Result<u64> {
         };
     }
     Ok(n_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_binary_is_cut_around_its_kernels_and_put_together_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let binary = folder.path().join("tokenmill");
+        // Their first bytes may stand elsewhere too.
+        fs::write(&binary, b"before, KERN, KERNELS, behind").unwrap();
+        cut_kernels_out(&binary, b"KERNELS").unwrap();
+        let parts = ["head", "tail"].map(|ending| fs::read(binary.with_extension(ending)).unwrap());
+        assert_eq!(parts, [&b"before, KERN, "[..], b", behind"]);
+        assert!(!binary.exists());
+        fs::write(&binary, b"of another tree").unwrap();
+        let error = cut_kernels_out(&binary, b"KERNELS").unwrap_err().to_string();
+        assert!(error.contains("other kernels"), "{error}");
+    }
+
+    #[test]
+    fn more_than_a_machine_takes_is_said_with_a_way_out() {
+        assert_eq!(
+            with_tree(20 << 20, 44 << 20),
+            "64.0 MiB with the files of the work tree"
+        );
+        let said = with_tree(21 << 20, 44 << 20);
+        assert!(
+            said.starts_with("65.0 MiB with the files of the work tree: more than the 64 MiB")
+                && said.contains("git sparse-checkout set docs"),
+            "{said}"
+        );
+    }
 }

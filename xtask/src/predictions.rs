@@ -2,12 +2,14 @@
 //!
 //! Separate from the pack, which has the files, and from `kernel-bench` and `device-report`, which put them next to measurements. Making them takes
 //! minutes, so they are kept in `target/predictions` by a hash of all that they follow from: the kernels, the launching and the estimating code, and
-//! what is asked. Invariant: a file says for which kernels it is, and with others it is refused.
+//! what is asked; each as it is made, so that a run that was ended is taken up where it was. Invariant: a file says for which kernels it is, and with
+//! others it is refused.
+
+mod bar;
 
 use std::{
     collections::BTreeMap,
     fs,
-    io::{IsTerminal as _, Write as _},
     num::NonZero,
     path::{Path, PathBuf},
     sync::{
@@ -22,6 +24,7 @@ use sha2::{Digest as _, Sha256};
 use tokenmill_cuda_exec::modules;
 use tokenmill_ptx_sim::DeviceProfile;
 
+use self::bar::Bar;
 use crate::{
     kernel_bench::{self, Predictor},
     kernel_estimate::{self, StepAsked},
@@ -145,6 +148,12 @@ impl Job {
             Self::Step { of, n_seqs } => format!("{}, {n_seqs} behind {}", of.file(), of.n_prompt),
         }
     }
+
+    /// Whether it is this step.
+    fn is_of(self, step: &StepPredicted) -> bool {
+        matches!(self, Self::Step { of, n_seqs }
+            if of.file() == step.model && of.n_prompt == step.n_prompt && n_seqs == step.n_seqs)
+    }
 }
 
 impl Steps {
@@ -172,33 +181,48 @@ impl Steps {
 }
 
 impl Predicted {
-    /// Makes them on all cores, showing how far it is. What cannot be predicted says why, and leaves the others.
+    /// Makes those that `self` does not have on all cores, showing how far it is, and has `keep` keep what there is after each. What cannot be predicted
+    /// says why, and leaves the others.
     ///
     /// # Errors
-    /// That nothing could be predicted, with one of the reasons.
-    fn make(profile: &'static DeviceProfile, extent: Extent) -> anyhow::Result<Self> {
+    /// That nothing could be predicted, with one of the reasons, or that nothing can be kept.
+    fn make(
+        self,
+        profile: &'static DeviceProfile,
+        extent: Extent,
+        keep: impl Fn(&Self) -> anyhow::Result<()> + Sync,
+    ) -> anyhow::Result<Self> {
         let jobs = Job::all(extent);
-        let bar = Mutex::new(Bar::new(profile.name, jobs.len()));
-        let made = Mutex::new(Self::default());
+        let missing: Vec<Job> = jobs.iter().copied().filter(|job| !self.has(*job)).collect();
+        let bar = Mutex::new(Bar::new(profile.name, missing.len()));
+        let made = Mutex::new(self);
         let next = AtomicUsize::new(0);
-        let work = || {
+        let work = || -> anyhow::Result<()> {
             let mut predictor = Predictor::new(profile);
-            while let Some(&job) = jobs.get(next.fetch_add(1, Relaxed)) {
+            while let Some(&job) = missing.get(next.fetch_add(1, Relaxed)) {
                 let name = job.name();
                 bar.lock().unwrap_or_else(PoisonError::into_inner).show(&name);
                 let us = match job {
                     Job::Row(name) => predictor.us(name),
                     Job::Step { of, n_seqs } => of.us(n_seqs, profile),
                 };
-                made.lock().unwrap_or_else(PoisonError::into_inner).note(job, us);
+                let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+                made.note(job, us);
+                keep(&made)?;
             }
+            Ok(())
         };
         let n_threads = std::thread::available_parallelism().map_or(1, NonZero::get);
         std::thread::scope(|scope| {
-            for _ in 0..n_threads.min(jobs.len()) {
-                scope.spawn(work);
-            }
-        });
+            let workers: Vec<_> = (0..n_threads.min(missing.len()))
+                .map(|_| scope.spawn(work))
+                .collect();
+            let ended = workers.into_iter().map(|worker| {
+                let ended = worker.join();
+                ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            ended.collect::<anyhow::Result<()>>()
+        })?;
         bar.into_inner().unwrap_or_else(PoisonError::into_inner).end();
         let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
         if let (true, true, Some((name, problem))) = (
@@ -209,14 +233,17 @@ impl Predicted {
             bail!("nothing can be predicted for {}: {name}: {problem}", profile.name);
         }
         // As they are asked, whichever was done first.
-        let place = |step: &StepPredicted| {
-            jobs.iter().position(|job| {
-                matches!(job, Job::Step { of, n_seqs }
-                    if of.file() == step.model && of.n_prompt == step.n_prompt && *n_seqs == step.n_seqs)
-            })
-        };
-        made.steps.sort_by_key(place);
+        made.steps
+            .sort_by_key(|step| jobs.iter().position(|job| job.is_of(step)));
         Ok(made)
+    }
+
+    /// Whether it was predicted.
+    fn has(&self, job: Job) -> bool {
+        match job {
+            Job::Row(name) => self.kernels.contains_key(name),
+            Job::Step { .. } => self.steps.iter().any(|step| job.is_of(step)),
+        }
     }
 
     /// Adds what was found for a job, in microseconds, or why nothing was.
@@ -311,11 +338,18 @@ pub(crate) fn write(device: &str, extent: Extent, commit: &str, to: &Path) -> an
             fs::read_to_string(&cached).with_context(|| format!("cannot read {}", cached.display()))?;
         serde_json::from_str(&text).with_context(|| format!("{} is no JSON", cached.display()))?
     } else {
-        let made = Predicted::make(profile, extent)?.to_json(device, commit);
-        // Under its name only when it is whole; what failed may be there the next time.
-        if made["not_predicted"].as_object().is_none_or(serde_json::Map::is_empty) {
-            let part = cached.with_extension("part");
-            write(&part, &made)?;
+        // What could not be predicted is tried again; what was is kept in a file of its own until all is there.
+        let part = cached.with_extension("part");
+        let begun = Predictions::read(&part).map(|begun| Predicted {
+            problems: BTreeMap::new(),
+            ..begun.all
+        });
+        let keep = |made: &Predicted| write(&part, &made.to_json(device, commit));
+        let made = begun.unwrap_or_default().make(profile, extent, keep)?;
+        let is_whole = made.problems.is_empty();
+        let made = made.to_json(device, commit);
+        write(&part, &made)?;
+        if is_whole {
             fs::rename(&part, &cached).with_context(|| format!("cannot write {}", cached.display()))?;
         }
         made
@@ -374,50 +408,6 @@ fn list(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Shows on standard error how far it is.
-struct Bar {
-    device: &'static str,
-    n_begun: usize,
-    n_all: usize,
-    is_terminal: bool,
-}
-
-impl Bar {
-    const WIDTH: usize = 30;
-
-    fn new(device: &'static str, n_all: usize) -> Self {
-        Self {
-            device,
-            n_begun: 0,
-            n_all,
-            is_terminal: std::io::stderr().is_terminal(),
-        }
-    }
-
-    /// Another one begins.
-    fn show(&mut self, name: &str) {
-        let filled = Self::WIDTH * self.n_begun / self.n_all;
-        self.n_begun += 1;
-        let bar = format!("{}{}", "#".repeat(filled), ".".repeat(Self::WIDTH - filled));
-        let text = format!(
-            "predicting for {}: [{bar}] {}/{} {name}",
-            self.device, self.n_begun, self.n_all
-        );
-        // A bar that cannot be shown is no reason to stop.
-        let _ = if self.is_terminal {
-            write!(std::io::stderr(), "\r\x1b[K{text}")
-        } else {
-            writeln!(std::io::stderr(), "{text}")
-        };
-    }
-
-    fn end(&self) {
-        if self.is_terminal {
-            let _ = writeln!(std::io::stderr());
-        }
-    }
 }
 
 /// Predictions of a file.
@@ -538,6 +528,12 @@ mod tests {
         predicted.note(steps[0], Err(anyhow::anyhow!("no room")));
         predicted.note(steps[1], Ok(5.0));
         assert_eq!((predicted.kernels.len(), predicted.steps.len()), (1, 1));
+        // What was predicted is not asked for again.
+        let has = |job: &Job| predicted.has(*job);
+        assert_eq!(
+            [&rows[0], &rows[1], &steps[0], &steps[1]].map(has),
+            [true, false, false, true]
+        );
         let said: Vec<String> = (predicted.problems.iter())
             .map(|(name, problem)| format!("{name}: {problem}"))
             .collect();

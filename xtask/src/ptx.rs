@@ -53,7 +53,7 @@ impl Args {
 }
 
 /// The archive, in the crate that loads it, so that its package has it.
-const ARCHIVE: &str = "crates/cuda-exec/kernels.ptx.z";
+pub(crate) const ARCHIVE: &str = "crates/cuda-exec/kernels.ptx.z";
 /// What is in it, for people and for reviews.
 const LOCK: &str = "kernels/ptx.lock";
 

@@ -1,13 +1,15 @@
 //! The rehearsal of a device pack: all of it, over the simulated driver.
 //!
 //! Separate from making the folder. A GPU is met for minutes, so the script, the programs' options, the archive and the report are tried
-//! together before, by the very files that are packed. Invariant: every part passes, but for NVIDIA's tools where there are none; a part that
-//! the seconds did not suffice for is an error unless late parts are allowed. What is rehearsed is called so, and no time of it is reported.
+//! together before, by the very files that are packed; other programs have stand-ins. Then a run is cut off while its server works. Invariant: every
+//! part passes, but for torch where there is no python; a part that the seconds did not suffice for is an error unless late parts are allowed. What
+//! is rehearsed is called so, and no time of it is reported.
 
 use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
 use anyhow::{Context, ensure};
@@ -18,6 +20,7 @@ use tokenmill_cuda_exec::{
 };
 use tokenmill_gguf::TensorType;
 
+use super::{cut_off, others_tools};
 use crate::device_report::{self, Figures};
 
 /// What the program finds as the driver, and what it is called among the binaries.
@@ -53,16 +56,17 @@ pub(super) enum Late {
     Allowed,
 }
 
-/// Parts that a machine need not have the tools for.
-const MAY_BE_ABSENT: [&str; 4] = [
-    "sanitizer",
-    "baseline-llama.cpp",
-    "baseline-torch",
-    "baseline-ncu",
-];
+/// What keeps the server of the run that is cut off busy until then.
+const LONG_LOAD: &str =
+    "--concurrency 2 --requests 1000 --warmup 0 --prompt-words 2 --max-tokens 100 --ignore-eos";
+/// What the run that is cut off may take until its server works.
+const LONG_LOAD_LIMIT: Duration = Duration::from_secs(60);
+
+/// Parts that a machine need not have the programs for: torch's stand-in takes a python.
+const MAY_BE_ABSENT: [&str; 1] = ["baseline-torch"];
 
 /// Parts that run on any machine which has all that the pack has, in the order in which the script runs them.
-const PARTS: [&str; 22] = [
+const PARTS: [&str; 25] = [
     "self-test",
     "compare",
     "parity",
@@ -83,13 +87,16 @@ const PARTS: [&str; 22] = [
     "baseline-llama.cpp",
     "baseline-torch",
     "baseline-ncu",
-    "sanitizer",
+    "sanitizer-memcheck",
+    "sanitizer-racecheck",
+    "sanitizer-initcheck",
+    "sanitizer-synccheck",
     "synth-tiny-llama-Q4_K_M",
 ];
 /// The most files that some machines give back.
 const MOST_FILES: usize = 8;
 
-/// Runs the pack in `pack` with the driver that was built with `binaries`, checks its results and prints which parts were late.
+/// Runs the pack in `pack` with the driver that was built with `binaries`, checks its results and prints which parts were late. Then cuts a run off.
 ///
 /// # Errors
 /// What is wrong with them; a late part, unless those are allowed.
@@ -100,22 +107,35 @@ pub(super) fn run(pack: &Path, binaries: &Path, seconds: u64, late: Late) -> any
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
     }
     let driver = driver_folder(&folder, binaries)?;
-    let results = folder.join("results");
-    let mut command = Command::new(pack.join("run.sh"));
-    command
-        .arg(&results)
-        .arg(seconds.to_string())
-        .envs(SHORT)
-        .env("CUBINS", stand_ins(&folder)?)
-        .env("LD_LIBRARY_PATH", &driver)
-        .env_remove("TOKENMILL_SIM_DRIVER")
-        .env_remove("CUDA_VISIBLE_DEVICES");
-    let status = command.status().context("cannot run the pack's script")?;
+    let [results, work] = ["results", "work"].map(|name| folder.join(name));
+    let (cubins, tools) = (ptx_as_cubins(&folder)?, others_tools::write(&folder)?);
+    let script = |results: &Path| {
+        let mut command = Command::new(pack.join("run.sh"));
+        command
+            .arg(results)
+            .arg(seconds.to_string())
+            .envs(SHORT)
+            .env("WORK_FOLDER", &work)
+            .env("CUBINS", &cubins)
+            .env("LD_LIBRARY_PATH", &driver)
+            .env("PATH", &tools.path)
+            .env("PYTHONPATH", &tools.python_path)
+            .env_remove("TOKENMILL_SIM_DRIVER")
+            .env_remove("CUDA_VISIBLE_DEVICES");
+        command
+    };
+    let status = script(&results)
+        .status()
+        .context("cannot run the pack's script")?;
     ensure!(status.success(), "the pack's script ends with {status}");
     let summary = check(&results, seconds, late)?;
     let tables = device_report::tables(&results.join("unpacked"), Figures::Rehearsed)?;
     let is_predicted = pack.join("predictions-h200.json").is_file();
     check_tables(&summary, &tables, is_predicted)?;
+    let results = folder.join("cut-off");
+    let mut serving = script(&results);
+    serving.env("PARTS", "serving").env("LOAD_ARGS", LONG_LOAD);
+    rehearse_cut_off(serving, &results, &work.join("tokenmill-pack"))?;
     println!("device-pack: rehearsed on the simulated driver, nothing was measured");
     let late = late_parts(&summary);
     if !late.is_empty() {
@@ -127,8 +147,34 @@ pub(super) fn run(pack: &Path, binaries: &Path, seconds: u64, late: Late) -> any
     Ok(())
 }
 
+/// Cuts a run off whose server works.
+fn rehearse_cut_off(mut serving: Command, results: &Path, work: &Path) -> anyhow::Result<()> {
+    // The run before has left one.
+    let log = work.join("parts/serving.log");
+    if log.exists() {
+        fs::remove_file(&log).with_context(|| format!("cannot remove {}", log.display()))?;
+    }
+    let run = serving.spawn().context("cannot run the pack's script")?;
+    let is_listening = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
+    let summary = cut_off::end(run, results, LONG_LOAD_LIMIT, is_listening)?;
+    let row = row_of(&summary, "serving").context("what was cut off is not in the summary")?;
+    ensure!(
+        row["status"] == "late" && row["reason"] == "cut off by SIGTERM",
+        "what was cut off is {}, {}",
+        row["status"],
+        row["reason"]
+    );
+    let left = cut_off::processes_with(&work.display().to_string())?;
+    ensure!(
+        left.is_empty(),
+        "a run that was cut off left these: {}",
+        left.join("; ")
+    );
+    Ok(())
+}
+
 /// An archive of what stands for code compiled ahead: a simulated GPU runs that of no real one. It has the modules of the self-test's model.
-fn stand_ins(folder: &Path) -> anyhow::Result<PathBuf> {
+fn ptx_as_cubins(folder: &Path) -> anyhow::Result<PathBuf> {
     let mut archive = Cubins::header();
     for module in modules::all() {
         let is_needed = module.types.is_empty() || module.types == [TensorType::Q8_0];

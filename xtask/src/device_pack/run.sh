@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Checks and measures tokenmill on a machine with a GPU, part by part, the most telling first. After every part RESULTS_FOLDER has two files,
-# all results so far as results.tar.gz, and summary.json; a run that is cut off loses one part. Without a GPU the parts that need none run,
-# and the others say why they did not.
+# all results so far as results.tar.gz, and summary.json; a run that is cut off loses one part, and one that is told to end (SIGHUP, SIGINT,
+# SIGTERM) says so in both files and ends what it started. Without a GPU the parts that need none run, and the others say why they did not.
 #
 # ./run.sh [RESULTS_FOLDER [SECONDS]]   SECONDS: how long all of it may take; a part that does not fit into the rest is left out
-#                               exit code 0: every part that ran passed; 1: one failed; 5: there is no GPU to use
+#                               exit code 0: every part that ran passed; 1: one failed; 5: there is no GPU to use; 128 and more: cut off
 # PARTS="self-test parity"      runs only these, in their order here
 # BENCH_PRESETS="llama-3-8b:Q4_K_M ..."  chooses the models of the benches, the first of them also for what follows
 # BENCH_ARGS, MORE_ARGS, PREFILL_ARGS, DEPTH_8K_ARGS, DEPTH_32K_ARGS, SAMPLED_ARGS, KERNEL_ARGS, SERVE_ARGS, LOAD_ARGS
@@ -14,6 +14,9 @@
 # CUBINS=FILE                   kernels compiled ahead, instead of the pack's
 # WORK_FOLDER                   its folder tokenmill-pack gets the programs and the models (5 to 40 GB by default); beside the results
 #                               unless named. Nothing there is deleted but the last run's parts.
+#
+# Functions are called by `bash -c` too, in single quotes; options of the programs are split into words on purpose.
+# shellcheck disable=SC2016,SC2086,SC2317
 set -u
 started=$(date +%s)
 # What a user set here must not reach the parts.
@@ -42,20 +45,36 @@ presets=${BENCH_PRESETS:-llama-3-8b:Q4_K_M llama-3-8b:Q8_0 llama-3.2-1b:Q4_K_M l
 first=${presets%% *}
 part_limit_s=${PART_LIMIT_S:-600}
 bin=$work/bin
-# Always, over older programs.
-tar -xzf "$here/bin.tar.gz" -C "$work" || exit 1
+fixtures=$work/fixtures
+# Always, over older programs. The kernels are in the pack once, and in each program.
+rm -rf "$bin" "$fixtures"
+tar -xzf "$here/pack.tar.gz" -C "$work" || exit 1
+for head in "$bin"/*.head; do
+    program=${head%.head}
+    cat "$head" "$bin/kernels.z" "$program.tail" >"$program" && chmod +x "$program" || exit 1
+    rm "$head" "$program.tail"
+done
 export PATH="$bin:$PATH"
 # For drivers that do not find their compiler.
 cubins=${CUBINS:-$here/cubins.z}
 if [ -f "$cubins" ]; then export TOKENMILL_CUDA_CUBINS="$cubins"; fi
 
 rows=()
+# What runs now: the part, since when, its command line and its process group; the model that is made next to the parts, and its group.
+running=
+running_since=$started
+running_command=
+running_pid=
+first_pid=
+# The signal that cut the run off.
+cut_by=
 n_failed=0
 n_passed=0
 no_device=
 
 # What a log says went wrong: its first line that says so, or its last.
 said() { { grep -m 1 -i '^error' "$1" || tail -n 1 "$1"; } 2>/dev/null; }
+# shellcheck disable=SC1003
 escaped() { printf '%s' "$1" | tr '\n\t\r"\\' "    '/" | tr -d '\000-\037' | cut -c1-600; }
 # What the pack says of itself: pack_says KEY.
 pack_says() { sed -n "s/^ *\"$1\": \"\\(.*\\)\",*\$/\\1/p" "$here/pack.json" | head -n 1; }
@@ -68,9 +87,8 @@ gpu=$(ask_gpu name,driver_version,memory.total)
 gpu_before=$(gpu_state)
 began=$(date -u +%Y-%m-%dT%H:%M:%SZ)
 
-# record PART STATUS REASON SECONDS COMMAND: a row of the summary, which is written again with the archive if something ran, and the part's file,
-# which has the row until the part's own replaces it.
-record() {
+# note PART STATUS REASON SECONDS COMMAND: a row of the summary, and the part's file, which has the row until the part's own replaces it.
+note() {
     local row
     row=$(printf '{"part": "%s", "status": "%s", "reason": "%s", "seconds": %s, "command": "%s"}' \
         "$1" "$2" "$(escaped "$3")" "$4" "$(escaped "${5:-}")")
@@ -82,6 +100,12 @@ record() {
         passed) n_passed=$((n_passed + 1)) ;;
         failed) n_failed=$((n_failed + 1)) ;;
     esac
+}
+
+# record PART STATUS REASON SECONDS COMMAND: the same, and writes the summary again with the archive if something ran.
+record() {
+    note "$@"
+    running=
     # What did not run is archived with the next that did, or at the end: writing takes time, which is short where parts are late.
     case $2 in late | absent | "no device") [ "$4" -eq 0 ] && return 0 ;; esac
     summarize
@@ -100,7 +124,9 @@ summarize() {
         printf '  "machine": "%s",\n' "$(escaped "$(uname -sm), $(nproc) CPUs")"
         printf '  "gpu": "%s",\n' "$(escaped "$gpu")"
         printf '  "gpu_before": "%s",\n' "$(escaped "$gpu_before")"
-        printf '  "gpu_after": "%s",\n' "$(escaped "$(gpu_state)")"
+        # Asking takes seconds on some machines, which a run that is cut off may not have.
+        printf '  "gpu_after": "%s",\n' "$([ -n "$cut_by" ] || escaped "$(gpu_state)")"
+        printf '  "cut_off": "%s",\n' "$cut_by"
         printf '  "no_device": "%s",\n' "$(escaped "$no_device")"
         echo '  "parts": ['
         for index in "${!rows[@]}"; do
@@ -126,9 +152,65 @@ keep() {
     fi
 }
 
+# limited SECONDS COMMAND...: runs it for so long at most, and leaves nothing behind that it started. It is waited for, since bash obeys a signal
+# only between commands that it runs itself.
+limited() {
+    local status
+    timeout -k 5 "$@" 4>&- &
+    running_pid=$!
+    wait "$running_pid"
+    status=$?
+    end_group "$running_pid"
+    running_pid=
+    return $status
+}
+
+# end_group PID: ends what is left of the process group that `timeout` made, within two seconds.
+end_group() {
+    kill -TERM -- "-$1" 2>/dev/null || return 0
+    for _ in {1..20}; do
+        kill -0 -- "-$1" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    kill -KILL -- "-$1" 2>/dev/null
+}
+
+# cut_off SIGNAL NUMBER: what is there is written first, since whoever cuts a run off may not wait for the rest.
+cut_off() {
+    local pid name=${first%%:*}-${first##*:}
+    trap '' HUP INT TERM
+    # The part that runs may have its log here.
+    exec >&4
+    cut_by=SIG$1
+    for pid in $running_pid $first_pid; do kill -TERM "$pid"; done 2>/dev/null
+    if [ -n "$running" ]; then
+        keep "$running" 124
+        note "$running" late "cut off by $cut_by" $(($(date +%s) - running_since)) "$running_command"
+    fi
+    if [ -n "$first_pid" ]; then
+        note "synth-$name" late "cut off by $cut_by" $(($(date +%s) - first_started)) "xtask synth ${name%-*} ${name##*-}"
+    fi
+    summarize
+    for pid in $running_pid $first_pid; do end_group "$pid"; done
+    echo "cut off by $cut_by after $(($(date +%s) - started)) s, $n_passed parts passed, $n_failed failed; $out/summary.json, $out/results.tar.gz"
+    exit $((128 + $2))
+}
+exec 4>&1
+trap 'cut_off HUP 1' HUP
+trap 'cut_off INT 2' INT
+trap 'cut_off TERM 15' TERM
+
+# begins NAME COMMAND...: what runs from now on.
+begins() {
+    running=$1
+    running_since=$(date +%s)
+    shift
+    running_command=$*
+}
+
 # anywhere NEEDS NAME COMMAND...: runs it with its output in a log, if so many seconds are left.
 anywhere() {
-    local needs=$1 name=$2 start status seconds limit reason rest
+    local needs=$1 name=$2 status seconds limit reason rest
     shift 2
     rm -f "$results/$name.json" "$results/$name.json.new" "$results/$name.log"
     rest=$(left)
@@ -138,10 +220,10 @@ anywhere() {
     fi
     limit=$part_limit_s
     [ "$rest" -lt "$limit" ] && limit=$rest
-    start=$(date +%s)
-    timeout -k 5 "$limit" "$@" >"$results/$name.log" 2>&1
+    begins "$name" "$@"
+    limited "$limit" "$@" >"$results/$name.log" 2>&1
     status=$?
-    seconds=$(($(date +%s) - start))
+    seconds=$(($(date +%s) - running_since))
     keep "$name" $status
     if [ $status -eq 0 ]; then
         record "$name" passed "" $seconds "$*"
@@ -173,7 +255,6 @@ part() {
 wanted() { [[ " ${parts//$'\n'/ } " == *" $1 "* ]]; }
 
 # Makes the first model while the GPU is tried, since that takes a minute of CPUs alone.
-first_pid=
 begin_first() {
     local name=${first%%:*} type=${first##*:} limit
     local made=$models/$name-$type.gguf
@@ -183,9 +264,8 @@ begin_first() {
     [ "$limit" -gt 0 ] || return 0
     mkdir -p "$models"
     first_started=$(date +%s)
-    (
-        timeout -k 5 "$limit" xtask synth "$name" "$type" "$made.part" >"$results/synth-$name-$type.log" 2>&1 && mv "$made.part" "$made"
-    ) &
+    timeout -k 5 "$limit" bash -c 'xtask synth "$0" "$1" "$2.part" && mv "$2.part" "$2"' "$name" "$type" "$made" \
+        >"$results/synth-$name-$type.log" 2>&1 4>&- &
     first_pid=$!
 }
 
@@ -207,33 +287,32 @@ model() {
                 $(($(date +%s) - first_started)) "xtask synth $name $type"
         fi
         if [ $status -ne 0 ]; then
-            not_made="$not_made $1 "
-            why_not_made=$last_status
+            not_made[$1]=$last_status
             return 1
         fi
     fi
     if [ -f "$made" ]; then return 0; fi
     # Once is enough.
-    case $not_made in *" $1 "*) return 1 ;; esac
+    [ -z "${not_made[$1]:-}" ] || return 1
     mkdir -p "$models"
     # Under its name only when it is whole.
     part "$2" "synth-$name-$type" xtask synth "$name" "$type" "$made.part" && mv "$made.part" "$made" && return 0
-    not_made="$not_made $1 "
-    why_not_made=$last_status
+    not_made[$1]=$last_status
     return 1
 }
-not_made=
+# The models that could not be made, with the status of making them.
+declare -A not_made=()
 
 # with_model PRESET:TYPE NAME: makes the model that a part needs, or says why the part is left out.
 with_model() {
     # A 1B model is made in seconds.
-    local making=60
+    local making=60 status=absent
     case $1 in *1b*|tiny*) making=5 ;; esac
     model "$1" $making && return 0
     rm -f "$results/$2.json" "$results/$2.log"
     # A model that could not be made in time is late, and so is what needs it; one that could not be made at all is absent.
-    [ "$why_not_made" = late ] || why_not_made=absent
-    record "$2" "$why_not_made" "left out: its model was not made" 0
+    [ "${not_made[$1]}" = late ] && status=late
+    record "$2" "$status" "left out: its model was not made" 0
     return 1
 }
 
@@ -244,9 +323,7 @@ bench() {
     local needs=$3
     shift 3
     with_model "$preset" "$name" || return 1
-    # Word splitting is wanted: they are several arguments.
-    # shellcheck disable=SC2068
-    part "$needs" "$name" xtask bench device "$made" --json "$results/$name.json.new" $@
+    part "$needs" "$name" xtask bench device "$made" --json "$results/$name.json.new" "$@"
 }
 
 # Whether the server on a port answers that it is well.
@@ -264,7 +341,6 @@ export -f is_healthy
 serve_load() {
     local model=$1 file=$2 port=$((20000 + $$ % 20000)) server status
     shift 2
-    # shellcheck disable=SC2086
     tokenmill serve "$model" --device cuda --port "$port" ${SERVE_ARGS:-} &
     server=$!
     # Until it has loaded the model, or ends.
@@ -272,8 +348,7 @@ serve_load() {
         kill -0 "$server" 2>/dev/null || { echo "error: the server ended" >&2; return 1; }
         sleep 0.3
     done
-    # shellcheck disable=SC2068
-    tokenmill bench-serve "http://127.0.0.1:$port" --json "$file" $@
+    tokenmill bench-serve "http://127.0.0.1:$port" --json "$file" "$@"
     status=$?
     kill "$server" 2>/dev/null
     wait "$server" 2>/dev/null
@@ -284,16 +359,17 @@ export -f serve_load
 export SERVE_ARGS=${SERVE_ARGS:-}
 
 # Whether there is a GPU to use is asked first: the program computes something, for which it loads the kernels that it needs.
-start=$(date +%s)
 limit=$part_limit_s
 [ "$(left)" -lt "$limit" ] && limit=$(left)
-timeout -k 5 "$limit" tokenmill run demo "Once upon a time" --temp 0 -n 32 --device cuda \
+begins self-test tokenmill run demo --device cuda
+limited "$limit" tokenmill run demo "Once upon a time" --temp 0 -n 32 --device cuda \
     >"$results/self-test.txt" 2>"$results/self-test.log"
 status=$?
-seconds=$(($(date +%s) - start))
+seconds=$(($(date +%s) - running_since))
+running=
 rm -f "$results/self-test.json"
 case $status in
-    0) wanted self-test && record self-test passed "" $seconds "tokenmill run demo --device cuda" ;;
+    0) wanted self-test && record self-test passed "" $seconds "$running_command" ;;
     5)
         no_device=$(sed 's/^error: //' "$results/self-test.log" | tail -n 1)
         record self-test "no device" "skipped: $no_device" $seconds
@@ -303,12 +379,9 @@ case $status in
 esac
 
 wanted bench && begin_first
-wanted compare && part 10 compare xtask device-compare "$here/fixtures/llama/$(pack_says compared_model)" \
+wanted compare && part 10 compare xtask device-compare "$fixtures/llama/$(pack_says compared_model)" \
     --json "$results/compare.json.new"
-# Word splitting is wanted: they are several arguments.
-# shellcheck disable=SC2086
-wanted parity && part 20 parity xtask parity --device cuda --data "$here/fixtures" --json "$results/parity.json.new" ${PARITY_ARGS:-}
-# shellcheck disable=SC2086
+wanted parity && part 20 parity xtask parity --device cuda --data "$fixtures" --json "$results/parity.json.new" ${PARITY_ARGS:-}
 wanted conformance && part 30 conformance xtask conformance --device cuda --json "$results/conformance.json.new" ${CONFORMANCE_ARGS:-}
 if wanted cubins; then
     if [ -f "$cubins" ]; then
@@ -341,7 +414,6 @@ if [ -n "$name" ] && [ -f "$file" ]; then
     # With the results, for whoever compares.
     cp "$file" "$results/predictions.json"
 fi
-# shellcheck disable=SC2086
 wanted kernels && part 45 kernel-bench xtask kernel-bench --json "$results/kernel-bench.json.new" \
     ${predictions[@]+"${predictions[@]}"} ${KERNEL_ARGS:-}
 wanted prefill && bench "$first" -pp4096 30 ${PREFILL_ARGS:---n-prompt 4096 --n-gen 16 --batches 1}
@@ -352,7 +424,6 @@ fi
 wanted sampled && bench "$first" -sampled 20 ${SAMPLED_ARGS:---n-prompt 512 --n-gen 64 --batches 1,16,64 --sampled --once}
 # On a GPU the server has two steps in flight.
 if wanted serving && with_model "$first" serving; then
-    # shellcheck disable=SC2086
     part 30 serving bash -c 'serve_load "$@"' serve_load "$made" "$results/serving.json.new" \
         ${LOAD_ARGS:---concurrency 16 --requests 64 --prompt-words 100 --max-tokens 64 --ignore-eos}
 fi
@@ -366,11 +437,9 @@ fi
 examine() { tokenmill doctor --device cuda --json >"$1" && grep -q '"passed": true' "$1"; }
 export -f examine
 wanted doctor && part 40 doctor bash -c 'examine "$0"' "$results/doctor.json.new"
-# shellcheck disable=SC2086
 wanted conformance-cpu && anywhere 30 conformance-cpu xtask conformance --device cpu --json "$results/conformance-cpu.json.new" \
     ${CONFORMANCE_ARGS:-}
-# shellcheck disable=SC2086
-wanted parity-cpu && anywhere 20 parity-cpu xtask parity --device cpu --data "$here/fixtures" --json "$results/parity-cpu.json.new" \
+wanted parity-cpu && anywhere 20 parity-cpu xtask parity --device cpu --data "$fixtures" --json "$results/parity-cpu.json.new" \
     ${PARITY_ARGS:-}
 # Other programs, where they are installed.
 llama_bench() {
@@ -390,7 +459,7 @@ if wanted baselines; then
         # Looking for torch takes seconds itself.
         if [ "$(left)" -lt 40 ]; then
             record baseline-torch late "left out: it needs some 40 s, fewer are left" 0
-        elif python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+        elif limited 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
             part 40 baseline-torch python3 "$here/torch_baseline.py" "$results/baseline-torch.json.new"
         else
             record baseline-torch absent "skipped: there is no python3 with a torch that sees the GPU" 0
