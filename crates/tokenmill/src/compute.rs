@@ -56,6 +56,10 @@ impl FromStr for Device {
 }
 
 /// How a GPU is used.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "they are switches that have nothing to do with each other"
+)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuOptions {
     /// Whether a sequence's results have the same bits whatever other sequences are in its steps. A GPU is slower for it; on the CPU it

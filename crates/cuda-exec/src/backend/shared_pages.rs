@@ -222,9 +222,13 @@ fn best_group(equal: &[usize], first: usize, end: usize) -> Option<Group> {
     let rank = |group: &Group| (group.n_saved(), Reverse(group.first), Reverse(group.last));
     let mut best: Option<Group> = None;
     let mut begun: Vec<(usize, usize)> = Vec::new();
-    for row in first..end {
-        // What the row shares with the next one.
-        let n_pages = if row + 1 < end { equal[row] } else { 0 };
+    // What each row shares with the next one.
+    let with_next = equal
+        .iter()
+        .copied()
+        .skip(first)
+        .take((end - first).saturating_sub(1));
+    for (row, n_pages) in (first..end).zip(with_next.chain([0])) {
         let n_pages = if n_pages < MIN_PAGES {
             0
         } else {
