@@ -109,7 +109,7 @@ impl Simulator {
         state.timing.as_mut().map(Timing::take).unwrap_or_default()
     }
 
-    /// Lets launches that are alike to earlier ones be played anew, where launches are estimated. One that is not played computes nothing, so it is to
+    /// Lets launches that are alike to earlier ones be played again, where launches are estimated. One that is not played computes nothing, so it is to
     /// be called where others of the same kernels, grids and sizes read what is in memory, and that has become other.
     pub fn forget_launches(&self) {
         if let Some(timing) = self.gpu.lock().timing.as_mut() {

@@ -103,7 +103,7 @@ impl Timing {
         self.last = None;
     }
 
-    /// Lets all launches be played anew.
+    /// Lets all launches be played again.
     pub(crate) fn forget_known(&mut self) {
         self.known.clear();
     }

@@ -107,7 +107,7 @@ mod tests {
         assert!(after.iter().all(|us| (2.0..100.0).contains(us)), "{after:?}");
         let error = one.us("sample").unwrap_err().to_string();
         assert_eq!(error, "no row is called `sample`");
-        // Behind an error the next row is estimated anew.
+        // Behind an error the next row is estimated from the start.
         assert_eq!(one.us("sample top-p").unwrap(), alone);
     }
 

@@ -195,10 +195,8 @@ impl Decoder<'_> {
             a,
             b,
             adds,
-            negate_a: factor_a < 0,
-            negate_b: factor_b < 0,
-            transposes_a: transposed[0] == 1,
-            transposes_b: transposed[1] == 1,
+            negates: [factor_a, factor_b].map(|factor| factor < 0),
+            transposes: transposed.map(|flag| flag == 1),
         }))));
         Ok(true)
     }

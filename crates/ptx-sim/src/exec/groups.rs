@@ -203,15 +203,15 @@ impl BlockRunner<'_> {
             descriptor,
             is_transposed,
         };
-        let right = read(self, place(b, multiply.transposes_b), 0, n_columns)?;
+        let right = read(self, place(b, multiply.transposes[1]), 0, n_columns)?;
         let left = match multiply.a {
             GroupLeft::Shared(_) => {
                 let first = (warp.index % GROUP_WARPS) as usize * ROWS;
-                read(self, place(a, multiply.transposes_a), first, ROWS)?
+                read(self, place(a, multiply.transposes[0]), first, ROWS)?
             }
             GroupLeft::Registers(registers) => rows_of(&registers.map(|a| *warp.r32(a)), value),
         };
-        let sign = if multiply.negate_a == multiply.negate_b {
+        let sign = if multiply.negates[0] == multiply.negates[1] {
             1.0
         } else {
             -1.0

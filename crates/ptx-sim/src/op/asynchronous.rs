@@ -57,11 +57,10 @@ pub(crate) struct GroupMultiply {
     /// The 64-bit register with B's descriptor.
     pub(crate) b: u16,
     pub(crate) adds: Pred,
-    pub(crate) negate_a: bool,
-    pub(crate) negate_b: bool,
-    /// Whether the elements of one k are contiguous, and not those of a row; of A only in shared memory.
-    pub(crate) transposes_a: bool,
-    pub(crate) transposes_b: bool,
+    /// Of A and of B, whether its elements are negated.
+    pub(crate) negates: [bool; 2],
+    /// Of A and of B, whether the elements of one k are contiguous, and not those of a row; of A only in shared memory.
+    pub(crate) transposes: [bool; 2],
 }
 
 /// Where A is.
