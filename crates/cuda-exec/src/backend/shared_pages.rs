@@ -257,6 +257,8 @@ fn best_group(equal: &[usize], first: usize, end: usize) -> Option<Group> {
 mod tests {
     use std::collections::{HashMap, HashSet};
 
+    use tokenmill_backend::{Phase, SamplingMode};
+
     use super::{super::step::bucket, *};
 
     /// Tables of rows that begin with pages `from..from + n` and have `rest` pages of their own.
@@ -281,8 +283,13 @@ mod tests {
         StepShape {
             n_tokens,
             n_seqs: n_tokens,
+            n_outputs: n_tokens,
+            n_logits: n_tokens,
+            n_hidden: 0,
             max_pages,
-            ..StepShape::default()
+            longest: 1,
+            phase: Phase::Decode,
+            sampling: SamplingMode::Argmax,
         }
     }
 

@@ -61,9 +61,10 @@ fn kernel(layout: (u64, usize), flags: &str) -> String {
         )
     };
     let steps: String = (0..K / 16).map(multiply).collect();
-    let stores: String = (0..COLUMNS / 2)
+    let stores: Vec<String> = (0..COLUMNS / 2)
         .map(|index| format!("st.global.u32 [%out+{}], %c{index};\n", 512 * index))
         .collect();
+    let stores = stores.concat();
     let a_bytes = ROWS * K * 2;
     format!(
         "{}.visible .entry k(.param .u64 images, .param .u64 out) {{
