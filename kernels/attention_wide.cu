@@ -141,6 +141,7 @@ DEVICE void attention_wide(RUN_PARAMETERS(__half, __half)) {
     wait_copies<1>();
     show_copies();
     __syncthreads();
+    hold(s);
     fence_group();
     multiply_keys(0);
     wait_group<0>(s);
@@ -154,6 +155,7 @@ DEVICE void attention_wide(RUN_PARAMETERS(__half, __half)) {
         fetch(v_store, row_v, values, tile + 1);
         if (tile + 2 < n_tiles) fetch(k_store, row_k, keys, tile + 2);
         commit_copies();
+        hold(s);
         fence_group();
         multiply_keys(tile + 1);
         multiply_values(tile);
