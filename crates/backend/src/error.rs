@@ -56,7 +56,7 @@ pub enum BackendError {
         free_bytes >> 20,
         needed_bytes.div_ceil(1 << 20),
         weights_bytes.div_ceil(1 << 20),
-        (needed_bytes.saturating_sub(*free_bytes)).div_ceil(1 << 20),
+        needed_bytes.div_ceil(1 << 20).saturating_sub(free_bytes >> 20),
         what_fits([*needed_bytes, *free_bytes, *states_bytes], *kv_tokens, *fitting_kv_tokens)
     )]
     DoesNotFit {

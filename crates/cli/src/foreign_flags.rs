@@ -160,16 +160,10 @@ const LLAMA_CPP: &[Row] = &[
         "`--spec auto|off|ngram|draft|mtp` says what guesses tokens ahead, `--spec-max N` how many in a row at most, `--mtp FILE` takes a file mtp-*.gguf",
     ),
     (
-        &[
-            "-sm",
-            "--split-mode",
-            "-mg",
-            "--main-gpu",
-            "-ts",
-            "--tensor-split",
-        ],
+        &["-sm", "--split-mode", "-ts", "--tensor-split"],
         "`--tensor-parallel-size N` divides a model evenly among N GPUs, from the one of `--device cuda:N` on",
     ),
+    (&["-mg", "--main-gpu"], "`--device cuda:N` chooses the GPU"),
     (
         &["-ot", "--override-tensor"],
         "`--cpu-moe`, `--n-cpu-moe N` and `--place ffn=gpu,attn=cpu` say what is where",

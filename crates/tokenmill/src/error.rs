@@ -167,7 +167,7 @@ pub enum Error {
         "the GPU has {} MiB free and needs {} MiB for its part of the model: {} MiB are missing; {}",
         free_bytes >> 20,
         needed_bytes.div_ceil(1 << 20),
-        (needed_bytes.saturating_sub(*free_bytes)).div_ceil(1 << 20),
+        needed_bytes.div_ceil(1 << 20).saturating_sub(free_bytes >> 20),
         what_fits(*fitting_layers, *n_layers, *fitting_host_experts)
     )]
     SplitTooLarge {
@@ -185,7 +185,7 @@ pub enum Error {
     },
     /// A part of a model could be on the GPU, and the CPU computes all of it more quickly alone.
     #[error(
-        "by bandwidths ({bandwidths}) the CPU alone generates {alone_per_s:.1} tokens/s, and with what fits on the GPU {split_per_s:.1}"
+        "by bandwidths ({bandwidths}) the CPU alone generates {alone_per_s:.1} tokens/s at most, and with what fits on the GPU {split_per_s:.1}"
     )]
     CpuIsQuicker {
         /// Tokens a second of the CPU alone, by bytes over bandwidths.

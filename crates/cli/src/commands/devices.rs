@@ -130,7 +130,9 @@ impl Gpus {
     /// What `--device auto` tries first.
     pub(crate) fn preferred(&self) -> &'static str {
         match self.devices.first() {
-            Some(gpu) if gpu.is_usable => "GPU 0 where the model fits there, else on the CPU",
+            Some(gpu) if gpu.is_usable => {
+                "GPU 0; a model that does not fit there is divided with the CPU, or the CPU computes it"
+            }
             _ => "the CPU",
         }
     }

@@ -219,6 +219,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     let verdict = match (&found.refused, &found.unloadable) {
         (Some(failure), _) => Err(failure.message().to_owned()),
         (None, Some(_)) => Err("the model cannot be loaded with these options".to_owned()),
+        (None, None) if args.model.is_some() => Ok("the model can be loaded with these options".to_owned()),
         (None, None) => Ok(format!("`--device auto` computes on {preferred}")),
     };
     found.rows.push(Row::new("verdict", verdict));

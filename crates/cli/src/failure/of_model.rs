@@ -64,7 +64,7 @@ impl From<Error> for Failure {
                 }
             }
             Error::SplitTooLarge { fitting_layers: 0, .. } => Self::device(error.to_string())
-                .hint("a smaller context is `-c N`, and `--device cpu` uses the machine's memory"),
+                .hint("`--ubatch-size N` and `-c N` make steps and context smaller, and `--device cpu` uses the machine's memory"),
             Error::SplitTooLarge { fitting_layers, .. } => Self::device(error.to_string()).hint(format!(
                 "say `-ngl {fitting_layers}`, or `-ngl auto` for the quickest that fits; a smaller context is `-c N`"
             )),
@@ -73,9 +73,12 @@ impl From<Error> for Failure {
                     Ok(visible) => format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every other GPU; "),
                     Err(_) => String::new(),
                 };
-                Self::device(error.to_string()).hint(format!(
-                    "{hidden}`tokenmill devices` lists them, `--tensor-parallel-size {n_found}` takes all from the first on"
-                ))
+                let instead = match n_found {
+                    0 | 1 => "without `--tensor-parallel-size` one computes the model".to_owned(),
+                    _ => format!("`--tensor-parallel-size {n_found}` takes all from the first on"),
+                };
+                Self::device(error.to_string())
+                    .hint(format!("{hidden}`tokenmill devices` lists them, {instead}"))
             }
             Error::AdaptersNotWhole => Self::usage(error.to_string())
                 .hint("leave out `-ngl`, `--tensor-parallel-size` and what else divides it, or give `--device cpu`"),

@@ -185,6 +185,9 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
             "the GPUs add up in the host's memory, slower than by NCCL: {reason}"
         ));
     }
+    if matches!(device, LoadedDevice::Cuda { .. } | LoadedDevice::Group { .. }) {
+        say(&format!("computing on {device}"));
+    }
     match device {
         LoadedDevice::Cpu {
             passed_over: Some(reason),
@@ -203,11 +206,7 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
 /// Says what of a model will be where, before it is loaded.
 pub(super) fn say_split(plan: &SplitPlan) {
     for line in plan.to_string().lines() {
-        if tracing::dispatcher::has_been_set() {
-            tracing::info!("{line}");
-        } else {
-            note!("{}", visible(line));
-        }
+        say(line);
     }
 }
 
@@ -286,6 +285,15 @@ fn about_long_load(took: Duration) -> Option<String> {
             took.as_secs_f64()
         )
     })
+}
+
+/// Says what is as it should be, on standard error: in the log of a program that has one, else as a line.
+fn say(text: &str) {
+    if tracing::dispatcher::has_been_set() {
+        tracing::info!("{text}");
+    } else {
+        note!("{}", visible(text));
+    }
 }
 
 /// Says something on standard error: in the log of a program that has one, else as a line.
