@@ -1,21 +1,13 @@
 //! The conformance suite on backends made of two: both the host's, and the host's with the simulated device's.
 
-use tokenmill_backend::{KvType, NetworkShape, Side};
-use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::CudaBackend;
+use tokenmill_backend::{Executor, KvType, NetworkShape, Side};
+use tokenmill_model::ModelOptions;
 use tokenmill_placed::{LayerPlacement, Overlap, Placed, Placement};
-use tokenmill_quant::CpuFeatures;
-use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::conformance::{self, Company, RANDOM_NETWORKS, Subject};
-
-fn cpu(n_threads: usize) -> CpuBackend {
-    CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads")
-}
-
-fn cuda() -> CudaBackend {
-    let device = Simulator::new(&SimOptions::default()).device();
-    CudaBackend::new(device).expect("the simulator loads the kernels")
-}
+use tokenmill_testkit::{
+    TinyModel,
+    conformance::{self, Company, RANDOM_NETWORKS, Subject},
+    engines,
+};
 
 /// The last layer on the device.
 fn last_layer(network: &NetworkShape) -> Placement {
@@ -45,43 +37,55 @@ const EXPERTS_ON_HOST: LayerPlacement = LayerPlacement {
     experts: Side::Host,
 };
 
-/// The last layer on the device, and every step in two parts that can be.
-fn in_parts(mut placed: Placed<CpuBackend, CpuBackend>) -> Placed<CpuBackend, CpuBackend> {
-    placed.set_overlap(Overlap::From(1));
-    placed
+/// A network on two backends of the host.
+fn on_hosts(
+    n_threads: usize,
+    placement: fn(&NetworkShape) -> Placement,
+    model: &TinyModel,
+    options: &ModelOptions,
+) -> Box<dyn Executor> {
+    let placement = placement(&model.descriptor.shape());
+    let placed = Placed::new(engines::cpu(n_threads), engines::cpu(n_threads), placement);
+    engines::tiny(model, placed, options)
 }
 
-const HOSTS: [Subject<Placed<CpuBackend, CpuBackend>>; 5] = [
+const HOSTS: [Subject; 5] = [
     Subject {
-        make: |n, network| Placed::new(cpu(n), cpu(n), last_layer(network)),
+        load: |n, model, options| on_hosts(n, last_layer, model, options),
         n_threads: &[1, 2, 3, 5],
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
     },
     Subject {
-        make: |n, network| Placed::new(cpu(n), cpu(n), alike(network, MIXERS_ON_HOST)),
+        load: |n, model, options| on_hosts(n, |network| alike(network, MIXERS_ON_HOST), model, options),
         n_threads: &[1, 2, 3, 5],
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
     },
     Subject {
-        make: |n, network| Placed::new(cpu(n), cpu(n), alike(network, FFNS_ON_HOST)),
+        load: |n, model, options| on_hosts(n, |network| alike(network, FFNS_ON_HOST), model, options),
         n_threads: &[1, 2, 3, 5],
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
     },
     Subject {
-        make: |n, network| Placed::new(cpu(n), cpu(n), alike(network, EXPERTS_ON_HOST)),
+        load: |n, model, options| on_hosts(n, |network| alike(network, EXPERTS_ON_HOST), model, options),
         n_threads: &[1, 2, 3, 5],
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
     },
     Subject {
-        make: |n, network| in_parts(Placed::new(cpu(n), cpu(n), last_layer(network))),
+        load: |n, model, options| {
+            let network = model.descriptor.shape();
+            let mut placed = Placed::new(engines::cpu(n), engines::cpu(n), last_layer(&network));
+            // Every step in two parts that can be.
+            placed.set_overlap(Overlap::From(1));
+            engines::tiny(model, placed, options)
+        },
         n_threads: &[1, 2, 3, 5],
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
@@ -91,11 +95,17 @@ const HOSTS: [Subject<Placed<CpuBackend, CpuBackend>>; 5] = [
 
 /// On the simulated device every kernel is interpreted, so one placement has everything: a layer on the host, and of the
 /// others the experts, or half of the first.
-const MIXED: Subject<Placed<CpuBackend, CudaBackend>> = Subject {
-    make: |n, network| {
+const MIXED: Subject = Subject {
+    load: |n, model, options| {
+        let network = model.descriptor.shape();
         let mut layers = vec![EXPERTS_ON_HOST; network.layers.len()];
         layers[0] = MIXERS_ON_HOST;
-        Placed::new(cpu(n), cuda(), Placement::new(network, layers))
+        let placement = Placement::new(&network, layers);
+        engines::tiny(
+            model,
+            Placed::new(engines::cpu(n), engines::gpu(), placement),
+            options,
+        )
     },
     n_threads: &[1, 2],
     n_random_networks: 12,

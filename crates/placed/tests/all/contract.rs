@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use tokenmill_backend::{KvType, Side, SplitOperations};
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelOptions, build};
+use tokenmill_model::ModelOptions;
 use tokenmill_placed::{LayerPlacement, Placed, Placement};
-use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig, EngineError, GenerateParams};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
-use tokenmill_testkit::{MEMORY_KINDS, TinyModel, tiny_llama};
+use tokenmill_testkit::{
+    MEMORY_KINDS, TinyModel,
+    engines::{self, Compiled},
+    tiny_llama,
+};
 
 /// The placement of the contract: attention on the CPU, feed-forward networks on the GPU.
 const HALVES: LayerPlacement = LayerPlacement {
@@ -21,7 +23,7 @@ const HALVES: LayerPlacement = LayerPlacement {
 };
 
 fn cpu() -> CpuBackend {
-    CpuBackend::new(Some(1), CpuFeatures::detect()).expect("a thread")
+    engines::cpu(1)
 }
 
 fn model() -> TinyModel {
@@ -42,17 +44,17 @@ fn options(n_pages: usize) -> ModelOptions {
 }
 
 fn whole(model: &TinyModel) -> Engine {
-    let executor = build(&model.descriptor, model, cpu(), &options(64), &mut |_| {}).unwrap();
+    let executor = engines::tiny(model, cpu(), &options(64));
     Engine::start(executor, EngineConfig::default())
 }
 
 fn split<D>(model: &TinyModel, device: D, placement: Placement, n_pages: usize) -> Engine
 where
-    D: SplitOperations + Send + 'static,
-    tokenmill_model::ModelExecutor<Placed<CpuBackend, D>>: Send,
+    D: SplitOperations + 'static,
+    Placed<CpuBackend, D>: Compiled,
 {
     let backend = Placed::new(cpu(), device, placement);
-    let executor = build(&model.descriptor, model, backend, &options(n_pages), &mut |_| {}).unwrap();
+    let executor = engines::tiny(model, backend, &options(n_pages));
     Engine::start(executor, EngineConfig::default())
 }
 
@@ -158,7 +160,7 @@ fn a_step_that_fails_on_the_device_puts_all_pages_back() {
     ] {
         for fault in [Fault::Launch { after: 9 }, Fault::Download { after: 3 }] {
             let simulator = Simulator::new(&SimOptions::default());
-            let device = CudaBackend::new(simulator.device()).unwrap();
+            let device = engines::gpu_of(&simulator);
             let engine = split(&model, device, placement.clone(), 64);
             let prompts = [vec![1, 2, 3], vec![4, 5]];
             let expected: Vec<_> = (engine.batch_generate(&prompts, &greedy(4)).unwrap().into_iter())

@@ -9,17 +9,17 @@ use tokenmill_backend::{
     Collective, Executor, ExecutorLimits, ForwardBatch, HostGroup, KvType, PageCopy, PageGroup, SampledToken,
     StepError, StepOutput, StepTrace, Ticket, TokenSource,
 };
-use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{
     Descriptor, FfnDescriptor, GateUpOrder, HeadPart, LoadError, ModelOptions, OutputGate, OutputHead,
-    Presence, QkNorm, Rank, Shard, build,
+    Presence, QkNorm, Rank, Shard,
 };
 use tokenmill_placed::{GroupExecutor, GroupRank};
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
     MEMORY_KINDS, NaiveBackend, TinyModel, VARIANTS,
+    engines::{self, Compiled},
     generate::{all_logits, greedy},
     tiny_experts, tiny_llama,
 };
@@ -40,21 +40,18 @@ fn options() -> ModelOptions {
 }
 
 /// A group of ranks, each on a backend that is made with its end of the group.
-fn group<B: tokenmill_backend::Backend>(
+fn group<B: Compiled>(
     model: &TinyModel,
     n_ranks: usize,
     mut backend: impl FnMut(usize, Box<dyn Collective>) -> B,
-) -> Result<GroupExecutor, LoadError>
-where
-    tokenmill_model::ModelExecutor<B>: Send + 'static,
-{
+) -> Result<GroupExecutor, LoadError> {
     let group = HostGroup::new(n_ranks);
     let ranks = (0..n_ranks)
         .map(|idx| {
             let shard = Shard::new(&model.descriptor, model, Rank { idx, n_ranks })?;
             let backend = backend(idx, Box::new(group.rank(idx)));
             Ok(GroupRank {
-                executor: Box::new(shard.load_on(backend, &options(), &mut |_| {})?),
+                executor: engines::build(shard.descriptor(), &shard, backend, &options())?,
                 place: format!("GPU {idx}"),
             })
         })
@@ -68,16 +65,14 @@ fn on_gpus(model: &TinyModel, n_ranks: usize) -> (GroupExecutor, Vec<Simulator>)
         .map(|_| Simulator::new(&SimOptions::default()))
         .collect();
     let executor = group(model, n_ranks, |idx, collective| {
-        let backend = CudaBackend::new(simulators[idx].device()).expect("the simulator loads the kernels");
+        let backend = engines::gpu_of(&simulators[idx]);
         backend.with_collective(collective)
     });
     (executor.expect("the network can be divided"), simulators)
 }
 
 fn on_one_gpu(model: &TinyModel) -> impl Executor + use<> {
-    let device = Simulator::new(&SimOptions::default()).device();
-    let backend = CudaBackend::new(device).expect("the simulator loads the kernels");
-    build(&model.descriptor, model, backend, &options(), &mut |_| {}).expect("a tiny model loads")
+    engines::tiny(model, engines::gpu(), &options())
 }
 
 #[track_caller]
@@ -193,14 +188,7 @@ fn variants_are_divided_or_refused() {
             }
             Err(error) => panic!("{name}: {error}"),
         };
-        let mut alone = build(
-            &model.descriptor,
-            &model,
-            NaiveBackend::new(),
-            &options(),
-            &mut |_| {},
-        )
-        .unwrap();
+        let mut alone = engines::tiny(&model, NaiveBackend::new(), &options());
         let expected = all_logits(&mut alone, &TOKENS).unwrap();
         assert_close(name, &expected, &all_logits(&mut ranks, &TOKENS).unwrap(), 1e-4);
         n_divided += 1;
@@ -239,14 +227,7 @@ fn joined_tensors_are_divided_part_by_part() {
             layer.dense_mut().joined = order;
         }
         let mut model = TinyModel::random(descriptor, TensorType::F32, 5);
-        let mut alone = build(
-            &model.descriptor,
-            &model,
-            NaiveBackend::new(),
-            &options(),
-            &mut |_| {},
-        )
-        .unwrap();
+        let mut alone = engines::tiny(&model, NaiveBackend::new(), &options());
         let expected = all_logits(&mut alone, &TOKENS).unwrap();
         for layer_idx in 0..2 {
             let name = |part: &str| format!("blk.{layer_idx}.{part}");
@@ -477,14 +458,8 @@ impl Drop for Scripted {
 /// Two ranks that compute nothing, as `change` makes them.
 fn scripted(change: impl Fn(&mut [Scripted; 2])) -> GroupExecutor {
     let model = TinyModel::random(tiny_llama(), TensorType::F32, 11);
-    let executor = build(
-        &model.descriptor,
-        &model,
-        NaiveBackend::new(),
-        &options(),
-        &mut |_| {},
-    );
-    let limits = executor.unwrap().limits().clone();
+    let executor = engines::tiny(&model, NaiveBackend::new(), &options());
+    let limits = executor.limits().clone();
     let mut ranks = [(); 2].map(|()| Scripted::new(limits.clone()));
     change(&mut ranks);
     let ranks = ranks.map(|executor| GroupRank {
@@ -570,11 +545,11 @@ fn a_rank_that_others_wait_for_in_vain_is_given_up() {
     let group = HostGroup::with_patience(2, Duration::from_millis(150));
     let shard = Shard::new(&model.descriptor, &model, Rank { idx: 0, n_ranks: 2 }).unwrap();
     let backend = NaiveBackend::of_group(Box::new(group.rank(0)));
-    let executor = shard.load_on(backend, &options(), &mut |_| {}).unwrap();
+    let executor = engines::build(shard.descriptor(), &shard, backend, &options()).unwrap();
     let mut hanging = Scripted::new(executor.limits().clone());
     hanging.hangs_in = Some(Call::Submit);
     let place = String::new;
-    let ranks: [Box<dyn Executor + Send>; 2] = [Box::new(executor), Box::new(hanging)];
+    let ranks: [Box<dyn Executor + Send>; 2] = [executor, Box::new(hanging)];
     let ranks = ranks.map(|executor| GroupRank {
         executor,
         place: place(),

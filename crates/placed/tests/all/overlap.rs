@@ -10,15 +10,14 @@ use tokenmill_backend::{
     StepOutput, TokenSource,
 };
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelExecutor, ModelOptions, build};
+use tokenmill_model::ModelOptions;
 use tokenmill_placed::{LayerPlacement, Overlap, Placed, Placement, StepThresholds};
-use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
     Clock, ClockedBackend, EXPERT_VARIANTS, MEMORY_KINDS, ProductTime, SharedClock, TinyModel,
+    engines::{self, Compiled, Loaded},
     generate::{all_logits, greedy},
     tiny_experts, tiny_llama,
 };
@@ -26,7 +25,7 @@ use tokenmill_testkit::{
 const N_LAYERS: usize = 4;
 
 fn cpu() -> CpuBackend {
-    CpuBackend::new(Some(2), CpuFeatures::detect()).expect("a few threads")
+    engines::cpu(2)
 }
 
 fn model() -> TinyModel {
@@ -54,11 +53,14 @@ fn split<H: SplitOperations, D: SplitOperations>(
     model: &TinyModel,
     (host, device): (H, D),
     overlap: Overlap,
-) -> ModelExecutor<Placed<H, D>> {
+) -> Loaded<Placed<H, D>>
+where
+    Placed<H, D>: Compiled,
+{
     let placement = Placement::last_layers(&model.descriptor.shape(), 2);
     let mut backend = Placed::new(host, device, placement);
     backend.set_overlap(overlap);
-    build(&model.descriptor, model, backend, &options(), &mut |_| {}).unwrap()
+    engines::tiny(model, backend, &options())
 }
 
 /// Two sides that take known times.
@@ -141,7 +143,7 @@ fn a_device_that_is_the_host_or_not_behind_it_computes_whole_steps() {
     let (sides, clock) = clocked(time(3, 0), time(1, 0));
     let placement = Placement::new(&model.descriptor.shape(), alternating);
     let backend = Placed::new(sides.0, sides.1, placement);
-    let mut executor = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+    let mut executor = engines::tiny(&model, backend, &options());
     let ticket = executor.submit(&prompts(&[256])).unwrap();
     executor.wait(ticket, &mut StepOutput::default()).unwrap();
     assert_eq!(read(&clock, |clock| clock.shared), 0);
@@ -160,7 +162,7 @@ fn parts_compute_the_bits_of_the_whole_step() {
             let placement = Placement::last_layers(&model.descriptor.shape(), 1);
             let mut backend = Placed::new(cpu(), cpu(), placement);
             backend.set_overlap(overlap);
-            let mut executor = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+            let mut executor = engines::tiny(&model, backend, &options());
             let logits = all_logits(&mut executor, &ids(200, 0)).unwrap();
             let tokens = greedy(&mut executor, &ids(130, 1), 8).unwrap();
             (
@@ -178,15 +180,11 @@ fn parts_compute_the_bits_of_the_whole_step() {
 
 fn engine<H, D>(model: &TinyModel, sides: (H, D), overlap: Overlap) -> Engine
 where
-    H: SplitOperations + Send + 'static,
-    D: SplitOperations + Send + 'static,
-    ModelExecutor<Placed<H, D>>: Send,
+    H: SplitOperations + 'static,
+    D: SplitOperations + 'static,
+    Placed<H, D>: Compiled,
 {
     Engine::start(split(model, sides, overlap), EngineConfig::default())
-}
-
-fn cuda(simulator: &Simulator) -> CudaBackend {
-    CudaBackend::new(simulator.device()).expect("the simulator loads the kernels")
 }
 
 #[test]
@@ -194,7 +192,7 @@ fn parts_have_the_same_bits_where_results_do_not_depend_on_the_batch() {
     let model = model();
     let logits = |overlap| {
         let simulator = Simulator::new(&SimOptions::default());
-        let device = cuda(&simulator).with_batch_invariance(true);
+        let device = engines::gpu_of(&simulator).with_batch_invariance(true);
         let mut executor = split(&model, (cpu(), device), overlap);
         let logits = all_logits(&mut executor, &ids(130, 0)).unwrap();
         logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
@@ -228,7 +226,7 @@ fn the_devices_part_of_decode_steps_is_replayed_behind_prompts_in_parts() {
     let prompts = [ids(150, 0)];
     let run = |overlap| {
         let simulator = Simulator::new(&SimOptions::default());
-        let engine = engine(&model, (cpu(), cuda(&simulator)), overlap);
+        let engine = engine(&model, (cpu(), engines::gpu_of(&simulator)), overlap);
         let tokens = generate(&engine, &prompts);
         assert!(!simulator.is_capturing());
         (tokens, simulator.graph_counts())
@@ -247,13 +245,13 @@ fn parts_of_rows_that_decode_are_not_taken_for_steps_of_another_route() {
     let tokens = |overlap| {
         let simulator = Simulator::new(&SimOptions::default());
         let placement = Placement::last_layers(&model.descriptor.shape(), 2).with_min_device_tokens(2);
-        let mut backend = Placed::new(cpu(), cuda(&simulator), placement);
+        let mut backend = Placed::new(cpu(), engines::gpu_of(&simulator), placement);
         backend.set_thresholds(StepThresholds {
             decode: usize::MAX,
             other: 1,
         });
         backend.set_overlap(overlap);
-        let mut executor = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+        let mut executor = engines::tiny(&model, backend, &options());
         // The second has as many rows that decode as the others, and as many of a prompt.
         let steps = [&[1, 1, 1, 1][..], &[1, 1, 1, 1], &[1, 1, 1, 1, 4], &[1, 1, 1, 1]];
         steps.map(|lens| {
@@ -291,7 +289,7 @@ fn a_part_that_fails_on_the_device_puts_all_pages_back() {
         let simulator = Simulator::new(&SimOptions::default());
         let engine = engine(
             &model,
-            (cpu(), cuda(&simulator).with_batch_invariance(true)),
+            (cpu(), engines::gpu_of(&simulator).with_batch_invariance(true)),
             Overlap::From(60),
         );
         let expected = generate(&engine, &prompts);
@@ -362,7 +360,10 @@ fn shared_networks() -> Vec<(&'static str, TinyModel, u64)> {
 fn with_host_experts<H: SplitOperations, D: SplitOperations>(
     model: &TinyModel,
     sides: (H, D),
-) -> ModelExecutor<Placed<H, D>> {
+) -> Loaded<Placed<H, D>>
+where
+    Placed<H, D>: Compiled,
+{
     let place = LayerPlacement {
         experts: Side::Host,
         ..LayerPlacement::whole(Side::Device)
@@ -375,10 +376,13 @@ fn with_layers<H: SplitOperations, D: SplitOperations>(
     model: &TinyModel,
     (host, device): (H, D),
     place: LayerPlacement,
-) -> ModelExecutor<Placed<H, D>> {
+) -> Loaded<Placed<H, D>>
+where
+    Placed<H, D>: Compiled,
+{
     let placement = Placement::new(&model.descriptor.shape(), vec![place; N_LAYERS]);
     let backend = Placed::new(host, device, placement);
-    build(&model.descriptor, model, backend, &options(), &mut |_| {}).unwrap()
+    engines::tiny(model, backend, &options())
 }
 
 #[test]
@@ -423,13 +427,10 @@ fn the_host_computes_shared_networks_while_the_device_has_the_experts() {
 fn steps_with_shared_networks_on_the_device_give_the_same_tokens_and_are_replayed() {
     for (name, model, _) in shared_networks() {
         let prompt = [ids(9, 0)];
-        let engine = Engine::start(
-            build(&model.descriptor, &model, cpu(), &options(), &mut |_| {}).unwrap(),
-            EngineConfig::default(),
-        );
+        let engine = Engine::start(engines::tiny(&model, cpu(), &options()), EngineConfig::default());
         let expected = generate(&engine, &prompt);
         let simulator = Simulator::new(&SimOptions::default());
-        let executor = with_host_experts(&model, (cpu(), cuda(&simulator)));
+        let executor = with_host_experts(&model, (cpu(), engines::gpu_of(&simulator)));
         let engine = Engine::start(executor, EngineConfig::default());
         assert_eq!(generate(&engine, &prompt), expected, "{name}");
         let (_, n_replayed) = simulator.graph_counts();

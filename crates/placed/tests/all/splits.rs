@@ -2,16 +2,12 @@
 
 use tokenmill_backend::{Executor, KeyHeads, KvType, Side};
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_model::{
-    DeltaGates, DeltaNetDescriptor, Descriptor, MixerDescriptor, Model, ModelOptions, build,
-};
+use tokenmill_model::{DeltaGates, DeltaNetDescriptor, Descriptor, MixerDescriptor, Model, ModelOptions};
 use tokenmill_placed::{LayerPlacement, Placed, Placement, StepThresholds};
-use tokenmill_quant::CpuFeatures;
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
-    EXPERT_VARIANTS, Random, TinyModel,
+    EXPERT_VARIANTS, Random, TinyModel, engines,
     generate::{all_logits, greedy},
     tiny_experts, tiny_llama,
 };
@@ -19,12 +15,7 @@ use tokenmill_testkit::{
 const N_LAYERS: usize = 4;
 
 fn cpu() -> CpuBackend {
-    CpuBackend::new(Some(2), CpuFeatures::detect()).expect("a few threads")
-}
-
-fn cuda() -> CudaBackend {
-    let device = Simulator::new(&SimOptions::default()).device();
-    CudaBackend::new(device).expect("the simulator loads the kernels")
+    engines::cpu(2)
 }
 
 /// Four layers like the first.
@@ -123,12 +114,12 @@ fn outcome(executor: &mut dyn Executor) -> (Vec<u32>, Vec<u32>) {
 fn every_split_of_four_layers_computes_the_bits_of_the_whole() {
     for (name, descriptor) in networks() {
         let model = TinyModel::random(descriptor, TensorType::Q8_0, 5);
-        let mut whole = build(&model.descriptor, &model, cpu(), &options(), &mut |_| {}).unwrap();
+        let mut whole = engines::tiny(&model, cpu(), &options());
         let expected = outcome(&mut whole);
         for layers in placements(20) {
             let placement = Placement::new(&model.descriptor.shape(), layers.clone());
             let backend = Placed::new(cpu(), cpu(), placement);
-            let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+            let mut split = engines::tiny(&model, backend, &options());
             assert_eq!(outcome(&mut split), expected, "{name}: {layers:?}");
         }
     }
@@ -143,12 +134,12 @@ fn every_threshold_gives_the_same_tokens() {
     };
     for (name, descriptor) in networks() {
         let model = TinyModel::random(descriptor, TensorType::F16, 5);
-        let mut whole = build(&model.descriptor, &model, cpu(), &options(), &mut |_| {}).unwrap();
+        let mut whole = engines::tiny(&model, cpu(), &options());
         let (_, expected) = outcome(&mut whole);
         for n_tokens in [1, 2, 32, usize::MAX] {
             let placement = Placement::new(&model.descriptor.shape(), vec![place; N_LAYERS]);
             let backend = Placed::new(cpu(), cpu(), placement.with_min_device_tokens(n_tokens));
-            let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+            let mut split = engines::tiny(&model, backend, &options());
             assert_eq!(outcome(&mut split).1, expected, "{name}: {n_tokens}");
         }
     }
@@ -162,11 +153,11 @@ fn a_threshold_that_is_set_after_steps_were_recorded_changes_no_token() {
         experts: Side::Device,
     };
     let model = TinyModel::random(deepened(tiny_llama()), TensorType::F16, 5);
-    let mut whole = build(&model.descriptor, &model, cpu(), &options(), &mut |_| {}).unwrap();
+    let mut whole = engines::tiny(&model, cpu(), &options());
     let expected = greedy(&mut whole, &[5, 17, 33], 6).unwrap();
     let placement = Placement::new(&model.descriptor.shape(), vec![place; N_LAYERS]);
-    let backend = Placed::new(cpu(), cuda(), placement.with_min_device_tokens(2));
-    let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+    let backend = Placed::new(cpu(), engines::gpu(), placement.with_min_device_tokens(2));
+    let mut split = engines::tiny(&model, backend, &options());
     let apart = [(1, usize::MAX), (usize::MAX, 1)].map(|(decode, other)| StepThresholds { decode, other });
     let alike = [2, 1, 3, usize::MAX].map(StepThresholds::of_all);
     for thresholds in alike.into_iter().chain(apart) {
@@ -185,11 +176,11 @@ fn splits_with_the_simulated_gpu_give_the_tokens_of_the_whole() {
         // Exact weights: the two sides add in different orders, and round nothing to 8 bits.
         let model = TinyModel::random(descriptor, TensorType::F16, 5);
         let tokens = |executor: &mut dyn Executor| greedy(executor, &[5, 17, 33, 2, 80], 6).unwrap();
-        let expected = tokens(&mut build(&model.descriptor, &model, cpu(), &options(), &mut |_| {}).unwrap());
+        let expected = tokens(&mut engines::tiny(&model, cpu(), &options()));
         for layers in placements(2) {
             let placement = Placement::new(&model.descriptor.shape(), layers.clone());
-            let backend = Placed::new(cpu(), cuda(), placement);
-            let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+            let backend = Placed::new(cpu(), engines::gpu(), placement);
+            let mut split = engines::tiny(&model, backend, &options());
             assert_eq!(tokens(&mut split), expected, "{name}: {layers:?}");
         }
     }
@@ -241,12 +232,10 @@ fn the_devices_part_of_decode_steps_is_replayed() {
     let model = TinyModel::random(deepened(tiny_llama()), TensorType::Q8_0, 5);
     let run = |uses_graphs, fault: Option<Fault>| {
         let simulator = Simulator::new(&SimOptions::default());
-        let device = CudaBackend::new(simulator.device())
-            .unwrap()
-            .with_graphs(uses_graphs);
+        let device = engines::gpu_of(&simulator).with_graphs(uses_graphs);
         let placement = Placement::new(&model.descriptor.shape(), vec![place; N_LAYERS]);
         let backend = Placed::new(cpu(), device, placement);
-        let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+        let mut split = engines::tiny(&model, backend, &options());
         if let Some(fault) = fault {
             simulator.inject(fault);
         }

@@ -6,12 +6,10 @@ use tokenmill_backend::{
     Adapter, AdapterError, AdapterId, AdapterWeight, Executor, ExecutorLimits, FloatMatrix, ForwardBatch,
     PageCopy, PageGroup, SamplingParams, StepError, StepOutput, Ticket,
 };
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelOptions, build};
-use tokenmill_quant::CpuFeatures;
+use tokenmill_model::ModelOptions;
 use tokenmill_sched::{Engine, EngineConfig, EngineError, Event, GenerateParams, Speculation};
-use tokenmill_testkit::{FakeExecutor, Random, TinyModel, fake_executor, tiny_llama};
+use tokenmill_testkit::{FakeExecutor, Random, TinyModel, engines, fake_executor, tiny_llama};
 
 fn executor() -> impl Executor + Send + 'static {
     executor_of(&TinyModel::random(tiny_llama(), TensorType::Q8_0, 11))
@@ -26,8 +24,7 @@ fn executor_of(model: &TinyModel) -> impl Executor + Send + use<> + 'static {
         n_pages: Some(64),
         ..ModelOptions::default()
     };
-    let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
-    build(&model.descriptor, model, backend, &options, &mut |_| {}).unwrap()
+    engines::tiny(model, engines::cpu(2), &options)
 }
 
 fn adapter(seed: u64) -> Arc<Adapter> {

@@ -3,14 +3,13 @@
 //! For every kind of memory of a sequence, alone and in company, with and without drafts.
 
 use tokenmill_backend::{Executor, SamplingParams};
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
+use tokenmill_model::{Descriptor, ModelOptions, WindowPages};
 use tokenmill_sched::{
     ConstraintSource, ContextShift, Engine, EngineConfig, FinishReason, GenerateParams, Output, Speculation,
     Token,
 };
-use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
+use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, engines, tiny_llama};
 
 use crate::remainders::Remainders;
 
@@ -35,8 +34,7 @@ fn executor(model: &TinyModel, n_pages: usize) -> impl Executor + Send + use<> +
         window_pages: WindowPages::Own,
         ..ModelOptions::default()
     };
-    let backend = CpuBackend::new(Some(2), tokenmill_quant::CpuFeatures::detect());
-    build(&model.descriptor, model, backend.unwrap(), &options, &mut |_| {}).unwrap()
+    engines::tiny(model, engines::cpu(2), &options)
 }
 
 fn params(case: u64, max_tokens: usize) -> GenerateParams {

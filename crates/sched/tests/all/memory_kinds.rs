@@ -5,11 +5,10 @@
 //! holds: of each turn's prompt, only the tokens after the last whole page that was computed before.
 
 use tokenmill_backend::{Executor, KvType, SamplingParams};
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
+use tokenmill_model::{Descriptor, ModelOptions, WindowPages};
 use tokenmill_sched::{Engine, EngineConfig, EngineStats, GenerateParams, Output, Token};
-use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
+use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, engines, tiny_llama};
 
 const PAGE: usize = 16;
 
@@ -37,8 +36,7 @@ fn executor(
     options: &ModelOptions,
     n_threads: usize,
 ) -> impl Executor + Send + use<> + 'static {
-    let backend = CpuBackend::new(Some(n_threads), tokenmill_quant::CpuFeatures::detect());
-    build(&model.descriptor, model, backend.unwrap(), options, &mut |_| {}).unwrap()
+    engines::tiny(model, engines::cpu(n_threads), options)
 }
 
 fn has_states(model: &TinyModel) -> bool {

@@ -2,11 +2,10 @@
 //! log-probabilities, bit for bit, whatever else runs and however it is cut into steps.
 
 use tokenmill_backend::{Executor, SamplingParams};
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelOptions, build};
+use tokenmill_model::ModelOptions;
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output, Token};
-use tokenmill_testkit::{Random, TinyModel, generate, tiny_llama};
+use tokenmill_testkit::{Random, TinyModel, engines, generate, tiny_llama};
 
 /// The model of most tests: quantized weights, f16 KV.
 fn tiny_model() -> TinyModel {
@@ -23,8 +22,7 @@ fn executor(model: &TinyModel, n_pages: usize, n_threads: usize) -> impl Executo
         n_host_pages: 8,
         ..ModelOptions::default()
     };
-    let backend = CpuBackend::new(Some(n_threads), tokenmill_quant::CpuFeatures::detect());
-    build(&model.descriptor, model, backend.unwrap(), &options, &mut |_| {}).unwrap()
+    engines::tiny(model, engines::cpu(n_threads), &options)
 }
 
 fn engine(n_pages: usize) -> Engine {

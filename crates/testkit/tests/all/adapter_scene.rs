@@ -8,7 +8,7 @@ use tokenmill_backend::{
     Adapter, AdapterId, AdapterWeight, Executor, FloatMatrix, ForwardBatch, KvType, RowOutput,
 };
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_model::{Model, ModelExecutor, ModelOptions};
+use tokenmill_model::{Model, ModelOptions};
 use tokenmill_testkit::{
     Random, TinyModel,
     generate::{ids, run},
@@ -110,7 +110,7 @@ pub(crate) fn sequences(n_vocab: usize, random: &mut Random) -> Vec<(Vec<u32>, O
         .collect()
 }
 
-pub(crate) fn add_all<B: tokenmill_backend::Backend>(executor: &mut ModelExecutor<B>, adapters: &[Adapter]) {
+pub(crate) fn add_all(executor: &mut dyn Executor, adapters: &[Adapter]) {
     for (idx, adapter) in adapters.iter().enumerate() {
         executor.add_adapter(id(idx + 1), adapter, 1.0).unwrap();
     }

@@ -6,44 +6,23 @@ use serde_json::Value;
 use tokenmill_backend::{
     Adapter, AdapterError, AdapterWeight, BatchError, Executor, ForwardBatch, RowOutput, StepError,
 };
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
 use tokenmill_model::{AdapterReader, LoadError, Model};
-use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     Comparisons, NaiveBackend, Random, Reference,
     adapter_parity::{adapter_cases, compare_adapter},
+    engines,
     generate::{ids, run},
-    parity::{ActivationKind, ParityDevice},
 };
 
 use crate::adapter_scene::{add_all, id, options, play, random_adapter, sequences, tiny};
 
-const CPU: ParityDevice = ParityDevice {
-    name: "cpu",
-    activations: ActivationKind::Q8,
-    load: |model, options| Ok(Box::new(model.load_on(cpu(2), options, &mut |_| {})?)),
-};
-
-const NAIVE: ParityDevice = ParityDevice {
-    name: "naive",
-    activations: ActivationKind::F32,
-    load: |model, options| {
-        Ok(Box::new(model.load_on(
-            NaiveBackend::new(),
-            options,
-            &mut |_| {},
-        )?))
-    },
-};
-
-fn cpu(n_threads: usize) -> CpuBackend {
-    CpuBackend::new(Some(n_threads), CpuFeatures::detect()).unwrap()
-}
-
 #[test]
 fn logits_with_adapters_are_those_of_the_reference() {
-    for (row, device) in [("adapters, CPU", CPU), ("adapters, naive backend", NAIVE)] {
+    for (row, device) in [
+        ("adapters, CPU", engines::CPU),
+        ("adapters, naive backend", engines::NAIVE),
+    ] {
         let mut comparisons = Comparisons::of(row);
         for (name, base) in [
             ("llama-a", "llama"),
@@ -80,7 +59,7 @@ fn four_adapters_in_a_batch_of_eight_compute_the_bits_of_each_alone() {
         let adapters: Vec<Adapter> = ([1, 4, 16, 33].into_iter())
             .map(|rank| random_adapter(&model, rank, &mut random))
             .collect();
-        let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
+        let mut executor = engines::load(&model, engines::cpu(2), &options()).unwrap();
         let n_vocab = executor.limits().n_vocab;
         let mut scene = sequences(n_vocab, &mut random);
         // Without an adapter anywhere, and before any was added.
@@ -99,7 +78,7 @@ fn four_adapters_in_a_batch_of_eight_compute_the_bits_of_each_alone() {
                 assert_eq!(is_plain, sequence.1.is_none(), "{ty}: sequence {seq_idx}");
             }
             // Nor does the number of threads matter.
-            let mut other = model.load_on(cpu(1), &options(), &mut |_| {}).unwrap();
+            let mut other = engines::load(&model, engines::cpu(1), &options()).unwrap();
             add_all(&mut other, &adapters);
             assert!(play(&mut other, &scene) == together, "{ty}");
         }
@@ -114,10 +93,8 @@ fn the_products_of_adapters_are_the_formula() {
     let adapters: Vec<Adapter> = ([2, 5, 8, 40].into_iter())
         .map(|rank| random_adapter(&model, rank, &mut random))
         .collect();
-    let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
-    let mut naive = model
-        .load_on(NaiveBackend::new(), &options(), &mut |_| {})
-        .unwrap();
+    let mut executor = engines::load(&model, engines::cpu(2), &options()).unwrap();
+    let mut naive = engines::load(&model, NaiveBackend::new(), &options()).unwrap();
     let scene = sequences(executor.limits().n_vocab, &mut random);
     add_all(&mut executor, &adapters);
     add_all(&mut naive, &adapters);
@@ -143,7 +120,7 @@ fn an_adapter_of_its_own_strength_shares_matrices_and_a_removed_one_is_unknown()
     for weight in &mut doubled.weights {
         weight.scale *= 2.0;
     }
-    let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
+    let mut executor = engines::load(&model, engines::cpu(2), &options()).unwrap();
     executor.add_adapter(id(1), &adapter, 1.0).unwrap();
     executor.copy_adapter(id(1), id(2), 2.0).unwrap();
     executor.remove_adapter(id(1));
@@ -173,7 +150,7 @@ fn a_strength_that_makes_changes_infinite_is_refused() {
     for weight in &mut adapter.weights {
         weight.scale = 1e30;
     }
-    let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
+    let mut executor = engines::load(&model, engines::cpu(2), &options()).unwrap();
     for strength in [1e10, f32::NAN, f32::INFINITY] {
         let refused = executor.add_adapter(id(1), &adapter, strength);
         assert_eq!(refused, Err(AdapterError::Strength), "{strength}");
@@ -187,7 +164,7 @@ fn a_strength_that_makes_changes_infinite_is_refused() {
 fn an_adapter_that_was_prepared_is_the_same_as_one_that_was_not() {
     let model = tiny(TensorType::F32);
     let adapter = random_adapter(&model, 4, &mut Random::new(6));
-    let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
+    let mut executor = engines::load(&model, engines::cpu(2), &options()).unwrap();
     executor.add_adapter(id(1), &adapter, 1.0).unwrap();
     for weight_idx in 0..adapter.weights.len() {
         executor.prepare_adapter(id(2), &adapter, weight_idx).unwrap();
@@ -202,7 +179,7 @@ fn adapters_of_other_shapes_or_weights_are_refused_whole() {
     let model = tiny(TensorType::F32);
     let mut random = Random::new(9);
     let good = random_adapter(&model, 2, &mut random);
-    let mut executor = model.load_on(cpu(1), &options(), &mut |_| {}).unwrap();
+    let mut executor = engines::load(&model, engines::cpu(1), &options()).unwrap();
     let mut refuse = |change: &dyn Fn(&mut AdapterWeight), part: &str| {
         let mut adapter = good.clone();
         change(adapter.weights.last_mut().unwrap());
@@ -338,7 +315,7 @@ fn an_adapter_of_another_model_is_refused_by_what_differs() {
         "{error}"
     );
     let adapter = reader.from_peft(&config, &tensors);
-    let mut executor = other.load_on(cpu(1), &options(), &mut |_| {}).unwrap();
+    let mut executor = engines::load(&other, engines::cpu(1), &options()).unwrap();
     let refused = match &adapter {
         Ok(adapter) => executor.add_adapter(id(1), adapter, 1.0).unwrap_err().to_string(),
         Err(error) => error.to_string(),
@@ -454,7 +431,7 @@ fn two_modules_of_one_weight_are_refused() {
     let twice = Adapter {
         weights: vec![good.weights[0].clone(), good.weights[0].clone()],
     };
-    let mut executor = model.load_on(cpu(1), &options(), &mut |_| {}).unwrap();
+    let mut executor = engines::load(&model, engines::cpu(1), &options()).unwrap();
     let error = executor.add_adapter(id(1), &twice, 1.0).unwrap_err();
     assert!(matches!(error, AdapterError::Twice { .. }), "{error}");
 

@@ -3,19 +3,21 @@
 use tokenmill_backend::{Adapter, AdapterError, AdapterId, Executor};
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_model::{FfnDescriptor, Model, ModelExecutor};
+use tokenmill_model::{FfnDescriptor, Model};
 use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::{NaiveBackend, Random, TinyModel, tiny_llama};
+use tokenmill_testkit::{
+    NaiveBackend, Random, TinyModel,
+    engines::{self, Loaded},
+    tiny_llama,
+};
 
 use crate::adapter_scene::{add_all, id, options, play, random_adapter, sequences, tiny};
 
-type Gpu = ModelExecutor<CudaBackend>;
+type Gpu = Loaded<CudaBackend>;
 
 fn on(simulator: &Simulator, model: &Model, change: impl FnOnce(CudaBackend) -> CudaBackend) -> Gpu {
-    let backend = CudaBackend::new(simulator.device()).expect("the simulator loads the kernels");
-    model
-        .load_on(change(backend), &options(), &mut |_| {})
-        .expect("a tiny model loads")
+    let backend = engines::gpu_of(simulator);
+    engines::load(model, change(backend), &options()).expect("a tiny model loads")
 }
 
 /// A layer whose rows divide into superblocks.
@@ -74,9 +76,7 @@ fn the_products_of_adapters_are_the_formula() {
     let model = tiny(TensorType::F32);
     let simulator = Simulator::new(&SimOptions::default());
     let mut executor = on(&simulator, &model, |backend| backend);
-    let mut naive = model
-        .load_on(NaiveBackend::new(), &options(), &mut |_| {})
-        .unwrap();
+    let mut naive = engines::load(&model, NaiveBackend::new(), &options()).unwrap();
     let mut random = Random::new(3);
     let scene = sequences(executor.limits().n_vocab, &mut random);
     let adapters = random_adapters(&model, &mut random);

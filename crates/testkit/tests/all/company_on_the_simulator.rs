@@ -6,11 +6,11 @@
 use tokenmill_backend::{Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, SamplingParams};
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Descriptor, FfnDescriptor, ModelExecutor, ModelOptions, build};
+use tokenmill_model::{Descriptor, FfnDescriptor, ModelOptions};
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output, Speculation};
-use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{
     Random, TinyModel,
+    engines::{self, Loaded},
     generate::{ids, run},
     tiny_llama,
 };
@@ -62,11 +62,10 @@ fn options(kv_types: [KvType; 2]) -> ModelOptions {
     }
 }
 
-fn executor(model: &TinyModel, kv_types: [KvType; 2], is_invariant: bool) -> ModelExecutor<CudaBackend> {
-    let device = Simulator::new(&SimOptions::default()).device();
-    let backend = CudaBackend::new(device).expect("the simulator loads the kernels");
+fn executor(model: &TinyModel, kv_types: [KvType; 2], is_invariant: bool) -> Loaded<CudaBackend> {
+    let backend = engines::gpu();
     let backend = backend.with_batch_invariance(is_invariant);
-    build(&model.descriptor, model, backend, &options(kv_types), &mut |_| {}).expect("a tiny model loads")
+    engines::tiny(model, backend, &options(kv_types))
 }
 
 /// Tokens of the sequence that is looked at in a step, how many other sequences are in it, and the tokens of each.

@@ -5,26 +5,30 @@ use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     NaiveBackend,
     conformance::{self, Company, RANDOM_NETWORKS, Subject},
+    engines,
 };
 
-const CPU: Subject<CpuBackend> = Subject {
-    make: |n_threads, _| CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads"),
+const CPU: Subject = Subject {
+    load: |n_threads, model, options| engines::tiny(model, engines::cpu(n_threads), options),
     n_threads: &[1, 2, 3, 5],
     n_random_networks: RANDOM_NETWORKS,
     company: Company::Bits,
     stores: |_| true,
 };
 
-const SCALAR: Subject<CpuBackend> = Subject {
-    make: |n_threads, _| CpuBackend::new(Some(n_threads), CpuFeatures::scalar()).expect("a few threads"),
+const SCALAR: Subject = Subject {
+    load: |n_threads, model, options| {
+        let backend = CpuBackend::new(Some(n_threads), CpuFeatures::scalar()).expect("a few threads");
+        engines::tiny(model, backend, options)
+    },
     n_threads: &[1, 2, 3, 5],
     n_random_networks: RANDOM_NETWORKS,
     company: Company::Bits,
     stores: |_| true,
 };
 
-const NAIVE: Subject<NaiveBackend> = Subject {
-    make: |_, _| NaiveBackend::new(),
+const NAIVE: Subject = Subject {
+    load: |_, model, options| engines::tiny(model, NaiveBackend::new(), options),
     n_threads: &[1, 2, 3, 5],
     n_random_networks: RANDOM_NETWORKS,
     company: Company::Bits,

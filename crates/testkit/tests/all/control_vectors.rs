@@ -3,11 +3,9 @@
 use std::path::Path;
 
 use tokenmill_backend::KvType;
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 use tokenmill_model::{ControlVector, LoadError, Model, ModelOptions};
-use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{NaiveBackend, Random, TinyModel, generate::all_logits, tiny_llama};
+use tokenmill_testkit::{NaiveBackend, Random, TinyModel, engines, generate::all_logits, tiny_llama};
 
 /// A control vector's file with one direction.
 fn file(arch: &str, name: &str, values: &[f32]) -> GgufFile {
@@ -45,15 +43,12 @@ fn options() -> ModelOptions {
 }
 
 fn logits(model: &Model) -> Vec<f32> {
-    let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
-    let mut executor = model.load_on(backend, &options(), &mut |_| {}).unwrap();
+    let mut executor = engines::load(model, engines::cpu(2), &options()).unwrap();
     all_logits(&mut executor, &[3, 1, 4, 1, 5, 9, 2, 6]).unwrap()
 }
 
 fn naive_logits(model: &Model) -> Vec<f32> {
-    let mut executor = model
-        .load_on(NaiveBackend::new(), &options(), &mut |_| {})
-        .unwrap();
+    let mut executor = engines::load(model, NaiveBackend::new(), &options()).unwrap();
     all_logits(&mut executor, &[3, 1, 4, 1, 5, 9, 2, 6]).unwrap()
 }
 

@@ -3,15 +3,14 @@
 //! Whatever a kernel does wrong (a race, an access out of bounds, a read of uninitialized memory) loses the simulated device
 //! and fails the test.
 
-use tokenmill_cuda_exec::{CudaBackend, KvStore};
-use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::conformance::{self, Company, RANDOM_NETWORKS, Subject};
+use tokenmill_cuda_exec::KvStore;
+use tokenmill_testkit::{
+    conformance::{self, Company, RANDOM_NETWORKS, Subject},
+    engines,
+};
 
-const CUDA: Subject<CudaBackend> = Subject {
-    make: |_, _| {
-        let device = Simulator::new(&SimOptions::default()).device();
-        CudaBackend::new(device).expect("the simulator loads the kernels")
-    },
+const CUDA: Subject = Subject {
+    load: |_, model, options| engines::tiny(model, engines::gpu(), options),
     n_threads: &[1, 1],
     n_random_networks: RANDOM_NETWORKS,
     // Products of few and of many rows add in different orders. For quantized weights an activation may then round to the
@@ -21,8 +20,8 @@ const CUDA: Subject<CudaBackend> = Subject {
 };
 
 /// The same, with one order of addition for every number of rows.
-const INVARIANT: Subject<CudaBackend> = Subject {
-    make: |threads, shape| (CUDA.make)(threads, shape).with_batch_invariance(true),
+const INVARIANT: Subject = Subject {
+    load: |_, model, options| engines::tiny(model, engines::gpu().with_batch_invariance(true), options),
     // Each try is minutes of interpreted kernels.
     n_threads: &[1],
     n_random_networks: 8,

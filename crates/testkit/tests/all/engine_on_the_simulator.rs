@@ -5,14 +5,12 @@
 //! for each other only where the sequence alone held them for equally likely, within the tolerance.
 
 use tokenmill_backend::{Executor, KvType, SamplingParams};
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelOptions, build};
-use tokenmill_quant::CpuFeatures;
+use tokenmill_model::ModelOptions;
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output, Speculation};
 use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::{Random, TinyModel, tiny_llama};
+use tokenmill_testkit::{Random, TinyModel, engines, tiny_llama};
 
 /// Largest number of rows for which the kernels of few rows are taken.
 const FEW_ROWS: usize = 8;
@@ -41,10 +39,9 @@ fn options() -> ModelOptions {
 }
 
 fn executor(model: &TinyModel, options: &ModelOptions, uses_graphs: bool) -> impl Executor + Send + 'static {
-    let device = Simulator::new(&SimOptions::default()).device();
-    let backend = CudaBackend::new(device).expect("the simulator loads the kernels");
+    let backend = engines::gpu();
     let backend = backend.with_graphs(uses_graphs);
-    build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap()
+    engines::tiny(model, backend, options)
 }
 
 /// An engine as the product starts it, on the simulated device.
@@ -55,13 +52,13 @@ fn with_cache(options: &ModelOptions) -> Engine {
 /// The CPU's tokens for each prompt alone.
 fn on_cpu(prompts: &[Vec<u32>], params: &GenerateParams, n_ctx: usize) -> Vec<Output> {
     let model = model();
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).expect("a thread");
+    let backend = engines::cpu(1);
     let options = ModelOptions {
         n_ctx: Some(n_ctx),
         n_pages: None,
         ..options()
     };
-    let executor = build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap();
+    let executor = engines::tiny(&model, backend, &options);
     let config = EngineConfig {
         uses_prefix_cache: false,
         ..EngineConfig::default()
@@ -244,7 +241,7 @@ fn a_draft_model_and_a_layer_guess_on_the_device_of_their_model() {
         let device = Simulator::new(&SimOptions::default()).device();
         let on_device = |model: &TinyModel| {
             let backend = CudaBackend::new(device.clone()).expect("the simulator loads the kernels");
-            build(&model.descriptor, model, backend, &options(), &mut |_| {}).unwrap()
+            engines::tiny(model, backend, &options())
         };
         let config = EngineConfig {
             speculation,

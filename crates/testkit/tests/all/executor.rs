@@ -8,23 +8,22 @@ use tokenmill_backend::{
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Model, ModelExecutor, ModelOptions, WindowPages, build};
-use tokenmill_quant::CpuFeatures;
+use tokenmill_model::{Model, ModelOptions, WindowPages};
 use tokenmill_testkit::{
     TinyModel,
+    engines::{self, Loaded},
     generate::{greedy, greedy_without, ids, run},
     tiny_llama,
 };
 
-fn executor() -> ModelExecutor<CpuBackend> {
+fn executor() -> Loaded<CpuBackend> {
     let model = TinyModel::random(tiny_llama(), TensorType::F32, 1);
     let options = ModelOptions {
         n_pages: Some(8),
         n_host_pages: 2,
         ..Default::default()
     };
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
-    build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap()
+    engines::tiny(&model, engines::cpu(1), &options)
 }
 
 fn sampled() -> RowOutput {
@@ -116,7 +115,7 @@ fn an_empty_batch_is_a_step_without_results() {
 fn pages_survive_the_host_tier_and_copies_are_checked() {
     let mut executor = executor();
     let tokens: Vec<u32> = (0..10).collect();
-    let last = |executor: &mut ModelExecutor<CpuBackend>, page: u32| {
+    let last = |executor: &mut dyn Executor, page: u32| {
         let mut batch = ForwardBatch::default();
         batch.push_sequence(ids(&tokens[9..]), 9, &[page]);
         batch.want_last(RowOutput::Logits);
@@ -171,7 +170,7 @@ fn the_plan_counts_weights_pages_and_buffers() {
     let tiny = TinyModel::random(tiny_llama(), TensorType::Q8_0, 1);
     let bytes = tiny.to_gguf().unwrap();
     let model = Model::from_gguf(tokenmill_gguf::GgufFile::from_bytes(&bytes).unwrap()).unwrap();
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+    let backend = engines::cpu(1);
     let options = ModelOptions {
         n_ctx: Some(100),
         max_batch_tokens: 8,
@@ -201,7 +200,7 @@ fn the_plan_of_a_windowed_model_counts_its_window_and_not_its_context() {
         .to_gguf()
         .unwrap();
     let model = Model::from_gguf(tokenmill_gguf::GgufFile::from_bytes(&bytes).unwrap()).unwrap();
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+    let backend = engines::cpu(1);
     let plan_for = |n_ctx, window_pages| {
         let options = ModelOptions {
             n_ctx: Some(n_ctx),
@@ -231,8 +230,7 @@ fn the_plan_of_the_workspace_is_what_the_largest_steps_hold() {
         ..Default::default()
     };
     for n_threads in [1, 2] {
-        let backend = CpuBackend::new(Some(n_threads), CpuFeatures::detect()).unwrap();
-        let mut executor = build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap();
+        let mut executor = engines::tiny(&model, engines::cpu(n_threads), &options);
         let planned = executor.backend().bytes_of(&Allocation::Workspace(
             &model.descriptor.shape(),
             executor.limits(),

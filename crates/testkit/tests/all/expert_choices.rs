@@ -5,10 +5,8 @@
 use std::sync::Arc;
 
 use tokenmill_backend::KvType;
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
-use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{Comparisons, NaiveBackend, Reference, RouteLog, generate::all_logits};
+use tokenmill_testkit::{Comparisons, NaiveBackend, Reference, RouteLog, engines, generate::all_logits};
 
 /// The logits of a prompt, and the experts of each router, `[n_tokens, n_used]`.
 struct Run {
@@ -30,13 +28,11 @@ fn options(n_tokens: usize) -> ModelOptions {
 fn on_cpu(model: &Model, prompt: &[u32]) -> Run {
     let routes = RouteLog::default();
     let seen = Arc::clone(&routes);
-    let mut backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+    let mut backend = engines::cpu(1);
     backend.observe_routes(Box::new(move |experts| {
         seen.lock().unwrap().push(experts.to_vec());
     }));
-    let mut executor = model
-        .load_on(backend, &options(prompt.len()), &mut |_| {})
-        .unwrap();
+    let mut executor = engines::load(model, backend, &options(prompt.len())).unwrap();
     let logits = all_logits(&mut executor, prompt).unwrap();
     let routes = routes.lock().unwrap().clone();
     Run { logits, routes }
@@ -46,9 +42,7 @@ fn on_cpu(model: &Model, prompt: &[u32]) -> Run {
 fn exact(model: &Model, prompt: &[u32], routes: Vec<Vec<u32>>) -> Run {
     let log = RouteLog::default();
     let backend = NaiveBackend::with_routes(routes, Arc::clone(&log));
-    let mut executor = model
-        .load_on(backend, &options(prompt.len()), &mut |_| {})
-        .unwrap();
+    let mut executor = engines::load(model, backend, &options(prompt.len())).unwrap();
     let logits = all_logits(&mut executor, prompt).unwrap();
     let routes = log.lock().unwrap().clone();
     Run { logits, routes }

@@ -6,9 +6,13 @@ use half::bf16;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_model::{LoadError, Model, ModelExecutor, ModelOptions};
+use tokenmill_model::{LoadError, Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{Comparisons, Random, generate::all_logits};
+use tokenmill_testkit::{
+    Comparisons, Random,
+    engines::{self, Loaded},
+    generate::all_logits,
+};
 
 /// A tensor of a safetensors file.
 #[derive(Clone)]
@@ -148,16 +152,16 @@ fn options() -> ModelOptions {
     }
 }
 
-fn load(folder: &Path) -> Result<ModelExecutor<CpuBackend>, LoadError> {
+fn load(folder: &Path) -> Result<Loaded<CpuBackend>, LoadError> {
     let backend = CpuBackend::new(Some(1), CpuFeatures::detect())?;
-    Model::open(folder)?.load_on(backend, &options(), &mut |_| {})
+    engines::load(&Model::open(folder)?, backend, &options())
 }
 
 /// The logits of a network, and the bytes that its weights take in memory.
 fn logits(config: &Value, tensors: &Tensors) -> (Vec<u32>, usize) {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), config, tensors);
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+    let backend = engines::cpu(1);
     let plan = Model::open(folder.path()).unwrap().plan(&backend, &options());
     let mut executor = load(folder.path()).unwrap();
     let logits = all_logits(&mut executor, &[1, 5, 9, 2, 6, 7, 30, 3]).unwrap();

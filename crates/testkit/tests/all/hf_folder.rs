@@ -7,21 +7,10 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Descriptor, LayerDescriptor, Model, ModelOptions, MoeDescriptor};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
-    Comparisons, NaiveBackend, Random, Reference,
-    json_mutation::mutate_json,
-    parity::{ActivationKind, ParityDevice, compare},
+    Comparisons, NaiveBackend, Random, Reference, engines, json_mutation::mutate_json, parity::compare,
 };
 
 use crate::folder_parts;
-
-const CPU: ParityDevice = ParityDevice {
-    name: "cpu",
-    activations: ActivationKind::Q8,
-    load: |model, options| {
-        let backend = CpuBackend::new(None, CpuFeatures::detect())?;
-        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
-    },
-};
 
 #[test]
 fn both_layouts_of_the_configuration_give_the_reference() {
@@ -37,7 +26,14 @@ fn both_layouts_of_the_configuration_give_the_reference() {
             let Some(model) = comparisons.open(Model::from_hf(&hf, &hf.join(config))) else {
                 continue;
             };
-            let comparison = compare(&reference, reference.folder_type(), &model, &CPU, KvType::F32).unwrap();
+            let comparison = compare(
+                &reference,
+                reference.folder_type(),
+                &model,
+                &engines::CPU,
+                KvType::F32,
+            )
+            .unwrap();
             assert!(
                 comparison.failures.is_empty(),
                 "{} {config}: {comparison:?}",
@@ -66,7 +62,7 @@ fn message(config: &str, weights: &[u8]) -> String {
     std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
     let load = |path: &Path| {
         let backend = CpuBackend::new(Some(1), CpuFeatures::detect())?;
-        (Model::open(path)?.load_on(backend, &ModelOptions::default(), &mut |_| {})).map(drop)
+        engines::load(&Model::open(path)?, backend, &ModelOptions::default()).map(drop)
     };
     let text = load(folder.path()).unwrap_err().to_string();
     text.replace(&format!("{}/", folder.path().display()), "")
@@ -397,10 +393,7 @@ fn a_file_that_shrinks_is_an_error_that_names_the_tensor() {
     let model = Model::open(folder.path()).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(bytes.len() as u64 - 1).unwrap();
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
-    let error = model
-        .load_on(backend, &ModelOptions::default(), &mut |_| {})
-        .map(drop);
+    let error = engines::load(&model, engines::cpu(1), &ModelOptions::default()).map(drop);
     assert_eq!(
         error.unwrap_err().to_string(),
         format!(
@@ -450,9 +443,7 @@ fn mutated_folders_are_refused_or_load() {
         let weights = folder_parts::safetensors(&header.to_string(), folder_parts::N_DATA_BYTES);
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
-        Model::open(folder.path())?
-            .load_on(NaiveBackend::new(), &options, &mut |_| {})
-            .map(drop)
+        engines::load(&Model::open(folder.path())?, NaiveBackend::new(), &options).map(drop)
     };
     load(&folder_parts::config(), &folder_parts::header()).unwrap();
     let mut random = Random::new(7);

@@ -2,9 +2,13 @@
 
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_model::{Descriptor, LoadError, Model, ModelOptions, architectures, build};
+use tokenmill_model::{Descriptor, LoadError, Model, ModelOptions, architectures};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{Random, TinyModel, tiny_experts, tiny_llama};
+use tokenmill_testkit::{
+    Random, TinyModel,
+    engines::{self, Compiled},
+    tiny_experts, tiny_llama,
+};
 
 fn tiny() -> TinyModel {
     TinyModel::random(tiny_llama(), TensorType::F32, 1)
@@ -22,7 +26,7 @@ fn load_bytes(bytes: &[u8], options: &ModelOptions) -> Result<(), LoadError> {
 
 fn load_file(model: &Model, options: &ModelOptions) -> Result<(), LoadError> {
     let backend = CpuBackend::new(Some(1), CpuFeatures::detect())?;
-    model.load_on(backend, options, &mut |_| {}).map(drop)
+    engines::load(model, backend, options).map(drop)
 }
 
 #[track_caller]
@@ -57,13 +61,11 @@ fn a_missing_tensor_is_named() {
 fn a_count_of_experts_that_the_tensors_do_not_have_is_named() {
     let mut model = TinyModel::random(tiny_experts(), TensorType::F32, 1);
     model.add_zeros("blk.1.ffn_up_exps.weight", &[64, 32, 7]);
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
-    let load = build(
+    let load = engines::build(
         &model.descriptor,
         &model,
-        backend,
+        engines::cpu(1),
         &ModelOptions::default(),
-        &mut |_| {},
     );
     assert_eq!(
         load.map(drop).unwrap_err().to_string(),
@@ -292,13 +294,15 @@ fn load_cut(n_progress: usize, n_bytes: u64) -> String {
     if n_progress == 0 {
         cut();
     }
-    let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
-    let result = model.load_on(backend, &ModelOptions::default(), &mut |_| {
+    let backend = engines::cpu(2);
+    let mut on_progress = |_| {
         n_seen += 1;
         if n_seen == n_progress {
             cut();
         }
-    });
+    };
+    let options = ModelOptions::default();
+    let result = backend.load_network(model.descriptor(), model.weights(), &options, &mut on_progress);
     let message = result.map(drop).unwrap_err().to_string();
     message.replace(&format!("{}/", folder.path().display()), "")
 }

@@ -8,7 +8,7 @@ use tokenmill_backend::{Executor, KvType};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{Comparisons, NaiveBackend, generate::all_logits};
+use tokenmill_testkit::{Comparisons, NaiveBackend, engines, generate::all_logits};
 
 fn ids(value: &Value) -> Vec<u32> {
     (value.as_array().expect("a list").iter())
@@ -33,8 +33,8 @@ impl Logits {
         };
         let model = Model::open(path).unwrap();
         let backend = CpuBackend::new(None, CpuFeatures::detect()).unwrap();
-        let mut cpu = model.load_on(backend, &options, &mut |_| {}).unwrap();
-        let mut naive = model.load_on(NaiveBackend::new(), &options, &mut |_| {}).unwrap();
+        let mut cpu = engines::load(&model, backend, &options).unwrap();
+        let mut naive = engines::load(&model, NaiveBackend::new(), &options).unwrap();
         Self {
             n_vocab: cpu.limits().n_vocab,
             cpu: all_logits(&mut cpu, tokens).unwrap(),

@@ -7,11 +7,11 @@ use tokenmill_backend::{Executor, ForwardBatch, RowOutput, TokenSource};
 use tokenmill_gguf::{GgufFile, GgufWriter, Metadata, TensorType};
 use tokenmill_model::{
     Descriptor, LoadError, MixerDescriptor, Model, ModelOptions, Nextn, NextnFile, WeightInfo, WeightSource,
-    WeightTensor, build,
+    WeightTensor,
 };
 use tokenmill_quant::dequantize_row;
 use tokenmill_testkit::{
-    Comparisons, NaiveBackend, Random,
+    Comparisons, NaiveBackend, Random, engines,
     generate::{ids, run},
 };
 
@@ -124,9 +124,7 @@ fn check_layer(path: &str, model: &Model) {
     let nextn = model.nextn().unwrap().expect("the file has the layer");
     let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 120).collect();
     let options = options(tokens.len());
-    let mut network = model
-        .load_on(NaiveBackend::default(), &options, &mut |_| {})
-        .unwrap();
+    let mut network = engines::load(model, NaiveBackend::new(), &options).unwrap();
     let mut batch = ForwardBatch::default();
     batch.push_sequence(ids(&tokens), 0, &[0, 1, 2]);
     if network.limits().n_states > 0 {
@@ -140,22 +138,13 @@ fn check_layer(path: &str, model: &Model) {
         reads_hidden: false,
         ..descriptor.clone()
     };
-    let mut plain = build(
-        &plain,
-        &Plain(source),
-        NaiveBackend::default(),
-        &options,
-        &mut |_| {},
-    )
-    .unwrap();
+    let mut plain = engines::build(&plain, &Plain(source), NaiveBackend::new(), &options).unwrap();
     let mut by_rows = batch_of((0..tokens.len() as u32).map(TokenSource::Row), tokens.len());
     by_rows.input_width = descriptor.n_embd;
     by_rows.input_rows = inputs(source, descriptor, &tokens, &hidden);
     let expected = run(&mut plain, &by_rows).unwrap().logits;
 
-    let mut layer = nextn
-        .load_on(NaiveBackend::default(), &options, &network, &mut |_| {})
-        .unwrap();
+    let mut layer = engines::guesser(&nextn, &options, &*network).unwrap();
     assert!(layer.reads_hidden() && !network.reads_hidden());
     let mut batch = batch_of(ids(&tokens), tokens.len());
     assert!(
@@ -182,12 +171,8 @@ fn check_layer(path: &str, model: &Model) {
 fn guesses_of(nextn: &Nextn<'_>, model: &Model) -> Vec<f32> {
     let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 120).collect();
     let options = options(tokens.len());
-    let network = model
-        .load_on(NaiveBackend::default(), &options, &mut |_| {})
-        .unwrap();
-    let mut layer = nextn
-        .load_on(NaiveBackend::default(), &options, &network, &mut |_| {})
-        .unwrap();
+    let network = engines::load(model, NaiveBackend::new(), &options).unwrap();
+    let mut layer = engines::guesser(nextn, &options, &*network).unwrap();
     let mut batch = batch_of(ids(&tokens), tokens.len());
     let n_embd = nextn.descriptor().n_embd;
     batch.hidden_inputs = (0..tokens.len() * n_embd)

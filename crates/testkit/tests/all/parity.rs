@@ -4,33 +4,11 @@
 //! exact types, and the limits for 8-bit activations for the others.
 
 use tokenmill_backend::KvType;
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::Model;
-use tokenmill_quant::{CpuFeatures, format};
+use tokenmill_quant::format;
 use tokenmill_testkit::{
-    Comparisons, NaiveBackend, Reference,
-    parity::{ActivationKind, ParityDevice, compare, known_miss},
-};
-
-const NAIVE: ParityDevice = ParityDevice {
-    name: "naive",
-    activations: ActivationKind::F32,
-    load: |model, options| {
-        Ok(Box::new(model.load_on(
-            NaiveBackend::new(),
-            options,
-            &mut |_| {},
-        )?))
-    },
-};
-
-const CPU: ParityDevice = ParityDevice {
-    name: "cpu",
-    activations: ActivationKind::Q8,
-    load: |model, options| {
-        let backend = CpuBackend::new(None, CpuFeatures::detect())?;
-        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
-    },
+    Comparisons, Reference, engines,
+    parity::{ParityDevice, compare, known_miss},
 };
 
 fn check_all(row: &'static str, device: &ParityDevice) {
@@ -70,10 +48,10 @@ fn check_all(row: &'static str, device: &ParityDevice) {
 
 #[test]
 fn the_naive_backend_meets_the_f32_limit_in_every_type() {
-    check_all("logits, naive backend", &NAIVE);
+    check_all("logits, naive backend", &engines::NAIVE);
 }
 
 #[test]
 fn the_cpu_meets_the_limits_of_its_arithmetic() {
-    check_all("logits, CPU", &CPU);
+    check_all("logits, CPU", &engines::CPU);
 }

@@ -8,7 +8,7 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
-    Comparisons, NaiveBackend,
+    Comparisons, NaiveBackend, engines,
     generate::{all_logits, greedy},
 };
 
@@ -40,17 +40,13 @@ fn options(kv_type: KvType) -> ModelOptions {
 fn load(path: &Path, kv_type: KvType) -> Box<dyn Executor + Send> {
     let model = Model::open(path).unwrap();
     let backend = CpuBackend::new(None, CpuFeatures::detect()).unwrap();
-    Box::new(model.load_on(backend, &options(kv_type), &mut |_| {}).unwrap())
+    engines::load(&model, backend, &options(kv_type)).unwrap()
 }
 
 /// Plain loops over dequantized weights, activations as they are.
 fn load_naive(path: &Path, kv_type: KvType) -> Box<dyn Executor + Send> {
     let model = Model::open(path).unwrap();
-    Box::new(
-        model
-            .load_on(NaiveBackend::new(), &options(kv_type), &mut |_| {})
-            .unwrap(),
-    )
+    engines::load(&model, NaiveBackend::new(), &options(kv_type)).unwrap()
 }
 
 fn argmax(row: &[f32]) -> u32 {

@@ -4,14 +4,11 @@
 //! tokens are compared with those of the CPU, and may differ where two were equally likely.
 
 use tokenmill_backend::{KvType, SamplingParams};
-use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Descriptor, ModelOptions, build};
-use tokenmill_quant::CpuFeatures;
+use tokenmill_model::{Descriptor, ModelOptions};
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output};
 use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::{Random, TinyModel, tiny_llama};
+use tokenmill_testkit::{Random, TinyModel, engines, tiny_llama};
 
 /// Tokens of the common prompt, and requests behind it: 35 times 256 tokens are not read again.
 const N_COMMON: usize = 256;
@@ -65,8 +62,8 @@ fn generate(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Output> {
 /// The same on the simulated device, and how often shared pages were attended to.
 fn on_device(model: &TinyModel, prompts: &[Vec<u32>], uses_shared_pages: bool) -> (Vec<Output>, u64) {
     let simulator = Simulator::new(&SimOptions::default());
-    let backend = (CudaBackend::new(simulator.device()).unwrap()).with_shared_pages(uses_shared_pages);
-    let executor = build(&model.descriptor, model, backend, &options(), &mut |_| {}).unwrap();
+    let backend = (engines::gpu_of(&simulator)).with_shared_pages(uses_shared_pages);
+    let executor = engines::tiny(model, backend, &options());
     let outputs = generate(&Engine::start(executor, EngineConfig::default()), prompts);
     let counters = simulator.counters();
     let launches = |kernel: &str| counters.get(kernel).map_or(0, |(n, _)| *n);
@@ -108,8 +105,7 @@ fn requests_behind_one_prompt_share_its_pages_and_give_the_cpus_tokens() {
             common.iter().copied().chain(own).collect()
         })
         .collect();
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).expect("a thread");
-    let executor = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+    let executor = engines::tiny(&model, engines::cpu(1), &options());
     let expected = generate(&Engine::start(executor, EngineConfig::default()), &prompts);
     let (shared, n_shared) = on_device(&model, &prompts, true);
     assert!(n_shared > 0, "no step shared pages");

@@ -5,17 +5,17 @@ use std::fs;
 use tokenmill_backend::StepError;
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_model::{Model, ModelExecutor, ModelOptions, OutputHead};
-use tokenmill_quant::CpuFeatures;
+use tokenmill_model::{Model, ModelOptions, OutputHead};
 use tokenmill_testkit::{
     TinyModel,
+    engines::{self, Loaded},
     generate::{self, RunError},
     tiny_llama,
 };
 
 /// Two threads, of which each has a buffer of its own.
 fn backend(table_bytes: Option<usize>) -> CpuBackend {
-    let mut backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
+    let mut backend = engines::cpu(2);
     backend.leave_tables_in_files(table_bytes);
     backend
 }
@@ -33,10 +33,10 @@ fn written(head: OutputHead, ty: TensorType) -> tempfile::NamedTempFile {
     file
 }
 
-fn load(file: &tempfile::NamedTempFile, table_bytes: Option<usize>) -> ModelExecutor<CpuBackend> {
+fn load(file: &tempfile::NamedTempFile, table_bytes: Option<usize>) -> Loaded<CpuBackend> {
     let model = Model::from_gguf(GgufFile::open(file.path()).unwrap()).unwrap();
     let options = ModelOptions::default();
-    (model.load_on(backend(table_bytes), &options, &mut |_| {})).unwrap()
+    engines::load(&model, backend(table_bytes), &options).unwrap()
 }
 
 fn weights_bytes(file: &tempfile::NamedTempFile, table_bytes: Option<usize>) -> usize {

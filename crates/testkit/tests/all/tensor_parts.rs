@@ -1,29 +1,24 @@
 //! A matrix may be a part of a tensor: files that join tensors give the numbers of files that do not.
 
-use tokenmill_backend::Backend;
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Ignorable, LatentDescriptor, MixerDescriptor, ModelOptions, build};
-use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{NaiveBackend, TinyModel, VARIANTS, generate::all_logits, tiny_llama};
+use tokenmill_model::{Ignorable, LatentDescriptor, MixerDescriptor, ModelOptions};
+use tokenmill_testkit::{
+    NaiveBackend, TinyModel, VARIANTS,
+    engines::{self, Compiled},
+    generate::all_logits,
+    tiny_llama,
+};
 
 fn logits(model: &TinyModel) -> Vec<f32> {
-    logits_on(model, CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap())
+    logits_on(model, engines::cpu(1))
 }
 
 fn naive_logits(model: &TinyModel) -> Vec<f32> {
     logits_on(model, NaiveBackend::new())
 }
 
-fn logits_on<B: Backend>(model: &TinyModel, backend: B) -> Vec<f32> {
-    let mut executor = build(
-        &model.descriptor,
-        model,
-        backend,
-        &ModelOptions::default(),
-        &mut |_| {},
-    )
-    .unwrap();
+fn logits_on<B: Compiled>(model: &TinyModel, backend: B) -> Vec<f32> {
+    let mut executor = engines::tiny(model, backend, &ModelOptions::default());
     all_logits(&mut executor, &[5, 6, 7, 8]).unwrap()
 }
 
@@ -60,9 +55,9 @@ fn only_tensors_that_the_architecture_lists_may_be_left() {
         let mut model = TinyModel::random(tiny_llama(), TensorType::F32, 3);
         model.add_zeros(name, &[4]);
         model.descriptor.ignorable = ignorable.to_vec();
-        let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+        let backend = engines::cpu(1);
         let options = ModelOptions::default();
-        let found = build(&model.descriptor, &model, backend, &options, &mut |_| {}).err();
+        let found = engines::build(&model.descriptor, &model, backend, &options).err();
         assert_eq!(
             found.map(|error| error.to_string()).as_deref(),
             expected,

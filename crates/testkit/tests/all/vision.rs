@@ -5,15 +5,15 @@
 use std::{fs, path::Path};
 
 use serde::Deserialize;
-use tokenmill_backend::{
-    Backend, Executor, ForwardBatch, KvType, Memory, PAGE_TOKENS, RowOutput, StepOutput, TokenSource,
-};
+use tokenmill_backend::{Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, StepOutput, TokenSource};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::GgufFile;
 use tokenmill_image::{Filter, ImageLimits, Rgb};
-use tokenmill_model::{MAX_PATCHES, Model, ModelOptions, VisionFile, VisionTower};
-use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{Comparisons, NaiveBackend, Random};
+use tokenmill_model::{MAX_PATCHES, Model, ModelOptions, VisionFile};
+use tokenmill_testkit::{
+    Comparisons, NaiveBackend, Random,
+    engines::{self, CompiledTower, Tower},
+};
 
 /// What transformers computes in single precision, in another order.
 const TOLERANCE: f32 = 2e-4;
@@ -36,7 +36,7 @@ struct Case {
 }
 
 fn cpu() -> CpuBackend {
-    CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap()
+    engines::cpu(2)
 }
 
 #[track_caller]
@@ -50,7 +50,7 @@ fn assert_close(what: &str, expected: &[f32], found: &[f32]) {
 }
 
 /// The pixels of an image as a tower takes them.
-fn pixels_of<B: Backend + Memory<Buffer = Vec<f32>>>(tower: &VisionTower<B>, file: &Path) -> Vec<f32> {
+fn pixels_of(tower: &dyn Tower, file: &Path) -> Vec<f32> {
     let shape = tower.shape();
     let image = Rgb::decode(&fs::read(file).unwrap(), &ImageLimits::default()).unwrap();
     let grid = shape.size.grid(image.width(), image.height()).unwrap();
@@ -129,7 +129,7 @@ fn options() -> ModelOptions {
 
 fn check_gemma3<B>(row: &'static str, backend: fn() -> B)
 where
-    B: Backend + Memory<Buffer = Vec<f32>>,
+    B: CompiledTower,
 {
     let mut comparisons = Comparisons::of(row);
     let Some(folder) = comparisons.find("vision/gemma3") else {
@@ -139,13 +139,13 @@ where
     let model = Model::open(folder.join("model.gguf")).unwrap();
     let vision = VisionFile::open(folder.join("mmproj-model.gguf")).unwrap();
     assert_eq!(vision.shape().n_embd, model.descriptor().n_embd);
-    let mut tower = vision.load_on(backend()).unwrap();
+    let mut tower = engines::tower(&vision, backend()).unwrap();
     let grid = tower.shape().size.grid(1, 1).unwrap();
     let n_rows = grid.n_rows();
     for case in &reference.cases {
         let mut rows = Vec::new();
         for (image_idx, image) in case.images.iter().enumerate() {
-            let pixels = pixels_of(&tower, &folder.join(image));
+            let pixels = pixels_of(&*tower, &folder.join(image));
             if image_idx == 0 {
                 for (expected, found) in case.pixels.iter().zip(&pixels) {
                     assert!((expected - found).abs() < 2e-5, "pixels of {image}");
@@ -168,7 +168,7 @@ where
         assert_eq!(prompt.starts.len(), case.images.len());
         let n = case.prompt.len();
         let n_vocab = model.descriptor().n_vocab;
-        let load = || model.load_on(backend(), &options(), &mut |_| {}).unwrap();
+        let load = || engines::load(&model, backend(), &options()).unwrap();
         let whole = prompt.logits(&mut load(), &[n]);
         assert_close("last logits", &case.last_logits, &whole[(n - 1) * n_vocab..]);
         let middle = n / 2 * n_vocab;
@@ -266,7 +266,7 @@ fn batches_with_rows_that_are_not_there_are_refused() {
         return;
     };
     let model = Model::open(folder.join("model.gguf")).unwrap();
-    let mut executor = model.load_on(cpu(), &options(), &mut |_| {}).unwrap();
+    let mut executor = engines::load(&model, cpu(), &options()).unwrap();
     let width = executor.input_row_width().unwrap();
     let check = |executor: &mut dyn Executor, change: fn(&mut ForwardBatch), expected: &str| {
         let mut batch = ForwardBatch::default();
@@ -365,7 +365,7 @@ fn damaged_encoders_are_refused_or_load() {
         let shape = vision.shape().clone();
         let (n_patches, n_rows) = (shape.max_patches(), shape.size.max_rows());
         assert!((1..=MAX_PATCHES).contains(&n_patches) && n_rows <= n_patches);
-        vision.load_on(NaiveBackend::new()).ok()
+        engines::tower(&vision, NaiveBackend::new()).ok()
     };
     assert!(load(&whole).is_some());
     // A width that only the header claims is refused before anything is allocated for it.

@@ -6,15 +6,15 @@
 use std::{fs, path::Path, sync::Arc};
 
 use serde::Deserialize;
-use tokenmill_backend::{
-    Backend, Executor, ForwardBatch, KvType, Memory, PAGE_TOKENS, RowOutput, StepOutput, TokenSource,
-};
+use tokenmill_backend::{Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, StepOutput, TokenSource};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::GgufFile;
 use tokenmill_image::{Filter, ImageLimits, Rgb};
-use tokenmill_model::{ImageGrid, MAX_PATCHES, Model, ModelOptions, VisionFile, VisionTower};
-use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{Comparisons, NaiveBackend, Random};
+use tokenmill_model::{ImageGrid, MAX_PATCHES, Model, ModelOptions, VisionFile};
+use tokenmill_testkit::{
+    Comparisons, NaiveBackend, Random,
+    engines::{self, CompiledTower, Tower},
+};
 
 /// What transformers computes in single precision, in another order.
 const TOLERANCE: f32 = 2e-4;
@@ -44,7 +44,7 @@ struct Case {
 }
 
 fn cpu() -> CpuBackend {
-    CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap()
+    engines::cpu(2)
 }
 
 #[track_caller]
@@ -58,9 +58,9 @@ fn assert_close(what: &str, expected: &[f32], found: &[f32]) {
 }
 
 /// The pixels of an image as a tower takes them, and its grid.
-fn pixels_of<B>(tower: &VisionTower<B>, file: &Path) -> (Vec<f32>, ImageGrid)
+fn pixels_of(tower: &dyn Tower, file: &Path) -> (Vec<f32>, ImageGrid)
 where
-    B: Backend + Memory<Buffer = Vec<f32>>,
+    B: CompiledTower,
 {
     let shape = tower.shape();
     let image = Rgb::decode(&fs::read(file).unwrap(), &ImageLimits::default()).unwrap();
@@ -135,7 +135,7 @@ fn options() -> ModelOptions {
 
 fn check<B>(row: &'static str, folder: &str, backend: fn() -> B)
 where
-    B: Backend + Memory<Buffer = Vec<f32>>,
+    B: CompiledTower,
 {
     let mut comparisons = Comparisons::of(row);
     let Some(folder) = comparisons.find(&format!("vision/{folder}")) else {
@@ -146,11 +146,11 @@ where
     let vision = VisionFile::open(folder.join("mmproj-model.gguf")).unwrap();
     let n_parts = 1 + model.descriptor().n_deep_inputs;
     assert_eq!(vision.shape().row_width(), n_parts * model.descriptor().n_embd);
-    let mut tower = vision.load_on(backend()).unwrap();
+    let mut tower = engines::tower(&vision, backend()).unwrap();
     for case in &reference.cases {
         let mut rows = Vec::new();
         for (image_idx, image) in case.images.iter().enumerate() {
-            let (pixels, grid) = pixels_of(&tower, &folder.join(image));
+            let (pixels, grid) = pixels_of(&*tower, &folder.join(image));
             assert_eq!(case.grids[image_idx], [2 * grid.n_down, 2 * grid.n_across]);
             if image_idx == 0 {
                 let n = case.pixels.len() / (3 * PATCH * PATCH);
@@ -165,7 +165,7 @@ where
 
         let n = case.prompt.len();
         let n_vocab = model.descriptor().n_vocab;
-        let load = || model.load_on(backend(), &options(), &mut |_| {}).unwrap();
+        let load = || engines::load(&model, backend(), &options()).unwrap();
         let whole = logits(&mut load(), case, &rows, &[n]);
         assert_close("last logits", &case.last_logits, &whole[(n - 1) * n_vocab..]);
         let middle = n / 2 * n_vocab;
@@ -236,7 +236,7 @@ fn damaged_encoders_are_refused_or_load() {
             let shape = vision.shape().clone();
             let (n_patches, n_rows) = (shape.max_patches(), shape.size.max_rows());
             assert!((1..=MAX_PATCHES).contains(&n_patches) && n_rows <= n_patches);
-            vision.load_on(NaiveBackend::new()).ok()
+            engines::tower(&vision, NaiveBackend::new()).ok()
         };
         assert!(load(&whole).is_some());
         let n_header = (whole.windows(11))

@@ -8,7 +8,7 @@ use tokenmill_model::{Model, ModelOptions};
 use tokenmill_testkit::{
     NaiveBackend, TinyModel,
     adapter_files::{PairShapes, gguf_adapter, peft_adapter, wrong_adapters},
-    tiny_llama,
+    engines, tiny_llama,
 };
 
 #[test]
@@ -21,7 +21,7 @@ fn adapters_of_rank_0_and_of_wrong_shapes_are_refused_in_both_forms() {
         n_ctx: Some(64),
         ..ModelOptions::default()
     };
-    let mut executor = (model.load_on(NaiveBackend::new(), &options, &mut |_| {})).unwrap();
+    let mut executor = engines::load(&model, NaiveBackend::new(), &options).unwrap();
     let infos = model.weights().infos();
     let queries = infos
         .iter()

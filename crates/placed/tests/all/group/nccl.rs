@@ -1,6 +1,6 @@
 //! Groups whose GPUs add up by NCCL: the same functions, which a simulated NCCL has.
 
-use tokenmill_cuda_exec::{Device, NcclRank};
+use tokenmill_cuda_exec::{CudaBackend, Device, NcclRank};
 
 use super::*;
 
@@ -19,11 +19,10 @@ fn joined(model: &TinyModel, n_ranks: usize) -> (GroupExecutor, Vec<Simulator>) 
                 .expect("it can be divided");
             let backend = CudaBackend::new(device).expect("the simulator loads the kernels");
             let backend = backend.with_nccl(joined);
-            let executor = shard
-                .load_on(backend, &options(), &mut |_| {})
-                .expect("a tiny model loads");
+            let executor =
+                engines::build(shard.descriptor(), &shard, backend, &options()).expect("a tiny model loads");
             GroupRank {
-                executor: Box::new(executor),
+                executor,
                 place: format!("GPU {idx}"),
             }
         })
@@ -117,14 +116,13 @@ fn a_divided_head_is_refused_where_the_host_adds_up() {
     let group = HostGroup::new(2);
     let ranks = (0..2)
         .map(|idx| {
-            let device = Simulator::new(&SimOptions::default()).device();
-            let backend = CudaBackend::new(device).unwrap();
+            let backend = engines::gpu();
             let backend = backend.with_collective(Box::new(group.rank(idx)));
             let shard = Shard::new(&model.descriptor, &model, Rank { idx, n_ranks: 2 })
                 .and_then(Shard::with_divided_head)
                 .unwrap();
             GroupRank {
-                executor: Box::new(shard.load_on(backend, &options(), &mut |_| {}).unwrap()),
+                executor: engines::build(shard.descriptor(), &shard, backend, &options()).unwrap(),
                 place: format!("GPU {idx}"),
             }
         })

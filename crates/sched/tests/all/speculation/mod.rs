@@ -8,14 +8,13 @@ mod earlier;
 mod following;
 
 use tokenmill_backend::{Executor, SamplingParams};
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
+use tokenmill_model::{Descriptor, ModelOptions, WindowPages};
 use tokenmill_sched::{
     ConstraintFailure, ConstraintSource, Engine, EngineConfig, EngineError, Event, FinishReason,
     GenerateParams, Speculation, Token, TokenConstraint,
 };
-use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
+use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, engines, tiny_llama};
 
 use crate::remainders::Remainders;
 
@@ -42,8 +41,7 @@ fn executor(model: &TinyModel, n_pages: usize, n_threads: usize) -> impl Executo
         window_pages: WindowPages::Own,
         ..ModelOptions::default()
     };
-    let backend = CpuBackend::new(Some(n_threads), tokenmill_quant::CpuFeatures::detect());
-    build(&model.descriptor, model, backend.unwrap(), &options, &mut |_| {}).unwrap()
+    engines::tiny(model, engines::cpu(n_threads), &options)
 }
 
 fn engine(model: &TinyModel, n_pages: usize, speculation: Speculation) -> Engine {

@@ -2,9 +2,9 @@
 
 use tokenmill_cuda_exec::{CudaBackend, Launches};
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Descriptor, ModelOptions, build};
+use tokenmill_model::{Descriptor, ModelOptions};
 use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::{TinyModel, tiny_experts, tiny_llama};
+use tokenmill_testkit::{TinyModel, engines, tiny_experts, tiny_llama};
 
 use super::scene::{greedy, options, sample, sequences};
 
@@ -21,7 +21,7 @@ fn replayed(
         ..SimOptions::default()
     });
     let backend = CudaBackend::new(simulator.device_with_launches(launches)).unwrap();
-    let mut executor = build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap();
+    let mut executor = engines::tiny(model, backend, options);
     let mut all = sequences(n_seqs);
     for _ in 0..4 {
         sample(&mut executor, all.iter_mut().collect(), &greedy()).unwrap();

@@ -1,10 +1,10 @@
 //! What happens when something fails: the step at most, never the others, and never a stream that is left capturing.
 
 use tokenmill_backend::{BackendError, Executor, KvType, PageCopy, PageGroup, StepError, StepOutput};
-use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{LoadError, ModelOptions, build};
+use tokenmill_model::{LoadError, ModelOptions};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
+use tokenmill_testkit::engines;
 
 use super::scene::{OnGpu, advance, assert_same_bits, batch_of, model, options, sequences};
 
@@ -120,8 +120,7 @@ fn too_little_memory_is_known_before_anything_is_uploaded() {
             total_bytes,
             ..SimOptions::default()
         });
-        let backend = CudaBackend::new(simulator.device()).unwrap();
-        let loaded = build(&model.descriptor, &model, backend, options, &mut |_| {});
+        let loaded = engines::build(&model.descriptor, &model, engines::gpu_of(&simulator), options);
         (loaded.err(), simulator)
     };
     let wide = ModelOptions {
@@ -168,12 +167,12 @@ fn a_step_of_more_tokens_than_a_grid_has_blocks_is_refused_before_anything_is_up
             total_bytes: 64 << 30,
             ..SimOptions::default()
         });
-        let backend = CudaBackend::new(simulator.device()).unwrap();
+        let backend = engines::gpu_of(&simulator);
         let options = ModelOptions {
             max_batch_tokens,
             ..options()
         };
-        let loaded = build(&model.descriptor, &model, backend, &options, &mut |_| {});
+        let loaded = engines::build(&model.descriptor, &model, backend, &options);
         (loaded.err(), simulator)
     };
     assert!(load(65_535).0.is_none());
@@ -192,12 +191,12 @@ fn a_step_of_more_tokens_than_a_grid_has_blocks_is_refused_before_anything_is_up
 fn a_kv_type_without_kernels_is_refused_before_anything_is_uploaded() {
     let model = model(TensorType::F32);
     let simulator = Simulator::new(&SimOptions::default());
-    let backend = CudaBackend::new(simulator.device()).unwrap();
+    let backend = engines::gpu_of(&simulator);
     let options = ModelOptions {
         kv_type: KvType::Q8_0,
         ..options()
     };
-    let error = build(&model.descriptor, &model, backend, &options, &mut |_| {}).err();
+    let error = engines::build(&model.descriptor, &model, backend, &options).err();
     assert!(
         matches!(error, Some(LoadError::Backend(BackendError::Unsupported { .. }))),
         "{error:?}"

@@ -1,12 +1,9 @@
 //! A layer that guesses further tokens: the hidden states that it reads reach captured steps, and their memory is planned.
 
 use tokenmill_backend::{Executor, ForwardBatch, RowOutput};
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::build;
-use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
-    Random, TinyModel,
+    Random, TinyModel, engines,
     generate::{ids, run},
     tiny_llama,
 };
@@ -46,8 +43,7 @@ fn logits(executor: &mut dyn Executor) -> Vec<Vec<f32>> {
 #[test]
 fn hidden_states_reach_captured_steps() {
     let model = layer();
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).expect("a thread");
-    let mut cpu = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+    let mut cpu = engines::tiny(&model, engines::cpu(1), &options());
     let expected = logits(&mut cpu);
     let mut gpu = OnGpu::of(&model, &options(), |backend| backend);
     let [reserved, taken] = gpu.executor.backend().device().reserved_and_taken_bytes();

@@ -8,11 +8,11 @@ use tokenmill_backend::{
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelExecutor, ModelOptions, build};
-use tokenmill_quant::CpuFeatures;
+use tokenmill_model::ModelOptions;
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{
     Random, TinyModel,
+    engines::{self, Loaded},
     generate::{ids, run},
     tiny_llama,
 };
@@ -42,7 +42,7 @@ pub(crate) fn model(ty: TensorType) -> TinyModel {
 /// An executor on a simulated device of its own.
 pub(crate) struct OnGpu {
     pub(crate) simulator: Simulator,
-    pub(crate) executor: ModelExecutor<CudaBackend>,
+    pub(crate) executor: Loaded<CudaBackend>,
 }
 
 impl OnGpu {
@@ -64,9 +64,8 @@ impl OnGpu {
         change: impl FnOnce(CudaBackend) -> CudaBackend,
     ) -> Self {
         let simulator = Simulator::new(&SimOptions::default());
-        let backend = CudaBackend::new(simulator.device()).expect("the simulator loads the kernels");
-        let executor = build(&model.descriptor, model, change(backend), options, &mut |_| {})
-            .expect("a tiny model loads");
+        let backend = engines::gpu_of(&simulator);
+        let executor = engines::tiny(model, change(backend), options);
         Self { simulator, executor }
     }
 
@@ -75,10 +74,9 @@ impl OnGpu {
     }
 }
 
-pub(crate) fn on_cpu(ty: TensorType) -> ModelExecutor<CpuBackend> {
+pub(crate) fn on_cpu(ty: TensorType) -> Loaded<CpuBackend> {
     let model = model(ty);
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).expect("a thread");
-    build(&model.descriptor, &model, backend, &options(), &mut |_| {}).expect("a tiny model loads")
+    engines::tiny(&model, engines::cpu(1), &options())
 }
 
 /// A sequence with pages of its own.

@@ -1,14 +1,13 @@
 //! Recurrent states: planned to the byte, and captured with the steps that change them.
 
 use tokenmill_backend::{BackendError, KeyHeads};
-use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{
     DeltaGates, DeltaNetDescriptor, LoadError, MixerDescriptor, ModelOptions, Presence, ShortConvDescriptor,
-    SsmDescriptor, SsmKind, build,
+    SsmDescriptor, SsmKind,
 };
 use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::{TinyModel, tiny_llama};
+use tokenmill_testkit::{TinyModel, engines, tiny_llama};
 
 use super::scene::{OnGpu, advance, assert_same_bits, options, sequences};
 
@@ -108,8 +107,7 @@ fn a_state_with_rows_too_long_is_refused_before_anything_is_uploaded() {
         });
         let model = TinyModel::random(descriptor, TensorType::F32, 31);
         let simulator = Simulator::new(&SimOptions::default());
-        let backend = CudaBackend::new(simulator.device()).unwrap();
-        let loaded = build(&model.descriptor, &model, backend, &options(), &mut |_| {});
+        let loaded = engines::build(&model.descriptor, &model, engines::gpu_of(&simulator), &options());
         (loaded.err(), simulator)
     };
     assert!(load(512).0.is_none());
@@ -130,13 +128,13 @@ fn states_that_do_not_fit_are_named_as_what_is_too_large() {
         total_bytes: 400 << 20,
         ..SimOptions::default()
     });
-    let backend = CudaBackend::new(simulator.device()).unwrap();
+    let backend = engines::gpu_of(&simulator);
     let model = hybrid();
     let many = ModelOptions {
         n_states: Some(1 << 18),
         ..options()
     };
-    let error = build(&model.descriptor, &model, backend, &many, &mut |_| {}).err();
+    let error = engines::build(&model.descriptor, &model, backend, &many).err();
     let Some(LoadError::Backend(error @ BackendError::DoesNotFit { .. })) = error else {
         panic!("{error:?}");
     };

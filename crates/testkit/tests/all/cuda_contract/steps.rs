@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use tokenmill_backend::{Executor as _, KvType};
-use tokenmill_cuda_exec::{CudaBackend, modules::PAIRS};
+use tokenmill_cuda_exec::modules::PAIRS;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelOptions, build};
+use tokenmill_model::ModelOptions;
 use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::{TinyModel, tiny_llama};
+use tokenmill_testkit::{TinyModel, engines, tiny_llama};
 
 use super::scene::{OnGpu, advance, greedy, options, sample, sequences};
 
@@ -76,9 +76,9 @@ fn llama_of(n_layers: usize, ty: TensorType, others: &[(&str, TensorType)]) -> T
 /// How often each kernel runs in a decode step.
 fn launches_of_a_step(model: &TinyModel, kv_type: KvType) -> BTreeMap<String, u64> {
     let simulator = Simulator::new(&SimOptions::default());
-    let backend = CudaBackend::new(simulator.device()).unwrap();
+    let backend = engines::gpu_of(&simulator);
     let options = ModelOptions { kv_type, ..options() };
-    let mut executor = build(&model.descriptor, model, backend, &options, &mut |_| {}).unwrap();
+    let mut executor = engines::tiny(model, backend, &options);
     let mut all = sequences(1);
     sample(&mut executor, all.iter_mut().collect(), &greedy()).unwrap();
     let before = simulator.counters();
@@ -191,12 +191,12 @@ fn a_row_alone_has_the_bits_of_one_next_to_another() {
     ] {
         let model = llama_of(3, ty, others);
         let decode = |n_seqs: usize| {
-            let backend = CudaBackend::new(Simulator::new(&SimOptions::default()).device()).unwrap();
+            let backend = engines::gpu();
             let options = ModelOptions {
                 kv_type: KvType::F16,
                 ..options()
             };
-            let mut executor = build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap();
+            let mut executor = engines::tiny(&model, backend, &options);
             let mut all = sequences(2);
             for sequence in &mut all {
                 advance(&mut executor, vec![sequence]).unwrap();

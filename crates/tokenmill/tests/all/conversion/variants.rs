@@ -2,10 +2,8 @@
 
 use serde_json::{Value as Json, json};
 use tokenmill_backend::KvType;
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
-use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::generate::all_logits;
+use tokenmill_testkit::{engines, generate::all_logits};
 
 use super::*;
 
@@ -88,9 +86,9 @@ fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
         kv_type: KvType::F32,
         ..Default::default()
     };
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+    let backend = engines::cpu(1);
     let model = Model::open(path).unwrap();
-    let mut executor = model.load_on(backend, &options, &mut |_| {}).unwrap();
+    let mut executor = engines::load(&model, backend, &options).unwrap();
     all_logits(&mut executor, tokens).unwrap()
 }
 
