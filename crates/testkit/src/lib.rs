@@ -24,6 +24,7 @@
 
 pub mod adapter_files;
 pub mod adapter_parity;
+mod cases;
 mod clocked_backend;
 mod comparisons;
 pub mod conformance;
@@ -47,6 +48,7 @@ pub mod text_mutation;
 mod tiny_model;
 mod variants;
 
+pub use cases::cases;
 pub use clocked_backend::{Clock, ClockedBackend, ProductTime, SharedClock};
 pub use comparisons::{Comparisons, skip, take_report, test_data};
 pub use expert_variants::{EXPERT_VARIANTS, tiny_experts};

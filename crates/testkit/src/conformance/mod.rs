@@ -79,7 +79,6 @@ fn more_variants() -> Vec<Variant> {
 
 /// Every feature of a descriptor, alone and in combinations, gives the oracle's logits, in f32 and with f32 KV.
 pub fn networks_agree_with_the_oracle(subject: &Subject) {
-    let mut random = Random::new(1);
     let more = more_variants();
     let mut cases: Vec<_> = (VARIANTS.iter().chain(&more))
         .map(|(name, change)| {
@@ -89,8 +88,13 @@ pub fn networks_agree_with_the_oracle(subject: &Subject) {
         })
         .collect();
     cases.push(("plain".to_owned(), tiny_llama()));
-    cases.extend((0..subject.n_random_networks).map(|_| random_variant(&mut random)));
+    cases.extend(
+        crate::cases("random networks", subject.n_random_networks)
+            .map(|case| random_variant(&mut Random::new(case as u64))),
+    );
     for (name, descriptor) in cases {
+        // Of its name, so that a network plays the same scene whichever others are tried.
+        let mut random = Random::named(1, &name);
         let model = TinyModel::random(descriptor, TensorType::F32, 3);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut oracle(&model, KvType::F32));
