@@ -1,11 +1,10 @@
 //! Damaged and random files: whatever the bytes, the parser answers with a header that is sound or with an error.
 
-mod mutation;
-
-use mutation::{check, mutate, sample_files};
 use proptest::prelude::*;
 use tokenmill_gguf::{Array, GgufWriter, Header, Metadata, TensorType, Value};
 use tokenmill_testkit::{Random, skip};
+
+use crate::mutation::{check, mutate, sample_files};
 
 #[test]
 fn samples_pass_their_own_check() {
