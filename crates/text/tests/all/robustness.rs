@@ -1,12 +1,5 @@
 //! Text and vocabularies that mean harm: nothing panics, nothing is slow, nothing is smuggled in.
 
-#[path = "support/template_words.rs"]
-mod template_words;
-#[path = "support/tokenizer_parts.rs"]
-mod tokenizer_parts;
-#[path = "support/vocabularies.rs"]
-mod vocabularies;
-
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -17,6 +10,8 @@ use tokenmill_text::{
     DecodeOptions, EncodeOptions, StopMatcher, StreamDecoder, Tokenizer, TokenizerError, VocabularyFiles,
     template::{ChatTemplate, RenderOptions},
 };
+
+use crate::support::{template_words, tokenizer_parts, vocabularies};
 
 const PLAIN: EncodeOptions = EncodeOptions {
     add_special: false,

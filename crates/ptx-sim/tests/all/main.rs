@@ -12,6 +12,7 @@ mod matrix;
 mod memory;
 mod mutated;
 mod phases;
+mod ptx_words;
 mod published;
 mod spins;
 mod timing;

@@ -1,10 +1,9 @@
 //! Damaged modules are refused with the line, or load.
 
-#[path = "../support/ptx_words.rs"]
-mod ptx_words;
-
 use tokenmill_ptx_sim::{DeviceMemory, Module};
 use tokenmill_testkit::{Random, text_mutation::mutate_text};
+
+use crate::ptx_words;
 
 #[test]
 fn the_module_itself_loads() {
