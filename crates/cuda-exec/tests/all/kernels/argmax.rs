@@ -3,7 +3,7 @@
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
 
-use crate::bench::Sim;
+use crate::kernels::bench::Sim;
 
 fn argmax(rows: &[Vec<f32>], n_parts: usize) -> Vec<u32> {
     let n_vocab = rows[0].len();

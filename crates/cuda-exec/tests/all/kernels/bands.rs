@@ -5,7 +5,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
 
-use crate::{
+use crate::kernels::{
     bench::{NULL, Sim, random_matrix},
     matvec::{Kernel, TOLERANCE, check_kernel, dot, upload},
 };

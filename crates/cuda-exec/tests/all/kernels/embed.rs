@@ -4,7 +4,7 @@ use tokenmill_cuda_exec::modules::type_suffix;
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
 
-use crate::bench::{Sim, assert_close, random_matrix, types};
+use crate::kernels::bench::{Sim, assert_close, random_matrix, types};
 
 #[test]
 fn rows_of_every_type_come_out_scaled() {

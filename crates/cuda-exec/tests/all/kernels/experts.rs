@@ -5,7 +5,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, DevicePtr};
 use tokenmill_testkit::Random;
 
-use crate::{
+use crate::kernels::{
     bench::{NULL, Sim, assert_close, is_float, random_matrix, types},
     matvec::{TOLERANCE, dot, upload},
 };

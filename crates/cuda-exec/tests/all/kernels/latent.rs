@@ -6,7 +6,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters};
 use tokenmill_testkit::Random;
 
-use crate::{
+use crate::kernels::{
     bench::{NULL, Sim, assert_close, random_matrix, types},
     experts::kernel_of_runs,
     matvec::{TOLERANCE, dot, upload},

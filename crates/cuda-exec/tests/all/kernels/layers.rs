@@ -4,7 +4,7 @@ use tokenmill_backend::Xielu;
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
 
-use crate::bench::{NULL, Sim, assert_close};
+use crate::kernels::bench::{NULL, Sim, assert_close};
 
 #[test]
 fn columns_are_copied_and_rows_joined() {

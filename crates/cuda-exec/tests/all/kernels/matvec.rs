@@ -8,7 +8,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
 use tokenmill_testkit::Random;
 
-use crate::bench::{NULL, Quantized, Sim, assert_close, is_float, random_matrix, types};
+use crate::kernels::bench::{NULL, Quantized, Sim, assert_close, is_float, random_matrix, types};
 
 /// Rounding of sums in f32, relative to the sum of magnitudes: a lane adds few terms, then a tree adds the lanes.
 pub(crate) const TOLERANCE: f64 = 2e-6;

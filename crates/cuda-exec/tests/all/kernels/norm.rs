@@ -3,7 +3,7 @@
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
 
-use crate::bench::{NULL, Sim, assert_close};
+use crate::kernels::bench::{NULL, Sim, assert_close};
 
 fn normalize(row: &[f64], is_layer: bool, eps: f64) -> Vec<f64> {
     let n = row.len() as f64;

@@ -7,7 +7,7 @@ use tokenmill_ptx_sim::{
     Arguments, Conflict, DeviceMemory, DevicePtr, FindingKind, LaunchConfig, Module, launch,
 };
 
-use crate::bench::NULL;
+use crate::kernels::bench::NULL;
 
 const WIDTH: usize = 512;
 const N_ROWS: usize = 2;

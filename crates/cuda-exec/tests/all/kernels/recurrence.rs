@@ -6,7 +6,7 @@ use layer::Layer;
 use tokenmill_ptx_sim::{Arguments, DevicePtr};
 use tokenmill_testkit::Random;
 
-use crate::bench::NULL;
+use crate::kernels::bench::NULL;
 
 const N_TOKENS: usize = 64;
 

@@ -6,7 +6,7 @@ use tokenmill_ptx_sim::Arguments;
 use tokenmill_quant::e4m3;
 use tokenmill_testkit::Random;
 
-use crate::bench::{NULL, Sim, assert_close};
+use crate::kernels::bench::{NULL, Sim, assert_close};
 
 /// Rotates a head as the model's definition says.
 fn rotate(head: &mut [f64], position: u32, inv_freqs: &[f32], magnitude: f64, is_neox: bool) {

@@ -5,7 +5,7 @@ use tokenmill_cuda_exec::SamplePlan;
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
 
-use crate::bench::{Sim, assert_close};
+use crate::kernels::bench::{Sim, assert_close};
 
 /// Three parts of a row, the last of them not whole.
 const N_VOCAB: usize = 5111;

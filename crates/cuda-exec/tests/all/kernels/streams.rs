@@ -3,7 +3,7 @@
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
 
-use crate::bench::{Sim, assert_close};
+use crate::kernels::bench::{Sim, assert_close};
 
 /// Rows, other streams, width: one and ragged ones, the most streams there are, and as many as the kernel for few takes.
 const SHAPES: [[usize; 3]; 5] = [[1, 1, 1], [3, 3, 300], [2, 4, 70], [2, 15, 257], [5, 2, 256]];

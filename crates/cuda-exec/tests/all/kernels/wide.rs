@@ -9,7 +9,7 @@ use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
 use tokenmill_quant::Format;
 use tokenmill_testkit::Random;
 
-use crate::{
+use crate::kernels::{
     bench::{NULL, Quantized, Sim, assert_close, random_matrix},
     matvec::dot,
 };

@@ -9,7 +9,7 @@ use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
 use tokenmill_quant::e4m3;
 use tokenmill_testkit::Random;
 
-use crate::bench::{NULL, Sim, assert_close};
+use crate::kernels::bench::{NULL, Sim, assert_close};
 
 /// What f32 sums of hundreds of terms of weights below 1 times values below 1 are off by.
 const SUMMED: f64 = 3e-6;

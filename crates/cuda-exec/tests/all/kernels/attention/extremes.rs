@@ -9,7 +9,7 @@ use tokenmill_cuda_exec::{DecodePlan, PrefillTiles, Visible};
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_quant::e4m3;
 
-use crate::bench::{NULL, Sim, assert_close};
+use crate::kernels::bench::{NULL, Sim, assert_close};
 
 const DIM: usize = 32;
 const PAGE: usize = 16;

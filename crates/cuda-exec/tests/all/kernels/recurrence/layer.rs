@@ -5,7 +5,7 @@
 use tokenmill_ptx_sim::{Counters, DevicePtr, SECTOR_BYTES};
 use tokenmill_testkit::Random;
 
-use crate::bench::Sim;
+use crate::kernels::bench::Sim;
 
 const NO_SLOT: u32 = u32::MAX;
 /// Slots of each sequence: two for its state, one for a snapshot, one that nothing touches.
