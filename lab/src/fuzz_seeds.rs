@@ -1,6 +1,6 @@
 //! Writes the fuzz targets' seed corpora again, `fuzz/seeds`.
 
-#[path = "../tests/support/vocabularies.rs"]
+#[path = "../tests/all/support/vocabularies.rs"]
 mod vocabularies;
 
 use std::{error::Error, fs, path::Path};
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     fs::write(
         seeds.join("tokenizer_json/bpe.json"),
-        include_str!("../tests/support/tokenizer.json"),
+        include_str!("../tests/all/support/tokenizer.json"),
     )?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Writes the fuzz target's seed corpus again, `fuzz/seeds`.
 
-#[path = "../tests/mutation/mod.rs"]
+#[path = "../tests/all/mutation.rs"]
 #[expect(dead_code, reason = "only the sample files are needed here")]
 mod mutation;
 
