@@ -76,16 +76,7 @@ fn run_in_release() -> anyhow::Result<()> {
     );
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
-        .args([
-            "run",
-            "--release",
-            "--quiet",
-            "-p",
-            "xtask",
-            "--bin",
-            "xtask",
-            "--",
-        ])
+        .args(["run", "--release", "--quiet", "-p", "lab", "--bin", "lab", "--"])
         .args(env::args_os().skip(1))
         .env(IN_RELEASE, "1")
         .status()?;

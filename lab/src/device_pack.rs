@@ -60,34 +60,18 @@ pub struct Args {
     /// How much is predicted.
     #[arg(long, value_enum, default_value_t = Extent::All, value_name = "EXTENT")]
     extent: Extent,
-    /// Whether a fixture that is not there is an error.
-    #[arg(skip = true)]
-    has_all_fixtures: bool,
+    /// Leave out fixtures that are not there, as in the core data.
+    #[arg(long)]
+    some_fixtures: bool,
 }
 
 impl Args {
-    /// What `cargo xtask ci` runs: a rehearsal by the programs that its tests were built with.
-    pub(crate) fn ci(data: &Path, binaries: &Path, seconds: u64) -> Self {
-        Self {
-            out: PathBuf::from("target/device-pack-ci"),
-            data: data.to_owned(),
-            no_build: true,
-            binaries: binaries.to_owned(),
-            cubins: "none".to_owned(),
-            predict: vec!["h200".to_owned()],
-            rehearse: Some(seconds),
-            allow_late: true,
-            extent: Extent::Few,
-            has_all_fixtures: false,
-        }
-    }
-
     /// The fixtures that the folder gets of those in `data`.
     fn fixtures(&self, data: &Path) -> Vec<(&'static str, &'static [&'static str])> {
         let is_there = |fixture: &str| data.join(fixture).join("ref.json").is_file();
         let wanted = FIXTURES
             .into_iter()
-            .filter(|(fixture, _)| self.has_all_fixtures || is_there(fixture));
+            .filter(|(fixture, _)| !self.some_fixtures || is_there(fixture));
         wanted.collect()
     }
 }
@@ -101,8 +85,8 @@ const KERNELS: &str = "kernels.z";
 const SCRIPT: &str = include_str!("device_pack/run.sh");
 /// What times torch, where a machine has it.
 const TORCH: &str = include_str!("device_pack/torch_baseline.py");
-/// The binaries: package, name.
-const BINARIES: [(&str, &str); 2] = [("tokenmill-cli", "tokenmill"), ("xtask", "xtask")];
+/// The binaries.
+const BINARIES: [&str; 2] = ["tokenmill", "lab"];
 /// Fixtures and the types of each: exact ones, where greedy tokens are compared, and each way that quantized weights lie.
 const FIXTURES: [(&str, &[&str]); 5] = [
     (
@@ -136,9 +120,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
     }
     if !args.no_build {
-        for (package, binary) in BINARIES {
-            build(root, package, binary)?;
-        }
+        build(root)?;
     }
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| format!("cannot empty {}", out.display()))?;
@@ -150,7 +132,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let kernels =
         fs::read(root.join(ptx::ARCHIVE)).with_context(|| format!("cannot read {}", ptx::ARCHIVE))?;
     fs::write(out.join("bin").join(KERNELS), &kernels).context("cannot write the kernels")?;
-    for (_, binary) in BINARIES {
+    for binary in BINARIES {
         let packed = out.join("bin").join(binary);
         copy(&root.join(&args.binaries).join(binary), &packed)?;
         strip(&packed)?;
@@ -252,13 +234,14 @@ fn tree_bytes(root: &Path) -> Option<u64> {
     Some(sizes.filter(fs::Metadata::is_file).map(|file| file.len()).sum())
 }
 
-fn build(root: &Path, package: &str, binary: &str) -> anyhow::Result<()> {
-    let status = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--locked", "-p", package, "--bin", binary])
-        .current_dir(root)
-        .status()
-        .context("cannot run cargo")?;
-    ensure!(status.success(), "building {binary} failed");
+fn build(root: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["build", "--release", "--locked", "--workspace"]);
+    for binary in BINARIES {
+        command.args(["--bin", binary]);
+    }
+    let status = command.current_dir(root).status().context("cannot run cargo")?;
+    ensure!(status.success(), "building {} failed", BINARIES.join(" and "));
     Ok(())
 }
 

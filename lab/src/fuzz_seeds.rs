@@ -1,14 +1,33 @@
-//! Writes the fuzz targets' seed corpora again, `fuzz/seeds`.
+//! `fuzz-seeds`: writes the seed corpora of fuzz targets again, `crates/*/fuzz/seeds`.
+//!
+//! Separate from the tests that own the samples: a test only says that the seeds are stale.
 
-#[path = "../tests/all/support/vocabularies.rs"]
+#[path = "../../crates/gguf/tests/all/mutation.rs"]
+#[expect(dead_code, reason = "only the sample files are needed here")]
+mod mutation;
+#[path = "../../crates/text/tests/all/support/vocabularies.rs"]
 mod vocabularies;
 
-use std::{error::Error, fs, path::Path};
+use std::fs;
 
 use tokenmill_gguf::GgufWriter;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds");
+/// Write the seeds of the fuzz targets of `gguf` and `text` again
+#[derive(clap::Args)]
+pub struct Args {}
+
+/// Writes them.
+///
+/// # Errors
+/// A folder or a file that cannot be written.
+pub fn run(_: &Args) -> anyhow::Result<()> {
+    let crates = crate::workspace_root().join("crates");
+    let seeds = crates.join("gguf/fuzz/seeds");
+    fs::create_dir_all(&seeds)?;
+    for (name, bytes) in mutation::sample_files() {
+        fs::write(seeds.join(name).with_extension("gguf"), bytes)?;
+    }
+    let seeds = crates.join("text/fuzz/seeds");
     fs::create_dir_all(seeds.join("metadata"))?;
     fs::create_dir_all(seeds.join("tokenizer_json"))?;
     for (name, metadata) in [
@@ -23,9 +42,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             .finish()?;
         fs::write(seeds.join("metadata").join(name).with_extension("gguf"), bytes)?;
     }
-    fs::write(
+    fs::copy(
+        crates.join("text/tests/all/support/tokenizer.json"),
         seeds.join("tokenizer_json/bpe.json"),
-        include_str!("../tests/all/support/tokenizer.json"),
     )?;
     Ok(())
 }

@@ -1,11 +1,10 @@
-//! Measures how long masks take, on JSON schemas with instances (JSONSchemaBench) or on a grammar with a text:
-//! `cargo run --release -p tokenmill-text --example mask_times -- vocabulary.gguf FOLDER | GRAMMAR TEXT`.
+//! `mask-times`: measures how long masks take, on JSON schemas with instances (JSONSchemaBench) or on a grammar with a text.
+//!
+//! Worth running in the release profile only: `cargo lab --release mask-times vocabulary.gguf FOLDER`.
 
 use std::{
-    env,
-    error::Error,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -16,6 +15,17 @@ use tokenmill_text::{
     constraint::{Constraint, ConstraintCompiler, ConstraintLimits},
 };
 
+/// Measure how long the masks of constraints take
+#[derive(clap::Args)]
+pub struct Args {
+    /// A GGUF file with the vocabulary.
+    vocabulary: PathBuf,
+    /// A folder of JSON schemas with instances, or the file of a grammar.
+    constraints: PathBuf,
+    /// What the grammar is measured on: a text, or the file of one.
+    text: Option<String>,
+}
+
 #[derive(Default)]
 struct Times {
     compile: Vec<Duration>,
@@ -25,12 +35,12 @@ struct Times {
     n_refused: usize,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let args: Vec<String> = env::args().skip(1).collect();
-    let [vocabulary, rest @ ..] = &args[..] else {
-        return Err("give a vocabulary, and a folder of schemas or a grammar and a text".into());
-    };
-    let tokenizer = Tokenizer::from_gguf(GgufFile::open(vocabulary)?.metadata())?;
+/// Measures and prints how long each part took.
+///
+/// # Errors
+/// A vocabulary, a schema or a grammar that cannot be read.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let tokenizer = Tokenizer::from_gguf(GgufFile::open(&args.vocabulary)?.metadata())?;
     let started = Instant::now();
     let limits = ConstraintLimits {
         compile_time: Duration::from_mins(1),
@@ -43,9 +53,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         started.elapsed()
     );
     let mut times = Times::default();
-    match rest {
-        [folder] => {
-            for entry in fs::read_dir(folder)? {
+    match &args.text {
+        None => {
+            for entry in fs::read_dir(&args.constraints)? {
                 let file: Value = serde_json::from_str(&fs::read_to_string(entry?.path())?)?;
                 let constraint = Constraint::json_schema(&file["schema"]);
                 let tests = file["tests"].as_array().into_iter().flatten();
@@ -55,8 +65,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 measure(&tokenizer, &compiler, &constraint, &texts, &mut times);
             }
         }
-        [grammar, text] => {
-            let constraint = Constraint::grammar(fs::read_to_string(grammar)?);
+        Some(text) => {
+            let constraint = Constraint::grammar(fs::read_to_string(&args.constraints)?);
             let text = if Path::new(text).exists() {
                 fs::read_to_string(text)?
             } else {
@@ -64,7 +74,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             };
             measure(&tokenizer, &compiler, &constraint, &[text], &mut times);
         }
-        _ => return Err("give a folder of schemas, or a grammar and a text".into()),
     }
     println!("{} constraints refused", times.n_refused);
     for (what, times) in [

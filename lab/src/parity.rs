@@ -1,4 +1,4 @@
-//! `cargo xtask parity`: every parity fixture, in every type, on every device, against reference data.
+//! `cargo lab parity`: every parity fixture, in every type, on every device, against reference data.
 //!
 //! The comparison is the test kit's; here are the choice of what to compare and the table. Invariant: the exit code is zero
 //! only if something was compared and nothing failed; what cannot be computed, or misses its limit for a known reason, is a
@@ -36,27 +36,6 @@ pub struct Args {
     /// Also write the rows to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-}
-
-impl Args {
-    /// What `cargo xtask ci` runs on the CPU.
-    pub(crate) fn cpu(data: &Path) -> Self {
-        Self::all_of(data, DeviceChoice::Cpu)
-    }
-
-    /// What `cargo xtask ci` runs on the simulated GPU.
-    pub(crate) fn simulator(data: &Path) -> Self {
-        Self::all_of(data, DeviceChoice::Sim)
-    }
-
-    fn all_of(data: &Path, device: DeviceChoice) -> Self {
-        Self {
-            data: data.to_owned(),
-            filter: String::new(),
-            device,
-            json: None,
-        }
-    }
 }
 
 /// One row of the table.

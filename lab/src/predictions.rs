@@ -368,9 +368,9 @@ fn key(extent: Extent) -> anyhow::Result<String> {
     let root = crate::workspace_root();
     let mut files: Vec<PathBuf> = vec![
         root.join("kernels/ptx.lock"),
-        root.join("xtask/src/predictions.rs"),
-        root.join("xtask/src/kernel_bench.rs"),
-        root.join("xtask/src/kernel_estimate.rs"),
+        root.join("lab/src/predictions.rs"),
+        root.join("lab/src/kernel_bench.rs"),
+        root.join("lab/src/kernel_estimate.rs"),
     ];
     for folder in [
         "crates/ptx-sim/src",
@@ -378,9 +378,9 @@ fn key(extent: Extent) -> anyhow::Result<String> {
         "crates/cuda-exec/src",
         "crates/backend/src",
         "crates/model/src",
-        "xtask/src/synth",
-        "xtask/src/kernel_bench",
-        "xtask/src/kernel_estimate",
+        "lab/src/synth",
+        "lab/src/kernel_bench",
+        "lab/src/kernel_estimate",
     ] {
         list(&root.join(folder), &mut files)?;
     }

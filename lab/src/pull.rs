@@ -1,19 +1,26 @@
-//! Pulls a model and says what that took: `cargo run --release -p tokenmill-hub --example pull OWNER/REPOSITORY:TYPE`.
+//! `pull`: fetches a model by its name, and says what that took.
 //!
 //! `HF_ENDPOINT` and `HF_HUB_CACHE` say where from and where to, so that it measures a server on loopback, too.
 
-use std::{env, error::Error, time::Instant};
+use std::{env, time::Instant};
 
 use tokenmill_hub::{HubSettings, ModelName, PullWishes, plan};
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let name: ModelName = env::args()
-        .nth(1)
-        .ok_or("the name of a model is missing")?
-        .parse()?;
+/// Pull a model and say what that took
+#[derive(clap::Args)]
+pub struct Args {
+    /// Its name, as `OWNER/REPOSITORY:TYPE`.
+    model: ModelName,
+}
+
+/// Pulls it.
+///
+/// # Errors
+/// What the hub, the network or the disk says.
+pub fn run(args: &Args) -> anyhow::Result<()> {
     let settings = HubSettings::from_variables(|name| env::var(name).ok());
     let began = Instant::now();
-    let plan = plan(&name, &PullWishes::default(), &settings, &())?;
+    let plan = plan(&args.model, &PullWishes::default(), &settings, &())?;
     let n_bytes = plan.missing_bytes;
     let model = plan.fetch(&settings, &())?;
     let seconds = began.elapsed().as_secs_f64();

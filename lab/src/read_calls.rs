@@ -1,24 +1,32 @@
-//! Reads answers of models from standard input, one JSON object a line, and writes what they say.
+//! `read-calls`: reads answers of models from standard input, one JSON object a line, and writes what they say.
 //!
 //! Each has `template` (the source of a chat template, or the marks in it), `tools` in the form of OpenAI's, `text`, and perhaps
-//! `is_head` (the prompt ends within a message's head). `cargo run -p tokenmill-text --example read_calls < answers.jsonl` writes
-//! `text`, `reasoning` and `calls` of each. Other parsers are compared with ours so: `tests/e2e/parsers.py`.
+//! `is_head` (the prompt ends within a message's head). The result has `text`, `reasoning` and `calls` of each. Other parsers are
+//! compared with ours so: `tests/e2e/parsers.py`.
 
 use std::{
-    error::Error,
     io::{BufRead as _, Write as _, stdin, stdout},
     sync::Arc,
 };
 
+use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 use tokenmill_text::calls::{Opening, Part, Piece, ReplyFormat, ReplyParser, ToolSet};
 
-fn main() -> Result<(), Box<dyn Error>> {
+/// Read answers of models from standard input, one JSON object a line, and write what they say
+#[derive(clap::Args)]
+pub struct Args {}
+
+/// Reads them all.
+///
+/// # Errors
+/// A line that is no answer, and an answer that is read differently where it comes in pieces.
+pub fn run(_: &Args) -> anyhow::Result<()> {
     let mut out = stdout().lock();
     for line in stdin().lock().lines() {
         let answer: Value = serde_json::from_str(&line?)?;
-        let template = answer["template"].as_str().ok_or("no `template`")?;
-        let text = answer["text"].as_str().ok_or("no `text`")?;
+        let template = answer["template"].as_str().context("no `template`")?;
+        let text = answer["text"].as_str().context("no `text`")?;
         let opening = Opening {
             is_head: answer["is_head"] == true,
             ..Opening::default()
@@ -28,9 +36,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let whole = read(parser.clone(), text, usize::MAX);
         for n_chars in [1, 3] {
             let cut = read(parser.clone(), text, n_chars);
-            if cut != whole {
-                return Err(format!("cut after {n_chars} characters: {cut}, and whole: {whole}").into());
-            }
+            ensure!(
+                cut == whole,
+                "cut after {n_chars} characters: {cut}, and whole: {whole}"
+            );
         }
         writeln!(out, "{whole}")?;
     }

@@ -7,7 +7,7 @@ use std::fmt;
 /// A kind of work on a model of some shape and type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cell {
-    /// Whose shapes, as `xtask synth` knows them.
+    /// Whose shapes, as `lab synth` knows them.
     pub(super) preset: &'static str,
     /// The type of its weights.
     pub(super) recipe: &'static str,

@@ -103,21 +103,21 @@ mod tests {
     use super::*;
     use crate::device_pack::{SCRIPT, archive, others_tools};
 
-    /// Scripts in the place of the programs: the self-test passes, and what else a program is asked for is `xtask`'s answer.
+    /// Scripts in the place of the programs: the self-test passes, and what else a program is asked for is `lab`'s answer.
     struct Pack {
         folder: tempfile::TempDir,
         run: Command,
     }
 
     impl Pack {
-        fn new(xtask: &str) -> Self {
+        fn new(lab: &str) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let here = folder.path();
             for folder in ["bin", "fixtures"] {
                 fs::create_dir(here.join(folder)).unwrap();
             }
             // Put together as the programs are.
-            for (name, body) in [("tokenmill", "exit 0"), ("xtask", xtask)] {
+            for (name, body) in [("tokenmill", "exit 0"), ("lab", lab)] {
                 let [head, tail] = ["head", "tail"].map(|end| here.join(format!("bin/{name}.{end}")));
                 fs::write(head, "#!/bin/sh\n").unwrap();
                 fs::write(tail, format!("{body}\n")).unwrap();

@@ -188,7 +188,7 @@ cut_off() {
         note "$running" late "cut off by $cut_by" $(($(date +%s) - running_since)) "$running_command"
     fi
     if [ -n "$first_pid" ]; then
-        note "synth-$name" late "cut off by $cut_by" $(($(date +%s) - first_started)) "xtask synth ${name%-*} ${name##*-}"
+        note "synth-$name" late "cut off by $cut_by" $(($(date +%s) - first_started)) "lab synth ${name%-*} ${name##*-}"
     fi
     summarize
     for pid in $running_pid $first_pid; do end_group "$pid"; done
@@ -264,7 +264,7 @@ begin_first() {
     [ "$limit" -gt 0 ] || return 0
     mkdir -p "$models"
     first_started=$(date +%s)
-    timeout -k 5 "$limit" bash -c 'xtask synth "$0" "$1" "$2.part" && mv "$2.part" "$2"' "$name" "$type" "$made" \
+    timeout -k 5 "$limit" bash -c 'lab synth "$0" "$1" "$2.part" && mv "$2.part" "$2"' "$name" "$type" "$made" \
         >"$results/synth-$name-$type.log" 2>&1 4>&- &
     first_pid=$!
 }
@@ -279,12 +279,12 @@ model() {
         status=$?
         first_pid=
         if [ $status -eq 0 ]; then
-            record "synth-$name-$type" passed "" $(($(date +%s) - first_started)) "xtask synth $name $type, beside the parts before"
+            record "synth-$name-$type" passed "" $(($(date +%s) - first_started)) "lab synth $name $type, beside the parts before"
         elif [ "$(left)" -le 0 ]; then
-            record "synth-$name-$type" late "took all that was left" $(($(date +%s) - first_started)) "xtask synth $name $type"
+            record "synth-$name-$type" late "took all that was left" $(($(date +%s) - first_started)) "lab synth $name $type"
         else
             record "synth-$name-$type" failed "exit code $status: $(said "$results/synth-$name-$type.log")" \
-                $(($(date +%s) - first_started)) "xtask synth $name $type"
+                $(($(date +%s) - first_started)) "lab synth $name $type"
         fi
         if [ $status -ne 0 ]; then
             not_made[$1]=$last_status
@@ -296,7 +296,7 @@ model() {
     [ -z "${not_made[$1]:-}" ] || return 1
     mkdir -p "$models"
     # Under its name only when it is whole.
-    part "$2" "synth-$name-$type" xtask synth "$name" "$type" "$made.part" && mv "$made.part" "$made" && return 0
+    part "$2" "synth-$name-$type" lab synth "$name" "$type" "$made.part" && mv "$made.part" "$made" && return 0
     not_made[$1]=$last_status
     return 1
 }
@@ -323,7 +323,7 @@ bench() {
     local needs=$3
     shift 3
     with_model "$preset" "$name" || return 1
-    part "$needs" "$name" xtask bench device "$made" --json "$results/$name.json.new" "$@"
+    part "$needs" "$name" lab bench device "$made" --json "$results/$name.json.new" "$@"
 }
 
 # Whether the server on a port answers that it is well.
@@ -379,10 +379,10 @@ case $status in
 esac
 
 wanted bench && begin_first
-wanted compare && part 10 compare xtask device-compare "$fixtures/llama/$(pack_says compared_model)" \
+wanted compare && part 10 compare lab device-compare "$fixtures/llama/$(pack_says compared_model)" \
     --json "$results/compare.json.new"
-wanted parity && part 20 parity xtask parity --device cuda --data "$fixtures" --json "$results/parity.json.new" ${PARITY_ARGS:-}
-wanted conformance && part 30 conformance xtask conformance --device cuda --json "$results/conformance.json.new" ${CONFORMANCE_ARGS:-}
+wanted parity && part 20 parity lab parity --device cuda --data "$fixtures" --json "$results/parity.json.new" ${PARITY_ARGS:-}
+wanted conformance && part 30 conformance lab conformance --device cuda --json "$results/conformance.json.new" ${CONFORMANCE_ARGS:-}
 if wanted cubins; then
     if [ -f "$cubins" ]; then
         # The variable takes the driver's compiler away.
@@ -414,7 +414,7 @@ if [ -n "$name" ] && [ -f "$file" ]; then
     # With the results, for whoever compares.
     cp "$file" "$results/predictions.json"
 fi
-wanted kernels && part 45 kernel-bench xtask kernel-bench --json "$results/kernel-bench.json.new" \
+wanted kernels && part 45 kernel-bench lab kernel-bench --json "$results/kernel-bench.json.new" \
     ${predictions[@]+"${predictions[@]}"} ${KERNEL_ARGS:-}
 wanted prefill && bench "$first" -pp4096 30 ${PREFILL_ARGS:---n-prompt 4096 --n-gen 16 --batches 1}
 if wanted depth; then
@@ -437,9 +437,9 @@ fi
 examine() { tokenmill doctor --device cuda --json >"$1" && grep -q '"passed": true' "$1"; }
 export -f examine
 wanted doctor && part 40 doctor bash -c 'examine "$0"' "$results/doctor.json.new"
-wanted conformance-cpu && anywhere 30 conformance-cpu xtask conformance --device cpu --json "$results/conformance-cpu.json.new" \
+wanted conformance-cpu && anywhere 30 conformance-cpu lab conformance --device cpu --json "$results/conformance-cpu.json.new" \
     ${CONFORMANCE_ARGS:-}
-wanted parity-cpu && anywhere 20 parity-cpu xtask parity --device cpu --data "$fixtures" --json "$results/parity-cpu.json.new" \
+wanted parity-cpu && anywhere 20 parity-cpu lab parity --device cpu --data "$fixtures" --json "$results/parity-cpu.json.new" \
     ${PARITY_ARGS:-}
 # Other programs, where they are installed.
 llama_bench() {
@@ -465,7 +465,7 @@ if wanted baselines; then
             record baseline-torch absent "skipped: there is no python3 with a torch that sees the GPU" 0
         fi
         if command -v ncu >/dev/null; then
-            part 60 baseline-ncu ncu --csv --set basic --launch-count 12 xtask kernel-bench --filter "gate, up" --launches 1
+            part 60 baseline-ncu ncu --csv --set basic --launch-count 12 lab kernel-bench --filter "gate, up" --launches 1
         else
             record baseline-ncu absent "skipped: ncu is not installed" 0
         fi

@@ -218,7 +218,7 @@ pub(super) fn check() -> anyhow::Result<()> {
     let lines = differences(&found, &listed);
     if !lines.is_empty() {
         bail!(
-            "{}\n`cargo xtask kernel-estimate --update` writes {LIST} again",
+            "{}\n`cargo lab kernel-estimate --update` writes {LIST} again",
             lines.join("\n")
         );
     }
@@ -232,7 +232,7 @@ pub(super) fn check() -> anyhow::Result<()> {
 /// Where the list cannot be read or written.
 pub(super) fn update() -> anyhow::Result<()> {
     let mut text = String::from(
-        "# Figures are written by `cargo xtask kernel-estimate --update`, reasons by hand; CI compares. Launches of decode steps that miss a demand, as\n\
+        "# Figures are written by `cargo lab kernel-estimate --update`, reasons by hand; CI compares. Launches of decode steps that miss a demand, as\n\
          # estimated for an h200: a product of one row has 40 KB of loads in flight in a multiprocessor, attention 32 KB; fewer than 64 thread blocks\n\
          # take 4 us. A step is a model, a type, a context, rows, and how launches follow each other.\n\
          # STEP LAUNCH DEMAND FIGURE REASON\n",

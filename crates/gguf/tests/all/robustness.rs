@@ -51,11 +51,7 @@ fn fuzz_seeds_are_the_sample_files() {
     for (name, bytes) in sample_files() {
         let path = dir.join(name).with_extension("gguf");
         let is_same = std::fs::read(&path).is_ok_and(|seed| seed == bytes);
-        assert!(
-            is_same,
-            "{} is stale: run `cargo run -p tokenmill-gguf --example fuzz_seeds`",
-            path.display()
-        );
+        assert!(is_same, "{} is stale: run `cargo lab fuzz-seeds`", path.display());
     }
 }
 
