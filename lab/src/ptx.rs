@@ -2,10 +2,11 @@
 //!
 //! The compiler comes as pinned Python wheels into a cache folder below `target`, fetched once; its output is the same on
 //! every machine, so `--check` compares bytes. Users never run this: the archive is compiled into the program. A module that
-//! did not change keeps its compressed bytes and its lines of the lock. Invariant: what is written assembles for every GPU of
+//! did not change keeps its compressed bytes and its lines of the lock. Between rebuilds sources may be pending (`sources`). Invariant: what is written assembles for every GPU of
 //! `ARCHITECTURES`, and no kernel keeps registers in memory.
 
 mod lock;
+mod sources;
 mod toolchain;
 
 use std::{
@@ -33,23 +34,19 @@ pub struct Args {
     /// Compare with the committed PTX instead of writing it; skipped where the compiler cannot be had.
     #[arg(long)]
     check: bool,
+    /// With `--check`: refuse sources that are pending.
+    #[arg(long = "final", requires = "check")]
+    is_final: bool,
+    /// Note in the lock which sources the committed PTX is not of, and build nothing: it is built in the commit that ends a piece of
+    /// work.
+    #[arg(long, conflicts_with_all = ["check", "filter"])]
+    pending: bool,
     /// Only modules whose name contains this.
     #[arg(long, default_value = "")]
     filter: String,
     /// Print the committed PTX of a module, and do nothing else.
-    #[arg(long, value_name = "MODULE", conflicts_with_all = ["check", "filter"])]
+    #[arg(long, value_name = "MODULE", conflicts_with_all = ["check", "filter", "pending"])]
     print: Option<String>,
-}
-
-impl Args {
-    /// What `cargo xtask ci` runs.
-    pub(crate) fn check() -> Self {
-        Self {
-            check: true,
-            filter: String::new(),
-            print: None,
-        }
-    }
 }
 
 /// The archive, in the crate that loads it, so that its package has it.
@@ -80,6 +77,30 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
         return Ok(());
     }
+    let text = fs::read_to_string(root.join(LOCK)).with_context(|| format!("cannot read {LOCK}"))?;
+    let mut lock = Lock::parse(&text).with_context(|| format!("{LOCK} is not as this command writes it"))?;
+    let sources = sources::hashes(&root.join("kernels"))?;
+    if args.pending {
+        lock.pending = sources::differing(&lock.sources, &sources);
+        fs::write(root.join(LOCK), lock.to_string()).with_context(|| format!("cannot write {LOCK}"))?;
+        println!("ptx: {} sources are pending", lock.pending.len());
+        return Ok(());
+    }
+    if args.check {
+        sources::check(&lock, &sources)?;
+        let pending: Vec<&str> = lock.pending.keys().map(String::as_str).collect();
+        if !pending.is_empty() {
+            println!(
+                "ptx: pending, to be built by `cargo lab ptx`: {}",
+                pending.join(", ")
+            );
+        }
+        ensure!(
+            pending.is_empty() || !args.is_final,
+            "{} sources are pending",
+            pending.len()
+        );
+    }
     let toolchain = match Toolchain::fetch(&root.join("target/cuda-toolchain")) {
         Ok(toolchain) => toolchain,
         Err(reason) if args.check => {
@@ -90,8 +111,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let scratch = root.join("target/ptx");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
-    let text = fs::read_to_string(root.join(LOCK)).with_context(|| format!("cannot read {LOCK}"))?;
-    let lock = Lock::parse(&text).with_context(|| format!("{LOCK} is not as this command writes it"))?;
     let (mut new_archive, mut new_lock) = (Vec::new(), Lock::default());
     let mut differing = Vec::new();
     for module in modules::all() {
@@ -140,12 +159,27 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     if args.check {
         ensure!(
-            differing.is_empty() && new_archive == archive && new_lock == lock,
-            "{} modules differ; run `cargo xtask ptx` and commit what it writes",
+            !lock.pending.is_empty()
+                || differing.is_empty() && new_archive == archive && new_lock.modules == lock.modules,
+            "{} modules differ; run `cargo lab ptx` and commit what it writes",
             differing.len()
         );
-        println!("ptx: {} modules in order", new_lock.modules.len());
+        match (lock.pending.len(), new_lock.modules.len()) {
+            (0, n_modules) => println!("ptx: {n_modules} modules in order"),
+            (_, n_modules) => println!(
+                "ptx: {} of {} modules differ until then",
+                differing.len(),
+                n_modules + differing.len()
+            ),
+        }
         return Ok(());
+    }
+    if args.filter.is_empty() {
+        new_lock.sources = sources;
+    } else {
+        // Other modules may be of the sources as they were.
+        new_lock.pending = sources::differing(&lock.sources, &sources);
+        new_lock.sources = lock.sources;
     }
     fs::write(root.join(ARCHIVE), new_archive).with_context(|| format!("cannot write {ARCHIVE}"))?;
     fs::write(root.join(LOCK), new_lock.to_string()).with_context(|| format!("cannot write {LOCK}"))?;
@@ -410,6 +444,13 @@ mod tests {
                 assert!(kernels.join(header).exists(), "{header}");
             }
         }
+    }
+
+    #[test]
+    fn every_source_is_as_it_was_built_or_pending() {
+        let root = crate::workspace_root();
+        let lock = Lock::parse(&fs::read_to_string(root.join(LOCK)).unwrap()).unwrap();
+        sources::check(&lock, &sources::hashes(&root.join("kernels")).unwrap()).unwrap();
     }
 
     #[test]

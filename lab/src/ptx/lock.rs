@@ -1,14 +1,17 @@
 //! [`Lock`]: what is in the archive of PTX, as text that people read and reviews compare.
 //!
 //! ```text
+//! source norm.cu 77aa...
+//! pending rope.cu 01bc...
 //! module norm 15131 8c1f...
 //!   add_norm 40 40 38 40 40 shared 144
 //! ```
 //!
-//! A module has the bytes and the SHA-256 of its PTX, a kernel its registers on each of [`ARCHITECTURES`] and its static
+//! A source has the hash with which the modules were built, a pending one the hash that it has now, for which they were not built
+//! yet (see `sources`). A module has the bytes and the SHA-256 of its PTX, a kernel its registers on each of [`ARCHITECTURES`] and its static
 //! shared memory; `-` stands for a GPU that the module is not for. Invariant: reading what was written gives the same text.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use sha2::{Digest as _, Sha256};
 
@@ -39,9 +42,16 @@ pub(super) struct LockedModule {
 /// What stands for the registers on an architecture that a module is not for.
 const NOWHERE: &str = "-";
 
-/// All modules, in the order of the archive.
+/// Hashes of source files, by their paths in the folder of kernels.
+pub(super) type Hashes = BTreeMap<String, String>;
+
+/// All modules, in the order of the archive, and what they are made of.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Lock {
+    /// What the modules were built from.
+    pub(super) sources: Hashes,
+    /// What differs from that since, and is to be built later.
+    pub(super) pending: Hashes,
     pub(super) modules: Vec<LockedModule>,
 }
 
@@ -57,6 +67,15 @@ impl Lock {
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let mut words = line.split_whitespace();
             let name = words.next()?;
+            let files = match name {
+                "source" => Some(&mut lock.sources),
+                "pending" => Some(&mut lock.pending),
+                _ => None,
+            };
+            if let Some(files) = files.filter(|_| !line.starts_with(' ')) {
+                files.insert(words.next()?.to_owned(), words.next()?.to_owned());
+                continue;
+            }
             if name == "module" {
                 lock.modules.push(LockedModule {
                     name: words.next()?.to_owned(),
@@ -92,14 +111,22 @@ impl fmt::Display for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "# Written by `cargo xtask ptx`; `cargo xtask ptx --print MODULE` prints the PTX."
+            "# Written by `cargo lab ptx`; `cargo lab ptx --print MODULE` prints the PTX."
         )?;
-        writeln!(f, "# module NAME BYTES SHA-256")?;
+        writeln!(
+            f,
+            "# source FILE SHA-256, pending FILE SHA-256, module NAME BYTES SHA-256"
+        )?;
         writeln!(
             f,
             "#   KERNEL registers on {} shared BYTES",
             ARCHITECTURES.join(", ")
         )?;
+        for (kind, files) in [("source", &self.sources), ("pending", &self.pending)] {
+            for (file, hash) in files {
+                writeln!(f, "{kind} {file} {hash}")?;
+            }
+        }
         for module in &self.modules {
             writeln!(f, "module {} {} {}", module.name, module.ptx_bytes, module.sha256)?;
             for (kernel, resources) in &module.kernels {
