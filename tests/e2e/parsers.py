@@ -1,7 +1,7 @@
 """Our reading of models' answers against others': SMG's parsers of calls, and OpenAI's own of gpt-oss's channels.
 
 SMG is asked over HTTP (`/parse/function_call`), TOKENMILL_GATEWAYS names its folder. openai-harmony wants the vocabulary of gpt-oss as
-a file: it is made of quicktok's, and openai-harmony checks its hash. Ours is the example `read_calls` of crates/text, which reads
+a file: it is made of quicktok's, and openai-harmony checks its hash. Ours is `lab read-calls`, which reads
 each answer whole and cut. What differs is listed with its reason, and the list is exact.
 """
 
@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-READ_CALLS = ROOT / "target/debug/examples/read_calls"
+LAB = ROOT / "target/debug/lab"
 
 NUMBER = {"type": "number"}
 TOOLS = [
@@ -34,7 +34,7 @@ TOOLS = [{"type": "function", "function": tool} for tool in TOOLS]
 def read_calls(answers):
     """What our parser says of each."""
     lines = "".join(json.dumps(answer) + "\n" for answer in answers)
-    ended = subprocess.run([READ_CALLS], input=lines, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([LAB, "read-calls"], input=lines, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
 

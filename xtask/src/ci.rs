@@ -1,35 +1,63 @@
-//! `ci`: everything that must pass before a change lands, what fails fastest first.
+//! `ci`: everything that must pass before a change lands, in the order of what it costs.
 //!
-//! Tidy is one of the tests. What this machine lacks (the CUDA compiler, the standard library of another system) is
-//! skipped with a line that says so; for other systems it is said once more at the end. A machine of CI builds once and has little room: nothing incremental is kept, and what
-//! another system's check leaves is removed.
+//! Format and tidy answer in seconds, then come lints, tests and documentation, all of one build of the workspace. Steps whose claim
+//! depends on few paths come last (`by_path`): they run where one of these changed, and whole once a day (`record`). A step that
+//! is left out says so at the end, and why. A machine of CI builds once and has little room: nothing incremental is kept, and
+//! what the build for another system leaves is removed.
 
+mod binaries;
+mod by_path;
 mod emulated;
+mod needs;
+mod record;
+mod windows;
 
 use std::{fs, path::Path, process::Command, time::Instant};
 
 use anyhow::{Context, bail, ensure};
+use clap::{Arg, ArgAction, ArgMatches};
 
-/// Runs format check, lints, tests, documentation, parity on the core data, the comparison of the kernels with their PTX, a rehearsal of the device pack,
-/// the packages of all crates, a check of the code for other operating systems, warnings denied, and the tests of the
-/// host's kernels on emulated ARM processors
-#[derive(clap::Args)]
-pub struct Args {}
+use self::{
+    by_path::STEPS,
+    record::{Due, Record},
+};
 
-/// A step that cargo runs.
-struct Step {
+/// The options of this command.
+pub fn command() -> clap::Command {
+    let flag = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+    };
+    clap::Command::new("ci")
+        .about("Runs everything that must pass before a change lands")
+        .arg(flag("whole", "Run the steps by path whatever changed"))
+        .arg(flag(
+            "install",
+            "Install the Debian packages and Rust targets that the steps need",
+        ))
+        .arg(flag(
+            "record",
+            "Write to .ci/last-whole which steps by path ran; commit it",
+        ))
+        .arg(flag("list", "Say which steps by path are due, and run nothing"))
+        .arg(
+            Arg::new("only")
+                .long("only")
+                .value_name("STEP")
+                .action(ArgAction::Append)
+                .help("Run this step by path alone, due or not; may be repeated"),
+        )
+}
+
+/// Something that cargo does.
+struct Cargo {
     name: &'static str,
     args: &'static [&'static str],
     env: Option<(&'static str, &'static str)>,
 }
 
-const STEPS: [Step; 5] = [
-    Step {
-        name: "format",
-        args: &["fmt", "--all", "--check"],
-        env: None,
-    },
-    Step {
+/// What the code must pass everywhere, but for format and tidy.
+const CARGO: [Cargo; 4] = [
+    Cargo {
         name: "lints",
         args: &[
             "clippy",
@@ -42,16 +70,35 @@ const STEPS: [Step; 5] = [
         ],
         env: None,
     },
-    Step {
-        name: "lints without features",
+    Cargo {
+        name: "tests",
+        args: &["test", "--workspace", "--locked"],
+        env: None,
+    },
+    // With the examples, features are those of lints and tests, so that what others wrote is checked once.
+    Cargo {
+        name: "docs",
+        args: &[
+            "doc",
+            "--workspace",
+            "--no-deps",
+            "--lib",
+            "--bins",
+            "--examples",
+            "--locked",
+        ],
+        env: Some(("RUSTDOCFLAGS", "-D warnings")),
+    },
+    // The same program as for lints, and not `check`: it finds all packages whose features did not change as the lints left them.
+    Cargo {
+        name: "builds without features",
         args: &[
             "clippy",
-            "--package",
-            "tokenmill-cli",
-            "--package",
-            "tokenmill",
+            "--workspace",
             "--no-default-features",
-            "--all-targets",
+            "--lib",
+            "--bins",
+            "--examples",
             "--locked",
             "--",
             "-D",
@@ -59,32 +106,7 @@ const STEPS: [Step; 5] = [
         ],
         env: None,
     },
-    Step {
-        name: "tests",
-        args: &["test", "--workspace", "--locked"],
-        env: None,
-    },
-    Step {
-        name: "docs",
-        args: &["doc", "--workspace", "--no-deps", "--locked"],
-        env: Some(("RUSTDOCFLAGS", "-D warnings")),
-    },
 ];
-
-/// Other systems that the code should compile for: target, what to check, and the C compiler that its dependencies need, if any.
-/// For ARM that is what has code of its own there. On macOS it is the library, since the server's TLS needs Apple's compiler.
-const OTHER_SYSTEMS: [(&str, &str, Option<&str>); 3] = [
-    (emulated::TARGET, "tokenmill-cpu-exec", None),
-    (
-        "x86_64-pc-windows-gnu",
-        "tokenmill-cli",
-        Some("x86_64-w64-mingw32-gcc"),
-    ),
-    ("aarch64-apple-darwin", "tokenmill", Some("cc")),
-];
-
-/// What a rehearsal of the device pack may take. Parts that do not fit into it are named.
-const REHEARSAL_S: u64 = 120;
 
 /// Folders of modules that a macro declares, one for each weight format: `cargo fmt` does not find them.
 const LISTED: [&str; 2] = ["crates/quant/src/formats", "crates/cpu-kernels/src/tiles"];
@@ -93,50 +115,75 @@ const LISTED: [&str; 2] = ["crates/quant/src/formats", "crates/cpu-kernels/src/t
 ///
 /// # Errors
 /// The step that failed.
-pub fn run(_: &Args) -> anyhow::Result<()> {
-    timed("format of listed files", check_listed_files)?;
-    for Step { name, args, env } in STEPS {
-        timed(name, || cargo(args, env))?;
+pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
+    let only: Vec<&String> = args.get_many("only").into_iter().flatten().collect();
+    if let Some(unknown) = only
+        .iter()
+        .find(|name| STEPS.iter().all(|step| step.name != name.as_str()))
+    {
+        let known: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        bail!(
+            "there is no step `{unknown}` by path; there are {}",
+            known.join(", ")
+        );
     }
-    let core = crate::workspace_root().join("tests/data");
-    timed("parity on the CPU", || {
-        crate::parity::run(&crate::parity::Args::cpu(&core))
-    })?;
-    timed("parity on the simulator", || {
-        crate::parity::run(&crate::parity::Args::simulator(&core))
-    })?;
-    timed("kernels", || crate::ptx::run(&crate::ptx::Args::check()))?;
-    timed("device pack", || {
-        let binaries = Path::new("target/debug");
-        crate::device_pack::run(&crate::device_pack::Args::ci(&core, binaries, REHEARSAL_S))
-    })?;
-    timed("packages", check_packages)?;
+    let mut record = Record::read()?;
+    if args.get_flag("record") {
+        record::refuse_changes()?;
+    }
+    let mut due = Vec::new();
     let mut skipped = Vec::new();
-    for (target, package, compiler) in OTHER_SYSTEMS {
-        skipped.extend(timed(target, || check_target(target, package, compiler))?);
+    for step in &STEPS {
+        let verdict = if only.is_empty() && !args.get_flag("whole") {
+            record.due(step.name, step.paths)?
+        } else if only.is_empty() || only.iter().any(|name| *name == step.name) {
+            Due::Now("it was asked for".to_owned())
+        } else {
+            continue;
+        };
+        match verdict {
+            Due::Now(reason) => due.push((step, reason)),
+            Due::Not(reason) => skipped.push(format!("{}: {reason}", step.name)),
+        }
     }
-    skipped.extend(timed("kernels on ARM", emulated::test_kernels)?);
+    if args.get_flag("list") {
+        for (step, reason) in due {
+            println!("due: {}: {reason}", step.name);
+        }
+        for line in skipped {
+            println!("not due: {line}");
+        }
+        return Ok(());
+    }
+    if only.is_empty() {
+        timed("format", check_format)?;
+        timed("tidy", crate::tidy::report)?;
+        for Cargo { name, args, env } in CARGO {
+            timed(name, || cargo(args, env))?;
+        }
+        timed("end to end", || by_path::end_to_end("core"))?;
+    }
+    if args.get_flag("install") {
+        let needs = due.iter().flat_map(|(step, _)| step.needs).collect::<Vec<_>>();
+        timed("tools", || needs::install(&needs))?;
+    }
+    for (step, reason) in due {
+        if let Some(missing) = needs::missing(step.needs)? {
+            skipped.push(format!("{}: {missing}", step.name));
+            continue;
+        }
+        println!("{}: {reason}", step.name);
+        timed(step.name, step.run)?;
+        record.ran(step.name);
+    }
+    if args.get_flag("record") {
+        record.write()?;
+    }
+    say_what_was_compared();
     for line in skipped {
         println!("== skipped: {line}");
     }
     Ok(())
-}
-
-/// Why nothing can be built for a target here, if so. The compiler is that of the cargo that builds.
-fn missing_target(target: &str) -> anyhow::Result<Option<String>> {
-    let rustc = Path::new(env!("CARGO")).with_file_name(format!("rustc{}", std::env::consts::EXE_SUFFIX));
-    let output = Command::new(rustc)
-        .args(["--print", "target-libdir", "--target", target])
-        .output()
-        .context("cannot run rustc")?;
-    let is_there = Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir();
-    Ok((!is_there).then(|| format!("`rustup target add {target}` was not run here")))
-}
-
-/// Prints why a check is skipped, and returns it.
-fn skip(line: String) -> String {
-    println!("{line}");
-    line
 }
 
 /// Runs a step between its name and its time.
@@ -162,58 +209,9 @@ fn cargo(args: &[&str], env: Option<(&str, &str)>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Packages every crate that can be published, as `cargo publish` would, and keeps nothing of it.
-fn check_packages() -> anyhow::Result<()> {
-    let folder = crate::workspace_root().join("target/packages");
-    let target_dir = folder.to_string_lossy().into_owned();
-    let mut args = vec!["package", "--workspace", "--no-verify", "--allow-dirty"];
-    args.extend(["--target-dir", &target_dir]);
-    for private in [
-        "xtask",
-        "tokenmill-python",
-        "tokenmill-testkit",
-        "tokenmill-sim-driver",
-    ] {
-        args.extend(["--exclude", private]);
-    }
-    let result = cargo(&args, None);
-    // A folder that cannot be removed costs room only.
-    let _ = fs::remove_dir_all(folder);
-    result
-}
-
-/// Checks a package for another system, or says what is missing: its standard library or the C compiler.
-fn check_target(target: &str, package: &str, compiler: Option<&str>) -> anyhow::Result<Option<String>> {
-    if let Some(missing) = missing_target(target)? {
-        return Ok(Some(skip(format!("{target}: not checked, {missing}"))));
-    }
-    let has_compiler = |compiler: &str| Command::new(compiler).arg("--version").output().is_ok();
-    if let Some(compiler) = compiler.filter(|compiler| !has_compiler(compiler)) {
-        return Ok(Some(skip(format!(
-            "{target}: not checked, there is no {compiler} here"
-        ))));
-    }
-    let folder = crate::workspace_root().join("target/other-systems");
-    let result = cargo(
-        &[
-            "check",
-            "--locked",
-            "--package",
-            package,
-            "--target",
-            target,
-            "--target-dir",
-            &folder.to_string_lossy(),
-        ],
-        Some(("RUSTFLAGS", "-D warnings")),
-    );
-    // A folder that cannot be removed costs room only.
-    let _ = fs::remove_dir_all(folder);
-    result.map(|()| None)
-}
-
-/// Checks the format of [`LISTED`] folders.
-fn check_listed_files() -> anyhow::Result<()> {
+/// Checks the format of all packages and of [`LISTED`] folders.
+fn check_format() -> anyhow::Result<()> {
+    cargo(&["fmt", "--all", "--check"], None)?;
     let mut command = Command::new("rustfmt");
     command.args(["--check", "--edition", "2024"]);
     for folder in LISTED {
@@ -226,4 +224,17 @@ fn check_listed_files() -> anyhow::Result<()> {
     let status = command.status().context("cannot run rustfmt")?;
     ensure!(status.success(), "rustfmt found files to format");
     Ok(())
+}
+
+/// Prints once more, so that it stands at the end, what the tests compared with other software, and what they did not.
+fn say_what_was_compared() {
+    let report = crate::target_dir().join("tmp/comparisons.txt");
+    if let Ok(text) = fs::read_to_string(report) {
+        println!("\n{text}");
+    }
+}
+
+/// Removes what the build for another system left. A folder that cannot be removed costs room only.
+fn remove_build(target: &str) {
+    let _ = fs::remove_dir_all(Path::new(&crate::target_dir()).join(target));
 }

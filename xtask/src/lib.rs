@@ -1,28 +1,56 @@
-//! The project's own tools, one module per command. Each has an `Args` that clap parses and a `run`.
+//! The project's rules as commands, one module per command. Each has a `command` that clap parses and a `run`.
 //!
-//! A library besides the binary, so that a command can also be built alone: `synth` travels to machines without a
-//! compiler.
+//! Separate from `lab`, which runs our code. Invariant: nothing here depends on a crate of ours, and little on others, so that
+//! `cargo xtask tidy` answers within seconds in a fresh clone.
 #![forbid(unsafe_code)]
 
-pub mod bench;
 pub mod ci;
-pub mod conformance;
-pub mod device_compare;
-pub mod device_pack;
-pub mod device_report;
-mod gpu;
-pub mod kernel_bench;
-pub mod kernel_estimate;
-pub mod parity;
-mod predictions;
-pub mod ptx;
+pub mod lab;
 pub mod release;
-pub mod synth;
 pub mod tidy;
 
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, ensure};
+
 /// The root of the workspace.
-fn workspace_root() -> &'static std::path::Path {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+fn workspace_root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("xtask lies in the workspace root")
+}
+
+/// Where cargo builds.
+fn target_dir() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace_root().join("target"), PathBuf::from)
+}
+
+/// What `cargo metadata` says.
+fn metadata(args: &[&str]) -> anyhow::Result<serde_json::Value> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1"])
+        .args(args)
+        .current_dir(workspace_root())
+        .output()
+        .context("cannot run cargo")?;
+    ensure!(
+        output.status.success(),
+        "cargo metadata failed: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// The entries of a list in what cargo says; none where it is none.
+fn entries(value: &serde_json::Value) -> &[serde_json::Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A text in what cargo says; empty where it is none.
+fn text(value: &serde_json::Value) -> &str {
+    value.as_str().unwrap_or_default()
 }

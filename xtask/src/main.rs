@@ -1,39 +1,33 @@
-//! `cargo xtask`: the table of the project's own commands.
+//! `cargo xtask`: the table of the project's rules as commands.
 //!
 //! Each command is one module of the library in this folder. A new one is its module and a row here.
 #![forbid(unsafe_code)]
 
-use clap::Parser;
+use clap::{ArgMatches, Command};
+use xtask::{ci, lab, release, tidy};
 
-/// Writes the command enum and its dispatch, one row per command.
-macro_rules! commands {
-    ($($name:ident => $module:ident;)*) => {
-        #[derive(Parser)]
-        #[command(name = "cargo xtask", about = "The project's own tools")]
-        enum Command {
-            $($name(xtask::$module::Args),)*
-        }
+/// A command: its options, and what runs it.
+type Row = (fn() -> Command, fn(&ArgMatches) -> anyhow::Result<()>);
 
-        fn main() -> anyhow::Result<()> {
-            match Command::parse() {
-                $(Command::$name(args) => xtask::$module::run(&args),)*
-            }
-        }
-    };
-}
+const COMMANDS: [Row; 4] = [
+    (ci::command, ci::run),
+    (lab::command, lab::run),
+    (release::command, release::run),
+    (tidy::command, tidy::run),
+];
 
-commands! {
-    Bench => bench;
-    Ci => ci;
-    Conformance => conformance;
-    DeviceCompare => device_compare;
-    DevicePack => device_pack;
-    DeviceReport => device_report;
-    KernelBench => kernel_bench;
-    KernelEstimate => kernel_estimate;
-    Parity => parity;
-    Ptx => ptx;
-    Release => release;
-    Synth => synth;
-    Tidy => tidy;
+fn main() -> anyhow::Result<()> {
+    let commands = COMMANDS.iter().map(|(command, _)| command());
+    let matches = Command::new("cargo xtask")
+        .about("The project's rules; `cargo lab` has the tools that run its code")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommands(commands)
+        .subcommands(lab::names())
+        .get_matches();
+    let (name, args) = matches.subcommand().expect("clap has asked for one");
+    match COMMANDS.iter().find(|(command, _)| command().get_name() == name) {
+        Some((_, run)) => run(args),
+        None => lab::run_named(name, args),
+    }
 }

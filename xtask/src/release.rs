@@ -18,25 +18,41 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use clap::{Arg, ArgAction, ArgMatches};
 use sha2::{Digest, Sha256};
 
 use self::program::Linkage;
 
-/// Builds archives with the program, the manual's pages, completions and licences, and their checksums
-#[derive(clap::Args)]
-pub struct Args {
-    /// A target of Rust; may be repeated [default: all of the list that this machine has the tools for]
-    #[arg(long, value_name = "TARGET")]
-    target: Vec<String>,
-    /// Folder of the archives
-    #[arg(long, value_name = "DIR", default_value = "target/archives")]
-    out: PathBuf,
-    /// Profile of the build; `dev` tries the way of the archives in less time
-    #[arg(long, default_value = "release")]
-    profile: String,
-    /// Say what can be built here, and build nothing
-    #[arg(long)]
-    list: bool,
+/// The options of this command.
+pub fn command() -> clap::Command {
+    clap::Command::new("release")
+        .about("Builds archives with the program, the manual's pages, completions and licences, and their checksums")
+        .arg(
+            Arg::new("target")
+                .long("target")
+                .value_name("TARGET")
+                .action(ArgAction::Append)
+                .help("A target of Rust; may be repeated [default: all of the list that this machine has the tools for]"),
+        )
+        .arg(
+            Arg::new("out")
+                .long("out")
+                .value_name("DIR")
+                .default_value("target/archives")
+                .help("Folder of the archives"),
+        )
+        .arg(
+            Arg::new("profile")
+                .long("profile")
+                .default_value("release")
+                .help("Profile of the build; `dev` tries the way of the archives in less time"),
+        )
+        .arg(
+            Arg::new("list")
+                .long("list")
+                .action(ArgAction::SetTrue)
+                .help("Say what can be built here, and build nothing"),
+        )
 }
 
 /// How a target is built on Linux.
@@ -88,8 +104,11 @@ const PLATFORMS: [Platform; 3] = [
 ///
 /// # Errors
 /// What a target lacks here, a build that fails, or a program that does not run.
-pub fn run(args: &Args) -> anyhow::Result<()> {
-    let chosen = chosen(&args.target)?;
+pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
+    let targets: Vec<String> = args.get_many("target").into_iter().flatten().cloned().collect();
+    let is_list = args.get_flag("list");
+    let option = |name| args.get_one::<String>(name).expect("it has a default");
+    let chosen = chosen(&targets)?;
     let mut ready = Vec::new();
     for platform in chosen {
         match platform.missing() {
@@ -97,21 +116,28 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 println!("{}: can be built here", platform.target);
                 ready.push(platform);
             }
-            Some(missing) if args.target.is_empty() || args.list => {
+            Some(missing) if targets.is_empty() || is_list => {
                 println!("{}: left out; {missing}", platform.target);
             }
             Some(missing) => bail!("{}: {missing}", platform.target),
         }
     }
-    if args.list {
+    if is_list {
         return Ok(());
     }
     ensure!(!ready.is_empty(), "nothing can be built here");
-    let out = crate::workspace_root().join(&args.out);
+    let lock = fs::read_to_string(crate::workspace_root().join(PTX_LOCK));
+    let pending = pending(&lock.with_context(|| format!("cannot read {PTX_LOCK}"))?);
+    ensure!(
+        pending.is_empty(),
+        "the kernels are not of these sources yet: {}; `cargo lab ptx` builds them",
+        pending.join(", ")
+    );
+    let out = crate::workspace_root().join(option("out"));
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
     let mut built = Vec::new();
     for platform in ready {
-        built.push((platform, platform.build(&args.profile)?));
+        built.push((platform, platform.build(option("profile"))?));
     }
     let (runner, program) = (built.iter().find(|(platform, _)| platform.runner().is_some()))
         .context("none of these programs runs here, so there is nobody to write the manual; add a target of this machine or install qemu-user-static")?;
@@ -131,6 +157,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     fs::remove_dir_all(&manual.folder)?;
     fs::write(out.join("SHA256SUMS"), sums)?;
     Ok(())
+}
+
+/// Says what the archive of kernels was built from.
+const PTX_LOCK: &str = "kernels/ptx.lock";
+
+/// The sources of kernels that a lock says are to be built later.
+fn pending(lock: &str) -> Vec<String> {
+    let files = lock.lines().filter_map(|line| line.strip_prefix("pending "));
+    files
+        .map(|file| file.split(' ').next().unwrap_or(file).to_owned())
+        .collect()
 }
 
 /// The platforms that are asked for, or all.
@@ -186,9 +223,11 @@ impl Platform {
         }
         let status = command.status().context("cannot run cargo")?;
         ensure!(status.success(), "the build for {} failed", self.target);
-        let target_dir = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         let folder = if profile == "dev" { "debug" } else { profile };
-        Ok(target_dir.join(self.target).join(folder).join("tokenmill"))
+        Ok(crate::target_dir()
+            .join(self.target)
+            .join(folder)
+            .join("tokenmill"))
     }
 
     /// What its programs are run with here, where they can be.
@@ -390,6 +429,13 @@ mod tests {
             "{error}"
         );
         assert_eq!(chosen(&[]).unwrap().len(), PLATFORMS.len());
+    }
+
+    #[test]
+    fn sources_that_are_to_be_built_later_are_named() {
+        let lock =
+            "# pending FILE\nsource a.cu 01\npending b.cuh 02\nmodule pending 3 04\n  pending 5 shared 6\n";
+        assert_eq!(pending(lock), ["b.cuh"]);
     }
 
     #[test]

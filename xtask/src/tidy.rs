@@ -1,12 +1,11 @@
 //! `tidy`: turns taste and architecture into checks that fail.
 //!
 //! The rules about one file are in `rules`, those about the imports of crates in `layers` and of modules in `modules`, those
-//! about names in all files in `workspace`, those about lists in the README in `readme`; `source` tells code from comments. The test at the end runs them all.
+//! about names in all files in `workspace`; `source` tells code from comments. The test at the end runs them all.
 //! Invariant: a finding names file and line and says what the rule wants.
 
 mod layers;
 mod modules;
-mod readme;
 mod rules;
 mod source;
 mod workspace;
@@ -17,9 +16,11 @@ use anyhow::{Context, bail, ensure};
 
 use self::source::Source;
 
-/// Checks module docs, layering, unsafe islands, forbidden words and file sizes
-#[derive(clap::Args)]
-pub struct Args {}
+/// The options of this command.
+pub fn command() -> clap::Command {
+    clap::Command::new("tidy")
+        .about("Checks module docs, layering, unsafe islands, forbidden words and file sizes")
+}
 
 /// What tidy has to say about one place.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,7 +70,12 @@ impl RustFile {
 ///
 /// # Errors
 /// When there is a finding other than a note; all findings are printed first.
-pub fn run(_: &Args) -> anyhow::Result<()> {
+pub fn run(_: &clap::ArgMatches) -> anyhow::Result<()> {
+    report()
+}
+
+/// Checks the whole workspace and prints what is found.
+pub(crate) fn report() -> anyhow::Result<()> {
     let (n_files, findings) = check(crate::workspace_root())?;
     for finding in &findings {
         let kind = if finding.is_note { "note" } else { "error" };
@@ -85,7 +91,7 @@ pub fn run(_: &Args) -> anyhow::Result<()> {
 
 /// The number of files, and what is to be said about them.
 fn check(root: &Path) -> anyhow::Result<(usize, Vec<Finding>)> {
-    let mut findings = layers::check(root)?;
+    let mut findings = layers::check()?;
     let paths = tracked_files(root)?;
     ensure!(!paths.is_empty(), "git lists no file in {}", root.display());
     let n_files = paths.len();
@@ -95,9 +101,6 @@ fn check(root: &Path) -> anyhow::Result<(usize, Vec<Finding>)> {
             continue; // Binary data, or deleted and not yet committed.
         };
         findings.extend(rules::check_file(&path, &text));
-        if path == "README.md" {
-            findings.extend(readme::check(&text));
-        }
         if rules::has_extension(&path, "rs") {
             rust_files.push(RustFile::parse(path, &text));
         }

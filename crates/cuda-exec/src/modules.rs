@@ -1,4 +1,4 @@
-//! The modules of kernels: what there is, from which source, and the PTX that `cargo xtask ptx` built of it.
+//! The modules of kernels: what there is, from which source, and the PTX that `cargo lab ptx` built of it.
 //!
 //! Modules are small, so that a run loads (and the driver compiles) only what its types need. The PTX is in one compressed
 //! archive, `kernels.ptx.z` of this crate; a module is unpacked when it is loaded. Invariant: the archive has exactly the

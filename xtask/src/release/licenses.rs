@@ -10,7 +10,9 @@ use std::{
 };
 
 use anyhow::Context;
-use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, PackageId};
+use serde_json::Value;
+
+use crate::{entries, text as text_of};
 
 /// The program's package.
 const PROGRAM: &str = "tokenmill-cli";
@@ -23,29 +25,27 @@ const MAX_TEXT_BYTES: u64 = 1 << 18;
 /// # Errors
 /// What cargo says.
 pub(super) fn text(target: &str, has_gpu: bool) -> anyhow::Result<String> {
-    let mut command = MetadataCommand::new();
-    command
-        .manifest_path(crate::workspace_root().join("crates/cli/Cargo.toml"))
-        .other_options(["--locked".to_owned(), format!("--filter-platform={target}")]);
+    let filter = format!("--filter-platform={target}");
+    let mut args = vec!["--locked", &filter, "--manifest-path", "crates/cli/Cargo.toml"];
     if !has_gpu {
-        command.features(CargoOpt::NoDefaultFeatures);
+        args.push("--no-default-features");
     }
-    let metadata = command.exec().context("cannot list the packages")?;
+    let metadata = crate::metadata(&args).context("cannot list the packages")?;
     let linked = linked(&metadata)?;
     let mut list = String::new();
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for package in &metadata.packages {
-        if !linked.contains(&package.id) || package.source.is_none() {
+    for package in entries(&metadata["packages"]) {
+        if !linked.contains(text_of(&package["id"])) || package["source"].is_null() {
             continue;
         }
-        let license = package.license.as_deref().unwrap_or("see its text");
-        let _ = writeln!(list, "{} {}: {license}", package.name, package.version);
-        let folder = package
-            .manifest_path
+        let license = package["license"].as_str().unwrap_or("see its text");
+        let name = text_of(&package["name"]);
+        let _ = writeln!(list, "{name} {}: {license}", text_of(&package["version"]));
+        let folder = Path::new(text_of(&package["manifest_path"]))
             .parent()
             .context("a manifest lies in a folder")?;
-        for text in texts_of(folder.as_std_path())? {
-            texts.entry(text).or_default().push(package.name.to_string());
+        for text in texts_of(folder)? {
+            texts.entry(text).or_default().push(name.to_owned());
         }
     }
     let mut all = format!("This program contains these packages of other authors.\n\n{list}");
@@ -62,24 +62,26 @@ pub(super) fn text(target: &str, has_gpu: bool) -> anyhow::Result<String> {
 }
 
 /// The packages that the program links, itself included: no tools of the build, nothing of tests.
-fn linked(metadata: &Metadata) -> anyhow::Result<BTreeSet<PackageId>> {
-    let resolve = metadata.resolve.as_ref().context("cargo has resolved nothing")?;
-    let program = (metadata.packages.iter())
-        .find(|package| package.name.as_str() == PROGRAM)
+fn linked(metadata: &Value) -> anyhow::Result<BTreeSet<&str>> {
+    let nodes = entries(&metadata["resolve"]["nodes"]);
+    let program = (entries(&metadata["packages"]).iter())
+        .find(|package| package["name"] == PROGRAM)
         .context("there is no package of the program")?;
     let mut found = BTreeSet::new();
-    let mut open = vec![program.id.clone()];
+    let mut open = vec![text_of(&program["id"])];
     while let Some(id) = open.pop() {
-        let Some(node) = resolve.nodes.iter().find(|node| node.id == id) else {
+        let Some(node) = nodes.iter().find(|node| node["id"] == id) else {
             continue;
         };
         if !found.insert(id) {
             continue;
         }
-        let normal = node.deps.iter().filter(|dependency| {
-            (dependency.dep_kinds.iter()).any(|kind| kind.kind == DependencyKind::Normal)
-        });
-        open.extend(normal.map(|dependency| dependency.pkg.clone()));
+        // A kind without a name is the usual one.
+        let is_normal = |dependency: &&Value| {
+            (entries(&dependency["dep_kinds"]).iter()).any(|kind| kind["kind"].is_null())
+        };
+        let normal = entries(&node["deps"]).iter().filter(is_normal);
+        open.extend(normal.map(|dependency| text_of(&dependency["pkg"])));
     }
     Ok(found)
 }

@@ -3,12 +3,10 @@
 //! The table is the architecture: a crate that is not in it, or imports what its row does not list, fails. Read from
 //! `cargo metadata`, so that it judges what is built and not what is written.
 
-use std::path::Path;
-
-use anyhow::Context;
-use cargo_metadata::{DependencyKind, MetadataCommand, Package};
+use serde_json::Value;
 
 use super::Finding;
+use crate::{entries, text};
 
 /// A crate and the crates of the workspace that it may import.
 struct Layer {
@@ -20,7 +18,7 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
     Layer { name, may_import }
 }
 
-const LAYERS: [Layer; 22] = [
+const LAYERS: [Layer; 24] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-chart", &[]),
     layer("tokenmill-hub", &["tokenmill-gguf"]),
@@ -95,10 +93,13 @@ const LAYERS: [Layer; 22] = [
         "tokenmill-sim-driver",
         &["tokenmill-cuda-exec", "tokenmill-ptx-sim"],
     ),
+    layer("xtask", &[]),
+    layer("workspace-comparisons", &[]),
     layer(
-        "xtask",
+        "lab",
         &[
             "tokenmill-gguf",
+            "tokenmill-hub",
             "tokenmill-quant",
             "tokenmill-backend",
             "tokenmill-cpu-exec",
@@ -156,56 +157,51 @@ const ORACLES: [(&str, &[&str]); 4] = [
 
 /// Dependencies from outside that only some crates may have.
 const RESERVED: [(&str, &[&str]); 3] = [
-    ("anyhow", &["tokenmill-cli", "xtask"]),
-    ("clap", &["tokenmill-cli", "xtask"]),
+    ("anyhow", &["tokenmill-cli", "lab", "xtask"]),
+    ("clap", &["tokenmill-cli", "lab", "xtask"]),
     ("cudarc", &["tokenmill-cuda-exec"]),
 ];
 
-/// Checks every package of the workspace.
-pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
-    let metadata = MetadataCommand::new()
-        .manifest_path(root.join("Cargo.toml"))
-        .no_deps()
-        .exec()
-        .context("cannot read the workspace's metadata")?;
-    let names: Vec<&str> = metadata
-        .packages
-        .iter()
-        .map(|package| package.name.as_str())
-        .collect();
-    Ok(metadata
-        .packages
-        .iter()
-        .flat_map(|package| check_package(package, &names))
-        .collect())
+/// What a dependency is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// The package itself or its build.
+    Normal,
+    /// Its tests, examples and benchmarks.
+    Development,
 }
 
-fn check_package(package: &Package, workspace: &[&str]) -> Vec<Finding> {
-    let name = package.name.as_str();
-    let error = |message: String| Finding {
-        place: format!("package {name}"),
-        message,
-        is_note: false,
-    };
+/// Checks every package of the workspace.
+pub(super) fn check() -> anyhow::Result<Vec<Finding>> {
+    let metadata = crate::metadata(&["--no-deps"])?;
+    let packages = entries(&metadata["packages"]);
+    let names: Vec<&str> = packages.iter().map(|package| text(&package["name"])).collect();
+    let findings = packages.iter().flat_map(|package| check_package(package, &names));
+    Ok(findings.collect())
+}
+
+fn check_package(package: &Value, workspace: &[&str]) -> Vec<Finding> {
+    let name = text(&package["name"]);
+    let error = |message: String| Finding::error(format!("package {name}"), message);
     if !LAYERS.iter().any(|layer| layer.name == name) {
         return vec![error(
             "has no row in the layering table, xtask/src/tidy/layers.rs".to_owned(),
         )];
     }
-    package
-        .dependencies
-        .iter()
-        .filter_map(|dependency| {
-            let is_own = workspace.contains(&dependency.name.as_str());
-            judge(name, &dependency.name, is_own, dependency.kind)
-        })
-        .map(error)
-        .collect()
+    let judged = entries(&package["dependencies"]).iter().filter_map(|dependency| {
+        let other = text(&dependency["name"]);
+        let kind = match text(&dependency["kind"]) {
+            "dev" => Kind::Development,
+            _ => Kind::Normal,
+        };
+        judge(name, other, workspace.contains(&other), kind)
+    });
+    judged.map(error).collect()
 }
 
 /// Says what is wrong with a dependency, if anything is.
-fn judge(name: &str, dependency: &str, is_own: bool, kind: DependencyKind) -> Option<String> {
-    let is_dev = kind == DependencyKind::Development;
+fn judge(name: &str, dependency: &str, is_own: bool, kind: Kind) -> Option<String> {
+    let is_dev = kind == Kind::Development;
     if !is_own {
         let (_, owners) = RESERVED.iter().find(|(reserved, _)| *reserved == dependency)?;
         let is_allowed = is_dev || owners.contains(&name);
@@ -242,7 +238,7 @@ fn is_below(layer: &Layer, dependency: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn check(name: &str, dependency: &str, kind: DependencyKind, is_allowed: bool) {
+    fn check(name: &str, dependency: &str, kind: Kind, is_allowed: bool) {
         let is_own = dependency.starts_with("tokenmill-");
         let verdict = judge(name, dependency, is_own, kind);
         assert_eq!(
@@ -254,7 +250,7 @@ mod tests {
 
     #[test]
     fn imports_go_down_the_layers_only() {
-        use DependencyKind::{Development, Normal};
+        use Kind::{Development, Normal};
         check("tokenmill-quant", "tokenmill-gguf", Normal, true);
         check("tokenmill-gguf", "tokenmill-quant", Normal, false);
         check("tokenmill-sched", "tokenmill-text", Normal, false);
@@ -275,7 +271,7 @@ mod tests {
 
     #[test]
     fn reserved_dependencies_stay_with_their_owners() {
-        use DependencyKind::{Development, Normal};
+        use Kind::{Development, Normal};
         check("tokenmill-cuda-exec", "cudarc", Normal, true);
         check("tokenmill-model", "cudarc", Normal, false);
         check("tokenmill-model", "anyhow", Normal, false);

@@ -378,7 +378,7 @@ impl Device {
         // Only the table is locked while a module is compiled, so that others are at the same time.
         let slot = Arc::clone(lock(&self.shared.modules).entry(found.name).or_default());
         let loaded = slot.get_or_init(|| {
-            let mut ptx = found.ptx().expect("the archive is as `cargo xtask ptx` wrote it");
+            let mut ptx = found.ptx().expect("the archive is as `cargo lab ptx` wrote it");
             let mut waiting = BTreeSet::new();
             if self.begins_early()
                 && let Some(early) = modules::early_variant(&ptx)

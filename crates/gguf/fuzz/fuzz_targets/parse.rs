@@ -6,7 +6,7 @@
 //! ```
 #![no_main]
 
-#[path = "../../tests/mutation/mod.rs"]
+#[path = "../../tests/all/mutation.rs"]
 mod mutation;
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};

@@ -6,7 +6,7 @@
 //! ```
 #![no_main]
 
-#[path = "../../tests/support/ptx_words.rs"]
+#[path = "../../tests/all/ptx_words.rs"]
 mod ptx_words;
 #[path = "../../../testkit/src/text_mutation.rs"]
 mod text_mutation;

@@ -6,11 +6,11 @@
 //! ```
 #![no_main]
 
-#[path = "../../tests/wire/babble.rs"]
+#[path = "../../tests/all/babble.rs"]
 mod babble;
-#[path = "../../tests/wire/bodies.rs"]
+#[path = "../../tests/all/bodies.rs"]
 mod bodies;
-#[path = "../../tests/wire/demo.rs"]
+#[path = "../../tests/all/demo.rs"]
 mod demo;
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};

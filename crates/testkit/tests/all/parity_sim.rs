@@ -1,5 +1,5 @@
 //! The CUDA backend on the simulated device against reference data: a subset that is quick enough for every change. All of it is
-//! `cargo xtask parity --device sim`.
+//! `cargo lab parity --device sim`.
 
 use tokenmill_backend::KvType;
 use tokenmill_model::Model;

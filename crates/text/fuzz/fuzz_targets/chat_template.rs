@@ -8,7 +8,7 @@
 
 #[path = "../../../testkit/src/text_mutation.rs"]
 mod text_mutation;
-#[path = "../../tests/support/template_words.rs"]
+#[path = "../../tests/all/support/template_words.rs"]
 mod template_words;
 
 use libfuzzer_sys::fuzz_target;

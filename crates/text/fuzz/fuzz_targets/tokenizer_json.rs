@@ -13,7 +13,7 @@ mod claims;
 mod json_mutation;
 #[path = "../../../testkit/src/text_mutation.rs"]
 mod text_mutation;
-#[path = "../../tests/support/tokenizer_parts.rs"]
+#[path = "../../tests/all/support/tokenizer_parts.rs"]
 mod tokenizer_parts;
 
 use libfuzzer_sys::fuzz_target;
@@ -23,7 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(tokenizer) = Tokenizer::from_tokenizer_json(bytes) {
         claims::check(&tokenizer, bytes);
     }
-    let base = include_str!("../../tests/support/tokenizer.json");
+    let base = include_str!("../../tests/all/support/tokenizer.json");
     let mut json = serde_json::from_str(base).expect("the file is JSON");
     let parts = tokenizer_parts::parts();
     // Each mutation takes a few bytes of the input.

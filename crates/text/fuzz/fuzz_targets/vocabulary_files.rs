@@ -11,14 +11,14 @@
 mod json_mutation;
 #[path = "../../../testkit/src/text_mutation.rs"]
 mod text_mutation;
-#[path = "../../tests/support/tokenizer_parts.rs"]
+#[path = "../../tests/all/support/tokenizer_parts.rs"]
 mod tokenizer_parts;
 
 use libfuzzer_sys::fuzz_target;
 use tokenmill_text::{Tokenizer, VocabularyFiles};
 
 fuzz_target!(|bytes: &[u8]| {
-    let base = include_str!("../../tests/support/tokenizer.json");
+    let base = include_str!("../../tests/all/support/tokenizer.json");
     let mut json = serde_json::from_str(base).expect("the file is JSON");
     let parts = tokenizer_parts::parts();
     for choices in bytes.chunks(8).take(8) {

@@ -1,5 +1,5 @@
 //! Claims about the whole template engine. Expected texts of the first table were printed by Jinja 3.1.6 in the
-//! environment of transformers; golden renderings of real templates are in `tests/chat_template_goldens.rs`.
+//! environment of transformers; golden renderings of real templates are in `tests/all/chat_template_goldens.rs`.
 
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};

@@ -1,0 +1,17 @@
+//! Tokenizers, templates, calls and constraints against other software, and hostile text. One binary, so that the tests link
+//! once.
+
+mod call_goldens;
+mod chat_template_goldens;
+mod constraint_instances;
+mod differential;
+mod robustness;
+mod support {
+    //! Vocabularies and words that fuzz targets use too.
+
+    pub(crate) mod template_words;
+    pub(crate) mod tokenizer_parts;
+    pub(crate) mod vocabularies;
+}
+mod tokenizer_json;
+mod vocabularies;

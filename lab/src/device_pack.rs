@@ -1,0 +1,389 @@
+//! `device-pack`: everything that a machine with a GPU needs to check and to measure this project, in one folder, in one call.
+//!
+//! Such machines are met for minutes, without a compiler or a network. The folder has the binaries without symbols and a few fixtures (an archive,
+//! since they make up most of it), the kernels as code of one GPU generation for drivers without a compiler, what the timing model
+//! predicts, and a script that runs every part, the most telling first, within the seconds that it is given. The binaries have the same
+//! archive of kernels, which no compressor makes smaller: the folder has it once, and the script puts it back. Invariant: a part that cannot run says
+//! why in its result.
+
+mod cut_off;
+mod others_tools;
+mod rehearsal;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, ensure};
+
+use crate::{
+    parity::fixtures_folder,
+    predictions::{self, Extent},
+    ptx,
+};
+
+/// Build the folder that a GPU machine runs in one call: binaries, predictions, fixtures, and a script that writes JSON
+#[derive(clap::Args)]
+pub struct Args {
+    /// Folder to make; its contents are replaced.
+    #[arg(long, default_value = "target/device-pack")]
+    out: PathBuf,
+    /// Folder of the fixtures, as `parity` takes it, or the one around it that tests take.
+    #[arg(long)]
+    data: PathBuf,
+    /// Take the binaries as they are, without building them.
+    #[arg(long)]
+    no_build: bool,
+    /// Folder of the binaries.
+    #[arg(long, default_value = "target/release")]
+    binaries: PathBuf,
+    /// The GPU that kernels are compiled for ahead, or none.
+    #[arg(long, default_value = "sm_90")]
+    cubins: String,
+    /// The GPUs whose times are predicted by the timing model, which takes minutes for kernels that are new: h100, h200, h100-pcie, a100, rtx-4090 or none.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "h100,h200",
+        value_name = "GPU,.."
+    )]
+    predict: Vec<String>,
+    /// Then run all of it over the simulated driver, with small models and within so many seconds, and check what it leaves; nothing is
+    /// measured.
+    #[arg(long, value_name = "SECONDS")]
+    rehearse: Option<u64>,
+    /// Let a rehearsal pass though the seconds did not suffice for all parts; it says for which.
+    #[arg(long, requires = "rehearse")]
+    allow_late: bool,
+    /// How much is predicted.
+    #[arg(long, value_enum, default_value_t = Extent::All, value_name = "EXTENT")]
+    extent: Extent,
+    /// Leave out fixtures that are not there, as in the core data.
+    #[arg(long)]
+    some_fixtures: bool,
+}
+
+impl Args {
+    /// The fixtures that the folder gets of those in `data`.
+    fn fixtures(&self, data: &Path) -> Vec<(&'static str, &'static [&'static str])> {
+        let is_there = |fixture: &str| data.join(fixture).join("ref.json").is_file();
+        let wanted = FIXTURES
+            .into_iter()
+            .filter(|(fixture, _)| !self.some_fixtures || is_there(fixture));
+        wanted.collect()
+    }
+}
+
+/// What a machine takes: those that are lent for a command copy a work tree to them first, and have a bound for it.
+const TAKEN_BYTES: u64 = 64 << 20;
+/// What is packed of `bin` and `fixtures`, and the kernels that are cut out of the binaries.
+const ARCHIVE: &str = "pack.tar.gz";
+const KERNELS: &str = "kernels.z";
+/// The script.
+const SCRIPT: &str = include_str!("device_pack/run.sh");
+/// What times torch, where a machine has it.
+const TORCH: &str = include_str!("device_pack/torch_baseline.py");
+/// The binaries.
+const BINARIES: [&str; 2] = ["tokenmill", "lab"];
+/// Fixtures and the types of each: exact ones, where greedy tokens are compared, and each way that quantized weights lie.
+const FIXTURES: [(&str, &[&str]); 5] = [
+    (
+        "llama",
+        &[
+            "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_M", "Q4_K_M",
+            "Q5_K_M", "Q6_K",
+        ],
+    ),
+    ("llama3_rope", &["F32"]),
+    ("mistral", &["F32"]),
+    ("qwen2", &["F32", "Q4_K_M"]),
+    ("qwen3", &["F32", "Q4_K_M"]),
+];
+
+/// Makes the folder.
+///
+/// # Errors
+/// A build that fails, a file that cannot be copied, a folder that is too large, or a rehearsal that leaves something wrong.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let root = crate::workspace_root();
+    let out = root.join(&args.out);
+    // What is missing is said before minutes of building.
+    let fixtures = fixtures_folder(&args.data);
+    for (fixture, _) in args.fixtures(&fixtures) {
+        let reference = fixtures.join(fixture).join("ref.json");
+        ensure!(
+            reference.is_file(),
+            "{} is not there; --data names the fixtures",
+            reference.display()
+        );
+    }
+    if !args.no_build {
+        build(root)?;
+    }
+    if out.exists() {
+        fs::remove_dir_all(&out).with_context(|| format!("cannot empty {}", out.display()))?;
+    }
+    for folder in ["bin", "fixtures"] {
+        let folder = out.join(folder);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let kernels =
+        fs::read(root.join(ptx::ARCHIVE)).with_context(|| format!("cannot read {}", ptx::ARCHIVE))?;
+    fs::write(out.join("bin").join(KERNELS), &kernels).context("cannot write the kernels")?;
+    for binary in BINARIES {
+        let packed = out.join("bin").join(binary);
+        copy(&root.join(&args.binaries).join(binary), &packed)?;
+        strip(&packed)?;
+        cut_kernels_out(&packed, &kernels)?;
+    }
+    copy_fixtures(&args.fixtures(&fixtures), &fixtures, &out.join("fixtures"))?;
+    if args.cubins != "none" {
+        match ptx::cubins(&args.cubins) {
+            Ok(cubins) => fs::write(out.join("cubins.z"), cubins).context("cannot write the cubins")?,
+            Err(reason) => println!("device-pack: without cubins, the assembler cannot be had: {reason:#}"),
+        }
+    }
+    fs::write(out.join("pack.json"), about(root, &args.cubins, &out)?).context("cannot write pack.json")?;
+    archive(&out)?;
+    for device in args.predict.iter().filter(|device| *device != "none") {
+        let path = out.join(format!("predictions-{device}.json"));
+        predictions::write(device, args.extent, &commit(root), &path)?;
+    }
+    fs::write(out.join("torch_baseline.py"), TORCH).context("cannot write torch_baseline.py")?;
+    let script = out.join("run.sh");
+    fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
+    make_executable(&script)?;
+    if let Some(seconds) = args.rehearse {
+        let late = if args.allow_late {
+            rehearsal::Late::Allowed
+        } else {
+            rehearsal::Late::Refused
+        };
+        rehearsal::run(&out, &root.join(&args.binaries), seconds, late)?;
+    }
+    let n_bytes = size_of(&out)?;
+    let mib = n_bytes as f64 / f64::from(1 << 20);
+    println!("device-pack: {mib:.1} MiB in {}", out.display());
+    if let Some(tree) = tree_bytes(root) {
+        println!("device-pack: {}", with_tree(n_bytes, tree));
+    }
+    println!("on a GPU machine: ./run.sh [RESULTS_FOLDER [SECONDS]]");
+    Ok(())
+}
+
+/// What git says, without the space around it; `None` where it says nothing.
+fn git(root: &Path, args: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(args).current_dir(root).output().ok()?;
+    (output.status.success()).then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The commit that the pack is made of.
+fn commit(root: &Path) -> String {
+    match (
+        git(root, &["rev-parse", "HEAD"]),
+        git(root, &["status", "--porcelain"]),
+    ) {
+        (Some(commit), Some(changes)) if changes.is_empty() => commit,
+        (Some(commit), _) => format!("{commit}, with changes"),
+        (None, _) => "unknown".to_owned(),
+    }
+}
+
+/// What the pack is made of: one key a line, as the script reads it.
+fn about(root: &Path, cubins: &str, out: &Path) -> anyhow::Result<String> {
+    let text = fs::read_to_string(out.join("fixtures/llama/ref.json")).context("cannot read a reference")?;
+    let reference: serde_json::Value = serde_json::from_str(&text).context("a reference is no JSON")?;
+    let compared = reference["types"]["Q4_K_M"]["file"]
+        .as_str()
+        .context("a model to compare")?;
+    let about = serde_json::json!({
+        "commit": commit(root),
+        "kernels_sha256": predictions::kernels_sha256(),
+        "cubins": cubins,
+        "compared_model": compared,
+    });
+    Ok(format!("{about:#}\n"))
+}
+
+/// What travels where a machine takes the pack with the whole work tree, and what to do where that is too much.
+fn with_tree(n_bytes: u64, tree: u64) -> String {
+    let mib = |n_bytes: u64| n_bytes as f64 / f64::from(1 << 20);
+    let all = format!("{:.1} MiB with the files of the work tree", mib(n_bytes + tree));
+    if n_bytes + tree <= TAKEN_BYTES {
+        return all;
+    }
+    format!(
+        "{all}: more than the {} MiB of a machine that takes them all; `git sparse-checkout set docs` leaves out what the pack does not need, \
+         `git sparse-checkout disable` brings it back",
+        TAKEN_BYTES >> 20
+    )
+}
+
+/// Bytes of the work tree's files that git does not ignore; `None` without git.
+fn tree_bytes(root: &Path) -> Option<u64> {
+    let listed = git(
+        root,
+        &["ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+    )?;
+    // What a sparse work tree leaves out is not there.
+    let sizes = listed
+        .split('\0')
+        .filter_map(|name| fs::metadata(root.join(name)).ok());
+    Some(sizes.filter(fs::Metadata::is_file).map(|file| file.len()).sum())
+}
+
+fn build(root: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["build", "--release", "--locked", "--workspace"]);
+    for binary in BINARIES {
+        command.args(["--bin", binary]);
+    }
+    let status = command.current_dir(root).status().context("cannot run cargo")?;
+    ensure!(status.success(), "building {} failed", BINARIES.join(" and "));
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    Ok(())
+}
+
+/// Removes the symbols of a binary, where the tool for it is there.
+fn strip(binary: &Path) -> anyhow::Result<()> {
+    match Command::new("strip").arg(binary).status() {
+        Ok(status) => ensure!(status.success(), "stripping {} failed", binary.display()),
+        Err(reason) => println!(
+            "device-pack: {} keeps its symbols, `strip` cannot run: {reason}",
+            binary.display()
+        ),
+    }
+    Ok(())
+}
+
+/// Replaces a binary by what stands before and behind the kernels in it, as `BINARY.head` and `BINARY.tail`.
+fn cut_kernels_out(binary: &Path, kernels: &[u8]) -> anyhow::Result<()> {
+    let bytes = fs::read(binary).with_context(|| format!("cannot read {}", binary.display()))?;
+    let at = place_of(kernels, &bytes).with_context(|| {
+        format!(
+            "{} has other kernels than {}: build it of this tree",
+            binary.display(),
+            ptx::ARCHIVE
+        )
+    })?;
+    for (ending, part) in [("head", &bytes[..at]), ("tail", &bytes[at + kernels.len()..])] {
+        let path = binary.with_extension(ending);
+        fs::write(&path, part).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    fs::remove_file(binary).with_context(|| format!("cannot remove {}", binary.display()))
+}
+
+/// Where bytes stand in others.
+fn place_of(wanted: &[u8], bytes: &[u8]) -> Option<usize> {
+    bytes.windows(wanted.len()).position(|window| window == wanted)
+}
+
+/// Packs `bin` and `fixtures` into [`ARCHIVE`], in their place.
+fn archive(pack: &Path) -> anyhow::Result<()> {
+    let folders = ["bin", "fixtures"];
+    let status = Command::new("tar")
+        .arg("-czf")
+        .arg(pack.join(ARCHIVE))
+        .arg("-C")
+        .arg(pack)
+        .args(folders)
+        .status()
+        .context("cannot run tar")?;
+    ensure!(status.success(), "archiving failed");
+    for folder in folders {
+        let folder = pack.join(folder);
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// Copies models and references, and leaves only the types that were copied in a reference's list of files.
+fn copy_fixtures(fixtures: &[(&str, &[&str])], data: &Path, out: &Path) -> anyhow::Result<()> {
+    for &(fixture, types) in fixtures {
+        let (from, to) = (data.join(fixture), out.join(fixture));
+        fs::create_dir_all(&to).with_context(|| format!("cannot create {}", to.display()))?;
+        copy(&from.join("ref.safetensors"), &to.join("ref.safetensors"))?;
+        let path = from.join("ref.json");
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut reference: serde_json::Value =
+            serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))?;
+        let listed = reference["types"]
+            .as_object_mut()
+            .context("a reference lists its files")?;
+        listed.retain(|ty, _| types.contains(&ty.as_str()));
+        for (ty, file) in listed.iter() {
+            let name = file["file"]
+                .as_str()
+                .with_context(|| format!("{fixture} {ty} has no file"))?;
+            copy(&from.join(name), &to.join(name))?;
+        }
+        fs::write(to.join("ref.json"), reference.to_string()).context("cannot write a reference")?;
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+fn make_executable(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("cannot make {} executable", path.display()))
+}
+
+#[cfg(not(unix))]
+fn make_executable(_: &Path) -> anyhow::Result<()> {
+    Ok(())
+}
+
+fn size_of(folder: &Path) -> anyhow::Result<u64> {
+    let mut n_bytes = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        n_bytes += if metadata.is_dir() {
+            size_of(&entry.path())?
+        } else {
+            metadata.len()
+        };
+    }
+    Ok(n_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_binary_is_cut_around_its_kernels_and_put_together_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let binary = folder.path().join("tokenmill");
+        // Their first bytes may stand elsewhere too.
+        fs::write(&binary, b"before, KERN, KERNELS, behind").unwrap();
+        cut_kernels_out(&binary, b"KERNELS").unwrap();
+        let parts = ["head", "tail"].map(|ending| fs::read(binary.with_extension(ending)).unwrap());
+        assert_eq!(parts, [&b"before, KERN, "[..], b", behind"]);
+        assert!(!binary.exists());
+        fs::write(&binary, b"of another tree").unwrap();
+        let error = cut_kernels_out(&binary, b"KERNELS").unwrap_err().to_string();
+        assert!(error.contains("other kernels"), "{error}");
+    }
+
+    #[test]
+    fn more_than_a_machine_takes_is_said_with_a_way_out() {
+        assert_eq!(
+            with_tree(20 << 20, 44 << 20),
+            "64.0 MiB with the files of the work tree"
+        );
+        let said = with_tree(21 << 20, 44 << 20);
+        assert!(
+            said.starts_with("65.0 MiB with the files of the work tree: more than the 64 MiB")
+                && said.contains("git sparse-checkout set docs"),
+            "{said}"
+        );
+    }
+}

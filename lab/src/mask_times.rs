@@ -1,0 +1,147 @@
+//! `mask-times`: measures how long masks take, on JSON schemas with instances (JSONSchemaBench) or on a grammar with a text.
+//!
+//! Worth running in the release profile only: `cargo lab --release mask-times vocabulary.gguf FOLDER`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tokenmill_gguf::GgufFile;
+use tokenmill_text::{
+    EncodeOptions, Tokenizer,
+    constraint::{Constraint, ConstraintCompiler, ConstraintLimits},
+};
+
+/// Measure how long the masks of constraints take
+#[derive(clap::Args)]
+pub struct Args {
+    /// A GGUF file with the vocabulary.
+    vocabulary: PathBuf,
+    /// A folder of JSON schemas with instances, or the file of a grammar.
+    constraints: PathBuf,
+    /// What the grammar is measured on: a text, or the file of one.
+    text: Option<String>,
+}
+
+#[derive(Default)]
+struct Times {
+    compile: Vec<Duration>,
+    begin: Vec<Duration>,
+    mask: Vec<Duration>,
+    commit: Vec<Duration>,
+    n_refused: usize,
+}
+
+/// Measures and prints how long each part took.
+///
+/// # Errors
+/// A vocabulary, a schema or a grammar that cannot be read.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let tokenizer = Tokenizer::from_gguf(GgufFile::open(&args.vocabulary)?.metadata())?;
+    let started = Instant::now();
+    let limits = ConstraintLimits {
+        compile_time: Duration::from_mins(1),
+        ..ConstraintLimits::default()
+    };
+    let compiler = ConstraintCompiler::with_limits(&tokenizer, limits)?;
+    println!(
+        "trie of {} tokens: {:.1?}",
+        tokenizer.n_vocab(),
+        started.elapsed()
+    );
+    let mut times = Times::default();
+    match &args.text {
+        None => {
+            for entry in fs::read_dir(&args.constraints)? {
+                let file: Value = serde_json::from_str(&fs::read_to_string(entry?.path())?)?;
+                let constraint = Constraint::json_schema(&file["schema"]);
+                let tests = file["tests"].as_array().into_iter().flatten();
+                let texts: Vec<String> = (tests.filter(|test| test["valid"] == true))
+                    .map(|test| test["data"].to_string())
+                    .collect();
+                measure(&tokenizer, &compiler, &constraint, &texts, &mut times);
+            }
+        }
+        Some(text) => {
+            let constraint = Constraint::grammar(fs::read_to_string(&args.constraints)?);
+            let text = if Path::new(text).exists() {
+                fs::read_to_string(text)?
+            } else {
+                text.clone()
+            };
+            measure(&tokenizer, &compiler, &constraint, &[text], &mut times);
+        }
+    }
+    println!("{} constraints refused", times.n_refused);
+    for (what, times) in [
+        ("compile", &mut times.compile),
+        ("begin", &mut times.begin),
+        ("mask", &mut times.mask),
+        ("commit", &mut times.commit),
+    ] {
+        report(what, times);
+    }
+    Ok(())
+}
+
+fn measure(
+    tokenizer: &Tokenizer,
+    compiler: &ConstraintCompiler,
+    constraint: &Constraint,
+    texts: &[String],
+    times: &mut Times,
+) {
+    let started = Instant::now();
+    let compiled = match compiler.compile(constraint) {
+        Ok(compiled) => compiled,
+        Err(error) => {
+            times.n_refused += 1;
+            println!("{error}");
+            return;
+        }
+    };
+    times.compile.push(started.elapsed());
+    let options = EncodeOptions {
+        add_special: false,
+        parse_special: false,
+    };
+    let mut words = vec![0; tokenizer.n_vocab().div_ceil(32)];
+    for text in texts {
+        let started = Instant::now();
+        let mut matcher = compiled.matcher(tokenizer.end_of_generation());
+        times.begin.push(started.elapsed());
+        for id in tokenizer.encode(text, options) {
+            let started = Instant::now();
+            if let Err(error) = matcher.mask(&mut words) {
+                println!("mask: {error}");
+                break;
+            }
+            times.mask.push(started.elapsed());
+            let started = Instant::now();
+            if matcher.commit(id).is_err() {
+                break;
+            }
+            times.commit.push(started.elapsed());
+        }
+    }
+}
+
+fn report(what: &str, times: &mut [Duration]) {
+    times.sort_unstable();
+    let Some(last) = times.len().checked_sub(1) else {
+        return;
+    };
+    let at = |share: f64| times[(last as f64 * share) as usize];
+    println!(
+        "{what}: {} times, p50 {:.1?}, p90 {:.1?}, p99 {:.1?}, p99.9 {:.1?}, longest {:.1?}",
+        times.len(),
+        at(0.5),
+        at(0.9),
+        at(0.99),
+        at(0.999),
+        times[last]
+    );
+}

@@ -1,0 +1,149 @@
+//! [`Lock`]: what is in the archive of PTX, as text that people read and reviews compare.
+//!
+//! ```text
+//! source norm.cu 77aa...
+//! pending rope.cu 01bc...
+//! module norm 15131 8c1f...
+//!   add_norm 40 40 38 40 40 shared 144
+//! ```
+//!
+//! A source has the hash with which the modules were built, a pending one the hash that it has now, for which they were not built
+//! yet (see `sources`). A module has the bytes and the SHA-256 of its PTX, a kernel its registers on each of [`ARCHITECTURES`] and its static
+//! shared memory; `-` stands for a GPU that the module is not for. Invariant: reading what was written gives the same text.
+
+use std::{collections::BTreeMap, fmt};
+
+use sha2::{Digest as _, Sha256};
+
+/// GPU generations that the PTX must assemble for: Ampere, Ada, Hopper, two Blackwells.
+pub(super) const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"];
+
+/// The one that [`Target::Hopper`](tokenmill_cuda_exec::modules::Target::Hopper) is for.
+pub(super) const HOPPER: &str = "sm_90a";
+
+/// What the assembler says about a kernel on one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Resources {
+    pub(super) registers: u32,
+    pub(super) shared_bytes: u32,
+    pub(super) spilled_bytes: u32,
+}
+
+/// A module of the archive.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct LockedModule {
+    pub(super) name: String,
+    pub(super) ptx_bytes: usize,
+    pub(super) sha256: String,
+    /// By name, with the resources on each architecture that it is for.
+    pub(super) kernels: Vec<(String, Vec<Option<Resources>>)>,
+}
+
+/// What stands for the registers on an architecture that a module is not for.
+const NOWHERE: &str = "-";
+
+/// Hashes of source files, by their paths in the folder of kernels.
+pub(super) type Hashes = BTreeMap<String, String>;
+
+/// All modules, in the order of the archive, and what they are made of.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Lock {
+    /// What the modules were built from.
+    pub(super) sources: Hashes,
+    /// What differs from that since, and is to be built later.
+    pub(super) pending: Hashes,
+    pub(super) modules: Vec<LockedModule>,
+}
+
+/// The hash that the lock has of a text.
+pub(super) fn sha256(text: &str) -> String {
+    format!("{:x}", Sha256::digest(text))
+}
+
+impl Lock {
+    /// Reads a lock; `None` where a line is not as it is written.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let mut lock = Self::default();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let mut words = line.split_whitespace();
+            let name = words.next()?;
+            let files = match name {
+                "source" => Some(&mut lock.sources),
+                "pending" => Some(&mut lock.pending),
+                _ => None,
+            };
+            if let Some(files) = files.filter(|_| !line.starts_with(' ')) {
+                files.insert(words.next()?.to_owned(), words.next()?.to_owned());
+                continue;
+            }
+            if name == "module" {
+                lock.modules.push(LockedModule {
+                    name: words.next()?.to_owned(),
+                    ptx_bytes: words.next()?.parse().ok()?,
+                    sha256: words.next()?.to_owned(),
+                    kernels: Vec::new(),
+                });
+                continue;
+            }
+            let (registers, shared) = line.split_once(" shared ")?;
+            let shared_bytes = shared.parse().ok()?;
+            let resources = registers.split_whitespace().skip(1).map(|registers| {
+                if registers == NOWHERE {
+                    return Some(None);
+                }
+                Some(Some(Resources {
+                    registers: registers.parse().ok()?,
+                    shared_bytes,
+                    spilled_bytes: 0,
+                }))
+            });
+            let resources: Option<Vec<_>> = resources.collect();
+            lock.modules
+                .last_mut()?
+                .kernels
+                .push((name.to_owned(), resources?));
+        }
+        Some(lock)
+    }
+}
+
+impl fmt::Display for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "# Written by `cargo lab ptx`; `cargo lab ptx --print MODULE` prints the PTX."
+        )?;
+        writeln!(
+            f,
+            "# source FILE SHA-256, pending FILE SHA-256, module NAME BYTES SHA-256"
+        )?;
+        writeln!(
+            f,
+            "#   KERNEL registers on {} shared BYTES",
+            ARCHITECTURES.join(", ")
+        )?;
+        for (kind, files) in [("source", &self.sources), ("pending", &self.pending)] {
+            for (file, hash) in files {
+                writeln!(f, "{kind} {file} {hash}")?;
+            }
+        }
+        for module in &self.modules {
+            writeln!(f, "module {} {} {}", module.name, module.ptx_bytes, module.sha256)?;
+            for (kernel, resources) in &module.kernels {
+                write!(f, "  {kernel}")?;
+                for one in resources {
+                    match one {
+                        Some(one) => write!(f, " {}", one.registers)?,
+                        None => write!(f, " {NOWHERE}")?,
+                    }
+                }
+                let shared_bytes = (resources.iter().flatten())
+                    .map(|one| one.shared_bytes)
+                    .max()
+                    .unwrap_or(0);
+                writeln!(f, " shared {shared_bytes}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,4 @@
+//! Tests of the tools from outside, in one binary.
+
+mod commands;
+mod readme;
