@@ -228,12 +228,4 @@ mod tests {
             assert_eq!(kind, clap::error::ErrorKind::ArgumentConflict, "{words:?}");
         }
     }
-
-    /// Estimates the steps that the list is about: a launch that newly breaks a demand, or breaks it by more, fails.
-    #[test]
-    fn launches_keep_loads_in_flight_and_the_multiprocessors_busy() {
-        if let Err(error) = super::demands::check() {
-            panic!("{error:#}");
-        }
-    }
 }

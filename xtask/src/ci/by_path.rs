@@ -67,7 +67,7 @@ const CHROMIUM: &[Need] = &[
     Need::Program("chromedriver", "chromium-driver"),
 ];
 
-pub(super) const STEPS: [Step; 12] = [
+pub(super) const STEPS: [Step; 13] = [
     Step {
         name: "parity on the CPU",
         paths: network!["crates/cpu-exec/src/", "crates/cpu-kernels/src/"],
@@ -94,6 +94,18 @@ pub(super) const STEPS: [Step; 12] = [
         ],
         needs: &[],
         run: || lab(&["ptx", "--check"]),
+    },
+    // Estimates the steps of `kernels/latency.list`: minutes of simulation.
+    Step {
+        name: "demands on launches",
+        paths: &[
+            "crates/cuda-exec/",
+            "crates/ptx-sim/src/",
+            "kernels/",
+            "lab/src/kernel_estimate*",
+        ],
+        needs: &[],
+        run: || lab(&["kernel-estimate", "--check"]),
     },
     Step {
         name: "device pack",
