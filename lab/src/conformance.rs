@@ -11,12 +11,11 @@ use std::{
 
 use anyhow::{Context, ensure};
 use serde_json::json;
-use tokenmill_backend::Backend;
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::{CudaBackend, KvStore};
-use tokenmill_quant::CpuFeatures;
-use tokenmill_sim_driver::{SimOptions, Simulator};
-use tokenmill_testkit::conformance::{self, Company, RANDOM_NETWORKS, Subject};
+use tokenmill_testkit::{
+    conformance::{self, Company, RANDOM_NETWORKS, Subject},
+    engines,
+};
 
 /// Check what every backend must do; a non-zero exit code if a claim does not hold
 #[derive(clap::Args)]
@@ -62,9 +61,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let outcomes = match args.device {
         DeviceChoice::Cpu => check(
             &Subject {
-                make: |n_threads, _| {
-                    CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads")
-                },
+                load: |n_threads, model, options| engines::tiny(model, engines::cpu(n_threads), options),
                 n_threads: &[1, 2, 3, 5],
                 n_random_networks: RANDOM_NETWORKS,
                 company: Company::Bits,
@@ -74,10 +71,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ),
         DeviceChoice::Sim => check(
             &Subject {
-                make: |_, _| {
-                    let device = Simulator::new(&SimOptions::default()).device();
-                    CudaBackend::new(device).expect("the simulator loads the kernels")
-                },
+                load: |_, model, options| engines::tiny(model, engines::gpu(), options),
                 n_threads: &[1, 1],
                 n_random_networks: RANDOM_NETWORKS,
                 company: GPU_COMPANY,
@@ -89,9 +83,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             crate::gpu::open()?;
             check(
                 &Subject {
-                    make: |_, _| {
+                    load: |_, model, options| {
                         let device = crate::gpu::open().expect("the GPU was opened before");
-                        CudaBackend::new(device).expect("the driver loads the kernels")
+                        let backend = CudaBackend::new(device).expect("the driver loads the kernels");
+                        engines::tiny(model, backend, options)
                     },
                     n_threads: &[1, 1],
                     n_random_networks: RANDOM_NETWORKS,
@@ -126,11 +121,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn check<B: Backend>(subject: &Subject<B>, filter: &str) -> Vec<Outcome> {
-    type Claim<B> = fn(&Subject<B>);
+fn check(subject: &Subject, filter: &str) -> Vec<Outcome> {
+    type Claim = fn(&Subject);
     macro_rules! claims {
         ($($claim:ident),* $(,)?) => {
-            [$((stringify!($claim), conformance::$claim as Claim<B>)),*]
+            [$((stringify!($claim), conformance::$claim as Claim)),*]
         };
     }
     let claims = tokenmill_testkit::conformance_claims!(claims);

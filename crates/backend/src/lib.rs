@@ -88,7 +88,7 @@ pub use kv_stores::KvStores;
 pub use latent::{JoinedRows, LatentOperations};
 pub use layer_operations::{LayerOperations, Xielu};
 pub use limits::{ExecutorLimits, GroupLimits, WindowGroup};
-pub use measure::Measure;
+pub use measure::{Measure, Weigh};
 pub use memory::{Allocation, MatrixData, MatrixUsage, Memory};
 pub use memory_plan::MemoryPlan;
 pub use network_shape::{AttentionShape, ExpertsShape, HeadsShape, KvStoreOfLayer, LayerShape, NetworkShape};

@@ -1,24 +1,59 @@
 //! [`Measure`]: weighs a load without allocating.
 //!
-//! Separate from the memory that it stands for because it asks a backend what things take. Invariant: it counts what the load
-//! asks for and nothing else.
+//! Separate from the memory that it stands for because it asks a backend what things take. It asks through [`Weigh`], so that a
+//! network's dry load is compiled once and not for each backend. Invariant: it counts what the load asks for and nothing else.
 
 use std::collections::BTreeMap;
 
+use tokenmill_gguf::TensorType;
+
 use crate::{Allocation, Backend, BackendError, MatrixData, Memory, NetworkPart, Side};
 
+/// Says what a load would take. Object-safe; every [`Backend`] does.
+pub trait Weigh {
+    /// The device's name, for errors.
+    fn device(&self) -> &'static str;
+
+    /// Whether matrices of this type can be computed.
+    fn supports(&self, ty: TensorType) -> bool;
+
+    /// Whether the backend is made of two, of which each has some parts of the network.
+    fn is_split(&self) -> bool;
+
+    /// Memory that an allocation of a part takes on a side.
+    fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize;
+}
+
+impl<B: Backend> Weigh for B {
+    fn device(&self) -> &'static str {
+        B::NAME
+    }
+
+    fn supports(&self, ty: TensorType) -> bool {
+        Backend::supports(self, ty)
+    }
+
+    fn is_split(&self) -> bool {
+        Backend::is_split(self)
+    }
+
+    fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize {
+        Backend::bytes_at(self, side, part, allocation)
+    }
+}
+
 /// Adds up what a load would take on a backend.
-pub struct Measure<'a, B> {
-    backend: &'a B,
+pub struct Measure<'a> {
+    backend: &'a dyn Weigh,
     side: Side,
     part: NetworkPart,
     n_bytes: usize,
     by_part: BTreeMap<NetworkPart, usize>,
 }
 
-impl<'a, B: Backend> Measure<'a, B> {
+impl<'a> Measure<'a> {
     /// Begins with nothing, to weigh what a side of the backend gets.
-    pub fn new(backend: &'a B, side: Side) -> Self {
+    pub fn new(backend: &'a dyn Weigh, side: Side) -> Self {
         Self {
             backend,
             side,
@@ -46,7 +81,7 @@ impl<'a, B: Backend> Measure<'a, B> {
     }
 }
 
-impl<B: Backend> Memory for Measure<'_, B> {
+impl Memory for Measure<'_> {
     type Matrix = ();
     type Vector = ();
     type Buffer = ();
@@ -69,7 +104,7 @@ impl<B: Backend> Memory for Measure<'_, B> {
             return Err(BackendError::UnsupportedType {
                 tensor: data.name.to_owned(),
                 ty: ty.name(),
-                device: B::NAME,
+                device: self.backend.device(),
             });
         }
         self.add(Allocation::Matrix {

@@ -11,7 +11,7 @@ use std::{
 
 use tokenmill_backend::{
     Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, NetworkPart, PAGE_TOKENS,
-    PageGroup, Side, StateLayout, WindowGroup,
+    PageGroup, Side, StateLayout, Weigh, WindowGroup,
 };
 use tokenmill_gguf::{GgufFile, TensorType};
 
@@ -217,7 +217,7 @@ impl Model {
     ///
     /// # Errors
     /// [`LoadError::BadOption`].
-    pub fn plan<B: Backend>(&self, backend: &B, options: &ModelOptions) -> Result<MemoryPlan, LoadError> {
+    pub fn plan(&self, backend: &dyn Weigh, options: &ModelOptions) -> Result<MemoryPlan, LoadError> {
         plan(&self.descriptor, self.weights(), backend, options)
     }
 
@@ -225,9 +225,9 @@ impl Model {
     ///
     /// # Errors
     /// [`LoadError`]: what is wrong with the weights.
-    pub fn weights_by_part<B: Backend>(
+    pub fn weights_by_part(
         &self,
-        backend: &B,
+        backend: &dyn Weigh,
         options: &ModelOptions,
         side: Side,
     ) -> Result<BTreeMap<NetworkPart, usize>, LoadError> {
@@ -302,20 +302,20 @@ pub(crate) fn build_sharing<B: Backend>(
 }
 
 /// Weighs the load by running it dry: what is wrong with the weights is known before anything is uploaded.
-pub(crate) fn plan<B: Backend>(
+pub(crate) fn plan(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
-    backend: &B,
+    backend: &dyn Weigh,
     options: &ModelOptions,
 ) -> Result<MemoryPlan, LoadError> {
     plan_sharing(descriptor, source, backend, options, false)
 }
 
 /// As [`plan`], of a network that computes with another one's embedding and head, where it `shares` them.
-pub(crate) fn plan_sharing<B: Backend>(
+pub(crate) fn plan_sharing(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
-    backend: &B,
+    backend: &dyn Weigh,
     options: &ModelOptions,
     shares: bool,
 ) -> Result<MemoryPlan, LoadError> {
@@ -346,10 +346,10 @@ pub(crate) fn plan_sharing<B: Backend>(
     })
 }
 
-fn plan_of_side<B: Backend>(
+fn plan_of_side(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
-    backend: &B,
+    backend: &dyn Weigh,
     options: &ModelOptions,
     limits: &ExecutorLimits,
     (side, shares): (Side, bool),

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use tokenmill_backend::{Backend, MemoryPlan};
+use tokenmill_backend::{Backend, MemoryPlan, Weigh};
 use tokenmill_gguf::GgufFile;
 
 use crate::{
@@ -48,7 +48,7 @@ impl<'a> Nextn<'a> {
     ///
     /// # Errors
     /// [`LoadError`]: what is wrong with its weights or the options.
-    pub fn plan<B: Backend>(&self, backend: &B, options: &ModelOptions) -> Result<MemoryPlan, LoadError> {
+    pub fn plan(&self, backend: &dyn Weigh, options: &ModelOptions) -> Result<MemoryPlan, LoadError> {
         plan_sharing(
             &self.descriptor,
             &self.source,

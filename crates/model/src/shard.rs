@@ -14,7 +14,7 @@ mod share;
 
 use std::collections::BTreeMap;
 
-use tokenmill_backend::{Backend, MemoryPlan};
+use tokenmill_backend::{Backend, MemoryPlan, Weigh};
 use tokenmill_gguf::TensorBytes;
 
 use crate::{
@@ -130,7 +130,7 @@ impl<'a> Shard<'a> {
     ///
     /// # Errors
     /// As [`Model::plan`](crate::Model::plan).
-    pub fn plan<B: Backend>(&self, backend: &B, options: &ModelOptions) -> Result<MemoryPlan, LoadError> {
+    pub fn plan(&self, backend: &dyn Weigh, options: &ModelOptions) -> Result<MemoryPlan, LoadError> {
         plan(&self.descriptor, self, backend, options)
     }
 

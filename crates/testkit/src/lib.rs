@@ -1,14 +1,17 @@
 //! What tests share: a naive reference backend, tiny models made in memory, the conformance suite that every backend must
-//! pass, the parity check against reference data, a deterministic executor for the engine's tests, the random numbers of
-//! all tests, the one place that finds reference data, and the count of what was compared with it.
+//! pass, the parity check against reference data, executors of real networks that are compiled once, a deterministic executor
+//! for the engine's tests, the random numbers of all tests, the one place that finds reference data, and the count of what was
+//! compared with it.
 //!
-//! For development only; nothing in the product depends on it. A new backend runs the suite from a test file of its own:
+//! For development only; nothing in the product depends on it. The feature `engines` is for crates whose tests run networks: without
+//! it neither the backends of the product nor the network for them are compiled. A new backend runs the suite from a test file of its
+//! own:
 //!
 //! ```
 //! use tokenmill_testkit::{NaiveBackend, conformance::{self, Company, Subject}};
 //!
 //! let subject = Subject {
-//!     make: |_n_threads, _network| NaiveBackend::new(),
+//!     load: |_n_threads, model, options| Box::new(model.load_on(NaiveBackend::new(), options)),
 //!     n_threads: &[1],
 //!     n_random_networks: 4,
 //!     company: Company::Bits,
@@ -21,9 +24,13 @@
 
 pub mod adapter_files;
 pub mod adapter_parity;
+mod cases;
 mod clocked_backend;
 mod comparisons;
 pub mod conformance;
+// Tests inside this crate run the naive backend alone, so that the networks are not compiled once more for them.
+#[cfg(all(feature = "engines", not(test)))]
+pub mod engines;
 mod expert_variants;
 pub mod fake_executor;
 pub mod generate;
@@ -41,6 +48,7 @@ pub mod text_mutation;
 mod tiny_model;
 mod variants;
 
+pub use cases::cases;
 pub use clocked_backend::{Clock, ClockedBackend, ProductTime, SharedClock};
 pub use comparisons::{Comparisons, skip, take_report, test_data};
 pub use expert_variants::{EXPERT_VARIANTS, tiny_experts};

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use tokenmill_backend::{Activation, NormKind, RopeAxes, RopeStyle};
+use tokenmill_backend::{Activation, Backend, NormKind, RopeAxes, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufWriter, TensorType};
 use tokenmill_model::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
-    MixerDescriptor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
-    RopeDescriptor, RopeScaling, WeightInfo, WeightSource, WeightTensor, build,
+    MixerDescriptor, ModelExecutor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence,
+    Residual, RopeDescriptor, RopeScaling, WeightInfo, WeightSource, WeightTensor, build,
 };
 use tokenmill_quant::{dequantize_row, quantize_row};
 
@@ -199,6 +199,16 @@ impl TinyModel {
             bytes: vec![0; n_bytes],
         };
         self.tensors.insert(name.to_owned(), tensor);
+    }
+
+    /// Loads it on a backend. The network is compiled for the backend where this is called; `engines` has executors for which that is
+    /// done.
+    ///
+    /// # Panics
+    /// If it does not load.
+    #[track_caller]
+    pub fn load_on<B: Backend>(&self, backend: B, options: &ModelOptions) -> ModelExecutor<B> {
+        build(&self.descriptor, self, backend, options, &mut |_| {}).expect("a tiny model loads")
     }
 
     /// The model as a GGUF file of architecture `llama`. Only what [`tiny_llama`] says of sizes can be expressed there.

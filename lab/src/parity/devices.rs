@@ -4,12 +4,9 @@
 //! silently; where it was asked for by name, that is an error.
 
 use tokenmill_backend::BackendError;
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
-use tokenmill_quant::CpuFeatures;
-use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{
-    NaiveBackend,
+    engines::{self, CPU, NAIVE, SIM},
     parity::{ActivationKind, ParityDevice},
 };
 
@@ -30,44 +27,13 @@ pub(super) enum DeviceChoice {
     All,
 }
 
-const CPU: ParityDevice = ParityDevice {
-    name: "cpu",
-    activations: ActivationKind::Q8,
-    load: |model, options| {
-        let backend = CpuBackend::new(None, CpuFeatures::detect())?;
-        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
-    },
-};
-
-const NAIVE: ParityDevice = ParityDevice {
-    name: "naive",
-    activations: ActivationKind::F32,
-    load: |model, options| {
-        Ok(Box::new(model.load_on(
-            NaiveBackend::new(),
-            options,
-            &mut |_| {},
-        )?))
-    },
-};
-
-const SIM: ParityDevice = ParityDevice {
-    name: "sim",
-    activations: ActivationKind::Q8,
-    load: |model, options| {
-        let backend =
-            CudaBackend::new(Simulator::new(&SimOptions::default()).device()).map_err(BackendError::from)?;
-        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
-    },
-};
-
 const CUDA: ParityDevice = ParityDevice {
     name: "cuda",
     activations: ActivationKind::Q8,
     load: |model, options| {
         let device = gpu::open().map_err(|error| BackendError::Unavailable { source: error.into() })?;
         let backend = CudaBackend::new(device).map_err(BackendError::from)?;
-        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
+        Ok(engines::load(model, backend, options)?)
     },
 };
 

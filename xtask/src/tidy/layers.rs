@@ -75,7 +75,19 @@ const LAYERS: [Layer; 24] = [
     ),
     layer("tokenmill-python", &["tokenmill"]),
     layer("tokenmill-cli", PRODUCT),
-    layer("tokenmill-testkit", PRODUCT),
+    layer(
+        "tokenmill-testkit",
+        &[
+            "tokenmill-backend",
+            "tokenmill-cpu-exec",
+            "tokenmill-cuda-exec",
+            "tokenmill-gguf",
+            "tokenmill-model",
+            "tokenmill-placed",
+            "tokenmill-quant",
+            "tokenmill-sim-driver",
+        ],
+    ),
     layer("tokenmill-ptx-sim", &[]),
     layer(
         "tokenmill-sim-driver",
@@ -138,15 +150,9 @@ const ORACLES: [(&str, &[&str]); 4] = [
             "tokenmill-quant",
         ],
     ),
-    (
-        "tokenmill-sched",
-        &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],
-    ),
+    ("tokenmill-sched", &["tokenmill-model"]),
     ("tokenmill-model", &["tokenmill-cpu-exec"]),
-    (
-        "tokenmill-server",
-        &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],
-    ),
+    ("tokenmill-testkit", &["tokenmill-image", "tokenmill-sched"]),
 ];
 
 /// Dependencies from outside that only some crates may have.
@@ -250,10 +256,12 @@ mod tests {
         check("tokenmill-sched", "tokenmill-text", Normal, false);
         check("tokenmill-sched", "tokenmill-text", Development, false);
         check("tokenmill-sched", "tokenmill-quant", Normal, false);
-        check("tokenmill-sched", "tokenmill-quant", Development, true);
+        check("tokenmill-sched", "tokenmill-model", Development, true);
         check("tokenmill-cuda-exec", "tokenmill-cuda-exec", Development, true);
         check("tokenmill-model", "tokenmill-testkit", Development, true);
         check("tokenmill-model", "tokenmill-testkit", Normal, false);
+        check("tokenmill-testkit", "tokenmill-placed", Normal, true);
+        check("tokenmill-testkit", "tokenmill-sched", Normal, false);
         check("tokenmill-model", "tokenmill-quant", Normal, true);
         check("tokenmill-model", "tokenmill-cpu-exec", Normal, false);
         check("tokenmill-model", "tokenmill-cpu-exec", Development, true);

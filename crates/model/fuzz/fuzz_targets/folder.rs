@@ -7,7 +7,7 @@
 //! ```
 #![no_main]
 
-#[path = "../../../testkit/tests/support/folder_parts.rs"]
+#[path = "../../../testkit/tests/all/folder_parts.rs"]
 mod folder_parts;
 #[path = "../../../testkit/src/json_mutation.rs"]
 mod json_mutation;

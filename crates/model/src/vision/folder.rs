@@ -12,7 +12,7 @@ use std::{
 };
 
 use safetensors::Dtype;
-use tokenmill_backend::Backend;
+use tokenmill_backend::Weigh;
 use tokenmill_gguf::{Metadata, ReadAt, RegularFile, TensorBytes, TensorType};
 
 use crate::{
@@ -75,7 +75,7 @@ impl VisionFolder {
     ///
     /// # Errors
     /// [`LoadError`]: what is wrong with the tensors.
-    pub fn check<B: Backend>(&self, backend: &B) -> Result<(), LoadError> {
+    pub fn check(&self, backend: &dyn Weigh) -> Result<(), LoadError> {
         let source = tensors::TowerTensors::of(&self.weights, &self.shape);
         tower::check(&source, &self.shape, backend)
     }

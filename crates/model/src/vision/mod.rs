@@ -18,7 +18,7 @@ mod tower;
 
 use std::path::Path;
 
-use tokenmill_backend::{Backend, Memory, MemoryPlan};
+use tokenmill_backend::{Backend, Memory, MemoryPlan, Weigh};
 use tokenmill_gguf::{GgufFile, Metadata};
 
 use crate::{LoadError, WeightSource, error::check};
@@ -176,7 +176,7 @@ impl VisionFile {
     ///
     /// # Errors
     /// As [`Self::load_on`].
-    pub fn plan<B: Backend>(&self, backend: &B) -> Result<MemoryPlan, LoadError> {
+    pub fn plan(&self, backend: &dyn Weigh) -> Result<MemoryPlan, LoadError> {
         let mut plan = tower::plan_of(&TowerTensors::of(&self.file, &self.shape), &self.shape, backend)?;
         let around = (self.file.tensors())
             .filter(|info| info.name.starts_with("mm.") || tensors::is_around(&info.name, self.shape.family));

@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{
     Activation, Backend, BackendError, Executor, ForwardBatch, KvType, Linear, MatrixUsage, Measure, Memory,
-    MemoryPlan, NormKind, PAGE_TOKENS, RopeAxes, RopeStyle, Side, StepError, StepOutput, TokenSource,
+    MemoryPlan, NormKind, PAGE_TOKENS, RopeAxes, RopeStyle, Side, StepError, StepOutput, TokenSource, Weigh,
 };
 
 use crate::{
@@ -199,19 +199,19 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
 const SECOND_FRAME: &str = "v.patch_embd.weight.1";
 
 /// What the layers of a tower will take; what stands before and behind them is not a part of it.
-pub(super) fn plan_of<B: Backend>(
+pub(super) fn plan_of(
     source: &TowerTensors<'_>,
     shape: &VisionShape,
-    backend: &B,
+    backend: &dyn Weigh,
 ) -> Result<MemoryPlan, LoadError> {
     plan(&describe(shape), source, backend, &options_of(shape))
 }
 
 /// Runs a load dry, of the layers and of what stands around them.
-pub(super) fn check<B: Backend>(
+pub(super) fn check(
     source: &TowerTensors<'_>,
     shape: &VisionShape,
-    backend: &B,
+    backend: &dyn Weigh,
 ) -> Result<(), LoadError> {
     plan_of(source, shape, backend)?;
     let mut memory = Measure::new(backend, Side::Device);

@@ -11,11 +11,10 @@ use tokenmill::{LoadedDevice, ModelWords};
 use tokenmill_backend::{
     Executor, ExecutorLimits, ForwardBatch, PageCopy, PageGroup, StepError, StepOutput, Ticket,
 };
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
-use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig};
 use tokenmill_server::{App, Drained, Listen, ServedModel, Server, ServerConfig};
+use tokenmill_testkit::engines;
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
@@ -71,10 +70,7 @@ fn draft_of(model: &Model) -> impl Executor + Send + 'static {
         n_pages: Some(128),
         ..ModelOptions::default()
     };
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).expect("a thread");
-    model
-        .load_on(backend, &options, &mut |_| {})
-        .expect("the demo model loads")
+    engines::load(model, engines::cpu(1), &options).expect("the demo model loads")
 }
 
 impl TestServer {
@@ -116,12 +112,7 @@ impl TestServer {
                 n_pages: Some(n_pages),
                 ..ModelOptions::default()
             };
-            let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).expect("a thread");
-            Box::new(
-                model
-                    .load_on(backend, &options, &mut |_| {})
-                    .expect("the demo model loads"),
-            )
+            engines::load(&model, engines::cpu(1), &options).expect("the demo model loads")
         };
         let executor = match setup.step_error {
             Some(error) => Box::new(Failing { executor, error }),

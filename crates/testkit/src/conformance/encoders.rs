@@ -3,13 +3,11 @@
 //! Separate from the decoders' part because a sequence of an encoder is one step and gives one row. Each function is one
 //! claim and panics where it does not hold.
 
-use tokenmill_backend::{
-    Activation, Backend, Executor, ForwardBatch, KvType, NormKind, PAGE_TOKENS, Pooling,
-};
+use tokenmill_backend::{Activation, Executor, ForwardBatch, KvType, NormKind, PAGE_TOKENS, Pooling};
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{
-    Descriptor, EmbeddingNorm, HeadLayer, ModelExecutor, ModelOptions, NormPlacement, OutputHead,
-    PooledOutput, PoolingDescriptor, Presence, QkNorm, build,
+    Descriptor, EmbeddingNorm, HeadLayer, ModelOptions, NormPlacement, OutputHead, PooledOutput,
+    PoolingDescriptor, Presence, QkNorm,
 };
 
 use super::{
@@ -127,39 +125,27 @@ fn encoder(change: fn(&mut Descriptor)) -> Descriptor {
 }
 
 /// Every feature of an encoder gives the oracle's rows, in f32 and with f32 working memory.
-pub fn encoders_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
+pub fn encoders_agree_with_the_oracle(subject: &Subject) {
     let mut random = Random::new(21);
     for (name, change) in ENCODERS {
         let model = TinyModel::random(encoder(*change), TensorType::F32, 22);
         let texts = random_texts(&mut random, model.descriptor.n_vocab);
         let together = |executor: &mut dyn Executor| pooled(executor, &texts, texts.len());
-        let expected = together(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = together(&mut load(
-            &model,
-            (subject.make)(2, &model.descriptor.shape()),
-            KvType::F32,
-        ));
+        let expected = together(&mut oracle(&model, KvType::F32));
+        let found = together(&mut on(subject, 2, &model, KvType::F32));
         assert_close(name, &expected, &found, F32_TOLERANCE);
     }
 }
 
 /// A text's row does not depend on the other texts of its step or on the number of threads.
-pub fn encoded_texts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
+pub fn encoded_texts_do_not_depend_on_company(subject: &Subject) {
     let mut random = Random::new(23);
     for (name, change) in ENCODERS {
         let model = TinyModel::random(encoder(*change), TensorType::F16, 24);
         let texts = random_texts(&mut random, model.descriptor.n_vocab);
-        let alone = pooled(
-            &mut load(&model, (subject.make)(1, &model.descriptor.shape()), KvType::F16),
-            &texts,
-            1,
-        );
+        let alone = pooled(&mut on(subject, 1, &model, KvType::F16), &texts, 1);
         for n_threads in [1, 3] {
-            let mut executor = load(
-                &model,
-                (subject.make)(n_threads, &model.descriptor.shape()),
-                KvType::F16,
-            );
+            let mut executor = on(subject, n_threads, &model, KvType::F16);
             let together = pooled(&mut executor, &texts, texts.len());
             match subject.company {
                 Company::Bits => assert_same_bits(name, &alone, &together),
@@ -197,14 +183,21 @@ fn pooled(executor: &mut dyn Executor, texts: &[Vec<u32>], n_at_once: usize) -> 
     rows
 }
 
-fn load<B: Backend>(model: &TinyModel, backend: B, kv_type: KvType) -> ModelExecutor<B> {
-    let options = ModelOptions {
+fn options(kv_type: KvType) -> ModelOptions {
+    ModelOptions {
         max_batch_tokens: 128,
         max_batch_seqs: 4,
         kv_type,
         ..Default::default()
-    };
-    build(&model.descriptor, model, backend, &options, &mut |_| {}).expect("a tiny model loads")
+    }
+}
+
+fn oracle(model: &TinyModel, kv_type: KvType) -> Box<dyn Executor> {
+    Box::new(model.load_on(NaiveBackend::new(), &options(kv_type)))
+}
+
+fn on(subject: &Subject, n_threads: usize, model: &TinyModel, kv_type: KvType) -> Box<dyn Executor> {
+    (subject.load)(n_threads, model, &options(kv_type))
 }
 
 #[cfg(test)]
@@ -217,11 +210,7 @@ mod tests {
         let texts = random_texts(&mut random, 96);
         let rows = |change| {
             let model = TinyModel::random(encoder(change), TensorType::F32, 26);
-            pooled(
-                &mut load(&model, NaiveBackend::new(), KvType::F32),
-                &texts,
-                texts.len(),
-            )
+            pooled(&mut oracle(&model, KvType::F32), &texts, texts.len())
         };
         let plain = rows(ENCODERS[0].1);
         for (name, change) in &ENCODERS[1..] {

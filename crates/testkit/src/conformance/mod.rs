@@ -1,4 +1,4 @@
-//! The conformance suite: what every [`Backend`] must do, checked through whole tiny networks.
+//! The conformance suite: what every [`Backend`](tokenmill_backend::Backend) must do, checked through whole tiny networks.
 //!
 //! Through networks rather than operation by operation, so that a backend may fuse as it likes. Each function is one
 //! claim and panics where it does not hold; a backend's test file calls them all. The naive backend is the oracle.
@@ -9,14 +9,14 @@ mod scene;
 mod subject;
 
 use tokenmill_backend::{
-    Backend, Executor, ForwardBatch, KvType, PageCopy, PageGroup, RowOutput, SampleRow, SamplingParams,
-    SeqState, StateSave, TokenSource,
+    Executor, ForwardBatch, KvType, PageCopy, PageGroup, RowOutput, SampleRow, SamplingParams, SeqState,
+    StateSave, TokenSource,
 };
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{FfnDescriptor, MixerDescriptor, ModelExecutor};
+use tokenmill_model::{FfnDescriptor, MixerDescriptor};
 
 use crate::{
-    EXPERT_VARIANTS, NaiveBackend,
+    EXPERT_VARIANTS,
     expert_variants::EXPERT_LAYER_VARIANTS,
     generate::{ids, run},
     latent_variants::{LATENT_VARIANTS, WIDE_LATENT_VARIANTS},
@@ -30,7 +30,7 @@ pub use encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_t
 pub use subject::{Company, RANDOM_NETWORKS, Subject};
 
 use compare::{assert_close, assert_same_bits, assert_similar};
-use scene::{Scene, load, load_with};
+use scene::{Scene, on, on_with, oracle, oracle_with};
 
 /// Gives the names of all claims, the functions of this module, to a macro.
 ///
@@ -78,8 +78,7 @@ fn more_variants() -> Vec<Variant> {
 }
 
 /// Every feature of a descriptor, alone and in combinations, gives the oracle's logits, in f32 and with f32 KV.
-pub fn networks_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
-    let mut random = Random::new(1);
+pub fn networks_agree_with_the_oracle(subject: &Subject) {
     let more = more_variants();
     let mut cases: Vec<_> = (VARIANTS.iter().chain(&more))
         .map(|(name, change)| {
@@ -89,22 +88,23 @@ pub fn networks_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         })
         .collect();
     cases.push(("plain".to_owned(), tiny_llama()));
-    cases.extend((0..subject.n_random_networks).map(|_| random_variant(&mut random)));
+    cases.extend(
+        crate::cases("random networks", subject.n_random_networks)
+            .map(|case| random_variant(&mut Random::new(case as u64))),
+    );
     for (name, descriptor) in cases {
+        // Of its name, so that a network plays the same scene whichever others are tried.
+        let mut random = Random::named(1, &name);
         let model = TinyModel::random(descriptor, TensorType::F32, 3);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
-        let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = scene.play(&mut load(
-            &model,
-            (subject.make)(2, &model.descriptor.shape()),
-            KvType::F32,
-        ));
+        let expected = scene.play(&mut oracle(&model, KvType::F32));
+        let found = scene.play(&mut on(subject, 2, &model, KvType::F32));
         assert_close(&name, &expected, &found, F32_TOLERANCE);
     }
 }
 
 /// Weight types and KV types that round give about the oracle's logits.
-pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
+pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
     // Rows of 32 and of 256 weights, so that every format's block divides them. Heads of 32 for 8-bit KV.
     let mut descriptor = tiny_llama();
     descriptor.n_embd = 256;
@@ -144,12 +144,8 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
     for (ty, kv_types, limit) in cases.into_iter().filter(is_stored) {
         let model = TinyModel::random(descriptor.clone(), ty, 4);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
-        let expected = scene.play(&mut load_with(&model, NaiveBackend::new(), kv_types));
-        let found = scene.play(&mut load_with(
-            &model,
-            (subject.make)(2, &model.descriptor.shape()),
-            kv_types,
-        ));
+        let expected = scene.play(&mut oracle_with(&model, kv_types));
+        let found = scene.play(&mut on_with(subject, 2, &model, kv_types));
         let case = format!("{} with {kv_types:?} KV", ty.name());
         assert_similar(&case, &expected, &found, limit);
     }
@@ -171,19 +167,15 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
             if !(subject.stores)([kv_type; 2]) {
                 continue;
             }
-            let expected = scene.play(&mut load(&model, NaiveBackend::new(), kv_type));
-            let found = scene.play(&mut load(
-                &model,
-                (subject.make)(2, &model.descriptor.shape()),
-                kv_type,
-            ));
+            let expected = scene.play(&mut oracle(&model, kv_type));
+            let found = scene.play(&mut on(subject, 2, &model, kv_type));
             assert_similar(&format!("{name}, {kv_type}"), &expected, &found, limit);
         }
     }
 }
 
 /// Every feature of experts gives the oracle's logits, in f32 and with f32 KV.
-pub fn experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
+pub fn experts_agree_with_the_oracle(subject: &Subject) {
     let mut random = Random::new(21);
     let plain: Variant = ("plain experts", |_| {});
     for (name, change) in EXPERT_VARIANTS.iter().chain([&plain]) {
@@ -191,19 +183,15 @@ pub fn experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         change(&mut descriptor);
         let model = TinyModel::random(descriptor, TensorType::F32, 22);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
-        let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = scene.play(&mut load(
-            &model,
-            (subject.make)(2, &model.descriptor.shape()),
-            KvType::F32,
-        ));
+        let expected = scene.play(&mut oracle(&model, KvType::F32));
+        let found = scene.play(&mut on(subject, 2, &model, KvType::F32));
         assert_close(name, &expected, &found, F32_TOLERANCE);
     }
 }
 
 /// Experts of every type give about the oracle's logits. All experts are in use, since a rounded activation may turn a choice
 /// between two that are nearly as good.
-pub fn rounded_experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
+pub fn rounded_experts_agree_with_the_oracle(subject: &Subject) {
     let mut descriptor = tiny_experts();
     descriptor.n_embd = 256;
     for layer in &mut descriptor.layers {
@@ -224,12 +212,8 @@ pub fn rounded_experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
             }
         }
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
-        let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = scene.play(&mut load(
-            &model,
-            (subject.make)(2, &model.descriptor.shape()),
-            KvType::F32,
-        ));
+        let expected = scene.play(&mut oracle(&model, KvType::F32));
+        let found = scene.play(&mut on(subject, 2, &model, KvType::F32));
         // As for dense networks: activations of 8 bits.
         let limit = if format.is_float() { 1e-3 } else { 0.1 };
         assert_similar(ty.name(), &expected, &found, limit);
@@ -237,23 +221,17 @@ pub fn rounded_experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
 }
 
 /// A row that goes to experts does not depend on the rows that go there with it.
-pub fn rows_of_experts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
+pub fn rows_of_experts_do_not_depend_on_company(subject: &Subject) {
     let mut random = Random::new(26);
     for ty in [TensorType::F32, TensorType::Q8_0, TensorType::Q4_0] {
         let model = TinyModel::random(tiny_experts(), ty, 27);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
-        let expected = scene.alone(&mut random).play(&mut load(
-            &model,
-            (subject.make)(1, &model.descriptor.shape()),
-            KvType::F32,
-        ));
+        let expected = scene
+            .alone(&mut random)
+            .play(&mut on(subject, 1, &model, KvType::F32));
         for n_threads in [1, 2, 3] {
             let company = scene.rescheduled(&mut random);
-            let found = company.play(&mut load(
-                &model,
-                (subject.make)(n_threads, &model.descriptor.shape()),
-                KvType::F32,
-            ));
+            let found = company.play(&mut on(subject, n_threads, &model, KvType::F32));
             let name = format!("experts in {}, {n_threads} threads", ty.name());
             match subject.company {
                 Company::Bits => assert_same_bits(&name, &expected, &found),
@@ -269,7 +247,7 @@ pub fn rows_of_experts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>
 
 /// A row does not depend on the other sequences of its step, on the chunks its sequence came in, on its pages, or on the
 /// number of threads.
-pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
+pub fn rows_do_not_depend_on_company(subject: &Subject) {
     let mut random = Random::new(5);
     let more_variants = more_variants();
     for case in 0..12 + more_variants.len() {
@@ -299,18 +277,10 @@ pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor, ty, 6);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let alone = scene.alone(&mut random);
-        let expected = alone.play(&mut load(
-            &model,
-            (subject.make)(1, &model.descriptor.shape()),
-            kv_type,
-        ));
+        let expected = alone.play(&mut on(subject, 1, &model, kv_type));
         for &n_threads in subject.n_threads {
             let company = scene.rescheduled(&mut random);
-            let found = company.play(&mut load(
-                &model,
-                (subject.make)(n_threads, &model.descriptor.shape()),
-                kv_type,
-            ));
+            let found = company.play(&mut on(subject, n_threads, &model, kv_type));
             let name = format!("{name} in {}, {n_threads} threads", ty.name());
             match subject.company {
                 Company::Bits => assert_same_bits(&name, &expected, &found),
@@ -321,7 +291,7 @@ pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
 }
 
 /// Rows that are not asked for change nothing, and hidden states come back for the rows that asked.
-pub fn only_the_rows_asked_for_come_back<B: Backend>(subject: &Subject<B>) {
+pub fn only_the_rows_asked_for_come_back(subject: &Subject) {
     let model = TinyModel::random(tiny_llama(), TensorType::F32, 7);
     let (n_vocab, n_embd) = (model.descriptor.n_vocab, model.descriptor.n_embd);
     let tokens: Vec<u32> = (0..20).map(|i| i * 7 % 90).collect();
@@ -331,11 +301,7 @@ pub fn only_the_rows_asked_for_come_back<B: Backend>(subject: &Subject<B>) {
         batch.logit_rows = logit_rows.to_vec();
         batch.outputs = vec![RowOutput::Logits; logit_rows.len()];
         batch.hidden_rows = hidden_rows.to_vec();
-        run(
-            &mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32),
-            &batch,
-        )
-        .unwrap()
+        run(&mut on(subject, 2, &model, KvType::F32), &batch).unwrap()
     };
     let everything: Vec<u32> = (0..20).collect();
     let all = ask(&everything, &everything);
@@ -362,7 +328,7 @@ pub fn only_the_rows_asked_for_come_back<B: Backend>(subject: &Subject<B>) {
 }
 
 /// A token that names the row sampled before gives what the known token gives, with its penalties.
-pub fn sampled_rows_feed_the_next_step<B: Backend>(subject: &Subject<B>) {
+pub fn sampled_rows_feed_the_next_step(subject: &Subject) {
     let model = TinyModel::random(tiny_llama(), TensorType::F32, 8);
     let params = std::sync::Arc::new(SamplingParams {
         temperature: 1.0,
@@ -376,7 +342,7 @@ pub fn sampled_rows_feed_the_next_step<B: Backend>(subject: &Subject<B>) {
 
     // One step at a time, every token known.
     let mut expected: Vec<Vec<u32>> = vec![Vec::new(); 2];
-    let mut executor = load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32);
+    let mut executor = on(subject, 2, &model, KvType::F32);
     for step in 0..n_steps {
         let mut batch = ForwardBatch::default();
         for (seq_idx, prompt) in prompts.iter().enumerate() {
@@ -397,7 +363,7 @@ pub fn sampled_rows_feed_the_next_step<B: Backend>(subject: &Subject<B>) {
 
     // Always one step ahead: the newest token is known only to the device.
     let mut found: Vec<Vec<u32>> = vec![Vec::new(); 2];
-    let mut executor = load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32);
+    let mut executor = on(subject, 2, &model, KvType::F32);
     let mut open = None;
     for step in 0..=n_steps {
         let next = (step < n_steps).then(|| {
@@ -430,14 +396,14 @@ pub fn sampled_rows_feed_the_next_step<B: Backend>(subject: &Subject<B>) {
 }
 
 /// A copied page serves as the page it was copied from, in the group of layers that it was copied in.
-pub fn copied_pages_hold_what_they_were_copied_from<B: Backend>(subject: &Subject<B>) {
+pub fn copied_pages_hold_what_they_were_copied_from(subject: &Subject) {
     let tokens: Vec<u32> = (0..24).map(|i| i * 5 % 90).collect();
     for has_window in [false, true] {
         let mut descriptor = tiny_llama();
         descriptor.layers[0].attention_mut().window = has_window.then_some(20);
         let model = TinyModel::random(descriptor, TensorType::F32, 10);
-        let mut executor = load(&model, (subject.make)(1, &model.descriptor.shape()), KvType::F16);
-        let play = |executor: &mut ModelExecutor<B>, first: usize, end, main: [u32; 2], window: [u32; 2]| {
+        let mut executor = on(subject, 1, &model, KvType::F16);
+        let play = |executor: &mut dyn Executor, first: usize, end, main: [u32; 2], window: [u32; 2]| {
             let mut batch = ForwardBatch::default();
             batch.push_sequence(ids(&tokens[first..end]), first as u32, &main);
             if has_window {
@@ -462,7 +428,7 @@ pub fn copied_pages_hold_what_they_were_copied_from<B: Backend>(subject: &Subjec
 }
 
 /// A sequence that continues from a snapshot gets what it got before, whoever has used its slot since.
-pub fn snapshots_hold_the_state_between_two_tokens<B: Backend>(subject: &Subject<B>) {
+pub fn snapshots_hold_the_state_between_two_tokens(subject: &Subject) {
     let mut random = Random::new(21);
     for (name, change) in more_variants() {
         let mut descriptor = tiny_llama();
@@ -471,7 +437,7 @@ pub fn snapshots_hold_the_state_between_two_tokens<B: Backend>(subject: &Subject
             continue;
         }
         let model = TinyModel::random(descriptor, TensorType::F32, 14);
-        let mut executor = load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32);
+        let mut executor = on(subject, 2, &model, KvType::F32);
         let tokens: Vec<u32> = (0..40).map(|_| random.below(90) as u32).collect();
         let mut play = |first: usize, end: usize, state: SeqState| {
             let mut batch = ForwardBatch::default();
@@ -514,13 +480,13 @@ pub fn snapshots_hold_the_state_between_two_tokens<B: Backend>(subject: &Subject
 }
 
 /// Logits that are not finite fail their row and no other.
-pub fn a_row_that_is_not_finite_fails_alone<B: Backend>(subject: &Subject<B>) {
+pub fn a_row_that_is_not_finite_fails_alone(subject: &Subject) {
     let mut model = TinyModel::random(tiny_llama(), TensorType::F32, 11);
     let (n_vocab, n_embd) = (model.descriptor.n_vocab, model.descriptor.n_embd);
     let mut embedding: Vec<f32> = (0..n_vocab * n_embd).map(|i| (i % 13) as f32 - 6.0).collect();
     embedding[5 * n_embd] = f32::NAN;
     model.set("token_embd.weight", &embedding);
-    let mut executor = load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32);
+    let mut executor = on(subject, 2, &model, KvType::F32);
     let mut batch = ForwardBatch::default();
     let params = std::sync::Arc::new(SamplingParams::default());
     for (page, token) in [(0, 4), (1, 5), (2, 6)] {
@@ -551,7 +517,7 @@ mod tests {
         let scene = Scene::random(&mut random, 96).alone(&mut random);
         let logits = |descriptor| {
             let model = TinyModel::random(descriptor, TensorType::F32, 13);
-            scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32))
+            scene.play(&mut oracle(&model, KvType::F32))
         };
         for (base, variants) in [
             (tiny_llama(), VARIANTS),

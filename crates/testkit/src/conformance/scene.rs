@@ -3,12 +3,12 @@
 //! Separate from the claims because most of them play one. Invariant: a scene plays on any network; the logits that it gives
 //! are in the order of its sequences, whatever its steps.
 
-use tokenmill_backend::{
-    Backend, Executor, ForwardBatch, KvType, PAGE_TOKENS, PageGroup, RowOutput, SeqState,
-};
-use tokenmill_model::{ModelExecutor, ModelOptions, WindowPages, build};
+use tokenmill_backend::{Executor, ForwardBatch, KvType, PAGE_TOKENS, PageGroup, RowOutput, SeqState};
+use tokenmill_model::{ModelOptions, WindowPages};
 
+use super::subject::Subject;
 use crate::{
+    NaiveBackend,
     generate::{ids, run},
     random::Random,
     tiny_model::TinyModel,
@@ -17,18 +17,8 @@ use crate::{
 /// Pages of each group.
 pub(super) const N_PAGES: usize = 24;
 
-/// A network with keys and values of one type.
-pub(super) fn load<B: Backend>(model: &TinyModel, backend: B, kv_type: KvType) -> ModelExecutor<B> {
-    load_with(model, backend, [kv_type, kv_type])
-}
-
-/// A network with a type for keys and one for values.
-pub(super) fn load_with<B: Backend>(
-    model: &TinyModel,
-    backend: B,
-    [keys, values]: [KvType; 2],
-) -> ModelExecutor<B> {
-    let options = ModelOptions {
+fn options([keys, values]: [KvType; 2]) -> ModelOptions {
+    ModelOptions {
         max_batch_tokens: 128,
         max_batch_seqs: 4,
         max_logit_rows: 128,
@@ -37,8 +27,37 @@ pub(super) fn load_with<B: Backend>(
         kv_type: keys,
         kv_value_type: Some(values),
         ..Default::default()
-    };
-    build(&model.descriptor, model, backend, &options, &mut |_| {}).expect("a tiny model loads")
+    }
+}
+
+/// A network on the naive backend, with keys and values of one type.
+pub(super) fn oracle(model: &TinyModel, kv_type: KvType) -> Box<dyn Executor> {
+    oracle_with(model, [kv_type; 2])
+}
+
+/// As [`oracle`], with a type for keys and one for values.
+pub(super) fn oracle_with(model: &TinyModel, kv_types: [KvType; 2]) -> Box<dyn Executor> {
+    Box::new(model.load_on(NaiveBackend::new(), &options(kv_types)))
+}
+
+/// A network on the backend under test, with keys and values of one type.
+pub(super) fn on(
+    subject: &Subject,
+    n_threads: usize,
+    model: &TinyModel,
+    kv_type: KvType,
+) -> Box<dyn Executor> {
+    on_with(subject, n_threads, model, [kv_type; 2])
+}
+
+/// As [`on`], with a type for keys and one for values.
+pub(super) fn on_with(
+    subject: &Subject,
+    n_threads: usize,
+    model: &TinyModel,
+    kv_types: [KvType; 2],
+) -> Box<dyn Executor> {
+    (subject.load)(n_threads, model, &options(kv_types))
 }
 
 /// A few sequences, their pages, and the steps in which their tokens are fed.

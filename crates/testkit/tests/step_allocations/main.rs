@@ -14,11 +14,9 @@ use std::{
 use tokenmill_backend::{
     Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, StepOutput,
 };
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Descriptor, ModelOptions, build};
-use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{TinyModel, generate::ids, tiny_llama};
+use tokenmill_model::{Descriptor, ModelOptions};
+use tokenmill_testkit::{TinyModel, engines, generate::ids, tiny_llama};
 
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static N_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -76,9 +74,8 @@ fn options(n_ctx: usize) -> ModelOptions {
 /// Bytes that a prefill and the decode steps behind it allocate, when the same steps ran once before.
 fn bytes_of_steps(descriptor: &Descriptor, params: &Arc<SamplingParams>, n_ctx: usize) -> usize {
     let model = TinyModel::random(descriptor.clone(), TensorType::Q8_0, 5);
-    let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).expect("two threads");
-    let mut executor =
-        build(&model.descriptor, &model, backend, &options(n_ctx), &mut |_| {}).expect("a tiny model loads");
+    let backend = engines::cpu(2);
+    let mut executor = engines::tiny(&model, backend, &options(n_ctx));
     // The batches are the engine's, so they are made before anything is counted.
     let batch = |first: usize, n: usize| {
         let mut batch = ForwardBatch::default();

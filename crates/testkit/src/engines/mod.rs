@@ -1,0 +1,176 @@
+//! Networks on backends, as boxed executors: the naive backend, the CPU, the simulated GPU, and backends split between two sides.
+//!
+//! Separate because the network is generic over its backend: a program that loads one compiles the whole of it again for the backend
+//! that it names, which takes most of a minute. Here it is compiled once for each backend that is [`Compiled`], and tests of any
+//! crate take the executors. Invariant: what loads a network here is neither generic nor inlined, and a test names no type of the
+//! network.
+//!
+//! ```
+//! use tokenmill_gguf::TensorType;
+//! use tokenmill_model::ModelOptions;
+//! use tokenmill_testkit::{NaiveBackend, TinyModel, engines, generate::greedy, tiny_llama};
+//!
+//! let model = TinyModel::random(tiny_llama(), TensorType::F32, 1);
+//! let options = ModelOptions::default();
+//! let mut naive = engines::tiny(&model, NaiveBackend::new(), &options);
+//! let mut cpu = engines::tiny(&model, engines::cpu(2), &options);
+//! assert_eq!(greedy(&mut naive, &[5, 6, 7], 4)?, greedy(&mut cpu, &[5, 6, 7], 4)?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod parity;
+mod tower;
+
+use tokenmill_backend::{Backend, Executor};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::CudaBackend;
+use tokenmill_model::{
+    Descriptor, LoadError, LoadProgress, Model, ModelExecutor, ModelOptions, Nextn, WeightSource,
+};
+use tokenmill_placed::Placed;
+use tokenmill_quant::CpuFeatures;
+use tokenmill_sim_driver::{SimOptions, Simulator};
+
+use crate::{ClockedBackend, NaiveBackend, TinyModel};
+
+pub use parity::{CPU, NAIVE, SIM};
+pub use tower::{CompiledTower, Tower, tower};
+
+/// A network on a backend.
+pub type Loaded<B> = Box<dyn OnBackend<B> + Send>;
+
+/// An executor that gives the backend on which it computes.
+pub trait OnBackend<B: Backend>: Executor {
+    /// The backend, for what only it knows, such as counters.
+    fn backend(&self) -> &B;
+
+    /// The backend, for what only it can be told, between steps.
+    fn backend_mut(&mut self) -> &mut B;
+
+    /// The network, for a layer that computes with its embedding and head.
+    fn network(&self) -> &ModelExecutor<B>;
+}
+
+impl<B: Backend> OnBackend<B> for ModelExecutor<B> {
+    fn backend(&self) -> &B {
+        self.backend()
+    }
+
+    fn backend_mut(&mut self) -> &mut B {
+        self.backend_mut()
+    }
+
+    fn network(&self) -> &ModelExecutor<B> {
+        self
+    }
+}
+
+/// A backend that the network is compiled for in this crate.
+pub trait Compiled: Backend + Sized + 'static {
+    /// Loads a network.
+    ///
+    /// # Errors
+    /// As [`tokenmill_model::build`].
+    fn load_network(
+        self,
+        descriptor: &Descriptor,
+        source: &dyn WeightSource,
+        options: &ModelOptions,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Loaded<Self>, LoadError>;
+}
+
+macro_rules! compile {
+    ($($backend:ty),* $(,)?) => {
+        $(impl Compiled for $backend {
+            // The code of the network stays in this crate.
+            #[inline(never)]
+            fn load_network(
+                self,
+                descriptor: &Descriptor,
+                source: &dyn WeightSource,
+                options: &ModelOptions,
+                on_progress: &mut dyn FnMut(LoadProgress),
+            ) -> Result<Loaded<Self>, LoadError> {
+                let executor = tokenmill_model::build(descriptor, source, self, options, on_progress)?;
+                Ok(Box::new(executor))
+            }
+        })*
+    };
+}
+
+compile! {
+    NaiveBackend,
+    CpuBackend,
+    CudaBackend,
+    Placed<CpuBackend, CpuBackend>,
+    Placed<CpuBackend, CudaBackend>,
+    Placed<ClockedBackend, ClockedBackend>,
+}
+
+/// Loads a network of any descriptor and weights.
+///
+/// # Errors
+/// As [`tokenmill_model::build`].
+pub fn build<B: Compiled>(
+    descriptor: &Descriptor,
+    source: &dyn WeightSource,
+    backend: B,
+    options: &ModelOptions,
+) -> Result<Loaded<B>, LoadError> {
+    backend.load_network(descriptor, source, options, &mut |_| {})
+}
+
+/// Loads an opened model.
+///
+/// # Errors
+/// As [`Model::load_on`].
+pub fn load<B: Compiled>(model: &Model, backend: B, options: &ModelOptions) -> Result<Loaded<B>, LoadError> {
+    build(model.descriptor(), model.weights(), backend, options)
+}
+
+/// Loads a tiny model.
+///
+/// # Panics
+/// If it does not load.
+#[track_caller]
+pub fn tiny<B: Compiled>(model: &TinyModel, backend: B, options: &ModelOptions) -> Loaded<B> {
+    build(&model.descriptor, model, backend, options).expect("a tiny model loads")
+}
+
+/// Loads a layer that guesses further tokens, next to its network.
+///
+/// # Errors
+/// As [`Nextn::load_on`].
+pub fn guesser(
+    nextn: &Nextn<'_>,
+    options: &ModelOptions,
+    network: &dyn OnBackend<NaiveBackend>,
+) -> Result<Loaded<NaiveBackend>, LoadError> {
+    let layer = nextn.load_on(NaiveBackend::new(), options, network.network(), &mut |_| {})?;
+    Ok(Box::new(layer))
+}
+
+/// Makes the CPU's backend, with the instructions of this machine.
+///
+/// # Panics
+/// If there are no such threads.
+pub fn cpu(n_threads: usize) -> CpuBackend {
+    CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads")
+}
+
+/// Makes the CUDA backend on a simulated GPU of its own.
+///
+/// # Panics
+/// If the simulator does not take the kernels.
+pub fn gpu() -> CudaBackend {
+    gpu_of(&Simulator::new(&SimOptions::default()))
+}
+
+/// Makes the CUDA backend on a simulated GPU, which tells the test what was done.
+///
+/// # Panics
+/// If the simulator does not take the kernels.
+pub fn gpu_of(simulator: &Simulator) -> CudaBackend {
+    CudaBackend::new(simulator.device()).expect("the simulator loads the kernels")
+}

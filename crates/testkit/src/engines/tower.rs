@@ -1,0 +1,62 @@
+//! [`Tower`]: a loaded encoder of images on one of the backends whose memory is the host's.
+//!
+//! Separate because it is no executor: pixels go in and rows come out. Invariant: as of executors, its code is this crate's.
+
+use tokenmill_backend::{Backend, Memory};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_model::{ImageGrid, LoadError, VisionError, VisionFile, VisionShape, VisionTower};
+
+use super::Compiled;
+use crate::NaiveBackend;
+
+/// A loaded encoder of images.
+pub trait Tower {
+    /// What it takes and gives.
+    fn shape(&self) -> &VisionShape;
+
+    /// Makes the rows of an image.
+    ///
+    /// # Errors
+    /// As [`VisionTower::encode`].
+    fn encode(&mut self, pixels: &[f32], grid: &ImageGrid) -> Result<Vec<f32>, VisionError>;
+}
+
+impl<B: Backend + Memory<Buffer = Vec<f32>>> Tower for VisionTower<B> {
+    fn shape(&self) -> &VisionShape {
+        self.shape()
+    }
+
+    fn encode(&mut self, pixels: &[f32], grid: &ImageGrid) -> Result<Vec<f32>, VisionError> {
+        self.encode(pixels, grid)
+    }
+}
+
+/// A backend that encoders of images are compiled for in this crate.
+pub trait CompiledTower: Compiled {
+    /// Loads an encoder.
+    ///
+    /// # Errors
+    /// As [`VisionFile::load_on`].
+    fn load_tower(self, file: &VisionFile) -> Result<Box<dyn Tower>, LoadError>;
+}
+
+macro_rules! compile {
+    ($($backend:ty),* $(,)?) => {
+        $(impl CompiledTower for $backend {
+            #[inline(never)]
+            fn load_tower(self, file: &VisionFile) -> Result<Box<dyn Tower>, LoadError> {
+                Ok(Box::new(file.load_on(self)?))
+            }
+        })*
+    };
+}
+
+compile! { NaiveBackend, CpuBackend }
+
+/// Loads an encoder of images.
+///
+/// # Errors
+/// As [`VisionFile::load_on`].
+pub fn tower(file: &VisionFile, backend: impl CompiledTower) -> Result<Box<dyn Tower>, LoadError> {
+    backend.load_tower(file)
+}

@@ -1,0 +1,32 @@
+//! The integration tests of the test kit: networks, adapters and files on the backends that every machine has.
+//!
+//! One program, so that the network is compiled and linked once for all of them. Invariant: no test changes what the process
+//! shares; `step_allocations` counts in the allocator and is a program of its own.
+
+mod adapter_scene;
+mod adapters;
+mod adapters_on_the_simulator;
+mod company_on_the_simulator;
+mod conformance;
+mod contradictions;
+mod control_vectors;
+mod cuda;
+mod cuda_contract;
+mod engine_on_the_simulator;
+mod executor;
+mod expert_choices;
+mod folder_parts;
+mod fp8_folder;
+mod hf_folder;
+mod load_errors;
+mod near_ties;
+mod nextn;
+mod parity;
+mod parity_sim;
+mod reference_models;
+mod shared_pages_on_the_simulator;
+mod tables_in_files;
+mod tensor_parts;
+mod vision;
+mod vision_qwen;
+mod wrong_adapters;

@@ -1,0 +1,12 @@
+//! The integration tests of the library: models by their front door, conversion, and the examples.
+//!
+//! One program, so that the library is linked once for all of them. Invariant: no test changes what the process shares.
+
+mod conversion;
+mod encoders;
+mod examples;
+mod forced_calls;
+mod front_door;
+mod importance;
+mod shapes;
+mod vision;
