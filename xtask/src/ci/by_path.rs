@@ -62,7 +62,10 @@ macro_rules! network {
     };
 }
 
+const PYTHON: Need = Need::Program("python3", "python3-venv");
+
 const CHROMIUM: &[Need] = &[
+    PYTHON,
     Need::Program("chromium", "chromium"),
     Need::Program("chromedriver", "chromium-driver"),
 ];
@@ -135,7 +138,7 @@ pub(super) const STEPS: [Step; 13] = [
     Step {
         name: "gateways",
         paths: &["crates/server/src/", "tests/e2e/gateways*", "tests/e2e/run"],
-        needs: &[],
+        needs: &[PYTHON],
         run: || end_to_end("gateways"),
     },
     Step {
@@ -148,7 +151,7 @@ pub(super) const STEPS: [Step; 13] = [
             "tests/e2e/lm_eval_task.py",
             "tests/e2e/run",
         ],
-        needs: &[],
+        needs: &[PYTHON],
         run: || end_to_end("frameworks"),
     },
     Step {
@@ -160,7 +163,7 @@ pub(super) const STEPS: [Step; 13] = [
             "tests/e2e/python_*",
             "tests/e2e/run",
         ],
-        needs: &[],
+        needs: &[PYTHON],
         run: || end_to_end("python_package"),
     },
     Step {
