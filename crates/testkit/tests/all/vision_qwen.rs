@@ -58,10 +58,7 @@ fn assert_close(what: &str, expected: &[f32], found: &[f32]) {
 }
 
 /// The pixels of an image as a tower takes them, and its grid.
-fn pixels_of(tower: &dyn Tower, file: &Path) -> (Vec<f32>, ImageGrid)
-where
-    B: CompiledTower,
-{
+fn pixels_of(tower: &dyn Tower, file: &Path) -> (Vec<f32>, ImageGrid) {
     let shape = tower.shape();
     let image = Rgb::decode(&fs::read(file).unwrap(), &ImageLimits::default()).unwrap();
     let grid = shape.size.grid(image.width(), image.height()).unwrap();
