@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use serde_json::json;
 use tokenmill_cuda_exec::{CudaBackend, KvStore};
 use tokenmill_testkit::{
-    conformance::{self, Company, RANDOM_NETWORKS, Subject},
+    conformance::{self, Company, Features, RANDOM_NETWORKS, Subject},
     engines,
 };
 
@@ -63,6 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             &Subject {
                 load: |n_threads, model, options| engines::tiny(model, engines::cpu(n_threads), options),
                 n_threads: &[1, 2, 3, 5],
+                features: Features::All,
                 n_random_networks: RANDOM_NETWORKS,
                 company: Company::Bits,
                 stores: |_| true,
@@ -73,6 +74,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             &Subject {
                 load: |_, model, options| engines::tiny(model, engines::gpu(), options),
                 n_threads: &[1, 1],
+                features: Features::All,
                 n_random_networks: RANDOM_NETWORKS,
                 company: GPU_COMPANY,
                 stores: KvStore::takes,
@@ -89,6 +91,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                         engines::tiny(model, backend, options)
                     },
                     n_threads: &[1, 1],
+                    features: Features::All,
                     n_random_networks: RANDOM_NETWORKS,
                     company: GPU_COMPANY,
                     stores: KvStore::takes,

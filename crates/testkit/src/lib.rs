@@ -8,11 +8,12 @@
 //! own:
 //!
 //! ```
-//! use tokenmill_testkit::{NaiveBackend, conformance::{self, Company, Subject}};
+//! use tokenmill_testkit::{NaiveBackend, conformance::{self, Company, Features, Subject}};
 //!
 //! let subject = Subject {
 //!     load: |_n_threads, model, options| Box::new(model.load_on(NaiveBackend::new(), options)),
 //!     n_threads: &[1],
+//!     features: Features::All,
 //!     n_random_networks: 4,
 //!     company: Company::Bits,
 //!     stores: |_| true,

@@ -5,7 +5,7 @@ use tokenmill_model::ModelOptions;
 use tokenmill_placed::{LayerPlacement, Overlap, Placed, Placement};
 use tokenmill_testkit::{
     TinyModel,
-    conformance::{self, Company, RANDOM_NETWORKS, Subject},
+    conformance::{self, Company, Features, RANDOM_NETWORKS, Subject},
     engines,
 };
 
@@ -53,6 +53,7 @@ const HOSTS: [Subject; 5] = [
     Subject {
         load: |n, model, options| on_hosts(n, last_layer, model, options),
         n_threads: &[1, 2, 3, 5],
+        features: Features::All,
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
@@ -60,6 +61,7 @@ const HOSTS: [Subject; 5] = [
     Subject {
         load: |n, model, options| on_hosts(n, |network| alike(network, MIXERS_ON_HOST), model, options),
         n_threads: &[1, 2, 3, 5],
+        features: Features::All,
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
@@ -67,6 +69,7 @@ const HOSTS: [Subject; 5] = [
     Subject {
         load: |n, model, options| on_hosts(n, |network| alike(network, FFNS_ON_HOST), model, options),
         n_threads: &[1, 2, 3, 5],
+        features: Features::All,
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
@@ -74,6 +77,7 @@ const HOSTS: [Subject; 5] = [
     Subject {
         load: |n, model, options| on_hosts(n, |network| alike(network, EXPERTS_ON_HOST), model, options),
         n_threads: &[1, 2, 3, 5],
+        features: Features::All,
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
@@ -87,6 +91,7 @@ const HOSTS: [Subject; 5] = [
             engines::tiny(model, placed, options)
         },
         n_threads: &[1, 2, 3, 5],
+        features: Features::All,
         n_random_networks: RANDOM_NETWORKS,
         company: Company::Bits,
         stores: |_| true,
@@ -108,6 +113,8 @@ const MIXED: Subject = Subject {
         )
     },
     n_threads: &[1, 2],
+    // Each side is tried with every one, and so are splits between two backends of the host.
+    features: Features::Slice,
     n_random_networks: 12,
     // As of the GPU alone.
     company: Company::Within(0.1),

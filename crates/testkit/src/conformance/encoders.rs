@@ -126,8 +126,8 @@ fn encoder(change: fn(&mut Descriptor)) -> Descriptor {
 
 /// Every feature of an encoder gives the oracle's rows, in f32 and with f32 working memory.
 pub fn encoders_agree_with_the_oracle(subject: &Subject) {
-    let mut random = Random::new(21);
-    for (name, change) in ENCODERS {
+    for (name, change) in subject.tried("encoders", ENCODERS) {
+        let mut random = Random::named(21, name);
         let model = TinyModel::random(encoder(*change), TensorType::F32, 22);
         let texts = random_texts(&mut random, model.descriptor.n_vocab);
         let together = |executor: &mut dyn Executor| pooled(executor, &texts, texts.len());
@@ -139,8 +139,8 @@ pub fn encoders_agree_with_the_oracle(subject: &Subject) {
 
 /// A text's row does not depend on the other texts of its step or on the number of threads.
 pub fn encoded_texts_do_not_depend_on_company(subject: &Subject) {
-    let mut random = Random::new(23);
-    for (name, change) in ENCODERS {
+    for (name, change) in subject.tried("encoders in company", ENCODERS) {
+        let mut random = Random::named(23, name);
         let model = TinyModel::random(encoder(*change), TensorType::F16, 24);
         let texts = random_texts(&mut random, model.descriptor.n_vocab);
         let alone = pooled(&mut on(subject, 1, &model, KvType::F16), &texts, 1);

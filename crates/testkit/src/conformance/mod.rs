@@ -16,7 +16,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_model::{FfnDescriptor, MixerDescriptor};
 
 use crate::{
-    EXPERT_VARIANTS,
+    EXPERT_VARIANTS, cases,
     expert_variants::EXPERT_LAYER_VARIANTS,
     generate::{ids, run},
     latent_variants::{LATENT_VARIANTS, WIDE_LATENT_VARIANTS},
@@ -27,7 +27,7 @@ use crate::{
 };
 
 pub use encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle};
-pub use subject::{Company, RANDOM_NETWORKS, Subject};
+pub use subject::{Company, Features, RANDOM_NETWORKS, Subject};
 
 use compare::{assert_close, assert_same_bits, assert_similar};
 use scene::{Scene, on, on_with, oracle, oracle_with};
@@ -80,20 +80,17 @@ fn more_variants() -> Vec<Variant> {
 /// Every feature of a descriptor, alone and in combinations, gives the oracle's logits, in f32 and with f32 KV.
 pub fn networks_agree_with_the_oracle(subject: &Subject) {
     let more = more_variants();
-    let mut cases: Vec<_> = (VARIANTS.iter().chain(&more))
-        .map(|(name, change)| {
-            let mut descriptor = tiny_llama();
-            change(&mut descriptor);
-            ((*name).to_owned(), descriptor)
-        })
-        .collect();
-    cases.push(("plain".to_owned(), tiny_llama()));
-    cases.extend(
-        crate::cases("random networks", subject.n_random_networks)
+    let mut networks = vec![("plain".to_owned(), tiny_llama())];
+    for (name, change) in subject.tried("features", VARIANTS.iter().chain(&more)) {
+        let mut descriptor = tiny_llama();
+        change(&mut descriptor);
+        networks.push(((*name).to_owned(), descriptor));
+    }
+    networks.extend(
+        cases("random networks", subject.n_random_networks)
             .map(|case| random_variant(&mut Random::new(case as u64))),
     );
-    for (name, descriptor) in cases {
-        // Of its name, so that a network plays the same scene whichever others are tried.
+    for (name, descriptor) in networks {
         let mut random = Random::named(1, &name);
         let model = TinyModel::random(descriptor, TensorType::F32, 3);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
@@ -122,7 +119,7 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
     // 256 of 8 bits is off by about 0.7 % of the block's deviation; over the products of two layers that adds up to a
     // few percent, while a wrong scale or a swapped nibble would be of order 1.
     let (half, byte, eight_bits, nibble, activations) = (1e-3, 2e-2, 3e-2, 5e-2, 0.1);
-    let cases = [
+    let types = [
         (TensorType::F16, [KvType::F16, KvType::F16], half),
         (TensorType::BF16, [KvType::F16, KvType::F32], half),
         (TensorType::F32, [KvType::Q8_0, KvType::Q8_0], byte),
@@ -139,22 +136,22 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
         (TensorType::Q4_K, [KvType::F32, KvType::F32], activations),
         (TensorType::Q6_K, [KvType::Q8_0, KvType::F16], activations),
     ];
-    let mut random = Random::new(2);
     let is_stored = |(_, kv_types, _): &(TensorType, [KvType; 2], f64)| (subject.stores)(*kv_types);
-    for (ty, kv_types, limit) in cases.into_iter().filter(is_stored) {
+    for (ty, kv_types, limit) in subject.tried("rounded types", types.into_iter().filter(is_stored)) {
+        let case = format!("{} with {kv_types:?} KV", ty.name());
         let model = TinyModel::random(descriptor.clone(), ty, 4);
-        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let scene = Scene::random(&mut Random::named(2, &case), model.descriptor.n_vocab);
         let expected = scene.play(&mut oracle_with(&model, kv_types));
         let found = scene.play(&mut on_with(subject, 2, &model, kv_types));
-        let case = format!("{} with {kv_types:?} KV", ty.name());
         assert_similar(&case, &expected, &found, limit);
     }
     // Latent rows in half precision may have kernels of their own.
-    for (name, change) in LATENT_VARIANTS.iter().chain(WIDE_LATENT_VARIANTS) {
+    let latent = LATENT_VARIANTS.iter().chain(WIDE_LATENT_VARIANTS);
+    for (name, change) in subject.tried("rounded latent rows", latent) {
         let mut descriptor = tiny_llama();
         change(&mut descriptor);
         let model = TinyModel::random(descriptor, TensorType::F32, 4);
-        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let scene = Scene::random(&mut Random::named(2, name), model.descriptor.n_vocab);
         // Codes of 8 bits are stored of rows of whole 16 columns.
         let is_whole = model.descriptor.layers.iter().all(|layer| match &layer.mixer {
             MixerDescriptor::Latent(latent) => [latent.kv_rank, latent.rotated_dim]
@@ -162,8 +159,8 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
                 .all(|width| width.is_multiple_of(16)),
             _ => false,
         });
-        let types = [(KvType::F16, half), (KvType::E4M3, eight_bits)];
-        for (kv_type, limit) in types.into_iter().take(if is_whole { 2 } else { 1 }) {
+        let kv_types = [(KvType::F16, half), (KvType::E4M3, eight_bits)];
+        for (kv_type, limit) in kv_types.into_iter().take(if is_whole { 2 } else { 1 }) {
             if !(subject.stores)([kv_type; 2]) {
                 continue;
             }
@@ -176,13 +173,13 @@ pub fn rounded_types_agree_with_the_oracle(subject: &Subject) {
 
 /// Every feature of experts gives the oracle's logits, in f32 and with f32 KV.
 pub fn experts_agree_with_the_oracle(subject: &Subject) {
-    let mut random = Random::new(21);
     let plain: Variant = ("plain experts", |_| {});
-    for (name, change) in EXPERT_VARIANTS.iter().chain([&plain]) {
+    let variants = subject.tried("features of experts", EXPERT_VARIANTS);
+    for (name, change) in variants.into_iter().chain([&plain]) {
         let mut descriptor = tiny_experts();
         change(&mut descriptor);
         let model = TinyModel::random(descriptor, TensorType::F32, 22);
-        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let scene = Scene::random(&mut Random::named(21, name), model.descriptor.n_vocab);
         let expected = scene.play(&mut oracle(&model, KvType::F32));
         let found = scene.play(&mut on(subject, 2, &model, KvType::F32));
         assert_close(name, &expected, &found, F32_TOLERANCE);
@@ -202,8 +199,8 @@ pub fn rounded_experts_agree_with_the_oracle(subject: &Subject) {
         moe.router.n_used = 3;
         moe.n_ff = 256;
     }
-    let mut random = Random::new(23);
-    for format in (tokenmill_quant::Format::all().iter()).filter(|format| format.has_encoder()) {
+    let formats = (tokenmill_quant::Format::all().iter()).filter(|format| format.has_encoder());
+    for format in subject.tried("types of experts", formats) {
         let ty = format.tensor_type();
         let mut model = TinyModel::random(descriptor.clone(), TensorType::F32, 24);
         for layer_idx in 0..2 {
@@ -211,7 +208,7 @@ pub fn rounded_experts_agree_with_the_oracle(subject: &Subject) {
                 model.set_type(&format!("blk.{layer_idx}.ffn_{part}_exps.weight"), ty, 25);
             }
         }
-        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let scene = Scene::random(&mut Random::named(23, ty.name()), model.descriptor.n_vocab);
         let expected = scene.play(&mut oracle(&model, KvType::F32));
         let found = scene.play(&mut on(subject, 2, &model, KvType::F32));
         // As for dense networks: activations of 8 bits.
@@ -248,9 +245,9 @@ pub fn rows_of_experts_do_not_depend_on_company(subject: &Subject) {
 /// A row does not depend on the other sequences of its step, on the chunks its sequence came in, on its pages, or on the
 /// number of threads.
 pub fn rows_do_not_depend_on_company(subject: &Subject) {
-    let mut random = Random::new(5);
     let more_variants = more_variants();
-    for case in 0..12 + more_variants.len() {
+    for case in subject.tried("networks in company", 0..12 + more_variants.len()) {
+        let mut random = Random::new(500 + case as u64);
         let is_more = (1..=more_variants.len()).contains(&case);
         let ty = [
             TensorType::F32,

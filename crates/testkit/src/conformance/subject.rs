@@ -1,11 +1,12 @@
 //! [`Subject`]: a backend under test.
 //!
-//! Separate because decoders and encoders are tried on the same subjects. Invariant: every subject is tried with every network.
+//! Separate because decoders and encoders are tried on the same subjects. Invariant: a network plays the same scenes whichever others
+//! are tried.
 
 use tokenmill_backend::{Executor, KvType};
 use tokenmill_model::ModelOptions;
 
-use crate::TinyModel;
+use crate::{TinyModel, cases};
 
 /// Random networks that a backend is tried with, if that does not take minutes.
 pub const RANDOM_NETWORKS: usize = 30;
@@ -16,12 +17,41 @@ pub struct Subject {
     pub load: fn(n_threads: usize, model: &TinyModel, options: &ModelOptions) -> Box<dyn Executor>,
     /// Numbers of threads that nothing depends on. Each is tried with another company, so a backend without threads lists as many as it is to be tried.
     pub n_threads: &'static [usize],
-    /// Random networks that are tried besides the named ones.
+    /// Which of the networks with a feature of their own are tried.
+    pub features: Features,
+    /// Random networks, of which a slice is tried besides those.
     pub n_random_networks: usize,
     /// What a row may differ by, depending on the other rows of its step.
     pub company: Company,
     /// Whether it stores keys and values in these types; what it does not is left out.
     pub stores: fn([KvType; 2]) -> bool,
+}
+
+/// Which of the networks with a feature of their own a subject is tried with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Features {
+    /// Every one.
+    All,
+    /// A slice that the commit chooses ([`cases`](crate::cases)): for a subject that only joins or varies others, which are tried with
+    /// every one.
+    Slice,
+}
+
+impl Subject {
+    /// The networks, of a list, that the subject is tried with.
+    pub(super) fn tried<T>(&self, list: &str, networks: impl IntoIterator<Item = T>) -> Vec<T> {
+        let networks: Vec<T> = networks.into_iter().collect();
+        match self.features {
+            Features::All => networks,
+            Features::Slice => {
+                let tried: Vec<usize> = cases(list, networks.len()).collect();
+                (networks.into_iter().enumerate())
+                    .filter(|(index, _)| tried.contains(index))
+                    .map(|(_, network)| network)
+                    .collect()
+            }
+        }
+    }
 }
 
 /// What a row may differ by, depending on the other rows of its step.

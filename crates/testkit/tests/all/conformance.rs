@@ -4,13 +4,14 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     NaiveBackend,
-    conformance::{self, Company, RANDOM_NETWORKS, Subject},
+    conformance::{self, Company, Features, RANDOM_NETWORKS, Subject},
     engines,
 };
 
 const CPU: Subject = Subject {
     load: |n_threads, model, options| engines::tiny(model, engines::cpu(n_threads), options),
     n_threads: &[1, 2, 3, 5],
+    features: Features::All,
     n_random_networks: RANDOM_NETWORKS,
     company: Company::Bits,
     stores: |_| true,
@@ -22,6 +23,7 @@ const SCALAR: Subject = Subject {
         engines::tiny(model, backend, options)
     },
     n_threads: &[1, 2, 3, 5],
+    features: Features::All,
     n_random_networks: RANDOM_NETWORKS,
     company: Company::Bits,
     stores: |_| true,
@@ -30,6 +32,7 @@ const SCALAR: Subject = Subject {
 const NAIVE: Subject = Subject {
     load: |_, model, options| engines::tiny(model, NaiveBackend::new(), options),
     n_threads: &[1, 2, 3, 5],
+    features: Features::All,
     n_random_networks: RANDOM_NETWORKS,
     company: Company::Bits,
     stores: |_| true,

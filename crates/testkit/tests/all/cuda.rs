@@ -5,13 +5,14 @@
 
 use tokenmill_cuda_exec::KvStore;
 use tokenmill_testkit::{
-    conformance::{self, Company, RANDOM_NETWORKS, Subject},
+    conformance::{self, Company, Features, RANDOM_NETWORKS, Subject},
     engines,
 };
 
 const CUDA: Subject = Subject {
     load: |_, model, options| engines::tiny(model, engines::gpu(), options),
     n_threads: &[1, 1],
+    features: Features::All,
     n_random_networks: RANDOM_NETWORKS,
     // Products of few and of many rows add in different orders. For quantized weights an activation may then round to the
     // neighbouring byte, a step of 1/127 of its block's peak: below 1 % of logits, which are of size 10 here.
@@ -24,6 +25,7 @@ const INVARIANT: Subject = Subject {
     load: |_, model, options| engines::tiny(model, engines::gpu().with_batch_invariance(true), options),
     // Each try is minutes of interpreted kernels.
     n_threads: &[1],
+    features: Features::Slice,
     n_random_networks: 8,
     company: Company::Bits,
     ..CUDA
