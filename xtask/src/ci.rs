@@ -203,9 +203,7 @@ fn cargo(args: &[&str], env: Option<(&str, &str)>) -> anyhow::Result<()> {
         .current_dir(crate::workspace_root())
         .status()
         .context("cannot run cargo")?;
-    if !status.success() {
-        bail!("cargo {} failed", args.join(" "));
-    }
+    ensure!(status.success(), "cargo {} ended with {status}", args.join(" "));
     Ok(())
 }
 
