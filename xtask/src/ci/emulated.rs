@@ -36,7 +36,7 @@ const PROCESSORS: [(&str, &str); 3] = [
 const TESTS: [(&str, &[&str]); 4] = [
     ("crates/quant/src/lib.rs", &[]),
     ("crates/quant/tests/all/main.rs", &["cpu_paths::"]),
-    ("crates/cpu-kernels/src/lib.rs", &[]),
+    ("crates/cpu-kernels/tests/all/main.rs", &[]),
     ("crates/cpu-exec/tests/all/main.rs", &[]),
 ];
 
@@ -45,16 +45,17 @@ const TESTS: [(&str, &[&str]); 4] = [
 /// # Errors
 /// A build or a test that failed.
 pub(super) fn run() -> anyhow::Result<()> {
-    let mut args = vec!["--target", TARGET];
+    let of_quant = ["--target", TARGET, "--package", "tokenmill-quant", "--lib"];
+    let mut args = vec!["--target", TARGET, "--test", "all"];
     for package in ["tokenmill-quant", "tokenmill-cpu-kernels", "tokenmill-cpu-exec"] {
         args.extend(["--package", package]);
     }
-    args.extend(["--lib", "--test", "all"]);
     let env = [
         ("RUSTFLAGS", "-D warnings"),
         ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER),
     ];
-    let binaries = test_binaries(&args, &env)?;
+    let mut binaries = test_binaries(&of_quant, &env)?;
+    binaries.extend(test_binaries(&args, &env)?);
     for (processor, paths) in PROCESSORS {
         for (source, filter) in TESTS {
             let binary = binaries.iter().find(|binary| binary.source.ends_with(source));

@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use serde_json::{Value, json};
 use tokenmill_gguf::{GgufWriter, TensorType};
-use tokenmill_testkit::{Comparisons, adapter_files::wrong_adapters};
+use tokenmill_testkit::Comparisons;
 
 use crate::support::{arg, tokenmill};
 
@@ -220,16 +220,4 @@ fn an_adapter_that_is_missing_is_told_from_a_model() {
         line.contains("(hint: an adapter is a .gguf file, or a folder"),
         "{line}"
     );
-}
-
-#[test]
-fn an_adapter_of_rank_0_or_of_wrong_shapes_is_one_line() {
-    let [model, ..] = files();
-    let folder = tempfile::tempdir().unwrap();
-    for wrong in wrong_adapters("qwen3", 64, 128) {
-        wrong.write(folder.path());
-        let source = format!("a={}", arg(&folder.path().join(&wrong.name)));
-        let line = tokenmill(["run", arg(&model), "once", "--device", "cpu", "--lora", &source]).failed(3);
-        assert!(line.contains(wrong.part), "{}: {line}", wrong.name);
-    }
 }

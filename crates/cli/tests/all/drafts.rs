@@ -22,17 +22,16 @@ fn run(extra: &[&str]) -> Value {
 
 #[test]
 fn a_draft_model_guesses_what_the_model_says() {
-    for sampling in [&["--temp", "0"][..], &["--temp", "0.7"]] {
-        let plain = run(&[sampling, &["--spec", "off"]].concat());
-        for spec in [&["--spec", "draft", "--spec-max", "4"][..], &["--spec", "auto"]] {
-            let drafted = run(&[sampling, spec, &["--draft", "demo"]].concat());
-            assert_eq!(drafted["ids"], plain["ids"], "{spec:?}");
-            let count = |name: &str| drafted["timings"][name].as_u64().unwrap();
-            if spec[1] == "draft" {
-                // The model knows what it will say itself.
-                assert!(count("draft_n") >= 40, "{drafted}");
-                assert_eq!(count("draft_n"), count("draft_n_accepted"));
-            }
+    let sampled = ["--temp", "0.7"];
+    let plain = run(&[&sampled[..], &["--spec", "off"]].concat());
+    for spec in [&["--spec", "draft", "--spec-max", "4"][..], &["--spec", "auto"]] {
+        let drafted = run(&[&sampled[..], spec, &["--draft", "demo"]].concat());
+        assert_eq!(drafted["ids"], plain["ids"], "{spec:?}");
+        let count = |name: &str| drafted["timings"][name].as_u64().unwrap();
+        if spec[1] == "draft" {
+            // The model knows what it will say itself.
+            assert!(count("draft_n") >= 40, "{drafted}");
+            assert_eq!(count("draft_n"), count("draft_n_accepted"));
         }
     }
     // The names that llama.cpp has for it.

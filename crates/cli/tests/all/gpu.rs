@@ -80,12 +80,10 @@ fn the_gpu_continues_as_the_cpu_does() {
 fn keys_and_values_are_stored_in_the_types_asked_for() {
     // Seven tokens, up to a name: which one comes then is all but a tie, which rounding decides.
     let greedy = GREEDY.map(|arg| if arg == "12" { "7" } else { arg });
-    for types in [["q8_0", "q8_0"], ["f16", "q8_0"], ["q8_0", "f32"]] {
-        let args = [&greedy[..], &["-ctk", types[0], "-ctv", types[1]]].concat();
-        let expected = tokenmill([&args[..], &["--device", "cpu"]].concat()).ok();
-        let found = run(with_driver("", &[&args[..], &["--device", "cuda"]].concat())).ok();
-        assert_eq!(found, expected, "{types:?}");
-    }
+    let args = [&greedy[..], &["-ctk", "q8_0", "-ctv", "f32"]].concat();
+    let expected = tokenmill([&args[..], &["--device", "cpu"]].concat()).ok();
+    let found = run(with_driver("", &[&args[..], &["--device", "cuda"]].concat())).ok();
+    assert_eq!(found, expected);
 }
 
 #[test]
@@ -104,13 +102,6 @@ fn batch_invariance_is_had_on_the_gpu_and_is_nothing_new_on_the_cpu() {
     assert_eq!(on_gpu.ok(), on_cpu.ok());
     let both = [&args[..], &["--gpu-batch", "4"]].concat();
     assert_eq!(run(with_driver("", &both)).code, 2);
-}
-
-#[test]
-fn a_gpu_that_captures_nothing_computes_the_same() {
-    let args = [&GREEDY[..], &["--device", "cuda"]].concat();
-    let eager = run(with_driver("capture=refused", &args)).ok();
-    assert_eq!(eager, run(with_driver("", &args)).ok());
 }
 
 #[test]
@@ -147,25 +138,6 @@ fn a_session_is_saved_and_restored_on_the_gpu() {
 }
 
 #[test]
-fn draws_are_the_cpus() {
-    let args = [
-        "run",
-        "demo",
-        "Once upon a time",
-        "--seed",
-        "7",
-        "-n",
-        "10",
-        "-c",
-        "64",
-        "--device",
-    ];
-    let on_cpu = tokenmill([&args[..], &["cpu"]].concat()).ok();
-    let on_gpu = run(with_driver("", &[&args[..], &["cuda"]].concat())).ok();
-    assert_eq!(on_gpu, on_cpu);
-}
-
-#[test]
 fn devices_and_doctor_report_the_gpu() {
     let devices = run(with_driver("capability=9.0,cuda=12.8,devices=2", &["devices"])).ok();
     assert!(
@@ -192,18 +164,6 @@ fn devices_and_doctor_report_the_gpu() {
         (
             "capability=8.9",
             "none     9 rows and more, matrix operations of warpgroups (wgmma): compute capability 8.9;",
-        ),
-        (
-            "capability=8.0",
-            "attention  none     prompts in f16, heads of up to 128 values (wgmma): compute capability 8.0;",
-        ),
-        (
-            "capability=9.0,cuda=11.8",
-            "(wgmma): the driver is for CUDA 11.8; they need one for 12.0 or newer",
-        ),
-        (
-            "capability=9.0,cuda=12.2",
-            "launches that begin early: the driver is for CUDA 12.2; they need one for 12.3",
         ),
         (
             "capability=9.0,cuda=12.4",
@@ -413,23 +373,23 @@ fn a_device_that_is_lost_ends_the_run_with_its_own_code() {
 #[test]
 fn auto_goes_on_with_the_cpu_and_says_why() {
     let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
-    for (machine, reason) in [
-        ("devices=0", "shows no GPU"),
-        ("capability=7.5", "compute capability 7.5"),
-        ("ptx=refused", "does not load the kernels"),
-        ("mib=130", "are missing"),
-    ] {
+    let auto = &["--device", "auto"][..];
+    for (machine, extra, reason) in [
+        ("devices=0", auto, "shows no GPU"),
+        ("capability=7.5", auto, "compute capability 7.5"),
+        ("ptx=refused", auto, "does not load the kernels"),
+        ("mib=130", auto, "are missing"),
         // Without the option it is the same: a driver is there.
-        for extra in [&["--device", "auto"][..], &[]] {
-            let outcome = run(with_driver(machine, &[&GREEDY[..], extra].concat()));
-            let first = outcome.stderr.lines().next().unwrap_or_default();
-            assert!(
-                first.starts_with("computing on the CPU: ") && first.contains(reason),
-                "{machine}: {}",
-                outcome.stderr
-            );
-            assert_eq!(outcome.ok(), expected);
-        }
+        ("mib=130", &[], "are missing"),
+    ] {
+        let outcome = run(with_driver(machine, &[&GREEDY[..], extra].concat()));
+        let first = outcome.stderr.lines().next().unwrap_or_default();
+        assert!(
+            first.starts_with("computing on the CPU: ") && first.contains(reason),
+            "{machine}: {}",
+            outcome.stderr
+        );
+        assert_eq!(outcome.ok(), expected);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Guesses next to a model on the GPU of the simulated driver: look-ups, a draft model and the model's own layer. They come out, change no
-//! token, and share the GPU's memory with the model.
+//! Guesses next to a model on the GPU of the simulated driver: a draft model and the model's own layer. They come out, change no token, and
+//! share the GPU's memory with the model.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::{
     support::arg,
 };
 
-/// What a run on the GPU tells of an answer of 24 tokens in which the model says its first sentence twice.
+/// What a run on the GPU tells of an answer of 12 tokens.
 #[track_caller]
 fn told(model: &str, extra: &[&str]) -> Value {
     let args = [
@@ -19,7 +19,7 @@ fn told(model: &str, extra: &[&str]) -> Value {
         "--temp",
         "0",
         "-n",
-        "24",
+        "12",
         "-c",
         "64",
         "--json",
@@ -30,42 +30,6 @@ fn told(model: &str, extra: &[&str]) -> Value {
     serde_json::from_str(&outcome.ok()).unwrap()
 }
 
-/// Tokens of drafts that were accepted.
-fn accepted(told: &Value) -> u64 {
-    told["timings"]["draft_n_accepted"].as_u64().unwrap()
-}
-
-#[test]
-fn look_ups_come_out_and_change_no_token() {
-    let plain = told("demo", &["--spec", "off"]);
-    assert_eq!(plain["timings"]["draft_n"], 0);
-    let guessed = told("demo", &["--spec", "ngram"]);
-    assert_eq!(guessed["ids"], plain["ids"]);
-    assert!(accepted(&guessed) >= 1, "{guessed}");
-    // Rows that were not measured yet are taken for cheap, so what is weighed by times guesses once at least.
-    let weighed = told("demo", &["--spec", "auto"]);
-    assert_eq!(weighed["ids"], plain["ids"]);
-    assert!(accepted(&weighed) >= 1, "{weighed}");
-}
-
-#[test]
-fn a_draft_model_guesses_on_the_same_gpu() {
-    let plain = told("demo", &["--spec", "off"]);
-    let guessed = told("demo", &["--spec", "draft", "--draft", "demo", "--spec-max", "4"]);
-    assert_eq!(guessed["ids"], plain["ids"]);
-    assert!(accepted(&guessed) >= 12, "{guessed}");
-}
-
-#[test]
-fn the_models_own_layer_guesses_on_the_same_gpu() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = with_layer(folder.path(), "nothing");
-    let plain = told(arg(&model), &["--spec", "off"]);
-    let guessed = told(arg(&model), &["--spec", "mtp", "--spec-max", "2"]);
-    assert_eq!(guessed["ids"], plain["ids"]);
-    assert!(guessed["timings"]["draft_n"].as_u64() >= Some(1), "{guessed}");
-}
-
 #[test]
 fn layers_that_all_are_on_the_gpu_are_no_division() {
     let folder = tempfile::tempdir().unwrap();
@@ -73,15 +37,16 @@ fn layers_that_all_are_on_the_gpu_are_no_division() {
     let draft = ["--spec", "draft", "--draft", "demo", "--spec-max", "4"];
     let mtp = ["--spec", "mtp", "--spec-max", "2"];
     let plain = told("demo", &["--spec", "off"]);
-    for (model, guesses, layers) in [
-        ("demo", &draft[..], "99"),
-        ("demo", &draft, "auto"),
-        (arg(&with_layer), &mtp, "99"),
+    // A draft that is the model is right; the copied layer need not be.
+    for (model, guesses, layers, figure, least) in [
+        ("demo", &draft[..], "99", "draft_n_accepted", 6),
+        ("demo", &draft, "auto", "draft_n_accepted", 6),
+        (arg(&with_layer), &mtp, "99", "draft_n", 1),
     ] {
         let guessed = told(model, &[guesses, &["-ngl", layers]].concat());
         assert_eq!(guessed["ids"], plain["ids"], "{layers} {guesses:?}");
         assert!(
-            guessed["timings"]["draft_n"].as_u64() >= Some(1),
+            guessed["timings"][figure].as_u64() >= Some(least),
             "{layers}: {guessed}"
         );
     }

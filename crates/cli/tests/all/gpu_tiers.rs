@@ -74,11 +74,6 @@ fn what_a_gpu_has_no_room_for_comes_back_from_main_memory() {
     let (found, n_found) = complete(&with, &longer);
     assert_eq!(found, computed);
     assert!(n_kept < n_found && n_found >= 32, "{n_kept} {n_found}");
-    // And another has moved in its place.
-    let (computed, _) = complete(&without, OTHERS[0]);
-    let (found, n_found) = complete(&with, OTHERS[0]);
-    assert_eq!(found, computed);
-    assert!(n_found >= 32, "{n_found}");
 }
 
 #[test]

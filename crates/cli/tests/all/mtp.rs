@@ -142,21 +142,20 @@ fn run(model: &str, extra: &[&str]) -> Json {
 fn the_models_own_layer_guesses_and_the_answer_stays() {
     let folder = tempfile::tempdir().unwrap();
     let file = with_layer(folder.path(), "nothing is left out");
-    for sampling in [&["--temp", "0"][..], &["--temp", "0.7"]] {
-        let demo = run("demo", &[sampling, &["--spec", "off"]].concat());
-        let plain = run(arg(&file), &[sampling, &["--spec", "off"]].concat());
-        assert_eq!(plain["ids"], demo["ids"], "the layer is none of decoding's");
-        assert_eq!(plain["timings"]["draft_n"], 0);
-        for spec in [
-            &["--spec", "mtp", "--spec-max", "4"][..],
-            &["--spec", "mtp"],
-            &["--spec", "auto"],
-        ] {
-            let guessed = run(arg(&file), &[sampling, spec].concat());
-            assert_eq!(guessed["ids"], plain["ids"], "{spec:?}");
-            let n_drafted = guessed["timings"]["draft_n"].as_u64().unwrap();
-            assert!(spec[1] == "auto" || n_drafted > 0, "{guessed}");
-        }
+    let greedy = ["--temp", "0"];
+    let demo = run("demo", &[&greedy[..], &["--spec", "off"]].concat());
+    let plain = run(arg(&file), &[&greedy[..], &["--spec", "off"]].concat());
+    assert_eq!(plain["ids"], demo["ids"], "the layer is none of decoding's");
+    assert_eq!(plain["timings"]["draft_n"], 0);
+    for spec in [
+        &["--spec", "mtp", "--spec-max", "4"][..],
+        &["--spec", "mtp"],
+        &["--spec", "auto"],
+    ] {
+        let guessed = run(arg(&file), &[&greedy[..], spec].concat());
+        assert_eq!(guessed["ids"], plain["ids"], "{spec:?}");
+        let n_drafted = guessed["timings"]["draft_n"].as_u64().unwrap();
+        assert!(spec[1] == "auto" || n_drafted > 0, "{guessed}");
     }
 }
 
@@ -187,24 +186,22 @@ fn a_layer_in_a_file_of_its_own_guesses_as_one_in_the_models() {
     let (converted_folder, converted) = beside(|name| name.starts_with(&own) || !name.starts_with("blk."));
     let (_alone_folder, alone) = beside(|name| name.starts_with(&own));
     let (_whole_folder, whole) = beside(|_| true);
-    for sampling in [&["--temp", "0"][..], &["--temp", "0.7"]] {
-        let of = |model: &str, extra: &[&str]| run(model, &[sampling, extra].concat());
-        let spec = ["--spec", "mtp", "--spec-max", "4"];
-        let expected = guesses(&of(arg(&inside), &spec));
-        assert!(expected.1[0] > 0 && expected.1[1] > 0, "{expected:?}");
-        assert_eq!(expected.0, of("demo", &["--spec", "off"])["ids"]);
-        for model in [&converted, &alone, &whole] {
-            assert_eq!(guesses(&of(arg(model), &spec)), expected, "{}", model.display());
-        }
-        let file = converted_folder.path().join("mtp-demo-Q4_K_M.gguf");
-        let named = of("demo", &[&spec[..], &["--mtp", arg(&file)]].concat());
-        assert_eq!(guesses(&named), expected);
-        for extra in [&["--spec", "auto"][..], &["--mtp", arg(&file)]] {
-            assert_eq!(of(arg(&converted), extra)["ids"], expected.0, "{extra:?}");
-        }
-        let off = guesses(&of(arg(&converted), &["--spec", "off"]));
-        assert_eq!(off, (expected.0, [0, 0]));
+    let of = |model: &str, extra: &[&str]| run(model, &[&["--temp", "0"], extra].concat());
+    let spec = ["--spec", "mtp", "--spec-max", "4"];
+    let expected = guesses(&of(arg(&inside), &spec));
+    assert!(expected.1[0] > 0 && expected.1[1] > 0, "{expected:?}");
+    assert_eq!(expected.0, of("demo", &["--spec", "off"])["ids"]);
+    for model in [&converted, &alone, &whole] {
+        assert_eq!(guesses(&of(arg(model), &spec)), expected, "{}", model.display());
     }
+    let file = converted_folder.path().join("mtp-demo-Q4_K_M.gguf");
+    let named = of("demo", &[&spec[..], &["--mtp", arg(&file)]].concat());
+    assert_eq!(guesses(&named), expected);
+    for extra in [&["--spec", "auto"][..], &["--mtp", arg(&file)]] {
+        assert_eq!(of(arg(&converted), extra)["ids"], expected.0, "{extra:?}");
+    }
+    let off = guesses(&of(arg(&converted), &["--spec", "off"]));
+    assert_eq!(off, (expected.0, [0, 0]));
 }
 
 #[test]

@@ -115,13 +115,6 @@ impl Server {
         &self.address
     }
 
-    /// Ends it at once, as a machine that loses its power does.
-    pub(crate) fn kill(&mut self) {
-        let mut child = self.take();
-        child.kill().expect("it runs");
-        child.wait().expect("it has ended");
-    }
-
     pub(crate) fn complete(&self, model: &str) -> (u16, Value) {
         let body = json!({ "model": model, "prompt": "Once", "max_tokens": 3, "temperature": 0 });
         self.ask("POST", "/v1/completions", &body.to_string())

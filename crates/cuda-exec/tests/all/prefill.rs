@@ -8,6 +8,8 @@ use tokenmill_cuda_exec::{
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::Random;
 
+use crate::grid::pairs;
+
 /// Tokens of a prompt.
 const N_PROMPT: usize = 37;
 const N_HEADS: usize = 4;
@@ -162,19 +164,20 @@ fn attend_with(
 
 #[test]
 fn prompts_of_every_type_and_width_take_the_kernels_for_runs() {
-    let pairs = KvType::ALL.map(|keys| KvType::ALL.map(|values| [keys, values]));
-    for types in (pairs.concat().into_iter()).filter(|types| KvStore::takes(*types)) {
-        for (dims, window) in [
-            ([64, 64], None),
-            ([128, 96], Some(9)),
-            ([192, 128], None),
-            ([256, 256], Some(20)),
-        ] {
-            let [runs, singles] = attend(types, dims, window, [N_PROMPT; 2]);
-            runs.assert_by(PrefillTiles::of(types, dims[0].max(dims[1])));
-            let worst = runs.difference(&singles);
-            assert!(worst < 6e-6, "{types:?} {dims:?}: {worst}");
-        }
+    let types = KvType::ALL.map(|keys| KvType::ALL.map(|values| [keys, values]));
+    let types = (types.concat().into_iter()).filter(|types| KvStore::takes(*types));
+    let shapes = [
+        ([64, 64], None),
+        ([128, 96], Some(9)),
+        ([192, 128], None),
+        ([256, 256], Some(20)),
+    ];
+    let all = types.flat_map(|types| shapes.map(|shape| (types, shape)));
+    for (types, (dims, window)) in pairs("prompts of every type and width", all) {
+        let [runs, singles] = attend(types, dims, window, [N_PROMPT; 2]);
+        runs.assert_by(PrefillTiles::of(types, dims[0].max(dims[1])));
+        let worst = runs.difference(&singles);
+        assert!(worst < 6e-6, "{types:?} {dims:?}: {worst}");
     }
 }
 

@@ -9,6 +9,8 @@ use tokenmill_quant::Format;
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::Random;
 
+use crate::grid::pairs;
+
 const N_IN: usize = 768;
 
 /// Random matrices of these types and numbers of rows, each of `n_in` columns.
@@ -77,7 +79,7 @@ fn check(device: &Device, ops: &mut Ops, types: [TensorType; 3], n_outs: [usize;
 fn every_number_of_rows_gives_the_products_of_the_one_order_of_addition() {
     let device = Simulator::new(&SimOptions::default()).device();
     let mut ops = Ops::load(&device).unwrap();
-    for ty in [
+    let types = [
         TensorType::Q4_K,
         TensorType::Q5_K,
         TensorType::Q6_K,
@@ -85,14 +87,11 @@ fn every_number_of_rows_gives_the_products_of_the_one_order_of_addition() {
         TensorType::F16,
         TensorType::BF16,
         TensorType::F32,
-    ] {
-        check(
-            &device,
-            &mut ops,
-            [ty; 3],
-            [130, 64, 9],
-            &[1, 8, 9, 16, 17, 33, 100, 129],
-        );
+    ];
+    let n_rows = [1, 8, 9, 16, 17, 33, 100, 129];
+    let all = types.into_iter().flat_map(|ty| n_rows.map(|n_rows| (ty, n_rows)));
+    for (ty, n_rows) in pairs("products by numbers of rows", all) {
+        check(&device, &mut ops, [ty; 3], [130, 64, 9], &[n_rows]);
     }
 }
 

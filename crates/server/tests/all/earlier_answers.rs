@@ -89,27 +89,6 @@ async fn the_same_request_of_the_same_key_takes_few_steps_and_no_other_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn parts_of_a_text_and_wrong_ones_tell_nothing_of_it() {
-    let Some(server) = server(Speculation::Ngram { max_draft: 16 }).await else {
-        return;
-    };
-    let Some(fresh) = self::server(Speculation::Ngram { max_draft: 16 }).await else {
-        return;
-    };
-    let secret = "Once upon a time there was a secret that only one knew: the number of the safe is four";
-    let body = |prompt: &str| json!({ "prompt": prompt, "max_tokens": 12, "temperature": 0 });
-    ask(&server, "alpha", COMPLETIONS, &body(secret)).await;
-    // A client who knows the beginning tries how it continues, on a server where it was asked and on one where it was not.
-    let known = "Once upon a time there was a secret that only one knew: the number of the safe is";
-    for guess in ["", " three", " five", " fou", " four,", " four and"] {
-        let probe = body(&format!("{known}{guess}"));
-        let found = ask(&server, "alpha", COMPLETIONS, &probe).await;
-        let expected = ask(&fresh, "alpha", COMPLETIONS, &probe).await;
-        assert_eq!(found, expected, "{guess:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn schemas_and_chats_that_come_again_are_guessed_too() {
     let Some(server) = server(Speculation::Ngram { max_draft: 16 }).await else {
         return;

@@ -1,6 +1,5 @@
 //! The generating endpoints, whole and streamed.
 
-use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::{
@@ -116,27 +115,6 @@ async fn several_choices_and_prompts_are_numbered_through() {
     assert_eq!(choices[0]["text"], choices[1]["text"]);
     assert_ne!(choices[0]["text"], choices[2]["text"]);
     server.assert_idle().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_seed_repeats_its_answer_and_another_does_not() {
-    let Some(server) = TestServer::start().await else {
-        return;
-    };
-    let answer = async |seed: i64| {
-        let body = with(
-            ask("Tell me a story."),
-            &json!({ "temperature": 1.2, "seed": seed, "max_tokens": 48 }),
-        );
-        let whole = server.post_ok(CHAT, &body).await;
-        whole["choices"][0]["message"]["content"]
-            .as_str()
-            .expect("text")
-            .to_owned()
-    };
-    let first = answer(7).await;
-    assert_eq!(answer(7).await, first);
-    assert_ne!(answer(8).await, first);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -386,49 +364,4 @@ async fn named_events(server: &TestServer, path: &str, body: &Value) -> Vec<Valu
         events.push(serde_json::from_str(&data).expect("an event"));
     }
     events
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn sixteen_streams_at_once_equal_the_same_requests_alone() {
-    let Some(server) = TestServer::start().await else {
-        return;
-    };
-    let requests: Vec<Value> = (0..16)
-        .map(|i| {
-            let sampling = json!({ "seed": i, "temperature": f64::from(i % 4) * 0.4, "max_tokens": 20 + i, "top_k": 30 });
-            with(ask(&format!("Tell me story number {i}.")), &sampling)
-        })
-        .collect();
-    let mut alone = Vec::new();
-    for request in &requests {
-        alone.push(stream_chat(&server, request.clone()).await.texts.remove(0));
-    }
-    server.app.model.engine().forget_cache();
-    let together = join_all(
-        requests
-            .iter()
-            .map(|request| stream_chat(&server, request.clone())),
-    )
-    .await;
-    let together: Vec<String> = together
-        .into_iter()
-        .map(|mut streamed| streamed.texts.remove(0))
-        .collect();
-    assert_eq!(together, alone);
-    server.assert_idle().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn biases_and_penalties_reach_the_sampler() {
-    let Some(server) = TestServer::start().await else {
-        return;
-    };
-    let body = json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": 1, "logprobs": 1 });
-    let first = server.post_ok(COMPLETIONS, &body).await["choices"][0]["text"].clone();
-    let token = &server.post_ok("/tokenize", &json!({ "content": first })).await["tokens"][0];
-    let forbidden = with(body, &json!({ "logit_bias": { token.to_string(): -100 } }));
-    assert_ne!(
-        server.post_ok(COMPLETIONS, &forbidden).await["choices"][0]["text"],
-        first
-    );
 }

@@ -1,6 +1,6 @@
 //! Answers in a shape: every field that asks for one, over a socket.
 
-use std::{fmt::Write as _, time::Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -184,27 +184,6 @@ async fn what_cannot_be_enforced_is_a_400_that_names_the_field() {
         );
         assert!(error["message"].as_str().unwrap().contains(message), "{error}");
     }
-}
-
-#[tokio::test]
-async fn a_grammar_that_names_rules_many_times_over_is_followed() {
-    let Some(server) = TestServer::start().await else {
-        return;
-    };
-    let mut grammar = "root ::= r0 \"b\"\n".to_owned();
-    for rule in 0..12 {
-        writeln!(grammar, "r{rule} ::= r{} r{}", rule + 1, rule + 1).unwrap();
-    }
-    grammar += "r12 ::= \"a\"";
-    let body = json!({"prompt": "Once", "max_tokens": 12, "grammar": grammar});
-    let reply = answer(&server, "/v1/completions", &body).await;
-    let choice = &reply["choices"][0];
-    let text = choice["text"].as_str().unwrap();
-    assert!(
-        !text.is_empty() && text.bytes().all(|byte| byte == b'a'),
-        "{choice}"
-    );
-    assert_eq!(choice["finish_reason"], "length");
 }
 
 #[tokio::test]

@@ -113,34 +113,6 @@ async fn compare(plain: &TestServer, guessing: &TestServer, drafter: &str) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_draft_model_guesses_constrained_answers_too() {
-    let Some(plain) = server(Speculation::Off).await else {
-        return;
-    };
-    let guessing = server(Speculation::Draft { max_draft: 6 }).await.unwrap();
-    let schema = json!({
-        "type": "object",
-        "properties": { "name": { "type": "string", "maxLength": 30 }, "story": { "type": "string", "maxLength": 120 } },
-        "required": ["name", "story"],
-        "additionalProperties": false,
-    });
-    for seed in 0..6 {
-        let body = json!({
-            "prompt": "Tell me about a cat and a dog.", "max_tokens": 80, "json_schema": schema,
-            "temperature": if seed == 0 { 0.0 } else { 0.8 }, "seed": seed,
-        });
-        let expected = plain.post_ok(COMPLETIONS, &body).await;
-        let found = guessing.post_ok(COMPLETIONS, &body).await;
-        assert_eq!(found["choices"], expected["choices"], "{body}");
-    }
-    let reply = guessing.get("/metrics").await;
-    let name = "tokenmill_drafter_accepted_tokens_total{model_name=\"demo\",drafter=\"draft\"} ";
-    let n_accepted = reply.text().lines().find_map(|line| line.strip_prefix(name));
-    let n_accepted: u64 = n_accepted.expect("the metric is there").parse().unwrap();
-    assert!(n_accepted > 30, "{n_accepted}");
-}
-
 /// The text of a completion, how it ended, and guesses that came out.
 async fn text_of(server: &TestServer, body: &Value, is_streamed: bool) -> (String, Value, u64) {
     let mut body = body.clone();
@@ -175,46 +147,29 @@ async fn stop_strings_cut_the_same_text_with_guesses_and_without() {
     let Some(plain) = server(Speculation::Off).await else {
         return;
     };
+    let guessing = server(Speculation::Ngram { max_draft: 12 }).await.unwrap();
     // At temperature 0 the model says its first sentence twice, and then begins another with the same words.
-    let prompt = "Tell me a story.";
-    let mut guessing = Vec::new();
-    for speculation in [
-        Speculation::Ngram { max_draft: 12 },
-        Speculation::Draft { max_draft: 6 },
-        Speculation::Auto { max_draft: 16 },
-    ] {
-        guessing.push((speculation, server(speculation).await.unwrap()));
-    }
-    let mut n_accepted = vec![0; guessing.len()];
-    for temperature in [0.0, 0.6] {
-        let whole = json!({ "prompt": prompt, "max_tokens": 48, "temperature": temperature, "seed": 5, "ignore_eos": true });
-        let (text, _, _) = text_of(&plain, &whole, false).await;
-        let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
-        assert!(starts.len() > 90, "{text}");
-        // Strings that lie in the text: within a token, over several, and behind a beginning that comes before as well.
-        for (at, n_chars) in [(9, 1), (17, 3), (25, 7), (34, 12), (41, 2), (50, 9), (76, 7)] {
-            let stop = &text[starts[at]..starts[at + n_chars]];
-            let cut = &text[..text.find(stop).unwrap()];
-            let mut body = whole.clone();
-            body["stop"] = json!([stop, "a string that never comes"]);
-            for is_streamed in [false, true] {
-                let expected = text_of(&plain, &body, is_streamed).await;
-                assert_eq!(
-                    (&expected.0[..], &expected.1),
-                    (cut, &json!("stop")),
-                    "{stop:?} in {text:?}"
-                );
-                for ((speculation, server), n_accepted) in guessing.iter().zip(&mut n_accepted) {
-                    let found = text_of(server, &body, is_streamed).await;
-                    assert_eq!(
-                        (found.0, found.1),
-                        (expected.0.clone(), expected.1.clone()),
-                        "{speculation:?}, {stop:?}"
-                    );
-                    *n_accepted += found.2;
-                }
-            }
+    let whole =
+        json!({ "prompt": "Tell me a story.", "max_tokens": 48, "temperature": 0, "ignore_eos": true });
+    let (text, _, _) = text_of(&plain, &whole, false).await;
+    let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+    assert!(starts.len() > 90, "{text}");
+    let mut n_accepted = 0;
+    // Strings that lie in the text: within a token, over several, and behind a beginning that comes before as well.
+    for (at, n_chars) in [(9, 1), (17, 3), (25, 7), (34, 12), (41, 2), (50, 9), (76, 7)] {
+        let stop = &text[starts[at]..starts[at + n_chars]];
+        let cut = &text[..text.find(stop).unwrap()];
+        let mut body = whole.clone();
+        body["stop"] = json!([stop, "a string that never comes"]);
+        for is_streamed in [false, true] {
+            let found = text_of(&guessing, &body, is_streamed).await;
+            assert_eq!(
+                (&found.0[..], &found.1),
+                (cut, &json!("stop")),
+                "{stop:?} in {text:?}"
+            );
+            n_accepted += found.2;
         }
     }
-    assert!(n_accepted[0] > 10 && n_accepted[1] > 10, "{n_accepted:?}");
+    assert!(n_accepted > 10, "{n_accepted}");
 }

@@ -10,6 +10,8 @@ use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::KvStore;
 use tokenmill_ptx_sim::Counters;
 
+use crate::grid::pairs;
+
 /// Types of keys and values for which there are kernels of single tokens that are compiled for them alone.
 const SINGLE_TYPES: [KvType; 3] = [KvType::F16, KvType::F32, KvType::E4M3];
 
@@ -246,38 +248,41 @@ fn runs_of_wide_heads_have_windows_caps_and_sinks() {
 
 #[test]
 fn runs_attend_to_keys_and_values_of_every_type() {
-    for types in pairs_of_types() {
-        let prefill = |runs: &[(u32, u32)], n_heads, n_kv_heads, dim| Case {
-            prefill: Some(types),
-            ..Case::prefill(runs, n_heads, n_kv_heads, dim)
-        };
-        check(&prefill(&[(0, 1)], 1, 1, 64));
-        check(&prefill(&[(0, 70), (5, 3), (130, 64)], 4, 2, 64));
-        check(&prefill(&[(0, 17), (100, 50)], 7, 1, 128));
-        check(&prefill(&[(0, 40), (40, 21), (60, 1)], 4, 2, 256));
-        for dims in [[32, 96], [160, 32], [192, 128]] {
-            check(&Case {
-                dims,
-                ..prefill(&[(3, 40)], 2, 2, 0)
-            });
-        }
-        for (window, is_chunked, dim) in [(20, false, 128), (24, true, 64), (100, false, 256)] {
-            check(&Case {
-                window,
-                is_chunked,
-                cap: 0.5,
-                has_sinks: true,
-                ..prefill(&[(0, 30), (200, 40)], 4, 1, dim)
-            });
-        }
-        check(&Case {
+    let shapes = || {
+        let mut shapes = vec![
+            Case::prefill(&[(0, 1)], 1, 1, 64),
+            Case::prefill(&[(0, 70), (5, 3), (130, 64)], 4, 2, 64),
+            Case::prefill(&[(0, 17), (100, 50)], 7, 1, 128),
+            Case::prefill(&[(0, 40), (40, 21), (60, 1)], 4, 2, 256),
+        ];
+        shapes.extend([[32, 96], [160, 32], [192, 128]].map(|dims| Case {
+            dims,
+            ..Case::prefill(&[(3, 40)], 2, 2, 0)
+        }));
+        let windows = [(20, false, 128), (24, true, 64), (100, false, 256)];
+        shapes.extend(windows.map(|(window, is_chunked, dim)| Case {
+            window,
+            is_chunked,
+            cap: 0.5,
+            has_sinks: true,
+            ..Case::prefill(&[(0, 30), (200, 40)], 4, 1, dim)
+        }));
+        shapes.push(Case {
             both: true,
             has_slopes: true,
-            ..prefill(&[(0, 90)], 2, 1, 64)
+            ..Case::prefill(&[(0, 90)], 2, 1, 64)
         });
-        let mut padded = prefill(&[(0, 30), (20, 40)], 4, 2, 128);
+        let mut padded = Case::prefill(&[(0, 30), (20, 40)], 4, 2, 128);
         padded.positions[..30].fill(None);
-        check(&padded);
+        shapes.push(padded);
+        shapes
+    };
+    let all = pairs_of_types().flat_map(|types| (0..shapes().len()).map(move |shape| (types, shape)));
+    for (types, shape) in pairs("runs of tokens of every type", all) {
+        check(&Case {
+            prefill: Some(types),
+            ..shapes().swap_remove(shape)
+        });
     }
     for dims in [[80, 72], [4, 12], [9, 7], [129, 200]] {
         let any_width = |types: &[KvType; 2]| types.iter().all(|ty| matches!(ty, KvType::F16 | KvType::F32));
@@ -293,13 +298,19 @@ fn runs_attend_to_keys_and_values_of_every_type() {
 
 #[test]
 fn both_kernels_attend_in_both_directions() {
-    for case in runs::in_both_directions(64) {
-        check(&case);
-        check(&Case {
-            prefill: None,
-            ty: KvType::F32,
-            ..case
-        });
+    let n_cases = runs::in_both_directions(64).len();
+    let all = (0..n_cases).flat_map(|case| [true, false].map(|is_prefill| (case, is_prefill)));
+    for (case, is_prefill) in pairs("attention in both directions", all) {
+        let case = runs::in_both_directions(64).swap_remove(case);
+        if is_prefill {
+            check(&case);
+        } else {
+            check(&Case {
+                prefill: None,
+                ty: KvType::F32,
+                ..case
+            });
+        }
     }
 }
 
@@ -307,6 +318,7 @@ fn both_kernels_attend_in_both_directions() {
 fn runs_of_tokens_have_no_bank_conflicts_in_their_loop() {
     let halves = [128, 192, 256].map(|dim| ([KvType::F16; 2], dim));
     let others = pairs_of_types().flat_map(|types| [64, 128, 256].map(|dim| (types, dim)));
+    let others = pairs("bank conflicts of runs", others);
     for (types, dim) in halves.into_iter().chain(others) {
         let counters = check(&Case {
             prefill: Some(types),

@@ -5,9 +5,12 @@ use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
 
-use crate::kernels::{
-    bench::{NULL, Sim, random_matrix},
-    matvec::{Kernel, TOLERANCE, check_kernel, dot, upload},
+use crate::{
+    grid::pairs,
+    kernels::{
+        bench::{NULL, Sim, random_matrix},
+        matvec::{Kernel, TOLERANCE, check_kernel, dot, upload},
+    },
 };
 
 const TYPES: [TensorType; 6] = [
@@ -33,29 +36,35 @@ fn band(ty: TensorType, height: BandHeight, columns: usize) -> Kernel {
 
 #[test]
 fn bands_that_thread_blocks_share_match_a_plain_loop() {
-    for ty in TYPES.into_iter().filter(|ty| !WORDS.contains(ty)) {
-        for (n_splits, n_supers) in [(1, 1), (2, 3), (3, 5), (4, 7)] {
-            let kernel = Kernel {
-                name: "matmul_split_n64".to_owned(),
-                n_splits: Some(n_splits),
-                ..band(ty, BandHeight::High, 64)
-            };
-            let counters = check_kernel(ty, &kernel, 67, [150, 33, 5], n_supers * 256, true);
-            assert_eq!(counters.bank_conflicts(), 0, "{ty:?} by {n_splits}");
-        }
+    let types = TYPES.into_iter().filter(|ty| !WORDS.contains(ty));
+    let splits = [(1, 1), (2, 3), (3, 5), (4, 7)];
+    let all = types.flat_map(|ty| splits.map(|split| (ty, split)));
+    for (ty, (n_splits, n_supers)) in pairs("shared bands", all) {
+        let kernel = Kernel {
+            name: "matmul_split_n64".to_owned(),
+            n_splits: Some(n_splits),
+            ..band(ty, BandHeight::High, 64)
+        };
+        let counters = check_kernel(ty, &kernel, 67, [150, 33, 5], n_supers * 256, true);
+        assert_eq!(counters.bank_conflicts(), 0, "{ty:?} by {n_splits}");
     }
 }
 
 /// Every type, height and number of columns.
-fn all() -> impl Iterator<Item = (TensorType, BandHeight, usize)> {
+fn all() -> impl Iterator<Item = (TensorType, (BandHeight, usize))> {
     (TYPES.into_iter())
         .flat_map(|ty| BandHeight::ALL.map(|height| (ty, height)))
-        .flat_map(|(ty, height)| height.columns().iter().map(move |&columns| (ty, height, columns)))
+        .flat_map(|(ty, height)| {
+            height
+                .columns()
+                .iter()
+                .map(move |&columns| (ty, (height, columns)))
+        })
 }
 
 #[test]
 fn bands_match_a_plain_loop() {
-    for (ty, height, columns) in all() {
+    for (ty, (height, columns)) in pairs("bands", all()) {
         let kernel = band(ty, height, columns);
         // Ragged in rows of both, an odd number of superblocks, and thread blocks of further rows of x.
         check_kernel(ty, &kernel, columns + 3, [150, 33, 5], 5 * 256, true);
@@ -131,7 +140,7 @@ fn assert_relative(found: &[f32], expected: &[(f64, f64)], tolerance: f64, what:
 
 #[test]
 fn bands_have_no_bank_conflicts_and_read_weights_once() {
-    for (ty, height, columns) in all() {
+    for (ty, (height, columns)) in pairs("bank conflicts of bands", all()) {
         let (n_out, n_in) = (256, 1024);
         let counters = check_kernel(
             ty,

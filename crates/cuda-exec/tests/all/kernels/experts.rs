@@ -5,9 +5,12 @@ use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, DevicePtr};
 use tokenmill_testkit::Random;
 
-use crate::kernels::{
-    bench::{NULL, Sim, assert_close, is_float, random_matrix, types},
-    matvec::{TOLERANCE, dot, upload},
+use crate::{
+    grid::pairs,
+    kernels::{
+        bench::{NULL, Sim, assert_close, is_float, random_matrix, types},
+        matvec::{TOLERANCE, dot, upload},
+    },
 };
 
 /// How rows are routed.
@@ -375,14 +378,19 @@ fn check_products(
 
 #[test]
 fn products_of_experts_of_every_type_match_a_plain_loop() {
-    for ty in types() {
-        let block = ty.block_len();
-        check_products(ty, 1, false, 1, 9, 3 * block.max(32));
-        check_products(ty, 2, true, 2, 16, block);
-        check_products(ty, 4, false, 5, 1, 5 * block);
-        check_products(ty, 8, true, 13, 10, 2 * block.max(128));
-        check_products(ty, 16, true, 11, 70, block.max(32));
-        check_products(ty, 64, false, 40, 9, 2 * block.max(32));
+    // Choices of a run, whether rows are by choice, rows, outputs, blocks of a row of weights, and weights that count as a block.
+    let shapes = [
+        (1, false, 1, 9, 3, 32),
+        (2, true, 2, 16, 1, 1),
+        (4, false, 5, 1, 5, 1),
+        (8, true, 13, 10, 2, 128),
+        (16, true, 11, 70, 1, 32),
+        (64, false, 40, 9, 2, 32),
+    ];
+    let all = types().flat_map(|ty| shapes.map(|shape| (ty, shape)));
+    for (ty, (run_len, is_by_choice, n_rows, n_out, n_blocks, least)) in pairs("products of experts", all) {
+        let n_in = n_blocks * ty.block_len().max(least);
+        check_products(ty, run_len, is_by_choice, n_rows, n_out, n_in);
     }
 }
 

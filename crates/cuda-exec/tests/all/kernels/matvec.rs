@@ -8,7 +8,10 @@ use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
 use tokenmill_testkit::Random;
 
-use crate::kernels::bench::{NULL, Quantized, Sim, assert_close, is_float, random_matrix, types};
+use crate::{
+    grid::pairs,
+    kernels::bench::{NULL, Quantized, Sim, assert_close, is_float, random_matrix, types},
+};
 
 /// Rounding of sums in f32, relative to the sum of magnitudes: a lane adds few terms, then a tree adds the lanes.
 pub(crate) const TOLERANCE: f64 = 2e-6;
@@ -219,20 +222,21 @@ fn long_rows_of_strips_match_a_plain_loop() {
 
 #[test]
 fn each_warp_has_several_strips_of_a_tall_matrix() {
-    for ty in types().filter(|&ty| FewRows::of(ty).takes_sixteen()) {
-        // The last thread block has four strips, then one, one of 4 rows, and two that are not there.
-        let n_out = (1 << 15) + 64 + 20;
+    // The last thread block has four strips, then one, one of 4 rows, and two that are not there.
+    let n_out = (1 << 15) + 64 + 20;
+    // An even number of superblocks, and an odd one.
+    let shapes = [(1, 1, 1024), (4, 3, 768), (8, 5, 768)];
+    let types = types().filter(|&ty| FewRows::of(ty).takes_sixteen());
+    let all = types.flat_map(|ty| shapes.map(|shape| (ty, shape)));
+    for (ty, (variant, n_rows, n_in)) in pairs("tall matrices", all) {
         assert_eq!(FewRows::of(ty).block_rows(n_out, 4096), 128);
         assert_eq!(FewRows::of(ty).block_rows(128_256, 2048), 8 * 64);
-        // An even number of superblocks, and an odd one.
-        for (variant, n_rows, n_in) in [(1, 1, 1024), (4, 3, 768), (8, 5, 768)] {
-            let kernel = Kernel {
-                tile: [128, 8],
-                ..matvec(ty, variant)
-            };
-            let counters = check_kernel(ty, &kernel, n_rows, [n_out, 0, 0], n_in, variant == 4);
-            assert_eq!(counters.bank_conflicts(), 0, "{ty:?} by {n_rows}");
-        }
+        let kernel = Kernel {
+            tile: [128, 8],
+            ..matvec(ty, variant)
+        };
+        let counters = check_kernel(ty, &kernel, n_rows, [n_out, 0, 0], n_in, variant == 4);
+        assert_eq!(counters.bank_conflicts(), 0, "{ty:?} by {n_rows}");
     }
 }
 
@@ -255,14 +259,18 @@ fn several_matrices_of_one_input_are_one_launch() {
 
 #[test]
 fn products_with_many_rows_match_a_plain_loop() {
-    for ty in types() {
-        let block = ty.block_len();
-        check_kernel(ty, &matmul(ty, 64), 65, [130, 0, 0], 2 * block.max(32), true);
-        check_kernel(ty, &matmul(ty, 64), 9, [16, 70, 5], 5 * block.max(32), false);
-        if !is_float(ty) {
-            check_kernel(ty, &matmul(ty, 16), 17, [65, 3, 0], 3 * block, true);
-            check_kernel(ty, &matmul(ty, 16), 1, [1, 0, 0], block, false);
-        }
+    // Columns of a tile, rows, outputs, blocks of a row.
+    let shapes = [
+        (16, 1, [1, 0, 0], 1),
+        (64, 9, [16, 70, 5], 5),
+        (64, 65, [130, 0, 0], 2),
+        (16, 17, [65, 3, 0], 3),
+    ];
+    let all = types().flat_map(|ty| shapes.map(|shape| (ty, shape)));
+    let all = all.filter(|&(ty, (columns, ..))| columns == 64 || !is_float(ty));
+    for (ty, (columns, n_rows, n_outs, n_blocks)) in pairs("products with many rows", all) {
+        let n_in = n_blocks * ty.block_len().max(if columns == 64 { 32 } else { 1 });
+        check_kernel(ty, &matmul(ty, columns), n_rows, n_outs, n_in, n_rows > 16);
     }
     check_kernel(
         TensorType::F32,
@@ -291,15 +299,18 @@ fn narrow_tiles_of_f32_match_a_plain_loop() {
 
 #[test]
 fn products_have_no_bank_conflicts() {
-    for ty in types() {
-        for kernel in [matmul(ty, 64), matmul(ty, 16), matvec(ty, 8)] {
-            if is_float(ty) && kernel.name == "matmul_n16" {
-                continue;
-            }
-            let n_rows = kernel.tile[1];
-            let counters = check_kernel(ty, &kernel, n_rows, [128, 0, 0], 1024, false);
-            assert_eq!(counters.bank_conflicts(), 0, "{ty:?} {}", kernel.name);
-        }
+    let kernels = [(true, 64), (true, 16), (false, 8)];
+    let all = types().flat_map(|ty| kernels.map(|kernel| (ty, kernel)));
+    let all = all.filter(|&(ty, kernel)| kernel != (true, 16) || !is_float(ty));
+    for (ty, (is_matmul, columns)) in pairs("bank conflicts of products", all) {
+        let kernel = if is_matmul {
+            matmul(ty, columns)
+        } else {
+            matvec(ty, columns)
+        };
+        let n_rows = kernel.tile[1];
+        let counters = check_kernel(ty, &kernel, n_rows, [128, 0, 0], 1024, false);
+        assert_eq!(counters.bank_conflicts(), 0, "{ty:?} {}", kernel.name);
     }
 }
 
@@ -307,63 +318,63 @@ fn products_have_no_bank_conflicts() {
 #[test]
 fn matrices_of_two_types_are_one_launch_with_the_same_bits() {
     let n_in = 1280;
-    for types in PAIRS {
-        let take_sixteen = types.iter().all(|&ty| FewRows::of(ty).takes_sixteen());
-        for (variant, n_rows) in [(1, 1), (2, 2), (4, 3), (8, 8), (16, 11)] {
-            if variant == 16 && !take_sixteen {
-                continue;
+    let rows = [(1, 1), (2, 2), (4, 3), (8, 8), (16, 11)];
+    let shapes = rows.map(|rows| [[20, 9, 11], [8, 0, 3]].map(|n_outs| (rows, n_outs)));
+    let all = PAIRS
+        .into_iter()
+        .flat_map(|types| shapes.concat().into_iter().map(move |shape| (types, shape)));
+    let all = all.filter(|&(types, ((variant, _), _))| {
+        variant < 16 || types.iter().all(|&ty| FewRows::of(ty).takes_sixteen())
+    });
+    for (types, ((variant, n_rows), n_outs)) in pairs("matrices of two types", all) {
+        let mut random = Random::new(variant);
+        let mut sim = Sim::new();
+        let (input, _) = upload(&mut sim, types[0], &random.values(n_rows * n_in), n_in);
+        let of_job = [types[0], types[0], types[1]];
+        let matrices: Vec<DevicePtr> = (of_job.iter().zip(n_outs))
+            .map(|(&ty, n_out)| {
+                let (file_rows, _) = random_matrix(&mut random, ty, n_out, n_in);
+                sim.matrix(ty, n_out, n_in, &file_rows)
+            })
+            .collect();
+        let bias = sim.f32s(&random.values(20));
+        let mut run = |module: &str, kernel: &str, jobs: [Option<usize>; 3]| -> Vec<Vec<f32>> {
+            let outs = jobs.map(|job| job.map_or(0, |job| n_outs[job]));
+            let outputs = outs.map(|n_out| sim.room(n_rows * n_out.max(1) * 4));
+            let mut arguments = Arguments::new();
+            for job in jobs {
+                arguments = arguments.ptr(job.map_or(NULL, |job| matrices[job]));
             }
-            for n_outs in [[20, 9, 11], [8, 0, 3]] {
-                let mut random = Random::new(variant);
-                let mut sim = Sim::new();
-                let (input, _) = upload(&mut sim, types[0], &random.values(n_rows * n_in), n_in);
-                let of_job = [types[0], types[0], types[1]];
-                let matrices: Vec<DevicePtr> = (of_job.iter().zip(n_outs))
-                    .map(|(&ty, n_out)| {
-                        let (file_rows, _) = random_matrix(&mut random, ty, n_out, n_in);
-                        sim.matrix(ty, n_out, n_in, &file_rows)
-                    })
-                    .collect();
-                let bias = sim.f32s(&random.values(20));
-                let mut run = |module: &str, kernel: &str, jobs: [Option<usize>; 3]| -> Vec<Vec<f32>> {
-                    let outs = jobs.map(|job| job.map_or(0, |job| n_outs[job]));
-                    let outputs = outs.map(|n_out| sim.room(n_rows * n_out.max(1) * 4));
-                    let mut arguments = Arguments::new();
-                    for job in jobs {
-                        arguments = arguments.ptr(job.map_or(NULL, |job| matrices[job]));
-                    }
-                    arguments = outputs.iter().fold(arguments, |arguments, &y| arguments.ptr(y));
-                    arguments = arguments.ptr(bias).ptr(NULL).ptr(bias);
-                    for n in [outs[0], outs[1], outs[2], n_in, n_rows] {
-                        arguments = arguments.i32(n as i32);
-                    }
-                    let few = of_job.map(FewRows::of);
-                    let n_blocks = (outs.iter().zip(few))
-                        .map(|(n_out, few)| n_out.div_ceil(few.block_rows(*n_out, n_in)));
-                    let shared_bytes = few.map(|few| match variant {
-                        16 => few.sixteen_shared_bytes(),
-                        _ => few.shared_bytes(n_rows),
-                    });
-                    let shared_bytes = shared_bytes.into_iter().max();
-                    let arguments = input.append(arguments);
-                    let grid = [n_blocks.sum(), 1, 1];
-                    sim.launch(module, kernel, grid, 128, shared_bytes.unwrap(), &arguments);
-                    (outputs.iter().zip(outs))
-                        .map(|(&y, n_out)| sim.read_f32s(y, n_rows * n_out))
-                        .collect()
-                };
-                let [first, second] = types.map(|ty| type_suffix(ty).unwrap());
-                let alone = format!("matvec_m{variant}");
-                let mut expected = run(&format!("matvec_{first}"), &alone, [Some(0), Some(1), None]);
-                expected[2] = run(&format!("matvec_{second}"), &alone, [None, None, Some(2)])
-                    .pop()
-                    .unwrap();
-                let module = format!("matvec_{first}_{second}");
-                let kernel = format!("matvec_pair_m{variant}");
-                let found = run(&module, &kernel, [Some(0), Some(1), Some(2)]);
-                assert_eq!(found, expected, "{module} by {n_rows}");
+            arguments = outputs.iter().fold(arguments, |arguments, &y| arguments.ptr(y));
+            arguments = arguments.ptr(bias).ptr(NULL).ptr(bias);
+            for n in [outs[0], outs[1], outs[2], n_in, n_rows] {
+                arguments = arguments.i32(n as i32);
             }
-        }
+            let few = of_job.map(FewRows::of);
+            let n_blocks =
+                (outs.iter().zip(few)).map(|(n_out, few)| n_out.div_ceil(few.block_rows(*n_out, n_in)));
+            let shared_bytes = few.map(|few| match variant {
+                16 => few.sixteen_shared_bytes(),
+                _ => few.shared_bytes(n_rows),
+            });
+            let shared_bytes = shared_bytes.into_iter().max();
+            let arguments = input.append(arguments);
+            let grid = [n_blocks.sum(), 1, 1];
+            sim.launch(module, kernel, grid, 128, shared_bytes.unwrap(), &arguments);
+            (outputs.iter().zip(outs))
+                .map(|(&y, n_out)| sim.read_f32s(y, n_rows * n_out))
+                .collect()
+        };
+        let [first, second] = types.map(|ty| type_suffix(ty).unwrap());
+        let alone = format!("matvec_m{variant}");
+        let mut expected = run(&format!("matvec_{first}"), &alone, [Some(0), Some(1), None]);
+        expected[2] = run(&format!("matvec_{second}"), &alone, [None, None, Some(2)])
+            .pop()
+            .unwrap();
+        let module = format!("matvec_{first}_{second}");
+        let kernel = format!("matvec_pair_m{variant}");
+        let found = run(&module, &kernel, [Some(0), Some(1), Some(2)]);
+        assert_eq!(found, expected, "{module} by {n_rows}");
     }
 }
 

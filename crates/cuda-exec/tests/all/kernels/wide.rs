@@ -9,9 +9,12 @@ use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
 use tokenmill_quant::Format;
 use tokenmill_testkit::Random;
 
-use crate::kernels::{
-    bench::{NULL, Quantized, Sim, assert_close, random_matrix},
-    matvec::dot,
+use crate::{
+    grid::pairs,
+    kernels::{
+        bench::{NULL, Quantized, Sim, assert_close, random_matrix},
+        matvec::dot,
+    },
 };
 
 /// All types that have such products.
@@ -146,9 +149,15 @@ fn multiply_by(
     }
 }
 
-/// Whether a type has kernels of a width.
-fn has(ty: TensorType, width: usize) -> bool {
-    Wide::of(ty).unwrap().columns().contains(&width)
+/// Cases of types that have kernels of their width.
+fn of_types<C: Copy>(
+    types: &[TensorType],
+    cases: &[C],
+    width: fn(&C) -> usize,
+) -> impl Iterator<Item = (TensorType, C)> {
+    (types.iter())
+        .flat_map(|&ty| cases.iter().map(move |&case| (ty, case)))
+        .filter(move |(ty, case)| Wide::of(*ty).unwrap().columns().contains(&width(case)))
 }
 
 fn multiply(ty: TensorType, shape: [usize; 2], rows: &[f32], n_outs: [usize; 3], n_in: usize) -> Products {
@@ -166,64 +175,66 @@ fn check(products: &Products, tolerance: f64, what: &str) {
 
 #[test]
 fn wide_products_match_a_plain_loop() {
-    for ty in TYPES {
-        // Ragged in rows of both; odd numbers of superblocks, of bands and of tiles; fewer steps than stages, and more.
-        let cases = [
-            (16, 9, [150, 33, 5], 5),
-            (16, 35, [130, 0, 7], 2),
-            (32, 17, [16, 0, 0], 1),
-            (32, 32, [20, 129, 0], 7),
-            (64, 67, [150, 33, 5], 5),
-            (64, 9, [16, 0, 0], 1),
-            (128, 67, [130, 0, 7], 3),
-            (256, 259, [20, 129, 0], 2),
-        ];
-        for (width, n_rows, n_outs, n_supers) in cases.into_iter().filter(|case| has(ty, case.0)) {
-            let n_in = n_supers * 256;
-            let rows = Random::new(4).values(n_rows * n_in);
-            let products = multiply(ty, [width, n_supers], &rows, n_outs, n_in);
-            check(&products, ROUNDED, &format!("{ty:?} {n_rows} by {width}"));
-        }
+    // Ragged in rows of both; odd numbers of superblocks, of bands and of tiles; fewer steps than stages, and more.
+    let cases = [
+        (16, 9, [150, 33, 5], 5),
+        (16, 35, [130, 0, 7], 2),
+        (32, 17, [16, 0, 0], 1),
+        (32, 32, [20, 129, 0], 7),
+        (64, 67, [150, 33, 5], 5),
+        (64, 9, [16, 0, 0], 1),
+        (128, 67, [130, 0, 7], 3),
+        (256, 259, [20, 129, 0], 2),
+    ];
+    for (ty, (width, n_rows, n_outs, n_supers)) in
+        pairs("wide products", of_types(&TYPES, &cases, |case| case.0))
+    {
+        let n_in = n_supers * 256;
+        let rows = Random::new(4).values(n_rows * n_in);
+        let products = multiply(ty, [width, n_supers], &rows, n_outs, n_in);
+        check(&products, ROUNDED, &format!("{ty:?} {n_rows} by {width}"));
     }
 }
 
 #[test]
 fn wide_products_by_exactly_the_rows_of_thread_blocks_match_a_plain_loop() {
     let n_in = 2 * 256;
-    for ty in SOME {
-        // One thread block and two, and a row less than one.
-        // With all columns in one thread block, or one superblock each.
-        let cases = [
-            (128, 128, 2),
-            (128, 128, 1),
-            (128, 127, 2),
-            (128, 256, 2),
-            (256, 256, 2),
-            (256, 256, 1),
-            (256, 255, 2),
-        ];
-        for (width, n_rows, each) in cases.into_iter().filter(|case| has(ty, case.0)) {
-            let rows = Random::new(13).values(n_rows * n_in);
-            let products = multiply(ty, [width, each], &rows, [16, 3, 0], n_in);
-            check(
-                &products,
-                ROUNDED,
-                &format!("{ty:?} {n_rows} by {width}, {each} each"),
-            );
-        }
+    // One thread block and two, and a row less than one.
+    // With all columns in one thread block, or one superblock each.
+    let cases = [
+        (128, 128, 2),
+        (128, 128, 1),
+        (128, 127, 2),
+        (128, 256, 2),
+        (256, 256, 2),
+        (256, 256, 1),
+        (256, 255, 2),
+    ];
+    for (ty, (width, n_rows, each)) in pairs(
+        "wide products by whole thread blocks",
+        of_types(&SOME, &cases, |case| case.0),
+    ) {
+        let rows = Random::new(13).values(n_rows * n_in);
+        let products = multiply(ty, [width, each], &rows, [16, 3, 0], n_in);
+        check(
+            &products,
+            ROUNDED,
+            &format!("{ty:?} {n_rows} by {width}, {each} each"),
+        );
     }
 }
 
 #[test]
 fn wide_products_whose_columns_are_shared_match_a_plain_loop() {
-    for ty in SOME {
-        let cases = [(16, 2, 5), (32, 1, 3), (64, 2, 5), (128, 1, 2), (256, 1, 3)];
-        for (width, each, n_supers) in cases.into_iter().filter(|case| has(ty, case.0)) {
-            let n_in = n_supers * 256;
-            let rows = Random::new(5).values(67 * n_in);
-            let products = multiply(ty, [width, each], &rows, [150, 33, 5], n_in);
-            check(&products, ROUNDED, &format!("{ty:?} by {width}, {each} each"));
-        }
+    let cases = [(16, 2, 5), (32, 1, 3), (64, 2, 5), (128, 1, 2), (256, 1, 3)];
+    for (ty, (width, each, n_supers)) in pairs(
+        "wide products with shared columns",
+        of_types(&SOME, &cases, |case| case.0),
+    ) {
+        let n_in = n_supers * 256;
+        let rows = Random::new(5).values(67 * n_in);
+        let products = multiply(ty, [width, each], &rows, [150, 33, 5], n_in);
+        check(&products, ROUNDED, &format!("{ty:?} by {width}, {each} each"));
     }
 }
 
@@ -432,53 +443,53 @@ fn gated(
 #[test]
 fn a_wide_gate_and_up_match_a_plain_loop_and_are_quantized() {
     let (n_out, n_in) = (96, 3 * 256);
-    for ty in SOME {
-        let cases = [
-            (16, 13, true, false),
-            (16, 19, false, true),
-            (32, 32, true, true),
-            (64, 67, true, false),
-            (128, 130, true, true),
-            (128, 128, true, false),
-            (256, 256, true, true),
-            (64, 67, false, false),
-            (256, 67, false, false),
-            (256, 67, true, false),
-        ];
-        for (width, n_rows, is_silu, has_bias) in cases.into_iter().filter(|case| has(ty, case.0)) {
-            let rows: Vec<f32> = (Random::new(10).values(n_rows * n_in).iter())
-                .map(|x| x / 8.0)
-                .collect();
-            // SiLU, or what is above zero.
-            let products = gated(
-                ty,
-                width,
-                &rows,
-                n_out,
-                n_in,
-                (if is_silu { 0 } else { 3 }, has_bias),
-            );
-            let expected: Vec<(f64, f64)> = (products.sums.iter())
-                .map(|[(gate, gate_magnitude), (up, up_magnitude)]| {
-                    let active = if is_silu {
-                        gate / (1.0 + (-gate).exp())
-                    } else {
-                        gate.max(0.0)
-                    };
-                    // No slope of SiLU is above 1.1.
-                    (
-                        active * up,
-                        1.1 * gate_magnitude * up.abs() + up_magnitude * gate.abs(),
-                    )
-                })
-                .collect();
-            assert_close(&products.y, &expected, ROUNDED, &format!("{ty:?} by {width}"));
-            for (group, values) in products.y.chunks(32).enumerate() {
-                let peak = values.iter().fold(0f32, |peak, x| peak.max(x.abs()));
-                for (i, value) in values.iter().enumerate() {
-                    let error = (f64::from(*value) - products.quantized[group * 32 + i]).abs();
-                    assert!(error <= f64::from(peak) / 127.0 * 0.501, "{ty:?} {group} {i}");
-                }
+    let cases = [
+        (16, 13, true, false),
+        (16, 19, false, true),
+        (32, 32, true, true),
+        (64, 67, true, false),
+        (128, 130, true, true),
+        (128, 128, true, false),
+        (256, 256, true, true),
+        (64, 67, false, false),
+        (256, 67, false, false),
+        (256, 67, true, false),
+    ];
+    for (ty, (width, n_rows, is_silu, has_bias)) in
+        pairs("wide gates", of_types(&SOME, &cases, |case| case.0))
+    {
+        let rows: Vec<f32> = (Random::new(10).values(n_rows * n_in).iter())
+            .map(|x| x / 8.0)
+            .collect();
+        // SiLU, or what is above zero.
+        let products = gated(
+            ty,
+            width,
+            &rows,
+            n_out,
+            n_in,
+            (if is_silu { 0 } else { 3 }, has_bias),
+        );
+        let expected: Vec<(f64, f64)> = (products.sums.iter())
+            .map(|[(gate, gate_magnitude), (up, up_magnitude)]| {
+                let active = if is_silu {
+                    gate / (1.0 + (-gate).exp())
+                } else {
+                    gate.max(0.0)
+                };
+                // No slope of SiLU is above 1.1.
+                (
+                    active * up,
+                    1.1 * gate_magnitude * up.abs() + up_magnitude * gate.abs(),
+                )
+            })
+            .collect();
+        assert_close(&products.y, &expected, ROUNDED, &format!("{ty:?} by {width}"));
+        for (group, values) in products.y.chunks(32).enumerate() {
+            let peak = values.iter().fold(0f32, |peak, x| peak.max(x.abs()));
+            for (i, value) in values.iter().enumerate() {
+                let error = (f64::from(*value) - products.quantized[group * 32 + i]).abs();
+                assert!(error <= f64::from(peak) / 127.0 * 0.501, "{ty:?} {group} {i}");
             }
         }
     }

@@ -1,10 +1,18 @@
-//! The kernels for bytes against naive twins, bit by bit.
+//! Attention over pages of signed bytes against naive twins, bit by bit.
+
+use std::ops::Range;
 
 use half::f16;
+use tokenmill_cpu_kernels::{Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS, SplitPages};
 use tokenmill_quant::CpuFeatures;
 
-use super::*;
-use crate::{Q8_0_PAGES, SPLIT_PAGES, SplitPages};
+/// Positions of a page.
+const PAGE_LEN: usize = SPLIT_TOKENS / SPLIT_PAGES;
+/// Columns that share a scale for each position.
+const BLOCK_COLS: usize = 32;
+/// Bytes of the scales of a block, which its numbers follow.
+const SCALE_BYTES: usize = 2 * PAGE_LEN;
+const BLOCK_BYTES: usize = SCALE_BYTES + PAGE_LEN * BLOCK_COLS;
 
 struct Numbers(u64);
 
