@@ -16,8 +16,9 @@ use std::collections::HashMap;
 use crate::{
     LoadError,
     kernel::{Constant, Kernel, Param, Place},
-    op::{Instruction as Decoded, Op, Pred, Reg},
+    op::{Instruction as Decoded, Op, Pred, Reg, Register},
     parse::{self, Function, Operand, Source, Statement, StatementKind, Variable, VariableSpace},
+    read_first::{ReadFirst, read_first},
     types::{Space, Ty},
 };
 
@@ -45,6 +46,7 @@ pub(crate) fn kernel(
             constants32: Vec::new(),
             constants64: Vec::new(),
             constant_preds: Vec::new(),
+            read_first: ReadFirst::default(),
             shared_bytes: 0,
             local_bytes: 0,
             max_threads: function.max_threads.unwrap_or(MAX_THREADS),
@@ -308,6 +310,14 @@ impl Decoder<'_> {
                 kernel: self.kernel.name,
             });
         }
+        let constants32 = self.kernel.constants32.iter();
+        let constants64 = self.kernel.constants64.iter();
+        self.kernel.read_first = read_first(
+            &self.kernel.code,
+            [self.kernel.n_regs32, self.kernel.n_regs64],
+            (constants32.map(|&(register, _)| Register::R32(register)))
+                .chain(constants64.map(|&(register, _)| Register::R64(register))),
+        );
         Ok(self.kernel)
     }
 
