@@ -83,7 +83,6 @@ const CARGO: [Cargo; 4] = [
             "--workspace",
             "--no-deps",
             "--lib",
-            "--bins",
             "--examples",
             "--locked",
         ],
