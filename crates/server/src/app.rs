@@ -20,12 +20,12 @@ use tokenmill_sched::Engine;
 use tokio::task::spawn_blocking;
 
 use crate::{
-    ApiError, Dialect, ServedModel, ServerConfig,
+    ApiError, Dialect, Models, ServedModel, ServerConfig,
     constraints::{Asked, asked, refusal},
     encoder_queue::{EncoderLimits, EncoderQueue, Wanted},
     fields::{Body, Field},
     intake::{Intake, Received, Share},
-    keys::Tenant,
+    keys::{Peer, Tenant},
     metrics::Metrics,
     request_id::RequestId,
     request_log::{ErrorCode, Tally},
@@ -152,6 +152,8 @@ pub(crate) struct Call {
     pub(crate) id: RequestId,
     pub(crate) tally: Tally,
     pub(crate) tenant: Tenant,
+    /// The machine that it comes from.
+    pub(crate) peer: Peer,
     /// The adapter that it names, once its body was read.
     pub(crate) adapter: Option<String>,
     /// Where it was sent to.
@@ -164,6 +166,8 @@ pub(crate) struct Call {
     pub(crate) budget_field: &'static str,
     /// How long it waited for its model to be loaded.
     pub(crate) load_wait: Duration,
+    /// All models of the server.
+    pub(crate) models: Models,
 }
 
 /// The field by which a request asks for a constraint.
@@ -204,6 +208,7 @@ impl Call {
             // vLLM counts the other way round.
             priority: priority.saturating_neg(),
             cache_salt: self.tenant.cache_salt(fields.cache_salt()?),
+            client: self.tenant.client(self.peer),
             adapter: self.adapter.clone(),
             sampling: fields.into_params(app.model.model().words(), app.model.fresh_seed())?,
             max_tokens: None,

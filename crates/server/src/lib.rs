@@ -10,10 +10,12 @@
 //! generation, and health answers without asking the engine.
 #![forbid(unsafe_code)]
 
+mod answer_body;
 pub mod anthropic;
 mod app;
 mod auth;
 mod config;
+mod connections;
 mod constraints;
 mod dialect;
 mod effort;
@@ -36,6 +38,7 @@ mod media_folder;
 mod metrics;
 mod model_names;
 pub mod models;
+mod name_bounds;
 pub mod ollama;
 pub mod openai;
 mod origin;
@@ -51,6 +54,7 @@ mod request_id;
 mod request_log;
 mod router;
 pub mod sampling;
+mod score_sheet;
 mod scores;
 mod serve;
 mod served_model;

@@ -99,7 +99,7 @@ pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes("n_predict", "default and -1: the rest of the context"),
     yes("stream", ""),
-    yes("stop", "a string or up to 16"),
+    yes("stop", "a string or up to 16, together up to 4 KiB"),
     yes("ignore_eos", ""),
     yes(
         "n_probs",

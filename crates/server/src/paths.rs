@@ -34,6 +34,11 @@ impl AskedPath {
     }
 }
 
+/// Whether a path is one that supervisors and load balancers ask.
+pub(crate) fn is_probe(path: &str) -> bool {
+    ["/livez", "/readyz", "/health", "/v1/health"].contains(&path)
+}
+
 /// A text of a URL without its escapes; what is no escape stays as it is.
 pub(crate) fn unescaped(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();

@@ -18,7 +18,8 @@ use tokenmill_text::{Tokenizer, template::ChatTemplate};
 
 use crate::{
     ApiError,
-    model_names::{forms, is_of_repository, is_variant, near_names},
+    model_names::{forms, is_of_repository, is_variant, listed, near_names},
+    name_bounds::check_names,
     openai::chat::{TemplateMessage, Turn},
     tools::Tools,
 };
@@ -197,7 +198,7 @@ impl ServedModel {
         ApiError::UnknownModel {
             model: asked.to_owned(),
             near: near_names(asked, available.iter().map(String::as_str)).join(", "),
-            available: available.join(", "),
+            available: listed(available.iter().map(String::as_str)),
         }
     }
 
@@ -227,6 +228,7 @@ impl ServedModel {
         } else {
             Turn::Closed
         };
+        check_names(messages)?;
         let conversation = tools.offer(conversation(messages, turn, extra));
         Ok(self.model.words().render_chat(&conversation)?)
     }
@@ -246,6 +248,7 @@ impl ServedModel {
         if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
+        check_names(messages)?;
         let conversation = tools.offer(conversation(messages, turn, extra));
         Ok(self.model.words().encode_chat(&conversation)?)
     }
@@ -264,6 +267,7 @@ impl ServedModel {
         if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
+        check_names(messages)?;
         let conversation = tools.offer(conversation(messages, turn, extra));
         Ok(self.model.words().prompt(&conversation)?)
     }

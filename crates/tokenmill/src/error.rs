@@ -81,9 +81,9 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// A folder for pages of prompts that another process, or another part of this one, has open.
-    #[error("{} is in use: one process keeps prompts in a folder at a time", path.display())]
-    PrefixFolderInUse {
+    /// A folder for pages of prompts, or for sessions, that another process, or another part of this one, has open.
+    #[error("{} is in use: one process keeps prompts or sessions in a folder at a time", path.display())]
+    FolderInUse {
         /// Its path.
         path: PathBuf,
     },

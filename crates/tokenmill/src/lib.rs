@@ -93,6 +93,7 @@ mod dry_breakers;
 mod embeddings;
 mod error;
 mod facts;
+mod folder_lock;
 mod format_text;
 mod forward_passes;
 mod gpu;
@@ -143,6 +144,7 @@ pub use dry_breakers::DRY_BREAKERS;
 pub use embeddings::Embeddings;
 pub use error::Error;
 pub use facts::{ModelFacts, Task};
+pub use folder_lock::FolderLock;
 #[cfg(not(feature = "cuda"))]
 pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;

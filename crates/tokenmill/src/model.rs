@@ -65,6 +65,8 @@ pub struct TextParams {
     pub priority: i32,
     /// Keeps cached prefixes apart from those of requests with another salt.
     pub cache_salt: u64,
+    /// A number for whose request it is: no client can keep the constraints of others from being compiled.
+    pub client: u64,
     /// The name of the adapter that it is computed with; `None` takes the model as it is.
     pub adapter: Option<String>,
     /// Reads reasoning and tool calls out of the answers; [`Model::chat`] sets it itself.
@@ -88,6 +90,7 @@ impl Default for TextParams {
             queue_timeout: None,
             priority: 0,
             cache_salt: 0,
+            client: 0,
             adapter: None,
             reader: None,
             media: Arc::new([]),
@@ -403,7 +406,7 @@ impl Model {
             self.words().end_ids().to_vec()
         };
         let constraint = match &params.constraint {
-            Some(constraint) => match self.words().compile(constraint) {
+            Some(constraint) => match self.words().compile_for(constraint, params.client) {
                 // Calls that may come without a constraint do so where the vocabulary can follow none.
                 Err(Error::Constraint(ConstraintError::Vocabulary { .. })) if constraint.is_optional() => {
                     None

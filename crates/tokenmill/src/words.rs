@@ -262,8 +262,18 @@ impl ModelWords {
     /// # Errors
     /// [`Error::Constraint`]: what cannot be enforced, or which limit it exceeds.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, Error> {
+        self.compile_for(constraint, 0)
+    }
+
+    /// Compiles a constraint of one of several clients, of whom none can keep the others waiting.
+    pub(crate) fn compile_for(
+        &self,
+        constraint: &Constraint,
+        client: u64,
+    ) -> Result<CompiledConstraint, Error> {
         let compiler = (self.constraints).get_or_init(|| ConstraintCompiler::new(&self.tokenizer));
-        Ok(compiler.as_ref().map_err(Clone::clone)?.compile(constraint)?)
+        let compiler = compiler.as_ref().map_err(Clone::clone)?;
+        Ok(compiler.compile_for(constraint, client)?)
     }
 
     /// Whether the tokens of an answer are a whole text of a constraint, which may end there: what a limit cuts need not be.

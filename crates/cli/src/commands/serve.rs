@@ -16,7 +16,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill::{PrefixFolder, remove_unfinished_sessions};
+use tokenmill::{FolderLock, PrefixFolder, remove_unfinished_sessions};
 use tokenmill_backend::StepError;
 use tokenmill_sched::EngineError;
 #[cfg(feature = "otel")]
@@ -50,6 +50,9 @@ use self::{model_flags::GivenFlags, models::SeveralArgs};
 
 /// Holds a key that clients must send, as `--api-key` does.
 const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
+
+/// The file of --session-dir that a process holds a lock of. No session has a name that begins so.
+const SESSIONS_LOCK: &str = ".lock";
 
 /// How long what no request uses may take on its way to --prefix-dir once all is answered.
 const KEEP_TIME: Duration = Duration::from_secs(15);
@@ -228,6 +231,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     start_log(args.log_format, traces.as_ref().map(Traces::layer));
     #[cfg(not(feature = "otel"))]
     start_log(args.log_format, None::<Identity>);
+    let _sessions = args.lock_sessions()?;
     let config = args.server_config()?;
     let models = args.models(config)?;
     let is_watched = args.log_format == LogFormat::Text && io::stderr().is_terminal();
@@ -301,13 +305,13 @@ impl Args {
             adapter_folder: existing_folder("--lora-dir", self.lora_dir.as_deref())?,
             media_folder: self.media.folder()?,
             kv_events: self.kv_events(),
-            sessions: self.sessions()?,
+            sessions: self.sessions(),
             ..ServerConfig::default()
         })
     }
 
-    /// The folder of sessions, which is made where it is missing; what a killed process left there is removed.
-    fn sessions(&self) -> Result<Option<SessionFolder>, Failure> {
+    /// Makes the folder of sessions where it is missing and keeps other processes from it; what a killed process left there is removed.
+    fn lock_sessions(&self) -> Result<Option<FolderLock>, Failure> {
         let Some(path) = &self.session_dir else {
             return Ok(None);
         };
@@ -320,11 +324,17 @@ impl Args {
         builder
             .create(path)
             .map_err(|error| Failure::no_folder(path, &error))?;
+        let lock = FolderLock::take(path, SESSIONS_LOCK, |warning| tracing::warn!("{warning}"))?;
         remove_unfinished_sessions(path)?;
-        Ok(Some(SessionFolder {
-            path: path.clone(),
+        Ok(Some(lock))
+    }
+
+    fn sessions(&self) -> Option<SessionFolder> {
+        let path = self.session_dir.clone()?;
+        Some(SessionFolder {
+            path,
             max_bytes: self.limits.session_dir_bytes.0,
-        }))
+        })
     }
 
     /// The folder where what was computed of prompts is kept.

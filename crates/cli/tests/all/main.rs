@@ -20,6 +20,8 @@ mod drafts;
 #[cfg(target_os = "linux")]
 mod embedding_model;
 mod encoders;
+#[cfg(target_os = "linux")]
+mod floods;
 mod folders;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]

@@ -7,10 +7,7 @@
 //!
 //! Source: PEFT, `src/peft/tuners/lora/{config,layer}.py` and `utils/other.py` (`get_pattern_key`).
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, io, path::Path};
 
 use safetensors::{Dtype, tensor::Metadata};
 use serde::{
@@ -78,16 +75,16 @@ const MAX_CONFIG_BYTES: usize = 1 << 20;
 
 /// Reads a folder.
 pub(super) fn read(reader: &AdapterReader, folder: &Path) -> Result<Adapter, LoadError> {
-    let config_path = folder.join("adapter_config.json");
-    let config = read_file(&config_path, MAX_CONFIG_BYTES)?;
-    let path = folder.join("adapter_model.safetensors");
+    let [config_name, name] = ["adapter_config.json", "adapter_model.safetensors"];
+    let [config_path, path] = [config_name, name].map(|name| folder.join(name));
+    let config = read_file(folder, config_name, MAX_CONFIG_BYTES)?;
     if !path.exists() && folder.join("adapter_model.bin").exists() {
         return Err(bad(
             folder,
             "its weights are a PyTorch file only, which is a program and is not read; save them as safetensors",
         ));
     }
-    let tensors = read_file(&path, MAX_ADAPTER_BYTES + MAX_HEADER_BYTES as usize)?;
+    let tensors = read_file(folder, name, MAX_ADAPTER_BYTES + MAX_HEADER_BYTES as usize)?;
     parse(reader, [&config_path, &path], &config, &tensors)
 }
 
@@ -103,10 +100,18 @@ pub(super) fn parse(
     reader.finish(path, Form::Peft, weights)
 }
 
-fn read_file(path: &Path, max_bytes: usize) -> Result<Vec<u8>, LoadError> {
-    RegularFile::read(path, max_bytes).map_err(|source| LoadError::Read {
-        path: PathBuf::from(path),
-        source,
+/// Reads a file of the folder. A link is followed where it ends in the folder or, from a snapshot of the Hub, in its blobs: clients of a
+/// server may load the folders that others put below its own.
+fn read_file(folder: &Path, name: &str, max_bytes: usize) -> Result<Vec<u8>, LoadError> {
+    RegularFile::read_in_folder(folder, name, max_bytes).map_err(|source| LoadError::Read {
+        path: folder.join(name),
+        source: if source.kind() == io::ErrorKind::InvalidInput {
+            // Where a link leads is no business of a client's.
+            let reason = "it is no file of this folder, or a link out of it";
+            io::Error::new(io::ErrorKind::InvalidInput, reason)
+        } else {
+            source
+        },
     })
 }
 

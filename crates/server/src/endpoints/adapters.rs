@@ -72,6 +72,13 @@ pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     if app.model.names().contains(&lora_name) {
         return Err(ApiError::invalid("lora_name", "is the name of the model"));
     }
+    // A request that names it would get the model.
+    if call.models.has_model(&lora_name) {
+        return Err(ApiError::invalid(
+            "lora_name",
+            "is the name of a model of this server",
+        ));
+    }
     let source = AdapterSource {
         path: path_below(folder, &lora_path)?,
         name: lora_name.clone(),

@@ -24,7 +24,8 @@ use crate::{
     outcome::{TokenCounts, finish_reason, timings},
     reply::collect_showing,
     request_id::{RequestId, unique_id},
-    scores::chat_logprobs,
+    score_sheet::ScoreSheet,
+    scores::{MAX_GATHERED, chat_logprobs, check_scores},
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
     tables,
@@ -52,6 +53,15 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         .as_ref()
         .map_or_else(|| Ok(Vec::new()), Stop::to_strings)?;
     let is_stream = request.stream;
+    if !is_stream {
+        check_scores(
+            "top_logprobs",
+            &params,
+            1,
+            app.engine().limits().n_ctx,
+            MAX_GATHERED,
+        )?;
+    }
     let tells_tokens = request.return_token_ids;
     let prompt = prompt(&app, request, &mut share).await?;
     let prompt_token_ids = tells_tokens.then(|| prompt.tokens.clone());
@@ -85,13 +95,14 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         }
     };
     let samples = collect_showing(stream, &app, &call, take_id).await?;
+    let mut sheet = ScoreSheet::new(model.tokenizer());
     let choices: Vec<Value> = samples
         .iter()
         .map(|sample| {
             let mut choice = json!({
                 "index": sample.end.sample,
                 "message": message(sample),
-                "logprobs": has_logprobs.then(|| chat_logprobs(model.tokenizer(), &sample.tokens)),
+                "logprobs": has_logprobs.then(|| sheet.chat(&sample.tokens)),
                 "finish_reason": finish_reason(&sample.end),
             });
             if tells_tokens {
@@ -112,7 +123,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     if let Some(ids) = prompt_token_ids {
         reply["prompt_token_ids"] = ids.into();
     }
-    Ok(Json(reply).into_response())
+    Ok(sheet.response(&reply))
 }
 
 async fn prompt(app: &App, mut request: ChatRequest, share: &mut Share) -> Result<Prompt, ApiError> {

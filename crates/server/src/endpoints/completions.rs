@@ -23,7 +23,8 @@ use crate::{
     prompt_scores::score_prompt,
     reply::collect,
     request_id::{RequestId, unique_id},
-    scores::completion_logprobs,
+    score_sheet::ScoreSheet,
+    scores::{MAX_GATHERED, check_scores, completion_logprobs},
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
     tables,
@@ -64,6 +65,10 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
         return Err(ApiError::invalid("suffix", "contradicts `echo`"));
     }
     let prompts = encode_prompts(&app, request.prompt.into_prompts(), &request.suffix)?;
+    if !request.stream {
+        let n_ctx = app.engine().limits().n_ctx;
+        check_scores("logprobs", &params, prompts.len(), n_ctx, MAX_GATHERED)?;
+    }
     let echoes = if request.echo {
         check_echo(&prompts, n, n_logprobs)?;
         echo_prompts(&app, &prompts, n_logprobs, &params).await?
@@ -94,11 +99,13 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
     }
 
     let samples = collect(stream, &app, &call).await?;
-    let choices: Vec<Value> = samples.iter().map(|sample| writer.whole_choice(sample)).collect();
+    let mut sheet = ScoreSheet::new(app.model.tokenizer());
+    let choices = (samples.iter()).map(|sample| writer.whole_choice(sample, &mut sheet));
+    let choices: Vec<Value> = choices.collect();
     let mut reply = writer.envelope(&Value::from(choices));
     reply["usage"] = TokenCounts::of_samples(&samples).to_openai();
     reply["timings"] = timings(&samples[0].end);
-    Ok(Json(reply).into_response())
+    Ok(sheet.response(&reply))
 }
 
 fn check_logprobs(asked: Option<u32>) -> Result<Option<u32>, ApiError> {
@@ -241,7 +248,7 @@ impl CompletionWriter {
             .then(|| completion_logprobs(tokenizer, tokens, first_offset))
     }
 
-    fn whole_choice(&self, sample: &Sample) -> Value {
+    fn whole_choice(&self, sample: &Sample, sheet: &mut ScoreSheet) -> Value {
         let echo = self.echo_of(sample.end.sample as usize);
         let tokens = [echo.tokens, sample.tokens.clone()].concat();
         // Without scored prompt tokens the first token listed stands behind the echoed text.
@@ -253,7 +260,7 @@ impl CompletionWriter {
         json!({
             "index": sample.end.sample,
             "text": echo.text + &sample.text,
-            "logprobs": self.logprobs(&tokens, first_offset),
+            "logprobs": self.has_logprobs.then(|| sheet.completion(&tokens, first_offset)),
             "finish_reason": finish_reason(&sample.end),
         })
     }

@@ -24,7 +24,8 @@ use crate::{
     outcome::timings,
     reply::collect_showing,
     request_id::RequestId,
-    scores::chat_logprobs,
+    score_sheet::ScoreSheet,
+    scores::{MAX_GATHERED, check_scores, entry_with_ids},
     sse::{EventFormat, Events, stream_response},
     tables,
 };
@@ -123,6 +124,9 @@ async fn answer(
             maximum: n_ctx,
         });
     }
+    if !request.stream {
+        check_scores("n_probs", &params, prompts.len(), n_ctx, MAX_GATHERED)?;
+    }
     let first = prompts.first().map_or(&[][..], Vec::as_slice);
     let slot = app.slots.choose(request.slot(), first, call.asker(&params));
     call.slot = Some(slot);
@@ -156,13 +160,14 @@ async fn answer(
         }
     });
     let samples = samples.await?;
+    let mut sheet = ScoreSheet::new(app.model.tokenizer());
     let replies = samples.iter().zip(&shown).map(|(sample, shown)| {
         let mut reply = writer.end_of(&sample.end, shown, shown.contains('\n'));
         if request.return_tokens {
             reply["tokens"] = sample.tokens.iter().map(|token| token.id).collect();
         }
         if params.sampling.n_logprobs.is_some() {
-            reply["completion_probabilities"] = writer.scores(&sample.tokens);
+            reply["completion_probabilities"] = sheet.with_ids(&sample.tokens);
         }
         request.wanted(reply)
     });
@@ -172,7 +177,7 @@ async fn answer(
         1 => replies.remove(0),
         _ => replies.into(),
     };
-    Ok(Json(reply).into_response())
+    Ok(sheet.response(&reply))
 }
 
 /// What was written of the answer to a prompt.
@@ -212,15 +217,10 @@ struct Writer {
 
 impl Writer {
     fn scores(&self, tokens: &[ScoredToken]) -> Value {
-        let mut scores = chat_logprobs(self.app.model.tokenizer(), tokens)["content"].take();
-        for (score, token) in scores.as_array_mut().into_iter().flatten().zip(tokens) {
-            score["id"] = token.id.into();
-            let top = score["top_logprobs"].as_array_mut().into_iter().flatten();
-            for (score, token) in top.zip(&token.top) {
-                score["id"] = token.id.into();
-            }
-        }
-        scores
+        let tokenizer = self.app.model.tokenizer();
+        (tokens.iter())
+            .map(|token| entry_with_ids(tokenizer, token))
+            .collect()
     }
 
     fn end_of(&self, end: &TextEnd, text: &str, has_new_line: bool) -> Value {

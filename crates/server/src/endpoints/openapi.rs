@@ -2,7 +2,11 @@
 
 use std::sync::LazyLock;
 
-use axum::{Json, response::IntoResponse, response::Response};
+use axum::{
+    body::Bytes,
+    http::header,
+    response::{IntoResponse, Response},
+};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -13,8 +17,10 @@ use crate::{
 
 /// Serves the description.
 pub(crate) async fn openapi() -> Response {
-    static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
-    Json(&*DOCUMENT).into_response()
+    // Written once: all answers share its bytes, also those that nobody reads.
+    static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    (kind, DOCUMENT.clone()).into_response()
 }
 
 /// Endpoints with a body: path, what they do, their fields, and those of them that are required.

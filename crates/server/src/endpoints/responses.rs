@@ -5,6 +5,7 @@ use std::{mem, sync::Arc};
 use axum::{
     Extension, Json,
     extract::{Path, RawQuery, State, rejection::PathRejection},
+    http::header,
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
@@ -27,9 +28,10 @@ use crate::{
     outcome::TokenCounts,
     reply::collect,
     request_id::{RequestId, unique_id},
-    scores::chat_logprobs,
+    scores::{MAX_IN_TREE, chat_logprobs, check_scores},
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
+    stored::Pending,
     tables,
     tools::Tools,
 };
@@ -54,6 +56,14 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     };
     params.sampling.n_logprobs = n_logprobs(&request)?;
     check_min_tokens(params.min_tokens, params.max_tokens)?;
+    // A stream has all of them once more in its last event.
+    check_scores(
+        "top_logprobs",
+        &params,
+        1,
+        app.engine().limits().n_ctx,
+        MAX_IN_TREE,
+    )?;
     let (tools, ignored) = request.tools()?;
     let variables = request.variables()?;
     let text = request.text_settings();
@@ -85,7 +95,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         tools,
         text,
         previous_response_id: request.previous_response_id,
-        kept: (request.store != Some(false)).then_some((call.tenant, messages)),
+        kept: (request.store != Some(false)).then(|| app.stored.begin(&id, call.tenant, messages)),
         id,
     };
     let stream = call.answer(&app, prompt, params.clone(), share).await?;
@@ -139,7 +149,10 @@ pub(crate) async fn stored(
         return error_response(&error, Dialect::OpenAi, &request_id);
     }
     match models.common().stored.answer(&id, of_key(tenant)) {
-        Some(answer) => Json(answer).into_response(),
+        Some(answer) => {
+            let kind = [(header::CONTENT_TYPE, "application/json")];
+            (kind, answer).into_response()
+        }
         None => error_response(&not_stored(Some(&id)), Dialect::OpenAi, &request_id),
     }
 }
@@ -272,8 +285,8 @@ struct ResponseWriter {
     /// The settings of the text.
     text: Value,
     previous_response_id: Option<String>,
-    /// Whose conversation this is, and what was said before the answer; `None` where it is not stored.
-    kept: Option<(Tenant, Vec<TemplateMessage>)>,
+    /// The conversation that the answer is stored with; `None` where it is not.
+    kept: Option<Pending>,
 }
 
 impl ResponseWriter {
@@ -350,7 +363,7 @@ impl ResponseWriter {
 
     /// Stores the conversation with its answer, so that a later request can continue it.
     fn keep(&self, items: &[OutputItem], whole: &Value) {
-        let Some((tenant, said)) = &self.kept else { return };
+        let Some(kept) = &self.kept else { return };
         let mut answer = TemplateMessage {
             role: "assistant".to_owned(),
             ..TemplateMessage::default()
@@ -372,8 +385,7 @@ impl ResponseWriter {
             }
         }
         answer.tool_calls = (!calls.is_empty()).then_some(Value::Array(calls));
-        let messages = said.iter().cloned().chain([answer]).collect();
-        self.app.stored.put(&self.id, *tenant, messages, whole.clone());
+        kept.finish(answer, whole);
     }
 }
 

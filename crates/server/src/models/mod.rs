@@ -57,7 +57,7 @@ pub use self::{
 use crate::{
     ApiError, App, ServerConfig,
     app::Common,
-    model_names::{forms, near_names},
+    model_names::{forms, listed, near_names},
     served_model::unix_seconds,
 };
 
@@ -395,6 +395,14 @@ impl Models {
         many.find(asked).ok_or_else(|| many.unknown(asked))
     }
 
+    /// Whether a name is one of a model.
+    pub(crate) fn has_model(&self, name: &str) -> bool {
+        match &self.inner.kind {
+            Kind::One(app) => app.model.names().iter().any(|own| own == name),
+            Kind::Many(many) => many.catalog().find(&forms(name)).is_some(),
+        }
+    }
+
     /// Holds a model to look at where none is named: the one that requests without a name are for, if it is loaded, else the first that
     /// is. Nothing is loaded for it, and what is to go is not kept.
     ///
@@ -521,7 +529,7 @@ impl Many {
         ApiError::NoSuchModel {
             model: asked.to_owned(),
             near: near_names(asked, names()).join(", "),
-            available: names().collect::<Vec<_>>().join(", "),
+            available: listed(names()),
         }
     }
 

@@ -31,7 +31,7 @@ pub const OPTIONS: &[Field] = &[
     yes("presence_penalty", "default 0"),
     yes("frequency_penalty", "default 0"),
     yes("seed", "a fresh one where it is -1 or left out"),
-    yes("stop", "a string or up to 16"),
+    yes("stop", "a string or up to 16, together up to 4 KiB"),
     only("mirostat", &["0"], NOT_IMPLEMENTED),
     only("tfs_z", &["1", "1.0"], NOT_IMPLEMENTED),
     only("penalize_newline", &["true"], "the penalties know no exceptions"),

@@ -35,7 +35,7 @@ pub const FIELDS: &[Field] = &[
     yes("stream_options", "`include_usage`"),
     yes("logprobs", ""),
     yes("top_logprobs", "at most 20; needs `logprobs`"),
-    yes("stop", "a string or up to 16"),
+    yes("stop", "a string or up to 16, together up to 4 KiB"),
     yes(
         "chat_template_kwargs",
         "extension, as in vLLM; variables for the model's chat template",
@@ -350,7 +350,7 @@ pub(crate) const CHAT_WORDING: Wording = Wording {
 };
 
 /// A message as the chat template sees it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateMessage {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,

@@ -27,7 +27,7 @@ pub const FIELDS: &[Field] = &[
         &["true"],
         "a prompt begins with the model's own token for that; give token ids for another",
     ),
-    yes("stop", "a string or up to 16"),
+    yes("stop", "a string or up to 16, together up to 4 KiB"),
     yes("ignore_eos", "extension, as in vLLM and llama.cpp"),
     yes(
         "response_format",

@@ -38,6 +38,7 @@ mod shapes;
 mod silence;
 mod slots;
 mod speculation;
+mod stream_limits;
 #[cfg(feature = "otel")]
 mod traces;
 mod wire;

@@ -22,16 +22,21 @@
 //! ```
 
 mod alternatives;
+mod budget;
 mod compiler;
 mod controls;
 mod error;
 mod finite;
 mod gbnf;
 mod grammar;
+mod lark_references;
 mod lead;
 mod marker;
 mod matcher;
+mod places;
+mod references;
 mod schema;
+mod schema_references;
 mod vocabulary;
 
 pub(crate) use alternatives::Told;

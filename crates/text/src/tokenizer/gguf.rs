@@ -482,7 +482,7 @@ fn read_unigram(source: &Source<'_>) -> Result<Parts, TokenizerError> {
         },
         unknown,
         has_bytes.then_some(bytes),
-    );
+    )?;
     Ok(Parts {
         model: Model::Unigram(model),
         pieces: source.metaspace_pieces()?,

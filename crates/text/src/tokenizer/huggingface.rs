@@ -493,7 +493,7 @@ fn read_unigram(file: UnigramModel, added: &[Added]) -> Result<Read, TokenizerEr
         if min_score.is_finite() { min_score } else { 0.0 },
         unknown,
         bytes,
-    );
+    )?;
     Ok((Model::Unigram(model), tokens, unknown))
 }
 

@@ -316,7 +316,7 @@ fn one_process_has_a_folder_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let first = open(folder.path());
     let second = PrefixFolder::open(folder.path(), 1, |_| {});
-    assert!(matches!(second, Err(Error::PrefixFolderInUse { .. })));
+    assert!(matches!(second, Err(Error::FolderInUse { .. })));
     drop(first);
     open(folder.path());
 }

@@ -38,6 +38,7 @@ use crate::{
     openai::chat::TemplateMessage,
     reply::collect,
     request_id::RequestId,
+    score_sheet::ScoreSheet,
     scores::chat_logprobs,
     sse::{EventFormat, Events, line_response},
     tools::Tools,
@@ -193,11 +194,12 @@ async fn answer(
     let sample = &samples[0];
     let calls: Vec<Value> = sample.all_calls().map(|call| lines.call(call)).collect();
     let mut reply = lines.line(&sample.text, &sample.reasoning, calls);
+    let mut sheet = ScoreSheet::new(app.model.tokenizer());
     if lines.has_logprobs {
-        reply["logprobs"] = logprobs(app, &sample.tokens);
+        reply["logprobs"] = sheet.list(&sample.tokens);
     }
     lines.finish(&mut reply, &sample.end);
-    Ok(Json(reply).into_response())
+    Ok(sheet.response(&reply))
 }
 
 fn logprobs(app: &App, tokens: &[tokenmill::ScoredToken]) -> Value {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tokenmill_gguf::{Metadata, StringArray};
 
 use super::*;
-use crate::constraint::CallGrammar;
+use crate::constraint::{CallGrammar, places::MAX_RUNNING};
 
 /// A vocabulary of all bytes, then the end of a text.
 pub(in crate::constraint) fn bytes_tokenizer() -> Tokenizer {
@@ -362,7 +362,14 @@ fn a_constraint_and_what_comes_in_its_place_share_the_limit_of_time() {
         ..ConstraintLimits::default()
     };
     let compiler = ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap();
-    *lock(&compiler.shared.n_running) = MAX_RUNNING;
+    for client in 0..MAX_RUNNING as u64 {
+        assert!(
+            compiler
+                .shared
+                .places
+                .enter(client, Instant::now() + Duration::from_secs(1))
+        );
+    }
     let calls = Constraint::calls(CallGrammar {
         exact: "start: \"a\"".to_owned(),
         relaxed: Some("start: \"b\"".to_owned()),
@@ -399,7 +406,7 @@ fn a_caller_waits_no_longer_than_the_limit_of_time() {
 }
 
 /// Calls of these tools, of which the last rule of each is its JSON.
-fn calls_of(tools: &[(&str, serde_json::Value)], is_held: bool) -> Constraint {
+pub(super) fn calls_of(tools: &[(&str, serde_json::Value)], is_held: bool) -> Constraint {
     let grammar = |tools: &[(&str, serde_json::Value)]| {
         let calls: Vec<String> = (tools.iter())
             .map(|(name, schema)| format!("\"{name}\" %json {schema}"))
