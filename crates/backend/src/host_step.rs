@@ -83,6 +83,7 @@ impl RowSampler {
             params: &sample.params,
             history: &batch.history[sample.history.start as usize..sample.history.end as usize],
             newest: &self.newest,
+            n_prompt: sample.n_prompt as usize,
             mask,
             position: batch.positions[token_idx] + 1,
         };

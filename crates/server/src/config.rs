@@ -46,6 +46,8 @@ pub struct ServerConfig {
     pub max_n: u32,
     /// Most prompts or inputs of a request.
     pub max_prompts: usize,
+    /// Most inputs of a request for embeddings, as in OpenAI's API.
+    pub max_inputs: usize,
     /// Connections held open at once.
     pub max_connections: usize,
     /// The folder whose adapters clients may load; without one they may not.
@@ -108,6 +110,7 @@ impl Default for ServerConfig {
             obeys_priority: false,
             max_n: 128,
             max_prompts: 256,
+            max_inputs: 2048,
             max_connections: 4096,
             adapter_folder: None,
             media_folder: None,

@@ -137,8 +137,9 @@ fn object<'v>(path: &str, value: &'v Value) -> Result<&'v Map<String, Value>, Ap
 }
 
 fn only_known(path: &str, fields: &Map<String, Value>, known: &[&str]) -> Result<(), ApiError> {
-    match fields.keys().find(|name| !known.contains(&name.as_str())) {
-        Some(name) => Err(ApiError::UnknownField {
+    let is_unknown = |(name, value): &(&String, &Value)| !known.contains(&name.as_str()) && !value.is_null();
+    match fields.iter().find(is_unknown) {
+        Some((name, _)) => Err(ApiError::UnknownField {
             param: format!("{path}.{name}"),
         }),
         None => Ok(()),
@@ -167,7 +168,12 @@ fn format(path: &str, value: &Value, nesting: Nesting) -> Result<Found, ApiError
                 None => Ok(Some((path.to_owned(), Constraint::json_object()))),
             }
         }
-        "json_schema" if nesting == Nesting::Named && fields.contains_key("json_schema") => {
+        "json_schema"
+            if nesting == Nesting::Named
+                && fields
+                    .get("json_schema")
+                    .is_some_and(|described| !described.is_null()) =>
+        {
             only_known(path, fields, &["type", "json_schema"])?;
             described_schema(
                 &at("json_schema"),

@@ -376,10 +376,20 @@ impl ApiError {
             }),
             Dialect::Anthropic => json!({
                 "type": "error",
-                "error": { "type": self.anthropic_type(), "message": message },
+                "error": { "type": self.anthropic_type(), "message": self.in_anthropics_words().unwrap_or(message) },
                 "request_id": request_id,
             }),
             Dialect::Ollama => json!({ "error": message }),
+        }
+    }
+
+    /// What clients of Anthropic's API look for: they shorten the conversation then.
+    fn in_anthropics_words(&self) -> Option<String> {
+        match self {
+            Self::ContextLengthExceeded { provided, maximum } => Some(format!(
+                "prompt is too long: {provided} tokens > {maximum} maximum"
+            )),
+            _ => None,
         }
     }
 

@@ -205,10 +205,13 @@ impl Body {
 /// Checks that all fields of an object stand in a table, with values that are supported.
 fn check(object: &Map<String, Value>, fields: &[Field]) -> Result<(), ApiError> {
     for (name, value) in object {
-        let field = fields
-            .iter()
-            .find(|field| field.name == name)
-            .ok_or_else(|| ApiError::UnknownField { param: name.clone() })?;
+        let Some(field) = fields.iter().find(|field| field.name == name) else {
+            // What says nothing need not be known.
+            if value.is_null() {
+                continue;
+            }
+            return Err(ApiError::UnknownField { param: name.clone() });
+        };
         if let Some(reason) = field.support.refusal(value) {
             return Err(ApiError::UnsupportedField {
                 param: name.clone(),

@@ -18,6 +18,7 @@ mod config;
 mod connections;
 mod constraints;
 mod dialect;
+mod earlier_calls;
 mod effort;
 mod encoder_queue;
 mod endpoints;

@@ -140,6 +140,11 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
+    /// Bytes of text that are held back.
+    pub fn n_held(&self) -> usize {
+        self.held.len()
+    }
+
     /// Which stop string ended the text, as its place in the list that [`Self::new`] took.
     pub fn stopped_by(&self) -> Option<usize> {
         self.stopped_by

@@ -470,8 +470,13 @@ impl Model {
         let stream = TextStream::new(generations, params.n, tokenizer, &params.stops);
         Ok(match &params.reader {
             Some(reader) => {
-                let is_either = params.constraint.as_ref().is_some_and(Constraint::may_be_calls);
-                stream.reading(reader, is_either)
+                let constraint = params.constraint.as_ref();
+                let has_shape = constraint.is_some_and(Constraint::holds_text);
+                stream.reading(
+                    reader,
+                    has_shape,
+                    constraint.is_some_and(Constraint::may_be_calls),
+                )
             }
             None => stream,
         })

@@ -27,6 +27,7 @@ use crate::{
     images::{ImageFile, take_images},
     reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT},
+    turns::with_turns_that_fit,
     vision::{SIGHTED, image_words},
 };
 
@@ -379,12 +380,13 @@ impl ModelWords {
     fn encode_with_images(&self, conversation: &Conversation) -> Result<(Vec<u32>, Vec<PromptImage>), Error> {
         let chat = self.chat.as_ref().ok_or_else(|| self.no_template())?;
         let (context, files) = self.context(conversation)?;
-        let tokens = match conversation.turn {
-            Turn::Unfinished => chat
-                .encode_unfinished(&self.tokenizer, &context, &render_options())?
-                .ok_or(Error::NotContinuable)?,
-            Turn::Open | Turn::Closed => chat.encode(&self.tokenizer, &context, &render_options())?,
-        };
+        let tokens = with_turns_that_fit(context, render_options(), |context, options| {
+            match conversation.turn {
+                Turn::Unfinished => chat.encode_unfinished(&self.tokenizer, context, options),
+                Turn::Open | Turn::Closed => chat.encode(&self.tokenizer, context, options).map(Some),
+            }
+        })?;
+        let tokens = tokens.ok_or(Error::NotContinuable)?;
         if files.is_empty() {
             return Ok((tokens, Vec::new()));
         }
@@ -421,7 +423,12 @@ impl ModelWords {
     /// As [`Self::encode_chat`].
     pub fn render_chat(&self, conversation: &Conversation) -> Result<String, Error> {
         let template = self.template().ok_or_else(|| self.no_template())?;
-        Ok(template.render(&self.context(conversation)?.0.to_json(), &render_options())?)
+        let (context, _) = self.context(conversation)?;
+        Ok(with_turns_that_fit(
+            context,
+            render_options(),
+            |context, options| template.render(&context.to_json(), options),
+        )?)
     }
 
     /// Why images are refused where the model has no encoder: [`Error::NoVision`], or [`Error::SeesNoImages`] where there is none for it.
@@ -462,6 +469,11 @@ impl ModelWords {
     /// What the template sees of a conversation, and its images.
     fn context(&self, conversation: &Conversation) -> Result<(ChatContext, Vec<ImageFile>), Error> {
         let mut messages = conversation.messages.clone();
+        if let Some(replies) = &self.replies {
+            messages = replies
+                .writing
+                .place_images_of_results(messages, self.images.is_some());
+        }
         let files = take_images(&mut messages)?;
         if !files.is_empty() && self.images.is_none() {
             return Err(self.no_vision());

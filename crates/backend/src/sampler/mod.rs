@@ -17,7 +17,7 @@ mod select;
 use crate::{RowError, SampledToken, SamplingParams, TokenLogprob};
 
 use allowed::{Allowed, argmax};
-use penalties::Penalties;
+use penalties::{Penalties, Seen};
 use select::{Candidate, best_k, keep_nucleus};
 
 /// Everything except the logits that a token depends on.
@@ -29,6 +29,8 @@ pub struct SampleRequest<'a> {
     pub history: &'a [u32],
     /// Tokens that follow `history`.
     pub newest: &'a [u32],
+    /// Tokens at the beginning of `history` that stand in the prompt.
+    pub n_prompt: usize,
     /// Allowed tokens: bit `id % 32` of word `id / 32`.
     pub mask: Option<&'a [u32]>,
     /// Position that the token will take in its sequence.
@@ -112,8 +114,12 @@ impl Sampler {
                 *logit = (*logit + bias).min(f32::MAX);
             }
         }
-        self.penalties
-            .apply(params, request.history, request.newest, &mut self.adjusted);
+        let seen = Seen {
+            history: request.history,
+            n_prompt: request.n_prompt,
+            newest: request.newest,
+        };
+        self.penalties.apply(params, &seen, &mut self.adjusted);
     }
 
     /// The likeliest token, or one that is drawn; `None` where none may be picked.

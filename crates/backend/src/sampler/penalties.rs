@@ -5,6 +5,16 @@
 
 use crate::{Dry, SamplingParams};
 
+/// The tokens of a sequence, oldest first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen<'a> {
+    pub(super) history: &'a [u32],
+    /// Tokens at the beginning of `history` that stand in the prompt.
+    pub(super) n_prompt: usize,
+    /// Tokens that follow `history`.
+    pub(super) newest: &'a [u32],
+}
+
 /// Working memory, kept from row to row.
 #[derive(Debug, Default)]
 pub(super) struct Penalties {
@@ -14,16 +24,12 @@ pub(super) struct Penalties {
 }
 
 impl Penalties {
-    /// Applies all penalties of `params` to `logits`, given the tokens `history ++ newest`.
-    pub(super) fn apply(
-        &mut self,
-        params: &SamplingParams,
-        history: &[u32],
-        newest: &[u32],
-        logits: &mut [f32],
-    ) {
-        if params.penalizes_tokens() {
-            self.take_recent(history, newest, params.penalty_last_n as usize);
+    /// Applies all penalties of `params` to `logits`. Those of presence and of frequency count what was generated, as in OpenAI's API; the
+    /// others count the prompt, too.
+    pub(super) fn apply(&mut self, params: &SamplingParams, seen: &Seen<'_>, logits: &mut [f32]) {
+        let last_n = params.penalty_last_n as usize;
+        if params.repeat_penalty != 1.0 {
+            self.take_recent(seen.history, seen.newest, last_n);
             self.recent.sort_unstable();
             for run in self.recent.chunk_by(|a, b| a == b) {
                 let Some(logit) = logits.get_mut(run[0] as usize) else {
@@ -34,12 +40,23 @@ impl Penalties {
                 } else {
                     *logit * params.repeat_penalty
                 };
+                *logit = kept_finite(*logit, repeated);
+            }
+        }
+        if params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 {
+            let generated = &seen.history[seen.n_prompt.min(seen.history.len())..];
+            self.take_recent(generated, seen.newest, last_n);
+            self.recent.sort_unstable();
+            for run in self.recent.chunk_by(|a, b| a == b) {
+                let Some(logit) = logits.get_mut(run[0] as usize) else {
+                    continue;
+                };
                 let cost = run.len() as f32 * params.frequency_penalty + params.presence_penalty;
-                *logit = kept_finite(*logit, repeated - cost);
+                *logit = kept_finite(*logit, *logit - cost);
             }
         }
         if let Some(dry) = params.dry.as_ref().filter(|dry| dry.multiplier > 0.0) {
-            self.take_recent(history, newest, dry.last_n as usize);
+            self.take_recent(seen.history, seen.newest, dry.last_n as usize);
             self.apply_dry(dry, logits);
         }
     }

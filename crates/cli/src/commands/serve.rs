@@ -16,7 +16,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill::{FolderLock, PrefixFolder, remove_unfinished_sessions};
+use tokenmill::{FolderLock, PrefixFolder, remove_unfinished_sessions, without_mark};
 use tokenmill_backend::StepError;
 use tokenmill_sched::EngineError;
 #[cfg(feature = "otel")]
@@ -399,7 +399,8 @@ fn check_folder(option: &str, path: &Path) -> Result<(), Failure> {
 }
 
 fn read(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|error| Failure::unreadable(path, &error))
+    let text = fs::read_to_string(path).map_err(|error| Failure::unreadable(path, &error))?;
+    Ok(without_mark(&text).to_owned())
 }
 
 fn start_log(format: LogFormat, spans: Option<impl Layer<Registry> + Send + Sync>) {

@@ -108,6 +108,7 @@ mod tests {
                 RowOutput::Sample(SampleRow {
                     params: params((seq % 3) as f32, (seq % 2 == 0).then_some(seq)),
                     history: 0..0,
+                    n_prompt: 0,
                     mask: if seq == 1 { RowMask::Words(0) } else { RowMask::Any },
                 })
             });

@@ -59,7 +59,11 @@ fn is_row_for_device(sample: &SampleRow) -> bool {
     let params = &sample.params;
     let has_dry = params.dry.as_ref().is_some_and(|dry| dry.multiplier > 0.0);
     let is_typical = params.typical_p < 1.0 && !params.is_greedy();
-    !has_dry && !is_typical && params.n_logprobs.is_none_or(|n| n as usize <= MAX_TOP)
+    // The kernel has one history for all penalties; in a prompt they count differently.
+    let counts_apart = sample.n_prompt > 0
+        && params.repeat_penalty != 1.0
+        && (params.presence_penalty != 0.0 || params.frequency_penalty != 0.0);
+    !counts_apart && !has_dry && !is_typical && params.n_logprobs.is_none_or(|n| n as usize <= MAX_TOP)
 }
 
 /// Likeliest tokens that a row reports.
@@ -84,7 +88,11 @@ fn kept_history<'a>(batch: &'a ForwardBatch, sample: &SampleRow, n_newest: usize
     if !params.penalizes_tokens() {
         return &[];
     }
-    let history = &batch.history[sample.history.start as usize..sample.history.end as usize];
+    let mut history = &batch.history[sample.history.start as usize..sample.history.end as usize];
+    if params.repeat_penalty == 1.0 {
+        // The other penalties count what was generated.
+        history = &history[sample.n_prompt as usize..];
+    }
     let n_kept = (params.penalty_last_n as usize).saturating_sub(n_newest);
     &history[history.len().saturating_sub(n_kept)..]
 }
@@ -226,6 +234,7 @@ mod tests {
         batch.want_last(RowOutput::Sample(SampleRow {
             params: Arc::new(params),
             history: 0..n_history,
+            n_prompt: 0,
             mask: RowMask::Any,
         }));
         device_mode(&batch, &LIMITS)

@@ -1,6 +1,10 @@
 //! `POST /v1/chat/completions`.
 
-use std::{mem, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    mem,
+    sync::Arc,
+};
 
 use axum::{
     Json,
@@ -13,6 +17,7 @@ use tokenmill::{Part, Prompt, Sample, TextEvent, TextParams, ToolCall};
 use crate::{
     ApiError, App, Dialect,
     app::Call,
+    earlier_calls::CUSTOM_INPUT,
     endpoints::render::Rendered,
     intake::Share,
     media_folder::read_images,
@@ -63,7 +68,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         )?;
     }
     let tells_tokens = request.return_token_ids;
-    let prompt = prompt(&app, request, &mut share).await?;
+    let (prompt, custom) = prompt(&app, request, &mut share).await?;
     let prompt_token_ids = tells_tokens.then(|| prompt.tokens.clone());
     let mut stream = call.answer(&app, prompt, params.clone(), share).await?;
     if tells_tokens {
@@ -84,6 +89,8 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
             tells_tokens,
             includes_usage: options.include_usage,
             usage: TokenCounts::default(),
+            custom,
+            inputs: HashMap::new(),
         };
         return Ok(stream_response(&app, &call, stream, format));
     }
@@ -101,7 +108,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         .map(|sample| {
             let mut choice = json!({
                 "index": sample.end.sample,
-                "message": message(sample),
+                "message": message(sample, &custom),
                 "logprobs": has_logprobs.then(|| sheet.chat(&sample.tokens)),
                 "finish_reason": finish_reason(&sample.end),
             });
@@ -126,19 +133,39 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     Ok(sheet.response(&reply))
 }
 
-async fn prompt(app: &App, mut request: ChatRequest, share: &mut Share) -> Result<Prompt, ApiError> {
+/// The prompt of a request, and the names of its custom tools.
+async fn prompt(
+    app: &App,
+    mut request: ChatRequest,
+    share: &mut Share,
+) -> Result<(Prompt, BTreeSet<String>), ApiError> {
     let turn = request.turn()?;
     let tools = request.tools()?;
     let variables = request.variables()?;
     let mut messages = template_messages(request.messages, &CHAT_WORDING)?;
     read_images(app, share, &mut messages).await?;
-    app.model.prompt(&messages, &tools, turn, variables)
+    let prompt = app.model.prompt(&messages, &tools, turn, variables)?;
+    Ok((prompt, tools.custom().clone()))
+}
+
+/// The text for a custom tool in the arguments of its call.
+fn custom_input(call: &ToolCall) -> Value {
+    let mut arguments = call.whole_arguments();
+    let input = arguments.remove(CUSTOM_INPUT);
+    input.filter(Value::is_string).unwrap_or_else(|| "".into())
 }
 
 /// An answer as a message, which can be sent back as it is.
-fn message(sample: &Sample) -> Value {
+fn message(sample: &Sample, custom: &BTreeSet<String>) -> Value {
     let mut message = json!({ "role": "assistant", "content": sample.text, "refusal": null });
-    let calls: Vec<Value> = sample.all_calls().map(ToolCall::to_openai).collect();
+    let call = |call: &ToolCall| {
+        if !custom.contains(&call.name) {
+            return call.to_openai();
+        }
+        let described = json!({ "name": call.name, "input": custom_input(call) });
+        json!({ "id": call.id, "type": "custom", "custom": described })
+    };
+    let calls: Vec<Value> = sample.all_calls().map(call).collect();
     if !calls.is_empty() {
         message["tool_calls"] = calls.into();
         if sample.text.is_empty() {
@@ -164,7 +191,9 @@ fn delta_of(part: &Part) -> Option<Value> {
         Part::Arguments { call_idx, delta } => {
             json!({ "tool_calls": [{ "index": call_idx, "function": { "arguments": delta } }] })
         }
-        Part::CallEnd { .. } | Part::CallCut { .. } | Part::CallBroken { .. } | Part::Markup => return None,
+        // It is no call, so its text is text.
+        Part::CallBroken { source, .. } => json!({ "content": source }),
+        Part::CallEnd { .. } | Part::CallCut { .. } | Part::Markup => return None,
     })
 }
 
@@ -174,7 +203,7 @@ pub(crate) async fn render(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     let (request, fields) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
     app.model.check_name(request.model.as_deref())?;
     call.text_params(&app, fields)?;
-    let token_ids = prompt(&app, request, &mut share).await?.tokens;
+    let token_ids = prompt(&app, request, &mut share).await?.0.tokens;
     Ok(Json(Rendered::new(&app, "chatcmpl-", token_ids)).into_response())
 }
 
@@ -196,9 +225,40 @@ struct ChatEvents {
     tells_tokens: bool,
     includes_usage: bool,
     usage: TokenCounts,
+    /// The names of custom tools.
+    custom: BTreeSet<String>,
+    /// Calls of custom tools that are open, by sample and place: their text is known when they end.
+    inputs: HashMap<(u32, usize), ToolCall>,
 }
 
 impl ChatEvents {
+    /// A part as the delta of a chunk; `None` where it says nothing.
+    fn delta_of(&mut self, sample: u32, part: &Part) -> Option<Value> {
+        match part {
+            Part::CallStart { call_idx, id, name } if self.custom.contains(name) => {
+                self.inputs.insert((sample, *call_idx), ToolCall::default());
+                let custom = json!({ "name": name, "input": "" });
+                Some(
+                    json!({ "tool_calls": [{ "index": call_idx, "id": id, "type": "custom", "custom": custom }] }),
+                )
+            }
+            Part::Arguments { call_idx, delta } if self.inputs.contains_key(&(sample, *call_idx)) => {
+                self.inputs
+                    .entry((sample, *call_idx))
+                    .or_default()
+                    .arguments
+                    .push_str(delta);
+                None
+            }
+            Part::CallEnd { call_idx } | Part::CallCut { call_idx } => {
+                let call = self.inputs.remove(&(sample, *call_idx))?;
+                let custom = json!({ "input": custom_input(&call) });
+                Some(json!({ "tool_calls": [{ "index": call_idx, "custom": custom }] }))
+            }
+            part => delta_of(part),
+        }
+    }
+
     fn chunk(&self, choices: &Value) -> Value {
         let mut chunk = json!({
             "id": self.head.id,
@@ -236,7 +296,10 @@ impl EventFormat for ChatEvents {
                 let logprobs = self
                     .has_logprobs
                     .then(|| chat_logprobs(self.app.model.tokenizer(), &delta.tokens));
-                let mut deltas: Vec<Value> = delta.parts.iter().filter_map(delta_of).collect();
+                let parts = delta.parts.iter();
+                let mut deltas: Vec<Value> = parts
+                    .filter_map(|part| self.delta_of(delta.sample, part))
+                    .collect();
                 if deltas.is_empty() && (logprobs.is_some() || delta.sampled.is_some()) {
                     deltas.push(json!({}));
                 }

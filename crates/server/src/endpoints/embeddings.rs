@@ -90,12 +90,8 @@ pub(crate) async fn embed(
     inputs: Vec<OnePrompt>,
     params: EmbedParams,
 ) -> Result<Vectors, ApiError> {
-    if inputs.is_empty() || inputs.len() > app.config.max_prompts {
-        let reason = format!(
-            "{} inputs, expected 1 to {}",
-            inputs.len(),
-            app.config.max_prompts
-        );
+    if inputs.is_empty() || inputs.len() > app.config.max_inputs {
+        let reason = format!("{} inputs, expected 1 to {}", inputs.len(), app.config.max_inputs);
         return Err(ApiError::invalid("input", reason));
     }
     let dimensions = params.dimensions;

@@ -18,7 +18,7 @@ use crate::{
     media_folder::read_images,
     openai::Stop,
     outcome::TokenCounts,
-    reply::collect,
+    reply::collect_showing,
     request_id::{RequestId, unique_id},
     sse::{EventFormat, Events, stream_response},
     tables,
@@ -57,7 +57,13 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
         return Ok(ignored.named_in(stream_response(&app, &call, stream, format)));
     }
 
-    let samples = collect(stream, &app, &call).await?;
+    let mut blocks = Blocks::default();
+    let take = |event: &TextEvent| {
+        if let TextEvent::Delta(delta) = event {
+            delta.parts.iter().for_each(|part| blocks.push(part));
+        }
+    };
+    let samples = collect_showing(stream, &app, &call, take).await?;
     let sample = &samples[0];
     let (stop_reason, stop_sequence) = stop_reason(&sample.end, &stops);
     let reply = json!({
@@ -65,7 +71,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
         "type": "message",
         "role": "assistant",
         "model": served,
-        "content": blocks(sample),
+        "content": blocks.finish(sample),
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence,
         "usage": TokenCounts::of_samples(&samples).to_anthropic(),
@@ -96,20 +102,57 @@ async fn prompt(
     Ok((app.model.prompt(&messages, &tools, turn, variables)?, ignored))
 }
 
-/// An answer as content blocks.
-fn blocks(sample: &Sample) -> Vec<Value> {
-    let mut blocks = Vec::new();
-    if !sample.reasoning.is_empty() {
-        blocks.push(json!({ "type": "thinking", "thinking": sample.reasoning, "signature": "" }));
+/// An answer as content blocks, in the order in which a stream has them.
+#[derive(Debug, Default)]
+struct Blocks(Vec<Value>);
+
+impl Blocks {
+    /// Adds a part as it comes. Calls have a place, and are filled in at the end.
+    fn push(&mut self, part: &Part) {
+        match part {
+            Part::Text(text) => self.push_text("text", text),
+            Part::Reasoning(text) => self.push_text("thinking", text),
+            Part::CallStart { .. } => self.0.push(json!({ "type": "tool_use" })),
+            // It is no call, so its text is text.
+            Part::CallBroken { source, .. } => {
+                self.0.pop_if(|block| block["type"] == "tool_use");
+                self.push_text("text", source);
+            }
+            Part::Arguments { .. } | Part::CallEnd { .. } | Part::CallCut { .. } | Part::Markup => {}
+        }
     }
-    let has_calls = sample.all_calls().next().is_some();
-    if !sample.text.is_empty() || !has_calls {
-        blocks.push(json!({ "type": "text", "text": sample.text }));
+
+    fn push_text(&mut self, kind: &str, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        match self.0.last_mut().filter(|block| block["type"] == kind) {
+            Some(block) => {
+                if let Value::String(before) = &mut block[kind] {
+                    before.push_str(text);
+                }
+            }
+            None if kind == "thinking" => {
+                self.0
+                    .push(json!({ "type": kind, "thinking": text, "signature": "" }));
+            }
+            None => self.0.push(json!({ "type": kind, "text": text })),
+        }
     }
-    blocks.extend(sample.all_calls().map(
-        |call| json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": call.whole_arguments() }),
-    ));
-    blocks
+
+    /// All blocks, with the calls of the answer; one without text where it says nothing.
+    fn finish(mut self, sample: &Sample) -> Vec<Value> {
+        let mut calls = sample.all_calls();
+        for block in self.0.iter_mut().filter(|block| block["type"] == "tool_use") {
+            if let Some(call) = calls.next() {
+                *block = json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": call.whole_arguments() });
+            }
+        }
+        if self.0.is_empty() {
+            self.0.push(json!({ "type": "text", "text": "" }));
+        }
+        self.0
+    }
 }
 
 /// Why a message ended, in Anthropic's words, and the stop string that ended it.
@@ -179,7 +222,12 @@ impl MessageEvents {
             Part::Arguments { delta, .. } => {
                 self.delta(&json!({ "type": "input_json_delta", "partial_json": delta }), out);
             }
-            Part::CallEnd { .. } | Part::CallCut { .. } | Part::CallBroken { .. } => self.close(out),
+            // It is no call, so its text is text.
+            Part::CallBroken { source, .. } => {
+                self.close(out);
+                self.part(&Part::Text(source.clone()), out);
+            }
+            Part::CallEnd { .. } | Part::CallCut { .. } => self.close(out),
             Part::Markup => {}
         }
     }

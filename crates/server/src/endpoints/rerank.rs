@@ -12,15 +12,26 @@ use crate::{ApiError, App, app::Call, openai::rerank::RerankRequest, tables};
 
 /// Answers a request to rank documents.
 pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    let request: RerankRequest = call.read(tables::rerank())?;
+    let mut request: RerankRequest = call.read(tables::rerank())?;
     app.model.check_own_name(request.model.as_deref())?;
+    let has_texts = request.texts.is_some();
+    if let Some(texts) = request.texts.take() {
+        if !request.documents.is_empty() {
+            return Err(ApiError::invalid(
+                "texts",
+                "contradicts `documents`; give one of them",
+            ));
+        }
+        request.documents = texts;
+    }
     let n_documents = request.documents.len();
     if n_documents == 0 || n_documents > app.config.max_prompts {
         let reason = format!(
             "{n_documents} documents, expected 1 to {}",
             app.config.max_prompts
         );
-        return Err(ApiError::invalid("documents", reason));
+        let field = if has_texts { "texts" } else { "documents" };
+        return Err(ApiError::invalid(field, reason));
     }
     if request.top_n == Some(0) {
         return Err(ApiError::invalid("top_n", "is 0, expected at least 1"));
@@ -44,6 +55,16 @@ pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     // Equal scores stay in the order of the request.
     ranking.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     ranking.truncate(request.top_n.unwrap_or(n_documents));
+    if has_texts {
+        let found = ranking.iter().map(|&(index, score)| {
+            let mut found = json!({ "index": index, "score": score });
+            if request.return_text == Some(true) {
+                found["text"] = request.documents[index].text().into();
+            }
+            found
+        });
+        return Ok(Json(found.collect::<Vec<Value>>()).into_response());
+    }
     let results: Vec<Value> = (ranking.iter())
         .map(|&(index, score)| {
             let mut result = json!({ "index": index, "relevance_score": score });

@@ -515,7 +515,13 @@ impl ResponseEvents {
                 self.cut();
                 self.close(out);
             }
-            Part::CallEnd { .. } | Part::CallBroken { .. } => self.close(out),
+            // It is no call, so its text is text.
+            Part::CallBroken { source, .. } => {
+                self.cut();
+                self.close(out);
+                self.part(&Part::Text(source.clone()), logprobs, out);
+            }
+            Part::CallEnd { .. } => self.close(out),
             Part::Markup => {}
         }
     }

@@ -7,6 +7,7 @@ pub mod chat;
 pub mod completion;
 pub mod embedding;
 pub(crate) mod items;
+pub mod message;
 mod parts;
 pub mod rerank;
 pub mod response;

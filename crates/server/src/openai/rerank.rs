@@ -2,13 +2,27 @@
 
 use serde::Deserialize;
 
-use crate::fields::{Field, label, refused, yes};
+use crate::fields::{Field, label, only, refused, yes};
 
 /// The endpoint's fields.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes("query", "what the documents are to answer"),
     yes("documents", "texts, or objects with a `text`"),
+    yes(
+        "texts",
+        "the same in the words of Hugging Face's text-embeddings-inference, whose form the answer then has: a list of `index` and `score`",
+    ),
+    yes(
+        "return_text",
+        "with `texts`: whether they come back with their scores",
+    ),
+    only("raw_scores", &["false"], "scores are those that `documents` get"),
+    only(
+        "truncate",
+        &["false"],
+        "documents are not cut; a pair longer than the context is an error",
+    ),
     yes("top_n", "how many of the best are listed; all by default"),
     yes(
         "return_documents",
@@ -33,7 +47,12 @@ pub struct RerankRequest {
     /// What the documents are to answer.
     pub query: String,
     /// The documents.
+    #[serde(default)]
     pub documents: Vec<Document>,
+    /// The same in other words.
+    pub texts: Option<Vec<Document>>,
+    /// Whether those come back.
+    pub return_text: Option<bool>,
     /// How many of the best are listed.
     pub top_n: Option<usize>,
     /// Whether the texts come back.

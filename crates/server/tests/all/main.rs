@@ -18,6 +18,7 @@ mod earlier_answers;
 mod encoders;
 mod forced;
 mod generation;
+mod histories;
 mod http2;
 mod images;
 #[cfg(unix)]
@@ -38,6 +39,7 @@ mod shapes;
 mod silence;
 mod slots;
 mod speculation;
+mod stops;
 mod stream_limits;
 #[cfg(feature = "otel")]
 mod traces;

@@ -90,6 +90,7 @@ fn bytes_of_steps(descriptor: &Descriptor, params: &Arc<SamplingParams>, n_ctx: 
             batch.want_last(RowOutput::Sample(SampleRow {
                 params: Arc::clone(params),
                 history: start..batch.history.len() as u32,
+                n_prompt: 0,
                 mask: tokenmill_backend::RowMask::Any,
             }));
         }

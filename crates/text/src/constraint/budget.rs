@@ -8,7 +8,7 @@ use llguidance::api::TopLevelGrammar;
 use super::{
     error::{ConstraintError, ConstraintKind},
     lark_references,
-    references::Longest,
+    chains::Longest,
     schema_references,
 };
 

@@ -26,8 +26,9 @@ use super::{
     alternatives::{Alternatives, Told},
     budget,
     error::{ConstraintError, ConstraintKind, first_line},
+    escapes::{Follower, JsonPlaces},
     finite::has_finite_text,
-    grammar::{Constraint, HeldTool},
+    grammar::{CallGrammar, Constraint, HeldTool},
     lead::{Begin, BudgetPlan, LeadPlan, Mark, Open, OpenPlan},
     marker::Marker,
     matcher::ConstraintMatcher,
@@ -94,8 +95,9 @@ struct Prototype(Mutex<Matcher>);
 pub struct CompiledConstraint {
     /// None for text that is free from its beginning to its end.
     prototype: Option<Arc<Prototype>>,
+    json: JsonPlaces,
     /// Of calls that the text may be instead.
-    calls: Option<Arc<Prototype>>,
+    calls: Option<(Arc<Prototype>, JsonPlaces)>,
     /// What such calls begin with.
     call_starts: Arc<[String]>,
     vocabulary: Arc<Vocabulary>,
@@ -177,7 +179,8 @@ impl ConstraintCompiler {
         let deadline = Instant::now() + self.shared.limits.compile_time;
         let mut compiled = self.compile_by(constraint, deadline, client)?;
         if let Some((calls, told)) = constraint.alternative() {
-            compiled.calls = self.compile_by(&calls, deadline, client)?.prototype;
+            let calls = self.compile_by(&calls, deadline, client)?;
+            compiled.calls = calls.prototype.map(|prototype| (prototype, calls.json));
             if let Told::ByStart(starts) = told {
                 compiled.call_starts = starts.as_slice().into();
             }
@@ -236,8 +239,10 @@ impl ConstraintCompiler {
                 constraint.begin(),
                 prototype.is_some(),
                 constraint.alternative().is_some(),
+                constraint.calls_to_follow(),
             )),
             prototype,
+            json: constraint.json_places(),
             calls: None,
             call_starts: Arc::default(),
             vocabulary: Arc::clone(&self.shared.vocabulary),
@@ -403,8 +408,20 @@ impl Shared {
     }
 
     /// What comes first, in tokens.
-    fn lead(&self, begin: &Begin, has_grammar: bool, has_alternative: bool) -> LeadPlan {
+    fn lead(
+        &self,
+        begin: &Begin,
+        has_grammar: bool,
+        has_alternative: bool,
+        to_follow: Option<&CallGrammar>,
+    ) -> LeadPlan {
         let vocabulary = &self.vocabulary;
+        let in_tokens = |marks: &[Mark]| -> Vec<(Mark, Vec<u32>)> {
+            let marks = marks.iter();
+            marks
+                .map(|mark| (mark.clone(), vocabulary.tokens_of(&mark.text)))
+                .collect()
+        };
         let is_free = !has_grammar || !begin.marks.is_empty() && !has_alternative;
         let thoughts = begin.thoughts.as_ref();
         let opens = match thoughts.map(|thoughts| &thoughts.open) {
@@ -439,11 +456,11 @@ impl Shared {
         });
         LeadPlan {
             opens,
-            close: thoughts.map(|thoughts| Marker::new(&thoughts.close)),
+            close: thoughts.map(|thoughts| Marker::new(&thoughts.close, thoughts.close_end.as_deref())),
             budget,
-            marks: (begin.marks.iter())
-                .map(|mark| (mark.clone(), vocabulary.tokens_of(&mark.text)))
-                .collect(),
+            marks: in_tokens(&begin.marks),
+            behind: to_follow.map(|calls| in_tokens(&calls.marks)),
+            holds_in_thoughts: to_follow.is_some_and(|calls| calls.has_strict),
             is_free,
         }
     }
@@ -483,9 +500,13 @@ impl Wish {
 impl CompiledConstraint {
     /// Begins a sample. `end_ids` are the tokens that may end it.
     pub fn matcher(&self, end_ids: &[u32]) -> ConstraintMatcher {
-        let begin = |prototype: &Arc<Prototype>| lock(&prototype.0).deep_clone();
+        let begin = |(prototype, json): (&Arc<Prototype>, JsonPlaces)| {
+            let matcher = lock(&prototype.0).deep_clone();
+            Follower::new(matcher, Arc::clone(&self.vocabulary), json)
+        };
         let grammars = (self.prototype.as_ref()).map(|prototype| {
-            let matchers = [Some(prototype), self.calls.as_ref()].into_iter().flatten();
+            let calls = self.calls.as_ref().map(|(calls, json)| (calls, *json));
+            let matchers = [Some((prototype, self.json)), calls].into_iter().flatten();
             Alternatives::new(matchers.map(begin), Arc::clone(&self.call_starts))
         });
         let lead = Arc::clone(&self.lead);

@@ -7,7 +7,7 @@
 
 use serde_json::Value;
 
-use super::references::{Longest, NamedReferences};
+use super::chains::{Longest, NamedReferences};
 
 /// The longest way along the references of a grammar, with the schemas in it: `of_schema` says how long each is itself.
 pub(super) fn longest(grammar: &str, of_schema: &mut impl FnMut(&Value) -> Longest) -> Longest {

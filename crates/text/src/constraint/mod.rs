@@ -23,9 +23,11 @@
 
 mod alternatives;
 mod budget;
+mod chains;
 mod compiler;
 mod controls;
 mod error;
+mod escapes;
 mod finite;
 mod gbnf;
 mod grammar;
@@ -48,3 +50,4 @@ pub use grammar::Constraint;
 pub(crate) use grammar::{CallGrammar, HeldTool, is_deeper_than, prepared};
 pub(crate) use lead::Mark;
 pub use matcher::ConstraintMatcher;
+pub(crate) use references::referred;

@@ -1,196 +1,311 @@
-//! How far the rules of a grammar, and the definitions of a schema, refer to each other.
+//! References between schemas of one document: to a place, an anchor or an identifier.
 //!
-//! Separate from the compiler because it comes before: compilers of grammars follow references by calling themselves, so a long chain of
-//! them overflows the stack, and with it goes the process. Invariants: everything here is a loop over what it reads, whatever that refers
-//! to; and no compiler can follow more references than are counted, in whatever order it goes.
+//! Separate because the compiler of grammars knows one form only, `#/` and keys without any escape. Invariants: a reference that leads
+//! elsewhere stays as it is, which compiling refuses; what references lead to is the same before and after.
 
 use std::collections::HashMap;
 
-/// What refers to what: the rules of a grammar, or the definitions of a schema.
-#[derive(Debug, Default)]
-pub(super) struct References {
-    /// For each node: what it refers to.
-    to: Vec<Vec<usize>>,
-    /// For each node: levels from it to what it refers to.
-    n_levels: Vec<usize>,
+use serde_json::{Map, Value};
+
+/// How large the copies of schemas may be that have no plain place.
+const MAX_COPIED_BYTES: usize = 1 << 20;
+
+/// Keywords whose values are no schemas.
+const WITHOUT_SCHEMAS: [&str; 4] = ["const", "enum", "default", "examples"];
+
+/// The way from a document to a part of it.
+type Path = Vec<String>;
+
+/// The schema in `root` that a reference of it names; `None` where that stands elsewhere.
+pub(crate) fn referred<'s>(root: &'s Value, reference: &str) -> Option<&'s Value> {
+    match reference.strip_prefix('#') {
+        Some("" | "/") => Some(root),
+        Some(pointer) if pointer.starts_with('/') => at(root, &segments(pointer)),
+        _ => at(root, &Places::of(root).path(&base_of(root), reference)?),
+    }
 }
 
-/// The longest way along references.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Longest {
-    /// Nodes on it.
-    pub(super) n_nodes: usize,
-    /// Levels on it.
-    pub(super) n_levels: usize,
+/// Writes all references of a document as the compiler reads them.
+pub(super) fn make_plain(root: &mut Value) {
+    if !needs_work(root) {
+        return;
+    }
+    let places = Places::of(root);
+    let mut copies: HashMap<Path, String> = HashMap::new();
+    let original = root.clone();
+    let base = base_of(root);
+    let mut write = |base: &str, reference: &str| -> Option<String> {
+        let path = places.path(base, reference)?;
+        at(&original, &path)?;
+        if !path
+            .iter()
+            .any(|segment| segment.contains('/') || segment.is_empty())
+        {
+            return Some(path.iter().fold("#".to_owned(), |mut text, segment| {
+                text.push('/');
+                text.push_str(segment);
+                text
+            }));
+        }
+        let next = format!("reference {}", copies.len());
+        let name = copies.entry(path).or_insert(next);
+        Some(format!("#/$defs/{name}"))
+    };
+    rewrite(root, &base, &mut write);
+    let mut n_bytes = 0;
+    let copied = copies.into_iter().filter_map(|(path, name)| {
+        let copy = at(root, &path)?.clone();
+        n_bytes += copy.to_string().len();
+        (n_bytes <= MAX_COPIED_BYTES).then_some((name, copy))
+    });
+    let copied: Vec<(String, Value)> = copied.collect();
+    if let Some(fields) = root.as_object_mut()
+        && !copied.is_empty()
+    {
+        let definitions = fields.entry("$defs").or_insert_with(|| Map::new().into());
+        if let Some(definitions) = definitions.as_object_mut() {
+            definitions.extend(copied);
+        }
+    }
 }
 
-impl References {
-    /// Adds a node of one level.
-    pub(super) fn add(&mut self) -> usize {
-        self.to.push(Vec::new());
-        self.n_levels.push(1);
-        self.to.len() - 1
+/// Where the schemas of a document stand that have a name.
+struct Places(HashMap<String, Path>);
+
+impl Places {
+    fn of(root: &Value) -> Self {
+        let mut places = Self(HashMap::new());
+        places.0.insert(base_of(root), Path::new());
+        places.visit(root, &base_of(root), &mut Path::new());
+        places
     }
 
-    /// Has a node refer to another, `n_levels` below it.
-    pub(super) fn refer(&mut self, from: usize, to: usize, n_levels: usize) {
-        self.to[from].push(to);
-        self.deepen(from, n_levels);
-    }
-
-    /// Says that a node has at least `n_levels`.
-    pub(super) fn deepen(&mut self, node: usize, n_levels: usize) {
-        self.n_levels[node] = self.n_levels[node].max(n_levels);
-    }
-
-    /// Finds the longest way. Nodes that lead to each other count with all of them: one who walks through them may come by each once.
-    ///
-    /// Source: Tarjan, "Depth-first search and linear graph algorithms", with a stack of its own in the place of the recursion. What
-    /// leads to each other is complete only after all that it leads to, so the longest way from it is known then.
-    pub(super) fn longest(&self) -> Longest {
-        const UNSEEN: usize = usize::MAX;
-        let n = self.to.len();
-        let mut order = vec![UNSEEN; n];
-        let mut low = vec![0; n];
-        let mut is_open = vec![false; n];
-        // Of a complete node: the longest way from the nodes that it shares its fate with.
-        let mut from = vec![Longest::default(); n];
-        let mut open = Vec::new();
-        let mut walk: Vec<(usize, usize)> = Vec::new();
-        let mut n_seen = 0;
-        let mut best = Longest::default();
-        for start in 0..n {
-            if order[start] != UNSEEN {
-                continue;
+    fn visit(&mut self, value: &Value, base: &str, path: &mut Path) {
+        match value {
+            Value::Object(fields) => {
+                let own = own_base(fields, base);
+                if own != base {
+                    self.0.entry(own.clone()).or_insert_with(|| path.clone());
+                }
+                let text = |keyword: &str| fields.get(keyword).and_then(Value::as_str);
+                let anchors = [
+                    text("$anchor"),
+                    text("$dynamicAnchor"),
+                    text("$id").and_then(|id| id.strip_prefix('#')),
+                ];
+                for anchor in anchors.into_iter().flatten() {
+                    self.0
+                        .entry(format!("{own}#{anchor}"))
+                        .or_insert_with(|| path.clone());
+                }
+                for (key, of) in fields {
+                    if !WITHOUT_SCHEMAS.contains(&key.as_str()) {
+                        path.push(key.clone());
+                        self.visit(of, &own, path);
+                        path.pop();
+                    }
+                }
             }
-            walk.push((start, 0));
-            while let Some((node, next)) = walk.last_mut() {
-                let node = *node;
-                if *next == 0 {
-                    order[node] = n_seen;
-                    low[node] = n_seen;
-                    n_seen += 1;
-                    open.push(node);
-                    is_open[node] = true;
+            Value::Array(items) => {
+                for (idx, item) in items.iter().enumerate() {
+                    path.push(idx.to_string());
+                    self.visit(item, base, path);
+                    path.pop();
                 }
-                if let Some(&other) = self.to[node].get(*next) {
-                    *next += 1;
-                    if order[other] == UNSEEN {
-                        walk.push((other, 0));
-                    } else if is_open[other] {
-                        low[node] = low[node].min(order[other]);
+            }
+            _ => {}
+        }
+    }
+
+    /// The way to what a reference names that stands where `base` is the identifier.
+    fn path(&self, base: &str, reference: &str) -> Option<Path> {
+        let (name, fragment) = reference.split_once('#').unwrap_or((reference, ""));
+        let document = if name.is_empty() {
+            base.to_owned()
+        } else {
+            joined(base, name)
+        };
+        let start = self.0.get(&document)?;
+        if fragment.is_empty() || fragment.starts_with('/') {
+            return Some(start.iter().cloned().chain(segments(fragment)).collect());
+        }
+        self.0
+            .get(&format!("{document}#{}", without_percents(fragment)))
+            .cloned()
+    }
+}
+
+/// Whether a reference has another form than the compiler's, or there are several documents in one.
+fn needs_work(value: &Value) -> bool {
+    fn is_odd(value: &Value, is_root: bool) -> bool {
+        match value {
+            Value::Object(fields) => fields.iter().any(|(key, of)| match (key.as_str(), of) {
+                ("$ref", Value::String(reference)) => {
+                    !(reference == "#" || reference.starts_with("#/")) || reference.contains(['~', '%'])
+                }
+                ("$id", Value::String(_)) if !is_root => true,
+                (key, of) => !WITHOUT_SCHEMAS.contains(&key) && is_odd(of, false),
+            }),
+            Value::Array(items) => items.iter().any(|item| is_odd(item, false)),
+            _ => false,
+        }
+    }
+    is_odd(value, true)
+}
+
+fn rewrite(value: &mut Value, base: &str, write: &mut impl FnMut(&str, &str) -> Option<String>) {
+    match value {
+        Value::Object(fields) => {
+            let base = own_base(fields, base);
+            for (key, of) in fields {
+                match of {
+                    Value::String(reference) if key == "$ref" => {
+                        if let Some(plain) = write(&base, reference) {
+                            *reference = plain;
+                        }
                     }
-                    continue;
+                    of if !WITHOUT_SCHEMAS.contains(&key.as_str()) => rewrite(of, &base, write),
+                    _ => {}
                 }
-                walk.pop();
-                if let Some(&(before, _)) = walk.last() {
-                    low[before] = low[before].min(low[node]);
-                }
-                if low[node] < order[node] {
-                    continue;
-                }
-                let at = open.iter().rposition(|&other| other == node);
-                let group = open.split_off(at.expect("an open node is there"));
-                let mut beyond = Longest::default();
-                let mut own = Longest::default();
-                for &member in &group {
-                    is_open[member] = false;
-                    own.n_nodes += 1;
-                    own.n_levels += self.n_levels[member];
-                }
-                for &member in &group {
-                    for &other in &self.to[member] {
-                        // Members of the group have no way yet.
-                        beyond.n_nodes = beyond.n_nodes.max(from[other].n_nodes);
-                        beyond.n_levels = beyond.n_levels.max(from[other].n_levels);
-                    }
-                }
-                let whole = Longest {
-                    n_nodes: own.n_nodes + beyond.n_nodes,
-                    n_levels: own.n_levels + beyond.n_levels,
-                };
-                for member in group {
-                    from[member] = whole;
-                }
-                best.n_nodes = best.n_nodes.max(whole.n_nodes);
-                best.n_levels = best.n_levels.max(whole.n_levels);
             }
         }
-        best
+        Value::Array(items) => items.iter_mut().for_each(|item| rewrite(item, base, write)),
+        _ => {}
     }
 }
 
-/// References by name, which may come before what they name is known.
-#[derive(Debug, Default)]
-pub(super) struct NamedReferences<'n> {
-    nodes: HashMap<&'n str, usize>,
-    references: References,
+/// The identifier of a document.
+fn base_of(root: &Value) -> String {
+    root.as_object()
+        .map(|fields| own_base(fields, ""))
+        .unwrap_or_default()
 }
 
-impl<'n> NamedReferences<'n> {
-    /// The node of a name.
-    pub(super) fn node(&mut self, name: &'n str) -> usize {
-        let references = &mut self.references;
-        *self.nodes.entry(name).or_insert_with(|| references.add())
+/// The identifier of a schema within `base`.
+fn own_base(fields: &Map<String, Value>, base: &str) -> String {
+    match fields.get("$id").and_then(Value::as_str) {
+        Some(id) if !id.starts_with('#') => joined(base, id.split('#').next().unwrap_or_default()),
+        _ => base.to_owned(),
     }
+}
 
-    /// What was referred to.
-    pub(super) fn references(&mut self) -> &mut References {
-        &mut self.references
+/// An identifier that is written relative to another.
+fn joined(base: &str, name: &str) -> String {
+    let is_whole = name.split_once(':').is_some_and(|(scheme, _)| {
+        !scheme.is_empty()
+            && scheme
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
+    });
+    if is_whole {
+        return name.to_owned();
     }
+    let root = base.find("://").map_or(0, |at| at + 3);
+    let first = base[root..].find('/').map_or(base.len(), |at| root + at);
+    if name.starts_with('/') {
+        return format!("{}{name}", &base[..first]);
+    }
+    let folder = base
+        .rfind('/')
+        .filter(|&at| at >= root)
+        .map_or("", |at| &base[..=at]);
+    format!("{folder}{name}")
+}
+
+/// The keys of a pointer in a reference.
+fn segments(pointer: &str) -> Path {
+    let keys = pointer.split('/').skip(1);
+    keys.map(|key| without_percents(key).replace("~1", "/").replace("~0", "~"))
+        .collect()
+}
+
+fn without_percents(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = (bytes[at] == b'%').then(|| text.get(at + 1..at + 3)).flatten();
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                decoded.push(byte);
+                at += 3;
+            }
+            None => {
+                decoded.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8(decoded).unwrap_or_else(|_| text.to_owned())
+}
+
+fn at<'v>(root: &'v Value, path: &[String]) -> Option<&'v Value> {
+    path.iter().try_fold(root, |value, key| match value {
+        Value::Object(fields) => fields.get(key),
+        Value::Array(items) => items.get(key.parse::<usize>().ok()?),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    #[track_caller]
-    fn check(n_nodes: usize, pairs: &[(usize, usize)], expected: usize) {
-        let mut references = References::default();
-        for _ in 0..n_nodes {
-            references.add();
+    #[test]
+    fn a_reference_is_found_whatever_its_form() {
+        let root = json!({"$id": "https://example.com/a/root.json", "$defs": {
+            "a/b": {"const": 1}, "c~d": {"const": 2}, "e f": {"const": 3}, "g": {"$anchor": "here", "const": 4},
+            "h": {"$id": "other.json", "const": 5, "$defs": {"i": {"const": 6}}}},
+            "properties": {"p": {"anyOf": [{"const": 7}]}}});
+        for (reference, number) in [
+            ("#/$defs/a~1b", 1),
+            ("#/$defs/c~0d", 2),
+            ("#/$defs/e%20f", 3),
+            ("#/$defs/e f", 3),
+            ("#here", 4),
+            ("https://example.com/a/root.json#here", 4),
+            ("other.json", 5),
+            ("/a/other.json", 5),
+            ("other.json#/$defs/i", 6),
+            ("root.json#/properties/p/anyOf/0", 7),
+        ] {
+            assert_eq!(
+                referred(&root, reference).and_then(|schema| schema.get("const")),
+                Some(&json!(number)),
+                "{reference}"
+            );
+            let mut plain = root.clone();
+            plain["properties"]["q"] = json!({"$ref": reference});
+            make_plain(&mut plain);
+            let plain_reference = plain["properties"]["q"]["$ref"].as_str().unwrap();
+            let keys = plain_reference.strip_prefix("#/").unwrap().split('/');
+            let path: Path = keys.map(str::to_owned).collect();
+            assert_eq!(at(&plain, &path).unwrap()["const"], number, "{plain_reference}");
         }
-        for &(from, to) in pairs {
-            references.refer(from, to, 1);
-        }
-        assert_eq!(references.longest().n_nodes, expected, "{pairs:?}");
+        assert_eq!(referred(&root, "https://example.com/elsewhere"), None);
+        assert_eq!(referred(&root, "#/$defs/z"), None);
+        assert_eq!(referred(&root, "#"), Some(&root));
     }
 
     #[test]
-    fn the_longest_way_is_found_and_cycles_count_with_all_of_them() {
-        check(0, &[], 0);
-        check(3, &[], 1);
-        check(1, &[(0, 0)], 1);
-        check(4, &[(0, 1), (1, 2), (2, 3)], 4);
-        check(4, &[(3, 2), (2, 1), (1, 0)], 4);
-        // A diamond, and a short way beside a long one.
-        check(4, &[(0, 1), (0, 2), (1, 3), (2, 3)], 3);
-        check(4, &[(0, 3), (0, 1), (1, 2), (2, 3)], 4);
-        // A cycle with a way in and a way out.
-        check(6, &[(0, 1), (1, 2), (2, 3), (3, 1), (2, 4), (4, 5)], 6);
+    fn references_within_a_document_of_its_own_are_relative_to_it() {
+        let mut root = json!({"$defs": {"a": {"$id": "urn:a", "$ref": "#/$defs/b", "$defs": {"b": {"const": 1}}}},
+            "$ref": "urn:a"});
+        make_plain(&mut root);
+        assert_eq!(root["$ref"], "#/$defs/a");
+        assert_eq!(root["$defs"]["a"]["$ref"], "#/$defs/a/$defs/b");
     }
 
     #[test]
-    fn chains_cycles_and_diamonds_of_any_length_take_no_stack() {
-        let n = 200_000;
-        let chain: Vec<(usize, usize)> = (1..n).map(|idx| (idx - 1, idx)).collect();
-        check(n, &chain, n);
-        check(n, &[chain.as_slice(), &[(n - 1, 0)]].concat(), n);
-        let diamonds: Vec<(usize, usize)> = (1..n - 1)
-            .flat_map(|idx| [(idx - 1, idx), (idx - 1, idx + 1)])
-            .collect();
-        check(n, &diamonds, n);
-        check(n, &(1..n).map(|idx| (0, idx)).collect::<Vec<_>>(), 2);
-    }
-
-    #[test]
-    fn levels_are_added_up_along_the_way() {
-        let mut references = References::default();
-        let [first, second, third] = std::array::from_fn(|_| references.add());
-        references.refer(first, second, 10);
-        references.refer(first, third, 3);
-        references.refer(third, second, 50);
-        let longest = references.longest();
-        assert_eq!((longest.n_nodes, longest.n_levels), (3, 10 + 50 + 1));
+    fn a_plain_document_and_values_that_look_like_references_stay_as_they_are() {
+        let plain = json!({"$defs": {"a": {}}, "properties": {"p": {"$ref": "#/$defs/a", "default": {"$ref": "#x"}}}});
+        let mut same = plain.clone();
+        make_plain(&mut same);
+        assert_eq!(same, plain);
+        let mut elsewhere = json!({"$ref": "https://example.com/x"});
+        make_plain(&mut elsewhere);
+        assert_eq!(elsewhere, json!({"$ref": "https://example.com/x"}));
     }
 }

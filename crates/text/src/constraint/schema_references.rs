@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::references::{Longest, References};
+use super::chains::{Longest, References};
 
 /// Keywords by which a schema is given another name than its place.
 const NAMES: [&str; 5] = ["$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"];

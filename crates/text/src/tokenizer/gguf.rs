@@ -133,7 +133,7 @@ impl<'m> Source<'m> {
             .filter_map(|mark| Some((*by_text.get(mark)?, mark.starts_with("<|"))))
             .collect();
         for key in [EOS, EOT, EOM] {
-            ends.extend(metadata.opt_u32(key)?.map(|id| (id, false)));
+            ends.extend(id_of(metadata, key, tokens.len())?.map(|id| (id, false)));
         }
         for (id, is_no_text) in ends {
             // Converters mark some ends as user-defined, which text would be matched against: a message with
@@ -216,15 +216,27 @@ impl<'m> Source<'m> {
         }
     }
 
-    /// The id that a key names, else the default where the vocabulary has it.
+    /// The id that a key names, else the default, where the vocabulary has it.
     fn special(&self, key: &'static str, default: Option<u32>) -> Result<Option<u32>, TokenizerError> {
         let n_vocab = self.tokens.len();
-        match self.metadata.opt_u32(key)? {
-            Some(id) if (id as usize) < n_vocab => Ok(Some(id)),
-            Some(id) => Err(TokenizerError::TokenIdOutOfRange { key, id, n_vocab }),
-            None => Ok(default.filter(|&id| (id as usize) < n_vocab)),
-        }
+        let named = id_of(self.metadata, key, n_vocab)?;
+        Ok(named.or_else(|| default.filter(|&id| (id as usize) < n_vocab)))
     }
+}
+
+/// The id that a key names. Writers say with one that no token has, such as -1, that there is none; llama.cpp reads past those, too.
+fn id_of(metadata: &Metadata, key: &'static str, n_vocab: usize) -> Result<Option<u32>, TokenizerError> {
+    use tokenmill_gguf::Value;
+    if let Some(
+        Value::I8(-128..=-1)
+        | Value::I16(i16::MIN..=-1)
+        | Value::I32(i32::MIN..=-1)
+        | Value::I64(i64::MIN..=-1),
+    ) = metadata.get(key)
+    {
+        return Ok(None);
+    }
+    Ok(metadata.opt_u32(key)?.filter(|&id| (id as usize) < n_vocab))
 }
 
 fn check_len(key: &'static str, found: usize, expected: usize) -> Result<(), TokenizerError> {
@@ -326,21 +338,14 @@ fn read_merges(source: &Source<'_>) -> Result<Merges, TokenizerError> {
                 index,
                 merge: merge.to_owned(),
             })?;
-        let id = |token: &str| {
-            source
-                .by_text
-                .get(token)
-                .copied()
-                .ok_or_else(|| TokenizerError::UnknownMergeToken {
-                    index,
-                    token: token.to_owned(),
-                })
-        };
+        let id = |token: &str| source.by_text.get(token).copied();
         joined.clear();
         joined.push_str(left);
         joined.push_str(right);
-        let merged = id(&joined)?;
-        let (left, right) = (id(left)?, id(right)?);
+        // What makes no token merges nothing.
+        let (Some(merged), Some(left), Some(right)) = (id(&joined), id(left), id(right)) else {
+            continue;
+        };
         if !source.kinds[merged as usize].is_special() {
             merges.insert(left, right, index as u32, merged);
         }

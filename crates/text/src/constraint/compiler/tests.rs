@@ -1,5 +1,7 @@
 //! Constraints compiled and followed, over a vocabulary of single bytes.
 
+mod escapes;
+
 use serde_json::{Value, json};
 use tokenmill_gguf::{Metadata, StringArray};
 
@@ -423,6 +425,9 @@ pub(super) fn calls_of(tools: &[(&str, serde_json::Value)], is_held: bool) -> Co
         is_optional: !is_held,
         held: held.filter(|_| is_held).collect(),
         told: None,
+        has_strict: is_held,
+        has_free_text: false,
+        marks: Vec::new(),
     })
 }
 

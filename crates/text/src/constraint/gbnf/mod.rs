@@ -17,7 +17,7 @@ mod terminals;
 use super::{
     budget::check_references,
     error::{ConstraintError, ConstraintKind},
-    references::References,
+    chains::References,
 };
 
 /// Translates a grammar, whose rules refer to each other within the limits: the translation follows them, as the compiler does.
