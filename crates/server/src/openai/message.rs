@@ -65,7 +65,7 @@ pub(crate) const CHAT_WORDING: Wording = Wording {
 const ASKING_FIELDS: [&str; 2] = ["prefix", "partial"];
 
 /// A message as the chat template sees it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateMessage {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
