@@ -18,6 +18,7 @@ use crate::{
     kernel::{Constant, Kernel, Param, Place},
     op::{Instruction as Decoded, Op, Pred, Reg},
     parse::{self, Function, Operand, Source, Statement, StatementKind, Variable, VariableSpace},
+    read_first::{ReadFirst, read_first},
     types::{Space, Ty},
 };
 
@@ -45,6 +46,7 @@ pub(crate) fn kernel(
             constants32: Vec::new(),
             constants64: Vec::new(),
             constant_preds: Vec::new(),
+            read_first: ReadFirst::default(),
             shared_bytes: 0,
             local_bytes: 0,
             max_threads: function.max_threads.unwrap_or(MAX_THREADS),
@@ -308,6 +310,7 @@ impl Decoder<'_> {
                 kernel: self.kernel.name,
             });
         }
+        self.kernel.read_first = read_first(&self.kernel);
         Ok(self.kernel)
     }
 

@@ -111,6 +111,15 @@ pub(crate) struct BlockRunner<'a> {
     group_shapes: Vec<Vec<groups::Shape>>,
 }
 
+/// A warp's registers of one width, with the values that no instruction writes.
+fn registers<T: Copy + Default>(n: usize, uniform: &[(u16, T)]) -> Vec<[T; LANES]> {
+    let mut registers = vec![[T::default(); LANES]; n];
+    for &(register, value) in uniform {
+        registers[usize::from(register)] = [value; LANES];
+    }
+    registers
+}
+
 /// Iterates over the set bits of a mask.
 fn lanes_of(mut mask: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -130,8 +139,8 @@ impl<'a> BlockRunner<'a> {
         let warps = (0..n_warps)
             .map(|index| Warp {
                 index,
-                regs32: vec![[0; LANES]; kernel.n_regs32],
-                regs64: vec![[0; LANES]; kernel.n_regs64],
+                regs32: registers(kernel.n_regs32, context.uniform32),
+                regs64: registers(kernel.n_regs64, context.uniform64),
                 preds: vec![0; kernel.n_preds],
                 splits: Vec::with_capacity(LANES),
                 alive: 0,
@@ -218,17 +227,15 @@ impl<'a> BlockRunner<'a> {
         let n_threads = context.block.iter().product::<u32>();
         self.shared.reset();
         for warp in &mut self.warps {
-            warp.regs32.fill([0; LANES]);
-            warp.regs64.fill([0; LANES]);
+            for &register in &kernel.read_first.regs32 {
+                warp.regs32[usize::from(register)] = [0; LANES];
+            }
+            for &register in &kernel.read_first.regs64 {
+                warp.regs64[usize::from(register)] = [0; LANES];
+            }
             warp.preds.fill(0);
             for &(register, value) in &kernel.constant_preds {
                 warp.preds[usize::from(register)] = if value { FULL } else { 0 };
-            }
-            for &(register, value) in context.uniform32 {
-                warp.regs32[usize::from(register)] = [value; LANES];
-            }
-            for &(register, value) in context.uniform64 {
-                warp.regs64[usize::from(register)] = [value; LANES];
             }
             let first_thread = warp.index * LANES as u32;
             for (register, constant) in &kernel.constants32 {

@@ -9,6 +9,7 @@ use crate::{
     DeviceMemory, LaunchError, LoadError, decode,
     op::{Instruction, Pred, Reg},
     parse::{self, VariableSpace},
+    read_first::ReadFirst,
     types::Ty,
 };
 
@@ -117,6 +118,8 @@ pub struct Kernel {
     pub(crate) constants64: Vec<(u16, Constant)>,
     /// A predicate that is always true, where one was needed.
     pub(crate) constant_preds: Vec<(Pred, bool)>,
+    /// What a thread block begins with zeros in.
+    pub(crate) read_first: ReadFirst,
     pub(crate) shared_bytes: u32,
     pub(crate) local_bytes: u32,
     pub(crate) max_threads: u32,

@@ -56,6 +56,7 @@ mod occupancy;
 mod op;
 mod order;
 mod parse;
+mod read_first;
 mod report;
 mod residents;
 mod timing;

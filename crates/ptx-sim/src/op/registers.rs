@@ -1,6 +1,6 @@
 //! Which registers an instruction reads and writes: what its time depends on.
 //!
-//! Separate from the instructions because only the timing model asks. Invariant: every register of an operand is named, the guard
+//! Separate from the instructions because only the timing model and the search for registers that are read first ask. Invariant: every register of an operand is named, the guard
 //! among those read.
 
 use super::{AnyReg, Instruction, Op, VoteResult};
