@@ -119,6 +119,12 @@ impl HostStep {
         StepShape::of(batch)
     }
 
+    /// Whether rows have to be sampled one after the other, since a draw moves what the next one of its sequence depends on.
+    pub fn samples_in_order(&self) -> bool {
+        let mut outputs = self.batch.outputs.iter();
+        outputs.any(|output| matches!(output, RowOutput::Sample(sample) if sample.params.mirostat.is_some()))
+    }
+
     /// Writes the inputs that are no tokens over what was looked up for them, `rows: [T, width]`.
     pub fn take_input_rows(&self, width: usize, rows: &mut [f32]) {
         self.for_input_rows(0, width, rows, |out, row| out.copy_from_slice(row));

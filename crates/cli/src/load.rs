@@ -13,8 +13,8 @@ use clap::{
 };
 use tokenmill::{
     AllReduce, Bandwidths, BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuOptions, KvCache,
-    KvType, LoadOptions, Measurements, Numa, PartsRequest, PlacementRequest, Places, Preset, Side,
-    SplitObserver, WarpgroupProducts, n_processors,
+    KvType, LoadOptions, Measurements, Numa, PartsRequest, PlacementRequest, Places, PlanObserver, Preset,
+    Side, SplitObserver, WarpgroupProducts, n_processors,
 };
 use tokenmill_quant::CpuFeatures;
 
@@ -181,6 +181,7 @@ impl LoadArgs {
             cpu_features: self.cpu_features()?,
             placement: self.placement()?,
             measurements: self.measurements()?,
+            on_plan: Some(PlanObserver(telling::say_plan)),
             on_split: Some(SplitObserver(telling::say_split)),
             is_quiet: false,
             is_all_in_memory: self.no_mmap,

@@ -43,6 +43,15 @@ pub(crate) struct BegunFile<'p, 'a> {
     tensors: Vec<&'p Planned<'a>>,
 }
 
+/// The dimensions of a tensor as llama.cpp writes them: without those of 1 at the end.
+fn written_dims(dims: &[usize]) -> Vec<u64> {
+    let n_dims = dims.iter().rposition(|&dim| dim != 1).map_or(1, |last| last + 1);
+    dims[..n_dims.min(dims.len())]
+        .iter()
+        .map(|&dim| dim as u64)
+        .collect()
+}
+
 impl<'p, 'a> BegunFile<'p, 'a> {
     pub(crate) fn new(
         path: &'p Path,
@@ -52,8 +61,7 @@ impl<'p, 'a> BegunFile<'p, 'a> {
         let mut writer = GgufWriter::with_metadata(metadata);
         for tensor in &tensors {
             let info = tensor.view.info;
-            let dims: Vec<u64> = info.dims.iter().map(|&dim| dim as u64).collect();
-            writer.add_tensor(&info.name, tensor.choice.ty, &dims)?;
+            writer.add_tensor(&info.name, tensor.choice.ty, &written_dims(&info.dims))?;
         }
         Ok(Self {
             path,

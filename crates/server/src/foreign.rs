@@ -138,18 +138,8 @@ pub(crate) const FOREIGN: &[Field] = &[
         &["false"],
         "log-probabilities are those of the model",
     ),
-    only("samplers", &[], "the samplers have one order"),
     only("min_keep", &["0", "1"], NOT_IMPLEMENTED),
     only("typ_p", &["1", "1.0"], "use `typical_p`"),
-    // Of samplers that are off; those that switch them on are below.
-    label("xtc_threshold"),
-    label("dynatemp_exponent"),
-    label("mirostat_tau"),
-    label("mirostat_eta"),
-    only("mirostat", &["0"], NOT_IMPLEMENTED),
-    only("xtc_probability", &["0", "0.0"], NOT_IMPLEMENTED),
-    only("dynatemp_range", &["0", "0.0"], NOT_IMPLEMENTED),
-    only("top_n_sigma", &["-1", "-1.0"], NOT_IMPLEMENTED),
     only("reasoning_in_content", &["false"], REASONING),
     only(
         "grammar_lazy",

@@ -116,12 +116,6 @@ pub const FIELDS: &[Field] = &[
         "response_fields",
         "only these fields of the answer, `a/b` for `b` within `a`; those that are not there are left out",
     ),
-    yes(
-        "samplers",
-        "a list of names; samplers that are not named are off; those named must stand in the order of this server, which is \
-         llama.cpp's default: another order is refused (400), and so are letters (`\"kpt\"`); `infill`, `xtc`, `top_n_sigma` and \
-         `adaptive_p` change nothing",
-    ),
     yes("n_indent", "ends the answer at a line that is indented by less"),
     yes(
         "t_max_predict_ms",
@@ -342,88 +336,8 @@ pub(crate) fn defaults() -> Value {
     json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64 })
 }
 
-/// A sampler by the names that clients have for it, and the fields that switch it off.
-struct Sampler {
-    names: &'static [&'static str],
-    off: &'static [(&'static str, i64)],
-}
-
-const fn sampler(names: &'static [&'static str], off: &'static [(&'static str, i64)]) -> Sampler {
-    Sampler { names, off }
-}
-
-/// The samplers in the order of this server.
-const SAMPLERS: [Sampler; 7] = [
-    sampler(
-        &["penalties"],
-        &[
-            ("repeat_penalty", 1),
-            ("presence_penalty", 0),
-            ("frequency_penalty", 0),
-        ],
-    ),
-    sampler(&["dry"], &[("dry_multiplier", 0)]),
-    sampler(&["top_k"], &[("top_k", 0)]),
-    sampler(&["typ_p", "typical_p"], &[("typical_p", 1)]),
-    sampler(&["top_p"], &[("top_p", 1)]),
-    sampler(&["min_p"], &[("min_p", 0)]),
-    sampler(&["temperature"], &[("temperature", 1)]),
-];
-
-/// Samplers that are off here in any case, and the one of `/infill`, which prefers endings.
-const IDLE_SAMPLERS: [&str; 4] = ["top_n_sigma", "xtc", "adaptive_p", "infill"];
-
-/// Switches off the samplers that a request does not name.
-///
-/// # Errors
-/// A sampler that is unknown, or one that stands before another that comes first here.
-fn apply_samplers(body: &mut Body) -> Result<(), ApiError> {
-    let Some(asked) = body.take("samplers") else {
-        return Ok(());
-    };
-    let names: Option<Vec<&str>> =
-        (asked.as_array()).and_then(|items| items.iter().map(Value::as_str).collect());
-    let Some(names) = names else {
-        return Err(ApiError::invalid("samplers", "expected a list of names"));
-    };
-    let mut last = 0;
-    let mut is_named = [false; SAMPLERS.len()];
-    for name in names {
-        let Some(index) = SAMPLERS.iter().position(|sampler| sampler.names.contains(&name)) else {
-            if IDLE_SAMPLERS.contains(&name) {
-                continue;
-            }
-            let reason = format!("there is no sampler `{}`", crate::error::shortened(name));
-            return Err(ApiError::invalid("samplers", reason));
-        };
-        if index < last {
-            let order: Vec<&str> = SAMPLERS.iter().map(|sampler| sampler.names[0]).collect();
-            let reason = format!("the samplers have one order here: {}", order.join(", "));
-            return Err(ApiError::invalid("samplers", reason));
-        }
-        last = index;
-        is_named[index] = true;
-    }
-    if !is_named[0] {
-        // Another name of the first of its fields.
-        body.take("repetition_penalty");
-    }
-    let unnamed = is_named.iter().zip(&SAMPLERS).filter(|(named, _)| !**named);
-    for (_, sampler) in unnamed {
-        for (field, off) in sampler.off {
-            body.take(field);
-            body.set_default(field, (*off).into());
-        }
-    }
-    Ok(())
-}
-
 /// Puts llama.cpp's values where a request is silent, and takes out a seed that asks for none.
-///
-/// # Errors
-/// `samplers` that cannot be obeyed.
-pub(crate) fn with_defaults(mut body: Body) -> Result<Body, ApiError> {
-    apply_samplers(&mut body)?;
+pub(crate) fn with_defaults(mut body: Body) -> Body {
     let asks_for_none = |seed: &Value| *seed == -1 || *seed == u32::MAX;
     if body.get("seed").is_some_and(asks_for_none) {
         body.take("seed");
@@ -433,7 +347,7 @@ pub(crate) fn with_defaults(mut body: Body) -> Result<Body, ApiError> {
             body.set_default(&name, value);
         }
     }
-    Ok(body)
+    body
 }
 
 #[cfg(test)]
@@ -480,38 +394,6 @@ mod tests {
         with_defaults(
             Body::parse(body.to_string().as_bytes(), tables::llama_completion()).expect("known fields"),
         )
-    }
-
-    #[test]
-    fn samplers_that_are_not_named_are_off() {
-        let body = json!({ "samplers": ["top_k", "top_p", "infill"], "top_p": 0.9, "min_p": 0.3, "temperature": 0.0,
-            "repetition_penalty": 1.2 });
-        let body = read(&body).expect("samplers of llama.vim");
-        for (field, value) in [
-            ("top_k", json!(40)),
-            ("top_p", json!(0.9)),
-            ("min_p", json!(0)),
-            ("temperature", json!(1)),
-            ("repeat_penalty", json!(1)),
-        ] {
-            assert_eq!(body.get(field), Some(&value), "{field}");
-        }
-        assert_eq!(body.get("repetition_penalty"), None);
-        let all = json!({ "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"] });
-        let silent = read(&json!({})).expect("no samplers");
-        assert_eq!(
-            read(&all).expect("llama.cpp's default").get("temperature"),
-            silent.get("temperature")
-        );
-        for samplers in [
-            json!("kpt"),
-            json!(["top_q"]),
-            json!(["top_p", "top_k"]),
-            json!([1]),
-        ] {
-            let error = read(&json!({ "samplers": samplers })).expect_err("cannot be obeyed");
-            assert_eq!(error.param(), Some("samplers"), "{error}");
-        }
     }
 
     #[test]

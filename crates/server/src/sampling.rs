@@ -11,7 +11,9 @@ use serde::{
     de::{self, MapAccess, SeqAccess, Visitor},
 };
 use tokenmill::{DRY_BREAKERS, ModelWords};
-use tokenmill_backend::{Dry, SamplingParams, SamplingParamsError};
+use tokenmill_backend::{
+    Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, SamplingParamsError, Xtc,
+};
 
 use crate::{
     ApiError,
@@ -32,6 +34,22 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("top_k", "extension, as in vLLM and llama.cpp; 0 or -1 is off"),
     yes("min_p", "extension, as in vLLM and llama.cpp"),
     yes("typical_p", "extension, as in llama.cpp"),
+    yes("top_n_sigma", "extension, as in llama.cpp; 0 and less is off"),
+    yes("xtc_probability", "extension, as in llama.cpp; 0 is off"),
+    yes("xtc_threshold", "extension, as in llama.cpp; default 0.1"),
+    yes("dynatemp_range", "extension, as in llama.cpp; 0 is off"),
+    yes("dynatemp_exponent", "extension, as in llama.cpp; default 1"),
+    yes(
+        "mirostat",
+        "extension, as in llama.cpp: version 1 or 2, in place of filters and penalties; 0 is off",
+    ),
+    yes("mirostat_tau", "extension, as in llama.cpp; default 5"),
+    yes("mirostat_eta", "extension, as in llama.cpp; default 0.1"),
+    yes(
+        "samplers",
+        "extension, as in llama.cpp: the steps of sampling in their order, as a list of names or as letters (`\"kpt\"`); those that are not named \
+         are left out; `infill` and `adaptive_p` change nothing",
+    ),
     yes("repetition_penalty", "extension, as in vLLM"),
     yes(
         "repeat_penalty",
@@ -84,6 +102,15 @@ pub struct SamplingFields {
     top_k: Option<i64>,
     min_p: Option<f32>,
     typical_p: Option<f32>,
+    top_n_sigma: Option<f32>,
+    xtc_probability: Option<f32>,
+    xtc_threshold: Option<f32>,
+    dynatemp_range: Option<f32>,
+    dynatemp_exponent: Option<f32>,
+    mirostat: Option<u8>,
+    mirostat_tau: Option<f32>,
+    mirostat_eta: Option<f32>,
+    samplers: Option<Samplers>,
     repetition_penalty: Option<f32>,
     repeat_penalty: Option<f32>,
     repeat_last_n: Option<i64>,
@@ -101,6 +128,39 @@ pub struct SamplingFields {
 /// Biases by token id, from a map or from llama.cpp's list of pairs.
 #[derive(Clone, Debug, Default)]
 struct Biases(BTreeMap<String, f32>);
+
+/// Steps of sampling as llama.cpp writes them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a list of names, or letters")]
+enum Samplers {
+    Names(Vec<String>),
+    Letters(String),
+}
+
+/// Names that llama.cpp knows for what is no step here: the sampler of `/infill`, which prefers endings, and one that is off.
+const IDLE_SAMPLERS: [&str; 2] = ["infill", "adaptive_p"];
+const IDLE_LETTERS: [char; 2] = ['i', 'a'];
+
+impl Samplers {
+    fn steps(&self) -> Result<Vec<SamplerStep>, ApiError> {
+        let unknown = |name: &str| {
+            let reason = format!("there is no sampler `{}`", crate::error::shortened(name));
+            ApiError::invalid("samplers", reason)
+        };
+        match self {
+            Self::Names(names) => names
+                .iter()
+                .filter(|name| !IDLE_SAMPLERS.contains(&name.as_str()))
+                .map(|name| SamplerStep::from_name(name).ok_or_else(|| unknown(name)))
+                .collect(),
+            Self::Letters(letters) => letters
+                .chars()
+                .filter(|letter| !IDLE_LETTERS.contains(letter))
+                .map(|letter| SamplerStep::from_letter(letter).ok_or_else(|| unknown(&letter.to_string())))
+                .collect(),
+        }
+    }
+}
 
 /// One bias as llama.cpp writes it.
 #[derive(Deserialize)]
@@ -228,12 +288,40 @@ impl SamplingFields {
             Some(texts) => texts.iter().map(String::as_str).collect(),
             None => DRY_BREAKERS.to_vec(),
         };
+        let mirostat = match self.mirostat.unwrap_or(0) {
+            0 => None,
+            1 => Some(MirostatVersion::One),
+            2 => Some(MirostatVersion::Two),
+            other => {
+                return Err(ApiError::invalid("mirostat", format!("{other} is not 0, 1 or 2")));
+            }
+        };
+        let steps = self.samplers.as_ref().map(Samplers::steps).transpose()?;
         let params = SamplingParams {
             temperature: self.temperature.unwrap_or(1.0),
             top_k,
             top_p: self.top_p.unwrap_or(1.0),
             min_p: self.min_p.unwrap_or(0.0),
             typical_p: self.typical_p.unwrap_or(1.0),
+            top_n_sigma: self.top_n_sigma.unwrap_or(0.0),
+            xtc: self
+                .xtc_probability
+                .filter(|&probability| probability != 0.0)
+                .map(|probability| Xtc {
+                    probability,
+                    threshold: self.xtc_threshold.unwrap_or(0.1),
+                }),
+            dynamic_temperature: (self.dynatemp_range.filter(|&range| range != 0.0)).map(|range| {
+                DynamicTemperature {
+                    range,
+                    exponent: self.dynatemp_exponent.unwrap_or(1.0),
+                }
+            }),
+            mirostat: mirostat.map(|version| {
+                let (target, rate) = (self.mirostat_tau.unwrap_or(5.0), self.mirostat_eta.unwrap_or(0.1));
+                Mirostat::new(version, target, rate)
+            }),
+            order: None,
             repeat_penalty: self.repetition_penalty.or(self.repeat_penalty).unwrap_or(1.0),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
@@ -256,7 +344,10 @@ impl SamplingFields {
         params
             .validate(n_vocab)
             .map_err(|error| name_field(&error, repeat_name))?;
-        Ok(params)
+        Ok(match steps {
+            Some(steps) => params.with_steps(&steps),
+            None => params,
+        })
     }
 }
 
@@ -366,13 +457,26 @@ mod tests {
         check(
             r#"{"temperature":0.5,"top_p":0.9,"frequency_penalty":0.1,"presence_penalty":0.2,"logit_bias":{"3":-100,"4":5},
                 "seed":-1,"top_k":40,"min_p":0.05,"typical_p":0.7,"repetition_penalty":1.1,"repeat_last_n":64,
-                "dry_multiplier":0.8,"dry_base":2.0,"dry_allowed_length":3,"dry_penalty_last_n":99}"#,
+                "dry_multiplier":0.8,"dry_base":2.0,"dry_allowed_length":3,"dry_penalty_last_n":99,"top_n_sigma":1.5,
+                "xtc_probability":0.5,"xtc_threshold":0.2,"dynatemp_range":0.3,"dynatemp_exponent":2,"mirostat":2,"mirostat_tau":4,
+                "mirostat_eta":0.2,"samplers":["temperature","top_k","infill"]}"#,
             Ok(SamplingParams {
                 temperature: 0.5,
                 top_k: 40,
                 top_p: 0.9,
                 min_p: 0.05,
                 typical_p: 0.7,
+                top_n_sigma: 1.5,
+                xtc: Some(Xtc {
+                    probability: 0.5,
+                    threshold: 0.2,
+                }),
+                dynamic_temperature: Some(DynamicTemperature {
+                    range: 0.3,
+                    exponent: 2.0,
+                }),
+                mirostat: Some(Mirostat::new(MirostatVersion::Two, 4.0, 0.2)),
+                order: Some(vec![SamplerStep::Temperature, SamplerStep::TopK]),
                 repeat_penalty: 1.1,
                 presence_penalty: 0.2,
                 frequency_penalty: 0.1,
@@ -420,6 +524,29 @@ mod tests {
     }
 
     #[test]
+    fn samplers_that_are_not_named_are_off() {
+        let body = r#"{"samplers":["top_k","top_p","infill"],"top_k":40,"top_p":0.9,"min_p":0.3,"temperature":0.0,
+            "repetition_penalty":1.2,"dry_multiplier":0.8}"#;
+        let expected = SamplingParams {
+            top_k: 40,
+            top_p: 0.9,
+            ..api_default()
+        };
+        check(body, Ok(expected.clone()));
+        check(
+            r#"{"samplers":"kp","top_k":40,"top_p":0.9,"min_p":0.3}"#,
+            Ok(expected),
+        );
+        check(
+            r#"{"samplers":"edskypmxt","top_p":0.9}"#,
+            Ok(SamplingParams {
+                top_p: 0.9,
+                ..api_default()
+            }),
+        );
+    }
+
+    #[test]
     fn values_out_of_range_name_their_field() {
         for (body, param) in [
             (r#"{"temperature":2.1}"#, "temperature"),
@@ -435,6 +562,13 @@ mod tests {
             (r#"{"dry_sequence_breakers":[""]}"#, "dry_sequence_breakers"),
             (r#"{"repeat_last_n":-2}"#, "repeat_last_n"),
             (r#"{"dry_penalty_last_n":-2}"#, "dry_penalty_last_n"),
+            (r#"{"xtc_probability":1.5}"#, "xtc_probability"),
+            (r#"{"xtc_probability":0.5,"xtc_threshold":-1}"#, "xtc_threshold"),
+            (r#"{"dynatemp_range":-1}"#, "dynatemp_range"),
+            (r#"{"mirostat":3}"#, "mirostat"),
+            (r#"{"mirostat":1,"mirostat_tau":-1}"#, "mirostat_tau"),
+            (r#"{"samplers":["top_k","top_q"]}"#, "samplers"),
+            (r#"{"samplers":"kq"}"#, "samplers"),
         ] {
             check(body, Err(param));
         }

@@ -11,7 +11,7 @@ use tokenmill_model::LoadError;
 use tokenmill_placed::PlacementRequest;
 use tokenmill_quant::CpuFeatures;
 
-use crate::{AllReduce, Measurements, SplitObserver, at_low_priority};
+use crate::{AllReduce, LoadPlan, Measurements, PlanObserver, SplitObserver, at_low_priority};
 
 /// Where a model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,6 +118,8 @@ pub struct Compute {
     /// What was measured of this machine, and where it is kept: bandwidths, by which a placement is chosen, and
     /// [`BatchThreshold::Measured`](crate::BatchThreshold::Measured).
     pub measurements: Measurements,
+    /// Is shown the plan of a load that is not split, before anything is loaded.
+    pub on_plan: Option<PlanObserver>,
     /// Is shown the plan of a load that is split, before anything is loaded.
     pub on_split: Option<SplitObserver>,
     /// Whether a load leaves the processors to what else computes here: it reads and packs weights on one thread of low priority,
@@ -146,6 +148,7 @@ impl Default for Compute {
             cpu_features: CpuFeatures::detect(),
             placement: PlacementRequest::default(),
             measurements: Measurements::default(),
+            on_plan: None,
             on_split: None,
             is_quiet: false,
             is_all_in_memory: false,
@@ -154,6 +157,13 @@ impl Default for Compute {
 }
 
 impl Compute {
+    /// Shows the plan of a load on one device.
+    pub(crate) fn show_plan(&self, plan: &LoadPlan<'_>) {
+        if let Some(observer) = self.on_plan {
+            (observer.0)(plan);
+        }
+    }
+
     /// Does a part of a load, in the manner that was asked for.
     pub(crate) fn work<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         if self.is_quiet {

@@ -47,7 +47,9 @@ mod with_cuda {
     };
     use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
 
-    use crate::{Compute, Error, GpuOptions, Loaded, LoadedDevice, WarpgroupProducts, guesser::Guesser};
+    use crate::{
+        Compute, Error, GpuOptions, LoadPlan, Loaded, LoadedDevice, WarpgroupProducts, guesser::Guesser,
+    };
 
     /// Opens a GPU by its number among those that the driver shows.
     ///
@@ -151,6 +153,7 @@ mod with_cuda {
         let options = larger.as_ref().unwrap_or(options);
         let plan = model.plan(&backend, options)?;
         let guesser = guesser.fitting(&backend, options, &plan, room_bytes)?;
+        compute.show_plan(&LoadPlan::new(model, options, &plan, true));
         let executor = (model.load_on(backend, options, on_progress)).map_err(device_error)?;
         let guesser = guesser.load_on(|| backend_of(device, compute), options, &executor, on_progress)?;
         let (_, kernels_took) = executor.backend().device().module_loads();

@@ -98,6 +98,7 @@ mod format_text;
 mod forward_passes;
 mod gpu;
 mod gpu_steps;
+mod group_memory;
 mod guesser;
 #[cfg(feature = "hub")]
 pub mod hub;
@@ -106,6 +107,7 @@ mod importance;
 mod json_text;
 mod load_manner;
 mod load_options;
+mod load_plan;
 mod loaded;
 mod low_priority;
 mod machine_memory;
@@ -157,6 +159,7 @@ pub use images::{PromptImage, check_image, image_of_url, image_part};
 pub use importance::ImportanceRun;
 pub use json_text::{make_readable_json, readable_json, without_mark};
 pub use load_options::{KvCache, LoadOptions};
+pub use load_plan::{LoadPlan, PlanObserver};
 pub use loaded::{Loaded, LoadedDevice};
 pub use low_priority::at_low_priority;
 pub use machine_memory::{available_bytes, available_main_bytes, check_memory, machine_bytes};
@@ -172,7 +175,9 @@ pub use session::{Session, SessionFile, SessionHeader, SessionSize, remove_unfin
 pub use session_error::SessionError;
 pub use split_plan::{SplitObserver, SplitPlan, SplitReason, SplitRow};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
-pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams, Side};
+pub use tokenmill_backend::{
+    DynamicTemperature, KvType, MemoryPlan, Mirostat, MirostatVersion, SamplerStep, SamplingParams, Side, Xtc,
+};
 pub use tokenmill_convert::{Preset, QuantizeSummary};
 pub use tokenmill_cpu_exec::{CpuList, Numa, Places, PlacesError};
 pub use tokenmill_gguf::RegularFile;

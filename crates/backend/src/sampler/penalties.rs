@@ -3,6 +3,7 @@
 //! Separate because they alone look at the history. Invariant: a forbidden token (negative infinity) stays forbidden and
 //! every other logit stays finite.
 
+use super::SampleRequest;
 use crate::{Dry, SamplingParams};
 
 /// The tokens of a sequence, oldest first.
@@ -15,6 +16,17 @@ pub(super) struct Seen<'a> {
     pub(super) newest: &'a [u32],
 }
 
+impl<'a> Seen<'a> {
+    /// The tokens that a request names.
+    pub(super) fn of(request: &SampleRequest<'a>) -> Self {
+        Self {
+            history: request.history,
+            n_prompt: request.n_prompt,
+            newest: request.newest,
+        }
+    }
+}
+
 /// Working memory, kept from row to row.
 #[derive(Debug, Default)]
 pub(super) struct Penalties {
@@ -24,9 +36,15 @@ pub(super) struct Penalties {
 }
 
 impl Penalties {
-    /// Applies all penalties of `params` to `logits`. Those of presence and of frequency count what was generated, as in OpenAI's API; the
-    /// others count the prompt, too.
+    /// Applies all penalties of `params` to `logits`.
     pub(super) fn apply(&mut self, params: &SamplingParams, seen: &Seen<'_>, logits: &mut [f32]) {
+        self.apply_counts(params, seen, logits);
+        self.apply_dry(params, seen, logits);
+    }
+
+    /// Applies the repetition, presence and frequency penalties. Those of presence and of frequency count what was generated, as in OpenAI's
+    /// API; that of repetition counts the prompt, too.
+    pub(super) fn apply_counts(&mut self, params: &SamplingParams, seen: &Seen<'_>, logits: &mut [f32]) {
         let last_n = params.penalty_last_n as usize;
         if params.repeat_penalty != 1.0 {
             self.take_recent(seen.history, seen.newest, last_n);
@@ -55,9 +73,13 @@ impl Penalties {
                 *logit = kept_finite(*logit, *logit - cost);
             }
         }
+    }
+
+    /// Applies DRY.
+    pub(super) fn apply_dry(&mut self, params: &SamplingParams, seen: &Seen<'_>, logits: &mut [f32]) {
         if let Some(dry) = params.dry.as_ref().filter(|dry| dry.multiplier > 0.0) {
             self.take_recent(seen.history, seen.newest, dry.last_n as usize);
-            self.apply_dry(dry, logits);
+            self.penalize_runs(dry, logits);
         }
     }
 
@@ -72,7 +94,7 @@ impl Penalties {
     }
 
     /// Source: the DRY sampler of p-e-w (oobabooga/text-generation-webui), with breakers that are single tokens.
-    fn apply_dry(&mut self, dry: &Dry, logits: &mut [f32]) {
+    fn penalize_runs(&mut self, dry: &Dry, logits: &mut [f32]) {
         let newest_first = |index: usize| self.recent[self.recent.len() - 1 - index];
         let n = self.recent.len();
         // A run cannot reach back over a breaker.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokenmill::{
-    Compute, DraftFacts, Error, GpuSteps, LoadOptions, Loaded, LoadedDevice, MeasuredWhen, MemoryPlan, Model,
+    Compute, DraftFacts, Error, GpuSteps, LoadOptions, LoadPlan, Loaded, LoadedDevice, MeasuredWhen, Model,
     ModelSource, SplitPlan, n_processors,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
@@ -46,9 +46,7 @@ pub(crate) fn load_opened(
     let model = with_progress(options.compute.n_gpus, |on_progress| {
         options.load_opened(source, network, on_progress)
     })?;
-    if let (LoadedDevice::Cpu { .. }, Some(plan)) = (model.device(), model.memory()) {
-        say_plan(plan, model.n_ctx(), &options.compute);
-    }
+    tell_about_threads(model.device(), &options.compute);
     if let Some(draft) = model.draft() {
         say_draft(draft, model.n_ctx());
     }
@@ -74,9 +72,7 @@ pub(crate) fn load_network(
         tokenmill::load(network, options, compute, on_progress)
     })?;
     let n_ctx = loaded.executor.limits().n_ctx;
-    if let LoadedDevice::Cpu { .. } = &loaded.device {
-        say_plan(&loaded.plan, n_ctx, compute);
-    }
+    tell_about_threads(&loaded.device, compute);
     tell_about_load(&loaded.device, n_ctx, network.descriptor().n_ctx_train);
     tell_about_invariance(&loaded.device, compute);
     tell_about_measurements(&loaded.device, compute);
@@ -210,15 +206,26 @@ pub(super) fn say_split(plan: &SplitPlan) {
     }
 }
 
-/// Tells a person what memory a model on the CPU takes, and warns of what will be slow or too much.
-fn say_plan(plan: &MemoryPlan, n_ctx: usize, compute: &Compute) {
-    let text = plan_text(plan, n_ctx);
-    if io::stderr().is_terminal() {
-        note!("memory: {text}");
-    }
-    if let Some(text) = warning(plan) {
+/// Says what memory a model will take that is loaded on one device, before it is loaded, and warns of what will be too much.
+pub(super) fn say_plan(plan: &LoadPlan<'_>) {
+    let text = plan_text(plan.memory, plan.n_ctx);
+    let whose = if plan.is_on_gpu {
+        "memory of the GPU"
+    } else {
+        "memory"
+    };
+    show(&format!("{whose}: {text}"));
+    // Of a GPU more than there is was refused.
+    if let Some(text) = warning(plan.memory).filter(|_| !plan.is_on_gpu) {
         tell(&text);
     }
+}
+
+/// Warns of threads without a processor.
+fn tell_about_threads(device: &LoadedDevice, compute: &Compute) {
+    let LoadedDevice::Cpu { .. } = device else {
+        return;
+    };
     let n_processors = n_processors(&compute.places).unwrap_or(usize::MAX);
     if let Some(n_threads) = compute.n_threads.filter(|&n_threads| n_threads > n_processors) {
         tell(&format!(
@@ -229,16 +236,14 @@ fn say_plan(plan: &MemoryPlan, n_ctx: usize, compute: &Compute) {
 
 /// Tells a person what memory a draft model takes, and where it stops guessing.
 fn say_draft(draft: &DraftFacts, n_ctx: usize) {
-    if io::stderr().is_terminal() {
-        let plan = plan_text(&draft.memory, draft.n_ctx);
-        if draft.is_own_layer {
-            note!(
-                "memory of the layer that guesses further tokens ({}): {plan}",
-                visible(&draft.name)
-            );
-        } else {
-            note!("memory of the draft model {}: {plan}", visible(&draft.name));
-        }
+    let plan = plan_text(&draft.memory, draft.n_ctx);
+    if draft.is_own_layer {
+        show(&format!(
+            "memory of the layer that guesses further tokens ({}): {plan}",
+            draft.name
+        ));
+    } else {
+        show(&format!("memory of the draft model {}: {plan}", draft.name));
     }
     if draft.n_ctx < n_ctx {
         tell(&format!(
@@ -292,6 +297,15 @@ fn say(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::info!("{text}");
     } else {
+        note!("{}", visible(text));
+    }
+}
+
+/// Shows figures: in the log of a program that has one, else to a person at a terminal.
+fn show(text: &str) {
+    if tracing::dispatcher::has_been_set() {
+        tracing::info!("{text}");
+    } else if io::stderr().is_terminal() {
         note!("{}", visible(text));
     }
 }

@@ -7,7 +7,8 @@ use std::{
 };
 
 use tokenmill_convert::{
-    ConvertError, ImportanceMatrix, ImportanceSums, Preset, QuantizeProgress, Quantizer, Recipe,
+    ConvertError, ImportanceMatrix, ImportanceSums, MeasuredMatrix, Preset, QuantizeProgress, Quantizer,
+    Recipe,
 };
 use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 
@@ -44,6 +45,17 @@ fn write_model(path: &Path, names: &[&str], part: u16, n_parts: u16, n_tensors: 
         out.write(&floats(64 * 8)).unwrap();
     }
     out.finish().unwrap();
+}
+
+/// A matrix of such a file.
+fn matrix_of(tensor: &str) -> MeasuredMatrix<'_> {
+    MeasuredMatrix {
+        tensor,
+        n_matrices: 1,
+        matrix_idx: 0,
+        is_chosen: false,
+        n_columns: 64,
+    }
 }
 
 const NAMES: [&str; 3] = ["token_embd.weight", "blk.1.attn_q.weight", "blk.0.attn_q.weight"];
@@ -233,7 +245,7 @@ fn a_matrix_without_a_kind_of_tensors_is_refused() {
     let plan = |has_entry: &dyn Fn(&str) -> bool| {
         let mut sums = ImportanceSums::new();
         for name in names.iter().filter(|name| has_entry(name)) {
-            sums.add(name, 1, 0, 64, &[1.0; 64]);
+            sums.add(matrix_of(name), &[1.0; 64], 1.0);
         }
         let path = folder.path().join("imatrix.gguf");
         sums.write(&path, "text", 1, 64).unwrap();
@@ -260,7 +272,7 @@ fn a_matrix_without_a_kind_of_tensors_is_refused() {
         "blk.1.attn_kv_b.weight",
     ];
     for name in (names.iter().copied().filter(|name| is_decoding(name))).chain(foreign) {
-        sums.add(name, 1, 0, 64, &[1.0; 64]);
+        sums.add(matrix_of(name), &[1.0; 64], 1.0);
     }
     sums.write(&path, "text", 1, 64).unwrap();
     let matrix = ImportanceMatrix::open(&path).unwrap();

@@ -5,6 +5,7 @@
 //!
 //! - DRY or locally typical sampling: both need an order of tokens (a match of runs, a sort by surprise) that costs a
 //!   device more than the copy of one row of logits costs the host;
+//! - XTC, top-n-sigma, a dynamic temperature, mirostat, or steps in an order of their own: rare, and each needs all tokens that are left;
 //! - more than [`MAX_TOP`] likeliest tokens to report, since the kernel looks through the vocabulary once for each;
 //! - several tokens that only the device knows behind its history;
 //! - or more history, masks and biases, with those of the other rows, than the room there is for them.
@@ -63,7 +64,11 @@ fn is_row_for_device(sample: &SampleRow) -> bool {
     let counts_apart = sample.n_prompt > 0
         && params.repeat_penalty != 1.0
         && (params.presence_penalty != 0.0 || params.frequency_penalty != 0.0);
-    !counts_apart && !has_dry && !is_typical && params.n_logprobs.is_none_or(|n| n as usize <= MAX_TOP)
+    !counts_apart
+        && !has_dry
+        && !is_typical
+        && !params.goes_by_steps()
+        && params.n_logprobs.is_none_or(|n| n as usize <= MAX_TOP)
 }
 
 /// Likeliest tokens that a row reports.
@@ -266,6 +271,13 @@ mod tests {
         check(
             SamplingParams {
                 typical_p: 0.9,
+                ..drawn()
+            },
+            SamplingMode::Raw,
+        );
+        check(
+            SamplingParams {
+                top_n_sigma: 1.0,
                 ..drawn()
             },
             SamplingMode::Raw,

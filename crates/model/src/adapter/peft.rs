@@ -7,9 +7,16 @@
 //!
 //! Source: PEFT, `src/peft/tuners/lora/{config,layer}.py` and `utils/other.py` (`get_pattern_key`).
 
-use std::{collections::BTreeMap, io, path::Path};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    path::{Path, PathBuf},
+};
 
-use safetensors::{Dtype, tensor::Metadata};
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorInfo},
+};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, Error as _},
@@ -344,7 +351,16 @@ fn multiplied(matrix: &FloatMatrix, n_rows: usize, factors: &RowFactors) -> Opti
     })
 }
 
-/// The tensors of a safetensors file, all of two dimensions.
+/// Whether a tensor is a module's own weight or bias, which PEFT saves next to the matrices of a head or of a table of embeddings: the
+/// base model has it.
+fn is_of_base(tensor: &str, all: &HashMap<String, &TensorInfo>) -> bool {
+    let module = [".base_layer.weight", ".base_layer.bias"]
+        .into_iter()
+        .find_map(|end| tensor.strip_suffix(end));
+    module.is_some_and(|module| all.contains_key(&format!("{module}.lora_A.weight")))
+}
+
+/// The tensors of a safetensors file that an adapter is made of, all of two dimensions.
 fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
     let (len, rest) = file.split_at_checked(8).ok_or("it has no header")?;
     let len = u64::from_le_bytes(len.try_into().expect("8 bytes"));
@@ -355,7 +371,12 @@ fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
         .ok_or_else(|| format!("a header of {len} bytes does not fit the file"))?;
     let metadata: Metadata = serde_json::from_slice(header).map_err(|error| error.to_string())?;
     let mut tensors = Vec::new();
-    for (name, info) in metadata.tensors() {
+    let all = metadata.tensors();
+    for (name, &info) in &all {
+        if is_of_base(name, &all) {
+            continue;
+        }
+        let name = name.clone();
         let ty = match info.dtype {
             Dtype::F32 => TensorType::F32,
             Dtype::F16 => TensorType::F16,

@@ -8,6 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tokenmill::{ScoredToken, TextEnd, TextEvent, TextParams};
+use tokenmill_backend::MirostatVersion;
 use tokenmill_sched::{Canceller, FinishReason};
 use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 
@@ -95,7 +96,7 @@ pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, Ap
 }
 
 fn read(app: &App, call: &mut Call, fields: &[Field]) -> Result<(Body, CompletionRequest), ApiError> {
-    let body = with_defaults(call.parse(fields)?)?;
+    let body = with_defaults(call.parse(fields)?);
     call.asked = asked(&body)?;
     let request: CompletionRequest = body.read()?;
     call.choose(app, request.model.as_deref())?;
@@ -257,6 +258,14 @@ impl Writer {
                 "top_p": sampling.top_p,
                 "min_p": sampling.min_p,
                 "typical_p": sampling.typical_p,
+                "top_n_sigma": sampling.top_n_sigma,
+                "xtc_probability": sampling.xtc.map_or(0.0, |xtc| xtc.probability),
+                "dynatemp_range": sampling.dynamic_temperature.map_or(0.0, |dynamic| dynamic.range),
+                "mirostat": match sampling.mirostat.as_ref().map(|mirostat| mirostat.version) {
+                    None => 0,
+                    Some(MirostatVersion::One) => 1,
+                    Some(MirostatVersion::Two) => 2,
+                },
                 "repeat_penalty": sampling.repeat_penalty,
                 "presence_penalty": sampling.presence_penalty,
                 "frequency_penalty": sampling.frequency_penalty,

@@ -3,6 +3,8 @@
 //!
 //! One test, since the counter is the program's.
 
+mod engine;
+
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     sync::{
@@ -107,9 +109,14 @@ fn bytes_of_steps(descriptor: &Descriptor, params: &Arc<SamplingParams>, n_ctx: 
     };
     // What is reused grows in the first round.
     run_all();
+    counted(run_all)
+}
+
+/// Bytes that all threads allocate while `work` runs.
+fn counted(work: impl FnOnce()) -> usize {
     N_BYTES.store(0, SeqCst);
     COUNTS.store(true, SeqCst);
-    run_all();
+    work();
     COUNTS.store(false, SeqCst);
     N_BYTES.load(SeqCst)
 }
@@ -146,6 +153,11 @@ fn a_step_allocates_nothing_whatever_the_model_the_vocabulary_and_the_context() 
                 bytes_of_steps(descriptor, &params, n_ctx),
                 0,
                 "{what}: {params:?}"
+            );
+            assert_eq!(
+                engine::bytes_of_steps(descriptor, &params, n_ctx.max(160)),
+                0,
+                "the engine, {what}: {params:?}"
             );
         }
     }

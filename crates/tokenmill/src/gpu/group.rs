@@ -14,7 +14,7 @@ use super::{
     sums::{Sums, check, choose},
     with_cuda::{backend_of, check_fit, device_error, open_gpu},
 };
-use crate::{Compute, Error, Loaded, LoadedDevice};
+use crate::{Compute, Error, LoadPlan, Loaded, LoadedDevice};
 
 /// Refuses what [`load_group`] would refuse before it reads a weight, but for GPUs that NCCL cannot join, and for the memory that it takes.
 pub(crate) fn check_group(
@@ -88,6 +88,9 @@ pub(crate) fn load_group(
     let plans = (shards.iter().zip(&backends))
         .map(|(shard, backend)| shard.plan(backend, options))
         .collect::<Result<Vec<_>, _>>()?;
+    // What the GPU that takes most takes.
+    let plan = (plans.into_iter().max_by_key(MemoryPlan::device_bytes)).expect("a group has ranks");
+    compute.show_plan(&LoadPlan::new(model, options, &plan, true));
     let mut kernels_took = Duration::ZERO;
     let mut ranks = Vec::with_capacity(n_ranks);
     let mut before = 0;
@@ -115,8 +118,6 @@ pub(crate) fn load_group(
             source: source.into(),
         }))
     })?;
-    // What the GPU that takes most takes.
-    let plan = (plans.into_iter().max_by_key(MemoryPlan::device_bytes)).expect("a group has ranks");
     Ok(Loaded {
         executor: Box::new(executor),
         device: LoadedDevice::Group {
