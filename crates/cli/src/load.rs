@@ -12,9 +12,9 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    AllReduce, Bandwidths, BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuOptions, KvCache,
-    KvType, LoadOptions, Measurements, Numa, PartsRequest, PlacementRequest, Places, PlanObserver, Preset,
-    Side, SplitObserver, WarpgroupProducts, n_processors,
+    AllReduce, Bandwidths, BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuCheckObserver,
+    GpuOptions, KvCache, KvType, LoadOptions, Measurements, Numa, PartsRequest, PlacementRequest, Places,
+    PlanObserver, Preset, Side, SplitObserver, WarpgroupProducts, n_processors,
 };
 use tokenmill_quant::CpuFeatures;
 
@@ -183,6 +183,7 @@ impl LoadArgs {
             measurements: self.measurements()?,
             on_plan: Some(PlanObserver(telling::say_plan)),
             on_split: Some(SplitObserver(telling::say_split)),
+            on_gpu_check: Some(GpuCheckObserver(telling::tell)),
             is_quiet: false,
             is_all_in_memory: self.no_mmap,
         })
@@ -398,10 +399,12 @@ impl LoadArgs {
         }
     }
 
-    /// How a GPU is used. Five variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
+    /// How a GPU is used. Eight variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
     /// `TOKENMILL_CUDA_CUBINS` for drivers without a compiler, `TOKENMILL_CUDA_IN_ORDER` for launches one after the other,
-    /// `TOKENMILL_CUDA_NO_WIDE` for the products that GPUs other than the H100 and H200 have, and `TOKENMILL_CUDA_NO_SHARED` for sequences
-    /// that read common pages each for itself.
+    /// `TOKENMILL_CUDA_NO_WIDE` for the products that GPUs other than the H100 and H200 have, `TOKENMILL_CUDA_NO_SHARED` for sequences
+    /// that read common pages each for itself, `TOKENMILL_CUDA_NO_GRAPHS` for steps that are queued launch by launch,
+    /// `TOKENMILL_CUDA_NO_CARVEOUT` for multiprocessors whose memory the driver divides, and `TOKENMILL_CUDA_NO_CHECK` for a GPU that is not checked
+    /// at its first use.
     ///
     /// # Errors
     /// A file of kernels that cannot be read.
@@ -429,6 +432,9 @@ impl LoadArgs {
                 WarpgroupProducts::WhereThere
             },
             reads_apart: is_set("TOKENMILL_CUDA_NO_SHARED"),
+            without_graphs: is_set("TOKENMILL_CUDA_NO_GRAPHS"),
+            driver_divides_memory: is_set("TOKENMILL_CUDA_NO_CARVEOUT"),
+            is_unchecked: is_set("TOKENMILL_CUDA_NO_CHECK"),
         })
     }
 

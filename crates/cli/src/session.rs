@@ -39,6 +39,7 @@ pub(crate) fn open(
     options.kv_cache = KvCache::Contexts(n_samples as usize);
     options.chat_template = chat_template;
     options.projector = vision.projector();
+    options.needs_images = vision.shows_images();
     speculation.add_to(&mut options, &args.fetch)?;
     adapters.add_to(&mut options);
     context_shift.add_to(&mut options);

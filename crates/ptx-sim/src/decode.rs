@@ -50,6 +50,7 @@ pub(crate) fn kernel(
             shared_bytes: 0,
             local_bytes: 0,
             max_threads: function.max_threads.unwrap_or(MAX_THREADS),
+            min_blocks: function.min_blocks.unwrap_or(1),
             is_order_dependent: false,
         },
         constants32: HashMap::new(),

@@ -11,7 +11,9 @@ use tokenmill_model::LoadError;
 use tokenmill_placed::PlacementRequest;
 use tokenmill_quant::CpuFeatures;
 
-use crate::{AllReduce, LoadPlan, Measurements, PlanObserver, SplitObserver, at_low_priority};
+use crate::{
+    AllReduce, GpuCheckObserver, LoadPlan, Measurements, PlanObserver, SplitObserver, at_low_priority,
+};
 
 /// Where a model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +77,13 @@ pub struct GpuOptions {
     pub warpgroup_products: WarpgroupProducts,
     /// Whether sequences that begin with the same pages of the prefix cache read these each for itself in steps that decode, not once for all.
     pub reads_apart: bool,
+    /// Whether the launches of steps that decode are queued each time, not captured once and replayed.
+    pub without_graphs: bool,
+    /// Whether the driver chooses for each kernel how a multiprocessor divides its memory between shared memory and cache.
+    pub driver_divides_memory: bool,
+    /// Whether its kernels are not checked at its first use. They are checked, once for each GPU, driver and program, where there is a
+    /// [folder](Measurements::folder) to remember it in.
+    pub is_unchecked: bool,
 }
 
 /// When products by many rows use the matrix operations of warpgroups.
@@ -122,6 +131,8 @@ pub struct Compute {
     pub on_plan: Option<PlanObserver>,
     /// Is shown the plan of a load that is split, before anything is loaded.
     pub on_split: Option<SplitObserver>,
+    /// Is told, line by line, that a GPU is checked at its first use, and what was found.
+    pub on_gpu_check: Option<GpuCheckObserver>,
     /// Whether a load leaves the processors to what else computes here: it reads and packs weights on one thread of low priority,
     /// and takes longer. The threads that compute afterwards have the usual priority.
     pub is_quiet: bool,
@@ -150,6 +161,7 @@ impl Default for Compute {
             measurements: Measurements::default(),
             on_plan: None,
             on_split: None,
+            on_gpu_check: None,
             is_quiet: false,
             is_all_in_memory: false,
         }

@@ -405,6 +405,12 @@ pub enum Error {
         /// The encoder's file.
         path: PathBuf,
     },
+    /// A GPU is passed over, since a model on one takes no images yet.
+    #[error("a model on a GPU takes no rows of images yet, which {} makes", path.display())]
+    ImagesOnGpu {
+        /// The encoder.
+        path: PathBuf,
+    },
     /// An image for a model that was loaded without its encoder.
     #[error("this model was loaded without an encoder of images")]
     NoVision,

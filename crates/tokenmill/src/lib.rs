@@ -153,7 +153,7 @@ pub use folder_lock::FolderLock;
 pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;
 #[cfg(feature = "cuda")]
-pub use gpu::open_gpu;
+pub use gpu::{gpu_check, open_gpu};
 pub use gpu_steps::GpuSteps;
 pub use images::{PromptImage, check_image, image_of_url, image_part};
 pub use importance::ImportanceRun;
@@ -173,7 +173,7 @@ pub use reply_reader::ReplyReader;
 pub use rerank::{RankWords, Scores};
 pub use session::{Session, SessionFile, SessionHeader, SessionSize, remove_unfinished_sessions};
 pub use session_error::SessionError;
-pub use split_plan::{SplitObserver, SplitPlan, SplitReason, SplitRow};
+pub use split_plan::{GpuCheckObserver, SplitObserver, SplitPlan, SplitReason, SplitRow};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{
     DynamicTemperature, KvType, MemoryPlan, Mirostat, MirostatVersion, SamplerStep, SamplingParams, Side, Xtc,

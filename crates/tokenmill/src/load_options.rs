@@ -20,6 +20,7 @@ use crate::{
     adapters::Shelf,
     device,
     draft::Draft,
+    gpu::has_gpu_driver,
     guesser::Guesser,
     machine_memory::bytes_of,
     prefix_folder::ModelStore,
@@ -97,6 +98,9 @@ pub struct LoadOptions {
     pub control_layers: Option<RangeInclusive<usize>>,
     /// Where the encoder of images is.
     pub projector: Projector,
+    /// Whether images are certain to come, as they are where a file of the encoder is named. Then [`Device::Auto`] is the CPU where there is an encoder,
+    /// since a model on a GPU takes none yet.
+    pub needs_images: bool,
     /// Where what was computed of prompts is kept, to be found again after a restart.
     pub prefix_folder: Option<PrefixFolder>,
 }
@@ -131,6 +135,7 @@ impl Default for LoadOptions {
             control_vectors: Vec::new(),
             control_layers: None,
             projector: Projector::default(),
+            needs_images: false,
             prefix_folder: None,
         }
     }
@@ -276,7 +281,22 @@ impl LoadOptions {
             },
             (None, None) => Guesser::Nothing,
         };
-        let loaded = device::load_with_guesser(network, &options, &self.compute, guesser, on_progress)?;
+        let loaded = match self.encoder_before_gpu(source, network)? {
+            None => device::load_with_guesser(network, &options, &self.compute, guesser, on_progress)?,
+            Some(path) => {
+                let compute = Compute {
+                    device: Device::Cpu,
+                    ..self.compute.clone()
+                };
+                let loaded = device::load_with_guesser(network, &options, &compute, guesser, on_progress)?;
+                Loaded {
+                    device: LoadedDevice::Cpu {
+                        passed_over: Some(Error::ImagesOnGpu { path }),
+                    },
+                    ..loaded
+                }
+            }
+        };
         let identity = (self.compute).work(|| identity(source, network, &options))?;
         let width = loaded.executor.input_row_width();
         let vision = self.vision(source, network, width, &mut words)?;
@@ -429,6 +449,20 @@ impl LoadOptions {
             model.load_adapter(adapter)?;
         }
         Ok(model)
+    }
+
+    /// The encoder of images because of which a GPU is passed over that would be taken.
+    ///
+    /// # Errors
+    /// What is wrong with an encoder that is named.
+    fn encoder_before_gpu(&self, source: &ModelSource, network: &Network) -> Result<Option<PathBuf>, Error> {
+        let is_certain = self.needs_images || matches!(self.projector, Projector::File(_));
+        let has_choice = self.compute.device == Device::Auto && self.compute.n_gpus <= 1;
+        if is_certain && has_choice && has_gpu_driver() {
+            vision::path_of(&self.projector, source, network)
+        } else {
+            Ok(None)
+        }
     }
 
     /// Opens what sees images, and tells the words what stands for one.

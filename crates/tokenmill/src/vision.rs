@@ -293,6 +293,18 @@ pub(crate) fn is_there(
     Ok(find(projector, source, network)?.is_some())
 }
 
+/// The file of the encoder of a model, where it has one; only headers are read.
+///
+/// # Errors
+/// [`Error::Projector`] and its like of a file that is named.
+pub(crate) fn path_of(
+    projector: &Projector,
+    source: &ModelSource,
+    network: &Network,
+) -> Result<Option<PathBuf>, Error> {
+    Ok(find(projector, source, network)?.map(|(path, _)| path))
+}
+
 /// The encoder of a model, where it has one.
 fn find(
     projector: &Projector,

@@ -199,6 +199,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     let gpu = match Gpu::open(ordinal, &args.load.gpu_options()?) {
         Ok(gpu) => {
             gpu.examine(&mut found);
+            gpu.tell_first_use(ordinal, &args.load.gpu_options()?, &mut found);
             Some(gpu)
         }
         Err(error) => {

@@ -172,7 +172,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.adapters,
         &args.context_shift,
         args.parallel,
-        &args.vision,
+        &args.vision.with_images(!images.is_empty()),
         asking.template,
     )?;
     let tokenizer = model.words().tokenizer();

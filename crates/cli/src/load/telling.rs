@@ -311,7 +311,7 @@ fn show(text: &str) {
 }
 
 /// Says something on standard error: in the log of a program that has one, else as a line.
-fn tell(text: &str) {
+pub(super) fn tell(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {

@@ -12,7 +12,7 @@ use tokenmill_placed::{GroupExecutor, GroupRank};
 
 use super::{
     sums::{Sums, check, choose},
-    with_cuda::{backend_of, check_fit, device_error, open_gpu},
+    with_cuda::{backend_of, check_fit, check_kernels_of, device_error, open_gpu},
 };
 use crate::{Compute, Error, LoadPlan, Loaded, LoadedDevice};
 
@@ -57,6 +57,10 @@ pub(crate) fn load_group(
 ) -> Result<Loaded, Error> {
     let n_ranks = compute.n_gpus;
     let shards = shards(model, n_ranks)?;
+    // What one of them cannot do, none does.
+    let compute = &(first..first + n_ranks).try_fold(compute.clone(), |compute, ordinal| {
+        check_kernels_of(model, ordinal, options, &compute)
+    })?;
     let devices = open_all(first, compute)?;
     let infos: Vec<&DeviceInfo> = devices.iter().map(Device::info).collect();
     check_alike(first, &infos)?;
