@@ -5,7 +5,7 @@
 mod refused;
 mod telling;
 
-use std::{env, fs, path::Path};
+use std::{env, fs, path::Path, sync::Once};
 
 use clap::{
     Args,
@@ -121,6 +121,24 @@ pub(crate) struct LoadArgs {
 const STEP_TOKENS: usize = 512;
 const ROOMY_STEP_TOKENS: usize = 2048;
 
+/// Sequences that `serve` computes side by side.
+pub(crate) const SERVE_SEQS: usize = 16;
+
+/// The first GPU, for which `flag` asks, or the CPU where there is none that can be used: lines are copied from machine to machine,
+/// and `--device` insists.
+fn gpu_or_cpu(flag: &str) -> Device {
+    static SAID: Once = Once::new();
+    if tokenmill::has_gpu() {
+        return Device::Cuda { ordinal: 0 };
+    }
+    SAID.call_once(|| {
+        telling::tell(&format!(
+            "`{flag}` asks for a GPU, and there is none here that can be used: the CPU computes (`--device cuda` insists)"
+        ));
+    });
+    Device::Cpu
+}
+
 /// Takes the names of the types that keys and values can be stored in.
 fn kv_type() -> impl TypedValueParser<Value = KvType> {
     let help = |ty| match ty {
@@ -160,6 +178,19 @@ impl LoadArgs {
         })
     }
 
+    /// The options of a load as `serve` has them where nothing else is said.
+    ///
+    /// # Errors
+    /// Options that cannot be granted.
+    pub(crate) fn serve_options(&self) -> Result<LoadOptions, Failure> {
+        let defaults = LoadOptions::default();
+        Ok(LoadOptions {
+            n_seqs: SERVE_SEQS,
+            kv_cache: defaults.kv_cache,
+            ..self.options()?
+        })
+    }
+
     /// What computes.
     ///
     /// # Errors
@@ -179,7 +210,11 @@ impl LoadArgs {
             n_gpus: self.n_gpus()?,
             all_reduce: self.all_reduce()?,
             cpu_features: self.cpu_features()?,
-            placement: self.placement()?,
+            // What is not on a GPU has no places there.
+            placement: match (self.device()?, self.placement()?) {
+                (Device::Cpu, _) => PlacementRequest::default(),
+                (_, placement) => placement,
+            },
             measurements: self.measurements()?,
             on_plan: Some(PlanObserver(telling::say_plan)),
             on_split: Some(SplitObserver(telling::say_split)),
@@ -337,7 +372,9 @@ impl LoadArgs {
             (None | Some(DeviceLayers::Auto), Some(Device::Cpu)) if self.parting_flag().is_some() => {
                 Err(contradiction("cpu"))
             }
-            (None | Some(DeviceLayers::Auto), None) if self.parting_flag().is_some() => Ok(first_gpu),
+            (None | Some(DeviceLayers::Auto), None) if self.parting_flag().is_some() => {
+                Ok(gpu_or_cpu(self.parting_flag().unwrap_or_default()))
+            }
             // Without a driver there is nothing to try, and nothing to say about it to who asked for nothing.
             (None, None) if !tokenmill::has_gpu_driver() => Ok(Device::Cpu),
             (None | Some(DeviceLayers::Auto), device) => Ok(device.unwrap_or(Device::Auto)),
@@ -349,7 +386,8 @@ impl LoadArgs {
                 None => Ok(Device::Cpu),
             },
             (Some(_), Some(Device::Cpu)) => Err(contradiction("cpu")),
-            (Some(_), device) => Ok(device.unwrap_or(first_gpu)),
+            (Some(layers), None) => Ok(gpu_or_cpu(&format!("-ngl {}", typed(layers)))),
+            (Some(_), Some(device)) => Ok(device),
         }
     }
 

@@ -173,6 +173,16 @@ impl Body {
         }
     }
 
+    /// Changes the object in a field, an empty one where the request is silent. Anything else stays as it is, to be refused.
+    pub(crate) fn with_object(&mut self, name: &str, change: impl FnOnce(&mut Map<String, Value>)) {
+        if let Some(object) = self.0.as_object_mut() {
+            let inner = object.entry(name).or_insert_with(|| Value::Object(Map::new()));
+            if let Some(inner) = inner.as_object_mut() {
+                change(inner);
+            }
+        }
+    }
+
     /// Takes a field out, as if the request were silent about it.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.0.as_object_mut()?.remove(name)

@@ -23,6 +23,7 @@ use crate::{
     intake::LARGE_BODY_BYTES,
     keys::{Peer, Tenant},
     models::{Choice, Models, Purpose},
+    paths::AskedPath,
     request_id::RequestId,
     request_log::Tally,
 };
@@ -70,8 +71,10 @@ where
         let peer: Peer = request.extensions().get().copied().unwrap_or_default();
         let answer = async {
             let uri = request.uri().clone();
+            let is_unversioned = request.extensions().get().is_some_and(AskedPath::is_unversioned);
             let body = models.common().intake.read(models.config(), request).await?;
             let call = Call {
+                config: Arc::clone(&models.common().config),
                 body,
                 id,
                 tally,
@@ -79,6 +82,7 @@ where
                 peer,
                 adapter: None,
                 uri,
+                is_unversioned,
                 slot: None,
                 asked: None,
                 budget_field: "thinking_budget",

@@ -118,6 +118,14 @@ pub(crate) fn of_anthropic(path: &str, source: Option<&Value>) -> Result<Value, 
     }
 }
 
+/// Adds a text that begins on a line of its own.
+pub(crate) fn push_line(joined: &mut String, text: &str) {
+    if !joined.is_empty() {
+        joined.push('\n');
+    }
+    joined.push_str(text);
+}
+
 /// Text and images of a message, in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
@@ -127,11 +135,18 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
+    /// Adds a text. It begins on a line of its own where another text is before it: clients send a task, a file and its
+    /// surroundings as parts, whose words must not run together.
     pub(crate) fn push_text(&mut self, text: &str) {
-        self.text.push_str(text);
         match self.items.last_mut().and_then(|part| part.get_mut("text")) {
-            Some(Value::String(before)) => before.push_str(text),
-            _ => self.items.push(json!({ "type": "text", "text": text })),
+            Some(Value::String(before)) => {
+                push_line(&mut self.text, text);
+                push_line(before, text);
+            }
+            _ => {
+                self.text.push_str(text);
+                self.items.push(json!({ "type": "text", "text": text }));
+            }
         }
     }
 
@@ -238,8 +253,8 @@ mod tests {
         parts.push_image(json!(1));
         parts.push_text("c");
         let (text, parts) = parts.finish();
-        assert_eq!(text, "abc");
-        assert_eq!(parts[0]["text"], "ab");
+        assert_eq!(text, "a\nbc");
+        assert_eq!(parts[0]["text"], "a\nb");
         assert_eq!((&parts[1], &parts[2]["text"]), (&json!(1), &json!("c")));
         let mut plain = Parts::default();
         plain.push_text("a");

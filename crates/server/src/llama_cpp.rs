@@ -13,6 +13,7 @@ use crate::{
     foreign::{IMAGES, OWN_TEMPLATE},
     line_bounds::LineBounds,
     openai::{Stop, TokenLimit},
+    raw_prompt::RawPrompt,
 };
 
 /// Fields of `/models/load` and `/models/unload`.
@@ -52,11 +53,11 @@ pub(crate) const TOKENIZE: &[Field] = &[
     yes("add_special_tokens", ""),
     yes(
         "parse_special",
-        "whether control tokens in the text are control tokens; default false, and nothing else with `messages`",
+        "whether control tokens in the text are control tokens; default true; with `messages` they are those of the chat template",
     ),
     yes(
         "with_pieces",
-        "whether each token's text is returned with its id; default false",
+        "whether each token's text is returned with its id, or its bytes where they are a part of a character; default false",
     ),
     yes(
         "return_token_strs",
@@ -98,6 +99,7 @@ pub(crate) const SLOT_FILE: &[Field] = &[
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes("n_predict", "default and -1: the rest of the context"),
+    yes("max_tokens", "the same as `n_predict`"),
     yes("stream", ""),
     yes("stop", "a string or up to 16, together up to 4 KiB"),
     yes("ignore_eos", ""),
@@ -156,7 +158,10 @@ pub const PROMPT_FIELDS: &[Field] = &[yes(
 pub const INFILL_FIELDS: &[Field] = &[
     yes("input_prefix", "the text before"),
     yes("input_suffix", "the text behind"),
-    yes("prompt", "the beginning of the text between"),
+    yes(
+        "prompt",
+        "the end of the text before; in llama.cpp too, whatever its page says",
+    ),
     yes(
         "input_extra",
         "other files, as objects with `text` and `filename`, which go before the prompt; they get what the prompt and `n_predict` \
@@ -181,6 +186,7 @@ pub struct CompletionRequest {
     #[serde(default)]
     pub input_extra: Vec<ExtraText>,
     n_predict: Option<TokenLimit>,
+    max_tokens: Option<TokenLimit>,
     /// Whether the answer is streamed.
     #[serde(default)]
     pub stream: bool,
@@ -216,72 +222,6 @@ pub struct ExtraText {
     pub filename: String,
 }
 
-/// A text or token ids, or a list of prompts.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a string, a list of token ids and strings, or a list of such prompts"
-)]
-pub enum RawPrompt {
-    /// Text.
-    Text(String),
-    /// Token ids.
-    Tokens(Vec<u32>),
-    /// A prompt in pieces, if token ids are among them; else prompts.
-    List(Vec<PromptItem>),
-}
-
-/// What a list of a prompt has in it.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a string, a token id or a list of both")]
-pub enum PromptItem {
-    /// A piece of the prompt, or a prompt.
-    Piece(PromptPiece),
-    /// A prompt in pieces.
-    Pieces(Vec<PromptPiece>),
-}
-
-/// A piece of a prompt.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(untagged, expecting = "expected a string or a token id")]
-pub enum PromptPiece {
-    /// Token id.
-    Token(u32),
-    /// Text.
-    Text(String),
-}
-
-impl RawPrompt {
-    /// The prompts in their order, each in its pieces.
-    ///
-    /// # Errors
-    /// No prompt, and lists in a place where there are none.
-    pub(crate) fn prompts(&self) -> Result<Vec<Vec<PromptPiece>>, ApiError> {
-        let items = match self {
-            Self::Text(text) => return Ok(vec![vec![PromptPiece::Text(text.clone())]]),
-            Self::Tokens(ids) => return Ok(vec![ids.iter().copied().map(PromptPiece::Token).collect()]),
-            Self::List(items) => items,
-        };
-        let is_token = |piece: &PromptPiece| matches!(piece, PromptPiece::Token(_));
-        let is_one = (items.iter()).any(|item| matches!(item, PromptItem::Piece(piece) if is_token(piece)));
-        let prompts: Option<Vec<Vec<PromptPiece>>> = (items.iter())
-            .map(|item| match item {
-                PromptItem::Piece(piece) => Some(vec![piece.clone()]),
-                PromptItem::Pieces(pieces) => {
-                    (!is_one && pieces.iter().any(is_token)).then(|| pieces.clone())
-                }
-            })
-            .collect();
-        let prompts = prompts.ok_or_else(|| {
-            ApiError::invalid(
-                "prompt",
-                "a list within the list is a prompt of its own, and has token ids",
-            )
-        })?;
-        Ok(if is_one { vec![prompts.concat()] } else { prompts })
-    }
-}
-
 impl CompletionRequest {
     /// The slot that it asks for.
     pub(crate) fn slot(&self) -> Option<usize> {
@@ -290,7 +230,7 @@ impl CompletionRequest {
 
     /// Most tokens to generate.
     pub(crate) fn max_tokens(&self) -> Option<u32> {
-        self.n_predict.and_then(TokenLimit::at_most)
+        (self.n_predict.or(self.max_tokens)).and_then(TokenLimit::at_most)
     }
 
     /// How much of a context of `n_ctx` tokens is kept free for the answer.
@@ -354,41 +294,6 @@ pub(crate) fn with_defaults(mut body: Body) -> Body {
 mod tests {
     use super::*;
     use crate::tables;
-
-    #[test]
-    fn a_list_with_token_ids_is_one_prompt_and_others_are_many() {
-        let prompts = |prompt: Value| {
-            let read: RawPrompt = serde_json::from_value(prompt).map_err(|error| error.to_string())?;
-            read.prompts().map_err(|error| error.to_string())
-        };
-        let text = |text: &str| PromptPiece::Text(text.to_owned());
-        let token = PromptPiece::Token;
-        for (prompt, expected) in [
-            (json!("a"), vec![vec![text("a")]]),
-            (json!([1, 2]), vec![vec![token(1), token(2)]]),
-            (json!([1, "a", 2]), vec![vec![token(1), text("a"), token(2)]]),
-            (json!(["a", 1]), vec![vec![text("a"), token(1)]]),
-            (json!(["a"]), vec![vec![text("a")]]),
-            (json!(["a", "b"]), vec![vec![text("a")], vec![text("b")]]),
-            (
-                json!([[1, "a"], "b", [2]]),
-                vec![vec![token(1), text("a")], vec![text("b")], vec![token(2)]],
-            ),
-        ] {
-            assert_eq!(prompts(prompt.clone()), Ok(expected), "{prompt}");
-        }
-        for wrong in [
-            json!([1, [2]]),
-            json!([["a", "b"], "c"]),
-            json!([[]]),
-            json!([[[1]]]),
-            json!([null]),
-            json!([-1]),
-            json!({}),
-        ] {
-            assert!(prompts(wrong.clone()).is_err(), "{wrong}");
-        }
-    }
 
     fn read(body: &Value) -> Result<Body, ApiError> {
         with_defaults(

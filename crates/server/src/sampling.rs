@@ -17,6 +17,7 @@ use tokenmill_backend::{
 
 use crate::{
     ApiError,
+    error::shortened,
     fields::{Field, yes},
 };
 
@@ -28,7 +29,7 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("presence_penalty", ""),
     yes(
         "logit_bias",
-        "token id to bias, or a list of pairs as in llama.cpp; -100 and `false` forbid",
+        "token id, or as in llama.cpp a text, whose tokens are meant, to bias; or a list of such pairs; -100 and `false` forbid",
     ),
     yes("seed", "same seed, same tokens, on the CPU whatever else runs"),
     yes("top_k", "extension, as in vLLM and llama.cpp; 0 or -1 is off"),
@@ -76,12 +77,20 @@ pub const SAMPLING_FIELDS: &[Field] = &[
          that allows nothing else",
     ),
     yes(
+        "stop_token_ids",
+        "extension, as in vLLM; up to 64 tokens that end the answer and are not part of it",
+    ),
+    yes(
         "priority",
         "extension, as in vLLM; lower goes first; other than 0 only with `--scheduling-policy priority`",
     ),
     yes(
         "cache_salt",
         "extension, as in vLLM; cached prefixes are found only by requests with the same salt",
+    ),
+    yes(
+        "cache_prompt",
+        "extension, as in llama.cpp; with `false` the whole prompt is computed, and is found by no other request",
     ),
     yes(
         "id_slot",
@@ -120,8 +129,10 @@ pub struct SamplingFields {
     dry_penalty_last_n: Option<i64>,
     dry_sequence_breakers: Option<Vec<String>>,
     min_tokens: Option<u32>,
+    stop_token_ids: Option<Vec<u32>>,
     priority: Option<i32>,
     cache_salt: Option<String>,
+    cache_prompt: Option<bool>,
     id_slot: Option<i64>,
 }
 
@@ -170,6 +181,14 @@ enum Bias {
     Switch(bool),
 }
 
+/// What is biased: a token, or those of a text.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a token id or a text")]
+enum Biased {
+    Token(u32),
+    Text(String),
+}
+
 impl Bias {
     fn value<E: de::Error>(&self) -> Result<f32, E> {
         match *self {
@@ -193,7 +212,7 @@ impl<'de> Visitor<'de> for BiasesVisitor {
     type Value = Biases;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map of token ids to biases, or a list of pairs of both")
+        f.write_str("a map of token ids or texts to biases, or a list of pairs of both")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Biases, A::Error> {
@@ -206,12 +225,19 @@ impl<'de> Visitor<'de> for BiasesVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Biases, A::Error> {
         let mut biases = BTreeMap::new();
-        while let Some((token, bias)) = pairs.next_element::<(u32, Bias)>()? {
-            biases.insert(token.to_string(), bias.value()?);
+        while let Some((token, bias)) = pairs.next_element::<(Biased, Bias)>()? {
+            let token = match token {
+                Biased::Token(id) => id.to_string(),
+                Biased::Text(text) => text,
+            };
+            biases.insert(token, bias.value()?);
         }
         Ok(Biases(biases))
     }
 }
+
+/// Most tokens of a request that end its answer.
+const MAX_STOP_TOKENS: usize = 64;
 
 /// Most breakers of a request, and the longest of them.
 const MAX_BREAKERS: usize = 16;
@@ -223,6 +249,22 @@ impl SamplingFields {
         self.min_tokens.unwrap_or(0)
     }
 
+    /// Further tokens that end the answer.
+    ///
+    /// # Errors
+    /// Too many, and one that is not in the vocabulary.
+    pub(crate) fn stop_tokens(&self, n_vocab: usize) -> Result<Vec<u32>, ApiError> {
+        let ids = self.stop_token_ids.clone().unwrap_or_default();
+        let refused = |reason: String| Err(ApiError::invalid("stop_token_ids", reason));
+        if ids.len() > MAX_STOP_TOKENS {
+            return refused(format!("{} tokens, at most {MAX_STOP_TOKENS}", ids.len()));
+        }
+        match ids.iter().find(|&&id| id as usize >= n_vocab) {
+            Some(id) => refused(format!("{id} is not in the vocabulary of {n_vocab} tokens")),
+            None => Ok(ids),
+        }
+    }
+
     /// Place in the queue in vLLM's sense: lower goes first.
     pub(crate) fn priority(&self) -> i32 {
         self.priority.unwrap_or(0)
@@ -231,6 +273,11 @@ impl SamplingFields {
     /// The slot that it asks for.
     pub(crate) fn slot(&self) -> Option<usize> {
         self.id_slot.and_then(|id| usize::try_from(id).ok())
+    }
+
+    /// Whether its prompt may come from the cache, and be found there.
+    pub(crate) fn caches(&self) -> bool {
+        self.cache_prompt.unwrap_or(true)
     }
 
     /// What keeps the request's cached prefixes apart.
@@ -253,7 +300,17 @@ impl SamplingFields {
     /// The first field out of range, by name.
     pub fn into_params(self, words: &ModelWords, fresh_seed: u64) -> Result<SamplingParams, ApiError> {
         let breakers = |texts: &[&str]| words.dry_breakers(texts);
-        self.into_params_with(words.tokenizer().n_vocab(), fresh_seed, breakers)
+        let tokens_of = |text: &str| words.encode_text(text, false);
+        self.into_params_with(words.tokenizer().n_vocab(), fresh_seed, breakers, tokens_of)
+    }
+
+    /// Checks the values for any vocabulary.
+    ///
+    /// # Errors
+    /// As [`Self::into_params`].
+    pub(crate) fn check(self) -> Result<(), ApiError> {
+        self.into_params_with(usize::MAX, 0, |_| Vec::new(), |_| Vec::new())
+            .map(drop)
     }
 
     fn into_params_with(
@@ -261,6 +318,7 @@ impl SamplingFields {
         n_vocab: usize,
         fresh_seed: u64,
         breakers: impl FnOnce(&[&str]) -> Vec<u32>,
+        tokens_of: impl Fn(&str) -> Vec<u32>,
     ) -> Result<SamplingParams, ApiError> {
         if self.repetition_penalty.is_some() && self.repeat_penalty.is_some() {
             return Err(ApiError::invalid(
@@ -337,7 +395,7 @@ impl SamplingFields {
                     last_n: dry_last_n,
                     breakers: breakers(&texts),
                 }),
-            logit_bias: read_bias(self.logit_bias.unwrap_or_default())?,
+            logit_bias: read_bias(self.logit_bias.unwrap_or_default(), tokens_of)?,
             seed: self.seed.map_or(fresh_seed, |seed| seed as u64),
             n_logprobs: None,
         };
@@ -390,17 +448,22 @@ fn check_range(name: &str, value: Option<f32>, minimum: f32, maximum: f32) -> Re
 /// The lowest bias, which forbids a token, as the official API documents.
 const FORBIDS: f32 = -100.0;
 
-/// Reads the ids and checks the biases.
-fn read_bias(biases: Biases) -> Result<Vec<(u32, f32)>, ApiError> {
-    (biases.0.into_iter())
-        .map(|(token, bias)| {
-            let id = token
-                .parse()
-                .map_err(|_| ApiError::invalid(format!("logit_bias.{token}"), "the key is not a token id"))?;
-            check_range(&format!("logit_bias.{token}"), Some(bias), FORBIDS, 100.0)?;
-            Ok((id, if bias <= FORBIDS { f32::NEG_INFINITY } else { bias }))
-        })
-        .collect()
+/// Reads the ids and checks the biases. What is no number is a text.
+fn read_bias(biases: Biases, tokens_of: impl Fn(&str) -> Vec<u32>) -> Result<Vec<(u32, f32)>, ApiError> {
+    let mut read = BTreeMap::new();
+    for (token, bias) in biases.0 {
+        let param = || format!("logit_bias.{}", shortened(&token));
+        check_range(&param(), Some(bias), FORBIDS, 100.0)?;
+        let bias = if bias <= FORBIDS { f32::NEG_INFINITY } else { bias };
+        match token.parse() {
+            Ok(id) => {
+                read.insert(id, bias);
+            }
+            Err(_) if token.is_empty() => return Err(ApiError::invalid(param(), "the text has no tokens")),
+            Err(_) => read.extend(tokens_of(&token).into_iter().map(|id| (id, bias))),
+        }
+    }
+    Ok(read.into_iter().collect())
 }
 
 fn name_field(error: &SamplingParamsError, repeat_name: &str) -> ApiError {
@@ -429,7 +492,12 @@ mod tests {
     fn check(body: &str, expected: Result<SamplingParams, &str>) {
         let fields: SamplingFields = serde_json::from_str(body).expect("fields of the right types");
         match (
-            fields.into_params_with(100, 7, |texts| vec![texts.len() as u32]),
+            fields.into_params_with(
+                100,
+                7,
+                |texts| vec![texts.len() as u32],
+                |text| text.bytes().map(u32::from).collect(),
+            ),
             expected,
         ) {
             (Ok(found), Ok(wanted)) => assert_eq!(found, wanted),
@@ -517,7 +585,14 @@ mod tests {
                 ..api_default()
             }),
         );
-        for biases in ["[[3]]", "[[\"a\",1]]", "[[3,true]]", "{\"3\":\"x\"}", "3"] {
+        check(
+            r#"{"logit_bias":[["\n\t",false],[4,5]]}"#,
+            Ok(SamplingParams {
+                logit_bias: vec![(4, 5.0), (9, f32::NEG_INFINITY), (10, f32::NEG_INFINITY)],
+                ..api_default()
+            }),
+        );
+        for biases in ["[[3]]", "[[{},1]]", "[[3,true]]", "{\"3\":\"x\"}", "3"] {
             let body = format!("{{\"logit_bias\":{biases}}}");
             assert!(serde_json::from_str::<SamplingFields>(&body).is_err(), "{biases}");
         }
@@ -556,7 +631,7 @@ mod tests {
             (r#"{"repetition_penalty":0}"#, "repetition_penalty"),
             (r#"{"repeat_penalty":-1}"#, "repeat_penalty"),
             (r#"{"repeat_penalty":1,"repetition_penalty":1}"#, "repeat_penalty"),
-            (r#"{"logit_bias":{"x":1}}"#, "logit_bias.x"),
+            (r#"{"logit_bias":{"":1}}"#, "logit_bias."),
             (r#"{"logit_bias":{"100":1}}"#, "logit_bias"),
             (r#"{"logit_bias":{"1":101}}"#, "logit_bias.1"),
             (r#"{"dry_sequence_breakers":[""]}"#, "dry_sequence_breakers"),

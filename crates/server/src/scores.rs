@@ -87,6 +87,21 @@ pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Va
     json!({ "content": content, "refusal": null })
 }
 
+/// A token and the likeliest in its place as vLLM writes those of a prompt, by their ids; `null` for one without a score. A rank is
+/// told of the likeliest.
+pub(crate) fn scored_by_id(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
+    let Some(logprob) = token.logprob else {
+        return Value::Null;
+    };
+    let entry = |id: u32, logprob: f32, rank: Option<usize>| json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": text_of(tokenizer, id) });
+    let mut by_id = Map::new();
+    by_id.insert(token.id.to_string(), entry(token.id, logprob, None));
+    for (rank, top) in (1..).zip(&token.top) {
+        by_id.insert(top.id.to_string(), entry(top.id, top.logprob, Some(rank)));
+    }
+    Value::Object(by_id)
+}
+
 /// Characters that a token adds to the text: control tokens are not shown, and a character that several tokens share
 /// belongs to the first.
 pub(crate) fn n_chars(tokenizer: &Tokenizer, id: u32) -> usize {

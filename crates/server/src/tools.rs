@@ -218,11 +218,11 @@ impl Tools {
             }
             crate::fields::refuse_others(&path, &tool.others, TOOL_LABELS)?;
             check_callers(&path, &tool.allowed_callers)?;
-            let mut function = json!({ "name": name, "parameters": parameters });
             // Templates read it of every tool.
             let mut description = tool.description.unwrap_or_default();
             add_examples(&mut description, &at("input_examples"), &tool.input_examples)?;
-            function["description"] = description.into();
+            // In this order: templates write a tool as it stands, and models were trained on it.
+            let mut function = json!({ "name": name, "description": description, "parameters": parameters });
             if tool.strict == Some(true) {
                 function["strict"] = true.into();
             }
@@ -474,6 +474,17 @@ mod tests {
         let some = tools(&json!([{"name": "a", "strict": true}]), &auto()).unwrap();
         assert_eq!(some.flat()[0]["name"], "a");
         assert_eq!(some.flat()[0]["strict"], true);
+    }
+
+    #[test]
+    fn a_tools_fields_stand_in_the_order_of_its_makers() {
+        let list =
+            json!([{"parameters": {"type": "object"}, "strict": true, "name": "a", "description": "Does."}]);
+        let tools = tools(&list, &json!("auto")).unwrap();
+        assert_eq!(
+            Value::Array(tools.list).to_string(),
+            r#"[{"type":"function","function":{"name":"a","description":"Does.","parameters":{"type":"object"},"strict":true}}]"#
+        );
     }
 
     #[test]

@@ -26,6 +26,17 @@ pub fn has_gpu_driver() -> bool {
     false
 }
 
+/// Whether this build computes on GPUs and the driver shows one that can be used.
+pub fn has_gpu() -> bool {
+    #[cfg(feature = "cuda")]
+    return tokenmill_cuda_exec::probe()
+        .devices
+        .iter()
+        .any(|gpu| gpu.problem.is_none());
+    #[cfg(not(feature = "cuda"))]
+    false
+}
+
 #[cfg(feature = "cuda")]
 mod first_use;
 #[cfg(feature = "cuda")]

@@ -93,6 +93,7 @@ mod dry_breakers;
 mod embeddings;
 mod error;
 mod facts;
+mod fitting;
 mod folder_lock;
 mod format_text;
 mod forward_passes;
@@ -151,9 +152,9 @@ pub use facts::{ModelFacts, Task};
 pub use folder_lock::FolderLock;
 #[cfg(not(feature = "cuda"))]
 pub use gpu::CudaLeftOut;
-pub use gpu::has_gpu_driver;
 #[cfg(feature = "cuda")]
 pub use gpu::{gpu_check, open_gpu};
+pub use gpu::{has_gpu, has_gpu_driver};
 pub use gpu_steps::GpuSteps;
 pub use images::{PromptImage, check_image, image_of_url, image_part};
 pub use importance::ImportanceRun;

@@ -9,6 +9,7 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::{Map, Value};
 use tokenmill_backend::{Backend, KvType, MemoryPlan, PAGE_TOKENS};
 use tokenmill_convert::Preset;
 use tokenmill_model::{ControlVector, Descriptor, LoadProgress, Model as Network, ModelOptions, WindowPages};
@@ -32,7 +33,7 @@ use crate::{
 /// The context where nothing else is said, unless the model was made for less.
 const DEFAULT_CTX: usize = 4096;
 
-/// Full contexts that the KV cache holds where nothing else is said.
+/// Full contexts that the KV cache holds where nothing else is said and there is memory for them.
 const DEFAULT_CONTEXTS: usize = 4;
 
 /// The size of a KV cache. A sequence takes of it what it has tokens, in pages of 16.
@@ -40,6 +41,8 @@ const DEFAULT_CONTEXTS: usize = 4;
 pub enum KvCache {
     /// As many full contexts.
     Contexts(usize),
+    /// As many full contexts, or fewer where there is memory for fewer, and one at least ([`LoadOptions::fitted`]).
+    Fitting(usize),
     /// As many tokens, at least one context.
     Tokens(usize),
 }
@@ -76,6 +79,8 @@ pub struct LoadOptions {
     pub max_page_event_batches: Option<usize>,
     /// A chat template in the place of the model's own.
     pub chat_template: Option<String>,
+    /// Variables of the chat template where a conversation is silent about them ([`ModelWords::set_variables`]).
+    pub template_variables: Map<String, Value>,
     /// What the weights of a Hugging Face folder are quantized to while they load; `None` loads them as they are.
     pub quantize: Option<Preset>,
     /// Whether tokens are guessed ahead. What is generated is the same.
@@ -111,7 +116,7 @@ impl Default for LoadOptions {
         Self {
             n_ctx: None,
             n_seqs: network.max_batch_seqs,
-            kv_cache: KvCache::Contexts(DEFAULT_CONTEXTS),
+            kv_cache: KvCache::Fitting(DEFAULT_CONTEXTS),
             host_kv_tokens: 0,
             max_step_tokens: network.max_batch_tokens,
             max_logit_rows: None,
@@ -123,6 +128,7 @@ impl Default for LoadOptions {
             max_stall_percent: engine.max_stall_percent,
             max_page_event_batches: None,
             chat_template: None,
+            template_variables: Map::new(),
             quantize: None,
             speculation: Speculation::Auto {
                 max_draft: Speculation::DEFAULT_MAX_DRAFT,
@@ -167,6 +173,13 @@ impl LoadOptions {
     #[must_use]
     pub fn threads(mut self, n_threads: usize) -> Self {
         self.compute.n_threads = Some(n_threads);
+        self
+    }
+
+    /// Sets a variable of the chat template for conversations that are silent about it, such as `enable_thinking`.
+    #[must_use]
+    pub fn template_variable(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.template_variables.insert(name.into(), value.into());
         self
     }
 
@@ -261,6 +274,9 @@ impl LoadOptions {
         network: &Network,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Model, Error> {
+        if let KvCache::Fitting(_) = self.kv_cache {
+            return self.fitted(network)?.load_opened(source, network, on_progress);
+        }
         if !self.adapters.is_empty() && !self.compute.may_be_whole(&network.descriptor().shape()) {
             return Err(Error::AdaptersNotWhole);
         }
@@ -324,6 +340,9 @@ impl LoadOptions {
     /// # Errors
     /// As [`Self::plan`], and what is wrong with the other two.
     pub fn needed_bytes(&self, source: &ModelSource, network: &Network) -> Result<u64, Error> {
+        if let KvCache::Fitting(_) = self.kv_cache {
+            return self.fitted(network)?.needed_bytes(source, network);
+        }
         let mut plans = vec![self.plan(network)?];
         if let Some(path) = self.draft_of(network) {
             let options = self.network_options(network.descriptor())?;
@@ -416,7 +435,7 @@ impl LoadOptions {
             Some(n_ctx) => n_ctx,
         };
         let kv_tokens = match self.kv_cache {
-            KvCache::Contexts(n) => n_ctx
+            KvCache::Contexts(n) | KvCache::Fitting(n) => n_ctx
                 .div_ceil(PAGE_TOKENS)
                 .saturating_mul(n)
                 .saturating_mul(PAGE_TOKENS),
@@ -492,6 +511,7 @@ impl LoadOptions {
         if let Some(template) = &self.chat_template {
             words.set_template(template)?;
         }
+        words.set_variables(self.template_variables.clone());
         Ok(words)
     }
 

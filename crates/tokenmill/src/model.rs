@@ -55,6 +55,8 @@ pub struct TextParams {
     /// Tokens that the reasoning of a conversation's answer may take; then the model's own end of it is written, and the
     /// answer follows. Nothing for models that do not reason.
     pub thinking_budget: Option<u32>,
+    /// Further tokens that end a sample and are not part of it, also where the model's own do not.
+    pub stop_tokens: Vec<u32>,
     /// Whether end-of-text tokens are ordinary tokens.
     pub ignore_eos: bool,
     /// Longest time from arrival to end.
@@ -85,6 +87,7 @@ impl Default for TextParams {
             stops: Vec::new(),
             constraint: None,
             thinking_budget: None,
+            stop_tokens: Vec::new(),
             ignore_eos: false,
             deadline: None,
             queue_timeout: None,
@@ -400,7 +403,7 @@ impl Model {
     /// # Errors
     /// [`Error::UnknownAdapter`], [`Error::Constraint`] where the constraint cannot be enforced, [`Error::Engine`] where a prompt is refused; those already started are then cancelled.
     pub fn generate(&self, prompts: Vec<Vec<u32>>, params: &TextParams) -> Result<TextStream, Error> {
-        let stop_tokens = if params.ignore_eos {
+        let mut stop_tokens = if params.ignore_eos {
             Vec::new()
         } else {
             self.words().end_ids().to_vec()
@@ -420,6 +423,7 @@ impl Model {
             },
             None => None,
         };
+        stop_tokens.extend(&params.stop_tokens);
         // A constraint counts itself: where it allows nothing but an end, the text ends.
         let min_tokens = match &constraint {
             Some(_) => 0,

@@ -86,6 +86,15 @@ pub(crate) fn image_words(family: VisionFamily) -> ImageWords {
     }
 }
 
+/// What belongs around an image's mark in a text that no template writes.
+pub(crate) fn around_in_text(words: &ImageWords) -> [&'static str; 2] {
+    // Qwen's templates write these themselves.
+    if words.mark == "<|image_pad|>" {
+        return ["<|vision_start|>", "<|vision_end|>"];
+    }
+    [words.before, words.after]
+}
+
 impl Vision {
     /// Opens what of a model sees, where it has such; only a header is read, unless a file is named.
     ///

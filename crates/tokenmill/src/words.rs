@@ -8,7 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tokenmill_gguf::GgufFile;
 use tokenmill_image::{ImageError, ImageLimits, size_of};
 use tokenmill_model::{ImageGrid, ImageSize, Model as Network, PooledOutput, VisionShape};
@@ -28,7 +28,7 @@ use crate::{
     reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT},
     turns::with_turns_that_fit,
-    vision::{SIGHTED, image_words},
+    vision::{SIGHTED, around_in_text, image_words},
 };
 
 /// Tokens at the end of a prompt that tell how its answer begins.
@@ -58,6 +58,8 @@ pub struct ModelWords {
     template_error: Option<TemplateError>,
     bos_token: String,
     eos_token: String,
+    /// Variables of the template where a conversation is silent.
+    variables: Map<String, Value>,
     end_ids: Vec<u32>,
     pooled_output: Option<PooledOutput>,
     rank_words: Option<RankWords>,
@@ -84,6 +86,7 @@ impl ModelWords {
             template_error: None,
             bos_token: String::new(),
             eos_token: String::new(),
+            variables: thinking(),
             pooled_output: None,
             rank_words: None,
             rank_prompt: None,
@@ -238,6 +241,12 @@ impl ModelWords {
         Ok(())
     }
 
+    /// Sets variables of the template for conversations that are silent about them, such as `enable_thinking`, which is true otherwise.
+    pub fn set_variables(&mut self, variables: Map<String, Value>) {
+        self.variables = thinking();
+        self.variables.extend(variables);
+    }
+
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
@@ -367,6 +376,49 @@ impl ModelWords {
         self.tokenizer.encode(text, options)
     }
 
+    /// Encodes a prompt that its writer has put together: control tokens written out in it are control tokens, and one that begins
+    /// with the token of the beginning does not get another.
+    pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: true,
+        };
+        let mut tokens = self.tokenizer.encode(text, options);
+        let bos = self.tokenizer.bos();
+        if bos.is_some() && tokens.first().copied() == bos && tokens.get(1).copied() == bos {
+            tokens.remove(0);
+        }
+        tokens
+    }
+
+    /// As [`Self::encode_prompt`], for a text in which `place` stands where each of the `files` belongs, images in their order.
+    ///
+    /// # Errors
+    /// What [`Self::no_vision`] gives, [`Error::ImagePlaces`], [`Error::Image`], and [`Error::Engine`] where they take many times the
+    /// context.
+    pub fn prompt_with_images(
+        &self,
+        text: &str,
+        place: &str,
+        files: Vec<Arc<[u8]>>,
+    ) -> Result<Prompt, Error> {
+        let places = self.images.as_ref().ok_or_else(|| self.no_vision())?;
+        let found = text.matches(place).count();
+        if found != files.len() {
+            return Err(Error::ImagePlaces {
+                found,
+                expected: files.len(),
+            });
+        }
+        let [before, after] = around_in_text(&places.words);
+        let text = text.replace(place, &[before, places.words.mark, after].concat());
+        let (tokens, images) = places.place(&self.encode_prompt(&text), files)?;
+        Ok(Prompt {
+            images,
+            ..Prompt::of_text(tokens)
+        })
+    }
+
     /// Turns a conversation into the tokens that the model answers. An image takes as many as it has rows.
     ///
     /// # Errors
@@ -487,10 +539,29 @@ impl ModelWords {
             add_generation_prompt: conversation.turn == Turn::Open,
             bos_token: self.bos_token.clone(),
             eos_token: self.eos_token.clone(),
-            extra: conversation.variables.clone(),
+            extra: self.variables_of(conversation),
         };
         Ok((context, files))
     }
+
+    /// What the template is told besides the messages: the date, which templates else take from the day they were written, what
+    /// was set for the model, and what the conversation says.
+    fn variables_of(&self, conversation: &Conversation) -> Map<String, Value> {
+        let today = utc_now();
+        let dates = [
+            ("date_string".to_owned(), today.day_month_year().into()),
+            ("datetime".to_owned(), today.month_day_year().into()),
+        ];
+        let mut variables = Map::from_iter(dates);
+        variables.extend(self.variables.clone());
+        variables.extend(conversation.variables.clone());
+        variables
+    }
+}
+
+/// A model that can reason does, as in llama.cpp and Ollama: templates differ in what they take silence for.
+fn thinking() -> Map<String, Value> {
+    Map::from_iter([("enable_thinking".to_owned(), true.into())])
 }
 
 impl ImagePlaces {

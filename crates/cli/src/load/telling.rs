@@ -9,8 +9,8 @@ use std::{
 };
 
 use tokenmill::{
-    Compute, DraftFacts, Error, GpuSteps, LoadOptions, LoadPlan, Loaded, LoadedDevice, MeasuredWhen, Model,
-    ModelSource, SplitPlan, n_processors,
+    Compute, DraftFacts, Error, GpuSteps, KvCache, LoadOptions, LoadPlan, Loaded, LoadedDevice, MeasuredWhen,
+    MemoryPlan, Model, ModelSource, SplitPlan, n_processors,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 
@@ -18,6 +18,7 @@ use crate::{
     failure::Failure,
     memory_words::{plan_text, warning},
     note::note,
+    numbers::counted,
     progress,
     visible::visible,
 };
@@ -51,6 +52,9 @@ pub(crate) fn load_opened(
         say_draft(draft, model.n_ctx());
     }
     if let Some(text) = about_cut_context(options.n_ctx, model.n_ctx()) {
+        tell(&text);
+    }
+    if let Some(text) = about_fewer_contexts(options.kv_cache, &model) {
         tell(&text);
     }
     tell_about_load(model.device(), model.n_ctx(), network.descriptor().n_ctx_train);
@@ -146,6 +150,21 @@ pub(crate) fn about_cut_context(asked: Option<usize>, n_ctx: usize) -> Option<St
     Some(format!(
         "the context is {n_ctx} tokens instead of {asked}: this encoder was made for no more"
     ))
+}
+
+/// What is said where there was memory for fewer contexts than a server has by default.
+fn about_fewer_contexts(asked: KvCache, model: &Model) -> Option<String> {
+    let KvCache::Fitting(most) = asked else {
+        return None;
+    };
+    let (kv_tokens, n_ctx) = (model.engine().limits().kv_tokens(), model.n_ctx());
+    let n_contexts = kv_tokens / n_ctx.max(1);
+    (n_contexts < most).then(|| {
+        format!(
+            "the memory that is there holds {} of {n_ctx} tokens instead of {most}, shared by all requests; `-c N` makes them smaller",
+            counted(n_contexts, "context")
+        )
+    })
 }
 
 /// What is said about a context that is longer than the model was made for.

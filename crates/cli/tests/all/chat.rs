@@ -204,7 +204,9 @@ fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
     );
     fs::write(&tools, ADD).unwrap();
     fs::write(&template, THINKING).unwrap();
-    let run = |extra: &[&str]| tokenmill([&["run", "demo", "What is 3 + 4?", "--temp", "0"], extra].concat());
+    let run = |extra: &[&str]| {
+        tokenmill([&["run", "--raw", "demo", "What is 3 + 4?", "--temp", "0"], extra].concat())
+    };
     let asked = chat(&[], "What is 3 + 4?\n").ok();
     assert_eq!(run(&["--chat"]).ok(), asked);
     let call = r#"-> add_numbers {"x": 3, "y": 4}"#;

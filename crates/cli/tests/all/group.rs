@@ -218,7 +218,18 @@ fn files_of_several_architectures_are_divided() {
         let Some(file) = comparisons.find(&format!("parity/{name}.gguf")) else {
             return;
         };
-        let greedy = ["run", arg(&file), "Once", "--temp", "0", "-n", "8", "-c", "64"];
+        let greedy = [
+            "run",
+            "--raw",
+            arg(&file),
+            "Once",
+            "--temp",
+            "0",
+            "-n",
+            "8",
+            "-c",
+            "64",
+        ];
         let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
         let found = run(with_driver("devices=2", &[&greedy[..], &["-tp", "2"]].concat())).ok();
         assert_eq!(found, expected, "{name}");

@@ -23,7 +23,7 @@ fn data_of(family: &str, name: &str) -> PathBuf {
 
 fn run<'a>(model: &'a str, question: &'a str, extra: &[&'a str]) -> Vec<&'a str> {
     let args = [
-        "run", model, question, "--temp", "0", "-n", "8", "--json", "--device", "cpu", "-c", "256",
+        "run", "--raw", model, question, "--temp", "0", "-n", "8", "--json", "--device", "cpu", "-c", "256",
     ];
     [&args[..], extra].concat()
 }
@@ -296,7 +296,17 @@ fn what_cannot_be_seen_is_one_line() {
     );
     check(&picture, &["--mmproj", arg(&picture)], "not a GGUF file");
     let encoder = data("mmproj-model.gguf");
-    let demo = tokenmill(["run", "demo", "Hi", "--device", "cpu", "--mmproj", arg(&encoder)]).failed(3);
+    let demo = tokenmill([
+        "run",
+        "--raw",
+        "demo",
+        "Hi",
+        "--device",
+        "cpu",
+        "--mmproj",
+        arg(&encoder),
+    ])
+    .failed(3);
     assert!(
         demo.contains("32 wide") && demo.contains("another model"),
         "{demo}"

@@ -10,7 +10,7 @@ const STORY: &str =
     "Once upon a time there was a little girl who lived in a small house near the forest with her mother";
 
 fn run(prompt: &str, n: &str, session: Option<&Path>, extra: &[&str]) -> Outcome {
-    let base = ["run", "demo", prompt, "--temp", "0", "-n", n, "--json"];
+    let base = ["run", "--raw", "demo", prompt, "--temp", "0", "-n", n, "--json"];
     let session = session.map_or_else(Vec::new, |path| vec!["--session", arg(path)]);
     tokenmill([&base[..], &session, extra].concat())
 }

@@ -21,7 +21,7 @@ fn last_line(outcome: &Outcome) -> String {
 fn inspect_and_doctor_refuse_what_a_run_refuses_in_its_words() {
     let check = |machine: &str, flags: &[&str], code: i32| {
         let at = |command: &[&str]| run(with_driver(machine, &[command, flags].concat()));
-        let expected = at(&["run", "demo", "Once", "-n", "1"]).failed(code);
+        let expected = at(&["run", "--raw", "demo", "Once", "-n", "1"]).failed(code);
         let reason = expected.strip_prefix("error: ").unwrap();
         let reason = reason.split(" (hint: ").next().unwrap();
         let inspect = at(&["inspect", "demo", "--summary"]);

@@ -12,7 +12,7 @@ use crate::{
     ApiError,
     earlier_calls::earlier_call,
     fields::refuse_others,
-    images::{self, Parts},
+    images::{self, Parts, push_line},
     openai::chat::TemplateMessage,
 };
 
@@ -231,7 +231,7 @@ fn assistant_blocks(
         // What an answer carries besides is left out: other servers may have written it.
         let path = format!("{path}[{index}]");
         match block.kind.as_str() {
-            "text" => message.content.push_str(&text_of(&path, block.text)?),
+            "text" => push_line(&mut message.content, &text_of(&path, block.text)?),
             "thinking" => {
                 let thinking = block.thinking.unwrap_or_default();
                 message
@@ -365,33 +365,25 @@ fn join_into(joined: &mut Parts, path: &str, content: Content, place: BlockUse) 
         refuse_others(&path, &block.others, BLOCK_LABELS)?;
         match (block.kind.as_str(), place) {
             ("text", _) => joined.push_text(&text_of(&path, block.text)?),
-            ("document", BlockUse::Result) => push_line(joined, &document_text(&path, &block)?),
+            ("document", BlockUse::Result) => joined.push_text(&document_text(&path, &block)?),
             ("tool_reference", BlockUse::Result) => {
                 let name = block.tool_name.ok_or_else(|| {
                     ApiError::invalid(format!("{path}.tool_name"), "this field is required")
                 })?;
-                push_line(joined, &format!("The tool `{name}` can be called."));
+                joined.push_text(&format!("The tool `{name}` can be called."));
             }
             // One that cannot be read would end the conversation for ever.
             ("image", BlockUse::Result) => match images::of_anthropic(&path, block.source.as_ref()) {
                 Ok(image) => joined.push_image(image),
-                Err(error) => push_line(joined, &format!("[an image left out: {error}]")),
+                Err(error) => joined.push_text(&format!("[an image left out: {error}]")),
             },
             (kind, BlockUse::Result) => {
-                push_line(joined, &format!("[{} left out]", crate::error::shortened(kind)))
+                joined.push_text(&format!("[{} left out]", crate::error::shortened(kind)))
             }
             _ => return Err(refuse_kind(&path)),
         }
     }
     Ok(())
-}
-
-/// Adds a text that begins on a line of its own.
-fn push_line(joined: &mut Parts, text: &str) {
-    if !joined.text.is_empty() {
-        joined.push_text("\n");
-    }
-    joined.push_text(text);
 }
 
 #[cfg(test)]
@@ -426,6 +418,24 @@ mod tests {
             r#"{"system":[{"type":"text","text":"be brief","cache_control":{"type":"ephemeral"}}],
                 "messages":[{"role":"user","content":"a"},{"role":"assistant","content":[{"type":"text","text":"b"}]}]}"#,
             Ok(&[("system", "be brief"), ("user", "a"), ("assistant", "b")]),
+        );
+    }
+
+    #[test]
+    fn texts_of_a_message_begin_on_lines_of_their_own() {
+        let two = r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#;
+        let result = format!(r#"[{{"type":"tool_result","tool_use_id":"t","content":{two}}}]"#);
+        check(
+            &format!(
+                r#"{{"system":{two},"messages":[{{"role":"user","content":{two}}},{{"role":"assistant","content":{two}}},
+                    {{"role":"user","content":{result}}}]}}"#
+            ),
+            Ok(&[
+                ("system", "a\nb"),
+                ("user", "a\nb"),
+                ("assistant", "a\nb"),
+                ("tool", "a\nb"),
+            ]),
         );
     }
 

@@ -13,6 +13,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use tokenmill::{Part, Prompt, Sample, TextEvent, TextParams, ToolCall};
+use tokenmill_text::DecodeOptions;
 
 use crate::{
     ApiError, App, Dialect,
@@ -26,7 +27,7 @@ use crate::{
         chat::{CHAT_WORDING, ChatRequest, template_messages},
         check_min_tokens, check_n,
     },
-    outcome::{TokenCounts, finish_reason, timings},
+    outcome::{SYSTEM_FINGERPRINT, TokenCounts, finish_reason, timings},
     reply::collect_showing,
     request_id::{RequestId, unique_id},
     score_sheet::ScoreSheet,
@@ -68,7 +69,15 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         )?;
     }
     let tells_tokens = request.return_token_ids;
+    let is_verbose = request.verbose;
     let (prompt, custom) = prompt(&app, request, &mut share).await?;
+    let verbose_prompt = is_verbose.then(|| {
+        let options = DecodeOptions {
+            skip_special: false,
+            is_continuation: true,
+        };
+        model.tokenizer().decode(&prompt.tokens, options)
+    });
     let prompt_token_ids = tells_tokens.then(|| prompt.tokens.clone());
     let mut stream = call.answer(&app, prompt, params.clone(), share).await?;
     if tells_tokens {
@@ -91,6 +100,8 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
             usage: TokenCounts::default(),
             custom,
             inputs: HashMap::new(),
+            verbose_prompt,
+            timings: Value::Null,
         };
         return Ok(stream_response(&app, &call, stream, format));
     }
@@ -123,12 +134,16 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         "object": "chat.completion",
         "created": head.created_s,
         "model": served,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
         "choices": choices,
         "usage": TokenCounts::of_samples(&samples).to_openai(),
         "timings": timings(&samples[0].end),
     });
     if let Some(ids) = prompt_token_ids {
         reply["prompt_token_ids"] = ids.into();
+    }
+    if let Some(prompt) = verbose_prompt {
+        reply["__verbose"] = json!({ "prompt": prompt });
     }
     Ok(sheet.response(&reply))
 }
@@ -207,6 +222,15 @@ pub(crate) async fn render(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     Ok(Json(Rendered::new(&app, "chatcmpl-", token_ids)).into_response())
 }
 
+/// Counts the tokens of a request's prompt without generating, as llama.cpp does.
+pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let mut share = mem::take(&mut call.body.share);
+    let (request, _) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
+    app.model.check_name(request.model.as_deref())?;
+    let n_tokens = prompt(&app, request, &mut share).await?.tokens.len();
+    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": n_tokens })).into_response())
+}
+
 struct Head {
     id: String,
     created_s: u64,
@@ -229,6 +253,10 @@ struct ChatEvents {
     custom: BTreeSet<String>,
     /// Calls of custom tools that are open, by sample and place: their text is known when they end.
     inputs: HashMap<(u32, usize), ToolCall>,
+    /// The prompt, where the request asks for it.
+    verbose_prompt: Option<String>,
+    /// Of the first sample that ended.
+    timings: Value,
 }
 
 impl ChatEvents {
@@ -265,6 +293,7 @@ impl ChatEvents {
             "object": "chat.completion.chunk",
             "created": self.head.created_s,
             "model": self.served,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
             "choices": choices,
         });
         if self.includes_usage {
@@ -317,7 +346,14 @@ impl EventFormat for ChatEvents {
                 self.usage.add(end);
                 let choice = Self::choice(end.sample, &json!({}), None, Some(finish_reason(end)));
                 let mut chunk = self.chunk(&choice);
-                chunk["timings"] = timings(end);
+                let timings = timings(end);
+                if self.timings.is_null() {
+                    self.timings = timings.clone();
+                }
+                chunk["timings"] = timings;
+                if let Some(prompt) = self.verbose_prompt.take() {
+                    chunk["__verbose"] = json!({ "prompt": prompt });
+                }
                 out.data(&chunk);
             }
             TextEvent::Failed { .. } => {}
@@ -328,6 +364,7 @@ impl EventFormat for ChatEvents {
         if self.includes_usage {
             let mut chunk = self.chunk(&json!([]));
             chunk["usage"] = self.usage.to_openai();
+            chunk["timings"] = self.timings.take();
             out.data(&chunk);
         }
         out.done();

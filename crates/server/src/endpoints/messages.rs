@@ -28,6 +28,7 @@ use crate::{
 /// Answers a messages request, streamed or whole.
 pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     call.budget_field = "thinking.budget_tokens";
+    let marks_cache = marks_cache(&call.body.bytes);
     let mut share = mem::take(&mut call.body.share);
     let (request, fields) = call.read_with_sampling::<MessagesRequest>(tables::messages())?;
     let served = call.choose(&app, request.model.as_deref())?;
@@ -36,7 +37,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
     let params = TextParams {
         max_tokens: Some(max_tokens),
         stops: stops.clone(),
-        thinking_budget: request.thinking_budget()?,
+        thinking_budget: request.thinking_budget()?.or(app.config.defaults.thinking_budget),
         ..call.text_params(&app, fields)?
     };
     let is_stream = request.stream;
@@ -49,6 +50,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
             served,
             id,
             n_prompt,
+            marks_cache,
             stops,
             end: None,
             open: None,
@@ -74,9 +76,15 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
         "content": blocks.finish(sample),
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence,
-        "usage": TokenCounts::of_samples(&samples).to_anthropic(),
+        "usage": TokenCounts::of_samples(&samples).to_anthropic(marks_cache),
     });
     Ok(ignored.named_in(Json(reply).into_response()))
+}
+
+/// Whether a request says what of it is to be kept: a field `cache_control`, wherever it stands. Within a text its quotes are escaped.
+fn marks_cache(body: &[u8]) -> bool {
+    const FIELD: &[u8] = b"\"cache_control\"";
+    body.windows(FIELD.len()).any(|part| part == FIELD)
 }
 
 /// Counts the tokens of a request without generating.
@@ -170,6 +178,8 @@ struct MessageEvents {
     served: String,
     id: String,
     n_prompt: usize,
+    /// Whether the request says what of it is to be kept.
+    marks_cache: bool,
     stops: Vec<String>,
     end: Option<TextEnd>,
     /// The kind of the block that is open.
@@ -247,7 +257,7 @@ impl EventFormat for MessageEvents {
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-            "usage": usage.to_anthropic(),
+            "usage": usage.to_anthropic(false),
         });
         out.named(
             "message_start",
@@ -273,8 +283,7 @@ impl EventFormat for MessageEvents {
             let mut usage = TokenCounts::default();
             usage.add(end);
             let delta = json!({ "stop_reason": stop_reason, "stop_sequence": stop_sequence });
-            let event: Value =
-                json!({ "type": "message_delta", "delta": delta, "usage": usage.to_anthropic() });
+            let event: Value = json!({ "type": "message_delta", "delta": delta, "usage": usage.to_anthropic(self.marks_cache) });
             out.named("message_delta", &event);
         }
         out.named("message_stop", &json!({ "type": "message_stop" }));

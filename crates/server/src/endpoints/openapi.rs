@@ -29,7 +29,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 27] {
+); 29] {
     [
         (
             "/v1/chat/completions",
@@ -48,6 +48,18 @@ fn posts() -> [(
             "A conversation's prompt as token ids",
             tables::chat(),
             &["messages"],
+        ),
+        (
+            "/v1/chat/completions/input_tokens",
+            "Count the tokens of a conversation",
+            tables::chat(),
+            &["messages"],
+        ),
+        (
+            "/v1/responses/input_tokens",
+            "Count the tokens of a request to /v1/responses",
+            tables::response(),
+            &["input"],
         ),
         (
             "/v1/completions/render",

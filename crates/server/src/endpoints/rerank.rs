@@ -12,19 +12,10 @@ use crate::{ApiError, App, app::Call, openai::rerank::RerankRequest, tables};
 
 /// Answers a request to rank documents.
 pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    let mut request: RerankRequest = call.read(tables::rerank())?;
+    let request: RerankRequest = call.read(tables::rerank())?;
     app.model.check_own_name(request.model.as_deref())?;
-    let has_texts = request.texts.is_some();
-    if let Some(texts) = request.texts.take() {
-        if !request.documents.is_empty() {
-            return Err(ApiError::invalid(
-                "texts",
-                "contradicts `documents`; give one of them",
-            ));
-        }
-        request.documents = texts;
-    }
-    let n_documents = request.documents.len();
+    let (documents, is_tei) = request.documents()?;
+    let n_documents = documents.len();
     if n_documents == 0 || n_documents > app.config.max_prompts {
         let reason = format!(
             "{n_documents} documents, expected 1 to {}",
@@ -40,7 +31,7 @@ pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     let instruction = request.instruction.as_deref();
     let mut n_tokens = 0;
     let mut inputs = Vec::with_capacity(n_documents);
-    for document in &request.documents {
+    for document in documents {
         let tokens = (model.words()).encode_pair(&request.query, document.text(), instruction)?;
         n_tokens += tokens.len();
         inputs.push(tokens);
@@ -55,21 +46,21 @@ pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     // Equal scores stay in the order of the request.
     ranking.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     ranking.truncate(request.top_n.unwrap_or(n_documents));
-    if has_texts {
-        let found = ranking.iter().map(|&(index, score)| {
-            let mut found = json!({ "index": index, "score": score });
+    if is_tei {
+        let score = |&(index, score): &(usize, f32)| {
+            let mut result = json!({ "index": index, "score": score });
             if request.return_text == Some(true) {
-                found["text"] = request.documents[index].text().into();
+                result["text"] = documents[index].text().into();
             }
-            found
-        });
-        return Ok(Json(found.collect::<Vec<Value>>()).into_response());
+            result
+        };
+        return Ok(Json(ranking.iter().map(score).collect::<Value>()).into_response());
     }
     let results: Vec<Value> = (ranking.iter())
         .map(|&(index, score)| {
             let mut result = json!({ "index": index, "relevance_score": score });
             if request.return_documents == Some(true) {
-                result["document"] = json!({ "text": request.documents[index].text() });
+                result["document"] = json!({ "text": documents[index].text() });
             }
             result
         })

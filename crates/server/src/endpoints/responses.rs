@@ -51,7 +51,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     StreamOptions::check(request.stream_options, request.stream)?;
     let mut params = TextParams {
         max_tokens: request.max_output_tokens.and_then(TokenLimit::at_most),
-        thinking_budget: request.thinking_budget(),
+        thinking_budget: (request.thinking_budget()).or(app.config.defaults.thinking_budget),
         ..call.text_params(&app, fields)?
     };
     params.sampling.n_logprobs = n_logprobs(&request)?;
@@ -73,15 +73,8 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     let mut said = conversation(None, request.input, &mut left_out)?;
     read_images(&app, &mut share, &mut said).await?;
     let messages: Vec<TemplateMessage> = earlier.into_iter().chain(said).collect();
-    let with_instructions: Vec<TemplateMessage> = (instructions.iter())
-        .map(|text| TemplateMessage {
-            role: "system".to_owned(),
-            content: text.clone(),
-            ..TemplateMessage::default()
-        })
-        .chain(messages.iter().cloned())
-        .collect();
-    let prompt = model.prompt(&with_instructions, &tools, Turn::Open, variables)?;
+    let whole = with_instructions(instructions.as_deref(), messages.iter().cloned());
+    let prompt = model.prompt(&whole, &tools, Turn::Open, variables)?;
     let id = unique_id("resp_");
     let writer = ResponseWriter {
         app: Arc::clone(&app),
@@ -126,6 +119,36 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         Json(writer.whole(&items, &sample.tokens, &sample.end)).into_response()
     };
     Ok(left_out.named_in(ignored.named_in(response)))
+}
+
+/// Counts the tokens of a request's prompt without generating.
+pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let mut share = mem::take(&mut call.body.share);
+    let (mut request, _) = call.read_with_sampling::<ResponseRequest>(tables::response())?;
+    app.model.check_name(request.model.as_deref())?;
+    let (tools, ignored) = request.tools()?;
+    let variables = request.variables()?;
+    let earlier = earlier(&app, &call, request.previous_response_id.as_deref())?;
+    let mut left_out = IgnoredItems::default();
+    let mut said = conversation(None, request.input, &mut left_out)?;
+    read_images(&app, &mut share, &mut said).await?;
+    let messages = with_instructions(request.instructions.as_deref(), earlier.into_iter().chain(said));
+    let prompt = app.model.prompt(&messages, &tools, Turn::Open, variables)?;
+    let counted = json!({ "object": "response.input_tokens", "input_tokens": prompt.tokens.len() });
+    Ok(left_out.named_in(ignored.named_in(Json(counted).into_response())))
+}
+
+/// A conversation behind its instructions.
+fn with_instructions(
+    instructions: Option<&str>,
+    messages: impl Iterator<Item = TemplateMessage>,
+) -> Vec<TemplateMessage> {
+    let system = instructions.map(|text| TemplateMessage {
+        role: "system".to_owned(),
+        content: text.to_owned(),
+        ..TemplateMessage::default()
+    });
+    system.into_iter().chain(messages).collect()
 }
 
 /// Gives an answer that is stored, as it was given.

@@ -51,6 +51,14 @@ pub const FIELDS: &[Field] = &[
         "extension, as in vLLM; `prompt_token_ids`, and `token_ids` of each choice; a stream has a chunk for each token then, also where \
          its text is held back",
     ),
+    yes(
+        "verbose",
+        "extension, as in llama.cpp; `__verbose` of the answer has the prompt as the chat template wrote it",
+    ),
+    yes(
+        "n_predict",
+        "extension, as in llama.cpp; the same as `max_completion_tokens`",
+    ),
     label("user"),
     label("metadata"),
     label("safety_identifier"),
@@ -152,6 +160,7 @@ pub struct ChatRequest {
     pub messages: Vec<Message>,
     max_completion_tokens: Option<TokenLimit>,
     max_tokens: Option<TokenLimit>,
+    n_predict: Option<TokenLimit>,
     /// Choices.
     pub n: Option<u32>,
     /// Whether the answer is streamed.
@@ -187,6 +196,9 @@ pub struct ChatRequest {
     /// Whether the ids of tokens are told.
     #[serde(default)]
     pub return_token_ids: bool,
+    /// Whether the prompt is told.
+    #[serde(default)]
+    pub verbose: bool,
 }
 
 impl ChatRequest {
@@ -282,7 +294,7 @@ impl ChatRequest {
                 "max_tokens",
                 "contradicts `max_completion_tokens`",
             )),
-            (new, old) => Ok(new.or(old).and_then(TokenLimit::at_most)),
+            (new, old) => Ok(new.or(old).or(self.n_predict).and_then(TokenLimit::at_most)),
         }
     }
 

@@ -2,7 +2,10 @@
 
 use serde::Deserialize;
 
-use crate::fields::{Field, label, only, refused, yes};
+use crate::{
+    ApiError,
+    fields::{Field, label, only, refused, yes},
+};
 
 /// The endpoint's fields.
 pub const FIELDS: &[Field] = &[
@@ -11,18 +14,14 @@ pub const FIELDS: &[Field] = &[
     yes("documents", "texts, or objects with a `text`"),
     yes(
         "texts",
-        "the same in the words of Hugging Face's text-embeddings-inference, whose form the answer then has: a list of `index` and `score`",
+        "the documents by TEI's name: the answer is a list of `index` and `score`, as there",
     ),
     yes(
         "return_text",
         "with `texts`: whether they come back with their scores",
     ),
-    only("raw_scores", &["false"], "scores are those that `documents` get"),
-    only(
-        "truncate",
-        &["false"],
-        "documents are not cut; a pair longer than the context is an error",
-    ),
+    only("raw_scores", &["false"], "scores are what the model says"),
+    only("truncate", &["false"], "documents are not cut"),
     yes("top_n", "how many of the best are listed; all by default"),
     yes(
         "return_documents",
@@ -46,12 +45,9 @@ pub struct RerankRequest {
     pub model: Option<String>,
     /// What the documents are to answer.
     pub query: String,
-    /// The documents.
-    #[serde(default)]
-    pub documents: Vec<Document>,
-    /// The same in other words.
-    pub texts: Option<Vec<Document>>,
-    /// Whether those come back.
+    documents: Option<Vec<Document>>,
+    texts: Option<Vec<Document>>,
+    /// Whether the texts come back, in TEI's form.
     pub return_text: Option<bool>,
     /// How many of the best are listed.
     pub top_n: Option<usize>,
@@ -59,6 +55,21 @@ pub struct RerankRequest {
     pub return_documents: Option<bool>,
     /// What the query wants.
     pub instruction: Option<String>,
+}
+
+impl RerankRequest {
+    /// The documents, and whether the answer has TEI's form.
+    ///
+    /// # Errors
+    /// None of the two names for them, or both.
+    pub fn documents(&self) -> Result<(&[Document], bool), ApiError> {
+        match (&self.documents, &self.texts) {
+            (Some(documents), None) => Ok((documents, false)),
+            (None, Some(texts)) => Ok((texts, true)),
+            (None, None) => Err(ApiError::invalid("documents", "this field is required")),
+            (Some(_), Some(_)) => Err(ApiError::invalid("texts", "contradicts `documents`")),
+        }
+    }
 }
 
 /// A document of a request.

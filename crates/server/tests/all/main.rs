@@ -4,6 +4,7 @@
 
 mod adapters;
 mod agents;
+mod any_name;
 mod babble;
 mod bodies;
 mod calls;
@@ -23,6 +24,7 @@ mod http2;
 mod images;
 #[cfg(unix)]
 mod kv_events;
+mod llama_clients;
 mod llama_cpp;
 mod media;
 mod model_folder;

@@ -24,7 +24,7 @@ use super::{
     split::{METASPACE, Step},
     spm::Spm,
     unigram::Unigram,
-    vocab::{END_MARKS, TokenKind, Vocab},
+    vocab::{END_MARKS, InfillIds, TokenKind, Vocab},
     wordpiece::{WordPiece, bert_steps, wordpiece_piece},
 };
 
@@ -41,6 +41,21 @@ const EOM: &str = "tokenizer.ggml.eom_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 const SEPARATOR: &str = "tokenizer.ggml.seperator_token_id";
 const PADDING: &str = "tokenizer.ggml.padding_token_id";
+/// Keys of the marks around a gap, the newer ones first. Source: llama.cpp `src/llama-arch.cpp`.
+const INFILL_PREFIX: [&str; 2] = [
+    "tokenizer.ggml.fim_pre_token_id",
+    "tokenizer.ggml.prefix_token_id",
+];
+const INFILL_SUFFIX: [&str; 2] = [
+    "tokenizer.ggml.fim_suf_token_id",
+    "tokenizer.ggml.suffix_token_id",
+];
+const INFILL_MIDDLE: [&str; 2] = [
+    "tokenizer.ggml.fim_mid_token_id",
+    "tokenizer.ggml.middle_token_id",
+];
+const INFILL_REPOSITORY: [&str; 1] = ["tokenizer.ggml.fim_rep_token_id"];
+const INFILL_FILE: [&str; 1] = ["tokenizer.ggml.fim_sep_token_id"];
 const CLASS: &str = "tokenizer.ggml.cls_token_id";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
@@ -237,6 +252,21 @@ fn id_of(metadata: &Metadata, key: &'static str, n_vocab: usize) -> Result<Optio
         return Ok(None);
     }
     Ok(metadata.opt_u32(key)?.filter(|&id| (id as usize) < n_vocab))
+}
+
+/// The marks around a gap that the file names; an id that is none is as if it were not there.
+fn infill_ids(source: &Source<'_>) -> InfillIds {
+    let find = |keys: &[&'static str]| {
+        keys.iter()
+            .find_map(|key| id_of(source.metadata, key, source.tokens.len()).ok().flatten())
+    };
+    InfillIds {
+        prefix: find(&INFILL_PREFIX),
+        suffix: find(&INFILL_SUFFIX),
+        middle: find(&INFILL_MIDDLE),
+        repository: find(&INFILL_REPOSITORY),
+        file: find(&INFILL_FILE),
+    }
 }
 
 fn check_len(key: &'static str, found: usize, expected: usize) -> Result<(), TokenizerError> {
@@ -525,6 +555,7 @@ fn finish(source: &Source<'_>, parts: Parts, is_bert: bool, pre: &str) -> Result
     special.unknown = source.special(UNKNOWN, defaults.unknown)?;
     special.separator = source.special(SEPARATOR, defaults.separator)?;
     special.padding = source.special(PADDING, defaults.padding)?;
+    special.infill = infill_ids(source);
     special.end_of_generation = [source.special(EOT, None)?, source.special(EOM, None)?]
         .into_iter()
         .flatten()
