@@ -1,7 +1,7 @@
 //! Which registers an instruction reads and writes: what its time depends on.
 //!
-//! Separate from the instructions because only the timing model and the search for registers that are read first ask. Invariant: every register of an operand is named, the guard
-//! among those read.
+//! Separate from the instructions because only the timing model and the search for registers that are read first ask. Invariant:
+//! every register of an operand is named, the guard among those read.
 
 use super::{AnyReg, Instruction, Op, VoteResult};
 
