@@ -157,7 +157,11 @@ fn about_fewer_contexts(asked: KvCache, model: &Model) -> Option<String> {
     let KvCache::Fitting(most) = asked else {
         return None;
     };
-    let (kv_tokens, n_ctx) = (model.engine().limits().kv_tokens(), model.n_ctx());
+    let limits = model.engine().limits();
+    if limits.is_encoder {
+        return None;
+    }
+    let (kv_tokens, n_ctx) = (limits.kv_tokens(), model.n_ctx());
     let n_contexts = kv_tokens / n_ctx.max(1);
     (n_contexts < most).then(|| {
         format!(

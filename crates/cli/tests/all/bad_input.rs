@@ -182,10 +182,10 @@ fn options_that_make_no_sense() {
         &["--logit-bias", "2048+1"][..],
         &["--temp", "nan"],
         &["--top-p", "1.5"],
-        &["-fa", "on"],
+        &["-fa", "never"],
         &["-tb", "0"],
         &["-np", "0"],
-        &["-ngl", "12"],
+        &["-ngl", "twelve"],
         &["-ub", "0"],
         &["-t", "0"],
     ] {

@@ -321,7 +321,7 @@ fn a_file_that_would_not_guess_is_refused() {
         (&["--spec", "off"][..], "`--mtp` does nothing with `--spec off`"),
         (&["--spec", "ngram"], "`--mtp` does nothing with `--spec ngram`"),
         (&["--draft", "demo"], "`--mtp` cannot be used with `--draft`"),
-        (&["-ngl", "2"], "--device cpu"),
+        (&["-tp", "2"], "--device cpu"),
     ] {
         let base = ["run", "--raw", "demo", PROMPT, "-n", "1", "--mtp", "mtp-x.gguf"];
         let outcome = tokenmill([&base, args].concat());
@@ -420,7 +420,7 @@ fn what_cannot_guess_is_refused_in_a_line() {
     };
     refused("demo", &[], 2, "no layer that guesses further tokens");
     refused("demo", &["--draft", "demo"], 2, "does nothing");
-    refused("demo", &["-ngl", "2"], 2, "--device cpu");
+    refused("demo", &["-tp", "2"], 2, "--device cpu");
     let folder = tempfile::tempdir().unwrap();
     let broken = with_layer(folder.path(), "nextn.enorm.weight");
     refused(arg(&broken), &[], 3, "nextn.enorm");

@@ -21,7 +21,14 @@ async fn post_bytes(server: &TestServer, path: &str, body: &[u8]) -> (u16, Value
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_fault_is_named() {
-    let Some(server) = TestServer::start().await else {
+    let strict = Setup {
+        server: ServerConfig {
+            strict_model_names: true,
+            ..ServerConfig::default()
+        },
+        ..Setup::default()
+    };
+    let Some(server) = TestServer::start_with(strict).await else {
         return;
     };
     let hello = r#""messages":[{"role":"user","content":"hi"}]"#;
