@@ -25,6 +25,7 @@ fn counts(logits: &[f32], params: &SamplingParams, history: &[u32]) -> Vec<u32> 
             params,
             history,
             newest: &[],
+            n_prompt: 0,
             mask: None,
             position,
         };
@@ -275,6 +276,7 @@ fn mirostat_follows_the_surprise_of_its_own_draws() {
                     params: &params,
                     history: &[],
                     newest: &[],
+                    n_prompt: 0,
                     mask: None,
                     position,
                 };
@@ -330,6 +332,7 @@ fn positions_that_are_drawn_again_give_the_same_tokens() {
             params,
             history: &[],
             newest: &[],
+            n_prompt: 0,
             mask: None,
             position,
         };
