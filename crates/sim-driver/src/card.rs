@@ -9,7 +9,7 @@ use tokenmill_ptx_sim::{DeviceProfile, Kernel, LaunchConfig};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Card {
     /// From which on a GPU is like this.
-    capability: (i32, i32),
+    pub(crate) capability: (i32, i32),
     pub(crate) n_multiprocessors: u32,
     /// Shared memory of a multiprocessor.
     pub(crate) shared_bytes: u32,

@@ -21,7 +21,7 @@ pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, Ap
             "{n_documents} documents, expected 1 to {}",
             app.config.max_prompts
         );
-        let field = if has_texts { "texts" } else { "documents" };
+        let field = if is_tei { "texts" } else { "documents" };
         return Err(ApiError::invalid(field, reason));
     }
     if request.top_n == Some(0) {
