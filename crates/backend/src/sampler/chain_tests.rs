@@ -40,7 +40,7 @@ fn counts(logits: &[f32], params: &SamplingParams, history: &[u32]) -> Vec<u32> 
 fn check_shares(counts: &[u32], expected: &[f64]) {
     let sum: f64 = expected.iter().sum();
     let n_draws = f64::from(counts.iter().sum::<u32>());
-    let (mut distance, mut n_free) = (0.0, -1.0);
+    let (mut distance, mut n_free) = (0.0, -1.0_f64);
     for (&count, &share) in counts.iter().zip(expected) {
         let expected = share / sum * n_draws;
         if expected == 0.0 {

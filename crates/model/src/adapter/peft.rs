@@ -10,7 +10,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     io,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use safetensors::{
