@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn registers_warps_and_shared_memory_bound_what_is_resident() {
-        let check = |capability, [max_threads, min_blocks], n_threads, shared_kib: u32, expected| {
+        let check = |capability, [max_threads, min_blocks]: [u32; 2], n_threads, shared_kib: u32, expected| {
             let bounds = Bounds {
                 max_threads,
                 min_blocks,

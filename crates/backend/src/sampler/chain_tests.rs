@@ -51,7 +51,7 @@ fn check_shares(counts: &[u32], expected: &[f64]) {
         n_free += 1.0;
     }
     // Five standard deviations of chi-square beyond its mean.
-    let limit = n_free + 5.0 * (2.0 * n_free.max(0.0)).sqrt();
+    let limit = n_free + 5.0 * (2.0 * f64::max(n_free, 0.0)).sqrt();
     assert!(
         distance <= limit + 1e-9,
         "chi-square {distance} of {n_free}: {counts:?}"

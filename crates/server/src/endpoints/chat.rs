@@ -227,7 +227,7 @@ pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Respon
     let mut share = mem::take(&mut call.body.share);
     let (request, _) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
     app.model.check_name(request.model.as_deref())?;
-    let n_tokens = prompt(&app, request, &mut share).await?.tokens.len();
+    let n_tokens = prompt(&app, request, &mut share).await?.0.tokens.len();
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": n_tokens })).into_response())
 }
 
