@@ -7,7 +7,7 @@ use crate::{
     support::{arg, tokenmill},
 };
 
-pub(crate) const GREEDY: [&str; 9] = [
+pub(crate) const GREEDY: [&str; 10] = [
     "run",
     "--raw",
     "demo",
