@@ -16,7 +16,6 @@ use super::{
     named_body::NamedBody,
     partial_len, space_len,
     tagged_body::TaggedBody,
-    thinking::Thinking,
     thought::{Thought, split_at_controls, without_controls},
 };
 

@@ -351,7 +351,6 @@ impl Lead {
         } else {
             Self::after(&self.plan)
         };
-        let plan = Arc::clone(&self.plan);
         let State::Free(watch) = &mut self.state else {
             return Pushed::Grammar;
         };

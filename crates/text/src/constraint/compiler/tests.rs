@@ -378,6 +378,9 @@ fn a_constraint_and_what_comes_in_its_place_share_the_limit_of_time() {
         is_optional: false,
         held: Vec::new(),
         told: None,
+        has_strict: false,
+        has_free_text: false,
+        marks: Vec::new(),
     });
     let started = Instant::now();
     assert!(compiler.compile(&calls).is_err());
