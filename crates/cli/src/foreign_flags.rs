@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn short_and_long_names_are_left_to_the_parser() {
-        assert!(refusal_of_row().is_some());
+        assert!(refusal_of_row("-sm").is_some());
         for name in ["-p", "-t", "-xyz", "-"] {
             assert!(refusal_of_row(name).is_none(), "{name}");
         }

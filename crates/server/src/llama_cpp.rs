@@ -293,13 +293,6 @@ pub(crate) fn with_defaults(mut body: Body) -> Body {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tables;
-
-    fn read(body: &Value) -> Result<Body, ApiError> {
-        with_defaults(
-            Body::parse(body.to_string().as_bytes(), tables::llama_completion()).expect("known fields"),
-        )
-    }
 
     #[test]
     fn an_answer_has_the_fields_that_are_wanted() {

@@ -10,7 +10,7 @@ use std::{
 
 use tokenmill::{
     Compute, DraftFacts, Error, GpuSteps, KvCache, LoadOptions, LoadPlan, Loaded, LoadedDevice, MeasuredWhen,
-    MemoryPlan, Model, ModelSource, SplitPlan, n_processors,
+    Model, ModelSource, SplitPlan, n_processors,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 

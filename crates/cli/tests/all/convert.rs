@@ -271,8 +271,8 @@ fn what_is_no_folder_to_convert_is_told_from_one() {
     );
     let adapter = data.join("parity2/lora/qwen3-a");
     for args in [
-        ["convert", arg(&adapter), arg(&output)],
-        ["run", "--raw", arg(&adapter), "x"],
+        &["convert", arg(&adapter), arg(&output)][..],
+        &["run", arg(&adapter), "x"],
     ] {
         let line = tokenmill(args).failed(3);
         assert!(

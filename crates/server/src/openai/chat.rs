@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub(crate) use super::message::{CHAT_WORDING, Wording, template_message, template_messages};
+pub(crate) use super::message::{CHAT_WORDING, template_messages};
 use super::{Stop, StreamOptions, TokenLimit, parts::TEXT_ONLY, template_variables::check_kwargs};
 pub use super::{
     message::{Content, Message, TemplateMessage},
