@@ -77,4 +77,18 @@ mod tests {
         drop(lock);
         assert!(take().is_ok());
     }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn file_systems_without_locks_are_told_from_failures() {
+        let check = |code: i32, expected: bool| {
+            let error = io::Error::from_raw_os_error(code);
+            assert_eq!(has_no_locks(&error), expected, "{error}");
+        };
+        let [enolck, eopnotsupp, eio, eacces] = [37, 95, 5, 13];
+        check(enolck, true);
+        check(eopnotsupp, true);
+        check(eio, false);
+        check(eacces, false);
+    }
 }

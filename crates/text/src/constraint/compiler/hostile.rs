@@ -74,7 +74,8 @@ fn schema_bodies() -> Vec<Value> {
 }
 
 fn schema(way: Way, n: usize, body: &Value) -> Value {
-    let definitions = links(way, n).iter().enumerate().map(|(idx, to)| {
+    let links = links(way, n);
+    let definitions = links.iter().enumerate().map(|(idx, to)| {
         let leads = to.iter().map(|to| {
             let text = body.to_string().replace("TO", &format!("#/$defs/a{to}"));
             serde_json::from_str(&text).expect("a schema")
