@@ -1,11 +1,9 @@
 //! Prompts whose pages are held: another request takes none of them, and dropping the handle gives them back.
 
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelOptions, build};
-use tokenmill_quant::CpuFeatures;
+use tokenmill_model::ModelOptions;
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams};
-use tokenmill_testkit::{TinyModel, tiny_llama};
+use tokenmill_testkit::{TinyModel, engines, tiny_llama};
 
 const PAGE: usize = 16;
 const N_PAGES: usize = 12;
@@ -20,8 +18,7 @@ fn engine() -> Engine {
         n_pages: Some(N_PAGES),
         ..ModelOptions::default()
     };
-    let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
-    let executor = build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap();
+    let executor = engines::tiny(&model, engines::cpu(2), &options);
     Engine::start(executor, EngineConfig::default())
 }
 
