@@ -25,8 +25,9 @@ pub(super) const NEEDS: &[Need] = &[
 /// A library that wine 8 lacks.
 const RANDOM: &str = include_str!("windows/bcryptprimitives.c");
 
-/// The tests, by the beginning of their names.
-const TESTS: [&str; 1] = ["demo::"];
+/// The tests, by the beginning of their names: what the built-in model generates, and servers that are asked over HTTP and end by
+/// Ctrl-C.
+const TESTS: [&str; 3] = ["demo::", "embedding_model::", "several_models::models_by_name"];
 
 /// Builds the program and runs the tests with it.
 ///
