@@ -269,7 +269,6 @@ fn wanted(args: &Args, seq_idx: usize, position: usize) -> RowOutput {
         params: params.into(),
         history: 0..0,
         n_prompt: 0,
-        n_prompt: 0,
         mask: tokenmill_backend::RowMask::Any,
     })
 }

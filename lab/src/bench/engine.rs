@@ -241,7 +241,6 @@ fn decode_bare(executor: &mut dyn Executor, prompts: &[Vec<u32>]) -> anyhow::Res
                 params: Arc::clone(&params),
                 history: 0..0,
                 n_prompt: 0,
-                n_prompt: 0,
                 mask: tokenmill_backend::RowMask::Any,
             }));
         }

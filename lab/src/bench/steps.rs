@@ -189,7 +189,6 @@ fn greedy() -> RowOutput {
         params: SamplingParams::default().into(),
         history: 0..0,
         n_prompt: 0,
-        n_prompt: 0,
         mask: tokenmill_backend::RowMask::Any,
     })
 }
