@@ -344,7 +344,7 @@ fn assemble(
         let Some(text) = text_for(module, ptx, architecture) else {
             continue;
         };
-        fs::write(&source, text).with_context(|| format!("cannot write {}", source.display()))?;
+        fs::write(&source, &*text).with_context(|| format!("cannot write {}", source.display()))?;
         let mut command = Command::new(toolchain.ptxas());
         command
             .arg("-v")

@@ -79,7 +79,7 @@ fn audit(
             continue;
         };
         let source = scratch.join(format!("{name}.{architecture}.audit.ptx"));
-        fs::write(&source, text).with_context(|| format!("cannot write {}", source.display()))?;
+        fs::write(&source, &*text).with_context(|| format!("cannot write {}", source.display()))?;
         let assembled = |fuses: bool| -> anyhow::Result<(PathBuf, Vec<u8>)> {
             let target = scratch.join(format!("{name}.{architecture}.{fuses}.cubin"));
             let mut command = Command::new(toolchain.ptxas());

@@ -31,8 +31,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(executor: &dyn Executor) -> Self {
-        let n_vocab = executor.limits().n_vocab;
+    fn new(n_vocab: usize) -> Self {
         Self {
             tokens: (0..N_PROMPT)
                 .map(|idx| ((idx + 1) * ID_STRIDE % n_vocab) as u32)
@@ -42,7 +41,7 @@ impl Sequence {
     }
 
     /// Feeds what is not stored; gives the logits behind the last token.
-    fn advance(&mut self, executor: &mut dyn Executor) -> Result<Vec<f32>, StepError> {
+    fn advance(&mut self, executor: &mut (impl Executor + ?Sized)) -> Result<Vec<f32>, StepError> {
         let limits = executor.limits();
         let n_pages = (CHECKED_TOKENS.min(limits.n_ctx)).div_ceil(PAGE_TOKENS) as u32;
         let pages: Vec<u32> = (0..n_pages).collect();
@@ -97,7 +96,7 @@ fn failed(check: &str, error: &StepError, remedy: Option<StepDown>) -> Finding {
 /// Logits that are too far apart, or a step of the GPU that failed. A step of the CPU that fails is no finding.
 pub fn compare_steps(gpu: &mut dyn Executor, cpu: &mut dyn Executor) -> Result<(), Finding> {
     const CHECK: &str = "steps of the model against the CPU's";
-    let (mut on_gpu, mut on_cpu) = (Sequence::new(gpu), Sequence::new(cpu));
+    let [mut on_gpu, mut on_cpu] = [gpu.limits(), cpu.limits()].map(|limits| Sequence::new(limits.n_vocab));
     for step in 0..=N_COMPARED {
         let Ok(expected) = on_cpu.advance(cpu) else {
             return Ok(());
@@ -141,7 +140,7 @@ pub struct Way {
 ///
 /// # Errors
 /// Other bits, or a step that failed; what to turn off is named.
-pub fn compare_ways<E: Executor>(
+pub fn compare_ways<E: Executor + ?Sized>(
     executor: &mut E,
     [has_graphs, begins_early]: [bool; 2],
     mut set: impl FnMut(&mut E, Way),
@@ -212,10 +211,11 @@ pub fn compare_ways<E: Executor>(
 }
 
 /// A hash of the logits of each step: the likeliest token follows.
-fn repeat(executor: &mut dyn Executor) -> Result<Vec<u64>, StepError> {
-    let mut sequence = Sequence::new(executor);
+fn repeat(executor: &mut (impl Executor + ?Sized)) -> Result<Vec<u64>, StepError> {
+    let limits = executor.limits();
+    let (n_tokens, mut sequence) = (N_REPEATED.min(limits.n_ctx), Sequence::new(limits.n_vocab));
     let mut hashes = Vec::new();
-    while sequence.tokens.len() < N_REPEATED.min(executor.limits().n_ctx) {
+    while sequence.tokens.len() < n_tokens {
         let logits = sequence.advance(executor)?;
         sequence.tokens.push(best(&logits));
         // FNV-1a over the bits.

@@ -6,8 +6,9 @@
 use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::{CudaBackend, CudaExecError, Device, DeviceOptions, Ops, families};
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelOptions, build};
+use tokenmill_model::ModelOptions;
 use tokenmill_sim_driver::{SimOptions, Simulator};
+use tokenmill_testkit::engines;
 
 use super::scene::{OnGpu, advance, model, options, sequences};
 
@@ -26,8 +27,7 @@ fn logits(capability: (i32, i32), ty: TensorType, kv_type: KvType) -> (Vec<Vec<f
     let (simulator, model) = (card(capability), model(ty));
     let backend = CudaBackend::new(simulator.device()).expect("its driver takes the kernels");
     let options = ModelOptions { kv_type, ..options() };
-    let executor =
-        build(&model.descriptor, &model, backend, &options, &mut |_| {}).expect("a tiny model loads");
+    let executor = engines::tiny(&model, backend, &options);
     let mut gpu = OnGpu { simulator, executor };
     let mut sequences = sequences(3);
     let mut all = Vec::new();

@@ -2,8 +2,8 @@
 
 use tokenmill_cuda_exec::{CudaBackend, Finding, StepDown, Way, compare_steps, compare_ways};
 use tokenmill_gguf::TensorType;
-use tokenmill_model::ModelExecutor;
 use tokenmill_sim_driver::{Defect, When};
+use tokenmill_testkit::engines::OnBackend;
 
 use super::scene::{OnGpu, on_cpu};
 
@@ -24,20 +24,20 @@ fn wrong(kernel: &str, when: When) -> Defect {
     }
 }
 
-fn set(executor: &mut ModelExecutor<CudaBackend>, way: Way) {
+fn set(executor: &mut (dyn OnBackend<CudaBackend> + Send), way: Way) {
     let backend = executor.backend_mut();
     backend.set_graphs(way.uses_graphs);
     backend.device().set_launches(way.launches);
 }
 
 fn ways(gpu: &mut OnGpu) -> Result<(), Finding> {
-    compare_ways(&mut gpu.executor, [true; 2], set)
+    compare_ways(&mut *gpu.executor, [true; 2], set)
 }
 
 #[test]
 fn a_gpu_without_a_defect_gives_the_same_bits_in_every_way() {
     let mut gpu = with(None);
-    compare_steps(&mut gpu.executor, &mut on_cpu(TYPE)).unwrap();
+    compare_steps(&mut *gpu.executor, &mut *on_cpu(TYPE)).unwrap();
     ways(&mut gpu).unwrap();
     let (n_captured, n_replayed) = gpu.simulator.graph_counts();
     assert!(n_captured >= 2 && n_replayed > 50, "{n_captured}, {n_replayed}");
@@ -47,11 +47,11 @@ fn a_gpu_without_a_defect_gives_the_same_bits_in_every_way() {
 #[test]
 fn a_wrong_model_is_found_against_the_cpu() {
     let mut gpu = with(Some(wrong("turn_attention", When::Always)));
-    let wrong_attention = compare_steps(&mut gpu.executor, &mut on_cpu(TYPE));
+    let wrong_attention = compare_steps(&mut *gpu.executor, &mut *on_cpu(TYPE));
     // Attention of f32 keys is another kernel.
     assert!(wrong_attention.is_ok(), "{wrong_attention:?}");
     let mut gpu = with(Some(wrong("attention_f32", When::Always)));
-    let finding = compare_steps(&mut gpu.executor, &mut on_cpu(TYPE)).unwrap_err();
+    let finding = compare_steps(&mut *gpu.executor, &mut *on_cpu(TYPE)).unwrap_err();
     assert!(finding.reason.contains("of their spread"), "{finding}");
     assert_eq!(finding.remedy, None);
 }
