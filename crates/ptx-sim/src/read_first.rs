@@ -163,7 +163,6 @@ fn stretches(kernel: &Kernel, n_registers: usize) -> Vec<Stretch> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::{DeviceMemory, Module};
 
     /// Registers of 32 bits that threads may read first, by how many there are.

@@ -24,7 +24,7 @@ fn wrong(kernel: &str, when: When) -> Defect {
     }
 }
 
-fn set(executor: &mut (dyn OnBackend<CudaBackend> + Send), way: Way) {
+fn set(executor: &mut (dyn OnBackend<CudaBackend> + Send + 'static), way: Way) {
     let backend = executor.backend_mut();
     backend.set_graphs(way.uses_graphs);
     backend.device().set_launches(way.launches);
