@@ -6,10 +6,9 @@
 use llguidance::api::TopLevelGrammar;
 
 use super::{
-    error::{ConstraintError, ConstraintKind},
-    lark_references,
     chains::Longest,
-    schema_references,
+    error::{ConstraintError, ConstraintKind},
+    lark_references, schema_references,
 };
 
 /// Rules or definitions that may refer to each other in a row. llama.cpp has the same bound for rules.
@@ -17,6 +16,13 @@ const MAX_ROW: usize = 1000;
 
 /// Levels along references. A stack of 64 MiB bears 15,000 rules that are one reference each.
 const MAX_LEVELS: usize = 4000;
+
+/// Texts and regular expressions of a grammar. The compiler looks at all of them for each, and has a set of them for each state: as many
+/// take it a second and a quarter of a gigabyte.
+const MAX_TERMINALS: usize = 30_000;
+
+/// Properties of the objects of a schema. As many take it two seconds.
+const MAX_PROPERTIES: usize = 4000;
 
 /// States that a `multipleOf` may take to tell multiples by.
 const MAX_MULTIPLE: u64 = 10_000;
@@ -49,11 +55,13 @@ pub(super) fn check_references(kind: ConstraintKind, longest: Longest) -> Result
 pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(), ConstraintError> {
     for part in &grammar.grammars {
         let mut multiple = None;
+        let mut n_properties = 0;
         let mut longest = Longest::default();
         let mut of_schema = |schema: &serde_json::Value| {
             if multiple.is_none() {
                 multiple = schema_references::long_multiple(schema, MAX_MULTIPLE);
             }
+            n_properties += schema_references::n_properties(schema);
             schema_references::longest(schema)
         };
         if let Some(schema) = &part.json_schema {
@@ -63,6 +71,21 @@ pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(
             longest = longest.max(lark_references::longest(lark, &mut of_schema));
         }
         check_references(kind, longest)?;
+        let n_terminals = part
+            .lark_grammar
+            .as_deref()
+            .map_or(0, lark_references::n_terminals);
+        for (found, maximum, what) in [
+            (n_properties, MAX_PROPERTIES, "properties"),
+            (n_terminals, MAX_TERMINALS, "texts and regular expressions"),
+        ] {
+            if found > maximum {
+                return Err(ConstraintError::Refused {
+                    kind,
+                    reason: format!("it has {found} {what}, at most {maximum} are compiled"),
+                });
+            }
+        }
         if let Some(multiple) = multiple {
             return Err(ConstraintError::Refused {
                 kind,

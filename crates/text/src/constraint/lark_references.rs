@@ -9,6 +9,13 @@ use serde_json::Value;
 
 use super::chains::{Longest, NamedReferences};
 
+/// Texts and regular expressions of a grammar, each of which is a terminal.
+pub(super) fn n_terminals(grammar: &str) -> usize {
+    let mut scanner = Scanner { rest: grammar };
+    let tokens = std::iter::from_fn(|| scanner.next());
+    tokens.filter(|token| matches!(token, Token::Terminal)).count()
+}
+
 /// The longest way along the references of a grammar, with the schemas in it: `of_schema` says how long each is itself.
 pub(super) fn longest(grammar: &str, of_schema: &mut impl FnMut(&Value) -> Longest) -> Longest {
     let mut found = NamedReferences::default();
@@ -57,7 +64,7 @@ pub(super) fn longest(grammar: &str, of_schema: &mut impl FnMut(&Value) -> Longe
                 schemas.n_levels = schemas.n_levels.max(own.n_levels);
             }
             Some(Token::Nested) => is_nested = true,
-            Some(Token::Other) => {}
+            Some(Token::Terminal | Token::Other) => {}
         }
     }
     let mut longest = found.references().longest();
@@ -80,6 +87,8 @@ enum Token<'t> {
     Open(u8),
     Close(u8),
     Json(Value),
+    /// A text or a regular expression.
+    Terminal,
     /// A grammar begins within this one.
     Nested,
     Other,
@@ -98,8 +107,8 @@ impl<'t> Scanner<'t> {
         let (n_bytes, token) = match first {
             b'#' => (self.until_line_end(), Token::Other),
             b'/' if second == b'/' => (self.until_line_end(), Token::Other),
-            b'/' => (self.regex()?, Token::Other),
-            b'"' => (self.string()?, Token::Other),
+            b'/' => (self.regex()?, Token::Terminal),
+            b'"' => (self.string()?, Token::Terminal),
             b'\n' => (1, Token::Newline),
             b'%' => return Some(self.keyword()),
             b':' if second == b':' => (2, Token::Other),

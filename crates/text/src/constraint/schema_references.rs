@@ -148,6 +148,26 @@ fn without_percents(fragment: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
+/// Properties of all objects of a schema.
+pub(super) fn n_properties(schema: &Value) -> usize {
+    let mut n = 0;
+    let mut open = vec![schema];
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Object(fields) => {
+                let named = ["properties", "patternProperties"].iter();
+                n += named
+                    .filter_map(|name| Some(fields.get(*name)?.as_object()?.len()))
+                    .sum::<usize>();
+                open.extend(fields.values());
+            }
+            Value::Array(items) => open.extend(items),
+            _ => {}
+        }
+    }
+    n
+}
+
 /// Finds a `multipleOf` that takes more than `maximum` states to tell multiples by, alone or, where schemas are joined, together with others.
 pub(super) fn long_multiple(schema: &Value, maximum: u64) -> Option<String> {
     let (mut joins, mut together) = (false, 1_u64);

@@ -395,7 +395,7 @@ fn a_caller_waits_no_longer_than_the_limit_of_time() {
         ..ConstraintLimits::default()
     };
     let compiler = ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap();
-    let names = (0..6000).map(|idx| {
+    let names = (0..3900).map(|idx| {
         (
             format!("name{idx}"),
             json!({"type": "string", "pattern": format!("^{idx}[a-z]{{3}}$")}),
