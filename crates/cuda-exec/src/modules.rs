@@ -10,6 +10,7 @@ mod variant;
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 
+pub(crate) use self::variant::EARLY_CAPABILITY;
 pub use self::{
     archive::{Cubins, Entry},
     variant::{early_variant, text_for, waiting_kernels},

@@ -75,6 +75,21 @@ pub(crate) fn functions() -> Api {
     unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
 }
 
+/// The same of a driver for CUDA 13.0, whatever the environment says.
+pub(crate) fn functions_for_cuda_13() -> Api {
+    unsafe extern "C" fn version(version: *mut c_int) -> c_int {
+        // SAFETY: the caller's pointer.
+        unsafe { version.write(13_000) };
+        code::SUCCESS
+    }
+    let symbol = |name: &str| match name {
+        "cuDriverGetVersion" => Some(version as unsafe extern "C" fn(*mut c_int) -> c_int as *const c_void),
+        _ => symbol(name),
+    };
+    // SAFETY: the functions keep the contract of the driver's.
+    unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
+}
+
 /// Writes a text to the log that the options of a load name, as far as it fits.
 ///
 /// # Safety

@@ -161,6 +161,11 @@ impl Simulator {
         api::functions()
     }
 
+    /// The same of a driver for CUDA 13.0.
+    pub fn api_for_cuda_13() -> Api {
+        api::functions_for_cuda_13()
+    }
+
     /// How often the GPU was opened so far.
     pub fn n_opened(&self) -> u64 {
         self.gpu.lock().counts.n_opened

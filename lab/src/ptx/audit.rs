@@ -1,7 +1,7 @@
 //! `ptx --audit`: what the assembler makes of the archive is what its texts say.
 //!
 //! Separate from the build, which audits nothing: it takes two assemblies and a disassembly of each module for each GPU. It stands for a GPU that
-//! nobody has at hand: products and sums are fused only where the text fuses them, the instructions that speed depends on are there, and the
+//! is not at hand: products and sums are fused only where the text fuses them, the instructions that speed depends on are there, and the
 //! lock says how long the code is. Invariant: a finding names module, kernel and GPU.
 
 use std::{

@@ -24,6 +24,7 @@ mod probe;
 
 use std::sync::OnceLock;
 
+pub(crate) use crate::modules::EARLY_CAPABILITY;
 use crate::{CudaExecError, error::Result, modules::Cubins};
 
 pub use api::Api;
@@ -43,8 +44,7 @@ pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
 /// The oldest GPUs that the kernels run on.
 pub(crate) const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
 
-/// The oldest GPUs whose launches may begin before those before them are done, and the CUDA version from which on that can be captured.
-pub(crate) const EARLY_CAPABILITY: (u32, u32) = (9, 0);
+/// The CUDA version from which on launches can be captured that begin before those before them are done.
 pub(crate) const EARLY_CUDA: (u32, u32) = (12, 3);
 
 /// Shared memory that every kernel may have without asking, what it declares itself included.

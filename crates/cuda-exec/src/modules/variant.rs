@@ -6,7 +6,8 @@
 
 use std::{borrow::Cow, collections::BTreeSet};
 
-use crate::driver::EARLY_CAPABILITY;
+/// The oldest GPUs whose launches may begin before those before them are done.
+pub(crate) const EARLY_CAPABILITY: (u32, u32) = (9, 0);
 
 /// What comments begin with that are instructions of newer GPUs (`kernels/early.cuh`).
 const MARK: &str = "//early ";

@@ -1,13 +1,11 @@
 //! How kernels are prepared before they are launched: the division of a multiprocessor's memory, shared memory that has to be asked for, and code that
 //! was compiled ahead.
 
-use std::ffi::{c_int, c_void};
-
 use tokenmill_cuda_exec::{
     Api, Args, Buffers, Carveout, Cubins, Device, DeviceOptions, LaunchShape, Ops, modules, self_test,
 };
 use tokenmill_gguf::TensorType;
-use tokenmill_sim_driver::{SimOptions, Simulator, symbol};
+use tokenmill_sim_driver::{SimOptions, Simulator};
 
 fn options() -> DeviceOptions {
     DeviceOptions {
@@ -90,12 +88,6 @@ fn a_multiprocessor_holds_as_many_thread_blocks_as_its_card_has_room_for() {
     );
 }
 
-unsafe extern "C" fn version_13(version: *mut c_int) -> c_int {
-    // SAFETY: the caller's pointer.
-    unsafe { version.write(13_000) };
-    0
-}
-
 /// An archive with what stands for code of these modules for a compute capability.
 fn archive(capability: &str, is_wanted: impl Fn(&modules::KernelModule) -> bool) -> Cubins {
     let mut archive = Cubins::header();
@@ -110,16 +102,8 @@ fn archive(capability: &str, is_wanted: impl Fn(&modules::KernelModule) -> bool)
 
 #[test]
 fn code_for_exactly_this_gpu_is_taken_before_the_drivers_compiler() {
-    // A driver for CUDA 13.0, as the assembler of such code is.
-    let symbols = |name: &str| {
-        if name == "cuDriverGetVersion" {
-            Some(version_13 as unsafe extern "C" fn(*mut c_int) -> c_int as *const c_void)
-        } else {
-            symbol(name)
-        }
-    };
-    // SAFETY: the functions keep the contract of the driver's.
-    let newer = unsafe { Api::from_symbols(&symbols) }.unwrap();
+    // The assembler of such code is that of CUDA 13.0.
+    let newer = Simulator::api_for_cuda_13();
     let is_needed = |module: &modules::KernelModule| {
         module.name != "norm" && (module.types.is_empty() || module.types == [TensorType::Q4_K])
     };

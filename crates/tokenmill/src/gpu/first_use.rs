@@ -1,6 +1,6 @@
 //! [`FirstUseOf`]: a GPU is checked before a model is first used on it, and what is found is remembered.
 //!
-//! Separate from loading, which goes on with what is left. The kernels that the model needs are checked on small shapes, then its own steps against the CPU
+//! Separate from loading, which continues with what is left. The kernels that the model needs are checked on small shapes, then its own steps against the CPU
 //! and in each way of launching. What fails is given up, one thing after the other, at last the GPU. Invariants: a GPU that passed is not
 //! checked again for the same kernels with the same driver and program; whoever uses one that did not pass is told, with the kernel's name.
 
@@ -165,7 +165,7 @@ impl<'a> FirstUseOf<'a> {
         format!("attention {keys}/{values} {dim}")
     }
 
-    /// Checks the kernels that the model needs and that have not passed. The GPU is opened for it, so nobody else has to have it open.
+    /// Checks the kernels that the model needs and that have not passed. The GPU is opened for it, so it must be open nowhere else: what a check loses is lost to all.
     ///
     /// # Errors
     /// A GPU that is not to be used.
