@@ -9,7 +9,7 @@ use tokenmill_backend::{MirostatVersion, SamplingParams};
 /// What llama.cpp writes for a seed that is drawn for each request.
 const NO_SEED: u32 = u32::MAX;
 
-/// The settings of an answer. `end_ids` end a generation, unless it goes on behind them.
+/// The settings of an answer. `end_ids` end a generation, unless it continues behind them.
 pub(crate) fn generation_settings(params: &TextParams, n_ctx: usize, end_ids: &[u32]) -> Value {
     let sampling = &params.sampling;
     let mut biases: Vec<(u32, f32)> = sampling.logit_bias.clone();

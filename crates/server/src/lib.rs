@@ -65,6 +65,7 @@ mod serve;
 mod served_model;
 mod shape_sizes;
 mod shutdown;
+mod silent_fields;
 mod slots;
 mod sse;
 mod stored;
