@@ -24,7 +24,7 @@ pub enum SamplerStep {
     Typical,
     /// The likeliest tokens, by their probability.
     TopP,
-    /// The tokens that are likely enough beside the likeliest.
+    /// The tokens that are likely enough compared with the likeliest.
     MinP,
     /// Not the likeliest tokens.
     Xtc,

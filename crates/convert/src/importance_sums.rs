@@ -259,31 +259,31 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("imatrix.gguf");
         sums.write(&path, "wiki.txt", 3, 512).unwrap();
-        let matrix = ImportanceMatrix::open(&path).unwrap();
-        assert_eq!((matrix.n_entries(), sums.not_finite()), (2, None));
-        assert_eq!(matrix.get("blk.0.attn_q.weight"), Some(&[5.0, 10.0][..]));
+        let read = ImportanceMatrix::open(&path).unwrap();
+        assert_eq!((read.n_entries(), sums.not_finite()), (2, None));
+        assert_eq!(read.get("blk.0.attn_q.weight"), Some(&[5.0, 10.0][..]));
         // No row went to the first expert.
-        assert_eq!(matrix.get("blk.0.ffn_up_exps.weight"), Some(&[1.0, 9.0][..]));
+        assert_eq!(read.get("blk.0.ffn_up_exps.weight"), Some(&[1.0, 9.0][..]));
         assert_eq!(
-            (matrix.n_chunks(), matrix.datasets()),
+            (read.n_chunks(), read.datasets()),
             (Some(3), &["wiki.txt".to_owned()][..])
         );
         // Without a model in the file nothing is another one.
         let mut other = Metadata::new();
         other.insert("general.name", "B").unwrap();
-        assert_eq!(matrix.other_model(&other), None);
+        assert_eq!(read.other_model(&other), None);
         let mut own = Metadata::new();
         own.insert("general.architecture", "llama").unwrap();
         own.insert("general.name", "A").unwrap();
         sums = sums.measured_on(&own);
         sums.write(&path, "wiki.txt", 3, 512).unwrap();
-        let matrix = ImportanceMatrix::open(&path).unwrap();
-        assert_eq!(matrix.other_model(&own), None);
-        assert_eq!(matrix.other_model(&other), Some("`A`".to_owned()));
+        let read = ImportanceMatrix::open(&path).unwrap();
+        assert_eq!(read.other_model(&own), None);
+        assert_eq!(read.other_model(&other), Some("`A`".to_owned()));
         let mut of_other_kind = Metadata::new();
         of_other_kind.insert("general.architecture", "qwen2").unwrap();
         assert_eq!(
-            matrix.other_model(&of_other_kind),
+            read.other_model(&of_other_kind),
             Some("of the architecture `llama`".to_owned())
         );
         sums.add(matrix("blk.0.attn_q.weight", 2), &[f32::INFINITY, 0.0], 1.0);

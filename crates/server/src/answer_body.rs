@@ -1,4 +1,4 @@
-//! [`AnswerBody`]: the body of every response, and [`StreamExecutor`], which resets HTTP/2 streams that nobody reads.
+//! [`AnswerBody`]: the body of every response, and [`StreamExecutor`], which resets HTTP/2 streams that the client does not read.
 //!
 //! Separate from [`WriteTimeout`](crate::write_timeout), which watches a connection: over HTTP/2 a client can read the connection and
 //! not the stream. Invariants: a stream whose client takes nothing for the time limit is reset, and what it held is dropped with it; the

@@ -131,7 +131,7 @@ impl Chain<'_> {
     }
 }
 
-/// The logarithm, to base 2, of a candidate's weight beside that of the likeliest.
+/// The logarithm, to base 2, of a candidate's weight relative to that of the likeliest.
 fn log2(candidate: &Candidate, max: f32) -> f64 {
     f64::from(candidate.logit - max) * std::f64::consts::LOG2_E
 }

@@ -155,7 +155,7 @@ fn check_answers(server: &Server, flood: &str) {
     }
 }
 
-/// Lets a flood go on for its time, and looks at the server all the while and after it.
+/// Runs a flood for its time, and looks at the server all the while and after it.
 fn watch(server: &Server, flood: &str, mut go_on: impl FnMut()) {
     let before = resident_mb(server);
     let (begun, time) = (Instant::now(), size().time);

@@ -41,7 +41,7 @@ fn held_pages_outlast_requests_that_need_all_others() {
     let held = engine.prefill(&kept).unwrap();
     assert_eq!(held.n_tokens(), 5 * PAGE);
     assert_eq!(held.logits(), engine.prefill_batch(&kept).unwrap());
-    // Each needs more pages than are free beside the held ones, so the cache is emptied twice.
+    // Each needs more pages than are free next to the held ones, so the cache is emptied twice.
     for first in [40, 60] {
         cached_tokens(&engine, &prompt(first, 6 * PAGE + 1));
     }

@@ -1,4 +1,4 @@
-//! Limits that hold for each HTTP/2 stream and for idle connections: what nobody reads is reset and gives its model back, and who is idle
+//! Limits that hold for each HTTP/2 stream and for idle connections: an answer that no client reads is reset and gives its model back, and who is idle
 //! makes room.
 
 use std::{
@@ -95,7 +95,7 @@ async fn answers_that_nobody_reads_are_reset_whatever_they_are() {
         for answer in answers {
             assert_eq!(read(answer).await, None, "with a window of {window}");
         }
-        // The connection goes on, for those who read.
+        // The connection continues, for streams that are read.
         let live = read(ask(&mut sender, "/livez", &Value::Null).await).await;
         assert!(live.is_some());
     }
@@ -203,7 +203,7 @@ async fn idle_connections_make_room_and_probes_find_a_place_among_busy_ones() {
     assert_eq!(status_of(&server.address, "/v1/models").await, 200);
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     drop(idle);
-    // Now every place has a request that goes on.
+    // Now every place has a request that continues.
     let body = json!({ "prompt": "Once", "max_tokens": 900, "ignore_eos": true, "stream": true });
     let mut busy = Vec::new();
     while busy.len() < 8 {

@@ -1,5 +1,5 @@
 //! Grammars and schemas whose rules refer to each other at random: graphs of a few to some thousand rules in every language. A compiler
-//! must neither overflow its stack nor go on behind its answer.
+//! must neither overflow its stack nor continue after its answer.
 //!
 //! ```text
 //! cd crates/text && mkdir -p fuzz/corpus/references

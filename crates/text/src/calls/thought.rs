@@ -1,6 +1,6 @@
 //! Calls in reasoning, and control tokens in what is read.
 //!
-//! Separate from the parser because both look at an answer from beside. Some models call a tool while they think, and end; others write a
+//! Separate from the parser because both observe an answer. Some models call a tool while they think, and end; others write a
 //! draft of a call and think on. Invariant: what stands in reasoning is a call only where the answer ends without the end of the reasoning.
 
 use super::{Part, Piece, ReplyParser, find_first, partial_len};
@@ -8,7 +8,7 @@ use super::{Part, Piece, ReplyParser, find_first, partial_len};
 /// Bytes that are read before it is asked whether they are a call.
 const CHUNK_BYTES: usize = 256;
 
-/// What may be calls in reasoning, read apart until it is known whether the reasoning goes on.
+/// What may be calls in reasoning, read apart until it is known whether the reasoning continues.
 #[derive(Clone, Debug)]
 pub(super) struct Thought {
     parser: Box<ReplyParser>,

@@ -163,7 +163,7 @@ mod tests {
         check(1, &[(0, 0)], 1);
         check(4, &[(0, 1), (1, 2), (2, 3)], 4);
         check(4, &[(3, 2), (2, 1), (1, 0)], 4);
-        // A diamond, and a short way beside a long one.
+        // A diamond, and a short way next to a long one.
         check(4, &[(0, 1), (0, 2), (1, 3), (2, 3)], 3);
         check(4, &[(0, 3), (0, 1), (1, 2), (2, 3)], 4);
         // A cycle with a way in and a way out.

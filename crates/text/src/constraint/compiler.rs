@@ -479,7 +479,7 @@ impl Wish {
         self.is_dropped.load(Ordering::Acquire)
     }
 
-    /// Nobody waits any more.
+    /// No caller waits any more.
     fn drop_it(&self) {
         self.is_dropped.store(true, Ordering::Release);
         if let Some(cancellation) = &*lock(&self.cancellation) {

@@ -389,7 +389,7 @@ impl Watch {
         Self::of(plan.marks.iter().map(|(mark, _)| mark).chain(thoughts))
     }
 
-    /// Waits for the next call, for which a text begins anew, and for thoughts that may begin anywhere.
+    /// Waits for the next call, for which a text starts again, and for thoughts that may begin anywhere.
     fn behind(plan: &LeadPlan) -> Self {
         let thoughts = match &plan.opens {
             OpenPlan::Text(mark) if !mark.is_at_start => Some(mark),

@@ -324,7 +324,7 @@ mod tests {
             json!({"$ref": "#/$defs/a", "multipleOf": 9973, "$defs": {"a": of("9967")}}),
             true,
         );
-        // Two numbers beside each other are never one.
+        // Two numbers next to each other are never one.
         check(json!({"properties": {"a": of("9973"), "b": of("9967")}}), false);
     }
 }
