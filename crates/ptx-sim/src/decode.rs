@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use crate::{
     LoadError,
     kernel::{Constant, Kernel, Param, Place},
-    op::{Instruction as Decoded, Op, Pred, Reg},
+    op::{Instruction as Decoded, Op, Pred, Reg, Register},
     parse::{self, Function, Operand, Source, Statement, StatementKind, Variable, VariableSpace},
     read_first::{ReadFirst, read_first},
     types::{Space, Ty},
@@ -311,7 +311,21 @@ impl Decoder<'_> {
                 kernel: self.kernel.name,
             });
         }
-        self.kernel.read_first = read_first(&self.kernel);
+        let constants32 = self
+            .kernel
+            .constants32
+            .iter()
+            .map(|&(register, _)| Register::R32(register));
+        let constants64 = self
+            .kernel
+            .constants64
+            .iter()
+            .map(|&(register, _)| Register::R64(register));
+        self.kernel.read_first = read_first(
+            &self.kernel.code,
+            [self.kernel.n_regs32, self.kernel.n_regs64],
+            constants32.chain(constants64),
+        );
         Ok(self.kernel)
     }
 

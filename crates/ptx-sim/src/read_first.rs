@@ -5,10 +5,7 @@
 //! warp, so clearing all of them took a third of the time of small thread blocks. Invariant: a register that some path reads first is
 //! listed, whatever the other paths do.
 
-use crate::{
-    kernel::Kernel,
-    op::{Op, Reg, Register},
-};
+use crate::op::{Instruction, Op, Reg, Register};
 
 /// What a thread block begins with zeros in.
 #[derive(Debug, Default)]
@@ -57,29 +54,30 @@ impl Bits {
     }
 }
 
-/// Finds them in a kernel whose branches are resolved. Predicates are few and not looked at.
-pub(crate) fn read_first(kernel: &Kernel) -> ReadFirst {
-    let (n_regs32, n_regs64) = (kernel.n_regs32, kernel.n_regs64);
+/// Finds them in code whose branches are resolved, which has so many registers of 32 and of 64 bits. `constants` are written before it
+/// begins. Predicates are few and are skipped.
+pub(crate) fn read_first(
+    code: &[Instruction],
+    [n_regs32, n_regs64]: [usize; 2],
+    constants: impl IntoIterator<Item = Register>,
+) -> ReadFirst {
     let n = n_regs32 + n_regs64;
     let index_of = |register: Register| match register {
         Register::R32(index) => Some(usize::from(index)),
         Register::R64(index) => Some(n_regs32 + usize::from(index)),
         Register::Pred(_) => None,
     };
-    let mut stretches = stretches(kernel, n);
+    let mut stretches = stretches(code, n);
     let Some(first) = stretches.first_mut() else {
         return ReadFirst::default();
     };
     first.written = Bits::none(n);
-    for &(register, _) in &kernel.constants32 {
-        first.written.set(usize::from(register));
-    }
-    for &(register, _) in &kernel.constants64 {
-        first.written.set(n_regs32 + usize::from(register));
+    for index in constants.into_iter().filter_map(index_of) {
+        first.written.set(index);
     }
     let write = |stretch: &Stretch, mut read: Option<&mut Bits>| {
         let mut written = stretch.written.clone();
-        for instruction in &kernel.code[stretch.start..stretch.end] {
+        for instruction in &code[stretch.start..stretch.end] {
             if let Some(read) = read.as_deref_mut() {
                 instruction.reads(|register| {
                     if let Some(index) = index_of(register).filter(|&index| !written.has(index)) {
@@ -124,8 +122,7 @@ pub(crate) fn read_first(kernel: &Kernel) -> ReadFirst {
 }
 
 /// Cuts a kernel where paths part and meet.
-fn stretches(kernel: &Kernel, n_registers: usize) -> Vec<Stretch> {
-    let code = &kernel.code;
+fn stretches(code: &[Instruction], n_registers: usize) -> Vec<Stretch> {
     let targets = |op: &Op| match op {
         Op::Branch { to } => vec![*to as usize],
         Op::BranchTable { targets, .. } => targets.iter().map(|&to| to as usize).collect(),

@@ -84,7 +84,7 @@ impl RequestDefaults {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Map, json};
 
     use super::*;
     use crate::tables;

@@ -252,6 +252,6 @@ fn what_was_refused_is_not_compiled_on() {
         ),
     ] {
         let compiled = check_ends(&compiler, name, &constraint);
-        println!("{name}: {compiled:?}");
+        eprintln!("{name}: {compiled:?}");
     }
 }
