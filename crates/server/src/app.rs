@@ -20,13 +20,14 @@ use tokenmill_sched::Engine;
 use tokio::task::spawn_blocking;
 
 use crate::{
-    ApiError, Dialect, Models, ServedModel, ServerConfig,
+    ApiError, Dialect, ServedModel, ServerConfig,
     constraints::{Asked, asked, refusal},
     encoder_queue::{EncoderLimits, EncoderQueue, Wanted},
     fields::{Body, Field},
     intake::{Intake, Received, Share},
     keys::{Peer, Tenant},
     metrics::Metrics,
+    model_names::ModelNames,
     request_id::RequestId,
     request_log::{ErrorCode, Tally},
     sampling::SamplingFields,
@@ -179,8 +180,8 @@ pub(crate) struct Call {
     pub(crate) budget_field: &'static str,
     /// How long it waited for its model to be loaded.
     pub(crate) load_wait: Duration,
-    /// All models of the server.
-    pub(crate) models: Models,
+    /// All models of the server, by their names.
+    pub(crate) model_names: Arc<dyn ModelNames>,
 }
 
 /// The field by which a request asks for a constraint.

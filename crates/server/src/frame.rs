@@ -87,7 +87,7 @@ where
                 asked: None,
                 budget_field: "thinking_budget",
                 load_wait: Duration::ZERO,
-                models: models.clone(),
+                model_names: Arc::new(models.clone()),
             };
             handler(models.clone(), call).await
         };

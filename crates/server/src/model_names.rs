@@ -2,6 +2,12 @@
 //!
 //! Separate because it is text alone. Invariant: a name means one model or none.
 
+/// The names of a server's models.
+pub(crate) trait ModelNames: std::fmt::Debug + Send + Sync {
+    /// Whether a name is one of a model.
+    fn has_model(&self, name: &str) -> bool;
+}
+
 /// Characters of a name that are compared.
 const MAX_CHARS: usize = 128;
 

@@ -73,7 +73,7 @@ pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         return Err(ApiError::invalid("lora_name", "is the name of the model"));
     }
     // A request that names it would get the model.
-    if call.models.has_model(&lora_name) {
+    if call.model_names.has_model(&lora_name) {
         return Err(ApiError::invalid(
             "lora_name",
             "is the name of a model of this server",

@@ -57,7 +57,7 @@ pub use self::{
 use crate::{
     ApiError, App, ServerConfig,
     app::Common,
-    model_names::{forms, listed, near_names},
+    model_names::{ModelNames, forms, listed, near_names},
     served_model::unix_seconds,
 };
 
@@ -165,6 +165,15 @@ impl From<Arc<App>> for Models {
                 common: app.common(),
                 kind: Kind::One(app),
             }),
+        }
+    }
+}
+
+impl ModelNames for Models {
+    fn has_model(&self, name: &str) -> bool {
+        match &self.inner.kind {
+            Kind::One(app) => app.model.names().iter().any(|own| own == name),
+            Kind::Many(many) => many.catalog().find(&forms(name)).is_some(),
         }
     }
 }
@@ -409,14 +418,6 @@ impl Models {
     /// The model of a server that has one which comes and goes, and takes any name for it.
     fn only_one_for_any_name(&self) -> Option<usize> {
         self.inner.common.answers_any_name.then_some(0)
-    }
-
-    /// Whether a name is one of a model.
-    pub(crate) fn has_model(&self, name: &str) -> bool {
-        match &self.inner.kind {
-            Kind::One(app) => app.model.names().iter().any(|own| own == name),
-            Kind::Many(many) => many.catalog().find(&forms(name)).is_some(),
-        }
     }
 
     /// Holds a model to look at where none is named: the one that requests without a name are for, if it is loaded, else the first that
