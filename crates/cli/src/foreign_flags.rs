@@ -175,7 +175,7 @@ const LLAMA_CPP: &[Row] = &[
             "--sampler-seq",
             "--sampling-seq",
         ],
-        "`tokenmill run --help` lists the samplers that are there",
+        "`run` and `chat` have this; in a request to `serve` it is a field",
     ),
     (
         &["--ignore-eos"],

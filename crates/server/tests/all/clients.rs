@@ -25,8 +25,8 @@ async fn defaults_of_foreign_servers_pass_and_other_values_do_not() {
         "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 2, "add_special_tokens": false, "echo": false,
         "structured_outputs": { "json": null, "disable_fallback": false, "disable_any_whitespace": false },
         "kv_transfer_params": null, "mm_processor_kwargs": null, "chat_template": null, "documents": null,
-        "min_keep": 0, "typ_p": 1, "reasoning_in_content": false, "grammar_lazy": false, "xtc_probability": 0,
-        "xtc_threshold": 0.1, "dynatemp_exponent": 1, "mirostat": 0, "mirostat_tau": 5, "verbosity": "medium",
+        "min_keep": 0, "typ_p": 1, "reasoning_in_content": false, "grammar_lazy": false, "xtc_probability": 0.5,
+        "xtc_threshold": 0.1, "dynatemp_exponent": 1, "mirostat": 2, "mirostat_tau": 5, "verbosity": "medium",
     });
     server.post_ok(CHAT, &defaults).await;
     let others = json!({
@@ -51,7 +51,7 @@ async fn defaults_of_foreign_servers_pass_and_other_values_do_not() {
         ("kv_transfer_params", json!({ "do_remote_decode": true })),
         ("chat_template", json!("{{ messages }}")),
         ("typ_p", json!(0.5)),
-        ("xtc_probability", json!(0.5)),
+        ("xtc_probability", json!(1.5)),
     ] {
         let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
         body[field] = value;

@@ -353,7 +353,7 @@ async fn refusals_have_their_own_form_and_name_the_field() {
         ),
         (
             "/api/chat",
-            json!({ "messages": message, "options": { "mirostat": 2 } }),
+            json!({ "messages": message, "options": { "mirostat": 3 } }),
             400,
             "options.mirostat",
         ),
