@@ -45,7 +45,7 @@ async fn defaults_of_foreign_servers_pass_and_other_values_do_not() {
         ("skip_special_tokens", json!(false)),
         ("keep_alive", json!(0)),
         ("guided_json", json!({ "type": "nonsense" })),
-        ("stop_token_ids", json!([1])),
+        ("stop_token_ids", json!([99_999])),
         ("priority", json!(1)),
         ("echo", json!(true)),
         ("kv_transfer_params", json!({ "do_remote_decode": true })),

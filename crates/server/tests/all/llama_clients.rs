@@ -121,7 +121,7 @@ async fn prompts_and_inputs_come_as_objects_and_in_pieces() {
     let refused = server.post("/completion", &image).await;
     assert_eq!(
         (refused.status, &refused.json()["error"]["param"]),
-        (400, &json!("prompt"))
+        (400, &json!("messages"))
     );
     let inputs = json!({ "input": ["a b", { "content": [{ "type": "text", "text": "a " }, { "type": "text", "text": "b" }] },
         { "prompt_string": "a b" }, [1, "a b"]] });

@@ -216,7 +216,7 @@ async fn the_model_is_described_and_refusals_name_the_field() {
         ("/embedding", json!({}), "content"),
         (
             "/completion",
-            json!({ "prompt": "a", "max_tokens": 3 }),
+            json!({ "prompt": "a", "max_tokens": "3" }),
             "max_tokens",
         ),
         // The demo model was not trained to fill gaps.
