@@ -6,7 +6,8 @@
 //!
 //! The date is that of the commit on which the step ran. Whoever runs `cargo xtask ci --record` commits the file: a machine of CI
 //! cannot. All is judged by commits and their dates, never by the clock: the same commit has the same steps always. Invariant: a
-//! step is left out only where nothing of its paths differs from the recorded commit, which is a day older at most.
+//! step that has run once is left out only where nothing of its paths differs from the recorded commit, which is a day older at
+//! most. A step joins with its first recorded run, which shows that it can pass; until then each run says that it is left out.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, process::Command};
 
@@ -86,7 +87,9 @@ impl Record {
     /// Where git cannot be run.
     pub(super) fn due(&self, step: &str, paths: &[&str]) -> anyhow::Result<Due> {
         let Some(Last { date, commit }) = self.steps.get(step) else {
-            return Ok(Due::Now("no run of it is recorded".to_owned()));
+            return Ok(Due::Not(format!(
+                "no run of it is recorded; `cargo xtask ci --install --only '{step}' --record` makes the first one"
+            )));
         };
         let (Some(then), Some(now)) = (seconds(commit)?, seconds("HEAD")?) else {
             return Ok(Due::Now(format!(
@@ -189,17 +192,16 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_due_where_no_recent_run_is_known_or_a_path_changed() {
+    fn a_step_is_due_where_its_last_run_is_old_or_a_path_changed() {
         if seconds("HEAD").unwrap().is_none() {
             return; // Without git there is nothing to compare with.
         }
         let due = |record: &Record, step, paths: &[&str]| record.due(step, paths).unwrap();
         let unknown = record("0123456789012345678901234567890123456789");
-        for (record, step) in [(&Record::default(), "some step"), (&unknown, "some step")] {
-            assert!(matches!(due(record, step, &["xtask"]), Due::Now(_)));
-        }
+        assert!(matches!(due(&unknown, "some step", &["xtask"]), Due::Now(_)));
         let here = record(&git(&["rev-parse", "HEAD"]).unwrap().unwrap());
-        assert!(matches!(due(&here, "another step", &["xtask"]), Due::Now(_)));
+        // A step joins with its first run, which shows that it can pass.
+        assert!(matches!(due(&here, "another step", &["xtask"]), Due::Not(_)));
         assert!(matches!(due(&here, "some step", &["no/such/path"]), Due::Not(_)));
         // The first commit of all is older than a day, or all files came after it.
         let first = git(&["rev-list", "--max-parents=0", "HEAD"]).unwrap().unwrap();
