@@ -125,6 +125,41 @@ fn parts_are_joined_or_kept() {
     }
 }
 
+/// llama-quantize writes no dimension of 1 at the end, and leaves rows in F16 that no block divides.
+#[test]
+fn shapes_that_do_not_fit_blocks_are_written_as_the_reference_writes_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut writer = GgufWriter::new();
+    let metadata = writer.metadata_mut();
+    metadata.insert("general.architecture", "qwen2moe").unwrap();
+    metadata.insert("qwen2moe.block_count", 1_u32).unwrap();
+    let tensors: [(&str, &[u64], &[usize], TensorType); 4] = [
+        ("token_embd.weight", &[64, 8], &[64, 8], TensorType::Q8_0),
+        ("blk.0.ffn_gate_inp_shexp.weight", &[64, 1], &[64], TensorType::F32),
+        ("blk.0.ffn_down.weight", &[48, 4], &[48, 4], TensorType::F16),
+        ("blk.0.attn_norm.weight", &[1], &[1], TensorType::F32),
+    ];
+    for (name, dims, ..) in tensors {
+        writer.add_tensor(name, TensorType::F32, dims).unwrap();
+    }
+    let mut out = writer.write_header(fs::File::create(&path).unwrap()).unwrap();
+    for (_, dims, ..) in tensors {
+        out.write(&floats(dims.iter().product::<u64>() as usize)).unwrap();
+    }
+    out.finish().unwrap();
+
+    let file = GgufFile::open(&path).unwrap();
+    let to = folder.path().join("to.gguf");
+    let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q8_0));
+    quantizer.write(&to, &mut whole).unwrap();
+    let written = GgufFile::open(&to).unwrap();
+    for (name, _, dims, ty) in tensors {
+        let info = written.tensor(name).unwrap().info;
+        assert_eq!((&info.dims[..], info.ty), (dims, ty), "{name}");
+    }
+}
+
 #[test]
 fn any_number_of_threads_gives_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
