@@ -136,7 +136,12 @@ fn shapes_that_do_not_fit_blocks_are_written_as_the_reference_writes_them() {
     metadata.insert("qwen2moe.block_count", 1_u32).unwrap();
     let tensors: [(&str, &[u64], &[usize], TensorType); 4] = [
         ("token_embd.weight", &[64, 8], &[64, 8], TensorType::Q8_0),
-        ("blk.0.ffn_gate_inp_shexp.weight", &[64, 1], &[64], TensorType::F32),
+        (
+            "blk.0.ffn_gate_inp_shexp.weight",
+            &[64, 1],
+            &[64],
+            TensorType::F32,
+        ),
         ("blk.0.ffn_down.weight", &[48, 4], &[48, 4], TensorType::F16),
         ("blk.0.attn_norm.weight", &[1], &[1], TensorType::F32),
     ];
