@@ -14,12 +14,12 @@ const CHAT: &str = "/v1/chat/completions";
 /// Writes all that it is given; takes arguments as an object.
 const OBJECTS: &str = "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}\
                        {{ p.text or p.type }}{% endfor %}{% endif %}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\
-                       {% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}</tool_call>{% endfor %}\n{% endfor %}";
+                       {% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}</tool_call>{% endfor %}{{ '\n' }}{% endfor %}";
 
 /// Writes arguments as they are.
 const TEXTS: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\
                      {% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}\
-                     </tool_call>{% endfor %}\n{% endfor %}";
+                     </tool_call>{% endfor %}{{ '\n' }}{% endfor %}";
 
 /// Wants roles to alternate, and instructions first or not at all.
 const ALTERNATES: &str = "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% set rest = messages[1:] %}{% else %}\
@@ -28,7 +28,7 @@ const ALTERNATES: &str = "{% if messages[0].role == 'system' %}[{{ messages[0].c
                           {{ raise_exception('conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}\
                           {% set ns.i = ns.i + 1 %}{% elif m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}\
                           {{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}<{{ c.function.arguments | tojson }}>{% endfor %}\
-                          \n{% endfor %}";
+                          {{ '\n' }}{% endfor %}";
 
 async fn start(template: &str) -> Option<TestServer> {
     TestServer::start_with(Setup {
