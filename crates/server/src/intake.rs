@@ -32,7 +32,7 @@ use crate::{ApiError, ServerConfig, shape_sizes::check_sizes};
 pub(crate) const LARGE_BODY_BYTES: usize = 64 << 10;
 
 /// Small bodies that are held at a time, besides those that each connection may have in any case.
-const MAX_SMALL_BODIES: usize = 1024;
+const MAX_SMALL_BODIES: usize = 512;
 
 /// Bodies of the largest size that are held at a time; more of them if they are smaller.
 const MAX_LARGEST_BODIES: usize = 32;
