@@ -182,7 +182,6 @@ fn options_that_make_no_sense() {
         &["--logit-bias", "2048+1"][..],
         &["--temp", "nan"],
         &["--top-p", "1.5"],
-        &["-fa", "never"],
         &["-tb", "0"],
         &["-np", "0"],
         &["-ngl", "twelve"],

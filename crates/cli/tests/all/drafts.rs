@@ -95,11 +95,7 @@ fn a_draft_model_that_cannot_guess_is_refused_in_a_line() {
 
 #[test]
 fn a_draft_model_works_next_to_a_model_on_one_device() {
-    for extra in [
-        &["--device", "cuda", "-ngl", "2"][..],
-        &["--device", "cuda", "--place", "ffn=gpu"],
-        &["-tp", "2"],
-    ] {
+    for extra in [&["--device", "cuda", "-ngl", "2"][..], &["-tp", "2"]] {
         let args = [&["run", "--raw", "demo", PROMPT, "--draft", "demo"], extra].concat();
         let line = tokenmill(args).failed(2);
         assert!(line.contains("leave out `-ngl N`"), "{line}");

@@ -23,7 +23,7 @@ fn data_of(family: &str, name: &str) -> PathBuf {
 
 fn run<'a>(model: &'a str, question: &'a str, extra: &[&'a str]) -> Vec<&'a str> {
     let args = [
-        "run", "--raw", model, question, "--temp", "0", "-n", "8", "--json", "--device", "cpu", "-c", "256",
+        "run", model, question, "--temp", "0", "-n", "8", "--json", "--device", "cpu", "-c", "256",
     ];
     [&args[..], extra].concat()
 }
@@ -298,7 +298,6 @@ fn what_cannot_be_seen_is_one_line() {
     let encoder = data("mmproj-model.gguf");
     let demo = tokenmill([
         "run",
-        "--raw",
         "demo",
         "Hi",
         "--device",
