@@ -190,6 +190,8 @@ impl Server {
         http.http1()
             .timer(TokioTimer::new())
             .header_read_timeout(config.header_timeout)
+            // Some clients look for a header as llama.cpp writes it.
+            .title_case_headers(true)
             .max_buf_size(64 << 10);
         http.http2()
             .timer(TokioTimer::new())

@@ -2,6 +2,10 @@
 
 use serde_json::{Value, json};
 use tokenmill_server::{RequestDefaults, ServerConfig};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 
 use crate::server::{Setup, TestServer};
 
@@ -337,4 +341,17 @@ async fn figures_have_llama_cpps_names_and_count_as_it_does() {
     );
     assert!(text.contains("# TYPE llamacpp:n_tokens_max counter\n"), "{text}");
     assert!(value("n_decode_total") > 0.0 && value("predicted_tokens_seconds") > 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_are_written_as_by_llama_cpp() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let mut stream = TcpStream::connect(&server.address).await.expect("a connection");
+    let request = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    stream.write_all(request).await.expect("it is read");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).await.expect("an answer");
+    assert!(reply.contains("\r\nContent-Type: application/json"), "{reply}");
 }
