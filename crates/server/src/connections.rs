@@ -1,8 +1,8 @@
 //! [`Connections`]: how many connections a server holds, which of them are idle, and who makes room.
 //!
 //! Separate from the loop that accepts them because places are a matter of all connections together. Invariants: no more are held than
-//! there are places, and [`RESERVED`] for probes; a connection is idle exactly while it has no request, and the one that was idle longest
-//! makes room first.
+//! there are places, and [`RESERVED`] for probes; a connection is idle exactly while it has no request, half of the places are the most
+//! that are idle, and the one that was idle longest makes room first.
 
 use std::{
     collections::BTreeMap,
@@ -143,13 +143,26 @@ impl Connections {
         *n_taken += 1;
         let told = Arc::<Told>::default();
         // One that has asked nothing yet is idle; probes' places end by themselves.
-        let idle = (kind == Kind::Usual).then(|| (Instant::now(), state.begin_idle(&told)));
+        let idle = (kind == Kind::Usual).then(|| (Instant::now(), self.begin_idle(&mut state, &told)));
         Some(Place {
             connections: Arc::clone(self),
             kind,
             told,
             asking: Arc::new(Mutex::new(Asking { n_requests: 0, idle })),
         })
+    }
+
+    /// Notes an idle connection. Each keeps some 27 kB of buffers, so where too many are idle the one leaves that has been longest.
+    fn begin_idle(&self, state: &mut State, told: &Arc<Told>) -> u64 {
+        let number = state.next;
+        state.next += 1;
+        state.idle.insert(number, Arc::clone(told));
+        if state.idle.len() > (self.maximum / 2).max(1)
+            && let Some((_, longest)) = state.idle.pop_first()
+        {
+            longest.leave.notify_one();
+        }
+        number
     }
 
     /// Has the connections leave that have been idle longest.
@@ -161,15 +174,6 @@ impl Connections {
             };
             told.leave.notify_one();
         }
-    }
-}
-
-impl State {
-    fn begin_idle(&mut self, told: &Arc<Told>) -> u64 {
-        let number = self.next;
-        self.next += 1;
-        self.idle.insert(number, Arc::clone(told));
-        number
     }
 }
 
@@ -262,7 +266,7 @@ impl Drop for Busy {
         let mut asking = lock(&self.asking);
         asking.n_requests -= 1;
         if asking.n_requests == 0 {
-            let number = state.begin_idle(&self.told);
+            let number = self.connections.begin_idle(&mut state, &self.told);
             asking.idle = Some((Instant::now(), number));
             self.told.idle.notify_one();
         }
@@ -303,6 +307,19 @@ mod tests {
         assert!(!first.is_idle() && third.is_idle());
         drop(busy);
         assert!(first.is_idle());
+    }
+
+    #[tokio::test]
+    async fn half_of_the_places_are_the_most_that_are_idle() {
+        let connections = Connections::new(8);
+        let mut places = Vec::new();
+        for _ in 0..6 {
+            places.push(connections.enter().await);
+        }
+        for (at, place) in places.iter().enumerate() {
+            let leaves = timeout(SHORT, place.is_to_leave(LONG)).await.is_ok();
+            assert_eq!(leaves, at < 2, "{at}");
+        }
     }
 
     #[tokio::test]
