@@ -29,6 +29,7 @@ impl<'a> Code<'a> {
         let (table, record, n_sections) = (number(0x28, 8)?, number(0x3a, 2)?, number(0x3c, 2)?);
         let section = |index: usize| -> Option<(usize, &'a [u8])> {
             let at = table.checked_add(index.checked_mul(record)?)?;
+            file.get(at..at.checked_add(record)?)?;
             let (name, offset, len) = (number(at, 4)?, number(at + 24, 8)?, number(at + 32, 8)?);
             // A section that only reserves memory has no bytes in the file, whatever its length.
             let bytes = file.get(offset..offset.checked_add(len)?).unwrap_or_default();
