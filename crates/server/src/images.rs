@@ -135,18 +135,25 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
+    /// Puts a text in front of all others, on the line of the first.
+    pub(crate) fn begin_with(&mut self, text: &str) {
+        self.text.insert_str(0, text);
+        match self.items.first_mut().and_then(|part| part.get_mut("text")) {
+            Some(Value::String(first)) => first.insert_str(0, text),
+            _ => self.items.insert(0, json!({ "type": "text", "text": text })),
+        }
+    }
+
     /// Adds a text. It begins on a line of its own where another text is before it: clients send a task, a file and its
     /// surroundings as parts, whose words must not run together.
     pub(crate) fn push_text(&mut self, text: &str) {
-        match self.items.last_mut().and_then(|part| part.get_mut("text")) {
-            Some(Value::String(before)) => {
-                push_line(&mut self.text, text);
-                push_line(before, text);
-            }
-            _ => {
-                self.text.push_str(text);
-                self.items.push(json!({ "type": "text", "text": text }));
-            }
+        let last = self.items.last_mut().and_then(|part| part.get_mut("text"));
+        if let Some(Value::String(before)) = last {
+            push_line(&mut self.text, text);
+            push_line(before, text);
+        } else {
+            self.text.push_str(text);
+            self.items.push(json!({ "type": "text", "text": text }));
         }
     }
 

@@ -201,13 +201,13 @@ fn result(path: &str, block: Block) -> Result<TemplateMessage, ApiError> {
         .ok_or_else(|| ApiError::invalid(format!("{path}.tool_use_id"), "this field is required"))?;
     let path = format!("{path}.content");
     let mut said = Parts::default();
-    if block.is_error {
-        said.push_text("Error: ");
-    }
     if !block.content.is_null() {
         let content = serde_path_to_error::deserialize(block.content)
             .map_err(|error| ApiError::invalid(&path, error.into_inner().to_string()))?;
         join_into(&mut said, &path, content, BlockUse::Result)?;
+    }
+    if block.is_error {
+        said.begin_with("Error: ");
     }
     let (text, parts) = said.finish();
     Ok(TemplateMessage {
@@ -378,7 +378,7 @@ fn join_into(joined: &mut Parts, path: &str, content: Content, place: BlockUse) 
                 Err(error) => joined.push_text(&format!("[an image left out: {error}]")),
             },
             (kind, BlockUse::Result) => {
-                joined.push_text(&format!("[{} left out]", crate::error::shortened(kind)))
+                joined.push_text(&format!("[{} left out]", crate::error::shortened(kind)));
             }
             _ => return Err(refuse_kind(&path)),
         }

@@ -283,11 +283,6 @@ mod tests {
             "messages[0].images[0]",
         );
         check(json!({ "role": "user", "mood": "good" }), "messages[0].mood");
-        let call = json!({ "function": { "name": "f", "arguments": [] } });
-        check(
-            json!({ "role": "assistant", "tool_calls": [call] }),
-            "messages[0].tool_calls[0].function.arguments",
-        );
         let (_, turn) = read(json!([{ "role": "assistant", "content": "Once" }])).expect("a beginning");
         assert_eq!(turn, Turn::Unfinished);
     }

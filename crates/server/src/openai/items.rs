@@ -399,10 +399,6 @@ mod tests {
             Err("input[1].call_id"),
         );
         check(
-            r#"[{"type":"function_call","call_id":"c","name":"f","arguments":"[]"}]"#,
-            Err("input[0].arguments"),
-        );
-        check(
             r#"[{"type":"computer_call","call_id":"c"}]"#,
             Err("input[0].type"),
         );

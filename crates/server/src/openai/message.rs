@@ -206,7 +206,7 @@ pub(crate) fn template_message(
     if text.is_empty() && parts.is_empty() {
         let transcript = audio.as_ref().and_then(|audio| audio["transcript"].as_str());
         let said = refusal.as_ref().and_then(Value::as_str).or(transcript);
-        text = said.unwrap_or_default().to_owned();
+        said.unwrap_or_default().clone_into(&mut text);
     }
     let reasoning = [message.reasoning_content, message.reasoning]
         .into_iter()
@@ -254,7 +254,7 @@ mod tests {
             r#"[{"role":"developer","content":"be brief"},
                 {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
                 {"role":"assistant","content":"c","refusal":null,"tool_calls":[],"annotations":[]}]"#,
-            Ok(&[("system", "be brief"), ("user", "ab"), ("assistant", "c")]),
+            Ok(&[("system", "be brief"), ("user", "a\nb"), ("assistant", "c")]),
         );
     }
 
