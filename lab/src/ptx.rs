@@ -30,6 +30,7 @@ use self::{
 
 /// Builds the kernels to PTX and reports their registers, shared memory and spills
 #[derive(clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "options of a command")]
 pub struct Args {
     /// Compare with the committed PTX instead of writing it; skipped where the compiler cannot be had.
     #[arg(long)]

@@ -232,7 +232,7 @@ mod tests {
         mirostat.observe(7, 3.0);
         assert_eq!((mirostat.bound(8), mirostat.bound(9)), (6.0, 6.0));
         let copy = mirostat.clone();
-        assert_eq!((copy.bound(9), &copy == &mirostat), (6.0, true));
+        assert_eq!((copy.bound(9), copy == mirostat), (6.0, true));
         mirostat.observe(8, 4.0);
         assert_eq!((copy.bound(9), mirostat.bound(9)), (6.0, 5.5));
     }

@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     /// Longer than anything takes that happens.
-    const LONG: Duration = Duration::from_secs(3600);
+    const LONG: Duration = Duration::from_hours(1);
     /// Time in which what is not to happen does not.
     const SHORT: Duration = Duration::from_millis(60);
 

@@ -12,6 +12,7 @@ use std::{
 
 /// What control groups allow, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "sizes end in their unit")]
 pub(crate) struct GroupMemory {
     /// Main memory that the process can have at most.
     pub(crate) limit_bytes: Option<u64>,

@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -56,7 +57,9 @@ pub(super) fn run(
         .map(|(module, locked)| audit(toolchain, disassembler, module, locked, scratch))
         .collect();
     let lines = lines?;
-    lines.iter().for_each(|line| print!("{line}"));
+    for line in &lines {
+        print!("{line}");
+    }
     println!("ptx: {} modules are as their texts say", lines.len());
     Ok(())
 }
@@ -139,10 +142,8 @@ fn audit(
                 of(&written, mnemonic)
             )
         });
-        lines += &format!(
-            "{name} {architecture}: {n_bytes} bytes of code, {}\n",
-            sums.join(", ")
-        );
+        let sums = sums.join(", ");
+        writeln!(lines, "{name} {architecture}: {n_bytes} bytes of code, {sums}").expect("a string takes all");
     }
     Ok(lines)
 }

@@ -114,7 +114,7 @@ impl Chain<'_> {
             }
             MirostatVersion::Two => {
                 let log_sum = log2_sum(candidates);
-                let surprise = |candidate: &Candidate| log_sum - log2(candidate, candidates[0].logit);
+                let surprise = |candidate: &Candidate| log_sum - log2(*candidate, candidates[0].logit);
                 let n = candidates
                     .iter()
                     .position(|candidate| surprise(candidate) > f64::from(bound));
@@ -132,7 +132,7 @@ impl Chain<'_> {
 }
 
 /// The logarithm, to base 2, of a candidate's weight relative to that of the likeliest.
-fn log2(candidate: &Candidate, max: f32) -> f64 {
+fn log2(candidate: Candidate, max: f32) -> f64 {
     f64::from(candidate.logit - max) * std::f64::consts::LOG2_E
 }
 

@@ -89,17 +89,13 @@ impl GgufConfig<'_> {
         let name = "attention.recurrent_layers";
         // Lists of the layers that decode leave out those behind them, which have attention.
         let n_listed = self.layer_counts()?.0.min(n_layers);
-        match self.opt_flags("list of recurrent layers", name, n_listed)? {
-            Some(mut layers) => {
-                layers.resize(n_layers, false);
-                Ok(layers)
-            }
-            None => {
-                let interval = self.opt_count("full_attention_interval")?.unwrap_or(4);
-                Ok((1..=n_layers)
-                    .map(|layer| !layer.is_multiple_of(interval))
-                    .collect())
-            }
+        if let Some(mut layers) = self.opt_flags("list of recurrent layers", name, n_listed)? {
+            layers.resize(n_layers, false);
+            return Ok(layers);
         }
+        let interval = self.opt_count("full_attention_interval")?.unwrap_or(4);
+        Ok((1..=n_layers)
+            .map(|layer| !layer.is_multiple_of(interval))
+            .collect())
     }
 }

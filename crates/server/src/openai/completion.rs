@@ -62,6 +62,7 @@ pub const MAX_LOGPROBS: u32 = 20;
 
 /// A completion request.
 #[derive(Clone, Debug, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "fields of the API")]
 pub struct CompletionRequest {
     /// Model name.
     pub model: Option<String>,

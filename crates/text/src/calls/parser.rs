@@ -80,6 +80,7 @@ enum Place {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a parser has one, and is in its body most of the time")]
 enum Phase {
     /// Nothing but space came, of the answer or after the reasoning.
     Start {
@@ -170,8 +171,8 @@ impl ReplyParser {
 
     /// Takes the texts of control tokens for marks, wherever they stand.
     #[must_use]
-    pub fn dropping(mut self, controls: Arc<[String]>) -> Self {
-        self.controls = self.controls.iter().chain(&*controls).cloned().collect();
+    pub fn dropping(mut self, controls: &[String]) -> Self {
+        self.controls = self.controls.iter().chain(controls).cloned().collect();
         self
     }
 

@@ -56,10 +56,9 @@ impl Thought {
     fn take(&mut self, pieces: Vec<Piece>) {
         for piece in pieces {
             match piece.part {
-                Part::CallBroken { .. } => self.is_none = true,
                 Part::CallEnd { .. } => self.is_called = true,
                 Part::Text(_) if self.is_called => self.has_text_behind = true,
-                Part::Text(_) => self.is_none = true,
+                Part::CallBroken { .. } | Part::Text(_) => self.is_none = true,
                 _ => {}
             }
             self.pieces.push(piece);

@@ -332,7 +332,7 @@ impl Follower {
                     .last()
                     .and_then(|told| self.without_backslash(&told.ids));
                 if let Some(ids) = newest {
-                    told.instead_of = self.tell_otherwise(ids)?;
+                    told.instead_of = self.tell_otherwise(&ids)?;
                 }
             }
             Scan::Inside => {
@@ -367,7 +367,7 @@ impl Follower {
             self.take_back(told.ids.len())?;
             self.scan = told.before;
             if let Some(ids) = told.instead_of {
-                self.tell_otherwise(ids)?;
+                self.tell_otherwise(&ids)?;
             }
         }
         Ok(())
@@ -381,13 +381,13 @@ impl Follower {
     }
 
     /// Tells the grammar other tokens of the newest one; returns what it had been told.
-    fn tell_otherwise(&mut self, ids: Vec<u32>) -> Result<Option<Vec<u32>>, ConstraintError> {
+    fn tell_otherwise(&mut self, ids: &[u32]) -> Result<Option<Vec<u32>>, ConstraintError> {
         let Some(newest) = self.told.last_mut() else {
             return Ok(None);
         };
-        let before = std::mem::replace(&mut newest.ids, ids.clone());
+        let before = std::mem::replace(&mut newest.ids, ids.to_vec());
         self.take_back(before.len())?;
-        self.tell(&ids)?;
+        self.tell(ids)?;
         Ok(Some(before))
     }
 

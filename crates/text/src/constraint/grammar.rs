@@ -194,9 +194,8 @@ impl Constraint {
 
     /// The calls that may follow each other with free text between them, which the text is or may be.
     pub(super) fn calls_to_follow(&self) -> Option<&CallGrammar> {
-        let grammar = match (&self.calls, &self.language) {
-            (Some(calls), _) | (None, Language::Calls(calls)) => calls,
-            _ => return None,
+        let ((Some(grammar), _) | (None, Language::Calls(grammar))) = (&self.calls, &self.language) else {
+            return None;
         };
         (!grammar.marks.is_empty()).then_some(grammar)
     }

@@ -41,25 +41,21 @@ impl Marker {
                 self.is_between = false;
                 continue;
             }
-            match found {
-                Some(at) => {
-                    let behind = self.tail.split_off(at + n_awaited);
-                    self.tail.clear();
-                    if self.last.is_none() || self.is_between {
-                        self.is_between = false;
-                        return Some(behind);
-                    }
-                    self.is_between = true;
-                    self.tail = behind;
+            let Some(at) = found else {
+                if !self.is_between {
+                    let n_kept = self.tail.len().min(n_awaited - 1);
+                    self.tail.drain(..self.tail.len() - n_kept);
                 }
-                None => {
-                    if !self.is_between {
-                        let n_kept = self.tail.len().min(n_awaited - 1);
-                        self.tail.drain(..self.tail.len() - n_kept);
-                    }
-                    return None;
-                }
+                return None;
+            };
+            let behind = self.tail.split_off(at + n_awaited);
+            self.tail.clear();
+            if self.last.is_none() || self.is_between {
+                self.is_between = false;
+                return Some(behind);
             }
+            self.is_between = true;
+            self.tail = behind;
         }
     }
 }

@@ -225,16 +225,9 @@ fn without_percents(text: &str) -> String {
     let mut at = 0;
     while at < bytes.len() {
         let hex = (bytes[at] == b'%').then(|| text.get(at + 1..at + 3)).flatten();
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                decoded.push(byte);
-                at += 3;
-            }
-            None => {
-                decoded.push(bytes[at]);
-                at += 1;
-            }
-        }
+        let decoded_byte = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        decoded.push(decoded_byte.unwrap_or(bytes[at]));
+        at += if decoded_byte.is_some() { 3 } else { 1 };
     }
     String::from_utf8(decoded).unwrap_or_else(|_| text.to_owned())
 }

@@ -191,7 +191,7 @@ pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, Api
         json!({ "status": "pulling manifest" }),
         json!({ "status": "success" }),
     ];
-    let lines: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let lines = lines.map(|line| line.to_string() + "\n").concat();
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
 }
 

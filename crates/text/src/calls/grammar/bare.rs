@@ -100,18 +100,18 @@ pub(super) fn text_choices(schema: &Value, root: &Value) -> Option<Value> {
 pub(super) fn text_or_scalar(schema: &Value, ends: &[&str], root: &Value) -> Option<String> {
     let mut values = Bodies {
         kinds: ValueKinds::of(schema, root),
-        bodies: Vec::new(),
+        rules: Vec::new(),
         has_open_text: false,
         has_listed_value: false,
     };
     values.add(schema, ends, root, MAX_CHOICES)?;
     let is_told = !(values.has_open_text && values.has_listed_value);
-    (is_told && !values.bodies.is_empty()).then(|| values.bodies.join(" | "))
+    (is_told && !values.rules.is_empty()).then(|| values.rules.join(" | "))
 }
 
 struct Bodies {
     kinds: ValueKinds,
-    bodies: Vec<String>,
+    rules: Vec<String>,
     /// Whether a text may be one that is not listed.
     has_open_text: bool,
     /// Whether a value of another kind must be a listed one.
@@ -146,14 +146,14 @@ impl Bodies {
         if kinds.written() == Written::Text {
             self.has_open_text = true;
             let body = text_within(&schema, Hold::Exact, ends, root, depth).ok()?;
-            self.bodies.push(format!("({body})"));
+            self.rules.push(format!("({body})"));
             return Some(());
         }
         if !fields.keys().all(|keyword| is_note(keyword)) {
             return None;
         }
         for name in kinds.names() {
-            self.bodies.push(match name {
+            self.rules.push(match name {
                 "null" => quoted("null"),
                 "boolean" => format!("{} | {}", quoted("true"), quoted("false")),
                 "integer" => INTEGER.to_owned(),
@@ -175,13 +175,13 @@ impl Bodies {
                 let read: Result<Value, _> = serde_json::from_str(text.trim());
                 let is_misread = read.is_ok_and(|value| self.kinds.include(&value));
                 if !text.is_empty() && !is_misread && !ends.iter().any(|end| text.contains(end)) {
-                    self.bodies.push(quoted(text));
+                    self.rules.push(quoted(text));
                 }
             }
             Value::Array(_) | Value::Object(_) => return None,
             scalar => {
                 self.has_listed_value = true;
-                self.bodies.push(quoted(&scalar.to_string()));
+                self.rules.push(quoted(&scalar.to_string()));
             }
         }
         Some(())

@@ -124,7 +124,7 @@ fn control_tokens_are_no_text() {
         .into();
     let read = |answer: &str, n_bytes: usize| {
         let parser = ReplyParser::new(&format("kimi-k2"), tools(), Opening::default());
-        let mut parser = parser.dropping(Arc::clone(&controls));
+        let mut parser = parser.dropping(&controls);
         let mut pieces = Vec::new();
         for piece in answer.as_bytes().chunks(n_bytes) {
             pieces.extend(parser.push(std::str::from_utf8(piece).unwrap()));

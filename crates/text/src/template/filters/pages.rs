@@ -242,15 +242,12 @@ fn unescaped(text: &str) -> String {
             Some("nbsp") => Some('\u{a0}'),
             _ => number.and_then(char::from_u32),
         };
-        let n_read = match (character, name) {
-            (Some(c), Some(name)) => {
-                plain.push(c);
-                name.len() + 2
-            }
-            _ => {
-                plain.push('&');
-                1
-            }
+        let n_read = if let (Some(c), Some(name)) = (character, name) {
+            plain.push(c);
+            name.len() + 2
+        } else {
+            plain.push('&');
+            1
         };
         rest = &rest[n_read..];
     }
