@@ -10,7 +10,11 @@ const N_SEQS: usize = 3;
 /// Tokens of the first request before anything is counted, and while it is.
 const N_BEFORE: usize = 40;
 /// Several pages.
-pub(crate) const N_COUNTED: usize = 4 * PAGE_TOKENS;
+const N_COUNTED: usize = 4 * PAGE_TOKENS;
+/// Tokens of all requests while it is counted.
+pub(crate) const N_TOKENS: usize = N_SEQS * N_COUNTED;
+/// What a token may take, whose text and pages are kept in lists that double.
+pub(crate) const MAX_BYTES_PER_TOKEN: usize = 64;
 
 /// Bytes that steps allocate in which [`N_SEQS`] requests decode, over [`N_COUNTED`] tokens of each.
 pub(crate) fn bytes_of_steps(descriptor: &Descriptor, sampling: &SamplingParams, n_ctx: usize) -> usize {

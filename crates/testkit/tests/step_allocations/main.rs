@@ -1,5 +1,6 @@
 //! What a step allocates on the host, counted by the allocator of this program: nothing, once the buffers that steps reuse have
-//! grown, whatever the size of the model, the vocabulary and the context. (On the CPU host memory is the device's, too.)
+//! grown, whatever the size of the model, the vocabulary and the context. (On the CPU host memory is the device's, too.) The engine's
+//! part of a step allocates no more than what keeps the text.
 //!
 //! One test, since the counter is the program's.
 
@@ -154,10 +155,10 @@ fn a_step_allocates_nothing_whatever_the_model_the_vocabulary_and_the_context() 
                 0,
                 "{what}: {params:?}"
             );
-            assert_eq!(
-                engine::bytes_of_steps(descriptor, &params, n_ctx.max(160)),
-                0,
-                "the engine, {what}: {params:?}"
+            let n_bytes = engine::bytes_of_steps(descriptor, &params, n_ctx.max(160));
+            assert!(
+                n_bytes <= engine::N_TOKENS * engine::MAX_BYTES_PER_TOKEN,
+                "the engine, {what}: {n_bytes} bytes: {params:?}"
             );
         }
     }
