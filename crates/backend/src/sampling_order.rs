@@ -162,11 +162,7 @@ impl Mirostat {
     /// The bound of surprise for the token at a position, in bits.
     pub(crate) fn bound(&self, position: u32) -> f32 {
         let bounds = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = bounds
-            .iter()
-            .rev()
-            .find(|(at, _)| *at <= position)
-            .or(bounds.last());
+        let known = bounds.iter().rev().find(|(at, _)| *at <= position);
         known.map_or(2.0 * self.target, |&(_, bound)| bound)
     }
 
