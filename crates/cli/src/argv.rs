@@ -61,7 +61,7 @@ pub(crate) fn rewrite(
             left_out: Vec::new(),
         });
     };
-    without_harmless(args, command)
+    without_harmless(&args, command)
 }
 
 /// Writes two-letter flags in full, and the model in its place.
@@ -108,11 +108,11 @@ fn with_long_names(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsStr
 }
 
 /// Leaves out what a command does anyway, and refuses what it has not where that is more than one flag: the parser would name the first.
-fn without_harmless(args: Vec<OsString>, command: &clap::Command) -> Result<Rewritten, Failure> {
+fn without_harmless(args: &[OsString], command: &clap::Command) -> Result<Rewritten, Failure> {
     let mut kept: Vec<OsString> = Vec::new();
     let mut left_out = Vec::new();
     let mut unknown: Vec<String> = Vec::new();
-    let mut rest = args.clone().into_iter().peekable();
+    let mut rest = args.iter().cloned().peekable();
     kept.extend(rest.by_ref().take(2));
     while let Some(arg) = rest.next() {
         let Some(text) = arg.to_str().filter(|text| is_flag(text)) else {
@@ -131,7 +131,7 @@ fn without_harmless(args: Vec<OsString>, command: &clap::Command) -> Result<Rewr
             kept.extend(rest.by_ref().take(n_behind));
             continue;
         }
-        let typed = typed_for(name, &args).unwrap_or(name).to_owned();
+        let typed = typed_for(name, args).unwrap_or(name).to_owned();
         let next = rest
             .peek()
             .and_then(|next| next.to_str())
@@ -144,17 +144,14 @@ fn without_harmless(args: Vec<OsString>, command: &clap::Command) -> Result<Rewr
             Some((Value::OneOf(values), _)) => (given.is_some_and(|given| values.contains(&given)), true),
             Some((Value::Maybe(values), _)) => (true, given.is_some_and(|given| values.contains(&given))),
         };
-        match harmless_flags::find(name).filter(|_| is_harmless) {
-            Some((_, why)) => {
-                if has_value && value.is_none() {
-                    rest.next();
-                }
-                left_out.push((typed, why));
+        if let Some((_, why)) = harmless_flags::find(name).filter(|_| is_harmless) {
+            if has_value && value.is_none() {
+                rest.next();
             }
-            None => {
-                unknown.push(typed);
-                kept.push(arg);
-            }
+            left_out.push((typed, why));
+        } else {
+            unknown.push(typed);
+            kept.push(arg);
         }
     }
     match &unknown[..] {
