@@ -326,10 +326,11 @@ mod tests {
         // One is left to the parser, which knows what is near it.
         check("tokenmill serve x --prot 80", Ok("tokenmill serve x --prot 80"));
         check(
-            "tokenmill run x --reasoning-format none --mirostat 2",
+            "tokenmill run x --reasoning-format none --rope-scale 2",
             Err(
-                "error: `tokenmill run` has no `--reasoning-format`, `--mirostat` (hint: `--reasoning-format`: a conversation's reasoning \
-                 is always given apart from the answer; `--mirostat`: `tokenmill run --help` lists the samplers that are there)",
+                "error: `tokenmill run` has no `--reasoning-format`, `--rope-scale` (hint: `--reasoning-format`: a conversation's reasoning \
+                 is always given apart from the answer; `--rope-scale`: positions are scaled as the file says; it cannot be overridden here \
+                 yet)",
             ),
         );
         check(
