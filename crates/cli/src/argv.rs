@@ -54,14 +54,15 @@ pub(crate) fn rewrite(
     args: impl IntoIterator<Item = OsString>,
     parser: &clap::Command,
 ) -> Result<Rewritten, Failure> {
-    let args = with_long_names(args)?;
+    let typed: Vec<OsString> = args.into_iter().collect();
+    let args = with_long_names(typed.iter().cloned())?;
     let Some(command) = args.get(1).and_then(|name| parser.find_subcommand(name)) else {
         return Ok(Rewritten {
             args,
             left_out: Vec::new(),
         });
     };
-    without_harmless(&args, command)
+    without_harmless(&args, &typed, command)
 }
 
 /// Writes two-letter flags in full, and the model in its place.
@@ -107,8 +108,12 @@ fn with_long_names(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsStr
     Ok(rewritten)
 }
 
-/// Leaves out what a command does anyway, and refuses what it has not where that is more than one flag: the parser would name the first.
-fn without_harmless(args: &[OsString], command: &clap::Command) -> Result<Rewritten, Failure> {
+/// Leaves out of `args` what a command does anyway, named as it was `typed`, and refuses what it has not where that is more than one flag: the parser would name the first.
+fn without_harmless(
+    args: &[OsString],
+    typed: &[OsString],
+    command: &clap::Command,
+) -> Result<Rewritten, Failure> {
     let mut kept: Vec<OsString> = Vec::new();
     let mut left_out = Vec::new();
     let mut unknown: Vec<String> = Vec::new();
@@ -131,7 +136,7 @@ fn without_harmless(args: &[OsString], command: &clap::Command) -> Result<Rewrit
             kept.extend(rest.by_ref().take(n_behind));
             continue;
         }
-        let typed = typed_for(name, args).unwrap_or(name).to_owned();
+        let typed = typed_for(name, typed).unwrap_or(name).to_owned();
         let next = rest
             .peek()
             .and_then(|next| next.to_str())
