@@ -58,22 +58,22 @@ pub(crate) fn without_packed_notes(file: &[u8]) -> Cow<'_, [u8]> {
 mod tests {
     use super::*;
 
-    fn chunk(name: &[u8; 4], data: &[u8]) -> Vec<u8> {
+    fn chunk(name: [u8; 4], data: &[u8]) -> Vec<u8> {
         let length = (data.len() as u32).to_be_bytes();
-        [&length[..], name, data, &[0; 4]].concat()
+        [&length[..], &name, data, &[0; 4]].concat()
     }
 
     #[test]
     fn only_packed_notes_are_left_out() {
         let parts = [
             SIGNATURE.to_vec(),
-            chunk(b"IHDR", &[0, 0, 0, 57, 0, 0, 0, 40, 8, 2, 0, 0, 0]),
-            chunk(b"iCCP", &[1; 9]),
-            chunk(b"eXIf", b"e"),
-            chunk(b"zTXt", b""),
-            chunk(b"IDAT", b"iCCP"),
-            chunk(b"iTXt", b"t"),
-            chunk(b"IEND", b""),
+            chunk(*b"IHDR", &[0, 0, 0, 57, 0, 0, 0, 40, 8, 2, 0, 0, 0]),
+            chunk(*b"iCCP", &[1; 9]),
+            chunk(*b"eXIf", b"e"),
+            chunk(*b"zTXt", b""),
+            chunk(*b"IDAT", b"iCCP"),
+            chunk(*b"iTXt", b"t"),
+            chunk(*b"IEND", b""),
             b"behind".to_vec(),
         ];
         let file = parts.concat();

@@ -9,7 +9,10 @@ use crate::{keys::ApiKeys, kv_events::KvEventsConfig, request_defaults::RequestD
 
 /// How a server listens, whom it answers and what it bears.
 #[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "options that are independent of each other")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "options that are independent of each other"
+)]
 pub struct ServerConfig {
     /// Where it listens.
     pub listen: Listen,

@@ -116,17 +116,18 @@ mod tests {
 
     #[test]
     fn registers_warps_and_shared_memory_bound_what_is_resident() {
-        let check = |capability, [max_threads, min_blocks]: [u32; 2], n_threads, shared_kib: u32, expected| {
-            let bounds = Bounds {
-                max_threads,
-                min_blocks,
+        let check =
+            |capability, [max_threads, min_blocks]: [u32; 2], n_threads, shared_kib: u32, expected| {
+                let bounds = Bounds {
+                    max_threads,
+                    min_blocks,
+                };
+                let found = Card::of(capability).resident_blocks(bounds, n_threads, shared_kib << 10);
+                assert_eq!(
+                    found, expected,
+                    "{capability:?} {bounds:?} {n_threads} {shared_kib}"
+                );
             };
-            let found = Card::of(capability).resident_blocks(bounds, n_threads, shared_kib << 10);
-            assert_eq!(
-                found, expected,
-                "{capability:?} {bounds:?} {n_threads} {shared_kib}"
-            );
-        };
         // 128 registers for four thread blocks of 128 threads.
         check((9, 0), [128, 4], 128, 0, 4);
         check((9, 0), [128, 4], 32, 0, 16);

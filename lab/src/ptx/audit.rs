@@ -143,7 +143,8 @@ fn audit(
             )
         });
         let sums = sums.join(", ");
-        writeln!(lines, "{name} {architecture}: {n_bytes} bytes of code, {sums}").expect("a string takes all");
+        writeln!(lines, "{name} {architecture}: {n_bytes} bytes of code, {sums}")
+            .expect("a string takes all");
     }
     Ok(lines)
 }

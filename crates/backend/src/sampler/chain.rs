@@ -125,7 +125,7 @@ impl Chain<'_> {
         let log_sum = log2_sum(candidates);
         let drawn = candidates.iter().find(|candidate| candidate.id == id);
         let drawn = drawn.expect("one of the candidates was drawn");
-        let surprise = log_sum - log2(drawn, candidates[0].logit);
+        let surprise = log_sum - log2(*drawn, candidates[0].logit);
         mirostat.observe(position, surprise as f32);
         id
     }

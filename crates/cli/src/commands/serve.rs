@@ -70,6 +70,7 @@ const KEEP_TIME: Duration = Duration::from_secs(15);
     docs/serving.md lists all paths.\n\
     The web page is at /, the figures are at /metrics. TOKENMILL_API_KEY holds a key as --api-key does; RUST_LOG sets\n\
     what is logged.")]
+#[expect(clippy::struct_excessive_bools, reason = "options of a command")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`. Several are
     /// loaded and unloaded as requests ask for them

@@ -204,9 +204,7 @@ fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
     );
     fs::write(&tools, ADD).unwrap();
     fs::write(&template, THINKING).unwrap();
-    let run = |extra: &[&str]| {
-        tokenmill([&["run", "demo", "What is 3 + 4?", "--temp", "0"], extra].concat())
-    };
+    let run = |extra: &[&str]| tokenmill([&["run", "demo", "What is 3 + 4?", "--temp", "0"], extra].concat());
     let asked = chat(&[], "What is 3 + 4?\n").ok();
     assert_eq!(run(&["--chat"]).ok(), asked);
     // As it is without.

@@ -296,16 +296,7 @@ fn what_cannot_be_seen_is_one_line() {
     );
     check(&picture, &["--mmproj", arg(&picture)], "not a GGUF file");
     let encoder = data("mmproj-model.gguf");
-    let demo = tokenmill([
-        "run",
-        "demo",
-        "Hi",
-        "--device",
-        "cpu",
-        "--mmproj",
-        arg(&encoder),
-    ])
-    .failed(3);
+    let demo = tokenmill(["run", "demo", "Hi", "--device", "cpu", "--mmproj", arg(&encoder)]).failed(3);
     assert!(
         demo.contains("32 wide") && demo.contains("another model"),
         "{demo}"

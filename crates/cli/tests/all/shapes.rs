@@ -76,7 +76,17 @@ fn a_shape_that_a_limit_cuts_has_an_exit_code_of_its_own() {
     assert_eq!(run(&["--regex", "[a-z ]*", "-n", "4"]).0, 0);
     assert_eq!(run(&["-n", "4"]).0, 0);
     assert_eq!(run(&["--regex", "[a-z]{4}"]).0, 0);
-    let chat = tokenmill(["run", "demo", "Once", "--temp", "0", "--regex", "[a-z ]{80}", "-n", "4"]);
+    let chat = tokenmill([
+        "run",
+        "demo",
+        "Once",
+        "--temp",
+        "0",
+        "--regex",
+        "[a-z ]{80}",
+        "-n",
+        "4",
+    ]);
     assert_eq!(chat.code, 7);
 }
 

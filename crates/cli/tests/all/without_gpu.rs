@@ -98,7 +98,11 @@ fn what_a_run_takes_is_no_problem() {
 #[test]
 fn layers_for_a_gpu_are_computed_without_one() {
     let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
-    for flags in [&["-ngl", "99"][..], &["--gpu-layers", "all"], &["--n-cpu-moe", "1"]] {
+    for flags in [
+        &["-ngl", "99"][..],
+        &["--gpu-layers", "all"],
+        &["--n-cpu-moe", "1"],
+    ] {
         let asked = without_gpu(&[&GREEDY[..], flags].concat());
         let told = " asks for a GPU, and there is none here that can be used: the CPU computes";
         assert_eq!(asked.stderr.matches(told).count(), 1, "{}", asked.stderr);

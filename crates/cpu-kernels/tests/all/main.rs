@@ -13,6 +13,10 @@
     clippy::cast_ptr_alignment,
     reason = "as in the library: every load and store of a vector is an unaligned one"
 )]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "as in the library: indices of several arrays run together"
+)]
 
 #[path = "../../src/activation.rs"]
 #[expect(

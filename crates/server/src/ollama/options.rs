@@ -32,7 +32,10 @@ pub const OPTIONS: &[Field] = &[
     yes("frequency_penalty", "default 0"),
     yes("seed", "a fresh one where it is -1 or left out"),
     yes("stop", "a string or up to 16, together up to 4 KiB"),
-    yes("mirostat", "1 or 2, in place of filters and penalties; default 0, which is off"),
+    yes(
+        "mirostat",
+        "1 or 2, in place of filters and penalties; default 0, which is off",
+    ),
     yes("mirostat_tau", "default 5"),
     yes("mirostat_eta", "default 0.1"),
     only("tfs_z", &["1", "1.0"], NOT_IMPLEMENTED),

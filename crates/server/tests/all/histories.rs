@@ -200,7 +200,7 @@ async fn what_other_servers_answered_may_be_sent_back() {
         { "role": "assistant", "content": null, "function_call": { "name": "f", "arguments": "{}" } },
         { "role": "function", "name": "f", "content": "7" }]);
     assert!(
-        rendered(&server, &result).await.contains("7"),
+        rendered(&server, &result).await.contains('7'),
         "the older form of a result"
     );
     for body in [

@@ -452,7 +452,12 @@ fn a_correction_of_the_choice_of_experts_stands_for_sigmoids() {
     for header in headers().into_iter().filter(|header| header.arch == "deepseek2") {
         let score = u32::from(has_correction(&header)) + 1;
         let said = header.with("deepseek2.expert_gating_func", score.into());
-        assert_eq!(header.without("expert_gating_func").open(), said.open(), "{}", header.name);
+        assert_eq!(
+            header.without("expert_gating_func").open(),
+            said.open(),
+            "{}",
+            header.name
+        );
         n_compared += usize::from(has_correction(&header));
     }
     assert!(n_compared > 0);

@@ -80,7 +80,10 @@ enum Place {
 }
 
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a parser has one, and is in its body most of the time")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a parser has one, and is in its body most of the time"
+)]
 enum Phase {
     /// Nothing but space came, of the answer or after the reasoning.
     Start {

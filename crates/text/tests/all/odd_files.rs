@@ -34,9 +34,9 @@ fn ids_that_no_token_has_say_that_there_is_none() {
 
 /// The pieces that a `tokenizer.json` with this model and these added tokens makes of a text.
 fn pieces(
-    model: serde_json::Value,
-    added: serde_json::Value,
-    pre_tokenizer: serde_json::Value,
+    model: &serde_json::Value,
+    added: &serde_json::Value,
+    pre_tokenizer: &serde_json::Value,
     text: &str,
 ) -> Vec<u32> {
     let file = json!({"version": "1.0", "added_tokens": added, "normalizer": null, "pre_tokenizer": pre_tokenizer,
@@ -53,14 +53,7 @@ fn added_words_are_found_by_their_rules_and_made_from_nothing_else() {
         "max_input_chars_per_word": 100, "vocab": vocab});
     let added = json!([{"id": 9, "content": "tool", "single_word": true, "lstrip": false, "rstrip": false,
         "normalized": false, "special": false}]);
-    let pieces = |text: &str| {
-        pieces(
-            model.clone(),
-            added.clone(),
-            json!({"type": "WhitespaceSplit"}),
-            text,
-        )
-    };
+    let pieces = |text: &str| pieces(&model, &added, &json!({"type": "WhitespaceSplit"}), text);
     assert_eq!(pieces("tool"), [9]);
     assert_eq!(pieces("tools"), [1, 2, 2, 3, 4]);
     assert_eq!(pieces("tool toolx"), [9, 1, 2, 2, 3, 5]);
@@ -74,9 +67,9 @@ fn a_space_before_a_text_is_a_space_and_no_other_white_space() {
         let vocab = json!({"a": 0, "Ġ": 1, "Ċ": 2, "ĉ": 3});
         let model = json!({"type": "BPE", "vocab": vocab, "merges": []});
         pieces(
-            model,
-            json!([]),
-            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": false}),
+            &model,
+            &json!([]),
+            &json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": false}),
             text,
         )
     };

@@ -55,7 +55,7 @@ fn grammar(way: Way, n: usize, body: &str, first: &str, define: &str) -> String 
         if choices.is_empty() || matches!(way, Way::Cycle) {
             choices.push("\"z\"".to_owned());
         }
-        text.push_str(&format!("r{idx} {define} {}\n", choices.join(" | ")));
+        text.extend([format!("r{idx} {define} "), choices.join(" | "), "\n".to_owned()]);
     }
     text
 }

@@ -16,8 +16,8 @@ mod terminals;
 
 use super::{
     budget::check_references,
-    error::{ConstraintError, ConstraintKind},
     chains::References,
+    error::{ConstraintError, ConstraintKind},
 };
 
 /// Translates a grammar, whose rules refer to each other within the limits: the translation follows them, as the compiler does.

@@ -3,6 +3,11 @@
 //! Separate from the walks because these texts are not the grammar's: they are what models write by themselves. A script says what is
 //! written and what is to be read of it; its text is cut into tokens at random, some of which run across marks. Two things must hold: the
 //! parser reads the script however it is cut, and the mask lets each of its tokens through, and the end behind it.
+#![expect(
+    clippy::format_push_string,
+    clippy::type_complexity,
+    reason = "short texts and tables of a test"
+)]
 
 use serde_json::Map;
 
@@ -514,29 +519,28 @@ fn cut<'t>(text: &'t str, controls: &[String], longest: usize, dice: &mut Dice) 
             .iter()
             .filter(|control| rest.starts_with(control.as_str()))
             .max_by_key(|control| control.len());
-        let n_bytes = match control {
-            Some(control) => control.len(),
-            None => {
-                let n_chars = 1 + dice.roll(longest);
-                let mut ends = rest
-                    .char_indices()
-                    .map(|(at, _)| at)
-                    .chain([rest.len()])
-                    .skip(1)
-                    .take(n_chars);
-                // A piece ends where a control token begins.
-                let mut end = ends.next().unwrap_or(rest.len());
-                for next in ends {
-                    if controls
-                        .iter()
-                        .any(|control| rest[end..].starts_with(control.as_str()))
-                    {
-                        break;
-                    }
-                    end = next;
+        let n_bytes = if let Some(control) = control {
+            control.len()
+        } else {
+            let n_chars = 1 + dice.roll(longest);
+            let mut ends = rest
+                .char_indices()
+                .map(|(at, _)| at)
+                .chain([rest.len()])
+                .skip(1)
+                .take(n_chars);
+            // A piece ends where a control token begins.
+            let mut end = ends.next().unwrap_or(rest.len());
+            for next in ends {
+                if controls
+                    .iter()
+                    .any(|control| rest[end..].starts_with(control.as_str()))
+                {
+                    break;
                 }
-                end
+                end = next;
             }
+            end
         };
         pieces.push(&rest[..n_bytes]);
         rest = &rest[n_bytes..];
