@@ -195,7 +195,7 @@ fn what_several_gpus_do_not_do_is_told_before_they_are_looked_for() {
             "adapters are computed where",
         ),
         (
-            &["-ngl", "1", "--lora", "x=none.gguf"],
+            &["--device", "cuda", "-ngl", "1", "--lora", "x=none.gguf"],
             "adapters are computed where",
         ),
         (&["-tp", "2", "--draft", "demo"], "a draft model works next to"),
