@@ -179,6 +179,9 @@ mod with_cuda {
         options: &ModelOptions,
         compute: &Compute,
     ) -> Result<Compute, Error> {
+        if !FirstUseOf::is_wanted(compute) {
+            return Ok(compute.clone());
+        }
         let backend = open(ordinal, compute)?;
         let Some(mut first_use) = FirstUseOf::of(model, (ordinal, &backend), options, compute)? else {
             return Ok(compute.clone());

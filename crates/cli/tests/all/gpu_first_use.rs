@@ -82,7 +82,7 @@ fn a_gpu_that_does_not_pass_is_not_used() {
         "{}",
         asked.stderr
     );
-    asked.failed(1);
+    asked.failed(5);
     let doctor = run(checked(machine, folder.path(), &["doctor"])).ok();
     assert!(
         doctor.contains("first use  problem  the norm of rows"),

@@ -52,5 +52,5 @@ fn images_are_computed_on_the_cpu_where_a_gpu_could_be_taken() {
         "{}",
         refused.stderr
     );
-    refused.failed(1);
+    refused.failed(3);
 }

@@ -57,8 +57,8 @@ impl DeviceOptions {
 }
 
 impl FirstUse {
-    /// Takes a finding into account: gives up what takes the place of the kernel, else the first that is in use. A kernel by itself is not at fault because of
-    /// how steps are captured or which pages are read together, so there only early launches are given up; `is_of_model` says that it was the model.
+    /// Takes a finding into account: gives up what takes the place of the kernel. Where a check knows none, a kernel by itself may be at fault because it
+    /// began early; a model (`is_of_model`), whose steps were launched in order and not captured, because of kernels that others can take the place of.
     pub fn step_down(
         &mut self,
         finding: Finding,
@@ -69,7 +69,7 @@ impl FirstUse {
         let now = options.clone().without(&self.steps);
         let in_use = |step: &StepDown| now.uses(*step, info);
         let others: &[StepDown] = if is_of_model {
-            &StepDown::ALL
+            &[StepDown::NoWide, StepDown::Apart]
         } else {
             &[StepDown::InOrder]
         };

@@ -80,6 +80,11 @@ pub(super) struct FirstUseOf<'a> {
 }
 
 impl<'a> FirstUseOf<'a> {
+    /// Whether GPUs are to be checked.
+    pub(super) fn is_wanted(compute: &Compute) -> bool {
+        !compute.gpu.is_unchecked && compute.measurements.folder.is_some()
+    }
+
     /// What is known of the GPU of a backend, for a model; `None` where it is not to be checked.
     ///
     /// # Errors
@@ -90,7 +95,7 @@ impl<'a> FirstUseOf<'a> {
         options: &ModelOptions,
         compute: &'a Compute,
     ) -> Result<Option<Self>, Error> {
-        if compute.gpu.is_unchecked || compute.measurements.folder.is_none() {
+        if !Self::is_wanted(compute) {
             return Ok(None);
         }
         // The types of its matrices are those that its plan has.
@@ -206,6 +211,9 @@ impl<'a> FirstUseOf<'a> {
         let now = self.options.clone().without(&self.record.steps);
         let begins_early = now.launches == Launches::Early;
         device.limit_waits(Some(LIMIT));
+        // What is wrong in one way of launching alone is found where the ways are compared.
+        executor.backend_mut().set_graphs(false);
+        device.set_launches(Launches::InOrder);
         let against_cpu = match reference(model, options, self.compute) {
             Some(mut cpu) => compare_steps(executor, &mut cpu),
             None => Ok(()),

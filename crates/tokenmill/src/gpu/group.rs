@@ -11,6 +11,7 @@ use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions, Rank, Shard,
 use tokenmill_placed::{GroupExecutor, GroupRank};
 
 use super::{
+    first_use::FirstUseOf,
     sums::{Sums, check, choose},
     with_cuda::{backend_of, check_fit, check_kernels_of, device_error, open_gpu},
 };
@@ -57,6 +58,11 @@ pub(crate) fn load_group(
 ) -> Result<Loaded, Error> {
     let n_ranks = compute.n_gpus;
     let shards = shards(model, n_ranks)?;
+    if FirstUseOf::is_wanted(compute) {
+        // Before any is checked.
+        let devices = open_all(first, compute)?;
+        check_alike(first, &devices.iter().map(Device::info).collect::<Vec<_>>())?;
+    }
     // What one of them cannot do, none does.
     let compute = &(first..first + n_ranks).try_fold(compute.clone(), |compute, ordinal| {
         check_kernels_of(model, ordinal, options, &compute)
