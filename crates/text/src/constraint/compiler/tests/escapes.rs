@@ -75,7 +75,7 @@ fn slashes_of_patterns_and_lists_may_be_escaped() {
         (json!({"const": "//"}), "\\/\\/"),
         (json!({"type": "string", "format": "uri"}), "https:\\/\\/a.b\\/c"),
     ] {
-        let mut matcher = compiler.compile(&object(property)).unwrap().matcher(&[256]);
+        let mut matcher = compiler.compile(&object(&property)).unwrap().matcher(&[256]);
         let whole = format!("{{\"s\": \"{text}\"}}");
         assert_eq!(written(&mut matcher, &whole), whole, "{property}");
     }
