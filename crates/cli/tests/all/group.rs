@@ -110,9 +110,11 @@ fn a_gpu_that_is_lost_ends_a_program_that_adds_up_by_nccl() {
 #[test]
 fn a_server_that_lost_a_gpu_among_several_answers_is_not_ready_and_ends() {
     let folder = nccl_folder();
+    let cache = driver_folder().path().join("cache");
     let variables = [
         ("LD_LIBRARY_PATH", folder.path()),
         ("TOKENMILL_SIM_DRIVER", Path::new("devices=2,lose=150")),
+        ("XDG_CACHE_HOME", cache.as_path()),
     ];
     let args = ["demo", "-c", "64", "-tp", "2", "--all-reduce", "nccl"];
     let mut server = Server::start_in(&variables, &args);
