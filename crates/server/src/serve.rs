@@ -186,7 +186,7 @@ impl Server {
         let _publisher = publisher.map(|(kv_events, app)| Publisher::start(kv_events, app));
         let router = router(models.clone());
         let (config, shutdown) = (models.config(), models.shutdown());
-        let mut http = Builder::new(StreamExecutor::new(config.write_timeout));
+        let mut http = Builder::new(StreamExecutor::new(reset_after(config.write_timeout)));
         http.http1()
             .timer(TokioTimer::new())
             .header_read_timeout(config.header_timeout)
@@ -363,6 +363,13 @@ impl Connection {
             }
         }
     }
+}
+
+/// How long an HTTP/2 stream may stand still before it is reset. What it generates is ended before, at the time limit of writes: who comes
+/// back soon finds the event that says so.
+fn reset_after(write_timeout: Duration) -> Duration {
+    const MOST: Duration = Duration::from_secs(5);
+    write_timeout + (4 * write_timeout).min(MOST)
 }
 
 /// What a connection is told that has a place for a probe only.

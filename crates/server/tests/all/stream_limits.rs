@@ -90,7 +90,7 @@ async fn answers_that_nobody_reads_are_reset_whatever_they_are() {
         ] {
             answers.push(ask(&mut sender, path, &body).await);
         }
-        tokio::time::sleep(Duration::from_millis(900)).await;
+        tokio::time::sleep(Duration::from_millis(2400)).await;
         // Only now does the client give credit, and finds that the streams are gone.
         for answer in answers {
             assert_eq!(read(answer).await, None, "with a window of {window}");
