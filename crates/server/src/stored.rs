@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn whatever_a_message_has_is_counted_as_it_is_kept() {
         let text = || "x".repeat(1 << 20);
-        let tree = || Value::from(vec![json!({"": {}}); 1 << 17]);
+        let tree = || Value::from(vec![json!({"": {}}); 1 << 13]);
         let of = |change: &dyn Fn(&mut TemplateMessage)| {
             let mut message = TemplateMessage::default();
             change(&mut message);
@@ -285,7 +285,7 @@ mod tests {
                     entry.said.len() + answer.map_or(0, |(given, seen)| given.len() + seen.len())
                 })
                 .sum();
-            assert!(n_kept <= n_bytes && n_bytes <= MAX_BYTES && n_kept >= stored.len() << 20);
+            assert!(n_kept <= n_bytes && n_bytes <= MAX_BYTES && n_kept >= stored.len() << 16);
         }
     }
 }

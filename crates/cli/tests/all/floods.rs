@@ -196,7 +196,7 @@ fn idle_connections_lock_nobody_out() {
 
 #[test]
 fn answers_that_nobody_reads_are_reset_and_hold_nothing() {
-    let server = Server::start(&["demo", "--api-key", "k", "--write-timeout", "1"]);
+    let server = Server::start(&["demo", "--api-key", "k", "--write-timeout", "0.2"]);
     let server = server.with_key("k");
     let n_peers = 20 / size().part.min(4);
     let mut peers: Vec<(Peer, u32)> = Vec::new();
