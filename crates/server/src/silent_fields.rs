@@ -14,8 +14,8 @@ use crate::{
 
 /// Names of the longest answer.
 const LENGTHS: [&str; 4] = [
-    "n_predict",
     "max_completion_tokens",
+    "n_predict",
     "max_tokens",
     "max_output_tokens",
 ];
