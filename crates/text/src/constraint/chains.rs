@@ -179,7 +179,7 @@ mod tests {
         let diamonds: Vec<(usize, usize)> = (1..n - 1)
             .flat_map(|idx| [(idx - 1, idx), (idx - 1, idx + 1)])
             .collect();
-        check(n, &diamonds, n);
+        check(n, &diamonds, n - 1);
         check(n, &(1..n).map(|idx| (0, idx)).collect::<Vec<_>>(), 2);
     }
 

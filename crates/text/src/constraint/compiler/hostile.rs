@@ -127,6 +127,9 @@ fn everything(way: Way, n: usize) -> Vec<(String, Constraint)> {
     all
 }
 
+/// What takes a second of a processor may take this long on a machine with much else to do.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Compiles, and waits until whatever that began has ended.
 #[track_caller]
 fn check_ends(
@@ -137,14 +140,11 @@ fn check_ends(
     let begun = Instant::now();
     let compiled = compiler.compile(constraint).map(drop);
     let answered = begun.elapsed();
-    assert!(
-        answered < Duration::from_secs(5),
-        "{name}: answered after {answered:?}"
-    );
+    assert!(answered < PATIENCE, "{name}: answered after {answered:?}");
     while compiler.shared.places.n_running() > 0 {
         let more = begun.elapsed().saturating_sub(answered);
         assert!(
-            more < Duration::from_secs(5),
+            more < PATIENCE,
             "{name}: compiled on for {more:?} after {compiled:?}"
         );
         thread::sleep(Duration::from_millis(2));
@@ -154,7 +154,11 @@ fn check_ends(
 
 #[test]
 fn references_are_refused_before_they_overflow_a_stack() {
-    let compiler = ConstraintCompiler::new(&bytes_tokenizer()).unwrap();
+    let limits = ConstraintLimits {
+        compile_time: PATIENCE / 2,
+        ..ConstraintLimits::default()
+    };
+    let compiler = ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap();
     for way in WAYS {
         for n in [1001, 20_000] {
             for (name, constraint) in everything(way, n) {
