@@ -7,7 +7,8 @@
 // With seq_starts (both directions) the last j is p + window - 1, or to the sequence's last position; sequences then begin at 0.
 // attention_f16_d{64,128,256}: f16 keys and values, tiles of up to so many columns, 8 query heads that share a KV head in one thread block.
 // attention_of_types_d{64,128,256}: the same of e4m3 keys and values.
-// attention_f32_gG, and attention_of_types_gG where keys or values are of other types: G query heads (1, 2, 4, 8).
+// attention_f32_gG, and attention_of_types_gG where keys and values are of other types: G query heads (1, 2, 4, 8); of mixed types (MIXED) with two
+//   arguments more (mixed.cuh).
 // turn_attention_f16_d{64,128,256}: the same behind rope_kv.cu's work, in one launch: norm and rotation of queries and keys, and the store of keys and
 //   values, of tokens that are a sequence each. Bits are those of the two launches. Rows are one tile; q, k and v stay as they are. Pages of earlier
 //   steps are copied before earlier launches are done; the thread block that has the token's own position has its key and value from k and v.
@@ -134,7 +135,7 @@ struct Prefix {
 
 // TURNED: 0, or columns of heads at most of a launch that turns them itself.
 template <class Heads, int TURNED, class K, class V, bool HAS_PREFIX = false>
-DEVICE void attention(const NewRows<K, V>& fresh, const Prefix& prefix, const float* q, const Output& output, const uint32_t* positions, const uint32_t* seq_of,
+DEVICE void attention(const Kind<K>& kind_k, const Kind<V>& kind_v, const NewRows<K, V>& fresh, const Prefix& prefix, const float* q, const Output& output, const uint32_t* positions, const uint32_t* seq_of,
                       const uint32_t* seq_starts, const uint32_t* page_starts, const uint32_t* pages, const K* k_store,
                       const V* v_store, const float* sinks, const float* slopes, float scale, float cap, int window,
                       int n_heads, int n_kv_heads, int dim_k, int dim_v, int stride_v, int is_chunked, int heads, int split_bits,
@@ -157,9 +158,10 @@ DEVICE void attention(const NewRows<K, V>& fresh, const Prefix& prefix, const fl
     const int row_k = kv_row(dim_k), row_v = kv_row(dim_v), n_quads = (row_v / 4 + WARP - 1) / WARP * WARP;
     q += ((size_t)token * n_heads + head0) * dim_k;
     Heads of_warp;
+    if constexpr (std::is_same<K, MixedStore>::value) of_warp.keys = kind_k, of_warp.values = kind_v;
     let_next_begin();
-    const TileCopy<K, Heads::COPY_LANES> copy_k(row_k, columns_k);
-    const TileCopy<V, Heads::COPY_LANES> copy_v(stride_v, columns_v);
+    const TileCopy<K, Heads::COPY_LANES> copy_k(kind_k, row_k, columns_k);
+    const TileCopy<V, Heads::COPY_LANES> copy_v(kind_v, stride_v, columns_v);
     if (position == 0xffffffffu) {
         if (place > 0) return;
         await_earlier();
@@ -195,7 +197,7 @@ DEVICE void attention(const NewRows<K, V>& fresh, const Prefix& prefix, const fl
         of_warp.load_queries(q, n_here, dim_k, warp);
     }
 
-    const int tile_size = max(tile_bytes<K>(columns_k, row_k), tile_bytes<V>(columns_v, stride_v));
+    const int tile_size = max(tile_bytes(kind_k, columns_k, row_k), tile_bytes(kind_v, columns_v, stride_v));
     uint8_t* ring = shared + warp * n_stages * tile_size;
     uint8_t* queries = shared + WARPS * n_stages * tile_size;
     const int apart = warp_tokens + Heads::SCORE_PAD, sums_apart = row_v + 4;
@@ -489,7 +491,7 @@ DEVICE void attention(const NewRows<K, V>& fresh, const Prefix& prefix, const fl
                          const float* slopes, float scale, float cap, int window, int n_heads, int n_kv_heads, int dim_k,    \
                          int dim_v, int stride_v, int is_chunked, int heads, int split_bits, int columns_k, int columns_v,   \
                          int n_stages, int warp_tokens, float* partial, uint32_t* counters) {                                \
-        attention<__VA_ARGS__, 0, K, V>({}, {}, q, {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, seq_starts, page_starts,     \
+        attention<__VA_ARGS__, 0, K, V>({}, {}, {}, {}, q, {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, seq_starts, page_starts,     \
                                pages, k_store, v_store, sinks, slopes, scale, cap, window, n_heads, n_kv_heads, dim_k,       \
                                dim_v, stride_v, is_chunked, heads, split_bits, columns_k, columns_v, n_stages, warp_tokens,  \
                                partial, counters);                                                                           \
@@ -505,7 +507,7 @@ DEVICE void attention(const NewRows<K, V>& fresh, const Prefix& prefix, const fl
                               const float* k, const float* v, const uint32_t* slots, int n_splits, const float* inv_freqs,     \
                               float magnitude, int n_dims, int style, const float* q_norm, const float* k_norm, float eps) {   \
         attention<__VA_ARGS__, COLUMNS, __half, __half>(                                                                       \
-            {k, v, slots, n_splits, {inv_freqs, magnitude, n_dims, style, q_norm, k_norm, eps}, k_store, v_store}, {}, q,      \
+            {}, {}, {k, v, slots, n_splits, {inv_freqs, magnitude, n_dims, style, q_norm, k_norm, eps}, k_store, v_store}, {}, q,      \
             {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, nullptr, page_starts, pages, k_store, v_store,       \
             sinks, slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, kv_row(dim_v), is_chunked, heads,            \
             split_bits, columns_k, columns_v, n_stages, warp_tokens, partial, counters);                                       \
@@ -520,9 +522,23 @@ DEVICE void attention(const NewRows<K, V>& fresh, const Prefix& prefix, const fl
                               float* partial, uint32_t* counters, const uint32_t* prefix_tokens, const uint32_t* prefix_records, \
                               int n_splits) {                                                                                  \
         attention<__VA_ARGS__, 0, __half, __half, true>(                                                                       \
-            {}, {prefix_tokens, prefix_records, n_splits}, q, {out, outq, outs, n_heads * dim, dim}, positions, seq_of,        \
+            {}, {}, {}, {prefix_tokens, prefix_records, n_splits}, q, {out, outq, outs, n_heads * dim, dim}, positions, seq_of,        \
             nullptr, page_starts, pages, k_store, v_store, sinks, nullptr, scale, cap, 0, n_heads, n_kv_heads, dim, dim, dim,  \
             0, heads, split_bits, dim, dim, n_stages, warp_tokens, partial, counters);                                         \
+    }
+
+#define MIXED_ATTENTION(NAME, ...)                                                                                             \
+    KERNEL __launch_bounds__(128, __VA_ARGS__::BLOCKS)                                                                         \
+        attention_##NAME(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,                   \
+                         const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,                      \
+                         const uint32_t* pages, const MixedStore* k_store, const MixedStore* v_store, const float* sinks,      \
+                         const float* slopes, float scale, float cap, int window, int n_heads, int n_kv_heads, int dim_k,      \
+                         int dim_v, int stride_v, int is_chunked, int heads, int split_bits, int columns_k, int columns_v,     \
+                         int n_stages, int warp_tokens, float* partial, uint32_t* counters, int key_type, int value_type) {    \
+        attention<__VA_ARGS__, 0, MixedStore, MixedStore>(                                                                     \
+            {key_type}, {value_type}, {}, {}, q, {out, outq, outs, n_heads * dim_v, dim_v}, positions, seq_of, seq_starts,     \
+            page_starts, pages, k_store, v_store, sinks, slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v,        \
+            stride_v, is_chunked, heads, split_bits, columns_k, columns_v, n_stages, warp_tokens, partial, counters);          \
     }
 
 #if defined(REST)
@@ -532,6 +548,11 @@ REST_ATTENTION(f16_d128, TensorHeads<8, __half>)
 ATTENTION(of_types_d64, BOTH, BOTH, TensorHeads<4, BOTH>)
 ATTENTION(of_types_d128, BOTH, BOTH, TensorHeads<8, BOTH>)
 ATTENTION(of_types_d256, BOTH, BOTH, TensorHeads<16, BOTH>)
+#elif defined(MIXED)
+MIXED_ATTENTION(of_types_g1, MixedHeads<1>)
+MIXED_ATTENTION(of_types_g2, MixedHeads<2>)
+MIXED_ATTENTION(of_types_g4, MixedHeads<4>)
+MIXED_ATTENTION(of_types_g8, MixedHeads<8>)
 #elif defined(KEYS)
 ATTENTION(of_types_g1, KEYS, VALUES, PlainHeads<KEYS, VALUES, 1>)
 ATTENTION(of_types_g2, KEYS, VALUES, PlainHeads<KEYS, VALUES, 2>)

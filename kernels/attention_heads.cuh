@@ -6,10 +6,12 @@
 //   codes are numbers of one product.
 // PlainHeads<K, V, G>, for every type: G heads in f32. Scores: a position is two lanes', each with every other 16 bytes of the key. Values:
 //   neighbouring lanes have neighbouring columns, 8 each, of one or several positions.
+// MixedHeads<G>: the same for stores of mixed types, by 8 columns at a time.
 // Both have: QUERY_BYTES of shared memory for a column of the queries; scores of HEADS heads that are warp_tokens + SCORE_PAD apart; lanes that
 //   copy a row (0: as many as it needs); thread blocks that registers leave room for; and sums [heads][row_v + 4].
 #pragma once
 #include "attention_tiles.cuh"
+#include "mixed.cuh"
 
 // The positions of a warp's split: every fourth page from `begin` + 16 warp on, of which those in [first, end) count.
 struct OwnPositions {
@@ -360,6 +362,51 @@ struct PlainHeads {
             }
 #pragma unroll
             for (int d = 0; d < 8; d++) acc[h][d] = 0.0f;
+        }
+    }
+};
+
+template <int G>
+struct MixedHeads : PlainHeads<float, float, G> {
+    Kind<MixedStore> keys, values;
+
+    __device__ __forceinline__ void multiply_keys(const uint8_t* tile, int stride, int row, int column, int n, const uint8_t* queries) {
+        const int place = threadIdx.x % PAGE, half = threadIdx.x % WARP / PAGE;
+        const uint8_t* key = tile + place * stride;
+        const float* of_tile = (const float*)queries + column;
+#pragma unroll 1
+        for (int c = half; c < n / 8; c += 2) {
+            float k[8], sum[G] = {};
+            keys.load(key, 8 * c, k);
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int h = 0; h < G; h++) {
+                    const float4 q = load_four(of_tile + h * row + c * 8 + 4 * i);
+                    sum[h] += q.x * k[4 * i], sum[h] += q.y * k[4 * i + 1], sum[h] += q.z * k[4 * i + 2], sum[h] += q.w * k[4 * i + 3];
+                }
+            const float factor = keys.has_scales() ? tile_scale(tile, stride, row, place, column + c * 8) : 1.0f;
+#pragma unroll
+            for (int h = 0; h < G; h++) this->dot[h] += factor * sum[h];
+        }
+    }
+    __device__ __forceinline__ void add_values(const uint8_t* tile, int stride, int row, int column, int n, float* scores, int apart,
+                                               int page) {
+        const int lane = threadIdx.x % WARP, lanes = lanes_of(n / 8), c = min(lane % lanes, n / 8 - 1);
+        const float* weights = scores + page * PAGE * G;
+#pragma unroll 1
+        for (int place = lane / lanes; place < PAGE; place += WARP / lanes) {
+            float v[8], e[G];
+            values.load(tile + place * stride, c * 8, v);
+            load_heads(weights + place * G, e);
+            const float factor = values.has_scales() ? tile_scale(tile, stride, row, place, column + c * 8) : 1.0f;
+#pragma unroll
+            for (int h = 0; h < G; h++) {
+                // A place that is not seen may have the infinite scale of whoever had the page before.
+                const float weight = e[h] != 0.0f ? e[h] * factor : e[h];
+#pragma unroll
+                for (int d = 0; d < 8; d++) this->acc[h][d] += weight * v[d];
+            }
         }
     }
 };

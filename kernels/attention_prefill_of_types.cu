@@ -1,6 +1,7 @@
 // Paged attention of many query rows on tensor cores, for keys and values of any types but f16 both.
 //
-// Compiled once for each pair of types: -DKEYS=float -DVALUES=Q8Store. Formula, rows, shapes and grid are those of attention_prefill.cu.
+// Compiled once for each type that both have, -DKEYS=float -DVALUES=float, and once for mixed types, -DMIXED (mixed.cuh), with two arguments more and
+// 16 positions at a time. Formula, rows, shapes and grid are those of attention_prefill.cu.
 // attention_prefill_of_types_d64, _d128, _d256: heads of up to so many values. 128 rows a thread block of 256, and 64 positions at a time, of heads
 //   beyond 64 values 32, and 16 where values are q8_0, for want of registers; of heads beyond 128 values 64 rows, and two warps share 16 rows.
 // All factors are tf32 numbers (tf32.cuh): queries, weights, and keys and values that are neither f16 nor e4m3, are two each, value and rest, in two or three
@@ -10,6 +11,7 @@
 // conflicts in the loop, but where copies fill rows of 64 bytes. Alignment: 16 bytes. Measured on the simulator only.
 #include "attention_runs.cuh"
 #include "attention_tiles.cuh"
+#include "mixed.cuh"
 #include "tf32.cuh"
 
 // Four neighbouring numbers of a tile's row, still to be multiplied by a scale.
@@ -44,6 +46,9 @@ struct Tile {
     const T* store;
     const uint32_t* table;
     int g, n_kv_heads, row, oldest, last;
+    Kind<T> kind;
+
+    __device__ __forceinline__ static constexpr int bytes() { return BYTES; }
 
     // Begins to copy the positions from `base` on: zeros beyond the row and for positions that no row sees.
     __device__ __forceinline__ void fetch(int base) const {
@@ -90,6 +95,58 @@ struct Tile {
     }
 };
 
+// A tile of a store of mixed types: the same, with rows that are apart by what the type asks for.
+template <int D, int N, bool IS_KEYS>
+struct MixedTile {
+    uint8_t* at;
+    const MixedStore* store;
+    const uint32_t* table;
+    int g, n_kv_heads, row, oldest, last;
+    Kind<MixedStore> kind;
+
+    __device__ __forceinline__ int stride() const { return D * kind.bytes() + (IS_KEYS ? 16 * kind.bytes() : 16); }
+    __device__ __forceinline__ int bytes() const { return N * stride() + (kind.has_scales() ? N * D / 16 : 0); }
+
+    __device__ __forceinline__ void fetch(int base) const {
+        const int n_chunks = D * kind.bytes() / 16;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < N * n_chunks; i += THREADS) {
+            const int local = i / n_chunks, c = i % n_chunks, j = base + local;
+            const bool is_there = j >= oldest && j <= last && c * 16 < row * kind.bytes();
+            const uint8_t* from = (const uint8_t*)store;
+            if (is_there) from = kind.row_at(store, table[j / PAGE] * PAGE + j % PAGE, g, n_kv_heads, row) + c * 16;
+            copy16(at + local * stride() + c * 16, from, is_there);
+        }
+        if (kind.has_scales()) {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < N / PAGE * (row / 16); i += THREADS) {
+                const int page = i / (row / 16), c = i % (row / 16), j = base + page * PAGE;
+                const bool is_there = j + PAGE > oldest && j <= last;
+                const uint8_t* from = (const uint8_t*)store;
+                if (is_there) from = kind.row_at(store, table[j / PAGE] * PAGE, g, n_kv_heads, row) + PAGE * row + c * 16;
+                copy16(at + N * stride() + page * row + c * 16, from, is_there);
+            }
+        }
+        commit_copies();
+    }
+
+    __device__ __forceinline__ int groups() const { return row / 32; }
+
+    __device__ __forceinline__ void load(int local, int column, int groups, float (&x)[4]) const {
+        // What follows from the type would be kept over the loop, in more registers than there are.
+        MixedTile now = *this;
+        asm volatile("" : "+r"(now.kind.type));
+        now.kind.load(at + local * now.stride(), column, x);
+        if (now.kind.has_scales()) {
+            float scale = __half2float(((const __half*)(at + N * now.stride()))[local * groups + min(column / 32, groups - 1)]);
+            // What stands in the store for positions that no row sees may be no number; their bytes are zero here.
+            scale = fminf(fabsf(scale), 65504.0f);
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[i] *= scale;
+        }
+    }
+};
+
 // One column of B: numbers k = 2 e and 2 e + 1 of a lane's four, as value and rest.
 template <class T>
 DEVICE void multiply(float (&c)[4], const uint32_t (&value)[4], const uint32_t (&rest)[4], float b0, float b1) {
@@ -104,6 +161,19 @@ DEVICE void multiply(float (&c)[4], const uint32_t (&value)[4], const uint32_t (
     }
 }
 
+#ifdef MIXED
+using KEYS = MixedStore;
+using VALUES = MixedStore;
+
+template <int D>
+struct Layout {
+    static constexpr int SPLIT = D > 128 ? 2 : 1, POSITIONS = 16;
+    using Keys = MixedTile<D, POSITIONS, true>;
+    using Values = MixedTile<D, POSITIONS, false>;
+    static constexpr int SCORES = SPLIT == 2 ? POSITIONS * 16 * THREADS / WARP * 4 : 0;
+    static_assert(POSITIONS * (2 * 4 * D + 64 + 16) + SCORES <= 99 << 10, "what a thread block may ask for on compute capability 8.6");
+};
+#else
 template <int D>
 struct Layout {
     static constexpr int SPLIT = D > 128 ? 2 : 1, POSITIONS = D > 64 ? (Rows<VALUES>::HAS_SCALES ? 16 : 32) : 64;
@@ -114,9 +184,10 @@ struct Layout {
     static constexpr int BYTES = Keys::BYTES + Values::BYTES + SCORES;
     static_assert(BYTES <= 99 << 10, "what a thread block may ask for on compute capability 8.6");
 };
+#endif
 
 template <int D>
-DEVICE void attention_prefill(RUN_PARAMETERS(KEYS, VALUES)) {
+DEVICE void attention_prefill(RUN_PARAMETERS(KEYS, VALUES), const Kind<KEYS>& kind_k, const Kind<VALUES>& kind_v) {
     using L = Layout<D>;
     constexpr int SPLIT = L::SPLIT, POSITIONS = L::POSITIONS, ROWS = 128 / SPLIT, COLUMNS = D / SPLIT;
     extern __shared__ __align__(16) uint8_t shared[];
@@ -132,9 +203,9 @@ DEVICE void attention_prefill(RUN_PARAMETERS(KEYS, VALUES)) {
     }
     const uint32_t* table = pages + page_starts[seq];
     const int last = run.last(ROWS), oldest = run.oldest(), begin = oldest / POSITIONS * POSITIONS;
-    const typename L::Keys keys = {shared, k_store, table, g_kv, n_kv_heads, kv_row(dim_k), oldest, last};
-    const typename L::Values values = {shared + L::Keys::BYTES, v_store, table, g_kv, n_kv_heads, kv_row(dim_v), oldest, last};
-    const SharedScores<POSITIONS / 8> scores = {(float4*)(shared + L::Keys::BYTES + L::Values::BYTES)};
+    const typename L::Keys keys = {shared, k_store, table, g_kv, n_kv_heads, kv_row(dim_k), oldest, last, kind_k};
+    const typename L::Values values = {shared + keys.bytes(), v_store, table, g_kv, n_kv_heads, kv_row(dim_v), oldest, last, kind_v};
+    const SharedScores<POSITIONS / 8> scores = {(float4*)(shared + keys.bytes() + values.bytes())};
 
     const LaneRows rows(run, warp / SPLIT * 16, slopes);
     const int column0 = warp % SPLIT * COLUMNS;
@@ -228,10 +299,18 @@ DEVICE void attention_prefill(RUN_PARAMETERS(KEYS, VALUES)) {
     }
 }
 
+#ifdef MIXED
+#define ATTENTION_PREFILL(D)                                                                                                       \
+    KERNEL __launch_bounds__(THREADS, 1)                                                                                           \
+        attention_prefill_of_types_d##D(RUN_PARAMETERS(MixedStore, MixedStore), int key_type, int value_type) {                    \
+        attention_prefill<D>(RUN_ARGUMENTS, {key_type}, {value_type});                                                             \
+    }
+#else
 #define ATTENTION_PREFILL(D)                                                                                       \
     KERNEL __launch_bounds__(THREADS, 1) attention_prefill_of_types_d##D(RUN_PARAMETERS(KEYS, VALUES)) {            \
-        attention_prefill<D>(RUN_ARGUMENTS);                                                                        \
+        attention_prefill<D>(RUN_ARGUMENTS, {}, {});                                                                \
     }
+#endif
 
 ATTENTION_PREFILL(64)
 ATTENTION_PREFILL(128)

@@ -42,7 +42,7 @@ DEVICE void attend_shared(const float* q, const uint32_t* items, const uint32_t*
     if (row0 >= n_rows) return;
 
     // The tiles of a stage are a warp's each: keys of two pages, then their values.
-    const TileCopy<__half, D / 8> copy(D, D);
+    const TileCopy<__half, D / 8> copy({}, D, D);
     const __half* store = warp < AT_ONCE ? k_store : v_store;
     const int n_steps = n_pages / AT_ONCE, own = warp % AT_ONCE;
     uint32_t page = table[own];

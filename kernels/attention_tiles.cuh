@@ -69,15 +69,35 @@ struct Rows<E4m3> {
     static constexpr bool HAS_SCALES = false;
 };
 
+template <class Place>
+DEVICE const uint8_t* row_bytes(Place row) {
+    if constexpr (std::is_same<Place, Q8Place>::value) {
+        return (const uint8_t*)row.bytes;
+    } else {
+        return (const uint8_t*)row;
+    }
+}
+
+// What copies need to know of a type, which is known when they are compiled but for stores of mixed types (mixed.cuh).
+template <class T>
+struct Kind {
+    __device__ __forceinline__ static constexpr int bytes() { return Rows<T>::BYTES; }
+    __device__ __forceinline__ static constexpr bool has_scales() { return Rows<T>::HAS_SCALES; }
+    // The row of a slot.
+    DEVICE const uint8_t* row_at(const T* store, uint32_t slot, int head, int n_kv_heads, int row) {
+        return row_bytes(kv_place(store, slot, head, n_kv_heads, row));
+    }
+};
+
 // Bytes between the rows of a tile.
 template <class T>
-DEVICE int tile_stride(int columns) {
-    return (columns * Rows<T>::BYTES / 16 | 1) * 16;
+DEVICE int tile_stride(const Kind<T>& kind, int columns) {
+    return (columns * kind.bytes() / 16 | 1) * 16;
 }
 
 template <class T>
-DEVICE int tile_bytes(int columns, int row) {
-    return PAGE * tile_stride<T>(columns) + (Rows<T>::HAS_SCALES ? row : 0);
+DEVICE int tile_bytes(const Kind<T>& kind, int columns, int row) {
+    return PAGE * tile_stride(kind, columns) + (kind.has_scales() ? row : 0);
 }
 
 // The scale of a number of a tile: those of the page's whole rows follow the tile's rows.
@@ -88,35 +108,27 @@ DEVICE float tile_scale(const uint8_t* tile, int stride, int row, int place, int
 // Lanes for `n` neighbouring things: the next power of two.
 DEVICE int lanes_of(int n) { return n > 1 ? 1 << (32 - __clz(n - 1)) : 1; }
 
-template <class Place>
-DEVICE const uint8_t* row_bytes(Place row) {
-    if constexpr (std::is_same<Place, Q8Place>::value) {
-        return (const uint8_t*)row.bytes;
-    } else {
-        return (const uint8_t*)row;
-    }
-}
-
 // How a warp copies tiles of a type: what does not depend on the page. LANES take a row, or as many as it needs where that is 0.
 template <class T, int LANES>
 struct TileCopy {
+    Kind<T> kind;
     int row, row_size, stride, at_once, first_place, chunk;
 
-    __device__ __forceinline__ TileCopy(int row, int columns)
-        : row(row), row_size(row * Rows<T>::BYTES), stride(tile_stride<T>(columns)) {
-        const int lane = threadIdx.x % WARP, lanes = LANES > 0 ? LANES : lanes_of(columns * Rows<T>::BYTES / 16);
+    __device__ __forceinline__ TileCopy(const Kind<T>& kind, int row, int columns)
+        : kind(kind), row(row), row_size(row * kind.bytes()), stride(tile_stride(kind, columns)) {
+        const int lane = threadIdx.x % WARP, lanes = LANES > 0 ? LANES : lanes_of(columns * kind.bytes() / 16);
         at_once = WARP / lanes, first_place = lane / lanes, chunk = lane % lanes;
     }
 
     // Columns [column, column + n), zeros beyond the row and for positions outside of [first, end); `position` is the page's first.
     __device__ __forceinline__ void start(uint8_t* tile, const T* store, uint32_t page, int g, int n_kv_heads, int column, int n,
                                           int position, int first, int end) const {
-        const uint8_t* rows = row_bytes(kv_place(store, page * PAGE, g, n_kv_heads, row));
-        const int at = column * Rows<T>::BYTES + chunk * 16, begin = first - position, n_places = end - first;
+        const uint8_t* rows = kind.row_at(store, page * PAGE, g, n_kv_heads, row);
+        const int at = column * kind.bytes() + chunk * 16, begin = first - position, n_places = end - first;
         const bool is_stored = at < row_size;
         const uint8_t* from = rows + first_place * row_size + (is_stored ? at : 0);
         uint8_t* to = tile + first_place * stride + chunk * 16;
-        const bool is_column = chunk * 16 < n * Rows<T>::BYTES;
+        const bool is_column = chunk * 16 < n * kind.bytes();
         if constexpr (LANES > 0) {
             constexpr int AT_ONCE = WARP / LANES;
             if (is_column) {
@@ -132,7 +144,7 @@ struct TileCopy {
                 from += at_once * row_size, to += at_once * stride;
             }
         }
-        if (Rows<T>::HAS_SCALES) {
+        if (kind.has_scales()) {
             // Two bytes for each 32 numbers of the page's rows.
 #pragma unroll 1
             for (int i = threadIdx.x % WARP * 16; i < row; i += WARP * 16)

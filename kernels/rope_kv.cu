@@ -8,15 +8,16 @@
 // queries, of keys, and of values where there are any.
 // Shapes: q [n_tokens, n_heads, dim_k], k [n_tokens, n_kv_heads, dim_k], v [n_tokens, n_kv_heads, dim_v] f32; positions, slots
 // [n_tokens] u32; store as kv.cuh says. A slot of 0xffffffff (padding) is stored nowhere. Shared: 4 dim_k bytes, dynamic.
+// Of stores of mixed types (MIXED) it has two arguments more (mixed.cuh).
 // Measured on the simulator only: bench/runs.
-#include "kv.cuh"
+#include "mixed.cuh"
 #include "turn.cuh"
 
 template <class K, class V>
 DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* positions, const uint32_t* slots,
                     const float* inv_freqs, float magnitude, int n_dims, int style, const float* q_norm,
-                    const float* k_norm, float eps, int n_heads, int n_kv_heads, int dim_k, int dim_v, K* k_store,
-                    V* v_store) {
+                    const float* k_norm, float eps, int n_heads, int n_kv_heads, int dim_k, int dim_v, K k_store,
+                    V v_store) {
     extern __shared__ float head_values[];
     constexpr int AHEAD = 2;    // pairs of a lane whose angles are ready before the queries are
     constexpr int AT_ONCE = 4;  // values of a lane that are on their way together
@@ -105,7 +106,15 @@ DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* position
                 dim_k, dim_v, k_store, v_store);                                                                          \
     }
 
-#ifdef KEYS
+#ifdef MIXED
+KERNEL __launch_bounds__(32)
+    rope_kv_of_types(float* q, float* k, const float* v, const uint32_t* positions, const uint32_t* slots, const float* inv_freqs,
+                     float magnitude, int n_dims, int style, const float* q_norm, const float* k_norm, float eps, int n_heads,
+                     int n_kv_heads, int dim_k, int dim_v, MixedStore* k_store, MixedStore* v_store, int key_type, int value_type) {
+    rope_kv(q, k, v, positions, slots, inv_freqs, magnitude, n_dims, style, q_norm, k_norm, eps, n_heads, n_kv_heads, dim_k, dim_v,
+            MixedTarget{k_store, key_type}, MixedTarget{v_store, value_type});
+}
+#elif defined(KEYS)
 ROPE_KV(of_types, KEYS, VALUES)
 #else
 ROPE_KV(f16, __half, __half)

@@ -6,7 +6,7 @@
 use std::{env, fs, path::Path};
 
 use anyhow::Context;
-use tokenmill_cuda_exec::{Buffers, Cubins, Device, DeviceOptions, Launches, WideProducts};
+use tokenmill_cuda_exec::{Buffers, Carveout, Cubins, Device, DeviceOptions, Launches, WideProducts};
 
 /// Opens the first GPU as the variables say, but for its products by many rows.
 ///
@@ -22,7 +22,7 @@ pub(crate) fn open_with(wide: WideProducts) -> anyhow::Result<Device> {
 }
 
 /// Opens the first GPU as the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS`, `TOKENMILL_CUDA_IN_ORDER`,
-/// `TOKENMILL_CUDA_NO_WIDE` and `TOKENMILL_CUDA_NO_SHARED` say, as the program `tokenmill` does.
+/// `TOKENMILL_CUDA_NO_WIDE`, `TOKENMILL_CUDA_NO_SHARED`, `TOKENMILL_CUDA_NO_GRAPHS` and `TOKENMILL_CUDA_NO_CARVEOUT` say, as the program `tokenmill` does.
 ///
 /// # Errors
 /// No GPU that can be used, or a file of kernels that cannot be read.
@@ -64,5 +64,11 @@ fn options() -> anyhow::Result<DeviceOptions> {
         launches,
         wide,
         reads_apart: is_set("TOKENMILL_CUDA_NO_SHARED"),
+        carveout: if is_set("TOKENMILL_CUDA_NO_CARVEOUT") {
+            Carveout::OfDriver
+        } else {
+            Carveout::Shared
+        },
+        runs_eagerly: is_set("TOKENMILL_CUDA_NO_GRAPHS"),
     })
 }

@@ -5,16 +5,14 @@
 //! did not change keeps its compressed bytes and its lines of the lock. Between rebuilds sources may be pending (`sources`). Invariant: what is written assembles for every GPU of
 //! `ARCHITECTURES`, and no kernel keeps registers in memory.
 
+mod audit;
+mod code;
 mod lock;
+mod rounding;
 mod sources;
 mod toolchain;
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{borrow::Cow, collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context, ensure};
 use tokenmill_cuda_exec::{
@@ -24,28 +22,35 @@ use tokenmill_cuda_exec::{
 use tokenmill_gguf::TensorType;
 
 use self::{
+    code::Code,
     lock::{ARCHITECTURES, HOPPER, Lock, LockedModule, Resources, sha256},
-    toolchain::Toolchain,
+    rounding::with_roundings,
+    toolchain::{Disassembler, Toolchain},
 };
 
 /// Builds the kernels to PTX and reports their registers, shared memory and spills
 #[derive(clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "options of a command")]
 pub struct Args {
     /// Compare with the committed PTX instead of writing it; skipped where the compiler cannot be had.
     #[arg(long)]
     check: bool,
+    /// Assemble the committed PTX and show that the code is what the texts say: nothing is fused that they round apart, matrix and copy
+    /// instructions are there.
+    #[arg(long, conflicts_with = "check")]
+    audit: bool,
     /// With `--check`: refuse sources that are pending.
     #[arg(long = "final", requires = "check")]
     is_final: bool,
     /// Note in the lock which sources the committed PTX is not of, and build nothing: it is built in the commit that ends a piece of
     /// work.
-    #[arg(long, conflicts_with_all = ["check", "filter"])]
+    #[arg(long, conflicts_with_all = ["check", "audit", "filter"])]
     pending: bool,
     /// Only modules whose name contains this.
     #[arg(long, default_value = "")]
     filter: String,
     /// Print the committed PTX of a module, and do nothing else.
-    #[arg(long, value_name = "MODULE", conflicts_with_all = ["check", "filter", "pending"])]
+    #[arg(long, value_name = "MODULE", conflicts_with_all = ["check", "audit", "filter", "pending"])]
     print: Option<String>,
 }
 
@@ -111,6 +116,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let scratch = root.join("target/ptx");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
+    if args.audit {
+        let disassembler = Disassembler::fetch(&root.join("target/cuda-disassembler"))?;
+        let named = |module: &KernelModule| lock.modules.iter().find(|locked| locked.name == module.name);
+        let audited: Vec<_> = (modules::all().into_iter())
+            .filter(|module| module.name.contains(&args.filter))
+            .filter_map(|module| named(&module).map(|locked| (module, locked)))
+            .collect();
+        return audit::run(&toolchain, &disassembler, &audited, &scratch);
+    }
     let (mut new_archive, mut new_lock) = (Vec::new(), Lock::default());
     let mut differing = Vec::new();
     for module in modules::all() {
@@ -216,7 +230,9 @@ pub(crate) fn cubins(architecture: &str) -> anyhow::Result<Vec<u8>> {
         };
         let name = module.name.as_str();
         let ptx = modules::ptx(name).with_context(|| format!("the archive has no PTX of {name}"))?;
-        fs::write(&source, ptx).with_context(|| format!("cannot write {}", source.display()))?;
+        // Launches of newer GPUs begin early with code that was compiled ahead, too.
+        let text = text_for(&module, &ptx, exact).with_context(|| format!("{name} is not for {exact}"))?;
+        fs::write(&source, &*text).with_context(|| format!("cannot write {}", source.display()))?;
         let mut command = Command::new(toolchain.ptxas());
         command
             .arg(format!("-arch={exact}"))
@@ -262,7 +278,7 @@ fn defines(module: &KernelModule) -> Vec<String> {
     types.flat_map(define).collect()
 }
 
-/// Compiles one module, lowers its version line and takes the folder out of its names.
+/// Compiles one module, lowers its version line, takes the folder out of its names and names its roundings.
 fn compile(
     toolchain: &Toolchain,
     kernels: &Path,
@@ -283,7 +299,7 @@ fn compile(
     let text = fs::read_to_string(&target).with_context(|| format!("cannot read {}", target.display()))?;
     let text = lower_version(&text, module.target.ptx_version())
         .with_context(|| format!("{}: the compiler wrote no version line", module.name))?;
-    Ok(without_folder(&text))
+    Ok(with_roundings(&without_folder(&text)))
 }
 
 fn lower_version(ptx: &str, version: &str) -> Option<String> {
@@ -320,31 +336,32 @@ fn assemble(
     ptx: &str,
     scratch: &Path,
 ) -> anyhow::Result<Vec<(String, Vec<Option<Resources>>)>> {
-    let write = |name: String, text: &str| -> anyhow::Result<PathBuf> {
-        let source = scratch.join(name);
-        fs::write(&source, text).with_context(|| format!("cannot write {}", source.display()))?;
-        Ok(source)
-    };
-    let source = write(format!("{}.lowered.ptx", module.name), ptx)?;
-    let early = (modules::early_variant(ptx))
-        .map(|text| write(format!("{}.early.ptx", module.name), &text))
-        .transpose()?;
+    let (source, target) = (
+        scratch.join(format!("{}.lowered.ptx", module.name)),
+        scratch.join(format!("{}.cubin", module.name)),
+    );
     let mut kernels: Vec<(String, Vec<Option<Resources>>)> = Vec::new();
     for (column, architecture) in ARCHITECTURES.into_iter().enumerate() {
-        if module.target == Target::Hopper && architecture != HOPPER {
+        let Some(text) = text_for(module, ptx, architecture) else {
             continue;
-        }
+        };
+        fs::write(&source, &*text).with_context(|| format!("cannot write {}", source.display()))?;
         let mut command = Command::new(toolchain.ptxas());
-        let begins_early = !FIRST_ARCHITECTURES.contains(&architecture);
         command
             .arg("-v")
             .arg(format!("-arch={architecture}"))
-            .arg(early.as_ref().filter(|_| begins_early).unwrap_or(&source))
-            .args(["-o", "/dev/null"]);
+            .arg(&source)
+            .arg("-o")
+            .arg(&target);
         let log = run_quietly(&mut command, &module.name)?;
         // The assembler then waits for each matrix operation before the next.
         ensure!(!log.contains("serialized"), "{}: {log}", module.name);
-        for (name, resources) in parse_log(&log) {
+        let file = fs::read(&target).with_context(|| format!("cannot read {}", target.display()))?;
+        let code = Code::read(&file).with_context(|| format!("{}: no code", module.name))?;
+        for (name, mut resources) in parse_log(&log) {
+            let code = code.kernels.get(name.as_str());
+            let code = code.with_context(|| format!("{}: {name} has no code", module.name))?;
+            resources.code_bytes = code.len().try_into()?;
             let index = kernels.iter().position(|(known, _)| *known == name);
             let index = index.unwrap_or_else(|| {
                 kernels.push((name, vec![None; ARCHITECTURES.len()]));
@@ -355,6 +372,16 @@ fn assemble(
     }
     kernels.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(kernels)
+}
+
+/// The text that a GPU gets of a module; `None` where the module is not for it.
+fn text_for<'a>(module: &KernelModule, ptx: &'a str, architecture: &str) -> Option<Cow<'a, str>> {
+    if module.target == Target::Hopper && architecture != HOPPER {
+        return None;
+    }
+    let begins_early = !FIRST_ARCHITECTURES.contains(&architecture);
+    let early = begins_early.then(|| modules::early_variant(ptx)).flatten();
+    Some(early.map_or(Cow::Borrowed(ptx), Cow::Owned))
 }
 
 /// Runs a tool; its standard error is the result, or the error if it failed.
@@ -388,6 +415,7 @@ fn parse_log(log: &str) -> Vec<(String, Resources)> {
                 registers: number_before(line, " registers"),
                 shared_bytes: number_before(line, " bytes smem"),
                 spilled_bytes,
+                code_bytes: 0,
             };
             kernels.push((name, resources));
         }
@@ -430,6 +458,7 @@ mod tests {
             registers: 32,
             shared_bytes: 48,
             spilled_bytes: 4,
+            code_bytes: 0,
         };
         assert_eq!(parse_log(log), [("norm".to_owned(), expected)]);
     }
@@ -443,6 +472,15 @@ mod tests {
                 let header = define.split('"').nth(1).unwrap();
                 assert!(kernels.join(header).exists(), "{header}");
             }
+        }
+    }
+
+    /// What a driver's compiler may fuse gives other bits with another driver, and in another kernel.
+    #[test]
+    fn every_sum_and_product_of_the_archive_names_its_rounding() {
+        for name in modules::names() {
+            let ptx = modules::ptx(name).unwrap();
+            assert_eq!(rounding::n_unrounded(&ptx), 0, "{name}");
         }
     }
 

@@ -310,7 +310,16 @@ fn pack(platform: &Platform, program: &Path, manual: &Manual, out: &Path) -> any
     );
     let ran = platform.run(
         program,
-        &["run", "demo", "Once upon a time", "-n", "4", "--temp", "0"],
+        &[
+            "run",
+            "--raw",
+            "demo",
+            "Once upon a time",
+            "-n",
+            "4",
+            "--temp",
+            "0",
+        ],
     )?;
     if ran.is_none() {
         println!("{}: not run, this machine is of another kind", platform.target);

@@ -10,18 +10,43 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyString},
 };
-use tokenmill::{Constraint, TextParams};
+use tokenmill::{
+    Constraint, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, TextParams, Xtc,
+};
 
 use crate::json;
 
 /// Reads the keyword arguments of a request.
 pub(crate) fn read(arguments: Option<&Bound<'_, PyDict>>) -> PyResult<TextParams> {
     let mut params = TextParams::default();
+    let (mut mirostat, mut tau, mut eta) = (0_u8, 5.0, 0.1);
+    let mut steps = None;
     for (name, value) in arguments.into_iter().flatten() {
         let name: String = name.extract()?;
-        if !value.is_none() {
-            set(&mut params, &name, &value)?;
+        if value.is_none() {
+            continue;
         }
+        match name.as_str() {
+            "mirostat" => mirostat = number(&name, &value)?,
+            "mirostat_tau" => tau = number(&name, &value)?,
+            "mirostat_eta" => eta = number(&name, &value)?,
+            "samplers" => steps = Some(steps_of(&number::<Vec<String>>(&name, &value)?)?),
+            _ => set(&mut params, &name, &value)?,
+        }
+    }
+    let version = match mirostat {
+        0 => None,
+        1 => Some(MirostatVersion::One),
+        2 => Some(MirostatVersion::Two),
+        other => {
+            return Err(PyValueError::new_err(format!(
+                "`mirostat` is {other}, expected 0, 1 or 2"
+            )));
+        }
+    };
+    params.sampling.mirostat = version.map(|version| Mirostat::new(version, tau, eta));
+    if let Some(steps) = steps {
+        params.sampling = params.sampling.with_steps(&steps);
     }
     Ok(params)
 }
@@ -36,6 +61,11 @@ fn set(params: &mut TextParams, name: &str, value: &Bound<'_, PyAny>) -> PyResul
         "top_p" => sampling.top_p = number(name, value)?,
         "min_p" => sampling.min_p = number(name, value)?,
         "typical_p" => sampling.typical_p = number(name, value)?,
+        "top_n_sigma" => sampling.top_n_sigma = number(name, value)?,
+        "xtc_probability" => xtc(sampling).probability = number(name, value)?,
+        "xtc_threshold" => xtc(sampling).threshold = number(name, value)?,
+        "dynatemp_range" => dynamic_temperature(sampling).range = number(name, value)?,
+        "dynatemp_exponent" => dynamic_temperature(sampling).exponent = number(name, value)?,
         "repeat_penalty" => sampling.repeat_penalty = number(name, value)?,
         "presence_penalty" => sampling.presence_penalty = number(name, value)?,
         "frequency_penalty" => sampling.frequency_penalty = number(name, value)?,
@@ -83,6 +113,32 @@ fn set(params: &mut TextParams, name: &str, value: &Bound<'_, PyAny>) -> PyResul
         }
     }
     Ok(())
+}
+
+/// Steps of sampling by llama.cpp's names.
+fn steps_of(names: &[String]) -> PyResult<Vec<SamplerStep>> {
+    let steps = names.iter().map(|name| {
+        SamplerStep::from_name(name).ok_or_else(|| {
+            PyValueError::new_err(format!("`samplers` names `{name}`, which is no step of sampling"))
+        })
+    });
+    steps.collect()
+}
+
+/// XTC, off where nothing turned it on.
+fn xtc(sampling: &mut SamplingParams) -> &mut Xtc {
+    sampling.xtc.get_or_insert(Xtc {
+        probability: 0.0,
+        threshold: 0.1,
+    })
+}
+
+/// The dynamic temperature, off where nothing turned it on.
+fn dynamic_temperature(sampling: &mut SamplingParams) -> &mut DynamicTemperature {
+    sampling.dynamic_temperature.get_or_insert(DynamicTemperature {
+        range: 0.0,
+        exponent: 1.0,
+    })
 }
 
 /// A value of the type that the parameter has.

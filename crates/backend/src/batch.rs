@@ -43,6 +43,8 @@ pub struct SampleRow {
     /// Empty when `params` has no penalty. A token that comes from [`TokenSource::SampledRow`] is not in it; the
     /// executor appends it.
     pub history: Range<u32>,
+    /// How many tokens from the beginning of that range stand in the prompt: what is generated counts for presence and frequency only.
+    pub n_prompt: u32,
     /// The tokens that it may pick.
     pub mask: RowMask,
 }

@@ -145,6 +145,7 @@ mod tests {
         RowOutput::Sample(SampleRow {
             params: Arc::new(SamplingParams::default()),
             history,
+            n_prompt: 0,
             mask: RowMask::Any,
         })
     }

@@ -83,6 +83,7 @@ impl RowSampler {
             params: &sample.params,
             history: &batch.history[sample.history.start as usize..sample.history.end as usize],
             newest: &self.newest,
+            n_prompt: sample.n_prompt as usize,
             mask,
             position: batch.positions[token_idx] + 1,
         };
@@ -116,6 +117,12 @@ impl HostStep {
             .extend(batch.logit_rows.iter().map(|row| output_of(row) as u32));
         self.adapter_runs.set(batch, &self.output_rows);
         StepShape::of(batch)
+    }
+
+    /// Whether rows have to be sampled one after the other, since a draw moves what the next one of its sequence depends on.
+    pub fn samples_in_order(&self) -> bool {
+        let mut outputs = self.batch.outputs.iter();
+        outputs.any(|output| matches!(output, RowOutput::Sample(sample) if sample.params.mirostat.is_some()))
     }
 
     /// Writes the inputs that are no tokens over what was looked up for them, `rows: [T, width]`.

@@ -61,6 +61,7 @@ mod pooling;
 mod recurrence;
 mod row_mask;
 mod sampler;
+mod sampling_order;
 mod sampling_params;
 mod sequence_memory;
 mod split;
@@ -104,6 +105,7 @@ pub use recurrence::{
 };
 pub use row_mask::{LateMask, RowMask};
 pub use sampler::{SampleRequest, Sampler};
+pub use sampling_order::{DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, Xtc};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
 pub use sequence_memory::{MemoryFormat, MemoryPlace, SequenceMemory};
 pub use split::{Recorded, SplitOperations};

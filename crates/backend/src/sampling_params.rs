@@ -3,10 +3,12 @@
 //! Parameters only; the sampler is in its own module. Invariant: a value that passed
 //! [`SamplingParams::validate`] makes no sampler panic, whatever the logits are.
 
+use crate::{DynamicTemperature, Mirostat, SamplerStep, Xtc};
+
 /// How a token is chosen from a row of logits. The default is greedy with nothing else applied.
 ///
-/// The order is fixed: logit bias and mask, penalties, DRY, then greedy choice or top-k, typical, top-p, min-p,
-/// temperature and the draw.
+/// Logit bias and mask come first, the draw last. Between them, unless [`Self::order`] says otherwise: penalties, DRY, top-n-sigma, then greedy
+/// choice or top-k, typical, top-p, min-p, XTC and temperature.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; 0 chooses greedily.
@@ -19,6 +21,16 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// Keeps the tokens whose surprise is nearest to the entropy, up to this probability; 1 keeps all.
     pub typical_p: f32,
+    /// Keeps tokens whose logits are at most so many standard deviations below the highest; 0 keeps all.
+    pub top_n_sigma: f32,
+    /// Excludes the likeliest tokens, now and then.
+    pub xtc: Option<Xtc>,
+    /// Makes the temperature follow the model's certainty.
+    pub dynamic_temperature: Option<DynamicTemperature>,
+    /// Keeps the surprise near to a target, in place of all filters and penalties.
+    pub mirostat: Option<Mirostat>,
+    /// The steps and their order, where they are others than [`SamplerStep::DEFAULT_ORDER`]; what is not named is left out.
+    pub order: Option<Vec<SamplerStep>>,
     /// Divides positive logits and multiplies negative ones of tokens seen in the history; 1 does nothing.
     pub repeat_penalty: f32,
     /// Subtracted once from the logit of each token seen in the history.
@@ -61,6 +73,11 @@ impl Default for SamplingParams {
             top_p: 1.0,
             min_p: 0.0,
             typical_p: 1.0,
+            top_n_sigma: 0.0,
+            xtc: None,
+            dynamic_temperature: None,
+            mirostat: None,
+            order: None,
             repeat_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
@@ -74,9 +91,60 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Whether the likeliest token is taken.
+    /// Whether the likeliest token is taken, whatever else is said.
     pub fn is_greedy(&self) -> bool {
-        self.temperature == 0.0 || self.top_k == 1
+        !self.goes_by_steps() && (self.temperature == 0.0 || self.top_k == 1)
+    }
+
+    /// Whether the steps are taken one after the other, on the host: in an order of their own, or with one that the usual way has not.
+    pub fn goes_by_steps(&self) -> bool {
+        self.order.is_some()
+            || self.mirostat.is_some()
+            || self.top_n_sigma > 0.0
+            || self.xtc.is_some_and(|xtc| xtc.probability > 0.0)
+            || self
+                .dynamic_temperature
+                .is_some_and(|dynamic| dynamic.range > 0.0)
+    }
+
+    /// The parameters with these steps alone, in this order. Steps in the usual order need no order of their own: those that are not named are
+    /// switched off.
+    #[must_use]
+    pub fn with_steps(mut self, steps: &[SamplerStep]) -> Self {
+        let place = |step: &SamplerStep| SamplerStep::DEFAULT_ORDER.iter().position(|other| other == step);
+        if !steps.is_sorted_by(|a, b| place(a) < place(b)) {
+            self.order = Some(steps.to_vec());
+            return self;
+        }
+        for step in SamplerStep::DEFAULT_ORDER {
+            if !steps.contains(&step) {
+                self.switch_off(step);
+            }
+        }
+        self.order = None;
+        self
+    }
+
+    fn switch_off(&mut self, step: SamplerStep) {
+        let off = Self::default();
+        match step {
+            SamplerStep::Penalties => {
+                self.repeat_penalty = off.repeat_penalty;
+                self.presence_penalty = off.presence_penalty;
+                self.frequency_penalty = off.frequency_penalty;
+            }
+            SamplerStep::Dry => self.dry = None,
+            SamplerStep::TopNSigma => self.top_n_sigma = off.top_n_sigma,
+            SamplerStep::TopK => self.top_k = off.top_k,
+            SamplerStep::Typical => self.typical_p = off.typical_p,
+            SamplerStep::TopP => self.top_p = off.top_p,
+            SamplerStep::MinP => self.min_p = off.min_p,
+            SamplerStep::Xtc => self.xtc = None,
+            SamplerStep::Temperature => {
+                self.temperature = 1.0;
+                self.dynamic_temperature = None;
+            }
+        }
     }
 
     /// How many of a sequence's newest tokens the sampler looks at; 0 where no penalty is on.
@@ -128,6 +196,19 @@ impl SamplingParams {
         in_range("repeat_penalty", self.repeat_penalty, f32::MIN_POSITIVE, f32::MAX)?;
         in_range("presence_penalty", self.presence_penalty, f32::MIN, f32::MAX)?;
         in_range("frequency_penalty", self.frequency_penalty, f32::MIN, f32::MAX)?;
+        in_range("top_n_sigma", self.top_n_sigma, f32::MIN, f32::MAX)?;
+        if let Some(xtc) = self.xtc {
+            in_range("xtc_probability", xtc.probability, 0.0, 1.0)?;
+            in_range("xtc_threshold", xtc.threshold, 0.0, 1.0)?;
+        }
+        if let Some(dynamic) = self.dynamic_temperature {
+            in_range("dynatemp_range", dynamic.range, 0.0, f32::MAX)?;
+            in_range("dynatemp_exponent", dynamic.exponent, 0.0, f32::MAX)?;
+        }
+        if let Some(mirostat) = &self.mirostat {
+            in_range("mirostat_tau", mirostat.target, 0.0, f32::MAX)?;
+            in_range("mirostat_eta", mirostat.rate, 0.0, f32::MAX)?;
+        }
         if let Some(dry) = &self.dry {
             in_range("dry_multiplier", dry.multiplier, 0.0, f32::MAX)?;
             in_range("dry_base", dry.base, 1.0, f32::MAX)?;
@@ -244,6 +325,34 @@ mod tests {
                 error.to_string().starts_with(&format!("`{name}` is NaN")),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn steps_in_the_usual_order_switch_the_others_off() {
+        use SamplerStep::{MinP, Temperature, TopK, TopP};
+        let asked = SamplingParams {
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.9,
+            min_p: 0.1,
+            repeat_penalty: 1.3,
+            ..Default::default()
+        };
+        let found = asked.clone().with_steps(&[TopK, MinP]);
+        let expected = SamplingParams {
+            temperature: 1.0,
+            top_k: 40,
+            min_p: 0.1,
+            ..Default::default()
+        };
+        assert_eq!(found, expected);
+        assert_eq!(asked.clone().with_steps(&SamplerStep::DEFAULT_ORDER), asked);
+        // Another order, and a step that comes twice.
+        for steps in [[Temperature, TopP], [TopP, TopP]] {
+            let found = asked.clone().with_steps(&steps);
+            assert_eq!(found.order.as_deref(), Some(&steps[..]));
+            assert_eq!(found.min_p, 0.1);
         }
     }
 

@@ -119,6 +119,7 @@ mod tests {
         RowOutput::Sample(SampleRow {
             params: Arc::new(params),
             history: 0..0,
+            n_prompt: 0,
             mask: RowMask::Any,
         })
     }

@@ -1,14 +1,21 @@
-//! Rewrites the command line before it is parsed: two-letter flags of llama.cpp and vLLM, and `-m MODEL`.
+//! Rewrites the command line before it is parsed: two-letter flags of llama.cpp and vLLM, `-m MODEL`, and flags that ask for what happens
+//! anyway.
 //!
-//! Separate from the commands because the parser knows one-letter short flags only. Invariant: what stands behind `--`
-//! is left alone.
+//! Separate from the commands because the parser knows one-letter short flags only, and names one fault at a time. Invariant: what stands
+//! behind `--` is left alone.
 
 use std::ffi::OsString;
 
-use crate::{failure::Failure, foreign_flags};
+use tokenmill_server::near_names;
+
+use crate::{
+    failure::Failure,
+    foreign_flags,
+    harmless_flags::{self, Value},
+};
 
 /// Short flags of llama.cpp and vLLM with their long names here.
-const SHORT_FLAGS: [(&str, &str); 14] = [
+const SHORT_FLAGS: [(&str, &str); 19] = [
     ("-tb", "--threads-batch"),
     ("-Cr", "--cpu-range"),
     ("-ngl", "--gpu-layers"),
@@ -23,13 +30,43 @@ const SHORT_FLAGS: [(&str, &str); 14] = [
     ("-sys", "--system"),
     ("-md", "--draft"),
     ("-mm", "--mmproj"),
+    ("-a", "--alias"),
+    ("-fa", "--flash-attn"),
+    ("-cb", "--cont-batching"),
+    ("-cnv", "--conversation"),
+    ("-no-cnv", "--no-conversation"),
 ];
 
-/// Rewrites the arguments of the program.
+/// A command line for the parser.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Rewritten {
+    /// The arguments.
+    pub(crate) args: Vec<OsString>,
+    /// Flags that were left out, as they were typed, and why each could be.
+    pub(crate) left_out: Vec<(String, &'static str)>,
+}
+
+/// Rewrites the arguments of the program for its `parser`.
 ///
 /// # Errors
-/// A flag that llama.cpp has and this program has not, or `-m` without a model.
-pub(crate) fn rewrite(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
+/// Flags that the command has not, all of them at once where there are several, or `-m` without a model.
+pub(crate) fn rewrite(
+    args: impl IntoIterator<Item = OsString>,
+    parser: &clap::Command,
+) -> Result<Rewritten, Failure> {
+    let typed: Vec<OsString> = args.into_iter().collect();
+    let args = with_long_names(typed.iter().cloned())?;
+    let Some(command) = args.get(1).and_then(|name| parser.find_subcommand(name)) else {
+        return Ok(Rewritten {
+            args,
+            left_out: Vec::new(),
+        });
+    };
+    without_harmless(&args, &typed, command)
+}
+
+/// Writes two-letter flags in full, and the model in its place.
+fn with_long_names(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
     let mut rewritten: Vec<OsString> = Vec::new();
     let mut model = None;
     let mut args = args.into_iter();
@@ -43,13 +80,10 @@ pub(crate) fn rewrite(args: impl IntoIterator<Item = OsString>) -> Result<Vec<Os
             rewritten.extend(args);
             break;
         }
-        let (name, value) = match text.split_once('=') {
-            Some((name, value)) if name.starts_with('-') => (name, Some(value)),
-            _ => (text, None),
-        };
+        let (name, value) = name_and_value(text);
         // There `--model` is the name that requests ask for.
         let names_a_request = rewritten.get(1).is_some_and(|command| command == "bench-serve");
-        if (name == "-m" || name == "--model") && !names_a_request {
+        if ["-m", "--model", "-hf", "-hfr", "--hf-repo"].contains(&name) && !names_a_request {
             model = match value {
                 Some(value) => Some(value.into()),
                 None => args.next(),
@@ -59,13 +93,7 @@ pub(crate) fn rewrite(args: impl IntoIterator<Item = OsString>) -> Result<Vec<Os
             }
             continue;
         }
-        let short_flag = SHORT_FLAGS.iter().find(|(short, _)| *short == name);
-        if short_flag.is_none()
-            && let Some(refusal) = foreign_flags::refusal_of_row(name)
-        {
-            return Err(refusal);
-        }
-        match short_flag {
+        match SHORT_FLAGS.iter().find(|(short, _)| *short == name) {
             Some((_, long)) => rewritten.push(match value {
                 Some(value) => format!("{long}={value}").into(),
                 None => long.into(),
@@ -78,6 +106,139 @@ pub(crate) fn rewrite(args: impl IntoIterator<Item = OsString>) -> Result<Vec<Os
         rewritten.insert(rewritten.len().min(2), model);
     }
     Ok(rewritten)
+}
+
+/// Leaves out of `args` what a command does anyway, named as it was `typed`, and refuses what it has not where that is more than one flag: the parser would name the first.
+fn without_harmless(
+    args: &[OsString],
+    typed: &[OsString],
+    command: &clap::Command,
+) -> Result<Rewritten, Failure> {
+    let mut kept: Vec<OsString> = Vec::new();
+    let mut left_out = Vec::new();
+    let mut unknown: Vec<String> = Vec::new();
+    let mut rest = args.iter().cloned().peekable();
+    kept.extend(rest.by_ref().take(2));
+    while let Some(arg) = rest.next() {
+        let Some(text) = arg.to_str().filter(|text| is_flag(text)) else {
+            kept.push(arg);
+            continue;
+        };
+        if text == "--" {
+            kept.push(arg);
+            kept.extend(rest.by_ref());
+            break;
+        }
+        let (name, value) = name_and_value(text);
+        if let Some(n_values) = n_values_of(command, name) {
+            let n_behind = if value.is_some() { 0 } else { n_values };
+            kept.push(arg);
+            kept.extend(rest.by_ref().take(n_behind));
+            continue;
+        }
+        let typed = typed_for(name, typed).unwrap_or(name).to_owned();
+        let next = rest
+            .peek()
+            .and_then(|next| next.to_str())
+            .filter(|next| !is_flag(next));
+        let given = value.or(next);
+        let (is_harmless, has_value) = match harmless_flags::find(name) {
+            None => (false, false),
+            Some((Value::None, _)) => (value.is_none(), false),
+            Some((Value::Any, _)) => (given.is_some(), true),
+            Some((Value::OneOf(values), _)) => (given.is_some_and(|given| values.contains(&given)), true),
+            Some((Value::Maybe(values), _)) => (true, given.is_some_and(|given| values.contains(&given))),
+        };
+        if let Some((_, why)) = harmless_flags::find(name).filter(|_| is_harmless) {
+            if has_value && value.is_none() {
+                rest.next();
+            }
+            left_out.push((typed, why));
+        } else {
+            unknown.push(typed);
+            kept.push(arg);
+        }
+    }
+    match &unknown[..] {
+        [] => {}
+        // The parser knows what is near it, but reads several letters behind one dash as flags of their own.
+        [flag] => {
+            if let Some(refusal) = foreign_flags::refusal_of_row(flag) {
+                return Err(refusal);
+            }
+        }
+        flags => return Err(several_unknown(command, flags)),
+    }
+    Ok(Rewritten { args: kept, left_out })
+}
+
+/// What to say to several flags that a command has not.
+fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
+    let name = command.get_name();
+    let message = format!("`tokenmill {name}` has no `{}`", flags.join("`, `"));
+    let longs: Vec<String> = (command.get_arguments())
+        .filter_map(|arg| Some(format!("--{}", arg.get_long()?)))
+        .collect();
+    let hint = |flag: &String| {
+        let near = || {
+            let near = near_names(flag, longs.iter().map(String::as_str));
+            near.first().map(|near| format!("near it is `{near}`"))
+        };
+        let foreign =
+            foreign_flags::refusal(flag).and_then(|failure| failure.what_to_do().map(str::to_owned));
+        Some(format!("`{flag}`: {}", foreign.or_else(near)?))
+    };
+    let hints: Vec<String> = flags.iter().filter_map(hint).collect();
+    let help = format!("`tokenmill {name} --help` lists what it has");
+    Failure::usage(message).hint(if hints.is_empty() { help } else { hints.join("; ") })
+}
+
+/// Whether an argument is a flag; a number is a value.
+fn is_flag(text: &str) -> bool {
+    text.len() > 1 && text.starts_with('-') && text.parse::<f64>().is_err()
+}
+
+fn name_and_value(text: &str) -> (&str, Option<&str>) {
+    match text.split_once('=') {
+        Some((name, value)) if name.starts_with('-') => (name, Some(value)),
+        _ => (text, None),
+    }
+}
+
+/// How many values stand behind an option of a command; `None` of a flag that it has not.
+fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> {
+    if ["-h", "--help", "-V", "--version"].contains(&name) {
+        return Some(0);
+    }
+    let n_values = |arg: &clap::Arg| {
+        let least = arg.get_num_args().map_or(1, |range| range.min_values());
+        if arg.get_action().takes_values() { least } else { 0 }
+    };
+    let arguments = || command.get_arguments().filter(|arg| !arg.is_positional());
+    if let Some(long) = name.strip_prefix("--") {
+        let is_it = |arg: &&clap::Arg| {
+            let others = arg.get_all_aliases().unwrap_or_default();
+            arg.get_long() == Some(long) || others.contains(&long)
+        };
+        return arguments().find(is_it).map(n_values);
+    }
+    // A name of another program is none of short flags behind each other.
+    if foreign_flags::refusal_of_row(name).is_some() || harmless_flags::find(name).is_some() {
+        return None;
+    }
+    let letters = name.strip_prefix('-')?;
+    let first = letters.chars().next()?;
+    let is_it = |arg: &&clap::Arg| {
+        let others = arg.get_all_short_aliases().unwrap_or_default();
+        arg.get_short() == Some(first) || others.contains(&first)
+    };
+    let found = arguments().find(is_it)?;
+    // What follows the letter is its value.
+    Some(if letters.chars().count() > 1 {
+        0
+    } else {
+        n_values(found)
+    })
 }
 
 /// The short flag that stands in `args` for `long`, the name that the parser speaks of.
@@ -96,10 +257,15 @@ pub(crate) fn typed_for(long: &str, args: &[OsString]) -> Option<&'static str> {
 mod tests {
     use super::*;
 
+    fn line_of(line: &str) -> Result<Rewritten, String> {
+        let args = line.split(' ').map(OsString::from);
+        rewrite(args, &crate::parser()).map_err(|failure| failure.line())
+    }
+
+    #[track_caller]
     fn check(line: &str, expected: Result<&str, &str>) {
-        let found = rewrite(line.split(' ').map(OsString::from));
-        let found = found.map_err(|failure| failure.line()).map(|args| {
-            let args: Vec<&str> = args.iter().map(|arg| arg.to_str().unwrap()).collect();
+        let found = line_of(line).map(|rewritten| {
+            let args: Vec<&str> = rewritten.args.iter().map(|arg| arg.to_str().unwrap()).collect();
             args.join(" ")
         });
         assert_eq!(
@@ -116,20 +282,68 @@ mod tests {
             Ok("tokenmill run x --cache-type-k q8_0 --ubatch-size=8"),
         );
         check("tokenmill run -m x hi", Ok("tokenmill run x hi"));
+        check("tokenmill serve -hf o/r:Q8_0", Ok("tokenmill serve o/r:Q8_0"));
         check(
             "tokenmill bench-serve http://127.0.0.1:1 --model x",
             Ok("tokenmill bench-serve http://127.0.0.1:1 --model x"),
         );
         check("tokenmill run x -- -ctk -m", Ok("tokenmill run x -- -ctk -m"));
+        check("tokenmill run -m", Err("error: `-m` needs a model"));
     }
 
     #[test]
-    fn flags_without_effect_are_refused() {
-        check(
-            "tokenmill run x -fa on",
-            Err("error: `-fa` is an option of llama.cpp that is not one here \
-                 (hint: attention always works in tiles; there is nothing to switch)"),
+    fn a_line_of_another_program_runs_where_nothing_is_left_to_do() {
+        let line = "tokenmill serve x -fa on --jinja --mlock -cb --metrics -ngl 99 -lv 3 -t 4 --reasoning-format auto -fa -c 8";
+        check(line, Ok("tokenmill serve x --gpu-layers 99 -t 4 -c 8"));
+        let left_out = line_of(line).unwrap().left_out;
+        let names: Vec<&str> = left_out.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "-fa",
+                "--jinja",
+                "--mlock",
+                "-cb",
+                "--metrics",
+                "-lv",
+                "--reasoning-format",
+                "-fa"
+            ]
         );
-        check("tokenmill run -m", Err("error: `-m` needs a model"));
+        // Values are no flags, and neither are numbers.
+        check(
+            "tokenmill run x -n -1 --stop --jinja -s=-1",
+            Ok("tokenmill run x -n -1 --stop --jinja -s=-1"),
+        );
+        check("tokenmill run x -n48", Ok("tokenmill run x -n48"));
+    }
+
+    #[test]
+    fn all_unknown_flags_are_told_at_once() {
+        check(
+            "tokenmill serve x --grammar-file g --rope-scale 2 --prot 80 --jinja",
+            Err(
+                "error: `tokenmill serve` has no `--grammar-file`, `--rope-scale`, `--prot` (hint: `--grammar-file`: `run` and `chat` take \
+                 `--json-schema`, `--regex` and `--grammar`; what a server answers, its requests shape themselves; `--rope-scale`: \
+                 positions are scaled as the file says; it cannot be overridden here yet; `--prot`: near it is `--port`)",
+            ),
+        );
+        // One is left to the parser, which knows what is near it.
+        check("tokenmill serve x --prot 80", Ok("tokenmill serve x --prot 80"));
+        check(
+            "tokenmill run x --reasoning-format none --rope-scale 2",
+            Err(
+                "error: `tokenmill run` has no `--reasoning-format`, `--rope-scale` (hint: `--reasoning-format`: a conversation's reasoning \
+                 is always given apart from the answer; `--rope-scale`: positions are scaled as the file says; it cannot be overridden here \
+                 yet)",
+            ),
+        );
+        check(
+            "tokenmill run x -sm row",
+            Err(
+                "error: `-sm` is an option of llama.cpp that is not one here (hint: `--tensor-parallel-size N` divides a model evenly \
+                 among N GPUs, from the one of `--device cuda:N` on)",
+            ),
+        );
     }
 }

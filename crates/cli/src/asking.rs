@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tokenmill::{Conversation, Error, Model, ModelWords, Prompt};
 
-use crate::{failure::Failure, input::read_text, numbers::Limit};
+use crate::{failure::Failure, input::read_text, numbers::Limit, template::TemplateArgs};
 
 /// How a model is asked through its chat template.
 #[derive(Args, Debug, Clone)]
@@ -23,9 +23,8 @@ pub(crate) struct AskingArgs {
     /// Offer the tools of this file, a JSON array in the form of OpenAI's `tools`; a call is shown as `-> NAME ARGUMENTS`
     #[arg(long, value_name = "FILE")]
     tools: Option<PathBuf>,
-    /// Use this template instead of the model's
-    #[arg(long, value_name = "FILE")]
-    template: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
     /// Tokens that the model's reasoning may take, then the end of it is written; -1 leaves that to the model [default: -1]
     #[arg(long, value_name = "N")]
     pub(crate) reasoning_budget: Option<Limit>,
@@ -38,7 +37,6 @@ pub(crate) struct AskingArgs {
 #[derive(Debug, Clone)]
 pub(crate) struct Asking {
     pub(crate) tools: Option<Value>,
-    pub(crate) template: Option<String>,
 }
 
 impl AskingArgs {
@@ -46,7 +44,7 @@ impl AskingArgs {
     pub(crate) fn is_given(&self) -> bool {
         self.system.is_some()
             || self.tools.is_some()
-            || self.template.is_some()
+            || self.template.is_given()
             || self.reasoning_budget.is_some()
     }
 
@@ -62,7 +60,6 @@ impl AskingArgs {
     pub(crate) fn read(&self) -> Result<Asking, Failure> {
         Ok(Asking {
             tools: self.tools.as_deref().map(read_tools).transpose()?,
-            template: self.template.as_deref().map(read_text).transpose()?,
         })
     }
 }

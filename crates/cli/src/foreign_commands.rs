@@ -32,7 +32,7 @@ const COMMANDS: &[Row] = &[
     ),
     (
         &["generate", "complete", "cli"],
-        "`tokenmill run MODEL PROMPT` continues a text, `tokenmill chat MODEL` converses",
+        "`tokenmill run MODEL PROMPT` answers, `tokenmill chat MODEL` converses",
     ),
     (&["server", "start"], "`tokenmill serve MODEL` answers over HTTP"),
     (&["version"], "`tokenmill --version`"),
@@ -56,7 +56,7 @@ pub(crate) fn refusal(command: &str, has_suggestion: bool) -> Option<Failure> {
         Some((_, instead)) => (*instead).to_owned(),
         None if is_model(command) => format!(
             "a command comes before the model: `tokenmill chat {command}` converses, `tokenmill run {command} PROMPT` \
-             continues a text"
+             answers"
         ),
         None if has_suggestion => return None,
         None => "`tokenmill --help` lists the commands; the model follows, as in `tokenmill chat model.gguf`"

@@ -9,54 +9,48 @@ use crate::failure::Failure;
 /// Names of a flag, and what to do instead.
 type Row = (&'static [&'static str], &'static str);
 
-const NOTHING_TO_SWITCH: &str = "it is always so here; there is nothing to switch";
 const NAMED_AS_MODEL: &str =
     "a name of the Hugging Face Hub stands in the place of the model: `tokenmill chat OWNER/REPOSITORY:TYPE`";
 
 const LLAMA_CPP: &[Row] = &[
     (
-        &["-fa", "--flash-attn"],
-        "attention always works in tiles; there is nothing to switch",
-    ),
-    (
         &["-p", "--prompt"],
         "the prompt stands behind the model, as in `tokenmill run MODEL \"Once upon a time\"`",
     ),
     (
-        &[
-            "-cnv",
-            "--conversation",
-            "-i",
-            "--interactive",
-            "-if",
-            "--interactive-first",
-        ],
+        &["-i", "--interactive", "-if", "--interactive-first"],
         "`tokenmill chat MODEL` holds a conversation",
-    ),
-    (
-        &["-no-cnv", "--no-conversation"],
-        "`tokenmill run` continues texts, `tokenmill run --chat` answers one message, `tokenmill chat` converses",
     ),
     (
         &["-sys", "--system-prompt", "-sysf", "--system-prompt-file"],
         "`run` and `chat` take `--system TEXT`; a client of `tokenmill serve` sends a system message",
     ),
     (
-        &["-co", "--color"],
-        "NO_COLOR=1 in the environment switches colours off; nothing else is needed",
-    ),
-    (
-        &["--no-webui", "--webui", "--path"],
-        "the web page is part of the program and is always served",
+        &["--path"],
+        "the web page is part of the program; `--no-ui` leaves it out",
     ),
     (
         &["--reasoning-budget"],
-        "`run` and `chat` have it; requests to `serve` have `thinking_budget`",
+        "`run`, `chat` and `serve` have it; requests to `serve` have `thinking_budget`",
     ),
     (
-        &["--reasoning-format", "--chat-template-kwargs"],
-        "a conversation's reasoning is always given apart from the answer; `chat` sets a variable of the template with /set, and requests to `serve` with \
-         `chat_template_kwargs`",
+        &["--reasoning-format"],
+        "a conversation's reasoning is always given apart from the answer",
+    ),
+    (
+        &["--conversation"],
+        "`tokenmill chat MODEL` holds a conversation, and `tokenmill run MODEL PROMPT` answers a message",
+    ),
+    (&["--no-conversation"], "`tokenmill run --raw` continues a text"),
+    (
+        &[
+            "--template",
+            "--chat-template",
+            "--chat-template-file",
+            "--chat-template-kwargs",
+            "--reasoning",
+        ],
+        "`run`, `chat`, `serve` and `batch` take it",
     ),
     (&["--audio"], "text and images go in here, and text comes out"),
     (
@@ -64,46 +58,14 @@ const LLAMA_CPP: &[Row] = &[
         "`tokenmill run MODEL --stop TEXT` ends a text before a string",
     ),
     (
-        &["-e", "--escape", "--no-escape"],
+        &["-e", "--escape"],
         "a prompt is taken as it is; `--file FILE` reads one with breaks of lines",
-    ),
-    (
-        &["--mlock"],
-        "there is no such thing here yet; with `--no-mmap` all weights are read into memory while the model loads",
-    ),
-    (
-        &["--mmap"],
-        "leave it out: files are read, never mapped; `--no-mmap` has all weights in memory",
     ),
     (
         &["-pg"],
         "measure prompts with -p and generations with -n; `-d N` generates behind a context",
     ),
-    (
-        &[
-            "-hf",
-            "-hfr",
-            "--hf-repo",
-            "-hff",
-            "--hf-file",
-            "-mu",
-            "--model-url",
-        ],
-        NAMED_AS_MODEL,
-    ),
-    (
-        &["--jinja", "-cb", "--cont-batching", "-kvu", "--kv-unified"],
-        NOTHING_TO_SWITCH,
-    ),
-    (
-        &["--no-jinja", "-nocb", "--no-cont-batching"],
-        "it cannot be switched off here",
-    ),
-    (
-        &["--chat-template", "--chat-template-file"],
-        "the model's own template is used; `--template FILE` of `run` and `chat` takes another one, and in a Hugging Face \
-         folder the file chat_template.jinja does",
-    ),
+    (&["-hff", "--hf-file", "-mu", "--model-url"], NAMED_AS_MODEL),
     (
         &[
             "--grammar",
@@ -213,7 +175,7 @@ const LLAMA_CPP: &[Row] = &[
             "--sampler-seq",
             "--sampling-seq",
         ],
-        "`tokenmill run --help` lists the samplers that are there",
+        "`run` and `chat` have this; in a request to `serve` it is a field",
     ),
     (
         &["--ignore-eos"],
@@ -224,17 +186,8 @@ const LLAMA_CPP: &[Row] = &[
         "`run`, `chat` and `serve` can shift a context; elsewhere a text ends where it is full",
     ),
     (
-        &["--no-context-shift"],
-        "a context is shifted only with `--context-shift`",
-    ),
-    (
         &["--prompt-cache", "--prompt-cache-all"],
         "`--session FILE` of `run` and `chat` keeps a conversation with what was computed for it",
-    ),
-    (&["--warmup", "--no-warmup"], "only `tokenmill bench` warms up"),
-    (
-        &["-a", "--alias"],
-        "`tokenmill serve MODEL --served-model-name NAME`",
     ),
     (&["--ssl-cert-file"], "`tokenmill serve MODEL --tls-cert FILE`"),
     (&["--ssl-key-file"], "`tokenmill serve MODEL --tls-key FILE`"),
@@ -242,22 +195,7 @@ const LLAMA_CPP: &[Row] = &[
         &["-to", "--timeout"],
         "`tokenmill serve MODEL --request-timeout SECONDS`",
     ),
-    (
-        &["--metrics", "--embedding", "--embeddings"],
-        "`tokenmill serve` always answers /metrics and /v1/embeddings",
-    ),
-    (
-        &["--props"],
-        "`tokenmill serve` always answers GET /props; what it says is set by the options, and cannot be changed by a request",
-    ),
-    (
-        &["--slots"],
-        "the running sequences are on the web page of `tokenmill serve`, and at /metrics",
-    ),
-    (
-        &["-v", "--verbose", "-lv", "--log-verbosity", "--log-disable"],
-        "RUST_LOG says what `tokenmill serve` logs",
-    ),
+    (&["-v", "--verbose"], "RUST_LOG says what `tokenmill serve` logs"),
 ];
 
 const VLLM: &[Row] = &[
@@ -294,15 +232,6 @@ const VLLM: &[Row] = &[
         "`-ctk TYPE` and `-ctv TYPE` say how keys and values are stored; its fp8 is `-ctk e4m3 -ctv e4m3`",
     ),
     (
-        &[
-            "--enable-prefix-caching",
-            "--enable-chunked-prefill",
-            "--enforce-eager",
-            "--trust-remote-code",
-        ],
-        NOTHING_TO_SWITCH,
-    ),
-    (
         &["--tokenizer", "--tokenizer-mode"],
         "the tokenizer is the one of the model's file or folder",
     ),
@@ -311,14 +240,6 @@ const VLLM: &[Row] = &[
         "the revision is a part of the name: OWNER/REPOSITORY@REVISION",
     ),
     (&["--download-dir"], "HF_HUB_CACHE names the folder of downloads"),
-    (
-        &["--enable-auto-tool-choice", "--tool-call-parser"],
-        "requests with `tools` need no flag: the format of calls is that of the chat template",
-    ),
-    (
-        &["--reasoning-parser", "--enable-reasoning"],
-        "a conversation's reasoning is always given apart from the answer, in the format of the chat template",
-    ),
     (
         &[
             "--speculative-config",
@@ -344,14 +265,6 @@ const VLLM: &[Row] = &[
     ),
     (&["--ssl-certfile"], "`tokenmill serve MODEL --tls-cert FILE`"),
     (&["--ssl-keyfile"], "`tokenmill serve MODEL --tls-key FILE`"),
-    (
-        &[
-            "--uvicorn-log-level",
-            "--disable-log-requests",
-            "--enable-log-requests",
-        ],
-        "RUST_LOG says what `tokenmill serve` logs",
-    ),
 ];
 
 /// What to answer to a flag that the program does not know; `None` for one that no other program is known to have.
@@ -389,8 +302,8 @@ mod tests {
 
     #[test]
     fn short_and_long_names_are_left_to_the_parser() {
-        assert!(refusal_of_row("-cnv").is_some());
-        for name in ["-p", "--mlock", "-t", "-xyz", "-"] {
+        assert!(refusal_of_row("-sm").is_some());
+        for name in ["-p", "-t", "-xyz", "-"] {
             assert!(refusal_of_row(name).is_none(), "{name}");
         }
     }

@@ -8,13 +8,20 @@ use std::{
     path::Path,
 };
 
+use tokenmill::without_mark;
+
 use crate::{failure::Failure, swapped::refuse_model_as_text};
 
-/// A text file.
+/// A text file, without the mark that some editors begin one with.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
     refuse_model_as_text(path)?;
     let bytes = fs::read(path).map_err(|error| Failure::unreadable(path, &error))?;
-    String::from_utf8(bytes).map_err(|error| {
+    let text = String::from_utf8(bytes).map(|mut text| {
+        let n_mark = text.len() - without_mark(&text).len();
+        text.drain(..n_mark);
+        text
+    });
+    text.map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
         Failure::input(format!(
             "{} is not UTF-8 text: byte {offset} belongs to no character",

@@ -5,16 +5,16 @@
 mod refused;
 mod telling;
 
-use std::{env, fs, path::Path};
+use std::{env, fs, path::Path, sync::Once};
 
 use clap::{
     Args,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    AllReduce, Bandwidths, BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuOptions, KvCache,
-    KvType, LoadOptions, Measurements, Numa, PartsRequest, PlacementRequest, Places, Preset, Side,
-    SplitObserver, WarpgroupProducts, n_processors,
+    AllReduce, Bandwidths, BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuCheckObserver,
+    GpuOptions, KvCache, KvType, LoadOptions, Measurements, Numa, PartsRequest, PlacementRequest, Places,
+    PlanObserver, Preset, Side, SplitObserver, WarpgroupProducts, n_processors,
 };
 use tokenmill_quant::CpuFeatures;
 
@@ -121,6 +121,24 @@ pub(crate) struct LoadArgs {
 const STEP_TOKENS: usize = 512;
 const ROOMY_STEP_TOKENS: usize = 2048;
 
+/// Sequences that `serve` computes side by side.
+pub(crate) const SERVE_SEQS: usize = 16;
+
+/// The first GPU, for which `flag` asks, or the CPU where there is none that can be used: lines are copied from machine to machine,
+/// and `--device` insists.
+fn gpu_or_cpu(flag: &str) -> Device {
+    static SAID: Once = Once::new();
+    if tokenmill::has_gpu() {
+        return Device::Cuda { ordinal: 0 };
+    }
+    SAID.call_once(|| {
+        telling::tell(&format!(
+            "`{flag}` asks for a GPU, and there is none here that can be used: the CPU computes (`--device cuda` insists)"
+        ));
+    });
+    Device::Cpu
+}
+
 /// Takes the names of the types that keys and values can be stored in.
 fn kv_type() -> impl TypedValueParser<Value = KvType> {
     let help = |ty| match ty {
@@ -160,6 +178,19 @@ impl LoadArgs {
         })
     }
 
+    /// The options of a load as `serve` has them where nothing else is said.
+    ///
+    /// # Errors
+    /// Options that cannot be granted.
+    pub(crate) fn serve_options(&self) -> Result<LoadOptions, Failure> {
+        let defaults = LoadOptions::default();
+        Ok(LoadOptions {
+            n_seqs: SERVE_SEQS,
+            kv_cache: defaults.kv_cache,
+            ..self.options()?
+        })
+    }
+
     /// What computes.
     ///
     /// # Errors
@@ -179,9 +210,15 @@ impl LoadArgs {
             n_gpus: self.n_gpus()?,
             all_reduce: self.all_reduce()?,
             cpu_features: self.cpu_features()?,
-            placement: self.placement()?,
+            // What is not on a GPU has no places there.
+            placement: match (self.device()?, self.placement()?) {
+                (Device::Cpu, _) => PlacementRequest::default(),
+                (_, placement) => placement,
+            },
             measurements: self.measurements()?,
+            on_plan: Some(PlanObserver(telling::say_plan)),
             on_split: Some(SplitObserver(telling::say_split)),
+            on_gpu_check: Some(GpuCheckObserver(telling::tell)),
             is_quiet: false,
             is_all_in_memory: self.no_mmap,
         })
@@ -335,7 +372,9 @@ impl LoadArgs {
             (None | Some(DeviceLayers::Auto), Some(Device::Cpu)) if self.parting_flag().is_some() => {
                 Err(contradiction("cpu"))
             }
-            (None | Some(DeviceLayers::Auto), None) if self.parting_flag().is_some() => Ok(first_gpu),
+            (None | Some(DeviceLayers::Auto), None) if self.parting_flag().is_some() => {
+                Ok(gpu_or_cpu(self.parting_flag().unwrap_or_default()))
+            }
             // Without a driver there is nothing to try, and nothing to say about it to who asked for nothing.
             (None, None) if !tokenmill::has_gpu_driver() => Ok(Device::Cpu),
             (None | Some(DeviceLayers::Auto), device) => Ok(device.unwrap_or(Device::Auto)),
@@ -347,7 +386,8 @@ impl LoadArgs {
                 None => Ok(Device::Cpu),
             },
             (Some(_), Some(Device::Cpu)) => Err(contradiction("cpu")),
-            (Some(_), device) => Ok(device.unwrap_or(first_gpu)),
+            (Some(layers), None) => Ok(gpu_or_cpu(&format!("-ngl {}", typed(layers)))),
+            (Some(_), Some(device)) => Ok(device),
         }
     }
 
@@ -397,10 +437,12 @@ impl LoadArgs {
         }
     }
 
-    /// How a GPU is used. Five variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
+    /// How a GPU is used. Eight variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
     /// `TOKENMILL_CUDA_CUBINS` for drivers without a compiler, `TOKENMILL_CUDA_IN_ORDER` for launches one after the other,
-    /// `TOKENMILL_CUDA_NO_WIDE` for the products that GPUs other than the H100 and H200 have, and `TOKENMILL_CUDA_NO_SHARED` for sequences
-    /// that read common pages each for itself.
+    /// `TOKENMILL_CUDA_NO_WIDE` for the products that GPUs other than the H100 and H200 have, `TOKENMILL_CUDA_NO_SHARED` for sequences
+    /// that read common pages each for itself, `TOKENMILL_CUDA_NO_GRAPHS` for steps that are queued launch by launch,
+    /// `TOKENMILL_CUDA_NO_CARVEOUT` for multiprocessors whose memory the driver divides, and `TOKENMILL_CUDA_NO_CHECK` for a GPU that is not checked
+    /// at its first use.
     ///
     /// # Errors
     /// A file of kernels that cannot be read.
@@ -428,6 +470,9 @@ impl LoadArgs {
                 WarpgroupProducts::WhereThere
             },
             reads_apart: is_set("TOKENMILL_CUDA_NO_SHARED"),
+            without_graphs: is_set("TOKENMILL_CUDA_NO_GRAPHS"),
+            driver_divides_memory: is_set("TOKENMILL_CUDA_NO_CARVEOUT"),
+            is_unchecked: is_set("TOKENMILL_CUDA_NO_CHECK"),
         })
     }
 
@@ -488,24 +533,30 @@ mod tests {
             assert_eq!(command.load.device().ok(), expected, "{args:?}");
         };
         let first = Some(Device::Cuda { ordinal: 0 });
+        // Without a GPU the CPU computes what asks for one, but for `--device`.
+        let here = if tokenmill::has_gpu() {
+            first
+        } else {
+            Some(Device::Cpu)
+        };
         check(&["--device", "auto"], Some(Device::Auto));
         check(&["--device", "cuda:2"], Some(Device::Cuda { ordinal: 2 }));
         check(&["--gpu-layers", "0"], Some(Device::Cpu));
         check(&["--gpu-layers", "0", "--device", "auto"], Some(Device::Cpu));
-        check(&["--gpu-layers", "99"], first);
+        check(&["--gpu-layers", "99"], here);
         check(&["--gpu-layers", "all", "--device", "cuda"], first);
         check(&["--gpu-layers", "0", "--device", "cuda"], None);
         check(&["--gpu-layers", "all", "--device", "cpu"], None);
-        check(&["--gpu-layers", "12"], first);
+        check(&["--gpu-layers", "12"], here);
         check(&["--gpu-layers", "12", "--device", "cpu"], None);
-        check(&["--cpu-moe"], first);
+        check(&["--cpu-moe"], here);
         check(&["--cpu-moe", "--device", "cpu"], None);
         check(&["--cpu-moe", "--gpu-layers", "0"], None);
         check(
             &["--place", "ffn=gpu,attn=cpu", "--device", "cuda:1"],
             Some(Device::Cuda { ordinal: 1 }),
         );
-        check(&["--gpu-batch", "32", "--gpu-layers", "auto"], first);
+        check(&["--gpu-batch", "32", "--gpu-layers", "auto"], here);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod context_shift;
 mod failure;
 mod foreign_commands;
 mod foreign_flags;
+mod harmless_flags;
 mod input;
 mod interrupt;
 mod kept_session;
@@ -33,10 +34,12 @@ mod progress;
 mod refusal;
 mod reply_view;
 mod sampling;
+mod serve_plan;
 mod session;
 mod signals;
 mod speculation;
 mod swapped;
+mod template;
 mod type_names;
 mod visible;
 mod vision;
@@ -47,6 +50,7 @@ use std::{env, ffi::OsString, process::ExitCode};
 use clap::{CommandFactory, FromArgMatches, Parser};
 
 use failure::Failure;
+use note::note;
 
 /// Run quantized language models from GGUF files.
 #[derive(Parser)]
@@ -139,8 +143,8 @@ fn parser() -> clap::Command {
 
 fn main() -> ExitCode {
     let typed: Vec<OsString> = env::args_os().collect();
-    let result = argv::rewrite(typed.iter().cloned()).and_then(|args| {
-        let matches = parser().try_get_matches_from(args).or_else(|error| {
+    let result = argv::rewrite(typed.iter().cloned(), &parser()).and_then(|rewritten| {
+        let matches = parser().try_get_matches_from(rewritten.args).or_else(|error| {
             match refusal::of(&error, &parser(), &typed) {
                 Some(refusal) => Err(refusal),
                 // Also the way that --help takes.
@@ -148,6 +152,11 @@ fn main() -> ExitCode {
             }
         })?;
         let cli = Cli::from_arg_matches(&matches).map_err(|error| Failure::usage(error.to_string()))?;
+        if !rewritten.left_out.is_empty() {
+            let flags = rewritten.left_out.iter();
+            let flags: Vec<String> = flags.map(|(flag, why)| format!("`{flag}` ({why})")).collect();
+            note!("left out: {}", flags.join(", "));
+        }
         dispatch(&cli.command)
     });
     match result {

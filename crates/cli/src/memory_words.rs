@@ -28,9 +28,9 @@ pub(crate) fn plan_text(plan: &MemoryPlan, n_ctx: usize) -> String {
     )
 }
 
-/// What to say about a loaded model that may come to take more than is available: its weights are in memory already.
+/// What to say about a model, before it is loaded, that may come to take more than is available.
 pub(crate) fn warning(plan: &MemoryPlan) -> Option<String> {
-    let available_bytes = available_bytes()?.saturating_add(plan.weights_bytes as u64);
+    let available_bytes = available_bytes()?;
     (plan.total_bytes() as u64 > available_bytes).then(|| {
         format!(
             "with a full context the model takes {}, and {} are available now; a smaller context, `-c N`, takes less",

@@ -263,7 +263,7 @@ fn word_too_many(word: &str, command: &clap::Command) -> Option<Failure> {
     let failure = Failure::usage(format!("`{word}` is one argument too many for `{name}`"));
     Some(failure.hint(match (name, last) {
         ("chat", _) => {
-            "`chat` reads messages from the terminal or from standard input; `tokenmill run MODEL PROMPT --chat` answers one"
+            "`chat` reads messages from the terminal or from standard input; `tokenmill run MODEL PROMPT` answers one"
                 .to_owned()
         }
         (_, "PROMPT" | "TEXT") => {

@@ -7,7 +7,9 @@ use std::{
 
 use clap::Args;
 use tokenmill::{DRY_BREAKERS, ModelWords};
-use tokenmill_backend::{Dry, SamplingParams, SamplingParamsError};
+use tokenmill_backend::{
+    Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, SamplingParamsError, Xtc,
+};
 
 use crate::{
     failure::Failure,
@@ -33,6 +35,43 @@ pub(crate) struct SamplingArgs {
     /// Locally typical sampling: keep the tokens nearest to the expected surprise, up to this probability; 1 keeps all
     #[arg(long, alias = "typical-p", value_name = "P", default_value_t = 1.0)]
     pub(crate) typical: f32,
+    /// Keep tokens whose logits are at most so many standard deviations below the highest; 0 keeps all
+    #[arg(
+        long,
+        alias = "top-nsigma",
+        value_name = "N",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub(crate) top_n_sigma: f32,
+    /// How often XTC leaves out the likeliest tokens; 0 turns it off
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub(crate) xtc_probability: f32,
+    /// From which probability on a token is one that XTC may leave out
+    #[arg(long, value_name = "P", default_value_t = 0.1)]
+    pub(crate) xtc_threshold: f32,
+    /// Let the temperature follow the model's certainty, by so much to either side; 0 is off
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    pub(crate) dynatemp_range: f32,
+    /// Exponent of the dynamic temperature
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub(crate) dynatemp_exp: f32,
+    /// Keep the surprise of tokens near to a target, in place of filters and penalties: version 1 or 2 of mirostat; 0 is off
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub(crate) mirostat: u8,
+    /// How quickly mirostat follows (eta)
+    #[arg(long, value_name = "X", default_value_t = 0.1)]
+    pub(crate) mirostat_lr: f32,
+    /// The surprise that mirostat aims at, in bits (tau)
+    #[arg(long, value_name = "X", default_value_t = 5.0)]
+    pub(crate) mirostat_ent: f32,
+    /// The steps of sampling in their order, `;` between them; those that are not named are left out [default:
+    /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
+    #[arg(long, value_name = "STEPS", value_parser = parse_steps)]
+    pub(crate) samplers: Option<Steps>,
+    /// As `--samplers`, with a letter for each step: edskypmxt
+    #[arg(long, alias = "sampling-seq", value_name = "LETTERS", value_parser = parse_letters, conflicts_with = "samplers")]
+    pub(crate) sampler_seq: Option<Steps>,
     /// Penalize tokens that already occurred; 1 is off
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub(crate) repeat_penalty: f32,
@@ -88,6 +127,22 @@ impl SamplingArgs {
             top_p: self.top_p,
             min_p: self.min_p,
             typical_p: self.typical,
+            top_n_sigma: self.top_n_sigma,
+            xtc: (self.xtc_probability != 0.0).then_some(Xtc {
+                probability: self.xtc_probability,
+                threshold: self.xtc_threshold,
+            }),
+            dynamic_temperature: (self.dynatemp_range != 0.0).then_some(DynamicTemperature {
+                range: self.dynatemp_range,
+                exponent: self.dynatemp_exp,
+            }),
+            mirostat: match self.mirostat {
+                0 => None,
+                1 => Some(MirostatVersion::One),
+                _ => Some(MirostatVersion::Two),
+            }
+            .map(|version| Mirostat::new(version, self.mirostat_ent, self.mirostat_lr)),
+            order: None,
             repeat_penalty: self.repeat_penalty,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
@@ -103,7 +158,11 @@ impl SamplingArgs {
         params
             .validate(words.tokenizer().n_vocab())
             .map_err(|error| refusal(&error))?;
-        Ok(params)
+        let steps = self.samplers.as_ref().or(self.sampler_seq.as_ref());
+        Ok(match steps {
+            Some(Steps(steps)) => params.with_steps(steps),
+            None => params,
+        })
     }
 }
 
@@ -117,9 +176,36 @@ fn refusal(error: &SamplingParamsError) -> Failure {
     let flag = match *name {
         "temperature" => "temp".to_owned(),
         "typical_p" => "typical".to_owned(),
+        "dynatemp_exponent" => "dynatemp-exp".to_owned(),
+        "mirostat_tau" => "mirostat-ent".to_owned(),
+        "mirostat_eta" => "mirostat-lr".to_owned(),
         name => name.replace('_', "-"),
     };
     Failure::usage(format!("`--{flag}` is {value}, expected {expected}"))
+}
+
+/// Steps of sampling, in their order.
+#[derive(Clone, Debug)]
+pub(crate) struct Steps(Vec<SamplerStep>);
+
+/// Reads names of steps.
+fn parse_steps(text: &str) -> Result<Steps, String> {
+    let steps = text.split(';').filter(|name| !name.is_empty()).map(|name| {
+        SamplerStep::from_name(name.trim()).ok_or_else(|| {
+            let known = SamplerStep::DEFAULT_ORDER.map(SamplerStep::name).join(", ");
+            format!("there is no step `{name}`; there are {known}")
+        })
+    });
+    steps.collect::<Result<_, _>>().map(Steps)
+}
+
+/// Reads letters of steps.
+fn parse_letters(text: &str) -> Result<Steps, String> {
+    let steps = text.chars().map(|letter| {
+        SamplerStep::from_letter(letter)
+            .ok_or_else(|| format!("there is no step `{letter}`; there are the letters edskypmxt"))
+    });
+    steps.collect::<Result<_, _>>().map(Steps)
 }
 
 /// Reads `ID+BIAS` or `ID-BIAS`.
@@ -152,5 +238,18 @@ mod tests {
         assert_eq!(parse_bias("7-inf"), Ok((7, f32::NEG_INFINITY)));
         assert!(parse_bias("x+1").is_err());
         assert!(parse_bias("12").is_err());
+    }
+
+    #[test]
+    fn steps_are_read_as_llama_cpp_reads_them() {
+        use SamplerStep::{Temperature, TopK, TopP};
+        assert_eq!(
+            parse_steps("top_k;nucleus;temp").unwrap().0,
+            [TopK, TopP, Temperature]
+        );
+        assert_eq!(parse_letters("kpt").unwrap().0, [TopK, TopP, Temperature]);
+        assert!(parse_steps("").unwrap().0.is_empty());
+        assert!(parse_steps("top_k;infill").unwrap_err().contains("`infill`"));
+        assert!(parse_letters("kz").unwrap_err().contains("`z`"));
     }
 }

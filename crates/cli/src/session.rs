@@ -17,6 +17,7 @@ use crate::{
     load::{LoadArgs, load},
     numbers::counted,
     speculation::SpeculationArgs,
+    template::TemplateArgs,
     vision::VisionArgs,
 };
 
@@ -32,13 +33,14 @@ pub(crate) fn open(
     context_shift: &ContextShiftArgs,
     n_samples: u32,
     vision: &VisionArgs,
-    chat_template: Option<String>,
+    template: &TemplateArgs,
 ) -> Result<Model, Failure> {
     let mut options = args.options()?;
     options.n_seqs = n_samples as usize;
     options.kv_cache = KvCache::Contexts(n_samples as usize);
-    options.chat_template = chat_template;
+    template.add_to(&mut options)?;
     options.projector = vision.projector();
+    options.needs_images = vision.shows_images();
     speculation.add_to(&mut options, &args.fetch)?;
     adapters.add_to(&mut options);
     context_shift.add_to(&mut options);

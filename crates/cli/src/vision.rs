@@ -25,6 +25,9 @@ pub(crate) struct VisionArgs {
     /// Use no encoder of images
     #[arg(long, conflicts_with = "mmproj")]
     no_mmproj: bool,
+    /// Whether there are images already.
+    #[arg(skip)]
+    shows_images: bool,
 }
 
 impl VisionArgs {
@@ -43,6 +46,19 @@ impl VisionArgs {
         if let Some(path) = &mut self.mmproj {
             *path = folder.join(&path);
         }
+    }
+
+    /// The same, with images or without.
+    pub(crate) fn with_images(&self, shows_images: bool) -> Self {
+        Self {
+            shows_images,
+            ..self.clone()
+        }
+    }
+
+    /// Whether there are images already.
+    pub(crate) fn shows_images(&self) -> bool {
+        self.shows_images
     }
 
     /// Where the encoder is.

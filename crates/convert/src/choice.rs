@@ -417,7 +417,10 @@ pub(crate) fn is_embedding(name: &str) -> bool {
     matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
 }
 
-/// A type, or where a tensor's rows are not whole blocks of it one with smaller blocks.
+/// The smallest block of a type that is no plain number.
+const SMALLEST_BLOCK: usize = 32;
+
+/// A type, or where a tensor's rows are not whole blocks of it one with smaller blocks, and F16 where they are whole blocks of none.
 fn fitting(tensor: &TensorShape<'_>, wanted: TensorType) -> Result<TensorType, ConvertError> {
     use TensorType as T;
     let row_len = tensor.dims[0];
@@ -432,6 +435,8 @@ fn fitting(tensor: &TensorShape<'_>, wanted: TensorType) -> Result<TensorType, C
         T::Q4_K => T::Q5_0,
         T::Q5_K => T::Q5_1,
         T::Q6_K => T::Q8_0,
+        // There are no smaller blocks.
+        _ if wanted.block_len() <= SMALLEST_BLOCK => wanted,
         _ => {
             return Err(ConvertError::NoFallback {
                 name: tensor.name.to_owned(),
@@ -485,14 +490,20 @@ mod tests {
             let found = choice(Preset::Q4_K_M, name, &[row_len, 4]);
             assert_eq!((found.ty, found.instead_of), (ty, instead_of), "{row_len}");
         }
-        let model = ModelShape::default();
-        let tensor = TensorShape {
-            name,
-            ty: TensorType::F32,
-            dims: &[48, 4],
-        };
-        let error = choose(&model, &Recipe::new(Preset::Q4_0), false, &[tensor]).unwrap_err();
-        assert!(error.to_string().contains("48"), "{error}");
+        for (preset, wanted) in [
+            (Preset::Q4_0, TensorType::Q4_0),
+            (Preset::Q5_1, TensorType::Q5_1),
+            (Preset::Q8_0, TensorType::Q8_0),
+            (Preset::IQ4_NL, TensorType::IQ4_NL),
+            (Preset::IQ4_XS, TensorType::IQ4_XS),
+        ] {
+            let found = choice(preset, name, &[48, 4]);
+            assert_eq!(
+                (found.ty, found.instead_of),
+                (TensorType::F16, Some(wanted)),
+                "{preset}"
+            );
+        }
     }
 
     #[test]

@@ -25,8 +25,23 @@ struct Entry {
     n_columns: usize,
     /// `[n_matrices, n_columns]`.
     sums: Vec<f64>,
-    /// Rows that each matrix was multiplied with.
+    /// Rows that each matrix was multiplied with, or all of them, where every row goes through each.
     counts: Vec<f64>,
+}
+
+/// A matrix whose inputs are measured.
+#[derive(Clone, Copy, Debug)]
+pub struct MeasuredMatrix<'a> {
+    /// The tensor.
+    pub tensor: &'a str,
+    /// Matrices of the tensor.
+    pub n_matrices: usize,
+    /// Which of them it is.
+    pub matrix_idx: usize,
+    /// Whether rows choose their matrices, which have a count each then, as experts have.
+    pub is_chosen: bool,
+    /// Its inputs.
+    pub n_columns: usize,
 }
 
 impl ImportanceSums {
@@ -42,41 +57,50 @@ impl ImportanceSums {
         self
     }
 
-    /// Adds `rows`, `[n, n_columns]`, that matrix `matrix_idx` of the `n_matrices` of a tensor was multiplied with. Tensors that are in no
-    /// layer are left out, as in llama.cpp.
+    /// Adds `rows`, `[n, n_columns]`, that a matrix was multiplied with, each `scale` times as large. Tensors that are in no layer are left
+    /// out, as in llama.cpp.
     ///
     /// # Panics
     /// If a tensor has another shape than before, or there is no such matrix.
-    pub fn add(
-        &mut self,
-        tensor: &str,
-        n_matrices: usize,
-        matrix_idx: usize,
-        n_columns: usize,
-        rows: &[f32],
-    ) {
+    pub fn add(&mut self, matrix: MeasuredMatrix<'_>, rows: &[f32], scale: f32) {
+        let MeasuredMatrix {
+            tensor,
+            n_matrices,
+            matrix_idx,
+            is_chosen,
+            n_columns,
+        } = matrix;
         if !tensor.starts_with("blk.") || n_columns == 0 {
             return;
         }
+        let n_counts = if is_chosen { n_matrices } else { 1 };
         if !self.entries.contains_key(tensor) {
             let entry = Entry {
                 n_columns,
                 sums: vec![0.0; n_matrices * n_columns],
-                counts: vec![0.0; n_matrices],
+                counts: vec![0.0; n_counts],
             };
             self.entries.insert(tensor.to_owned(), entry);
         }
         let entry = self.entries.get_mut(tensor).expect("it was put there");
         assert!(
-            entry.n_columns == n_columns && entry.counts.len() == n_matrices,
+            entry.n_columns == n_columns
+                && entry.sums.len() == n_matrices * n_columns
+                && entry.counts.len() == n_counts,
             "a tensor keeps its shape"
         );
         let sums = &mut entry.sums[matrix_idx * n_columns..][..n_columns];
+        let scale = f64::from(scale) * f64::from(scale);
         for row in rows.chunks_exact(n_columns) {
             for (sum, &x) in sums.iter_mut().zip(row) {
-                *sum += f64::from(x) * f64::from(x);
+                *sum += f64::from(x) * f64::from(x) * scale;
             }
-            entry.counts[matrix_idx] += 1.0;
+            // Of matrices that all rows go through the first counts them.
+            if is_chosen {
+                entry.counts[matrix_idx] += 1.0;
+            } else if matrix_idx == 0 {
+                entry.counts[0] += 1.0;
+            }
         }
     }
 
@@ -147,10 +171,10 @@ impl ImportanceSums {
             }
         }
         for (name, entry) in &self.entries {
-            let n_matrices = entry.counts.len() as u64;
-            let dims = [entry.n_columns as u64, n_matrices];
+            let n_counts = entry.counts.len();
+            let dims = [(entry.sums.len() / n_counts) as u64, n_counts as u64];
             writer.add_tensor(&format!("{name}.in_sum2"), TensorType::F32, &dims)?;
-            writer.add_tensor(&format!("{name}.counts"), TensorType::F32, &[1, n_matrices])?;
+            writer.add_tensor(&format!("{name}.counts"), TensorType::F32, &[1, n_counts as u64])?;
         }
         Ok(writer)
     }
@@ -186,43 +210,83 @@ mod tests {
     use super::*;
     use crate::ImportanceMatrix;
 
+    fn matrix(tensor: &str, n_columns: usize) -> MeasuredMatrix<'_> {
+        MeasuredMatrix {
+            tensor,
+            n_matrices: 1,
+            matrix_idx: 0,
+            is_chosen: false,
+            n_columns,
+        }
+    }
+
+    #[test]
+    fn matrices_that_all_rows_go_through_have_one_count() {
+        let mut sums = ImportanceSums::new();
+        for row in [[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]] {
+            for (matrix_idx, number) in row.into_iter().enumerate() {
+                let head = MeasuredMatrix {
+                    n_matrices: 3,
+                    matrix_idx,
+                    ..matrix("blk.0.attn_k_b.weight", 1)
+                };
+                sums.add(head, &[number], 1.0);
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("imatrix.gguf");
+        sums.write(&path, "wiki.txt", 1, 2).unwrap();
+        let file = tokenmill_gguf::GgufFile::open(&path).unwrap();
+        let dims = |name: &str| file.tensor(name).unwrap().info.dims.clone();
+        assert_eq!(dims("blk.0.attn_k_b.weight.in_sum2"), [3, 1]);
+        assert_eq!(dims("blk.0.attn_k_b.weight.counts"), [1, 1]);
+        let matrix = ImportanceMatrix::open(&path).unwrap();
+        assert_eq!(matrix.get("blk.0.attn_k_b.weight"), Some(&[5.0, 4.0, 5.0][..]));
+    }
+
     #[test]
     fn what_is_written_reads_back_as_means_of_squares() {
         let mut sums = ImportanceSums::new();
-        sums.add("blk.0.attn_q.weight", 1, 0, 2, &[1.0, 2.0, 3.0, 4.0]);
-        sums.add("blk.0.ffn_up_exps.weight", 2, 1, 1, &[3.0]);
-        sums.add("output.weight", 1, 0, 2, &[1.0, 1.0]);
+        sums.add(matrix("blk.0.attn_q.weight", 2), &[1.0, 2.0, 3.0, 4.0], 1.0);
+        let expert = MeasuredMatrix {
+            n_matrices: 2,
+            matrix_idx: 1,
+            is_chosen: true,
+            ..matrix("blk.0.ffn_up_exps.weight", 1)
+        };
+        sums.add(expert, &[6.0], 0.5);
+        sums.add(matrix("output.weight", 2), &[1.0, 1.0], 1.0);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("imatrix.gguf");
         sums.write(&path, "wiki.txt", 3, 512).unwrap();
-        let matrix = ImportanceMatrix::open(&path).unwrap();
-        assert_eq!((matrix.n_entries(), sums.not_finite()), (2, None));
-        assert_eq!(matrix.get("blk.0.attn_q.weight"), Some(&[5.0, 10.0][..]));
+        let read = ImportanceMatrix::open(&path).unwrap();
+        assert_eq!((read.n_entries(), sums.not_finite()), (2, None));
+        assert_eq!(read.get("blk.0.attn_q.weight"), Some(&[5.0, 10.0][..]));
         // No row went to the first expert.
-        assert_eq!(matrix.get("blk.0.ffn_up_exps.weight"), Some(&[1.0, 9.0][..]));
+        assert_eq!(read.get("blk.0.ffn_up_exps.weight"), Some(&[1.0, 9.0][..]));
         assert_eq!(
-            (matrix.n_chunks(), matrix.datasets()),
+            (read.n_chunks(), read.datasets()),
             (Some(3), &["wiki.txt".to_owned()][..])
         );
         // Without a model in the file nothing is another one.
         let mut other = Metadata::new();
         other.insert("general.name", "B").unwrap();
-        assert_eq!(matrix.other_model(&other), None);
+        assert_eq!(read.other_model(&other), None);
         let mut own = Metadata::new();
         own.insert("general.architecture", "llama").unwrap();
         own.insert("general.name", "A").unwrap();
         sums = sums.measured_on(&own);
         sums.write(&path, "wiki.txt", 3, 512).unwrap();
-        let matrix = ImportanceMatrix::open(&path).unwrap();
-        assert_eq!(matrix.other_model(&own), None);
-        assert_eq!(matrix.other_model(&other), Some("`A`".to_owned()));
+        let read = ImportanceMatrix::open(&path).unwrap();
+        assert_eq!(read.other_model(&own), None);
+        assert_eq!(read.other_model(&other), Some("`A`".to_owned()));
         let mut of_other_kind = Metadata::new();
         of_other_kind.insert("general.architecture", "qwen2").unwrap();
         assert_eq!(
-            matrix.other_model(&of_other_kind),
+            read.other_model(&of_other_kind),
             Some("of the architecture `llama`".to_owned())
         );
-        sums.add("blk.0.attn_q.weight", 1, 0, 2, &[f32::INFINITY, 0.0]);
+        sums.add(matrix("blk.0.attn_q.weight", 2), &[f32::INFINITY, 0.0], 1.0);
         assert_eq!(sums.not_finite(), Some("blk.0.attn_q.weight"));
     }
 }

@@ -41,7 +41,7 @@ mod writer;
 pub use choice::{TypeChoice, choose};
 pub use error::ConvertError;
 pub use importance::ImportanceMatrix;
-pub use importance_sums::ImportanceSums;
+pub use importance_sums::{ImportanceSums, MeasuredMatrix};
 pub use out_type::OutType;
 pub use output_file::OutputFile;
 pub use preset::Preset;

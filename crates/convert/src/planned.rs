@@ -43,17 +43,36 @@ pub(crate) struct BegunFile<'p, 'a> {
     tensors: Vec<&'p Planned<'a>>,
 }
 
+/// Which dimensions a tensor has in the file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WrittenDims {
+    /// Those of the source, as llama.cpp's converter writes.
+    AsInSource,
+    /// Without those of 1 at the end, as llama-quantize writes.
+    WithoutLastOnes,
+}
+
+impl WrittenDims {
+    fn of(self, dims: &[usize]) -> Vec<u64> {
+        let n_dims = match self {
+            Self::AsInSource => dims.len(),
+            Self::WithoutLastOnes => dims.iter().rposition(|&dim| dim != 1).map_or(1, |last| last + 1),
+        };
+        dims.iter().take(n_dims).map(|&dim| dim as u64).collect()
+    }
+}
+
 impl<'p, 'a> BegunFile<'p, 'a> {
     pub(crate) fn new(
         path: &'p Path,
         metadata: Metadata,
         tensors: Vec<&'p Planned<'a>>,
+        dims: WrittenDims,
     ) -> Result<Self, ConvertError> {
         let mut writer = GgufWriter::with_metadata(metadata);
         for tensor in &tensors {
             let info = tensor.view.info;
-            let dims: Vec<u64> = info.dims.iter().map(|&dim| dim as u64).collect();
-            writer.add_tensor(&info.name, tensor.choice.ty, &dims)?;
+            writer.add_tensor(&info.name, tensor.choice.ty, &dims.of(&info.dims))?;
         }
         Ok(Self {
             path,

@@ -15,7 +15,7 @@ use crate::{
     choice::{choose, reference_order},
     coverage::check_is_of_model,
     output_file::OutputFile,
-    planned::{BegunFile, Planned, QUANTIZATION_VERSION, check_room, without_importance},
+    planned::{BegunFile, Planned, QUANTIZATION_VERSION, WrittenDims, check_room, without_importance},
     ternary::not_ternary,
 };
 
@@ -175,6 +175,7 @@ impl<'a> Quantizer<'a> {
                 path,
                 metadata,
                 planned.iter().filter(is_own).collect(),
+                WrittenDims::WithoutLastOnes,
             )?);
         }
         check_room(&begun)?;

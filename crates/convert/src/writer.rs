@@ -13,7 +13,7 @@ use crate::{
     choice::{choose, is_float},
     coverage::check_is_of_model,
     out_type::type_of,
-    planned::{BegunFile, Planned, QUANTIZATION_VERSION, check_room, without_importance},
+    planned::{BegunFile, Planned, QUANTIZATION_VERSION, WrittenDims, check_room, without_importance},
     size_label::size_label,
     ternary::not_ternary,
 };
@@ -240,7 +240,12 @@ impl<'a> Writer<'a> {
         let path = path.as_ref();
         let mut summary = self.plan(&metadata)?;
         let planned = self.planned(&metadata)?;
-        let begun = BegunFile::new(path, metadata, planned.iter().collect())?;
+        let dims = if matches!(self.out, OutType::Preset(_)) {
+            WrittenDims::WithoutLastOnes
+        } else {
+            WrittenDims::AsInSource
+        };
+        let begun = BegunFile::new(path, metadata, planned.iter().collect(), dims)?;
         check_room(std::slice::from_ref(&begun))?;
         let mut done = 0;
         let mut report = |name: &str, n_bytes: usize| {

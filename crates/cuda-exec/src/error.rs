@@ -140,4 +140,4 @@ pub enum CudaExecError {
 }
 
 /// The result of this crate's operations.
-pub(crate) type Result<T> = std::result::Result<T, CudaExecError>;
+pub(crate) type Result<T, E = CudaExecError> = std::result::Result<T, E>;

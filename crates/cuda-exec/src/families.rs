@@ -64,14 +64,16 @@ pub fn families(device: &Device) -> Vec<Family> {
         ),
         family(
             "launches",
-            "launches that begin early",
-            early_refusal(device, &few),
+            "steps that decode, captured once and replayed",
+            (device.options().runs_eagerly)
+                .then(|| "they are turned off (TOKENMILL_CUDA_NO_GRAPHS=1)".to_owned()),
         ),
+        family("launches", "launches that begin early", early_refusal(device)),
     ]
 }
 
-/// Why launches do not begin before those before them are done, by the device and a module that has kernels which could.
-fn early_refusal(device: &Device, module: &str) -> Option<String> {
+/// Why launches do not begin before those before them are done.
+fn early_refusal(device: &Device) -> Option<String> {
     let info = device.info();
     let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     if device.options().launches == Launches::InOrder {
@@ -90,8 +92,6 @@ fn early_refusal(device: &Device, module: &str) -> Option<String> {
         ))
     } else if !device.begins_early() {
         Some("the driver has no function for them".to_owned())
-    } else if device.has_code_ahead(module) {
-        Some("the kernels were compiled ahead".to_owned())
     } else {
         None
     }

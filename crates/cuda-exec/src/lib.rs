@@ -53,6 +53,7 @@
 mod backend;
 mod bands;
 mod bandwidths;
+mod checks;
 #[expect(
     unsafe_code,
     reason = "the driver layer: the one place that calls CUDA and turns addresses into safe values"
@@ -77,11 +78,14 @@ mod wide;
 pub use backend::{CudaBackend, CudaBuffer};
 pub use bands::{BandHeight, Bands, ManyRows, ProductRoom};
 pub use bandwidths::{CopySpeeds, measure_bandwidths};
+pub use checks::{
+    CHECKED_TOKENS, Finding, FirstUse, Needs, StepDown, Way, check_kernels, compare_steps, compare_ways,
+};
 pub use driver::{
-    Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceOptions, DeviceReport,
-    Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, NcclApi, NcclRank, NotedLaunch, PageRows,
-    Pinned, PinnedCopies, SharedView, Stream, View, ViewMut, WideProducts, buffer_bytes, has_driver, probe,
-    probe_with,
+    Api, Args, Availability, Buffer, Buffers, Capture, Carveout, Device, DeviceInfo, DeviceOptions,
+    DeviceReport, Fence, Graph, Kernel, KernelResources, LaunchShape, Launches, NcclApi, NcclRank,
+    NotedLaunch, PageRows, Pinned, PinnedCopies, SharedView, Stream, View, ViewMut, WideProducts,
+    buffer_bytes, has_driver, probe, probe_with,
 };
 pub use error::CudaExecError;
 pub use families::{Family, families};

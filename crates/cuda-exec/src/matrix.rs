@@ -238,7 +238,7 @@ impl Matrix {
 }
 
 impl MatrixKernels {
-    fn load(device: &Device, layout: &MatrixLayout, usage: MatrixUse) -> Result<Self> {
+    pub(crate) fn load(device: &Device, layout: &MatrixLayout, usage: MatrixUse) -> Result<Self> {
         let suffix = type_suffix(layout.ty()).expect("there is a layout for this type");
         let (embed, matvec) = (format!("embed_{suffix}"), format!("matvec_{suffix}"));
         let (matmul, matmul_halves) = (format!("matmul_{suffix}"), format!("matmul_halves_{suffix}"));

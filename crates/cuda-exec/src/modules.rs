@@ -10,9 +10,10 @@ mod variant;
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 
+pub(crate) use self::variant::EARLY_CAPABILITY;
 pub use self::{
     archive::{Cubins, Entry},
-    variant::{early_variant, waiting_kernels},
+    variant::{early_variant, text_for, waiting_kernels},
 };
 
 /// A module of kernels: what it is compiled from.
@@ -77,7 +78,7 @@ impl Target {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 43] = [
+const PLAIN: [(&str, &str, &[&str]); 28] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
@@ -96,40 +97,17 @@ const PLAIN: [(&str, &str, &[&str]); 43] = [
     ("short_conv", "short_conv.cu", &[]),
     ("ssm_scan", "ssm_scan.cu", &[]),
     ("streams", "streams.cu", &[]),
+    ("attention_decode_mixed", "attention_decode.cu", &["-DMIXED"]),
+    (
+        "attention_prefill_mixed",
+        "attention_prefill_of_types.cu",
+        &["-DMIXED"],
+    ),
+    ("rope_kv_mixed", "rope_kv.cu", &["-DMIXED"]),
     (
         "attention_decode_e4m3_e4m3",
         "attention_decode.cu",
         &["-DBOTH=E4m3"],
-    ),
-    (
-        "attention_decode_f16_f32",
-        "attention_decode.cu",
-        &["-DKEYS=__half", "-DVALUES=float"],
-    ),
-    (
-        "attention_decode_f16_q8_0",
-        "attention_decode.cu",
-        &["-DKEYS=__half", "-DVALUES=Q8Store"],
-    ),
-    (
-        "attention_decode_f32_f16",
-        "attention_decode.cu",
-        &["-DKEYS=float", "-DVALUES=__half"],
-    ),
-    (
-        "attention_decode_f32_q8_0",
-        "attention_decode.cu",
-        &["-DKEYS=float", "-DVALUES=Q8Store"],
-    ),
-    (
-        "attention_decode_q8_0_f16",
-        "attention_decode.cu",
-        &["-DKEYS=Q8Store", "-DVALUES=__half"],
-    ),
-    (
-        "attention_decode_q8_0_f32",
-        "attention_decode.cu",
-        &["-DKEYS=Q8Store", "-DVALUES=float"],
     ),
     (
         "attention_decode_q8_0_q8_0",
@@ -142,39 +120,9 @@ const PLAIN: [(&str, &str, &[&str]); 43] = [
         &["-DKEYS=E4m3", "-DVALUES=E4m3"],
     ),
     (
-        "attention_prefill_f16_f32",
-        "attention_prefill_of_types.cu",
-        &["-DKEYS=__half", "-DVALUES=float"],
-    ),
-    (
-        "attention_prefill_f16_q8_0",
-        "attention_prefill_of_types.cu",
-        &["-DKEYS=__half", "-DVALUES=Q8Store"],
-    ),
-    (
-        "attention_prefill_f32_f16",
-        "attention_prefill_of_types.cu",
-        &["-DKEYS=float", "-DVALUES=__half"],
-    ),
-    (
         "attention_prefill_f32_f32",
         "attention_prefill_of_types.cu",
         &["-DKEYS=float", "-DVALUES=float"],
-    ),
-    (
-        "attention_prefill_f32_q8_0",
-        "attention_prefill_of_types.cu",
-        &["-DKEYS=float", "-DVALUES=Q8Store"],
-    ),
-    (
-        "attention_prefill_q8_0_f16",
-        "attention_prefill_of_types.cu",
-        &["-DKEYS=Q8Store", "-DVALUES=__half"],
-    ),
-    (
-        "attention_prefill_q8_0_f32",
-        "attention_prefill_of_types.cu",
-        &["-DKEYS=Q8Store", "-DVALUES=float"],
     ),
     (
         "attention_prefill_q8_0_q8_0",
@@ -185,36 +133,6 @@ const PLAIN: [(&str, &str, &[&str]); 43] = [
         "rope_kv_e4m3_e4m3",
         "rope_kv.cu",
         &["-DKEYS=E4m3", "-DVALUES=E4m3"],
-    ),
-    (
-        "rope_kv_f16_f32",
-        "rope_kv.cu",
-        &["-DKEYS=__half", "-DVALUES=float"],
-    ),
-    (
-        "rope_kv_f16_q8_0",
-        "rope_kv.cu",
-        &["-DKEYS=__half", "-DVALUES=Q8Store"],
-    ),
-    (
-        "rope_kv_f32_f16",
-        "rope_kv.cu",
-        &["-DKEYS=float", "-DVALUES=__half"],
-    ),
-    (
-        "rope_kv_f32_q8_0",
-        "rope_kv.cu",
-        &["-DKEYS=float", "-DVALUES=Q8Store"],
-    ),
-    (
-        "rope_kv_q8_0_f16",
-        "rope_kv.cu",
-        &["-DKEYS=Q8Store", "-DVALUES=__half"],
-    ),
-    (
-        "rope_kv_q8_0_f32",
-        "rope_kv.cu",
-        &["-DKEYS=Q8Store", "-DVALUES=float"],
     ),
     (
         "rope_kv_q8_0_q8_0",
@@ -348,6 +266,11 @@ static ARCHIVE: &[u8] = include_bytes!("../kernels.ptx.z");
 /// The names of the modules in the archive.
 pub fn names() -> impl Iterator<Item = &'static str> {
     Entry::all(ARCHIVE).map(|entry| entry.name)
+}
+
+/// What tells this build's kernels apart from those of others.
+pub fn fingerprint() -> u64 {
+    archive::fingerprint(ARCHIVE)
 }
 
 /// The module of this name in the archive.

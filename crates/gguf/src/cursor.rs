@@ -3,6 +3,8 @@
 //! Apart from the header parser so that all bounds checks stand in one place. Invariant: nothing is read past the end,
 //! and nothing is allocated for a count before the file is known to have the bytes for it.
 
+use std::borrow::Cow;
+
 use crate::{GgufError, ReadAt};
 
 /// Longest header that is parsed. Real ones reach some 20 MB; the limit bounds what a hostile file can make us allocate.
@@ -140,6 +142,13 @@ impl<'a> Cursor<'a> {
             count,
             left: self.left(),
         })
+    }
+
+    /// Reads a length and that many bytes of text for people, in which what is no UTF-8 becomes U+FFFD.
+    pub(crate) fn lossy_str(&mut self, what: &'static str) -> Result<Cow<'_, str>, GgufError> {
+        let n_bytes = self.u64(what)?;
+        let bytes = self.bytes(n_bytes, what)?;
+        Ok(String::from_utf8_lossy(bytes))
     }
 
     /// Reads a length and that many bytes of text.

@@ -5,18 +5,19 @@
 
 use std::{collections::BTreeSet, sync::atomic::AtomicBool};
 
-use serde_json::Value;
-
 use crate::{
     HubError, HubSettings, ModelName, PullObserver,
     address::shown,
     http::{Ask, Client, Reply, bad_answer, encode},
+    lists::{Found, RepositoryList, Sibling},
     model_name::is_relative_path,
     retry::{Attempts, Fault},
 };
 
 /// The longest list of files that is read. The largest repositories have lists of some megabytes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
+/// The longest list of names near one that does not exist. Fifty are asked for.
+const MAX_NEAR_BYTES: u64 = 4 << 20;
 /// What is said to be larger is no file: sums of sizes, and what stands behind a file's end, stay numbers.
 const MAX_FILE_BYTES: u64 = 1 << 50;
 /// How often a question is asked.
@@ -90,19 +91,17 @@ impl<'a> Hub<'a> {
             }
             bytes => bytes?,
         };
-        let list: Value = serde_json::from_slice(&bytes)
-            .map_err(|error| bad_answer(&url, format!("it is no JSON: {error}")))?;
-        let commit = list["sha"].as_str().unwrap_or_default();
-        if !is_commit(commit) {
+        let list: RepositoryList = serde_json::from_slice(&bytes)
+            .map_err(|error| bad_answer(&url, format!("it is no list of files: {error}")))?;
+        drop(bytes);
+        if !is_commit(&list.sha) {
             return Err(bad_answer(&url, "it names no commit"));
         }
-        let files = list["siblings"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let files = files
-            .iter()
-            .map(|file| listed(file).map_err(|reason| bad_answer(&url, reason)));
+        let files = list.siblings.into_iter();
+        let files = files.map(|file| listed(file).map_err(|reason| bad_answer(&url, reason)));
         Ok(Listing {
-            commit: commit.to_owned(),
             files: files.collect::<Result<_, _>>()?,
+            commit: list.sha,
         })
     }
 
@@ -258,20 +257,10 @@ impl<'a> Hub<'a> {
             // A suggestion is no work that must succeed.
             let list = (self.client.send(&url, Ask::Whole).ok())
                 .filter(|reply| reply.status == 200)
-                .and_then(|reply| reply.into_bytes(MAX_LIST_BYTES).ok())
-                .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
-            let models = list
-                .as_ref()
-                .and_then(Value::as_array)
-                .map(Vec::as_slice)
-                .unwrap_or_default();
-            let ids = models
-                .iter()
-                .filter_map(|model| model["id"].as_str().or(model["modelId"].as_str()));
-            found.extend(
-                ids.filter(|id| id.parse::<ModelName>().is_ok())
-                    .map(str::to_owned),
-            );
+                .and_then(|reply| reply.into_bytes(MAX_NEAR_BYTES).ok())
+                .and_then(|bytes| serde_json::from_slice::<Vec<Found>>(&bytes).ok());
+            let ids = list.into_iter().flatten().filter_map(Found::into_name);
+            found.extend(ids.filter(|id| id.parse::<ModelName>().is_ok()));
             if !found.is_empty() {
                 break;
             }
@@ -326,23 +315,20 @@ fn is_blob_name(etag: &str) -> bool {
 }
 
 /// Reads an entry of a list.
-fn listed(file: &Value) -> Result<ListedFile, String> {
-    let path = file["rfilename"].as_str().unwrap_or_default();
-    if !is_relative_path(path) {
+fn listed(file: Sibling) -> Result<ListedFile, String> {
+    let path = file.rfilename;
+    if !is_relative_path(&path) {
         return Err(format!("it lists a file `{path}`, which leads out of the folder"));
     }
-    let large = &file["lfs"];
     // A large file's etag is its SHA-256, any other's is what Git calls it.
-    let etag = large["sha256"].as_str().or(if large.is_null() {
-        file["blobId"].as_str()
-    } else {
-        None
-    });
-    let n_bytes = large["size"].as_u64().or_else(|| file["size"].as_u64());
+    let (etag, n_bytes) = match file.lfs {
+        Some(large) => (large.sha256, large.size.or(file.size)),
+        None => (file.blob_id, file.size),
+    };
     Ok(ListedFile {
-        path: path.to_owned(),
+        path,
         n_bytes: n_bytes.filter(|n_bytes| *n_bytes <= MAX_FILE_BYTES),
-        etag: etag.filter(|etag| is_blob_name(etag)).map(str::to_owned),
+        etag: etag.filter(|etag| is_blob_name(etag)),
     })
 }
 
@@ -364,13 +350,26 @@ fn distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
+    fn listed(file: &Value) -> Result<ListedFile, String> {
+        super::listed(serde_json::from_value(file.clone()).expect("an entry"))
+    }
+
     #[test]
     fn a_list_cannot_name_what_lies_outside() {
-        for path in ["../x", "/etc/passwd", "a/../../x", "", "a\\b", "c:x", "a//b"] {
+        for path in [
+            "../x",
+            "/etc/passwd",
+            "a/../../x",
+            "",
+            "a\\b",
+            "c:x",
+            "a//b",
+            "a\u{202e}b",
+        ] {
             assert!(listed(&json!({"rfilename": path})).is_err(), "{path}");
         }
         let large = json!({"rfilename": "a", "size": 1, "blobId": "p", "lfs": {"sha256": "s", "size": 9}});

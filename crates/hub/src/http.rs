@@ -3,7 +3,12 @@
 //! Separate because only this file knows the HTTP library. Invariants: redirects are followed here, so that the token goes to the
 //! endpoint's origin alone; a reply has a bounded head; nothing is waited for longer than the patience.
 
-use std::{fmt::Write as _, io, sync::OnceLock, time::Duration};
+use std::{
+    fmt::Write as _,
+    io::{self, Read as _},
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 use ureq::{
     Agent, Body, Error,
@@ -19,6 +24,8 @@ use crate::{
 
 /// Redirects of one request.
 const MAX_REDIRECTS: usize = 10;
+/// How long an answer that is read into memory may take, in times of the patience.
+const WHOLE_PATIENCES: u32 = 4;
 /// How long a connection may take to be made.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(15);
 const USER_AGENT: &str = concat!("tokenmill/", env!("CARGO_PKG_VERSION"));
@@ -27,6 +34,7 @@ const USER_AGENT: &str = concat!("tokenmill/", env!("CARGO_PKG_VERSION"));
 #[derive(Debug)]
 pub(crate) struct Client {
     agent: Agent,
+    patience: Duration,
     origin: String,
     token: Option<HubToken>,
 }
@@ -50,6 +58,7 @@ pub(crate) struct Reply {
     pub(crate) status: u16,
     headers: HeaderMap,
     body: Body,
+    patience: Duration,
     /// The etag that the endpoint gave with a redirect to the file.
     pub(crate) linked_etag: Option<String>,
 }
@@ -75,6 +84,7 @@ impl Client {
             .build();
         Ok(Self {
             agent: Agent::new_with_config(config),
+            patience: settings.patience,
             origin: origin.to_owned(),
             token: settings.token.clone(),
         })
@@ -103,6 +113,7 @@ impl Client {
                 status: head.status.as_u16(),
                 headers: head.headers,
                 body,
+                patience: self.patience,
                 linked_etag: linked_etag.take(),
             };
             if !matches!(reply.status, 301 | 302 | 303 | 307 | 308) {
@@ -221,16 +232,37 @@ impl Reply {
         self.body.into_reader()
     }
 
-    /// The body, of at most `max_bytes`.
+    /// The body, of at most `max_bytes`. A server that sends something now and then, and never all of it, is left after a while.
     pub(crate) fn into_bytes(self, max_bytes: u64) -> Result<Vec<u8>, Fault> {
-        let Self { url, body, .. } = self;
-        let bytes = body.into_with_config().limit(max_bytes).read_to_vec();
-        bytes.map_err(|error| match error {
-            Error::BodyExceedsLimit(_) => {
-                bad_answer(&url, format!("it has more than {max_bytes} bytes")).into()
+        let Self {
+            url, body, patience, ..
+        } = self;
+        let deadline = Instant::now() + patience * WHOLE_PATIENCES;
+        let mut reader = body.into_with_config().limit(max_bytes).reader();
+        let mut bytes = Vec::new();
+        let mut part = vec![0; 64 << 10];
+        loop {
+            match reader.read(&mut part) {
+                Ok(0) => return Ok(bytes),
+                Ok(n_bytes) => bytes.extend_from_slice(&part[..n_bytes]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    return Err(match Error::from(error) {
+                        Error::BodyExceedsLimit(_) => {
+                            bad_answer(&url, format!("it has more than {max_bytes} bytes")).into()
+                        }
+                        error => fault(&url, error),
+                    });
+                }
             }
-            error => fault(&url, error),
-        })
+            if Instant::now() > deadline {
+                let reason = format!(
+                    "it takes more than {} seconds",
+                    (patience * WHOLE_PATIENCES).as_secs_f32()
+                );
+                return Err(bad_answer(&url, reason).into());
+            }
+        }
     }
 }
 

@@ -36,6 +36,7 @@ mod digest;
 mod error;
 mod http;
 mod incomplete;
+mod lists;
 mod model_name;
 mod model_type;
 mod observer;

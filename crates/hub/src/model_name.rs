@@ -186,12 +186,17 @@ fn is_revision(text: &str) -> bool {
     is_relative_path(text) && !text.contains([' ', '~', '^', '?', '*', '['])
 }
 
+/// Whether a character turns the direction of what follows: a name would be shown as another.
+fn turns_text(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Whether a text is a path that stays below the folder it is joined to, on every system.
 pub(crate) fn is_relative_path(text: &str) -> bool {
     const MAX_PATH_BYTES: usize = 512;
     text.len() <= MAX_PATH_BYTES
         && !text.contains(['\\', ':'])
-        && !text.chars().any(char::is_control)
+        && !text.chars().any(|c| c.is_control() || turns_text(c))
         && text
             .split('/')
             .all(|part| !part.is_empty() && part != "." && part != "..")

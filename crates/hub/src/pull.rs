@@ -9,8 +9,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
-
 use crate::{
     HubError, HubSettings, ModelName, PullEvent, PullObserver, Variant,
     api::{Hub, ListedFile, RemoteFile},
@@ -19,6 +17,7 @@ use crate::{
     choice::{choose, nextn, projector, variants},
     digest::remove_if_damaged,
     incomplete::{bytes_left_at, room_needed},
+    lists,
     model_name::is_relative_path,
     model_type::missing_shard,
     observer::Tally,
@@ -253,18 +252,11 @@ fn folder_files(
     Ok(side.chain(weights).collect())
 }
 
-/// The files that an index of safetensors names.
+/// The files of the folder that an index of safetensors names.
 fn parts_of_index(bytes: &[u8]) -> BTreeSet<String> {
-    let index: Value = serde_json::from_slice(bytes).unwrap_or_default();
-    let map = index["weight_map"].as_object();
-    let parts = map
-        .into_iter()
-        .flat_map(|map| map.values())
-        .filter_map(Value::as_str);
+    let mut parts = lists::parts_of_index(bytes);
+    parts.retain(|part| is_relative_path(part));
     parts
-        .filter(|part| is_relative_path(part))
-        .map(str::to_owned)
-        .collect()
 }
 
 /// Bytes of a file that are to be downloaded.

@@ -1,12 +1,16 @@
 //! [`Rgb::decode`]: a file's bytes to pixels, within limits.
 //!
-//! Separate because it alone reads what others wrote. Invariant: a header's size is checked before a byte is allocated for it.
+//! Separate because it alone reads what others wrote. Invariants: a header's size is checked before a byte is allocated for it; decoding
+//! takes what an image of this size may take; what is packed in a file and is not looked at is not unpacked.
 
-use std::io::Cursor;
+use std::{borrow::Cow, io::Cursor};
 
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, metadata::Orientation};
 
-use crate::Rgb;
+use crate::{
+    Rgb,
+    png_parts::{png_size, without_packed_notes},
+};
 
 /// What an image may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,9 @@ impl Default for ImageLimits {
 
 /// Bytes that a pixel takes while it is decoded, with what decoders hold besides.
 const DECODING_BYTES: u64 = 16;
+
+/// Bytes that decoders take for an image of any size.
+const DECODER_BYTES: u64 = 1 << 20;
 
 /// Why there is no image.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,6 +100,17 @@ struct Header<D> {
     height: usize,
 }
 
+/// What decoding an image may allocate.
+fn allowance(n_pixels: u64) -> Limits {
+    let mut allowed = Limits::default();
+    allowed.max_alloc = Some(
+        n_pixels
+            .saturating_mul(DECODING_BYTES)
+            .saturating_add(DECODER_BYTES),
+    );
+    allowed
+}
+
 fn open<'f>(file: &'f [u8], limits: &ImageLimits) -> Result<Header<impl ImageDecoder + use<'f>>, ImageError> {
     if file.is_empty() {
         return Err(ImageError::Empty);
@@ -101,10 +119,20 @@ fn open<'f>(file: &'f [u8], limits: &ImageLimits) -> Result<Header<impl ImageDec
         .ok()
         .filter(|format| FORMATS.contains(format));
     let format = format.ok_or(ImageError::UnknownFormat)?;
+    // A PNG's decoder reads all that stands before the pixels when it is made.
+    let is_png = format == ImageFormat::Png;
+    let file = if is_png {
+        without_packed_notes(file)
+    } else {
+        Cow::Borrowed(file)
+    };
+    let n_pixels = png_size(&file)
+        .filter(|_| is_png)
+        .map_or(limits.max_pixels as u64, |[width, height]| {
+            (u64::from(width) * u64::from(height)).min(limits.max_pixels as u64)
+        });
     let mut reader = ImageReader::with_format(Cursor::new(file), format);
-    let mut allowed = Limits::default();
-    allowed.max_alloc = Some(limits.max_pixels as u64 * DECODING_BYTES);
-    reader.limits(allowed);
+    reader.limits(allowance(n_pixels));
     let mut decoder = reader.into_decoder().map_err(damaged)?;
     let (width, height) = decoder.dimensions();
     let (width, height) = (width as usize, height as usize);
@@ -120,6 +148,9 @@ fn open<'f>(file: &'f [u8], limits: &ImageLimits) -> Result<Header<impl ImageDec
     if width == 0 || height == 0 {
         return Err(ImageError::Empty);
     }
+    decoder
+        .set_limits(allowance((width * height) as u64))
+        .map_err(damaged)?;
     let orientation = decoder.orientation().map_err(damaged)?;
     Ok(Header {
         decoder,

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod decode;
+mod png_parts;
 mod resample;
 
 pub use decode::{ImageError, ImageLimits, media_type, size_of};

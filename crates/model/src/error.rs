@@ -155,6 +155,18 @@ pub enum LoadError {
         /// What is wrong.
         source: Box<LoadError>,
     },
+    /// A key of a GGUF file changes the network, and nothing that is computed here follows it.
+    #[error(
+        "metadata key `{key}` is {found}, which is not followed in a `{arch}` network; this variant is not supported"
+    )]
+    UnusedKey {
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// The architecture.
+        arch: String,
+    },
     /// A configuration file that is not what it should be.
     #[error("{}: {reason}", path.display())]
     BadConfig {

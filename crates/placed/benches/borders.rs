@@ -103,6 +103,7 @@ fn batch(n_seqs: usize, n_tokens: usize) -> ForwardBatch {
     let output = RowOutput::Sample(SampleRow {
         params: Arc::default(),
         history: 0..0,
+        n_prompt: 0,
         mask: RowMask::Any,
     });
     batch.outputs = vec![output; batch.n_tokens()];

@@ -50,6 +50,7 @@ pub(crate) fn kernel(
             shared_bytes: 0,
             local_bytes: 0,
             max_threads: function.max_threads.unwrap_or(MAX_THREADS),
+            min_blocks: function.min_blocks.unwrap_or(1),
             is_order_dependent: false,
         },
         constants32: HashMap::new(),
@@ -310,13 +311,20 @@ impl Decoder<'_> {
                 kernel: self.kernel.name,
             });
         }
-        let constants32 = self.kernel.constants32.iter();
-        let constants64 = self.kernel.constants64.iter();
+        let constants32 = self
+            .kernel
+            .constants32
+            .iter()
+            .map(|&(register, _)| Register::R32(register));
+        let constants64 = self
+            .kernel
+            .constants64
+            .iter()
+            .map(|&(register, _)| Register::R64(register));
         self.kernel.read_first = read_first(
             &self.kernel.code,
             [self.kernel.n_regs32, self.kernel.n_regs64],
-            (constants32.map(|&(register, _)| Register::R32(register)))
-                .chain(constants64.map(|&(register, _)| Register::R64(register))),
+            constants32.chain(constants64),
         );
         Ok(self.kernel)
     }

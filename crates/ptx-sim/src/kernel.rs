@@ -123,6 +123,7 @@ pub struct Kernel {
     pub(crate) shared_bytes: u32,
     pub(crate) local_bytes: u32,
     pub(crate) max_threads: u32,
+    pub(crate) min_blocks: u32,
     /// Whether thread blocks must run one after the other for a result that does not vary.
     pub(crate) is_order_dependent: bool,
 }
@@ -146,6 +147,11 @@ impl Kernel {
     /// Shared memory that a thread block has without the dynamic part.
     pub fn static_shared_bytes(&self) -> usize {
         self.shared_bytes as usize
+    }
+
+    /// Threads that a thread block has at most, and thread blocks that a multiprocessor is to have room for.
+    pub fn launch_bounds(&self) -> [u32; 2] {
+        [self.max_threads, self.min_blocks]
     }
 
     /// Local memory of a thread.

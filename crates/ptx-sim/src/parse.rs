@@ -38,6 +38,8 @@ pub(crate) struct Function {
     pub(crate) body: Option<Vec<Statement>>,
     /// Threads a thread block may have, by `.maxntid` or `.reqntid`.
     pub(crate) max_threads: Option<u32>,
+    /// Thread blocks that a multiprocessor is to have room for, by `.minnctapersm`.
+    pub(crate) min_blocks: Option<u32>,
 }
 
 /// Where a variable lives.
@@ -411,7 +413,7 @@ impl Parser {
         let returns = if is_entry { Vec::new() } else { self.parameters()? };
         let name = self.word()?;
         let params = self.parameters()?;
-        let mut max_threads = None;
+        let (mut max_threads, mut min_blocks) = (None, None);
         loop {
             let is_limit = self.accept_word(".maxntid") || self.accept_word(".reqntid");
             if is_limit {
@@ -420,7 +422,9 @@ impl Parser {
                     threads = threads.saturating_mul(self.u32()?);
                 }
                 max_threads = Some(threads);
-            } else if self.accept_word(".minnctapersm") || self.accept_word(".maxnreg") {
+            } else if self.accept_word(".minnctapersm") {
+                min_blocks = Some(self.u32()?);
+            } else if self.accept_word(".maxnreg") {
                 self.u32()?;
             } else if !self.accept_word(".noreturn") {
                 break;
@@ -439,6 +443,7 @@ impl Parser {
             returns,
             body,
             max_threads,
+            min_blocks,
         });
         Ok(())
     }

@@ -24,6 +24,11 @@ impl Written {
         self.ranges.get(after).is_some_and(|&(known, _)| known < end)
     }
 
+    /// The ranges: first byte, and the one behind the last.
+    pub fn ranges(&self) -> &[(u64, u64)] {
+        &self.ranges
+    }
+
     /// Takes over what another has.
     pub fn extend(&mut self, other: &Self) {
         self.add_all(other.ranges.iter().copied());

@@ -67,7 +67,9 @@ pub(crate) fn build_batch<'m>(
                 for n_guessed in 0..=draft.len() {
                     let params = params_of(row, sure_end + n_guessed as u32);
                     let mask = mask_of(row, n_guessed);
-                    let sample = sample_row(params, tokens, media, &draft[..n_guessed], mask.as_ref(), batch);
+                    let n_generated = scheduler.n_generated(row.seq);
+                    let text = (tokens, n_generated);
+                    let sample = sample_row(params, text, media, &draft[..n_guessed], mask.as_ref(), batch);
                     batch
                         .logit_rows
                         .push(n_tokens - 1 - (draft.len() - n_guessed) as u32);
@@ -109,10 +111,11 @@ fn put_media(media: &Media, positions: Range<usize>, batch: &mut ForwardBatch) {
     }
 }
 
-/// The record of a row that samples after `tokens`, among which `media` lie, and the guesses of `draft`.
+/// The record of a row that samples after a text, whose newest tokens were generated and among which `media` lie, and the guesses of
+/// `draft`.
 fn sample_row(
     params: Arc<SamplingParams>,
-    tokens: &[u32],
+    (tokens, n_generated): (&[u32], usize),
     media: &[Media],
     draft: &[u32],
     mask: Option<&NextMask<'_>>,
@@ -139,10 +142,12 @@ fn sample_row(
         params.history_len() - n_guessed,
         &mut batch.history,
     );
+    let n_known = batch.history.len() as u32 - start;
     batch.history.extend_from_slice(&draft[draft.len() - n_guessed..]);
     SampleRow {
         params,
         history: start..batch.history.len() as u32,
+        n_prompt: n_known.saturating_sub(n_generated as u32),
         mask,
     }
 }

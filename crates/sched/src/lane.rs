@@ -52,8 +52,10 @@ impl Lane {
     /// Continues behind `n_dropped` tokens fewer. Positions come again, and draws are keyed by them, so the seed changes: else the same
     /// draws would come again too.
     fn shift_sampling(sampling: &mut Arc<SamplingParams>) {
-        let params = Arc::make_mut(sampling);
+        // A copy in any case, since a copy starts again where draws depend on those before.
+        let mut params = SamplingParams::clone(sampling);
         params.seed = params.seed.wrapping_add(SHIFT_SEED);
+        *sampling = Arc::new(params);
     }
 
     /// What its constraint has said to come behind the tokens that are known.

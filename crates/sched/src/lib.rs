@@ -92,6 +92,7 @@ mod params;
 mod pass_times;
 mod plan;
 mod pool;
+mod prefilled;
 mod prefix;
 mod prefix_memory;
 mod publish;
@@ -158,6 +159,7 @@ pub use page_store::{KeptKind, KeptName, KeptPage, Offer, PageReceiver, PageStor
 pub use params::{EngineConfig, ForwardParams, ForwardRows, GenerateParams, MAX_SAMPLES};
 pub use plan::{PlannedOutput, PlannedRow, StepPlan};
 pub use pool::{PagePool, PoolCounters};
+pub use prefilled::Prefilled;
 pub use prefix::PageKey;
 pub use prefix_memory::{PrefixReader, PrefixWriter};
 pub use scheduler::{Scheduler, SchedulerConfig, SchedulerCounters, StepBudget};

@@ -25,6 +25,12 @@ impl Manner {
             min_p: _,
             typical_p: _,
             seed: _,
+            // With them it is drawn.
+            top_n_sigma: _,
+            xtc: _,
+            dynamic_temperature: _,
+            mirostat: _,
+            order: _,
             n_logprobs: _,
             repeat_penalty,
             presence_penalty,

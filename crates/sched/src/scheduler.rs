@@ -390,6 +390,14 @@ impl Scheduler {
         self.sequences.get(id).map(|sequence| &sequence.tokens[..])
     }
 
+    /// How many of the newest tokens of a sequence were generated.
+    pub fn n_generated(&self, id: SeqId) -> usize {
+        let generated = |sequence: &Sequence| {
+            (sequence.tokens.len() + sequence.n_dropped).saturating_sub(sequence.n_given)
+        };
+        self.sequences.get(id).map_or(0, generated)
+    }
+
     /// The page table of a sequence in a group; `None` once it has ended.
     pub fn pages_of(&self, id: SeqId, group: PageGroup) -> Option<&[u32]> {
         let sequence = self.sequences.get(id)?;

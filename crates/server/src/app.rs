@@ -25,8 +25,9 @@ use crate::{
     encoder_queue::{EncoderLimits, EncoderQueue, Wanted},
     fields::{Body, Field},
     intake::{Intake, Received, Share},
-    keys::Tenant,
+    keys::{Peer, Tenant},
     metrics::Metrics,
+    model_names::ModelNames,
     request_id::RequestId,
     request_log::{ErrorCode, Tally},
     sampling::SamplingFields,
@@ -40,6 +41,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) config: Arc<ServerConfig>,
+    /// Whether the one model of the server is meant by any name.
+    pub(crate) answers_any_name: bool,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) intake: Arc<Intake>,
     pub(crate) stored: Arc<StoredResponses>,
@@ -51,6 +54,8 @@ impl Common {
     /// What a server has that has not begun.
     pub(crate) fn new(config: ServerConfig) -> Self {
         Self {
+            // Where clients load adapters, their names are no accident.
+            answers_any_name: !config.strict_model_names && config.adapter_folder.is_none(),
             intake: Arc::new(Intake::new(config.max_body_bytes)),
             shutdown: Arc::default(),
             stored: Arc::default(),
@@ -104,12 +109,17 @@ impl App {
     }
 
     fn with(model: ServedModel, common: &Common, stay: Stay) -> Self {
+        let model = if common.answers_any_name {
+            model.answering_any_name()
+        } else {
+            model
+        };
         if !model.engine().limits().is_encoder {
             model.model().words().prepare_constraints();
         }
         let common = common.clone();
         Self {
-            metrics: Metrics::new(model.name(), model.engine().limits().n_pages),
+            metrics: Metrics::new(model.name(), model.engine().limits().n_pages, stay == Stay::Fixed),
             slots: Slots::new(model.engine().config().max_running, Arc::clone(&common.saving)),
             config: common.config,
             shutdown: common.shutdown,
@@ -131,6 +141,7 @@ impl App {
     /// What it shares with others.
     pub(crate) fn common(&self) -> Common {
         Common {
+            answers_any_name: self.model.answers_any_name(),
             config: Arc::clone(&self.config),
             shutdown: Arc::clone(&self.shutdown),
             intake: Arc::clone(&self.intake),
@@ -148,14 +159,19 @@ impl App {
 /// One request as its endpoint sees it.
 #[derive(Debug)]
 pub(crate) struct Call {
+    pub(crate) config: Arc<ServerConfig>,
     pub(crate) body: Received,
     pub(crate) id: RequestId,
     pub(crate) tally: Tally,
     pub(crate) tenant: Tenant,
+    /// The machine that it comes from.
+    pub(crate) peer: Peer,
     /// The adapter that it names, once its body was read.
     pub(crate) adapter: Option<String>,
     /// Where it was sent to.
     pub(crate) uri: Uri,
+    /// Whether it was sent to that path without the `/v1` that belongs before it.
+    pub(crate) is_unversioned: bool,
     /// The slot that it asks for, or that was chosen already.
     pub(crate) slot: Option<usize>,
     /// The shape that it asks for, once its body was read.
@@ -164,6 +180,8 @@ pub(crate) struct Call {
     pub(crate) budget_field: &'static str,
     /// How long it waited for its model to be loaded.
     pub(crate) load_wait: Duration,
+    /// All models of the server, by their names.
+    pub(crate) model_names: Arc<dyn ModelNames>,
 }
 
 /// The field by which a request asks for a constraint.
@@ -201,16 +219,23 @@ impl Call {
         }
         Ok(TextParams {
             min_tokens: fields.min_tokens(),
+            stop_tokens: fields.stop_tokens(app.model.tokenizer().n_vocab())?,
             // vLLM counts the other way round.
             priority: priority.saturating_neg(),
-            cache_salt: self.tenant.cache_salt(fields.cache_salt()?),
+            cache_salt: if fields.caches() {
+                self.tenant.cache_salt(fields.cache_salt()?)
+            } else {
+                // One that no other request has.
+                app.model.fresh_seed() | 1
+            },
+            client: self.tenant.client(self.peer),
             adapter: self.adapter.clone(),
             sampling: fields.into_params(app.model.model().words(), app.model.fresh_seed())?,
             max_tokens: None,
             n: 1,
             stops: Vec::new(),
             constraint: self.asked.as_ref().map(|asked| asked.constraint.clone()),
-            thinking_budget: None,
+            thinking_budget: app.config.defaults.thinking_budget,
             reader: None,
             media: Arc::new([]),
             ignore_eos: false,
@@ -300,12 +325,15 @@ impl Call {
         }
     }
 
-    /// Parses the body, of which `fields` says what may be in it, and frees its bytes.
+    /// Parses the body, of which `fields` says what may be in it, and frees its bytes. Where it is silent it has the server's
+    /// defaults.
     ///
     /// # Errors
     /// As [`Body::parse`].
     pub(crate) fn parse(&mut self, fields: &[Field]) -> Result<Body, ApiError> {
-        Body::parse(&mem::take(&mut self.body).bytes, fields)
+        let mut body = Body::parse(&mem::take(&mut self.body).bytes, fields)?;
+        self.config.defaults.fill(&mut body, fields);
+        Ok(body)
     }
 
     /// Parses the body of a request to generate: its own fields and those of sampling.
@@ -336,7 +364,7 @@ impl Call {
 ///
 /// # Errors
 /// As [`EncoderQueue::run`]; an image that cannot be read, or a failed step.
-async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> Result<Prompt, ApiError> {
+pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> Result<Prompt, ApiError> {
     if prompt.images.is_empty() {
         return Ok(prompt);
     }

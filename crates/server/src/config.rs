@@ -5,10 +5,14 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use crate::{keys::ApiKeys, kv_events::KvEventsConfig};
+use crate::{keys::ApiKeys, kv_events::KvEventsConfig, request_defaults::RequestDefaults};
 
 /// How a server listens, whom it answers and what it bears.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "options that are independent of each other"
+)]
 pub struct ServerConfig {
     /// Where it listens.
     pub listen: Listen,
@@ -16,7 +20,7 @@ pub struct ServerConfig {
     pub tls: Option<TlsFiles>,
     /// Keys that clients must send; none leaves the server open to whoever reaches it.
     pub api_keys: ApiKeys,
-    /// Origins whose web pages may call the API; none by default, `*` for all.
+    /// Origins whose web pages may call the API; none by default, `*` for all, `localhost` for every port of this machine.
     pub cors_origins: Vec<String>,
     /// Names that clients reach the server by, besides addresses and `localhost`; `*` for all. Requests to other names
     /// are refused on loopback addresses, and everywhere once this is not empty.
@@ -40,12 +44,22 @@ pub struct ServerConfig {
     pub heartbeat_timeout: Duration,
     /// How long running answers may continue after the first SIGTERM.
     pub drain_timeout: Duration,
+    /// Whether a server of one model refuses names that are none of its own. It answers any by default, as llama.cpp's does.
+    pub strict_model_names: bool,
+    /// Whether there is the web page.
+    pub has_page: bool,
+    /// Whether `GET /slots` tells what each slot is doing.
+    pub tells_slots: bool,
+    /// What requests that are silent are taken to ask for.
+    pub defaults: RequestDefaults,
     /// Whether clients may say which requests go first.
     pub obeys_priority: bool,
     /// Most samples of a prompt.
     pub max_n: u32,
     /// Most prompts or inputs of a request.
     pub max_prompts: usize,
+    /// Most inputs of a request for embeddings, as in OpenAI's API.
+    pub max_inputs: usize,
     /// Connections held open at once.
     pub max_connections: usize,
     /// The folder whose adapters clients may load; without one they may not.
@@ -105,9 +119,14 @@ impl Default for ServerConfig {
             queue_timeout: None,
             heartbeat_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
+            strict_model_names: false,
+            has_page: true,
+            tells_slots: true,
+            defaults: RequestDefaults::default(),
             obeys_priority: false,
             max_n: 128,
             max_prompts: 256,
+            max_inputs: 2048,
             max_connections: 4096,
             adapter_folder: None,
             media_folder: None,

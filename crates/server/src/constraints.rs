@@ -137,8 +137,9 @@ fn object<'v>(path: &str, value: &'v Value) -> Result<&'v Map<String, Value>, Ap
 }
 
 fn only_known(path: &str, fields: &Map<String, Value>, known: &[&str]) -> Result<(), ApiError> {
-    match fields.keys().find(|name| !known.contains(&name.as_str())) {
-        Some(name) => Err(ApiError::UnknownField {
+    let is_unknown = |(name, value): &(&String, &Value)| !known.contains(&name.as_str()) && !value.is_null();
+    match fields.iter().find(is_unknown) {
+        Some((name, _)) => Err(ApiError::UnknownField {
             param: format!("{path}.{name}"),
         }),
         None => Ok(()),
@@ -167,7 +168,12 @@ fn format(path: &str, value: &Value, nesting: Nesting) -> Result<Found, ApiError
                 None => Ok(Some((path.to_owned(), Constraint::json_object()))),
             }
         }
-        "json_schema" if nesting == Nesting::Named && fields.contains_key("json_schema") => {
+        "json_schema"
+            if nesting == Nesting::Named
+                && fields
+                    .get("json_schema")
+                    .is_some_and(|described| !described.is_null()) =>
+        {
             only_known(path, fields, &["type", "json_schema"])?;
             described_schema(
                 &at("json_schema"),
@@ -226,14 +232,40 @@ fn output_config(path: &str, value: &Value) -> Result<Found, ApiError> {
     }
 }
 
+/// Values of a schema, texts and numbers included. A mebibyte of schemas as people write them has fewer; a tree of more takes a hundred times
+/// its text, and several copies of it are made on the way to a grammar.
+const MAX_SCHEMA_VALUES: usize = 64_000;
+
+/// Refuses a schema of too many values.
+fn check_values(path: &str, schema: &Value) -> Result<(), ApiError> {
+    let (mut open, mut n_values) = (vec![schema], 0);
+    while let Some(value) = open.pop() {
+        n_values += 1;
+        match value {
+            Value::Array(items) => open.extend(items),
+            Value::Object(fields) => open.extend(fields.values()),
+            _ => {}
+        }
+        if n_values + open.len() > MAX_SCHEMA_VALUES {
+            let reason = format!("the schema has more than {MAX_SCHEMA_VALUES} values");
+            return Err(ApiError::invalid(path, reason));
+        }
+    }
+    Ok(())
+}
+
 /// Reads a schema, or the text of one.
 fn schema(path: &str, value: &Value) -> Result<Found, ApiError> {
     let constraint = match value {
-        Value::Object(_) | Value::Bool(_) => Constraint::json_schema(value),
+        Value::Object(_) | Value::Bool(_) => {
+            check_values(path, value)?;
+            Constraint::json_schema(value)
+        }
         Value::String(text) => {
             let parsed: Value = serde_json::from_str(text).map_err(|error| {
                 ApiError::invalid(path, format!("the schema's text is not JSON: {error}"))
             })?;
+            check_values(path, &parsed)?;
             Constraint::json_schema(&parsed)
         }
         _ => {
@@ -345,6 +377,24 @@ mod tests {
             (Err(error), Err(param)) => assert_eq!(error.param(), Some(param), "{error}"),
             (found, expected) => panic!("{found:?}, expected {expected:?}"),
         }
+    }
+
+    #[test]
+    fn a_schema_of_too_many_values_is_refused_in_every_form() {
+        let of = |n: usize| json!({ "default": vec![json!({"": {}}); n] });
+        let small = of(MAX_SCHEMA_VALUES / 2 - 2);
+        check(
+            &json!({ "guided_json": small }),
+            Ok(Some(("guided_json", Constraint::json_schema(&small)))),
+        );
+        let large = of(MAX_SCHEMA_VALUES / 2);
+        check(&json!({ "guided_json": large }), Err("guided_json"));
+        check(&json!({ "guided_json": large.to_string() }), Err("guided_json"));
+        let format = json!({ "type": "json_schema", "name": "a", "schema": large });
+        check(
+            &json!({ "text": { "format": format } }),
+            Err("text.format.schema"),
+        );
     }
 
     #[test]

@@ -135,7 +135,10 @@ pub enum ApiError {
         pinned_bytes: u64,
     },
     /// Prompt and answer do not fit in the context.
-    #[error("the prompt has {provided} tokens, but this model's context is {maximum} tokens")]
+    #[error(
+        "the prompt of {provided} tokens is too large: it exceeds the available context size, and this model's maximum context length \
+         is {maximum} tokens"
+    )]
     ContextLengthExceeded {
         /// Tokens provided.
         provided: usize,
@@ -369,22 +372,47 @@ impl ApiError {
 
     /// The JSON body in the client's dialect.
     pub fn body(&self, dialect: Dialect, request_id: &str) -> Value {
-        let message = shortened_to(&self.to_string(), MAX_MESSAGE).into_owned();
+        let message = match (self, dialect) {
+            // Agents look for these words and shorten the conversation.
+            (Self::ContextLengthExceeded { provided, maximum }, Dialect::Anthropic) => {
+                format!("prompt is too long: {provided} tokens > {maximum} maximum")
+            }
+            _ => shortened_to(&self.to_string(), MAX_MESSAGE).into_owned(),
+        };
         match dialect {
-            Dialect::OpenAi => json!({
-                "error": { "message": message, "type": self.openai_type(), "param": self.param().map(shortened), "code": self.code() }
-            }),
+            Dialect::OpenAi => {
+                let mut body = json!({
+                    "error": { "message": message, "type": self.openai_type(), "param": self.param().map(shortened), "code": self.code() }
+                });
+                // As llama.cpp's clients read it.
+                if let Self::ContextLengthExceeded { provided, maximum } = self {
+                    body["error"]["n_prompt_tokens"] = (*provided).into();
+                    body["error"]["n_ctx"] = (*maximum).into();
+                }
+                body
+            }
             Dialect::Anthropic => json!({
                 "type": "error",
-                "error": { "type": self.anthropic_type(), "message": message },
+                "error": { "type": self.anthropic_type(), "message": self.in_anthropics_words().unwrap_or(message) },
                 "request_id": request_id,
             }),
             Dialect::Ollama => json!({ "error": message }),
         }
     }
 
+    /// What clients of Anthropic's API look for: they shorten the conversation then.
+    fn in_anthropics_words(&self) -> Option<String> {
+        match self {
+            Self::ContextLengthExceeded { provided, maximum } => Some(format!(
+                "prompt is too long: {provided} tokens > {maximum} maximum"
+            )),
+            _ => None,
+        }
+    }
+
     fn openai_type(&self) -> &'static str {
         match self.status() {
+            _ if matches!(self, Self::ContextLengthExceeded { .. }) => "exceed_context_size_error",
             401 => "authentication_error",
             403 => "permission_error",
             404 => "not_found_error",
@@ -477,11 +505,14 @@ mod tests {
             maximum: 8192,
         };
         assert_eq!(error.status(), 400);
-        let message = "the prompt has 9000 tokens, but this model's context is 8192 tokens";
+        let message = "the prompt of 9000 tokens is too large: it exceeds the available context size, and this model's maximum \
+                       context length is 8192 tokens";
         assert_eq!(
             error.body(Dialect::OpenAi, "r1"),
-            json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": "context_length_exceeded"}})
+            json!({"error": {"message": message, "type": "exceed_context_size_error", "param": null, "code": "context_length_exceeded",
+                "n_prompt_tokens": 9000, "n_ctx": 8192}})
         );
+        let message = "prompt is too long: 9000 tokens > 8192 maximum";
         assert_eq!(
             error.body(Dialect::Anthropic, "r1"),
             json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}, "request_id": "r1"})

@@ -173,6 +173,16 @@ impl Body {
         }
     }
 
+    /// Changes the object in a field, an empty one where the request is silent. Anything else stays as it is, to be refused.
+    pub(crate) fn with_object(&mut self, name: &str, change: impl FnOnce(&mut Map<String, Value>)) {
+        if let Some(object) = self.0.as_object_mut() {
+            let inner = object.entry(name).or_insert_with(|| Value::Object(Map::new()));
+            if let Some(inner) = inner.as_object_mut() {
+                change(inner);
+            }
+        }
+    }
+
     /// Takes a field out, as if the request were silent about it.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.0.as_object_mut()?.remove(name)
@@ -205,10 +215,13 @@ impl Body {
 /// Checks that all fields of an object stand in a table, with values that are supported.
 fn check(object: &Map<String, Value>, fields: &[Field]) -> Result<(), ApiError> {
     for (name, value) in object {
-        let field = fields
-            .iter()
-            .find(|field| field.name == name)
-            .ok_or_else(|| ApiError::UnknownField { param: name.clone() })?;
+        let Some(field) = fields.iter().find(|field| field.name == name) else {
+            // What says nothing need not be known.
+            if value.is_null() {
+                continue;
+            }
+            return Err(ApiError::UnknownField { param: name.clone() });
+        };
         if let Some(reason) = field.support.refusal(value) {
             return Err(ApiError::UnsupportedField {
                 param: name.clone(),

@@ -4,7 +4,7 @@
 //! Gateways write a request again and add the defaults of the server that they were made for. Such a default is accepted,
 //! any other value is refused: so nothing that was asked for is left out in silence.
 
-use crate::fields::{Field, all_but, label, only};
+use crate::fields::{Field, all_but, ignored, label, only};
 
 const REASONING: &str = "reasoning is given apart from the answer, as it comes";
 const ONE_CHOICE: &str = "tokens are drawn one after the other";
@@ -65,7 +65,6 @@ pub(crate) const FOREIGN: &[Field] = &[
     only("use_beam_search", &["false"], ONE_CHOICE),
     only("early_stopping", &["false"], ONE_CHOICE),
     only("length_penalty", &["1", "1.0"], ONE_CHOICE),
-    only("stop_token_ids", &["[]"], "use `stop` with the tokens' text"),
     only("bad_words", &["[]"], "use `logit_bias`"),
     only(
         "prompt_logprobs",
@@ -108,7 +107,6 @@ pub(crate) const FOREIGN: &[Field] = &[
     label("request_id"),
     label("rid"),
     // llama.cpp and ollama.
-    only("cache_prompt", &["true"], "prefixes are always cached"),
     only(
         "n_keep",
         &["0", "-1"],
@@ -126,8 +124,17 @@ pub(crate) const FOREIGN: &[Field] = &[
         &["0", "-1"],
         "the server's `--request-timeout` bounds an answer",
     ),
-    only("timings_per_token", &["false"], "the last chunk has the timings"),
-    only("return_progress", &["false"], "progress is not reported"),
+    // They ask to be told more, and how to compute: the answer is the same.
+    ignored("timings_per_token", "the last chunk has the timings"),
+    ignored("return_progress", "progress is not reported"),
+    ignored(
+        "backend_sampling",
+        "where tokens are drawn is the server's choice",
+    ),
+    ignored("speculative.n_max", "`--spec-max` of the server says it"),
+    ignored("speculative.n_min", "drafts change no answer"),
+    ignored("speculative.p_min", "drafts change no answer"),
+    ignored("speculative.type", "`--spec` of the server says it"),
     only(
         "return_tokens",
         &["false"],
@@ -138,18 +145,8 @@ pub(crate) const FOREIGN: &[Field] = &[
         &["false"],
         "log-probabilities are those of the model",
     ),
-    only("samplers", &[], "the samplers have one order"),
     only("min_keep", &["0", "1"], NOT_IMPLEMENTED),
     only("typ_p", &["1", "1.0"], "use `typical_p`"),
-    // Of samplers that are off; those that switch them on are below.
-    label("xtc_threshold"),
-    label("dynatemp_exponent"),
-    label("mirostat_tau"),
-    label("mirostat_eta"),
-    only("mirostat", &["0"], NOT_IMPLEMENTED),
-    only("xtc_probability", &["0", "0.0"], NOT_IMPLEMENTED),
-    only("dynatemp_range", &["0", "0.0"], NOT_IMPLEMENTED),
-    only("top_n_sigma", &["-1", "-1.0"], NOT_IMPLEMENTED),
     only("reasoning_in_content", &["false"], REASONING),
     only(
         "grammar_lazy",

@@ -1,7 +1,7 @@
 //! The frame around each endpoint: body limits, the model, errors, request ids.
 //!
 //! Separate from [`App`] because it finds the model that an endpoint is given. Invariants: the model of a request stays loaded until its
-//! answer is sent; whatever an endpoint returns or fails with leaves through here, so that every refusal has the same form.
+//! answer is made; whatever an endpoint returns or fails with leaves through here, so that every refusal has the same form.
 
 use std::{
     future::Future,
@@ -21,8 +21,9 @@ use crate::{
     app::{Call, error_response},
     endpoints::ollama::dismissed,
     intake::LARGE_BODY_BYTES,
-    keys::Tenant,
+    keys::{Peer, Tenant},
     models::{Choice, Models, Purpose},
+    paths::AskedPath,
     request_id::RequestId,
     request_log::Tally,
 };
@@ -51,7 +52,7 @@ where
             let lease = models.acquire(&choice, Purpose::Use(choice.keep_alive)).await?;
             call.load_wait = begun.elapsed();
             let response = answer(lease.app(), n_bytes, handler(Arc::clone(lease.app()), call)).await?;
-            Ok(lease.until_sent(response))
+            Ok(lease.until_made(response))
         }
     })
 }
@@ -67,20 +68,26 @@ where
         let tally: Tally = request.extensions().get().cloned().unwrap_or_default();
         let request_id = id.clone();
         let tenant: Tenant = request.extensions().get().copied().unwrap_or_default();
+        let peer: Peer = request.extensions().get().copied().unwrap_or_default();
         let answer = async {
             let uri = request.uri().clone();
+            let is_unversioned = request.extensions().get().is_some_and(AskedPath::is_unversioned);
             let body = models.common().intake.read(models.config(), request).await?;
             let call = Call {
+                config: Arc::clone(&models.common().config),
                 body,
                 id,
                 tally,
                 tenant,
+                peer,
                 adapter: None,
                 uri,
+                is_unversioned,
                 slot: None,
                 asked: None,
                 budget_field: "thinking_budget",
                 load_wait: Duration::ZERO,
+                model_names: Arc::new(models.clone()),
             };
             handler(models.clone(), call).await
         };

@@ -118,6 +118,14 @@ pub(crate) fn of_anthropic(path: &str, source: Option<&Value>) -> Result<Value, 
     }
 }
 
+/// Adds a text that begins on a line of its own.
+pub(crate) fn push_line(joined: &mut String, text: &str) {
+    if !joined.is_empty() {
+        joined.push('\n');
+    }
+    joined.push_str(text);
+}
+
 /// Text and images of a message, in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
@@ -127,11 +135,25 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
+    /// Puts a text in front of all others, on the line of the first.
+    pub(crate) fn begin_with(&mut self, text: &str) {
+        self.text.insert_str(0, text);
+        match self.items.first_mut().and_then(|part| part.get_mut("text")) {
+            Some(Value::String(first)) => first.insert_str(0, text),
+            _ => self.items.insert(0, json!({ "type": "text", "text": text })),
+        }
+    }
+
+    /// Adds a text. It begins on a line of its own where another text is before it: clients send a task, a file and its
+    /// surroundings as parts, whose words must not run together.
     pub(crate) fn push_text(&mut self, text: &str) {
-        self.text.push_str(text);
-        match self.items.last_mut().and_then(|part| part.get_mut("text")) {
-            Some(Value::String(before)) => before.push_str(text),
-            _ => self.items.push(json!({ "type": "text", "text": text })),
+        let last = self.items.last_mut().and_then(|part| part.get_mut("text"));
+        if let Some(Value::String(before)) = last {
+            push_line(&mut self.text, text);
+            push_line(before, text);
+        } else {
+            self.text.push_str(text);
+            self.items.push(json!({ "type": "text", "text": text }));
         }
     }
 
@@ -238,8 +260,8 @@ mod tests {
         parts.push_image(json!(1));
         parts.push_text("c");
         let (text, parts) = parts.finish();
-        assert_eq!(text, "abc");
-        assert_eq!(parts[0]["text"], "ab");
+        assert_eq!(text, "a\nbc");
+        assert_eq!(parts[0]["text"], "a\nb");
         assert_eq!((&parts[1], &parts[2]["text"]), (&json!(1), &json!("c")));
         let mut plain = Parts::default();
         plain.push_text("a");

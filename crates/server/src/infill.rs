@@ -10,12 +10,15 @@ use crate::{ApiError, llama_cpp::ExtraText};
 /// Marks before the beginning, before the end, and before the middle, of one family of models each.
 ///
 /// Source: llama.cpp `src/llama-vocab.cpp`, and the model cards.
-const MARKS: [[&str; 3]; 5] = [
+const MARKS: [[&str; 3]; 8] = [
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
     ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
     ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
     ["▁<PRE>", "▁<SUF>", "▁<MID>"],
+    ["<PRE>", "<SUF>", "<MID>"],
+    ["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"],
+    ["<|prefix|>", "<|suffix|>", "<|middle|>"],
 ];
 
 /// Whether a vocabulary has the marks.
@@ -24,12 +27,13 @@ pub(crate) fn has_marks(tokenizer: &Tokenizer) -> bool {
 }
 
 /// Marks of a repository and of a file in it.
-const REPOSITORY_MARKS: [&str; 5] = [
+const REPOSITORY_MARKS: [&str; 6] = [
     "<|repo_name|>",
     "<repo_name>",
     "<|fim_repo|>",
     "<fim-repo>",
     "<reponame>",
+    "<REPO>",
 ];
 const FILE_MARKS: [&str; 2] = ["<|file_sep|>", "<file_sep>"];
 
@@ -64,9 +68,10 @@ fn extra_context(tokenizer: &Tokenizer, extra: &[ExtraText]) -> Vec<u32> {
         parse_special: false,
     };
     let find = |marks: &[&str]| marks.iter().find_map(|mark| tokenizer.special_token(mark));
-    let file_mark = find(&FILE_MARKS);
+    let named = tokenizer.infill_ids();
+    let file_mark = named.file.or_else(|| find(&FILE_MARKS));
     let mut tokens = Vec::new();
-    if let Some(repository) = find(&REPOSITORY_MARKS) {
+    if let Some(repository) = named.repository.or_else(|| find(&REPOSITORY_MARKS)) {
         tokens.push(repository);
         tokens.extend(tokenizer.encode("myproject\n", plain));
     }
@@ -91,21 +96,26 @@ fn extra_context(tokenizer: &Tokenizer, extra: &[ExtraText]) -> Vec<u32> {
     tokens
 }
 
+/// The marks that the model's file names, else those of a family.
 fn marks(tokenizer: &Tokenizer) -> Option<[u32; 3]> {
+    let named = tokenizer.infill_ids();
+    if let (Some(before), Some(after), Some(middle)) = (named.prefix, named.suffix, named.middle) {
+        return Some([before, after, middle]);
+    }
     MARKS.iter().find_map(|[before, after, middle]| {
         let id = |text| tokenizer.special_token(text);
         Some([id(before)?, id(after)?, id(middle)?])
     })
 }
 
-/// The prompt whose answer stands between `prefix` and `suffix`.
+/// The prompt whose answer stands between `prefix`, with tokens behind its text, and `suffix`.
 ///
 /// # Errors
 /// A model without the marks, by the field that asks for it.
 pub(crate) fn infill_prompt(
     tokenizer: &Tokenizer,
     field: &str,
-    prefix: &str,
+    (prefix, begun): (&str, &[u32]),
     suffix: &str,
 ) -> Result<Vec<u32>, ApiError> {
     let Some([before, after, middle]) = marks(tokenizer) else {
@@ -121,6 +131,7 @@ pub(crate) fn infill_prompt(
     let mut tokens: Vec<u32> = beginning(tokenizer).into_iter().collect();
     tokens.push(before);
     tokens.extend(tokenizer.encode(prefix, plain));
+    tokens.extend(begun);
     tokens.push(after);
     tokens.extend(tokenizer.encode(suffix, plain));
     tokens.push(middle);
@@ -130,6 +141,7 @@ pub(crate) fn infill_prompt(
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tokenmill_gguf::{Metadata, StringArray};
 
     use super::*;
 
@@ -151,15 +163,54 @@ mod tests {
     }
 
     #[test]
+    fn marks_are_those_that_the_file_names() {
+        let read = |ids: [u32; 3]| {
+            let tokens = [
+                "<unk>",
+                "a",
+                "b",
+                "[1]",
+                "[2]",
+                "[3]",
+                "<|prefix|>",
+                "<|suffix|>",
+                "<|middle|>",
+            ];
+            let mut metadata = Metadata::new();
+            metadata.insert("tokenizer.ggml.model", "gpt2").unwrap();
+            metadata.insert("tokenizer.ggml.pre", "gpt-2").unwrap();
+            metadata
+                .insert("tokenizer.ggml.tokens", StringArray::from_iter(tokens))
+                .unwrap();
+            metadata
+                .insert("tokenizer.ggml.token_type", vec![2, 1, 1, 3, 3, 3, 3, 3, 3])
+                .unwrap();
+            metadata
+                .insert("tokenizer.ggml.merges", StringArray::from_iter(["a b"; 0]))
+                .unwrap();
+            for (key, id) in ["pre", "suf", "mid"].into_iter().zip(ids) {
+                metadata
+                    .insert(format!("tokenizer.ggml.fim_{key}_token_id"), id)
+                    .unwrap();
+            }
+            Tokenizer::from_gguf(&metadata).unwrap()
+        };
+        let prompt = |tokenizer: &Tokenizer| infill_prompt(tokenizer, "suffix", ("a", &[]), "b").unwrap();
+        assert_eq!(prompt(&read([3, 4, 5])), [3, 1, 4, 2, 5]);
+        // An id outside of the vocabulary names nothing.
+        assert_eq!(prompt(&read([3, 4, u32::MAX])), [6, 1, 7, 2, 8]);
+    }
+
+    #[test]
     fn the_marks_stand_around_the_texts() {
         let known = tokenizer(&MARKS[0]);
         assert!(has_marks(&known));
         assert_eq!(
-            infill_prompt(&known, "suffix", "a", "ba").expect("a prompt"),
-            [2, 0, 3, 1, 0, 4]
+            infill_prompt(&known, "suffix", ("a", &[1]), "ba").expect("a prompt"),
+            [2, 0, 1, 3, 1, 0, 4]
         );
         let unknown = tokenizer(&MARKS[0][..2]);
-        let error = infill_prompt(&unknown, "suffix", "a", "b").expect_err("a mark is missing");
+        let error = infill_prompt(&unknown, "suffix", ("a", &[]), "b").expect_err("a mark is missing");
         assert_eq!((error.status(), error.param()), (400, Some("suffix")));
         let marks = [&MARKS[0][..], &["<|repo_name|>", "<|file_sep|>"]].concat();
         let of_files = tokenizer(&marks);
@@ -167,7 +218,7 @@ mod tests {
             text: "b".to_owned(),
             filename: "a".to_owned(),
         }];
-        let alone = infill_prompt(&of_files, "suffix", "a", "b").expect("a prompt");
+        let alone = infill_prompt(&of_files, "suffix", ("a", &[]), "b").expect("a prompt");
         let prompt = with_extra(&of_files, alone.clone(), &extra, 100);
         let cut = with_extra(&of_files, alone.clone(), &extra, 3);
         assert_eq!(cut, prompt[prompt.len() - alone.len() - 3..], "the end is kept");

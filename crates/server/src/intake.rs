@@ -3,10 +3,16 @@
 //!
 //! A body's parsed form can be many times its size, so the form is weighed before it is built ([`check_weight`]).
 //! Invariants: large bodies are held and worked on within budgets of the whole server, however many connections send
-//! them; small ones are bounded by the number of connections and of the streams of each. A body takes its share as it
-//! arrives: a client that announces much and sends little holds little.
+//! them; small ones of a connection together are held without a budget up to the size of a large one, and beyond that within one of
+//! the whole server. A large body takes its share as it arrives: a client that announces much and sends little holds little.
 
-use std::{sync::Arc, thread};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 use axum::{
     body::{Body, Bytes, HttpBody as _},
@@ -14,6 +20,7 @@ use axum::{
     http::header,
 };
 use http_body_util::BodyExt as _;
+use tokenmill::make_readable_json;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep_until, timeout_at},
@@ -23,6 +30,9 @@ use crate::{ApiError, ServerConfig, shape_sizes::check_sizes};
 
 /// Bodies from this size on count against the budgets.
 pub(crate) const LARGE_BODY_BYTES: usize = 64 << 10;
+
+/// Small bodies that are held at a time, besides those that each connection may have in any case.
+const MAX_SMALL_BODIES: usize = 512;
 
 /// Bodies of the largest size that are held at a time; more of them if they are smaller.
 const MAX_LARGEST_BODIES: usize = 32;
@@ -45,7 +55,33 @@ pub(crate) struct Intake {
     /// Room for one body of the largest size besides. Bodies that hold a part of the budget and wait for more would wait for
     /// each other for ever; the one that gets this room comes to its end.
     last_room: Arc<Semaphore>,
+    small: Arc<Semaphore>,
     workers: Semaphore,
+}
+
+/// Bytes of the small bodies of a connection that no budget counts; every request of the connection has this.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ConnectionBodies(Arc<AtomicUsize>);
+
+/// What a small body takes of the bytes of its connection, until this is dropped.
+#[derive(Debug, Default)]
+struct Uncounted {
+    connection: ConnectionBodies,
+    n_bytes: usize,
+}
+
+impl Uncounted {
+    /// Takes more bytes. Returns whether the connection may have them.
+    fn grow(&mut self, n_bytes: usize) -> bool {
+        self.n_bytes += n_bytes;
+        self.connection.0.fetch_add(n_bytes, Ordering::Relaxed) + n_bytes <= LARGE_BODY_BYTES
+    }
+}
+
+impl Drop for Uncounted {
+    fn drop(&mut self) {
+        self.connection.0.fetch_sub(self.n_bytes, Ordering::Relaxed);
+    }
 }
 
 /// A body that arrived, and its share of the budget.
@@ -55,9 +91,11 @@ pub(crate) struct Received {
     pub(crate) share: Share,
 }
 
-/// What a body takes of the budget until this is dropped; nothing for a small one.
+/// What a body takes of the budget until this is dropped; nothing for the first small ones of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Share {
+    uncounted: Option<Uncounted>,
+    small: Option<OwnedSemaphorePermit>,
     kib: Option<OwnedSemaphorePermit>,
     last_room: Option<OwnedSemaphorePermit>,
 }
@@ -70,6 +108,7 @@ impl Intake {
         Self {
             kib: Arc::new(Semaphore::new(n_kib.min(u32::MAX as usize))),
             last_room: Arc::new(Semaphore::new(1)),
+            small: Arc::new(Semaphore::new(MAX_SMALL_BODIES)),
             workers: Semaphore::new((n_processors / 2).clamp(1, MAX_WORKERS)),
         }
     }
@@ -82,6 +121,14 @@ impl Intake {
     pub(crate) async fn read(&self, config: &ServerConfig, request: Request) -> Result<Received, ApiError> {
         let limit_bytes = config.max_body_bytes;
         let deadline = Instant::now() + config.body_timeout;
+        let connection = request.extensions().get::<ConnectionBodies>();
+        let mut share = Share {
+            uncounted: Some(Uncounted {
+                connection: connection.cloned().unwrap_or_default(),
+                n_bytes: 0,
+            }),
+            ..Share::default()
+        };
         let awaits_consent = request.headers().contains_key(header::EXPECT);
         let mut body = request.into_body();
         let declared = body.size_hint();
@@ -92,7 +139,6 @@ impl Intake {
             .upper()
             .map_or(limit_bytes, |most| limit_bytes.min(most as usize));
         let mut whole = Vec::new();
-        let mut share = Share::default();
         loop {
             let late = |_| ApiError::RequestTimeout {
                 limit_s: config.body_timeout.as_secs(),
@@ -114,17 +160,42 @@ impl Intake {
                 return Err(ApiError::BodyTooLarge { limit_bytes });
             }
             let n_bytes = whole.len() + data.len();
+            self.count_small(&mut share, data.len(), deadline).await?;
             if n_bytes >= LARGE_BODY_BYTES && n_bytes > whole.capacity() {
                 let capacity = n_bytes.max(most_bytes.min(2 * whole.capacity()));
                 self.grow(&mut share, capacity, deadline).await?;
+                (share.uncounted, share.small) = (None, None);
                 whole.reserve_exact(capacity - whole.len());
             }
             whole.extend_from_slice(&data);
         }
+        // Clients write marks and halves of characters that a strict reader refuses.
+        make_readable_json(&mut whole);
         Ok(Received {
             bytes: whole.into(),
             share,
         })
+    }
+
+    /// Counts more bytes of a body that is small so far. Beyond what its connection may have in any case it waits for a place among the
+    /// small bodies that the server holds.
+    async fn count_small(
+        &self,
+        share: &mut Share,
+        n_bytes: usize,
+        deadline: Instant,
+    ) -> Result<(), ApiError> {
+        let Some(uncounted) = &mut share.uncounted else {
+            return Ok(());
+        };
+        if uncounted.grow(n_bytes) {
+            return Ok(());
+        }
+        let place = timeout_at(deadline, Arc::clone(&self.small).acquire_owned()).await;
+        let place = place.map_err(|_| busy())?;
+        share.small = Some(place.expect("the semaphore is never closed"));
+        share.uncounted = None;
+        Ok(())
     }
 
     /// Waits until a body may take `n_bytes`.
@@ -213,29 +284,44 @@ pub(crate) fn check_weight(json: &[u8]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Bytes that the parsed form of `json` takes at most, besides its strings.
+/// Bytes that the parsed form of `json` takes at most, besides its strings. The arguments of earlier calls are JSON within a string,
+/// which is parsed as well.
 fn weight(json: &[u8]) -> usize {
     let mut weight = VALUE_BYTES;
     let mut bytes = json.iter();
+    let mut name: &[u8] = b"";
     while let Some(byte) = bytes.next() {
-        weight += match byte {
-            b',' | b':' => VALUE_BYTES,
-            b'[' => ARRAY_BYTES,
-            b'{' => OBJECT_BYTES,
+        weight += value_bytes(*byte);
+        match byte {
             b'"' => {
+                let text = bytes.as_slice();
+                let is_json = name == b"arguments";
                 while let Some(&byte) = bytes.next() {
                     match byte {
                         b'"' => break,
                         b'\\' => drop(bytes.next()),
+                        _ if is_json => weight += value_bytes(byte),
                         _ => {}
                     }
                 }
-                0
+                name = &text[..text.len() - bytes.as_slice().len()];
+                name = name.strip_suffix(b"\"").unwrap_or(name);
             }
-            _ => 0,
-        };
+            b':' | b' ' | b'\t' | b'\n' | b'\r' => {}
+            _ => name = b"",
+        }
     }
     weight
+}
+
+/// What a byte outside of strings adds to the parsed form.
+fn value_bytes(byte: u8) -> usize {
+    match byte {
+        b',' | b':' => VALUE_BYTES,
+        b'[' => ARRAY_BYTES,
+        b'{' => OBJECT_BYTES,
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
@@ -252,6 +338,8 @@ mod tests {
         assert_eq!(weight(br#""[{,:\"[{,:""#), VALUE_BYTES);
         assert_eq!(weight(b"[1,2,3]"), ARRAY_BYTES + 3 * VALUE_BYTES);
         assert_eq!(weight(br#"{"a":{}}"#), 2 * OBJECT_BYTES + 2 * VALUE_BYTES);
+        let text = br#"{"content":"[[","arguments" : "[[","b":"[["}"#;
+        assert_eq!(weight(text), OBJECT_BYTES + 2 * ARRAY_BYTES + 6 * VALUE_BYTES);
     }
 
     #[test]
@@ -300,6 +388,36 @@ mod tests {
         held.pop();
         assert!(read(1 << 20).await.is_ok());
         assert_eq!(read((1 << 20) + 1).await.expect_err("too large").status(), 413);
+    }
+
+    #[tokio::test]
+    async fn small_bodies_of_a_connection_share_a_budget_with_others() {
+        let config = ServerConfig {
+            body_timeout: Duration::from_millis(50),
+            ..ServerConfig::default()
+        };
+        let intake = Intake::new(config.max_body_bytes);
+        let read = async |connection: &ConnectionBodies, n_bytes: usize| {
+            let mut request = Request::new(Body::from(vec![b' '; n_bytes]));
+            request.extensions_mut().insert(connection.clone());
+            intake.read(&config, request).await
+        };
+        let greedy = ConnectionBodies::default();
+        let small = LARGE_BODY_BYTES - 1;
+        let mut held = Vec::new();
+        for _ in 0..=MAX_SMALL_BODIES {
+            held.push(read(&greedy, small).await.expect("there is room"));
+        }
+        let refused = read(&greedy, small).await.expect_err("there is none");
+        assert_eq!(refused.status(), 429);
+        // Others have what is theirs, as often as they like one after the other.
+        let other = ConnectionBodies::default();
+        for _ in 0..3 {
+            assert!(read(&other, small).await.is_ok());
+        }
+        held.clear();
+        assert_eq!(greedy.0.load(Ordering::Relaxed), 0);
+        assert!(read(&greedy, small).await.is_ok());
     }
 
     /// A body of `n_bytes`, whose second half is sent when `go` is.

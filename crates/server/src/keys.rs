@@ -1,6 +1,11 @@
-//! [`ApiKeys`]: the keys that clients may use, and [`Tenant`]: whose request it is.
+//! [`ApiKeys`]: the keys that clients may use, and [`Tenant`] and [`Peer`]: whose request it is.
 //!
 //! Invariant: comparing a key takes the same time wherever it first differs, and all keys are compared.
+
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    net::IpAddr,
+};
 
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq};
@@ -54,7 +59,31 @@ pub(crate) struct Tenant {
     digest: [u8; 16],
 }
 
+/// The machine that a connection comes from: its address, of IPv6 the part that is of one network; nothing for a UNIX socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Peer(Option<IpAddr>);
+
+impl Peer {
+    /// The machine of an address.
+    pub(crate) fn of(address: IpAddr) -> Self {
+        Self(Some(match address {
+            IpAddr::V4(_) => address,
+            IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
+                Some(v4) => v4.into(),
+                None => (v6.to_bits() >> 64 << 64).to_be_bytes().into(),
+            },
+        }))
+    }
+}
+
 impl Tenant {
+    /// A number of the tenant on a machine, by which what all clients share is given out fairly.
+    pub(crate) fn client(self, peer: Peer) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.digest, peer).hash(&mut hasher);
+        hasher.finish()
+    }
+
     /// The tenant that a key stands for.
     pub(crate) fn of_key(key: &str) -> Self {
         let mut digest = [0; 16];
@@ -97,6 +126,20 @@ impl std::fmt::Debug for ApiKeys {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_is_an_address_or_a_network() {
+        let peer = |text: &str| Peer::of(text.parse().unwrap());
+        assert_eq!(peer("2001:db8::1"), peer("2001:db8::2:3"));
+        assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
+        assert_eq!(peer("::ffff:10.0.0.1"), peer("10.0.0.1"));
+        assert_ne!(peer("10.0.0.1"), peer("10.0.0.2"));
+        let (one, other) = (Tenant::of_key("a"), Tenant::of_key("b"));
+        let here = peer("127.0.0.1");
+        assert_eq!(one.client(here), one.client(here));
+        assert_ne!(one.client(here), other.client(here));
+        assert_ne!(one.client(here), one.client(Peer::default()));
+    }
 
     #[test]
     fn keys_come_from_lines_and_only_they_are_admitted() {

@@ -13,6 +13,7 @@ use crate::{
     foreign::{IMAGES, OWN_TEMPLATE},
     line_bounds::LineBounds,
     openai::{Stop, TokenLimit},
+    raw_prompt::RawPrompt,
 };
 
 /// Fields of `/models/load` and `/models/unload`.
@@ -52,11 +53,11 @@ pub(crate) const TOKENIZE: &[Field] = &[
     yes("add_special_tokens", ""),
     yes(
         "parse_special",
-        "whether control tokens in the text are control tokens; default false, and nothing else with `messages`",
+        "whether control tokens in the text are control tokens; default true; with `messages` they are those of the chat template",
     ),
     yes(
         "with_pieces",
-        "whether each token's text is returned with its id; default false",
+        "whether each token's text is returned with its id, or its bytes where they are a part of a character; default false",
     ),
     yes(
         "return_token_strs",
@@ -98,8 +99,9 @@ pub(crate) const SLOT_FILE: &[Field] = &[
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes("n_predict", "default and -1: the rest of the context"),
+    yes("max_tokens", "the same as `n_predict`"),
     yes("stream", ""),
-    yes("stop", "a string or up to 16"),
+    yes("stop", "a string or up to 16, together up to 4 KiB"),
     yes("ignore_eos", ""),
     yes(
         "n_probs",
@@ -115,12 +117,6 @@ pub const FIELDS: &[Field] = &[
     yes(
         "response_fields",
         "only these fields of the answer, `a/b` for `b` within `a`; those that are not there are left out",
-    ),
-    yes(
-        "samplers",
-        "a list of names; samplers that are not named are off; those named must stand in the order of this server, which is \
-         llama.cpp's default: another order is refused (400), and so are letters (`\"kpt\"`); `infill`, `xtc`, `top_n_sigma` and \
-         `adaptive_p` change nothing",
     ),
     yes("n_indent", "ends the answer at a line that is indented by less"),
     yes(
@@ -162,7 +158,10 @@ pub const PROMPT_FIELDS: &[Field] = &[yes(
 pub const INFILL_FIELDS: &[Field] = &[
     yes("input_prefix", "the text before"),
     yes("input_suffix", "the text behind"),
-    yes("prompt", "the beginning of the text between"),
+    yes(
+        "prompt",
+        "the end of the text before; in llama.cpp too, whatever its page says",
+    ),
     yes(
         "input_extra",
         "other files, as objects with `text` and `filename`, which go before the prompt; they get what the prompt and `n_predict` \
@@ -187,6 +186,7 @@ pub struct CompletionRequest {
     #[serde(default)]
     pub input_extra: Vec<ExtraText>,
     n_predict: Option<TokenLimit>,
+    max_tokens: Option<TokenLimit>,
     /// Whether the answer is streamed.
     #[serde(default)]
     pub stream: bool,
@@ -222,72 +222,6 @@ pub struct ExtraText {
     pub filename: String,
 }
 
-/// A text or token ids, or a list of prompts.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a string, a list of token ids and strings, or a list of such prompts"
-)]
-pub enum RawPrompt {
-    /// Text.
-    Text(String),
-    /// Token ids.
-    Tokens(Vec<u32>),
-    /// A prompt in pieces, if token ids are among them; else prompts.
-    List(Vec<PromptItem>),
-}
-
-/// What a list of a prompt has in it.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a string, a token id or a list of both")]
-pub enum PromptItem {
-    /// A piece of the prompt, or a prompt.
-    Piece(PromptPiece),
-    /// A prompt in pieces.
-    Pieces(Vec<PromptPiece>),
-}
-
-/// A piece of a prompt.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(untagged, expecting = "expected a string or a token id")]
-pub enum PromptPiece {
-    /// Token id.
-    Token(u32),
-    /// Text.
-    Text(String),
-}
-
-impl RawPrompt {
-    /// The prompts in their order, each in its pieces.
-    ///
-    /// # Errors
-    /// No prompt, and lists in a place where there are none.
-    pub(crate) fn prompts(&self) -> Result<Vec<Vec<PromptPiece>>, ApiError> {
-        let items = match self {
-            Self::Text(text) => return Ok(vec![vec![PromptPiece::Text(text.clone())]]),
-            Self::Tokens(ids) => return Ok(vec![ids.iter().copied().map(PromptPiece::Token).collect()]),
-            Self::List(items) => items,
-        };
-        let is_token = |piece: &PromptPiece| matches!(piece, PromptPiece::Token(_));
-        let is_one = (items.iter()).any(|item| matches!(item, PromptItem::Piece(piece) if is_token(piece)));
-        let prompts: Option<Vec<Vec<PromptPiece>>> = (items.iter())
-            .map(|item| match item {
-                PromptItem::Piece(piece) => Some(vec![piece.clone()]),
-                PromptItem::Pieces(pieces) => {
-                    (!is_one && pieces.iter().any(is_token)).then(|| pieces.clone())
-                }
-            })
-            .collect();
-        let prompts = prompts.ok_or_else(|| {
-            ApiError::invalid(
-                "prompt",
-                "a list within the list is a prompt of its own, and has token ids",
-            )
-        })?;
-        Ok(if is_one { vec![prompts.concat()] } else { prompts })
-    }
-}
-
 impl CompletionRequest {
     /// The slot that it asks for.
     pub(crate) fn slot(&self) -> Option<usize> {
@@ -296,7 +230,7 @@ impl CompletionRequest {
 
     /// Most tokens to generate.
     pub(crate) fn max_tokens(&self) -> Option<u32> {
-        self.n_predict.and_then(TokenLimit::at_most)
+        (self.n_predict.or(self.max_tokens)).and_then(TokenLimit::at_most)
     }
 
     /// How much of a context of `n_ctx` tokens is kept free for the answer.
@@ -342,88 +276,8 @@ pub(crate) fn defaults() -> Value {
     json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64 })
 }
 
-/// A sampler by the names that clients have for it, and the fields that switch it off.
-struct Sampler {
-    names: &'static [&'static str],
-    off: &'static [(&'static str, i64)],
-}
-
-const fn sampler(names: &'static [&'static str], off: &'static [(&'static str, i64)]) -> Sampler {
-    Sampler { names, off }
-}
-
-/// The samplers in the order of this server.
-const SAMPLERS: [Sampler; 7] = [
-    sampler(
-        &["penalties"],
-        &[
-            ("repeat_penalty", 1),
-            ("presence_penalty", 0),
-            ("frequency_penalty", 0),
-        ],
-    ),
-    sampler(&["dry"], &[("dry_multiplier", 0)]),
-    sampler(&["top_k"], &[("top_k", 0)]),
-    sampler(&["typ_p", "typical_p"], &[("typical_p", 1)]),
-    sampler(&["top_p"], &[("top_p", 1)]),
-    sampler(&["min_p"], &[("min_p", 0)]),
-    sampler(&["temperature"], &[("temperature", 1)]),
-];
-
-/// Samplers that are off here in any case, and the one of `/infill`, which prefers endings.
-const IDLE_SAMPLERS: [&str; 4] = ["top_n_sigma", "xtc", "adaptive_p", "infill"];
-
-/// Switches off the samplers that a request does not name.
-///
-/// # Errors
-/// A sampler that is unknown, or one that stands before another that comes first here.
-fn apply_samplers(body: &mut Body) -> Result<(), ApiError> {
-    let Some(asked) = body.take("samplers") else {
-        return Ok(());
-    };
-    let names: Option<Vec<&str>> =
-        (asked.as_array()).and_then(|items| items.iter().map(Value::as_str).collect());
-    let Some(names) = names else {
-        return Err(ApiError::invalid("samplers", "expected a list of names"));
-    };
-    let mut last = 0;
-    let mut is_named = [false; SAMPLERS.len()];
-    for name in names {
-        let Some(index) = SAMPLERS.iter().position(|sampler| sampler.names.contains(&name)) else {
-            if IDLE_SAMPLERS.contains(&name) {
-                continue;
-            }
-            let reason = format!("there is no sampler `{}`", crate::error::shortened(name));
-            return Err(ApiError::invalid("samplers", reason));
-        };
-        if index < last {
-            let order: Vec<&str> = SAMPLERS.iter().map(|sampler| sampler.names[0]).collect();
-            let reason = format!("the samplers have one order here: {}", order.join(", "));
-            return Err(ApiError::invalid("samplers", reason));
-        }
-        last = index;
-        is_named[index] = true;
-    }
-    if !is_named[0] {
-        // Another name of the first of its fields.
-        body.take("repetition_penalty");
-    }
-    let unnamed = is_named.iter().zip(&SAMPLERS).filter(|(named, _)| !**named);
-    for (_, sampler) in unnamed {
-        for (field, off) in sampler.off {
-            body.take(field);
-            body.set_default(field, (*off).into());
-        }
-    }
-    Ok(())
-}
-
 /// Puts llama.cpp's values where a request is silent, and takes out a seed that asks for none.
-///
-/// # Errors
-/// `samplers` that cannot be obeyed.
-pub(crate) fn with_defaults(mut body: Body) -> Result<Body, ApiError> {
-    apply_samplers(&mut body)?;
+pub(crate) fn with_defaults(mut body: Body) -> Body {
     let asks_for_none = |seed: &Value| *seed == -1 || *seed == u32::MAX;
     if body.get("seed").is_some_and(asks_for_none) {
         body.take("seed");
@@ -433,86 +287,12 @@ pub(crate) fn with_defaults(mut body: Body) -> Result<Body, ApiError> {
             body.set_default(&name, value);
         }
     }
-    Ok(body)
+    body
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tables;
-
-    #[test]
-    fn a_list_with_token_ids_is_one_prompt_and_others_are_many() {
-        let prompts = |prompt: Value| {
-            let read: RawPrompt = serde_json::from_value(prompt).map_err(|error| error.to_string())?;
-            read.prompts().map_err(|error| error.to_string())
-        };
-        let text = |text: &str| PromptPiece::Text(text.to_owned());
-        let token = PromptPiece::Token;
-        for (prompt, expected) in [
-            (json!("a"), vec![vec![text("a")]]),
-            (json!([1, 2]), vec![vec![token(1), token(2)]]),
-            (json!([1, "a", 2]), vec![vec![token(1), text("a"), token(2)]]),
-            (json!(["a", 1]), vec![vec![text("a"), token(1)]]),
-            (json!(["a"]), vec![vec![text("a")]]),
-            (json!(["a", "b"]), vec![vec![text("a")], vec![text("b")]]),
-            (
-                json!([[1, "a"], "b", [2]]),
-                vec![vec![token(1), text("a")], vec![text("b")], vec![token(2)]],
-            ),
-        ] {
-            assert_eq!(prompts(prompt.clone()), Ok(expected), "{prompt}");
-        }
-        for wrong in [
-            json!([1, [2]]),
-            json!([["a", "b"], "c"]),
-            json!([[]]),
-            json!([[[1]]]),
-            json!([null]),
-            json!([-1]),
-            json!({}),
-        ] {
-            assert!(prompts(wrong.clone()).is_err(), "{wrong}");
-        }
-    }
-
-    fn read(body: &Value) -> Result<Body, ApiError> {
-        with_defaults(
-            Body::parse(body.to_string().as_bytes(), tables::llama_completion()).expect("known fields"),
-        )
-    }
-
-    #[test]
-    fn samplers_that_are_not_named_are_off() {
-        let body = json!({ "samplers": ["top_k", "top_p", "infill"], "top_p": 0.9, "min_p": 0.3, "temperature": 0.0,
-            "repetition_penalty": 1.2 });
-        let body = read(&body).expect("samplers of llama.vim");
-        for (field, value) in [
-            ("top_k", json!(40)),
-            ("top_p", json!(0.9)),
-            ("min_p", json!(0)),
-            ("temperature", json!(1)),
-            ("repeat_penalty", json!(1)),
-        ] {
-            assert_eq!(body.get(field), Some(&value), "{field}");
-        }
-        assert_eq!(body.get("repetition_penalty"), None);
-        let all = json!({ "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"] });
-        let silent = read(&json!({})).expect("no samplers");
-        assert_eq!(
-            read(&all).expect("llama.cpp's default").get("temperature"),
-            silent.get("temperature")
-        );
-        for samplers in [
-            json!("kpt"),
-            json!(["top_q"]),
-            json!(["top_p", "top_k"]),
-            json!([1]),
-        ] {
-            let error = read(&json!({ "samplers": samplers })).expect_err("cannot be obeyed");
-            assert_eq!(error.param(), Some("samplers"), "{error}");
-        }
-    }
 
     #[test]
     fn an_answer_has_the_fields_that_are_wanted() {

@@ -22,7 +22,8 @@ use tokenmill_backend::{AdapterId, PAGE_TOKENS};
 use tokenmill_sched::{DraftCounters, Engine};
 
 use crate::{
-    ApiError, mask_figures::MaskFigures, outcome::finish_reason, prefix_dir_figures::PrefixDirFigures,
+    ApiError, llama_figures::LlamaFigures, mask_figures::MaskFigures, outcome::finish_reason,
+    prefix_dir_figures::PrefixDirFigures,
 };
 
 type FloatGauge = Gauge<f64, AtomicU64>;
@@ -79,6 +80,7 @@ struct CacheLabels {
 pub struct Metrics {
     registry: Arc<Registry>,
     engine: EngineFigures,
+    llama_cpp: LlamaFigures,
     finished: Family<FinishedLabels, Counter>,
     failed: Counter,
     refused: Family<ReasonLabels, Counter>,
@@ -132,12 +134,14 @@ struct EngineFigures {
 }
 
 impl Metrics {
-    /// Builds the figures of a server for `model_name` with a pool of `n_pages` KV pages.
-    pub fn new(model_name: &str, n_pages: usize) -> Self {
+    /// Builds the figures of a server for `model_name` with a pool of `n_pages` KV pages. Of the only model of a server those by
+    /// llama.cpp's names have no label, as there.
+    pub fn new(model_name: &str, n_pages: usize, is_only: bool) -> Self {
         let mut registry = Registry::default();
         let figures = Self {
             registry: Arc::default(),
             engine: EngineFigures::default(),
+            llama_cpp: LlamaFigures::default(),
             finished: Family::default(),
             failed: Counter::default(),
             refused: Family::default(),
@@ -153,7 +157,14 @@ impl Metrics {
             answer_size: Histogram::new(SIZE_TOKENS),
         };
         let label = (Cow::Borrowed("model_name"), Cow::Owned(model_name.to_owned()));
-        figures.register(registry.sub_registry_with_label(label), n_pages);
+        if is_only {
+            figures.llama_cpp.register(&mut registry);
+        }
+        let labelled = registry.sub_registry_with_label(label);
+        if !is_only {
+            figures.llama_cpp.register(labelled);
+        }
+        figures.register(labelled, n_pages);
         Self {
             registry: Arc::new(registry),
             ..figures
@@ -254,6 +265,9 @@ impl Metrics {
     /// Writes all figures in OpenMetrics text.
     pub fn encode(&self, model: &Model) -> String {
         self.engine.read(model.engine());
+        let (n_queued, _) = model.engine().queued();
+        let stats = model.engine().stats();
+        self.llama_cpp.read(&stats, n_queued.max(stats.n_waiting));
         self.engine.read_adapters(model);
         if let Some(figures) = model.prefix_folder_figures() {
             self.engine.prefix_dir.set(&figures);
@@ -279,6 +293,7 @@ impl Metrics {
     }
 
     pub(crate) fn observe_end(&self, end: &TextEnd) {
+        self.llama_cpp.observe_end(end);
         let timings = &end.finished.timings;
         self.finished
             .get_or_create(&FinishedLabels {

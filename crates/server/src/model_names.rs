@@ -2,6 +2,12 @@
 //!
 //! Separate because it is text alone. Invariant: a name means one model or none.
 
+/// The names of a server's models.
+pub(crate) trait ModelNames: std::fmt::Debug + Send + Sync {
+    /// Whether a name is one of a model.
+    fn has_model(&self, name: &str) -> bool;
+}
+
 /// Characters of a name that are compared.
 const MAX_CHARS: usize = 128;
 
@@ -91,6 +97,22 @@ pub fn near_names<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<
     found.into_iter().take(MAX_NEAR).map(|(_, name)| name).collect()
 }
 
+/// Names that an error lists.
+const MAX_LISTED: usize = 20;
+
+/// The first of some names, and how many there are where that is not all.
+pub(crate) fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let mut names = names.peekable();
+    let mut list: Vec<&str> = names.by_ref().take(MAX_LISTED).collect();
+    if names.peek().is_none() {
+        return list.join(", ");
+    }
+    let n_others = names.count();
+    let others = format!("and {n_others} others, which `/v1/models` lists");
+    list.push(&others);
+    list.join(", ")
+}
+
 /// What an error says of names that may have been meant, if there are any.
 pub(crate) fn near_it(near: &str) -> String {
     if near.is_empty() {
@@ -119,6 +141,15 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_list_of_names_ends_with_their_number() {
+        let names: Vec<String> = (0..MAX_LISTED + 3).map(|no| no.to_string()).collect();
+        let of = |n: usize| listed(names.iter().take(n).map(String::as_str));
+        assert_eq!((of(0).as_str(), of(2).as_str()), ("", "0, 1"));
+        assert!(of(MAX_LISTED).ends_with(", 18, 19"));
+        assert!(of(MAX_LISTED + 3).ends_with(", 19, and 3 others, which `/v1/models` lists"));
+    }
 
     #[test]
     fn a_typo_finds_the_name() {

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, Uri, header, uri::Authority},
+    http::{HeaderMap, Method, Uri, header, uri::Authority},
     middleware::Next,
     response::Response,
 };
@@ -21,7 +21,12 @@ use crate::{
 
 /// Refuses requests of foreign pages and to foreign names.
 pub(crate) async fn check_origin(State(models): State<Models>, request: Request, next: Next) -> Response {
-    match check(models.config(), request.uri(), request.headers()) {
+    match check(
+        models.config(),
+        request.method(),
+        request.uri(),
+        request.headers(),
+    ) {
         Ok(()) => next.run(request).await,
         Err(error) => {
             let dialect = Dialect::of_path(request.uri().path());
@@ -32,7 +37,29 @@ pub(crate) async fn check_origin(State(models): State<Models>, request: Request,
     }
 }
 
-fn check(config: &ServerConfig, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+/// Whether the operator lets pages of an origin call. `localhost` names every port of this machine.
+pub(crate) fn is_named(origins: &[String], origin: &str) -> bool {
+    origins.iter().any(|named| {
+        named == "*"
+            || named.eq_ignore_ascii_case(origin)
+            || (named.eq_ignore_ascii_case("localhost") && is_of_this_machine(origin))
+    })
+}
+
+/// Whether a page was loaded from this machine, by its name or its own addresses.
+fn is_of_this_machine(origin: &str) -> bool {
+    let Some(("http" | "https", authority)) = origin.split_once("://") else {
+        return false;
+    };
+    let Ok(authority) = authority.parse::<Authority>() else {
+        return false;
+    };
+    let host = authority.host();
+    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
+fn check(config: &ServerConfig, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     let text = |value: &axum::http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
     // HTTP/2 has the name in the target, HTTP/1.1 in a header; a proxy may send both.
     let mut hosts: Vec<String> = headers.get_all(header::HOST).iter().map(text).collect();
@@ -46,12 +73,11 @@ fn check(config: &ServerConfig, uri: &Uri, headers: &HeaderMap) -> Result<(), Ap
             host: shortened(host).into_owned(),
         });
     }
-    let is_named = |origin: &str| {
-        config
-            .cors_origins
-            .iter()
-            .any(|named| named == "*" || named.eq_ignore_ascii_case(origin))
-    };
+    // A browser asks before it calls; it is told nothing that would let it, and no endpoint is reached.
+    if *method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD) {
+        return Ok(());
+    }
+    let is_named = |origin: &str| is_named(&config.cors_origins, origin);
     let is_same = |origin: &str| hosts.iter().any(|host| is_origin_of(origin, host));
     match headers
         .get_all(header::ORIGIN)
@@ -122,7 +148,12 @@ mod tests {
         if let Some(origin) = origin {
             headers.insert(header::ORIGIN, origin.parse().expect("a header value"));
         }
-        match check(config, &Uri::from_static("/v1/completions"), &headers) {
+        match check(
+            config,
+            &Method::POST,
+            &Uri::from_static("/v1/completions"),
+            &headers,
+        ) {
             Ok(()) => "passes",
             Err(error) => error.code(),
         }
@@ -160,6 +191,43 @@ mod tests {
         );
         config.cors_origins = vec!["*".to_owned()];
         assert_eq!(verdict(&config, "localhost", Some("null")), "passes");
+        config.cors_origins = vec!["localhost".to_owned()];
+        for (origin, expected) in [
+            ("http://localhost", "passes"),
+            ("http://LOCALHOST:3000", "passes"),
+            ("https://127.0.0.1:3000", "passes"),
+            ("http://[::1]:3000", "passes"),
+            ("http://localhost.evil.example", "forbidden_origin"),
+            ("http://notlocalhost", "forbidden_origin"),
+            ("http://10.0.0.7", "forbidden_origin"),
+            ("file://localhost", "forbidden_origin"),
+            ("localhost", "passes"),
+        ] {
+            assert_eq!(
+                verdict(&config, "a.localhost:8080", Some(origin)),
+                expected,
+                "{origin}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_browser_that_asks_before_it_calls_reaches_no_endpoint_and_is_not_refused() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, "localhost".parse().expect("a header value"));
+        headers.insert(
+            header::ORIGIN,
+            "https://evil.example".parse().expect("a header value"),
+        );
+        let config = ServerConfig::default();
+        let uri = Uri::from_static("/v1/completions");
+        assert!(check(&config, &Method::OPTIONS, &uri, &headers).is_err());
+        headers.insert(
+            header::ACCESS_CONTROL_REQUEST_METHOD,
+            "POST".parse().expect("a header value"),
+        );
+        assert!(check(&config, &Method::OPTIONS, &uri, &headers).is_ok());
+        assert!(check(&config, &Method::POST, &uri, &headers).is_err());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use serde_json::{Value, json};
 use tokenmill::{Sample, TextEnd};
+use tokenmill_backend::PAGE_TOKENS;
 use tokenmill_sched::{FinishReason, Timings};
 
 use crate::tools::ends_in_calls;
@@ -53,23 +54,33 @@ impl TokenCounts {
     pub(crate) fn to_responses(self) -> Value {
         json!({
             "input_tokens": self.prompt,
-            "input_tokens_details": { "cached_tokens": self.cached },
+            "input_tokens_details": { "cached_tokens": self.cached, "cache_write_tokens": 0 },
             "output_tokens": self.completion,
             "output_tokens_details": { "reasoning_tokens": self.reasoning },
             "total_tokens": self.prompt + self.completion,
         })
     }
 
-    /// As Anthropic writes it: cached tokens are not among the input tokens.
-    pub(crate) fn to_anthropic(self) -> Value {
+    /// As Anthropic writes it: tokens read from the cache, or kept there where the request `marks` what is to be, are not among the
+    /// input tokens. What is kept are whole pages.
+    pub(crate) fn to_anthropic(self, marks: bool) -> Value {
+        let computed = self.prompt - self.cached;
+        let kept = if marks {
+            (self.prompt / PAGE_TOKENS * PAGE_TOKENS).saturating_sub(self.cached)
+        } else {
+            0
+        };
         json!({
-            "input_tokens": self.prompt - self.cached,
+            "input_tokens": computed - kept,
             "cache_read_input_tokens": self.cached,
-            "cache_creation_input_tokens": 0,
+            "cache_creation_input_tokens": kept,
             "output_tokens": self.completion,
         })
     }
 }
+
+/// What makes answers: this program, in the version that it has.
+pub(crate) const SYSTEM_FINGERPRINT: &str = concat!("build-", env!("CARGO_PKG_VERSION"));
 
 /// Why a sample ended, in OpenAI's words.
 pub(crate) fn finish_reason(end: &TextEnd) -> &'static str {
@@ -96,14 +107,17 @@ pub(crate) fn timings(end: &TextEnd) -> Value {
     let decode = total.saturating_sub(first_token).as_secs_f64();
     let n_after_first = usage.completion_tokens.saturating_sub(1);
     let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
+    let per_token_ms = |n: usize, seconds: f64| if n > 0 { seconds * 1e3 / n as f64 } else { 0.0 };
     let mut timings = json!({
         "queued_ms": queued.as_secs_f64() * 1e3,
         "cache_n": usage.cached_tokens,
         "prompt_n": n_computed,
         "prompt_ms": prefill.as_secs_f64() * 1e3,
+        "prompt_per_token_ms": per_token_ms(n_computed, prefill.as_secs_f64()),
         "prompt_per_second": rate(n_computed, prefill.as_secs_f64()),
         "predicted_n": usage.completion_tokens,
         "predicted_ms": decode * 1e3,
+        "predicted_per_token_ms": per_token_ms(n_after_first, decode),
         "predicted_per_second": rate(n_after_first, decode),
     });
     if usage.drafted_tokens > 0 {

@@ -27,11 +27,22 @@ const BEHIND_V1: [&str; 8] = [
 pub(crate) struct AskedPath(pub(crate) String);
 
 impl AskedPath {
+    /// Whether the client left out the `/v1` that belongs before the path.
+    pub(crate) fn is_unversioned(&self) -> bool {
+        let first = self.0.split('/').find(|piece| !piece.is_empty());
+        first.is_some_and(|first| BEHIND_V1.contains(&first))
+    }
+
     /// The path that an error names: the client's own.
     pub(crate) fn or(asked: Option<Extension<Self>>, uri: &Uri) -> String {
         let path = asked.map_or_else(|| uri.path().to_owned(), |Extension(Self(path))| path);
         shortened(&path).into_owned()
     }
+}
+
+/// Whether a path is one that supervisors and load balancers ask.
+pub(crate) fn is_probe(path: &str) -> bool {
+    ["/livez", "/readyz", "/health", "/v1/health"].contains(&path)
 }
 
 /// A text of a URL without its escapes; what is no escape stays as it is.

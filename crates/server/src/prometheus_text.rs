@@ -3,6 +3,9 @@
 //! Separate from the figures, which exist once. The formats differ in a few lines: the older one declares a counter under
 //! the name of its samples, with `_total`, and knows neither units nor an end mark.
 
+/// What llama.cpp declares as a counter without the ending that OpenMetrics asks of one.
+const OWN_COUNTERS: [&str; 1] = ["llamacpp:n_tokens_max"];
+
 /// Writes OpenMetrics text of gauges, counters and histograms in the older format.
 pub(crate) fn prometheus_text(open_metrics: &str) -> String {
     let counters: Vec<&str> = open_metrics
@@ -18,6 +21,9 @@ pub(crate) fn prometheus_text(open_metrics: &str) -> String {
         match declared {
             Some((keyword, name, rest)) if counters.contains(&name) => {
                 text.extend([keyword, name, "_total ", rest, "\n"]);
+            }
+            Some(("# TYPE ", name, _)) if OWN_COUNTERS.contains(&name) => {
+                text.extend(["# TYPE ", name, " counter\n"]);
             }
             None if line == "# EOF" || line.starts_with("# UNIT ") => {}
             _ => text.extend([line, "\n"]),

@@ -25,7 +25,7 @@ use crate::{
     },
     frame::{endpoint, framed},
     models::Models,
-    origin::check_origin,
+    origin::{check_origin, is_named},
     paths::normalize,
     request_id::{RequestId, name_request},
     request_log::log_request,
@@ -38,6 +38,10 @@ pub fn router(models: impl Into<Models>) -> Router {
     let guarded = Router::new()
         .route("/v1/chat/completions", endpoint(openai, chat::chat))
         .route("/v1/chat/completions/render", endpoint(openai, chat::render))
+        .route(
+            "/v1/chat/completions/input_tokens",
+            endpoint(openai, chat::count_tokens),
+        )
         .route("/v1/completions/render", endpoint(openai, completions::render))
         .route("/v1/completions", endpoint(openai, completions::completions))
         .route("/v1/embeddings", endpoint(openai, embeddings::embeddings))
@@ -45,6 +49,10 @@ pub fn router(models: impl Into<Models>) -> Router {
         .route("/v2/rerank", endpoint(openai, rerank::rerank))
         .route("/v1/reranking", endpoint(openai, rerank::rerank))
         .route("/v1/responses", endpoint(openai, responses::responses))
+        .route(
+            "/v1/responses/input_tokens",
+            endpoint(openai, responses::count_tokens),
+        )
         .route(
             "/v1/responses/{id}",
             get(responses::stored).delete(responses::forget),
@@ -131,11 +139,11 @@ fn ollama_paths(models: &Models) -> Router<Models> {
         .route("/api/embed", endpoint(dialect, ollama::embed::embed))
         .route("/api/embeddings", endpoint(dialect, ollama::embed::embeddings))
         .route("/api/show", framed(dialect, ollama::models::show))
+        .route("/api/pull", framed(dialect, ollama::models::pull))
         .route("/api/tags", get(ollama::models::tags))
         .route("/api/ps", get(ollama::models::ps))
         .route("/api/version", get(ollama::models::version));
     for path in [
-        "/api/pull",
         "/api/push",
         "/api/create",
         "/api/copy",
@@ -155,11 +163,10 @@ fn cors(origins: &[String]) -> CorsLayer {
     let allowed = if origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
     } else {
-        AllowOrigin::list(
-            origins
-                .iter()
-                .filter_map(|origin| HeaderValue::from_str(origin).ok()),
-        )
+        let origins = origins.to_vec();
+        AllowOrigin::predicate(move |origin: &HeaderValue, _| {
+            origin.to_str().is_ok_and(|origin| is_named(&origins, origin))
+        })
     };
     CorsLayer::new()
         .allow_origin(allowed)

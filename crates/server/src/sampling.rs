@@ -11,10 +11,13 @@ use serde::{
     de::{self, MapAccess, SeqAccess, Visitor},
 };
 use tokenmill::{DRY_BREAKERS, ModelWords};
-use tokenmill_backend::{Dry, SamplingParams, SamplingParamsError};
+use tokenmill_backend::{
+    Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, SamplingParamsError, Xtc,
+};
 
 use crate::{
     ApiError,
+    error::shortened,
     fields::{Field, yes},
 };
 
@@ -26,12 +29,28 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("presence_penalty", ""),
     yes(
         "logit_bias",
-        "token id to bias, or a list of pairs as in llama.cpp; -100 and `false` forbid",
+        "token id, or as in llama.cpp a text, whose tokens are meant, to bias; or a list of such pairs; -100 and `false` forbid",
     ),
     yes("seed", "same seed, same tokens, on the CPU whatever else runs"),
     yes("top_k", "extension, as in vLLM and llama.cpp; 0 or -1 is off"),
     yes("min_p", "extension, as in vLLM and llama.cpp"),
     yes("typical_p", "extension, as in llama.cpp"),
+    yes("top_n_sigma", "extension, as in llama.cpp; 0 and less is off"),
+    yes("xtc_probability", "extension, as in llama.cpp; 0 is off"),
+    yes("xtc_threshold", "extension, as in llama.cpp; default 0.1"),
+    yes("dynatemp_range", "extension, as in llama.cpp; 0 is off"),
+    yes("dynatemp_exponent", "extension, as in llama.cpp; default 1"),
+    yes(
+        "mirostat",
+        "extension, as in llama.cpp: version 1 or 2, in place of filters and penalties; 0 is off",
+    ),
+    yes("mirostat_tau", "extension, as in llama.cpp; default 5"),
+    yes("mirostat_eta", "extension, as in llama.cpp; default 0.1"),
+    yes(
+        "samplers",
+        "extension, as in llama.cpp: the steps of sampling in their order, as a list of names or as letters (`\"kpt\"`); those that are not named \
+         are left out; `infill` and `adaptive_p` change nothing",
+    ),
     yes("repetition_penalty", "extension, as in vLLM"),
     yes(
         "repeat_penalty",
@@ -58,12 +77,20 @@ pub const SAMPLING_FIELDS: &[Field] = &[
          that allows nothing else",
     ),
     yes(
+        "stop_token_ids",
+        "extension, as in vLLM; up to 64 tokens that end the answer and are not part of it",
+    ),
+    yes(
         "priority",
         "extension, as in vLLM; lower goes first; other than 0 only with `--scheduling-policy priority`",
     ),
     yes(
         "cache_salt",
         "extension, as in vLLM; cached prefixes are found only by requests with the same salt",
+    ),
+    yes(
+        "cache_prompt",
+        "extension, as in llama.cpp; with `false` the whole prompt is computed, and is found by no other request",
     ),
     yes(
         "id_slot",
@@ -84,6 +111,15 @@ pub struct SamplingFields {
     top_k: Option<i64>,
     min_p: Option<f32>,
     typical_p: Option<f32>,
+    top_n_sigma: Option<f32>,
+    xtc_probability: Option<f32>,
+    xtc_threshold: Option<f32>,
+    dynatemp_range: Option<f32>,
+    dynatemp_exponent: Option<f32>,
+    mirostat: Option<u8>,
+    mirostat_tau: Option<f32>,
+    mirostat_eta: Option<f32>,
+    samplers: Option<Samplers>,
     repetition_penalty: Option<f32>,
     repeat_penalty: Option<f32>,
     repeat_last_n: Option<i64>,
@@ -93,8 +129,10 @@ pub struct SamplingFields {
     dry_penalty_last_n: Option<i64>,
     dry_sequence_breakers: Option<Vec<String>>,
     min_tokens: Option<u32>,
+    stop_token_ids: Option<Vec<u32>>,
     priority: Option<i32>,
     cache_salt: Option<String>,
+    cache_prompt: Option<bool>,
     id_slot: Option<i64>,
 }
 
@@ -102,12 +140,53 @@ pub struct SamplingFields {
 #[derive(Clone, Debug, Default)]
 struct Biases(BTreeMap<String, f32>);
 
+/// Steps of sampling as llama.cpp writes them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a list of names, or letters")]
+enum Samplers {
+    Names(Vec<String>),
+    Letters(String),
+}
+
+/// Names that llama.cpp knows for what is no step here: the sampler of `/infill`, which prefers endings, and one that is off.
+const IDLE_SAMPLERS: [&str; 2] = ["infill", "adaptive_p"];
+const IDLE_LETTERS: [char; 2] = ['i', 'a'];
+
+impl Samplers {
+    fn steps(&self) -> Result<Vec<SamplerStep>, ApiError> {
+        let unknown = |name: &str| {
+            let reason = format!("there is no sampler `{}`", crate::error::shortened(name));
+            ApiError::invalid("samplers", reason)
+        };
+        match self {
+            Self::Names(names) => names
+                .iter()
+                .filter(|name| !IDLE_SAMPLERS.contains(&name.as_str()))
+                .map(|name| SamplerStep::from_name(name).ok_or_else(|| unknown(name)))
+                .collect(),
+            Self::Letters(letters) => letters
+                .chars()
+                .filter(|letter| !IDLE_LETTERS.contains(letter))
+                .map(|letter| SamplerStep::from_letter(letter).ok_or_else(|| unknown(&letter.to_string())))
+                .collect(),
+        }
+    }
+}
+
 /// One bias as llama.cpp writes it.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a number, or false, which forbids the token")]
 enum Bias {
     Number(f32),
     Switch(bool),
+}
+
+/// What is biased: a token, or those of a text.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a token id or a text")]
+enum Biased {
+    Token(u32),
+    Text(String),
 }
 
 impl Bias {
@@ -133,7 +212,7 @@ impl<'de> Visitor<'de> for BiasesVisitor {
     type Value = Biases;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map of token ids to biases, or a list of pairs of both")
+        f.write_str("a map of token ids or texts to biases, or a list of pairs of both")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Biases, A::Error> {
@@ -146,12 +225,19 @@ impl<'de> Visitor<'de> for BiasesVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Biases, A::Error> {
         let mut biases = BTreeMap::new();
-        while let Some((token, bias)) = pairs.next_element::<(u32, Bias)>()? {
-            biases.insert(token.to_string(), bias.value()?);
+        while let Some((token, bias)) = pairs.next_element::<(Biased, Bias)>()? {
+            let token = match token {
+                Biased::Token(id) => id.to_string(),
+                Biased::Text(text) => text,
+            };
+            biases.insert(token, bias.value()?);
         }
         Ok(Biases(biases))
     }
 }
+
+/// Most tokens of a request that end its answer.
+const MAX_STOP_TOKENS: usize = 64;
 
 /// Most breakers of a request, and the longest of them.
 const MAX_BREAKERS: usize = 16;
@@ -163,6 +249,22 @@ impl SamplingFields {
         self.min_tokens.unwrap_or(0)
     }
 
+    /// Further tokens that end the answer.
+    ///
+    /// # Errors
+    /// Too many, and one that is not in the vocabulary.
+    pub(crate) fn stop_tokens(&self, n_vocab: usize) -> Result<Vec<u32>, ApiError> {
+        let ids = self.stop_token_ids.clone().unwrap_or_default();
+        let refused = |reason: String| Err(ApiError::invalid("stop_token_ids", reason));
+        if ids.len() > MAX_STOP_TOKENS {
+            return refused(format!("{} tokens, at most {MAX_STOP_TOKENS}", ids.len()));
+        }
+        match ids.iter().find(|&&id| id as usize >= n_vocab) {
+            Some(id) => refused(format!("{id} is not in the vocabulary of {n_vocab} tokens")),
+            None => Ok(ids),
+        }
+    }
+
     /// Place in the queue in vLLM's sense: lower goes first.
     pub(crate) fn priority(&self) -> i32 {
         self.priority.unwrap_or(0)
@@ -171,6 +273,11 @@ impl SamplingFields {
     /// The slot that it asks for.
     pub(crate) fn slot(&self) -> Option<usize> {
         self.id_slot.and_then(|id| usize::try_from(id).ok())
+    }
+
+    /// Whether its prompt may come from the cache, and be found there.
+    pub(crate) fn caches(&self) -> bool {
+        self.cache_prompt.unwrap_or(true)
     }
 
     /// What keeps the request's cached prefixes apart.
@@ -193,7 +300,17 @@ impl SamplingFields {
     /// The first field out of range, by name.
     pub fn into_params(self, words: &ModelWords, fresh_seed: u64) -> Result<SamplingParams, ApiError> {
         let breakers = |texts: &[&str]| words.dry_breakers(texts);
-        self.into_params_with(words.tokenizer().n_vocab(), fresh_seed, breakers)
+        let tokens_of = |text: &str| words.encode_text(text, false);
+        self.into_params_with(words.tokenizer().n_vocab(), fresh_seed, breakers, tokens_of)
+    }
+
+    /// Checks the values for any vocabulary.
+    ///
+    /// # Errors
+    /// As [`Self::into_params`].
+    pub(crate) fn check(self) -> Result<(), ApiError> {
+        self.into_params_with(usize::MAX, 0, |_| Vec::new(), |_| Vec::new())
+            .map(drop)
     }
 
     fn into_params_with(
@@ -201,6 +318,7 @@ impl SamplingFields {
         n_vocab: usize,
         fresh_seed: u64,
         breakers: impl FnOnce(&[&str]) -> Vec<u32>,
+        tokens_of: impl Fn(&str) -> Vec<u32>,
     ) -> Result<SamplingParams, ApiError> {
         if self.repetition_penalty.is_some() && self.repeat_penalty.is_some() {
             return Err(ApiError::invalid(
@@ -228,12 +346,40 @@ impl SamplingFields {
             Some(texts) => texts.iter().map(String::as_str).collect(),
             None => DRY_BREAKERS.to_vec(),
         };
+        let mirostat = match self.mirostat.unwrap_or(0) {
+            0 => None,
+            1 => Some(MirostatVersion::One),
+            2 => Some(MirostatVersion::Two),
+            other => {
+                return Err(ApiError::invalid("mirostat", format!("{other} is not 0, 1 or 2")));
+            }
+        };
+        let steps = self.samplers.as_ref().map(Samplers::steps).transpose()?;
         let params = SamplingParams {
             temperature: self.temperature.unwrap_or(1.0),
             top_k,
             top_p: self.top_p.unwrap_or(1.0),
             min_p: self.min_p.unwrap_or(0.0),
             typical_p: self.typical_p.unwrap_or(1.0),
+            top_n_sigma: self.top_n_sigma.unwrap_or(0.0),
+            xtc: self
+                .xtc_probability
+                .filter(|&probability| probability != 0.0)
+                .map(|probability| Xtc {
+                    probability,
+                    threshold: self.xtc_threshold.unwrap_or(0.1),
+                }),
+            dynamic_temperature: (self.dynatemp_range.filter(|&range| range != 0.0)).map(|range| {
+                DynamicTemperature {
+                    range,
+                    exponent: self.dynatemp_exponent.unwrap_or(1.0),
+                }
+            }),
+            mirostat: mirostat.map(|version| {
+                let (target, rate) = (self.mirostat_tau.unwrap_or(5.0), self.mirostat_eta.unwrap_or(0.1));
+                Mirostat::new(version, target, rate)
+            }),
+            order: None,
             repeat_penalty: self.repetition_penalty.or(self.repeat_penalty).unwrap_or(1.0),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
@@ -249,14 +395,17 @@ impl SamplingFields {
                     last_n: dry_last_n,
                     breakers: breakers(&texts),
                 }),
-            logit_bias: read_bias(self.logit_bias.unwrap_or_default())?,
+            logit_bias: read_bias(self.logit_bias.unwrap_or_default(), tokens_of)?,
             seed: self.seed.map_or(fresh_seed, |seed| seed as u64),
             n_logprobs: None,
         };
         params
             .validate(n_vocab)
             .map_err(|error| name_field(&error, repeat_name))?;
-        Ok(params)
+        Ok(match steps {
+            Some(steps) => params.with_steps(&steps),
+            None => params,
+        })
     }
 }
 
@@ -299,17 +448,22 @@ fn check_range(name: &str, value: Option<f32>, minimum: f32, maximum: f32) -> Re
 /// The lowest bias, which forbids a token, as the official API documents.
 const FORBIDS: f32 = -100.0;
 
-/// Reads the ids and checks the biases.
-fn read_bias(biases: Biases) -> Result<Vec<(u32, f32)>, ApiError> {
-    (biases.0.into_iter())
-        .map(|(token, bias)| {
-            let id = token
-                .parse()
-                .map_err(|_| ApiError::invalid(format!("logit_bias.{token}"), "the key is not a token id"))?;
-            check_range(&format!("logit_bias.{token}"), Some(bias), FORBIDS, 100.0)?;
-            Ok((id, if bias <= FORBIDS { f32::NEG_INFINITY } else { bias }))
-        })
-        .collect()
+/// Reads the ids and checks the biases. What is no number is a text.
+fn read_bias(biases: Biases, tokens_of: impl Fn(&str) -> Vec<u32>) -> Result<Vec<(u32, f32)>, ApiError> {
+    let mut read = BTreeMap::new();
+    for (token, bias) in biases.0 {
+        let param = || format!("logit_bias.{}", shortened(&token));
+        check_range(&param(), Some(bias), FORBIDS, 100.0)?;
+        let bias = if bias <= FORBIDS { f32::NEG_INFINITY } else { bias };
+        match token.parse() {
+            Ok(id) => {
+                read.insert(id, bias);
+            }
+            Err(_) if token.is_empty() => return Err(ApiError::invalid(param(), "the text has no tokens")),
+            Err(_) => read.extend(tokens_of(&token).into_iter().map(|id| (id, bias))),
+        }
+    }
+    Ok(read.into_iter().collect())
 }
 
 fn name_field(error: &SamplingParamsError, repeat_name: &str) -> ApiError {
@@ -338,7 +492,12 @@ mod tests {
     fn check(body: &str, expected: Result<SamplingParams, &str>) {
         let fields: SamplingFields = serde_json::from_str(body).expect("fields of the right types");
         match (
-            fields.into_params_with(100, 7, |texts| vec![texts.len() as u32]),
+            fields.into_params_with(
+                100,
+                7,
+                |texts| vec![texts.len() as u32],
+                |text| text.bytes().map(u32::from).collect(),
+            ),
             expected,
         ) {
             (Ok(found), Ok(wanted)) => assert_eq!(found, wanted),
@@ -366,13 +525,26 @@ mod tests {
         check(
             r#"{"temperature":0.5,"top_p":0.9,"frequency_penalty":0.1,"presence_penalty":0.2,"logit_bias":{"3":-100,"4":5},
                 "seed":-1,"top_k":40,"min_p":0.05,"typical_p":0.7,"repetition_penalty":1.1,"repeat_last_n":64,
-                "dry_multiplier":0.8,"dry_base":2.0,"dry_allowed_length":3,"dry_penalty_last_n":99}"#,
+                "dry_multiplier":0.8,"dry_base":2.0,"dry_allowed_length":3,"dry_penalty_last_n":99,"top_n_sigma":1.5,
+                "xtc_probability":0.5,"xtc_threshold":0.2,"dynatemp_range":0.3,"dynatemp_exponent":2,"mirostat":2,"mirostat_tau":4,
+                "mirostat_eta":0.2,"samplers":["temperature","top_k","infill"]}"#,
             Ok(SamplingParams {
                 temperature: 0.5,
                 top_k: 40,
                 top_p: 0.9,
                 min_p: 0.05,
                 typical_p: 0.7,
+                top_n_sigma: 1.5,
+                xtc: Some(Xtc {
+                    probability: 0.5,
+                    threshold: 0.2,
+                }),
+                dynamic_temperature: Some(DynamicTemperature {
+                    range: 0.3,
+                    exponent: 2.0,
+                }),
+                mirostat: Some(Mirostat::new(MirostatVersion::Two, 4.0, 0.2)),
+                order: Some(vec![SamplerStep::Temperature, SamplerStep::TopK]),
                 repeat_penalty: 1.1,
                 presence_penalty: 0.2,
                 frequency_penalty: 0.1,
@@ -413,10 +585,40 @@ mod tests {
                 ..api_default()
             }),
         );
-        for biases in ["[[3]]", "[[\"a\",1]]", "[[3,true]]", "{\"3\":\"x\"}", "3"] {
+        check(
+            r#"{"logit_bias":[["\n\t",false],[4,5]]}"#,
+            Ok(SamplingParams {
+                logit_bias: vec![(4, 5.0), (9, f32::NEG_INFINITY), (10, f32::NEG_INFINITY)],
+                ..api_default()
+            }),
+        );
+        for biases in ["[[3]]", "[[{},1]]", "[[3,true]]", "{\"3\":\"x\"}", "3"] {
             let body = format!("{{\"logit_bias\":{biases}}}");
             assert!(serde_json::from_str::<SamplingFields>(&body).is_err(), "{biases}");
         }
+    }
+
+    #[test]
+    fn samplers_that_are_not_named_are_off() {
+        let body = r#"{"samplers":["top_k","top_p","infill"],"top_k":40,"top_p":0.9,"min_p":0.3,"temperature":0.0,
+            "repetition_penalty":1.2,"dry_multiplier":0.8}"#;
+        let expected = SamplingParams {
+            top_k: 40,
+            top_p: 0.9,
+            ..api_default()
+        };
+        check(body, Ok(expected.clone()));
+        check(
+            r#"{"samplers":"kp","top_k":40,"top_p":0.9,"min_p":0.3}"#,
+            Ok(expected),
+        );
+        check(
+            r#"{"samplers":"edskypmxt","top_p":0.9}"#,
+            Ok(SamplingParams {
+                top_p: 0.9,
+                ..api_default()
+            }),
+        );
     }
 
     #[test]
@@ -429,12 +631,19 @@ mod tests {
             (r#"{"repetition_penalty":0}"#, "repetition_penalty"),
             (r#"{"repeat_penalty":-1}"#, "repeat_penalty"),
             (r#"{"repeat_penalty":1,"repetition_penalty":1}"#, "repeat_penalty"),
-            (r#"{"logit_bias":{"x":1}}"#, "logit_bias.x"),
+            (r#"{"logit_bias":{"":1}}"#, "logit_bias."),
             (r#"{"logit_bias":{"100":1}}"#, "logit_bias"),
             (r#"{"logit_bias":{"1":101}}"#, "logit_bias.1"),
             (r#"{"dry_sequence_breakers":[""]}"#, "dry_sequence_breakers"),
             (r#"{"repeat_last_n":-2}"#, "repeat_last_n"),
             (r#"{"dry_penalty_last_n":-2}"#, "dry_penalty_last_n"),
+            (r#"{"xtc_probability":1.5}"#, "xtc_probability"),
+            (r#"{"xtc_probability":0.5,"xtc_threshold":-1}"#, "xtc_threshold"),
+            (r#"{"dynatemp_range":-1}"#, "dynatemp_range"),
+            (r#"{"mirostat":3}"#, "mirostat"),
+            (r#"{"mirostat":1,"mirostat_tau":-1}"#, "mirostat_tau"),
+            (r#"{"samplers":["top_k","top_q"]}"#, "samplers"),
+            (r#"{"samplers":"kq"}"#, "samplers"),
         ] {
             check(body, Err(param));
         }

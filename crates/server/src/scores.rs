@@ -1,43 +1,110 @@
 //! Log-probabilities as OpenAI's endpoints write them.
 
 use serde_json::{Map, Value, json};
-use tokenmill::ScoredToken;
+use tokenmill::{ScoredToken, TextParams};
 use tokenmill_text::{TokenKind, Tokenizer};
+
+use crate::ApiError;
+
+/// Most log-probabilities of an answer that is gathered before it is sent: 128 MiB of them.
+pub(crate) const MAX_GATHERED: usize = 1 << 24;
+
+/// Most of an answer that has them in a tree of values.
+pub(crate) const MAX_IN_TREE: usize = 1 << 18;
+
+/// Refuses log-probabilities of a whole answer that are more than `maximum` if the answers to `n_prompts` prompts become as long as they may.
+///
+/// # Errors
+/// By the field.
+pub(crate) fn check_scores(
+    field: &str,
+    params: &TextParams,
+    n_prompts: usize,
+    n_ctx: usize,
+    maximum: usize,
+) -> Result<(), ApiError> {
+    let Some(n_top) = params.sampling.n_logprobs else {
+        return Ok(());
+    };
+    let n_tokens = params.max_tokens.map_or(n_ctx, |n| n_ctx.min(n as usize));
+    let n_samples = n_prompts.saturating_mul(params.n as usize);
+    let n_scores = n_samples
+        .saturating_mul(n_tokens)
+        .saturating_mul(n_top as usize + 1);
+    if n_scores <= maximum {
+        return Ok(());
+    }
+    let reason = format!(
+        "{n_samples} answers of up to {n_tokens} tokens with {n_top} alternatives make up to {n_scores} log-probabilities, at most \
+         {maximum} are gathered; ask for fewer tokens, answers or alternatives, or for a stream"
+    );
+    Err(ApiError::invalid(field, reason))
+}
 
 /// Written in place of negative infinity, which JSON does not have; OpenAI documents the same value.
 const LEAST: f32 = -9999.0;
 
-fn finite(logprob: f32) -> f32 {
+pub(crate) fn finite(logprob: f32) -> f32 {
     logprob.max(LEAST)
 }
 
-fn text_of(tokenizer: &Tokenizer, id: u32) -> String {
+pub(crate) fn text_of(tokenizer: &Tokenizer, id: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(id).unwrap_or_default()).into_owned()
+}
+
+fn entry(tokenizer: &Tokenizer, id: u32, logprob: f32) -> Value {
+    json!({
+        "token": text_of(tokenizer, id),
+        "logprob": finite(logprob),
+        "bytes": tokenizer.token_bytes(id).unwrap_or_default(),
+    })
+}
+
+/// A token as chat choices list it.
+pub(crate) fn chat_entry(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
+    let mut scored = entry(tokenizer, token.id, token.logprob.unwrap_or(LEAST));
+    let top = (token.top.iter()).map(|top| entry(tokenizer, top.id, top.logprob));
+    scored["top_logprobs"] = top.collect();
+    scored
+}
+
+/// A token as llama.cpp lists it: with its id, and those of the others.
+pub(crate) fn entry_with_ids(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
+    let mut scored = chat_entry(tokenizer, token);
+    scored["id"] = token.id.into();
+    let top = scored["top_logprobs"].as_array_mut().into_iter().flatten();
+    for (score, token) in top.zip(&token.top) {
+        score["id"] = token.id.into();
+    }
+    scored
 }
 
 /// The `logprobs` of a chat choice.
 pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Value {
-    let entry = |id: u32, logprob: f32| {
-        json!({
-            "token": text_of(tokenizer, id),
-            "logprob": finite(logprob),
-            "bytes": tokenizer.token_bytes(id).unwrap_or_default(),
-        })
-    };
-    let content: Vec<Value> = tokens
-        .iter()
-        .map(|token| {
-            let mut scored = entry(token.id, token.logprob.unwrap_or(LEAST));
-            scored["top_logprobs"] = token.top.iter().map(|top| entry(top.id, top.logprob)).collect();
-            scored
-        })
+    let content: Value = (tokens.iter())
+        .map(|token| chat_entry(tokenizer, token))
         .collect();
     json!({ "content": content, "refusal": null })
 }
 
+/// A token and the likeliest in its place as vLLM writes those of a prompt, by their ids; `null` for one without a score. A rank is
+/// told of the likeliest.
+pub(crate) fn scored_by_id(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
+    let Some(logprob) = token.logprob else {
+        return Value::Null;
+    };
+    let entry = |id: u32, logprob: f32, rank: Option<usize>| json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": text_of(tokenizer, id) });
+    let mut by_id = Map::new();
+    by_id.insert(token.id.to_string(), entry(token.id, logprob, None));
+    for (rank, top) in (1..).zip(&token.top) {
+        by_id.insert(top.id.to_string(), entry(top.id, top.logprob, Some(rank)));
+    }
+    Value::Object(by_id)
+}
+
 /// Characters that a token adds to the text: control tokens are not shown, and a character that several tokens share
 /// belongs to the first.
-fn n_chars(tokenizer: &Tokenizer, id: u32) -> usize {
+pub(crate) fn n_chars(tokenizer: &Tokenizer, id: u32) -> usize {
     if tokenizer.token_kind(id).is_some_and(TokenKind::is_special) {
         return 0;
     }
@@ -59,22 +126,51 @@ pub(crate) fn completion_logprobs(
     let mut tops = Vec::with_capacity(tokens.len());
     let mut offsets = Vec::with_capacity(tokens.len());
     for token in tokens {
-        let text = text_of(tokenizer, token.id);
         offsets.push(offset);
         offset += n_chars(tokenizer, token.id);
-        texts.push(text);
+        texts.push(text_of(tokenizer, token.id));
         logprobs.push(token.logprob.map(finite));
-        let top: Map<String, Value> = token
-            .top
-            .iter()
-            .map(|top| (text_of(tokenizer, top.id), json!(finite(top.logprob))))
-            .collect();
-        // The first token of an echoed prompt has no probability, and no alternatives.
-        tops.push(if token.logprob.is_some() {
-            Value::Object(top)
-        } else {
-            Value::Null
-        });
+        tops.push(alternatives(tokenizer, token));
     }
     json!({ "tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets })
+}
+
+/// The likeliest tokens by their texts. The first token of an echoed prompt has no probability, and no alternatives.
+pub(crate) fn alternatives(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
+    if token.logprob.is_none() {
+        return Value::Null;
+    }
+    let top: Map<String, Value> = (token.top.iter())
+        .map(|top| (text_of(tokenizer, top.id), json!(finite(top.logprob))))
+        .collect();
+    Value::Object(top)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_that_would_not_fit_are_refused_before_they_are_computed() {
+        let check = |n_top: Option<u32>, n: u32, max_tokens: Option<u32>, n_prompts: usize| {
+            let mut params = TextParams {
+                n,
+                max_tokens,
+                ..TextParams::default()
+            };
+            params.sampling.n_logprobs = n_top;
+            let checked = check_scores("logprobs", &params, n_prompts, 4096, 100_000);
+            checked.map_err(|error| error.param().map(str::to_owned))
+        };
+        let refused = Err(Some("logprobs".to_owned()));
+        assert_eq!(check(Some(20), 1, None, 1), Ok(()));
+        assert_eq!(check(Some(20), 2, None, 1), refused);
+        assert_eq!(check(Some(20), 128, Some(30), 1), Ok(()));
+        assert_eq!(check(Some(0), 1, None, 25), refused);
+        assert_eq!(check(None, 128, None, 256), Ok(()));
+        assert_eq!(
+            check(Some(u32::MAX), u32::MAX, Some(u32::MAX), usize::MAX),
+            refused
+        );
+    }
 }

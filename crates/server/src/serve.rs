@@ -1,22 +1,21 @@
 //! [`Server`]: connections in, an orderly end out.
 //!
 //! Plain TCP, TLS and UNIX sockets go through one loop. Invariants: the number of open connections is bounded, headers
-//! must come in time, and after [`Shutdown::begin`](crate::Shutdown::begin) running answers have `drain_timeout`.
+//! must come in time, a connection without requests is closed, and after [`Shutdown::begin`](crate::Shutdown::begin) running answers
+//! have `drain_timeout`.
 
-use std::{
-    io,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+use std::{io, pin::pin, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{HeaderValue, Request, header},
+    response::Response,
 };
-
-use axum::{Router, body::Body, http::Request};
 use hyper::body::Incoming;
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto::Builder, graceful::GracefulShutdown},
+    rt::{TokioIo, TokioTimer},
+    server::conn::auto::Builder,
     service::TowerToHyperService,
 };
 #[cfg(unix)]
@@ -24,8 +23,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::mpsc,
     task::JoinHandle,
+    time::{Instant, sleep_until},
 };
 use tokio_rustls::{
     TlsAcceptor,
@@ -34,21 +34,42 @@ use tokio_rustls::{
         pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     },
 };
-use tower::ServiceExt as _;
+use tower::{ServiceExt as _, service_fn};
 
 #[cfg(unix)]
 use crate::unix_socket::listen_unix;
-use crate::{App, Listen, Models, TlsFiles, kv_events::KvEvents, router, write_timeout::WriteTimeout};
+use crate::{
+    ApiError, App, Dialect, Listen, Models, TlsFiles,
+    answer_body::{AnswerBody, StreamExecutor},
+    app::error_response,
+    connections::{Connections, Kind, Place},
+    intake::ConnectionBodies,
+    keys::Peer,
+    kv_events::KvEvents,
+    paths::is_probe,
+    request_id::RequestId,
+    router,
+    write_timeout::WriteTimeout,
+};
 
 /// Longest wait for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// HTTP/2 connections, which may be idle for as long as they like, are asked this often whether they are still there.
+/// HTTP/2 connections are asked this often whether they are still there.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Requests that an HTTP/2 connection may have open at a time.
 const MAX_STREAMS: u32 = 100;
+
+/// Bytes of bodies that an HTTP/2 connection may send before the server takes them, in all and for each stream.
+const RECEIVE_WINDOW: u32 = 256 << 10;
+
+/// How long a connection that is to end may take for its farewell.
+const FAREWELL: Duration = Duration::from_millis(100);
+
+/// How long a connection may last that is there for a probe only.
+const PROBE_TIME: Duration = Duration::from_secs(5);
 
 /// Why a server could not start or had to stop.
 #[derive(Debug, thiserror::Error)]
@@ -165,41 +186,46 @@ impl Server {
         let _publisher = publisher.map(|(kv_events, app)| Publisher::start(kv_events, app));
         let router = router(models.clone());
         let (config, shutdown) = (models.config(), models.shutdown());
-        let mut http = Builder::new(TokioExecutor::new());
+        let mut http = Builder::new(StreamExecutor::new(reset_after(config.write_timeout)));
         http.http1()
             .timer(TokioTimer::new())
             .header_read_timeout(config.header_timeout)
+            // Some clients look for a header as llama.cpp writes it.
+            .title_case_headers(true)
             .max_buf_size(64 << 10);
         http.http2()
             .timer(TokioTimer::new())
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .max_concurrent_streams(MAX_STREAMS)
+            .initial_connection_window_size(RECEIVE_WINDOW)
+            .initial_stream_window_size(RECEIVE_WINDOW)
             .max_header_list_size(64 << 10);
         let http = Arc::new(http);
-        let connections = Arc::new(Semaphore::new(config.max_connections));
-        let graceful = GracefulShutdown::new();
+        let connections = Connections::new(config.max_connections);
+        // Each connection has a sender, so that the receiver hears when the last one has ended.
+        let (open, mut all_ended) = mpsc::channel::<()>(1);
         loop {
-            let permit = tokio::select! {
-                permit = Arc::clone(&connections).acquire_owned() => permit.expect("the semaphore is never closed"),
-                () = shutdown.begun() => break,
-            };
             let stream = tokio::select! {
                 stream = accept(&self.socket) => stream,
                 () = shutdown.begun() => break,
             };
-            let Ok(stream) = stream else {
+            let Ok((stream, peer)) = stream else {
                 // Out of file handles, most likely; those in use will come back.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
+            let place = tokio::select! {
+                place = connections.enter() => place,
+                () = shutdown.begun() => break,
+            };
             let connection = Connection {
                 router: router.clone(),
                 http: Arc::clone(&http),
-                watcher: graceful.watcher(),
-                first_request_timeout: config.header_timeout,
-                write_timeout: config.write_timeout,
-                _permit: permit,
+                models: models.clone(),
+                place,
+                peer,
+                _open: open.clone(),
             };
             let tls = self.tls.clone();
             tokio::spawn(async move {
@@ -218,8 +244,9 @@ impl Server {
         }
         // The listener closes here, so that a balancer's connects fail at once instead of waiting.
         drop(self.socket);
-        match tokio::time::timeout(config.drain_timeout, graceful.shutdown()).await {
-            Ok(()) => Drained::Whole,
+        drop(open);
+        match tokio::time::timeout(config.drain_timeout, all_ended.recv()).await {
+            Ok(_) => Drained::Whole,
             Err(_) => Drained::Cut,
         }
     }
@@ -256,57 +283,104 @@ enum Stream {
     Unix(UnixStream),
 }
 
-async fn accept(socket: &Socket) -> io::Result<Stream> {
+async fn accept(socket: &Socket) -> io::Result<(Stream, Peer)> {
     match socket {
         Socket::Tcp(listener) => {
-            let (stream, _) = listener.accept().await?;
+            let (stream, address) = listener.accept().await?;
             // Tokens are small and should leave at once.
             stream.set_nodelay(true)?;
-            Ok(Stream::Tcp(stream))
+            Ok((Stream::Tcp(stream), Peer::of(address.ip())))
         }
         #[cfg(unix)]
-        Socket::Unix(listener) => Ok(Stream::Unix(listener.accept().await?.0)),
+        Socket::Unix(listener) => Ok((Stream::Unix(listener.accept().await?.0), Peer::default())),
     }
 }
 
 struct Connection {
     router: Router,
-    http: Arc<Builder<TokioExecutor>>,
-    watcher: hyper_util::server::graceful::Watcher,
-    first_request_timeout: Duration,
-    write_timeout: Duration,
-    _permit: OwnedSemaphorePermit,
+    http: Arc<Builder<StreamExecutor>>,
+    models: Models,
+    place: Place,
+    peer: Peer,
+    /// Dropped with the connection.
+    _open: mpsc::Sender<()>,
 }
 
 impl Connection {
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let has_asked = Arc::new(AtomicBool::new(false));
-        let asked = Arc::clone(&has_asked);
-        let service = TowerToHyperService::new(self.router.map_request(move |request: Request<Incoming>| {
-            asked.store(true, Ordering::Relaxed);
-            request.map(Body::new)
-        }));
+        let config = self.models.config();
+        let (router, desk, kind) = (self.router, self.place.desk(), self.place.kind());
+        let (bodies, peer) = (ConnectionBodies::default(), self.peer);
+        let service = service_fn(move |request: Request<Incoming>| {
+            let busy = desk.begin();
+            let mut request = request.map(Body::new);
+            request.extensions_mut().insert(bodies.clone());
+            request.extensions_mut().insert(peer);
+            let is_refused = kind == Kind::Reserved && !is_probe(request.uri().path());
+            let answer = (!is_refused).then(|| router.clone().oneshot(request));
+            async move {
+                let response = match answer {
+                    Some(answer) => answer.await?,
+                    None => no_place(),
+                };
+                Ok::<_, std::convert::Infallible>(response.map(|body| Body::new(AnswerBody::new(body, busy))))
+            }
+        });
         let connection = self
             .http
             .serve_connection(
-                TokioIo::new(WriteTimeout::new(stream, self.write_timeout)),
-                service,
+                TokioIo::new(WriteTimeout::new(stream, config.write_timeout)),
+                TowerToHyperService::new(service),
             )
             .into_owned();
-        let connection = self.watcher.watch(connection);
-        // The HTTP version is found out from the first bytes, for which the library has no time limit of its own.
-        let first_request = async {
-            tokio::time::sleep(self.first_request_timeout).await;
-            if has_asked.load(Ordering::Relaxed) {
-                std::future::pending::<()>().await;
+        let mut connection = pin!(connection);
+        let shutdown = self.models.shutdown();
+        let (mut is_draining, mut end) = (false, None);
+        if kind == Kind::Reserved {
+            end = Some(Instant::now() + PROBE_TIME);
+        }
+        loop {
+            tokio::select! {
+                // A connection that breaks is the client's business; its requests are cancelled by being dropped.
+                _ = connection.as_mut() => return,
+                () = shutdown.begun(), if !is_draining => {
+                    is_draining = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                // The HTTP version is found out from the first bytes, for which the library has no time limit of its own: this one
+                // holds for them too.
+                () = self.place.is_to_leave(config.header_timeout), if end.is_none() => {
+                    end = Some(Instant::now() + FAREWELL);
+                    connection.as_mut().graceful_shutdown();
+                }
+                () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => {
+                    // A request that came in the meantime is answered; the library closes the connection behind it.
+                    if self.place.is_idle() || kind == Kind::Reserved {
+                        return;
+                    }
+                    end = Some(Instant::now() + FAREWELL);
+                }
             }
-        };
-        tokio::select! {
-            // A connection that breaks is the client's business; its requests are cancelled by being dropped.
-            _ = connection => {}
-            () = first_request => {}
         }
     }
+}
+
+/// How long an HTTP/2 stream may stand still before it is reset. What it generates is ended before, at the time limit of writes: who comes
+/// back soon finds the event that says so.
+fn reset_after(write_timeout: Duration) -> Duration {
+    const MOST: Duration = Duration::from_secs(5);
+    write_timeout + (4 * write_timeout).min(MOST)
+}
+
+/// What a connection is told that has a place for a probe only.
+fn no_place() -> Response {
+    let error = ApiError::NotReady {
+        reason: "all connections that it holds have requests",
+    };
+    let mut response = error_response(&error, Dialect::OpenAi, &RequestId::default());
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptorBox, ServeError> {

@@ -18,7 +18,8 @@ use tokenmill_text::{Tokenizer, template::ChatTemplate};
 
 use crate::{
     ApiError,
-    model_names::{forms, is_of_repository, is_variant, near_names},
+    model_names::{forms, is_of_repository, is_variant, listed, near_names},
+    name_bounds::check_names,
     openai::chat::{TemplateMessage, Turn},
     tools::Tools,
 };
@@ -31,6 +32,8 @@ pub struct ServedModel {
     given: Option<String>,
     /// What tells it apart in its repository of the Hub.
     variants: Vec<String>,
+    /// Whether a name that is none of its own means it too.
+    answers_any_name: bool,
     model: Model,
     created_s: u64,
     n_requests: AtomicU64,
@@ -73,6 +76,7 @@ impl ServedModel {
             names,
             given: None,
             variants: Vec::new(),
+            answers_any_name: false,
             model,
             created_s: unix_seconds(),
             n_requests: AtomicU64::new(0),
@@ -91,6 +95,19 @@ impl ServedModel {
     pub fn with_variants(mut self, variants: Vec<String>) -> Self {
         self.variants = variants;
         self
+    }
+
+    /// The same, meant by any name: clients have names of other models written into them. A server with adapters, whose names
+    /// requests choose by, still refuses unknown ones.
+    #[must_use]
+    pub fn answering_any_name(mut self) -> Self {
+        self.answers_any_name = true;
+        self
+    }
+
+    /// Whether a name that is none of its own means it.
+    pub(crate) fn answers_any_name(&self) -> bool {
+        self.answers_any_name
     }
 
     /// The names the model answers to.
@@ -125,11 +142,26 @@ impl ServedModel {
 
     /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. Each may have the tag
     /// `:latest`, `.gguf` and its source (`ollama:`, `hf:`), and a model of the Hub is found without its type or with it too. A request without a
-    /// name, or with an empty one, means the model.
+    /// name, or with an empty one, means the model; so does any other, where the model [answers any](Self::answering_any_name).
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`].
     pub fn choose(&self, asked: Option<&str>) -> Result<Chosen, ApiError> {
+        match self.find(asked) {
+            Err(ApiError::UnknownModel { .. })
+                if self.answers_any_name && self.model.adapters().is_empty() =>
+            {
+                Ok(self.itself())
+            }
+            found => found,
+        }
+    }
+
+    /// As [`Self::choose`], but only by its names: whether it is there is asked.
+    ///
+    /// # Errors
+    /// [`ApiError::UnknownModel`].
+    pub fn find(&self, asked: Option<&str>) -> Result<Chosen, ApiError> {
         let asked = asked.unwrap_or_default();
         let of_repository = || {
             let mut forms = forms(asked).into_iter();
@@ -197,7 +229,7 @@ impl ServedModel {
         ApiError::UnknownModel {
             model: asked.to_owned(),
             near: near_names(asked, available.iter().map(String::as_str)).join(", "),
-            available: available.join(", "),
+            available: listed(available.iter().map(String::as_str)),
         }
     }
 
@@ -211,7 +243,8 @@ impl ServedModel {
         (nanos ^ count.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// Renders a conversation with the model's chat template, for people to look at.
+    /// Renders a conversation with the model's chat template, for people to look at. The text of the token that begins a
+    /// text is left out where prompts get it anyway.
     ///
     /// # Errors
     /// No template, or what the template refused.
@@ -227,8 +260,16 @@ impl ServedModel {
         } else {
             Turn::Closed
         };
+        check_names(messages)?;
         let conversation = tools.offer(conversation(messages, turn, extra));
-        Ok(self.model.words().render_chat(&conversation)?)
+        let mut prompt = self.model.words().render_chat(&conversation)?;
+        let tokenizer = self.tokenizer();
+        let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+        let begin = begin.and_then(|bos| tokenizer.token_bytes(bos));
+        if let Some(begin) = begin.filter(|begin| !begin.is_empty() && prompt.as_bytes().starts_with(begin)) {
+            prompt.drain(..begin.len());
+        }
+        Ok(prompt)
     }
 
     /// Turns a conversation into the tokens that the model answers. Control tokens come from the template only: what
@@ -246,6 +287,7 @@ impl ServedModel {
         if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
+        check_names(messages)?;
         let conversation = tools.offer(conversation(messages, turn, extra));
         Ok(self.model.words().encode_chat(&conversation)?)
     }
@@ -264,6 +306,7 @@ impl ServedModel {
         if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
+        check_names(messages)?;
         let conversation = tools.offer(conversation(messages, turn, extra));
         Ok(self.model.words().prompt(&conversation)?)
     }
@@ -273,9 +316,10 @@ impl ServedModel {
         self.model.words().template().map(ChatTemplate::source)
     }
 
-    /// Encodes plain text; what looks like a control token in it is text.
-    pub fn encode_text(&self, text: &str, add_special: bool) -> Vec<u32> {
-        self.model.words().encode_text(text, add_special)
+    /// Encodes a prompt that its client has put together ([`ModelWords::encode_prompt`](tokenmill::ModelWords::encode_prompt)), as
+    /// llama.cpp and vLLM do.
+    pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
+        self.model.words().encode_prompt(text)
     }
 
     /// Starts a generation for each prompt.

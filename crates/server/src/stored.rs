@@ -1,11 +1,13 @@
 //! [`StoredResponses`]: conversations that a later request may continue.
 //!
-//! Separate from the endpoint because this is the server's only memory of what was said. Invariant: it has a bound in bytes
-//! and in number, the oldest go first, and no request finds the conversation of another tenant.
+//! Separate from the endpoint because this is the server's only memory of what was said. Invariants: it has a bound in bytes
+//! and in number, the oldest go first, and no request finds the conversation of another tenant. All of it is text as JSON has it, and
+//! that text is counted: a tree of values takes up to a hundred times as much. A conversation counts from its request on, before its
+//! answer is there.
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use serde_json::Value;
@@ -18,79 +20,145 @@ const MAX_BYTES: usize = 32 << 20;
 /// Conversations.
 const MAX_STORED: usize = 1024;
 
+/// What a conversation takes besides its texts.
+const ENTRY_BYTES: usize = 256;
+
 #[derive(Debug)]
 struct Stored {
     id: String,
     tenant: Tenant,
-    messages: Vec<TemplateMessage>,
-    /// The answer as it was given.
-    answer: Value,
-    n_bytes: usize,
+    /// What was said before the answer.
+    said: Box<str>,
+    /// The answer as it was given, and as the next turn sees it; `None` while it is made.
+    answer: Option<(Box<str>, Box<str>)>,
+}
+
+impl Stored {
+    fn n_bytes(&self) -> usize {
+        let answer = self.answer.as_ref();
+        ENTRY_BYTES + self.said.len() + answer.map_or(0, |(given, seen)| given.len() + seen.len())
+    }
 }
 
 /// The newest conversations.
 #[derive(Debug, Default)]
 pub(crate) struct StoredResponses(Mutex<VecDeque<Stored>>);
 
-impl StoredResponses {
-    /// Keeps a conversation with its answer, and drops the oldest where there is no room. One that is larger than all of it
-    /// is not kept.
-    pub(crate) fn put(&self, id: &str, tenant: Tenant, messages: Vec<TemplateMessage>, answer: Value) {
-        let n_bytes = messages.iter().map(message_bytes).sum::<usize>() + answer.to_string().len();
-        if n_bytes > MAX_BYTES {
+/// A conversation whose answer is being made. It is forgotten with this, unless the answer came.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    stored: Arc<StoredResponses>,
+    id: String,
+    tenant: Tenant,
+}
+
+impl Pending {
+    /// Keeps the answer: `seen` is how the next turn sees it. One that has no room even alone is forgotten, as is one whose
+    /// conversation had to make room for others meanwhile.
+    pub(crate) fn finish(&self, seen: TemplateMessage, given: &Value) {
+        let answer = (given.to_string().into(), text_of(vec![seen]));
+        let mut stored = self.stored.lock();
+        let is_this = |stored: &Stored| stored.id == self.id && stored.tenant == self.tenant;
+        let Some(at) = stored.iter().position(is_this) else {
             return;
-        }
-        let mut stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut total: usize = stored.iter().map(|stored| stored.n_bytes).sum();
-        while total + n_bytes > MAX_BYTES || stored.len() >= MAX_STORED {
-            let Some(oldest) = stored.pop_front() else { break };
-            total -= oldest.n_bytes;
-        }
-        stored.push_back(Stored {
-            id: id.to_owned(),
-            tenant,
-            messages,
-            answer,
-            n_bytes,
-        });
+        };
+        let mut entry = stored.remove(at).expect("it was found there");
+        entry.answer = Some(answer);
+        push(&mut stored, entry);
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let is_open =
+            |stored: &Stored| stored.answer.is_none() && stored.id == self.id && stored.tenant == self.tenant;
+        self.stored.lock().retain(|stored| !is_open(stored));
+    }
+}
+
+/// Puts an entry behind the others, and drops the oldest where there is no room. One that is larger than all of it is dropped itself.
+fn push(stored: &mut VecDeque<Stored>, entry: Stored) {
+    let n_bytes = entry.n_bytes();
+    if n_bytes > MAX_BYTES {
+        return;
+    }
+    let mut total: usize = stored.iter().map(Stored::n_bytes).sum();
+    while total + n_bytes > MAX_BYTES || stored.len() >= MAX_STORED {
+        let Some(oldest) = stored.pop_front() else { break };
+        total -= oldest.n_bytes();
+    }
+    stored.push_back(entry);
+}
+
+impl StoredResponses {
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Stored>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An answer as it was given, if it is still stored and is the tenant's.
-    pub(crate) fn answer(&self, id: &str, tenant: Tenant) -> Option<Value> {
-        let stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Keeps what was said before an answer.
+    pub(crate) fn begin(self: &Arc<Self>, id: &str, tenant: Tenant, said: Vec<TemplateMessage>) -> Pending {
+        let entry = Stored {
+            id: id.to_owned(),
+            tenant,
+            said: text_of(said),
+            answer: None,
+        };
+        push(&mut self.lock(), entry);
+        Pending {
+            stored: Arc::clone(self),
+            id: id.to_owned(),
+            tenant,
+        }
+    }
+
+    /// Finds the whole answer of an id and a tenant, and makes something of it.
+    fn find<T>(&self, id: &str, tenant: Tenant, make: impl FnOnce(&Stored, &str, &str) -> T) -> Option<T> {
+        let stored = self.lock();
         let found = (stored.iter()).find(|stored| stored.id == id && stored.tenant == tenant)?;
-        Some(found.answer.clone())
+        let (given, seen) = found.answer.as_ref()?;
+        Some(make(found, given, seen))
+    }
+
+    /// The JSON text of an answer as it was given, if it is still stored and is the tenant's.
+    pub(crate) fn answer(&self, id: &str, tenant: Tenant) -> Option<String> {
+        self.find(id, tenant, |_, given, _| given.to_owned())
     }
 
     /// Forgets an answer and its conversation. Returns whether it was stored and the tenant's.
     pub(crate) fn forget(&self, id: &str, tenant: Tenant) -> bool {
-        let mut stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stored = self.lock();
         let n_before = stored.len();
-        stored.retain(|stored| stored.id != id || stored.tenant != tenant);
+        stored.retain(|stored| stored.id != id || stored.tenant != tenant || stored.answer.is_none());
         stored.len() < n_before
     }
 
-    /// The conversation up to an answer, if it is still stored and is the tenant's.
+    /// The conversation up to an answer, if it is still stored and is the tenant's. Calls whose arguments are nested as deeply as JSON is
+    /// read at all cannot be read back with what stands around them.
     pub(crate) fn get(&self, id: &str, tenant: Tenant) -> Option<Vec<TemplateMessage>> {
-        let stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = stored
-            .iter()
-            .find(|stored| stored.id == id && stored.tenant == tenant)?;
-        Some(found.messages.clone())
+        let texts = self.find(id, tenant, |found, _, seen| {
+            [found.said.to_string(), seen.to_owned()]
+        })?;
+        let [mut messages, seen] = texts.map(|text| messages_of(&text));
+        messages.as_mut()?.extend(seen?);
+        messages
     }
 }
 
-fn message_bytes(message: &TemplateMessage) -> usize {
-    let calls = message
-        .tool_calls
-        .as_ref()
-        .map_or(0, |calls| calls.to_string().len());
-    let parts = message
-        .parts
-        .iter()
-        .filter_map(|part| part.pointer("/image_url/url")?.as_str());
-    let images: usize = parts.map(str::len).sum();
-    128 + images + message.content.len() + message.reasoning_content.as_ref().map_or(0, String::len) + calls
+/// Messages as JSON text, with the parts that a message itself is written without.
+fn text_of(messages: Vec<TemplateMessage>) -> Box<str> {
+    let mut list = Vec::with_capacity(messages.len());
+    for mut message in messages {
+        let parts = std::mem::take(&mut message.parts);
+        list.push((message, parts));
+    }
+    let text = serde_json::to_string(&list).expect("messages of texts are JSON");
+    text.into()
+}
+
+fn messages_of(text: &str) -> Option<Vec<TemplateMessage>> {
+    let list: Vec<(TemplateMessage, Vec<Value>)> = serde_json::from_str(text).ok()?;
+    let whole = |(message, parts)| TemplateMessage { parts, ..message };
+    Some(list.into_iter().map(whole).collect())
 }
 
 #[cfg(test)]
@@ -106,31 +174,45 @@ mod tests {
         }]
     }
 
+    fn reply() -> TemplateMessage {
+        said(1).remove(0)
+    }
+
+    fn put(
+        stored: &Arc<StoredResponses>,
+        id: &str,
+        tenant: Tenant,
+        said: Vec<TemplateMessage>,
+        answer: &Value,
+    ) {
+        stored.begin(id, tenant, said).finish(reply(), answer);
+    }
+
     #[test]
     fn the_oldest_make_room_and_tenants_are_apart() {
-        let stored = StoredResponses::default();
+        let stored = Arc::<StoredResponses>::default();
         let tenant = Tenant::default();
-        stored.put("first", tenant, said(MAX_BYTES / 2), Value::Null);
-        stored.put("second", tenant, said(MAX_BYTES / 3), Value::Null);
+        put(&stored, "first", tenant, said(MAX_BYTES / 2), &Value::Null);
+        put(&stored, "second", tenant, said(MAX_BYTES / 3), &Value::Null);
         assert!(stored.get("first", tenant).is_some());
         assert!(stored.get("first", Tenant::of_key("other")).is_none());
-        stored.put("third", tenant, said(MAX_BYTES / 3), Value::Null);
+        put(&stored, "third", tenant, said(MAX_BYTES / 3), &Value::Null);
         assert!(stored.get("first", tenant).is_none());
         assert!(stored.get("second", tenant).is_some());
-        stored.put("large", tenant, said(MAX_BYTES + 1), Value::Null);
+        put(&stored, "large", tenant, said(MAX_BYTES + 1), &Value::Null);
         assert!(stored.get("large", tenant).is_none() && stored.get("third", tenant).is_some());
         for id in 0..2 * MAX_STORED {
-            stored.put(&id.to_string(), tenant, said(1), Value::Null);
+            put(&stored, &id.to_string(), tenant, said(1), &Value::Null);
         }
         assert!(stored.get("0", tenant).is_none());
     }
 
     #[test]
     fn an_answer_is_found_and_forgotten_by_its_tenant_only() {
-        let stored = StoredResponses::default();
+        let stored = Arc::<StoredResponses>::default();
         let (tenant, other) = (Tenant::default(), Tenant::of_key("other"));
-        stored.put("a", tenant, said(1), json!({"id": "a"}));
-        assert_eq!(stored.answer("a", tenant), Some(json!({"id": "a"})));
+        put(&stored, "a", tenant, said(1), &json!({"id": "a"}));
+        assert_eq!(stored.answer("a", tenant).as_deref(), Some(r#"{"id":"a"}"#));
         assert_eq!(
             (stored.answer("a", other), stored.answer("b", tenant)),
             (None, None)
@@ -138,7 +220,72 @@ mod tests {
         assert!(!stored.forget("a", other) && stored.forget("a", tenant) && !stored.forget("a", tenant));
         assert!(stored.answer("a", tenant).is_none() && stored.get("a", tenant).is_none());
         // An answer counts for what may be kept.
-        stored.put("large", tenant, said(1), Value::from("a".repeat(MAX_BYTES)));
+        let large = Value::from("a".repeat(MAX_BYTES));
+        put(&stored, "large", tenant, said(1), &large);
         assert!(stored.answer("large", tenant).is_none());
+    }
+
+    #[test]
+    fn a_conversation_comes_back_whole_and_only_with_its_answer() {
+        let stored = Arc::<StoredResponses>::default();
+        let tenant = Tenant::default();
+        let message = TemplateMessage {
+            role: "assistant".to_owned(),
+            content: "a".to_owned(),
+            parts: vec![json!({"type": "image_url", "image_url": {"url": "data:"}})],
+            name: Some("n".to_owned()),
+            reasoning_content: Some("r".to_owned()),
+            tool_calls: Some(json!([{"z": 1, "a": 2}])),
+            tool_call_id: Some("c".to_owned()),
+        };
+        let pending = stored.begin("a", tenant, vec![message.clone(); 2]);
+        assert!(stored.get("a", tenant).is_none() && stored.answer("a", tenant).is_none());
+        pending.finish(reply(), &Value::Null);
+        drop(pending);
+        let whole = stored.get("a", tenant).expect("it is stored");
+        assert_eq!(whole, [message.clone(), message, reply()]);
+        // One that is given up leaves nothing behind.
+        drop(stored.begin("b", tenant, said(1)));
+        assert_eq!(stored.lock().len(), 1);
+    }
+
+    /// The largest of every field, and trees that are small as text, many times.
+    #[test]
+    fn whatever_a_message_has_is_counted_as_it_is_kept() {
+        let text = || "x".repeat(1 << 20);
+        let tree = || Value::from(vec![json!({"": {}}); 1 << 13]);
+        let of = |change: &dyn Fn(&mut TemplateMessage)| {
+            let mut message = TemplateMessage::default();
+            change(&mut message);
+            message
+        };
+        let messages = [
+            of(&|message| message.role = text()),
+            of(&|message| message.content = text()),
+            of(&|message| message.parts = vec![tree()]),
+            of(&|message| message.name = Some(text())),
+            of(&|message| message.reasoning_content = Some(text())),
+            of(&|message| message.tool_calls = Some(tree())),
+            of(&|message| message.tool_call_id = Some(text())),
+        ];
+        let stored = Arc::<StoredResponses>::default();
+        let mut open = Vec::new();
+        for turn in 0..2 * (MAX_BYTES >> 20) {
+            let message = &messages[turn % messages.len()];
+            let pending = stored.begin(&turn.to_string(), Tenant::default(), vec![message.clone()]);
+            if turn % 2 == 0 {
+                pending.finish(reply(), &json!({ "text": tree() }));
+            }
+            open.push(pending);
+            let stored = stored.lock();
+            let n_bytes: usize = stored.iter().map(Stored::n_bytes).sum();
+            let n_kept: usize = (stored.iter())
+                .map(|entry| {
+                    let answer = entry.answer.as_ref();
+                    entry.said.len() + answer.map_or(0, |(given, seen)| given.len() + seen.len())
+                })
+                .sum();
+            assert!(n_kept <= n_bytes && n_bytes <= MAX_BYTES && n_kept >= stored.len() << 16);
+        }
     }
 }

@@ -104,11 +104,14 @@ pub fn document() -> String {
          `--cache-type-k f32 --cache-type-v f32` avoids it.\n",
     );
     for (title, fields) in [
-        ("POST /v1/chat/completions, /v1/chat/completions/render", chat()),
+        (
+            "POST /v1/chat/completions, /v1/chat/completions/render, /v1/chat/completions/input_tokens",
+            chat(),
+        ),
         ("POST /v1/completions, /v1/completions/render", completion()),
         ("POST /v1/embeddings", embedding()),
         ("POST /v1/rerank, /v2/rerank, /v1/reranking", rerank()),
-        ("POST /v1/responses", response()),
+        ("POST /v1/responses, /v1/responses/input_tokens", response()),
         ("POST /v1/messages, /v1/messages/count_tokens", messages()),
         ("POST /completion", llama_completion()),
         ("POST /infill", llama_infill()),
@@ -133,6 +136,7 @@ pub fn document() -> String {
         ("POST /api/embed", ollama_embed()),
         ("POST /api/embeddings", ollama::embed::OLDER_FIELDS),
         ("POST /api/show", ollama::embed::SHOW_FIELDS),
+        ("POST /api/pull", ollama::embed::PULL_FIELDS),
     ] {
         page.push_str("\n## ");
         page.push_str(title);

@@ -1,4 +1,4 @@
-//! Tools as requests offer them, checked, and calls as answers write them.
+//! Tools as requests offer them, checked.
 //!
 //! Separate from the endpoints because three of them offer tools in different words for the same thing. Invariant: what
 //! reaches the chat template is a list in OpenAI's form in which every tool has a name of its own.
@@ -11,13 +11,10 @@ use serde_json::{Map, Value, json};
 use tokenmill::{Conversation, TextEnd, ToolChoice, takes_objects};
 use tokenmill_sched::FinishReason;
 
-use crate::{ApiError, error::shortened};
+use crate::{ApiError, earlier_calls::CUSTOM_INPUT, error::shortened};
 
 /// Longest name of a tool, as in the official API.
 const MAX_NAME_BYTES: usize = 128;
-
-/// Most calls in one message. A result is looked for among the calls before it, which takes as long as there are calls.
-const MAX_CALLS: usize = 1024;
 
 /// Kinds of tools that are left out and named.
 const MAX_NAMED_KINDS: usize = 16;
@@ -35,6 +32,8 @@ pub(crate) struct Tools {
     /// Whether the request says that none is to be called.
     is_declined: bool,
     choice: ToolChoice,
+    /// The names of those that take any text instead of arguments.
+    custom: BTreeSet<String>,
 }
 
 /// The tools of a request that are left out, since they would run on the servers of those who defined them.
@@ -219,11 +218,11 @@ impl Tools {
             }
             crate::fields::refuse_others(&path, &tool.others, TOOL_LABELS)?;
             check_callers(&path, &tool.allowed_callers)?;
-            let mut function = json!({ "name": name, "parameters": parameters });
             // Templates read it of every tool.
             let mut description = tool.description.unwrap_or_default();
             add_examples(&mut description, &at("input_examples"), &tool.input_examples)?;
-            function["description"] = description.into();
+            // In this order: templates write a tool as it stands, and models were trained on it.
+            let mut function = json!({ "name": name, "description": description, "parameters": parameters });
             if tool.strict == Some(true) {
                 function["strict"] = true.into();
             }
@@ -262,6 +261,7 @@ impl Tools {
             is_single: !is_parallel,
             is_declined,
             choice,
+            custom: BTreeSet::new(),
         })
     }
 
@@ -276,6 +276,7 @@ impl Tools {
     ) -> Result<Self, ApiError> {
         let choice = Choice::of_openai(tool_choice)?;
         let mut functions = Vec::new();
+        let mut custom = BTreeSet::new();
         for (index, tool) in tools.into_iter().enumerate() {
             let path = format!("tools[{index}]");
             let Value::Object(mut tool) = tool else {
@@ -284,16 +285,41 @@ impl Tools {
                     "expected an object with `type` and `function`",
                 ));
             };
+            if tool.get("type").is_some_and(|kind| kind == "custom") {
+                let path = format!("{path}.custom");
+                let mut tool = tool.remove("custom").unwrap_or_default();
+                let format = tool.as_object_mut().and_then(|tool| tool.remove("format"));
+                if format.is_some_and(|format| !format.is_null() && format["type"] != "text") {
+                    return Err(ApiError::UnsupportedField {
+                        param: format!("{path}.format"),
+                        reason: "the text of a custom tool is free",
+                    });
+                }
+                if let Some(tool) = tool.as_object_mut() {
+                    custom.extend(tool.get("name").and_then(Value::as_str).map(str::to_owned));
+                    let text = json!({ "type": "object", "properties": { CUSTOM_INPUT: { "type": "string" } },
+                        "required": [CUSTOM_INPUT], "additionalProperties": false });
+                    tool.insert("parameters".to_owned(), text);
+                }
+                functions.push((path, tool));
+                continue;
+            }
             if tool.get("type").is_none_or(|kind| kind != "function") {
                 return Err(ApiError::UnsupportedField {
                     param: format!("{path}.type"),
-                    reason: "a tool is a function",
+                    reason: "a tool is a function, or a custom tool",
                 });
             }
             let function = tool.remove("function").unwrap_or_default();
             functions.push((format!("{path}.function"), function));
         }
-        Self::new(functions, &choice, is_parallel, &IgnoredTools::default())
+        let tools = Self::new(functions, &choice, is_parallel, &IgnoredTools::default())?;
+        Ok(Self { custom, ..tools })
+    }
+
+    /// The names of those that take any text instead of arguments.
+    pub(crate) fn custom(&self) -> &BTreeSet<String> {
+        &self.custom
     }
 
     /// Offers them in a conversation.
@@ -355,8 +381,12 @@ impl Choice {
             ))
         };
         let name_of = |tool: &Value| {
-            let name = tool.get("function").unwrap_or(tool).get("name")?.as_str()?;
-            (tool["type"] == "function").then(|| name.to_owned())
+            let described = tool
+                .get("function")
+                .or_else(|| tool.get("custom"))
+                .unwrap_or(tool);
+            let name = described.get("name")?.as_str()?;
+            (tool["type"] == "function" || tool["type"] == "custom").then(|| name.to_owned())
         };
         if choice["type"] == "allowed_tools" {
             let allowed = choice.get("allowed_tools").unwrap_or(choice);
@@ -374,66 +404,6 @@ impl Choice {
         }
         name_of(choice).map_or_else(refused, |name| Ok(Self::Named(name)))
     }
-}
-
-/// Checks the calls of an earlier answer and brings them into the form that chat templates take.
-///
-/// # Errors
-/// Too many calls, a call without a name, or one whose arguments are no object, by path.
-pub(crate) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Value, ApiError> {
-    if calls.len() > MAX_CALLS {
-        let reason = format!("{} calls, at most {MAX_CALLS} in a message", calls.len());
-        return Err(ApiError::invalid(path, reason));
-    }
-    let call = |(index, call): (usize, Value)| {
-        let path = format!("{path}[{index}]");
-        if call.get("type").is_some_and(|kind| kind != "function") {
-            return Err(ApiError::UnsupportedField {
-                param: format!("{path}.type"),
-                reason: "a call is one of a function",
-            });
-        }
-        let function = &call["function"];
-        earlier_call(
-            &format!("{path}.function"),
-            call["id"].as_str(),
-            function["name"].as_str(),
-            &function["arguments"],
-        )
-    };
-    calls.into_iter().enumerate().map(call).collect()
-}
-
-/// Checks one such call. Arguments are an object, or one written as text.
-///
-/// # Errors
-/// As [`earlier_calls`].
-pub(crate) fn earlier_call(
-    path: &str,
-    id: Option<&str>,
-    name: Option<&str>,
-    arguments: &Value,
-) -> Result<Value, ApiError> {
-    let name = name
-        .filter(|name| !name.is_empty())
-        .ok_or_else(|| ApiError::invalid(format!("{path}.name"), "a call needs the name of its tool"))?;
-    let arguments = match arguments {
-        Value::String(text) if text.trim().is_empty() => json!({}),
-        Value::String(text) => serde_json::from_str(text).unwrap_or_default(),
-        Value::Null => json!({}),
-        other => other.clone(),
-    };
-    if !arguments.is_object() {
-        return Err(ApiError::invalid(
-            format!("{path}.arguments"),
-            "expected a JSON object, or one written as text",
-        ));
-    }
-    Ok(json!({
-        "id": id.unwrap_or_default(),
-        "type": "function",
-        "function": { "name": name, "arguments": arguments },
-    }))
 }
 
 /// Whether an answer ended to have its calls made.
@@ -507,6 +477,17 @@ mod tests {
     }
 
     #[test]
+    fn a_tools_fields_stand_in_the_order_of_its_makers() {
+        let list =
+            json!([{"parameters": {"type": "object"}, "strict": true, "name": "a", "description": "Does."}]);
+        let tools = tools(&list, &json!("auto")).unwrap();
+        assert_eq!(
+            Value::Array(tools.list).to_string(),
+            r#"[{"type":"function","function":{"name":"a","description":"Does.","parameters":{"type":"object"},"strict":true}}]"#
+        );
+    }
+
+    #[test]
     fn a_tool_has_examples_in_its_description_and_is_called_by_the_model() {
         let tool = |more: Value| {
             let mut tool = json!({"name": "a", "description": "Does."});
@@ -558,34 +539,5 @@ mod tests {
         );
         assert_eq!(allowed("auto", "c").unwrap_err().unwrap(), "tool_choice");
         assert_eq!(allowed("some", "a").unwrap_err().unwrap(), "tool_choice");
-    }
-
-    #[test]
-    fn earlier_calls_have_a_name_and_an_object() {
-        let check = |function: Value| {
-            earlier_calls(
-                "m",
-                vec![json!({"id": "c", "type": "function", "function": function})],
-            )
-            .map_err(|error| error.param().map(str::to_owned))
-        };
-        assert_eq!(
-            check(json!({"arguments": "{}"})),
-            Err(Some("m[0].function.name".to_owned()))
-        );
-        for arguments in [json!("[1]"), json!("{"), json!([]), json!(3)] {
-            assert_eq!(
-                check(json!({"name": "f", "arguments": arguments})),
-                Err(Some("m[0].function.arguments".to_owned()))
-            );
-        }
-        let calls = |n: usize| {
-            let call = json!({"function": {"name": "f"}});
-            earlier_calls("m", vec![call; n]).map_err(|error| error.param().map(str::to_owned))
-        };
-        assert!(calls(MAX_CALLS).is_ok());
-        assert_eq!(calls(MAX_CALLS + 1), Err(Some("m".to_owned())));
-        let call = check(json!({"name": "f", "arguments": "{\"a\": 1}"})).unwrap();
-        assert_eq!(call[0]["function"]["arguments"], json!({"a": 1}));
     }
 }

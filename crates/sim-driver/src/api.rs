@@ -43,6 +43,8 @@ const ERROR_LOG: c_int = 5;
 const DISABLE_TIMING: c_uint = 2;
 /// The function attribute that allows more dynamic shared memory.
 const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
+/// The one by which a kernel says how its multiprocessor's memory is to be divided.
+const PREFERRED_CARVEOUT: c_int = 9;
 
 fn status(outcome: Outcome) -> c_int {
     outcome.err().unwrap_or(code::SUCCESS)
@@ -69,6 +71,21 @@ fn pointer(handle: u64) -> *mut c_void {
 
 /// The functions for those that call them in this process.
 pub(crate) fn functions() -> Api {
+    // SAFETY: the functions keep the contract of the driver's.
+    unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
+}
+
+/// The same of a driver for CUDA 13.0, whatever the environment says.
+pub(crate) fn functions_for_cuda_13() -> Api {
+    unsafe extern "C" fn version(version: *mut c_int) -> c_int {
+        // SAFETY: the caller's pointer.
+        unsafe { version.write(13_000) };
+        code::SUCCESS
+    }
+    let symbol = |name: &str| match name {
+        "cuDriverGetVersion" => Some(version as unsafe extern "C" fn(*mut c_int) -> c_int as *const c_void),
+        _ => symbol(name),
+    };
     // SAFETY: the functions keep the contract of the driver's.
     unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
 }
@@ -194,8 +211,8 @@ exported! {
 
     cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         let found = gpu::gpu(device).and_then(|gpu| match attribute {
-            MULTIPROCESSOR_COUNT => Ok(gpu.spec.n_multiprocessors),
-            MULTIPROCESSOR_SHARED_BYTES => Ok(gpu.spec.shared_bytes),
+            MULTIPROCESSOR_COUNT => Ok(gpu.spec.card().n_multiprocessors as c_int),
+            MULTIPROCESSOR_SHARED_BYTES => Ok(gpu.spec.card().shared_bytes as c_int),
             CAPABILITY_MAJOR => Ok(gpu.spec.capability.0),
             CAPABILITY_MINOR => Ok(gpu.spec.capability.1),
             _ => Err(code::INVALID_VALUE),
@@ -295,11 +312,12 @@ exported! {
     cuOccupancyMaxActiveBlocksPerMultiprocessor(
         n_blocks: *mut c_int,
         function: *mut c_void,
-        _n_threads: c_int,
-        _shared_bytes: usize
+        n_threads: c_int,
+        shared_bytes: usize
     ) {
-        // The simulator runs one thread block after the other.
-        let found = in_context(|state| state.context.param_bytes(function as u64).map(|_| 1));
+        let found = in_context(|state| {
+            state.context.resident_blocks_of(function as u64, n_threads, shared_bytes)
+        });
         // SAFETY: the caller's pointer.
         unsafe { give(n_blocks, found, |n_blocks| n_blocks) }
     }
@@ -308,6 +326,9 @@ exported! {
         match attribute {
             MAX_DYNAMIC_SHARED_BYTES => status(in_context(|state| {
                 state.context.allow_shared_bytes(function as u64, value)
+            })),
+            PREFERRED_CARVEOUT => status(in_context(|state| {
+                state.context.prefer_carveout(function as u64, value)
             })),
             _ => code::INVALID_VALUE,
         }

@@ -7,6 +7,7 @@
 
 mod captures;
 mod copies;
+mod functions;
 mod run;
 
 use std::{
@@ -20,29 +21,16 @@ use std::{
 use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr, LaunchConfig, MemoryError, Module, Written};
 
 use crate::{
+    card::{Bounds, Card},
     code::{self, Outcome},
     counts::Counts,
-    decoded,
-    fault::Fault,
+    fault::{Defect, Fault},
     host_memory::HostMemory,
     machine::GpuSpec,
     nccl::{Call, RankEnd},
     rows::Rows,
-    timing::{self, Timing},
+    timing::Timing,
 };
-
-/// The shared memory a kernel has without asking for more, what it declares itself included.
-const SHARED_BYTES_UNASKED: u32 = 48 << 10;
-/// The shared memory a kernel has at most on GPUs of compute capability 8.0, and on those from 9.0 on.
-const MAX_SHARED_BYTES: [u32; 2] = [163 << 10, 227 << 10];
-/// How a cubin begins.
-const ELF: &[u8] = b"\x7fELF";
-/// Attributes of a function, as the driver's header numbers them.
-const MAX_THREADS_PER_BLOCK: i32 = 0;
-const SHARED_SIZE_BYTES: i32 = 1;
-const LOCAL_SIZE_BYTES: i32 = 3;
-const NUM_REGS: i32 = 4;
-const BINARY_VERSION: i32 = 6;
 
 /// A kernel of a module.
 #[derive(Debug)]
@@ -51,8 +39,11 @@ struct Function {
     name: String,
     param_bytes: Vec<usize>,
     static_shared_bytes: u32,
+    bounds: Bounds,
     /// Shared memory that a launch may add to what the kernel declares itself.
     max_shared_bytes: u32,
+    /// How a multiprocessor's memory is to be divided, in percent of what can be shared; `None` leaves it to the driver.
+    carveout: Option<i32>,
 }
 
 /// A point in a stream's work.
@@ -83,6 +74,8 @@ enum Operation {
         arguments: Arguments,
         /// Whether it may begin before the launch before it is done.
         is_early: bool,
+        /// Whether a graph has it.
+        is_replayed: bool,
     },
     Upload {
         from: HostMemory,
@@ -143,8 +136,7 @@ pub(crate) struct Context {
     modules: Vec<Module>,
     /// Memory that the driver takes for each.
     module_bytes: u64,
-    /// How many the GPU has, and the shared memory of one.
-    multiprocessors: (u32, u32),
+    card: Card,
     /// The PTX of each module, by its hash: where launches are estimated.
     texts: Vec<u64>,
     functions: HashMap<u64, Function>,
@@ -155,6 +147,8 @@ pub(crate) struct Context {
     graphs: HashMap<u64, Arc<[Operation]>>,
     capture: Option<Capture>,
     pinned: HashMap<u64, HostMemory>,
+    /// How the multiprocessors' memory is divided: by what the kernel that ran last wanted, or by its shared memory.
+    division: Option<i64>,
     /// A warp instruction takes a nanosecond and a copied byte a tenth of one: the same on every machine, and no measurement.
     clock_ms: f64,
     lost: Option<i32>,
@@ -167,6 +161,8 @@ pub(crate) struct State {
     pub(crate) counts: Counts,
     /// What is to go wrong next.
     pub(crate) fault: Option<Fault>,
+    /// What is always wrong.
+    pub(crate) defects: Vec<Defect>,
     /// Estimates launches in place of running them.
     pub(crate) timing: Option<Timing>,
     pub(crate) n_retained: usize,
@@ -192,7 +188,7 @@ impl Context {
             capability: spec.capability,
             modules: Vec::new(),
             module_bytes: spec.module_bytes,
-            multiprocessors: (spec.n_multiprocessors as u32, spec.shared_bytes as u32),
+            card: spec.card(),
             texts: Vec::new(),
             functions: HashMap::new(),
             streams: HashMap::new(),
@@ -201,6 +197,7 @@ impl Context {
             graphs: HashMap::new(),
             capture: None,
             pinned: HashMap::new(),
+            division: None,
             clock_ms: 0.0,
             lost: None,
         }
@@ -284,95 +281,6 @@ impl Context {
         }
         self.pinned.remove(&address);
         Ok(memory)
-    }
-
-    /// Loads PTX or what stands for a cubin; gives with it what the compiler says.
-    pub(crate) fn load_module(&mut self, image: &[u8]) -> (Outcome<u64>, String) {
-        let allowed = self.check().and_then(|()| self.refuse_in_capture());
-        let refused = |code, said: &str| (Err(code), said.to_owned());
-        let ptx = match image.strip_prefix(ELF) {
-            _ if allowed.is_err() => return (allowed.map(|()| 0), String::new()),
-            Some(code) => code,
-            None if !self.has_compiler => return refused(code::JIT_COMPILER_NOT_FOUND, ""),
-            None if !self.takes_ptx => {
-                return refused(
-                    code::UNSUPPORTED_PTX_VERSION,
-                    "ptxas application ptx input, line 1; fatal   : Unsupported .version",
-                );
-            }
-            None => image,
-        };
-        let Ok(ptx) = std::str::from_utf8(ptx) else {
-            return refused(code::INVALID_PTX, "the image is no text");
-        };
-        let hash = timing::hash(ptx);
-        match decoded::load(ptx, hash, &mut self.memory) {
-            Ok(module) if !module.is_for(self.architecture()) => {
-                let said = format!(
-                    "ptxas fatal   : .target sm_{} is not for the GPU",
-                    module.target()
-                );
-                (Err(code::INVALID_PTX), said)
-            }
-            Ok(module) => {
-                self.modules.push(module);
-                self.texts.push(hash);
-                (Ok(self.modules.len() as u64), "info    : simulated".to_owned())
-            }
-            Err(error) => {
-                eprintln!("simulated driver: {error}");
-                (Err(code::INVALID_PTX), error.to_string())
-            }
-        }
-    }
-
-    /// Its compute capability as PTX has it, such as 90.
-    fn architecture(&self) -> u32 {
-        (self.capability.0 * 10 + self.capability.1) as u32
-    }
-
-    pub(crate) fn function(&mut self, module: u64, name: &str) -> Outcome<u64> {
-        self.check()?;
-        let index = (module as usize).wrapping_sub(1);
-        let module = self.modules.get(index).ok_or(code::INVALID_HANDLE)?;
-        let kernel = module.kernel(name).map_err(|_| code::NOT_FOUND)?;
-        let function = handle();
-        self.functions.insert(
-            function,
-            Function {
-                module: index,
-                name: name.to_owned(),
-                param_bytes: kernel.param_bytes(),
-                static_shared_bytes: kernel.static_shared_bytes() as u32,
-                max_shared_bytes: SHARED_BYTES_UNASKED.saturating_sub(kernel.static_shared_bytes() as u32),
-            },
-        );
-        Ok(function)
-    }
-
-    /// What a kernel takes of a multiprocessor. The simulator gives threads as many registers as they name, which is not told.
-    pub(crate) fn function_attribute(&self, function: u64, attribute: i32) -> Outcome<i32> {
-        self.check()?;
-        let function = self.functions.get(&function).ok_or(code::INVALID_HANDLE)?;
-        match attribute {
-            MAX_THREADS_PER_BLOCK => Ok(1024),
-            SHARED_SIZE_BYTES => Ok(function.static_shared_bytes as i32),
-            LOCAL_SIZE_BYTES | NUM_REGS => Ok(0),
-            BINARY_VERSION => Ok(80),
-            _ => Err(code::INVALID_VALUE),
-        }
-    }
-
-    pub(crate) fn allow_shared_bytes(&mut self, function: u64, n_bytes: i32) -> Outcome {
-        self.check()?;
-        let most = MAX_SHARED_BYTES[usize::from(self.capability.0 >= 9)];
-        let function = self.functions.get_mut(&function).ok_or(code::INVALID_HANDLE)?;
-        let n_bytes = u32::try_from(n_bytes).map_err(|_| code::INVALID_VALUE)?;
-        if n_bytes > most.saturating_sub(function.static_shared_bytes) {
-            return Err(code::INVALID_VALUE);
-        }
-        function.max_shared_bytes = n_bytes;
-        Ok(())
     }
 
     /// Bytes of each parameter of a kernel.
@@ -509,6 +417,13 @@ impl State {
         if shared_bytes > found.ok_or(code::INVALID_HANDLE)?.max_shared_bytes {
             return Err(code::INVALID_VALUE);
         }
+        let name = self.context.functions[&function].name.as_str();
+        if let Some((code, is_lost)) = self.defects.iter().find_map(|defect| defect.refusal(name)) {
+            if is_lost {
+                self.context.lost = Some(code);
+            }
+            return Err(code);
+        }
         config.shared_bytes = shared_bytes;
         match &mut self.fault {
             Some(Fault::Launch { after } | Fault::LaunchCode { after, .. }) if *after > 0 => *after -= 1,
@@ -532,6 +447,7 @@ impl State {
                 config,
                 arguments,
                 is_early,
+                is_replayed: false,
             },
         )
     }

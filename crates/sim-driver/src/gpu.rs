@@ -31,6 +31,7 @@ impl Gpu {
                 context: Context::new(&spec),
                 counts: Counts::default(),
                 fault: spec.lost_launch.map(|after| Fault::Lose { after }),
+                defects: spec.defects.clone(),
                 timing: None,
                 n_retained: 0,
             }),

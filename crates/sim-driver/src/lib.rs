@@ -23,7 +23,7 @@
 //! | name | value | without it |
 //! |---|---|---|
 //! | `devices` | how many GPUs there are | 1 |
-//! | `capability` | their compute capability, as `7.5` | 8.0 |
+//! | `capability` | their compute capability, as `7.5`; multiprocessors and shared memory follow from it | 8.0 |
 //! | `cuda` | the CUDA version of the driver, as `11.2` | 12.4 |
 //! | `mib` | memory of a GPU | 8192 |
 //! | `module_kib` | memory that the driver takes of the GPU for each module | 0 |
@@ -31,6 +31,9 @@
 //! | `ptx` | `refused`: the driver takes no PTX | taken |
 //! | `compiler` | `missing`: the driver does not find its compiler, and takes cubins alone | there |
 //! | `capture` | `refused`: streams cannot be captured | possible |
+//! | `wrong`, `wrong_early`, `wrong_replayed` | the beginning of a kernel's name: its launches, those that begin early, or those of graphs write wrong bits | none |
+//! | `refuse`, `lose_at` | likewise: its launches are refused, or lose the context | none |
+//! | `hang` | likewise: it never ends | none |
 //!
 //! A cubin is the code of a real GPU, which the simulator does not run: an image that begins with the bytes of an ELF file, with PTX
 //! behind them, stands for one.
@@ -46,6 +49,7 @@
 
 #[expect(unsafe_code, reason = "the C interface is one of raw pointers")]
 mod api;
+mod card;
 mod choices;
 mod code;
 mod context;
@@ -62,6 +66,6 @@ mod simulator;
 mod timing;
 
 pub use api::{nccl_symbol, symbol};
-pub use fault::Fault;
+pub use fault::{Defect, Fault, When};
 pub use simulator::{SimOptions, Simulator};
 pub use timing::{LaunchEstimate, Registers};

@@ -5,6 +5,8 @@
 
 use std::env;
 
+use crate::{card::Card, fault::Defect};
+
 /// The variable that describes the machine.
 const VARIABLE: &str = "TOKENMILL_SIM_DRIVER";
 
@@ -33,11 +35,11 @@ pub(crate) struct GpuSpec {
     pub(crate) is_added: bool,
     /// Whether its memory takes room only where something other than zero is written.
     pub(crate) is_sparse: bool,
-    pub(crate) n_multiprocessors: i32,
-    /// Shared memory of a multiprocessor.
-    pub(crate) shared_bytes: i32,
+    /// What its multiprocessors have, where it is not as its capability says.
+    pub(crate) card: Option<Card>,
     /// Memory that the driver takes for each module.
     pub(crate) module_bytes: u64,
+    pub(crate) defects: Vec<Defect>,
 }
 
 impl Default for GpuSpec {
@@ -51,10 +53,17 @@ impl Default for GpuSpec {
             captures: true,
             is_added: false,
             is_sparse: false,
-            n_multiprocessors: 108,
-            shared_bytes: 164 << 10,
+            card: None,
             module_bytes: 0,
+            defects: Vec::new(),
         }
+    }
+}
+
+impl GpuSpec {
+    /// What its multiprocessors have.
+    pub(crate) fn card(&self) -> Card {
+        self.card.unwrap_or_else(|| Card::of(self.capability))
     }
 }
 
@@ -105,7 +114,7 @@ impl Machine {
             ("ptx", "refused") => self.gpu.takes_ptx = false,
             ("compiler", "missing") => self.gpu.has_compiler = false,
             ("capture", "refused") => self.gpu.captures = false,
-            _ => return None,
+            (name, kernel) => self.gpu.defects.push(Defect::parse(name, kernel)?),
         }
         Some(())
     }
@@ -117,8 +126,9 @@ mod tests {
 
     #[test]
     fn settings_are_obeyed() {
-        let machine =
-            Machine::parse("devices=2,capability=7.5,cuda=11.2,mib=3,lose=4,ptx=refused,module_kib=5");
+        let machine = Machine::parse(
+            "devices=2,capability=7.5,cuda=11.2,mib=3,lose=4,ptx=refused,module_kib=5,hang=add_norm",
+        );
         let expected = Machine {
             n_devices: 2,
             cuda_version: 11020,
@@ -131,9 +141,11 @@ mod tests {
                 captures: true,
                 is_added: false,
                 is_sparse: false,
-                n_multiprocessors: 108,
-                shared_bytes: 164 << 10,
+                card: None,
                 module_bytes: 5 << 10,
+                defects: vec![Defect::Hang {
+                    kernel: "add_norm".to_owned(),
+                }],
             },
         };
         assert_eq!(machine, expected);

@@ -10,7 +10,8 @@ use tokenmill_ptx_sim::{Counters, DeviceProfile};
 
 use crate::{
     api,
-    fault::Fault,
+    card::Card,
+    fault::{Defect, Fault},
     gpu::{self, Gpu},
     machine::GpuSpec,
     timing::{LaunchEstimate, Registers, Timing},
@@ -21,7 +22,7 @@ use crate::{
 pub struct SimOptions {
     /// Its memory.
     pub total_bytes: u64,
-    /// Its compute capability. From 9.0 on launches begin before those before them are done, with every check.
+    /// Its compute capability, which says what its multiprocessors have. From 9.0 on launches begin before those before them are done, with every check.
     pub capability: (i32, i32),
     /// Whether its driver finds the compiler for PTX.
     pub has_compiler: bool,
@@ -65,9 +66,14 @@ impl Simulator {
     pub fn estimating(profile: &'static DeviceProfile, registers: Registers) -> Self {
         let (ordinal, gpu) = gpu::add(GpuSpec {
             total_bytes: profile.memory_bytes,
-            n_multiprocessors: profile.n_multiprocessors as i32,
-            shared_bytes: profile.shared_bytes as i32,
             capability: capability_of(profile.architecture),
+            card: Some(Card {
+                n_multiprocessors: profile.n_multiprocessors,
+                shared_bytes: profile.shared_bytes,
+                max_warps: profile.max_warps,
+                max_blocks: profile.max_blocks,
+                ..Card::of(capability_of(profile.architecture))
+            }),
             is_added: true,
             is_sparse: true,
             ..GpuSpec::default()
@@ -155,6 +161,11 @@ impl Simulator {
         api::functions()
     }
 
+    /// The same of a driver for CUDA 13.0.
+    pub fn api_for_cuda_13() -> Api {
+        api::functions_for_cuda_13()
+    }
+
     /// How often the GPU was opened so far.
     pub fn n_opened(&self) -> u64 {
         self.gpu.lock().counts.n_opened
@@ -170,6 +181,11 @@ impl Simulator {
         self.gpu.lock().fault = Some(fault);
     }
 
+    /// Lets something be wrong from now on.
+    pub fn plant(&self, defect: Defect) {
+        self.gpu.lock().defects.push(defect);
+    }
+
     /// Whether a stream is being captured.
     pub fn is_capturing(&self) -> bool {
         self.gpu.lock().context.is_capturing()
@@ -183,6 +199,11 @@ impl Simulator {
     /// Launches so far that could begin before those before them were done, replays included.
     pub fn n_early_launches(&self) -> u64 {
         self.gpu.lock().counts.n_early
+    }
+
+    /// Launches so far that wanted the memory of multiprocessors divided otherwise than the one before: each waits until they are idle. Replays included.
+    pub fn n_divisions(&self) -> u64 {
+        self.gpu.lock().counts.n_divisions
     }
 
     /// The functions of an NCCL that joins simulated GPUs.

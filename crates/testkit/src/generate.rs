@@ -80,6 +80,7 @@ pub fn greedy_without(
         batch.want_last(RowOutput::Sample(SampleRow {
             params: Arc::clone(&params),
             history: 0..0,
+            n_prompt: 0,
             mask: tokenmill_backend::RowMask::Any,
         }));
         n_stored = tokens.len();

@@ -38,6 +38,16 @@ pub enum TokenizerError {
     /// The vocabulary is empty.
     #[error("the vocabulary is empty")]
     EmptyVocabulary,
+    /// A token of a unigram vocabulary is so long that every text would take long.
+    #[error("token {id} has {n_bytes} bytes; in a unigram vocabulary at most {maximum} are read")]
+    LongToken {
+        /// The token.
+        id: u32,
+        /// Its length.
+        n_bytes: usize,
+        /// The limit.
+        maximum: usize,
+    },
     /// The vocabulary is larger than ids or offsets can address.
     #[error(
         "the vocabulary has {n_tokens} tokens of {n_bytes} bytes together, more than 32-bit offsets can address"

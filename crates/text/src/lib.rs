@@ -61,7 +61,7 @@ pub use detokenizer::{DecodeOptions, StreamDecoder};
 pub use error::TokenizerError;
 pub use image_words::ImageWords;
 pub use stop::{StopMatcher, StopProgress};
-pub use tokenizer::{EncodeOptions, TokenKind, Tokenizer, VocabularyFiles};
+pub use tokenizer::{EncodeOptions, InfillIds, TokenKind, Tokenizer, VocabularyFiles};
 
 /// The examples of the README.
 #[cfg(doctest)]

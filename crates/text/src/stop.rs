@@ -1,7 +1,10 @@
 //! [`StopMatcher`]: finds stop strings in a stream of text.
 //!
-//! It is separate from the detokenizer because stop strings are a matter of text, not of tokens. Invariant: no part of
-//! a stop string is ever handed out, and nothing is held back that can no longer become one.
+//! It is separate from the detokenizer because stop strings are a matter of text, not of tokens. Invariants: no part of
+//! a stop string is ever handed out, nothing is held back that can no longer become one, and a copy of a matcher, of which every
+//! sample has one, shares the strings with it.
+
+use std::sync::Arc;
 
 /// What a piece of text led to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,68 +30,70 @@ pub struct StopProgress {
 /// ```
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
-    stops: Vec<Stop>,
+    stops: Arc<[Stop]>,
+    /// For each stop string: how many of its bytes match the end of the text so far.
+    n_matched: Vec<u32>,
     /// The newest text, not handed out: it may still become a stop string.
     held: String,
     stopped_by: Option<usize>,
 }
 
 /// One stop string as a Knuth-Morris-Pratt automaton over bytes.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Stop {
     /// Its place in the caller's list.
     idx: usize,
-    bytes: Vec<u8>,
+    bytes: Box<[u8]>,
     /// `fallback[n]`: length of the longest proper border of the first `n + 1` bytes.
-    fallback: Vec<usize>,
-    /// How many of its bytes match the end of the text so far.
-    n_matched: usize,
+    fallback: Box<[u32]>,
 }
 
 impl Stop {
     fn new(idx: usize, text: &str) -> Self {
-        let bytes = text.as_bytes().to_vec();
+        let bytes = text.as_bytes();
         let mut fallback = vec![0; bytes.len()];
         let mut border = 0;
         for end in 1..bytes.len() {
             while border > 0 && bytes[border] != bytes[end] {
-                border = fallback[border - 1];
+                border = fallback[border - 1] as usize;
             }
             if bytes[border] == bytes[end] {
                 border += 1;
             }
-            fallback[end] = border;
+            fallback[end] = border as u32;
         }
         Self {
             idx,
-            bytes,
-            fallback,
-            n_matched: 0,
+            bytes: bytes.into(),
+            fallback: fallback.into(),
         }
     }
 
-    /// Takes one byte; whether the stop string ends with it.
-    fn advance(&mut self, byte: u8) -> bool {
-        while self.n_matched > 0 && self.bytes[self.n_matched] != byte {
-            self.n_matched = self.fallback[self.n_matched - 1];
+    /// Takes one byte behind `n_matched` bytes that match; whether the stop string ends with it.
+    fn advance(&self, n_matched: &mut u32, byte: u8) -> bool {
+        let mut n = *n_matched as usize;
+        while n > 0 && self.bytes[n] != byte {
+            n = self.fallback[n - 1] as usize;
         }
-        if self.bytes[self.n_matched] == byte {
-            self.n_matched += 1;
-        }
-        self.n_matched == self.bytes.len()
+        n += usize::from(self.bytes[n] == byte);
+        *n_matched = n as u32;
+        n == self.bytes.len()
     }
 }
 
 impl StopMatcher {
-    /// Builds a matcher; empty stop strings are left out, since they would end any text at once.
+    /// Builds a matcher. Empty stop strings are left out, since they would end any text at once, and those of 4 GiB and more, which no
+    /// text has.
     pub fn new<S: AsRef<str>>(stops: impl IntoIterator<Item = S>) -> Self {
+        let stops: Arc<[Stop]> = stops
+            .into_iter()
+            .enumerate()
+            .filter(|(_, stop)| (1..u32::MAX as usize).contains(&stop.as_ref().len()))
+            .map(|(idx, stop)| Stop::new(idx, stop.as_ref()))
+            .collect();
         Self {
-            stops: stops
-                .into_iter()
-                .enumerate()
-                .filter(|(_, stop)| !stop.as_ref().is_empty())
-                .map(|(idx, stop)| Stop::new(idx, stop.as_ref()))
-                .collect(),
+            n_matched: vec![0; stops.len()],
+            stops,
             held: String::new(),
             stopped_by: None,
         }
@@ -107,9 +112,11 @@ impl StopMatcher {
         self.held.push_str(piece);
         for (offset, byte) in piece.bytes().enumerate() {
             let mut found: Option<(usize, usize)> = None;
-            for stop in &mut self.stops {
+            for (stop, n_matched) in self.stops.iter().zip(&mut self.n_matched) {
                 // Of the stop strings that end at this byte, the longest is the one to cut.
-                if stop.advance(byte) && found.is_none_or(|(_, n_bytes)| stop.bytes.len() > n_bytes) {
+                if stop.advance(n_matched, byte)
+                    && found.is_none_or(|(_, n_bytes)| stop.bytes.len() > n_bytes)
+                {
                     found = Some((stop.idx, stop.bytes.len()));
                 }
             }
@@ -120,7 +127,7 @@ impl StopMatcher {
                 return self.progress(text);
             }
         }
-        let n_held = self.stops.iter().map(|stop| stop.n_matched).max().unwrap_or(0);
+        let n_held = self.n_matched.iter().max().map_or(0, |&n| n as usize);
         // A stop string starts at a character border, so a partial match does too.
         let held = self.held.split_off(self.held.len() - n_held);
         let text = std::mem::replace(&mut self.held, held);
@@ -129,10 +136,13 @@ impl StopMatcher {
 
     /// Returns the text held back, at the end of a generation that no stop string ended.
     pub fn finish(&mut self) -> String {
-        for stop in &mut self.stops {
-            stop.n_matched = 0;
-        }
+        self.n_matched.fill(0);
         std::mem::take(&mut self.held)
+    }
+
+    /// Bytes of text that are held back.
+    pub fn n_held(&self) -> usize {
+        self.held.len()
     }
 
     /// Which stop string ended the text, as its place in the list that [`Self::new`] took.
@@ -188,6 +198,17 @@ mod tests {
         assert_eq!(matcher.push("\n").text, "");
         assert_eq!(matcher.push("\n").text, "\n");
         assert_eq!(matcher.push("two").text, "\n\ntwo");
+    }
+
+    #[test]
+    fn copies_share_the_strings_and_follow_texts_of_their_own() {
+        let mut first = StopMatcher::new(["ab", "x"]);
+        assert_eq!(first.push("a").text, "");
+        let mut second = first.clone();
+        assert!(Arc::ptr_eq(&first.stops, &second.stops));
+        assert_eq!(second.push("c").text, "ac");
+        assert_eq!(first.push("b").stopped_by, Some(0));
+        assert_eq!(second.push("b").text, "b");
     }
 
     #[test]

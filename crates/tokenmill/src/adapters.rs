@@ -79,11 +79,16 @@ fn fault_of(name: &str) -> Option<&'static str> {
         Some("is empty")
     } else if name.len() > MAX_NAME_BYTES {
         Some("is longer than 200 bytes")
-    } else if name.contains(|c: char| c.is_whitespace() || c.is_control() || c == ',') {
+    } else if name.contains(|c: char| c.is_whitespace() || c.is_control() || is_unseen(c) || c == ',') {
         Some("has a space, a comma or a control character")
     } else {
         None
     }
+}
+
+/// Whether a character is not shown itself, but changes how those around it are: in a list a name would pass for another.
+fn is_unseen(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// An adapter that requests can name.
@@ -188,6 +193,7 @@ mod tests {
             ("b.gguf", "NAME=PATH"),
             ("=b.gguf", "empty"),
             ("a b=c", "space"),
+            ("a\u{202e}b=c", "control character"),
             ("a=", "no path"),
             ("a=b:inf", "inf"),
             ("a=b:NaN", "NaN"),

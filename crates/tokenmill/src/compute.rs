@@ -11,7 +11,9 @@ use tokenmill_model::LoadError;
 use tokenmill_placed::PlacementRequest;
 use tokenmill_quant::CpuFeatures;
 
-use crate::{AllReduce, Measurements, SplitObserver, at_low_priority};
+use crate::{
+    AllReduce, GpuCheckObserver, LoadPlan, Measurements, PlanObserver, SplitObserver, at_low_priority,
+};
 
 /// Where a model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +77,13 @@ pub struct GpuOptions {
     pub warpgroup_products: WarpgroupProducts,
     /// Whether sequences that begin with the same pages of the prefix cache read these each for itself in steps that decode, not once for all.
     pub reads_apart: bool,
+    /// Whether the launches of steps that decode are queued each time, not captured once and replayed.
+    pub without_graphs: bool,
+    /// Whether the driver chooses for each kernel how a multiprocessor divides its memory between shared memory and cache.
+    pub driver_divides_memory: bool,
+    /// Whether its kernels are not checked at its first use. They are checked, once for each GPU, driver and program, where there is a
+    /// [folder](Measurements::folder) to remember it in.
+    pub is_unchecked: bool,
 }
 
 /// When products by many rows use the matrix operations of warpgroups.
@@ -118,8 +127,12 @@ pub struct Compute {
     /// What was measured of this machine, and where it is kept: bandwidths, by which a placement is chosen, and
     /// [`BatchThreshold::Measured`](crate::BatchThreshold::Measured).
     pub measurements: Measurements,
+    /// Is shown the plan of a load that is not split, before anything is loaded.
+    pub on_plan: Option<PlanObserver>,
     /// Is shown the plan of a load that is split, before anything is loaded.
     pub on_split: Option<SplitObserver>,
+    /// Is told, line by line, that a GPU is checked at its first use, and what was found.
+    pub on_gpu_check: Option<GpuCheckObserver>,
     /// Whether a load leaves the processors to what else computes here: it reads and packs weights on one thread of low priority,
     /// and takes longer. The threads that compute afterwards have the usual priority.
     pub is_quiet: bool,
@@ -146,7 +159,9 @@ impl Default for Compute {
             cpu_features: CpuFeatures::detect(),
             placement: PlacementRequest::default(),
             measurements: Measurements::default(),
+            on_plan: None,
             on_split: None,
+            on_gpu_check: None,
             is_quiet: false,
             is_all_in_memory: false,
         }
@@ -154,6 +169,13 @@ impl Default for Compute {
 }
 
 impl Compute {
+    /// Shows the plan of a load on one device.
+    pub(crate) fn show_plan(&self, plan: &LoadPlan<'_>) {
+        if let Some(observer) = self.on_plan {
+            (observer.0)(plan);
+        }
+    }
+
     /// Does a part of a load, in the manner that was asked for.
     pub(crate) fn work<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         if self.is_quiet {

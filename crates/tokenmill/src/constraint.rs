@@ -13,6 +13,9 @@ use tokenmill_text::{
 
 /// What an answer in channels has before its text for the reader, and before what it thinks.
 const FINAL_CHANNEL: &str = "<|channel|>final<|message|>";
+/// The head of that text: models may write words such as `<|constrain|>json` into it.
+const FINAL_HEAD: &str = "<|channel|>final";
+const HEAD_END: &str = "<|message|>";
 const ANALYSIS_CHANNEL: &str = "<|channel|>analysis<|message|>";
 
 /// What ends a message of such an answer, and begins the head of the next.
@@ -49,7 +52,7 @@ pub(crate) fn after_reasoning(
         }
         return match holds {
             Holds::Text => at_most(
-                constraint.begins_after(FINAL_CHANNEL),
+                constraint.begins_after_head(FINAL_HEAD, HEAD_END),
                 &format!("{NEXT_MESSAGE}{FINAL_CHANNEL}"),
                 "",
             ),
@@ -209,7 +212,7 @@ mod tests {
         let harmony = "<|start|>assistant<|channel|>analysis<|message|>";
         assert_eq!(
             begun(harmony, "<|start|>assistant"),
-            plain.begins_after(FINAL_CHANNEL)
+            plain.begins_after_head(FINAL_HEAD, HEAD_END)
         );
     }
 }

@@ -8,7 +8,7 @@ use tokenmill_model::{LoadProgress, Model, ModelOptions};
 use tokenmill_placed::{DeviceLayers, PlacementRequest};
 
 use crate::{
-    Compute, Device, Error, gpu,
+    Compute, Device, Error, LoadPlan, gpu,
     guesser::Guesser,
     load_manner::load_with,
     loaded::{Loaded, LoadedDevice},
@@ -154,6 +154,7 @@ fn load_on_cpu(
             Err(_) => None,
         },
     };
+    compute.show_plan(&LoadPlan::new(model, options, &plan, false));
     let own = mtp.map(|mtp| Ok((mtp, compute.cpu_backend()?)));
     let own = own.transpose().map_err(Error::Load)?;
     let loaded = load_with(backend, compute, on_progress, |backend, on_progress| {

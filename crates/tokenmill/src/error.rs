@@ -81,9 +81,9 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// A folder for pages of prompts that another process, or another part of this one, has open.
-    #[error("{} is in use: one process keeps prompts in a folder at a time", path.display())]
-    PrefixFolderInUse {
+    /// A folder for pages of prompts, or for sessions, that another process, or another part of this one, has open.
+    #[error("{} is in use: one process keeps prompts or sessions in a folder at a time", path.display())]
+    FolderInUse {
         /// Its path.
         path: PathBuf,
     },
@@ -403,6 +403,12 @@ pub enum Error {
     #[error("images cannot be used where this model is computed; leave {} out, or compute on the CPU with `--device cpu`", path.display())]
     TakesNoImages {
         /// The encoder's file.
+        path: PathBuf,
+    },
+    /// A GPU is passed over, since a model on one takes no images yet.
+    #[error("a model on a GPU takes no rows of images yet, which {} makes", path.display())]
+    ImagesOnGpu {
+        /// The encoder.
         path: PathBuf,
     },
     /// An image for a model that was loaded without its encoder.

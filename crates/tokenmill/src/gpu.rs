@@ -4,6 +4,8 @@
 //! that was asked for, and says that it was left out.
 
 #[cfg(feature = "cuda")]
+pub use first_use::gpu_check;
+#[cfg(feature = "cuda")]
 pub(crate) use group::{check_group, load_group};
 #[cfg(feature = "cuda")]
 pub(crate) use split::{check_split, load_split};
@@ -24,6 +26,19 @@ pub fn has_gpu_driver() -> bool {
     false
 }
 
+/// Whether this build computes on GPUs and the driver shows one that can be used.
+pub fn has_gpu() -> bool {
+    #[cfg(feature = "cuda")]
+    return tokenmill_cuda_exec::probe()
+        .devices
+        .iter()
+        .any(|gpu| gpu.problem.is_none());
+    #[cfg(not(feature = "cuda"))]
+    false
+}
+
+#[cfg(feature = "cuda")]
+mod first_use;
 #[cfg(feature = "cuda")]
 mod group;
 #[cfg(feature = "cuda")]
@@ -43,25 +58,39 @@ mod token_reads;
 mod with_cuda {
     use tokenmill_backend::{MemoryPlan, PAGE_TOKENS};
     use tokenmill_cuda_exec::{
-        Buffers, Cubins, CudaBackend, CudaExecError, Device, DeviceOptions, Launches, WideProducts,
+        Buffers, Carveout, Cubins, CudaBackend, CudaExecError, Device, DeviceOptions, Launches, WideProducts,
     };
-    use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
+    use tokenmill_model::{LoadError, LoadProgress, Model, ModelExecutor, ModelOptions};
 
-    use crate::{Compute, Error, GpuOptions, Loaded, LoadedDevice, WarpgroupProducts, guesser::Guesser};
+    use super::first_use::FirstUseOf;
+    use crate::{
+        Compute, Error, GpuOptions, LoadPlan, Loaded, LoadedDevice, WarpgroupProducts, guesser::Guesser,
+    };
 
     /// Opens a GPU by its number among those that the driver shows.
     ///
     /// # Errors
     /// [`Error::Gpu`] where it cannot be opened.
     pub fn open_gpu(ordinal: usize, options: &GpuOptions) -> Result<Device, Error> {
-        let gpu_error = |error: CudaExecError| Error::Gpu(error.into());
+        Device::open_as(ordinal, device_options(options)?).map_err(gpu_error)
+    }
+
+    fn gpu_error(error: CudaExecError) -> Error {
+        Error::Gpu(error.into())
+    }
+
+    /// How a GPU is opened.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`]: kernels that were compiled ahead, and not for this program.
+    pub(super) fn device_options(options: &GpuOptions) -> Result<DeviceOptions, Error> {
         let cubins = options
             .cubins
             .clone()
             .map(Cubins::new)
             .transpose()
             .map_err(gpu_error)?;
-        let options = DeviceOptions {
+        Ok(DeviceOptions {
             buffers: if options.has_buffers_apart {
                 Buffers::Apart
             } else {
@@ -78,8 +107,13 @@ mod with_cuda {
                 WarpgroupProducts::Never => WideProducts::Never,
             },
             reads_apart: options.reads_apart,
-        };
-        Device::open_as(ordinal, options).map_err(gpu_error)
+            carveout: if options.driver_divides_memory {
+                Carveout::OfDriver
+            } else {
+                Carveout::Shared
+            },
+            runs_eagerly: options.without_graphs,
+        })
     }
 
     pub(super) fn open(ordinal: usize, compute: &Compute) -> Result<CudaBackend, Error> {
@@ -107,8 +141,54 @@ mod with_cuda {
         guesser: Guesser<'_>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
+        let mut backend = open(ordinal, compute)?;
+        let Some(mut first_use) = FirstUseOf::of(model, (ordinal, &backend), options, compute)? else {
+            return load_whole(model, (ordinal, backend), options, compute, guesser, on_progress);
+        };
+        if !first_use.is_known() {
+            drop(backend);
+            first_use.check_kernels()?;
+            backend = open(ordinal, &first_use.compute())?;
+        }
+        loop {
+            let compute = first_use.compute();
+            let loaded = load_checked(
+                model,
+                (ordinal, backend),
+                options,
+                &compute,
+                guesser,
+                on_progress,
+                &mut |executor, options| Ok(!first_use.check_model(executor, model, options)?),
+            )?;
+            match loaded {
+                Some(loaded) => return Ok(loaded),
+                // Something was given up.
+                None => backend = open(ordinal, &first_use.compute())?,
+            }
+        }
+    }
+
+    /// As [`load`] by a caller that has a use for the GPU of its own: its kernels are checked, the model's steps are not. Gives how the model is to be computed.
+    ///
+    /// # Errors
+    /// A GPU that is not to be used.
+    pub(super) fn check_kernels_of(
+        model: &Model,
+        ordinal: usize,
+        options: &ModelOptions,
+        compute: &Compute,
+    ) -> Result<Compute, Error> {
+        if !FirstUseOf::is_wanted(compute) {
+            return Ok(compute.clone());
+        }
         let backend = open(ordinal, compute)?;
-        load_whole(model, (ordinal, backend), options, compute, guesser, on_progress)
+        let Some(mut first_use) = FirstUseOf::of(model, (ordinal, &backend), options, compute)? else {
+            return Ok(compute.clone());
+        };
+        drop(backend);
+        first_use.check_kernels()?;
+        Ok(first_use.compute())
     }
 
     /// Refuses what [`load`] would refuse before it reads a weight.
@@ -143,6 +223,31 @@ mod with_cuda {
         guesser: Guesser<'_>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
+        let loaded = load_checked(
+            model,
+            (ordinal, backend),
+            options,
+            compute,
+            guesser,
+            on_progress,
+            &mut |_, _| Ok(true),
+        )?;
+        Ok(loaded.expect("nothing is found"))
+    }
+
+    /// Looks at a model that was loaded, with the options it has; says whether it stays so.
+    type Check<'a> = dyn FnMut(&mut ModelExecutor<CudaBackend>, &ModelOptions) -> Result<bool, Error> + 'a;
+
+    /// As [`load_whole`]; nothing stays loaded where `check` says so.
+    fn load_checked(
+        model: &Model,
+        (ordinal, backend): (usize, CudaBackend),
+        options: &ModelOptions,
+        compute: &Compute,
+        guesser: Guesser<'_>,
+        on_progress: &mut dyn FnMut(LoadProgress),
+        check: &mut Check<'_>,
+    ) -> Result<Option<Loaded>, Error> {
         let device = backend.device().clone();
         let name = device.info().name.clone();
         let room_bytes = backend.room_bytes().map_err(|error| Error::Gpu(error.into()))?;
@@ -151,10 +256,14 @@ mod with_cuda {
         let options = larger.as_ref().unwrap_or(options);
         let plan = model.plan(&backend, options)?;
         let guesser = guesser.fitting(&backend, options, &plan, room_bytes)?;
-        let executor = (model.load_on(backend, options, on_progress)).map_err(device_error)?;
+        compute.show_plan(&LoadPlan::new(model, options, &plan, true));
+        let mut executor = (model.load_on(backend, options, on_progress)).map_err(device_error)?;
+        if !check(&mut executor, options)? {
+            return Ok(None);
+        }
         let guesser = guesser.load_on(|| backend_of(device, compute), options, &executor, on_progress)?;
         let (_, kernels_took) = executor.backend().device().module_loads();
-        Ok(Loaded {
+        Ok(Some(Loaded {
             executor: Box::new(executor),
             device: LoadedDevice::Cuda {
                 ordinal,
@@ -163,7 +272,7 @@ mod with_cuda {
             },
             plan,
             guesser,
-        })
+        }))
     }
 
     /// The same options with the larger steps that a GPU may have, where these are larger.

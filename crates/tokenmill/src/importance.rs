@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tokenmill_convert::ImportanceSums;
+use tokenmill_convert::{ImportanceSums, MeasuredMatrix};
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 
 use crate::{Error, LoadOptions, Model, ModelSource};
@@ -28,9 +28,14 @@ impl ImportanceRun {
     pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, Error> {
         let path = path.as_ref();
         let mut sums = ImportanceSums::new();
-        if let Some(file) = ModelSource::find(path)?.open_gguf()? {
+        let source = ModelSource::find(path)?;
+        if let Some(file) = source.open_gguf()? {
             sums = sums.measured_on(file.metadata());
         }
+        // Where the weight of a choice multiplies what the experts read, it is applied behind the product, which comes to the same.
+        let network = source.open_network()?;
+        let mut layers = network.descriptor().layers.iter();
+        let weighs_input = layers.any(|layer| layer.ffn.moe().is_some_and(|moe| moe.weighs_input));
         let sums = Arc::new(Mutex::new(sums));
         let mut backend = options.compute.cpu_backend()?;
         let shared = Arc::clone(&sums);
@@ -40,13 +45,15 @@ impl ImportanceRun {
                 return;
             }
             let mut sums = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            sums.add(
-                input.tensor,
-                input.n_matrices,
-                input.matrix_idx,
-                input.width,
-                input.rows,
-            );
+            let matrix = MeasuredMatrix {
+                tensor: input.tensor,
+                n_matrices: input.n_matrices,
+                matrix_idx: input.matrix_idx,
+                is_chosen: input.is_chosen,
+                n_columns: input.width,
+            };
+            let scale = if weighs_input { input.weight } else { 1.0 };
+            sums.add(matrix, input.rows, scale);
         }));
         Ok(Self {
             model: options.load_on(path, backend)?,

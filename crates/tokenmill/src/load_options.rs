@@ -9,6 +9,7 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::{Map, Value};
 use tokenmill_backend::{Backend, KvType, MemoryPlan, PAGE_TOKENS};
 use tokenmill_convert::Preset;
 use tokenmill_model::{ControlVector, Descriptor, LoadProgress, Model as Network, ModelOptions, WindowPages};
@@ -20,6 +21,7 @@ use crate::{
     adapters::Shelf,
     device,
     draft::Draft,
+    gpu::has_gpu_driver,
     guesser::Guesser,
     machine_memory::bytes_of,
     prefix_folder::ModelStore,
@@ -31,7 +33,7 @@ use crate::{
 /// The context where nothing else is said, unless the model was made for less.
 const DEFAULT_CTX: usize = 4096;
 
-/// Full contexts that the KV cache holds where nothing else is said.
+/// Full contexts that the KV cache holds where nothing else is said and there is memory for them.
 const DEFAULT_CONTEXTS: usize = 4;
 
 /// The size of a KV cache. A sequence takes of it what it has tokens, in pages of 16.
@@ -39,6 +41,8 @@ const DEFAULT_CONTEXTS: usize = 4;
 pub enum KvCache {
     /// As many full contexts.
     Contexts(usize),
+    /// As many full contexts, or fewer where there is memory for fewer, and one at least ([`LoadOptions::fitted`]).
+    Fitting(usize),
     /// As many tokens, at least one context.
     Tokens(usize),
 }
@@ -75,6 +79,8 @@ pub struct LoadOptions {
     pub max_page_event_batches: Option<usize>,
     /// A chat template in the place of the model's own.
     pub chat_template: Option<String>,
+    /// Variables of the chat template where a conversation is silent about them ([`ModelWords::set_variables`]).
+    pub template_variables: Map<String, Value>,
     /// What the weights of a Hugging Face folder are quantized to while they load; `None` loads them as they are.
     pub quantize: Option<Preset>,
     /// Whether tokens are guessed ahead. What is generated is the same.
@@ -97,6 +103,9 @@ pub struct LoadOptions {
     pub control_layers: Option<RangeInclusive<usize>>,
     /// Where the encoder of images is.
     pub projector: Projector,
+    /// Whether images are certain to come, as they are where a file of the encoder is named. Then [`Device::Auto`] is the CPU where there is an encoder,
+    /// since a model on a GPU takes none yet.
+    pub needs_images: bool,
     /// Where what was computed of prompts is kept, to be found again after a restart.
     pub prefix_folder: Option<PrefixFolder>,
 }
@@ -107,7 +116,7 @@ impl Default for LoadOptions {
         Self {
             n_ctx: None,
             n_seqs: network.max_batch_seqs,
-            kv_cache: KvCache::Contexts(DEFAULT_CONTEXTS),
+            kv_cache: KvCache::Fitting(DEFAULT_CONTEXTS),
             host_kv_tokens: 0,
             max_step_tokens: network.max_batch_tokens,
             max_logit_rows: None,
@@ -119,6 +128,7 @@ impl Default for LoadOptions {
             max_stall_percent: engine.max_stall_percent,
             max_page_event_batches: None,
             chat_template: None,
+            template_variables: Map::new(),
             quantize: None,
             speculation: Speculation::Auto {
                 max_draft: Speculation::DEFAULT_MAX_DRAFT,
@@ -131,6 +141,7 @@ impl Default for LoadOptions {
             control_vectors: Vec::new(),
             control_layers: None,
             projector: Projector::default(),
+            needs_images: false,
             prefix_folder: None,
         }
     }
@@ -162,6 +173,13 @@ impl LoadOptions {
     #[must_use]
     pub fn threads(mut self, n_threads: usize) -> Self {
         self.compute.n_threads = Some(n_threads);
+        self
+    }
+
+    /// Sets a variable of the chat template for conversations that are silent about it, such as `enable_thinking`.
+    #[must_use]
+    pub fn template_variable(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.template_variables.insert(name.into(), value.into());
         self
     }
 
@@ -256,6 +274,9 @@ impl LoadOptions {
         network: &Network,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Model, Error> {
+        if let KvCache::Fitting(_) = self.kv_cache {
+            return self.fitted(network)?.load_opened(source, network, on_progress);
+        }
         if !self.adapters.is_empty() && !self.compute.may_be_whole(&network.descriptor().shape()) {
             return Err(Error::AdaptersNotWhole);
         }
@@ -276,7 +297,22 @@ impl LoadOptions {
             },
             (None, None) => Guesser::Nothing,
         };
-        let loaded = device::load_with_guesser(network, &options, &self.compute, guesser, on_progress)?;
+        let loaded = match self.encoder_before_gpu(source, network)? {
+            None => device::load_with_guesser(network, &options, &self.compute, guesser, on_progress)?,
+            Some(path) => {
+                let compute = Compute {
+                    device: Device::Cpu,
+                    ..self.compute.clone()
+                };
+                let loaded = device::load_with_guesser(network, &options, &compute, guesser, on_progress)?;
+                Loaded {
+                    device: LoadedDevice::Cpu {
+                        passed_over: Some(Error::ImagesOnGpu { path }),
+                    },
+                    ..loaded
+                }
+            }
+        };
         let identity = (self.compute).work(|| identity(source, network, &options))?;
         let width = loaded.executor.input_row_width();
         let vision = self.vision(source, network, width, &mut words)?;
@@ -304,6 +340,9 @@ impl LoadOptions {
     /// # Errors
     /// As [`Self::plan`], and what is wrong with the other two.
     pub fn needed_bytes(&self, source: &ModelSource, network: &Network) -> Result<u64, Error> {
+        if let KvCache::Fitting(_) = self.kv_cache {
+            return self.fitted(network)?.needed_bytes(source, network);
+        }
         let mut plans = vec![self.plan(network)?];
         if let Some(path) = self.draft_of(network) {
             let options = self.network_options(network.descriptor())?;
@@ -396,7 +435,7 @@ impl LoadOptions {
             Some(n_ctx) => n_ctx,
         };
         let kv_tokens = match self.kv_cache {
-            KvCache::Contexts(n) => n_ctx
+            KvCache::Contexts(n) | KvCache::Fitting(n) => n_ctx
                 .div_ceil(PAGE_TOKENS)
                 .saturating_mul(n)
                 .saturating_mul(PAGE_TOKENS),
@@ -431,6 +470,20 @@ impl LoadOptions {
         Ok(model)
     }
 
+    /// The encoder of images because of which a GPU is passed over that would be taken.
+    ///
+    /// # Errors
+    /// What is wrong with an encoder that is named.
+    fn encoder_before_gpu(&self, source: &ModelSource, network: &Network) -> Result<Option<PathBuf>, Error> {
+        let is_certain = self.needs_images || matches!(self.projector, Projector::File(_));
+        let has_choice = self.compute.device == Device::Auto && self.compute.n_gpus <= 1;
+        if is_certain && has_choice && has_gpu_driver() {
+            vision::path_of(&self.projector, source, network)
+        } else {
+            Ok(None)
+        }
+    }
+
     /// Opens what sees images, and tells the words what stands for one.
     fn vision(
         &self,
@@ -458,6 +511,7 @@ impl LoadOptions {
         if let Some(template) = &self.chat_template {
             words.set_template(template)?;
         }
+        words.set_variables(self.template_variables.clone());
         Ok(words)
     }
 

@@ -1,6 +1,6 @@
 //! The memory of this machine, and whether a load on the CPU can ever fit into it.
 //!
-//! Separate because only this file knows where a system says what memory it has. Invariant: a load is refused where the
+//! Separate because only this file knows where a machine says what memory it has. Invariant: a load is refused where the
 //! whole machine is too small, or where its weights do not fit into what is available now; where a size is unknown,
 //! nothing is refused.
 
@@ -8,24 +8,21 @@ use std::fs;
 
 use tokenmill_backend::MemoryPlan;
 
-use crate::Error;
+use crate::{Error, group_memory::GroupMemory};
 
 /// Bytes of memory that a program can have here at most, swap included; `None` where the system does not say.
 pub fn machine_bytes() -> Option<u64> {
-    // Neither file exists on other systems, and the second only within a control group.
+    // Other systems have no such file, and no control groups.
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    most_bytes(&meminfo, limit.as_deref())
+    most_bytes(&meminfo, GroupMemory::of_this_process())
 }
 
-/// What `/proc/meminfo` and the `memory.max` of a control group allow, in bytes. Such a limit is one of main memory, which
-/// leaves the swap.
-fn most_bytes(meminfo: &str, memory_max: Option<&str>) -> Option<u64> {
+/// What `/proc/meminfo` and control groups allow, in bytes. A limit of main memory leaves the swap.
+fn most_bytes(meminfo: &str, group: GroupMemory) -> Option<u64> {
     let main = field_bytes(meminfo, "MemTotal:")?;
     let swap = field_bytes(meminfo, "SwapTotal:").unwrap_or(0);
-    // Without a limit it says `max`.
-    let limit = memory_max.and_then(|text| text.trim().parse().ok());
-    Some(main.min(limit.unwrap_or(u64::MAX)).saturating_add(swap))
+    let main = main.min(group.limit_bytes.unwrap_or(u64::MAX));
+    Some(main.saturating_add(swap.min(group.swap_limit_bytes.unwrap_or(u64::MAX))))
 }
 
 /// A field of `/proc/meminfo`, in bytes.
@@ -58,35 +55,15 @@ pub fn available_main_bytes() -> Option<u64> {
 /// Main memory and swap that are available now.
 fn available() -> Option<(u64, u64)> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let group = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
-    available_of(
-        &meminfo,
-        group("memory.max").as_deref(),
-        group("memory.current").as_deref(),
-        group("memory.stat").as_deref(),
-    )
+    available_of(&meminfo, GroupMemory::of_this_process())
 }
 
-/// What `/proc/meminfo` says is available, or less where a control group leaves less: its limit without what its members
-/// hold, cached files that can be dropped not counted.
-fn available_of(
-    meminfo: &str,
-    memory_max: Option<&str>,
-    memory_current: Option<&str>,
-    memory_stat: Option<&str>,
-) -> Option<(u64, u64)> {
-    let number = |text: Option<&str>| text.and_then(|text| text.trim().parse::<u64>().ok());
+/// What `/proc/meminfo` says is available, or less where a control group leaves less.
+fn available_of(meminfo: &str, group: GroupMemory) -> Option<(u64, u64)> {
     let main = field_bytes(meminfo, "MemAvailable:")?;
     let swap = field_bytes(meminfo, "SwapFree:").unwrap_or(0);
-    let dropped = memory_stat.and_then(|stat| {
-        let value = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
-        number(value)
-    });
-    let held = number(memory_current)
-        .unwrap_or(0)
-        .saturating_sub(dropped.unwrap_or(0));
-    let left = number(memory_max).map_or(u64::MAX, |limit| limit.saturating_sub(held));
-    Some((main.min(left), swap))
+    let main = main.min(group.left_bytes.unwrap_or(u64::MAX));
+    Some((main, swap.min(group.swap_limit_bytes.unwrap_or(u64::MAX))))
 }
 
 /// Refuses weights that do not fit into what is available. Keys, values and activations take memory only as they are
@@ -155,17 +132,23 @@ mod tests {
     fn the_machines_memory_is_read_with_the_limit_of_a_group() {
         let main = 24_684_092 << 10;
         let swap = 1 << 20;
-        for (limit, expected) in [
-            (None, main + swap),
-            (Some("max\n"), main + swap),
-            (Some("4294967296\n"), (4 << 30) + swap),
-            (Some("18446744073709551615\n"), main + swap),
+        for (limit_bytes, swap_limit_bytes, expected) in [
+            (None, None, main + swap),
+            (Some(4 << 30), None, (4 << 30) + swap),
+            (Some(u64::MAX), Some(u64::MAX), main + swap),
+            (Some(4 << 30), Some(0), 4 << 30),
         ] {
-            assert_eq!(most_bytes(MEMINFO, limit), Some(expected), "{limit:?}");
+            let group = GroupMemory {
+                limit_bytes,
+                swap_limit_bytes,
+                ..GroupMemory::default()
+            };
+            assert_eq!(most_bytes(MEMINFO, group), Some(expected), "{group:?}");
         }
-        assert_eq!(most_bytes("MemTotal: 2 kB\n", None), Some(2048));
+        let none = GroupMemory::default();
+        assert_eq!(most_bytes("MemTotal: 2 kB\n", none), Some(2048));
         for unknown in ["", "MemFree: 2 kB\n", "MemTotal: 2\n", "MemTotal: many kB\n"] {
-            assert_eq!(most_bytes(unknown, Some("1")), None, "{unknown:?}");
+            assert_eq!(most_bytes(unknown, none), None, "{unknown:?}");
         }
     }
 
@@ -173,27 +156,19 @@ mod tests {
     fn what_a_group_holds_already_is_not_available() {
         let meminfo = "MemAvailable: 8388608 kB\nSwapFree: 1024 kB\n";
         let (main, swap) = (8 << 30, 1 << 20);
-        let stat = "anon 5\ninactive_file 1073741824\nactive_file 7\n";
-        for (max, current, stat, expected) in [
-            (None, None, None, main + swap),
-            (Some("max\n"), Some("99\n"), Some(stat), main + swap),
-            (Some("4294967296\n"), None, None, (4 << 30) + swap),
-            (Some("4294967296\n"), Some("3221225472\n"), None, (1 << 30) + swap),
-            (
-                Some("4294967296\n"),
-                Some("3221225472\n"),
-                Some(stat),
-                (2 << 30) + swap,
-            ),
-            (Some("4294967296\n"), Some("9999999999\n"), None, swap),
+        for (left_bytes, swap_limit_bytes, expected) in [
+            (None, None, (main, swap)),
+            (Some(1 << 30), None, (1 << 30, swap)),
+            (Some(0), Some(5), (0, 5)),
         ] {
-            assert_eq!(
-                available_of(meminfo, max, current, stat).map(|(main, swap)| main + swap),
-                Some(expected),
-                "{max:?} {current:?}"
-            );
+            let group = GroupMemory {
+                left_bytes,
+                swap_limit_bytes,
+                ..GroupMemory::default()
+            };
+            assert_eq!(available_of(meminfo, group), Some(expected), "{group:?}");
         }
-        assert_eq!(available_of("MemTotal: 2 kB\n", Some("1"), None, None), None);
+        assert_eq!(available_of("MemTotal: 2 kB\n", GroupMemory::default()), None);
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub struct TextParams {
     /// Tokens that the reasoning of a conversation's answer may take; then the model's own end of it is written, and the
     /// answer follows. Nothing for models that do not reason.
     pub thinking_budget: Option<u32>,
+    /// Further tokens that end a sample and are not part of it, also where the model's own do not.
+    pub stop_tokens: Vec<u32>,
     /// Whether end-of-text tokens are ordinary tokens.
     pub ignore_eos: bool,
     /// Longest time from arrival to end.
@@ -65,6 +67,8 @@ pub struct TextParams {
     pub priority: i32,
     /// Keeps cached prefixes apart from those of requests with another salt.
     pub cache_salt: u64,
+    /// A number for whose request it is: no client can keep the constraints of others from being compiled.
+    pub client: u64,
     /// The name of the adapter that it is computed with; `None` takes the model as it is.
     pub adapter: Option<String>,
     /// Reads reasoning and tool calls out of the answers; [`Model::chat`] sets it itself.
@@ -83,11 +87,13 @@ impl Default for TextParams {
             stops: Vec::new(),
             constraint: None,
             thinking_budget: None,
+            stop_tokens: Vec::new(),
             ignore_eos: false,
             deadline: None,
             queue_timeout: None,
             priority: 0,
             cache_salt: 0,
+            client: 0,
             adapter: None,
             reader: None,
             media: Arc::new([]),
@@ -397,13 +403,13 @@ impl Model {
     /// # Errors
     /// [`Error::UnknownAdapter`], [`Error::Constraint`] where the constraint cannot be enforced, [`Error::Engine`] where a prompt is refused; those already started are then cancelled.
     pub fn generate(&self, prompts: Vec<Vec<u32>>, params: &TextParams) -> Result<TextStream, Error> {
-        let stop_tokens = if params.ignore_eos {
+        let mut stop_tokens = if params.ignore_eos {
             Vec::new()
         } else {
             self.words().end_ids().to_vec()
         };
         let constraint = match &params.constraint {
-            Some(constraint) => match self.words().compile(constraint) {
+            Some(constraint) => match self.words().compile_for(constraint, params.client) {
                 // Calls that may come without a constraint do so where the vocabulary can follow none.
                 Err(Error::Constraint(ConstraintError::Vocabulary { .. })) if constraint.is_optional() => {
                     None
@@ -417,6 +423,7 @@ impl Model {
             },
             None => None,
         };
+        stop_tokens.extend(&params.stop_tokens);
         // A constraint counts itself: where it allows nothing but an end, the text ends.
         let min_tokens = match &constraint {
             Some(_) => 0,
@@ -467,8 +474,13 @@ impl Model {
         let stream = TextStream::new(generations, params.n, tokenizer, &params.stops);
         Ok(match &params.reader {
             Some(reader) => {
-                let is_either = params.constraint.as_ref().is_some_and(Constraint::may_be_calls);
-                stream.reading(reader, is_either)
+                let constraint = params.constraint.as_ref();
+                let has_shape = constraint.is_some_and(Constraint::holds_text);
+                stream.reading(
+                    reader,
+                    has_shape,
+                    constraint.is_some_and(Constraint::may_be_calls),
+                )
             }
             None => stream,
         })

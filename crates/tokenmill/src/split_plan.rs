@@ -21,6 +21,18 @@ impl PartialEq for SplitObserver {
 
 impl Eq for SplitObserver {}
 
+/// Is told what is found where a GPU is checked at its first use: a line each.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuCheckObserver(pub fn(&str));
+
+impl PartialEq for GpuCheckObserver {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.0, other.0)
+    }
+}
+
+impl Eq for GpuCheckObserver {}
+
 /// What of a model will be on the GPU and what on the CPU.
 #[derive(Debug)]
 pub struct SplitPlan {

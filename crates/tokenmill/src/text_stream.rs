@@ -1,7 +1,8 @@
 //! [`TextStream`]: the generations of a request as text.
 //!
-//! Tokens become text here and nowhere else: characters are never cut, stop strings end a sample and never
-//! show, and a token's log-probability is held back as long as its text is.
+//! Tokens become text here and nowhere else: characters are never cut, stop strings of an answer's text end a sample and
+//! never show, and a token's log-probability is held back as long as its text is. Reasoning and calls are searched for no
+//! stop string: what a model thinks or hands to a tool is not its answer.
 
 use std::{
     collections::VecDeque,
@@ -124,17 +125,19 @@ impl TextStream {
         }
     }
 
-    /// Reads reasoning and tool calls out of the samples, of which no token was taken yet. `is_either`: a sample is calls or a text
-    /// of a shape, in which marks of calls are text.
-    pub(crate) fn reading(mut self, reader: &ReplyReader, is_either: bool) -> Self {
+    /// Reads reasoning and tool calls out of the samples, of which no token was taken yet. `has_shape`: their text has a shape; where they
+    /// may be calls instead, marks of calls in it are text.
+    pub(crate) fn reading(mut self, reader: &ReplyReader, has_shape: bool, may_be_calls: bool) -> Self {
         for sample in &mut self.samples {
             sample.decoder = sample.decoder.clone().showing(Arc::clone(&reader.shown));
-            let parser = reader.parser.clone();
-            sample.parser = Some(if is_either {
-                parser.calls_at_start()
-            } else {
-                parser
-            });
+            let mut parser = reader.parser.clone();
+            if may_be_calls {
+                parser = parser.calls_at_start();
+            }
+            if has_shape {
+                parser = parser.preambles_are_reasoning();
+            }
+            sample.parser = Some(parser);
             sample.max_calls = reader.is_single_call.then_some(1);
         }
         self
@@ -317,6 +320,9 @@ struct SampleText {
     /// Tokens whose text is not wholly out, each with the length of the text up to its end.
     held: VecDeque<(usize, ScoredToken)>,
     n_decoded_bytes: usize,
+    /// Bytes of the text that are read.
+    n_read_bytes: usize,
+    /// Bytes from the beginning that are out.
     n_sent_bytes: usize,
     n_reasoning_tokens: usize,
     n_calls: usize,
@@ -336,6 +342,7 @@ impl SampleText {
             parser: None,
             held: VecDeque::new(),
             n_decoded_bytes: 0,
+            n_read_bytes: 0,
             n_sent_bytes: 0,
             n_reasoning_tokens: 0,
             n_calls: 0,
@@ -354,15 +361,15 @@ impl SampleText {
         }
         let was_reasoning = self.is_reasoning();
         let piece = self.decoder.push(token.id);
-        self.n_decoded_bytes += piece.len();
-        let text = self.matcher.push(piece).text;
+        let text = piece.to_owned();
+        self.n_decoded_bytes += text.len();
         let scored = ScoredToken {
             id: token.id,
             logprob: token.logprob,
             top: token.top,
         };
         self.held.push_back((self.n_decoded_bytes, scored));
-        let released = self.release(text, self.matcher.stopped_by().map(|_| FinishReason::Stop));
+        let released = self.release(text, None);
         // The tags around it count as well.
         self.n_reasoning_tokens += usize::from(was_reasoning || self.is_reasoning());
         released
@@ -377,26 +384,19 @@ impl SampleText {
         if self.has_ended() {
             return (Vec::new(), Vec::new());
         }
-        let piece = self.decoder.finish();
-        self.n_decoded_bytes += piece.len();
-        let mut text = self.matcher.push(piece).text;
-        if self.matcher.stopped_by().is_none() {
-            text.push_str(&self.matcher.finish());
-        }
-        let is_stopped = self.matcher.stopped_by().is_some();
-        self.release(text, Some(if is_stopped { FinishReason::Stop } else { reason }))
+        let text = self.decoder.finish().to_owned();
+        self.n_decoded_bytes += text.len();
+        self.release(text, Some(reason))
     }
 
     /// What is certain with more text; all of it where `end` says why nothing follows.
     fn release(&mut self, text: String, end: Option<FinishReason>) -> (Vec<Part>, Vec<ScoredToken>) {
-        let parts = match &mut self.parser {
+        let mut parts = Vec::new();
+        let pieces = match &mut self.parser {
             None => {
-                self.n_sent_bytes += text.len();
-                if text.is_empty() {
-                    Vec::new()
-                } else {
-                    vec![Part::Text(text)]
-                }
+                let source_bytes = text.len();
+                let part = Part::Text(text);
+                vec![Piece { part, source_bytes }]
             }
             Some(parser) => {
                 let mut pieces = parser.push(&text);
@@ -405,21 +405,76 @@ impl SampleText {
                     Some(FinishReason::Stop) => pieces.extend(parser.finish()),
                     Some(FinishReason::Length | FinishReason::Cancelled) => pieces.extend(parser.cut()),
                 }
-                self.n_sent_bytes += pieces.iter().map(|piece| piece.source_bytes).sum::<usize>();
-                let mut parts = Vec::new();
-                for piece in pieces {
-                    if self.max_calls == Some(self.n_calls) {
-                        break;
-                    }
-                    parts.extend(self.part(piece));
-                }
-                parts
+                pieces
             }
         };
+        for piece in pieces {
+            if self.has_ended() {
+                break;
+            }
+            self.take(piece, &mut parts);
+        }
+        if end.is_some() && !self.has_ended() {
+            self.flush(&mut parts);
+        }
         let n_sent = self.n_sent_bytes;
         let n_released = self.held.iter().take_while(|(end, _)| *end <= n_sent).count();
         let tokens = self.held.drain(..n_released).map(|(_, token)| token).collect();
         (parts, tokens)
+    }
+
+    /// Takes in a piece: a text goes through the stop strings, everything else does not. What is held back as the beginning of a stop
+    /// string is text as soon as something other than text follows.
+    fn take(&mut self, piece: Piece, parts: &mut Vec<Part>) {
+        self.n_read_bytes += piece.source_bytes;
+        let text = match piece.part {
+            Part::Text(text) => text,
+            Part::CallBroken { call_idx, source } => {
+                let progress = self.matcher.push(&source);
+                let source = if progress.stopped_by.is_some() {
+                    progress.text
+                } else {
+                    progress.text + &self.matcher.finish()
+                };
+                self.n_sent_bytes = self.n_read_bytes;
+                parts.push(Part::CallBroken { call_idx, source });
+                return;
+            }
+            Part::Markup => {
+                if self.matcher.n_held() == 0 {
+                    self.n_sent_bytes = self.n_read_bytes;
+                }
+                return;
+            }
+            other => {
+                self.flush(parts);
+                parts.extend(self.part(Piece {
+                    part: other,
+                    source_bytes: 0,
+                }));
+                return;
+            }
+        };
+        let n_before = self.matcher.n_held();
+        let progress = self.matcher.push(&text);
+        let n_out = progress.text.len();
+        if n_out > 0 {
+            parts.push(Part::Text(progress.text));
+        }
+        // Marks may stand between what is held back from before and this text.
+        let n_left = n_before + text.len() - n_out;
+        if n_left <= text.len() {
+            self.n_sent_bytes = self.n_read_bytes - n_left;
+        }
+    }
+
+    /// Gives what is held back as the beginning of a stop string: it is none.
+    fn flush(&mut self, parts: &mut Vec<Part>) {
+        let text = self.matcher.finish();
+        if !text.is_empty() {
+            parts.push(Part::Text(text));
+        }
+        self.n_sent_bytes = self.n_read_bytes;
     }
 
     /// A part as it goes out: marks do not, and every call has an id.

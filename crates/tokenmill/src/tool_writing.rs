@@ -1,13 +1,15 @@
 //! [`ToolWriting`]: brings tools, calls and results into the form that a chat template writes.
 //!
-//! Templates differ in what they take: arguments as an object or as text, ids of nine letters, no results, no tools at all.
-//! A small conversation is rendered once and shows which it is. Invariant: what a template does not write by itself reaches
-//! the model as text, never gets lost.
+//! Templates differ in what they take: arguments as an object or as text, ids of nine letters, no results, no tools at all, instructions
+//! at the beginning only. A small conversation is rendered once and shows which it is. Invariant: what a template does not write by itself
+//! reaches the model as text, never gets lost.
 
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 use tokenmill_text::template::{ChatTemplate, RenderOptions};
+
+use crate::turns::with_folded_system;
 
 /// What a template takes.
 #[expect(
@@ -17,10 +19,16 @@ use tokenmill_text::template::{ChatTemplate, RenderOptions};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ToolWriting {
     arguments_are_text: bool,
+    /// Whether arguments may be any text, and not only an object.
+    takes_any_arguments: bool,
     writes_calls: bool,
     writes_results: bool,
+    /// Whether an image in a result becomes a mark.
+    shows_images_of_results: bool,
     knows_tools: bool,
     knows_system: bool,
+    /// Whether the system may speak behind the beginning, too.
+    knows_later_system: bool,
     ids_are_short: bool,
     /// Where the template looks for an earlier answer's reasoning.
     reasoning_name: &'static str,
@@ -28,24 +36,38 @@ pub(crate) struct ToolWriting {
 
 const RESULT: &str = "probe-result";
 
+/// What a model that does not see reads in place of an image in a result.
+const UNSEEN: &str = "[An image, which this model cannot see.]";
+
+/// What stands before images whose result a template writes without them.
+const SHOWN: &str = "The images of the result above:";
+
 impl ToolWriting {
     /// Finds out by rendering.
     pub(crate) fn of(template: &ChatTemplate) -> Self {
         let source = template.source();
-        let render = |messages: Value| {
+        let render_with = |messages: &Value, has_tools: bool| {
             let tool = json!({"type": "function", "function": {"name": "probe-tool", "description": "None.", "parameters": {
                 "type": "object", "properties": {"some": {"type": "string", "description": "None."}}, "required": ["some"]}}});
-            let context = json!({"messages": messages, "tools": [tool], "documents": null, "add_generation_prompt": true,
+            let tools = has_tools.then(|| vec![tool]);
+            let context = json!({"messages": messages, "tools": tools, "documents": null, "add_generation_prompt": true,
                 "bos_token": "", "eos_token": ""});
             template.render(&context, &RenderOptions::default()).ok()
         };
-        let called = |arguments: Value| {
-            render(json!([
+        let answered = |arguments: Value, result: Value| {
+            let messages = json!([
                 {"role": "user", "content": "u"},
                 {"role": "assistant", "content": "", "tool_calls": [
                     {"id": "call00001", "type": "function", "function": {"name": "probe-tool", "arguments": arguments}}]},
-                {"role": "tool", "tool_call_id": "call00001", "name": "probe-tool", "content": RESULT},
-            ]))
+                {"role": "tool", "tool_call_id": "call00001", "name": "probe-tool", "content": result},
+            ]);
+            render_with(&messages, true)
+        };
+        let called = |arguments: Value| answered(arguments, RESULT.into());
+        let says = |messages: Value, text: &str| {
+            [true, false].iter().any(|&has_tools| {
+                render_with(&messages, has_tools).is_some_and(|rendered| rendered.contains(text))
+            })
         };
         let object = json!({"probe-key": "probe-value"});
         let writes = |rendered: &Option<String>| {
@@ -58,14 +80,36 @@ impl ToolWriting {
         let takes_object = writes(&as_object);
         let takes_text = !takes_object && writes(&as_text);
         let rendered = if takes_text { as_text } else { as_object };
-        let system =
-            render(json!([{"role": "system", "content": "probe-system"}, {"role": "user", "content": "u"}]));
+        let taken = if takes_text {
+            object.to_string().into()
+        } else {
+            object.clone()
+        };
+        let with_parts = |parts: Value| answered(taken.clone(), parts);
+        let text = || json!({"type": "text", "text": RESULT});
+        let plain = with_parts(json!([text()]));
+        let shown = with_parts(json!([text(), {"type": "image"}]));
+        let shows_images_of_results = shown.is_some_and(|shown| {
+            // A list that is printed as it is names its parts.
+            let is_printed = shown.contains("'type'") || shown.contains("\"type\": \"image\"");
+            shown.contains(RESULT) && !is_printed && Some(shown) != plain
+        });
+        let user = || json!({"role": "user", "content": "u"});
+        let system = |content: &str| json!({"role": "system", "content": content});
+        let answer = json!({"role": "assistant", "content": "a"});
         Self {
             arguments_are_text: takes_text,
+            takes_any_arguments: called("probe-words".into())
+                .is_some_and(|text| text.contains("probe-words")),
+            shows_images_of_results,
+            knows_later_system: says(
+                json!([user(), answer, system("probe-later"), user()]),
+                "probe-later",
+            ),
             writes_calls: takes_object || takes_text,
             writes_results: rendered.is_some_and(|text| text.contains(RESULT)),
             knows_tools: template.names("tools"),
-            knows_system: system.is_some_and(|text| text.contains("probe-system")),
+            knows_system: says(json!([system("probe-system"), user()]), "probe-system"),
             ids_are_short: ["length != 9", "length == 9"]
                 .iter()
                 .any(|sign| source.contains(sign)),
@@ -85,7 +129,57 @@ impl ToolWriting {
         if let Some(tools) = tools.filter(|_| !self.knows_tools) {
             self.tell(&mut written, tools);
         }
+        let is_system = |message: &Value| message["role"] == "system";
+        let (first, rest) = written
+            .split_first()
+            .map_or((None, &[][..]), |(first, rest)| (Some(first), rest));
+        let has_first = first.is_some_and(is_system);
+        let has_later = rest.iter().any(is_system);
+        if has_first && !self.knows_system || has_later && !(self.knows_system && self.knows_later_system) {
+            written = with_folded_system(written, self.knows_system);
+        }
         written
+    }
+
+    /// Brings images in results to where the model sees them: behind the results, where the template writes none there. For a model that
+    /// does not see, words stand in their place.
+    pub(crate) fn place_images_of_results(&self, messages: Vec<Value>, does_see: bool) -> Vec<Value> {
+        let is_image = |part: &Value| part["type"] == "image_url" || part["type"] == "image";
+        let mut placed = Vec::with_capacity(messages.len());
+        let mut images: Vec<Value> = Vec::new();
+        for mut message in messages {
+            let is_result = message["role"] == "tool";
+            if !is_result {
+                placed.extend(shown_by_user(&mut images));
+            }
+            let has_image =
+                |content: &Value| content.as_array().is_some_and(|parts| parts.iter().any(is_image));
+            if is_result
+                && has_image(&message["content"])
+                && let Value::Array(parts) = message["content"].take()
+            {
+                if does_see && self.shows_images_of_results {
+                    message["content"] = parts.into();
+                    placed.push(message);
+                    continue;
+                }
+                let (seen, said): (Vec<Value>, Vec<Value>) = parts.into_iter().partition(is_image);
+                let texts = said.iter().filter_map(|part| part["text"].as_str());
+                let mut text = texts.collect::<String>();
+                if does_see {
+                    images.extend(seen);
+                } else {
+                    for _ in &seen {
+                        let space = if text.is_empty() { "" } else { "\n" };
+                        let _ = write!(text, "{space}{UNSEEN}");
+                    }
+                }
+                message["content"] = text.into();
+            }
+            placed.push(message);
+        }
+        placed.extend(shown_by_user(&mut images));
+        placed
     }
 
     fn message(&self, message: &Value) -> Value {
@@ -125,8 +219,20 @@ impl ToolWriting {
                 fields.insert("tool_call_id".to_owned(), id.into());
             }
             if !self.writes_results {
-                let content = fields.get("content").and_then(Value::as_str).unwrap_or_default();
-                let content = format!("<tool_response>\n{content}\n</tool_response>");
+                let content = match fields.get("content") {
+                    Some(Value::Array(parts)) => {
+                        let text = |text: &str| json!({"type": "text", "text": text});
+                        let (first, last) = (text("<tool_response>\n"), text("\n</tool_response>"));
+                        std::iter::once(first)
+                            .chain(parts.iter().cloned())
+                            .chain([last])
+                            .collect()
+                    }
+                    content => {
+                        let content = content.and_then(Value::as_str).unwrap_or_default();
+                        Value::from(format!("<tool_response>\n{content}\n</tool_response>"))
+                    }
+                };
                 return json!({"role": "user", "content": content});
             }
         }
@@ -143,10 +249,16 @@ impl ToolWriting {
         else {
             return;
         };
-        *arguments = match (self.arguments_are_text, &arguments) {
-            (true, Value::Object(_)) => arguments.to_string().into(),
-            (false, Value::String(_)) => as_object(arguments),
-            _ => return,
+        *arguments = match (self.arguments_are_text, as_object(arguments)) {
+            (true, Value::Object(object)) if !arguments.is_string() => {
+                Value::Object(object).to_string().into()
+            }
+            (true, _) if arguments.is_string() => return,
+            (true, other) => other.to_string().into(),
+            (false, Value::Object(object)) => object.into(),
+            // A model wrote them so, or was cut: it may read what it wrote.
+            (false, other) if other.is_string() && self.takes_any_arguments => other,
+            (false, other) => json!({ "arguments": other }),
         };
     }
 
@@ -185,6 +297,16 @@ impl ToolWriting {
             None => messages.insert(0, json!({"role": role, "content": told})),
         }
     }
+}
+
+/// The user's message with the images that were taken out of results.
+fn shown_by_user(images: &mut Vec<Value>) -> Option<Value> {
+    if images.is_empty() {
+        return None;
+    }
+    let said = json!({"type": "text", "text": SHOWN});
+    let parts: Vec<Value> = std::iter::once(said).chain(images.drain(..)).collect();
+    Some(json!({"role": "user", "content": parts}))
 }
 
 /// Arguments as an object, where they are one written as text.

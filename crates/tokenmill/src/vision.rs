@@ -86,6 +86,15 @@ pub(crate) fn image_words(family: VisionFamily) -> ImageWords {
     }
 }
 
+/// What belongs around an image's mark in a text that no template writes.
+pub(crate) fn around_in_text(words: &ImageWords) -> [&'static str; 2] {
+    // Qwen's templates write these themselves.
+    if words.mark == "<|image_pad|>" {
+        return ["<|vision_start|>", "<|vision_end|>"];
+    }
+    [words.before, words.after]
+}
+
 impl Vision {
     /// Opens what of a model sees, where it has such; only a header is read, unless a file is named.
     ///
@@ -291,6 +300,18 @@ pub(crate) fn is_there(
     network: &Network,
 ) -> Result<bool, Error> {
     Ok(find(projector, source, network)?.is_some())
+}
+
+/// The file of the encoder of a model, where it has one; only headers are read.
+///
+/// # Errors
+/// [`Error::Projector`] and its like of a file that is named.
+pub(crate) fn path_of(
+    projector: &Projector,
+    source: &ModelSource,
+    network: &Network,
+) -> Result<Option<PathBuf>, Error> {
+    Ok(find(projector, source, network)?.map(|(path, _)| path))
 }
 
 /// The encoder of a model, where it has one.

@@ -8,7 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tokenmill_gguf::GgufFile;
 use tokenmill_image::{ImageError, ImageLimits, size_of};
 use tokenmill_model::{ImageGrid, ImageSize, Model as Network, PooledOutput, VisionShape};
@@ -27,7 +27,8 @@ use crate::{
     images::{ImageFile, take_images},
     reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT},
-    vision::{SIGHTED, image_words},
+    turns::with_turns_that_fit,
+    vision::{SIGHTED, around_in_text, image_words},
 };
 
 /// Tokens at the end of a prompt that tell how its answer begins.
@@ -57,6 +58,8 @@ pub struct ModelWords {
     template_error: Option<TemplateError>,
     bos_token: String,
     eos_token: String,
+    /// Variables of the template where a conversation is silent.
+    variables: Map<String, Value>,
     end_ids: Vec<u32>,
     pooled_output: Option<PooledOutput>,
     rank_words: Option<RankWords>,
@@ -83,6 +86,7 @@ impl ModelWords {
             template_error: None,
             bos_token: String::new(),
             eos_token: String::new(),
+            variables: thinking(),
             pooled_output: None,
             rank_words: None,
             rank_prompt: None,
@@ -237,6 +241,12 @@ impl ModelWords {
         Ok(())
     }
 
+    /// Sets variables of the template for conversations that are silent about them, such as `enable_thinking`, which is true otherwise.
+    pub fn set_variables(&mut self, variables: Map<String, Value>) {
+        self.variables = thinking();
+        self.variables.extend(variables);
+    }
+
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
@@ -262,8 +272,18 @@ impl ModelWords {
     /// # Errors
     /// [`Error::Constraint`]: what cannot be enforced, or which limit it exceeds.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, Error> {
+        self.compile_for(constraint, 0)
+    }
+
+    /// Compiles a constraint of one of several clients, of whom none can keep the others waiting.
+    pub(crate) fn compile_for(
+        &self,
+        constraint: &Constraint,
+        client: u64,
+    ) -> Result<CompiledConstraint, Error> {
         let compiler = (self.constraints).get_or_init(|| ConstraintCompiler::new(&self.tokenizer));
-        Ok(compiler.as_ref().map_err(Clone::clone)?.compile(constraint)?)
+        let compiler = compiler.as_ref().map_err(Clone::clone)?;
+        Ok(compiler.compile_for(constraint, client)?)
     }
 
     /// Whether the tokens of an answer are a whole text of a constraint, which may end there: what a limit cuts need not be.
@@ -356,6 +376,49 @@ impl ModelWords {
         self.tokenizer.encode(text, options)
     }
 
+    /// Encodes a prompt that its writer has put together: control tokens written out in it are control tokens, and one that begins
+    /// with the token of the beginning does not get another.
+    pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: true,
+        };
+        let mut tokens = self.tokenizer.encode(text, options);
+        let bos = self.tokenizer.bos();
+        if bos.is_some() && tokens.first().copied() == bos && tokens.get(1).copied() == bos {
+            tokens.remove(0);
+        }
+        tokens
+    }
+
+    /// As [`Self::encode_prompt`], for a text in which `place` stands where each of the `files` belongs, images in their order.
+    ///
+    /// # Errors
+    /// What [`Self::no_vision`] gives, [`Error::ImagePlaces`], [`Error::Image`], and [`Error::Engine`] where they take many times the
+    /// context.
+    pub fn prompt_with_images(
+        &self,
+        text: &str,
+        place: &str,
+        files: Vec<Arc<[u8]>>,
+    ) -> Result<Prompt, Error> {
+        let places = self.images.as_ref().ok_or_else(|| self.no_vision())?;
+        let found = text.matches(place).count();
+        if found != files.len() {
+            return Err(Error::ImagePlaces {
+                found,
+                expected: files.len(),
+            });
+        }
+        let [before, after] = around_in_text(&places.words);
+        let text = text.replace(place, &[before, places.words.mark, after].concat());
+        let (tokens, images) = places.place(&self.encode_prompt(&text), files)?;
+        Ok(Prompt {
+            images,
+            ..Prompt::of_text(tokens)
+        })
+    }
+
     /// Turns a conversation into the tokens that the model answers. An image takes as many as it has rows.
     ///
     /// # Errors
@@ -369,12 +432,13 @@ impl ModelWords {
     fn encode_with_images(&self, conversation: &Conversation) -> Result<(Vec<u32>, Vec<PromptImage>), Error> {
         let chat = self.chat.as_ref().ok_or_else(|| self.no_template())?;
         let (context, files) = self.context(conversation)?;
-        let tokens = match conversation.turn {
-            Turn::Unfinished => chat
-                .encode_unfinished(&self.tokenizer, &context, &render_options())?
-                .ok_or(Error::NotContinuable)?,
-            Turn::Open | Turn::Closed => chat.encode(&self.tokenizer, &context, &render_options())?,
-        };
+        let tokens = with_turns_that_fit(context, render_options(), |context, options| {
+            match conversation.turn {
+                Turn::Unfinished => chat.encode_unfinished(&self.tokenizer, context, options),
+                Turn::Open | Turn::Closed => chat.encode(&self.tokenizer, context, options).map(Some),
+            }
+        })?;
+        let tokens = tokens.ok_or(Error::NotContinuable)?;
         if files.is_empty() {
             return Ok((tokens, Vec::new()));
         }
@@ -411,7 +475,12 @@ impl ModelWords {
     /// As [`Self::encode_chat`].
     pub fn render_chat(&self, conversation: &Conversation) -> Result<String, Error> {
         let template = self.template().ok_or_else(|| self.no_template())?;
-        Ok(template.render(&self.context(conversation)?.0.to_json(), &render_options())?)
+        let (context, _) = self.context(conversation)?;
+        Ok(with_turns_that_fit(
+            context,
+            render_options(),
+            |context, options| template.render(&context.to_json(), options),
+        )?)
     }
 
     /// Why images are refused where the model has no encoder: [`Error::NoVision`], or [`Error::SeesNoImages`] where there is none for it.
@@ -452,6 +521,11 @@ impl ModelWords {
     /// What the template sees of a conversation, and its images.
     fn context(&self, conversation: &Conversation) -> Result<(ChatContext, Vec<ImageFile>), Error> {
         let mut messages = conversation.messages.clone();
+        if let Some(replies) = &self.replies {
+            messages = replies
+                .writing
+                .place_images_of_results(messages, self.images.is_some());
+        }
         let files = take_images(&mut messages)?;
         if !files.is_empty() && self.images.is_none() {
             return Err(self.no_vision());
@@ -465,10 +539,29 @@ impl ModelWords {
             add_generation_prompt: conversation.turn == Turn::Open,
             bos_token: self.bos_token.clone(),
             eos_token: self.eos_token.clone(),
-            extra: conversation.variables.clone(),
+            extra: self.variables_of(conversation),
         };
         Ok((context, files))
     }
+
+    /// What the template is told besides the messages: the date, which templates else take from the day they were written, what
+    /// was set for the model, and what the conversation says.
+    fn variables_of(&self, conversation: &Conversation) -> Map<String, Value> {
+        let today = utc_now();
+        let dates = [
+            ("date_string".to_owned(), today.day_month_year().into()),
+            ("datetime".to_owned(), today.month_day_year().into()),
+        ];
+        let mut variables = Map::from_iter(dates);
+        variables.extend(self.variables.clone());
+        variables.extend(conversation.variables.clone());
+        variables
+    }
+}
+
+/// A model that can reason does, as in llama.cpp and Ollama: templates differ in what they take silence for.
+fn thinking() -> Map<String, Value> {
+    Map::from_iter([("enable_thinking".to_owned(), true.into())])
 }
 
 impl ImagePlaces {

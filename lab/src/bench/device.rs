@@ -268,6 +268,7 @@ fn wanted(args: &Args, seq_idx: usize, position: usize) -> RowOutput {
     RowOutput::Sample(SampleRow {
         params: params.into(),
         history: 0..0,
+        n_prompt: 0,
         mask: tokenmill_backend::RowMask::Any,
     })
 }

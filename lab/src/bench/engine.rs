@@ -240,6 +240,7 @@ fn decode_bare(executor: &mut dyn Executor, prompts: &[Vec<u32>]) -> anyhow::Res
             batch.want_last(RowOutput::Sample(SampleRow {
                 params: Arc::clone(&params),
                 history: 0..0,
+                n_prompt: 0,
                 mask: tokenmill_backend::RowMask::Any,
             }));
         }

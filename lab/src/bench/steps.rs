@@ -188,6 +188,7 @@ fn greedy() -> RowOutput {
     RowOutput::Sample(SampleRow {
         params: SamplingParams::default().into(),
         history: 0..0,
+        n_prompt: 0,
         mask: tokenmill_backend::RowMask::Any,
     })
 }

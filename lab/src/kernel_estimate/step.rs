@@ -205,6 +205,7 @@ fn inputs(of: Batch, context: usize, shared_prefix: usize, limits: &ExecutorLimi
         batch.want_last(RowOutput::Sample(SampleRow {
             params: SamplingParams::default().into(),
             history: 0..0,
+            n_prompt: 0,
             mask: RowMask::Any,
         }));
         if limits.n_states > 0 {

@@ -4,12 +4,13 @@
 //! source norm.cu 77aa...
 //! pending rope.cu 01bc...
 //! module norm 15131 8c1f...
-//!   add_norm 40 40 38 40 40 shared 144
+//!   add_norm 40 40 38 40 40 shared 144 code 4864 4864 5120 5120 5248
 //! ```
 //!
 //! A source has the hash with which the modules were built, a pending one the hash that it has now, for which they were not built
-//! yet (see `sources`). A module has the bytes and the SHA-256 of its PTX, a kernel its registers on each of [`ARCHITECTURES`] and its static
-//! shared memory; `-` stands for a GPU that the module is not for. Invariant: reading what was written gives the same text.
+//! yet (see `sources`). A module has the bytes and the SHA-256 of its PTX, a kernel its registers on each of [`ARCHITECTURES`], its static
+//! shared memory and the bytes of its code on each; `-` stands for a GPU that the module is not for. Invariant: reading what was
+//! written gives the same text.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -27,6 +28,8 @@ pub(super) struct Resources {
     pub(super) registers: u32,
     pub(super) shared_bytes: u32,
     pub(super) spilled_bytes: u32,
+    /// Bytes of its machine code.
+    pub(super) code_bytes: u32,
 }
 
 /// A module of the archive.
@@ -85,16 +88,20 @@ impl Lock {
                 });
                 continue;
             }
-            let (registers, shared) = line.split_once(" shared ")?;
+            let (registers, rest) = line.split_once(" shared ")?;
+            let (shared, code) = rest.split_once(" code ")?;
             let shared_bytes = shared.parse().ok()?;
-            let resources = registers.split_whitespace().skip(1).map(|registers| {
-                if registers == NOWHERE {
+            let registers = registers.split_whitespace().skip(1);
+            let resources = registers.zip(code.split_whitespace()).map(|one| {
+                if one == (NOWHERE, NOWHERE) {
                     return Some(None);
                 }
+                let (registers, code_bytes) = one;
                 Some(Some(Resources {
                     registers: registers.parse().ok()?,
                     shared_bytes,
                     spilled_bytes: 0,
+                    code_bytes: code_bytes.parse().ok()?,
                 }))
             });
             let resources: Option<Vec<_>> = resources.collect();
@@ -119,7 +126,7 @@ impl fmt::Display for Lock {
         )?;
         writeln!(
             f,
-            "#   KERNEL registers on {} shared BYTES",
+            "#   KERNEL registers on {} shared BYTES code BYTES on each",
             ARCHITECTURES.join(", ")
         )?;
         for (kind, files) in [("source", &self.sources), ("pending", &self.pending)] {
@@ -130,18 +137,19 @@ impl fmt::Display for Lock {
         for module in &self.modules {
             writeln!(f, "module {} {} {}", module.name, module.ptx_bytes, module.sha256)?;
             for (kernel, resources) in &module.kernels {
-                write!(f, "  {kernel}")?;
-                for one in resources {
-                    match one {
-                        Some(one) => write!(f, " {}", one.registers)?,
-                        None => write!(f, " {NOWHERE}")?,
-                    }
-                }
+                let each = |number: fn(&Resources) -> u32| -> String {
+                    let number = |one: &Option<Resources>| {
+                        let number = one.as_ref().map(|one| number(one).to_string());
+                        number.unwrap_or_else(|| NOWHERE.to_owned())
+                    };
+                    resources.iter().map(number).collect::<Vec<_>>().join(" ")
+                };
                 let shared_bytes = (resources.iter().flatten())
                     .map(|one| one.shared_bytes)
                     .max()
                     .unwrap_or(0);
-                writeln!(f, " shared {shared_bytes}")?;
+                let (registers, code) = (each(|one| one.registers), each(|one| one.code_bytes));
+                writeln!(f, "  {kernel} {registers} shared {shared_bytes} code {code}")?;
             }
         }
         Ok(())

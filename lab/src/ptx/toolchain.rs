@@ -48,25 +48,7 @@ impl Toolchain {
             folder.display()
         );
         // All wheels in one call: a second install into the same folder would silently not be merged.
-        let output = Command::new("python3")
-            .args([
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--no-compile",
-                "--target",
-            ])
-            .arg(folder)
-            .args(WHEELS)
-            .output()
-            .context("cannot run python3")?;
-        ensure!(
-            output.status.success(),
-            "pip failed: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        install(folder, &WHEELS)?;
         for unused in ["lib", "bin/nvlink", "include/cccl/thrust", "include/cccl/cub"] {
             let path = toolchain.root.join(unused);
             // Absent parts need no removal.
@@ -83,4 +65,66 @@ impl Toolchain {
     pub(super) fn ptxas(&self) -> PathBuf {
         self.root.join("bin/ptxas")
     }
+}
+
+/// Exactly this: another one writes other texts. There is none of the compiler's version.
+const DISASSEMBLER: &str = "nvidia-cuda-nvdisasm==13.2.86";
+
+/// An unpacked disassembler.
+pub(super) struct Disassembler {
+    program: PathBuf,
+}
+
+impl Disassembler {
+    /// Fetches the wheel into `folder` unless it is there.
+    ///
+    /// # Errors
+    /// No Python with pip, or no network.
+    pub(super) fn fetch(folder: &Path) -> anyhow::Result<Self> {
+        let program = folder.join("nvidia/cu13/bin/nvdisasm");
+        if !program.exists() {
+            install(folder, &[DISASSEMBLER])?;
+        }
+        Ok(Self { program })
+    }
+
+    /// Disassembles a file of machine code.
+    ///
+    /// # Errors
+    /// The tool's message.
+    pub(super) fn run(&self, file: &Path) -> anyhow::Result<String> {
+        let output = Command::new(&self.program).arg("-c").arg(file).output();
+        let output = output.with_context(|| format!("cannot run {}", self.program.display()))?;
+        ensure!(
+            output.status.success(),
+            "{}: {}",
+            file.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// Installs wheels into a folder of their own.
+fn install(folder: &Path, wheels: &[&str]) -> anyhow::Result<()> {
+    let output = Command::new("python3")
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-compile",
+            "--target",
+        ])
+        .arg(folder)
+        .args(wheels)
+        .output()
+        .context("cannot run python3")?;
+    ensure!(
+        output.status.success(),
+        "pip failed: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(())
 }

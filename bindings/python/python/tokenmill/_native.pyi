@@ -23,6 +23,15 @@ class Params(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     typical_p: float | None
+    top_n_sigma: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    dynatemp_range: float | None
+    dynatemp_exponent: float | None
+    mirostat: int | None
+    mirostat_tau: float | None
+    mirostat_eta: float | None
+    samplers: list[str] | None
     repeat_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None

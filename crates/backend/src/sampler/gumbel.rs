@@ -81,6 +81,11 @@ const EXP_OF_MINUS: [f32; 24] = [
     7.583e-10, 2.790e-10, 1.027e-10,
 ];
 
+/// A random number below 1 that decides something of a position by itself; `id` is that of no token.
+pub(super) fn chance(seed: u64, position: u32, id: u32) -> f32 {
+    uniform(stream_key(seed, position), id)
+}
+
 /// The start of the stream of random numbers of one position.
 fn stream_key(seed: u64, position: u32) -> u64 {
     mix(mix(seed).wrapping_add(u64::from(position)))

@@ -10,6 +10,7 @@
 //! the order of the tokens nor the number of threads can change the result.
 
 mod allowed;
+mod chain;
 mod gumbel;
 mod penalties;
 mod select;
@@ -17,7 +18,8 @@ mod select;
 use crate::{RowError, SampledToken, SamplingParams, TokenLogprob};
 
 use allowed::{Allowed, argmax};
-use penalties::Penalties;
+use chain::Chain;
+use penalties::{Penalties, Seen};
 use select::{Candidate, best_k, keep_nucleus};
 
 /// Everything except the logits that a token depends on.
@@ -29,6 +31,8 @@ pub struct SampleRequest<'a> {
     pub history: &'a [u32],
     /// Tokens that follow `history`.
     pub newest: &'a [u32],
+    /// Tokens at the beginning of `history` that stand in the prompt.
+    pub n_prompt: usize,
     /// Allowed tokens: bit `id % 32` of word `id / 32`.
     pub mask: Option<&'a [u32]>,
     /// Position that the token will take in its sequence.
@@ -41,6 +45,8 @@ pub struct Sampler {
     adjusted: Vec<f32>,
     candidates: Vec<Candidate>,
     penalties: Penalties,
+    /// A row that steps in an order of their own work in.
+    row: Vec<f32>,
 }
 
 impl Sampler {
@@ -50,6 +56,7 @@ impl Sampler {
             adjusted: Vec::with_capacity(n_vocab),
             candidates: Vec::with_capacity(n_vocab),
             penalties: Penalties::default(),
+            row: Vec::new(),
         }
     }
 
@@ -112,8 +119,10 @@ impl Sampler {
                 *logit = (*logit + bias).min(f32::MAX);
             }
         }
-        self.penalties
-            .apply(params, request.history, request.newest, &mut self.adjusted);
+        if !params.goes_by_steps() {
+            self.penalties
+                .apply(params, &Seen::of(request), &mut self.adjusted);
+        }
     }
 
     /// The likeliest token, or one that is drawn; `None` where none may be picked.
@@ -130,6 +139,18 @@ impl Sampler {
     fn draw(&mut self, row: Allowed<'_>, best: u32, request: &SampleRequest<'_>) -> u32 {
         let params = request.params;
         let candidates = &mut self.candidates;
+        if params.goes_by_steps() {
+            candidates.clear();
+            row.for_each(|candidate| candidates.push(candidate));
+            candidates.retain(|candidate| candidate.logit > f32::NEG_INFINITY);
+            let mut chain = Chain {
+                request,
+                penalties: &mut self.penalties,
+                row: &mut self.row,
+                n_vocab: row.n_vocab(),
+            };
+            return chain.draw(candidates);
+        }
         let is_cut = params.top_k > 0 && (params.top_k as usize) < row.n_vocab();
         if !is_cut && params.typical_p >= 1.0 && params.top_p >= 1.0 && params.min_p <= 0.0 {
             return gumbel::race_all(row, best, params.temperature, params.seed, request.position);
@@ -208,5 +229,7 @@ fn keep_typical(candidates: &mut Vec<Candidate>, max: f32, typical_p: f32) {
     });
 }
 
+#[cfg(test)]
+mod chain_tests;
 #[cfg(test)]
 mod tests;

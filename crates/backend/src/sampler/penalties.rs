@@ -3,7 +3,29 @@
 //! Separate because they alone look at the history. Invariant: a forbidden token (negative infinity) stays forbidden and
 //! every other logit stays finite.
 
+use super::SampleRequest;
 use crate::{Dry, SamplingParams};
+
+/// The tokens of a sequence, oldest first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen<'a> {
+    pub(super) history: &'a [u32],
+    /// Tokens at the beginning of `history` that stand in the prompt.
+    pub(super) n_prompt: usize,
+    /// Tokens that follow `history`.
+    pub(super) newest: &'a [u32],
+}
+
+impl<'a> Seen<'a> {
+    /// The tokens that a request names.
+    pub(super) fn of(request: &SampleRequest<'a>) -> Self {
+        Self {
+            history: request.history,
+            n_prompt: request.n_prompt,
+            newest: request.newest,
+        }
+    }
+}
 
 /// Working memory, kept from row to row.
 #[derive(Debug, Default)]
@@ -14,16 +36,18 @@ pub(super) struct Penalties {
 }
 
 impl Penalties {
-    /// Applies all penalties of `params` to `logits`, given the tokens `history ++ newest`.
-    pub(super) fn apply(
-        &mut self,
-        params: &SamplingParams,
-        history: &[u32],
-        newest: &[u32],
-        logits: &mut [f32],
-    ) {
-        if params.penalizes_tokens() {
-            self.take_recent(history, newest, params.penalty_last_n as usize);
+    /// Applies all penalties of `params` to `logits`.
+    pub(super) fn apply(&mut self, params: &SamplingParams, seen: &Seen<'_>, logits: &mut [f32]) {
+        self.apply_counts(params, seen, logits);
+        self.apply_dry(params, seen, logits);
+    }
+
+    /// Applies the repetition, presence and frequency penalties. Those of presence and of frequency count what was generated, as in OpenAI's
+    /// API; that of repetition counts the prompt, too.
+    pub(super) fn apply_counts(&mut self, params: &SamplingParams, seen: &Seen<'_>, logits: &mut [f32]) {
+        let last_n = params.penalty_last_n as usize;
+        if params.repeat_penalty != 1.0 {
+            self.take_recent(seen.history, seen.newest, last_n);
             self.recent.sort_unstable();
             for run in self.recent.chunk_by(|a, b| a == b) {
                 let Some(logit) = logits.get_mut(run[0] as usize) else {
@@ -34,13 +58,28 @@ impl Penalties {
                 } else {
                     *logit * params.repeat_penalty
                 };
-                let cost = run.len() as f32 * params.frequency_penalty + params.presence_penalty;
-                *logit = kept_finite(*logit, repeated - cost);
+                *logit = kept_finite(*logit, repeated);
             }
         }
+        if params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 {
+            let generated = &seen.history[seen.n_prompt.min(seen.history.len())..];
+            self.take_recent(generated, seen.newest, last_n);
+            self.recent.sort_unstable();
+            for run in self.recent.chunk_by(|a, b| a == b) {
+                let Some(logit) = logits.get_mut(run[0] as usize) else {
+                    continue;
+                };
+                let cost = run.len() as f32 * params.frequency_penalty + params.presence_penalty;
+                *logit = kept_finite(*logit, *logit - cost);
+            }
+        }
+    }
+
+    /// Applies DRY.
+    pub(super) fn apply_dry(&mut self, params: &SamplingParams, seen: &Seen<'_>, logits: &mut [f32]) {
         if let Some(dry) = params.dry.as_ref().filter(|dry| dry.multiplier > 0.0) {
-            self.take_recent(history, newest, dry.last_n as usize);
-            self.apply_dry(dry, logits);
+            self.take_recent(seen.history, seen.newest, dry.last_n as usize);
+            self.penalize_runs(dry, logits);
         }
     }
 
@@ -55,7 +94,7 @@ impl Penalties {
     }
 
     /// Source: the DRY sampler of p-e-w (oobabooga/text-generation-webui), with breakers that are single tokens.
-    fn apply_dry(&mut self, dry: &Dry, logits: &mut [f32]) {
+    fn penalize_runs(&mut self, dry: &Dry, logits: &mut [f32]) {
         let newest_first = |index: usize| self.recent[self.recent.len() - 1 - index];
         let n = self.recent.len();
         // A run cannot reach back over a breaker.

@@ -8,6 +8,7 @@ fn request<'a>(params: &'a SamplingParams, history: &'a [u32], position: u32) ->
         params,
         history,
         newest: &[],
+        n_prompt: 0,
         mask: None,
         position,
     }
@@ -322,7 +323,12 @@ fn filters_leave_the_tokens_they_should() {
 fn penalties_count_the_recent_tokens() {
     let adjusted = |params: &SamplingParams, history: &[u32], newest: &[u32]| {
         let mut logits = vec![2.0f32, -2.0, 1.0, f32::NEG_INFINITY];
-        Penalties::default().apply(params, history, newest, &mut logits);
+        let seen = Seen {
+            history,
+            n_prompt: 0,
+            newest,
+        };
+        Penalties::default().apply(params, &seen, &mut logits);
         logits
     };
     let params = SamplingParams {
@@ -343,6 +349,22 @@ fn penalties_count_the_recent_tokens() {
         ..Default::default()
     };
     let logits = adjusted(&extreme, &[0, 0, 1, 3], &[]);
+    // What stands in the prompt was not generated.
+    let mut logits_behind_prompt = vec![2.0f32, -2.0, 1.0, f32::NEG_INFINITY];
+    let seen = Seen {
+        history: &[1, 2, 0],
+        n_prompt: 2,
+        newest: &[0],
+    };
+    let all = SamplingParams {
+        penalty_last_n: 4,
+        ..params
+    };
+    Penalties::default().apply(&all, &seen, &mut logits_behind_prompt);
+    assert_eq!(
+        logits_behind_prompt,
+        [1.0 - 0.5 - 0.5, -4.0, 0.5, f32::NEG_INFINITY]
+    );
     assert!(logits[..3].iter().all(|logit| logit.is_finite()), "{logits:?}");
     assert_eq!(logits[3], f32::NEG_INFINITY);
 }
@@ -363,7 +385,12 @@ fn dry_penalizes_what_continues_a_run() {
         let mut logits = vec![0.0f32; 8];
         // The newest tokens 1 2 3 occurred before: 1 2 3 was followed by 4, 2 3 once more by 5.
         let history = [1, 2, 3, 4, 0, 2, 3, 5, 1, 2, 3];
-        Penalties::default().apply(&params(breakers.to_vec()), &history, &[], &mut logits);
+        let seen = Seen {
+            history: &history,
+            n_prompt: 0,
+            newest: &[],
+        };
+        Penalties::default().apply(&params(breakers.to_vec()), &seen, &mut logits);
         logits
     };
     assert_eq!(adjusted(&[]), [0.0, 0.0, 0.0, 0.0, -2.0, -1.0, 0.0, 0.0]);

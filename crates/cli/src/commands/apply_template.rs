@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use serde_json::Value;
-use tokenmill::{ModelSource, utc_now};
+use tokenmill::{ModelSource, utc_now, without_mark};
 use tokenmill_text::template::{ChatTemplate, CivilTime, RenderOptions};
 
 use crate::{failure::Failure, input::read_text, model_name::FetchArgs, output};
@@ -72,7 +72,7 @@ fn read_context(argument: &str) -> Result<Value, Failure> {
         (argument.to_owned(), "--context".to_owned())
     } else {
         let text = fs::read_to_string(&path).map_err(|error| Failure::unreadable(&path, &error))?;
-        (text, argument.to_owned())
+        (without_mark(&text).to_owned(), argument.to_owned())
     };
     let value: Value = serde_json::from_str(&text)
         .map_err(|error| Failure::input(format!("{name} is not JSON: {error}")))?;

@@ -44,6 +44,7 @@ use crate::{
     note::note,
     progress,
     speculation::SpeculationArgs,
+    template::TemplateArgs,
     vision::{MAX_IMAGE_BYTES, VisionArgs},
 };
 
@@ -78,7 +79,7 @@ pub(crate) struct Args {
     /// Most sequences in one batch
     #[arg(long, alias = "parallel", default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_num_seqs: u16,
-    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts]
+    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many as there is memory for]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
     #[command(flatten)]
@@ -89,6 +90,8 @@ pub(crate) struct Args {
     adapters: AdapterArgs,
     #[command(flatten)]
     vision: VisionArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -130,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let app = Arc::new(load_app(
         &args.model,
         &args.load,
-        (&args.adapters, &args.vision),
+        (&args.adapters, &args.vision, &args.template),
         &seats,
         &[],
         config,

@@ -10,13 +10,13 @@ mod follow;
 mod forward;
 mod side_by_side;
 
-use std::{collections::BTreeMap, fmt::Write, path::PathBuf, time::Instant};
+use std::{fmt::Write, path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use tokenmill::{KvCache, KvType, LoadOptions, LoadedDevice, ModelSource, Speculation};
+use tokenmill::{KvCache, KvType, LoadOptions, LoadedDevice, ModelFacts, ModelSource, Speculation};
 use tokenmill_backend::DeviceTimes;
-use tokenmill_model::{Model, ModelOptions, WeightInfo, WindowPages};
+use tokenmill_model::{Model, ModelOptions, WindowPages};
 use tokenmill_sched::{Engine, EngineConfig, Throughput};
 
 use self::{forward::Forward, side_by_side::SideBySide};
@@ -212,7 +212,7 @@ impl Subject {
     fn of(args: &Args, source: &ModelSource, model: &Model, device: &LoadedDevice) -> Self {
         let weights = model.weights().infos();
         Self {
-            model: describe(source, model, &weights),
+            model: describe(source, model),
             size_bytes: weights.iter().map(|info| info.n_bytes).sum(),
             n_params: weights
                 .iter()
@@ -446,17 +446,10 @@ fn random_tokens(n: usize, n_vocab: usize, seed: u64) -> Vec<u32> {
         .collect()
 }
 
-/// The model as llama-bench names it: architecture, and the type that most of its bytes have.
-fn describe(source: &ModelSource, model: &Model, weights: &[WeightInfo]) -> String {
-    let mut bytes_by_type = BTreeMap::new();
-    for info in weights {
-        *bytes_by_type.entry(info.ty).or_insert(0) += info.n_bytes;
-    }
-    let main_type = bytes_by_type
-        .into_iter()
-        .max_by_key(|&(_, n_bytes)| n_bytes)
-        .map_or("", |(ty, _)| ty.name());
-    format!("{} {} {main_type}", source.name(), model.descriptor().arch)
+/// The model as llama-bench names it: architecture, and the kind of file that it says it is, or else the type that most weights have.
+fn describe(source: &ModelSource, model: &Model) -> String {
+    let facts = ModelFacts::of(model);
+    format!("{} {} {}", source.name(), facts.arch, facts.main_type)
 }
 
 fn markdown(subject: &Subject, results: &[Measured]) -> String {

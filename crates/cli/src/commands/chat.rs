@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.context_shift,
         1,
         &args.vision,
-        asking.template,
+        &args.asking.template,
     )?;
     check_template(model.words())?;
     let params = args.sampling.params(model.words(), model.n_ctx())?;

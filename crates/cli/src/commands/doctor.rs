@@ -34,6 +34,7 @@ use crate::{
     memory_words::plan_text,
     numbers::size_of,
     output,
+    serve_plan::ServePlan,
     visible::visible,
 };
 
@@ -199,6 +200,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     let gpu = match Gpu::open(ordinal, &args.load.gpu_options()?) {
         Ok(gpu) => {
             gpu.examine(&mut found);
+            gpu.tell_first_use(ordinal, &args.load.gpu_options()?, &mut found);
             Some(gpu)
         }
         Err(error) => {
@@ -359,6 +361,10 @@ impl Examination {
             Some(hint) => row.hint(hint),
             None => row,
         });
+        let serve = ServePlan::of(model, &args.load)?;
+        if let Ok(text) = serve.text() {
+            self.rows.push(Row::new("serve, CPU", Ok(text)));
+        }
         let mtp = mtp_plan(source, model, &options, &choices.compute)
             .map_err(|error| error.to_string())
             .transpose();
@@ -379,6 +385,7 @@ impl Examination {
         let mut plans = serde_json::Map::new();
         plans.insert("mtp".to_owned(), json!(mtp.as_ref().map(mtp_json)));
         plans.insert("n_ctx".to_owned(), json!(n_ctx));
+        plans.insert("serve".to_owned(), serve.json());
         let mut cpu_plan = plan_json(cpu.as_ref());
         if let Some(failure) = &too_large {
             cpu_plan["problem"] = json!(failure.message());

@@ -20,6 +20,7 @@ use crate::{
     model_name::ollama_name,
     numbers::size,
     output,
+    serve_plan::ServePlan,
     visible::visible,
 };
 
@@ -70,6 +71,7 @@ struct Plan {
     options: ModelOptions,
     /// Its own layer for further tokens, or why that cannot be used.
     mtp: Option<Result<MtpPlan, String>>,
+    serve: ServePlan,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -214,7 +216,13 @@ impl Inspection {
             })
             .collect();
         let memory = match &self.plan {
-            Ok(Plan { memory, options, .. }) => json!({
+            Ok(Plan {
+                memory,
+                options,
+                serve,
+                ..
+            }) => json!({
+                "serve": serve.json(),
                 "n_ctx": options.n_ctx,
                 "weights_bytes": memory.weights_bytes,
                 "kv_bytes": memory.kv_bytes,
@@ -311,7 +319,12 @@ impl Inspection {
 
     fn plan_text(&self, text: &mut String, load: &LoadArgs) {
         match &self.plan {
-            Ok(Plan { memory, options, mtp }) => {
+            Ok(Plan {
+                memory,
+                options,
+                mtp,
+                serve,
+            }) => {
                 line(
                     text,
                     format_args!(
@@ -333,6 +346,9 @@ impl Inspection {
                     if what != "states" || n_bytes > 0 {
                         line(text, format_args!("  {what:<12} {:>10}", size(n_bytes)));
                     }
+                }
+                if let Ok(serve) = serve.text() {
+                    line(text, format_args!("  {:<12} {}", "serve", visible(&serve)));
                 }
                 match mtp {
                     Some(Ok(layer)) => line(
@@ -376,6 +392,7 @@ fn plan(source: &ModelSource, model: &Model, load: &LoadArgs) -> Result<Result<P
     let choices = load.options()?;
     let options = choices.network_options(model.descriptor())?;
     let plan = (choices.compute.cpu_backend()).and_then(|backend| model.plan(&backend, &options));
+    let serve = ServePlan::of(model, load)?;
     Ok(plan
         .map(|memory| Plan {
             memory,
@@ -383,6 +400,7 @@ fn plan(source: &ModelSource, model: &Model, load: &LoadArgs) -> Result<Result<P
                 .map_err(|error| error.to_string())
                 .transpose(),
             options,
+            serve,
         })
         .map_err(|error| error.to_string()))
 }

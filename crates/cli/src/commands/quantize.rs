@@ -9,6 +9,7 @@ use std::{
     thread,
 };
 
+use tokenmill::without_mark;
 use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, QuantizeSummary, Quantizer, Recipe};
 use tokenmill_gguf::{GgufFile, TensorType};
 use tokenmill_model::check_is_model;
@@ -141,7 +142,7 @@ impl Args {
         let mut by_name = self.tensor_type.clone();
         if let Some(path) = &self.tensor_type_file {
             let text = fs::read_to_string(path).map_err(|error| Failure::unreadable(path, &error))?;
-            for word in text.split_whitespace() {
+            for word in without_mark(&text).split_whitespace() {
                 let entry = word
                     .parse::<TypeByName>()
                     .map_err(|error| Failure::input(format!("{}: `{word}`: {error}", path.display())))?;

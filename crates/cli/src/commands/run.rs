@@ -1,4 +1,4 @@
-//! `run`: continues a prompt.
+//! `run`: answers a prompt, or continues it.
 
 use std::{
     io::{self, IsTerminal},
@@ -34,16 +34,16 @@ use crate::{
     vision::{self, VisionArgs, read_image},
 };
 
-/// Continue a prompt, or answer it through the model's chat template.
+/// Answer a prompt through the model's chat template, or continue it where there is none.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
-    tokenmill run demo \"Once upon a time\"\n  \
-    tokenmill run demo \"Once upon a time\" --temp 0 -n 48\n  \
-    tokenmill run demo \"Once upon a time\" --parallel 4 -n 48\n  \
-    tokenmill run demo \"Ada was born in \" --no-echo --regex \"1[0-9]{3}\"\n  \
-    tokenmill run demo \"What is 3 + 4?\" --chat --temp 0\n  \
+    tokenmill run demo \"What is 3 + 4?\"\n  \
+    tokenmill run demo \"Once upon a time\" --raw\n  \
+    tokenmill run demo \"Once upon a time\" --raw --temp 0 -n 48\n  \
+    tokenmill run demo \"Once upon a time\" --raw --parallel 4 -n 48\n  \
+    tokenmill run demo \"Ada was born in \" --raw --no-echo --regex \"1[0-9]{3}\"\n  \
     tokenmill run gemma-3-4b.gguf \"What is this?\" --image photo.jpg\n  \
-    tokenmill run model.gguf --file book.txt --session book.tms -n 100\n  \
+    tokenmill run model.gguf --raw --file book.txt --session book.tms -n 100\n  \
     cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json\n\n\
     An answer with a shape (--json-schema, --regex, --grammar) that -n or the context cuts is printed as far as it came, and the\n\
     exit code is 7.")]
@@ -66,14 +66,17 @@ pub(crate) struct Args {
     /// End the text before this string, in which \n and \t are read as in C; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Ask the prompt as a message of the user, through the chat template; --system, --tools, --template and
-    /// --reasoning-budget imply it
-    #[arg(long)]
+    /// Continue the prompt as it is, also where the model has a chat template
+    #[arg(long, visible_alias = "no-conversation")]
+    raw: bool,
+    /// Ask the prompt as a message of the user, through the chat template, or fail where there is none; --system, --tools, --template
+    /// and --reasoning-budget imply it
+    #[arg(long, alias = "conversation", conflicts_with = "raw")]
     chat: bool,
     /// Show the model an image, before the prompt; may be repeated, and implies --chat
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
-    /// Find control tokens written out in the prompt, such as <|im_end|>
+    /// Find control tokens written out in the prompt, such as <|im_end|>; implies --raw
     #[arg(long)]
     special: bool,
     /// Print only what is generated, not the prompt before it; of a conversation the prompt is never printed
@@ -114,7 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (None, Some(file)) => read_text(file)?,
         (None, None) if io::stdin().is_terminal() => {
             return Err(Failure::usage("there is no prompt")
-                .hint("write it behind the model, pipe it in, or talk with `tokenmill chat`"));
+                .hint("write it after the model, pipe it in, or talk with `tokenmill chat`"));
         }
         (None, None) => read_stdin()?,
     };
@@ -141,18 +144,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("give the text to stop at, or leave it out"),
         );
     }
-    let is_chat = args.chat || args.asking.is_given() || !args.image.is_empty();
-    if is_chat && args.special {
+    let asks_chat = args.chat || args.asking.is_given() || !args.image.is_empty();
+    if asks_chat && args.raw {
+        return Err(
+            Failure::usage("`--raw` does not go with the options of a conversation").hint(
+                "leave `--raw` out, or `--system`, `--tools`, `--template`, `--reasoning` and `--image`",
+            ),
+        );
+    }
+    if asks_chat && args.special {
         return Err(
             Failure::usage("`--special` does not go with a message of a conversation")
                 .hint("control tokens come from the chat template; leave `--special` out"),
         );
     }
-    if !is_chat && args.asking.hide_reasoning {
+    if (args.raw || args.special) && args.asking.hide_reasoning {
         return Err(Failure::usage(
             "`--hide-reasoning` needs a conversation: a text that is continued is shown as it is",
         )
-        .hint("add `--chat`, or leave `--hide-reasoning` out"));
+        .hint("leave `--raw` and `--special` out, or `--hide-reasoning`"));
     }
     if args.vision.is_off() && !args.image.is_empty() {
         return Err(Failure::usage(
@@ -172,14 +182,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.adapters,
         &args.context_shift,
         args.parallel,
-        &args.vision,
-        asking.template,
+        &args.vision.with_images(!images.is_empty()),
+        &args.asking.template,
     )?;
     let tokenizer = model.words().tokenizer();
     let sampling = args.sampling.params(model.words(), model.n_ctx())?;
     let seed = sampling.seed;
     let kept = args.session.open(&model, Unusable::Stays)?;
     let interrupt = Interrupt::install()?;
+    // A model with a template was made to be asked.
+    let has_template = model.words().template().is_some() && !model.engine().limits().is_encoder;
+    let is_chat = asks_chat || (has_template && !args.raw && !args.special);
+    if let Some(error) = model.words().template_error().filter(|_| !is_chat && !args.raw) {
+        note!("the model's chat template cannot be used, so the prompt is continued: {error}");
+    }
     let asked = if is_chat {
         check_template(model.words())?;
         if !images.is_empty() && !model.sees() {

@@ -16,7 +16,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill::{PrefixFolder, remove_unfinished_sessions};
+use tokenmill::{FolderLock, PrefixFolder, remove_unfinished_sessions, without_mark};
 use tokenmill_backend::StepError;
 use tokenmill_sched::EngineError;
 #[cfg(feature = "otel")]
@@ -33,7 +33,7 @@ use crate::{
     failure::{Failure, INTERRUPTED},
     media::{MediaArgs, existing_folder},
     note::note,
-    numbers::ByteSize,
+    numbers::{ByteSize, counted},
     signals::{Kind, Signals},
     visible::visible,
 };
@@ -43,13 +43,17 @@ mod model_flags;
 mod models;
 mod models_file;
 mod models_folder;
+mod request_defaults;
 mod seats;
 
 pub(crate) use self::seats::{Seats, load_app};
-use self::{model_flags::GivenFlags, models::SeveralArgs};
+use self::{model_flags::GivenFlags, models::SeveralArgs, request_defaults::DefaultArgs};
 
 /// Holds a key that clients must send, as `--api-key` does.
 const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
+
+/// The file of --session-dir that a process holds a lock of. No session has a name that begins so.
+const SESSIONS_LOCK: &str = ".lock";
 
 /// How long what no request uses may take on its way to --prefix-dir once all is answered.
 const KEEP_TIME: Duration = Duration::from_secs(15);
@@ -66,6 +70,7 @@ const KEEP_TIME: Duration = Duration::from_secs(15);
     docs/serving.md lists all paths.\n\
     The web page is at /, the figures are at /metrics. TOKENMILL_API_KEY holds a key as --api-key does; RUST_LOG sets\n\
     what is logged.")]
+#[expect(clippy::struct_excessive_bools, reason = "options of a command")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`. Several are
     /// loaded and unloaded as requests ask for them
@@ -87,8 +92,13 @@ pub(crate) struct Args {
     /// A file with one key a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// An origin whose web pages may call, or `*`; may be repeated
-    #[arg(long, value_name = "ORIGIN")]
+    /// An origin whose web pages may call, `localhost` for every port of this machine, or `*`; may be repeated
+    #[arg(
+        long,
+        visible_alias = "cors-origins",
+        value_delimiter = ',',
+        value_name = "ORIGIN"
+    )]
     cors_origin: Vec<String>,
     /// A name that clients reach the server by, or `*`; may be repeated. On addresses that only this machine reaches,
     /// requests to other names are refused, but for numbers and localhost
@@ -100,9 +110,19 @@ pub(crate) struct Args {
     /// Private key in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Model name for clients; may be repeated, responses carry the first [default: the file's name]
-    #[arg(long, value_name = "NAME")]
+    /// Serve the API alone, without the web page
+    #[arg(long, alias = "no-webui")]
+    no_ui: bool,
+    /// Do not tell at /slots what each slot is doing
+    #[arg(long)]
+    no_slots: bool,
+    /// Model name for clients; may be repeated, responses carry the first [default: the file's name] [short: -a]
+    #[arg(long, alias = "alias", value_delimiter = ',', value_name = "NAME")]
     served_model_name: Vec<String>,
+    /// Refuse requests for a model of another name [default: with one model, any name means it, and answers name the model; with several,
+    /// or with adapters, unknown names are refused]
+    #[arg(long)]
+    strict_model_names: bool,
     /// Publish over ZeroMQ what the prefix cache gets and loses, for routers that look for it. JSON with vLLM's keys
     /// (`{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "…"}`); docs/serving.md has them all
     #[arg(long, value_name = "JSON", value_parser = kv_events)]
@@ -121,7 +141,12 @@ pub(crate) struct Args {
     #[command(flatten)]
     model_flags: GivenFlags,
     #[command(flatten)]
+    defaults: Box<DefaultArgs>,
+    #[command(flatten)]
     limits: Box<Limits>,
+    /// Log more, and put the prompt into an answer of `/v1/chat/completions`, under `__verbose`
+    #[arg(short, long)]
+    verbose: bool,
     /// How requests are logged on standard error
     #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     log_format: LogFormat,
@@ -225,9 +250,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     #[cfg(feature = "otel")]
     let traces = start_traces(runtime.handle())?;
     #[cfg(feature = "otel")]
-    start_log(args.log_format, traces.as_ref().map(Traces::layer));
+    start_log(args.log_format, args.verbose, traces.as_ref().map(Traces::layer));
     #[cfg(not(feature = "otel"))]
-    start_log(args.log_format, None::<Identity>);
+    start_log(args.log_format, args.verbose, None::<Identity>);
+    let _sessions = args.lock_sessions()?;
     let config = args.server_config()?;
     let models = args.models(config)?;
     let is_watched = args.log_format == LogFormat::Text && io::stderr().is_terminal();
@@ -292,6 +318,10 @@ impl Args {
             cors_origins: self.cors_origin.clone(),
             allowed_hosts: self.allowed_hosts(),
             write_timeout: self.limits.write_timeout,
+            strict_model_names: self.strict_model_names,
+            has_page: !self.no_ui,
+            tells_slots: !self.no_slots,
+            defaults: self.defaults.read(self.verbose)?,
             obeys_priority: self.limits.scheduling_policy == SchedulingPolicy::Priority,
             max_body_bytes: usize::try_from(self.limits.max_body_bytes.0).unwrap_or(usize::MAX),
             request_timeout: self.limits.request_timeout,
@@ -301,13 +331,13 @@ impl Args {
             adapter_folder: existing_folder("--lora-dir", self.lora_dir.as_deref())?,
             media_folder: self.media.folder()?,
             kv_events: self.kv_events(),
-            sessions: self.sessions()?,
+            sessions: self.sessions(),
             ..ServerConfig::default()
         })
     }
 
-    /// The folder of sessions, which is made where it is missing; what a killed process left there is removed.
-    fn sessions(&self) -> Result<Option<SessionFolder>, Failure> {
+    /// Makes the folder of sessions where it is missing and keeps other processes from it; what a killed process left there is removed.
+    fn lock_sessions(&self) -> Result<Option<FolderLock>, Failure> {
         let Some(path) = &self.session_dir else {
             return Ok(None);
         };
@@ -320,11 +350,17 @@ impl Args {
         builder
             .create(path)
             .map_err(|error| Failure::no_folder(path, &error))?;
+        let lock = FolderLock::take(path, SESSIONS_LOCK, |warning| tracing::warn!("{warning}"))?;
         remove_unfinished_sessions(path)?;
-        Ok(Some(SessionFolder {
-            path: path.clone(),
+        Ok(Some(lock))
+    }
+
+    fn sessions(&self) -> Option<SessionFolder> {
+        let path = self.session_dir.clone()?;
+        Some(SessionFolder {
+            path,
             max_bytes: self.limits.session_dir_bytes.0,
-        }))
+        })
     }
 
     /// The folder where what was computed of prompts is kept.
@@ -367,7 +403,7 @@ impl Args {
         let app = load_app(
             &self.model[0],
             &flags.load,
-            (&flags.adapters, &flags.vision),
+            (&flags.adapters, &flags.vision, &flags.template),
             &seats,
             names,
             config,
@@ -389,12 +425,18 @@ fn check_folder(option: &str, path: &Path) -> Result<(), Failure> {
 }
 
 fn read(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|error| Failure::unreadable(path, &error))
+    let text = fs::read_to_string(path).map_err(|error| Failure::unreadable(path, &error))?;
+    Ok(without_mark(&text).to_owned())
 }
 
-fn start_log(format: LogFormat, spans: Option<impl Layer<Registry> + Send + Sync>) {
+fn start_log(format: LogFormat, is_verbose: bool, spans: Option<impl Layer<Registry> + Send + Sync>) {
+    let level = if is_verbose {
+        tracing::level_filters::LevelFilter::DEBUG
+    } else {
+        tracing::level_filters::LevelFilter::INFO
+    };
     let filter = tracing_subscriber::EnvFilter::builder()
-        .with_default_directive(tracing::level_filters::LevelFilter::INFO.into())
+        .with_default_directive(level.into())
         .from_env_lossy();
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     let lines = match format {
@@ -506,6 +548,7 @@ fn greeting(models: &Models, address: &str) -> String {
         "needed: `Authorization: Bearer KEY`"
     };
     let page = match config.listen {
+        Listen::Tcp(_) if !config.has_page => String::new(),
         Listen::Tcp(_) => format!("\n  web page  {address}"),
         #[cfg(unix)]
         Listen::Unix(_) => String::new(),
@@ -513,7 +556,16 @@ fn greeting(models: &Models, address: &str) -> String {
     let (served, what) = if let Some(app) = models.only() {
         let limits = app.model.engine().limits();
         let (n_ctx, kv_tokens) = (limits.n_ctx, limits.kv_tokens());
-        let what = format!("context   {n_ctx} tokens for a request, {kv_tokens} for all together");
+        let n_ctx_train = app.model.model().facts().map_or(0, |facts| facts.n_ctx_train);
+        let more = if n_ctx < n_ctx_train {
+            format!("; `-c 0` takes all of the model's {n_ctx_train}")
+        } else {
+            String::new()
+        };
+        let what = format!(
+            "context   {n_ctx} tokens for a request{more}; {kv_tokens} for all together, which is {} (--kv-cache-tokens)",
+            counted(kv_tokens / n_ctx.max(1), "context"),
+        );
         (format!("{} is served", visible(app.model.name())), what)
     } else {
         let names = models.names();

@@ -9,8 +9,8 @@ use std::{
 };
 
 use tokenmill::{
-    Compute, DraftFacts, Error, GpuSteps, LoadOptions, Loaded, LoadedDevice, MeasuredWhen, MemoryPlan, Model,
-    ModelSource, SplitPlan, n_processors,
+    Compute, DraftFacts, Error, GpuSteps, KvCache, LoadOptions, LoadPlan, Loaded, LoadedDevice, MeasuredWhen,
+    Model, ModelSource, SplitPlan, n_processors,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 
@@ -18,6 +18,7 @@ use crate::{
     failure::Failure,
     memory_words::{plan_text, warning},
     note::note,
+    numbers::counted,
     progress,
     visible::visible,
 };
@@ -46,13 +47,14 @@ pub(crate) fn load_opened(
     let model = with_progress(options.compute.n_gpus, |on_progress| {
         options.load_opened(source, network, on_progress)
     })?;
-    if let (LoadedDevice::Cpu { .. }, Some(plan)) = (model.device(), model.memory()) {
-        say_plan(plan, model.n_ctx(), &options.compute);
-    }
+    tell_about_threads(model.device(), &options.compute);
     if let Some(draft) = model.draft() {
         say_draft(draft, model.n_ctx());
     }
     if let Some(text) = about_cut_context(options.n_ctx, model.n_ctx()) {
+        tell(&text);
+    }
+    if let Some(text) = about_fewer_contexts(options.kv_cache, &model) {
         tell(&text);
     }
     tell_about_load(model.device(), model.n_ctx(), network.descriptor().n_ctx_train);
@@ -74,9 +76,7 @@ pub(crate) fn load_network(
         tokenmill::load(network, options, compute, on_progress)
     })?;
     let n_ctx = loaded.executor.limits().n_ctx;
-    if let LoadedDevice::Cpu { .. } = &loaded.device {
-        say_plan(&loaded.plan, n_ctx, compute);
-    }
+    tell_about_threads(&loaded.device, compute);
     tell_about_load(&loaded.device, n_ctx, network.descriptor().n_ctx_train);
     tell_about_invariance(&loaded.device, compute);
     tell_about_measurements(&loaded.device, compute);
@@ -152,6 +152,25 @@ pub(crate) fn about_cut_context(asked: Option<usize>, n_ctx: usize) -> Option<St
     ))
 }
 
+/// What is said where there was memory for fewer contexts than a server has by default.
+fn about_fewer_contexts(asked: KvCache, model: &Model) -> Option<String> {
+    let KvCache::Fitting(most) = asked else {
+        return None;
+    };
+    let limits = model.engine().limits();
+    if limits.is_encoder {
+        return None;
+    }
+    let (kv_tokens, n_ctx) = (limits.kv_tokens(), model.n_ctx());
+    let n_contexts = kv_tokens / n_ctx.max(1);
+    (n_contexts < most).then(|| {
+        format!(
+            "the memory that is there holds {} of {n_ctx} tokens instead of {most}, shared by all requests; `-c N` makes them smaller",
+            counted(n_contexts, "context")
+        )
+    })
+}
+
 /// What is said about a context that is longer than the model was made for.
 pub(crate) fn about_long_context(n_ctx: usize, n_ctx_train: usize) -> Option<String> {
     (n_ctx > n_ctx_train).then(|| {
@@ -210,15 +229,26 @@ pub(super) fn say_split(plan: &SplitPlan) {
     }
 }
 
-/// Tells a person what memory a model on the CPU takes, and warns of what will be slow or too much.
-fn say_plan(plan: &MemoryPlan, n_ctx: usize, compute: &Compute) {
-    let text = plan_text(plan, n_ctx);
-    if io::stderr().is_terminal() {
-        note!("memory: {text}");
-    }
-    if let Some(text) = warning(plan) {
+/// Says what memory a model will take that is loaded on one device, before it is loaded, and warns of what will be too much.
+pub(super) fn say_plan(plan: &LoadPlan<'_>) {
+    let text = plan_text(plan.memory, plan.n_ctx);
+    let whose = if plan.is_on_gpu {
+        "memory of the GPU"
+    } else {
+        "memory"
+    };
+    show(&format!("{whose}: {text}"));
+    // Of a GPU more than there is was refused.
+    if let Some(text) = warning(plan.memory).filter(|_| !plan.is_on_gpu) {
         tell(&text);
     }
+}
+
+/// Warns of threads without a processor.
+fn tell_about_threads(device: &LoadedDevice, compute: &Compute) {
+    let LoadedDevice::Cpu { .. } = device else {
+        return;
+    };
     let n_processors = n_processors(&compute.places).unwrap_or(usize::MAX);
     if let Some(n_threads) = compute.n_threads.filter(|&n_threads| n_threads > n_processors) {
         tell(&format!(
@@ -229,16 +259,14 @@ fn say_plan(plan: &MemoryPlan, n_ctx: usize, compute: &Compute) {
 
 /// Tells a person what memory a draft model takes, and where it stops guessing.
 fn say_draft(draft: &DraftFacts, n_ctx: usize) {
-    if io::stderr().is_terminal() {
-        let plan = plan_text(&draft.memory, draft.n_ctx);
-        if draft.is_own_layer {
-            note!(
-                "memory of the layer that guesses further tokens ({}): {plan}",
-                visible(&draft.name)
-            );
-        } else {
-            note!("memory of the draft model {}: {plan}", visible(&draft.name));
-        }
+    let plan = plan_text(&draft.memory, draft.n_ctx);
+    if draft.is_own_layer {
+        show(&format!(
+            "memory of the layer that guesses further tokens ({}): {plan}",
+            draft.name
+        ));
+    } else {
+        show(&format!("memory of the draft model {}: {plan}", draft.name));
     }
     if draft.n_ctx < n_ctx {
         tell(&format!(
@@ -296,8 +324,17 @@ fn say(text: &str) {
     }
 }
 
+/// Shows figures: in the log of a program that has one, else to a person at a terminal.
+fn show(text: &str) {
+    if tracing::dispatcher::has_been_set() {
+        tracing::info!("{text}");
+    } else if io::stderr().is_terminal() {
+        note!("{}", visible(text));
+    }
+}
+
 /// Says something on standard error: in the log of a program that has one, else as a line.
-fn tell(text: &str) {
+pub(super) fn tell(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {

@@ -23,6 +23,7 @@ fn generated(extra: &[&str]) -> Value {
     let [model, ..] = files();
     let args = [
         "run",
+        "--raw",
         arg(&model),
         "once",
         "--temp",
@@ -128,7 +129,7 @@ fn requests_of_a_batch_choose_their_adapters() {
 fn a_bad_adapter_is_one_line() {
     let [model, file, folder] = files();
     let fails = |sources: &[&str], code: i32, part: &str| {
-        let mut args = vec!["run", arg(&model), "once", "--device", "cpu"];
+        let mut args = vec!["run", "--raw", arg(&model), "once", "--device", "cpu"];
         for source in sources {
             args.extend(["--lora", source]);
         }
@@ -149,7 +150,7 @@ fn a_bad_adapter_is_one_line() {
     );
     let both = [source(arg(&file)), format!("b={}", arg(&folder))];
     fails(&[&both[0], &both[1]], 2, "given more than once");
-    let outcome = tokenmill(["run", arg(&model), "once", "--lora", "a b=c"]);
+    let outcome = tokenmill(["run", "--raw", arg(&model), "once", "--lora", "a b=c"]);
     assert_eq!(outcome.code, 2);
     assert!(outcome.stderr.contains("space"), "{}", outcome.stderr);
     let mut comparisons = Comparisons::of("adapters of another architecture");
@@ -187,6 +188,7 @@ fn a_control_vector_steers_by_its_scale_and_its_layers() {
     let source = format!("{}:x", arg(&adapter));
     let line = tokenmill([
         "run",
+        "--raw",
         arg(&model),
         "once",
         "--control-vector",
@@ -198,6 +200,7 @@ fn a_control_vector_steers_by_its_scale_and_its_layers() {
     assert!(line.contains(":x"), "{line}");
     let line = tokenmill([
         "run",
+        "--raw",
         arg(&model),
         "once",
         "--control-vector",
@@ -211,7 +214,7 @@ fn a_control_vector_steers_by_its_scale_and_its_layers() {
 
 #[test]
 fn an_adapter_that_is_missing_is_told_from_a_model() {
-    let line = tokenmill(["run", "demo", "Hi", "--lora", "poet=/no/such/poet.gguf"]).failed(3);
+    let line = tokenmill(["run", "--raw", "demo", "Hi", "--lora", "poet=/no/such/poet.gguf"]).failed(3);
     assert!(
         line.starts_with("error: adapter `poet`: cannot open /no/such/poet.gguf"),
         "{line}"

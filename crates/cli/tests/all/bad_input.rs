@@ -22,7 +22,7 @@ fn file(name: &str, bytes: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
 /// The line of a run with this model, without its folder.
 fn run_error(path: &Path, code: i32) -> String {
     let folder = arg(path.parent().unwrap());
-    let line = tokenmill(["run", arg(path), "Hello", "--temp", "0"]).failed(code);
+    let line = tokenmill(["run", "--raw", arg(path), "Hello", "--temp", "0"]).failed(code);
     line.replace(folder, "DIR")
 }
 
@@ -150,7 +150,7 @@ fn weights_that_cannot_be_computed() {
         "nan-matrix.gguf",
         demo_with("blk.0.ffn_up.weight", all_scales_nan),
     );
-    let code = tokenmill(["run", arg(&path), "Hello"]).code;
+    let code = tokenmill(["run", "--raw", arg(&path), "Hello"]).code;
     assert!(code == 1 || code == 3, "exit code {code}");
     lines.push(run_error(&path, code));
     insta::assert_snapshot!("bad_weights", lines.join("\n"));
@@ -161,11 +161,11 @@ fn prompts_that_cannot_be_continued() {
     let long = "word ".repeat(600);
     let (_folder, latin1) = file("latin1.txt", b"caf\xe9");
     let lines = [
-        tokenmill(["run", "demo", ""]).failed(3),
-        tokenmill_with(&["run", "demo"], "").failed(3),
-        tokenmill(["run", "demo", &long]).failed(3),
-        tokenmill(["run", "demo", "Once upon a time", "-c", "3"]).failed(3),
-        tokenmill(["run", "demo", "-f", arg(&latin1)])
+        tokenmill(["run", "--raw", "demo", ""]).failed(3),
+        tokenmill_with(&["run", "--raw", "demo"], "").failed(3),
+        tokenmill(["run", "--raw", "demo", &long]).failed(3),
+        tokenmill(["run", "--raw", "demo", "Once upon a time", "-c", "3"]).failed(3),
+        tokenmill(["run", "--raw", "demo", "-f", arg(&latin1)])
             .failed(3)
             .replace(arg(latin1.parent().unwrap()), "DIR"),
         tokenmill_with(&["chat", "demo"], &format!("{long}\n"))
@@ -182,14 +182,13 @@ fn options_that_make_no_sense() {
         &["--logit-bias", "2048+1"][..],
         &["--temp", "nan"],
         &["--top-p", "1.5"],
-        &["-fa", "on"],
         &["-tb", "0"],
         &["-np", "0"],
-        &["-ngl", "12"],
+        &["-ngl", "twelve"],
         &["-ub", "0"],
         &["-t", "0"],
     ] {
-        let args = [&["run", "demo", "Hello"], extra].concat();
+        let args = [&["run", "--raw", "demo", "Hello"], extra].concat();
         let outcome = tokenmill(args);
         let code = outcome.code;
         lines.push(format!("{} -> {code}: {}", extra.join(" "), outcome.failed(code)));
@@ -198,9 +197,9 @@ fn options_that_make_no_sense() {
     // What the parser refuses has its own form, with the usage below.
     for args in [
         &["run"][..],
-        &["run", "demo", "x", "--frobnicate"],
+        &["run", "--raw", "demo", "x", "--frobnicate"],
         &["frobnicate"],
-        &["run", "demo", "x", "-n", "x"],
+        &["run", "--raw", "demo", "x", "-n", "x"],
     ] {
         let outcome = tokenmill(args);
         assert_eq!((outcome.code, outcome.stdout.as_str()), (2, ""), "{args:?}");
@@ -230,7 +229,7 @@ fn an_empty_key_does_not_open_the_server() {
 fn folders_are_not_guessed() {
     let folder = tempfile::tempdir().unwrap();
     let check = || {
-        let line = tokenmill(["run", arg(folder.path()), "Hello"]).failed(3);
+        let line = tokenmill(["run", "--raw", arg(folder.path()), "Hello"]).failed(3);
         line.replace(arg(folder.path()), "DIR")
     };
     let mut lines = vec![check()];
@@ -245,7 +244,7 @@ fn folders_are_not_guessed() {
     insta::assert_snapshot!("bad_folders", lines.join("\n"));
     fs::remove_file(folder.path().join("a.gguf")).unwrap();
     fs::write(folder.path().join("b.gguf"), DEMO_GGUF).unwrap();
-    let args = ["run", arg(folder.path()), "Once upon a time", "-n", "1"];
+    let args = ["run", "--raw", arg(folder.path()), "Once upon a time", "-n", "1"];
     assert!(tokenmill(args).ok().starts_with("Once upon a time"));
 }
 
@@ -268,7 +267,7 @@ fn names_in_a_file_reach_the_terminal_without_their_escapes() {
     for text in [
         tokenmill(["inspect", arg(&path)]).ok(),
         json.clone(),
-        tokenmill(["run", arg(&path), "Hello"]).failed(3),
+        tokenmill(["run", "--raw", arg(&path), "Hello"]).failed(3),
     ] {
         let obeyed = text.chars().find(|&c| c.is_control() && c != '\n');
         assert_eq!(obeyed, None, "{text:?}");
@@ -390,7 +389,7 @@ fn a_model_that_is_not_there_is_said_before_a_prompt_is_read() {
         "https://example.org/model.gguf",
         "no-such-folder/model.gguf",
     ]
-    .map(|model| tokenmill(["run", model]).failed(3));
+    .map(|model| tokenmill(["run", "--raw", model]).failed(3));
     insta::assert_snapshot!("missing_models", lines.join("\n"));
 }
 
@@ -398,14 +397,29 @@ fn a_model_that_is_not_there_is_said_before_a_prompt_is_read() {
 #[cfg(target_os = "linux")]
 fn standard_error_that_cannot_be_written_does_not_end_the_work() {
     let full = || fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let run = ["run", "demo", "Once upon a time", "-n", "3", "--temp", "0"];
+    let run = [
+        "run",
+        "--raw",
+        "demo",
+        "Once upon a time",
+        "-n",
+        "3",
+        "--temp",
+        "0",
+    ];
     let output = command(run).stderr(full()).output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(String::from_utf8_lossy(&output.stdout), tokenmill(run).ok());
     // A failure keeps its code.
-    let output = command(["run", "no-such-model", "x"]).stderr(full()).output();
+    let output = command(["run", "--raw", "no-such-model", "x"])
+        .stderr(full())
+        .output();
     assert_eq!(output.unwrap().status.code(), Some(3));
-    for args in [&run[..], &["chat", "demo", "-n", "3"], &["run", "no-such-model"]] {
+    for args in [
+        &run[..],
+        &["chat", "demo", "-n", "3"],
+        &["run", "--raw", "no-such-model"],
+    ] {
         let mut child = command(args)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -434,7 +448,7 @@ fn a_port_in_use_says_what_to_do() {
 fn a_reader_that_goes_away_is_no_error() {
     for args in [
         &["inspect", "demo", "--json"][..],
-        &["run", "demo", "Once upon a time", "--temp", "0"],
+        &["run", "--raw", "demo", "Once upon a time", "--temp", "0"],
     ] {
         let mut child = command(args)
             .stdout(Stdio::piped())

@@ -267,7 +267,7 @@ fn a_hugging_face_folder_is_a_model() {
     let text = tempfile::NamedTempFile::new().unwrap();
     fs::write(text.path(), "Once upon a time there was a bear. ".repeat(8)).unwrap();
     for args in [
-        &["run", folder, "Hello", "-n", "2"][..],
+        &["run", "--raw", folder, "Hello", "-n", "2"][..],
         &["inspect", folder, "--summary"],
         &["tokenize", folder, "Hello"],
         &["perplexity", folder, arg(text.path()), "-c", "8", "--chunks", "2"],
@@ -313,15 +313,29 @@ fn apply_template_renders_files_at_a_given_time() {
 
 #[test]
 fn run_reads_its_prompt_from_where_it_is_told() {
-    let expected = tokenmill(["run", "demo", "Once upon a time", "--temp", "0", "-n", "8"]).ok();
+    let expected = tokenmill([
+        "run",
+        "--raw",
+        "demo",
+        "Once upon a time",
+        "--temp",
+        "0",
+        "-n",
+        "8",
+    ])
+    .ok();
     assert!(expected.starts_with("Once upon a time,"), "{expected}");
-    let piped = tokenmill_with(&["run", "demo", "--temp", "0", "-n", "8"], "Once upon a time");
+    let piped = tokenmill_with(
+        &["run", "--raw", "demo", "--temp", "0", "-n", "8"],
+        "Once upon a time",
+    );
     assert_eq!(piped.ok(), expected);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("prompt.txt");
     fs::write(&file, "Once upon a time").unwrap();
     let args = [
         "run",
+        "--raw",
         "-m",
         "demo",
         "-f",
@@ -338,7 +352,7 @@ fn run_reads_its_prompt_from_where_it_is_told() {
 #[test]
 fn run_reports_timings_and_obeys_length_stop_and_seed() {
     let run = |extra: &[&str]| -> Value {
-        let args = [&["run", "demo", "Once upon a time", "--json"], extra].concat();
+        let args = [&["run", "--raw", "demo", "Once upon a time", "--json"], extra].concat();
         let outcome = tokenmill(args);
         assert!(
             outcome.stderr.starts_with("[prompt 5 tokens"),
@@ -377,7 +391,7 @@ fn run_reports_timings_and_obeys_length_stop_and_seed() {
 #[test]
 fn run_generates_samples_side_by_side_that_equal_runs_of_their_own() {
     let run = |extra: &[&str]| {
-        let args = [&["run", "demo", "Once upon a time", "-n", "12"], extra].concat();
+        let args = [&["run", "--raw", "demo", "Once upon a time", "-n", "12"], extra].concat();
         tokenmill(args)
     };
     let json = run(&["-np", "3", "--seed", "5", "--json"]).ok();
@@ -412,6 +426,7 @@ fn run_stores_keys_and_values_as_it_is_told() {
     for types in [["f32", "f32"], ["q8_0", "q8_0"], ["q8_0", "f16"]] {
         let args = [
             "run",
+            "--raw",
             "demo",
             "Once upon a time",
             "--temp",

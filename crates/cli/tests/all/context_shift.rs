@@ -9,7 +9,8 @@ const N_CTX: usize = 64;
 
 fn run(prompt: &str, n: &str, extra: &[&str]) -> Outcome {
     let base = [
-        "run", "demo", prompt, "--temp", "0", "-n", n, "-c", "64", "--json", "-l", "0-inf", "-l", "1-inf",
+        "run", "--raw", "demo", prompt, "--temp", "0", "-n", n, "-c", "64", "--json", "-l", "0-inf", "-l",
+        "1-inf",
     ];
     tokenmill([&base[..], extra].concat())
 }

@@ -34,7 +34,7 @@ fn a_converted_folder_runs_as_the_folder_does() {
     );
     let run = |model: &str| {
         tokenmill([
-            "run", model, "It was", "-n", "16", "--temp", "0", "--device", "cpu",
+            "run", "--raw", model, "It was", "-n", "16", "--temp", "0", "--device", "cpu",
         ])
         .ok()
     };
@@ -158,7 +158,7 @@ fn a_folder_is_converted_with_an_importance_matrix_of_its_own() {
         outcome.stderr
     );
     outcome.ok();
-    let line = tokenmill(["run", arg(&measured), "x"]).failed(3);
+    let line = tokenmill(["run", "--raw", arg(&measured), "x"]).failed(3);
     assert!(
         line.contains("this file is an importance matrix, not a model") && line.contains("--imatrix FILE"),
         "{line}"
@@ -271,8 +271,8 @@ fn what_is_no_folder_to_convert_is_told_from_one() {
     );
     let adapter = data.join("parity2/lora/qwen3-a");
     for args in [
-        ["convert", arg(&adapter), arg(&output)],
-        ["run", arg(&adapter), "x"],
+        &["convert", arg(&adapter), arg(&output)][..],
+        &["run", arg(&adapter), "x"],
     ] {
         let line = tokenmill(args).failed(3);
         assert!(

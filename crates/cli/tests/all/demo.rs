@@ -19,6 +19,7 @@ fn greedy_ids(model: &str, prompt: &Value) -> Value {
     let text = prompt["text"].as_str().unwrap().trim_start_matches("<|bos|>");
     let args = [
         "run",
+        "--raw",
         model,
         text,
         "--special",
@@ -55,7 +56,7 @@ fn guessing_ahead_changes_no_answer() {
     let text = "The cat sat on the mat. The dog sat on the mat. The cat sat";
     let run = |spec: &[&str]| -> Value {
         let args = [
-            "run", "demo", text, "-n", "60", "-s", "5", "--json", "--temp", "0.7",
+            "run", "--raw", "demo", text, "-n", "60", "-s", "5", "--json", "--temp", "0.7",
         ];
         serde_json::from_str(&tokenmill([&args, spec].concat()).ok()).unwrap()
     };

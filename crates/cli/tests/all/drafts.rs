@@ -15,7 +15,7 @@ const DEMO: &str = concat!(
 
 fn run(extra: &[&str]) -> Value {
     let base = [
-        "run", "demo", PROMPT, "-n", "60", "--seed", "3", "--json", "-c", "256",
+        "run", "--raw", "demo", PROMPT, "-n", "60", "--seed", "3", "--json", "-c", "256",
     ];
     serde_json::from_str(&tokenmill([&base, extra].concat()).ok()).unwrap()
 }
@@ -67,7 +67,7 @@ fn a_draft_model_that_cannot_guess_is_refused_in_a_line() {
         "/../../tests/data/encoders/nomic_bert/model-Q4_K_M.gguf"
     );
     let refused = |draft: &str| {
-        let line = tokenmill(["run", "demo", PROMPT, "-n", "1", "--draft", draft]).failed(3);
+        let line = tokenmill(["run", "--raw", "demo", PROMPT, "-n", "1", "--draft", draft]).failed(3);
         assert!(line.contains("draft model"), "{line}");
         line
     };
@@ -81,13 +81,13 @@ fn a_draft_model_that_cannot_guess_is_refused_in_a_line() {
     let line = refused("no-such-draft.gguf");
     assert!(line.contains("no-such-draft.gguf"), "{line}");
     // What llama.cpp's option of this name takes.
-    let line = tokenmill(["run", "demo", PROMPT, "--draft", "8"]).failed(2);
+    let line = tokenmill(["run", "--raw", "demo", PROMPT, "--draft", "8"]).failed(2);
     assert!(line.contains("--spec-max 8"), "{line}");
     for (spec, expected) in [("ngram", "does nothing"), ("off", "does nothing")] {
-        let line = tokenmill(["run", "demo", PROMPT, "--spec", spec, "--draft", "demo"]).failed(2);
+        let line = tokenmill(["run", "--raw", "demo", PROMPT, "--spec", spec, "--draft", "demo"]).failed(2);
         assert!(line.contains(expected), "{line}");
     }
-    let line = tokenmill(["run", "demo", PROMPT, "--spec", "draft"]).failed(2);
+    let line = tokenmill(["run", "--raw", "demo", PROMPT, "--spec", "draft"]).failed(2);
     assert!(line.contains("--draft MODEL"), "{line}");
     let line = tokenmill(["inspect", "demo", "--draft", "demo"]).failed(2);
     assert!(line.contains("`batch` and `bench` take it"), "{line}");
@@ -95,8 +95,8 @@ fn a_draft_model_that_cannot_guess_is_refused_in_a_line() {
 
 #[test]
 fn a_draft_model_works_next_to_a_model_on_one_device() {
-    for extra in [&["-ngl", "2"][..], &["-tp", "2"]] {
-        let args = [&["run", "demo", PROMPT, "--draft", "demo"], extra].concat();
+    for extra in [&["--device", "cuda", "-ngl", "2"][..], &["-tp", "2"]] {
+        let args = [&["run", "--raw", "demo", PROMPT, "--draft", "demo"], extra].concat();
         let line = tokenmill(args).failed(2);
         assert!(line.contains("leave out `-ngl N`"), "{line}");
     }

@@ -57,7 +57,7 @@ fn tensors_and_keys_have_the_names_of_the_folder() {
     ] {
         copy(Some((key, value)));
         for args in [
-            &["run", arg(folder.path()), "x", "-n", "1"][..],
+            &["run", "--raw", arg(folder.path()), "x", "-n", "1"][..],
             &["convert", arg(folder.path()), arg(&out)],
         ] {
             let line = tokenmill(args).failed(3);
@@ -66,5 +66,5 @@ fn tensors_and_keys_have_the_names_of_the_folder() {
         comparisons.compared(1);
     }
     copy(None);
-    tokenmill(["run", arg(folder.path()), "x", "-n", "1"]).ok();
+    tokenmill(["run", "--raw", arg(folder.path()), "x", "-n", "1"]).ok();
 }

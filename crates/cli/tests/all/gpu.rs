@@ -30,6 +30,8 @@ pub(crate) fn with_driver(machine: &str, args: &[&str]) -> Command {
         .env("TOKENMILL_SIM_DRIVER", machine)
         // What a test measures is not whose machine runs it.
         .env("XDG_CACHE_HOME", driver_folder().path().join("cache"))
+        // Checks at a first use have tests of their own.
+        .env("TOKENMILL_CUDA_NO_CHECK", "1")
         .env_remove("CUDA_VISIBLE_DEVICES");
     command
 }
@@ -46,13 +48,14 @@ fn refused(machine: &str, extra: &[&str], code: i32) -> String {
     } else {
         &["--device", "cuda"]
     };
-    let args = [&["run", "demo", "Once", "-n", "4"], device, extra].concat();
+    let args = [&["run", "--raw", "demo", "Once", "-n", "4"], device, extra].concat();
     run(with_driver(machine, &args)).failed(code)
 }
 
 /// A run whose answer is the same everywhere.
-pub(crate) const GREEDY: [&str; 9] = [
+pub(crate) const GREEDY: [&str; 10] = [
     "run",
+    "--raw",
     "demo",
     "Once upon a time",
     "--temp",
@@ -112,7 +115,8 @@ fn a_session_is_saved_and_restored_on_the_gpu() {
         "Once upon a time there was a little girl who lived in a small house near the forest with her mother";
     let told = |prompt: &str, device: &str, with_session: bool| {
         let mut args = vec![
-            "run", "demo", prompt, "--temp", "0", "-n", "4", "-c", "96", "--json", "--device", device,
+            "run", "--raw", "demo", prompt, "--temp", "0", "-n", "4", "-c", "96", "--json", "--device",
+            device,
         ];
         if with_session {
             args.extend(["--session", arg(&session)]);
@@ -349,7 +353,7 @@ fn a_gpu_that_cannot_be_used_is_refused_with_its_reason() {
 
 #[test]
 fn hidden_gpus_are_told_from_missing_ones() {
-    let mut command = with_driver("", &["run", "demo", "Once", "--device", "cuda"]);
+    let mut command = with_driver("", &["run", "--raw", "demo", "Once", "--device", "cuda"]);
     command.env("CUDA_VISIBLE_DEVICES", "");
     let line = run(command).failed(5);
     assert!(line.contains("CUDA_VISIBLE_DEVICES is empty"), "{line}");
@@ -400,7 +404,18 @@ fn a_network_with_experts_continues_as_on_the_cpu() {
         let Some(file) = comparisons.find(&format!("parity/{name}/model-F32.gguf")) else {
             return;
         };
-        let greedy = ["run", arg(&file), "Once", "--temp", "0", "-n", "8", "-c", "64"];
+        let greedy = [
+            "run",
+            "--raw",
+            arg(&file),
+            "Once",
+            "--temp",
+            "0",
+            "-n",
+            "8",
+            "-c",
+            "64",
+        ];
         let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
         let found = run(with_driver("", &[&greedy[..], &["--device", "cuda"]].concat())).ok();
         assert_eq!(found, expected, "{name}");
@@ -415,7 +430,18 @@ fn a_network_with_recurrent_layers_continues_as_on_the_cpu() {
         let Some(file) = comparisons.find(&format!("parity/{name}/model-F32.gguf")) else {
             return;
         };
-        let greedy = ["run", arg(&file), "Once", "--temp", "0", "-n", "8", "-c", "64"];
+        let greedy = [
+            "run",
+            "--raw",
+            arg(&file),
+            "Once",
+            "--temp",
+            "0",
+            "-n",
+            "8",
+            "-c",
+            "64",
+        ];
         let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
         let found = run(with_driver("", &[&greedy[..], &["--device", "cuda"]].concat())).ok();
         assert_eq!(found, expected, "{name}");

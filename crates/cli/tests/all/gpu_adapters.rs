@@ -18,7 +18,7 @@ fn model_and_adapters() -> [PathBuf; 2] {
 
 fn greedy<'a>(model: &'a str, extra: &[&'a str]) -> Vec<&'a str> {
     let args = [
-        "run", model, "once", "--temp", "0", "-n", "12", "-c", "64", "--json",
+        "run", "--raw", model, "once", "--temp", "0", "-n", "12", "-c", "64", "--json",
     ];
     [&args, extra].concat()
 }

@@ -14,6 +14,7 @@ use crate::{
 fn told(model: &str, extra: &[&str]) -> Value {
     let args = [
         "run",
+        "--raw",
         model,
         "Tell me a story.",
         "--temp",
@@ -53,7 +54,7 @@ fn layers_that_all_are_on_the_gpu_are_no_division() {
     // Where not all layers fit, the model is divided.
     for (model, guesses) in [("demo", &draft[..]), (arg(&with_layer), &mtp)] {
         let args = [
-            "run", model, "Once", "-n", "2", "-c", "64", "-ngl", "auto", "--device", "cuda",
+            "run", "--raw", model, "Once", "-n", "2", "-c", "64", "-ngl", "auto", "--device", "cuda",
         ];
         let line = run(with_driver("mib=149", &[&args[..], guesses].concat())).failed(2);
         assert!(
@@ -68,7 +69,9 @@ fn a_draft_model_that_does_not_fit_next_to_the_model_is_refused() {
     // Room for the driver's part, the model, and less than the model once more.
     let run_on = |mib: u32, device: &[&str]| {
         let machine = format!("mib={mib}");
-        let args = ["run", "demo", "Once", "-n", "2", "-c", "64", "--draft", "demo"];
+        let args = [
+            "run", "--raw", "demo", "Once", "-n", "2", "-c", "64", "--draft", "demo",
+        ];
         run(with_driver(&machine, &[&args[..], device].concat()))
     };
     let cuda = ["--device", "cuda"];
@@ -99,7 +102,7 @@ fn what_the_driver_takes_is_left_to_it_once() {
     let outcome = (160..260).find_map(|mib| {
         let machine = format!("mib={mib},module_kib=1024");
         let args = [
-            "run", "demo", "Once", "-n", "2", "-c", "64", "--draft", "demo", "--device", "cuda",
+            "run", "--raw", "demo", "Once", "-n", "2", "-c", "64", "--draft", "demo", "--device", "cuda",
         ];
         let outcome = run(with_driver(&machine, &args));
         let is_planned = outcome.stderr.contains("what guesses tokens ahead")

@@ -19,9 +19,12 @@ const OTHERS: [&str; 2] = [
 
 /// A server with memory for one or two of the prompts. What is found again has no other bits than what is computed.
 fn serve(device: &str, extra: &[&str]) -> Server {
+    let cache = driver_folder().path().join("cache");
     let variables = [
         ("LD_LIBRARY_PATH", driver_folder().path()),
         ("TOKENMILL_SIM_DRIVER", Path::new("")),
+        // One check of the GPU serves all tests.
+        ("XDG_CACHE_HOME", cache.as_path()),
     ];
     let args = [
         "demo",

@@ -110,9 +110,11 @@ fn a_gpu_that_is_lost_ends_a_program_that_adds_up_by_nccl() {
 #[test]
 fn a_server_that_lost_a_gpu_among_several_answers_is_not_ready_and_ends() {
     let folder = nccl_folder();
+    let cache = driver_folder().path().join("cache");
     let variables = [
         ("LD_LIBRARY_PATH", folder.path()),
         ("TOKENMILL_SIM_DRIVER", Path::new("devices=2,lose=150")),
+        ("XDG_CACHE_HOME", cache.as_path()),
     ];
     let args = ["demo", "-c", "64", "-tp", "2", "--all-reduce", "nccl"];
     let mut server = Server::start_in(&variables, &args);
@@ -195,7 +197,7 @@ fn what_several_gpus_do_not_do_is_told_before_they_are_looked_for() {
             "adapters are computed where",
         ),
         (
-            &["-ngl", "1", "--lora", "x=none.gguf"],
+            &["--device", "cuda", "-ngl", "1", "--lora", "x=none.gguf"],
             "adapters are computed where",
         ),
         (&["-tp", "2", "--draft", "demo"], "a draft model works next to"),
@@ -218,7 +220,18 @@ fn files_of_several_architectures_are_divided() {
         let Some(file) = comparisons.find(&format!("parity/{name}.gguf")) else {
             return;
         };
-        let greedy = ["run", arg(&file), "Once", "--temp", "0", "-n", "8", "-c", "64"];
+        let greedy = [
+            "run",
+            "--raw",
+            arg(&file),
+            "Once",
+            "--temp",
+            "0",
+            "-n",
+            "8",
+            "-c",
+            "64",
+        ];
         let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
         let found = run(with_driver("devices=2", &[&greedy[..], &["-tp", "2"]].concat())).ok();
         assert_eq!(found, expected, "{name}");

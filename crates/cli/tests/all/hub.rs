@@ -54,7 +54,16 @@ fn a_model_in_the_cache_runs_by_its_name() {
     let cache = cache();
     let by_file = outcome(
         &cache,
-        &["run", "demo", "Once upon a time", "-n", "8", "--temp", "0"],
+        &[
+            "run",
+            "--raw",
+            "demo",
+            "Once upon a time",
+            "-n",
+            "8",
+            "--temp",
+            "0",
+        ],
     )
     .ok();
     for name in [
@@ -65,7 +74,7 @@ fn a_model_in_the_cache_runs_by_its_name() {
     ] {
         let text = outcome(
             &cache,
-            &["run", name, "Once upon a time", "-n", "8", "--temp", "0"],
+            &["run", "--raw", name, "Once upon a time", "-n", "8", "--temp", "0"],
         )
         .ok();
         assert_eq!(text, by_file, "{name}");
@@ -255,7 +264,7 @@ fn a_model_of_ollama_runs_by_its_name() {
     put_ollama_model(&cache.path().join("ollama"), "demo-model", "tiny");
 
     let prompt = ["Once upon a time", "-n", "8", "--temp", "0"];
-    let run = |name: &str| outcome(&cache, &[&["run", name], &prompt[..]].concat()).ok();
+    let run = |name: &str| outcome(&cache, &[&["run", "--raw", name], &prompt[..]].concat()).ok();
     let by_file = run("demo");
     for name in [
         "demo-model:tiny",
@@ -266,14 +275,18 @@ fn a_model_of_ollama_runs_by_its_name() {
     }
     let table = outcome(&cache, &["list"]).ok();
     assert!(table.contains("demo-model:tiny     Q8_0"), "{table}");
-    let missing = outcome(&cache, &["run", "demo-model:huge", "Hi", "--offline"]).failed(3);
+    let missing = outcome(&cache, &["run", "--raw", "demo-model:huge", "Hi", "--offline"]).failed(3);
     assert!(
         missing.contains("`demo-model:huge` is not in the cache"),
         "{missing}"
     );
     let text = outcome(&cache, &["inspect", "demo-model:tiny", "--summary"]).ok();
     assert!(text.starts_with("demo-model:tiny: 3.7 MiB"), "{text}");
-    let reply = outcome(&cache, &["run", "demo-model:tiny", "Hi", "-n", "1", "--json"]).ok();
+    let reply = outcome(
+        &cache,
+        &["run", "--raw", "demo-model:tiny", "Hi", "-n", "1", "--json"],
+    )
+    .ok();
     let reply: serde_json::Value = serde_json::from_str(&reply).unwrap();
     assert_eq!(reply["model"], "demo-model:tiny");
     outcome(&cache, &["rm", "demo-model:tiny", "--yes"]).ok();
@@ -395,18 +408,18 @@ fn names_that_cannot_be_had_are_one_line() {
     fs::create_dir(folder.path().join("mine")).unwrap();
     let path = folder.path().join("mine/model");
     let lines = [
-        outcome(&cache, &["run", "no-owner/model-GGUF", "Hi"]).failed(3),
+        outcome(&cache, &["run", "--raw", "no-owner/model-GGUF", "Hi"]).failed(3),
         outcome(&cache, &["chat", "org/demo-GGUF:Q4_K_M"]).failed(3),
         outcome(&cache, &["pull", "org/none-GGUF"]).failed(3),
-        outcome(&cache, &["run", "llama3.2", "Hi"]).failed(3),
-        outcome(&cache, &["run", "hf://no-repository", "Hi"]).failed(2),
+        outcome(&cache, &["run", "--raw", "llama3.2", "Hi"]).failed(3),
+        outcome(&cache, &["run", "--raw", "hf://no-repository", "Hi"]).failed(2),
         outcome(&cache, &["pull", "no-repository"]).failed(2),
         outcome(&cache, &["pull", "a b"]).failed(2),
         outcome(&cache, &["pull", "demo"]).failed(2),
         outcome(&cache, &["rm", "demo"]).failed(2),
         outcome(&cache, &["pull", "src"]).failed(2),
         outcome(&cache, &["pull", "src/main.rs"]).failed(2),
-        outcome(&cache, &["run", arg(&path), "Hi"])
+        outcome(&cache, &["run", "--raw", arg(&path), "Hi"])
             .failed(3)
             .replace(arg(folder.path()), "DIR"),
     ];

@@ -20,6 +20,8 @@ mod drafts;
 #[cfg(target_os = "linux")]
 mod embedding_model;
 mod encoders;
+#[cfg(target_os = "linux")]
+mod floods;
 mod folders;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
@@ -29,7 +31,13 @@ mod gpu;
 mod gpu_adapters;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
+mod gpu_first_use;
+#[cfg(target_os = "linux")]
+#[cfg(feature = "cuda")]
 mod gpu_guesses;
+#[cfg(target_os = "linux")]
+#[cfg(feature = "cuda")]
+mod gpu_images;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod gpu_tiers;

@@ -110,8 +110,8 @@ fn a_file_with_that_layer_alone_says_what_it_is() {
     write_layer_alone(&path, &[]);
     let output = folder.path().join("out.gguf");
     for args in [
-        &["run", arg(&path), PROMPT][..],
-        &["run", "demo", PROMPT, "--draft", arg(&path)],
+        &["run", "--raw", arg(&path), PROMPT][..],
+        &["run", "--raw", "demo", PROMPT, "--draft", arg(&path)],
         &["quantize", arg(&path), arg(&output), "q4_0"],
     ] {
         let line = tokenmill(args).failed(3);
@@ -124,16 +124,25 @@ fn a_file_with_that_layer_alone_says_what_it_is() {
     assert!(text.contains("(MTP) alone"), "{text}");
     // Next to its model it is none to choose from.
     fs::copy(DEMO, folder.path().join("demo-Q8_0.gguf")).unwrap();
-    let run = ["run", arg(folder.path()), PROMPT, "-n", "4", "--temp", "0"];
+    let run = [
+        "run",
+        "--raw",
+        arg(folder.path()),
+        PROMPT,
+        "-n",
+        "4",
+        "--temp",
+        "0",
+    ];
     assert_eq!(
         tokenmill(run).ok(),
-        tokenmill(["run", "demo", PROMPT, "-n", "4", "--temp", "0"]).ok()
+        tokenmill(["run", "--raw", "demo", PROMPT, "-n", "4", "--temp", "0"]).ok()
     );
 }
 
 fn run(model: &str, extra: &[&str]) -> Json {
     let base = [
-        "run", model, PROMPT, "-n", "60", "--seed", "3", "--json", "-c", "256",
+        "run", "--raw", model, PROMPT, "-n", "60", "--seed", "3", "--json", "-c", "256",
     ];
     serde_json::from_str(&tokenmill([&base, extra].concat()).ok()).unwrap()
 }
@@ -251,14 +260,14 @@ fn a_file_of_another_model_is_refused_or_passed_over() {
     let file = folder.path().join("mtp-demo-Q8_0.gguf");
     let plain = run("demo", &["--temp", "0", "--spec", "off"])["ids"].clone();
     let check = |expected: &str| {
-        let named = ["run", "demo", PROMPT, "-n", "1", "--mtp", arg(&file)];
+        let named = ["run", "--raw", "demo", PROMPT, "-n", "1", "--mtp", arg(&file)];
         let line = tokenmill(named).failed(3);
         assert!(
             line.contains("mtp-demo-Q8_0.gguf: ") && line.contains(expected),
             "{line}"
         );
         // Next to the model it is as if it were not there.
-        let line = tokenmill(["run", arg(&model), PROMPT, "-n", "1", "--spec", "mtp"]).failed(2);
+        let line = tokenmill(["run", "--raw", arg(&model), PROMPT, "-n", "1", "--spec", "mtp"]).failed(2);
         assert!(line.contains("no file next to it has one that fits"), "{line}");
         assert_eq!(run(arg(&model), &["--temp", "0"])["ids"], plain);
     };
@@ -303,7 +312,7 @@ fn a_file_of_another_model_is_refused_or_passed_over() {
     let rest = folder.path().join("rest");
     fs::create_dir(&rest).unwrap();
     fs::rename(&file, rest.join("mtp-demo-Q8_0.gguf")).unwrap();
-    tokenmill(["run", arg(&model), PROMPT, "-n", "1", "--spec", "mtp"]).failed(2);
+    tokenmill(["run", "--raw", arg(&model), PROMPT, "-n", "1", "--spec", "mtp"]).failed(2);
 }
 
 #[test]
@@ -312,14 +321,14 @@ fn a_file_that_would_not_guess_is_refused() {
         (&["--spec", "off"][..], "`--mtp` does nothing with `--spec off`"),
         (&["--spec", "ngram"], "`--mtp` does nothing with `--spec ngram`"),
         (&["--draft", "demo"], "`--mtp` cannot be used with `--draft`"),
-        (&["-ngl", "2"], "--device cpu"),
+        (&["-tp", "2"], "--device cpu"),
     ] {
-        let base = ["run", "demo", PROMPT, "-n", "1", "--mtp", "mtp-x.gguf"];
+        let base = ["run", "--raw", "demo", PROMPT, "-n", "1", "--mtp", "mtp-x.gguf"];
         let outcome = tokenmill([&base, args].concat());
         assert_eq!(outcome.code, 2, "{args:?}");
         assert!(outcome.stderr.contains(expected), "{}", outcome.stderr);
     }
-    let missing = tokenmill(["run", "demo", PROMPT, "--mtp", "mtp-nothing.gguf"]).failed(3);
+    let missing = tokenmill(["run", "--raw", "demo", PROMPT, "--mtp", "mtp-nothing.gguf"]).failed(3);
     assert!(missing.contains("mtp-nothing.gguf"), "{missing}");
 }
 
@@ -399,13 +408,19 @@ fn the_tensors_of_a_folders_layer_are_listed_as_those_of_its_file() {
 #[test]
 fn what_cannot_guess_is_refused_in_a_line() {
     let refused = |model: &str, extra: &[&str], code: i32, expected: &str| {
-        let line =
-            tokenmill([&["run", model, PROMPT, "-n", "1", "--spec", "mtp"], extra].concat()).failed(code);
+        let line = tokenmill(
+            [
+                &["run", "--raw", model, PROMPT, "-n", "1", "--spec", "mtp"],
+                extra,
+            ]
+            .concat(),
+        )
+        .failed(code);
         assert!(line.contains(expected), "{line}");
     };
     refused("demo", &[], 2, "no layer that guesses further tokens");
     refused("demo", &["--draft", "demo"], 2, "does nothing");
-    refused("demo", &["-ngl", "2"], 2, "--device cpu");
+    refused("demo", &["-tp", "2"], 2, "--device cpu");
     let folder = tempfile::tempdir().unwrap();
     let broken = with_layer(folder.path(), "nextn.enorm.weight");
     refused(arg(&broken), &[], 3, "nextn.enorm");

@@ -7,6 +7,7 @@ use crate::support::tokenmill;
 fn ids(extra: &[&str]) -> Value {
     let base = [
         "run",
+        "--raw",
         "demo",
         "Once upon",
         "-n",
@@ -54,6 +55,7 @@ fn more_threads_than_the_processors_that_are_left_are_warned_of() {
     let said = |threads: &str| {
         let args = [
             "run",
+            "--raw",
             "demo",
             "Once",
             "-n",
@@ -75,7 +77,7 @@ fn more_threads_than_the_processors_that_are_left_are_warned_of() {
 
 #[test]
 fn processors_that_are_not_there_are_refused_by_number() {
-    let line = tokenmill(["run", "demo", "Once", "-n", "1", "--cpu-range", "1023"]).failed(2);
+    let line = tokenmill(["run", "--raw", "demo", "Once", "-n", "1", "--cpu-range", "1023"]).failed(2);
     assert!(
         line.contains("processor 1023 is not there or not given to this process"),
         "{line}"
@@ -92,9 +94,9 @@ fn lists_and_words_that_make_no_sense_are_refused() {
         ("--numa", "interleave"),
         ("--cpu-strict", "2"),
     ] {
-        let line = tokenmill(["run", "demo", "Once", flag, value]).error_line(2);
+        let line = tokenmill(["run", "--raw", "demo", "Once", flag, value]).error_line(2);
         assert!(line.contains(flag), "{line}");
     }
-    let line = tokenmill(["run", "demo", "Once", "--cpu-mask", "f"]).error_line(2);
+    let line = tokenmill(["run", "--raw", "demo", "Once", "--cpu-mask", "f"]).error_line(2);
     assert!(line.contains("--cpu-range 0-3,8"), "{line}");
 }

@@ -5,7 +5,16 @@ use crate::support::{command, tokenmill};
 #[test]
 fn every_instruction_set_generates_the_same_text() {
     let run = |features: &str, threads: &str| {
-        let args = ["run", "demo", "Once upon a time", "-n", "24", "--temp", "0"];
+        let args = [
+            "run",
+            "--raw",
+            "demo",
+            "Once upon a time",
+            "-n",
+            "24",
+            "--temp",
+            "0",
+        ];
         command(args)
             .args(["--cpu-features", features, "-t", threads])
             .output()
@@ -39,6 +48,7 @@ fn prompts_may_be_computed_by_more_or_fewer_threads() {
     let run = |threads: [&str; 4]| {
         let args = [
             "run",
+            "--raw",
             "demo",
             "Once upon a time, there was",
             "-n",
@@ -50,7 +60,7 @@ fn prompts_may_be_computed_by_more_or_fewer_threads() {
     };
     assert_eq!(run(["-t", "1", "-tb", "3"]), run(["-t", "3", "-tb", "1"]));
     for flag in ["-t", "-tb"] {
-        let error = tokenmill(["run", "demo", "Once", flag, "0"]).failed(2);
+        let error = tokenmill(["run", "--raw", "demo", "Once", flag, "0"]).failed(2);
         assert!(error.contains(flag), "{error}");
     }
 }
@@ -58,7 +68,7 @@ fn prompts_may_be_computed_by_more_or_fewer_threads() {
 #[test]
 fn the_environment_narrows_instruction_sets() {
     let run = |names: &str| {
-        command(["run", "demo", "Once", "-n", "1"])
+        command(["run", "--raw", "demo", "Once", "-n", "1"])
             .env("TOKENMILL_CPU_FEATURES", names)
             .output()
             .expect("the program starts")

@@ -205,6 +205,7 @@ fn the_layer_that_guesses_is_downloaded_where_it_would_guess() {
     let run = |cache: &Path, extra: &[&str]| {
         let args = [
             "run",
+            "--raw",
             NAME,
             "Once upon a time",
             "-n",

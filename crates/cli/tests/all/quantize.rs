@@ -434,7 +434,18 @@ fn a_folder_is_quantized_while_it_loads() {
         return;
     };
     let run = |model: &Path, more: &[&str]| {
-        let args = ["run", arg(model), "Hello", "-n", "12", "--temp", "0", "-c", "64"];
+        let args = [
+            "run",
+            "--raw",
+            arg(model),
+            "Hello",
+            "-n",
+            "12",
+            "--temp",
+            "0",
+            "-c",
+            "64",
+        ];
         tokenmill([&args[..], more].concat()).ok()
     };
     // The folder has the numbers of the file, so that the weights, and the text, are those of the quantized file.
@@ -450,7 +461,7 @@ fn a_folder_is_quantized_while_it_loads() {
     assert!(text.contains("loaded as Q8_0"), "{text}");
     let line = tokenmill(["inspect", arg(&file), "--quantize", "q8_0"]).failed(3);
     assert!(line.contains("only the weights of a folder"), "{line}");
-    let line = tokenmill(["run", "demo", "Hello", "--quantize", "q8_0"]).failed(3);
+    let line = tokenmill(["run", "--raw", "demo", "Hello", "--quantize", "q8_0"]).failed(3);
     assert!(line.contains("only the weights of a folder"), "{line}");
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct Server {
     /// Until it is ended.
     child: Option<Child>,
     address: String,
+    /// The key that requests carry.
+    key: Option<&'static str>,
     pub(crate) log: Arc<Mutex<Vec<String>>>,
 }
 
@@ -79,8 +81,20 @@ impl Server {
         Self {
             child: Some(child),
             address,
+            key: None,
             log: kept,
         }
+    }
+
+    /// Has requests carry a key.
+    pub(crate) fn with_key(mut self, key: &'static str) -> Self {
+        self.key = Some(key);
+        self
+    }
+
+    /// The number of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.as_ref().expect("it was not taken").id()
     }
 
     /// Sends a request; the status and the body of the answer.
@@ -90,17 +104,30 @@ impl Server {
     }
 
     pub(crate) fn ask_text(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        Self::ask_at(&self.address, method, path, body).expect("it answers in text")
+        let key = self.key.map(|key| format!("x-api-key: {key}\r\n"));
+        let answer = Self::ask_with(&self.address, method, path, &key.unwrap_or_default(), body);
+        answer.expect("it answers in text")
     }
 
     /// Asks a server that may be gone.
     pub(crate) fn ask_at(address: &str, method: &str, path: &str, body: &str) -> io::Result<(u16, String)> {
+        Self::ask_with(address, method, path, "", body)
+    }
+
+    /// With lines of headers.
+    fn ask_with(
+        address: &str,
+        method: &str,
+        path: &str,
+        headers: &str,
+        body: &str,
+    ) -> io::Result<(u16, String)> {
         let mut stream = TcpStream::connect(address)?;
         let length = body.len();
         write!(
             stream,
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
-             content-length: {length}\r\n\r\n{body}"
+             {headers}content-length: {length}\r\n\r\n{body}"
         )?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

@@ -10,7 +10,7 @@ const STORY: &str =
     "Once upon a time there was a little girl who lived in a small house near the forest with her mother";
 
 fn run(prompt: &str, n: &str, session: Option<&Path>, extra: &[&str]) -> Outcome {
-    let base = ["run", "demo", prompt, "--temp", "0", "-n", n, "--json"];
+    let base = ["run", "--raw", "demo", prompt, "--temp", "0", "-n", n, "--json"];
     let session = session.map_or_else(Vec::new, |path| vec!["--session", arg(path)]);
     tokenmill([&base[..], &session, extra].concat())
 }
@@ -201,6 +201,25 @@ fn a_full_disk_is_one_line_and_the_older_session_stays() {
     assert!(again.stderr.contains("tokens restored from"), "{}", again.stderr);
     assert_eq!(again.code, 0, "{}", again.stderr);
     assert_ne!(fs::read(&session).unwrap(), kept);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn one_server_at_a_time_keeps_sessions_in_a_folder() {
+    use crate::server::Server;
+
+    let folder = tempfile::tempdir().unwrap();
+    let options = ["demo", "--session-dir", arg(folder.path())];
+    let first = Server::start(&options);
+    // Of its half-written files the second must leave every one.
+    let unfinished = folder.path().join(".talk.incomplete");
+    fs::write(&unfinished, "x").unwrap();
+    let second = tokenmill([&["serve", "--port", "0"][..], &options].concat());
+    assert_ne!(second.code, 0);
+    assert!(second.stderr.contains("is in use"), "{}", second.stderr);
+    assert!(unfinished.exists());
+    first.end();
+    Server::start(&options).end();
 }
 
 /// A session is saved after every answer; whenever the program is killed, the file is one of those saves.

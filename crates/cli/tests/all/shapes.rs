@@ -17,6 +17,7 @@ fn answers_have_the_shape_that_an_option_asks_for() {
     let run = |option: &str, value: &str| {
         let args = [
             "run",
+            "--raw",
             "demo",
             "Once",
             "--temp",
@@ -49,7 +50,7 @@ fn answers_have_the_shape_that_an_option_asks_for() {
 #[test]
 fn a_shape_that_a_limit_cuts_has_an_exit_code_of_its_own() {
     let run = |more: &[&str]| {
-        let args = ["run", "demo", "Once", "--temp", "0", "-t", "1"];
+        let args = ["run", "--raw", "demo", "Once", "--temp", "0", "-t", "1"];
         let outcome = tokenmill([&args[..], more].concat());
         (outcome.code, outcome.stdout, outcome.stderr)
     };
@@ -75,8 +76,18 @@ fn a_shape_that_a_limit_cuts_has_an_exit_code_of_its_own() {
     assert_eq!(run(&["--regex", "[a-z ]*", "-n", "4"]).0, 0);
     assert_eq!(run(&["-n", "4"]).0, 0);
     assert_eq!(run(&["--regex", "[a-z]{4}"]).0, 0);
-    let chat = ["--chat", "--regex", "[a-z ]{80}", "-n", "4"];
-    assert_eq!(run(&chat).0, 7);
+    let chat = tokenmill([
+        "run",
+        "demo",
+        "Once",
+        "--temp",
+        "0",
+        "--regex",
+        "[a-z ]{80}",
+        "-n",
+        "4",
+    ]);
+    assert_eq!(chat.code, 7);
 }
 
 #[test]
@@ -96,7 +107,7 @@ fn a_shape_that_cannot_be_had_is_said_in_one_line() {
         ),
         ("--grammar", "no/such/file", "no/such/file"),
     ] {
-        let error = tokenmill(["run", "demo", "x", "-t", "1", option, value]).failed(3);
+        let error = tokenmill(["run", "--raw", "demo", "x", "-t", "1", option, value]).failed(3);
         assert!(error.contains(said), "{error}");
     }
 }

@@ -7,8 +7,9 @@ use crate::{
     support::{arg, tokenmill},
 };
 
-pub(crate) const GREEDY: [&str; 9] = [
+pub(crate) const GREEDY: [&str; 10] = [
     "run",
+    "--raw",
     "demo",
     "Once upon a time",
     "--temp",
@@ -173,7 +174,18 @@ fn experts_on_the_cpu_continue_as_without() {
         let Some(file) = comparisons.find(name) else {
             continue;
         };
-        let greedy = ["run", arg(&file), "Once", "--temp", "0", "-n", "8", "-c", "64"];
+        let greedy = [
+            "run",
+            "--raw",
+            arg(&file),
+            "Once",
+            "--temp",
+            "0",
+            "-n",
+            "8",
+            "-c",
+            "64",
+        ];
         let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
         for flags in [
             &["-cmoe"][..],

@@ -13,25 +13,25 @@ fn a_prompt_for_a_model_and_a_model_for_a_prompt_are_told() {
     let (model, prompt) = (arg(&model), arg(&prompt));
     for (args, code, said, hint) in [
         (
-            &["run", prompt][..],
+            &["run", "--raw", prompt][..],
             3,
             format!("{prompt} is a text, and a model is expected here"),
             format!("`tokenmill run MODEL -f {prompt}`"),
         ),
         (
-            &["run", "-f", model],
+            &["run", "--raw", "-f", model],
             2,
             format!("`-f` reads a prompt, and {model} is a model"),
             format!("`tokenmill run {model} PROMPT`"),
         ),
         (
-            &["run", "--file", prompt],
+            &["run", "--raw", "--file", prompt],
             2,
             "there is no model".to_owned(),
             format!("`tokenmill run MODEL -f {prompt}`"),
         ),
         (
-            &["run", "demo", "-f", model],
+            &["run", "--raw", "demo", "-f", model],
             3,
             format!("{model} is a GGUF file, and a text is expected here"),
             "in the place of MODEL".to_owned(),
@@ -46,6 +46,6 @@ fn a_prompt_for_a_model_and_a_model_for_a_prompt_are_told() {
         let line = tokenmill(args).failed(code);
         assert!(line.contains(&said) && line.contains(&hint), "{line}");
     }
-    let answer = tokenmill(["run", model, "-f", prompt, "-n", "3", "--temp", "0"]).ok();
+    let answer = tokenmill(["run", "--raw", model, "-f", prompt, "-n", "3", "--temp", "0"]).ok();
     assert!(answer.starts_with("Once upon a time"), "{answer}");
 }

@@ -39,7 +39,7 @@ fn lines_on_a_terminal_break_between_words() {
 fn generated_control_characters_do_not_reach_a_terminal() {
     let ids = tokenmill(["tokenize", "demo", "\u{1b}", "--no-bos", "--ids"]).ok();
     let bias = format!("{}+100", ids.trim());
-    let args = ["run", "demo", "Hi", "-n", "3", "-l", &bias];
+    let args = ["run", "--raw", "demo", "Hi", "-n", "3", "-l", &bias];
     assert_eq!(
         tokenmill(args).ok(),
         "Hi\u{1b}\u{1b}\u{1b}\n",

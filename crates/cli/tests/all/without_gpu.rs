@@ -21,7 +21,7 @@ fn last_line(outcome: &Outcome) -> String {
 fn inspect_and_doctor_refuse_what_a_run_refuses_in_its_words() {
     let check = |machine: &str, flags: &[&str], code: i32| {
         let at = |command: &[&str]| run(with_driver(machine, &[command, flags].concat()));
-        let expected = at(&["run", "demo", "Once", "-n", "1"]).failed(code);
+        let expected = at(&["run", "--raw", "demo", "Once", "-n", "1"]).failed(code);
         let reason = expected.strip_prefix("error: ").unwrap();
         let reason = reason.split(" (hint: ").next().unwrap();
         let inspect = at(&["inspect", "demo", "--summary"]);
@@ -41,14 +41,7 @@ fn inspect_and_doctor_refuse_what_a_run_refuses_in_its_words() {
         let verdict = format!("verdict    problem  {reason}\n");
         assert!(doctor.stdout.contains(&verdict), "{flags:?}: {}", doctor.stdout);
     };
-    for flags in [
-        &["-ngl", "all"][..],
-        &["--device", "cuda"],
-        &["--place", "attn=cpu"],
-        &["--n-cpu-moe", "0"],
-        &["--gpu-batch", "auto"],
-        &["-tp", "2"],
-    ] {
+    for flags in [&["--device", "cuda"][..], &["-tp", "2"]] {
         check("devices=0", flags, 5);
     }
     // On a machine with a GPU too: one with room for a part, and one that suffices.
@@ -61,7 +54,7 @@ fn inspect_and_doctor_refuse_what_a_run_refuses_in_its_words() {
     check("devices=2", &["-tp", "2", "--all-reduce", "nccl"], 5);
     check("devices=2,mib=140", &["-tp", "2", "--all-reduce", "host"], 5);
     check("devices=3", &["-tp", "3"], 2);
-    let json = without_gpu(&["inspect", "demo", "--json", "-ngl", "all"]).stdout;
+    let json = without_gpu(&["inspect", "demo", "--json", "--device", "cuda"]).stdout;
     let json: Value = serde_json::from_str(&json).unwrap();
     let refused = json["refused"].as_str().unwrap();
     assert!(refused.starts_with("the GPU cannot be used: "), "{refused}");
@@ -73,6 +66,12 @@ fn what_a_run_takes_is_no_problem() {
         ("devices=0", &[][..]),
         ("devices=0", &["-ngl", "auto"]),
         ("devices=0", &["-ngl", "0"]),
+        // Lines are copied from machine to machine; `--device cuda` insists.
+        ("devices=0", &["-ngl", "99"]),
+        ("devices=0", &["-ngl", "all"]),
+        ("devices=0", &["--place", "attn=cpu"]),
+        ("devices=0", &["--n-cpu-moe", "0"]),
+        ("devices=0", &["--gpu-batch", "auto"]),
         ("", &["-ngl", "2"]),
         ("", &["--place", "attn=cpu"]),
     ] {
@@ -93,6 +92,21 @@ fn what_a_run_takes_is_no_problem() {
         .ok();
         let json: Value = serde_json::from_str(&inspect).unwrap();
         assert_eq!(json["refused"], Value::Null, "{flags:?}");
+    }
+}
+
+#[test]
+fn layers_for_a_gpu_are_computed_without_one() {
+    let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
+    for flags in [
+        &["-ngl", "99"][..],
+        &["--gpu-layers", "all"],
+        &["--n-cpu-moe", "1"],
+    ] {
+        let asked = without_gpu(&[&GREEDY[..], flags].concat());
+        let told = " asks for a GPU, and there is none here that can be used: the CPU computes";
+        assert_eq!(asked.stderr.matches(told).count(), 1, "{}", asked.stderr);
+        assert_eq!(asked.ok(), expected);
     }
 }
 

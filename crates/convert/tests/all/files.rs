@@ -7,7 +7,8 @@ use std::{
 };
 
 use tokenmill_convert::{
-    ConvertError, ImportanceMatrix, ImportanceSums, Preset, QuantizeProgress, Quantizer, Recipe,
+    ConvertError, ImportanceMatrix, ImportanceSums, MeasuredMatrix, Preset, QuantizeProgress, Quantizer,
+    Recipe,
 };
 use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 
@@ -44,6 +45,17 @@ fn write_model(path: &Path, names: &[&str], part: u16, n_parts: u16, n_tensors: 
         out.write(&floats(64 * 8)).unwrap();
     }
     out.finish().unwrap();
+}
+
+/// A matrix of such a file.
+fn matrix_of(tensor: &str) -> MeasuredMatrix<'_> {
+    MeasuredMatrix {
+        tensor,
+        n_matrices: 1,
+        matrix_idx: 0,
+        is_chosen: false,
+        n_columns: 64,
+    }
 }
 
 const NAMES: [&str; 3] = ["token_embd.weight", "blk.1.attn_q.weight", "blk.0.attn_q.weight"];
@@ -110,6 +122,46 @@ fn parts_are_joined_or_kept() {
             bytes
         };
         assert_eq!(bytes_of(&one), bytes_of(&two), "{}", info.name);
+    }
+}
+
+/// llama-quantize writes no dimension of 1 at the end, and leaves rows in F16 that no block divides.
+#[test]
+fn shapes_that_do_not_fit_blocks_are_written_as_the_reference_writes_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut writer = GgufWriter::new();
+    let metadata = writer.metadata_mut();
+    metadata.insert("general.architecture", "qwen2moe").unwrap();
+    metadata.insert("qwen2moe.block_count", 1_u32).unwrap();
+    let tensors: [(&str, &[u64], &[usize], TensorType); 4] = [
+        ("token_embd.weight", &[64, 8], &[64, 8], TensorType::Q8_0),
+        (
+            "blk.0.ffn_gate_inp_shexp.weight",
+            &[64, 1],
+            &[64],
+            TensorType::F32,
+        ),
+        ("blk.0.ffn_down.weight", &[48, 4], &[48, 4], TensorType::F16),
+        ("blk.0.attn_norm.weight", &[1], &[1], TensorType::F32),
+    ];
+    for (name, dims, ..) in tensors {
+        writer.add_tensor(name, TensorType::F32, dims).unwrap();
+    }
+    let mut out = writer.write_header(fs::File::create(&path).unwrap()).unwrap();
+    for (_, dims, ..) in tensors {
+        out.write(&floats(dims.iter().product::<u64>() as usize)).unwrap();
+    }
+    out.finish().unwrap();
+
+    let file = GgufFile::open(&path).unwrap();
+    let to = folder.path().join("to.gguf");
+    let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q8_0));
+    quantizer.write(&to, &mut whole).unwrap();
+    let written = GgufFile::open(&to).unwrap();
+    for (name, _, dims, ty) in tensors {
+        let info = written.tensor(name).unwrap().info;
+        assert_eq!((&info.dims[..], info.ty), (dims, ty), "{name}");
     }
 }
 
@@ -233,7 +285,7 @@ fn a_matrix_without_a_kind_of_tensors_is_refused() {
     let plan = |has_entry: &dyn Fn(&str) -> bool| {
         let mut sums = ImportanceSums::new();
         for name in names.iter().filter(|name| has_entry(name)) {
-            sums.add(name, 1, 0, 64, &[1.0; 64]);
+            sums.add(matrix_of(name), &[1.0; 64], 1.0);
         }
         let path = folder.path().join("imatrix.gguf");
         sums.write(&path, "text", 1, 64).unwrap();
@@ -260,7 +312,7 @@ fn a_matrix_without_a_kind_of_tensors_is_refused() {
         "blk.1.attn_kv_b.weight",
     ];
     for name in (names.iter().copied().filter(|name| is_decoding(name))).chain(foreign) {
-        sums.add(name, 1, 0, 64, &[1.0; 64]);
+        sums.add(matrix_of(name), &[1.0; 64], 1.0);
     }
     sums.write(&path, "text", 1, 64).unwrap();
     let matrix = ImportanceMatrix::open(&path).unwrap();

@@ -17,6 +17,10 @@ pub struct ProductInput<'a> {
     pub n_matrices: usize,
     /// Which of them it is.
     pub matrix_idx: usize,
+    /// Whether rows choose their matrices, as they do experts; else each goes through all of them.
+    pub is_chosen: bool,
+    /// What the choice of the matrix weighs for the rows; 1 where none is chosen.
+    pub weight: f32,
     /// Numbers in a row.
     pub width: usize,
     /// The rows, `[n_rows, width]`.
@@ -44,6 +48,8 @@ impl CpuBackend {
                     tensor,
                     n_matrices: 1,
                     matrix_idx: 0,
+                    is_chosen: false,
+                    weight: 1.0,
                     width: matrix.n_cols(),
                     rows,
                 });
@@ -57,23 +63,27 @@ impl CpuBackend {
             return;
         };
         let width = matrix.n_cols();
-        let mut show = |matrix_idx: usize, rows: &[f32]| {
-            observe(ProductInput {
-                tensor,
-                n_matrices: matrix.n_experts(),
-                matrix_idx,
-                width,
-                rows,
-            });
-        };
+        let mut weights = vec![0.0; routes.n_choices()];
+        for row_idx in 0..routes.n_rows() {
+            for (place, weight) in routes.of_row(row_idx) {
+                weights[place] = weight;
+            }
+        }
         for (expert, choices) in routes.in_use() {
-            match input {
-                ExpertInput::Choices(rows) => show(expert, &rows[choices.start * width..choices.end * width]),
-                ExpertInput::Rows(rows) => {
-                    for &row in &routes.rows()[choices] {
-                        show(expert, &rows[row as usize * width..][..width]);
-                    }
-                }
+            for choice in choices {
+                let (rows, row_idx) = match input {
+                    ExpertInput::Choices(rows) => (rows, choice),
+                    ExpertInput::Rows(rows) => (rows, routes.rows()[choice] as usize),
+                };
+                observe(ProductInput {
+                    tensor,
+                    n_matrices: matrix.n_experts(),
+                    matrix_idx: expert,
+                    is_chosen: true,
+                    weight: weights[choice],
+                    width,
+                    rows: &rows[row_idx * width..][..width],
+                });
             }
         }
     }
@@ -88,6 +98,8 @@ impl CpuBackend {
                 tensor,
                 n_matrices: n_heads,
                 matrix_idx: idx % n_heads,
+                is_chosen: false,
+                weight: 1.0,
                 width: matrix.n_cols(),
                 rows: row,
             });

@@ -17,7 +17,7 @@ mod sampling;
 mod split;
 mod streams;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use tokenmill_backend::{BackendError, HostStep, KvStores, KvType, Norm, NormKind, StepShape};
 use tokenmill_quant::CpuFeatures;
@@ -56,6 +56,8 @@ pub struct CpuBackend {
     row_buffers: Vec<Vec<u8>>,
     route_observer: Option<RouteObserver>,
     input_observer: Option<InputObserver>,
+    /// The tensors whose products are shown.
+    shown_tensors: BTreeSet<String>,
 }
 
 /// The pages of a group of layers.
@@ -113,6 +115,7 @@ impl CpuBackend {
             row_buffers: Vec::new(),
             route_observer: None,
             input_observer: None,
+            shown_tensors: BTreeSet::new(),
         })
     }
 

@@ -36,7 +36,9 @@ impl Sampling {
         n_embd: usize,
     ) {
         let n_rows = logits.len() / n_vocab.max(1);
-        if n_rows < 2 || host.pool().n_threads() < 2 {
+        // Rows of a draft follow each other where a draw depends on those before it.
+        let is_in_order = step.samples_in_order();
+        if n_rows < 2 || host.pool().n_threads() < 2 || is_in_order {
             return step.sample(logits, n_vocab, outputs, n_embd);
         }
         // A run of rows always has the same sampler, so that later steps of its kind allocate nothing.
@@ -108,6 +110,7 @@ mod tests {
                 RowOutput::Sample(SampleRow {
                     params: params((seq % 3) as f32, (seq % 2 == 0).then_some(seq)),
                     history: 0..0,
+                    n_prompt: 0,
                     mask: if seq == 1 { RowMask::Words(0) } else { RowMask::Any },
                 })
             });

@@ -4,13 +4,13 @@
 //! byte, so a plan made of them can be printed and checked first.
 
 use tokenmill_backend::{
-    Backend, BackendError, ExecutorLimits, KvLayerShape, KvLayout, KvStores, MatrixData, MatrixUsage,
-    MemoryPlan, NetworkShape, PAGE_TOKENS, StateLayout,
+    Backend, BackendError, ExecutorLimits, KvLayerShape, KvLayout, KvStores, MatrixData, MemoryPlan,
+    NetworkShape, PAGE_TOKENS, StateLayout,
 };
 
 use super::{
     CudaBackend, CudaBuffer, HiddenInputs, PickedLayout, Results, StepInputs, Workspace,
-    buffer::MAX_TWIN_WIDTH,
+    buffer::MAX_TWIN_WIDTH, planned::use_of,
 };
 
 /// Memory that is left to the driver, which keeps modules, graphs and the local memory of kernels there: a sixteenth of a GPU's, within
@@ -82,6 +82,8 @@ impl CudaBackend {
     /// [`BackendError::DoesNotFit`], and the driver's.
     pub fn check_fit(&self, n_pages: usize, plan: &MemoryPlan) -> Result<usize, BackendError> {
         let needed_bytes = plan.device_bytes();
+        // The driver keeps modules in the same memory.
+        self.planned.load(&self.device)?;
         let free_bytes = self.device.free_bytes()?;
         // A plan that is beyond counting is `usize::MAX`.
         let driver_bytes = self.left_to_driver()?;
@@ -121,11 +123,7 @@ impl CudaBackend {
     }
 
     pub(super) fn load_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
-        let usage = crate::MatrixUse {
-            is_table: matches!(data.usage, MatrixUsage::Embedding | MatrixUsage::Tied),
-            is_factor: matches!(data.usage, MatrixUsage::Linear | MatrixUsage::Tied),
-            is_of_experts: matches!(data.usage, MatrixUsage::Experts(_)),
-        };
+        let usage = use_of(data.usage);
         if usage.is_factor && !self.factor_types.contains(&data.ty) {
             // All modules are loaded with the weights, since a capture can load none.
             for &other in &self.factor_types {

@@ -19,6 +19,7 @@ mod layers;
 mod load;
 mod memory;
 mod operations;
+mod planned;
 mod products;
 mod recurrence;
 mod results;
@@ -49,6 +50,8 @@ pub struct CudaBackend {
     device: crate::Device,
     ops: crate::Ops,
     uploader: crate::Uploader,
+    /// Kinds of the matrices that a plan has.
+    planned: planned::Planned,
     /// Types of the matrices that are multiplied.
     factor_types: Vec<TensorType>,
     kv: Option<KvStores<crate::KvStore>>,
@@ -95,6 +98,7 @@ impl CudaBackend {
         Ok(Self {
             ops: crate::Ops::load(&device)?,
             uploader: crate::Uploader::new(&device),
+            planned: planned::Planned::default(),
             factor_types: Vec::new(),
             kv: None,
             kv_heads: Vec::new(),
@@ -103,7 +107,7 @@ impl CudaBackend {
             workspace: None,
             graphs: crate::GraphCache::default(),
             epoch: 0,
-            uses_graphs: true,
+            uses_graphs: !device.options().runs_eagerly,
             uses_shared_pages: !device.options().reads_apart,
             tracer: None,
             border: split::Border::default(),
@@ -113,11 +117,17 @@ impl CudaBackend {
         })
     }
 
-    /// Turns the capture of decode steps on or off; it is on at first.
+    /// Turns the capture of decode steps on or off; at first it is as the device's options say.
     #[must_use]
     pub fn with_graphs(mut self, uses_graphs: bool) -> Self {
         self.uses_graphs = uses_graphs;
         self
+    }
+
+    /// Turns the capture of decode steps on or off, and forgets what was captured.
+    pub fn set_graphs(&mut self, uses_graphs: bool) {
+        self.uses_graphs = uses_graphs;
+        self.epoch += 1;
     }
 
     /// Turns the reading of pages that rows of a decode step share, once for all of them, on or off; at first it is as the device's options say. It has no
@@ -148,6 +158,11 @@ impl CudaBackend {
     /// The device.
     pub fn device(&self) -> &crate::Device {
         &self.device
+    }
+
+    /// Types of the matrices that are multiplied, of all plans that were made for it.
+    pub fn planned_types(&self) -> Vec<TensorType> {
+        self.planned.types()
     }
 
     /// Captured steps.

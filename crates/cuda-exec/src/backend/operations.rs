@@ -55,8 +55,17 @@ impl Backend for CudaBackend {
 
     fn bytes_of(&self, allocation: &Allocation<'_>) -> usize {
         match *allocation {
-            Allocation::Matrix { ty, n_out, n_in, .. } => crate::MatrixLayout::of(ty, n_out, n_in)
-                .map_or(usize::MAX, |layout| crate::buffer_bytes::<u8>(layout.bytes())),
+            Allocation::Matrix {
+                ty,
+                n_out,
+                n_in,
+                usage,
+                ..
+            } => crate::MatrixLayout::of(ty, n_out, n_in).map_or(usize::MAX, |layout| {
+                let n_bytes = crate::buffer_bytes::<u8>(layout.bytes());
+                self.planned.note(layout, usage);
+                n_bytes
+            }),
             Allocation::Vector { len } => crate::buffer_bytes::<f32>(len),
             Allocation::Buffer { max_rows, width } => CudaBuffer::device_bytes(max_rows, width),
             // A page of a layer has a multiple of 256 bytes, so the store's buffers are not padded.

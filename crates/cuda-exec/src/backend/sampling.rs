@@ -5,6 +5,7 @@
 //!
 //! - DRY or locally typical sampling: both need an order of tokens (a match of runs, a sort by surprise) that costs a
 //!   device more than the copy of one row of logits costs the host;
+//! - XTC, top-n-sigma, a dynamic temperature, mirostat, or steps in an order of their own: rare, and each needs all tokens that are left;
 //! - more than [`MAX_TOP`] likeliest tokens to report, since the kernel looks through the vocabulary once for each;
 //! - several tokens that only the device knows behind its history;
 //! - or more history, masks and biases, with those of the other rows, than the room there is for them.
@@ -59,7 +60,15 @@ fn is_row_for_device(sample: &SampleRow) -> bool {
     let params = &sample.params;
     let has_dry = params.dry.as_ref().is_some_and(|dry| dry.multiplier > 0.0);
     let is_typical = params.typical_p < 1.0 && !params.is_greedy();
-    !has_dry && !is_typical && params.n_logprobs.is_none_or(|n| n as usize <= MAX_TOP)
+    // The kernel has one history for all penalties; in a prompt they count differently.
+    let counts_apart = sample.n_prompt > 0
+        && params.repeat_penalty != 1.0
+        && (params.presence_penalty != 0.0 || params.frequency_penalty != 0.0);
+    !counts_apart
+        && !has_dry
+        && !is_typical
+        && !params.goes_by_steps()
+        && params.n_logprobs.is_none_or(|n| n as usize <= MAX_TOP)
 }
 
 /// Likeliest tokens that a row reports.
@@ -84,7 +93,11 @@ fn kept_history<'a>(batch: &'a ForwardBatch, sample: &SampleRow, n_newest: usize
     if !params.penalizes_tokens() {
         return &[];
     }
-    let history = &batch.history[sample.history.start as usize..sample.history.end as usize];
+    let mut history = &batch.history[sample.history.start as usize..sample.history.end as usize];
+    if params.repeat_penalty == 1.0 {
+        // The other penalties count what was generated.
+        history = &history[sample.n_prompt as usize..];
+    }
     let n_kept = (params.penalty_last_n as usize).saturating_sub(n_newest);
     &history[history.len().saturating_sub(n_kept)..]
 }
@@ -226,6 +239,7 @@ mod tests {
         batch.want_last(RowOutput::Sample(SampleRow {
             params: Arc::new(params),
             history: 0..n_history,
+            n_prompt: 0,
             mask: RowMask::Any,
         }));
         device_mode(&batch, &LIMITS)
@@ -257,6 +271,13 @@ mod tests {
         check(
             SamplingParams {
                 typical_p: 0.9,
+                ..drawn()
+            },
+            SamplingMode::Raw,
+        );
+        check(
+            SamplingParams {
+                top_n_sigma: 1.0,
                 ..drawn()
             },
             SamplingMode::Raw,

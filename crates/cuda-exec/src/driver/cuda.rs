@@ -6,6 +6,7 @@
 
 mod copies;
 mod kernels;
+mod waits;
 
 use std::{
     ffi::{CStr, c_char},
@@ -14,7 +15,6 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
 };
 
 use cudarc::driver::sys::{
@@ -29,6 +29,7 @@ use super::{
 };
 use crate::{CudaExecError, error::Result};
 pub(super) use copies::{RowPlace, RowStart};
+pub(super) use waits::Watch;
 
 /// A GPU of a driver. Handles and addresses passed in are its own and not yet destroyed.
 #[derive(Debug)]
@@ -48,20 +49,13 @@ pub(super) struct Driver {
     first_seen_bytes: OnceLock<u64>,
     /// Of a device whose work may wait for other devices: what says whether they will come.
     watch: OnceLock<Arc<dyn Watch>>,
+    /// Milliseconds that the device is waited for at most; 0 sets no limit.
+    wait_limit_ms: AtomicU64,
+    /// Whether it did not answer within them: closing it would wait for it.
+    is_abandoned: AtomicBool,
+    /// Whether launches that could begin early do not.
+    is_in_order: AtomicBool,
 }
-
-/// Says, while work is waited for, whether it may still end.
-pub(super) trait Watch: std::fmt::Debug + Send + Sync {
-    /// Looks, after so much time. What it finds wrong ends the wait.
-    fn look(&self, waited: Duration) -> Result<()>;
-}
-
-/// How often it is asked at once whether watched work is done; then with a pause, since other threads compute too.
-const N_LOOKS: u32 = 10_000;
-/// That pause.
-const PAUSE: Duration = Duration::from_micros(50);
-/// How often the watch is asked.
-const WATCH_EVERY: Duration = Duration::from_millis(5);
 
 fn pointer(handle: Handle) -> Pointer {
     ptr::with_exposed_provenance_mut(handle as usize)
@@ -220,6 +214,9 @@ impl Driver {
             allocated_bytes: AtomicU64::new(0),
             first_seen_bytes: OnceLock::new(),
             watch: OnceLock::new(),
+            wait_limit_ms: AtomicU64::new(0),
+            is_abandoned: AtomicBool::new(false),
+            is_in_order: AtomicBool::new(false),
         };
         driver.enter("opening the GPU")?;
         for stream in Stream::ALL {
@@ -364,7 +361,8 @@ impl Driver {
         let mut pointers = args.pointers();
         let follows_launch = &self.follows_launch[stream as usize];
         // Only of a launch is it promised that one behind it may begin early and wait.
-        let is_early = kernel.awaits_earlier && follows_launch.load(Relaxed);
+        let is_early =
+            kernel.awaits_earlier && follows_launch.load(Relaxed) && !self.is_in_order.load(Relaxed);
         let code = match self.api.launch_with_attributes {
             Some(launch) if is_early => self.launch_early(launch, stream, kernel, shape, &mut pointers),
             _ => self.launch_in_order(stream, kernel, shape, &mut pointers),
@@ -476,47 +474,6 @@ impl Driver {
         self.check("ordering streams", code)
     }
 
-    /// Blocks until the work that `event` was last recorded behind is done.
-    pub(super) fn synchronize(&self, event: Handle) -> Result<()> {
-        self.enter("waiting for the device")?;
-        if let Some(watch) = self.watch.get() {
-            return self.synchronize_watched(event, &**watch);
-        }
-        // SAFETY: the event is of this context.
-        let code = unsafe { (self.api.synchronize_event)(pointer(event)) };
-        self.check("waiting for the device", code)
-    }
-
-    /// As [`Self::synchronize`], where the work may wait for devices that do not come.
-    fn synchronize_watched(&self, event: Handle, watch: &dyn Watch) -> Result<()> {
-        let began = Instant::now();
-        let mut next_look = WATCH_EVERY;
-        for n_asked in 0u32.. {
-            // SAFETY: the event is of this context.
-            let code = unsafe { (self.api.query_event)(pointer(event)) };
-            if code != codes::NOT_READY {
-                return self.check("waiting for the device", code);
-            }
-            let waited = began.elapsed();
-            if waited >= next_look {
-                next_look = waited + WATCH_EVERY;
-                watch.look(waited)?;
-            }
-            if n_asked < N_LOOKS {
-                std::hint::spin_loop();
-            } else {
-                std::thread::sleep(PAUSE);
-            }
-        }
-        unreachable!("a watch ends a wait before it is asked for so long")
-    }
-
-    /// Watches all waits from now on. A device has one watch.
-    pub(super) fn set_watch(&self, watch: Arc<dyn Watch>) {
-        let was_free = self.watch.set(watch).is_ok();
-        assert!(was_free, "a device is in one group");
-    }
-
     /// Lets a library of the driver's maker queue work on a stream, by its handle, with the context current.
     pub(super) fn queue_foreign<T>(
         &self,
@@ -590,6 +547,9 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
+        if self.is_abandoned.load(Relaxed) {
+            return;
+        }
         // Errors while closing are not reported: the process ends or the device is lost.
         if self.enter("closing the GPU").is_ok() {
             for &stream in self.streams.iter().filter(|&&stream| stream != 0) {

@@ -4,6 +4,7 @@
 //! where there are several modules; clones are one device.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -16,8 +17,8 @@ use bytemuck::Pod;
 use rayon::prelude::*;
 
 use super::{
-    Api, Args, Buffer, DeviceInfo, DeviceOptions, Handle, Kernel, KernelResources, LaunchShape, Launches,
-    Pinned, Stream, UNASKED_SHARED_BYTES, View, ViewMut, WideProducts,
+    Api, Args, Buffer, Carveout, DeviceInfo, DeviceOptions, Handle, Kernel, KernelResources, LaunchShape,
+    Launches, Pinned, Stream, UNASKED_SHARED_BYTES, View, ViewMut, WideProducts,
     cuda::Driver,
     memory::Arena,
     notes::{NotedLaunch, Notes},
@@ -286,10 +287,11 @@ impl Device {
         Some(loaded.log.clone())
     }
 
-    /// Whether a module was loaded as code that was compiled ahead.
-    pub(crate) fn has_code_ahead(&self, module: &str) -> bool {
-        let loaded = lock(&self.shared.modules).get(module).map(Arc::clone);
-        loaded.is_some_and(|loaded| matches!(loaded.get(), Some(Ok(module)) if module.is_ahead))
+    /// Modules that were loaded as code that was compiled ahead.
+    pub fn n_ahead(&self) -> usize {
+        let modules = lock(&self.shared.modules);
+        let is_ahead = |module: &&Arc<Module>| matches!(module.get(), Some(Ok(module)) if module.is_ahead);
+        modules.values().filter(is_ahead).count()
     }
 
     /// What a kernel takes of a multiprocessor, as the driver compiled it.
@@ -311,6 +313,9 @@ impl Device {
             Ok((self.shared.driver.function(handle, kernel)?, awaits_earlier))
         })?;
         let function = function.ok_or_else(|| no_kernel(module, kernel))?;
+        if self.options().carveout == Carveout::Shared {
+            self.shared.driver.prefer_shared_memory(function)?;
+        }
         self.shared.notes.name(function, module, kernel);
         Ok(Kernel {
             function,
@@ -329,7 +334,8 @@ impl Device {
     /// As [`Self::kernel`], or the driver's where the device has less.
     pub fn kernel_with_shared_bytes(&self, module: &str, kernel: &str, n_bytes: usize) -> Result<Kernel> {
         let found = self.kernel(module, kernel)?;
-        if n_bytes > UNASKED_SHARED_BYTES {
+        let own_bytes = self.shared.driver.static_shared_bytes(found.function)?;
+        if n_bytes + own_bytes > UNASKED_SHARED_BYTES {
             self.shared.driver.allow_shared_bytes(found.function, n_bytes)?;
         }
         Ok(found)
@@ -359,6 +365,22 @@ impl Device {
         (self.shared.driver).blocks_per_multiprocessor(kernel.function, n_threads, shared_bytes)
     }
 
+    /// Limits from now on how long the device is waited for, or sets no limit. A device that does not answer within a limit is lost, and is not closed: it
+    /// would be waited for.
+    pub fn limit_waits(&self, limit: Option<Duration>) {
+        self.shared.driver.limit_waits(limit);
+    }
+
+    /// Whether it did not answer within a limit.
+    pub fn is_abandoned(&self) -> bool {
+        self.shared.driver.is_abandoned()
+    }
+
+    /// Says when launches begin from now on that were loaded so that they could begin early. Graphs keep what they were captured with.
+    pub fn set_launches(&self, launches: Launches) {
+        self.shared.driver.set_in_order(launches == Launches::InOrder);
+    }
+
     fn timed<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<T> {
         let started = Instant::now();
         let loaded = load();
@@ -378,26 +400,38 @@ impl Device {
         // Only the table is locked while a module is compiled, so that others are at the same time.
         let slot = Arc::clone(lock(&self.shared.modules).entry(found.name).or_default());
         let loaded = slot.get_or_init(|| {
-            let mut ptx = found.ptx().expect("the archive is as `cargo lab ptx` wrote it");
-            let mut waiting = BTreeSet::new();
-            if self.begins_early()
-                && let Some(early) = modules::early_variant(&ptx)
-            {
-                waiting = modules::waiting_kernels(&early);
-                ptx = early;
-            }
-            let driver = &self.shared.driver;
-            let mut is_ahead = false;
-            let (handle, log) = match driver.load_module(found.name, ptx.as_bytes()) {
-                Err(refused @ (CudaExecError::NoJitCompiler { .. } | CudaExecError::DriverTooOld { .. })) => {
-                    let cubins = self.shared.options.cubins.as_ref();
-                    let cubin = cubins.and_then(|cubins| cubins.find(self.info().capability, found.name));
-                    waiting.clear();
-                    is_ahead = true;
-                    driver.load_module(found.name, &cubin.ok_or(refused)?)?
-                }
-                loaded => loaded?,
+            let ptx = found.ptx().expect("the archive is as `cargo lab ptx` wrote it");
+            let capability = self.info().capability;
+            // Code for these GPUs waits too; only the driver may be too old for launches that begin early.
+            let text = if self.begins_early() {
+                modules::text_for(&ptx, capability)
+            } else {
+                Cow::Borrowed(ptx.as_str())
             };
+            let waiting = || match &text {
+                Cow::Owned(early) => modules::waiting_kernels(early),
+                Cow::Borrowed(_) => BTreeSet::new(),
+            };
+            let driver = &self.shared.driver;
+            let cubins = self.shared.options.cubins.as_ref();
+            let exact =
+                cubins.and_then(|cubins| cubins.find_exact(capability, self.info().cuda_version, found.name));
+            let loaded = exact.map(|code| driver.load_module(found.name, &code));
+            let ((handle, log), is_ahead) = match loaded {
+                Some(Ok(loaded)) => (loaded, true),
+                Some(Err(lost @ CudaExecError::Lost { .. })) => return Err(lost),
+                // None is there, or the driver refuses it: it compiles the text.
+                _ => match driver.load_module(found.name, text.as_bytes()) {
+                    Err(
+                        refused @ (CudaExecError::NoJitCompiler { .. } | CudaExecError::DriverTooOld { .. }),
+                    ) => {
+                        let code = cubins.and_then(|cubins| cubins.find(capability, found.name));
+                        (driver.load_module(found.name, &code.ok_or(refused)?)?, true)
+                    }
+                    loaded => (loaded?, false),
+                },
+            };
+            let waiting = waiting();
             Ok(LoadedModule {
                 handle,
                 log,

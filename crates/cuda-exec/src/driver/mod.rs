@@ -24,6 +24,7 @@ mod probe;
 
 use std::sync::OnceLock;
 
+pub(crate) use crate::modules::EARLY_CAPABILITY;
 use crate::{CudaExecError, error::Result, modules::Cubins};
 
 pub use api::Api;
@@ -43,13 +44,11 @@ pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
 /// The oldest GPUs that the kernels run on.
 pub(crate) const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
 
-/// The oldest GPUs whose launches may begin before those before them are done, and the CUDA version from which on that can be captured.
-pub(crate) const EARLY_CAPABILITY: (u32, u32) = (9, 0);
+/// The CUDA version from which on launches can be captured that begin before those before them are done.
 pub(crate) const EARLY_CUDA: (u32, u32) = (12, 3);
 
-/// Dynamic shared memory that every kernel may have without asking: 48 KiB less 128 bytes, since what a kernel declares itself counts
-/// too, and no kernel with dynamic memory declares more than that.
-pub(crate) const UNASKED_SHARED_BYTES: usize = (48 << 10) - 128;
+/// Shared memory that every kernel may have without asking, what it declares itself included.
+pub(crate) const UNASKED_SHARED_BYTES: usize = 48 << 10;
 
 /// One of the queues of work that a device has here. A device has an engine for copies in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,6 +78,21 @@ pub struct DeviceOptions {
     pub wide: WideProducts,
     /// Whether rows of a decode step that begin with the same pages read these each for itself, not once for all.
     pub reads_apart: bool,
+    /// How a multiprocessor divides its memory between shared memory and cache.
+    pub carveout: Carveout,
+    /// Whether the launches of decode steps are queued each time, not captured once and replayed.
+    pub runs_eagerly: bool,
+}
+
+/// How a multiprocessor divides its memory between shared memory and first-level cache, which kernels prefer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Carveout {
+    /// All of it that can be shared is, for every kernel. A launch that wants another division than the one before waits until the multiprocessor is
+    /// idle, which would undo launches that begin early.
+    #[default]
+    Shared,
+    /// As the driver chooses for each kernel.
+    OfDriver,
 }
 
 /// Whether products by many rows use the matrix operations of warpgroups that compute capability 9.0 has.

@@ -115,7 +115,9 @@ impl<'a> Entry<'a> {
 
 /// What a file of kernels that were compiled ahead begins with: what it is, and the version of its format.
 const CUBINS_MAGIC: &[u8; 15] = b"tokenmill cubin";
-const CUBINS_VERSION: u8 = 1;
+const CUBINS_VERSION: u8 = 2;
+/// The CUDA version of the assembler that made them, which `cargo xtask ptx` pins: an older driver does not load its code.
+pub(crate) const CUBINS_TOOLKIT: (u32, u32) = (13, 0);
 /// Bytes before its modules: these, and the fingerprint of the PTX that they were compiled from.
 const CUBINS_HEADER_BYTES: usize = CUBINS_MAGIC.len() + 1 + 8;
 
@@ -159,8 +161,22 @@ impl Cubins {
     pub fn header() -> Vec<u8> {
         let mut header = CUBINS_MAGIC.to_vec();
         header.push(CUBINS_VERSION);
-        header.extend(fingerprint(super::ARCHIVE).to_le_bytes());
+        header.extend(super::fingerprint().to_le_bytes());
         header
+    }
+
+    /// The code of a module that was made for exactly this compute capability, where a driver for this CUDA version loads it: it is what the pinned
+    /// assembler made, whose registers and spills are known, and no time goes to compiling.
+    pub(crate) fn find_exact(
+        &self,
+        (major, minor): (u32, u32),
+        cuda_version: (u32, u32),
+        module: &str,
+    ) -> Option<Vec<u8>> {
+        let is_loaded = cuda_version.0 == CUBINS_TOOLKIT.0 && cuda_version >= CUBINS_TOOLKIT;
+        let name = format!("sm_{major}{minor}/{module}");
+        let mut entries = Entry::all(&self.0[CUBINS_HEADER_BYTES..]).filter(|_| is_loaded);
+        entries.find(|entry| entry.name == name)?.bytes()
     }
 
     /// The code of a module that a GPU of this compute capability runs: of the same major version, and the newest minor one that is
@@ -180,7 +196,7 @@ impl Cubins {
 }
 
 /// The 64 bits by which builds of the kernels are told apart: FNV-1a.
-fn fingerprint(bytes: &[u8]) -> u64 {
+pub(super) fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
@@ -204,7 +220,7 @@ mod tests {
         let mut header = Cubins::header();
         assert_eq!(header.len(), CUBINS_HEADER_BYTES);
         header[CUBINS_MAGIC.len()] = 7;
-        check(header, "version 7, this program reads version 1");
+        check(header, "version 7, this program reads version 2");
         let mut header = Cubins::header();
         header[CUBINS_HEADER_BYTES - 1] ^= 1;
         check(header, "another build");
@@ -242,6 +258,10 @@ mod tests {
         check((9, 0), Some("sm_90/norm"));
         check((10, 0), None);
         assert_eq!(cubins.find((8, 0), "rope"), None);
+        // Before the driver's compiler is asked: of the same capability alone, and for drivers that load it.
+        let exact = |capability, cuda| cubins.find_exact(capability, cuda, "norm").is_some();
+        assert!(exact((9, 0), (13, 0)) && exact((8, 6), (13, 2)));
+        assert!(!exact((8, 9), (13, 0)) && !exact((9, 0), (12, 9)) && !exact((9, 0), (14, 0)));
     }
 
     #[test]

@@ -4,7 +4,10 @@
 //! that older ones get the text as it is. Invariant: but for these instructions and the two lines that name the version and the architecture, both
 //! texts are the same. Modules of one architecture alone name their own, and keep those lines.
 
-use std::collections::BTreeSet;
+use std::{borrow::Cow, collections::BTreeSet};
+
+/// The oldest GPUs whose launches may begin before those before them are done.
+pub(crate) const EARLY_CAPABILITY: (u32, u32) = (9, 0);
 
 /// What comments begin with that are instructions of newer GPUs (`kernels/early.cuh`).
 const MARK: &str = "//early ";
@@ -25,6 +28,12 @@ pub fn early_variant(ptx: &str) -> Option<String> {
             .iter()
             .fold(text, |text, [old, new]| text.replacen(old, new, 1)),
     )
+}
+
+/// The PTX for GPUs of a compute capability, of a module's text in the archive.
+pub fn text_for(ptx: &str, capability: (u32, u32)) -> Cow<'_, str> {
+    let early = (capability >= EARLY_CAPABILITY).then(|| early_variant(ptx));
+    early.flatten().map_or(Cow::Borrowed(ptx), Cow::Owned)
 }
 
 /// The kernels of a PTX text that wait for the launches before them.

@@ -9,7 +9,7 @@ use super::{
     Ops, QuantizedMut, SharedPages,
     attention_decode::{DecodePlan, THREADS, Visible, longest_partial_len, partial_len},
     attention_prefill::attends_by_runs,
-    check_multiple, latent,
+    check_multiple, latent, with_types,
 };
 use crate::{
     Args, Buffer, Device, LaunchShape, Stream, View, ViewMut,
@@ -303,7 +303,7 @@ impl Ops {
                 .write(scratch.counters.view_mut().range(0..n_here * n_blocks_x)?);
             let shape = LaunchShape::new([n_blocks_x, plan.n_splits, n_here], THREADS)
                 .with_shared_bytes(plan.shared_bytes);
-            self.device.launch(kernel, shape, &args)?;
+            self.device.launch(kernel, shape, &with_types(args, types))?;
         }
         Ok(())
     }

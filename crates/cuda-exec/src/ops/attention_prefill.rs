@@ -10,7 +10,7 @@ use super::{
     Ops,
     attention::{AttentionStep, TokenRuns, window_of},
     attention_decode::Visible,
-    store_code,
+    store_code, types_suffix, with_types,
 };
 use crate::{
     Args, Buffer, Device, Kernel, LaunchShape, View, ViewMut, error::Result, kv::KvLayer,
@@ -100,7 +100,7 @@ impl PrefillTiles {
 
     /// The module and the kernel.
     pub fn names(self) -> [String; 2] {
-        let ([keys, values], dim) = (self.types, self.dim);
+        let dim = self.dim;
         if self.is_wide {
             [WIDE_ATTENTION.to_owned(), format!("{WIDE_ATTENTION}_d{dim}")]
         } else if self.is_half() {
@@ -110,7 +110,7 @@ impl PrefillTiles {
             ]
         } else {
             [
-                format!("attention_prefill_{keys}_{values}"),
+                format!("attention_prefill_{}", types_suffix(self.types)),
                 format!("attention_prefill_of_types_d{dim}"),
             ]
         }
@@ -128,7 +128,11 @@ impl PrefillTiles {
 
     /// Positions of a tile of keys or values.
     fn positions(self) -> usize {
-        if self.is_half() || self.dim == OTHER_DIMS[0] {
+        if self.is_half() {
+            64
+        } else if self.types[0] != self.types[1] {
+            16
+        } else if self.dim == OTHER_DIMS[0] {
             64
         } else if self.types[1] == KvType::Q8_0 {
             16
@@ -255,7 +259,8 @@ impl Ops {
             .count(dim_v);
         let shape = LaunchShape::new([n_kv_heads, n_tiles, n_seqs], THREADS)
             .with_shared_bytes(prefill.tiles.shared_bytes());
-        self.device.launch(prefill.kernel, shape, &args)
+        self.device
+            .launch(prefill.kernel, shape, &with_types(args, kv.types))
     }
 }
 

@@ -34,7 +34,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_backend::KvType;
 
 use crate::{
-    Buffer, Device, FewRows, Kernel, View, ViewMut,
+    Args, Buffer, Device, FewRows, Kernel, View, ViewMut,
     error::{CudaExecError, Result},
     half_bands::HalfRows,
     modules::{PAIRS, WIDE_ROWS, pair_name},
@@ -84,15 +84,37 @@ struct StoreKernels {
 
 /// The place of a store's types among the kernels.
 fn store_code(types: [KvType; 2]) -> usize {
-    let code = |ty| match ty {
+    match types {
+        [KvType::E4M3, KvType::E4M3] => N_STORES - 1,
+        [keys, values] => 3 * type_code(keys) + type_code(values),
+    }
+}
+
+/// A type as kernels for mixed types know it (`mixed.cuh`).
+fn type_code(ty: KvType) -> usize {
+    match ty {
         KvType::F16 => 0,
         KvType::F32 => 1,
         KvType::Q8_0 => 2,
         KvType::E4M3 | KvType::Q4_0 => unreachable!("a store of this type is refused when it is made"),
-    };
-    match types {
-        [KvType::E4M3, KvType::E4M3] => N_STORES - 1,
-        [keys, values] => 3 * code(keys) + code(values),
+    }
+}
+
+/// How modules for a store end their names: all pairs of two types have one.
+fn types_suffix([keys, values]: [KvType; 2]) -> String {
+    if keys == values {
+        format!("{keys}_{values}")
+    } else {
+        "mixed".to_owned()
+    }
+}
+
+/// Adds what kernels for mixed types take besides.
+fn with_types(args: Args<'_>, [keys, values]: [KvType; 2]) -> Args<'_> {
+    if keys == values {
+        args
+    } else {
+        args.count(type_code(keys)).count(type_code(values))
     }
 }
 
@@ -103,10 +125,11 @@ fn load_store(device: &Device, types: [KvType; 2]) -> Result<StoreKernels> {
     let (modules, suffix) = match types {
         [KvType::F16, KvType::F16] => (["attention_decode".to_owned(), "rope_kv".to_owned()], "f16"),
         [KvType::F32, KvType::F32] => (["attention_decode".to_owned(), "rope_kv".to_owned()], "f32"),
-        [keys, values] => (
-            ["attention_decode", "rope_kv"].map(|module| format!("{module}_{keys}_{values}")),
-            "of_types",
-        ),
+        [keys, values] => {
+            let suffix = types_suffix([keys, values]);
+            let modules = ["attention_decode", "rope_kv"].map(|module| format!("{module}_{suffix}"));
+            (modules, "of_types")
+        }
     };
     let [attention, rope_kv] = modules;
     let kernels = attention_decode::kernels(types);

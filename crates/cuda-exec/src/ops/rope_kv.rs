@@ -1,6 +1,6 @@
 //! Rotation, and the store of keys and values. Kernels: `rope_kv.cu`.
 
-use super::{Ops, check_multiple};
+use super::{Ops, check_multiple, with_types};
 use tokenmill_backend::{Rope, RopeStyle};
 
 use crate::{Args, Buffer, CudaExecError, LaunchShape, View, ViewMut, error::Result, kv::KvLayerMut};
@@ -103,8 +103,11 @@ impl Ops {
             .write(v);
         let shape = LaunchShape::new([n_warps(n_heads + 2 * n_kv_heads, n_tokens), n_tokens, 1], 32)
             .with_shared_bytes(4 * dim_k);
-        self.device
-            .launch(self.store_kernels(types)?.rope_kv, shape, &args)
+        self.device.launch(
+            self.store_kernels(types)?.rope_kv,
+            shape,
+            &with_types(args, types),
+        )
     }
 
     /// Stores keys and values `[T, ..]` as they are.
@@ -140,7 +143,7 @@ impl Ops {
         kv: KvLayerMut<'_>,
     ) -> Result<()> {
         let n_tokens = places.positions.len();
-        let shape = kv.shape;
+        let (shape, types) = (kv.shape, kv.types);
         let k_len = n_tokens * shape.n_kv_heads * shape.head_dim_k;
         let n_of_head = if v.is_some() { 2 } else { 1 };
         // Without queries, norms and frequencies the kernel writes back the keys it read, and without thread blocks for values it
@@ -166,8 +169,11 @@ impl Ops {
             .write_or_null(kv.v);
         let grid = [n_of_head * shape.n_kv_heads, n_tokens, 1];
         let launch = LaunchShape::new(grid, 32).with_shared_bytes(4 * shape.head_dim_k);
-        self.device
-            .launch(self.store_kernels(kv.types)?.rope_kv, launch, &args)
+        self.device.launch(
+            self.store_kernels(types)?.rope_kv,
+            launch,
+            &with_types(args, types),
+        )
     }
 
     /// Rotates the heads of rows `[T, row_width]` in place.

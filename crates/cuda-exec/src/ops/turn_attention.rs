@@ -426,11 +426,11 @@ mod tests {
 
     #[test]
     fn multiprocessors_are_those_that_the_driver_tells_of() {
-        // The simulated GPU is like an A100.
+        // The simulated GPU of this compute capability is like an H200.
         let device = simulated(&Simulator::new(&SimOptions::default()));
         let expected = Multiprocessors {
-            n: 108,
-            shared_bytes: 164 << 10,
+            n: 132,
+            shared_bytes: 228 << 10,
         };
         assert_eq!(Ops::load(&device).unwrap().multiprocessors, expected);
     }

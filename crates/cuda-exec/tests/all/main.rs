@@ -5,11 +5,13 @@
 //! so that no test counts the GPUs that there are.
 
 mod adapters;
+mod checks;
 mod driver;
 mod grid;
 mod kernels;
 mod nccl;
 mod prefill;
+mod preparing;
 mod products;
 mod streams;
 mod wide;

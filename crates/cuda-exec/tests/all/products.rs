@@ -313,11 +313,7 @@ fn launches_of_different_shapes_share_the_memory_for_their_parts() {
     ops.allow_splits().unwrap();
     let mut random = Random::new(6);
     let (n_in, n_rows) = (2048, 70);
-    let of = [
-        (TensorType::Q4_K, 1540),
-        (TensorType::Q6_K, 2200),
-        (TensorType::Q4_K, 2100),
-    ];
+    let of = [(TensorType::Q4_K, 1540), (TensorType::Q6_K, 2200)];
     let room = ProductRoom {
         has_halves: false,
         ..ProductRoom::WITHOUT_TILES
@@ -355,13 +351,13 @@ fn launches_of_different_shapes_share_the_memory_for_their_parts() {
         let download = |output: &Buffer<f32>| device.download(output.view()).unwrap();
         outputs.iter().map(download).collect()
     };
-    let found = multiply(false, &[0, 1, 2, 0, 2, 1]);
-    let expected = multiply(true, &[0, 1, 2]);
+    let found = multiply(false, &[0, 1, 0]);
+    let expected = multiply(true, &[0, 1]);
     for (found, expected) in found.iter().zip(&expected) {
         let worst = (found.iter().zip(expected)).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
         assert!(worst < 3e-4, "{worst}");
     }
-    let again = multiply(false, &[2, 1, 0]);
+    let again = multiply(false, &[1, 0]);
     assert!(found == again, "what a launch left changes the next");
 }
 

@@ -7,6 +7,8 @@ use serde_json::Value;
 
 /// More layers than any model has; more are refused.
 const MAX_LAYERS: usize = 1024;
+/// A longer text is no manifest: a layer takes some two hundred bytes.
+const MAX_MANIFEST_BYTES: usize = 1 << 20;
 /// What is said to be larger is no file.
 const MAX_LAYER_BYTES: u64 = 1 << 50;
 
@@ -45,6 +47,9 @@ impl Manifest {
     /// # Errors
     /// What is wrong with it, or which of its layers this program cannot use.
     pub(super) fn of(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.len() > MAX_MANIFEST_BYTES {
+            return Err(format!("it has {} bytes", bytes.len()));
+        }
         let json: Value = serde_json::from_slice(bytes).map_err(|error| format!("it is no JSON: {error}"))?;
         let listed = json["layers"].as_array().map(Vec::as_slice).unwrap_or_default();
         if listed.len() > MAX_LAYERS {
@@ -127,5 +132,7 @@ mod tests {
         }
         assert!(check(&[layer_of("model", "a", u64::MAX)]).is_err());
         assert!(Manifest::of(b"[").is_err() && Manifest::of(b"7").is_err());
+        let long = Manifest::of(&vec![b' '; MAX_MANIFEST_BYTES + 1]).unwrap_err();
+        assert_eq!(long, "it has 1048577 bytes");
     }
 }

@@ -8,11 +8,15 @@
 //! Source: PEFT, `src/peft/tuners/lora/{config,layer}.py` and `utils/other.py` (`get_pattern_key`).
 
 use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
+    collections::{BTreeMap, HashMap},
+    io,
+    path::Path,
 };
 
-use safetensors::{Dtype, tensor::Metadata};
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorInfo},
+};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, Error as _},
@@ -78,16 +82,16 @@ const MAX_CONFIG_BYTES: usize = 1 << 20;
 
 /// Reads a folder.
 pub(super) fn read(reader: &AdapterReader, folder: &Path) -> Result<Adapter, LoadError> {
-    let config_path = folder.join("adapter_config.json");
-    let config = read_file(&config_path, MAX_CONFIG_BYTES)?;
-    let path = folder.join("adapter_model.safetensors");
+    let [config_name, name] = ["adapter_config.json", "adapter_model.safetensors"];
+    let [config_path, path] = [config_name, name].map(|name| folder.join(name));
+    let config = read_file(folder, config_name, MAX_CONFIG_BYTES)?;
     if !path.exists() && folder.join("adapter_model.bin").exists() {
         return Err(bad(
             folder,
             "its weights are a PyTorch file only, which is a program and is not read; save them as safetensors",
         ));
     }
-    let tensors = read_file(&path, MAX_ADAPTER_BYTES + MAX_HEADER_BYTES as usize)?;
+    let tensors = read_file(folder, name, MAX_ADAPTER_BYTES + MAX_HEADER_BYTES as usize)?;
     parse(reader, [&config_path, &path], &config, &tensors)
 }
 
@@ -103,10 +107,18 @@ pub(super) fn parse(
     reader.finish(path, Form::Peft, weights)
 }
 
-fn read_file(path: &Path, max_bytes: usize) -> Result<Vec<u8>, LoadError> {
-    RegularFile::read(path, max_bytes).map_err(|source| LoadError::Read {
-        path: PathBuf::from(path),
-        source,
+/// Reads a file of the folder. A link is followed where it ends in the folder or, from a snapshot of the Hub, in its blobs: clients of a
+/// server may load the folders that others put below its own.
+fn read_file(folder: &Path, name: &str, max_bytes: usize) -> Result<Vec<u8>, LoadError> {
+    RegularFile::read_in_folder(folder, name, max_bytes).map_err(|source| LoadError::Read {
+        path: folder.join(name),
+        source: if source.kind() == io::ErrorKind::InvalidInput {
+            // Where a link leads is no business of a client's.
+            let reason = "it is no file of this folder, or a link out of it";
+            io::Error::new(io::ErrorKind::InvalidInput, reason)
+        } else {
+            source
+        },
     })
 }
 
@@ -339,7 +351,16 @@ fn multiplied(matrix: &FloatMatrix, n_rows: usize, factors: &RowFactors) -> Opti
     })
 }
 
-/// The tensors of a safetensors file, all of two dimensions.
+/// Whether a tensor is a module's own weight or bias, which PEFT saves next to the matrices of a head or of a table of embeddings: the
+/// base model has it.
+fn is_of_base(tensor: &str, all: &HashMap<String, &TensorInfo>) -> bool {
+    let module = [".base_layer.weight", ".base_layer.bias"]
+        .into_iter()
+        .find_map(|end| tensor.strip_suffix(end));
+    module.is_some_and(|module| all.contains_key(&format!("{module}.lora_A.weight")))
+}
+
+/// The tensors of a safetensors file that an adapter is made of, all of two dimensions.
 fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
     let (len, rest) = file.split_at_checked(8).ok_or("it has no header")?;
     let len = u64::from_le_bytes(len.try_into().expect("8 bytes"));
@@ -350,7 +371,12 @@ fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
         .ok_or_else(|| format!("a header of {len} bytes does not fit the file"))?;
     let metadata: Metadata = serde_json::from_slice(header).map_err(|error| error.to_string())?;
     let mut tensors = Vec::new();
-    for (name, info) in metadata.tensors() {
+    let all = metadata.tensors();
+    for (name, &info) in &all {
+        if is_of_base(name, &all) {
+            continue;
+        }
+        let name = name.clone();
         let ty = match info.dtype {
             Dtype::F32 => TensorType::F32,
             Dtype::F16 => TensorType::F16,

@@ -3,6 +3,7 @@
 //! Source: transformers, `models/apertus/modeling_apertus.py`; llama.cpp, `src/models/apertus.cpp`.
 
 use tokenmill_backend::{RopeStyle, Xielu};
+use tokenmill_gguf::Value;
 
 use crate::{Descriptor, LoadError, QkNorm, XieluNumbers};
 
@@ -44,12 +45,16 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 
 /// The numbers of each layer, from the lists of the metadata.
 fn trained_numbers(config: &GgufConfig<'_>, n_layers: usize) -> Result<Vec<Xielu>, LoadError> {
-    let list = |key| {
-        let values = config.metadata.f32_array(key)?;
+    let list = |name| {
+        let values = match config.metadata.get(name) {
+            // One number for all layers.
+            Some(Value::F32(number)) => vec![*number; n_layers],
+            _ => config.metadata.f32_array(name)?.to_vec(),
+        };
         if values.len() < n_layers || values.iter().any(|value| !value.is_finite()) {
             return Err(LoadError::BadValue {
                 what: "list of the numbers of xIELU",
-                found: format!("{} numbers in `{key}`", values.len()),
+                found: format!("{} numbers in `{name}`", values.len()),
                 expected: "a finite number for each layer",
             });
         }

@@ -27,6 +27,7 @@ pub(super) const COHERE2: Architecture = Architecture {
         let mut descriptor = from_gguf(config)?;
         config.set_windows(&mut descriptor, PERIOD)?;
         remove_positions(&mut descriptor);
+        config.set_window_rope(&mut descriptor)?;
         Ok(descriptor)
     },
     hf_classes: &["Cohere2ForCausalLM"],

@@ -3,9 +3,7 @@
 //! Separate from the description, which takes each key by itself: where two disagree, one of them would be ignored without a word, and the
 //! output might be wrong. Invariant: nothing is refused here that describes one network only.
 
-use tokenmill_gguf::{Array, Value};
-
-use crate::{Descriptor, LoadError, MixerDescriptor, RopeScaling, error::check};
+use crate::{Descriptor, LayerDescriptor, LoadError, MixerDescriptor, RopeScaling, error::check};
 
 use super::GgufConfig;
 
@@ -29,10 +27,15 @@ pub(super) fn refuse(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result
 /// Attention to what comes later.
 fn direction(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let is_causal = config.opt_bool("attention.causal")?.unwrap_or(true);
+    let looks_ahead = |layer: &LayerDescriptor| match layer.mixer.attention() {
+        Some(attention) => !attention.is_causal,
+        // Latent attention never does, and other mixers have no direction.
+        None => layer.mixer.latent().is_none(),
+    };
     check(
         "attention in one direction",
         is_causal,
-        is_causal || descriptor.attentions().all(|attention| !attention.is_causal),
+        is_causal || descriptor.layers.iter().all(looks_ahead),
         "true for a network of this architecture",
     )
 }
@@ -40,11 +43,21 @@ fn direction(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), Loa
 /// Biases by distance, and the magnitude of the rope.
 fn positions(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let alibi = config.opt_f32("attention.max_alibi_bias")?.unwrap_or(0.0);
+    let has_alibi = descriptor.attentions().any(|attention| attention.alibi.is_some());
     check(
         "largest ALiBi bias",
         alibi,
-        alibi == 0.0 || descriptor.attentions().any(|attention| attention.alibi.is_some()),
+        alibi == 0.0 || has_alibi,
         "0, since a network of this architecture has other positions",
+    )?;
+    check(
+        "largest ALiBi bias",
+        alibi,
+        alibi == 0.0
+            || descriptor
+                .attentions()
+                .all(|attention| attention.alibi == Some(alibi)),
+        "the one that all networks of this architecture have",
     )?;
     let factor = config.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
     let has_magnitude = (descriptor.ropes.iter()).any(|rope| {
@@ -120,7 +133,11 @@ fn dense_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), 
     let Some(n_dense) = config.opt_usize("leading_dense_block_count")? else {
         return Ok(());
     };
-    let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1).max(1);
+    // llama.cpp counts these layers for some architectures only, and saves 0 for the others.
+    if n_dense == 0 && config.is_saved_by_reader() {
+        return Ok(());
+    }
+    let step = config.opt_count("interleave_moe_layer_step")?.unwrap_or(1);
     let has_experts = |layer_idx: usize| descriptor.layers[layer_idx].ffn.moe().is_some();
     let first = (n_dense..descriptor.layers.len()).find(|layer_idx| (layer_idx + 1).is_multiple_of(step));
     let is_moe = (0..descriptor.layers.len()).any(has_experts);
@@ -143,11 +160,12 @@ fn recurrent_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<
         interval > 0,
         "at least 1",
     )?;
-    let Some(Value::Array(Array::Bool(listed))) = config.value("attention.recurrent_layers") else {
+    if config.value("attention.recurrent_layers").is_none() {
         return Ok(());
-    };
+    }
+    let listed = config.recurrent_layers(descriptor.layers.len())?;
     let is_recurrent = |layer_idx: usize| !(layer_idx + 1).is_multiple_of(interval);
-    let mut layers = descriptor.layers.iter().zip(listed).enumerate();
+    let mut layers = descriptor.layers.iter().zip(&listed).enumerate();
     check(
         "step between layers with attention",
         interval,

@@ -11,7 +11,7 @@ use crate::{
     RopeScaling, error::check, rope::yarn_magnitude,
 };
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout};
+use super::{Architecture, GgufConfig, HfConfig, HfLayout, gguf_experts::MoeDefaults};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "deepseek2",
@@ -48,7 +48,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let rotated_dim = config.usize("rope.dimension_count")?;
     let kv_rank = config.usize("attention.kv_lora_rank")?;
     // Files from before latent rows were stored give the widths of a head under the keys of other architectures.
-    let is_older = config.opt_usize("attention.key_length_mla")?.is_none();
+    let is_older = config.opt_count("attention.key_length_mla")?.is_none();
     let width = |name: &str| config.usize(&format!("attention.{name}{}", if is_older { "" } else { "_mla" }));
     let (head_dim_k, head_dim_v) = (width("key_length")?, width("value_length")?);
     check(
@@ -71,7 +71,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         *magnitude = (log_multiplier != 0.0).then_some(1.0);
         score_factor = yarn_magnitude(*factor, log_multiplier);
     }
-    let n_heads = config.usize("attention.head_count")?;
+    let n_heads = config.most_heads()?;
     let latent = LatentDescriptor {
         n_heads,
         q_rank: q_rank.filter(|&rank| rank > 0),
@@ -83,7 +83,16 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         rope: Some(0),
     };
     set_mixers(&mut descriptor, &latent);
-    let mut moe = config.moe(false)?;
+    // Where the file does not say what experts are chosen by, a correction of the choice does: only sigmoids have one.
+    let has_correction = config.tensors.keys().any(|name| name.contains(".exp_probs_b"));
+    let mut moe = config.moe(MoeDefaults {
+        score: if has_correction {
+            ExpertScore::Sigmoid
+        } else {
+            ExpertScore::Softmax
+        },
+        ..MoeDefaults::PLAIN
+    })?;
     set_router(&mut moe);
     moe.shared = config.shared_experts(&moe)?;
     config.set_experts(&mut descriptor, &moe)?;
@@ -176,12 +185,10 @@ fn set_mixers(descriptor: &mut Descriptor, latent: &LatentDescriptor) {
     }
 }
 
-/// V2 measures groups by their best expert and has no correction of the scores, V3 by their two best, corrected.
+/// V2 measures groups by their best expert, V3 by their two best, corrected.
 pub(super) fn set_router(moe: &mut MoeDescriptor) {
     let is_v3 = moe.router.score == ExpertScore::Sigmoid;
-    if is_v3 {
-        moe.router.choice_bias = Presence::Optional;
-    }
+    moe.router.choice_bias = Presence::Optional;
     if let Some(groups) = &mut moe.router.groups {
         groups.measure = if is_v3 {
             GroupMeasure::TwoBest

@@ -6,7 +6,7 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 
 use crate::{MoeDescriptor, QkNorm};
 
-use super::{Architecture, HfLayout, deepseek2::set_router, hf_experts::EXPERTS};
+use super::{Architecture, HfLayout, deepseek2::set_router, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "dots1",
@@ -15,7 +15,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         for layer in &mut descriptor.layers {
             layer.attention_mut().qk_norm = Some(QkNorm::Head);
         }
-        let mut moe = experts(config.moe(false)?);
+        let mut moe = config.moe(MoeDefaults {
+            is_normalized: false,
+            ..MoeDefaults::SIGMOID
+        })?;
+        set_router(&mut moe);
         moe.shared = config.shared_experts(&moe)?;
         config.set_experts(&mut descriptor, &moe)?;
         Ok(descriptor)
@@ -43,7 +47,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-/// Files before a key for it, and folders under names of their own, leave out that the scores are sigmoids.
+/// Folders under names of their own leave out that the scores are sigmoids.
 fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
     moe.router.score = ExpertScore::Sigmoid;
     set_router(&mut moe);

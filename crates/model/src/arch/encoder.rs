@@ -22,6 +22,9 @@ pub(super) enum HeadStep {
     GeluAndNorm,
 }
 
+/// What stands for a kind of pooling that nothing set: -1.
+const UNSET: usize = u32::MAX as usize;
+
 /// The folder's modules behind the pooling, by their number.
 const DENSE: [&str; 5] = ["dense_0", "dense_1", "dense_2", "dense_3", "dense_4"];
 
@@ -65,10 +68,25 @@ impl GgufConfig<'_> {
         head_step: HeadStep,
         first: Pooling,
     ) -> Result<Option<PoolingDescriptor>, LoadError> {
-        let code = self.opt_usize("pooling_type")?;
+        // Files that llama.cpp saves have -1 where nothing set the kind.
+        let code = self.opt_usize("pooling_type")?.filter(|&code| code != UNSET);
         let kind = match code {
             None | Some(4) if self.has_tensor("cls.output.weight") || self.has_tensor("cls.weight") => {
-                return Ok(Some(self.rank_head(head_step, first)));
+                let kind = match self
+                    .opt_usize("classifier.pooling_type")?
+                    .filter(|&code| code != UNSET)
+                {
+                    None => first,
+                    Some(1) => Pooling::Mean,
+                    Some(2) => Pooling::First,
+                    Some(3) => Pooling::Last,
+                    Some(code) => {
+                        return Err(self.unsupported(format!(
+                            "pooling of type {code} before its classification head (supported are 1, 2 and 3)"
+                        )));
+                    }
+                };
+                return Ok(Some(self.rank_head(head_step, kind)));
             }
             None => return Ok(None),
             Some(1) => Pooling::Mean,

@@ -8,7 +8,9 @@ use tokenmill_backend::RopeStyle;
 use crate::{Descriptor, LoadError, Presence};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, HfLayout, ernie4_5, gguf_experts::set_experts, hf_experts::EXPERTS,
+    Architecture, GgufConfig, HfConfig, HfLayout, ernie4_5,
+    gguf_experts::{MoeDefaults, set_experts},
+    hf_experts::EXPERTS,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -24,7 +26,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
-    let mut moe = config.moe(true)?;
+    let mut moe = config.moe(MoeDefaults::NORMALIZED)?;
     moe.router.choice_bias = Presence::Optional;
     moe.shared = config.shared_experts(&moe)?;
     descriptor.head_bias = Presence::Optional;

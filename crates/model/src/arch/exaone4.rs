@@ -12,16 +12,23 @@ use super::{Architecture, HfConfig, HfLayout};
 
 /// One of so many layers sees everything.
 const PERIOD: usize = 4;
+/// Layers of the version with windows, whose files may not say how wide they are.
+const N_LAYERS_32B: usize = 64;
+const WINDOW: usize = 4096;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "exaone4",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        if descriptor.layers.len() == N_LAYERS_32B {
+            config.set_default_window(&mut descriptor, WINDOW)?;
+        }
         config.set_windows(&mut descriptor, PERIOD)?;
         let has_windows = descriptor
             .attentions()
             .any(|attention| attention.window.is_some());
         finish(&mut descriptor, has_windows);
+        config.set_window_rope(&mut descriptor)?;
         Ok(descriptor)
     },
     hf_classes: &["Exaone4ForCausalLM"],

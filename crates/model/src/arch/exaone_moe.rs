@@ -7,7 +7,9 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 
 use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout, exaone4, hf_experts::EXPERTS};
+use super::{
+    Architecture, GgufConfig, HfConfig, HfLayout, exaone4, gguf_experts::MoeDefaults, hf_experts::EXPERTS,
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "exaone-moe",
@@ -27,7 +29,9 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         .attentions()
         .any(|attention| attention.window.is_some());
     complete(&mut descriptor, has_windows);
-    let mut moe = experts(config.moe(true)?);
+    config.set_window_rope(&mut descriptor)?;
+    let mut moe = config.moe(MoeDefaults::SIGMOID)?;
+    moe.router.choice_bias = Presence::Required;
     moe.shared = config.shared_experts(&moe)?;
     config.set_experts(&mut descriptor, &moe)?;
     Ok(descriptor)

@@ -18,6 +18,8 @@ pub(super) const LAYER_NAMES: Names = &[
 /// Layers of the 27B model, whose files do not say that its scores are scaled by another width than that of its heads.
 const N_LAYERS_27B: usize = 46;
 
+/// The window where a file does not say it.
+const WINDOW: usize = 4096;
 /// The caps where a file does not say them.
 const ATTN_SOFTCAP: f32 = 50.0;
 const LOGIT_SOFTCAP: f32 = 30.0;
@@ -26,7 +28,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma2",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        config.set_default_window(&mut descriptor, WINDOW)?;
         config.set_windows(&mut descriptor, 2)?;
+        config.set_window_rope(&mut descriptor)?;
         if descriptor.layers.len() == N_LAYERS_27B {
             scale_by_model_width(&mut descriptor);
         }

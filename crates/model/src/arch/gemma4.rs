@@ -13,7 +13,7 @@ use crate::{
     LoadError, MoeDescriptor, NormPlacement, Presence, QkNorm, RopeDescriptor, RopeScaling,
 };
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout, gemma};
+use super::{Architecture, GgufConfig, HfConfig, HfLayout, gemma, gguf_experts::MoeDefaults};
 
 /// One of so many layers sees everything.
 const PERIOD: usize = 6;
@@ -84,7 +84,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         n_sharing: config.opt_usize("attention.shared_kv_layers")?.unwrap_or(0),
         embedding_width: config.opt_usize("embedding_length_per_layer_input")?.unwrap_or(0),
         moe: if config.n_experts()? > 0 {
-            Some(config.moe(true)?)
+            Some(config.moe(MoeDefaults::NORMALIZED)?)
         } else {
             None
         },

@@ -2,7 +2,10 @@
 //!
 //! Separate from its Hugging Face twin: the two name the same things differently.
 
-use std::collections::BTreeMap;
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use tokenmill_backend::{Activation, NormKind, RopeAxes, RopeStyle};
 use tokenmill_gguf::{Array, GgufError, Metadata, Value};
@@ -10,8 +13,12 @@ use tokenmill_gguf::{Array, GgufError, Metadata, Value};
 use crate::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, Ignorable, LayerDescriptor,
     LoadError, MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
-    RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude,
+    RopeDescriptor, RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
 };
+
+/// The key that says which layers have a window, and its name in errors.
+const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
+const WINDOW_PATTERN_NAME: &str = "sliding window pattern";
 
 /// The tensors of layers behind the last, if there are such layers.
 pub(super) fn nextn_layers(n_layers: usize, n_nextn_layers: usize) -> Vec<Ignorable> {
@@ -31,6 +38,25 @@ pub(super) struct GgufConfig<'a> {
     pub(super) n_vocab: usize,
     /// Whether the layers that only predict further tokens are described like the others, behind them.
     pub(super) with_nextn: bool,
+    /// The keys that the description asked for.
+    pub(super) asked: Asked,
+}
+
+/// The keys that were asked for, as the part behind the architecture's name.
+#[derive(Default)]
+pub(super) struct Asked(RefCell<BTreeSet<String>>);
+
+impl Asked {
+    fn add(&self, name: &str) {
+        if !self.contains(name) {
+            self.0.borrow_mut().insert(name.to_owned());
+        }
+    }
+
+    /// Whether a key was asked for.
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.0.borrow().contains(name)
+    }
 }
 
 impl GgufConfig<'_> {
@@ -39,34 +65,90 @@ impl GgufConfig<'_> {
         format!("{}.{name}", self.arch)
     }
 
+    /// The full name of a key that the description asks for.
+    fn asked(&self, name: &str) -> String {
+        self.asked.add(name);
+        self.key(name)
+    }
+
+    /// A value that may be there, which the description does not take.
+    pub(super) fn unasked(&self, name: &str) -> Option<&Value> {
+        self.metadata.get(&self.key(name))
+    }
+
     /// A value that may be there.
     pub(super) fn value(&self, name: &str) -> Option<&Value> {
-        self.metadata.get(&self.key(name))
+        self.metadata.get(&self.asked(name))
     }
 
     /// A count that must be there.
     pub(super) fn usize(&self, name: &str) -> Result<usize, LoadError> {
-        Ok(self.metadata.usize(&self.key(name))?)
+        Ok(self.metadata.usize(&self.asked(name))?)
     }
 
     /// A count that may be there.
     pub(super) fn opt_usize(&self, name: &str) -> Result<Option<usize>, LoadError> {
-        Ok(self.metadata.opt_usize(&self.key(name))?)
+        Ok(self.metadata.opt_usize(&self.asked(name))?)
+    }
+
+    /// A count that may be there, 0 meaning that it is not: files that llama.cpp saves have all its keys, with 0 for those that nothing set.
+    pub(super) fn opt_count(&self, name: &str) -> Result<Option<usize>, LoadError> {
+        Ok(self.opt_usize(name)?.filter(|&count| count > 0))
     }
 
     /// A number that may be there.
     pub(super) fn opt_f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
-        Ok(self.metadata.opt_f32(&self.key(name))?)
+        Ok(self.metadata.opt_f32(&self.asked(name))?)
     }
 
     /// A claim that may be there.
     pub(super) fn opt_bool(&self, name: &str) -> Result<Option<bool>, LoadError> {
-        Ok(self.metadata.opt_bool(&self.key(name))?)
+        Ok(self.metadata.opt_bool(&self.asked(name))?)
+    }
+
+    /// A text that may be there.
+    pub(super) fn opt_str(&self, name: &str) -> Result<Option<&str>, LoadError> {
+        Ok(self.metadata.opt_str(&self.asked(name))?)
     }
 
     /// A number that may be there, 0 meaning that it is not.
     pub(super) fn opt_positive(&self, name: &str) -> Result<Option<f32>, LoadError> {
         Ok(self.opt_f32(name)?.filter(|&number| number != 0.0))
+    }
+
+    /// A claim for each layer that a list has, as booleans or as integers, or one for all of them.
+    ///
+    /// # Errors
+    /// [`GgufError::WrongType`] of anything else, and [`LoadError::BadValue`] of a list of fewer than `n_layers`, about `what`.
+    pub(super) fn opt_flags(
+        &self,
+        what: &'static str,
+        name: &str,
+        n_layers: usize,
+    ) -> Result<Option<Vec<bool>>, LoadError> {
+        let key = self.asked(name);
+        let listed: Vec<bool> = match self.metadata.get(&key) {
+            None => return Ok(None),
+            Some(Value::Array(Array::Bool(claims))) => claims.clone(),
+            Some(Value::Bool(claim)) => vec![*claim; n_layers],
+            Some(Value::Array(_)) => self.metadata.i32_array(&key)?.iter().map(|&n| n != 0).collect(),
+            Some(_) => vec![self.metadata.i32(&key)? != 0; n_layers],
+        };
+        if listed.len() < n_layers {
+            return Err(LoadError::BadValue {
+                what,
+                found: format!("a list of {}", listed.len()),
+                expected: "an entry for each layer",
+            });
+        }
+        Ok(Some(listed[..n_layers].to_vec()))
+    }
+
+    /// Whether llama.cpp saved the file itself, which has all its keys then, with what it reads as not set for those that nothing set.
+    pub(super) fn is_saved_by_reader(&self) -> bool {
+        // No converter writes a negative number here.
+        let factor = self.unasked("rope.scaling.yarn_ext_factor");
+        matches!(factor, Some(Value::F32(factor)) if *factor < 0.0)
     }
 
     /// Whether the file has a tensor.
@@ -88,7 +170,7 @@ impl GgufConfig<'_> {
     }
 
     fn opt_per_layer(&self, name: &str, n_layers: usize) -> Result<Option<Vec<usize>>, LoadError> {
-        let values = self.metadata.opt_u32_per_layer(&self.key(name), n_layers)?;
+        let values = self.metadata.opt_u32_per_layer(&self.asked(name), n_layers)?;
         Ok(values.map(|values| values.iter().map(|&value| value as usize).collect()))
     }
 
@@ -97,24 +179,22 @@ impl GgufConfig<'_> {
         Ok(self.opt_per_layer(name, n_layers)?.ok_or_else(missing)?)
     }
 
+    /// The query heads of the layers that have any.
+    pub(super) fn most_heads(&self) -> Result<usize, LoadError> {
+        let n_heads = self.per_layer("attention.head_count", self.usize("block_count")?)?;
+        Ok(n_heads.into_iter().max().unwrap_or(0))
+    }
+
     /// Whether each layer has the window: as the file's pattern says, or else all but every `period`th.
     pub(super) fn sliding_layers(&self, n_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
-        let key = self.key("attention.sliding_window_pattern");
-        if !matches!(self.metadata.get(&key), Some(Value::Array(_))) {
-            let period = self
-                .opt_usize("attention.sliding_window_pattern")?
-                .unwrap_or(period);
-            return Ok((0..n_layers)
-                .map(|layer_idx| period == 0 || layer_idx % period < period - 1)
-                .collect());
+        if matches!(self.value(WINDOW_PATTERN), Some(Value::Array(_) | Value::Bool(_))) {
+            let listed = self.opt_flags(WINDOW_PATTERN_NAME, WINDOW_PATTERN, n_layers)?;
+            return Ok(listed.unwrap_or_default());
         }
-        let pattern = self.metadata.bool_array(&key)?;
-        let for_layers = pattern.get(..n_layers).ok_or_else(|| LoadError::BadValue {
-            what: "sliding window pattern",
-            found: format!("a list of {}", pattern.len()),
-            expected: "an entry for each layer",
-        })?;
-        Ok(for_layers.to_vec())
+        let period = self.opt_usize(WINDOW_PATTERN)?.unwrap_or(period);
+        Ok((0..n_layers)
+            .map(|layer_idx| period == 0 || layer_idx % period < period - 1)
+            .collect())
     }
 
     /// Layers that decode, and behind them those that only predict further tokens.
@@ -171,17 +251,54 @@ impl GgufConfig<'_> {
 
     /// Takes the window, which [`Self::decoder`] gave to all layers, from those that see everything.
     pub(super) fn set_windows(&self, descriptor: &mut Descriptor, period: usize) -> Result<(), LoadError> {
-        if self.opt_usize("attention.sliding_window")? == Some(0) {
-            return Err(LoadError::BadValue {
-                what: "sliding window",
-                found: "0".to_owned(),
-                expected: "at least 1, since some layers have one",
-            });
-        }
         let is_sliding = self.sliding_layers(descriptor.layers.len(), period)?;
         for (layer, is_sliding) in descriptor.layers.iter_mut().zip(is_sliding) {
             if !is_sliding {
                 layer.attention_mut().window = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all layers the window that an architecture has where the file does not say it.
+    pub(super) fn set_default_window(
+        &self,
+        descriptor: &mut Descriptor,
+        window: usize,
+    ) -> Result<(), LoadError> {
+        if self.opt_usize("attention.sliding_window")?.is_none() {
+            for layer in &mut descriptor.layers {
+                layer.attention_mut().window = Some(window);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the layers with a window a rope of their own, where the file says of them something else than of the others.
+    pub(super) fn set_window_rope(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
+        for rope_idx in 0..descriptor.ropes.len() {
+            let rope = descriptor.ropes[rope_idx].clone();
+            let mut own = rope.clone();
+            if let Some(base) = self.opt_positive("rope.freq_base_swa")? {
+                own.base = base;
+            }
+            if let Some(n_dims) = self.opt_count("rope.dimension_count_swa")? {
+                own.n_dims = n_dims;
+            }
+            if own == rope {
+                continue;
+            }
+            let own_idx = descriptor.ropes.len();
+            let mut is_used = false;
+            for layer in &mut descriptor.layers {
+                let attention = layer.attention_mut();
+                if attention.window.is_some() && attention.rope == Some(rope_idx) {
+                    attention.rope = Some(own_idx);
+                    is_used = true;
+                }
+            }
+            if is_used {
+                descriptor.ropes.push(own);
             }
         }
         Ok(())
@@ -220,37 +337,28 @@ impl GgufConfig<'_> {
             None => self.per_layer("feed_forward_length", n_blocks)?,
         };
         let default_head_dim = n_embd / n_heads.first().copied().unwrap_or(1).max(1);
-        let head_dim_k = self
-            .opt_usize("attention.key_length")?
-            .unwrap_or(default_head_dim);
-        let head_dim_v = self
-            .opt_usize("attention.value_length")?
-            .unwrap_or(default_head_dim);
-        let window = self
-            .opt_usize("attention.sliding_window")?
-            .filter(|&window| window > 0);
+        let width = |name: &str| Ok::<_, LoadError>(self.opt_count(name)?.unwrap_or(default_head_dim));
+        let (head_dim_k, head_dim_v) = (width("attention.key_length")?, width("attention.value_length")?);
+        let window = self.opt_count("attention.sliding_window")?;
         // Where a file says of each layer whether it has the window.
-        let pattern = match self.value("attention.sliding_window_pattern") {
-            Some(Value::Array(Array::Bool(pattern))) => &pattern[..],
-            _ => &[],
+        let pattern = match self.unasked(WINDOW_PATTERN) {
+            Some(Value::Array(_)) if window.is_some() => {
+                self.opt_flags(WINDOW_PATTERN_NAME, WINDOW_PATTERN, n_blocks)?
+            }
+            _ => None,
         };
-        let window_of = |layer_idx: usize| window.filter(|_| pattern.get(layer_idx) != Some(&false));
+        let has_window = |layer_idx: usize| pattern.as_ref().is_none_or(|pattern| pattern[layer_idx]);
         let rope = RopeDescriptor {
             style: rope_style,
             head_dim: head_dim_k,
-            n_dims: self.opt_usize("rope.dimension_count")?.unwrap_or(head_dim_k),
+            n_dims: self.opt_count("rope.dimension_count")?.unwrap_or(head_dim_k),
             base: self.opt_f32("rope.freq_base")?.unwrap_or(10_000.0),
             scaling: self.rope_scaling(n_ctx_train)?,
             has_freq_factors: true,
             axes: RopeAxes::One,
         };
-        let scale = self.opt_f32("attention.scale")?;
-        let eps = match self.opt_f32("attention.layer_norm_rms_epsilon")? {
-            Some(eps) => eps,
-            None => (self.opt_f32("attention.layer_norm_epsilon")?).ok_or_else(|| GgufError::MissingKey {
-                key: self.key("attention.layer_norm_rms_epsilon"),
-            })?,
-        };
+        let scale = self.opt_positive("attention.scale")?;
+        let eps = self.norm_epsilon(NormKind::Rms)?;
         let n_decoding = n_blocks - n_nextn_layers;
         let n_layers = if self.with_nextn { n_blocks } else { n_decoding };
         let layers = (0..n_layers)
@@ -263,7 +371,7 @@ impl GgufConfig<'_> {
                     scale: scale.unwrap_or_else(|| 1.0 / (head_dim_k as f32).sqrt()),
                     rope: Some(0),
                     is_causal: true,
-                    window: window_of(layer_idx),
+                    window: window.filter(|_| has_window(layer_idx)),
                     is_chunked: false,
                     softcap: None,
                     has_sinks: false,
@@ -329,8 +437,23 @@ impl GgufConfig<'_> {
         })
     }
 
+    /// The epsilon of the network's norms: under the key of their kind, or else under that of the other.
+    pub(super) fn norm_epsilon(&self, kind: NormKind) -> Result<f32, LoadError> {
+        let rms = "attention.layer_norm_rms_epsilon";
+        let layer = "attention.layer_norm_epsilon";
+        let (own, other) = match kind {
+            NormKind::Rms => (rms, layer),
+            NormKind::Layer => (layer, rms),
+        };
+        // 0 stands for a key that nothing set where the other is not 0.
+        let (own, other) = (self.opt_f32(own)?, self.opt_f32(other)?);
+        let is_set = |eps: &f32| *eps != 0.0;
+        let eps = own.filter(is_set).or(other.filter(is_set)).or(own).or(other);
+        Ok(eps.ok_or_else(|| GgufError::MissingKey { key: self.key(rms) })?)
+    }
+
     fn rope_scaling(&self, n_ctx_train: usize) -> Result<RopeScaling, LoadError> {
-        let kind = self.metadata.opt_str(&self.key("rope.scaling.type"))?;
+        let kind = self.opt_str("rope.scaling.type")?;
         let factor = match self.opt_f32("rope.scaling.factor")? {
             Some(factor) => Some(factor),
             // The name that early converters wrote.
@@ -343,10 +466,17 @@ impl GgufConfig<'_> {
         }
         // Some converters write a factor of 0 or 1 for none.
         let factor = factor.filter(|&factor| factor != 0.0 && factor != 1.0);
-        let original_context = self.opt_usize("rope.scaling.original_context_length")?;
+        let original_context = self.opt_count("rope.scaling.original_context_length")?;
         let original_context = original_context.unwrap_or(n_ctx_train);
-        let attn_factor = self.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        let attn_factor = self.opt_positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
         if self.has_tensor("rope_factors_long.weight") {
+            if let Some(factor) = factor.filter(|_| kind != Some("none")) {
+                return Err(LoadError::BadValue {
+                    what: "rope scaling factor",
+                    found: factor.to_string(),
+                    expected: "1 beside a factor for each frequency",
+                });
+            }
             return Ok(RopeScaling::LongRope {
                 original_context,
                 magnitude: attn_factor,
@@ -356,27 +486,36 @@ impl GgufConfig<'_> {
         match (kind, factor) {
             (Some("none"), _) | (None | Some("linear" | "yarn" | "longrope"), None) => Ok(RopeScaling::None),
             (Some("linear") | None, Some(factor)) => Ok(RopeScaling::Linear { factor }),
-            (Some("yarn"), Some(factor)) => {
-                // A multiplier of the logarithm cancels as much of the magnitude.
-                let log_multiplier = self.opt_f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
-                let magnitude = match self.opt_f32("rope.scaling.yarn_attn_factor")? {
-                    Some(given) => given,
-                    None => yarn_magnitude(factor, 1.0) / yarn_magnitude(factor, log_multiplier),
-                };
-                Ok(RopeScaling::Yarn {
-                    factor,
-                    original_context,
-                    beta_fast: self.opt_f32("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
-                    beta_slow: self.opt_f32("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                    magnitude: Some(magnitude * attn_factor),
-                    rounding: YarnRounding::Outwards,
-                })
-            }
+            (Some("yarn"), Some(factor)) => self.yarn(factor, original_context, attn_factor),
             (Some(other), _) => Err(self.unsupported(format!(
                 "rope scaling `{other}` (key `{}`; supported are none, linear, yarn and longrope)",
                 self.key("rope.scaling.type")
             ))),
         }
+    }
+
+    fn yarn(&self, factor: f32, original_context: usize, attn_factor: f32) -> Result<RopeScaling, LoadError> {
+        // A multiplier of the logarithm cancels as much of the magnitude.
+        let log_multiplier = self.opt_f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
+        let extrapolation = self.opt_f32("rope.scaling.yarn_ext_factor")?;
+        check(
+            "extrapolation factor of the rope scaling",
+            extrapolation.unwrap_or(1.0),
+            extrapolation.is_none_or(|factor| factor < 0.0 || factor == 1.0),
+            "1",
+        )?;
+        let given = self.opt_positive("rope.scaling.yarn_attn_factor")?;
+        let given = given.filter(|_| !self.is_saved_by_reader());
+        let magnitude =
+            given.unwrap_or_else(|| yarn_magnitude(factor, 1.0) / yarn_magnitude(factor, log_multiplier));
+        Ok(RopeScaling::Yarn {
+            factor,
+            original_context,
+            beta_fast: self.opt_f32("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.opt_f32("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            magnitude: Some(magnitude * attn_factor),
+            rounding: YarnRounding::Outwards,
+        })
     }
 }
 

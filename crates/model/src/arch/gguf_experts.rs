@@ -25,17 +25,47 @@ pub(super) fn set_experts(
     }
 }
 
+/// What holds of experts where a file does not say it.
+#[derive(Clone, Copy)]
+pub(super) struct MoeDefaults {
+    /// What experts are chosen by.
+    pub(super) score: ExpertScore,
+    /// Whether the weights of the chosen are made to add up to 1.
+    pub(super) is_normalized: bool,
+    /// Whether a file can say that they are not. In files of the other architectures llama.cpp saves `false` for a key that nothing set.
+    pub(super) reads_false: bool,
+}
+
+impl MoeDefaults {
+    /// A softmax over all, whose weights for the chosen are made to add up to 1.
+    pub(super) const NORMALIZED: Self = Self {
+        score: ExpertScore::Softmax,
+        is_normalized: true,
+        reads_false: false,
+    };
+    /// A softmax over all.
+    pub(super) const PLAIN: Self = Self {
+        is_normalized: false,
+        ..Self::NORMALIZED
+    };
+    /// Sigmoids.
+    pub(super) const SIGMOID: Self = Self {
+        score: ExpertScore::Sigmoid,
+        is_normalized: true,
+        reads_false: true,
+    };
+}
+
 impl GgufConfig<'_> {
     /// The experts there are; 0 where the file speaks of none.
     pub(super) fn n_experts(&self) -> Result<usize, LoadError> {
         Ok(self.opt_usize("expert_count")?.unwrap_or(0))
     }
 
-    /// Describes the experts that most networks have a variation of: a softmax over all of them, SiLU-gated, without biases.
-    /// `is_normalized` is what holds where the file does not say it.
-    pub(super) fn moe(&self, is_normalized: bool) -> Result<MoeDescriptor, LoadError> {
+    /// Describes the experts that most networks have a variation of: SiLU-gated, without biases.
+    pub(super) fn moe(&self, defaults: MoeDefaults) -> Result<MoeDescriptor, LoadError> {
         let n_used = self.usize("expert_used_count")?;
-        let n_ff = match self.opt_usize("expert_feed_forward_length")? {
+        let n_ff = match self.opt_count("expert_feed_forward_length")? {
             Some(n_ff) => n_ff,
             None => self.usize("feed_forward_length")?,
         };
@@ -48,9 +78,17 @@ impl GgufConfig<'_> {
                 expected: "at most the number of groups",
             });
         }
-        let score = match self.opt_usize("expert_gating_func")? {
-            // A softmax over the chosen logits is one over all, normalized.
-            None | Some(0 | 1 | 3) => ExpertScore::Softmax,
+        let is_normalized = match self.opt_bool("expert_weights_norm")? {
+            Some(true) => true,
+            Some(false) if defaults.reads_false => false,
+            _ => defaults.is_normalized,
+        };
+        let gating = self.opt_count("expert_gating_func")?;
+        // A softmax over the chosen logits is one over all, normalized.
+        let is_normalized = is_normalized || gating == Some(3);
+        let score = match gating {
+            None => defaults.score,
+            Some(1 | 3) => ExpertScore::Softmax,
             Some(2) => ExpertScore::Sigmoid,
             Some(other) => {
                 return Err(LoadError::UnsupportedFeature {
@@ -78,7 +116,7 @@ impl GgufConfig<'_> {
                     n_used: n_used_groups,
                     measure: GroupMeasure::TwoBest,
                 }),
-                is_normalized: self.opt_bool("expert_weights_norm")?.unwrap_or(is_normalized),
+                is_normalized,
                 scale: scale.unwrap_or(1.0),
                 expert_scales: Presence::Absent,
             },
@@ -99,14 +137,7 @@ impl GgufConfig<'_> {
         moe: &MoeDescriptor,
     ) -> Result<(), LoadError> {
         let n_dense = self.opt_usize("leading_dense_block_count")?.unwrap_or(0);
-        let step = self.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
-        if step == 0 {
-            return Err(LoadError::BadValue {
-                what: "step between layers with experts",
-                found: step.to_string(),
-                expected: "at least 1",
-            });
-        }
+        let step = self.opt_count("interleave_moe_layer_step")?.unwrap_or(1);
         set_experts(descriptor, moe, |layer_idx| {
             layer_idx >= n_dense && (layer_idx + 1).is_multiple_of(step) && !self.is_dense(layer_idx)
         });

@@ -3,7 +3,6 @@
 //! Separate from those because several share each kind.
 
 use tokenmill_backend::KeyHeads;
-use tokenmill_gguf::{Array, Value};
 
 use crate::{
     DeltaGates, DeltaNetDescriptor, LoadError, MixerDescriptor, Presence, ShortConvDescriptor, SsmDescriptor,
@@ -87,22 +86,16 @@ impl GgufConfig<'_> {
 
     /// Whether each layer is recurrent, where some layers have attention instead: as a list says, or all but every n-th.
     pub(super) fn recurrent_layers(&self, n_layers: usize) -> Result<Vec<bool>, LoadError> {
-        let key = format!("{}.attention.recurrent_layers", self.arch);
-        match self.metadata.get(&key) {
-            Some(Value::Array(Array::Bool(layers))) if layers.len() >= n_layers => {
-                Ok(layers[..n_layers].to_vec())
-            }
-            Some(_) => Err(LoadError::BadValue {
-                what: "list of recurrent layers",
-                found: "something else".to_owned(),
-                expected: "true or false for each layer",
-            }),
-            None => {
-                let interval = self.opt_usize("full_attention_interval")?.unwrap_or(4).max(1);
-                Ok((1..=n_layers)
-                    .map(|layer| !layer.is_multiple_of(interval))
-                    .collect())
-            }
+        let name = "attention.recurrent_layers";
+        // Lists of the layers that decode leave out those behind them, which have attention.
+        let n_listed = self.layer_counts()?.0.min(n_layers);
+        if let Some(mut layers) = self.opt_flags("list of recurrent layers", name, n_listed)? {
+            layers.resize(n_layers, false);
+            return Ok(layers);
         }
+        let interval = self.opt_count("full_attention_interval")?.unwrap_or(4);
+        Ok((1..=n_layers)
+            .map(|layer| !layer.is_multiple_of(interval))
+            .collect())
     }
 }

@@ -1,8 +1,9 @@
-//! GLM 4: norms before and after each half, rope over half of a head, gate and up in one tensor.
+//! GLM 4: norms before and after each half, rope over half of a head, gate and up in one tensor. The text part of GLM 4.1V, GLM 4.6V Flash
+//! and GLM OCR is the same network.
 //!
 //! Source: transformers, `models/glm4/modeling_glm4.py`; llama.cpp, `src/models/glm4.cpp`.
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{RopeAxes, RopeStyle};
 
 use crate::{NormPlacement, Presence};
 
@@ -12,6 +13,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Norm)?;
+        config.set_image_inputs(&mut descriptor, RopeAxes::Sections)?;
+        // For the text parts of networks that see, the converter puts the rows of q and k into the order of halves.
+        if config.has_rope_sections() {
+            descriptor.ropes[0].style = RopeStyle::Neox;
+        }
         for layer in &mut descriptor.layers {
             layer.norms = NormPlacement::PreAndPost;
             layer.attention_mut().qkv_bias = Presence::Optional;

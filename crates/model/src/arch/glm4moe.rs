@@ -1,16 +1,17 @@
 //! GLM 4.5 and later: experts behind some dense layers, chosen by sigmoids with a correction bias, and a shared network.
 //! Norms of q and k where the file has them. A trailing layer predicts a further token and is not read.
 
-use tokenmill_backend::{ExpertScore, RopeStyle};
+use tokenmill_backend::{ExpertScore, RopeAxes, RopeStyle};
 
 use crate::{MoeDescriptor, Presence, QkNorm};
 
-use super::{Architecture, HfLayout, hf_experts::EXPERTS};
+use super::{Architecture, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4moe",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        config.set_image_inputs(&mut descriptor, RopeAxes::Sections)?;
         let qk_norm = config
             .has_tensor("blk.0.attn_q_norm.weight")
             .then_some(QkNorm::Head);
@@ -18,7 +19,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.attention_mut().qkv_bias = Presence::Optional;
             layer.attention_mut().qk_norm = qk_norm;
         }
-        let mut moe = experts(config.moe(true)?);
+        let mut moe = config.moe(MoeDefaults::SIGMOID)?;
+        moe.router.choice_bias = Presence::Optional;
         moe.shared = config.shared_experts(&moe)?;
         config.set_experts(&mut descriptor, &moe)?;
         Ok(descriptor)

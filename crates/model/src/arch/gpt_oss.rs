@@ -4,7 +4,11 @@ use tokenmill_backend::{Activation, RopeStyle};
 
 use crate::{Descriptor, LoadError, MoeDescriptor, Presence, RopeScaling, YarnRounding};
 
-use super::{Architecture, Change, HfLayout, gguf_experts::set_experts, hf_layout::Names};
+use super::{
+    Architecture, Change, HfLayout,
+    gguf_experts::{MoeDefaults, set_experts},
+    hf_layout::Names,
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt-oss",
@@ -17,8 +21,13 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             }
         }
         config.set_windows(&mut descriptor, 2)?;
+        config.set_window_rope(&mut descriptor)?;
         complete(&mut descriptor, Presence::Required);
-        set_experts(&mut descriptor, &experts(config.moe(true)?), |_| true);
+        set_experts(
+            &mut descriptor,
+            &experts(config.moe(MoeDefaults::NORMALIZED)?),
+            |_| true,
+        );
         Ok(descriptor)
     },
     hf_classes: &["GptOssForCausalLM"],

@@ -11,12 +11,11 @@ use super::{Architecture, GgufConfig, GgufRows, HfConfig, HfLayout};
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "granite",
     from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Norm)?;
-        set_gguf_multipliers(config, &mut descriptor)?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = Presence::Optional;
-            layer.attention_mut().output_bias = Presence::Optional;
-            layer.dense_mut().bias = Presence::Optional;
+        let mut descriptor = dense_from_gguf(config)?;
+        if !has_gguf_rope(config)? {
+            for layer in &mut descriptor.layers {
+                layer.attention_mut().rope = None;
+            }
         }
         Ok(descriptor)
     },
@@ -38,6 +37,23 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         Ok(descriptor)
     },
 };
+
+/// A dense network of a file of the family.
+pub(super) fn dense_from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder(RopeStyle::Norm)?;
+    set_gguf_multipliers(config, &mut descriptor)?;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qkv_bias = Presence::Optional;
+        layer.attention_mut().output_bias = Presence::Optional;
+        layer.dense_mut().bias = Presence::Optional;
+    }
+    Ok(descriptor)
+}
+
+/// Whether there is rope, which the family's files say with a key that has no such meaning elsewhere.
+pub(super) fn has_gguf_rope(config: &GgufConfig<'_>) -> Result<bool, LoadError> {
+    Ok(config.opt_bool("rope.scaling.finetuned")?.unwrap_or(true))
+}
 
 /// The multipliers in a file of the family; [`GgufConfig::decoder`] takes that of scores.
 pub(super) fn set_gguf_multipliers(

@@ -9,8 +9,8 @@ use crate::{Descriptor, LoadError, MixerDescriptor, Presence};
 
 use super::{
     Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
-    gguf_experts::set_experts,
-    granite::{set_gguf_multipliers, set_hf_multipliers},
+    gguf_experts::{MoeDefaults, set_experts},
+    granite::{has_gguf_rope, set_gguf_multipliers, set_hf_multipliers},
     granitemoe::{GRANITE_EXPERTS, with_shared},
     hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
 };
@@ -32,8 +32,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
     set_gguf_multipliers(config, &mut descriptor)?;
-    // The family's files say with this key whether there is rope.
-    let has_rope = config.opt_bool("rope.scaling.finetuned")?.unwrap_or(true);
+    let has_rope = has_gguf_rope(config)?;
     for layer in &mut descriptor.layers {
         if layer.attention_mut().n_kv_heads == 0 {
             layer.mixer = MixerDescriptor::Ssm(config.mamba2(true)?);
@@ -48,7 +47,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         let n_shared_ff = config.opt_usize("expert_shared_feed_forward_length")?;
         set_experts(
             &mut descriptor,
-            &with_shared(config.moe(true)?, n_shared_ff),
+            &with_shared(config.moe(MoeDefaults::NORMALIZED)?, n_shared_ff),
             |_| true,
         );
     } else {

@@ -8,7 +8,7 @@ use crate::{DenseDescriptor, Descriptor, GateUpOrder, LoadError, MoeDescriptor, 
 
 use super::{
     Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
-    gguf_experts::set_experts,
+    gguf_experts::{MoeDefaults, set_experts},
     granite::{set_gguf_multipliers, set_hf_multipliers},
     hf_layout::Names,
 };
@@ -41,9 +41,11 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         layer.attention_mut().qkv_bias = Presence::Optional;
         layer.attention_mut().output_bias = Presence::Optional;
     }
-    let n_shared = config.opt_usize("expert_shared_feed_forward_length")?;
-    let moe = with_shared(config.moe(true)?, n_shared);
-    set_experts(&mut descriptor, &moe, |_| true);
+    if config.n_experts()? > 0 {
+        let n_shared = config.opt_usize("expert_shared_feed_forward_length")?;
+        let moe = with_shared(config.moe(MoeDefaults::NORMALIZED)?, n_shared);
+        set_experts(&mut descriptor, &moe, |_| true);
+    }
     Ok(descriptor)
 }
 

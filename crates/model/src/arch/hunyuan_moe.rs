@@ -6,7 +6,7 @@ use tokenmill_backend::RopeStyle;
 
 use super::{
     Architecture, HfLayout,
-    gguf_experts::set_experts,
+    gguf_experts::{MoeDefaults, set_experts},
     hunyuan_dense::{finish, set_biases},
 };
 
@@ -15,7 +15,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         finish(&mut descriptor);
-        let mut moe = config.moe(true)?;
+        let mut moe = config.moe(MoeDefaults::NORMALIZED)?;
         moe.shared = config.shared_experts(&moe)?;
         set_experts(&mut descriptor, &moe, |_| true);
         Ok(descriptor)

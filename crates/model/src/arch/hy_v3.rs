@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout, hf_experts::EXPERTS};
+use super::{Architecture, GgufConfig, HfConfig, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "hy_v3",
@@ -33,7 +33,8 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     for layer in &mut descriptor.layers {
         layer.attention_mut().qk_norm = Some(QkNorm::Head);
     }
-    let mut moe = experts(config.moe(true)?);
+    let mut moe = config.moe(MoeDefaults::SIGMOID)?;
+    moe.router.choice_bias = Presence::Required;
     moe.shared = config.shared_experts(&moe)?;
     config.set_experts(&mut descriptor, &moe)?;
     // The converter leaves the end of the name as it found it.

@@ -14,8 +14,8 @@ use super::{GgufConfig, HfConfig};
 type Form = fn([usize; 3]) -> RopeAxes;
 
 impl GgufConfig<'_> {
-    /// Sets what the file says of the inputs of images.
-    pub(super) fn set_image_inputs(&self, descriptor: &mut Descriptor, form: Form) -> Result<(), LoadError> {
+    /// How many pairs each axis turns; empty where the file does not say it.
+    fn rope_sections(&self) -> Vec<usize> {
         let count = |&number: &i32| usize::try_from(number).ok();
         let sections: Option<Vec<usize>> = match self.value("rope.dimension_sections") {
             Some(Value::Array(Array::I32(numbers))) => numbers.iter().map(count).collect(),
@@ -24,7 +24,17 @@ impl GgufConfig<'_> {
             }
             _ => None,
         };
-        set_axes(descriptor, &sections.unwrap_or_default(), form);
+        sections.unwrap_or_default()
+    }
+
+    /// Whether pairs are divided among axes.
+    pub(super) fn has_rope_sections(&self) -> bool {
+        matches!(self.rope_sections()[..], [time, row, ..] if time > 0 && row > 0)
+    }
+
+    /// Sets what the file says of the inputs of images.
+    pub(super) fn set_image_inputs(&self, descriptor: &mut Descriptor, form: Form) -> Result<(), LoadError> {
+        set_axes(descriptor, &self.rope_sections(), form);
         descriptor.n_deep_inputs = self.opt_usize("n_deepstack_layers")?.unwrap_or(0);
         Ok(())
     }

@@ -8,7 +8,10 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 
 use crate::{Descriptor, KimiDeltaDescriptor, LatentDescriptor, LoadError, MixerDescriptor};
 
-use super::{Architecture, Change, GgufConfig, HfConfig, HfLayout, deepseek2, hf_experts::MIXTRAL_EXPERTS};
+use super::{
+    Architecture, Change, GgufConfig, HfConfig, HfLayout, deepseek2, gguf_experts::MoeDefaults,
+    hf_experts::MIXTRAL_EXPERTS,
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "kimi-linear",
@@ -55,7 +58,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
     let rotated_dim = config.usize("rope.dimension_count")?;
-    let n_heads = config.usize("attention.head_count")?;
+    let n_heads = config.most_heads()?;
     let head_dim_k = config.usize("attention.key_length_mla")?;
     let latent = LatentDescriptor {
         n_heads,
@@ -82,7 +85,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         .map(|attention| attention.n_kv_heads == 0)
         .collect();
     set_mixers(&mut descriptor, &is_recurrent, net, &latent);
-    let mut moe = config.moe(true)?;
+    let mut moe = config.moe(MoeDefaults::NORMALIZED)?;
     deepseek2::set_router(&mut moe);
     moe.shared = config.shared_experts(&moe)?;
     config.set_experts(&mut descriptor, &moe)?;

@@ -7,7 +7,10 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 
 use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
 
-use super::{Architecture, HfConfig, HfLayout, gguf_experts::set_experts};
+use super::{
+    Architecture, HfConfig, HfLayout,
+    gguf_experts::{MoeDefaults, set_experts},
+};
 
 pub(super) const LFM2: Architecture = Architecture {
     name: "lfm2",
@@ -32,7 +35,12 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
     name: "lfm2moe",
     from_gguf: |config| {
         let mut descriptor = (LFM2.from_gguf)(config)?;
-        config.set_experts(&mut descriptor, &experts(config.moe(true)?))?;
+        let mut moe = config.moe(MoeDefaults {
+            reads_false: false,
+            ..MoeDefaults::SIGMOID
+        })?;
+        moe.router.choice_bias = Presence::Optional;
+        config.set_experts(&mut descriptor, &moe)?;
         Ok(descriptor)
     },
     hf_classes: &["Lfm2MoeForCausalLM"],

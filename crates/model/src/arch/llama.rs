@@ -7,7 +7,11 @@ use tokenmill_backend::RopeStyle;
 
 use crate::Presence;
 
-use super::{Architecture, GgufRows, HfLayout, gguf_experts::set_experts, hf_experts::MIXTRAL_EXPERTS};
+use super::{
+    Architecture, GgufRows, HfLayout,
+    gguf_experts::{MoeDefaults, set_experts},
+    hf_experts::MIXTRAL_EXPERTS,
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "llama",
@@ -19,7 +23,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.dense_mut().bias = Presence::Optional;
         }
         if config.n_experts()? > 0 {
-            config.set_experts(&mut descriptor, &config.moe(true)?)?;
+            config.set_experts(&mut descriptor, &config.moe(MoeDefaults::NORMALIZED)?)?;
         }
         Ok(descriptor)
     },

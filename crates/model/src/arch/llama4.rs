@@ -11,7 +11,9 @@ use tokenmill_backend::{ExpertScore, RopeStyle, Temperature};
 use crate::{AttentionDescriptor, Descriptor, LoadError, MoeDescriptor, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, HfConfig, HfLayout, gguf_experts::set_experts, granitemoe::with_shared,
+    Architecture, Change, GgufConfig, HfConfig, HfLayout,
+    gguf_experts::{MoeDefaults, set_experts},
+    granitemoe::with_shared,
 };
 
 /// One of so many layers sees everything and has no positions where a file does not say.
@@ -62,14 +64,21 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         config.set_windows(&mut descriptor, PERIOD)?;
     }
     let has_norm = n_experts != N_EXPERTS_WITHOUT_NORM;
+    let temperature = config
+        .opt_positive("attention.temperature_scale")?
+        .unwrap_or(TEMPERATURE);
     for layer in &mut descriptor.layers {
         let attention = layer.attention_mut();
         let has_rope = !has_chunks || attention.window.is_some();
-        set_attention(attention, has_rope, has_norm, Some((TEMPERATURE, CHUNK)));
+        set_attention(attention, has_rope, has_norm, Some((temperature, CHUNK)));
     }
+    config.set_window_rope(&mut descriptor)?;
     // Small models have none.
     if n_experts > 0 {
-        let mut moe = config.moe(false)?;
+        let mut moe = config.moe(MoeDefaults {
+            is_normalized: false,
+            ..MoeDefaults::SIGMOID
+        })?;
         set_moe(&mut moe);
         config.set_experts(&mut descriptor, &moe)?;
     }
@@ -121,6 +130,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         .collect();
     if has_experts.contains(&true) {
         let mut moe = config.moe(false)?;
+        moe.router.score = ExpertScore::Sigmoid;
         set_moe(&mut moe);
         set_experts(&mut descriptor, &moe, |layer_idx| has_experts[layer_idx]);
     }
@@ -149,7 +159,6 @@ fn set_attention(
 
 /// The shared network is as wide as an expert.
 fn set_moe(moe: &mut MoeDescriptor) {
-    moe.router.score = ExpertScore::Sigmoid;
     moe.weighs_input = true;
     *moe = with_shared(moe.clone(), Some(moe.n_ff));
 }

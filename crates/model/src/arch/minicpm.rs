@@ -13,14 +13,14 @@ const LOGIT_WIDTH: f32 = 256.0;
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "minicpm",
     from_gguf: |config| {
-        let mut descriptor = (granite::ARCHITECTURE.from_gguf)(config)?;
-        if config.opt_f32("embedding_scale")?.is_none() {
+        let mut descriptor = granite::dense_from_gguf(config)?;
+        if config.opt_positive("embedding_scale")?.is_none() {
             descriptor.embedding_scale = EMBEDDING_SCALE;
         }
-        if config.opt_f32("residual_scale")?.is_none() {
+        if config.opt_positive("residual_scale")?.is_none() {
             descriptor.residual_scale = DEPTH_SCALE / (descriptor.layers.len() as f32).sqrt();
         }
-        if config.opt_f32("logit_scale")?.is_none() {
+        if config.opt_positive("logit_scale")?.is_none() {
             descriptor.logit_scale = LOGIT_WIDTH / descriptor.n_embd as f32;
         }
         Ok(descriptor)

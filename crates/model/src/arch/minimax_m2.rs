@@ -4,24 +4,37 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 
 use crate::{Descriptor, MoeDescriptor, Presence, QkNorm};
 
-use super::{Architecture, HfLayout, gguf_experts::set_experts, hf_experts::MIXTRAL_EXPERTS};
+use super::{
+    Architecture, HfLayout,
+    gguf_experts::{MoeDefaults, set_experts},
+    hf_experts::MIXTRAL_EXPERTS,
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "minimax-m2",
-    from_gguf: |config| Ok(complete(config.decoder(RopeStyle::Neox)?, config.moe(true)?)),
+    from_gguf: |config| {
+        let moe = config.moe(MoeDefaults {
+            reads_false: false,
+            ..MoeDefaults::SIGMOID
+        })?;
+        Ok(complete(config.decoder(RopeStyle::Neox)?, moe))
+    },
     hf_classes: &["MiniMaxM2ForCausalLM"],
     hf_layout: HfLayout {
         layer: MIXTRAL_EXPERTS,
         ..HfLayout::LLAMA
     },
-    from_hf: |config| Ok(complete(config.decoder()?, config.moe(true)?)),
+    from_hf: |config| {
+        let mut moe = config.moe(true)?;
+        moe.router.score = ExpertScore::Sigmoid;
+        Ok(complete(config.decoder()?, moe))
+    },
 };
 
 fn complete(mut descriptor: Descriptor, mut moe: MoeDescriptor) -> Descriptor {
     for layer in &mut descriptor.layers {
         layer.attention_mut().qk_norm = Some(QkNorm::Row);
     }
-    moe.router.score = ExpertScore::Sigmoid;
     moe.router.choice_bias = Presence::Required;
     set_experts(&mut descriptor, &moe, |_| true);
     descriptor

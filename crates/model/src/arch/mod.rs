@@ -33,6 +33,7 @@ mod gguf_config;
 mod gguf_experts;
 mod gguf_form;
 mod gguf_header;
+mod gguf_leftovers;
 mod gguf_recurrent;
 mod glm4;
 mod glm4moe;
@@ -89,7 +90,7 @@ use tokenmill_gguf::GgufFile;
 
 use crate::{Descriptor, LoadError};
 
-use gguf_config::{GgufConfig, n_rows};
+use gguf_config::{Asked, GgufConfig, n_rows};
 pub(crate) use gguf_form::{GgufForm, Recast, recasts_of};
 pub(crate) use gguf_header::GgufHeader;
 pub use gguf_header::check_is_model;
@@ -187,6 +188,9 @@ const ARCHITECTURES: &[Architecture] = &[
     starcoder2::ARCHITECTURE,
 ];
 
+/// What stands for no pooling: a decoder's own way.
+const NO_POOLING: usize = 0;
+
 /// The names of all architectures that can be loaded.
 pub fn architectures() -> Vec<&'static str> {
     // An architecture may have a row for each layout of its folders.
@@ -221,8 +225,17 @@ fn open_gguf(header: GgufHeader<'_>) -> Result<(&'static Architecture, GgufConfi
         tensors: header.tensors,
         arch: row.name,
         with_nextn: false,
+        asked: Asked::default(),
     };
     Ok((row, config))
+}
+
+/// Describes the network of an architecture's file.
+fn describe(row: &Architecture, config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = (row.from_gguf)(config)?;
+    // Only the architecture says of which kind its norms are.
+    descriptor.norm.eps = config.norm_epsilon(descriptor.norm.kind)?;
+    Ok(descriptor)
 }
 
 /// Describes the first layer of a GGUF file, or of a folder in the form of one, that predicts further tokens, as a network with one layer, and
@@ -240,7 +253,7 @@ pub(crate) fn describe_nextn(header: GgufHeader<'_>) -> Result<Option<(Descripto
         ..config
     };
     let named = |error| with_key(error, Form::Gguf(&config));
-    let mut descriptor = (row.from_gguf)(&config).map_err(named)?;
+    let mut descriptor = describe(row, &config).map_err(named)?;
     // Some architectures list their layers themselves.
     let Some(layer) = descriptor.layers.into_iter().nth(layer_idx) else {
         return Ok(None);
@@ -259,9 +272,10 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
 pub(crate) fn describe_header(header: GgufHeader<'_>) -> Result<Descriptor, LoadError> {
     let (row, config) = open_gguf(header)?;
     let named = |error| with_key(error, Form::Gguf(&config));
-    let mut descriptor = (row.from_gguf)(&config).map_err(named)?;
+    let mut descriptor = describe(row, &config).map_err(named)?;
     let n_layers = descriptor.layers.len() + config.opt_usize("nextn_predict_layers")?.unwrap_or(0);
     config.check_layers(n_layers).map_err(named)?;
+    gguf_leftovers::refuse(&config, &descriptor).map_err(named)?;
     contradictions::refuse(&config, &descriptor).map_err(named)?;
     let has_experts = descriptor.layers.iter().any(|layer| layer.ffn.moe().is_some());
     if let n_experts @ 1.. = config.n_experts()?
@@ -284,7 +298,7 @@ pub(crate) fn describe_header(header: GgufHeader<'_>) -> Result<Descriptor, Load
             found: dims.last().copied().unwrap_or(0),
         });
     }
-    if descriptor.pooling.is_none() {
+    if descriptor.pooling.is_none() && config.opt_usize("pooling_type")? != Some(NO_POOLING) {
         // A decoder that was made for embeddings or for ranking says so. Its mean is taken of rows that come in chunks.
         let pooling = config.pooling(encoder::HeadStep::Tanh, Pooling::Last)?;
         descriptor.pooling = pooling.filter(|pooling| pooling.kind == Pooling::Last);

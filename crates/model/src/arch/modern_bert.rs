@@ -23,8 +23,19 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "modern-bert",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        let activation = match config.opt_str("hidden_activation")? {
+            None | Some("gelu" | "geglu") => Activation::GeluErf,
+            Some("silu" | "swish" | "swiglu") => Activation::Silu,
+            Some("reglu") => Activation::Relu,
+            Some(other) => {
+                return Err(config.unsupported(format!(
+                    "activation `{other}` (key `{}`; supported are gelu, silu and reglu)",
+                    config.key("hidden_activation")
+                )));
+            }
+        };
         for layer in &mut descriptor.layers {
-            layer.dense_mut().activation = Activation::GeluErf;
+            layer.dense_mut().activation = activation;
         }
         let n_layers = descriptor.layers.len();
         let is_sliding = match config.opt_usize("attention.sliding_window_pattern") {
@@ -34,12 +45,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         };
         let base = config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE);
         finish(&mut descriptor, &is_sliding, base);
-        let first = if config.opt_usize("classifier.pooling_type")? == Some(1) {
-            Pooling::Mean
-        } else {
-            Pooling::First
-        };
-        let pooling = config.pooling(HeadStep::GeluAndNorm, first)?;
+        let pooling = config.pooling(HeadStep::GeluAndNorm, Pooling::First)?;
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
         Ok(descriptor)
     },

@@ -27,6 +27,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             attention.qk_norm = Some(QkNorm::Head);
             attention.rope = attention.window.is_some().then_some(0);
         }
+        config.set_window_rope(&mut descriptor)?;
         descriptor.logit_scale = config.opt_f32("logit_scale")?.unwrap_or(1.0);
         descriptor.logit_softcap = config.opt_positive("final_logit_softcapping")?;
         finish(&mut descriptor, POST_NORM_EPS);

@@ -13,6 +13,7 @@ use crate::{
 
 use super::{
     Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
+    gguf_experts::MoeDefaults,
     hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
 };
 
@@ -52,7 +53,10 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
     name: "nemotron_h_moe",
     from_gguf: |config| {
         let mut descriptor = from_gguf(config)?;
-        let mut moe = experts(config.moe(true)?);
+        if config.n_experts()? == 0 {
+            return Ok(descriptor);
+        }
+        let mut moe = with_form(config.moe(MoeDefaults::SIGMOID)?);
         moe.shared = config.shared_experts(&moe)?;
         let latent = (config.opt_usize("moe_latent_size")?).filter(|&width| width > 0);
         moe.latent = latent.map(|width| LatentExperts {
@@ -167,7 +171,8 @@ fn layer_kinds(config: &HfConfig) -> Result<Vec<Kind>, LoadError> {
 }
 
 fn hf_experts(config: &HfConfig) -> Result<MoeDescriptor, LoadError> {
-    let mut moe = experts(config.moe(true)?);
+    let mut moe = with_form(config.moe(true)?);
+    moe.router.score = ExpertScore::Sigmoid;
     let bias = config.presence("mlp_bias")?;
     moe.latent = (config.opt_usize("moe_latent_size")?).map(|width| LatentExperts { width, bias });
     let n_shared = config.opt_usize("n_shared_experts")?.unwrap_or(0);
@@ -208,8 +213,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
-    moe.router.score = ExpertScore::Sigmoid;
+fn with_form(mut moe: MoeDescriptor) -> MoeDescriptor {
     moe.router.choice_bias = Presence::Optional;
     moe.activation = Activation::ReluSquared;
     moe.is_gated = false;

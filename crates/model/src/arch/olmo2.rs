@@ -18,6 +18,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         config.set_windows(&mut descriptor, PERIOD)?;
         finish(&mut descriptor);
+        config.set_window_rope(&mut descriptor)?;
         Ok(descriptor)
     },
     hf_classes: &["Olmo2ForCausalLM", "Olmo3ForCausalLM"],

@@ -4,7 +4,11 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{LoadError, QkNorm};
 
-use super::{Architecture, HfLayout, gguf_experts::set_experts, hf_experts::EXPERTS};
+use super::{
+    Architecture, HfLayout,
+    gguf_experts::{MoeDefaults, set_experts},
+    hf_experts::EXPERTS,
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "olmoe",
@@ -13,7 +17,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         for layer in &mut descriptor.layers {
             layer.attention_mut().qk_norm = Some(QkNorm::Row);
         }
-        config.set_experts(&mut descriptor, &config.moe(false)?)?;
+        config.set_experts(&mut descriptor, &config.moe(MoeDefaults::PLAIN)?)?;
         Ok(descriptor)
     },
     hf_classes: &["OlmoeForCausalLM"],

@@ -4,7 +4,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{DenseDescriptor, GateUpOrder, MoeDescriptor, Presence, SharedDescriptor};
 
-use super::{Architecture, HfLayout, hf_experts::EXPERTS};
+use super::{Architecture, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen2moe",
@@ -13,11 +13,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         for layer in &mut descriptor.layers {
             layer.attention_mut().qkv_bias = Presence::Optional;
         }
-        let n_ff = config.opt_usize("expert_shared_feed_forward_length")?;
+        let n_ff = config.opt_count("expert_shared_feed_forward_length")?;
         let n_ff = n_ff.map_or_else(|| config.usize("feed_forward_length"), Ok)?;
-        let mut moe = config.moe(false)?;
+        let mut moe = config.moe(MoeDefaults::PLAIN)?;
         // The first files give the width of a token's experts together.
-        if config.opt_usize("expert_feed_forward_length")?.is_none() {
+        if config.opt_count("expert_feed_forward_length")?.is_none() {
             moe.n_ff /= moe.router.n_used.max(1);
         }
         let moe = with_gated_network(moe, n_ff);

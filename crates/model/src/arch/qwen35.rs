@@ -11,7 +11,8 @@ use tokenmill_backend::{Activation, KeyHeads, RopeStyle};
 use crate::{DeltaGates, Descriptor, LoadError, OutputGate, QkNorm};
 
 use super::{
-    Architecture, Change, GgufConfig, HfConfig, HfLayout, hf_experts::EXPERTS, qwen2moe::with_gated_network,
+    Architecture, Change, GgufConfig, HfConfig, HfLayout, gguf_experts::MoeDefaults, hf_experts::EXPERTS,
+    qwen2moe::with_gated_network,
 };
 
 pub(super) const QWEN_35: Architecture = Architecture {
@@ -133,5 +134,8 @@ fn with_hf_experts(config: &HfConfig, gates: DeltaGates) -> Result<Descriptor, L
 
 fn set_experts(config: &GgufConfig<'_>, descriptor: &mut Descriptor) -> Result<(), LoadError> {
     let n_shared_ff = config.usize("expert_shared_feed_forward_length")?;
-    config.set_experts(descriptor, &with_gated_network(config.moe(true)?, n_shared_ff))
+    config.set_experts(
+        descriptor,
+        &with_gated_network(config.moe(MoeDefaults::NORMALIZED)?, n_shared_ff),
+    )
 }

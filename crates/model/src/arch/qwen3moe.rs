@@ -6,6 +6,7 @@ use crate::{Descriptor, LoadError, QkNorm};
 
 use super::{
     Architecture, Change, GgufConfig, HfLayout,
+    gguf_experts::MoeDefaults,
     hf_experts::EXPERTS,
     hf_layout::VISION,
     qwen3::{QWEN3, QWEN3_VL},
@@ -68,6 +69,6 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     for layer in &mut descriptor.layers {
         layer.attention_mut().qk_norm = Some(QkNorm::Head);
     }
-    config.set_experts(&mut descriptor, &config.moe(true)?)?;
+    config.set_experts(&mut descriptor, &config.moe(MoeDefaults::NORMALIZED)?)?;
     Ok(descriptor)
 }

@@ -148,6 +148,11 @@ const KEYS: &[(&str, &str, &str)] = &[
         "rope_scaling.factor",
     ),
     (
+        "extrapolation factor of the rope scaling",
+        "rope.scaling.yarn_ext_factor",
+        "rope_scaling.extrapolation_factor",
+    ),
+    (
         "original context length of the rope scaling",
         "rope.scaling.original_context_length",
         "rope_scaling.original_max_position_embeddings",
@@ -245,7 +250,7 @@ mod tests {
 
     use tokenmill_gguf::Metadata;
 
-    use super::*;
+    use super::{super::gguf_config::Asked, *};
 
     #[test]
     fn an_error_names_the_key_of_its_file() {
@@ -264,6 +269,7 @@ mod tests {
             arch: "llama",
             n_vocab: 1,
             with_nextn: false,
+            asked: Asked::default(),
         };
         let gguf = with_key(error("head count"), Form::Gguf(&file));
         assert_eq!(

@@ -93,6 +93,7 @@ fn prompts(lens: &[usize]) -> ForwardBatch {
         batch.want_last(RowOutput::Sample(SampleRow {
             params: Arc::default(),
             history: 0..0,
+            n_prompt: 0,
             mask: RowMask::Any,
         }));
     }

@@ -14,6 +14,7 @@ mod mutated;
 mod phases;
 mod ptx_words;
 mod published;
+mod roundings;
 mod spins;
 mod timing;
 mod transposed;

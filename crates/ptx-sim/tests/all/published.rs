@@ -147,3 +147,58 @@ fn small_launches_follow_each_other_no_faster_than_was_measured() {
         );
     }
 }
+
+/// Four loads of 16 bytes a thread, a thread block's apart, and a sum that is nearly never stored: what a product of one row reads of its weights.
+const READ_WIDE: &str = "mad.lo.u32 %r6, %r1, %r2, 0; shl.b32 %r6, %r6, 2; add.u32 %r6, %r6, %r0;
+    mul.wide.u32 %d5, %r6, 16; ld.param.u64 %d4, [b]; add.u64 %d4, %d4, %d5; mul.wide.u32 %d6, %r2, 16;
+    ld.global.v2.f64 {%f1, %f2}, [%d4]; add.u64 %d4, %d4, %d6;
+    ld.global.v2.f64 {%f3, %f4}, [%d4]; add.u64 %d4, %d4, %d6;
+    ld.global.v2.f64 {%f5, %f6}, [%d4]; add.u64 %d4, %d4, %d6;
+    ld.global.v2.f64 {%f7, %f8}, [%d4];
+    add.rn.f64 %f1, %f1, %f2; add.rn.f64 %f3, %f3, %f4; add.rn.f64 %f5, %f5, %f6; add.rn.f64 %f7, %f7, %f8;
+    add.rn.f64 %f1, %f1, %f3; add.rn.f64 %f5, %f5, %f7; add.rn.f64 %f1, %f1, %f5; mov.f64 %f2, 0d405EC00000000000;
+    setp.neu.f64 %p1, %f1, %f2; @%p1 bra END; st.global.f64 [%d1], %f1;";
+
+/// Products of one row of f16 weights on an H200, as TileOps measured them (issues 243 and 244 of tile-ai/TileOPs): TB/s with the launch. What is played reads the
+/// same bytes and does nothing else, so it is what the model has as the floor of such a launch: it promises too much of the smaller ones, most of all of those that are
+/// as small as the products of a decode step.
+#[test]
+fn the_floor_of_a_product_of_one_row_is_below_what_an_h200_took() {
+    for (megabytes, published, bounds) in [
+        (235, 3.5, 1.0..1.35),
+        (264, 3.8, 1.0..1.3),
+        (470, 4.0, 1.0..1.2),
+        (822, 4.26, 0.9..1.1),
+    ] {
+        let n_bytes = megabytes * 1_000_000_u64;
+        let us = read(n_bytes);
+        let predicted = n_bytes as f64 / us / 1e6;
+        compare(
+            &format!("h200, {megabytes} MB of weights, TB/s"),
+            published,
+            predicted,
+            bounds,
+        );
+    }
+    // 2 MB: microseconds.
+    compare("h200, 2 MB of weights, us", 3.9, read(2_000_000), 0.3..1.0);
+}
+
+/// Microseconds that an H200 takes to read so many bytes in one launch, and to launch it.
+fn read(n_bytes: u64) -> f64 {
+    let mut bench = Bench::new("h200", READ_WIDE);
+    let [a, b] = [8, n_bytes].map(|n_bytes| bench.memory.alloc(n_bytes).unwrap());
+    let n_blocks = (n_bytes / (256 * 64)) as u32;
+    let estimate = estimate(
+        bench.module.kernel("k").unwrap(),
+        &bench.memory,
+        &LaunchConfig::new([n_blocks, 1, 1], [256, 1, 1]),
+        &Arguments::new().ptr(a).ptr(b).ptr(b).u32(u32::MAX),
+        32,
+        bench.device,
+        &mut bench.residency,
+        &Start::after(bench.device),
+    )
+    .unwrap();
+    estimate.us + estimate.gap_us
+}

@@ -9,6 +9,7 @@ mod contract;
 mod media;
 mod memory_kinds;
 mod plans;
+mod prefilled;
 mod remainders;
 mod speculation;
 mod tiny_model;

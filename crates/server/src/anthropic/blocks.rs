@@ -10,10 +10,10 @@ use serde_json::{Map, Value};
 
 use crate::{
     ApiError,
+    earlier_calls::earlier_call,
     fields::refuse_others,
-    images::{self, Parts},
+    images::{self, Parts, push_line},
     openai::chat::TemplateMessage,
-    tools::earlier_call,
 };
 
 const TEXT_ONLY: &str = "text and images go in, and text comes out";
@@ -32,7 +32,12 @@ pub struct Message {
 enum Role {
     User,
     Assistant,
+    /// Instructions in the midst of a conversation.
+    System,
 }
+
+/// What a text for Anthropic's accounts begins with. It changes from one conversation to the next, and would keep prefixes from being found.
+const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
 /// Text or content blocks.
 #[derive(Clone, Debug, Deserialize)]
@@ -116,8 +121,9 @@ pub fn template_messages(
     }
     let mut converted = Vec::with_capacity(messages.len() + 1);
     if let Some(system) = system {
+        let system = without_billing(system);
         let content = join_texts("system", system, BlockUse::Text)?;
-        converted.push(plain("system", content));
+        converted.push(plain("system", content.text));
     }
     for (index, message) in messages.into_iter().enumerate() {
         let path = format!("messages[{index}]");
@@ -126,11 +132,28 @@ pub fn template_messages(
         match (message.content, message.role) {
             (Content::Text(text), Role::User) => converted.push(plain("user", text)),
             (Content::Text(text), Role::Assistant) => converted.push(plain("assistant", text)),
+            (content, Role::System) => {
+                let said = join_texts(&path, without_billing(content), BlockUse::Text)?;
+                converted.push(plain("system", said.text));
+            }
             (Content::Blocks(blocks), Role::User) => user_blocks(&path, blocks, &mut converted)?,
             (Content::Blocks(blocks), Role::Assistant) => assistant_blocks(&path, blocks, &mut converted)?,
         }
     }
     Ok(converted)
+}
+
+/// Instructions without what is for Anthropic's accounts.
+fn without_billing(content: Content) -> Content {
+    let is_billing = |text: &str| text.trim_start().starts_with(BILLING_HEADER);
+    match content {
+        Content::Text(text) if is_billing(&text) => Content::Text(String::new()),
+        Content::Text(text) => Content::Text(text),
+        Content::Blocks(mut blocks) => {
+            blocks.retain(|block| !block.text.as_deref().is_some_and(is_billing));
+            Content::Blocks(blocks)
+        }
+    }
 }
 
 fn plain(role: &str, content: String) -> TemplateMessage {
@@ -177,22 +200,20 @@ fn result(path: &str, block: Block) -> Result<TemplateMessage, ApiError> {
         .tool_use_id
         .ok_or_else(|| ApiError::invalid(format!("{path}.tool_use_id"), "this field is required"))?;
     let path = format!("{path}.content");
-    let content = match block.content {
-        Value::Null => String::new(),
-        content => {
-            let content = serde_path_to_error::deserialize(content)
-                .map_err(|error| ApiError::invalid(&path, error.into_inner().to_string()))?;
-            join_texts(&path, content, BlockUse::Result)?
-        }
-    };
-    let content = if block.is_error {
-        format!("Error: {content}")
-    } else {
-        content
-    };
+    let mut said = Parts::default();
+    if !block.content.is_null() {
+        let content = serde_path_to_error::deserialize(block.content)
+            .map_err(|error| ApiError::invalid(&path, error.into_inner().to_string()))?;
+        join_into(&mut said, &path, content, BlockUse::Result)?;
+    }
+    if block.is_error {
+        said.begin_with("Error: ");
+    }
+    let (text, parts) = said.finish();
     Ok(TemplateMessage {
         tool_call_id: Some(id),
-        ..plain("tool", content)
+        parts,
+        ..plain("tool", text)
     })
 }
 
@@ -207,10 +228,10 @@ fn assistant_blocks(
     let mut calls = Vec::new();
     let mut n_results = 0;
     for (index, block) in blocks.into_iter().enumerate() {
+        // What an answer carries besides is left out: other servers may have written it.
         let path = format!("{path}[{index}]");
-        refuse_others(&path, &block.others, BLOCK_LABELS)?;
         match block.kind.as_str() {
-            "text" => message.content.push_str(&text_of(&path, block.text)?),
+            "text" => push_line(&mut message.content, &text_of(&path, block.text)?),
             "thinking" => {
                 let thinking = block.thinking.unwrap_or_default();
                 message
@@ -226,13 +247,8 @@ fn assistant_blocks(
                 ));
             }
             "tool_use" | "server_tool_use" | "mcp_tool_use" => {
-                let input = earlier_call(&path, block.id.as_deref(), block.name.as_deref(), &block.input);
-                calls.push(input.map_err(|error| match error.param() {
-                    Some(param) if param.ends_with(".arguments") => {
-                        ApiError::invalid(format!("{path}.input"), "expected a JSON object")
-                    }
-                    _ => error,
-                })?);
+                let (id, name) = (block.id.as_deref(), block.name.as_deref());
+                calls.push(earlier_call(&path, id, name, &block.input)?);
             }
             kind if kind.ends_with("_tool_result") => {
                 let id = block.tool_use_id.ok_or_else(|| {
@@ -296,7 +312,7 @@ fn document_text(path: &str, block: &Block) -> Result<String, ApiError> {
             let path = format!("{path}.source.content");
             let content = serde_path_to_error::deserialize(&source["content"])
                 .map_err(|error| ApiError::invalid(&path, error.into_inner().to_string()))?;
-            join_texts(&path, content, BlockUse::Text)?
+            join_texts(&path, content, BlockUse::Text)?.text
         }
         _ => {
             return Err(ApiError::UnsupportedField {
@@ -330,42 +346,44 @@ enum BlockUse {
     Result,
 }
 
-fn join_texts(path: &str, content: Content, place: BlockUse) -> Result<String, ApiError> {
+fn join_texts(path: &str, content: Content, place: BlockUse) -> Result<Parts, ApiError> {
+    let mut joined = Parts::default();
+    join_into(&mut joined, path, content, place)?;
+    Ok(joined)
+}
+
+fn join_into(joined: &mut Parts, path: &str, content: Content, place: BlockUse) -> Result<(), ApiError> {
     let blocks = match content {
-        Content::Text(text) => return Ok(text),
+        Content::Text(text) => {
+            joined.push_text(&text);
+            return Ok(());
+        }
         Content::Blocks(blocks) => blocks,
     };
-    let mut joined = String::new();
     for (index, block) in blocks.into_iter().enumerate() {
         let path = format!("{path}[{index}]");
         refuse_others(&path, &block.others, BLOCK_LABELS)?;
         match (block.kind.as_str(), place) {
-            ("text", _) => joined.push_str(&text_of(&path, block.text)?),
-            ("document", BlockUse::Result) => push_line(&mut joined, &document_text(&path, &block)?),
+            ("text", _) => joined.push_text(&text_of(&path, block.text)?),
+            ("document", BlockUse::Result) => joined.push_text(&document_text(&path, &block)?),
             ("tool_reference", BlockUse::Result) => {
                 let name = block.tool_name.ok_or_else(|| {
                     ApiError::invalid(format!("{path}.tool_name"), "this field is required")
                 })?;
-                push_line(&mut joined, &format!("The tool `{name}` can be called."));
+                joined.push_text(&format!("The tool `{name}` can be called."));
             }
-            ("image", BlockUse::Result) => {
-                return Err(ApiError::invalid(
-                    path,
-                    "images in results of tools are not read; send the image in a message of its own",
-                ));
+            // One that cannot be read would end the conversation for ever.
+            ("image", BlockUse::Result) => match images::of_anthropic(&path, block.source.as_ref()) {
+                Ok(image) => joined.push_image(image),
+                Err(error) => joined.push_text(&format!("[an image left out: {error}]")),
+            },
+            (kind, BlockUse::Result) => {
+                joined.push_text(&format!("[{} left out]", crate::error::shortened(kind)));
             }
             _ => return Err(refuse_kind(&path)),
         }
     }
-    Ok(joined)
-}
-
-/// Adds a text that begins on a line of its own.
-fn push_line(joined: &mut String, text: &str) {
-    if !joined.is_empty() {
-        joined.push('\n');
-    }
-    joined.push_str(text);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -404,6 +422,24 @@ mod tests {
     }
 
     #[test]
+    fn texts_of_a_message_begin_on_lines_of_their_own() {
+        let two = r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#;
+        let result = format!(r#"[{{"type":"tool_result","tool_use_id":"t","content":{two}}}]"#);
+        check(
+            &format!(
+                r#"{{"system":{two},"messages":[{{"role":"user","content":{two}}},{{"role":"assistant","content":{two}}},
+                    {{"role":"user","content":{result}}}]}}"#
+            ),
+            Ok(&[
+                ("system", "a\nb"),
+                ("user", "a\nb"),
+                ("assistant", "a\nb"),
+                ("tool", "a\nb"),
+            ]),
+        );
+    }
+
+    #[test]
     fn calls_results_and_thoughts_reach_the_template() {
         let request = r#"{"messages":[
             {"role":"assistant","content":[{"type":"thinking","thinking":"hm","signature":"s"},{"type":"text","text":"a"},
@@ -433,10 +469,6 @@ mod tests {
         check(
             r#"{"messages":[{"role":"user","content":[{"type":"tool_result"}]}]}"#,
             Err("messages[0].content[0].tool_use_id"),
-        );
-        check(
-            r#"{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":[1]}]}]}"#,
-            Err("messages[0].content[0].input"),
         );
         check(
             r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a","citations":[{}]}]}]}"#,

@@ -24,7 +24,7 @@ pub const FIELDS: &[Field] = &[
     ),
     yes("max_tokens", "required, except by `count_tokens`"),
     yes("system", "text or text blocks"),
-    yes("stop_sequences", "up to 16"),
+    yes("stop_sequences", "up to 16, together up to 4 KiB"),
     yes("stream", ""),
     yes("temperature", "default 1"),
     yes("top_k", ""),

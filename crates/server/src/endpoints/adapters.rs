@@ -68,9 +68,16 @@ struct Scale {
 /// Loads an adapter.
 pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let LoadRequest { lora_name, lora_path } = call.read(LOAD)?;
-    let folder = folder(&app)?;
+    let folder = folder(&app, "lora_name")?;
     if app.model.names().contains(&lora_name) {
         return Err(ApiError::invalid("lora_name", "is the name of the model"));
+    }
+    // A request that names it would get the model.
+    if call.model_names.has_model(&lora_name) {
+        return Err(ApiError::invalid(
+            "lora_name",
+            "is the name of a model of this server",
+        ));
     }
     let source = AdapterSource {
         path: path_below(folder, &lora_path)?,
@@ -94,7 +101,7 @@ pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
 /// Unloads an adapter; requests that have it end with it.
 pub(crate) async fn unload(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let UnloadRequest { lora_name } = call.read(UNLOAD)?;
-    folder(&app)?;
+    folder(&app, "lora_name")?;
     let name = lora_name.clone();
     change(&app, move |app| app.model.model().unload_adapter(&name)).await?;
     Ok(format!("Success: LoRA adapter '{lora_name}' removed successfully.").into_response())
@@ -123,7 +130,7 @@ pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiErro
         serde_json::from_slice(&call.body.bytes).map_err(|error| ApiError::MalformedJson {
             reason: error.to_string(),
         })?;
-    folder(&app)?;
+    folder(&app, "scale")?;
     let adapters = app.model.model().adapters();
     let mut strengths: Vec<f32> = vec![0.0; adapters.len()];
     for (index, Scale { id, scale }) in scales.into_iter().enumerate() {
@@ -151,10 +158,10 @@ pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiErro
     Ok(Json(json!({ "success": true })).into_response())
 }
 
-/// The folder whose adapters clients may load.
-fn folder(app: &App) -> Result<&Path, ApiError> {
+/// The folder whose adapters clients may load; `param` is the field that asks to change one.
+fn folder<'a>(app: &'a App, param: &str) -> Result<&'a Path, ApiError> {
     (app.config.adapter_folder.as_deref()).ok_or_else(|| ApiError::UnsupportedField {
-        param: "lora_name".to_owned(),
+        param: param.to_owned(),
         reason: "clients of this server cannot change its adapters; its `--lora-dir` names a folder of those that they can load",
     })
 }

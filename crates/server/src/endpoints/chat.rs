@@ -1,6 +1,10 @@
 //! `POST /v1/chat/completions`.
 
-use std::{mem, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    mem,
+    sync::Arc,
+};
 
 use axum::{
     Json,
@@ -9,10 +13,12 @@ use axum::{
 use serde_json::{Value, json};
 
 use tokenmill::{Part, Prompt, Sample, TextEvent, TextParams, ToolCall};
+use tokenmill_text::DecodeOptions;
 
 use crate::{
     ApiError, App, Dialect,
     app::Call,
+    earlier_calls::CUSTOM_INPUT,
     endpoints::render::Rendered,
     intake::Share,
     media_folder::read_images,
@@ -21,10 +27,11 @@ use crate::{
         chat::{CHAT_WORDING, ChatRequest, template_messages},
         check_min_tokens, check_n,
     },
-    outcome::{TokenCounts, finish_reason, timings},
+    outcome::{SYSTEM_FINGERPRINT, TokenCounts, finish_reason, timings},
     reply::collect_showing,
     request_id::{RequestId, unique_id},
-    scores::chat_logprobs,
+    score_sheet::ScoreSheet,
+    scores::{MAX_GATHERED, chat_logprobs, check_scores},
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
     tables,
@@ -52,8 +59,25 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         .as_ref()
         .map_or_else(|| Ok(Vec::new()), Stop::to_strings)?;
     let is_stream = request.stream;
+    if !is_stream {
+        check_scores(
+            "top_logprobs",
+            &params,
+            1,
+            app.engine().limits().n_ctx,
+            MAX_GATHERED,
+        )?;
+    }
     let tells_tokens = request.return_token_ids;
-    let prompt = prompt(&app, request, &mut share).await?;
+    let is_verbose = request.verbose;
+    let (prompt, custom) = prompt(&app, request, &mut share).await?;
+    let verbose_prompt = is_verbose.then(|| {
+        let options = DecodeOptions {
+            skip_special: false,
+            is_continuation: true,
+        };
+        model.tokenizer().decode(&prompt.tokens, options)
+    });
     let prompt_token_ids = tells_tokens.then(|| prompt.tokens.clone());
     let mut stream = call.answer(&app, prompt, params.clone(), share).await?;
     if tells_tokens {
@@ -74,6 +98,10 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
             tells_tokens,
             includes_usage: options.include_usage,
             usage: TokenCounts::default(),
+            custom,
+            inputs: HashMap::new(),
+            verbose_prompt,
+            timings: Value::Null,
         };
         return Ok(stream_response(&app, &call, stream, format));
     }
@@ -85,13 +113,14 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         }
     };
     let samples = collect_showing(stream, &app, &call, take_id).await?;
+    let mut sheet = ScoreSheet::new(model.tokenizer());
     let choices: Vec<Value> = samples
         .iter()
         .map(|sample| {
             let mut choice = json!({
                 "index": sample.end.sample,
-                "message": message(sample),
-                "logprobs": has_logprobs.then(|| chat_logprobs(model.tokenizer(), &sample.tokens)),
+                "message": message(sample, &custom),
+                "logprobs": has_logprobs.then(|| sheet.chat(&sample.tokens)),
                 "finish_reason": finish_reason(&sample.end),
             });
             if tells_tokens {
@@ -105,6 +134,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         "object": "chat.completion",
         "created": head.created_s,
         "model": served,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
         "choices": choices,
         "usage": TokenCounts::of_samples(&samples).to_openai(),
         "timings": timings(&samples[0].end),
@@ -112,22 +142,45 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     if let Some(ids) = prompt_token_ids {
         reply["prompt_token_ids"] = ids.into();
     }
-    Ok(Json(reply).into_response())
+    if let Some(prompt) = verbose_prompt {
+        reply["__verbose"] = json!({ "prompt": prompt });
+    }
+    Ok(sheet.response(&reply))
 }
 
-async fn prompt(app: &App, mut request: ChatRequest, share: &mut Share) -> Result<Prompt, ApiError> {
+/// The prompt of a request, and the names of its custom tools.
+async fn prompt(
+    app: &App,
+    mut request: ChatRequest,
+    share: &mut Share,
+) -> Result<(Prompt, BTreeSet<String>), ApiError> {
     let turn = request.turn()?;
     let tools = request.tools()?;
     let variables = request.variables()?;
     let mut messages = template_messages(request.messages, &CHAT_WORDING)?;
     read_images(app, share, &mut messages).await?;
-    app.model.prompt(&messages, &tools, turn, variables)
+    let prompt = app.model.prompt(&messages, &tools, turn, variables)?;
+    Ok((prompt, tools.custom().clone()))
+}
+
+/// The text for a custom tool in the arguments of its call.
+fn custom_input(call: &ToolCall) -> Value {
+    let mut arguments = call.whole_arguments();
+    let input = arguments.remove(CUSTOM_INPUT);
+    input.filter(Value::is_string).unwrap_or_else(|| "".into())
 }
 
 /// An answer as a message, which can be sent back as it is.
-fn message(sample: &Sample) -> Value {
+fn message(sample: &Sample, custom: &BTreeSet<String>) -> Value {
     let mut message = json!({ "role": "assistant", "content": sample.text, "refusal": null });
-    let calls: Vec<Value> = sample.all_calls().map(ToolCall::to_openai).collect();
+    let call = |call: &ToolCall| {
+        if !custom.contains(&call.name) {
+            return call.to_openai();
+        }
+        let described = json!({ "name": call.name, "input": custom_input(call) });
+        json!({ "id": call.id, "type": "custom", "custom": described })
+    };
+    let calls: Vec<Value> = sample.all_calls().map(call).collect();
     if !calls.is_empty() {
         message["tool_calls"] = calls.into();
         if sample.text.is_empty() {
@@ -153,7 +206,9 @@ fn delta_of(part: &Part) -> Option<Value> {
         Part::Arguments { call_idx, delta } => {
             json!({ "tool_calls": [{ "index": call_idx, "function": { "arguments": delta } }] })
         }
-        Part::CallEnd { .. } | Part::CallCut { .. } | Part::CallBroken { .. } | Part::Markup => return None,
+        // It is no call, so its text is text.
+        Part::CallBroken { source, .. } => json!({ "content": source }),
+        Part::CallEnd { .. } | Part::CallCut { .. } | Part::Markup => return None,
     })
 }
 
@@ -163,8 +218,17 @@ pub(crate) async fn render(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     let (request, fields) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
     app.model.check_name(request.model.as_deref())?;
     call.text_params(&app, fields)?;
-    let token_ids = prompt(&app, request, &mut share).await?.tokens;
+    let token_ids = prompt(&app, request, &mut share).await?.0.tokens;
     Ok(Json(Rendered::new(&app, "chatcmpl-", token_ids)).into_response())
+}
+
+/// Counts the tokens of a request's prompt without generating, as llama.cpp does.
+pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let mut share = mem::take(&mut call.body.share);
+    let (request, _) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
+    app.model.check_name(request.model.as_deref())?;
+    let n_tokens = prompt(&app, request, &mut share).await?.0.tokens.len();
+    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": n_tokens })).into_response())
 }
 
 struct Head {
@@ -185,15 +249,51 @@ struct ChatEvents {
     tells_tokens: bool,
     includes_usage: bool,
     usage: TokenCounts,
+    /// The names of custom tools.
+    custom: BTreeSet<String>,
+    /// Calls of custom tools that are open, by sample and place: their text is known when they end.
+    inputs: HashMap<(u32, usize), ToolCall>,
+    /// The prompt, where the request asks for it.
+    verbose_prompt: Option<String>,
+    /// Of the first sample that ended.
+    timings: Value,
 }
 
 impl ChatEvents {
+    /// A part as the delta of a chunk; `None` where it says nothing.
+    fn delta_of(&mut self, sample: u32, part: &Part) -> Option<Value> {
+        match part {
+            Part::CallStart { call_idx, id, name } if self.custom.contains(name) => {
+                self.inputs.insert((sample, *call_idx), ToolCall::default());
+                let custom = json!({ "name": name, "input": "" });
+                Some(
+                    json!({ "tool_calls": [{ "index": call_idx, "id": id, "type": "custom", "custom": custom }] }),
+                )
+            }
+            Part::Arguments { call_idx, delta } if self.inputs.contains_key(&(sample, *call_idx)) => {
+                self.inputs
+                    .entry((sample, *call_idx))
+                    .or_default()
+                    .arguments
+                    .push_str(delta);
+                None
+            }
+            Part::CallEnd { call_idx } | Part::CallCut { call_idx } => {
+                let call = self.inputs.remove(&(sample, *call_idx))?;
+                let custom = json!({ "input": custom_input(&call) });
+                Some(json!({ "tool_calls": [{ "index": call_idx, "custom": custom }] }))
+            }
+            part => delta_of(part),
+        }
+    }
+
     fn chunk(&self, choices: &Value) -> Value {
         let mut chunk = json!({
             "id": self.head.id,
             "object": "chat.completion.chunk",
             "created": self.head.created_s,
             "model": self.served,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
             "choices": choices,
         });
         if self.includes_usage {
@@ -225,7 +325,10 @@ impl EventFormat for ChatEvents {
                 let logprobs = self
                     .has_logprobs
                     .then(|| chat_logprobs(self.app.model.tokenizer(), &delta.tokens));
-                let mut deltas: Vec<Value> = delta.parts.iter().filter_map(delta_of).collect();
+                let parts = delta.parts.iter();
+                let mut deltas: Vec<Value> = parts
+                    .filter_map(|part| self.delta_of(delta.sample, part))
+                    .collect();
                 if deltas.is_empty() && (logprobs.is_some() || delta.sampled.is_some()) {
                     deltas.push(json!({}));
                 }
@@ -243,7 +346,14 @@ impl EventFormat for ChatEvents {
                 self.usage.add(end);
                 let choice = Self::choice(end.sample, &json!({}), None, Some(finish_reason(end)));
                 let mut chunk = self.chunk(&choice);
-                chunk["timings"] = timings(end);
+                let timings = timings(end);
+                if self.timings.is_null() {
+                    self.timings = timings.clone();
+                }
+                chunk["timings"] = timings;
+                if let Some(prompt) = self.verbose_prompt.take() {
+                    chunk["__verbose"] = json!({ "prompt": prompt });
+                }
                 out.data(&chunk);
             }
             TextEvent::Failed { .. } => {}
@@ -254,6 +364,7 @@ impl EventFormat for ChatEvents {
         if self.includes_usage {
             let mut chunk = self.chunk(&json!([]));
             chunk["usage"] = self.usage.to_openai();
+            chunk["timings"] = self.timings.take();
             out.data(&chunk);
         }
         out.done();

@@ -13,17 +13,19 @@ use tokenmill_text::DecodeOptions;
 use crate::{
     ApiError, App, Dialect,
     app::Call,
-    endpoints::render::Rendered,
+    endpoints::{llama_cpp, render::Rendered},
     infill::infill_prompt,
+    models::Choice,
     openai::{
         Stop, StreamOptions, TokenLimit, check_min_tokens, check_n,
         completion::{CompletionRequest, MAX_LOGPROBS, OnePrompt},
     },
-    outcome::{TokenCounts, finish_reason, timings},
+    outcome::{SYSTEM_FINGERPRINT, TokenCounts, finish_reason, timings},
     prompt_scores::score_prompt,
-    reply::collect,
+    reply::collect_showing,
     request_id::{RequestId, unique_id},
-    scores::completion_logprobs,
+    score_sheet::ScoreSheet,
+    scores::{MAX_GATHERED, check_scores, completion_logprobs, scored_by_id},
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
     tables,
@@ -35,8 +37,12 @@ const DEFAULT_MAX_TOKENS: TokenLimit = TokenLimit::AtMost(16);
 /// Most log-probabilities that the echoes of a request may hold, all choices together: some 50 MiB of text.
 const MAX_ECHOED_SCORES: usize = 1 << 19;
 
-/// Answers a completion request, streamed or whole.
+/// Answers a completion request, streamed or whole. At `/completions` llama.cpp has its own API, whose clients name no model; OpenAI's
+/// always do.
 pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    if call.is_unversioned && Choice::of(&call.uri, &call.body.bytes)?.model.is_none() {
+        return llama_cpp::completion(app, call).await;
+    }
     let (request, fields) = call.read_with_sampling::<CompletionRequest>(tables::completion())?;
     let served = call.choose(&app, request.model.as_deref())?;
     let options = StreamOptions::check(request.stream_options, request.stream)?;
@@ -49,7 +55,9 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
     }
     let n_logprobs = check_logprobs(request.logprobs)?;
     let mut params = TextParams {
-        max_tokens: request.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).at_most(),
+        max_tokens: (request.max_tokens.or(request.n_predict))
+            .unwrap_or(DEFAULT_MAX_TOKENS)
+            .at_most(),
         n,
         ignore_eos: request.ignore_eos,
         stops: request
@@ -64,13 +72,26 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
         return Err(ApiError::invalid("suffix", "contradicts `echo`"));
     }
     let prompts = encode_prompts(&app, request.prompt.into_prompts(), &request.suffix)?;
+    if !request.stream {
+        let n_ctx = app.engine().limits().n_ctx;
+        check_scores("logprobs", &params, prompts.len(), n_ctx, MAX_GATHERED)?;
+    }
     let echoes = if request.echo {
         check_echo(&prompts, n, n_logprobs)?;
         echo_prompts(&app, &prompts, n_logprobs, &params).await?
     } else {
         Vec::new()
     };
-    let stream = call.generate(&app, prompts, &params).await?;
+    let prompt_scores = match request.prompt_logprobs {
+        Some(n_top) => score_prompts(&app, &prompts, (n, n_top), &params).await?,
+        None => Vec::new(),
+    };
+    let tells_tokens = request.return_token_ids;
+    let prompt_ids = if tells_tokens { prompts.clone() } else { Vec::new() };
+    let mut stream = call.generate(&app, prompts, &params).await?;
+    if tells_tokens {
+        stream = stream.telling_tokens();
+    }
     let writer = CompletionWriter {
         app: Arc::clone(&app),
         served,
@@ -78,6 +99,8 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
         created_s: unix_seconds(),
         has_logprobs: n_logprobs.is_some(),
         echoes,
+        prompt_scores,
+        prompt_ids,
         n,
     };
     if request.stream {
@@ -89,16 +112,34 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
             writer,
             includes_usage: options.include_usage,
             usage: TokenCounts::default(),
+            timings: Value::Null,
+            has_begun: vec![false; n_choices],
         };
         return Ok(stream_response(&app, &call, stream, format));
     }
 
-    let samples = collect(stream, &app, &call).await?;
-    let choices: Vec<Value> = samples.iter().map(|sample| writer.whole_choice(sample)).collect();
+    let mut token_ids = vec![Vec::new(); stream.n_samples()];
+    let take_id = |event: &TextEvent| {
+        if let TextEvent::Delta(delta) = event {
+            token_ids[delta.sample as usize].extend(delta.sampled);
+        }
+    };
+    let samples = collect_showing(stream, &app, &call, take_id).await?;
+    let mut sheet = ScoreSheet::new(app.model.tokenizer());
+    let choices = samples.iter().map(|sample| {
+        let mut choice = writer.whole_choice(sample, &mut sheet);
+        let choice_idx = sample.end.sample as usize;
+        if tells_tokens {
+            choice["token_ids"] = std::mem::take(&mut token_ids[choice_idx]).into();
+        }
+        writer.add_of_prompt(&mut choice, choice_idx);
+        choice
+    });
+    let choices: Vec<Value> = choices.collect();
     let mut reply = writer.envelope(&Value::from(choices));
     reply["usage"] = TokenCounts::of_samples(&samples).to_openai();
     reply["timings"] = timings(&samples[0].end);
-    Ok(Json(reply).into_response())
+    Ok(sheet.response(&reply))
 }
 
 fn check_logprobs(asked: Option<u32>) -> Result<Option<u32>, ApiError> {
@@ -142,9 +183,9 @@ fn encode_prompts(app: &App, prompts: Vec<OnePrompt>, suffix: &str) -> Result<Ve
     }
     let encode = |prompt| match prompt {
         OnePrompt::Text(text) if !suffix.is_empty() => {
-            infill_prompt(app.model.tokenizer(), "suffix", &text, suffix)
+            infill_prompt(app.model.tokenizer(), "suffix", (&text, &[]), suffix)
         }
-        OnePrompt::Text(text) => Ok(app.model.encode_text(&text, true)),
+        OnePrompt::Text(text) => Ok(app.model.encode_prompt(&text)),
         OnePrompt::Tokens(_) if !suffix.is_empty() => {
             Err(ApiError::invalid("suffix", "needs a prompt that is a text"))
         }
@@ -206,6 +247,37 @@ async fn echo_prompts(
     Ok(echoes)
 }
 
+/// The scores of the tokens of each prompt in vLLM's form: `null` for the first, then an object by token id.
+async fn score_prompts(
+    app: &App,
+    prompts: &[Vec<u32>],
+    (n, n_top): (u32, u32),
+    params: &TextParams,
+) -> Result<Vec<Value>, ApiError> {
+    if n_top > MAX_LOGPROBS {
+        return Err(ApiError::invalid(
+            "prompt_logprobs",
+            format!("{n_top} is more than {MAX_LOGPROBS}"),
+        ));
+    }
+    check_echo(prompts, n, Some(n_top)).map_err(|error| match error {
+        ApiError::InvalidField { reason, .. } => ApiError::invalid("prompt_logprobs", reason),
+        error => error,
+    })?;
+    let tokenizer = app.model.tokenizer();
+    let mut scores = Vec::with_capacity(prompts.len());
+    for prompt in prompts {
+        let tokens = score_prompt(&app.model, prompt, n_top, params).await?;
+        scores.push(
+            tokens
+                .iter()
+                .map(|token| scored_by_id(tokenizer, token))
+                .collect(),
+        );
+    }
+    Ok(scores)
+}
+
 struct CompletionWriter {
     app: Arc<App>,
     /// The name that the response carries.
@@ -214,16 +286,32 @@ struct CompletionWriter {
     created_s: u64,
     has_logprobs: bool,
     echoes: Vec<Echo>,
+    /// Of each prompt, where they are asked for.
+    prompt_scores: Vec<Value>,
+    /// Of each prompt, where they are asked for.
+    prompt_ids: Vec<Vec<u32>>,
     n: u32,
 }
 
 impl CompletionWriter {
+    /// Puts what is asked for of its prompt into a choice.
+    fn add_of_prompt(&self, choice: &mut Value, choice_idx: usize) {
+        let prompt_idx = choice_idx / self.n as usize;
+        if let Some(ids) = self.prompt_ids.get(prompt_idx) {
+            choice["prompt_token_ids"] = ids.clone().into();
+        }
+        if let Some(scores) = self.prompt_scores.get(prompt_idx) {
+            choice["prompt_logprobs"] = scores.clone();
+        }
+    }
+
     fn envelope(&self, choices: &Value) -> Value {
         json!({
             "id": self.id,
             "object": "text_completion",
             "created": self.created_s,
             "model": self.served,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
             "choices": choices,
         })
     }
@@ -241,7 +329,7 @@ impl CompletionWriter {
             .then(|| completion_logprobs(tokenizer, tokens, first_offset))
     }
 
-    fn whole_choice(&self, sample: &Sample) -> Value {
+    fn whole_choice(&self, sample: &Sample, sheet: &mut ScoreSheet) -> Value {
         let echo = self.echo_of(sample.end.sample as usize);
         let tokens = [echo.tokens, sample.tokens.clone()].concat();
         // Without scored prompt tokens the first token listed stands behind the echoed text.
@@ -253,7 +341,7 @@ impl CompletionWriter {
         json!({
             "index": sample.end.sample,
             "text": echo.text + &sample.text,
-            "logprobs": self.logprobs(&tokens, first_offset),
+            "logprobs": self.has_logprobs.then(|| sheet.completion(&tokens, first_offset)),
             "finish_reason": finish_reason(&sample.end),
         })
     }
@@ -264,13 +352,21 @@ struct CompletionEvents {
     writer: CompletionWriter,
     includes_usage: bool,
     usage: TokenCounts,
+    /// Of the first sample that ended.
+    timings: Value,
     /// Characters sent of each choice.
     offsets: Vec<usize>,
+    /// Whether a choice was told what is asked for of its prompt.
+    has_begun: Vec<bool>,
 }
 
 impl CompletionEvents {
-    fn chunk(&self, index: usize, text: &str, logprobs: Option<&Value>, finish: Option<&str>) -> Value {
-        let choice = json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish });
+    fn chunk(&mut self, index: usize, text: &str, logprobs: Option<&Value>, finish: Option<&str>) -> Value {
+        let mut choice =
+            json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish });
+        if !std::mem::replace(&mut self.has_begun[index], true) {
+            self.writer.add_of_prompt(&mut choice, index);
+        }
         self.envelope(&json!([choice]))
     }
 
@@ -301,12 +397,21 @@ impl EventFormat for CompletionEvents {
                 let choice = delta.sample as usize;
                 let logprobs = self.writer.logprobs(&delta.tokens, self.offsets[choice]);
                 self.offsets[choice] += delta.text.chars().count();
-                out.data(&self.chunk(choice, &delta.text, logprobs.as_ref(), None));
+                let mut chunk = self.chunk(choice, &delta.text, logprobs.as_ref(), None);
+                if !self.writer.prompt_ids.is_empty() {
+                    let sampled: Vec<u32> = delta.sampled.into_iter().collect();
+                    chunk["choices"][0]["token_ids"] = sampled.into();
+                }
+                out.data(&chunk);
             }
             TextEvent::Finished(end) => {
                 self.usage.add(end);
                 let mut chunk = self.chunk(end.sample as usize, "", None, Some(finish_reason(end)));
-                chunk["timings"] = timings(end);
+                let timings = timings(end);
+                if self.timings.is_null() {
+                    self.timings = timings.clone();
+                }
+                chunk["timings"] = timings;
                 out.data(&chunk);
             }
             TextEvent::Failed { .. } => {}
@@ -317,6 +422,7 @@ impl EventFormat for CompletionEvents {
         if self.includes_usage {
             let mut chunk = self.envelope(&json!([]));
             chunk["usage"] = self.usage.to_openai();
+            chunk["timings"] = self.timings.take();
             out.data(&chunk);
         }
         out.done();

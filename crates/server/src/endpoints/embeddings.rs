@@ -14,10 +14,9 @@ use tokenmill_sched::EngineError;
 use crate::{
     ApiError, App,
     app::Call,
-    openai::{
-        completion::OnePrompt,
-        embedding::{EmbeddingRequest, EncodingFormat, LlamaCppRequest},
-    },
+    endpoints::llama_cpp::encode_pieces,
+    openai::embedding::{EmbeddingRequest, EncodingFormat, LlamaCppRequest},
+    raw_prompt::OneRawPrompt,
     tables,
 };
 
@@ -29,7 +28,7 @@ pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response
         dimensions: request.dimensions,
         truncates: false,
     };
-    let Vectors { vectors, n_tokens } = embed(&app, &call, request.input.into_prompts(), params).await?;
+    let Vectors { vectors, n_tokens } = embed(&app, &call, request.input.prompts("input")?, params).await?;
     let item = |(index, vector): (usize, &Vec<f32>)| {
         let embedding = encode_numbers(vector, request.encoding_format);
         json!({ "object": "embedding", "index": index, "embedding": embedding })
@@ -57,7 +56,7 @@ pub(crate) async fn llama_cpp(app: Arc<App>, mut call: Call) -> Result<Response,
         dimensions: None,
         truncates: false,
     };
-    let Vectors { vectors, .. } = embed(&app, &call, input.into_prompts(), params).await?;
+    let Vectors { vectors, .. } = embed(&app, &call, input.prompts("content")?, params).await?;
     let item = |(index, vector)| json!({ "index": index, "embedding": [vector] });
     let items: Vec<Value> = vectors.iter().enumerate().map(item).collect();
     Ok(Json(items).into_response())
@@ -87,15 +86,11 @@ pub(crate) struct EmbedParams {
 pub(crate) async fn embed(
     app: &App,
     call: &Call,
-    inputs: Vec<OnePrompt>,
+    inputs: Vec<OneRawPrompt>,
     params: EmbedParams,
 ) -> Result<Vectors, ApiError> {
-    if inputs.is_empty() || inputs.len() > app.config.max_prompts {
-        let reason = format!(
-            "{} inputs, expected 1 to {}",
-            inputs.len(),
-            app.config.max_prompts
-        );
+    if inputs.is_empty() || inputs.len() > app.config.max_inputs {
+        let reason = format!("{} inputs, expected 1 to {}", inputs.len(), app.config.max_inputs);
         return Err(ApiError::invalid("input", reason));
     }
     let dimensions = params.dimensions;
@@ -106,10 +101,10 @@ pub(crate) async fn embed(
         let reason = format!("is {n}, and vectors of this model have {width} numbers");
         return Err(ApiError::invalid("dimensions", reason));
     }
-    let encode = |input| match input {
-        OnePrompt::Text(text) => app.model.encode_text(&text, true),
-        OnePrompt::Tokens(tokens) => tokens,
-    };
+    if inputs.iter().any(|input| !input.images.is_empty()) {
+        return Err(ApiError::invalid("input", "only texts are embedded here"));
+    }
+    let encode = |input: OneRawPrompt| encode_pieces(&app.model, &input.pieces);
     let mut inputs: Vec<Vec<u32>> = inputs.into_iter().map(encode).collect();
     if params.truncates {
         for input in &mut inputs {

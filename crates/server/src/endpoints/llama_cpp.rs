@@ -4,27 +4,32 @@ use std::{sync::Arc, time::Instant};
 
 use axum::{
     Json,
+    extract::State,
+    http::Uri,
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use tokenmill::{ScoredToken, TextEnd, TextEvent, TextParams};
+use tokenmill::{Error, Prompt, ScoredToken, TextEnd, TextEvent, TextParams, image_of_url};
 use tokenmill_sched::{Canceller, FinishReason};
-use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
+use tokenmill_text::{DecodeOptions, EncodeOptions};
 
 use crate::{
-    ApiError, App, Dialect,
-    app::Call,
+    ApiError, App, Dialect, ServedModel,
+    app::{Call, see},
     constraints::asked,
     fields::{Body, Field},
+    generation_settings::{default_settings, generation_settings},
     infill::{infill_prompt, with_extra},
     line_bounds::LineBounds,
-    llama_cpp::{CompletionRequest, PromptPiece, RawPrompt, defaults, with_defaults},
-    models::OneModel,
+    llama_cpp::{CompletionRequest, with_defaults},
+    models::{Models, OneModel, name_of_query},
     openai::Stop,
     outcome::timings,
+    raw_prompt::{MEDIA_MARK, OneRawPrompt, PromptPiece, RawPrompt},
     reply::collect_showing,
     request_id::RequestId,
-    scores::chat_logprobs,
+    score_sheet::ScoreSheet,
+    scores::{MAX_GATHERED, check_scores, entry_with_ids},
     sse::{EventFormat, Events, stream_response},
     tables,
 };
@@ -34,67 +39,111 @@ pub(crate) async fn completion(app: Arc<App>, mut call: Call) -> Result<Response
     let (body, request) = read(&app, &mut call, tables::llama_completion())?;
     let prompts = match &request.prompt {
         None => return Err(ApiError::invalid("prompt", "this field is required")),
-        Some(prompt) => prompt.prompts()?,
+        Some(prompt) => prompt.prompts("prompt")?,
     };
     let maximum = app.config.max_prompts;
     if prompts.len() > maximum {
         let reason = format!("{} prompts, at most {maximum} in a request", prompts.len());
         return Err(ApiError::invalid("prompt", reason));
     }
-    let tokenizer = app.model.tokenizer();
-    let prompts = prompts.iter().map(|pieces| encode(tokenizer, pieces)).collect();
+    if let [prompt] = &prompts[..]
+        && !prompt.images.is_empty()
+    {
+        let prompt = with_images(&app, prompt)?;
+        return answer(app, &mut call, &body, &request, vec![prompt]).await;
+    }
+    if prompts.iter().any(|prompt| !prompt.images.is_empty()) {
+        let reason = "a prompt with images is the only one of its request";
+        return Err(ApiError::invalid("prompt", reason));
+    }
+    let encode = |prompt: &OneRawPrompt| Prompt::of_text(encode_pieces(&app.model, &prompt.pieces));
+    let prompts = prompts.iter().map(encode).collect();
     answer(app, &mut call, &body, &request, prompts).await
 }
 
 /// The tokens of a prompt; what begins and ends a text is added to its first piece alone.
-fn encode(tokenizer: &Tokenizer, pieces: &[PromptPiece]) -> Vec<u32> {
+pub(crate) fn encode_pieces(model: &ServedModel, pieces: &[PromptPiece]) -> Vec<u32> {
     let mut tokens = Vec::with_capacity(pieces.len());
     for (piece_idx, piece) in pieces.iter().enumerate() {
         match piece {
             PromptPiece::Token(id) => tokens.push(*id),
+            PromptPiece::Text(text) if piece_idx == 0 => tokens.extend(model.encode_prompt(text)),
             PromptPiece::Text(text) => {
                 let options = EncodeOptions {
-                    add_special: piece_idx == 0,
+                    add_special: false,
                     parse_special: true,
                 };
-                tokens.extend(tokenizer.encode(text, options));
+                tokens.extend(model.tokenizer().encode(text, options));
             }
         }
     }
     tokens
 }
 
+/// A text with its images, whose rows are not made yet.
+fn with_images(app: &App, prompt: &OneRawPrompt) -> Result<Prompt, ApiError> {
+    app.model.model().words().check_images(prompt.images.len())?;
+    let files = prompt.images.iter().enumerate().map(|(index, base64)| {
+        let file = image_of_url(&format!("data:;base64,{base64}")).ok();
+        let file = file.filter(|file| !file.is_empty());
+        let param = format!("prompt.multimodal_data[{index}]");
+        file.map(Arc::from)
+            .ok_or_else(|| ApiError::invalid(param, "expected an image in base64"))
+    });
+    let files = files.collect::<Result<Vec<Arc<[u8]>>, _>>()?;
+    let Some(PromptPiece::Text(text)) = prompt.pieces.first() else {
+        return Err(ApiError::invalid("prompt", "images belong to a text"));
+    };
+    let prompt = app
+        .model
+        .model()
+        .words()
+        .prompt_with_images(text, MEDIA_MARK, files);
+    prompt.map_err(|error| match error {
+        Error::ImagePlaces { .. } | Error::Image { .. } | Error::NoVision | Error::SeesNoImages { .. } => {
+            ApiError::invalid("prompt", error.to_string())
+        }
+        error => error.into(),
+    })
+}
+
 /// Writes what stands between two texts.
 pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let (body, request) = read(&app, &mut call, tables::llama_infill())?;
     let tokenizer = app.model.tokenizer();
-    let mut tokens = infill_prompt(
-        tokenizer,
-        "input_suffix",
-        &request.input_prefix,
-        &request.input_suffix,
-    )?;
-    match &request.prompt {
-        None => {}
-        Some(RawPrompt::Text(text)) => tokens.extend(app.model.encode_text(text, false)),
-        Some(RawPrompt::Tokens(ids)) => tokens.extend(ids),
-        Some(RawPrompt::List(_)) => {
+    let begun = match &request.prompt {
+        None => Vec::new(),
+        Some(RawPrompt::Text(text)) => {
+            let options = EncodeOptions {
+                add_special: false,
+                parse_special: true,
+            };
+            tokenizer.encode(text, options)
+        }
+        Some(RawPrompt::Tokens(ids)) => ids.clone(),
+        Some(RawPrompt::List(_) | RawPrompt::Object(_)) => {
             return Err(ApiError::invalid(
                 "prompt",
                 "expected a string or a list of token ids",
             ));
         }
-    }
+    };
+    let tokens = infill_prompt(
+        tokenizer,
+        "input_suffix",
+        (&request.input_prefix, &begun),
+        &request.input_suffix,
+    )?;
     let n_taken = tokens
         .len()
         .saturating_add(request.n_answer(app.engine().limits().n_ctx));
     let n_most = app.engine().limits().n_ctx.saturating_sub(n_taken);
     let tokens = with_extra(tokenizer, tokens, &request.input_extra, n_most);
-    answer(app, &mut call, &body, &request, vec![tokens]).await
+    answer(app, &mut call, &body, &request, vec![Prompt::of_text(tokens)]).await
 }
 
 fn read(app: &App, call: &mut Call, fields: &[Field]) -> Result<(Body, CompletionRequest), ApiError> {
-    let body = with_defaults(call.parse(fields)?)?;
+    let body = with_defaults(call.parse(fields)?);
     call.asked = asked(&body)?;
     let request: CompletionRequest = body.read()?;
     call.choose(app, request.model.as_deref())?;
@@ -106,7 +155,7 @@ async fn answer(
     call: &mut Call,
     body: &Body,
     request: &CompletionRequest,
-    prompts: Vec<Vec<u32>>,
+    mut prompts: Vec<Prompt>,
 ) -> Result<Response, ApiError> {
     let mut params = TextParams {
         max_tokens: request.max_tokens(),
@@ -117,12 +166,27 @@ async fn answer(
     params.sampling.n_logprobs = request.n_logprobs()?;
     // Before anything is made of it: its text is many times as long as its tokens.
     let n_ctx = app.engine().limits().n_ctx;
-    if let Some(long) = prompts.iter().find(|tokens| tokens.len() > n_ctx) {
+    if let Some(long) = prompts.iter().find(|prompt| prompt.tokens.len() > n_ctx) {
         return Err(ApiError::ContextLengthExceeded {
-            provided: long.len(),
+            provided: long.tokens.len(),
             maximum: n_ctx,
         });
     }
+    if !request.stream {
+        check_scores("n_probs", &params, prompts.len(), n_ctx, MAX_GATHERED)?;
+    }
+    // The only prompt of a request may have images.
+    if let [prompt] = &mut prompts[..] {
+        let seen = see(
+            &app,
+            std::mem::replace(prompt, Prompt::of_text(Vec::new())),
+            &params,
+        )
+        .await?;
+        params.media = Arc::clone(&seen.media);
+        *prompt = seen;
+    }
+    let prompts: Vec<Vec<u32>> = prompts.into_iter().map(|prompt| prompt.tokens).collect();
     let first = prompts.first().map_or(&[][..], Vec::as_slice);
     let slot = app.slots.choose(request.slot(), first, call.asker(&params));
     call.slot = Some(slot);
@@ -156,13 +220,14 @@ async fn answer(
         }
     });
     let samples = samples.await?;
+    let mut sheet = ScoreSheet::new(app.model.tokenizer());
     let replies = samples.iter().zip(&shown).map(|(sample, shown)| {
         let mut reply = writer.end_of(&sample.end, shown, shown.contains('\n'));
         if request.return_tokens {
             reply["tokens"] = sample.tokens.iter().map(|token| token.id).collect();
         }
         if params.sampling.n_logprobs.is_some() {
-            reply["completion_probabilities"] = writer.scores(&sample.tokens);
+            reply["completion_probabilities"] = sheet.with_ids(&sample.tokens);
         }
         request.wanted(reply)
     });
@@ -172,7 +237,7 @@ async fn answer(
         1 => replies.remove(0),
         _ => replies.into(),
     };
-    Ok(Json(reply).into_response())
+    Ok(sheet.response(&reply))
 }
 
 /// What was written of the answer to a prompt.
@@ -212,15 +277,10 @@ struct Writer {
 
 impl Writer {
     fn scores(&self, tokens: &[ScoredToken]) -> Value {
-        let mut scores = chat_logprobs(self.app.model.tokenizer(), tokens)["content"].take();
-        for (score, token) in scores.as_array_mut().into_iter().flatten().zip(tokens) {
-            score["id"] = token.id.into();
-            let top = score["top_logprobs"].as_array_mut().into_iter().flatten();
-            for (score, token) in top.zip(&token.top) {
-                score["id"] = token.id.into();
-            }
-        }
-        scores
+        let tokenizer = self.app.model.tokenizer();
+        (tokens.iter())
+            .map(|token| entry_with_ids(tokenizer, token))
+            .collect()
     }
 
     fn end_of(&self, end: &TextEnd, text: &str, has_new_line: bool) -> Value {
@@ -237,7 +297,14 @@ impl Writer {
             (None, FinishReason::Length) => "limit",
             (None, FinishReason::Stop | FinishReason::Cancelled) => "eos",
         };
-        let sampling = &self.params.sampling;
+        let n_ctx = self.app.engine().limits().n_ctx;
+        let is_limited = self
+            .params
+            .max_tokens
+            .is_some_and(|maximum| usage.completion_tokens >= maximum as usize);
+        let filled_context = end.finished.reason == FinishReason::Length
+            && !is_limited
+            && usage.prompt_tokens + usage.completion_tokens >= n_ctx;
         json!({
             "index": end.sample,
             "content": text,
@@ -248,24 +315,14 @@ impl Writer {
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
             "tokens_cached": usage.cached_tokens,
-            "generation_settings": {
-                "n_ctx": self.app.engine().limits().n_ctx,
-                "n_predict": self.params.max_tokens.map_or(-1, i64::from),
-                "seed": sampling.seed,
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-                "min_p": sampling.min_p,
-                "typical_p": sampling.typical_p,
-                "repeat_penalty": sampling.repeat_penalty,
-                "presence_penalty": sampling.presence_penalty,
-                "frequency_penalty": sampling.frequency_penalty,
-                "stop": self.params.stops,
-                "ignore_eos": self.params.ignore_eos,
-            },
+            "generation_settings": generation_settings(
+                &self.params,
+                n_ctx,
+                self.app.model.model().words().end_ids(),
+            ),
             "prompt": self.app.model.tokenizer().decode(&answer.prompt, options),
             "has_new_line": has_new_line,
-            "truncated": usage.dropped_tokens > 0,
+            "truncated": usage.dropped_tokens > 0 || filled_context,
             "stop_type": stop_type,
             "stopping_word": stop.map_or("", String::as_str),
             "timings": timings(end),
@@ -314,24 +371,53 @@ impl EventFormat for Writer {
     }
 }
 
-/// The model and the values where requests are silent, as `/props`.
-pub(crate) async fn props(one: OneModel) -> Response {
+/// The model and the values where requests are silent, as `/props`. Where no model is loaded and none is named, it says that they sleep,
+/// and loads none.
+pub(crate) async fn props(
+    State(models): State<Models>,
+    one: Result<OneModel, Response>,
+    uri: Uri,
+) -> Response {
+    let config = models.config();
+    let settings = default_settings(&config.defaults.sampling, config.defaults.max_tokens);
+    let build_info = concat!("build-", env!("CARGO_PKG_VERSION"), "-tokenmill");
+    let one = match one {
+        Ok(one) => one,
+        Err(_) if name_of_query(&uri).is_none() => {
+            return Json(json!({
+                "default_generation_settings": { "params": settings },
+                "model_alias": models.names().first(),
+                "build_info": build_info,
+                "is_sleeping": true,
+            }))
+            .into_response();
+        }
+        Err(refused) => return refused,
+    };
     let app = one.app();
     let tokenizer = app.model.tokenizer();
     let text = |id: Option<u32>| {
         let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
         String::from_utf8_lossy(bytes).into_owned()
     };
+    let template = app.model.model().words().template();
+    let names = |name: &str| template.is_some_and(|template| template.names(name));
     Json(json!({
-        "default_generation_settings": { "n_ctx": app.engine().limits().n_ctx, "params": defaults() },
+        "default_generation_settings": { "n_ctx": app.engine().limits().n_ctx, "params": settings },
         "total_slots": app.engine().config().max_running,
         "model_alias": app.model.name(),
         "model_path": app.model.model().name(),
         "chat_template": app.model.chat_template().unwrap_or_default(),
+        "chat_template_caps": {
+            "supports_tools": names("tools"),
+            "supports_tool_calls": names("tool_calls"),
+            "supports_reasoning": names("enable_thinking") || names("thinking") || names("reasoning_effort"),
+            "supports_preserve_reasoning": names("reasoning_content"),
+        },
         "bos_token": text(tokenizer.bos()),
         "eos_token": text(tokenizer.eos()),
         "modalities": { "vision": app.model.model().sees(), "audio": false },
-        "build_info": concat!("tokenmill ", env!("CARGO_PKG_VERSION")),
+        "build_info": build_info,
         "is_sleeping": false,
     }))
     .into_response()

@@ -18,7 +18,7 @@ use crate::{
     media_folder::read_images,
     openai::Stop,
     outcome::TokenCounts,
-    reply::collect,
+    reply::collect_showing,
     request_id::{RequestId, unique_id},
     sse::{EventFormat, Events, stream_response},
     tables,
@@ -28,6 +28,7 @@ use crate::{
 /// Answers a messages request, streamed or whole.
 pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     call.budget_field = "thinking.budget_tokens";
+    let marks_cache = marks_cache(&call.body.bytes);
     let mut share = mem::take(&mut call.body.share);
     let (request, fields) = call.read_with_sampling::<MessagesRequest>(tables::messages())?;
     let served = call.choose(&app, request.model.as_deref())?;
@@ -36,7 +37,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
     let params = TextParams {
         max_tokens: Some(max_tokens),
         stops: stops.clone(),
-        thinking_budget: request.thinking_budget()?,
+        thinking_budget: request.thinking_budget()?.or(app.config.defaults.thinking_budget),
         ..call.text_params(&app, fields)?
     };
     let is_stream = request.stream;
@@ -49,6 +50,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
             served,
             id,
             n_prompt,
+            marks_cache,
             stops,
             end: None,
             open: None,
@@ -57,7 +59,13 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
         return Ok(ignored.named_in(stream_response(&app, &call, stream, format)));
     }
 
-    let samples = collect(stream, &app, &call).await?;
+    let mut blocks = Blocks::default();
+    let take = |event: &TextEvent| {
+        if let TextEvent::Delta(delta) = event {
+            delta.parts.iter().for_each(|part| blocks.push(part));
+        }
+    };
+    let samples = collect_showing(stream, &app, &call, take).await?;
     let sample = &samples[0];
     let (stop_reason, stop_sequence) = stop_reason(&sample.end, &stops);
     let reply = json!({
@@ -65,12 +73,18 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
         "type": "message",
         "role": "assistant",
         "model": served,
-        "content": blocks(sample),
+        "content": blocks.finish(sample),
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence,
-        "usage": TokenCounts::of_samples(&samples).to_anthropic(),
+        "usage": TokenCounts::of_samples(&samples).to_anthropic(marks_cache),
     });
     Ok(ignored.named_in(Json(reply).into_response()))
+}
+
+/// Whether a request says what of it is to be kept: a field `cache_control`, wherever it stands. Within a text its quotes are escaped.
+fn marks_cache(body: &[u8]) -> bool {
+    const FIELD: &[u8] = b"\"cache_control\"";
+    body.windows(FIELD.len()).any(|part| part == FIELD)
 }
 
 /// Counts the tokens of a request without generating.
@@ -96,20 +110,57 @@ async fn prompt(
     Ok((app.model.prompt(&messages, &tools, turn, variables)?, ignored))
 }
 
-/// An answer as content blocks.
-fn blocks(sample: &Sample) -> Vec<Value> {
-    let mut blocks = Vec::new();
-    if !sample.reasoning.is_empty() {
-        blocks.push(json!({ "type": "thinking", "thinking": sample.reasoning, "signature": "" }));
+/// An answer as content blocks, in the order in which a stream has them.
+#[derive(Debug, Default)]
+struct Blocks(Vec<Value>);
+
+impl Blocks {
+    /// Adds a part as it comes. Calls have a place, and are filled in at the end.
+    fn push(&mut self, part: &Part) {
+        match part {
+            Part::Text(text) => self.push_text("text", text),
+            Part::Reasoning(text) => self.push_text("thinking", text),
+            Part::CallStart { .. } => self.0.push(json!({ "type": "tool_use" })),
+            // It is no call, so its text is text.
+            Part::CallBroken { source, .. } => {
+                self.0.pop_if(|block| block["type"] == "tool_use");
+                self.push_text("text", source);
+            }
+            Part::Arguments { .. } | Part::CallEnd { .. } | Part::CallCut { .. } | Part::Markup => {}
+        }
     }
-    let has_calls = sample.all_calls().next().is_some();
-    if !sample.text.is_empty() || !has_calls {
-        blocks.push(json!({ "type": "text", "text": sample.text }));
+
+    fn push_text(&mut self, kind: &str, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        match self.0.last_mut().filter(|block| block["type"] == kind) {
+            Some(block) => {
+                if let Value::String(before) = &mut block[kind] {
+                    before.push_str(text);
+                }
+            }
+            None if kind == "thinking" => {
+                self.0
+                    .push(json!({ "type": kind, "thinking": text, "signature": "" }));
+            }
+            None => self.0.push(json!({ "type": kind, "text": text })),
+        }
     }
-    blocks.extend(sample.all_calls().map(
-        |call| json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": call.whole_arguments() }),
-    ));
-    blocks
+
+    /// All blocks, with the calls of the answer; one without text where it says nothing.
+    fn finish(mut self, sample: &Sample) -> Vec<Value> {
+        let mut calls = sample.all_calls();
+        for block in self.0.iter_mut().filter(|block| block["type"] == "tool_use") {
+            if let Some(call) = calls.next() {
+                *block = json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": call.whole_arguments() });
+            }
+        }
+        if self.0.is_empty() {
+            self.0.push(json!({ "type": "text", "text": "" }));
+        }
+        self.0
+    }
 }
 
 /// Why a message ended, in Anthropic's words, and the stop string that ended it.
@@ -127,6 +178,8 @@ struct MessageEvents {
     served: String,
     id: String,
     n_prompt: usize,
+    /// Whether the request says what of it is to be kept.
+    marks_cache: bool,
     stops: Vec<String>,
     end: Option<TextEnd>,
     /// The kind of the block that is open.
@@ -179,7 +232,12 @@ impl MessageEvents {
             Part::Arguments { delta, .. } => {
                 self.delta(&json!({ "type": "input_json_delta", "partial_json": delta }), out);
             }
-            Part::CallEnd { .. } | Part::CallCut { .. } | Part::CallBroken { .. } => self.close(out),
+            // It is no call, so its text is text.
+            Part::CallBroken { source, .. } => {
+                self.close(out);
+                self.part(&Part::Text(source.clone()), out);
+            }
+            Part::CallEnd { .. } | Part::CallCut { .. } => self.close(out),
             Part::Markup => {}
         }
     }
@@ -199,7 +257,7 @@ impl EventFormat for MessageEvents {
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-            "usage": usage.to_anthropic(),
+            "usage": usage.to_anthropic(false),
         });
         out.named(
             "message_start",
@@ -225,8 +283,7 @@ impl EventFormat for MessageEvents {
             let mut usage = TokenCounts::default();
             usage.add(end);
             let delta = json!({ "stop_reason": stop_reason, "stop_sequence": stop_sequence });
-            let event: Value =
-                json!({ "type": "message_delta", "delta": delta, "usage": usage.to_anthropic() });
+            let event: Value = json!({ "type": "message_delta", "delta": delta, "usage": usage.to_anthropic(self.marks_cache) });
             out.named("message_delta", &event);
         }
         out.named("message_stop", &json!({ "type": "message_stop" }));

@@ -2,7 +2,7 @@
 
 use axum::{
     extract::State,
-    http::{HeaderMap, header},
+    http::{HeaderMap, HeaderName, HeaderValue, header},
     response::{IntoResponse, Response},
 };
 
@@ -15,11 +15,17 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub(crate) async fn metrics(State(models): State<Models>, headers: HeaderMap) -> Response {
     let text = models.figures();
     let accepted = headers.get_all(header::ACCEPT).iter();
-    if prefers_open_metrics(accepted.filter_map(|value| value.to_str().ok())) {
-        ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response()
+    let (kind, text) = if prefers_open_metrics(accepted.filter_map(|value| value.to_str().ok())) {
+        (OPENMETRICS, text)
     } else {
-        ([(header::CONTENT_TYPE, PROMETHEUS)], prometheus_text(&text)).into_response()
-    }
+        (PROMETHEUS, prometheus_text(&text))
+    };
+    let started = HeaderValue::from(models.created_s());
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
+        (HeaderName::from_static("process-start-time-unix"), started),
+    ];
+    (headers, text).into_response()
 }
 
 /// Whether `Accept` gives OpenMetrics a weight that no other form of this endpoint exceeds. Wildcards mean the plain text.

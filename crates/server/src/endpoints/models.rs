@@ -32,7 +32,37 @@ fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
         "parent": parent,
         "max_model_len": app.model.engine().limits().n_ctx,
         "architecture": modalities(model.facts(), model.sees()),
+        "aliases": app.model.names(),
+        "capabilities": capabilities(model.facts(), model.sees()),
+        "meta": meta(app),
     })
+}
+
+/// What llama.cpp says of a model's vocabulary and network.
+fn meta(app: &App) -> Value {
+    let limits = app.model.engine().limits();
+    let facts = app.model.model().facts();
+    json!({
+        "n_vocab": app.model.tokenizer().n_vocab(),
+        "n_ctx": limits.n_ctx,
+        "n_ctx_train": facts.map(|facts| facts.n_ctx_train),
+        "n_embd": limits.n_embd,
+        "n_params": facts.map(|facts| facts.n_params),
+        "size": facts.map(|facts| facts.weights_bytes),
+        "ftype": facts.map(|facts| facts.main_type),
+    })
+}
+
+/// What a model can do, in llama.cpp's words.
+fn capabilities(facts: Option<&ModelFacts>, sees: bool) -> Vec<&'static str> {
+    let mut capabilities = match facts.map(|facts| facts.task) {
+        None | Some(Task::Text) => vec!["completion"],
+        Some(Task::Embeddings | Task::Ranks) => vec!["embedding"],
+    };
+    if sees {
+        capabilities.push("multimodal");
+    }
+    capabilities
 }
 
 /// What goes into a model and what comes out of it, in the form of OpenRouter's list and of llama.cpp's router.
@@ -87,6 +117,8 @@ fn entries_of(listed: &Listed, created_s: u64) -> Vec<Value> {
                     "parent": parent,
                     "max_model_len": null,
                     "architecture": modalities(listed.facts.as_ref(), listed.sees),
+                    "aliases": listed.spec.names,
+                    "capabilities": capabilities(listed.facts.as_ref(), listed.sees),
                 })
             })
             .collect()
@@ -129,7 +161,8 @@ pub(crate) async fn list(State(models): State<Models>) -> Response {
     let second: Vec<Value> = (data.iter())
         .map(|entry| {
             let (name, n_ctx) = (&entry["id"], &entry["max_model_len"]);
-            json!({ "slug": name, "display_name": name, "name": name, "model": name, "context_window": n_ctx })
+            json!({ "slug": name, "display_name": name, "name": name, "model": name, "context_window": n_ctx,
+                "capabilities": entry["capabilities"] })
         })
         .collect();
     Json(json!({ "object": "list", "data": data, "models": second })).into_response()
@@ -147,7 +180,7 @@ pub(crate) async fn one(
         return not_found(request_id, method, uri).await;
     };
     let found = match models.only() {
-        Some(app) => app.model.choose(Some(&name)).map(|chosen| {
+        Some(app) => app.model.find(Some(&name)).map(|chosen| {
             let parent = chosen.adapter.as_ref().map(|_| app.model.name());
             entry(app, &name, parent)
         }),

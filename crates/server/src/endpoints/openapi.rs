@@ -2,7 +2,11 @@
 
 use std::sync::LazyLock;
 
-use axum::{Json, response::IntoResponse, response::Response};
+use axum::{
+    body::Bytes,
+    http::header,
+    response::{IntoResponse, Response},
+};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -13,8 +17,10 @@ use crate::{
 
 /// Serves the description.
 pub(crate) async fn openapi() -> Response {
-    static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
-    Json(&*DOCUMENT).into_response()
+    // Written once: all answers share its bytes, also those that no client reads.
+    static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    (kind, DOCUMENT.clone()).into_response()
 }
 
 /// Endpoints with a body: path, what they do, their fields, and those of them that are required.
@@ -23,7 +29,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 27] {
+); 29] {
     [
         (
             "/v1/chat/completions",
@@ -42,6 +48,18 @@ fn posts() -> [(
             "A conversation's prompt as token ids",
             tables::chat(),
             &["messages"],
+        ),
+        (
+            "/v1/chat/completions/input_tokens",
+            "Count the tokens of a conversation",
+            tables::chat(),
+            &["messages"],
+        ),
+        (
+            "/v1/responses/input_tokens",
+            "Count the tokens of a request to /v1/responses",
+            tables::response(),
+            &["input"],
         ),
         (
             "/v1/completions/render",

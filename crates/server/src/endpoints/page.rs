@@ -63,7 +63,15 @@ const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 const LIMIT: &str = "{max_body_bytes}";
 
 /// The page itself. It is told how large a request may be, so that it can say so before it sends one.
-pub(crate) async fn index(State(models): State<Models>) -> Response {
+pub(crate) async fn index(
+    State(models): State<Models>,
+    request_id: Extension<RequestId>,
+    method: Method,
+    uri: Uri,
+) -> Response {
+    if !models.config().has_page {
+        return not_found(request_id, method, uri).await;
+    }
     let limit = models.config().max_body_bytes.to_string();
     let page = include_str!("../../web/index.html").replacen(LIMIT, &limit, 1);
     respond("text/html; charset=utf-8", page)
@@ -71,6 +79,7 @@ pub(crate) async fn index(State(models): State<Models>) -> Response {
 
 /// A file that the page loads. Names are looked up in a table, so a path can leave nothing.
 pub(crate) async fn file(
+    State(models): State<Models>,
     name: Result<Path<String>, PathRejection>,
     request_id: Extension<RequestId>,
     method: Method,
@@ -78,6 +87,7 @@ pub(crate) async fn file(
 ) -> Response {
     let found = name
         .ok()
+        .filter(|_| models.config().has_page)
         .and_then(|Path(name)| FILES.iter().find(|(path, ..)| *path == name));
     match found {
         Some((_, media_type, content)) => respond(media_type, *content),

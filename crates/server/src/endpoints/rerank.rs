@@ -14,13 +14,15 @@ use crate::{ApiError, App, app::Call, openai::rerank::RerankRequest, tables};
 pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: RerankRequest = call.read(tables::rerank())?;
     app.model.check_own_name(request.model.as_deref())?;
-    let n_documents = request.documents.len();
+    let (documents, is_tei) = request.documents()?;
+    let n_documents = documents.len();
     if n_documents == 0 || n_documents > app.config.max_prompts {
         let reason = format!(
             "{n_documents} documents, expected 1 to {}",
             app.config.max_prompts
         );
-        return Err(ApiError::invalid("documents", reason));
+        let field = if is_tei { "texts" } else { "documents" };
+        return Err(ApiError::invalid(field, reason));
     }
     if request.top_n == Some(0) {
         return Err(ApiError::invalid("top_n", "is 0, expected at least 1"));
@@ -29,7 +31,7 @@ pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     let instruction = request.instruction.as_deref();
     let mut n_tokens = 0;
     let mut inputs = Vec::with_capacity(n_documents);
-    for document in &request.documents {
+    for document in documents {
         let tokens = (model.words()).encode_pair(&request.query, document.text(), instruction)?;
         n_tokens += tokens.len();
         inputs.push(tokens);
@@ -44,11 +46,21 @@ pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     // Equal scores stay in the order of the request.
     ranking.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     ranking.truncate(request.top_n.unwrap_or(n_documents));
+    if is_tei {
+        let score = |&(index, score): &(usize, f32)| {
+            let mut result = json!({ "index": index, "score": score });
+            if request.return_text == Some(true) {
+                result["text"] = documents[index].text().into();
+            }
+            result
+        };
+        return Ok(Json(ranking.iter().map(score).collect::<Value>()).into_response());
+    }
     let results: Vec<Value> = (ranking.iter())
         .map(|&(index, score)| {
             let mut result = json!({ "index": index, "relevance_score": score });
             if request.return_documents == Some(true) {
-                result["document"] = json!({ "text": request.documents[index].text() });
+                result["document"] = json!({ "text": documents[index].text() });
             }
             result
         })

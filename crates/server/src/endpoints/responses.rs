@@ -5,6 +5,7 @@ use std::{mem, sync::Arc};
 use axum::{
     Extension, Json,
     extract::{Path, RawQuery, State, rejection::PathRejection},
+    http::header,
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
@@ -27,9 +28,10 @@ use crate::{
     outcome::TokenCounts,
     reply::collect,
     request_id::{RequestId, unique_id},
-    scores::chat_logprobs,
+    scores::{MAX_IN_TREE, chat_logprobs, check_scores},
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
+    stored::Pending,
     tables,
     tools::Tools,
 };
@@ -49,11 +51,19 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     StreamOptions::check(request.stream_options, request.stream)?;
     let mut params = TextParams {
         max_tokens: request.max_output_tokens.and_then(TokenLimit::at_most),
-        thinking_budget: request.thinking_budget(),
+        thinking_budget: (request.thinking_budget()).or(app.config.defaults.thinking_budget),
         ..call.text_params(&app, fields)?
     };
     params.sampling.n_logprobs = n_logprobs(&request)?;
     check_min_tokens(params.min_tokens, params.max_tokens)?;
+    // A stream has all of them once more in its last event.
+    check_scores(
+        "top_logprobs",
+        &params,
+        1,
+        app.engine().limits().n_ctx,
+        MAX_IN_TREE,
+    )?;
     let (tools, ignored) = request.tools()?;
     let variables = request.variables()?;
     let text = request.text_settings();
@@ -63,15 +73,8 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     let mut said = conversation(None, request.input, &mut left_out)?;
     read_images(&app, &mut share, &mut said).await?;
     let messages: Vec<TemplateMessage> = earlier.into_iter().chain(said).collect();
-    let with_instructions: Vec<TemplateMessage> = (instructions.iter())
-        .map(|text| TemplateMessage {
-            role: "system".to_owned(),
-            content: text.clone(),
-            ..TemplateMessage::default()
-        })
-        .chain(messages.iter().cloned())
-        .collect();
-    let prompt = model.prompt(&with_instructions, &tools, Turn::Open, variables)?;
+    let whole = with_instructions(instructions.as_deref(), messages.iter().cloned());
+    let prompt = model.prompt(&whole, &tools, Turn::Open, variables)?;
     let id = unique_id("resp_");
     let writer = ResponseWriter {
         app: Arc::clone(&app),
@@ -85,7 +88,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         tools,
         text,
         previous_response_id: request.previous_response_id,
-        kept: (request.store != Some(false)).then_some((call.tenant, messages)),
+        kept: (request.store != Some(false)).then(|| app.stored.begin(&id, call.tenant, messages)),
         id,
     };
     let stream = call.answer(&app, prompt, params.clone(), share).await?;
@@ -118,6 +121,36 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     Ok(left_out.named_in(ignored.named_in(response)))
 }
 
+/// Counts the tokens of a request's prompt without generating.
+pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let mut share = mem::take(&mut call.body.share);
+    let (mut request, _) = call.read_with_sampling::<ResponseRequest>(tables::response())?;
+    app.model.check_name(request.model.as_deref())?;
+    let (tools, ignored) = request.tools()?;
+    let variables = request.variables()?;
+    let earlier = earlier(&app, &call, request.previous_response_id.as_deref())?;
+    let mut left_out = IgnoredItems::default();
+    let mut said = conversation(None, request.input, &mut left_out)?;
+    read_images(&app, &mut share, &mut said).await?;
+    let messages = with_instructions(request.instructions.as_deref(), earlier.into_iter().chain(said));
+    let prompt = app.model.prompt(&messages, &tools, Turn::Open, variables)?;
+    let counted = json!({ "object": "response.input_tokens", "input_tokens": prompt.tokens.len() });
+    Ok(left_out.named_in(ignored.named_in(Json(counted).into_response())))
+}
+
+/// A conversation behind its instructions.
+fn with_instructions(
+    instructions: Option<&str>,
+    messages: impl Iterator<Item = TemplateMessage>,
+) -> Vec<TemplateMessage> {
+    let system = instructions.map(|text| TemplateMessage {
+        role: "system".to_owned(),
+        content: text.to_owned(),
+        ..TemplateMessage::default()
+    });
+    system.into_iter().chain(messages).collect()
+}
+
 /// Gives an answer that is stored, as it was given.
 pub(crate) async fn stored(
     State(models): State<Models>,
@@ -139,7 +172,10 @@ pub(crate) async fn stored(
         return error_response(&error, Dialect::OpenAi, &request_id);
     }
     match models.common().stored.answer(&id, of_key(tenant)) {
-        Some(answer) => Json(answer).into_response(),
+        Some(answer) => {
+            let kind = [(header::CONTENT_TYPE, "application/json")];
+            (kind, answer).into_response()
+        }
         None => error_response(&not_stored(Some(&id)), Dialect::OpenAi, &request_id),
     }
 }
@@ -272,8 +308,8 @@ struct ResponseWriter {
     /// The settings of the text.
     text: Value,
     previous_response_id: Option<String>,
-    /// Whose conversation this is, and what was said before the answer; `None` where it is not stored.
-    kept: Option<(Tenant, Vec<TemplateMessage>)>,
+    /// The conversation that the answer is stored with; `None` where it is not.
+    kept: Option<Pending>,
 }
 
 impl ResponseWriter {
@@ -350,7 +386,7 @@ impl ResponseWriter {
 
     /// Stores the conversation with its answer, so that a later request can continue it.
     fn keep(&self, items: &[OutputItem], whole: &Value) {
-        let Some((tenant, said)) = &self.kept else { return };
+        let Some(kept) = &self.kept else { return };
         let mut answer = TemplateMessage {
             role: "assistant".to_owned(),
             ..TemplateMessage::default()
@@ -372,8 +408,7 @@ impl ResponseWriter {
             }
         }
         answer.tool_calls = (!calls.is_empty()).then_some(Value::Array(calls));
-        let messages = said.iter().cloned().chain([answer]).collect();
-        self.app.stored.put(&self.id, *tenant, messages, whole.clone());
+        kept.finish(answer, whole);
     }
 }
 
@@ -503,7 +538,13 @@ impl ResponseEvents {
                 self.cut();
                 self.close(out);
             }
-            Part::CallEnd { .. } | Part::CallBroken { .. } => self.close(out),
+            // It is no call, so its text is text.
+            Part::CallBroken { source, .. } => {
+                self.cut();
+                self.close(out);
+                self.part(&Part::Text(source.clone()), logprobs, out);
+            }
+            Part::CallEnd { .. } => self.close(out),
             Part::Markup => {}
         }
     }

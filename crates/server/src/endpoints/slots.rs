@@ -6,17 +6,18 @@
 use std::{sync::Arc, time::Instant};
 
 use axum::{
-    Json,
+    Extension, Json,
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    ApiError, App,
-    app::{Call, off_thread},
+    ApiError, App, Dialect,
+    app::{Call, error_response, off_thread},
     llama_cpp::SLOT_FILE,
     models::OneModel,
+    request_id::RequestId,
     slots::Asker,
 };
 
@@ -35,8 +36,15 @@ enum Action {
 }
 
 /// The slots, as `/slots`.
-pub(crate) async fn list(one: OneModel) -> Response {
+pub(crate) async fn list(one: OneModel, request_id: Extension<RequestId>) -> Response {
     let app = one.app();
+    if !app.config.tells_slots {
+        let error = ApiError::NotImplemented {
+            path: "/slots".to_owned(),
+            reason: "the server was started with `--no-slots`",
+        };
+        return error_response(&error, Dialect::OpenAi, &request_id);
+    }
     let n_ctx = app.engine().limits().n_ctx;
     let slots: Vec<Value> = (app.slots.are_running().into_iter().enumerate())
         .map(|(id, is_running)| json!({ "id": id, "n_ctx": n_ctx, "is_processing": is_running }))

@@ -86,8 +86,7 @@ struct TokenizeRequest {
     add_special: bool,
     #[serde(default)]
     add_special_tokens: bool,
-    #[serde(default)]
-    parse_special: bool,
+    parse_special: Option<bool>,
     #[serde(default)]
     with_pieces: bool,
     #[serde(default)]
@@ -185,7 +184,7 @@ async fn request_ids(
         for (is_given, field) in [
             (request.add_special, "add_special"),
             (request.add_special_tokens, "add_special_tokens"),
-            (request.parse_special, "parse_special"),
+            (request.parse_special.unwrap_or(false), "parse_special"),
         ] {
             if is_given {
                 let reason = "is of a text; the chat template says which control tokens `messages` have";
@@ -212,7 +211,7 @@ async fn request_ids(
         .ok_or_else(|| ApiError::invalid("content", "this field is required"))?;
     let options = EncodeOptions {
         add_special: request.add_special || request.add_special_tokens,
-        parse_special: request.parse_special,
+        parse_special: request.parse_special.unwrap_or(true),
     };
     Ok(app.model.tokenizer().encode(&text, options))
 }
@@ -248,15 +247,20 @@ impl Iterator for TokenList {
                 part.push(',');
             }
             self.n_written += 1;
-            let text = || String::from_utf8_lossy(self.tokenizer.token_bytes(id).unwrap_or_default());
+            let bytes = self.tokenizer.token_bytes(id).unwrap_or_default();
             let _ = match self.form {
                 Form::Id => write!(part, "{id}"),
-                Form::Text => write!(part, "{}", Value::from(text())),
-                Form::Piece => write!(part, "{{\"id\":{id},\"piece\":{}}}", Value::from(text())),
+                Form::Text => write!(part, "{}", Value::from(String::from_utf8_lossy(bytes))),
+                Form::Piece => write!(part, "{{\"id\":{id},\"piece\":{}}}", piece(bytes)),
             };
         }
         (!part.is_empty()).then_some(part)
     }
+}
+
+/// The text of a token; a part of a character is given as its bytes, as in llama.cpp.
+fn piece(bytes: &[u8]) -> Value {
+    std::str::from_utf8(bytes).map_or_else(|_| Value::from(bytes), Value::from)
 }
 
 /// Tokens that become text in one request, where the context is shorter.

@@ -1,12 +1,12 @@
 //! [`Lease`]: a request's hold on a model, which is not unloaded meanwhile.
 //!
-//! Separate because the hold outlives the handler: an answer that streams has it to its last byte. Invariant: it is given back once,
-//! by being dropped, whatever becomes of the request.
+//! Separate because the hold outlives the handler: an answer that is still made while it is sent has it to its end. Invariants: it is
+//! given back once, by being dropped, whatever becomes of the request; an answer that is whole holds nothing, however slowly it is read.
 
 use std::{
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use axum::{
@@ -56,19 +56,26 @@ impl Lease {
         &self.app
     }
 
-    /// Keeps the hold until the response is sent or given up.
-    pub(crate) fn until_sent(self, response: Response) -> Response {
+    /// Keeps the hold until the response is made or given up.
+    pub(crate) fn until_made(self, response: Response) -> Response {
         let Some(hold) = self.hold else { return response };
+        // One whose length is known is made already.
+        if response.body().size_hint().exact().is_some() {
+            return response;
+        }
         // The body's own reference goes before the hold does.
         drop(self.app);
-        response.map(|body| Body::new(HeldBody { body, _hold: hold }))
+        response.map(|body| {
+            let held = Some((body, hold));
+            Body::new(HeldBody { held })
+        })
     }
 }
 
-/// A body that holds a model until it is dropped.
+/// A body that holds a model until its end is made, or it is dropped.
 struct HeldBody {
-    body: Body,
-    _hold: Hold,
+    /// `None` after the end. The body goes before the hold.
+    held: Option<(Body, Hold)>,
 }
 
 impl HttpBody for HeldBody {
@@ -79,14 +86,22 @@ impl HttpBody for HeldBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let Some((body, _)) = &mut self.held else {
+            return Poll::Ready(None);
+        };
+        let frame = ready!(Pin::new(body).poll_frame(context));
+        if frame.is_none() {
+            self.held = None;
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.held.as_ref().is_none_or(|(body, _)| body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let held = self.held.as_ref();
+        held.map_or_else(|| SizeHint::with_exact(0), |(body, _)| body.size_hint())
     }
 }

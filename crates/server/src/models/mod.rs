@@ -37,7 +37,7 @@ use tokenmill_sched::{EngineError, EngineState};
 
 pub(crate) use self::{
     asking::Purpose,
-    choice::Choice,
+    choice::{Choice, name_of_query},
     lease::Lease,
     one_model::OneModel,
     status::{Doing, Status},
@@ -57,7 +57,7 @@ pub use self::{
 use crate::{
     ApiError, App, ServerConfig,
     app::Common,
-    model_names::{forms, near_names},
+    model_names::{ModelNames, forms, listed, near_names},
     served_model::unix_seconds,
 };
 
@@ -169,6 +169,15 @@ impl From<Arc<App>> for Models {
     }
 }
 
+impl ModelNames for Models {
+    fn has_model(&self, name: &str) -> bool {
+        match &self.inner.kind {
+            Kind::One(app) => app.model.names().iter().any(|own| own == name),
+            Kind::Many(many) => many.catalog().find(&forms(name)).is_some(),
+        }
+    }
+}
+
 impl Models {
     /// Puts together a server of models that are loaded when they are asked for.
     ///
@@ -211,8 +220,10 @@ impl Models {
                 registry.preload(idx, now);
             }
         }
+        let mut common = Common::new(config);
+        common.answers_any_name &= folder.is_none() && specs.len() == 1 && specs[0].adapters.is_empty();
         let inner = Arc::new(Inner {
-            common: Common::new(config),
+            common,
             kind: Kind::Many(Box::new(Many {
                 folder: folder.map(Folder::new),
                 keep_alive: limits.keep_alive,
@@ -392,7 +403,21 @@ impl Models {
             return Ok(idx);
         }
         self.look_through_folder().await;
-        many.find(asked).ok_or_else(|| many.unknown(asked))
+        let found = many.find(asked).or_else(|| self.only_one_for_any_name());
+        found.ok_or_else(|| many.unknown(asked))
+    }
+
+    /// Whether one of the models has a name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        match &self.inner.kind {
+            Kind::One(app) => app.model.find(Some(name)).is_ok(),
+            Kind::Many(many) => many.find(name).is_some(),
+        }
+    }
+
+    /// The model of a server that has one which comes and goes, and takes any name for it.
+    fn only_one_for_any_name(&self) -> Option<usize> {
+        self.inner.common.answers_any_name.then_some(0)
     }
 
     /// Holds a model to look at where none is named: the one that requests without a name are for, if it is loaded, else the first that
@@ -521,7 +546,7 @@ impl Many {
         ApiError::NoSuchModel {
             model: asked.to_owned(),
             near: near_names(asked, names()).join(", "),
-            available: names().collect::<Vec<_>>().join(", "),
+            available: listed(names()),
         }
     }
 

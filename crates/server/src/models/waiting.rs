@@ -33,7 +33,9 @@ impl Models {
         let rest = until.map(|until| until.saturating_duration_since(Instant::now()));
         self.look_anew(rest.unwrap_or(Duration::MAX)).await;
         match &choice.model {
-            Some(name) if many.find(name).is_none() => Err(many.unknown(name)),
+            Some(name) if many.find(name).is_none() && !self.common().answers_any_name => {
+                Err(many.unknown(name))
+            }
             None if by_default() != before => self.acquire_known(choice, purpose, until).await,
             _ => Err(failure),
         }

@@ -37,6 +37,16 @@ pub const SHOW_FIELDS: &[Field] = &[
     label("verbose"),
 ];
 
+/// Fields of `/api/pull`.
+pub const PULL_FIELDS: &[Field] = &[
+    yes("model", "one that is served is there; others are refused (501)"),
+    yes("name", "the older name of `model`"),
+    yes("stream", "default true"),
+    label("insecure"),
+    label("username"),
+    label("password"),
+];
+
 /// A request to embed.
 #[derive(Clone, Debug, Deserialize)]
 pub struct EmbedRequest {
@@ -81,5 +91,21 @@ impl ShowRequest {
     pub fn name(&self) -> Option<&str> {
         let model = self.model.as_deref().filter(|model| !model.is_empty());
         model.or(self.name.as_deref())
+    }
+}
+
+/// A request to have a model.
+#[derive(Clone, Debug, Deserialize)]
+pub struct PullRequest {
+    model: Option<String>,
+    name: Option<String>,
+    /// Whether the answer is streamed.
+    pub stream: Option<bool>,
+}
+
+impl PullRequest {
+    /// The name, in either field.
+    pub fn name(&self) -> Option<&str> {
+        self.model.as_deref().or(self.name.as_deref())
     }
 }

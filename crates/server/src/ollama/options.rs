@@ -31,8 +31,13 @@ pub const OPTIONS: &[Field] = &[
     yes("presence_penalty", "default 0"),
     yes("frequency_penalty", "default 0"),
     yes("seed", "a fresh one where it is -1 or left out"),
-    yes("stop", "a string or up to 16"),
-    only("mirostat", &["0"], NOT_IMPLEMENTED),
+    yes("stop", "a string or up to 16, together up to 4 KiB"),
+    yes(
+        "mirostat",
+        "1 or 2, in place of filters and penalties; default 0, which is off",
+    ),
+    yes("mirostat_tau", "default 5"),
+    yes("mirostat_eta", "default 0.1"),
     only("tfs_z", &["1", "1.0"], NOT_IMPLEMENTED),
     only("penalize_newline", &["true"], "the penalties know no exceptions"),
     only("vocab_only", &["false"], "the model is loaded"),
@@ -42,8 +47,6 @@ pub const OPTIONS: &[Field] = &[
         "the model is loaded for all that it can do",
     ),
     // Of samplers that are off, of prompts that are cut, and of how the server computes: no matter of the answer.
-    label("mirostat_tau"),
-    label("mirostat_eta"),
     label("num_keep"),
     label("num_batch"),
     label("num_gpu"),
@@ -171,7 +174,8 @@ mod tests {
         check("{\"num_predict\":0}", Ok(None));
         check("{\"num_predict\":-3}", Ok(None));
         check("{\"num_predict\":\"all\"}", Err("options.num_predict"));
-        check("{\"mirostat\":1}", Err("options.mirostat"));
+        check("{\"mirostat\":1,\"mirostat_eta\":0.2}", Ok(None));
+        check("{\"mirostat\":\"on\"}", Err("options.mirostat"));
         check("{\"temprature\":1}", Err("options.temprature"));
         check("{\"temperature\":\"hot\"}", Err("options.temperature"));
         check("{\"stop\":[\"\"]}", Err("options.stop"));

@@ -1,24 +1,24 @@
 //! `POST /v1/chat/completions`: a conversation in, the next message out.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub use super::parts::ContentPart;
-use super::{
-    Stop, StreamOptions, TokenLimit,
-    parts::{TEXT_ONLY, join_parts},
-    template_variables::check_kwargs,
+pub(crate) use super::message::{CHAT_WORDING, template_messages};
+use super::{Stop, StreamOptions, TokenLimit, parts::TEXT_ONLY, template_variables::check_kwargs};
+pub use super::{
+    message::{Content, Message, TemplateMessage},
+    parts::ContentPart,
 };
 pub use tokenmill::Turn;
 
 use crate::{
     ApiError,
     effort::{set_effort, set_thinking, set_verbosity},
-    fields::{Field, label, only, refuse_others, refused, yes},
-    tools::{Tools, earlier_calls},
+    fields::{Field, label, only, refused, yes},
+    tools::Tools,
 };
 
-const OLD_CALLS: &str = "the older form of `tools` and `tool_calls`; use those";
+pub(super) const OLD_CALLS: &str = "the older form of `tools` and `tool_calls`; use those";
 
 /// The endpoint's own fields; those of sampling come from [`SAMPLING_FIELDS`](crate::sampling::SAMPLING_FIELDS).
 pub const FIELDS: &[Field] = &[
@@ -35,7 +35,7 @@ pub const FIELDS: &[Field] = &[
     yes("stream_options", "`include_usage`"),
     yes("logprobs", ""),
     yes("top_logprobs", "at most 20; needs `logprobs`"),
-    yes("stop", "a string or up to 16"),
+    yes("stop", "a string or up to 16, together up to 4 KiB"),
     yes(
         "chat_template_kwargs",
         "extension, as in vLLM; variables for the model's chat template",
@@ -50,6 +50,14 @@ pub const FIELDS: &[Field] = &[
         "return_token_ids",
         "extension, as in vLLM; `prompt_token_ids`, and `token_ids` of each choice; a stream has a chunk for each token then, also where \
          its text is held back",
+    ),
+    yes(
+        "verbose",
+        "extension, as in llama.cpp; `__verbose` of the answer has the prompt as the chat template wrote it",
+    ),
+    yes(
+        "n_predict",
+        "extension, as in llama.cpp; the same as `max_completion_tokens`",
     ),
     label("user"),
     label("metadata"),
@@ -111,6 +119,10 @@ pub const FIELDS: &[Field] = &[
         "the answer of `/v1/completions` can begin with the prompt",
     ),
     only("add_special_tokens", &["false"], "the chat template writes them"),
+    yes(
+        "thinking",
+        "extension, as in DeepSeek's and GLM's APIs; `{\"type\": \"enabled\"}` or `disabled`, the same as `enable_thinking`",
+    ),
     refused(
         "store",
         "chats are not stored; `/v1/responses` stores its answers",
@@ -148,6 +160,7 @@ pub struct ChatRequest {
     pub messages: Vec<Message>,
     max_completion_tokens: Option<TokenLimit>,
     max_tokens: Option<TokenLimit>,
+    n_predict: Option<TokenLimit>,
     /// Choices.
     pub n: Option<u32>,
     /// Whether the answer is streamed.
@@ -171,6 +184,7 @@ pub struct ChatRequest {
     parallel_tool_calls: Option<bool>,
     reasoning_effort: Option<String>,
     enable_thinking: Option<bool>,
+    thinking: Option<Thinking>,
     verbosity: Option<String>,
     thinking_budget: Option<i32>,
     thinking_token_budget: Option<i32>,
@@ -182,6 +196,9 @@ pub struct ChatRequest {
     /// Whether the ids of tokens are told.
     #[serde(default)]
     pub return_token_ids: bool,
+    /// Whether the prompt is told.
+    #[serde(default)]
+    pub verbose: bool,
 }
 
 impl ChatRequest {
@@ -213,7 +230,18 @@ impl ChatRequest {
     /// As [`check_kwargs`], and a word that is unknown.
     pub(crate) fn variables(&mut self) -> Result<Map<String, Value>, ApiError> {
         let mut kwargs = check_kwargs(std::mem::take(&mut self.chat_template_kwargs))?;
-        if let Some(thinks) = self.enable_thinking {
+        let thinking = match self.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
+            None | Some("auto" | "adaptive") => None,
+            Some("enabled") => Some(true),
+            Some("disabled") => Some(false),
+            Some(_) => {
+                return Err(ApiError::invalid(
+                    "thinking.type",
+                    "expected `enabled`, `disabled` or `auto`",
+                ));
+            }
+        };
+        if let Some(thinks) = self.enable_thinking.or(thinking) {
             set_thinking(&mut kwargs, thinks);
         }
         if let Some(effort) = &self.reasoning_effort {
@@ -266,7 +294,7 @@ impl ChatRequest {
                 "max_tokens",
                 "contradicts `max_completion_tokens`",
             )),
-            (new, old) => Ok(new.or(old).and_then(TokenLimit::at_most)),
+            (new, old) => Ok(new.or(old).or(self.n_predict).and_then(TokenLimit::at_most)),
         }
     }
 
@@ -277,6 +305,13 @@ impl ChatRequest {
     pub fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
         n_logprobs(self.logprobs, self.top_logprobs)
     }
+}
+
+/// Whether the model is to think, in the words of other APIs.
+#[derive(Clone, Debug, Deserialize)]
+struct Thinking {
+    #[serde(rename = "type")]
+    kind: String,
 }
 
 /// How the prompt of a conversation ends, by vLLM's two switches.
@@ -300,237 +335,9 @@ pub(crate) fn turn_of(
     }
 }
 
-/// One message of a conversation.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Message {
-    role: String,
-    content: Option<Content>,
-    name: Option<String>,
-    refusal: Option<Value>,
-    tool_calls: Option<Vec<Value>>,
-    tool_call_id: Option<String>,
-    function_call: Option<Value>,
-    audio: Option<Value>,
-    reasoning_content: Option<String>,
-    /// The same in other servers' words.
-    reasoning: Option<String>,
-    #[serde(flatten)]
-    others: Map<String, Value>,
-}
-
-/// A message's content.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of content parts")]
-pub enum Content {
-    /// Plain text.
-    Text(String),
-    /// Parts: text and images.
-    Parts(Vec<ContentPart>),
-}
-
-/// How an endpoint writes conversations.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wording {
-    /// The field with the messages.
-    pub(crate) field: &'static str,
-    /// Types of parts that are text.
-    pub(crate) text_kinds: &'static [&'static str],
-    /// The type of a part that is an image.
-    pub(crate) image_kind: &'static str,
-    /// Fields of a message that only describe it.
-    pub(crate) labels: &'static [&'static str],
-}
-
-/// How this endpoint does.
-pub(crate) const CHAT_WORDING: Wording = Wording {
-    field: "messages",
-    text_kinds: &["text"],
-    image_kind: "image_url",
-    labels: &[],
-};
-
-/// A message as the chat template sees it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct TemplateMessage {
-    /// `system`, `user`, `assistant` or `tool`.
-    pub role: String,
-    /// The text.
-    pub content: String,
-    /// Text and images in their order, where there are images.
-    #[serde(skip)]
-    pub parts: Vec<Value>,
-    /// The author's name, if the request gave one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// What the assistant thought before it answered, for templates that write it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasoning_content: Option<String>,
-    /// Tools that the assistant called, in OpenAI's form.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tool_calls: Option<Value>,
-    /// The call whose result this is.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tool_call_id: Option<String>,
-}
-
-impl TemplateMessage {
-    /// Images in it.
-    pub(crate) fn n_images(&self) -> usize {
-        let is_image = |part: &&Value| part["type"] == "image_url";
-        self.parts.iter().filter(is_image).count()
-    }
-}
-
-/// Checks a conversation and brings it into the form that chat templates expect.
-///
-/// # Errors
-/// An empty conversation, an unknown role, a part that is not text or an unknown field, by path.
-pub(crate) fn template_messages(
-    messages: Vec<Message>,
-    wording: &Wording,
-) -> Result<Vec<TemplateMessage>, ApiError> {
-    if messages.is_empty() {
-        return Err(ApiError::invalid(
-            wording.field,
-            "a conversation needs at least one message",
-        ));
-    }
-    messages
-        .into_iter()
-        .enumerate()
-        .map(|(index, message)| template_message(&format!("{}[{index}]", wording.field), message, wording))
-        .collect()
-}
-
-/// Checks one message; `path` is where it stands.
-///
-/// # Errors
-/// As [`template_messages`].
-pub(crate) fn template_message(
-    path: &str,
-    message: Message,
-    wording: &Wording,
-) -> Result<TemplateMessage, ApiError> {
-    let at = |field: &str| format!("{path}.{field}");
-    let unsupported = |field, reason| {
-        Err(ApiError::UnsupportedField {
-            param: at(field),
-            reason,
-        })
-    };
-    let calls = message.tool_calls.filter(|calls| !calls.is_empty());
-    if calls.is_some() && message.role != "assistant" {
-        return Err(ApiError::invalid(
-            at("tool_calls"),
-            "only the assistant calls tools",
-        ));
-    }
-    let tool_calls = calls
-        .map(|calls| earlier_calls(&at("tool_calls"), calls))
-        .transpose()?;
-    if message.function_call.is_some_and(|call| !call.is_null()) {
-        return unsupported("function_call", OLD_CALLS);
-    }
-    if message.audio.is_some_and(|audio| !audio.is_null()) {
-        return unsupported("audio", TEXT_ONLY);
-    }
-    if message.refusal.is_some_and(|refusal| !refusal.is_null()) {
-        return unsupported("refusal", "write the refusal as the message's content");
-    }
-    let role = match message.role.as_str() {
-        "tool" if message.tool_call_id.as_ref().is_none_or(String::is_empty) => {
-            return Err(ApiError::invalid(
-                at("tool_call_id"),
-                "a result names the call that it is of",
-            ));
-        }
-        "system" | "user" | "assistant" | "tool" => message.role,
-        // The newer name of the same thing; templates know only the older.
-        "developer" => "system".to_owned(),
-        "function" => return unsupported("role", OLD_CALLS),
-        _ => {
-            let reason = format!(
-                "`{}` is not a role; expected system, developer, user, assistant or tool",
-                message.role
-            );
-            return Err(ApiError::invalid(at("role"), reason));
-        }
-    };
-    refuse_others(path, &message.others, wording.labels)?;
-    let (content, parts) = match message.content {
-        Some(Content::Text(text)) => (text, Vec::new()),
-        Some(Content::Parts(parts)) => join_parts(&at("content"), parts, wording)?,
-        None if tool_calls.is_some() => (String::new(), Vec::new()),
-        None => return Err(ApiError::invalid(at("content"), "this field is required")),
-    };
-    Ok(TemplateMessage {
-        role,
-        content,
-        parts,
-        name: message.name,
-        reasoning_content: message.reasoning_content.or(message.reasoning),
-        tool_calls,
-        tool_call_id: message.tool_call_id,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[track_caller]
-    fn check(messages: &str, expected: Result<&[(&str, &str)], &str>) {
-        let messages: Vec<Message> = serde_json::from_str(messages).expect("messages of the right types");
-        match (template_messages(messages, &CHAT_WORDING), expected) {
-            (Ok(found), Ok(wanted)) => {
-                let found: Vec<_> = found
-                    .iter()
-                    .map(|m| (m.role.as_str(), m.content.as_str()))
-                    .collect();
-                assert_eq!(found, wanted);
-            }
-            (Err(error), Err(param)) => assert_eq!(error.param(), Some(param), "{error}"),
-            (found, wanted) => panic!("{found:?}, expected {wanted:?}"),
-        }
-    }
-
-    #[test]
-    fn messages_reach_the_template_as_role_and_text() {
-        check(
-            r#"[{"role":"developer","content":"be brief"},
-                {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
-                {"role":"assistant","content":"c","refusal":null,"tool_calls":[],"annotations":[]}]"#,
-            Ok(&[("system", "be brief"), ("user", "ab"), ("assistant", "c")]),
-        );
-    }
-
-    #[test]
-    fn what_cannot_be_done_is_refused_by_path() {
-        check("[]", Err("messages"));
-        check(r#"[{"role":"robot","content":"a"}]"#, Err("messages[0].role"));
-        check(r#"[{"role":"user"}]"#, Err("messages[0].content"));
-        check(
-            r#"[{"role":"tool","content":"a"}]"#,
-            Err("messages[0].tool_call_id"),
-        );
-        check(r#"[{"role":"function","content":"a"}]"#, Err("messages[0].role"));
-        check(
-            r#"[{"role":"user","content":[{"type":"image_url"}]}]"#,
-            Err("messages[0].content[0].image_url"),
-        );
-        check(
-            r#"[{"role":"assistant","tool_calls":[{}]}]"#,
-            Err("messages[0].tool_calls[0].function.name"),
-        );
-        check(
-            r#"[{"role":"user","content":"a","prefix":true}]"#,
-            Err("messages[0].prefix"),
-        );
-        check(
-            r#"[{"role":"user","content":[{"type":"text","text":"a","weight":2}]}]"#,
-            Err("messages[0].content[0].weight"),
-        );
-    }
 
     #[test]
     fn the_servers_variables_of_a_template_are_not_the_clients() {

@@ -8,8 +8,15 @@ use crate::fields::{Field, label, only, yes};
 /// The endpoint's own fields; those of sampling come from [`SAMPLING_FIELDS`](crate::sampling::SAMPLING_FIELDS).
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
-    yes("prompt", "text, token ids, or a list of either"),
+    yes(
+        "prompt",
+        "text, in which control tokens written out are control tokens, token ids, or a list of either",
+    ),
     yes("max_tokens", "default 16; -1: the rest of the context"),
+    yes(
+        "n_predict",
+        "extension, as in llama.cpp; the same as `max_tokens`",
+    ),
     yes("n", ""),
     yes("best_of", "only equal to `n`"),
     yes("stream", ""),
@@ -27,8 +34,18 @@ pub const FIELDS: &[Field] = &[
         &["true"],
         "a prompt begins with the model's own token for that; give token ids for another",
     ),
-    yes("stop", "a string or up to 16"),
+    yes("stop", "a string or up to 16, together up to 4 KiB"),
     yes("ignore_eos", "extension, as in vLLM and llama.cpp"),
+    yes(
+        "return_token_ids",
+        "extension, as in vLLM; `prompt_token_ids` and `token_ids` of each choice; a stream has a chunk for each token then, also where \
+         its text is held back",
+    ),
+    yes(
+        "prompt_logprobs",
+        "extension, as in vLLM; `prompt_logprobs` of each choice has the log-probability of each token of the prompt, and of as many of \
+         the likeliest, at most 20",
+    ),
     yes(
         "response_format",
         "extension, as in vLLM; as on `/v1/chat/completions`",
@@ -45,6 +62,7 @@ pub const MAX_LOGPROBS: u32 = 20;
 
 /// A completion request.
 #[derive(Clone, Debug, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "fields of the API")]
 pub struct CompletionRequest {
     /// Model name.
     pub model: Option<String>,
@@ -52,6 +70,8 @@ pub struct CompletionRequest {
     pub prompt: PromptInput,
     /// Most tokens to generate.
     pub max_tokens: Option<TokenLimit>,
+    /// The same by llama.cpp's name.
+    pub n_predict: Option<TokenLimit>,
     /// Choices per prompt.
     pub n: Option<u32>,
     /// Candidates per prompt.
@@ -74,6 +94,11 @@ pub struct CompletionRequest {
     /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
+    /// Whether the ids of tokens are told.
+    #[serde(default)]
+    pub return_token_ids: bool,
+    /// Alternatives to report with each token of the prompt.
+    pub prompt_logprobs: Option<u32>,
 }
 
 /// A prompt: text or token ids, one or several.

@@ -2,13 +2,18 @@
 
 use serde::Deserialize;
 
-use super::completion::PromptInput;
-use crate::fields::{Field, label, only, yes};
+use crate::{
+    fields::{Field, label, only, yes},
+    raw_prompt::RawPrompt,
+};
 
 /// The endpoint's fields.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
-    yes("input", "text, token ids, or a list of either"),
+    yes(
+        "input",
+        "text, token ids, both in turn, an object with `prompt_string` or `content` of text parts, or a list of such inputs",
+    ),
     yes("encoding_format", "`float` or `base64`"),
     label("user"),
     yes(
@@ -20,7 +25,7 @@ pub const FIELDS: &[Field] = &[
 /// The fields of llama.cpp's endpoint.
 pub const LLAMA_CPP_FIELDS: &[Field] = &[
     yes("model", ""),
-    yes("content", "text, token ids, or a list of either"),
+    yes("content", "as `input` of `/v1/embeddings`"),
     yes("input", "the same as `content`"),
     only("embd_normalize", &["2"], "vectors have length 1"),
     only("encoding_format", &["\"float\""], "`/v1/embeddings` has base64"),
@@ -32,9 +37,9 @@ pub struct LlamaCppRequest {
     /// Model name.
     pub model: Option<String>,
     /// What to embed.
-    pub content: Option<PromptInput>,
+    pub content: Option<RawPrompt>,
     /// The same.
-    pub input: Option<PromptInput>,
+    pub input: Option<RawPrompt>,
 }
 
 /// An embedding request.
@@ -43,7 +48,7 @@ pub struct EmbeddingRequest {
     /// Model name.
     pub model: Option<String>,
     /// What to embed.
-    pub input: PromptInput,
+    pub input: RawPrompt,
     /// How many numbers of each vector are wanted.
     pub dimensions: Option<usize>,
     /// How the numbers are written.

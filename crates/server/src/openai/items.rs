@@ -8,8 +8,15 @@ use axum::{http::HeaderValue, response::Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::chat::{Message, TemplateMessage, Wording, template_message};
-use crate::{ApiError, tools::earlier_call};
+use super::{
+    message::{Message, TemplateMessage, Wording, template_message},
+    parts::Joined,
+};
+use crate::{
+    ApiError,
+    earlier_calls::earlier_call,
+    images::{self, Parts},
+};
 
 pub(super) const NO_STATE: &str =
     "only whole answers are stored: `previous_response_id` continues one; else send the items in `input`";
@@ -137,7 +144,7 @@ pub(crate) fn conversation(
                     Item::Message(message) => {
                         let mut message = template_message(&path, *message, &WORDING)?;
                         if message.role == "assistant" {
-                            message.reasoning_content = thought.take();
+                            message.reasoning_content = thought.take().or(message.reasoning_content);
                         }
                         messages.push(message);
                     }
@@ -184,7 +191,9 @@ impl Other {
                 }
             }
             kind if kind.ends_with("_output") => {
-                let content = self.given(path)?;
+                let Joined {
+                    text: content, parts, ..
+                } = self.given(path)?;
                 let is_shell = self.kind == "local_shell_call_output";
                 let id = self.call_id.or(self.id.filter(|_| is_shell));
                 let id = id.filter(|id| !id.is_empty()).ok_or_else(|| {
@@ -193,6 +202,7 @@ impl Other {
                 messages.push(TemplateMessage {
                     role: "tool".to_owned(),
                     content,
+                    parts,
                     tool_call_id: Some(id),
                     ..TemplateMessage::default()
                 });
@@ -225,15 +235,15 @@ impl Other {
         }
     }
 
-    /// The text of a result.
-    fn given(&self, path: &str) -> Result<String, ApiError> {
-        match self.kind.as_str() {
+    /// What a result says and shows.
+    fn given(&self, path: &str) -> Result<Joined, ApiError> {
+        let text = match self.kind.as_str() {
             "function_call_output"
             | "custom_tool_call_output"
             | "local_shell_call_output"
             | "apply_patch_call_output" => match &self.output {
                 Value::String(text) => Ok(text.clone()),
-                Value::Array(parts) => Ok(parts.iter().map(part_of_result).collect()),
+                Value::Array(parts) => return Ok(parts_of_result(path, parts)),
                 Value::Null if self.kind == "apply_patch_call_output" => Ok(String::new()),
                 _ => Err(ApiError::invalid(
                     format!("{path}.output"),
@@ -246,7 +256,8 @@ impl Other {
             "tool_search_output" if self.tools.is_array() => Ok(self.tools.to_string()),
             "tool_search_output" => Err(ApiError::invalid(format!("{path}.tools"), "expected a list")),
             kind => Err(refuse_item(path, kind)),
-        }
+        };
+        text.map(Joined::of_text)
     }
 }
 
@@ -256,14 +267,38 @@ fn texts_of(parts: &Value) -> String {
     parts.filter_map(|part| part.get("text")?.as_str()).collect()
 }
 
-/// A part of a result as the model reads it. Of an image or a file it is told that it was left out.
+/// The parts of a result: texts and images.
+fn parts_of_result(path: &str, parts: &[Value]) -> Joined {
+    let mut joined = Parts::default();
+    for (index, part) in parts.iter().enumerate() {
+        let mut fields = part.as_object().cloned().unwrap_or_default();
+        if part["type"] == "input_image" && fields.get("image_url").is_some_and(|url| !url.is_null()) {
+            let path = format!("{path}.output[{index}]");
+            // One that cannot be read would end the conversation for ever.
+            match images::of_openai(&path, &mut fields) {
+                Ok(image) => joined.push_image(image),
+                Err(error) => joined.push_text(&format!("[an image left out: {error}]")),
+            }
+        } else {
+            joined.push_text(&part_of_result(part));
+        }
+    }
+    let (text, parts) = joined.finish();
+    Joined {
+        text,
+        parts,
+        ..Joined::default()
+    }
+}
+
+/// A part of a result as the model reads it. Of a file it is told that it was left out.
 fn part_of_result(part: &Value) -> String {
     if let Some(text) = part.get("text").and_then(Value::as_str) {
         return text.to_owned();
     }
     let kind = part.get("type").and_then(Value::as_str).unwrap_or("part");
     let kind: String = kind.chars().take(40).collect();
-    format!("[{kind} left out: only texts of results are read]")
+    format!("[{kind} left out: only texts and images of results are read]")
 }
 
 fn refuse_item(path: &str, kind: &str) -> ApiError {
@@ -289,10 +324,13 @@ mod tests {
         let check = |part: Value, expected: &str| assert_eq!(part_of_result(&part), expected);
         check(json!({"type": "input_text", "text": "7"}), "7");
         check(
-            json!({"type": "input_image", "image_url": "data:image/png;base64,AA=="}),
-            "[input_image left out: only texts of results are read]",
+            json!({"type": "input_file", "file_id": "f"}),
+            "[input_file left out: only texts and images of results are read]",
         );
-        check(json!(3), "[part left out: only texts of results are read]");
+        check(
+            json!(3),
+            "[part left out: only texts and images of results are read]",
+        );
     }
 
     #[track_caller]
@@ -359,10 +397,6 @@ mod tests {
         check(
             r#"[{"role":"user","content":"a"},{"type":"function_call_output","output":"o"}]"#,
             Err("input[1].call_id"),
-        );
-        check(
-            r#"[{"type":"function_call","call_id":"c","name":"f","arguments":"[]"}]"#,
-            Err("input[0].arguments"),
         );
         check(
             r#"[{"type":"computer_call","call_id":"c"}]"#,

@@ -7,6 +7,7 @@ pub mod chat;
 pub mod completion;
 pub mod embedding;
 pub(crate) mod items;
+pub mod message;
 mod parts;
 pub mod rerank;
 pub mod response;
@@ -29,20 +30,30 @@ pub enum Stop {
 /// Most stop strings a request may have. OpenAI allows 4; agents in the field send more.
 const MAX_STOPS: usize = 16;
 
+/// Bytes that all stop strings of a request may have together.
+const MAX_STOP_BYTES: usize = 4 << 10;
+
 impl Stop {
     /// The stop strings.
     ///
     /// # Errors
-    /// Too many, or an empty one.
+    /// Too many, too long ones, or an empty one.
     pub fn to_strings(&self) -> Result<Vec<String>, ApiError> {
         let strings = match self {
-            Self::One(string) => vec![string.clone()],
-            Self::Many(strings) => strings.clone(),
+            Self::One(string) => std::slice::from_ref(string),
+            Self::Many(strings) => strings,
         };
         if strings.len() > MAX_STOPS {
             return Err(ApiError::invalid(
                 "stop",
                 format!("{} strings, at most {MAX_STOPS}", strings.len()),
+            ));
+        }
+        let n_bytes: usize = strings.iter().map(String::len).sum();
+        if n_bytes > MAX_STOP_BYTES {
+            return Err(ApiError::invalid(
+                "stop",
+                format!("{n_bytes} bytes, at most {MAX_STOP_BYTES} in all"),
             ));
         }
         if strings.iter().any(String::is_empty) {
@@ -51,7 +62,7 @@ impl Stop {
                 "an empty stop string would end every answer at once",
             ));
         }
-        Ok(strings)
+        Ok(strings.to_vec())
     }
 }
 
@@ -154,5 +165,32 @@ pub fn check_n(n: Option<u32>, maximum: u32) -> Result<u32, ApiError> {
             "n",
             format!("{n} is not between 1 and {maximum}"),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_strings_are_bounded_in_number_and_in_bytes() {
+        let of = |n_strings: usize, n_bytes: usize| Stop::Many(vec!["x".repeat(n_bytes); n_strings]);
+        for fitting in [
+            of(MAX_STOPS, MAX_STOP_BYTES / MAX_STOPS),
+            of(1, MAX_STOP_BYTES),
+            of(0, 0),
+        ] {
+            assert!(fitting.to_strings().is_ok());
+        }
+        for refused in [
+            of(MAX_STOPS + 1, 1),
+            of(1, MAX_STOP_BYTES + 1),
+            of(2, 0),
+            of(MAX_STOPS, MAX_STOP_BYTES / MAX_STOPS + 1),
+            Stop::One("x".repeat(7 << 20)),
+        ] {
+            let error = refused.to_strings().expect_err("it is beyond a bound");
+            assert_eq!(error.param(), Some("stop"));
+        }
     }
 }

@@ -5,7 +5,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::chat::Wording;
+use super::message::Wording;
 use crate::{
     ApiError,
     fields::refuse_others,
@@ -32,15 +32,51 @@ const PART_LABELS: &[&str] = &[
     "logprobs",
 ];
 
-/// The text of parts, and the parts themselves where there are images.
+/// What the parts of a message say.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Joined {
+    pub(super) text: String,
+    /// The parts themselves, where there are images.
+    pub(super) parts: Vec<Value>,
+    /// What the model thought before, where that is a part of an answer.
+    pub(super) thoughts: Option<String>,
+}
+
+impl Joined {
+    pub(super) fn of_text(text: String) -> Self {
+        Self {
+            text,
+            ..Self::default()
+        }
+    }
+}
+
+/// The text of parts, and the parts themselves where there are images. Those of an answer may be what other servers have in theirs.
 pub(super) fn join_parts(
     path: &str,
     parts: Vec<ContentPart>,
     wording: &Wording,
-) -> Result<(String, Vec<Value>), ApiError> {
+    is_answer: bool,
+) -> Result<Joined, ApiError> {
     let mut joined = Parts::default();
+    let mut thoughts: Option<String> = None;
     for (index, mut part) in parts.into_iter().enumerate() {
         let path = format!("{path}[{index}]");
+        if is_answer && part.kind == "refusal" {
+            joined.push_text(
+                part.others
+                    .get("refusal")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default(),
+            );
+            continue;
+        }
+        if is_answer && matches!(part.kind.as_str(), "thinking" | "reasoning") {
+            let said = part.others.get(&part.kind).map(texts_in).unwrap_or_default();
+            let said = part.text.as_deref().unwrap_or(&said);
+            thoughts.get_or_insert_default().push_str(said);
+            continue;
+        }
         if part.kind == wording.image_kind {
             joined.push_image(images::of_openai(&path, &mut part.others)?);
             refuse_others(&path, &part.others, PART_LABELS)?;
@@ -52,11 +88,27 @@ pub(super) fn join_parts(
                 reason: TEXT_ONLY,
             });
         }
-        refuse_others(&path, &part.others, PART_LABELS)?;
+        if !is_answer {
+            refuse_others(&path, &part.others, PART_LABELS)?;
+        }
         let text = part
             .text
             .ok_or_else(|| ApiError::invalid(format!("{path}.text"), "this field is required"))?;
         joined.push_text(&text);
     }
-    Ok(joined.finish())
+    let (text, parts) = joined.finish();
+    Ok(Joined {
+        text,
+        parts,
+        thoughts,
+    })
+}
+
+/// A text, or those of a list of parts.
+fn texts_in(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => (parts.iter()).filter_map(|part| part["text"].as_str()).collect(),
+        _ => String::new(),
+    }
 }

@@ -2,13 +2,26 @@
 
 use serde::Deserialize;
 
-use crate::fields::{Field, label, refused, yes};
+use crate::{
+    ApiError,
+    fields::{Field, label, only, refused, yes},
+};
 
 /// The endpoint's fields.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes("query", "what the documents are to answer"),
     yes("documents", "texts, or objects with a `text`"),
+    yes(
+        "texts",
+        "the documents by TEI's name: the answer is a list of `index` and `score`, as there",
+    ),
+    yes(
+        "return_text",
+        "with `texts`: whether they come back with their scores",
+    ),
+    only("raw_scores", &["false"], "scores are what the model says"),
+    only("truncate", &["false"], "documents are not cut"),
     yes("top_n", "how many of the best are listed; all by default"),
     yes(
         "return_documents",
@@ -32,14 +45,31 @@ pub struct RerankRequest {
     pub model: Option<String>,
     /// What the documents are to answer.
     pub query: String,
-    /// The documents.
-    pub documents: Vec<Document>,
+    documents: Option<Vec<Document>>,
+    texts: Option<Vec<Document>>,
+    /// Whether the texts come back, in TEI's form.
+    pub return_text: Option<bool>,
     /// How many of the best are listed.
     pub top_n: Option<usize>,
     /// Whether the texts come back.
     pub return_documents: Option<bool>,
     /// What the query wants.
     pub instruction: Option<String>,
+}
+
+impl RerankRequest {
+    /// The documents, and whether the answer has TEI's form.
+    ///
+    /// # Errors
+    /// None of the two names for them, or both.
+    pub fn documents(&self) -> Result<(&[Document], bool), ApiError> {
+        match (&self.documents, &self.texts) {
+            (Some(documents), None) => Ok((documents, false)),
+            (None, Some(texts)) => Ok((texts, true)),
+            (None, None) => Err(ApiError::invalid("documents", "this field is required")),
+            (Some(_), Some(_)) => Err(ApiError::invalid("texts", "contradicts `documents`")),
+        }
+    }
 }
 
 /// A document of a request.

@@ -281,6 +281,47 @@ async fn adapters_of_rank_0_or_wrong_shapes_are_refused_and_nothing_is_lost() {
     server.assert_idle().await;
 }
 
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn links_out_of_an_adapters_folder_are_not_followed() {
+    use std::os::unix::fs::symlink;
+
+    let outer = tempfile::tempdir().unwrap();
+    let [folder, outside] = ["adapters", "outside"].map(|name| outer.path().join(name));
+    copy(&data("parity2/lora/qwen3-a"), &outside);
+    let files = ["adapter_config.json", "adapter_model.safetensors"];
+    // One of both files, or both; and the folder itself.
+    for (name, linked) in [
+        ("first", &files[..1]),
+        ("second", &files[1..]),
+        ("both", &files[..]),
+    ] {
+        copy(&outside, &folder.join(name));
+        for file in linked {
+            std::fs::remove_file(folder.join(name).join(file)).unwrap();
+            symlink(outside.join(file), folder.join(name).join(file)).unwrap();
+        }
+    }
+    symlink(&outside, folder.join("folder")).unwrap();
+    // Within the folder a link is a file like any other.
+    copy(&outside, &folder.join("inside"));
+    let config = folder.join("inside").join(files[0]);
+    std::fs::rename(&config, folder.join("inside/real.json")).unwrap();
+    symlink("real.json", &config).unwrap();
+    let config = ServerConfig {
+        adapter_folder: Some(folder),
+        ..ServerConfig::default()
+    };
+    let server = TestServer::start_file(&data("parity/qwen3/model-F32.gguf"), "tiny", config).await;
+    for name in ["first", "second", "both", "folder"] {
+        let body = json!({ "lora_name": "a", "lora_path": name });
+        let reply = server.post("/v1/load_lora_adapter", &body).await;
+        assert_eq!(reply.status, 400, "{name}: {}", reply.text());
+        assert!(!reply.text().contains("outside/"), "{}", reply.text());
+    }
+    assert_eq!(load(&server, "a", "inside").await, 200);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_adapter_is_a_404_of_each_api() {
     let server = server().await;

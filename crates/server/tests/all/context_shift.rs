@@ -37,7 +37,7 @@ async fn an_answer_goes_on_behind_its_context_and_says_so() {
             &ended["truncated"],
             &ended["stop_type"]
         ],
-        [&json!(20), &json!(false), &json!("limit")]
+        [&json!(20), &json!(true), &json!("limit")]
     );
     let shifting = TestServer::start_with(setup(true))
         .await

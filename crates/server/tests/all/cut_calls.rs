@@ -111,7 +111,8 @@ async fn half_a_call_is_a_call_on_every_endpoint() {
         "/api/chat",
     ] {
         let mut seen = Vec::new();
-        for n in 1.. {
+        // Every place is cut by `text`'s tests of calls.
+        for n in (1..).step_by(3) {
             let said = read(path, &server.post_ok(path, &body(path, n, false)).await);
             assert!(!said.text.contains("arguments"), "{path} {n}: {said:?}");
             if let Some(arguments) = &said.arguments {

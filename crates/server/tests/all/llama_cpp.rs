@@ -202,10 +202,10 @@ async fn the_model_is_described_and_refusals_name_the_field() {
     for (path, body, param) in [
         ("/completion", json!({}), "prompt"),
         ("/completion", json!({ "prompt": "a", "n_probs": 21 }), "n_probs"),
-        ("/completion", json!({ "prompt": "a", "mirostat": 2 }), "mirostat"),
+        ("/completion", json!({ "prompt": "a", "mirostat": 3 }), "mirostat"),
         (
             "/completion",
-            json!({ "prompt": "a", "samplers": ["temperature", "top_k"] }),
+            json!({ "prompt": "a", "samplers": ["temperature", "top_q"] }),
             "samplers",
         ),
         (
@@ -216,7 +216,7 @@ async fn the_model_is_described_and_refusals_name_the_field() {
         ("/embedding", json!({}), "content"),
         (
             "/completion",
-            json!({ "prompt": "a", "max_tokens": 3 }),
+            json!({ "prompt": "a", "max_tokens": "3" }),
             "max_tokens",
         ),
         // The demo model was not trained to fill gaps.

@@ -4,6 +4,7 @@
 
 mod adapters;
 mod agents;
+mod any_name;
 mod babble;
 mod bodies;
 mod calls;
@@ -18,10 +19,12 @@ mod earlier_answers;
 mod encoders;
 mod forced;
 mod generation;
+mod histories;
 mod http2;
 mod images;
 #[cfg(unix)]
 mod kv_events;
+mod llama_clients;
 mod llama_cpp;
 mod media;
 mod model_folder;
@@ -38,6 +41,8 @@ mod shapes;
 mod silence;
 mod slots;
 mod speculation;
+mod stops;
+mod stream_limits;
 #[cfg(feature = "otel")]
 mod traces;
 mod wire;

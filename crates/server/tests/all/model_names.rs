@@ -195,9 +195,18 @@ async fn the_one_model_of_a_server_is_found_in_each_form_by_each_api() {
             "{name}"
         );
     }
+    let strict = ServerConfig {
+        strict_model_names: true,
+        ..ServerConfig::default()
+    };
+    let strict = Setup {
+        server: strict,
+        ..setup()
+    };
+    let strict = TestServer::start_with(strict).await.expect("it started before");
     for name in ["Demo", "dem", "org/demo", "demo:1b"] {
         let body = json!({ "model": name, "prompt": "Hi", "max_tokens": 1 });
-        let reply = server.post("/v1/completions", &body).await;
+        let reply = strict.post("/v1/completions", &body).await;
         assert_eq!(reply.status, 404, "{name}");
         assert!(reply.text().contains("near it: "), "{name}: {}", reply.text());
     }

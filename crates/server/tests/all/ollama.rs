@@ -314,12 +314,7 @@ async fn refusals_have_their_own_form_and_name_the_field() {
     };
     let message = json!([{ "role": "user", "content": "Hi" }]);
     for (path, body, status, word) in [
-        (
-            "/api/chat",
-            json!({ "model": "other", "messages": message }),
-            404,
-            "other",
-        ),
+        ("/api/show", json!({ "model": "other" }), 404, "other"),
         (
             "/api/chat",
             json!({ "messages": message, "keep_alive": 0.0 }),
@@ -358,7 +353,7 @@ async fn refusals_have_their_own_form_and_name_the_field() {
         ),
         (
             "/api/chat",
-            json!({ "messages": message, "options": { "mirostat": 2 } }),
+            json!({ "messages": message, "options": { "mirostat": 3 } }),
             400,
             "options.mirostat",
         ),

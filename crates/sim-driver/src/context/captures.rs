@@ -6,7 +6,7 @@
 use super::{Capture, Operation, State, handle};
 use crate::{
     code::{self, Outcome},
-    fault::Fault,
+    fault::{Defect, Fault},
 };
 
 impl State {
@@ -18,7 +18,7 @@ impl State {
             self.fault = None;
             return Err(code::STREAM_CAPTURE_UNSUPPORTED);
         }
-        if !self.context.captures {
+        if !self.context.captures || self.defects.contains(&Defect::Capture) {
             return Err(code::STREAM_CAPTURE_UNSUPPORTED);
         }
         self.context.capture = Some(Capture {

@@ -5,13 +5,13 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use tokenmill_ptx_sim::{DeviceProfile, DevicePtr, Kernel, LaunchConfig, MemoryError, Written, launch};
+use tokenmill_ptx_sim::{DeviceMemory, DevicePtr, Kernel, LaunchConfig, MemoryError, Written, launch};
 
 use super::{Context, Function, Operation, State, Waits};
 use crate::{
     code::{self, Outcome},
     counts::Counts,
-    fault::Fault,
+    fault::{Defect, Fault},
     nccl::{Kind, Met},
     rows::{Place, Rows},
     timing::Timing,
@@ -55,8 +55,20 @@ impl State {
                 let queue = self.context.streams.entry(stream).or_default();
                 queue.pop_front();
                 queue.push_front(Operation::Replayed);
-                (operations.iter().rev()).for_each(|operation| queue.push_front(operation.clone()));
+                for operation in operations.iter().rev() {
+                    let mut operation = operation.clone();
+                    if let Operation::Launch { is_replayed, .. } = &mut operation {
+                        *is_replayed = true;
+                    }
+                    queue.push_front(operation);
+                }
                 return Ok(());
+            }
+            Some(Operation::Launch { function, .. }) => {
+                let name = &self.context.functions[&(*function as u64)].name;
+                if self.defects.iter().any(|defect| defect.hangs(name)) {
+                    return self.hang(waits);
+                }
             }
             _ => {}
         }
@@ -67,11 +79,22 @@ impl State {
                 &operation,
                 &mut self.counts,
                 &mut self.fault,
+                &self.defects,
                 &mut self.timing,
             )
         {
             self.context.lose(&reason);
         }
+        self.context.check()
+    }
+
+    /// Says of a kernel that never ends that it has not. Whoever waits for it without a limit would wait for ever: a test that does so is to end.
+    fn hang(&mut self, waits: Waits) -> Outcome {
+        if waits == Waits::Elsewhere {
+            return Err(code::NOT_READY);
+        }
+        self.context
+            .lose("a kernel that never ends is waited for without a limit");
         self.context.check()
     }
 
@@ -113,6 +136,7 @@ impl Context {
         operation: &Operation,
         counts: &mut Counts,
         fault: &mut Option<Fault>,
+        defects: &[Defect],
         timing: &mut Option<Timing>,
     ) -> Result<(), String> {
         let text = |error: MemoryError| error.to_string();
@@ -123,7 +147,7 @@ impl Context {
             timing.as_mut().map(Timing::forget_last);
         }
         match operation {
-            Operation::Launch { .. } => self.run_kernel(stream, operation, counts, fault, timing),
+            Operation::Launch { .. } => self.run_kernel(stream, operation, counts, fault, defects, timing),
             Operation::Upload { from, to } => {
                 self.clock_ms += from.n_bytes() as f64 * 1e-7;
                 from.read(|bytes| self.memory.write(DevicePtr(*to), bytes))
@@ -201,6 +225,7 @@ impl Context {
         operation: &Operation,
         counts: &mut Counts,
         fault: &mut Option<Fault>,
+        defects: &[Defect],
         timing: &mut Option<Timing>,
     ) -> Result<(), String> {
         let Operation::Launch {
@@ -208,11 +233,23 @@ impl Context {
             config,
             arguments,
             is_early,
+            is_replayed,
         } = operation
         else {
             return Ok(());
         };
-        let Function { module, name, .. } = &self.functions[&(*function as u64)];
+        let Function {
+            module,
+            name,
+            carveout,
+            static_shared_bytes,
+            ..
+        } = &self.functions[&(*function as u64)];
+        // Without a wish, as much as its shared memory asks for: a driver's choice.
+        let own = -i64::from(static_shared_bytes + config.shared_bytes) - 1;
+        let division = carveout.map_or(own, i64::from);
+        let before = self.division.replace(division);
+        counts.n_divisions += u64::from(before.is_some_and(|before| before != division));
         match fault {
             Some(Fault::Lose { after }) if *after > 0 => *after -= 1,
             Some(Fault::Lose { .. }) => {
@@ -227,15 +264,19 @@ impl Context {
             return timing.launch(text, kernel, &self.memory, config, arguments, *is_early);
         }
         let before = self.in_flight.remove(&stream).unwrap_or_default();
+        let is_spoiled = (defects.iter()).any(|defect| defect.spoils(name, *is_early, *is_replayed));
         let config = LaunchConfig {
             in_flight: is_early.then(|| Arc::clone(&before)),
-            reports_written: self.capability.0 >= 9,
+            reports_written: self.capability.0 >= 9 || is_spoiled,
             resident_blocks: self.resident_blocks(kernel, config),
             ..config.clone()
         };
         let report = launch(kernel, &self.memory, &config, arguments).map_err(|error| error.to_string())?;
         if let Some(finding) = report.findings.first() {
             return Err(finding.to_string());
+        }
+        if is_spoiled {
+            spoil(&self.memory, &report.written).map_err(|error| error.to_string())?;
         }
         // A launch that may begin early leaves those before it in flight for the next; one that may not has waited for them.
         drop(config);
@@ -256,10 +297,20 @@ impl Context {
 
     /// Thread blocks that the GPU holds at once, where they may wait for each other.
     fn resident_blocks(&self, kernel: &Kernel, config: &LaunchConfig) -> u64 {
-        let mut device = DeviceProfile::find("h200")
-            .expect("a device of that name")
-            .clone();
-        (device.n_multiprocessors, device.shared_bytes) = self.multiprocessors;
-        device.holds(kernel, config)
+        self.card.holds(kernel, config)
     }
+}
+
+/// Changes a word in each 64 bytes of what a launch wrote: a bit of the mantissa of a number of f32.
+fn spoil(memory: &DeviceMemory, written: &Written) -> Result<(), MemoryError> {
+    for &(start, end) in written.ranges() {
+        let first = start.next_multiple_of(4);
+        for address in (first..end.saturating_sub(3)).step_by(64) {
+            let mut word = [0; 4];
+            memory.read(DevicePtr(address), &mut word)?;
+            let word = u32::from_le_bytes(word) ^ 0x0040_0000;
+            memory.write(DevicePtr(address), &word.to_le_bytes())?;
+        }
+    }
+    Ok(())
 }

@@ -500,6 +500,7 @@ fn sample(params: &std::sync::Arc<SamplingParams>, history: std::ops::Range<u32>
     RowOutput::Sample(SampleRow {
         params: std::sync::Arc::clone(params),
         history,
+        n_prompt: 0,
         mask: tokenmill_backend::RowMask::Any,
     })
 }

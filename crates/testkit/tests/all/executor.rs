@@ -30,6 +30,7 @@ fn sampled() -> RowOutput {
     RowOutput::Sample(SampleRow {
         params: Arc::new(SamplingParams::default()),
         history: 0..0,
+        n_prompt: 0,
         mask: tokenmill_backend::RowMask::Any,
     })
 }

@@ -1,7 +1,10 @@
 //! What a step allocates on the host, counted by the allocator of this program: nothing, once the buffers that steps reuse have
-//! grown, whatever the size of the model, the vocabulary and the context. (On the CPU host memory is the device's, too.)
+//! grown, whatever the size of the model, the vocabulary and the context. (On the CPU host memory is the device's, too.) The engine's
+//! part of a step allocates no more than what keeps the text.
 //!
 //! One test, since the counter is the program's.
+
+mod engine;
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -90,6 +93,7 @@ fn bytes_of_steps(descriptor: &Descriptor, params: &Arc<SamplingParams>, n_ctx: 
             batch.want_last(RowOutput::Sample(SampleRow {
                 params: Arc::clone(params),
                 history: start..batch.history.len() as u32,
+                n_prompt: 0,
                 mask: tokenmill_backend::RowMask::Any,
             }));
         }
@@ -106,9 +110,14 @@ fn bytes_of_steps(descriptor: &Descriptor, params: &Arc<SamplingParams>, n_ctx: 
     };
     // What is reused grows in the first round.
     run_all();
+    counted(run_all)
+}
+
+/// Bytes that all threads allocate while `work` runs.
+fn counted(work: impl FnOnce()) -> usize {
     N_BYTES.store(0, SeqCst);
     COUNTS.store(true, SeqCst);
-    run_all();
+    work();
     COUNTS.store(false, SeqCst);
     N_BYTES.load(SeqCst)
 }
@@ -145,6 +154,11 @@ fn a_step_allocates_nothing_whatever_the_model_the_vocabulary_and_the_context() 
                 bytes_of_steps(descriptor, &params, n_ctx),
                 0,
                 "{what}: {params:?}"
+            );
+            let n_bytes = engine::bytes_of_steps(descriptor, &params, n_ctx.max(160));
+            assert!(
+                n_bytes <= engine::N_TOKENS * engine::MAX_BYTES_PER_TOKEN,
+                "the engine, {what}: {n_bytes} bytes: {params:?}"
             );
         }
     }

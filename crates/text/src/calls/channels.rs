@@ -1,8 +1,8 @@
 //! Answers that are a row of messages, each with a head that says to whom it goes.
 //!
 //! gpt-oss writes `<|channel|>analysis<|message|>...<|end|>`, Functionary `>>>all\n...`. Separate from the other formats
-//! because here text and reasoning have heads too, and the prompt ends inside the first. Invariant: a head that does not
-//! say where its message goes is text.
+//! because here text and reasoning have heads too, and the prompt ends inside the first. Invariants: the message of a head that does not
+//! say where it goes is text; the words of gpt-oss's heads never are.
 
 use super::{
     Calls, Part, find_first,
@@ -76,7 +76,13 @@ pub(super) struct Channels {
     pub(super) shape: &'static ChannelShape,
     state: State,
     scanner: JsonScanner,
+    /// Where messages to the reader go that come before the answer.
+    preamble: Route<'static>,
 }
+
+/// What stands in the heads of gpt-oss, next to what begins and ends them.
+const CHANNEL: &str = "<|channel|>";
+const CONSTRAIN: &str = "<|constrain|>";
 
 impl Channels {
     /// Begins inside a head, where the prompt ends with what begins one, else in a text.
@@ -85,7 +91,29 @@ impl Channels {
             shape,
             state: if begins_in_head { State::Head } else { State::Text },
             scanner: JsonScanner::new(),
+            preamble: Route::Text,
         }
+    }
+
+    pub(super) fn preambles_are_reasoning(&mut self) {
+        self.preamble = Route::Reasoning;
+    }
+
+    /// Control tokens of this shape.
+    pub(super) fn controls(&self) -> impl Iterator<Item = &'static str> + Clone + use<> {
+        let controls: &[&str] = match self.shape.family {
+            ChannelFamily::Harmony => &[
+                "<|start|>",
+                CHANNEL,
+                CONSTRAIN,
+                "<|message|>",
+                "<|end|>",
+                "<|call|>",
+                "<|return|>",
+            ],
+            ChannelFamily::Functionary => &[],
+        };
+        controls.iter().copied()
     }
 
     /// Marks that stand in answers of this shape.
@@ -159,6 +187,7 @@ impl Channels {
 
     fn head(&mut self, text: &str, is_last: bool, calls: &mut Calls) -> Flow {
         let shape = self.shape;
+        // A model may leave out what begins a head.
         let opener = if text.starts_with(shape.opener) {
             shape.opener.len()
         } else if !is_last && shape.opener.starts_with(text) {
@@ -173,11 +202,17 @@ impl Channels {
             if may_come && !is_last {
                 return Flow::Wait;
             }
+            if may_come && self.is_begun_head(opener, rest) {
+                // The answer ends within it.
+                return Flow::Part(Part::Markup, text.len());
+            }
             return self.no_head(text, opener);
         };
         let n = opener + at + shape.head_end.len();
-        match shape.family.route(rest[..at].trim()) {
-            Some(Route::Text) => self.state = State::Text,
+        let head = rest[..at].trim();
+        match shape.family.route(head) {
+            Some(Route::Text) if head.contains("final") => self.state = State::Text,
+            Some(Route::Text) => self.go_to(self.preamble),
             Some(Route::Reasoning) => self.state = State::Reasoning,
             Some(Route::Call(name)) if calls.tools.contains(name) => {
                 calls.start(name, None);
@@ -185,10 +220,28 @@ impl Channels {
                 self.state = State::BeforeArguments;
                 return Flow::Call(n);
             }
+            // A tool that was not offered, or a channel that there is not: for the one who listens on the channel.
+            _ if shape.family == ChannelFamily::Harmony => {
+                let is_thought = head.contains("<|channel|>analysis");
+                self.go_to(if is_thought { Route::Reasoning } else { Route::Text });
+            }
             // A tool that was not offered, or words.
             _ => return self.no_head(text, opener),
         }
         Flow::Part(Part::Markup, n)
+    }
+
+    fn go_to(&mut self, route: Route<'_>) {
+        self.state = match route {
+            Route::Reasoning => State::Reasoning,
+            Route::Text | Route::Call(_) => State::Text,
+        };
+    }
+
+    /// Whether a text without the end of a head is the beginning of one all the same.
+    fn is_begun_head(&self, n_opener: usize, rest: &str) -> bool {
+        let is_harmony = self.shape.family == ChannelFamily::Harmony;
+        is_harmony && (n_opener > 0 || rest.contains(CHANNEL) || rest.trim_start().starts_with("to="))
     }
 
     /// What looked like a head is text, up to where another may begin.
@@ -198,14 +251,26 @@ impl Channels {
             0 => text.chars().next().map_or(0, char::len_utf8),
             n => n,
         };
+        // A mark at its beginning is none of a head here.
+        if let Some(mark) = self.controls().find(|mark| text.starts_with(mark)) {
+            return Flow::Part(Part::Markup, mark.len());
+        }
         Flow::Part(Part::Text(text[..n].to_owned()), n)
     }
 
     fn message(&mut self, text: &str, is_last: bool, part: fn(String) -> Part) -> Flow {
         let shape = self.shape;
-        let marks = || shape.closers.iter().copied().chain([shape.opener]);
+        let controls = self.controls();
+        let marks = || {
+            shape
+                .closers
+                .iter()
+                .copied()
+                .chain([shape.opener])
+                .chain(controls.clone())
+        };
         let at = match find_first(text, marks()) {
-            Some((0, mark)) if mark == shape.opener => {
+            Some((0, mark)) if mark == shape.opener || mark == CHANNEL => {
                 self.state = State::Head;
                 // The head is read in the next step.
                 return Flow::Part(Part::Markup, 0);

@@ -185,10 +185,13 @@ impl JsonBody {
             if rest.starts_with('"') {
                 return self.arguments_in_text(text, space, calls);
             }
-            if !rest.starts_with('{') {
+            if rest.starts_with('{') {
+                return self.begin_arguments(space, calls);
+            }
+            if !rest.starts_with('n') {
                 return Step::Broken;
             }
-            return self.begin_arguments(space, calls);
+            // No arguments are written as null, too, which is read past.
         }
         if ID_KEYS.contains(&key) && rest.starts_with('"') {
             return match string_lexeme(rest, MAX_KEY_BYTES) {
@@ -220,6 +223,10 @@ impl JsonBody {
     fn arguments_in_text(&mut self, text: &str, space: usize, calls: &mut Calls) -> Step {
         match string_lexeme(&text[space..], usize::MAX) {
             Lexeme::Wait => Step::Wait,
+            Lexeme::Text(json, n) if json.trim().is_empty() => {
+                self.state = State::AfterValue;
+                Step::Took(space + n)
+            }
             Lexeme::Text(json, n) if is_object(&json) => {
                 match &self.name {
                     Some(name) => {

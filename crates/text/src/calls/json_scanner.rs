@@ -2,7 +2,7 @@
 //!
 //! Separate because a call's arguments must go out before they are complete, and every format has JSON in it. Invariant:
 //! what was handed on is the beginning of valid JSON, and all of it is valid once the scanner is done. Models write raw
-//! line breaks into strings; those are escaped.
+//! line breaks into strings, which are escaped, and halves of pairs, which are replaced.
 
 use std::fmt::Write as _;
 
@@ -13,6 +13,9 @@ const MAX_NESTING: usize = 100;
 
 /// Bytes of a number or a word such as `true`.
 const MAX_SCALAR_BYTES: usize = 512;
+
+/// What stands for half of a pair.
+const LONE: &str = "\\ufffd";
 
 /// Where a scan stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +40,9 @@ enum Expect {
     Escape,
     /// Hexadecimal digits: how many are still missing, and their value so far.
     Hex(u8, u16),
-    /// The backslash, and the `u`, before the second half of a pair.
+    /// The backslash, and what follows it, behind the first half of a pair.
     LowBackslash,
-    LowU,
+    LowEscape,
     Scalar,
 }
 
@@ -50,7 +53,10 @@ pub(super) struct JsonScanner {
     frames: Vec<bool>,
     expect: Expect,
     is_key: bool,
-    needs_low: bool,
+    /// The digits of the escape that is read.
+    hex: String,
+    /// Those of the first half of a pair, whose second is awaited.
+    high: Option<String>,
     scalar: String,
 }
 
@@ -60,7 +66,8 @@ impl JsonScanner {
             frames: Vec::new(),
             expect: Expect::Value,
             is_key: false,
-            needs_low: false,
+            hex: String::new(),
+            high: None,
             scalar: String::new(),
         }
     }
@@ -115,7 +122,7 @@ impl JsonScanner {
     fn take(&mut self, c: char, out: &mut String) -> Scan {
         let is_in_text = matches!(
             self.expect,
-            Expect::Text | Expect::Escape | Expect::Hex(..) | Expect::LowBackslash | Expect::LowU
+            Expect::Text | Expect::Escape | Expect::Hex(..) | Expect::LowBackslash | Expect::LowEscape
         );
         if !is_in_text && matches!(c, ' ' | '\n' | '\r' | '\t') {
             out.push(c);
@@ -157,22 +164,44 @@ impl JsonScanner {
                 }
                 return self.end_value();
             }
-            (Expect::Text, '\\') => self.expect = Expect::Escape,
+            (Expect::Text, '\\') => {
+                self.expect = Expect::Escape;
+                return Scan::More;
+            }
             (Expect::Text, c) if c < ' ' => {
                 let _ = write!(out, "\\u{:04x}", u32::from(c));
                 return Scan::More;
             }
             (Expect::Text, _) => {}
-            (Expect::Escape | Expect::LowU, 'u') => self.expect = Expect::Hex(4, 0),
-            (Expect::Escape, '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't') => self.expect = Expect::Text,
-            (Expect::LowBackslash, '\\') => self.expect = Expect::LowU,
+            (Expect::Escape | Expect::LowEscape, 'u') => {
+                self.expect = Expect::Hex(4, 0);
+                self.hex.clear();
+                return Scan::More;
+            }
+            (Expect::Escape, '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't') => {
+                out.push('\\');
+                self.expect = Expect::Text;
+            }
+            (Expect::LowBackslash, '\\') => {
+                self.expect = Expect::LowEscape;
+                return Scan::More;
+            }
+            (Expect::LowBackslash | Expect::LowEscape, c) => {
+                let is_escape = self.expect == Expect::LowEscape;
+                self.expect = if is_escape { Expect::Escape } else { Expect::Text };
+                self.high = None;
+                out.push_str(LONE);
+                return self.take(c, out);
+            }
             (Expect::Hex(n_left, unit), c) if c.is_ascii_hexdigit() => {
                 let unit = unit << 4 | c.to_digit(16).unwrap_or_default() as u16;
+                self.hex.push(c);
                 if n_left > 1 {
                     self.expect = Expect::Hex(n_left - 1, unit);
-                } else if !self.end_unit(unit) {
-                    return Scan::Invalid;
+                } else {
+                    self.end_unit(unit, out);
                 }
+                return Scan::More;
             }
             _ => return Scan::Invalid,
         }
@@ -185,19 +214,26 @@ impl JsonScanner {
         self.expect = Expect::Text;
     }
 
-    /// Ends an escaped UTF-16 unit; whether it may stand where it does.
-    fn end_unit(&mut self, unit: u16) -> bool {
+    /// Ends an escaped UTF-16 unit. Half of a pair that stands alone is no character.
+    fn end_unit(&mut self, unit: u16, out: &mut String) {
         let (is_high, is_low) = ((0xd800..0xdc00).contains(&unit), (0xdc00..0xe000).contains(&unit));
-        if is_low != self.needs_low {
-            return false;
+        self.expect = Expect::Text;
+        match self.high.take() {
+            Some(high) if is_low => {
+                let _ = write!(out, "\\u{high}\\u{}", self.hex);
+                return;
+            }
+            Some(_) => out.push_str(LONE),
+            None => {}
         }
-        self.needs_low = is_high;
-        self.expect = if is_high {
-            Expect::LowBackslash
+        if is_high {
+            self.high = Some(std::mem::take(&mut self.hex));
+            self.expect = Expect::LowBackslash;
+        } else if is_low {
+            out.push_str(LONE);
         } else {
-            Expect::Text
-        };
-        true
+            let _ = write!(out, "\\u{}", self.hex);
+        }
     }
 
     fn close(&mut self, c: char, out: &mut String) -> Scan {

@@ -184,7 +184,10 @@ impl<'t> Reader<'t> {
         let mut text = String::new();
         let start = self.at + 1;
         let mut chars = self.text[start..].char_indices();
+        // The first half of a pair, where that was the newest.
+        let mut next_high: Option<u32> = None;
         while let Some((offset, c)) = chars.next() {
+            let high = next_high.take();
             if c == quote {
                 self.at = start + offset + 1;
                 return Ok(text);
@@ -198,6 +201,10 @@ impl<'t> Reader<'t> {
                 'n' => '\n',
                 't' => '\t',
                 'r' => '\r',
+                'a' => '\u{7}',
+                'b' => '\u{8}',
+                'v' => '\u{b}',
+                'f' => '\u{c}',
                 '0' => '\0',
                 '\n' => continue,
                 'x' | 'u' | 'U' => {
@@ -211,7 +218,20 @@ impl<'t> Reader<'t> {
                         let (_, digit) = chars.next().ok_or(Stop::Wait)?;
                         unit = unit << 4 | digit.to_digit(16).ok_or(Stop::Invalid)?;
                     }
-                    char::from_u32(unit).ok_or(Stop::Invalid)?
+                    match (char::from_u32(unit), high) {
+                        // Models write pairs of UTF-16 units, as in JSON.
+                        (None, Some(high)) if (0xdc00..0xe000).contains(&unit) => {
+                            text.pop();
+                            char::from_u32(0x1_0000 + ((high - 0xd800) << 10) + (unit - 0xdc00))
+                                .unwrap_or(char::REPLACEMENT_CHARACTER)
+                        }
+                        (None, _) if (0xd800..0xe000).contains(&unit) => {
+                            next_high = (unit < 0xdc00).then_some(unit);
+                            char::REPLACEMENT_CHARACTER
+                        }
+                        (None, _) => return Err(Stop::Invalid),
+                        (Some(c), _) => c,
+                    }
                 }
                 '\\' | '\'' | '"' => escape,
                 // Python keeps what is no escape as it is.

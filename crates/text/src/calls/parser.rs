@@ -12,10 +12,11 @@ use super::{
     format::Shape,
     json_body::JsonBody,
     literal_body::LiteralBody,
+    marks::openers_of,
     named_body::NamedBody,
     partial_len, space_len,
     tagged_body::TaggedBody,
-    thinking::Thinking,
+    thought::{Thought, split_at_controls, without_controls},
 };
 
 /// How an answer begins, which its prompt decides.
@@ -47,21 +48,25 @@ pub struct Opening {
 /// ```
 #[derive(Clone, Debug)]
 pub struct ReplyParser {
-    format: ReplyFormat,
+    pub(super) format: ReplyFormat,
     phase: Phase,
-    calls: Calls,
+    pub(super) calls: Calls,
     /// Text that is in no piece yet.
-    held: String,
+    pub(super) held: String,
     /// How much of it a call's parser has read.
     n_read: usize,
     /// The text of the call that is open.
     source: String,
     /// Whether space is all that came since the last call or mark.
     is_after_mark: bool,
-    channels: Option<Channels>,
+    pub(super) channels: Option<Channels>,
     /// Marks that begin calls; none where no tools are offered.
-    openers: Vec<&'static str>,
+    pub(super) openers: Vec<&'static str>,
     place: Place,
+    /// What may be a call in the reasoning, from its opening mark.
+    pub(super) thought: Option<Thought>,
+    /// Texts of control tokens, which never stand in what is read.
+    controls: Arc<[String]>,
 }
 
 /// Where the first call may begin.
@@ -75,6 +80,10 @@ enum Place {
 }
 
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a parser has one, and is in its body most of the time"
+)]
 enum Phase {
     /// Nothing but space came, of the answer or after the reasoning.
     Start {
@@ -154,9 +163,30 @@ impl ReplyParser {
             n_read: 0,
             source: String::new(),
             is_after_mark: false,
+            controls: (channels.iter().flat_map(Channels::controls))
+                .map(str::to_owned)
+                .collect(),
             channels,
             place: Place::Anywhere,
+            thought: None,
         }
+    }
+
+    /// Takes the texts of control tokens for marks, wherever they stand.
+    #[must_use]
+    pub fn dropping(mut self, controls: &[String]) -> Self {
+        self.controls = self.controls.iter().chain(controls).cloned().collect();
+        self
+    }
+
+    /// Takes messages to the reader that come before the answer for reasoning, where answers are messages with heads: for answers that
+    /// have a shape, of which such words are no part.
+    #[must_use]
+    pub fn preambles_are_reasoning(mut self) -> Self {
+        if let Some(channels) = &mut self.channels {
+            channels.preambles_are_reasoning();
+        }
+        self
     }
 
     /// Takes for calls only what the text begins with, and other calls behind that: for answers that are either calls or a text of a
@@ -165,59 +195,6 @@ impl ReplyParser {
     pub fn calls_at_start(mut self) -> Self {
         self.place = Place::Start;
         self
-    }
-
-    /// Marks that stand in answers of this format; tokens that are parts of them belong to the text.
-    pub fn marks(&self) -> Vec<&'static str> {
-        let mut marks = self.openers.clone();
-        marks.extend(self.format.calls.wrappers);
-        if let Some(Thinking { open, close, .. }) = self.format.thinking {
-            marks.extend([open, close]);
-        }
-        if let Some(channels) = &self.channels {
-            marks.extend(channels.marks());
-            marks.extend(["<|channel|>", "<|constrain|>"]);
-        }
-        if !self.calls.tools.is_empty() {
-            match self.format.calls.shape {
-                Shape::Json(shape) | Shape::JsonOrLiteral(shape, _) => marks.extend(shape.closers),
-                Shape::Named(shape) => {
-                    marks.extend([
-                        shape.section,
-                        shape.opener,
-                        shape.arguments,
-                        "<｜tool▁sep｜>",
-                        "[CALL_ID]",
-                        "<|tool_call:name|>",
-                    ]);
-                    marks.extend(shape.closers);
-                    marks.extend(shape.section_closers);
-                }
-                Shape::Tagged(shape) => {
-                    marks.extend([
-                        shape.section,
-                        shape.opener,
-                        shape.name_end,
-                        shape.opener_end,
-                        shape.argument,
-                        shape.key_end,
-                        shape.value,
-                        shape.value_end,
-                        shape.closer,
-                    ]);
-                    marks.extend(shape.section_closers);
-                }
-                Shape::Literal(shape) => {
-                    marks.extend(shape.closers);
-                    if let super::literal::Dialect::Marked(mark) = shape.dialect {
-                        marks.push(mark);
-                    }
-                }
-                Shape::Channels(_) => {}
-            }
-        }
-        marks.retain(|mark| !mark.is_empty());
-        marks
     }
 
     /// Whether the answer is in its reasoning.
@@ -238,6 +215,14 @@ impl ReplyParser {
 
     /// Ends an answer that a limit cut; returns what was held back. A call whose name is known stays one, with what there is of it.
     pub fn cut(&mut self) -> Vec<Piece> {
+        // Reasoning that was cut would have gone on.
+        if self.thought.take_if(|thought| !thought.is_whole()).is_some() {
+            let mut out = Vec::new();
+            let n_text = self.held.trim_end().len();
+            self.emit(Part::Reasoning(self.held[..n_text].to_owned()), n_text, &mut out);
+            self.emit(Part::Markup, self.held.len(), &mut out);
+            return out;
+        }
         let is_of_call = match &mut self.phase {
             Phase::Body(body) => body.cut(&mut self.calls),
             _ => self.calls.is_open,
@@ -362,10 +347,16 @@ impl ReplyParser {
             return true;
         }
         let found = self.held.find(tags.close);
+        if found.is_none()
+            && let Some(goes_on) = self.think_of_call(is_last, out)
+        {
+            return goes_on;
+        }
+        self.thought = None;
         let end = match found {
             Some(at) => at,
             None if is_last => self.held.len(),
-            None => self.held.len() - partial_len(&self.held, [tags.close]),
+            None => self.held.len() - partial_len(&self.held, self.all_marks().chain([tags.close])),
         };
         let text = self.held[..end].trim_end().to_owned();
         let (n_text, n_held) = (text.len(), self.held.len());
@@ -411,7 +402,7 @@ impl ReplyParser {
         let Some((at, mark)) = find_first(&self.held, marks()) else {
             let mut n_sure = self.held.len();
             if !is_last {
-                n_sure -= partial_len(&self.held, marks());
+                n_sure -= partial_len(&self.held, self.all_marks());
                 // Space before a call belongs to the call.
                 if !self.openers.is_empty() {
                     n_sure = self.held[..n_sure].trim_end().len();
@@ -484,12 +475,19 @@ impl ReplyParser {
         true
     }
 
+    /// Marks that text may run into.
+    fn all_marks(&self) -> impl Iterator<Item = &str> {
+        let fixed = self.openers.iter().chain(self.format.calls.wrappers).copied();
+        fixed.chain(self.controls.iter().map(String::as_str))
+    }
+
     /// Ends a call that is none, or does not continue like one: what was read of it is text.
     fn break_off(&mut self, out: &mut Vec<Piece>) {
         let n_read = std::mem::take(&mut self.n_read);
         if self.calls.is_open {
             debug_assert_eq!(n_read, 0, "what was read of an open call was given");
-            self.calls.break_off(std::mem::take(&mut self.source));
+            let source = std::mem::take(&mut self.source);
+            self.calls.break_off(without_controls(source, &self.controls));
             out.extend(self.calls.news.drain(..).map(|part| Piece {
                 part,
                 source_bytes: 0,
@@ -531,23 +529,36 @@ impl ReplyParser {
         }
     }
 
-    fn emit(&mut self, part: Part, source_bytes: usize, out: &mut Vec<Piece>) {
-        if source_bytes > 0 {
-            self.held.drain(..source_bytes);
-            out.push(Piece { part, source_bytes });
-        }
+    /// A parser of what may be calls in the reasoning.
+    pub(super) fn of_calls(&self) -> Self {
+        let mut parser = Self::new(&self.format, Arc::clone(&self.calls.tools), Opening::default());
+        parser.phase = Phase::Text;
+        parser.calls.call_idx = self.calls.call_idx;
+        parser.controls = Arc::clone(&self.controls);
+        parser
     }
-}
 
-/// Marks that begin calls of a shape.
-fn openers_of(shape: Shape) -> Vec<&'static str> {
-    let mut openers = match shape {
-        Shape::Json(shape) | Shape::JsonOrLiteral(shape, _) => shape.openers.to_vec(),
-        Shape::Literal(shape) => shape.openers.to_vec(),
-        Shape::Named(shape) => vec![shape.section, shape.opener],
-        Shape::Tagged(shape) => vec![shape.section, shape.opener],
-        Shape::Channels(_) => Vec::new(),
-    };
-    openers.retain(|mark| !mark.is_empty());
-    openers
+    /// The reasoning ends with the answer.
+    pub(super) fn end_reasoning(&mut self, call_idx: usize) {
+        self.held.clear();
+        self.calls.call_idx = call_idx;
+        self.phase = Phase::Text;
+    }
+
+    pub(super) fn emit(&mut self, part: Part, source_bytes: usize, out: &mut Vec<Piece>) {
+        if source_bytes == 0 {
+            return;
+        }
+        let as_part: fn(String) -> Part = match part {
+            Part::Text(_) if !self.controls.is_empty() => Part::Text,
+            Part::Reasoning(_) if !self.controls.is_empty() => Part::Reasoning,
+            _ => {
+                self.held.drain(..source_bytes);
+                out.push(Piece { part, source_bytes });
+                return;
+            }
+        };
+        let text: String = self.held.drain(..source_bytes).collect();
+        split_at_controls(&text, &self.controls, as_part, out);
+    }
 }

@@ -1,5 +1,7 @@
 //! What holds of every format.
 
+mod around_calls;
+
 use std::sync::Arc;
 
 use proptest::prelude::*;

@@ -5,7 +5,10 @@
 
 use serde_json::Value;
 
-use super::value_kinds::{ValueKinds, Written};
+use super::{
+    see_through::seen_through,
+    value_kinds::{ValueKinds, Written},
+};
 
 /// The tools that a request offers: names, and schemas of their parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -66,8 +69,9 @@ impl ToolSet {
     /// What the schema of an argument lets through; `None` where it is not named.
     fn kinds(&self, name: &str, key: &str) -> Option<ValueKinds> {
         let tool = self.0.iter().find(|tool| tool.name == name)?;
-        let argument = tool.schema.get("properties")?.get(key)?;
-        Some(ValueKinds::of(argument))
+        let schema = seen_through(&tool.schema, &tool.schema);
+        let argument = schema.get("properties")?.get(key)?;
+        Some(ValueKinds::of(argument, &tool.schema))
     }
 
     /// Whether an argument is a text by its schema; `None` where it may be one or not.

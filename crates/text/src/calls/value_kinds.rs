@@ -5,6 +5,8 @@
 
 use serde_json::Value;
 
+use crate::constraint::referred;
+
 /// Kinds of JSON values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ValueKinds(u8);
@@ -29,13 +31,44 @@ const ARRAY: u8 = 32;
 const OBJECT: u8 = 64;
 const ALL: u8 = 127;
 
-/// Nesting of `anyOf` that is looked into.
-const MAX_DEPTH: usize = 8;
+/// Nesting of combinations and references that is looked into.
+const MAX_DEPTH: usize = 16;
+
+/// Schemas that are looked at for one value.
+const MAX_SCHEMAS: usize = 1000;
 
 impl ValueKinds {
-    /// The kinds that `schema` lets through.
-    pub(super) fn of(schema: &Value) -> Self {
-        Self(kinds(schema, MAX_DEPTH))
+    /// The kinds that `schema` lets through, which stands in the document `root`.
+    pub(super) fn of(schema: &Value, root: &Value) -> Self {
+        let mut n_left = MAX_SCHEMAS;
+        Self(kinds(schema, root, MAX_DEPTH, &mut n_left))
+    }
+
+    /// Their names.
+    pub(super) fn names(self) -> Vec<&'static str> {
+        let mut names = Vec::new();
+        for (kind, name) in [
+            (NULL, "null"),
+            (BOOLEAN, "boolean"),
+            (STRING, "string"),
+            (ARRAY, "array"),
+            (OBJECT, "object"),
+        ] {
+            if self.0 & kind != 0 {
+                names.push(name);
+            }
+        }
+        match (self.0 & INTEGER != 0, self.0 & FRACTION != 0) {
+            (_, true) => names.push("number"),
+            (true, false) => names.push("integer"),
+            (false, false) => {}
+        }
+        names
+    }
+
+    /// Whether they are all that there are.
+    pub(super) fn are_all(self) -> bool {
+        self.0 == ALL
     }
 
     pub(super) fn written(self) -> Written {
@@ -53,10 +86,11 @@ impl ValueKinds {
     }
 }
 
-fn kinds(schema: &Value, depth: usize) -> u8 {
-    let Some(fields) = schema.as_object().filter(|_| depth > 0) else {
+fn kinds(schema: &Value, root: &Value, depth: usize, n_left: &mut usize) -> u8 {
+    let Some(fields) = schema.as_object().filter(|_| depth > 0 && *n_left > 0) else {
         return ALL;
     };
+    *n_left -= 1;
     let mut allowed = match fields.get("type") {
         Some(Value::String(name)) => named(name),
         Some(Value::Array(names)) => {
@@ -72,11 +106,20 @@ fn kinds(schema: &Value, depth: usize) -> u8 {
     }
     for keyword in ["anyOf", "oneOf"] {
         if let Some(choices) = fields.get(keyword).and_then(Value::as_array) {
-            allowed &= choices
-                .iter()
-                .map(|choice| kinds(choice, depth - 1))
-                .fold(0, |all, kind| all | kind);
+            allowed &= (choices.iter()).fold(0, |all, choice| all | kinds(choice, root, depth - 1, n_left));
         }
+    }
+    for part in fields
+        .get("allOf")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+    {
+        allowed &= kinds(part, root, depth - 1, n_left);
+    }
+    let reference = fields.get("$ref").and_then(Value::as_str);
+    if let Some(part) = reference.and_then(|reference| referred(root, reference)) {
+        allowed &= kinds(part, root, depth - 1, n_left);
     }
     allowed
 }
@@ -135,18 +178,33 @@ mod tests {
             (json!({"enum": ["a", 1]}), Written::Either),
             (json!({}), Written::Either),
             (json!(true), Written::Either),
-            (json!({"$ref": "#/$defs/a"}), Written::Either),
+            (json!({"$ref": "#/$defs/absent"}), Written::Either),
+            (json!({"$ref": "#/$defs/again"}), Written::Either),
             (json!({"type": "text"}), Written::Either),
+            (json!({"$ref": "#/$defs/text"}), Written::Text),
+            (
+                json!({"allOf": [{"$ref": "#/$defs/text"}], "default": "a"}),
+                Written::Text,
+            ),
+            (
+                json!({"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}]}),
+                Written::Either,
+            ),
+            (json!({"oneOf": [{"$ref": "#/$defs/number"}]}), Written::Json),
         ] {
-            assert_eq!(ValueKinds::of(&schema).written(), written, "{schema}");
+            let root = json!({"$defs": {"text": {"type": "string"}, "number": {"allOf": [{"type": "integer"}]},
+                "again": {"anyOf": [{"$ref": "#/$defs/again"}, {"$ref": "#/$defs/again"}]}}});
+            assert_eq!(ValueKinds::of(&schema, &root).written(), written, "{schema}");
         }
     }
 
     #[test]
     fn whole_numbers_are_integers_however_they_are_written() {
-        let integer = ValueKinds::of(&json!({"type": ["integer", "string"]}));
+        let kinds = |schema: Value| ValueKinds::of(&schema, &schema);
+        let integer = kinds(json!({"type": ["integer", "string"]}));
         assert!(integer.include(&json!(3)) && integer.include(&json!(3.0)));
         assert!(!integer.include(&json!(3.5)) && !integer.include(&json!(true)));
-        assert!(ValueKinds::of(&json!({"type": "number"})).include(&json!(3.5)));
+        assert!(kinds(json!({"type": "number"})).include(&json!(3.5)));
+        assert_eq!(integer.names(), ["string", "integer"]);
     }
 }

@@ -5,13 +5,9 @@
 
 use std::sync::Arc;
 
-use llguidance::Matcher;
 use toktrie::SimpleVob;
 
-use super::{
-    error::{ConstraintError, step_error},
-    vocabulary::Vocabulary,
-};
+use super::{error::ConstraintError, escapes::Follower, vocabulary::Vocabulary};
 
 /// The place of the grammar that was asked for, and of that of calls.
 pub(super) const SHAPE: usize = 0;
@@ -36,7 +32,7 @@ pub(super) struct Alternatives {
 }
 
 struct Branch {
-    matcher: Matcher,
+    matcher: Follower,
     /// How many tokens of the text it took, where the text has left it.
     left_at: Option<usize>,
     /// Whether it was ruled out from the beginning.
@@ -51,7 +47,7 @@ impl Branch {
 
 impl Alternatives {
     /// Begins a text. The grammar that was asked for stands at [`SHAPE`], one of calls behind it.
-    pub(super) fn new(matchers: impl IntoIterator<Item = Matcher>, starts: Arc<[String]>) -> Self {
+    pub(super) fn new(matchers: impl IntoIterator<Item = Follower>, starts: Arc<[String]>) -> Self {
         let branches = matchers.into_iter().map(|matcher| Branch {
             matcher,
             left_at: None,
@@ -94,10 +90,7 @@ impl Alternatives {
                 may_end = true;
                 continue;
             }
-            let mask = branch
-                .matcher
-                .compute_mask()
-                .map_err(|error| step_error(&error))?;
+            let mask = branch.matcher.mask()?;
             may_end |= mask.is_allowed(n_tokens as u32);
             match &mut all {
                 Some(all) => all.or(&mask),
@@ -110,10 +103,7 @@ impl Alternatives {
     /// Takes in tokens.
     pub(super) fn consume(&mut self, ids: &[u32], vocabulary: &Vocabulary) -> Result<(), ConstraintError> {
         match &mut self.branches[..] {
-            [only] => only
-                .matcher
-                .consume_tokens(ids)
-                .map_err(|error| step_error(&error)),
+            [only] => ids.iter().try_for_each(|&id| only.matcher.consume(id)),
             _ => ids.iter().try_for_each(|&id| self.consume_one(id, vocabulary)),
         }
     }
@@ -134,19 +124,14 @@ impl Alternatives {
             }
             // The last one says itself what is wrong.
             if n_open > 1 {
-                let takes = !is_ruled_out
-                    && !branch.matcher.is_stopped()
-                    && (branch.matcher.validate_tokens(&[id])).map_err(|error| step_error(&error))? == 1;
+                let takes = !is_ruled_out && branch.matcher.takes(id)?;
                 if !takes {
                     branch.left_at = Some(n_before);
                     n_open -= 1;
                     continue;
                 }
             }
-            branch
-                .matcher
-                .consume_tokens(&[id])
-                .map_err(|error| step_error(&error))?;
+            branch.matcher.consume(id)?;
         }
         Ok(())
     }
@@ -169,11 +154,43 @@ impl Alternatives {
         open.all(|branch| branch.matcher.is_stopped())
     }
 
+    /// Whether the text may continue with these tokens, which are text.
+    pub(super) fn takes(&mut self, ids: &[u32], vocabulary: &Vocabulary) -> Result<bool, ConstraintError> {
+        for (n_taken, &id) in ids.iter().enumerate() {
+            let mut takes = false;
+            for branch in self.branches.iter_mut().filter(|branch| branch.is_open()) {
+                takes |= branch.matcher.takes(id)?;
+            }
+            if !takes {
+                self.rollback(n_taken)?;
+                return Ok(false);
+            }
+            self.consume(&[id], vocabulary)?;
+        }
+        self.rollback(ids.len())?;
+        Ok(true)
+    }
+
+    /// Whether the text is a call that is complete, although others may follow it.
+    pub(super) fn is_whole_call(&mut self) -> Result<bool, ConstraintError> {
+        let of_calls = if self.branches.len() > 1 { CALLS } else { SHAPE };
+        let mut is_whole = false;
+        for (idx, branch) in self.branches.iter_mut().enumerate() {
+            if !branch.is_open() {
+                continue;
+            }
+            if idx != of_calls {
+                return Ok(false);
+            }
+            is_whole = branch.matcher.is_stopped() || branch.matcher.is_accepting()?;
+        }
+        Ok(is_whole)
+    }
+
     /// Takes back the newest tokens.
     pub(super) fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintError> {
-        let back = |matcher: &mut Matcher, n: usize| matcher.rollback(n).map_err(|error| step_error(&error));
         if let [only] = &mut self.branches[..] {
-            return back(&mut only.matcher, n_tokens);
+            return only.matcher.rollback(n_tokens);
         }
         let n_left = self.ids.len().saturating_sub(n_tokens);
         let n_now = self.ids.len();
@@ -181,7 +198,7 @@ impl Alternatives {
         for branch in self.branches.iter_mut().filter(|branch| !branch.is_closed) {
             let n_taken = branch.left_at.unwrap_or(n_now);
             if n_taken >= n_left {
-                back(&mut branch.matcher, n_taken - n_left)?;
+                branch.matcher.rollback(n_taken - n_left)?;
                 branch.left_at = None;
             }
         }
@@ -193,7 +210,7 @@ impl Alternatives {
         self.ids.clear();
         for branch in &mut self.branches {
             (branch.left_at, branch.is_closed) = (None, false);
-            branch.matcher.reset().map_err(|error| step_error(&error))?;
+            branch.matcher.reset()?;
         }
         Ok(())
     }

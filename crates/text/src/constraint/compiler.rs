@@ -7,25 +7,32 @@
 use std::{
     borrow::Cow,
     fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use llguidance::{
-    Matcher, ParserFactory,
+    CancellationHandle, Matcher, ParserFactory,
     api::{ParserLimits, StopReason, TopLevelGrammar},
 };
 use toktrie::InferenceCapabilities;
 
 use super::{
     alternatives::{Alternatives, Told},
+    budget,
     error::{ConstraintError, ConstraintKind, first_line},
+    escapes::{Follower, JsonPlaces},
     finite::has_finite_text,
-    grammar::{Constraint, HeldTool},
+    grammar::{CallGrammar, Constraint, HeldTool},
     lead::{Begin, BudgetPlan, LeadPlan, Mark, Open, OpenPlan},
     marker::Marker,
     matcher::ConstraintMatcher,
+    places::Places,
     vocabulary::Vocabulary,
 };
 use crate::Tokenizer;
@@ -33,9 +40,6 @@ use crate::Tokenizer;
 /// Compiled constraints that are kept, and how large all of them may be as they were written.
 const MAX_KEPT: usize = 64;
 const MAX_KEPT_BYTES: usize = 4 << 20;
-
-/// Constraints that are compiled side by side; a hostile one costs a thread for a while.
-const MAX_RUNNING: usize = 4;
 
 /// The compiler's recursion follows the nesting of what it compiles.
 const STACK_BYTES: usize = 64 << 20;
@@ -79,8 +83,7 @@ struct Shared {
     vocabulary: Arc<Vocabulary>,
     factory: ParserFactory,
     limits: ConstraintLimits,
-    n_running: Mutex<usize>,
-    has_ended: Condvar,
+    places: Places,
 }
 
 /// A matcher at the start of its grammar, to be copied. Never advanced, so that what one request's text made the lexer
@@ -92,8 +95,9 @@ struct Prototype(Mutex<Matcher>);
 pub struct CompiledConstraint {
     /// None for text that is free from its beginning to its end.
     prototype: Option<Arc<Prototype>>,
+    json: JsonPlaces,
     /// Of calls that the text may be instead.
-    calls: Option<Arc<Prototype>>,
+    calls: Option<(Arc<Prototype>, JsonPlaces)>,
     /// What such calls begin with.
     call_starts: Arc<[String]>,
     vocabulary: Arc<Vocabulary>,
@@ -149,8 +153,7 @@ impl ConstraintCompiler {
                 vocabulary: Arc::new(vocabulary),
                 factory,
                 limits,
-                n_running: Mutex::new(0),
-                has_ended: Condvar::new(),
+                places: Places::default(),
             }),
             kept: Mutex::default(),
         })
@@ -161,10 +164,23 @@ impl ConstraintCompiler {
     /// # Errors
     /// [`ConstraintError`]: what cannot be enforced, or which limit it exceeds.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, ConstraintError> {
+        self.compile_for(constraint, 0)
+    }
+
+    /// Compiles a constraint of one of several clients, of whom none can keep the others waiting.
+    ///
+    /// # Errors
+    /// As [`Self::compile`].
+    pub fn compile_for(
+        &self,
+        constraint: &Constraint,
+        client: u64,
+    ) -> Result<CompiledConstraint, ConstraintError> {
         let deadline = Instant::now() + self.shared.limits.compile_time;
-        let mut compiled = self.compile_by(constraint, deadline)?;
+        let mut compiled = self.compile_by(constraint, deadline, client)?;
         if let Some((calls, told)) = constraint.alternative() {
-            compiled.calls = self.compile_by(&calls, deadline)?.prototype;
+            let calls = self.compile_by(&calls, deadline, client)?;
+            compiled.calls = calls.prototype.map(|prototype| (prototype, calls.json));
             if let Told::ByStart(starts) = told {
                 compiled.call_starts = starts.as_slice().into();
             }
@@ -176,6 +192,7 @@ impl ConstraintCompiler {
         &self,
         constraint: &Constraint,
         deadline: Instant,
+        client: u64,
     ) -> Result<CompiledConstraint, ConstraintError> {
         let mut constraint = Cow::Borrowed(constraint);
         loop {
@@ -185,7 +202,7 @@ impl ConstraintCompiler {
             // A quarter of the time is kept for the grammar that comes in its place.
             let keeps_time = relaxed.as_ref().is_some_and(|relaxed| !relaxed.is_any());
             let share = if keeps_time { left / 4 * 3 } else { left };
-            match (self.compile_as_is(&constraint, now + share), relaxed) {
+            match (self.compile_as_is(&constraint, now + share, client), relaxed) {
                 (Err(_), Some(relaxed)) => constraint = Cow::Owned(relaxed),
                 (compiled, _) => return compiled,
             }
@@ -196,6 +213,7 @@ impl ConstraintCompiler {
         &self,
         constraint: &Constraint,
         deadline: Instant,
+        client: u64,
     ) -> Result<CompiledConstraint, ConstraintError> {
         constraint.check(&self.shared.limits)?;
         let (kind, source) = (constraint.kind(), constraint.source());
@@ -212,7 +230,7 @@ impl ConstraintCompiler {
         } else if let Some(prototype) = self.find(kind, &source) {
             Some(prototype)
         } else {
-            let made = Arc::new(self.shared.compile_apart(constraint, deadline)?);
+            let made = Arc::new(self.shared.compile_apart(constraint, deadline, client)?);
             self.keep(kind, source, Arc::clone(&made));
             Some(made)
         };
@@ -221,8 +239,10 @@ impl ConstraintCompiler {
                 constraint.begin(),
                 prototype.is_some(),
                 constraint.alternative().is_some(),
+                constraint.calls_to_follow(),
             )),
             prototype,
+            json: constraint.json_places(),
             calls: None,
             call_starts: Arc::default(),
             vocabulary: Arc::clone(&self.shared.vocabulary),
@@ -250,33 +270,43 @@ impl ConstraintCompiler {
 }
 
 impl Shared {
-    /// Compiles on a thread of its own and waits for the result until the deadline.
+    /// Compiles on a thread of its own and waits for the result until the deadline. Then the thread is told to end.
     fn compile_apart(
         self: &Arc<Self>,
         constraint: &Constraint,
         deadline: Instant,
+        client: u64,
     ) -> Result<Prototype, ConstraintError> {
         let (kind, limit) = (constraint.kind(), self.limits.compile_time);
-        self.enter(deadline)?;
+        let busy = || ConstraintError::Busy {
+            n_running: self.places.n_running(),
+        };
+        if !self.places.enter(client, deadline) {
+            return Err(busy());
+        }
         let (sender, receiver) = mpsc::channel();
-        let (shared, constraint) = (Arc::clone(self), constraint.clone());
-        let spawned = thread::Builder::new()
-            .name("constraint".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                let _place = Place(&shared);
-                // The caller has gone where the limit was exceeded.
-                let _ = sender.send(shared.compile_here(&constraint, deadline));
-            });
+        let wish = Arc::<Wish>::default();
+        let spawned = {
+            let (shared, constraint, wish) = (Arc::clone(self), constraint.clone(), Arc::clone(&wish));
+            thread::Builder::new()
+                .name("constraint".to_owned())
+                .stack_size(STACK_BYTES)
+                .spawn(move || {
+                    let _place = shared.places.held(client);
+                    // The caller has gone where the limit was exceeded.
+                    let _ = sender.send(shared.compile_here(&constraint, deadline, &wish));
+                })
+        };
         if spawned.is_err() {
-            self.leave();
-            return Err(ConstraintError::Busy {
-                n_running: *lock(&self.n_running),
-            });
+            drop(self.places.held(client));
+            return Err(busy());
         }
         match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(compiled) => compiled,
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(ConstraintError::TooSlow { kind, limit }),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                wish.drop_it();
+                Err(ConstraintError::TooSlow { kind, limit })
+            }
             Err(mpsc::RecvTimeoutError::Disconnected) => Err(ConstraintError::Refused {
                 kind,
                 reason: "the compiler failed at it".to_owned(),
@@ -284,15 +314,33 @@ impl Shared {
         }
     }
 
-    fn compile_here(&self, constraint: &Constraint, deadline: Instant) -> Result<Prototype, ConstraintError> {
+    fn compile_here(
+        &self,
+        constraint: &Constraint,
+        deadline: Instant,
+        wish: &Wish,
+    ) -> Result<Prototype, ConstraintError> {
         let kind = constraint.kind();
+        let too_slow = || ConstraintError::TooSlow {
+            kind,
+            limit: self.limits.compile_time,
+        };
         let grammar = constraint.to_grammar()?;
         let refused = |error: &dyn fmt::Display| ConstraintError::Refused {
             kind,
             reason: first_line(&error.to_string()),
         };
         let held = constraint.held_tools().iter();
+        if let Err(error) = budget::check(kind, &grammar) {
+            // Of calls, the tool is told whose schema it is.
+            self.check_tools(held, deadline)?;
+            return Err(error);
+        }
+        if wish.is_dropped() {
+            return Err(too_slow());
+        }
         let parser = match self.factory.create_parser(grammar) {
+            _ if wish.is_dropped() => return Err(too_slow()),
             Ok(parser) if has_finite_text(parser.parser.grammar()) => {
                 // One tool with an end is enough for all of them together. Without a reference there is no recursion.
                 self.check_tools(held.filter(|tool| tool.grammar.contains("\"$ref\"")), deadline)?;
@@ -309,7 +357,8 @@ impl Shared {
             return Err(refused(&error));
         }
         // The first mask finds grammars that admit nothing, and limits that the first token would exceed.
-        let mut first = matcher.deep_clone();
+        let mut first = matcher.deep_clone().into_cancellable();
+        wish.cancels(first.cancellation_handle());
         let mask = first.compute_mask_or_eos().map_err(|error| {
             // The matcher forgets why it stopped; its text begins with it.
             if error
@@ -337,15 +386,18 @@ impl Shared {
         deadline: Instant,
     ) -> Result<(), ConstraintError> {
         for tool in held.take_while(|_| Instant::now() < deadline) {
-            let parser = (self.factory).create_parser(TopLevelGrammar::from_lark(tool.grammar.clone()));
-            let reason = match parser {
-                Ok(parser) if has_finite_text(parser.parser.grammar()) => continue,
-                Ok(_) => "no finite arguments satisfy it".to_owned(),
-                Err(error) => {
-                    let line = first_line(&error.to_string());
-                    let at = line.find(SCHEMA_ERROR).map_or(0, |at| at + SCHEMA_ERROR.len());
-                    line[at..].to_owned()
-                }
+            let grammar = TopLevelGrammar::from_lark(tool.grammar.clone());
+            let reason = match budget::check(ConstraintKind::JsonSchema, &grammar) {
+                Err(error) => error.to_string(),
+                Ok(()) => match self.factory.create_parser(grammar) {
+                    Ok(parser) if has_finite_text(parser.parser.grammar()) => continue,
+                    Ok(_) => "no finite arguments satisfy it".to_owned(),
+                    Err(error) => {
+                        let line = first_line(&error.to_string());
+                        let at = line.find(SCHEMA_ERROR).map_or(0, |at| at + SCHEMA_ERROR.len());
+                        line[at..].to_owned()
+                    }
+                },
             };
             return Err(ConstraintError::Tool {
                 tool: tool.name.clone(),
@@ -356,8 +408,20 @@ impl Shared {
     }
 
     /// What comes first, in tokens.
-    fn lead(&self, begin: &Begin, has_grammar: bool, has_alternative: bool) -> LeadPlan {
+    fn lead(
+        &self,
+        begin: &Begin,
+        has_grammar: bool,
+        has_alternative: bool,
+        to_follow: Option<&CallGrammar>,
+    ) -> LeadPlan {
         let vocabulary = &self.vocabulary;
+        let in_tokens = |marks: &[Mark]| -> Vec<(Mark, Vec<u32>)> {
+            let marks = marks.iter();
+            marks
+                .map(|mark| (mark.clone(), vocabulary.tokens_of(&mark.text)))
+                .collect()
+        };
         let is_free = !has_grammar || !begin.marks.is_empty() && !has_alternative;
         let thoughts = begin.thoughts.as_ref();
         let opens = match thoughts.map(|thoughts| &thoughts.open) {
@@ -392,53 +456,57 @@ impl Shared {
         });
         LeadPlan {
             opens,
-            close: thoughts.map(|thoughts| Marker::new(&thoughts.close)),
+            close: thoughts.map(|thoughts| Marker::new(&thoughts.close, thoughts.close_end.as_deref())),
             budget,
-            marks: (begin.marks.iter())
-                .map(|mark| (mark.clone(), vocabulary.tokens_of(&mark.text)))
-                .collect(),
+            marks: in_tokens(&begin.marks),
+            behind: to_follow.map(|calls| in_tokens(&calls.marks)),
+            holds_in_thoughts: to_follow.is_some_and(|calls| calls.has_strict),
             is_free,
         }
     }
-
-    /// Takes one of the places to compile at.
-    fn enter(&self, deadline: Instant) -> Result<(), ConstraintError> {
-        let mut n_running = lock(&self.n_running);
-        while *n_running >= MAX_RUNNING {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(ConstraintError::Busy {
-                    n_running: *n_running,
-                });
-            }
-            let waited = self.has_ended.wait_timeout(n_running, left);
-            (n_running, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        }
-        *n_running += 1;
-        Ok(())
-    }
-
-    fn leave(&self) {
-        *lock(&self.n_running) -= 1;
-        self.has_ended.notify_one();
-    }
 }
 
-/// Gives a place back, also when the compiler panics.
-struct Place<'a>(&'a Shared);
+/// Whether someone still wishes what is compiled.
+#[derive(Debug, Default)]
+struct Wish {
+    is_dropped: AtomicBool,
+    /// Ends the computation of a mask.
+    cancellation: Mutex<Option<CancellationHandle>>,
+}
 
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.0.leave();
+impl Wish {
+    fn is_dropped(&self) -> bool {
+        self.is_dropped.load(Ordering::Acquire)
+    }
+
+    /// No caller waits any more.
+    fn drop_it(&self) {
+        self.is_dropped.store(true, Ordering::Release);
+        if let Some(cancellation) = &*lock(&self.cancellation) {
+            cancellation.cancel();
+        }
+    }
+
+    /// Has a computation end with the wish.
+    fn cancels(&self, handle: Option<CancellationHandle>) {
+        let mut cancellation = lock(&self.cancellation);
+        *cancellation = handle;
+        if let Some(cancellation) = cancellation.as_ref().filter(|_| self.is_dropped()) {
+            cancellation.cancel();
+        }
     }
 }
 
 impl CompiledConstraint {
     /// Begins a sample. `end_ids` are the tokens that may end it.
     pub fn matcher(&self, end_ids: &[u32]) -> ConstraintMatcher {
-        let begin = |prototype: &Arc<Prototype>| lock(&prototype.0).deep_clone();
+        let begin = |(prototype, json): (&Arc<Prototype>, JsonPlaces)| {
+            let matcher = lock(&prototype.0).deep_clone();
+            Follower::new(matcher, Arc::clone(&self.vocabulary), json)
+        };
         let grammars = (self.prototype.as_ref()).map(|prototype| {
-            let matchers = [Some(prototype), self.calls.as_ref()].into_iter().flatten();
+            let calls = self.calls.as_ref().map(|(calls, json)| (calls, *json));
+            let matchers = [Some((prototype, self.json)), calls].into_iter().flatten();
             Alternatives::new(matchers.map(begin), Arc::clone(&self.call_starts))
         });
         let lead = Arc::clone(&self.lead);
@@ -457,5 +525,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 pub(super) mod tests;

@@ -61,6 +61,18 @@ pub enum ConstraintError {
         /// The limit.
         maximum: usize,
     },
+    /// So many of its rules or definitions refer to each other in a row that no compiler could follow.
+    #[error(
+        "the {kind} has {found} rules or definitions that refer to each other in a row, the limit is {maximum}"
+    )]
+    TooLong {
+        /// What it is written in.
+        kind: ConstraintKind,
+        /// How many.
+        found: usize,
+        /// The limit.
+        maximum: usize,
+    },
     /// Compiling it takes longer than the limit.
     #[error("compiling the {kind} takes longer than the limit of {limit:?}; make it smaller")]
     TooSlow {
@@ -125,6 +137,7 @@ impl ConstraintError {
         match self {
             Self::TooLarge { kind, .. }
             | Self::TooDeep { kind, .. }
+            | Self::TooLong { kind, .. }
             | Self::TooSlow { kind, .. }
             | Self::Refused { kind, .. }
             | Self::Nothing { kind } => Some(*kind),

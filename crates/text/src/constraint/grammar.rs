@@ -12,8 +12,10 @@ use super::{
     alternatives::Told,
     compiler::ConstraintLimits,
     error::{ConstraintError, ConstraintKind},
+    escapes::JsonPlaces,
     gbnf,
     lead::{Begin, Budget, Mark, Open, Thoughts},
+    references::make_plain,
     schema::drop_what_says_nothing,
 };
 
@@ -55,6 +57,12 @@ pub(crate) struct CallGrammar {
     pub(crate) held: Vec<HeldTool>,
     /// How calls are told from a text of a shape, where they can be.
     pub(crate) told: Option<Told>,
+    /// Whether a tool is strict, so that a call is held to its schema wherever it stands.
+    pub(crate) has_strict: bool,
+    /// Whether arguments may be text without quotes.
+    pub(crate) has_free_text: bool,
+    /// What the next call begins with, in text that is free behind a call; none where calls are required.
+    pub(crate) marks: Vec<Mark>,
 }
 
 /// A tool whose schema is enforced or refused.
@@ -123,6 +131,16 @@ impl Constraint {
         self
     }
 
+    /// As [`Self::begins_after`], where the marker is a head that `marker` begins and `end` ends: a few words may stand between them.
+    #[must_use]
+    pub fn begins_after_head(self, marker: impl Into<String>, end: impl Into<String>) -> Self {
+        let mut constraint = self.begins_after(marker);
+        if let Some(thoughts) = &mut constraint.begin.thoughts {
+            thoughts.close_end = Some(end.into());
+        }
+        constraint
+    }
+
     /// Lets the text begin with something else between `open` and `close`, such as a model's thoughts; the constraint then
     /// begins behind it, and else at once. Only a vocabulary in which `open` is one token leaves the choice.
     #[must_use]
@@ -163,10 +181,23 @@ impl Constraint {
         self.calls.is_some()
     }
 
+    /// Whether what it holds is the text for a reader, and not calls of tools or nothing.
+    pub fn holds_text(&self) -> bool {
+        !matches!(self.language, Language::Calls(_) | Language::Any)
+    }
+
     /// The calls that the text may be instead, and how they are told from it.
     pub(super) fn alternative(&self) -> Option<(Self, &Told)> {
         let grammar = self.calls.as_ref()?;
         Some((Self::calls(grammar.clone()), grammar.told.as_ref()?))
+    }
+
+    /// The calls that may follow each other with free text between them, which the text is or may be.
+    pub(super) fn calls_to_follow(&self) -> Option<&CallGrammar> {
+        let ((Some(grammar), _) | (None, Language::Calls(grammar))) = (&self.calls, &self.language) else {
+            return None;
+        };
+        (!grammar.marks.is_empty()).then_some(grammar)
     }
 
     /// Lets what stands between `open` and `close` come first, wherever `open` stands, in text that is free until a mark.
@@ -202,9 +233,12 @@ impl Constraint {
         self
     }
 
-    /// Lets any text come first, and the end too: the constraint begins with the first of these marks.
+    /// Lets any text come before, between and behind calls, and the end too: the constraint begins with each of these marks.
     #[must_use]
     pub(crate) fn begins_at(mut self, marks: Vec<Mark>) -> Self {
+        if let Language::Calls(grammar) = &mut self.language {
+            grammar.marks.clone_from(&marks);
+        }
         self.begin.marks = marks;
         self
     }
@@ -241,6 +275,27 @@ impl Constraint {
             begin: self.begin.clone(),
             calls: None,
         })
+    }
+
+    /// Where JSON stands in texts of it.
+    pub(super) fn json_places(&self) -> JsonPlaces {
+        let has_patterns = |schema: &str| {
+            let keywords = ["\"pattern\"", "\"format\"", "\"patternProperties\""];
+            keywords.iter().any(|keyword| schema.contains(keyword))
+        };
+        match &self.language {
+            Language::JsonSchema(schema) => JsonPlaces {
+                has_json: true,
+                has_free_text: false,
+                has_patterns: has_patterns(&schema.to_string()),
+            },
+            Language::Calls(grammar) => JsonPlaces {
+                has_json: grammar.exact.contains("%json"),
+                has_free_text: grammar.has_free_text,
+                has_patterns: has_patterns(&grammar.exact),
+            },
+            _ => JsonPlaces::default(),
+        }
     }
 
     /// Whether a text that cannot follow it continues without it.
@@ -337,13 +392,16 @@ impl Constraint {
 pub(crate) fn prepared(schema: &Value) -> Result<Value, &'static str> {
     let mut schema = schema.clone();
     drop_what_says_nothing(&mut schema);
+    make_plain(&mut schema);
     match &mut schema {
         Value::Bool(_) => {}
         Value::Object(fields) => {
             if fields.contains_key("x-guidance") {
                 return Err("`x-guidance` is not supported");
             }
-            fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": JSON_SPACE}));
+            let options =
+                json!({"whitespace_pattern": JSON_SPACE, "json_allow_general_unicode_escapes": true});
+            fields.insert("x-guidance".to_owned(), options);
         }
         _ => return Err("it is neither an object nor true or false"),
     }
@@ -354,6 +412,7 @@ fn thoughts(open: Open, close: String) -> Option<Thoughts> {
     (!close.is_empty()).then_some(Thoughts {
         open,
         close,
+        close_end: None,
         budget: None,
     })
 }

@@ -1,6 +1,8 @@
 //! [`Lead`]: what comes before a constrained text: a model's thoughts, which may have a budget, then text up to a call. Where the
 //! constrained text is a shape or a call, and each has its mark, thoughts are searched for both.
 //!
+//! Behind a call the text is free again, up to the next.
+//!
 //! Separate from the matcher because none of it needs a grammar: it looks at the text of tokens only. Invariants: what is
 //! remembered of the text is as long as the longest mark; once thoughts have had their budget, the tokens that end them come
 //! one after the other.
@@ -24,6 +26,8 @@ pub(super) struct Thoughts {
     pub(super) open: Open,
     /// What ends them.
     pub(super) close: String,
+    /// What ends the head that `close` begins, where it does not end the thoughts by itself.
+    pub(super) close_end: Option<String>,
     pub(super) budget: Option<Budget>,
 }
 
@@ -66,6 +70,10 @@ pub(super) struct LeadPlan {
     pub(super) budget: Option<BudgetPlan>,
     /// Marks of the constrained text, with their tokens.
     pub(super) marks: Vec<(Mark, Vec<u32>)>,
+    /// Marks of the next call, where the constrained text is or may be a call and free text may follow it.
+    pub(super) behind: Option<Vec<(Mark, Vec<u32>)>>,
+    /// Whether calls in thoughts are calls too.
+    pub(super) holds_in_thoughts: bool,
     /// Whether any text may come, and the end: there is no grammar, or it waits for a mark.
     pub(super) is_free: bool,
 }
@@ -84,9 +92,9 @@ pub(super) enum OpenPlan {
 }
 
 impl LeadPlan {
-    /// Whether a mark in the thoughts begins a call, and their end a text of a shape.
+    /// Whether a mark in the thoughts begins a call. Their end may begin a text of a shape.
     pub(super) fn seeks_calls(&self) -> bool {
-        !self.is_free && !self.marks.is_empty() && self.close.is_some()
+        (!self.is_free || self.holds_in_thoughts) && !self.marks.is_empty() && self.close.is_some()
     }
 }
 
@@ -104,6 +112,8 @@ pub(super) struct Lead {
     state: State,
     /// Tokens of thoughts so far.
     n_thoughts: usize,
+    /// Whether a call came before.
+    is_behind: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -130,6 +140,10 @@ enum State {
 struct Watch {
     /// The text from its first letter, as long as it may be the beginning of a mark at the start.
     start: Option<Vec<u8>>,
+    /// What may stand before the first letter next to white space.
+    skips: &'static [u8],
+    /// Marks that count at the start, each with its place in the plan.
+    at_start: Arc<[(usize, Box<[u8]>)]>,
     anywhere: Vec<(usize, Marker)>,
     /// Whether thoughts have just been ended.
     is_after_end: bool,
@@ -173,6 +187,20 @@ impl Lead {
             state,
             plan,
             n_thoughts: 0,
+            is_behind: false,
+        }
+    }
+
+    /// Begins behind a call, whose last token ran into `text`: any text may follow, the end, and the next call.
+    pub(super) fn behind(plan: Arc<LeadPlan>, text: &[u8]) -> Self {
+        let mut watch = Watch::behind(&plan);
+        let found = watch.push(text);
+        debug_assert!(found.is_none(), "no mark ends in the token that ends a call");
+        Self {
+            state: State::Free(watch),
+            plan,
+            n_thoughts: 0,
+            is_behind: true,
         }
     }
 
@@ -198,7 +226,7 @@ impl Lead {
     }
 
     pub(super) fn allowed(&self) -> Allowed<'_> {
-        let (plan, ends) = (&*self.plan, self.plan.is_free);
+        let (plan, ends) = (&*self.plan, self.plan.is_free || self.is_behind);
         match &self.state {
             State::Over => Allowed::Grammar(&[]),
             State::Fresh => match &plan.opens {
@@ -266,7 +294,7 @@ impl Lead {
             }
             State::Free(watch) => {
                 watch.is_after_end = false;
-                match watch.push(bytes, &plan) {
+                match watch.push(bytes) {
                     None => Pushed::Lead,
                     Some((idx, behind)) => self.found(idx, behind),
                 }
@@ -279,7 +307,7 @@ impl Lead {
         let State::Thinking { close, watch } = &mut self.state else {
             return Pushed::Lead;
         };
-        let call = (watch.as_mut()).and_then(|watch| watch.push(bytes, &self.plan));
+        let call = (watch.as_mut()).and_then(|watch| watch.push(bytes));
         let closed = close.push(bytes);
         match (call, closed) {
             (Some((idx, behind)), _) => self.found(idx, behind),
@@ -300,7 +328,7 @@ impl Lead {
         if behind.is_empty() {
             return Pushed::Lead;
         }
-        match watch.push(behind, &plan) {
+        match watch.push(behind) {
             None => Pushed::Lead,
             Some((idx, behind)) => self.found(idx, behind),
         }
@@ -308,7 +336,7 @@ impl Lead {
 
     /// What began with a mark is no call: waits for the next mark, which may begin in the text behind this one.
     pub(super) fn resume(&mut self, behind: &[u8]) -> Pushed {
-        if let (true, Some(close)) = (self.plan.seeks_calls(), &self.plan.close) {
+        if let (true, false, Some(close)) = (self.plan.seeks_calls(), self.is_behind, &self.plan.close) {
             self.state = Self::thinking(&self.plan, close);
             if let State::Thinking {
                 watch: Some(watch), ..
@@ -318,13 +346,16 @@ impl Lead {
             }
             return self.think(behind);
         }
-        self.state = Self::after(&self.plan);
-        let plan = Arc::clone(&self.plan);
+        self.state = if self.is_behind {
+            State::Free(Watch::behind(&self.plan))
+        } else {
+            Self::after(&self.plan)
+        };
         let State::Free(watch) = &mut self.state else {
             return Pushed::Grammar;
         };
         watch.start = None;
-        match watch.push(behind, &plan) {
+        match watch.push(behind) {
             None => Pushed::Lead,
             Some((idx, behind)) => self.found(idx, behind),
         }
@@ -332,7 +363,11 @@ impl Lead {
 
     fn found(&mut self, idx: usize, behind: Vec<u8>) -> Pushed {
         let plan = Arc::clone(&self.plan);
-        if let Some((_, ids)) = plan.marks.get(idx) {
+        let marks = match &plan.behind {
+            Some(behind) if self.is_behind => behind,
+            _ => &plan.marks,
+        };
+        if let Some((_, ids)) = marks.get(idx) {
             self.state = State::Over;
             return Pushed::Begins(ids.clone(), behind);
         }
@@ -351,37 +386,54 @@ impl Watch {
             OpenPlan::Text(mark) => Some(mark),
             _ => None,
         };
-        let all = plan.marks.iter().map(|(mark, _)| mark).chain(thoughts);
-        let anywhere = all.enumerate().filter(|(_, mark)| !mark.is_at_start);
+        Self::of(plan.marks.iter().map(|(mark, _)| mark).chain(thoughts))
+    }
+
+    /// Waits for the next call, for which a text starts again, and for thoughts that may begin anywhere.
+    fn behind(plan: &LeadPlan) -> Self {
+        let thoughts = match &plan.opens {
+            OpenPlan::Text(mark) if !mark.is_at_start => Some(mark),
+            _ => None,
+        };
+        let marks = plan.behind.iter().flatten();
+        let mut watch = Self::of(marks.map(|(mark, _)| mark).chain(thoughts));
+        watch.skips = b";";
+        watch
+    }
+
+    fn of<'m>(marks: impl Iterator<Item = &'m Mark>) -> Self {
+        let (mut at_start, mut anywhere) = (Vec::new(), Vec::new());
+        for (idx, mark) in marks.enumerate() {
+            if mark.is_at_start {
+                at_start.push((idx, mark.text.as_bytes().into()));
+            } else {
+                anywhere.push((idx, Marker::new(&mark.text, None)));
+            }
+        }
         Self {
             start: Some(Vec::new()),
-            anywhere: anywhere
-                .map(|(idx, mark)| (idx, Marker::new(&mark.text)))
-                .collect(),
+            skips: b"",
+            at_start: at_start.into(),
+            anywhere,
             is_after_end: false,
         }
     }
 
     /// Takes in text; returns the mark that is complete, by its place in the plan, and what stands behind it.
-    fn push(&mut self, bytes: &[u8], plan: &LeadPlan) -> Option<(usize, Vec<u8>)> {
+    fn push(&mut self, bytes: &[u8]) -> Option<(usize, Vec<u8>)> {
         if let Some(start) = &mut self.start {
-            let bytes = if start.is_empty() {
-                bytes.trim_ascii_start()
-            } else {
-                bytes
-            };
-            start.extend_from_slice(bytes);
-            let thoughts = match &plan.opens {
-                OpenPlan::Text(mark) => Some(mark),
-                _ => None,
-            };
-            let all = (plan.marks.iter().map(|(mark, _)| mark).chain(thoughts)).enumerate();
-            let at_start = || all.clone().filter(|(_, mark)| mark.is_at_start);
-            if let Some((idx, mark)) = at_start().find(|(_, mark)| start.starts_with(mark.text.as_bytes())) {
-                let behind = start.split_off(mark.text.len());
-                return Some((idx, behind));
+            let mut bytes = bytes;
+            if start.is_empty() {
+                let is_skipped = |byte: &u8| byte.is_ascii_whitespace() || self.skips.contains(byte);
+                let n_skipped = bytes.iter().take_while(|byte| is_skipped(byte)).count();
+                bytes = &bytes[n_skipped..];
             }
-            if !at_start().any(|(_, mark)| mark.text.as_bytes().starts_with(start)) {
+            start.extend_from_slice(bytes);
+            if let Some((idx, mark)) = self.at_start.iter().find(|(_, mark)| start.starts_with(mark)) {
+                let behind = start.split_off(mark.len());
+                return Some((*idx, behind));
+            }
+            if !self.at_start.iter().any(|(_, mark)| mark.starts_with(start)) {
                 self.start = None;
             }
         }

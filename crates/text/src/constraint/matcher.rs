@@ -21,23 +21,44 @@ const MAX_LEADS: usize = 40;
 
 /// One sample's way through a constraint.
 pub struct ConstraintMatcher {
-    /// None where there is no grammar.
+    /// None where there is no grammar, and behind a call until the next begins.
     grammars: Option<Alternatives>,
+    /// The grammar at its beginning, where several calls may follow each other.
+    fresh: Option<Alternatives>,
     vocabulary: Arc<Vocabulary>,
     end_ids: Box<[u32]>,
     plan: Arc<LeadPlan>,
     /// What comes before the grammar.
     lead: Lead,
-    /// Tokens before the grammar, up to the one that began it.
+    /// Tokens before the grammar, up to the one that began it, and behind the call before.
     before: Vec<u32>,
     /// What came before the grammar as it was ahead of each of the newest of those tokens.
     leads: VecDeque<Lead>,
     /// Tokens since.
     n_inside: usize,
+    /// The newest call that is complete.
+    called: Option<Box<Called>>,
+    /// All tokens up to the end of that call.
+    through_calls: Vec<u32>,
+    /// Text that the last token of that call ran into.
+    behind: Vec<u8>,
+    /// Tokens of the grammar since.
+    inside: Vec<u32>,
     is_complete: bool,
     /// Whether the newest token is one of the end.
     has_ended: bool,
     leaving: Leaving,
+}
+
+/// A call that is complete, with all that is needed to take its newest tokens back.
+struct Called {
+    grammars: Option<Alternatives>,
+    lead: Lead,
+    before: Vec<u32>,
+    leads: VecDeque<Lead>,
+    inside: Vec<u32>,
+    /// Text that the call before ran into.
+    behind: Vec<u8>,
 }
 
 /// What becomes of a text that leaves the grammar.
@@ -74,7 +95,9 @@ impl ConstraintMatcher {
         plan: Arc<LeadPlan>,
         is_lenient: bool,
     ) -> Self {
+        let fresh = plan.behind.as_ref().and(grammars.as_ref());
         Self {
+            fresh: fresh.map(Alternatives::deep_clone),
             grammars,
             vocabulary,
             end_ids: end_ids.into(),
@@ -83,6 +106,10 @@ impl ConstraintMatcher {
             before: Vec::new(),
             leads: VecDeque::new(),
             n_inside: 0,
+            called: None,
+            through_calls: Vec::new(),
+            behind: Vec::new(),
+            inside: Vec::new(),
             is_complete: false,
             has_ended: false,
             leaving: if is_lenient {
@@ -214,6 +241,9 @@ impl ConstraintMatcher {
             }
         }
         self.n_inside += 1;
+        if self.fresh.is_some() {
+            self.inside.push(id);
+        }
         if self.end_ids.contains(&id) {
             (self.is_complete, self.has_ended) = (true, true);
             return Ok(());
@@ -240,8 +270,10 @@ impl ConstraintMatcher {
         let (mut mark, mut behind) = (mark, behind);
         loop {
             let is_mark = !mark.is_empty();
-            let untouched = (self.grammars.as_ref().filter(|_| is_mark)).map(Alternatives::deep_clone);
-            if self.plan.seeks_calls()
+            if self.grammars.is_none() {
+                self.grammars = self.fresh.as_ref().map(Alternatives::deep_clone);
+            }
+            if (self.plan.seeks_calls() || !self.through_calls.is_empty())
                 && let Some(grammars) = &mut self.grammars
             {
                 grammars.keep_only(if is_mark { CALLS } else { SHAPE });
@@ -251,7 +283,7 @@ impl ConstraintMatcher {
             if begun.is_ok() || !is_mark {
                 return begun;
             }
-            self.grammars = untouched;
+            self.grammars = self.fresh.as_ref().map(Alternatives::deep_clone);
             self.is_complete = false;
             match self.lead.resume(&behind) {
                 Pushed::Begins(next, rest) => (mark, behind) = (next, rest),
@@ -261,11 +293,77 @@ impl ConstraintMatcher {
     }
 
     fn consume(&mut self, ids: &[u32]) -> Result<(), ConstraintError> {
-        if let Some(grammars) = &mut self.grammars {
-            grammars.consume(ids, &self.vocabulary)?;
+        let Some(grammars) = &mut self.grammars else {
+            return Ok(());
+        };
+        grammars.consume(ids, &self.vocabulary)?;
+        if self.plan.behind.is_some() && grammars.is_whole_call()? {
+            let behind = match ids.last() {
+                Some(&last) => text_behind_call(grammars, last, &self.vocabulary)?,
+                None => Vec::new(),
+            };
+            self.end_call(behind);
+        } else {
             self.is_complete = grammars.is_stopped();
         }
         Ok(())
+    }
+
+    /// A call is complete, and its last token ran into a text: from there on the text is free up to the next call.
+    fn end_call(&mut self, behind: Vec<u8>) {
+        self.through_calls.extend(&self.before);
+        self.through_calls.extend(&self.inside);
+        let lead = std::mem::replace(&mut self.lead, Lead::behind(Arc::clone(&self.plan), &behind));
+        let before_behind = std::mem::replace(&mut self.behind, behind);
+        self.called = Some(Box::new(Called {
+            grammars: self.grammars.take(),
+            lead,
+            before: std::mem::take(&mut self.before),
+            leads: std::mem::take(&mut self.leads),
+            inside: std::mem::take(&mut self.inside),
+            behind: before_behind,
+        }));
+        self.n_inside = 0;
+        self.is_complete = false;
+    }
+
+    /// Goes back into the call that was complete, and takes back so many tokens, which are more than came since.
+    fn reopen(&mut self, n_tokens: usize) -> Result<(), ConstraintError> {
+        let n_back = n_tokens - self.before.len() - self.n_inside;
+        let Some(n_left) = self.through_calls.len().checked_sub(n_back) else {
+            return Err(too_many(n_tokens));
+        };
+        let called = self.called.take();
+        self.has_ended = false;
+        if let Some(called) = called.filter(|called| n_back <= called.before.len() + called.inside.len()) {
+            let n_call = called.before.len() + called.inside.len();
+            self.through_calls.truncate(self.through_calls.len() - n_call);
+            let called = *called;
+            self.n_inside = called.inside.len();
+            (self.grammars, self.lead) = (called.grammars, called.lead);
+            (self.before, self.leads, self.inside) = (called.before, called.leads, called.inside);
+            self.behind = called.behind;
+            return self.rollback(n_back);
+        }
+        let mut tokens = std::mem::take(&mut self.through_calls);
+        tokens.truncate(n_left);
+        self.grammars = self.fresh.as_ref().map(Alternatives::deep_clone);
+        self.lead = Lead::new(Arc::clone(&self.plan));
+        (self.n_inside, self.is_complete) = (0, false);
+        self.before.clear();
+        self.leads.clear();
+        self.inside.clear();
+        tokens.into_iter().try_for_each(|id| self.step(id))
+    }
+
+    /// What comes before the grammar, before anything came.
+    fn first_lead(&self) -> Lead {
+        let plan = Arc::clone(&self.plan);
+        if self.through_calls.is_empty() {
+            Lead::new(plan)
+        } else {
+            Lead::behind(plan, &self.behind)
+        }
     }
 
     /// Whether the text is complete and nothing may follow it.
@@ -296,6 +394,7 @@ impl ConstraintMatcher {
         }
         if n_tokens <= self.n_inside {
             self.n_inside -= n_tokens;
+            self.inside.truncate(self.n_inside);
             // The token of an end never reached the grammar.
             let n_in_grammar = n_tokens - usize::from(std::mem::take(&mut self.has_ended));
             self.is_complete = false;
@@ -304,15 +403,13 @@ impl ConstraintMatcher {
                 self.is_complete = grammars.is_stopped();
             }
             if self.n_inside == 0 && self.before.is_empty() {
-                self.lead = Lead::new(Arc::clone(&self.plan));
+                self.lead = self.first_lead();
             }
             return Ok(());
         }
         let n_left = (self.before.len() + self.n_inside).checked_sub(n_tokens);
         let Some(n_left) = n_left else {
-            return Err(ConstraintError::Step {
-                reason: format!("{n_tokens} tokens are taken back, and there are fewer"),
-            });
+            return self.reopen(n_tokens);
         };
         if self.lead.is_over()
             && let Some(grammars) = &mut self.grammars
@@ -320,6 +417,7 @@ impl ConstraintMatcher {
             grammars.reset()?;
         }
         self.n_inside = 0;
+        self.inside.clear();
         (self.is_complete, self.has_ended) = (false, false);
         let n_back = self.before.len() - n_left;
         if let Some(idx) = self.leads.len().checked_sub(n_back)
@@ -330,7 +428,7 @@ impl ConstraintMatcher {
             return Ok(());
         }
         self.leads.clear();
-        self.lead = Lead::new(Arc::clone(&self.plan));
+        self.lead = self.first_lead();
         let mut before = std::mem::take(&mut self.before);
         before.truncate(n_left);
         before.into_iter().try_for_each(|id| self.step(id))
@@ -367,6 +465,38 @@ impl ConstraintMatcher {
         for &id in &self.end_ids {
             set(words, id, may_end);
         }
+    }
+}
+
+/// The text behind the end of a call that its last token, `last`, ran into.
+fn text_behind_call(
+    grammars: &Alternatives,
+    last: u32,
+    vocabulary: &Vocabulary,
+) -> Result<Vec<u8>, ConstraintError> {
+    let bytes = vocabulary.bytes_of(last);
+    if bytes.len() < 2 || !vocabulary.is_text(last) {
+        return Ok(Vec::new());
+    }
+    let mut ahead = grammars.deep_clone();
+    ahead.rollback(1)?;
+    for end in 1..bytes.len() {
+        let ids = vocabulary.text_tokens(&bytes[..end]);
+        if ahead.takes(&ids, vocabulary)? {
+            ahead.consume(&ids, vocabulary)?;
+            let is_whole = ahead.is_whole_call()?;
+            ahead.rollback(ids.len())?;
+            if is_whole {
+                return Ok(bytes[end..].to_vec());
+            }
+        }
+    }
+    Ok(Vec::new())
+}
+
+fn too_many(n_tokens: usize) -> ConstraintError {
+    ConstraintError::Step {
+        reason: format!("{n_tokens} tokens are taken back, and there are fewer"),
     }
 }
 

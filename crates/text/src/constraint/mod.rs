@@ -22,16 +22,23 @@
 //! ```
 
 mod alternatives;
+mod budget;
+mod chains;
 mod compiler;
 mod controls;
 mod error;
+mod escapes;
 mod finite;
 mod gbnf;
 mod grammar;
+mod lark_references;
 mod lead;
 mod marker;
 mod matcher;
+mod places;
+mod references;
 mod schema;
+mod schema_references;
 mod vocabulary;
 
 pub(crate) use alternatives::Told;
@@ -43,3 +50,4 @@ pub use grammar::Constraint;
 pub(crate) use grammar::{CallGrammar, HeldTool, is_deeper_than, prepared};
 pub(crate) use lead::Mark;
 pub use matcher::ConstraintMatcher;
+pub(crate) use references::referred;

@@ -10,6 +10,7 @@ use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use super::{
     controls::{ControlTokens, Segment},
     error::ConstraintError,
+    escapes::EscapeTokens,
 };
 use crate::{TokenKind, Tokenizer};
 
@@ -29,6 +30,8 @@ pub(super) struct Vocabulary {
     /// The bytes of every token in the text, structure too, for markers.
     bytes: Vec<Box<[u8]>>,
     controls: ControlTokens,
+    /// Tokens that have to do with the escapes of JSON.
+    pub(super) escapes: EscapeTokens,
 }
 
 impl Vocabulary {
@@ -75,8 +78,16 @@ impl Vocabulary {
         words.push([&[NO_TEXT], &b"<|end of the constrained text|>"[..]].concat());
         let info = TokRxInfo::new(words.len() as u32, n_tokens as u32);
         let bytes = (0..n_tokens as u32).map(|id| tokenizer.token_bytes(id).unwrap_or_default().into());
+        let trie = TokTrie::from(&info, &words);
+        let texts = (0..)
+            .zip(&words)
+            .filter(|(_, word)| word.first().is_some_and(|&byte| byte != NO_TEXT));
+        let escapes = EscapeTokens::new(texts.map(|(id, word)| (id, word.as_slice())), |text| {
+            trie.token_id(text)
+        });
         Ok(Self {
-            env: Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words))),
+            escapes,
+            env: Arc::new(ApproximateTokEnv::new(trie)),
             n_tokens,
             bytes: bytes.collect(),
             controls: ControlTokens::of(tokenizer),
@@ -119,6 +130,12 @@ impl Vocabulary {
             .filter(|(_, token)| ***token == *bytes)
             .map(|(id, _)| id)
             .collect()
+    }
+
+    /// Whether a token is text, and no structure.
+    pub(super) fn is_text(&self, id: u32) -> bool {
+        let token = self.env.tok_trie().token(id);
+        token.first().is_some_and(|&byte| byte != NO_TEXT)
     }
 
     /// The bytes that a token stands for; none outside the vocabulary.

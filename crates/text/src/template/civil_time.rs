@@ -105,6 +105,18 @@ impl CivilTime {
         days.rem_euclid(7) as u32
     }
 
+    /// The date as templates of Llama's family have it in `date_string`, such as `26 Jul 2024`.
+    pub fn day_month_year(self) -> String {
+        let month = &MONTHS[self.month as usize - 1][..3];
+        format!("{:02} {month} {}", self.day, self.year)
+    }
+
+    /// The date as templates of Firefunction have it in `datetime`, such as `Jul 26 2024`.
+    pub fn month_day_year(self) -> String {
+        let month = &MONTHS[self.month as usize - 1][..3];
+        format!("{month} {:02} {}", self.day, self.year)
+    }
+
     /// Formats as C's `strftime` does in its default locale.
     pub(super) fn strftime(self, format: &str) -> Result<String, Fault> {
         let mut out = String::with_capacity(format.len());
@@ -257,6 +269,8 @@ mod tests {
         ] {
             assert_eq!(time.strftime(format).unwrap(), expected);
         }
+        assert_eq!(time.day_month_year(), "06 Jul 2024");
+        assert_eq!(time.month_day_year(), "Jul 06 2024");
         assert!(time.strftime("%Q").is_err());
         assert!(time.strftime("%").is_err());
     }

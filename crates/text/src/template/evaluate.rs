@@ -128,6 +128,8 @@ impl<'t> Interpreter<'t> {
             "namespace" => Value::Function(Function::Namespace),
             "raise_exception" => Value::Function(Function::RaiseException),
             "strftime_now" => Value::Function(Function::StrftimeNow),
+            "joiner" => Value::Function(Function::Joiner),
+            "cycler" => Value::Function(Function::Cycler),
             _ => Value::undefined(format!("'{}' is undefined", shorten(name))),
         }
     }

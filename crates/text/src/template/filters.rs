@@ -1,10 +1,10 @@
 //! Jinja's filters, and Hugging Face's `tojson`: one row per filter.
 //!
-//! Short ones stand in their row; the others are in files by what they work on. Left out are those that make HTML or belong
-//! to a web page (`urlize`, `xmlattr`, `striptags`, `filesizeformat`, `pprint`, `random`, `wordwrap`): a template that uses one
-//! gets an error that names it.
+//! Short ones stand in their row; the others are in files by what they work on. Left out are `urlize` and `random`: a template that uses
+//! one gets an error that names it.
 
 mod numbers;
+mod pages;
 mod sequences;
 mod texts;
 
@@ -12,6 +12,7 @@ use std::cmp::Ordering;
 
 use self::{
     numbers::{int, round},
+    pages::{filesizeformat, pprint, striptags, wordwrap, xmlattr},
     sequences::{batch, dictsort, extreme, groupby, join, map, select, slice, sort, sum, unique},
     texts::{center, indent, tojson, truncate, urlencode},
 };
@@ -70,6 +71,11 @@ pub(super) fn find(name: &str) -> Option<FilterFn> {
             escape_html(plain.as_str().unwrap_or_default(), &mut out)?;
             this.meter.marked_text(out.into_string(), true)
         },
+        "filesizeformat" => filesizeformat,
+        "pprint" => pprint,
+        "striptags" => striptags,
+        "wordwrap" => wordwrap,
+        "xmlattr" => xmlattr,
         "first" => |this, value, _| {
             let items = value.iterate(&this.meter)?;
             Ok(items.items.first().cloned().unwrap_or_else(|| empty("first")))

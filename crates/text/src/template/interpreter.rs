@@ -74,6 +74,8 @@ pub(super) struct Interpreter<'t> {
     depth: usize,
     line: u32,
     known: KnownNames,
+    /// Whether a refusal of the order of roles is read past.
+    pub(super) takes_any_turns: bool,
 }
 
 /// Names that Jinja defines by itself, where the template uses them.
@@ -144,7 +146,14 @@ impl<'t> Interpreter<'t> {
                 varargs: find("varargs"),
                 kwargs: find("kwargs"),
             },
+            takes_any_turns: false,
         })
+    }
+
+    /// Says whether a refusal of the order of roles is read past.
+    pub(super) fn taking_any_turns(mut self, takes_any_turns: bool) -> Self {
+        self.takes_any_turns = takes_any_turns;
+        self
     }
 
     /// Renders the template; a fault comes with its line.

@@ -32,6 +32,7 @@ mod ast;
 mod calls;
 mod chat;
 mod civil_time;
+mod counters;
 mod error;
 mod evaluate;
 mod expressions;
@@ -97,6 +98,8 @@ pub struct RenderOptions {
     pub now: CivilTime,
     /// What the rendering may use.
     pub limits: RenderLimits,
+    /// Whether a refusal of the order of roles is read past: a template that says that they must alternate can write others, too.
+    pub takes_any_turns: bool,
 }
 
 impl Default for RenderOptions {
@@ -104,6 +107,7 @@ impl Default for RenderOptions {
         Self {
             now: CivilTime::from_unix_seconds(0),
             limits: RenderLimits::default(),
+            takes_any_turns: false,
         }
     }
 }
@@ -177,6 +181,8 @@ impl ChatTemplate {
         let meter = Meter::new(fuel, memory_bytes);
         let interpreter =
             Interpreter::new(&self.program, context, trusted, &meter, options.now, output_bytes);
+        let interpreter =
+            interpreter.map(|interpreter| interpreter.taking_any_turns(options.takes_any_turns));
         interpreter
             .map_err(|fault| fault.at(1))?
             .run()

@@ -221,7 +221,25 @@ impl Parser {
                     StmtKind::Continue
                 })
             }
-            "include" | "import" | "from" | "extends" | "block" => self.error(format!(
+            // Without other templates a block is what stands in it.
+            "block" => {
+                let name = self.expect_name()?;
+                while self.skip_name("scoped") || self.skip_name("required") {}
+                self.expect_block_end()?;
+                let body = self.statements(&["endblock"])?;
+                self.next();
+                self.skip_name(&name);
+                self.expect_block_end()?;
+                Ok(StmtKind::With(Vec::new(), body))
+            }
+            "autoescape" => {
+                if !(self.skip_name("false") || self.skip_name("False")) {
+                    return self.error("nothing is escaped in a chat template; `autoescape` may be false");
+                }
+                self.expect_block_end()?;
+                Ok(StmtKind::With(Vec::new(), self.body("endautoescape")?))
+            }
+            "include" | "import" | "from" | "extends" => self.error(format!(
                 "`{name}` needs other templates, which a chat template has not"
             )),
             _ => self.error(format!("unknown tag `{name}`")),

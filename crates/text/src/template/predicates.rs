@@ -35,7 +35,11 @@ pub(super) fn find(name: &str) -> Option<PredicateFn> {
         "callable" => |_, value, _| {
             Ok(matches!(
                 value,
-                Value::Macro(_) | Value::Function(_) | Value::Method(_) | Value::Loop(_)
+                Value::Macro(_)
+                    | Value::Function(_)
+                    | Value::Method(_)
+                    | Value::Loop(_)
+                    | Value::Undefined(_)
             ))
         },
         "escaped" => |_, value, _| Ok(matches!(value, Value::Str(text) if text.is_markup)),

@@ -1,6 +1,8 @@
 //! Claims about the whole template engine. Expected texts of the first table were printed by Jinja 3.1.6 in the
 //! environment of transformers; golden renderings of real templates are in `tests/all/chat_template_goldens.rs`.
 
+mod rare_built_ins;
+
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 

@@ -97,6 +97,8 @@ pub(super) enum Function {
     Namespace,
     RaiseException,
     StrftimeNow,
+    Joiner,
+    Cycler,
 }
 
 #[derive(Debug)]

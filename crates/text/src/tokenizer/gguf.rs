@@ -24,7 +24,7 @@ use super::{
     split::{METASPACE, Step},
     spm::Spm,
     unigram::Unigram,
-    vocab::{END_MARKS, TokenKind, Vocab},
+    vocab::{END_MARKS, InfillIds, TokenKind, Vocab},
     wordpiece::{WordPiece, bert_steps, wordpiece_piece},
 };
 
@@ -41,6 +41,21 @@ const EOM: &str = "tokenizer.ggml.eom_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 const SEPARATOR: &str = "tokenizer.ggml.seperator_token_id";
 const PADDING: &str = "tokenizer.ggml.padding_token_id";
+/// Keys of the marks around a gap, the newer ones first. Source: llama.cpp `src/llama-arch.cpp`.
+const INFILL_PREFIX: [&str; 2] = [
+    "tokenizer.ggml.fim_pre_token_id",
+    "tokenizer.ggml.prefix_token_id",
+];
+const INFILL_SUFFIX: [&str; 2] = [
+    "tokenizer.ggml.fim_suf_token_id",
+    "tokenizer.ggml.suffix_token_id",
+];
+const INFILL_MIDDLE: [&str; 2] = [
+    "tokenizer.ggml.fim_mid_token_id",
+    "tokenizer.ggml.middle_token_id",
+];
+const INFILL_REPOSITORY: [&str; 1] = ["tokenizer.ggml.fim_rep_token_id"];
+const INFILL_FILE: [&str; 1] = ["tokenizer.ggml.fim_sep_token_id"];
 const CLASS: &str = "tokenizer.ggml.cls_token_id";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
@@ -133,7 +148,7 @@ impl<'m> Source<'m> {
             .filter_map(|mark| Some((*by_text.get(mark)?, mark.starts_with("<|"))))
             .collect();
         for key in [EOS, EOT, EOM] {
-            ends.extend(metadata.opt_u32(key)?.map(|id| (id, false)));
+            ends.extend(id_of(metadata, key, tokens.len())?.map(|id| (id, false)));
         }
         for (id, is_no_text) in ends {
             // Converters mark some ends as user-defined, which text would be matched against: a message with
@@ -216,14 +231,41 @@ impl<'m> Source<'m> {
         }
     }
 
-    /// The id that a key names, else the default where the vocabulary has it.
+    /// The id that a key names, else the default, where the vocabulary has it.
     fn special(&self, key: &'static str, default: Option<u32>) -> Result<Option<u32>, TokenizerError> {
         let n_vocab = self.tokens.len();
-        match self.metadata.opt_u32(key)? {
-            Some(id) if (id as usize) < n_vocab => Ok(Some(id)),
-            Some(id) => Err(TokenizerError::TokenIdOutOfRange { key, id, n_vocab }),
-            None => Ok(default.filter(|&id| (id as usize) < n_vocab)),
-        }
+        let named = id_of(self.metadata, key, n_vocab)?;
+        Ok(named.or_else(|| default.filter(|&id| (id as usize) < n_vocab)))
+    }
+}
+
+/// The id that a key names. Writers say with one that no token has, such as -1, that there is none; llama.cpp reads past those, too.
+fn id_of(metadata: &Metadata, key: &'static str, n_vocab: usize) -> Result<Option<u32>, TokenizerError> {
+    use tokenmill_gguf::Value;
+    if let Some(
+        Value::I8(-128..=-1)
+        | Value::I16(i16::MIN..=-1)
+        | Value::I32(i32::MIN..=-1)
+        | Value::I64(i64::MIN..=-1),
+    ) = metadata.get(key)
+    {
+        return Ok(None);
+    }
+    Ok(metadata.opt_u32(key)?.filter(|&id| (id as usize) < n_vocab))
+}
+
+/// The marks around a gap that the file names; an id that is none is as if it were not there.
+fn infill_ids(source: &Source<'_>) -> InfillIds {
+    let find = |keys: &[&'static str]| {
+        keys.iter()
+            .find_map(|key| id_of(source.metadata, key, source.tokens.len()).ok().flatten())
+    };
+    InfillIds {
+        prefix: find(&INFILL_PREFIX),
+        suffix: find(&INFILL_SUFFIX),
+        middle: find(&INFILL_MIDDLE),
+        repository: find(&INFILL_REPOSITORY),
+        file: find(&INFILL_FILE),
     }
 }
 
@@ -326,21 +368,14 @@ fn read_merges(source: &Source<'_>) -> Result<Merges, TokenizerError> {
                 index,
                 merge: merge.to_owned(),
             })?;
-        let id = |token: &str| {
-            source
-                .by_text
-                .get(token)
-                .copied()
-                .ok_or_else(|| TokenizerError::UnknownMergeToken {
-                    index,
-                    token: token.to_owned(),
-                })
-        };
+        let id = |token: &str| source.by_text.get(token).copied();
         joined.clear();
         joined.push_str(left);
         joined.push_str(right);
-        let merged = id(&joined)?;
-        let (left, right) = (id(left)?, id(right)?);
+        // What makes no token merges nothing.
+        let (Some(merged), Some(left), Some(right)) = (id(&joined), id(left), id(right)) else {
+            continue;
+        };
         if !source.kinds[merged as usize].is_special() {
             merges.insert(left, right, index as u32, merged);
         }
@@ -482,7 +517,7 @@ fn read_unigram(source: &Source<'_>) -> Result<Parts, TokenizerError> {
         },
         unknown,
         has_bytes.then_some(bytes),
-    );
+    )?;
     Ok(Parts {
         model: Model::Unigram(model),
         pieces: source.metaspace_pieces()?,
@@ -520,6 +555,7 @@ fn finish(source: &Source<'_>, parts: Parts, is_bert: bool, pre: &str) -> Result
     special.unknown = source.special(UNKNOWN, defaults.unknown)?;
     special.separator = source.special(SEPARATOR, defaults.separator)?;
     special.padding = source.special(PADDING, defaults.padding)?;
+    special.infill = infill_ids(source);
     special.end_of_generation = [source.special(EOT, None)?, source.special(EOM, None)?]
         .into_iter()
         .flatten()

@@ -129,6 +129,8 @@ struct UnigramModel {
 struct Tokens {
     texts: Vec<Option<String>>,
     kinds: Vec<TokenKind>,
+    /// Which of them stand in the model's own vocabulary. The others are found in text, and made from none.
+    are_of_model: Vec<bool>,
 }
 
 /// Builds the tokenizer that a `tokenizer.json` describes.
@@ -251,6 +253,7 @@ impl Tokens {
         let mut tokens = Self {
             texts: Vec::with_capacity(n_vocab),
             kinds: Vec::with_capacity(n_vocab),
+            are_of_model: Vec::new(),
         };
         for (text, id) in vocab {
             let slot = tokens.slot(id, limit)?;
@@ -261,6 +264,7 @@ impl Tokens {
                 });
             }
         }
+        tokens.are_of_model = tokens.texts.iter().map(Option::is_some).collect();
         for token in added {
             let slot = tokens.slot(token.id, limit)?;
             match &tokens.texts[slot] {
@@ -317,12 +321,13 @@ impl Tokens {
 
     /// Ids and texts of the tokens that may be made from text.
     fn text_tokens(&self) -> impl Iterator<Item = (u32, &str)> {
-        (0..)
-            .zip(self.texts.iter().zip(&self.kinds))
-            .filter_map(|(id, (text, kind))| match kind {
-                TokenKind::Normal | TokenKind::UserDefined => Some((id, text.as_deref()?)),
-                _ => None,
-            })
+        let of_model = (0..)
+            .zip(&self.are_of_model)
+            .filter(|(_, is_of_model)| **is_of_model);
+        of_model.filter_map(|(id, _)| match self.kinds[id as usize] {
+            TokenKind::Normal | TokenKind::UserDefined => Some((id, self.texts[id as usize].as_deref()?)),
+            _ => None,
+        })
     }
 }
 
@@ -443,10 +448,13 @@ fn read_wordpiece(file: WordPieceModel, added: &[Added]) -> Result<Read, Tokeniz
     let mut starts = KeyMap::with_capacity(n_vocab);
     let mut continuations = KeyMap::with_capacity(n_vocab);
     for (id, text) in tokens.text_tokens() {
-        match text.strip_prefix(&file.continuing_subword_prefix) {
-            Some(rest) if !rest.is_empty() => continuations.insert(rest.as_bytes(), id),
-            _ => starts.insert(text.as_bytes(), id),
-        };
+        // A word may itself be written as a piece that continues one.
+        starts.insert(text.as_bytes(), id);
+        if let Some(rest) = text.strip_prefix(&file.continuing_subword_prefix)
+            && !rest.is_empty()
+        {
+            continuations.insert(rest.as_bytes(), id);
+        }
     }
     let model = WordPiece {
         starts,
@@ -493,7 +501,7 @@ fn read_unigram(file: UnigramModel, added: &[Added]) -> Result<Read, TokenizerEr
         if min_score.is_finite() { min_score } else { 0.0 },
         unknown,
         bytes,
-    );
+    )?;
     Ok((Model::Unigram(model), tokens, unknown))
 }
 

@@ -33,8 +33,8 @@ pub use gguf_keys::VocabularyFiles;
 use merge::Merger;
 use normalize::Normalizer;
 use split::Step;
-pub use vocab::TokenKind;
 use vocab::Vocab;
+pub use vocab::{InfillIds, TokenKind};
 
 /// How to encode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,6 +216,11 @@ impl Tokenizer {
     /// The token that fills up short sequences.
     pub fn padding(&self) -> Option<u32> {
         self.vocab.special.padding
+    }
+
+    /// The tokens around a gap, as far as the file itself names them.
+    pub fn infill_ids(&self) -> InfillIds {
+        self.vocab.special.infill
     }
 
     /// Whether [`EncodeOptions::add_special`] puts [`Self::bos`] before a text.

@@ -1,12 +1,14 @@
 //! [`Unigram`]: the likeliest segmentation under a unigram language model, as T5 uses it.
 //!
 //! Separate from the merging models because it searches all segmentations (Viterbi). Invariant: time is linear in the
-//! text, with the longest token as factor.
+//! text, with the longest token as factor, which is bounded.
 //!
 //! Source: Kudo 2018, "Subword Regularization"; scores and ties as in Hugging Face's `tokenizers`.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
+
+use crate::TokenizerError;
 
 /// A unigram language model.
 #[derive(Debug)]
@@ -18,6 +20,9 @@ pub(crate) struct Unigram {
     /// Tokens of bytes, for characters in no token.
     bytes: Option<Box<[Option<u32>; 256]>>,
 }
+
+/// Bytes of the longest token. Those that are trained have 16 characters; at each place of a text all that begin there are looked at.
+const MAX_TOKEN_BYTES: usize = 256;
 
 /// How much less likely an unknown character is than the least likely token.
 const UNKNOWN_PENALTY: f64 = 10.0;
@@ -65,26 +70,36 @@ struct Best {
 
 impl Unigram {
     /// `tokens`: text, id and score of every token that is text; `scores` are indexed by id.
+    ///
+    /// # Errors
+    /// [`TokenizerError::LongToken`].
     pub(crate) fn new<'v>(
         tokens: impl Iterator<Item = (&'v [u8], u32)>,
         scores: Vec<f64>,
         min_score: f64,
         unknown: Option<u32>,
         bytes: Option<Box<[Option<u32>; 256]>>,
-    ) -> Self {
+    ) -> Result<Self, TokenizerError> {
         let mut trie = Trie::default();
         for (key, id) in tokens {
+            if key.len() > MAX_TOKEN_BYTES {
+                return Err(TokenizerError::LongToken {
+                    id,
+                    n_bytes: key.len(),
+                    maximum: MAX_TOKEN_BYTES,
+                });
+            }
             if !key.is_empty() {
                 trie.insert(key, id);
             }
         }
-        Self {
+        Ok(Self {
             trie,
             scores,
             unknown,
             unknown_score: min_score - UNKNOWN_PENALTY,
             bytes,
-        }
+        })
     }
 
     /// Appends the tokens of `text` to `out`.
@@ -154,5 +169,29 @@ impl Unigram {
             _ => out.extend(self.unknown),
         }
         start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_that_would_be_looked_at_for_long_is_refused() {
+        let of = |n_bytes: usize| {
+            let key = vec![b'a'; n_bytes];
+            let tokens = [(&b"a"[..], 0), (&key[..], 1)];
+            Unigram::new(tokens.into_iter(), vec![0.0, 1.0], 0.0, None, None)
+        };
+        let mut out = Vec::new();
+        of(MAX_TOKEN_BYTES)
+            .unwrap()
+            .encode(&"a".repeat(MAX_TOKEN_BYTES), &mut out);
+        assert_eq!(out, [1]);
+        let refused = of(MAX_TOKEN_BYTES + 1).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "token 1 has 257 bytes; in a unigram vocabulary at most 256 are read"
+        );
     }
 }

@@ -54,6 +54,22 @@ pub(crate) struct SpecialIds {
     pub(crate) padding: Option<u32>,
     /// Tokens that end a generation, ascending.
     pub(crate) end_of_generation: Vec<u32>,
+    pub(crate) infill: InfillIds,
+}
+
+/// Tokens that stand around the text to fill in the middle, where the file itself names them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InfillIds {
+    /// Before the beginning.
+    pub prefix: Option<u32>,
+    /// Before the end.
+    pub suffix: Option<u32>,
+    /// Before the middle.
+    pub middle: Option<u32>,
+    /// Before the name of a repository.
+    pub repository: Option<u32>,
+    /// Before the name of a file.
+    pub file: Option<u32>,
 }
 
 /// Texts that end a generation, in whichever model has them.

@@ -5,6 +5,8 @@ mod call_goldens;
 mod chat_template_goldens;
 mod constraint_instances;
 mod differential;
+mod odd_files;
+mod pattern_spellings;
 mod robustness;
 mod support {
     //! Vocabularies and words that fuzz targets use too.

@@ -11,10 +11,11 @@ use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions, Rank, Shard,
 use tokenmill_placed::{GroupExecutor, GroupRank};
 
 use super::{
+    first_use::FirstUseOf,
     sums::{Sums, check, choose},
-    with_cuda::{backend_of, check_fit, device_error, open_gpu},
+    with_cuda::{backend_of, check_fit, check_kernels_of, device_error, open_gpu},
 };
-use crate::{Compute, Error, Loaded, LoadedDevice};
+use crate::{Compute, Error, LoadPlan, Loaded, LoadedDevice};
 
 /// Refuses what [`load_group`] would refuse before it reads a weight, but for GPUs that NCCL cannot join, and for the memory that it takes.
 pub(crate) fn check_group(
@@ -57,6 +58,15 @@ pub(crate) fn load_group(
 ) -> Result<Loaded, Error> {
     let n_ranks = compute.n_gpus;
     let shards = shards(model, n_ranks)?;
+    if FirstUseOf::is_wanted(compute) {
+        // Before any is checked.
+        let devices = open_all(first, compute)?;
+        check_alike(first, &devices.iter().map(Device::info).collect::<Vec<_>>())?;
+    }
+    // What one of them cannot do, none does.
+    let compute = &(first..first + n_ranks).try_fold(compute.clone(), |compute, ordinal| {
+        check_kernels_of(model, ordinal, options, &compute)
+    })?;
     let devices = open_all(first, compute)?;
     let infos: Vec<&DeviceInfo> = devices.iter().map(Device::info).collect();
     check_alike(first, &infos)?;
@@ -88,6 +98,9 @@ pub(crate) fn load_group(
     let plans = (shards.iter().zip(&backends))
         .map(|(shard, backend)| shard.plan(backend, options))
         .collect::<Result<Vec<_>, _>>()?;
+    // What the GPU that takes most takes.
+    let plan = (plans.into_iter().max_by_key(MemoryPlan::device_bytes)).expect("a group has ranks");
+    compute.show_plan(&LoadPlan::new(model, options, &plan, true));
     let mut kernels_took = Duration::ZERO;
     let mut ranks = Vec::with_capacity(n_ranks);
     let mut before = 0;
@@ -115,8 +128,6 @@ pub(crate) fn load_group(
             source: source.into(),
         }))
     })?;
-    // What the GPU that takes most takes.
-    let plan = (plans.into_iter().max_by_key(MemoryPlan::device_bytes)).expect("a group has ranks");
     Ok(Loaded {
         executor: Box::new(executor),
         device: LoadedDevice::Group {

@@ -36,6 +36,26 @@ pub(crate) struct OfLoad<'a> {
 }
 
 impl OfLoad<'_> {
+    /// What was written of `subject` before, unless it is to be made again; `None` too where no folder is given.
+    pub(crate) fn find(&self, kind: &str, subject: &str) -> Option<Value> {
+        let folder = self.measurements.folder.as_ref()?;
+        let is_taken = self.is_quiet || !self.measurements.is_made_again;
+        is_taken
+            .then(|| read(&path_of(folder, kind, subject), subject))
+            .flatten()
+    }
+
+    /// Writes what is known of `subject`, for the next load. What cannot be written is not remembered.
+    ///
+    /// # Errors
+    /// The system's, and why.
+    pub(crate) fn keep(&self, kind: &str, subject: &str, values: &Value) -> io::Result<()> {
+        let Some(folder) = &self.measurements.folder else {
+            return Ok(());
+        };
+        write(folder, &path_of(folder, kind, subject), subject, values)
+    }
+
     /// What was measured of `subject`, at this load or before. `kind` names the file, `from_json` reads what `to_json` wrote and refuses
     /// what is no measurement.
     ///

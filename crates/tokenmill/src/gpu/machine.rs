@@ -76,7 +76,7 @@ pub(super) fn machine(compute: &Compute, device: &CudaBackend) -> String {
 
 /// Which of several cards that are alike it is, since they may be in slots that are not: by what the driver tells them apart by, which stays
 /// with the card whichever the driver shows, or by its number.
-fn card(info: &DeviceInfo, ordinal: usize) -> String {
+pub(super) fn card(info: &DeviceInfo, ordinal: usize) -> String {
     match info.uuid {
         Some(uuid) => format!("UUID {:032x}", u128::from_be_bytes(uuid)),
         None => format!("number {ordinal}"),

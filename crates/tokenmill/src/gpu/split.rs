@@ -15,7 +15,7 @@ use tokenmill_placed::{
 use super::{
     machine::{bandwidths, machine},
     token_reads::token_reads,
-    with_cuda::{device_error, load_whole, open},
+    with_cuda::{check_kernels_of, device_error, load_whole, open},
 };
 use crate::{
     Compute, Device, Error, GpuSteps, Loaded, LoadedDevice, MeasuredWhen, SplitPlan, SplitReason,
@@ -256,6 +256,7 @@ pub(crate) fn load_split(
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     let request = compute.placement;
+    let compute = &check_kernels_of(model, ordinal, options, compute)?;
     let mut split = Split::open(model, ordinal, options, compute)?;
     let name = split.backend.device().device().info().name.clone();
     let (plan, reason) = if request.layers == DeviceLayers::Auto {

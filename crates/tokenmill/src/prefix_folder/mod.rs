@@ -12,8 +12,7 @@ mod model_store;
 mod tests;
 
 use std::{
-    fmt,
-    fs::{self, File},
+    fmt, fs,
     hash::{BuildHasher as _, RandomState},
     io,
     path::{Path, PathBuf},
@@ -31,7 +30,12 @@ use self::{
     entry::number_of,
     index::{EntryName, Index},
 };
-use crate::{Error, checksum::checksum, format_text::format_text};
+use crate::{
+    Error,
+    checksum::checksum,
+    folder_lock::{FolderLock, private_file},
+    format_text::format_text,
+};
 
 pub(crate) use self::model_store::ModelStore;
 pub use self::model_store::PrefixFolderFigures;
@@ -64,7 +68,7 @@ struct Folder {
     /// Held while room is made and taken, by the writers of all models.
     writing: Mutex<()>,
     /// Held as long as the folder is used.
-    _lock: File,
+    _lock: FolderLock,
 }
 
 impl PrefixFolder {
@@ -72,7 +76,7 @@ impl PrefixFolder {
     /// where there is more. `warn` is told, once, that the folder cannot be written to.
     ///
     /// # Errors
-    /// [`Error::PrefixFolderInUse`], [`Error::MakeFolder`] where the folder cannot be made, [`Error::Write`] where it cannot be written to, and
+    /// [`Error::FolderInUse`], [`Error::MakeFolder`] where the folder cannot be made, [`Error::Write`] where it cannot be written to, and
     /// [`Error::Read`] where it cannot be read.
     pub fn open(
         path: impl AsRef<Path>,
@@ -88,27 +92,7 @@ impl PrefixFolder {
             path: path.to_owned(),
             source,
         })?;
-        let lock_path = path.join(LOCK);
-        let lock = private_file(&lock_path).map_err(|source| Error::Write {
-            path: lock_path,
-            source,
-        })?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => {
-                return Err(Error::PrefixFolderInUse {
-                    path: path.to_owned(),
-                });
-            }
-            // A file system without locks: whoever starts a second process on the folder is not told.
-            Err(fs::TryLockError::Error(error)) if has_no_locks(&error) => {
-                warn(&format!(
-                    "{} lies on a file system without locks; let no other process use it",
-                    path.display()
-                ));
-            }
-            Err(fs::TryLockError::Error(error)) => return Err(failed(error)),
-        }
+        let lock = FolderLock::take(path, LOCK, &warn)?;
         let folder = Folder {
             path: path.to_owned(),
             max_bytes,
@@ -178,13 +162,6 @@ impl fmt::Debug for Folder {
     }
 }
 
-/// Whether a lock failed since the file system has none, or no process that keeps them: NFS answers `ENOLCK` without a daemon for locks, which
-/// has no kind of its own.
-fn has_no_locks(error: &io::Error) -> bool {
-    const ENOLCK: i32 = if cfg!(target_os = "linux") { 37 } else { 77 };
-    error.kind() == io::ErrorKind::Unsupported || (cfg!(unix) && error.raw_os_error() == Some(ENOLCK))
-}
-
 /// Makes a folder that its owner alone can read: it holds what people have asked.
 fn create_folder(path: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
@@ -192,14 +169,6 @@ fn create_folder(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(path)
-}
-
-fn private_file(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create(true).truncate(false);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
 }
 
 /// The numbers that names are made with: those of the last process, or new ones. What was named with others is not found again, and

@@ -24,20 +24,6 @@ fn open(path: &Path) -> PrefixFolder {
     PrefixFolder::open(path, 1 << 30, |line| panic!("{line}")).unwrap()
 }
 
-#[cfg(target_os = "linux")]
-#[test]
-fn file_systems_without_locks_are_told_from_failures() {
-    let check = |code: i32, expected: bool| {
-        let error = io::Error::from_raw_os_error(code);
-        assert_eq!(has_no_locks(&error), expected, "{error}");
-    };
-    let [enolck, eopnotsupp, eio, eacces] = [37, 95, 5, 13];
-    check(enolck, true);
-    check(eopnotsupp, true);
-    check(eio, false);
-    check(eacces, false);
-}
-
 /// An engine, and its pages in the folder where it has one.
 struct Running {
     engine: Engine,
@@ -316,7 +302,7 @@ fn one_process_has_a_folder_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let first = open(folder.path());
     let second = PrefixFolder::open(folder.path(), 1, |_| {});
-    assert!(matches!(second, Err(Error::PrefixFolderInUse { .. })));
+    assert!(matches!(second, Err(Error::FolderInUse { .. })));
     drop(first);
     open(folder.path());
 }

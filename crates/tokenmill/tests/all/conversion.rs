@@ -398,7 +398,11 @@ fn a_folder_is_loaded_in_the_types_of_its_file() {
                 assert_eq!(info.ty, written.ty, "{}: {}", folder.display(), info.name);
             }
         }
-        assert!(n_quantized > 0, "{}", folder.display());
+        // A network may have no row that blocks divide.
+        let has_whole_blocks = file
+            .tensors()
+            .any(|info| info.dims.len() > 1 && info.dims[0] % 32 == 0);
+        assert_eq!(n_quantized > 0, has_whole_blocks, "{}", folder.display());
         comparisons.compared(1);
     }
 }

@@ -9,4 +9,5 @@ mod forced_calls;
 mod front_door;
 mod importance;
 mod shapes;
+mod template_variables;
 mod vision;

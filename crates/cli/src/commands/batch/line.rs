@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
+use tokenmill::readable_json;
 
 /// Where requests may go.
 const URLS: [&str; 4] = [
@@ -52,8 +53,8 @@ impl BatchRequest {
         custom_id: &mut Option<String>,
         ids: &mut HashSet<String>,
     ) -> Result<Self, (&'static str, String)> {
-        let mut fields: Map<String, Value> =
-            serde_json::from_slice(line).map_err(|error| ("invalid_json_line", error.to_string()))?;
+        let mut fields: Map<String, Value> = serde_json::from_slice(&readable_json(line))
+            .map_err(|error| ("invalid_json_line", error.to_string()))?;
         let missing = |name: &str, what: &str| ("invalid_request", format!("`{name}` is not {what}"));
         let Some(Value::String(id)) = fields.remove("custom_id") else {
             return Err(missing("custom_id", "there as a string"));

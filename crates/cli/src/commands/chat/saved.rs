@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde_json::Value;
+use tokenmill::without_mark;
 
 use crate::{failure::Failure, input::read_text, output};
 
@@ -49,7 +50,7 @@ impl Conversation {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let mut file: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let mut file: Value = serde_json::from_str(without_mark(text)).map_err(|error| error.to_string())?;
         let Some(Value::Array(mut messages)) = file.get_mut("messages").map(Value::take) else {
             return Err("`messages` is not there as an array".to_owned());
         };

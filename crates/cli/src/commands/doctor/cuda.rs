@@ -5,12 +5,13 @@
 use std::time::Instant;
 
 use serde_json::json;
-use tokenmill::{Error, GpuOptions, open_gpu};
+use tokenmill::{Error, GpuOptions, Measurements, gpu_check, open_gpu};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_cuda_exec::{CudaBackend, Device, families, modules, self_test};
 use tokenmill_model::{Model, ModelOptions};
 
 use super::{Examination, Row};
+use crate::model_name::cache_folder;
 
 /// An opened GPU.
 pub(super) struct Gpu(Device);
@@ -74,6 +75,44 @@ impl Gpu {
             .collect();
         found.json.insert("products".to_owned(), json!(families));
         found.rows.push(Row::new("self-test", tested));
+    }
+
+    /// Says what was found when the GPU was first used.
+    pub(super) fn tell_first_use(&self, ordinal: usize, options: &GpuOptions, found: &mut Examination) {
+        let measurements = Measurements {
+            folder: cache_folder(),
+            ..Measurements::default()
+        };
+        let record = gpu_check(self.0.info(), ordinal, options, &measurements);
+        let texts = |name: &str| -> Vec<String> {
+            let texts = record.as_ref().and_then(|record| record[name].as_array());
+            let texts = texts.into_iter().flatten().filter_map(|text| text.as_str());
+            texts.map(str::to_owned).collect()
+        };
+        let findings = texts("findings");
+        found.rows.push(match &record {
+            None => Row::absent(
+                "first use",
+                "no model was used on it yet: its kernels are checked when one is",
+            ),
+            Some(record) if record["unfit"] == true => Row::new(
+                "first use",
+                Err(findings.last().cloned().unwrap_or_default()),
+            )
+            .hint("`--device cpu` computes without it; another driver is checked anew, and so is this one with `--measure-again`"),
+            Some(_) if findings.is_empty() => {
+                Row::new("first use", Ok("its kernels gave what the CPU gives".to_owned()))
+            }
+            Some(_) => Row::new(
+                "first use",
+                Ok(format!(
+                    "its kernels give what the CPU gives, less {}: {}",
+                    texts("given_up").join(", "),
+                    findings.join("; ")
+                )),
+            ),
+        });
+        found.json.insert("gpu_check".to_owned(), json!(record));
     }
 
     /// The memory that a model may take, and what it takes of it.

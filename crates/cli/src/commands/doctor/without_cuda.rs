@@ -18,6 +18,10 @@ impl Gpu {
         match *self {}
     }
 
+    pub(super) fn tell_first_use(&self, _: usize, _: &GpuOptions, _: &mut Examination) {
+        match *self {}
+    }
+
     pub(super) fn plan(self, _: &Model, _: &ModelOptions) -> (u64, Result<MemoryPlan, Error>) {
         match self {}
     }

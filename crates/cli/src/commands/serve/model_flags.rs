@@ -11,7 +11,7 @@ use tokenmill::LoadOptions;
 use super::seats::{SeatArgs, Seats};
 use crate::{
     adapters::AdapterArgs, context_shift::ContextShiftArgs, failure::Failure, load::LoadArgs,
-    speculation::SpeculationArgs, vision::VisionArgs,
+    speculation::SpeculationArgs, template::TemplateArgs, vision::VisionArgs,
 };
 
 /// The options of a model.
@@ -27,6 +27,8 @@ pub(super) struct ModelFlags {
     pub(super) vision: VisionArgs,
     #[command(flatten)]
     pub(super) context_shift: ContextShiftArgs,
+    #[command(flatten)]
+    pub(super) template: TemplateArgs,
     #[command(flatten)]
     pub(super) load: LoadArgs,
 }
@@ -56,6 +58,7 @@ impl ModelFlags {
         self.seats().add_unresolved(&mut options)?;
         self.adapters.add_to(&mut options);
         options.projector = self.vision.projector();
+        self.template.add_to(&mut options)?;
         Ok(options)
     }
 }
@@ -151,6 +154,9 @@ impl GivenFlags {
         }
         if sets("mmproj") {
             flags.vision.move_below(folder);
+        }
+        if sets("template") {
+            flags.template.move_below(folder);
         }
         if sets("draft") {
             flags.speculation.move_below(folder);

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill::{ModelSource, PrefixFolder, Task, available_main_bytes};
+use tokenmill::{ModelSource, PrefixFolder, Task, available_main_bytes, without_mark};
 use tokenmill_server::{
     KeepAlive, ModelLimits, ModelSpec, Models, ServerConfig,
     models::{ModelFolder, Role},
@@ -324,7 +324,7 @@ fn read_file(path: &Path) -> Result<ModelsFile, Failure> {
         let message = format!("{} is longer than {MAX_BYTES} bytes", path.display());
         return Err(Failure::input(message).hint("`--models` takes a TOML file that lists models"));
     }
-    ModelsFile::parse(&text).map_err(|reason| {
+    ModelsFile::parse(without_mark(&text)).map_err(|reason| {
         Failure::input(format!("{}: {reason}", path.display())).hint("docs/serving.md has an example")
     })
 }

@@ -17,6 +17,7 @@ use crate::{
     model_name::{FetchArgs, served_name, variants},
     numbers::count,
     speculation::SpeculationArgs,
+    template::TemplateArgs,
     vision::VisionArgs,
 };
 
@@ -30,7 +31,7 @@ pub(super) struct SeatArgs {
     /// Tokens computed in one step [default: as --ubatch-size]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_num_batched_tokens: Option<u32>,
-    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts]
+    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many as there is memory for]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
     /// Tokens that a second KV cache in main memory holds, to which prefixes move that found no room in the first
@@ -145,7 +146,7 @@ impl Seats<'_> {
 pub(crate) fn load_app(
     model: &Path,
     load_args: &LoadArgs,
-    (adapters, vision): (&AdapterArgs, &VisionArgs),
+    (adapters, vision, template): (&AdapterArgs, &VisionArgs, &TemplateArgs),
     seats: &Seats<'_>,
     names: &[String],
     config: ServerConfig,
@@ -154,6 +155,7 @@ pub(crate) fn load_app(
     seats.add_to(&mut options, &load_args.fetch)?;
     adapters.add_to(&mut options);
     options.projector = vision.projector();
+    template.add_to(&mut options)?;
     let wanted = besides::of_generating(vision, seats.speculation, load_args)?;
     let path = load_args.fetch.resolve_with(model, wanted)?;
     let own_name = served_name(model, &path);

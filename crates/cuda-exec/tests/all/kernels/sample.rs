@@ -44,6 +44,7 @@ fn on_host(row: &Row) -> (Outcome, Option<f32>, Vec<(u32, f32)>) {
         params: &row.params,
         history: &row.history,
         newest,
+        n_prompt: 0,
         mask: row.mask.as_deref(),
         position: row.position,
     };

@@ -369,8 +369,9 @@ impl<'a> GgufKeys<'a> {
     /// The scale of a router's weights, and whether they add up to 1.
     pub(super) fn router(&mut self) -> Result<(), LoadError> {
         self.copy_number("expert_weights_scale", &["routed_scaling_factor"])?;
-        if self.config.is("norm_topk_prob")? {
-            self.set("expert_weights_norm", true);
+        // Readers of some architectures take the weights to add up to 1 where nothing is said.
+        if let Some(is_normalized) = self.config.opt_bool("norm_topk_prob")? {
+            self.set("expert_weights_norm", is_normalized);
         }
         Ok(())
     }
@@ -378,6 +379,9 @@ impl<'a> GgufKeys<'a> {
     /// As [`Self::router`], with what the class of the network takes where the configuration leaves it out.
     pub(super) fn router_with_defaults(&mut self) -> Result<(), LoadError> {
         self.router()?;
+        if !self.config.is("norm_topk_prob")? {
+            self.remove("expert_weights_norm");
+        }
         self.score_with_default();
         let Some(router) = self.first_router() else {
             return Ok(());

@@ -18,7 +18,7 @@ use crate::{
         embed::{EmbedRequest, EmbeddingsRequest, FIELDS, Input, OLDER_FIELDS},
         options::check_options,
     },
-    openai::completion::OnePrompt,
+    raw_prompt::OneRawPrompt,
 };
 
 /// Embeds one text or several.
@@ -30,8 +30,8 @@ pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, Api
     app.model.check_own_name(request.model.as_deref())?;
     check_options(&body, app.engine().limits().n_ctx)?;
     let inputs = match request.input {
-        Input::One(text) => vec![OnePrompt::Text(text)],
-        Input::Many(texts) => texts.into_iter().map(OnePrompt::Text).collect(),
+        Input::One(text) => vec![OneRawPrompt::of_text(text)],
+        Input::Many(texts) => texts.into_iter().map(OneRawPrompt::of_text).collect(),
     };
     let params = EmbedParams {
         dimensions: request.dimensions,
@@ -59,7 +59,7 @@ pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response
         dimensions: None,
         truncates: true,
     };
-    let inputs = vec![OnePrompt::Text(request.prompt)];
+    let inputs = vec![OneRawPrompt::of_text(request.prompt)];
     let embedded = embed_inputs(&app, &call, inputs, params).await?;
     Ok(Json(json!({ "embedding": embedded.vectors.first() })).into_response())
 }

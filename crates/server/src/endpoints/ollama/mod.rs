@@ -20,7 +20,7 @@ use axum::{
 use serde_json::{Map, Value, json};
 use tokenmill::{Part, Prompt, TextEnd, TextEvent, TextParams, ToolCall, Turn};
 use tokenmill_sched::FinishReason;
-use tokenmill_text::{EncodeOptions, template::CivilTime};
+use tokenmill_text::template::CivilTime;
 
 use crate::{
     ApiError, App, Dialect,
@@ -38,6 +38,7 @@ use crate::{
     openai::chat::TemplateMessage,
     reply::collect,
     request_id::RequestId,
+    score_sheet::ScoreSheet,
     scores::chat_logprobs,
     sse::{EventFormat, Events, line_response},
     tools::Tools,
@@ -106,7 +107,12 @@ fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiErr
             let reason = "contradicts `raw`, `system` and `think`";
             return Err(ApiError::invalid("suffix", reason));
         }
-        let tokens = infill_prompt(app.model.tokenizer(), "suffix", &request.prompt, &request.suffix)?;
+        let tokens = infill_prompt(
+            app.model.tokenizer(),
+            "suffix",
+            (&request.prompt, &[]),
+            &request.suffix,
+        )?;
         return Ok(Prompt::of_text(tokens));
     }
     let has_template = app.model.chat_template().is_some();
@@ -126,16 +132,7 @@ fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiErr
             let reason = "only where a chat template is used";
             return Err(ApiError::invalid("images", reason));
         }
-        let options = EncodeOptions {
-            add_special: true,
-            parse_special: request.raw,
-        };
-        let mut tokens = app.model.tokenizer().encode(&request.prompt, options);
-        // A prompt that has the token of the beginning does not get another.
-        if tokens.len() > 1 && app.model.tokenizer().bos() == Some(tokens[1]) && tokens[0] == tokens[1] {
-            tokens.remove(0);
-        }
-        return Ok(Prompt::of_text(tokens));
+        return Ok(Prompt::of_text(app.model.encode_prompt(&request.prompt)));
     }
     let message = |role: &str, content| TemplateMessage {
         role: role.to_owned(),
@@ -193,11 +190,12 @@ async fn answer(
     let sample = &samples[0];
     let calls: Vec<Value> = sample.all_calls().map(|call| lines.call(call)).collect();
     let mut reply = lines.line(&sample.text, &sample.reasoning, calls);
+    let mut sheet = ScoreSheet::new(app.model.tokenizer());
     if lines.has_logprobs {
-        reply["logprobs"] = logprobs(app, &sample.tokens);
+        reply["logprobs"] = sheet.list(&sample.tokens);
     }
     lines.finish(&mut reply, &sample.end);
-    Ok(Json(reply).into_response())
+    Ok(sheet.response(&reply))
 }
 
 fn logprobs(app: &App, tokens: &[tokenmill::ScoredToken]) -> Value {

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::{
     Extension, Json,
     extract::State,
-    http::Uri,
+    http::{Uri, header},
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
@@ -22,12 +22,12 @@ use crate::{
     infill::has_marks,
     model_names::tagged,
     models::{Listed, Role},
-    ollama::embed::{SHOW_FIELDS, ShowRequest},
+    ollama::embed::{PULL_FIELDS, PullRequest, SHOW_FIELDS, ShowRequest},
     request_id::RequestId,
 };
 
 /// The version of Ollama whose API this is. Clients compare it with the one that they need.
-const OLLAMA_VERSION: &str = "0.12.6";
+const OLLAMA_VERSION: &str = "0.13.5";
 
 /// When a model is unloaded that never is.
 const NEVER: &str = "9999-01-01T00:00:00Z";
@@ -138,7 +138,7 @@ pub(crate) async fn version() -> Response {
 pub(crate) async fn show(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let request: ShowRequest = call.read(SHOW_FIELDS)?;
     if let Some(app) = models.only() {
-        app.model.check_name(request.name())?;
+        app.model.find(request.name())?;
         return Ok(Json(shown(app)).into_response());
     }
     let idx = models.find(request.name(), Role::Chat).await?;
@@ -173,6 +173,36 @@ fn shown(app: &App) -> Value {
     })
 }
 
+/// Answers a client that wants a model downloaded before it asks it, as `/api/pull`: one that is served is there. Others are the
+/// operator's to choose.
+pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, ApiError> {
+    let path = shortened(call.uri.path()).into_owned();
+    let request: PullRequest = call.read(PULL_FIELDS)?;
+    if !models.has(request.name().unwrap_or_default()) {
+        return Err(ApiError::NotImplemented {
+            path,
+            reason: unmanaged_reason(&models),
+        });
+    }
+    if request.stream == Some(false) {
+        return Ok(Json(json!({ "status": "success" })).into_response());
+    }
+    let lines = [
+        json!({ "status": "pulling manifest" }),
+        json!({ "status": "success" }),
+    ];
+    let lines = lines.map(|line| line.to_string() + "\n").concat();
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
+}
+
+fn unmanaged_reason(models: &Models) -> &'static str {
+    if models.only().is_some() {
+        "this server serves the one model that it was started with; `tokenmill serve MODEL` serves another"
+    } else {
+        "this server serves the models that it was started with; `--models` and `--models-dir` say which"
+    }
+}
+
 /// What the paths that manage models are answered.
 pub(crate) async fn unmanaged(
     State(models): State<Models>,
@@ -181,11 +211,7 @@ pub(crate) async fn unmanaged(
 ) -> Response {
     let error = ApiError::NotImplemented {
         path: shortened(uri.path()).into_owned(),
-        reason: if models.only().is_some() {
-            "this server serves the one model that it was started with; `tokenmill serve MODEL` serves another"
-        } else {
-            "this server serves the models that it was started with; `--models` and `--models-dir` say which"
-        },
+        reason: unmanaged_reason(&models),
     };
     models.count_refusal(&error);
     error_response(&error, Dialect::Ollama, &request_id)

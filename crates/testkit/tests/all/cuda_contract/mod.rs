@@ -2,9 +2,12 @@
 //! fails. Whatever a kernel does wrong on the way loses the device and fails the test.
 
 mod capture;
+mod cards;
 mod early;
 mod failures;
+mod first_use;
 mod guessers;
+mod long;
 mod pages;
 mod scene;
 mod states;

@@ -118,6 +118,7 @@ pub(crate) fn batch_of(sequences: &[&mut Sequence], params: Option<&Arc<Sampling
             Some(params) => RowOutput::Sample(SampleRow {
                 params: Arc::clone(params),
                 history: start..batch.history.len() as u32,
+                n_prompt: 0,
                 mask: tokenmill_backend::RowMask::Any,
             }),
         });

@@ -43,6 +43,7 @@ fn verify(
             batch.outputs.push(RowOutput::Sample(SampleRow {
                 params: Arc::clone(params),
                 history: start..batch.history.len() as u32,
+                n_prompt: 0,
                 mask: RowMask::Any,
             }));
         }

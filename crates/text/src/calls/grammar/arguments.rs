@@ -3,14 +3,18 @@
 //! Separate from the shapes of calls because several share them. Invariants: keywords of a schema that tags have no words for
 //! are refused, unless the tool's arguments are held in a relaxed way; what is copied of a schema has a bound.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value, json};
 
 use super::{
     Hold, Offer,
+    bare::{names_kinds_only, text, text_choices, text_or_scalar},
     rules::{Rules, quoted},
 };
 use crate::{
     calls::{
+        see_through::seen_through,
         tagged_body::{MAX_NAME_BYTES, TaggedShape},
         value_kinds::{ValueKinds, Written},
     },
@@ -40,41 +44,14 @@ const TOP: [&str; 16] = [
     "deprecated",
 ];
 
-/// Keywords of a text that tags have words for.
-const TEXT: [&str; 14] = [
-    "type",
-    "enum",
-    "const",
-    "pattern",
-    "minLength",
-    "maxLength",
-    "title",
-    "description",
-    "default",
-    "examples",
-    "deprecated",
-    "$comment",
-    "readOnly",
-    "writeOnly",
-];
-
-/// Keywords that say which kinds of values there may be, or nothing of them.
-const NOTES: [&str; 9] = [
-    "type",
-    "title",
-    "description",
-    "default",
-    "examples",
-    "deprecated",
-    "$comment",
-    "readOnly",
-    "writeOnly",
-];
-
 /// An argument that a schema names.
 pub(super) struct Argument {
     pub(super) key: String,
+    /// Its schema, with the definitions that it refers to.
     pub(super) schema: Value,
+    /// Its schema as it is seen through references and combinations.
+    pub(super) seen: Value,
+    pub(super) kinds: ValueKinds,
     pub(super) is_required: bool,
 }
 
@@ -117,28 +94,30 @@ fn with_type(schema: &Value) -> Value {
 /// # Errors
 /// Such a schema that is to be held wholly.
 pub(super) fn takes_unnamed(offer: &Offer<'_>) -> Result<bool, String> {
+    let schema = seen_through(offer.schema, offer.root);
     let is_open = [
         "additionalProperties",
         "unevaluatedProperties",
         "patternProperties",
     ]
     .iter()
-    .any(|keyword| {
-        matches!(
-            offer.schema.get(keyword),
-            Some(Value::Bool(true) | Value::Object(_))
-        )
-    });
+    .any(|keyword| matches!(schema.get(keyword), Some(Value::Bool(true) | Value::Object(_))));
     if is_open && offer.hold == Hold::Exact {
         return Err("it takes arguments that it does not name".to_owned());
     }
-    Ok(is_open)
+    // Combinations that cannot be seen through may name any.
+    let is_combined = ["$ref", "allOf", "anyOf", "oneOf"]
+        .iter()
+        .any(|keyword| schema.get(keyword).is_some());
+    Ok(is_open || is_combined && offer.hold == Hold::Relaxed)
 }
 
 /// The arguments that a schema names, in its order.
 pub(super) fn arguments_of(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<Vec<Argument>, String> {
     let empty = Map::new();
-    let fields = offer.schema.as_object().unwrap_or(&empty);
+    let seen: Cow<'_, Value> = seen_through(offer.schema, offer.root);
+    let fields = seen.as_object().unwrap_or(&empty);
+    let document = offer.root.as_object().unwrap_or(&empty);
     if offer.hold == Hold::Exact {
         if let Some(keyword) = fields.keys().find(|keyword| !TOP.contains(&keyword.as_str())) {
             return Err(format!("`{keyword}` stands at its top"));
@@ -158,13 +137,15 @@ pub(super) fn arguments_of(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<V
     let definitions: Vec<(&str, &Value, usize)> = ["$defs", "definitions"]
         .into_iter()
         .filter(|_| offer.hold == Hold::Exact)
-        .filter_map(|keyword| Some((keyword, fields.get(keyword)?)))
+        .filter_map(|keyword| Some((keyword, fields.get(keyword).or_else(|| document.get(keyword))?)))
         .map(|(keyword, defined)| (keyword, defined, defined.to_string().len()))
         .collect();
     let mut arguments = Vec::new();
     for (key, schema) in properties {
         let text = schema.to_string();
         rules.take(text.len())?;
+        let seen = seen_through(schema, offer.root).into_owned();
+        let kinds = ValueKinds::of(schema, offer.root);
         let mut schema = schema.clone();
         if let Value::Object(of) = &mut schema
             && text.contains("\"$ref\"")
@@ -178,6 +159,8 @@ pub(super) fn arguments_of(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<V
         }
         arguments.push(Argument {
             schema,
+            seen,
+            kinds,
             is_required: required.contains(&key.as_str()),
             key: key.clone(),
         });
@@ -216,23 +199,38 @@ pub(super) fn tagged(
             return Err(format!("an argument is called {}", Value::from(key)));
         }
         let is_exact = offer.hold == Hold::Exact;
-        let forms = match ValueKinds::of(&argument.schema).written() {
-            Written::Text => bare(&argument, offer.hold, shape, rules)?,
+        let forms = match argument.kinds.written() {
+            Written::Text => bare(key, &argument.seen, offer, shape, rules)?,
             // All that such a text can be, the parser reads as a value that the schema lets through.
-            Written::Either if !is_exact || names_kinds_only(&argument.schema, MAX_DEPTH) => {
-                let text = Argument {
-                    key: argument.key.clone(),
-                    schema: json!({"type": "string"}),
-                    is_required: argument.is_required,
-                };
-                let text = bare(&text, offer.hold, shape, rules)?;
+            Written::Either if !is_exact || names_kinds_only(&argument.seen) => {
+                let text = bare(key, &json!({"type": "string"}), offer, shape, rules)?;
                 if shape.has_attributes || shape.has_cdata {
                     format!("{text} | {}", as_json(&argument, offer.hold, shape, rules)?)
                 } else {
                     text
                 }
             }
-            Written::Json | Written::Either => as_json(&argument, offer.hold, shape, rules)?,
+            Written::Either if shape.has_attributes || shape.has_cdata => {
+                let json = as_json(&argument, offer.hold, shape, rules)?;
+                match text_choices(&argument.seen, offer.root) {
+                    Some(texts) => match bare(key, &texts, offer, shape, rules) {
+                        Ok(text) => format!("{text} | {json}"),
+                        Err(_) => json,
+                    },
+                    None => json,
+                }
+            }
+            Written::Either => match text_or_scalar(&argument.seen, &[shape.value_end], offer.root) {
+                Some(body) => {
+                    let line = line_of(shape);
+                    let value =
+                        rules.bounded(line, &format!("({body})"), &format!("{line}{}", shape.value_end));
+                    let begin = begin_value(key, shape, shape.attributes.0, rules);
+                    format!("{begin} {value} S?")
+                }
+                None => as_json(&argument, offer.hold, shape, rules)?,
+            },
+            Written::Json => as_json(&argument, offer.hold, shape, rules)?,
         };
         let argument_rule = rules.rule(&forms);
         all.push_str(&argument_rule);
@@ -269,7 +267,7 @@ fn unnamed(shape: &TaggedShape, rules: &mut Rules<'_>) -> Result<String, String>
     } else {
         (line, &[shape.value_end][..], value_end.clone())
     };
-    let body = text(&json!({}), Hold::Relaxed, ends)?;
+    let body = text(&json!({}), Hold::Relaxed, ends, &Value::Null)?;
     let as_text = rules.bounded(before, &body, &after);
     let mut forms = format!("{} {as_text} S?", begin(shape.attributes.0, rules));
     if shape.has_attributes || shape.has_cdata {
@@ -284,21 +282,23 @@ fn unnamed(shape: &TaggedShape, rules: &mut Rules<'_>) -> Result<String, String>
 
 /// An argument as bare text.
 fn bare(
-    argument: &Argument,
-    hold: Hold,
+    key: &str,
+    schema: &Value,
+    offer: &Offer<'_>,
     shape: &TaggedShape,
     rules: &mut Rules<'_>,
 ) -> Result<String, String> {
+    let (hold, root) = (offer.hold, offer.root);
     let line = line_of(shape);
     let value_end = format!("{line}{}", shape.value_end);
     let value = if shape.has_cdata {
-        let body = text(&argument.schema, hold, &[shape.value_end, "]]>"])?;
+        let body = text(schema, hold, &[shape.value_end, "]]>"], root)?;
         rules.bounded("<![CDATA[", &body, &format!("]]>{value_end}"))
     } else {
-        let body = text(&argument.schema, hold, &[shape.value_end])?;
+        let body = text(schema, hold, &[shape.value_end], root)?;
         rules.bounded(line, &body, &value_end)
     };
-    let begin = begin_value(&argument.key, shape, shape.attributes.0, rules);
+    let begin = begin_value(key, shape, shape.attributes.0, rules);
     Ok(format!("{begin} {value} S?"))
 }
 
@@ -312,7 +312,7 @@ fn as_json(
     let line = line_of(shape);
     let schema = match hold {
         Hold::Exact => argument.schema.clone(),
-        Hold::Relaxed => relaxed(&argument.schema),
+        Hold::Relaxed => relaxed(argument.kinds),
     };
     let value = value(&schema, rules)?;
     let begin = begin_value(&argument.key, shape, shape.attributes.1, rules);
@@ -334,88 +334,12 @@ fn begin_value(key: &str, shape: &TaggedShape, attributes: &str, rules: &Rules<'
     format!("{} {space} {}", rules.mark(&head), rules.mark(shape.value))
 }
 
-/// Whether a schema says which kinds of values there may be, and nothing more.
-fn names_kinds_only(schema: &Value, depth: usize) -> bool {
-    let Value::Object(fields) = schema else {
-        return *schema == Value::Bool(true);
-    };
-    depth > 0
-        && fields.iter().all(|(keyword, of)| match keyword.as_str() {
-            "anyOf" => (of.as_array())
-                .is_some_and(|choices| choices.iter().all(|choice| names_kinds_only(choice, depth - 1))),
-            keyword => NOTES.contains(&keyword),
-        })
-}
-
-/// What is left of a schema that is not enforced: the type.
-pub(super) fn relaxed(schema: &Value) -> Value {
-    match schema.get("type") {
-        Some(kind) => json!({ "type": kind }),
-        None => json!({}),
+/// What is left of a schema that is not enforced: the types.
+pub(super) fn relaxed(kinds: ValueKinds) -> Value {
+    match &kinds.names()[..] {
+        _ if kinds.are_all() => json!({}),
+        [] => json!({}),
+        [only] => json!({ "type": only }),
+        names => json!({ "type": names }),
     }
-}
-
-/// The body of a rule for a text of a schema in which none of `ends` stands.
-pub(super) fn text(schema: &Value, hold: Hold, ends: &[&str]) -> Result<String, String> {
-    let without = |body: String| {
-        let ends = ends
-            .iter()
-            .map(|end| format!(" & ~(/(?s:.*)/ {} /(?s:.*)/)", quoted(end)));
-        format!("({body}{})", ends.collect::<String>())
-    };
-    if hold == Hold::Relaxed {
-        return Ok(without("/(?s:.*)/".to_owned()));
-    }
-    let fields = schema.as_object().ok_or("it is no object")?;
-    if let Some(keyword) = fields.keys().find(|keyword| !TEXT.contains(&keyword.as_str())) {
-        return Err(format!("`{keyword}` of a text has no words in this format"));
-    }
-    let choices = match (fields.get("const"), fields.get("enum").and_then(Value::as_array)) {
-        (Some(only), _) => Some(vec![only]),
-        (None, Some(values)) => Some(values.iter().collect()),
-        (None, None) => None,
-    };
-    if let Some(choices) = choices {
-        let texts = choices.iter().filter_map(|choice| choice.as_str());
-        let texts: Vec<String> = texts
-            .filter(|text| !text.is_empty() && !ends.iter().any(|end| text.contains(end)))
-            .map(quoted)
-            .collect();
-        if texts.is_empty() {
-            return Err("none of the texts that it lists can be written".to_owned());
-        }
-        return Ok(texts.join(" | "));
-    }
-    let length = |key: &str| fields.get(key).and_then(Value::as_u64);
-    let mut body = match (length("minLength"), length("maxLength")) {
-        (None, None) => "/(?s:.*)/".to_owned(),
-        (least, None) => format!("/(?s:.{{{},}})/", least.unwrap_or(0)),
-        (least, Some(most)) => format!("/(?s:.{{{},{most}}})/", least.unwrap_or(0)),
-    };
-    if let Some(pattern) = fields.get("pattern").and_then(Value::as_str) {
-        let (begins, ends) = (pattern.starts_with('^'), pattern.ends_with('$'));
-        if pattern.contains('|') && (begins || ends) || pattern.ends_with("\\$") {
-            return Err("its `pattern` has choices with anchors".to_owned());
-        }
-        let inner = pattern.strip_prefix('^').unwrap_or(pattern);
-        let inner = inner.strip_suffix('$').unwrap_or(inner);
-        let any = |is_anchored| if is_anchored { "" } else { "(?s:.*)" };
-        let regex = format!("{}(?:{inner}){}", any(begins), any(ends));
-        body = format!("{body} & /{}/", with_escaped_slashes(&regex));
-    }
-    Ok(without(body))
-}
-
-/// A regular expression that can stand between slashes.
-fn with_escaped_slashes(regex: &str) -> String {
-    let mut escaped = String::with_capacity(regex.len());
-    let mut is_escaped = false;
-    for c in regex.chars() {
-        if c == '/' && !is_escaped {
-            escaped.push('\\');
-        }
-        is_escaped = c == '\\' && !is_escaped;
-        escaped.push(c);
-    }
-    escaped
 }

@@ -7,19 +7,34 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Hold, Offer,
-    arguments::{arguments_of, relaxed, takes_unnamed, text, value},
+    arguments::{arguments_of, relaxed, takes_unnamed, value},
+    bare::text,
     rules::Rules,
 };
-use crate::calls::{literal::Dialect, literal_body::LiteralShape};
+use crate::calls::{literal::Dialect, literal_body::LiteralShape, see_through::seen_through};
 
 /// Values inside each other.
 const MAX_DEPTH: usize = 16;
 
+/// Values of one argument that have a rule of their own.
+const MAX_LITERALS: usize = 400;
+
 /// Keywords that say nothing of a value.
-const NOTES: [&str; 5] = ["title", "description", "default", "examples", "$comment"];
+const NOTES: [&str; 7] = [
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$comment",
+    "$defs",
+    "definitions",
+];
 
 /// A key of an object whose members have no names in its schema.
 const KEY: &str = "/[\\w$@][\\w$@.\\-]*( [\\w$@.\\-]+)*/";
+
+/// What may stand behind a backslash in a text of Python.
+const ESCAPE: &str = r"[^uUxN]|x[0-9a-fA-F]{2}|u[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|u[dD][0-7][0-9a-fA-F]{2}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|U000[0-9a-cA-C][0-9a-fA-F]{4}|U000[eE][0-9a-fA-F]{4}|U0001[0-9a-fA-F]{4}";
 
 /// Arguments of a call, with commas between them.
 pub(super) fn arguments(
@@ -28,20 +43,14 @@ pub(super) fn arguments(
     rules: &mut Rules<'_>,
 ) -> Result<String, String> {
     rules.begin_arguments()?;
-    let separator = if shape.dialect == Dialect::Python {
-        "\",\" \" \"?"
-    } else {
-        "\",\""
-    };
+    let dialect = shape.dialect;
     if takes_unnamed(offer)? {
-        let value = match shape.dialect {
-            Dialect::Python => value(&json!({}), rules)?,
-            Dialect::Marked(mark) => any(mark, rules)?,
-        };
+        let value = any(dialect, rules)?;
         let key = rules.terminal("/[A-Za-z_$][A-Za-z0-9_$.\\-]{0,63}/");
         let equals = rules.text(&shape.separator.to_string());
         let member = rules.rule(&format!("{key} {equals} {value}"));
-        return Ok(rules.rule(&format!("({member} ({separator} {member})*)?")));
+        let comma = comma(dialect);
+        return Ok(rules.rule(&format!("({member} ({comma} {member})*)?")));
     }
     let mut members = Vec::new();
     for argument in arguments_of(offer, rules)? {
@@ -51,16 +60,38 @@ pub(super) fn arguments(
         }
         let schema = match offer.hold {
             Hold::Exact => argument.schema,
-            Hold::Relaxed => relaxed(&argument.schema),
+            Hold::Relaxed => relaxed(argument.kinds),
         };
-        let value = match shape.dialect {
-            Dialect::Python => value(&schema, rules)?,
-            Dialect::Marked(mark) => marked(&schema, mark, 0, rules)?,
+        let root = if offer.hold == Hold::Exact {
+            offer.root
+        } else {
+            &schema
+        };
+        rules.literals_left = MAX_LITERALS;
+        let value = match literal(&schema, root, dialect, 0, rules) {
+            Err(_) if dialect == Dialect::Python => value(&schema, rules)?,
+            written => written?,
         };
         let key = rules.text(&format!("{}{}", argument.key, shape.separator));
-        members.push((rules.rule(&format!("{key} {value}")), argument.is_required));
+        members.push((rules.rule(&format!("{key} S? {value}")), argument.is_required));
     }
-    Ok(row(&members, separator, rules))
+    Ok(row(&members, comma(dialect), rules))
+}
+
+/// What stands between two members or items.
+fn comma(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Python => "S? \",\" S?",
+        Dialect::Marked(_) => "\",\" S?",
+    }
+}
+
+/// What stands between a key and its value.
+fn colon(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Python => "S? \":\" S?",
+        Dialect::Marked(_) => "\":\" S?",
+    }
 }
 
 /// Members of which some may be left out, in their order, with `separator` between two.
@@ -90,91 +121,226 @@ fn row(members: &[(String, bool)], separator: &str, rules: &mut Rules<'_>) -> St
     whole
 }
 
-/// A value in Gemma's notation: texts between marks, keys without any.
-fn marked(schema: &Value, mark: &str, depth: usize, rules: &mut Rules<'_>) -> Result<String, String> {
+/// A value in Python's notation or in Gemma's, which has texts between marks, and keys without any. References are to `root`.
+fn literal(
+    schema: &Value,
+    root: &Value,
+    dialect: Dialect,
+    depth: usize,
+    rules: &mut Rules<'_>,
+) -> Result<String, String> {
+    if rules.literals_left == 0 {
+        return Err(format!("it has more than {MAX_LITERALS} values in each other"));
+    }
+    rules.literals_left -= 1;
+    match (own_literal(schema, root, dialect, depth, rules), dialect) {
+        (Ok(rule), _) => Ok(rule),
+        // Python's notation has JSON's in it, but for three words that the parser reads too.
+        (Err(_), Dialect::Python) if rules.literals_left > 0 => value(schema, rules),
+        (Err(reason), _) => Err(reason),
+    }
+}
+
+fn own_literal(
+    schema: &Value,
+    root: &Value,
+    dialect: Dialect,
+    depth: usize,
+    rules: &mut Rules<'_>,
+) -> Result<String, String> {
     if depth > MAX_DEPTH {
         return Err(format!("values are nested deeper than {MAX_DEPTH} levels"));
     }
     let none = || "a value without one `type` has no words in this format".to_owned();
-    let is_note = |fields: &Map<String, Value>| fields.keys().all(|key| NOTES.contains(&key.as_str()));
-    if *schema == Value::Bool(true) || schema.as_object().is_some_and(is_note) {
-        return any(mark, rules);
+    let is_note = |keyword: &String| NOTES.contains(&keyword.as_str());
+    let seen = seen_through(schema, root);
+    if *seen == Value::Bool(true) || seen.as_object().is_some_and(|fields| fields.keys().all(is_note)) {
+        return any(dialect, rules);
     }
-    let kind = match (schema.get("type"), schema.get("enum").and_then(Value::as_array)) {
+    let fields = seen.as_object().ok_or_else(none)?;
+    if let Some(choices) = choices_of(fields) {
+        let choices = choices.iter().map(|choice| {
+            rules.take(choice.to_string().len())?;
+            literal(&with_definitions(choice, schema), root, dialect, depth + 1, rules)
+        });
+        let choices = choices.collect::<Result<Vec<_>, _>>()?;
+        return Ok(rules.rule(&choices.join(" | ")));
+    }
+    let kind = match (seen.get("type"), seen.get("enum").and_then(Value::as_array)) {
         (Some(kind), _) => kind.as_str().ok_or_else(none)?,
         (None, Some(values)) if values.iter().all(Value::is_string) => "string",
         _ => return Err(none()),
     };
     match kind {
-        "string" => {
-            let body = text(schema, Hold::Exact, &[mark])?;
-            let inner = rules.bounded("", &body, mark);
-            Ok(rules.rule(&format!("{} {inner}", rules.mark(mark))))
-        }
+        "string" => string(&seen, root, dialect, rules),
         "array" => {
-            let known = ["type", "items", "title", "description", "default", "examples"];
-            let fields = schema.as_object().ok_or_else(none)?;
+            let known = [
+                "type",
+                "items",
+                "title",
+                "description",
+                "default",
+                "examples",
+                "$defs",
+                "definitions",
+            ];
             if let Some(keyword) = fields.keys().find(|keyword| !known.contains(&keyword.as_str())) {
                 return Err(format!("`{keyword}` of a list has no words in this format"));
             }
-            let item = marked(
-                fields.get("items").unwrap_or(&Value::Bool(true)),
-                mark,
-                depth + 1,
-                rules,
-            )?;
-            Ok(rules.rule(&list_of(&item)))
+            let items = with_definitions(fields.get("items").unwrap_or(&Value::Bool(true)), schema);
+            let item = literal(&items, root, dialect, depth + 1, rules)?;
+            Ok(rules.rule(&list_of(&item, dialect)))
         }
-        "object" => {
-            let offer = Offer {
-                name: "",
-                schema,
-                hold: Hold::Exact,
-            };
-            let mut members = Vec::new();
-            let mut names = Vec::new();
-            for argument in arguments_of(&offer, rules)? {
-                if argument.key.is_empty() || argument.key.contains([':', ',', '{', '}', ' ']) {
-                    return Err(format!("a member is called {}", Value::from(argument.key)));
-                }
-                let value = marked(&argument.schema, mark, depth + 1, rules)?;
-                let key = rules.text(&format!("{}:", argument.key));
-                names.push(rules.text(&argument.key));
-                members.push((rules.rule(&format!("{key} {value}")), argument.is_required));
-            }
-            // Where a schema names no members and does not exclude any, an object may have some.
-            let others = match schema.get("additionalProperties") {
-                None if names.is_empty() => Some(&Value::Bool(true)),
-                Some(Value::Bool(false)) | None => None,
-                others => others,
-            };
-            if let Some(others) = others {
-                let value = marked(others, mark, depth + 1, rules)?;
-                let member = member_of(&value, &names, rules);
-                members.push((rules.rule(&format!("{member} (\",\" {member})*")), false));
-            }
-            let row = row(&members, "\",\"", rules);
-            Ok(rules.rule(&format!("\"{{\" {row} \"}}\"")))
+        "object" => object(&seen, schema, root, dialect, depth, rules),
+        "boolean" if dialect == Dialect::Python && has_only_type(fields) => {
+            Ok(rules.rule("\"True\" | \"False\" | \"true\" | \"false\""))
         }
-        _ => value(schema, rules),
+        "null" if dialect == Dialect::Python => Ok(rules.rule("\"None\" | \"null\"")),
+        _ => value(&with_definitions(&seen, schema), rules),
     }
 }
 
+fn has_only_type(fields: &Map<String, Value>) -> bool {
+    fields
+        .keys()
+        .all(|keyword| keyword == "type" || NOTES.contains(&keyword.as_str()))
+}
+
+/// The choices of a schema that says nothing else.
+fn choices_of(fields: &Map<String, Value>) -> Option<&Vec<Value>> {
+    let mut others = fields
+        .iter()
+        .filter(|(keyword, _)| !NOTES.contains(&keyword.as_str()));
+    match (others.next()?, others.next()) {
+        ((keyword, choices), None) if keyword == "anyOf" || keyword == "oneOf" => choices.as_array(),
+        _ => None,
+    }
+}
+
+/// A part of a schema, with the definitions that stand at the top of `whole`, for what is compiled apart.
+fn with_definitions(part: &Value, whole: &Value) -> Value {
+    let mut part = part.clone();
+    if let (Some(fields), Some(whole)) = (part.as_object_mut(), whole.as_object()) {
+        for keyword in ["$defs", "definitions"] {
+            if let Some(defined) = whole.get(keyword)
+                && !fields.contains_key(keyword)
+            {
+                fields.insert(keyword.to_owned(), defined.clone());
+            }
+        }
+    }
+    part
+}
+
+fn object(
+    seen: &Value,
+    schema: &Value,
+    root: &Value,
+    dialect: Dialect,
+    depth: usize,
+    rules: &mut Rules<'_>,
+) -> Result<String, String> {
+    let with_defined = with_definitions(seen, schema);
+    let offer = Offer {
+        name: "",
+        schema: &with_defined,
+        root,
+        hold: Hold::Exact,
+    };
+    let colon = colon(dialect);
+    let mut members = Vec::new();
+    let mut names = Vec::new();
+    for argument in arguments_of(&offer, rules)? {
+        let is_bare = dialect != Dialect::Python;
+        if is_bare && (argument.key.is_empty() || argument.key.contains([':', ',', '{', '}', ' '])) {
+            return Err(format!("a member is called {}", Value::from(argument.key)));
+        }
+        let value = literal(&argument.schema, root, dialect, depth + 1, rules)?;
+        let key = match dialect {
+            Dialect::Python => {
+                let double = rules.text(&Value::from(argument.key.as_str()).to_string());
+                if argument.key.contains(['\'', '\\']) || argument.key.chars().any(char::is_control) {
+                    double
+                } else {
+                    format!("({double} | {})", rules.text(&format!("'{}'", argument.key)))
+                }
+            }
+            Dialect::Marked(_) => rules.text(&argument.key),
+        };
+        names.push(rules.text(&argument.key));
+        members.push((
+            rules.rule(&format!("{key} {colon} {value}")),
+            argument.is_required,
+        ));
+    }
+    // Where a schema names no members and does not exclude any, an object may have some.
+    let others = match seen.get("additionalProperties") {
+        None if names.is_empty() => Some(&Value::Bool(true)),
+        Some(Value::Bool(false)) | None => None,
+        others => others,
+    };
+    let comma = comma(dialect);
+    if let Some(others) = others {
+        let value = literal(&with_definitions(others, schema), root, dialect, depth + 1, rules)?;
+        let member = member_of(&value, &names, dialect, rules);
+        members.push((rules.rule(&format!("{member} ({comma} {member})*")), false));
+    }
+    let row = row(&members, comma, rules);
+    Ok(rules.rule(&format!("\"{{\" S? {row} S? \"}}\"")))
+}
+
+/// A text of a schema.
+fn string(schema: &Value, root: &Value, dialect: Dialect, rules: &mut Rules<'_>) -> Result<String, String> {
+    match dialect {
+        Dialect::Marked(mark) => {
+            let body = text(schema, Hold::Exact, &[mark], root)?;
+            let inner = rules.bounded("", &body, mark);
+            Ok(rules.rule(&format!("{} {inner}", rules.mark(mark))))
+        }
+        Dialect::Python => {
+            if schema.as_object().is_some_and(has_only_type) {
+                return Ok(python_text(rules));
+            }
+            let double = value(schema, rules)?;
+            // Without escapes a text is what it says, whatever its schema asks for.
+            let Ok(body) = text(schema, Hold::Exact, &["'", "\\"], root) else {
+                return Ok(double);
+            };
+            let single = rules.terminal(&format!("\"'\" ({body}) \"'\""));
+            Ok(rules.rule(&format!("{double} | {single}")))
+        }
+    }
+}
+
+/// Any text between either kind of quotes.
+fn python_text(rules: &mut Rules<'_>) -> String {
+    if let Some(text) = &rules.python_text {
+        return text.clone();
+    }
+    let single = rules.terminal(&format!(r"/'([^'\\]|\\({ESCAPE}))*'/"));
+    let double = rules.terminal(&format!(r#"/"([^"\\]|\\({ESCAPE}))*"/"#));
+    let text = rules.rule(&format!("{single} | {double}"));
+    rules.python_text = Some(text.clone());
+    text
+}
+
 /// A value of which nothing is said, as deep as values may be.
-fn any(mark: &str, rules: &mut Rules<'_>) -> Result<String, String> {
+fn any(dialect: Dialect, rules: &mut Rules<'_>) -> Result<String, String> {
     if let Some(any) = &rules.any {
         return Ok(any.clone());
     }
-    let body = text(&json!({}), Hold::Exact, &[mark])?;
-    let inner = rules.bounded("", &body, mark);
-    let text = rules.rule(&format!("{} {inner}", rules.mark(mark)));
-    let scalar = value(&json!({"type": ["number", "boolean", "null"]}), rules)?;
+    let text = string(&json!({"type": "string"}), &Value::Null, dialect, rules)?;
+    let mut scalar = value(&json!({"type": ["number", "boolean", "null"]}), rules)?;
+    if dialect == Dialect::Python {
+        scalar = rules.rule(&format!("{scalar} | \"True\" | \"False\" | \"None\""));
+    }
     let mut any = rules.rule(&format!("{text} | {scalar}"));
+    let comma = comma(dialect);
     for _ in 0..MAX_DEPTH {
-        let member = member_of(&any, &[], rules);
-        let list = list_of(&any);
+        let member = member_of(&any, &[], dialect, rules);
+        let list = list_of(&any, dialect);
         any = rules.rule(&format!(
-            "{text} | {scalar} | {list} | \"{{\" ({member} (\",\" {member})*)? \"}}\""
+            "{text} | {scalar} | {list} | \"{{\" S? ({member} ({comma} {member})* S?)? \"}}\""
         ));
     }
     rules.any = Some(any.clone());
@@ -182,17 +348,28 @@ fn any(mark: &str, rules: &mut Rules<'_>) -> Result<String, String> {
 }
 
 /// The body of a rule for a list of such items.
-fn list_of(item: &str) -> String {
-    format!("\"[\" ({item} (\",\" {item})*)? \"]\"")
+fn list_of(item: &str, dialect: Dialect) -> String {
+    format!("\"[\" S? ({item} ({} {item})* S?)? \"]\"", comma(dialect))
 }
 
 /// A member with such a value and any key but `names`, which are quoted.
-fn member_of(value: &str, names: &[String], rules: &mut Rules<'_>) -> String {
-    let key = if names.is_empty() {
-        KEY.to_owned()
-    } else {
-        format!("{KEY} & ~({})", names.join(" | "))
+fn member_of(value: &str, names: &[String], dialect: Dialect, rules: &mut Rules<'_>) -> String {
+    let colon = colon(dialect);
+    let but = |key: &str| {
+        if names.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{key} & ~({})", names.join(" | "))
+        }
     };
-    let key = rules.terminal(&key);
-    rules.rule(&format!("{key} \":\" {value}"))
+    let key = match dialect {
+        Dialect::Python => {
+            let body = but(r#"/[^'"\\\n]*/"#);
+            let single = rules.terminal(&format!("\"'\" ({body}) \"'\""));
+            let double = rules.terminal(&format!("\"\\\"\" ({body}) \"\\\"\""));
+            format!("({single} | {double})")
+        }
+        Dialect::Marked(_) => rules.terminal(&but(KEY)),
+    };
+    rules.rule(&format!("{key} {colon} {value}"))
 }

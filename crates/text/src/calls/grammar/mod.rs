@@ -7,6 +7,7 @@
 //! it cannot enforce.
 
 mod arguments;
+mod bare;
 mod literals;
 mod rules;
 
@@ -67,6 +68,8 @@ enum Hold {
 struct Offer<'t> {
     name: &'t str,
     schema: &'t Value,
+    /// The document that the schema stands in: itself, where it is not part of another.
+    root: &'t Value,
     hold: Hold,
 }
 
@@ -129,6 +132,7 @@ impl ReplyFormat {
             let rows = offered.iter().map(|&(name, schema, is_strict)| Offer {
                 name,
                 schema,
+                root: schema,
                 hold: if is_strict { Hold::Exact } else { all },
             });
             rows.collect()
@@ -181,6 +185,12 @@ impl ReplyFormat {
             held: held.collect(),
             is_optional,
             told: is_auto.then(|| form.told(&offers(Hold::Relaxed))).flatten(),
+            has_strict,
+            has_free_text: matches!(
+                self.calls.shape,
+                Shape::Tagged(_) | Shape::Literal(_) | Shape::JsonOrLiteral(..)
+            ),
+            marks: Vec::new(),
         });
         Ok(if is_auto {
             constraint.begins_at(form.marks(&offers(Hold::Relaxed)))
@@ -223,8 +233,11 @@ impl Form<'_> {
         };
         // Space before the first call is the model's way to begin a line, but not to begin a head. Where the answer may be a
         // text of a shape instead, which begins without space, it would settle for a call before anything is said.
-        let has_heads = self.format.has_heads();
-        Ok(rules.finish(&start, !self.is_auto && !has_heads))
+        Ok(if self.is_auto {
+            rules.finish_in_free_text(&start)
+        } else {
+            rules.finish(&start, !self.format.has_heads())
+        })
     }
 
     /// What begins calls in text that is free. Marks that are words of prose count with what follows them only.
@@ -311,6 +324,15 @@ impl Form<'_> {
         }
     }
 
+    /// Calls that stand one behind the other. Where text is free, the next one begins with its mark, whatever stands before it.
+    fn calls(&self, call: &str, separator: &str) -> String {
+        if self.is_auto {
+            call.to_owned()
+        } else {
+            self.row(call, separator)
+        }
+    }
+
     /// One call, or any number of them with `separator` between two.
     fn row(&self, call: &str, separator: &str) -> String {
         if self.is_single {
@@ -366,7 +388,7 @@ impl Form<'_> {
             ));
         }
         if closer.is_empty() {
-            let items = self.row(&object, "S? \";\" S?");
+            let items = self.calls(&object, "S? \";\" S?");
             return Ok(if shape.is_bare && self.is_auto {
                 format!("({opener} S?)? {items}")
             } else if shape.is_bare {
@@ -378,7 +400,7 @@ impl Form<'_> {
         let call = rules.rule(&format!(
             "{opener} {after_opener} {object} {before_closer} {closer}"
         ));
-        Ok(self.row(&call, "S?"))
+        Ok(self.calls(&call, "S?"))
     }
 
     fn named(
@@ -403,24 +425,23 @@ impl Form<'_> {
             ""
         };
         let call = rules.rule(&format!("{opener} {calls} {space} {closer}"));
-        let row = self.row(&call, if shape.closers.is_empty() { "" } else { "S?" });
+        let row = self.calls(&call, if shape.closers.is_empty() { "" } else { "S?" });
         Ok(self.section(shape.section, shape.section_closers, &row, rules))
     }
 
-    /// A row of calls between its marks. Calls without them begin a constraint too where the model begins so.
+    /// A row of calls between its marks. Where text is free, each call is one of its own, for models leave marks of the row out: the first
+    /// may stand behind the opening mark, and the closing mark is text.
     fn section(&self, section: &str, closers: &[&str], row: &str, rules: &mut Rules<'_>) -> String {
         if section.is_empty() {
             return row.to_owned();
         }
         let opener = rules.mark(section);
+        if self.is_auto {
+            return format!("({opener} S?)? {row}");
+        }
         let closer = rules.mark(closers.first().copied().unwrap_or_default());
         let whole = rules.rule(&format!("{opener} S? {row} S? {closer}"));
-        let whole = self.row(&whole, "S?");
-        if self.is_auto {
-            format!("{whole} | {row}")
-        } else {
-            whole
-        }
+        self.row(&whole, "S?")
     }
 
     fn tagged(
@@ -437,9 +458,13 @@ impl Form<'_> {
             ));
             Ok(format!("{head} S? {arguments}"))
         })?;
-        let closer = rules.mark(shape.closer);
-        let call = rules.rule(&format!("{calls} {closer}"));
-        let row = self.row(&call, "S?");
+        let mut closers = vec![rules.mark(shape.closer)];
+        if self.is_auto {
+            // Some models leave the call's own end out where that of the row follows.
+            closers.extend(shape.section_closers.iter().map(|closer| rules.mark(closer)));
+        }
+        let call = rules.rule(&format!("{calls} ({})", closers.join(" | ")));
+        let row = self.calls(&call, "S?");
         Ok(self.section(shape.section, shape.section_closers, &row, rules))
     }
 
@@ -463,7 +488,7 @@ impl Form<'_> {
             return Ok(format!("{opener} \"[\" {items} \"]\" {closer}"));
         }
         let call = rules.rule(&format!("{opener} {call} {closer}"));
-        Ok(self.row(&call, ""))
+        Ok(self.calls(&call, ""))
     }
 
     fn channels(
@@ -502,7 +527,7 @@ impl Form<'_> {
             });
         }
         let opener = rules.mark(shape.opener);
-        let row = self.row(&calls, &opener);
+        let row = self.calls(&calls, &opener);
         Ok(if self.is_auto && self.opens_head {
             format!("{row} | {opener} {row}")
         } else if self.opens_head {

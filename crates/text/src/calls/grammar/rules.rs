@@ -14,6 +14,12 @@ const MAX_BYTES: usize = 4 << 20;
 /// How much text the arguments of one tool may take, each with the definitions it refers to.
 const MAX_ARGUMENT_BYTES: usize = 1 << 20;
 
+/// Space between the parts of calls.
+const SPACE: &str = "/[ \\t\\r\\n]{1,8}/";
+
+/// Text that may stand in one token with the end of a call. No mark of a call is in it, but one may begin there.
+const BEHIND: &str = "/[^}\\])>\"'{\\[<][^{\\[<>]{0,7}/";
+
 pub(super) struct Rules<'c> {
     controls: &'c ControlTokens,
     text: String,
@@ -22,6 +28,10 @@ pub(super) struct Rules<'c> {
     n_argument_bytes: usize,
     /// The rule of a value of which nothing is said, once it is written.
     pub(super) any: Option<String>,
+    /// The rule of any text in Python's quotes, once it is written.
+    pub(super) python_text: Option<String>,
+    /// Values of the argument that is written that may still get a rule of their own.
+    pub(super) literals_left: usize,
 }
 
 impl<'c> Rules<'c> {
@@ -32,6 +42,8 @@ impl<'c> Rules<'c> {
             n_written: 0,
             n_argument_bytes: 0,
             any: None,
+            python_text: None,
+            literals_left: 0,
         }
     }
 
@@ -59,11 +71,20 @@ impl<'c> Rules<'c> {
         Ok(())
     }
 
-    /// Ends the grammar, whose first rule is `start`.
+    /// Ends the grammar of calls in text that is free, whose first rule is `start`. The token that ends a call may run into the text behind
+    /// it, but for what may close or begin another: that is told apart when it comes.
+    pub(super) fn finish_in_free_text(self, start: &str) -> String {
+        format!(
+            "start: calls BEHIND?\ncalls: {start}\nBEHIND: {BEHIND}\nS: {SPACE}\n{}",
+            self.text
+        )
+    }
+
+    /// Ends the grammar of calls alone, whose first rule is `start`. Space may stand behind them: models like to write a line break there.
     pub(super) fn finish(self, start: &str, takes_space: bool) -> String {
         let space = if takes_space { "S? " } else { "" };
         format!(
-            "start: {space}calls\ncalls: {start}\nS: /[ \\t\\r\\n]{{1,8}}/\n{}",
+            "start: {space}calls S?\ncalls: {start}\nS: {SPACE}\n{}",
             self.text
         )
     }

@@ -1,10 +1,12 @@
 //! Constraints compiled and followed, over a vocabulary of single bytes.
 
+mod escapes;
+
 use serde_json::{Value, json};
 use tokenmill_gguf::{Metadata, StringArray};
 
 use super::*;
-use crate::constraint::CallGrammar;
+use crate::constraint::{CallGrammar, places::MAX_RUNNING};
 
 /// A vocabulary of all bytes, then the end of a text.
 pub(in crate::constraint) fn bytes_tokenizer() -> Tokenizer {
@@ -362,13 +364,23 @@ fn a_constraint_and_what_comes_in_its_place_share_the_limit_of_time() {
         ..ConstraintLimits::default()
     };
     let compiler = ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap();
-    *lock(&compiler.shared.n_running) = MAX_RUNNING;
+    for client in 0..MAX_RUNNING as u64 {
+        assert!(
+            compiler
+                .shared
+                .places
+                .enter(client, Instant::now() + Duration::from_secs(1))
+        );
+    }
     let calls = Constraint::calls(CallGrammar {
         exact: "start: \"a\"".to_owned(),
         relaxed: Some("start: \"b\"".to_owned()),
         is_optional: false,
         held: Vec::new(),
         told: None,
+        has_strict: false,
+        has_free_text: false,
+        marks: Vec::new(),
     });
     let started = Instant::now();
     assert!(compiler.compile(&calls).is_err());
@@ -383,7 +395,7 @@ fn a_caller_waits_no_longer_than_the_limit_of_time() {
         ..ConstraintLimits::default()
     };
     let compiler = ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap();
-    let names = (0..6000).map(|idx| {
+    let names = (0..3900).map(|idx| {
         (
             format!("name{idx}"),
             json!({"type": "string", "pattern": format!("^{idx}[a-z]{{3}}$")}),
@@ -399,7 +411,7 @@ fn a_caller_waits_no_longer_than_the_limit_of_time() {
 }
 
 /// Calls of these tools, of which the last rule of each is its JSON.
-fn calls_of(tools: &[(&str, serde_json::Value)], is_held: bool) -> Constraint {
+pub(super) fn calls_of(tools: &[(&str, serde_json::Value)], is_held: bool) -> Constraint {
     let grammar = |tools: &[(&str, serde_json::Value)]| {
         let calls: Vec<String> = (tools.iter())
             .map(|(name, schema)| format!("\"{name}\" %json {schema}"))
@@ -416,6 +428,9 @@ fn calls_of(tools: &[(&str, serde_json::Value)], is_held: bool) -> Constraint {
         is_optional: !is_held,
         held: held.filter(|_| is_held).collect(),
         told: None,
+        has_strict: is_held,
+        has_free_text: false,
+        marks: Vec::new(),
     })
 }
 

@@ -14,11 +14,16 @@ mod parse;
 mod regular;
 mod terminals;
 
-use super::error::ConstraintError;
+use super::{
+    budget::check_references,
+    chains::References,
+    error::{ConstraintError, ConstraintKind},
+};
 
-/// Translates a grammar.
+/// Translates a grammar, whose rules refer to each other within the limits: the translation follows them, as the compiler does.
 pub(super) fn to_lark(source: &str) -> Result<String, ConstraintError> {
     let grammar = parse::parse(source)?;
+    check_references(ConstraintKind::Gbnf, grammar.references().longest())?;
     Ok(lark::write(&grammar))
 }
 
@@ -37,6 +42,30 @@ pub(super) fn looks_like_gbnf(source: &str) -> bool {
 struct Grammar {
     rules: Vec<Node>,
     root: usize,
+}
+
+impl Grammar {
+    /// What its rules refer to.
+    fn references(&self) -> References {
+        let mut references = References::default();
+        for _ in &self.rules {
+            references.add();
+        }
+        for (of, rule) in self.rules.iter().enumerate() {
+            let mut open = vec![(rule, 1)];
+            while let Some((node, level)) = open.pop() {
+                match node {
+                    Node::Rule(to) => references.refer(of, *to, level),
+                    Node::Sequence(parts) | Node::Choice(parts) => {
+                        open.extend(parts.iter().map(|part| (part, level + 1)));
+                    }
+                    Node::Repeat(inner, ..) => open.push((inner, level + 1)),
+                    Node::Literal(_) | Node::Class { .. } | Node::Any => {}
+                }
+            }
+        }
+        references
+    }
 }
 
 /// A part of a rule.

@@ -68,7 +68,7 @@ pub(crate) fn run(steps: &[Step], text: &str, is_start: bool, emit: &mut dyn FnM
         Step::DigitGroups(groups) => groups.split(text, &mut next),
         Step::BeforeMetaspace => split_before_metaspace(text, &mut next),
         Step::PrefixSpace => {
-            if text.is_empty() || text.starts_with(char::is_whitespace) {
+            if text.is_empty() || text.starts_with(' ') {
                 next(text);
             } else {
                 run(rest, &format!(" {text}"), is_start, emit);

@@ -2,11 +2,13 @@
 //!
 //! Separate from the hand-written rules because it takes any pattern that a `tokenizer.json` names. Invariant: matching
 //! is by finite automaton, in linear time. The one look-ahead that tokenizers use, `\s+(?!\S)`, is taken out of the
-//! pattern and done here; any other look-around is refused.
+//! pattern and done here; any other look-around is refused. A pattern means what it means to Oniguruma, which Hugging
+//! Face's tokenizers read them with, however it is spelled.
 
-use std::ops::Range;
+use std::{borrow::Cow, collections::BTreeMap, convert::Infallible, ops::Range};
 
 use regex::Regex;
+use regex_syntax::ast::{self, AssertionKind, Ast, RepetitionKind, Span, Visitor, parse::Parser};
 
 use crate::{TokenizerError, tokenizer::chars};
 
@@ -22,22 +24,20 @@ pub(crate) enum Behavior {
     Contiguous,
 }
 
-/// Which all-white matches give up their last character when a word follows.
+/// What stands for the look-ahead at a pattern's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trim {
-    /// None: the pattern had no look-ahead.
-    No,
-    /// Those that do not end in a line break: an earlier alternative takes those that do.
-    UnlessNewline,
-    /// All.
-    Always,
+struct LookAhead {
+    /// The group of `\s+`. What it took gives up its last character when a word follows.
+    group: usize,
+    /// Whether a single character before a word is a match, by the alternative behind.
+    takes_one: bool,
 }
 
 /// A splitter given as a regular expression.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern {
     regex: Regex,
-    trim: Trim,
+    look_ahead: Option<LookAhead>,
     behavior: Behavior,
     /// Whether matches and the text between them change places.
     is_inverted: bool,
@@ -74,6 +74,7 @@ pub(super) const KNOWN: &[(&str, WordRule)] = &[
 impl Pattern {
     /// The hand-written rule that splits as `source` does, if there is one.
     pub(crate) fn known_rule(source: &str) -> Option<WordRule> {
+        let source = with_escapes(source);
         KNOWN
             .iter()
             .find(|(known, _)| *known == source)
@@ -85,14 +86,19 @@ impl Pattern {
     /// # Errors
     /// [`TokenizerError::Pattern`] where the expression is malformed, too large or needs backtracking.
     pub(crate) fn new(source: &str, behavior: Behavior, is_inverted: bool) -> Result<Self, TokenizerError> {
-        let (linear, trim) = without_look_ahead(source);
-        let regex = Regex::new(&linear).map_err(|error| TokenizerError::Pattern {
+        let (plain, ending) = without_look_ahead(source);
+        let regex = Regex::new(&linear(&plain)).map_err(|error| TokenizerError::Pattern {
             pattern: source.to_owned(),
             source: Box::new(error),
         })?;
+        let look_ahead = ending.map(|takes_one| LookAhead {
+            // No group comes behind it.
+            group: regex.captures_len() - 1,
+            takes_one,
+        });
         Ok(Self {
             regex,
-            trim,
+            look_ahead,
             behavior,
             is_inverted,
         })
@@ -174,10 +180,13 @@ impl Pattern {
                 }
                 continue;
             }
+            let Some(end) = self.end_of(text, found.range()) else {
+                at = found.end();
+                continue;
+            };
             if found.start() > gap_start {
                 emit(gap_start..found.start(), self.is_inverted);
             }
-            let end = self.trimmed_end(text, found.range());
             emit(found.start()..end, !self.is_inverted);
             gap_start = end;
             at = end;
@@ -187,61 +196,234 @@ impl Pattern {
         }
     }
 
-    fn trimmed_end(&self, text: &str, found: Range<usize>) -> usize {
-        if self.trim == Trim::No || found.end == text.len() {
-            return found.end;
-        }
+    /// Where a match ends, the look-ahead considered; `None` where it leaves none.
+    fn end_of(&self, text: &str, found: Range<usize>) -> Option<usize> {
         let piece = &text[found.clone()];
-        let last = piece.chars().next_back().expect("the match is not empty");
-        let may_trim = chars::classes(last) & chars::SPACE != 0
-            && piece.len() > last.len_utf8()
-            && (self.trim == Trim::Always || !matches!(last, '\r' | '\n'))
-            && piece.chars().all(|c| chars::classes(c) & chars::SPACE != 0);
-        if may_trim {
-            found.end - last.len_utf8()
-        } else {
-            found.end
+        let is_white = |c| chars::classes(c) & chars::SPACE != 0;
+        let Some(look_ahead) = self.look_ahead else {
+            return Some(found.end);
+        };
+        if found.end == text.len() || !piece.chars().all(is_white) {
+            return Some(found.end);
         }
+        let last = piece.chars().next_back().expect("the match is not empty");
+        let is_one = piece.len() == last.len_utf8();
+        if is_one && look_ahead.takes_one {
+            return Some(found.end);
+        }
+        // An earlier alternative may have taken it, such as one for line breaks.
+        let groups = self.regex.captures_at(text, found.start);
+        let is_looking = groups.is_some_and(|groups| groups.get(look_ahead.group).is_some());
+        if !is_looking {
+            return Some(found.end);
+        }
+        (!is_one).then_some(found.end - last.len_utf8())
     }
 }
 
-/// Takes `\s+(?!\S)` out of a pattern and reads possessive quantifiers as greedy ones, which for patterns of this kind
-/// (each class excludes what follows it) is the same.
-fn without_look_ahead(source: &str) -> (String, Trim) {
-    let (source, trim) = match source.strip_suffix(r"|\s+(?!\S)|\s+").or_else(|| {
-        source
-            .strip_suffix(r"|\s+(?!\S)|\s")
-            .or_else(|| source.strip_suffix(r"|\s+(?!\S)"))
-    }) {
-        Some(head) => {
-            // `\s*[\r\n]+` and `\s*[\r\n]` take every run that holds a line break, up to its last one.
-            let takes_newlines = head.ends_with(r"|\s*[\r\n]+") || head.ends_with(r"|\s*[\r\n]");
-            let trim = if takes_newlines {
-                Trim::UnlessNewline
-            } else {
-                Trim::Always
-            };
-            (format!(r"{head}|\s+"), trim)
-        }
-        None => (source.to_owned(), Trim::No),
-    };
-    let mut linear = String::with_capacity(source.len());
-    let mut is_in_class = false;
-    let mut is_escaped = false;
-    let mut last_quantifier = false;
-    for character in source.chars() {
-        if last_quantifier && character == '+' && !is_in_class {
-            last_quantifier = false;
-            continue;
-        }
-        last_quantifier = !is_escaped && !is_in_class && matches!(character, '?' | '*' | '+');
-        match character {
-            '[' if !is_escaped => is_in_class = true,
-            ']' if !is_escaped => is_in_class = false,
-            _ => {}
-        }
-        is_escaped = character == '\\' && !is_escaped;
-        linear.push(character);
+/// A pattern with escapes for line breaks and tabs, which some files hold as they are.
+fn with_escapes(source: &str) -> Cow<'_, str> {
+    if !source.contains(['\r', '\n', '\t']) {
+        return source.into();
     }
-    (linear, trim)
+    let mut spelled = String::with_capacity(source.len() + 8);
+    let mut is_escaped = false;
+    for character in source.chars() {
+        let letter = match character {
+            '\r' => Some('r'),
+            '\n' => Some('n'),
+            '\t' => Some('t'),
+            _ => None,
+        };
+        if letter.is_some() && !is_escaped {
+            spelled.push('\\');
+        }
+        spelled.push(letter.unwrap_or(character));
+        is_escaped = character == '\\' && !is_escaped;
+    }
+    spelled.into()
+}
+
+/// A pattern with a group `(\s+)` in the place of `\s+(?!\S)` at its end and of what follows that, and whether what follows takes
+/// a single character.
+fn without_look_ahead(source: &str) -> (Cow<'_, str>, Option<bool>) {
+    for (end, takes_one) in [
+        (r"\s+(?!\S)|\s+", true),
+        (r"\s+(?!\S)|\s", true),
+        (r"\s+(?!\S)", false),
+    ] {
+        let Some(head) = source.strip_suffix(end) else {
+            continue;
+        };
+        // It is an alternative by itself.
+        if head.is_empty() || head.ends_with('|') && !head.ends_with(r"\|") {
+            return (format!(r"{head}(\s+)").into(), Some(takes_one));
+        }
+    }
+    (source.into(), None)
+}
+
+/// A pattern of Oniguruma's in the words of an engine that does not backtrack: `^` and `$` are those of each line, and possessive
+/// quantifiers become greedy ones, which for patterns of this kind (each class excludes what follows it) is the same.
+fn linear(pattern: &str) -> String {
+    let Ok(tree) = Parser::new().parse(pattern) else {
+        // The compiler says what is wrong.
+        return pattern.to_owned();
+    };
+    let changes = ast::visit(&tree, Changes::of(pattern)).expect("no visit fails");
+    let mut linear = String::with_capacity(pattern.len());
+    let mut done = 0;
+    for (start, (end, text)) in changes {
+        linear.push_str(&pattern[done..start]);
+        linear.push_str(text);
+        done = end;
+    }
+    linear.push_str(&pattern[done..]);
+    linear
+}
+
+/// Parts of a pattern that become others: where each begins, where it ends, and what it becomes.
+struct Changes<'p> {
+    pattern: &'p str,
+    changes: BTreeMap<usize, (usize, &'static str)>,
+}
+
+impl<'p> Changes<'p> {
+    fn of(pattern: &'p str) -> Self {
+        Self {
+            pattern,
+            changes: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, span: &Span, text: &'static str) {
+        let change = (span.end.offset, text);
+        self.changes.entry(span.start.offset).or_insert(change);
+    }
+
+    /// Whether a part of the pattern matches a line break.
+    fn takes_line_breaks(&self, part: &Ast) -> bool {
+        let span = part.span();
+        let part = &self.pattern[span.start.offset..span.end.offset];
+        Regex::new(part).is_ok_and(|regex| regex.is_match("\n"))
+    }
+}
+
+impl Visitor for Changes<'_> {
+    type Output = BTreeMap<usize, (usize, &'static str)>;
+    type Err = Infallible;
+
+    fn finish(self) -> Result<Self::Output, Infallible> {
+        Ok(self.changes)
+    }
+
+    fn visit_pre(&mut self, part: &Ast) -> Result<(), Infallible> {
+        match part {
+            Ast::Concat(parts) => {
+                for pair in parts.asts.windows(2) {
+                    // A greedy one would give back line breaks, before which a line ends.
+                    if let [before, Ast::Assertion(end)] = pair
+                        && end.kind == AssertionKind::EndLine
+                        && let Some((taken, _)) = possessive(before)
+                        && self.takes_line_breaks(taken)
+                    {
+                        self.add(&end.span, r"\z");
+                    }
+                }
+            }
+            Ast::Assertion(assertion) => match assertion.kind {
+                AssertionKind::StartLine => self.add(&assertion.span, "(?m:^)"),
+                AssertionKind::EndLine => self.add(&assertion.span, "(?m:$)"),
+                _ => {}
+            },
+            part => {
+                if let Some((_, plus)) = possessive(part) {
+                    self.add(plus, "");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Of a possessive quantifier, which the parser reads as two, what it is of, and its plus sign.
+fn possessive(part: &Ast) -> Option<(&Ast, &Span)> {
+    let Ast::Repetition(outer) = part else {
+        return None;
+    };
+    let Ast::Repetition(inner) = &*outer.ast else {
+        return None;
+    };
+    let is_counted = matches!(inner.op.kind, RepetitionKind::Range(_));
+    let is_possessive = outer.op.kind == RepetitionKind::OneOrMore && outer.greedy && !is_counted;
+    is_possessive.then_some((&*inner.ast, &outer.op.span))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(source: &str, text: &str, expected: &[&str]) {
+        let pattern = Pattern::new(source, Behavior::Isolated, false).unwrap();
+        let mut pieces = Vec::new();
+        pattern.split(text, &mut |piece| pieces.push(piece));
+        assert_eq!(pieces, expected, "{source:?} on {text:?}");
+    }
+
+    #[test]
+    fn line_breaks_that_an_earlier_alternative_takes_stay_whole_however_it_is_spelled() {
+        let words = "|\\w+|\\s+(?!\\S)|\\s+";
+        for breaks in [
+            r"\s*[\r\n]+",
+            "\\s*[\r\n]+",
+            "\\s*[\n\r]+",
+            r"\s*[\n\r]+",
+            r"\s*[\x0a\x0d]+",
+            r"\s*\n+",
+            "\\s*(?:\r?\n)+",
+            r"\s*[\r\n]",
+        ] {
+            for source in [
+                format!("{breaks}{words}"),
+                format!("x|{breaks}{words}"),
+                format!("(?:{breaks}){words}"),
+            ] {
+                check(&source, "a\n\nb", &["a", "\n\n", "b"]);
+                check(&source, "a \n  b", &["a", " \n", " ", " ", "b"]);
+            }
+        }
+        check(r"\w+|\s+(?!\S)|\s+", "a\n\nb", &["a", "\n", "\n", "b"]);
+        check(r"\s+(?!\S)|\s+", "a  b", &["a", " ", " ", "b"]);
+    }
+
+    #[test]
+    fn one_character_before_a_word_needs_an_alternative_of_its_own() {
+        check(r"\w+|\s+(?!\S)", "a b", &["a", " ", "b"]);
+        check(r"bar|\s+(?!\S)", "x bar", &["x ", "bar"]);
+        check(r"bar|\s+(?!\S)", "x  bar", &["x", " ", " ", "bar"]);
+        check(r"bar|\s+(?!\S)|\s+", "x bar", &["x", " ", "bar"]);
+        check(r"a\|\s+", "a|  b", &["a|  ", "b"]);
+    }
+
+    #[test]
+    fn lines_begin_and_end_at_line_breaks() {
+        check(r"\s+$", "a \n b\n\n  ", &["a", " ", "\n b", "\n\n  "]);
+        check(r"\s+$", "a\n\nb", &["a", "\n", "\nb"]);
+        // A possessive quantifier gives nothing back.
+        check(r"\s++$", "a\n\nb\n ", &["a\n\nb", "\n "]);
+        check(r"[\s]++$", "a\n\nb\n ", &["a\n\nb", "\n "]);
+        check(r" ++$", "a  \nb ", &["a", "  ", "\nb", " "]);
+        check("^#+", "#a\n##b#", &["#", "a\n", "##", "b#"]);
+        check(r"[$^]\$", "a$$b^$", &["a", "$$", "b", "^$"]);
+    }
+
+    #[test]
+    fn rules_are_known_by_patterns_with_line_breaks_of_their_own() {
+        for (source, rule) in KNOWN {
+            let literal = source.replace(r"\r", "\r").replace(r"\n", "\n");
+            assert_eq!(Pattern::known_rule(&literal), Some(*rule), "{source}");
+        }
+        assert_eq!(with_escapes("a\\\n[\t]\\\\\r"), r"a\n[\t]\\\r");
+    }
 }

@@ -258,6 +258,17 @@ fn variants_are_written_or_refused_by_name() {
             &[("rms_norm_eps", json!(0.02)), ("norm_eps", json!(0.02))],
             Key("nemotron.attention.layer_norm_epsilon"),
         ),
+        // Readers of these take the weights of the experts to add up to 1 where the file says nothing.
+        (
+            "nemotron_latent",
+            &[("norm_topk_prob", json!(false))],
+            Key("nemotron_h_moe.expert_weights_norm"),
+        ),
+        (
+            "glm4_moe",
+            &[("norm_topk_prob", json!(false))],
+            Key("glm4moe.expert_weights_norm"),
+        ),
     ];
     let mut comparisons = Comparisons::of("variants of folders");
     let mut random = Random::new(54);

@@ -351,6 +351,16 @@ pub(super) fn check(case: &Case) -> Counters {
     }
     let launched = if let Some(tiles) = case.tiles() {
         let [module, kernel] = tiles.names();
+        if types[0] != types[1] {
+            for ty in types {
+                // As `kernels/mixed.cuh` has them.
+                arguments = arguments.i32(match ty {
+                    KvType::F16 => 0,
+                    KvType::F32 => 1,
+                    _ => 2,
+                });
+            }
+        }
         // As many tiles as if all tokens were one sequence's.
         let n_tiles = (n_tokens * group).div_ceil(tiles.rows());
         let grid = [n_kv_heads, n_tiles, case.n_seqs() - case.n_leading_single];

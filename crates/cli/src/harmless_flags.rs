@@ -1,0 +1,203 @@
+//! Flags of llama.cpp and vLLM that ask for what this program does anyway, or that change no answer: they are left out, with a note.
+//!
+//! Separate from the flags that are refused: a line that was copied from another program's page must run where it can. Invariant: a flag
+//! that would change an answer is never here.
+//! Source: `common/arg.cpp` of llama.cpp and `vllm serve --help`, for the names.
+
+/// What stands behind a flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    /// Nothing.
+    None,
+    /// Anything.
+    Any,
+    /// One of these; any other is refused.
+    OneOf(&'static [&'static str]),
+    /// One of these, or the next option.
+    Maybe(&'static [&'static str]),
+}
+
+/// Names of a flag, what stands behind it, and why nothing is left to do.
+type Row = (&'static [&'static str], Value, &'static str);
+
+const ALWAYS_SO: &str = "always so";
+const NOTHING_TO_SET: &str = "nothing to set";
+
+const ROWS: &[Row] = &[
+    (
+        &["--flash-attn"],
+        Value::Maybe(&["on", "off", "auto", "1", "0", "true", "false"]),
+        "attention always works in tiles",
+    ),
+    (&["--jinja", "--cont-batching"], Value::None, ALWAYS_SO),
+    (&["-kvu", "--kv-unified"], Value::None, ALWAYS_SO),
+    (
+        &["--no-jinja", "-nocb", "--no-cont-batching"],
+        Value::None,
+        "it cannot be switched off",
+    ),
+    (
+        &["--swa-full"],
+        Value::None,
+        "caches of windows lose nothing that is asked for again",
+    ),
+    (
+        &[
+            "--metrics",
+            "--slots",
+            "--props",
+            "--embedding",
+            "--embeddings",
+            "--rerank",
+            "--reranking",
+        ],
+        Value::None,
+        "`serve` always answers there",
+    ),
+    (
+        &["--mlock"],
+        Value::None,
+        "no memory is locked; `--no-mmap` has all weights in memory",
+    ),
+    (&["--mmap"], Value::None, "files are read as needed"),
+    (
+        &["--warmup", "--no-warmup"],
+        Value::None,
+        "nothing has to be warmed up",
+    ),
+    (
+        &["--no-context-shift"],
+        Value::None,
+        "a context is shifted only with `--context-shift`",
+    ),
+    (
+        &["--reasoning-format"],
+        Value::OneOf(&["auto", "deepseek"]),
+        "reasoning is always given apart",
+    ),
+    (
+        &["-co", "--color"],
+        Value::None,
+        "NO_COLOR=1 in the environment switches colours off",
+    ),
+    (
+        &["--perf", "--no-perf", "--log-disable", "--no-escape"],
+        Value::None,
+        NOTHING_TO_SET,
+    ),
+    (
+        &["--log-colors", "--log-prefix", "--log-timestamps"],
+        Value::None,
+        "RUST_LOG says what is logged",
+    ),
+    (
+        &["-lv", "--log-verbosity", "--verbosity"],
+        Value::Any,
+        "RUST_LOG says what is logged",
+    ),
+    (
+        &[
+            "--poll",
+            "--poll-batch",
+            "--prio",
+            "--prio-batch",
+            "--threads-http",
+            "-dt",
+            "--defrag-thold",
+        ],
+        Value::Any,
+        NOTHING_TO_SET,
+    ),
+    (
+        &[
+            "-cram",
+            "--cache-ram",
+            "--cache-reuse",
+            "-ctxcp",
+            "--ctx-checkpoints",
+        ],
+        Value::Any,
+        "prefixes are always cached; `--kv-cache-tokens` says how many tokens",
+    ),
+    (
+        &["--no-cache-idle-slots", "--cache-idle-slots"],
+        Value::None,
+        "prefixes are always cached",
+    ),
+    (
+        &["-sps", "--slot-prompt-similarity"],
+        Value::Any,
+        "prefixes are found wherever they ran",
+    ),
+    (
+        &[
+            "--no-op-offload",
+            "--op-offload",
+            "--no-mmproj-offload",
+            "--no-repack",
+            "--repack",
+        ],
+        Value::None,
+        NOTHING_TO_SET,
+    ),
+    (
+        &[
+            "--enable-prefix-caching",
+            "--enable-chunked-prefill",
+            "--enforce-eager",
+            "--trust-remote-code",
+            "--enable-auto-tool-choice",
+            "--enable-reasoning",
+        ],
+        Value::None,
+        ALWAYS_SO,
+    ),
+    (
+        &["--tool-call-parser", "--reasoning-parser"],
+        Value::Any,
+        "the format is that of the chat template",
+    ),
+    (
+        &[
+            "--disable-log-requests",
+            "--enable-log-requests",
+            "--disable-log-stats",
+        ],
+        Value::None,
+        "RUST_LOG says what is logged",
+    ),
+    (
+        &["--uvicorn-log-level"],
+        Value::Any,
+        "RUST_LOG says what is logged",
+    ),
+];
+
+/// What stands behind a flag of these, and why it is left out; `None` for any other.
+pub(crate) fn find(flag: &str) -> Option<(Value, &'static str)> {
+    let (_, value, why) = ROWS.iter().find(|(names, ..)| names.contains(&flag))?;
+    Some((*value, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_flag_stands_once_and_is_refused_nowhere() {
+        let mut seen = HashSet::new();
+        for name in ROWS.iter().flat_map(|(names, ..)| *names) {
+            assert!(seen.insert(name), "{name} stands twice");
+            assert!(name.starts_with('-') && !name.contains('='), "{name}");
+            // One value is taken and others are refused.
+            if *name != "--reasoning-format" {
+                assert!(
+                    crate::foreign_flags::refusal(name).is_none(),
+                    "{name} is refused too"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! [`ServePlan`]: what `serve` would take of memory for a model, for commands that only look.
+//!
+//! Separate because `inspect` and `doctor` say the same. Invariant: it is what `serve` does with these options and no others.
+
+use serde_json::{Value, json};
+use tokenmill::{KvCache, MemoryPlan};
+use tokenmill_model::Model as Network;
+
+use crate::{
+    failure::Failure,
+    load::{LoadArgs, SERVE_SEQS},
+    numbers::{counted, size},
+};
+
+/// What `serve` would take.
+pub(crate) struct ServePlan {
+    n_contexts: usize,
+    n_ctx: usize,
+    /// On the CPU.
+    memory: Result<MemoryPlan, String>,
+}
+
+impl ServePlan {
+    /// Plans it for a network.
+    ///
+    /// # Errors
+    /// Options that cannot be granted.
+    pub(crate) fn of(network: &Network, load: &LoadArgs) -> Result<Self, Failure> {
+        let options = load.serve_options()?.fitted(network)?;
+        let n_ctx = options.network_options(network.descriptor())?.n_ctx;
+        Ok(Self {
+            n_contexts: match options.kv_cache {
+                KvCache::Contexts(n) | KvCache::Fitting(n) => n,
+                KvCache::Tokens(_) => 1,
+            },
+            n_ctx: n_ctx.unwrap_or(network.descriptor().n_ctx_train),
+            memory: options.plan(network).map_err(|error| error.to_string()),
+        })
+    }
+
+    /// In words; the reason where it cannot be.
+    pub(crate) fn text(&self) -> Result<String, String> {
+        let memory = self.memory.as_ref().map_err(Clone::clone)?;
+        Ok(format!(
+            "{} in all for {} of {} tokens and {SERVE_SEQS} sequences; `--kv-cache-tokens` and `--max-num-seqs` say otherwise",
+            size(memory.total_bytes()),
+            counted(self.n_contexts, "context"),
+            self.n_ctx
+        ))
+    }
+
+    /// For programs.
+    pub(crate) fn json(&self) -> Value {
+        match &self.memory {
+            Ok(memory) => json!({ "contexts": self.n_contexts, "total_bytes": memory.total_bytes() }),
+            Err(problem) => json!({ "problem": problem }),
+        }
+    }
+}

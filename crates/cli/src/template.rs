@@ -1,0 +1,162 @@
+//! [`TemplateArgs`]: how conversations become prompts, with llama.cpp's names.
+//!
+//! Separate because `run`, `chat`, `serve` and `batch` have the same options. Invariant: what is given is read and parsed before a model
+//! is loaded.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
+use tokenmill::LoadOptions;
+
+use crate::{failure::Failure, input::read_text};
+
+/// The form that models without a template of their own are most often trained in.
+const CHATML: &str = "{%- for message in messages -%}\
+    {{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
+    {%- endfor -%}\
+    {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}";
+
+/// How conversations become prompts.
+#[derive(Args, Debug, Clone, Default)]
+#[command(next_help_heading = "Conversation")]
+pub(crate) struct TemplateArgs {
+    /// Use this template instead of the model's
+    #[arg(long, alias = "chat-template-file", value_name = "FILE")]
+    template: Option<PathBuf>,
+    /// Use this text as the template, or `chatml`
+    #[arg(long, value_name = "TEXT", conflicts_with = "template")]
+    chat_template: Option<String>,
+    /// Whether the model reasons before it answers, where its template can switch that [default: auto, which is on]
+    #[arg(long, value_enum, value_name = "on|off|auto", hide_possible_values = true)]
+    reasoning: Option<Reasoning>,
+    /// Variables of the template for conversations that are silent about them, a JSON object
+    #[arg(long, value_name = "JSON", value_parser = variables)]
+    chat_template_kwargs: Option<Variables>,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum Reasoning {
+    On,
+    Off,
+    Auto,
+}
+
+/// Variables of a template.
+#[derive(Debug, Clone, PartialEq)]
+struct Variables(Map<String, Value>);
+
+fn variables(text: &str) -> Result<Variables, String> {
+    let value = serde_json::from_str(text).map_err(|error| format!("is no JSON: {error}"))?;
+    match value {
+        Value::Object(object) => Ok(Variables(object)),
+        _ => Err("expected a JSON object, such as {\"enable_thinking\": false}".to_owned()),
+    }
+}
+
+impl TemplateArgs {
+    /// Whether an option is given.
+    pub(crate) fn is_given(&self) -> bool {
+        self.template.is_some()
+            || self.chat_template.is_some()
+            || self.reasoning.is_some()
+            || self.chat_template_kwargs.is_some()
+    }
+
+    /// Takes the path of the template as relative to a folder.
+    pub(crate) fn move_below(&mut self, folder: &Path) {
+        if let Some(path) = &mut self.template {
+            *path = folder.join(&*path);
+        }
+    }
+
+    /// Adds them to a load.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub(crate) fn add_to(&self, options: &mut LoadOptions) -> Result<(), Failure> {
+        options.chat_template = match (&self.template, self.chat_template.as_deref()) {
+            (Some(path), _) => Some(read_text(path)?),
+            (None, Some("chatml")) => Some(CHATML.to_owned()),
+            (None, text) => text.map(str::to_owned),
+        };
+        let given = self.chat_template_kwargs.as_ref();
+        let mut variables = given.map_or_else(Map::new, |given| given.0.clone());
+        if let Some(thinks) = self.thinks() {
+            // Each template has one of these.
+            for name in ["enable_thinking", "thinking"] {
+                variables.entry(name).or_insert(thinks.into());
+            }
+        }
+        options.template_variables = variables;
+        Ok(())
+    }
+
+    /// Whether the model is to reason, where that is said.
+    fn thinks(&self) -> Option<bool> {
+        match self.reasoning {
+            Some(Reasoning::On) => Some(true),
+            Some(Reasoning::Off) => Some(false),
+            Some(Reasoning::Auto) | None => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        template: TemplateArgs,
+    }
+
+    fn options(line: &[&str]) -> LoadOptions {
+        let line = Line::try_parse_from([&["t"], line].concat()).expect("the line is right");
+        let mut options = LoadOptions::default();
+        line.template.add_to(&mut options).expect("nothing is read");
+        options
+    }
+
+    #[test]
+    fn reasoning_is_said_to_the_template_in_its_words() {
+        assert_eq!(options(&[]).template_variables, Map::new());
+        assert_eq!(options(&["--reasoning", "auto"]).template_variables, Map::new());
+        let off = options(&[
+            "--reasoning",
+            "off",
+            "--chat-template-kwargs",
+            r#"{"thinking": true, "a": 1}"#,
+        ]);
+        assert_eq!(
+            Value::Object(off.template_variables),
+            json!({ "thinking": true, "a": 1, "enable_thinking": false })
+        );
+    }
+
+    #[test]
+    fn a_template_is_a_text_or_chatml() {
+        assert_eq!(
+            options(&["--chat-template", "Hi"]).chat_template.as_deref(),
+            Some("Hi")
+        );
+        assert_eq!(
+            options(&["--chat-template", "chatml"]).chat_template.as_deref(),
+            Some(CHATML)
+        );
+        for wrong in [
+            ["--chat-template-kwargs", "[1]"],
+            ["--chat-template-kwargs", "{"],
+            ["--reasoning", "maybe"],
+        ] {
+            assert!(
+                Line::try_parse_from([&["t"], &wrong[..]].concat()).is_err(),
+                "{wrong:?}"
+            );
+        }
+    }
+}

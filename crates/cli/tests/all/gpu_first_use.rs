@@ -1,0 +1,91 @@
+//! The first use of a GPU by the program: it is checked once, what fails is given up and said, and `doctor` remembers.
+
+use std::process::Command;
+
+use crate::{
+    gpu::{run, with_driver},
+    support::tokenmill,
+};
+
+/// A run on a simulated GPU that is checked, with a cache of its own.
+fn checked(machine: &str, cache: &std::path::Path, args: &[&str]) -> Command {
+    let mut command = with_driver(machine, args);
+    command
+        .env("XDG_CACHE_HOME", cache)
+        .env_remove("TOKENMILL_CUDA_NO_CHECK");
+    command
+}
+
+const RUN: [&str; 10] = [
+    "run", "demo", "Once", "-n", "8", "--temp", "0", "-c", "256", "--device",
+];
+
+#[test]
+fn a_gpu_is_checked_once_and_what_fails_is_given_up() {
+    let expected = tokenmill([&RUN[..], &["cpu"]].concat()).ok();
+    let folder = tempfile::tempdir().unwrap();
+    let first = run(checked(
+        "capability=9.0",
+        folder.path(),
+        &[&RUN[..], &["auto"]].concat(),
+    ));
+    let said = first.stderr.clone();
+    assert!(
+        said.contains("first use of GPU 0: checking its kernels"),
+        "{said}"
+    );
+    assert!(!said.contains("from now on"), "{said}");
+    assert_eq!(first.ok(), expected);
+    // It passed, so it is not checked again.
+    let second = run(checked(
+        "capability=9.0",
+        folder.path(),
+        &[&RUN[..], &["auto"]].concat(),
+    ));
+    assert!(!second.stderr.contains("first use"), "{}", second.stderr);
+    assert_eq!(second.ok(), expected);
+
+    // Replays are wrong: steps are not captured from now on, and `doctor` knows.
+    let folder = tempfile::tempdir().unwrap();
+    let machine = "capability=9.0,wrong_replayed=matvec";
+    let first = run(checked(machine, folder.path(), &[&RUN[..], &["auto"]].concat()));
+    let said = first.stderr.clone();
+    assert!(said.contains("from now on steps are not captured"), "{said}");
+    assert_eq!(first.ok(), expected);
+    let doctor = run(checked(machine, folder.path(), &["doctor", "--json"])).ok();
+    let found: serde_json::Value = serde_json::from_str(&doctor).unwrap();
+    assert_eq!(
+        found["gpu_check"]["given_up"],
+        serde_json::json!(["eager"]),
+        "{found}"
+    );
+    assert_eq!(found["gpu_check"]["model_checked"], true);
+    let second = run(checked(machine, folder.path(), &[&RUN[..], &["auto"]].concat()));
+    assert!(!second.stderr.contains("first use"), "{}", second.stderr);
+    assert_eq!(second.ok(), expected);
+}
+
+#[test]
+fn a_gpu_that_does_not_pass_is_not_used() {
+    let expected = tokenmill([&RUN[..], &["cpu"]].concat()).ok();
+    let folder = tempfile::tempdir().unwrap();
+    let machine = "capability=8.0,wrong=add_norm";
+    let auto = run(checked(machine, folder.path(), &[&RUN[..], &["auto"]].concat()));
+    let said = auto.stderr.clone();
+    assert!(said.contains("the norm of rows (norm/add_norm"), "{said}");
+    assert!(said.contains("computing on the CPU"), "{said}");
+    assert_eq!(auto.ok(), expected);
+    // A GPU that is asked for is refused, without another check.
+    let asked = run(checked(machine, folder.path(), &[&RUN[..], &["cuda"]].concat()));
+    assert!(
+        asked.stderr.contains("norm/add_norm") && !asked.stderr.contains("checking"),
+        "{}",
+        asked.stderr
+    );
+    asked.failed(5);
+    let doctor = run(checked(machine, folder.path(), &["doctor"])).ok();
+    assert!(
+        doctor.contains("first use  problem  the norm of rows"),
+        "{doctor}"
+    );
+}

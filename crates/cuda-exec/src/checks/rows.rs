@@ -1,0 +1,112 @@
+//! Norms of rows, of heads, and their rotation.
+
+use tokenmill_backend::{Norm, NormKind, Rope, RopeAxes, RopeStyle};
+
+use super::{
+    Finding, Wrong, check,
+    expected::{Numbers, compare},
+};
+use crate::{Buffer, Device, Ops, error::Result};
+
+/// Rows, and their width.
+const N_ROWS: usize = 3;
+const WIDTH: usize = 512;
+/// Width of a head.
+const HEAD_DIM: usize = 64;
+const EPS: f32 = 1e-5;
+
+/// Checks all.
+pub(super) fn check_all(device: &Device, ops: &Ops) -> Result<usize, Finding> {
+    check(device, "the norm of rows".to_owned(), || norm(device, ops))?;
+    check(device, "the norm of heads".to_owned(), || norm_heads(device, ops))?;
+    check(device, "the rotation of heads".to_owned(), || {
+        rotation(device, ops)
+    })?;
+    Ok(3)
+}
+
+fn rms(device: &Device, weight: &[f32]) -> Result<Norm<Buffer<f32>>> {
+    Ok(Norm {
+        kind: NormKind::Rms,
+        width: weight.len(),
+        weight: Some(device.upload("the check of kernels", weight)?),
+        bias: None,
+        eps: EPS,
+    })
+}
+
+/// Each run of as many values as there are weights, normed.
+fn normed(rows: &[f64], weight: &[f32]) -> Vec<f64> {
+    let of_run = |run: &[f64]| {
+        let squares: f64 = run.iter().map(|x| x * x).sum();
+        let root = (squares / run.len() as f64 + f64::from(EPS)).sqrt();
+        (run.iter().zip(weight))
+            .map(|(x, &weight)| x / root * f64::from(weight))
+            .collect::<Vec<_>>()
+    };
+    rows.chunks(weight.len()).flat_map(of_run).collect()
+}
+
+fn norm(device: &Device, ops: &Ops) -> Result<(), Wrong> {
+    let mut numbers = Numbers(1);
+    let [hidden, delta] = [(); 2].map(|()| numbers.take(N_ROWS * WIDTH));
+    let weight = numbers.take(WIDTH);
+    let norm = rms(device, &weight)?;
+    let mut on_device = device.upload("the check of kernels", &hidden)?;
+    let added = device.upload("the check of kernels", &delta)?;
+    let mut output = device.alloc::<f32>("the check of kernels", N_ROWS * WIDTH)?;
+    ops.add_norm(
+        &norm,
+        N_ROWS,
+        (0.5, added.view()),
+        on_device.view_mut(),
+        output.view_mut(),
+        None,
+    )?;
+    let sums: Vec<f64> = (hidden.iter().zip(&delta))
+        .map(|(&x, &delta)| f64::from(x) + 0.5 * f64::from(delta))
+        .collect();
+    compare(&device.download(on_device.view())?, &sums)?;
+    compare(&device.download(output.view())?, &normed(&sums, &weight))
+}
+
+fn norm_heads(device: &Device, ops: &Ops) -> Result<(), Wrong> {
+    let mut numbers = Numbers(2);
+    let (rows, weight) = (numbers.take(N_ROWS * WIDTH), numbers.take(HEAD_DIM));
+    let norm = rms(device, &weight)?;
+    let mut on_device = device.upload("the check of kernels", &rows)?;
+    ops.norm_in_place(&norm, N_ROWS, WIDTH, on_device.view_mut())?;
+    let rows: Vec<f64> = rows.iter().map(|&x| f64::from(x)).collect();
+    compare(&device.download(on_device.view())?, &normed(&rows, &weight))
+}
+
+fn rotation(device: &Device, ops: &Ops) -> Result<(), Wrong> {
+    let rows = Numbers(3).take(N_ROWS * WIDTH);
+    let half = HEAD_DIM / 2;
+    let inv_freqs: Vec<f32> = (0..half)
+        .map(|i| 10_000f32.powf(-2.0 * i as f32 / HEAD_DIM as f32))
+        .collect();
+    let rope = Rope {
+        style: RopeStyle::Neox,
+        head_dim: HEAD_DIM,
+        n_dims: HEAD_DIM,
+        inv_freqs: device.upload("the check of kernels", &inv_freqs)?,
+        magnitude: 1.0,
+        axes: RopeAxes::One,
+    };
+    let positions: [u32; N_ROWS] = [0, 7, 1000];
+    let on_positions = device.upload("the check of kernels", &positions)?;
+    let mut on_device = device.upload("the check of kernels", &rows)?;
+    ops.rope(&rope, on_positions.view(), WIDTH, on_device.view_mut())?;
+    let mut expected: Vec<f64> = rows.iter().map(|&x| f64::from(x)).collect();
+    for (row, &position) in expected.chunks_mut(WIDTH).zip(&positions) {
+        for head in row.chunks_mut(HEAD_DIM) {
+            for (i, &inv_freq) in inv_freqs.iter().enumerate() {
+                let (sin, cos) = f64::from(position as f32 * inv_freq).sin_cos();
+                let (a, b) = (head[i], head[i + half]);
+                (head[i], head[i + half]) = (a * cos - b * sin, a * sin + b * cos);
+            }
+        }
+    }
+    compare(&device.download(on_device.view())?, &expected)
+}

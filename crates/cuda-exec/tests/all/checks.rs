@@ -1,0 +1,219 @@
+//! The checks at the first use of a GPU, on GPUs with planted defects: each is found, its kernel is named, and what is given up is what it takes.
+
+use std::time::{Duration, Instant};
+
+use tokenmill_backend::KvType;
+use tokenmill_cuda_exec::{
+    Buffers, Device, DeviceOptions, Finding, FirstUse, Needs, StepDown, check_kernels,
+};
+use tokenmill_gguf::TensorType;
+use tokenmill_sim_driver::{Defect, SimOptions, Simulator, When};
+
+/// How long a check waits for a simulated GPU, whose kernels run when they are asked about.
+const LIMIT: Duration = Duration::from_mins(1);
+
+fn needs() -> Needs {
+    Needs {
+        types: vec![TensorType::Q4_K],
+        kv_types: [KvType::F16; 2],
+        head_dim: Some(64),
+    }
+}
+
+fn options() -> DeviceOptions {
+    DeviceOptions {
+        buffers: Buffers::Apart,
+        ..DeviceOptions::default()
+    }
+}
+
+fn wrong(kernel: &str, when: When) -> Defect {
+    Defect::Wrong {
+        kernel: kernel.to_owned(),
+        when,
+    }
+}
+
+fn refused(kernel: &str, is_lost: bool) -> Defect {
+    Defect::Refused {
+        kernel: kernel.to_owned(),
+        code: if is_lost { 719 } else { 701 },
+        is_lost,
+    }
+}
+
+/// What the checks of kernels give up on a GPU with a defect.
+fn first_use(defect: Defect, limit: Duration) -> FirstUse {
+    let simulator = Simulator::new(&SimOptions::default());
+    simulator.plant(defect);
+    let mut found = FirstUse::default();
+    let mut n_steps = 0;
+    let open = |options| Device::open_with(&Simulator::api(), simulator.ordinal(), options);
+    found
+        .check_kernels(&options(), &needs(), limit, open, |_, _| n_steps += 1)
+        .unwrap();
+    assert_eq!(n_steps, found.findings.len());
+    found
+}
+
+#[track_caller]
+fn check(defect: Defect, kernel: &str, steps: &[StepDown], is_unfit: bool) {
+    let found = first_use(defect, LIMIT);
+    let first = &found.findings[0];
+    assert!(first.kernel.contains(kernel), "{first}");
+    assert_eq!((&found.steps[..], found.is_unfit), (steps, is_unfit), "{first}");
+    assert!(!found.is_hung);
+}
+
+#[test]
+fn a_gpu_without_a_defect_passes_on_every_card_and_with_every_type() {
+    for capability in [(8, 0), (8, 9), (9, 0), (12, 0)] {
+        let device = Simulator::new(&SimOptions {
+            capability,
+            ..SimOptions::default()
+        })
+        .device();
+        let n_checks = check_kernels(&device, &needs()).unwrap();
+        assert!(n_checks >= 12, "{capability:?}: {n_checks}");
+    }
+    let simulator = Simulator::new(&SimOptions::default());
+    for ty in tokenmill_quant::Format::all()
+        .iter()
+        .map(tokenmill_quant::Format::tensor_type)
+    {
+        for kv_types in [[KvType::F16; 2], [KvType::Q8_0, KvType::F16]] {
+            let needs = Needs {
+                types: vec![ty],
+                kv_types,
+                head_dim: Some(96),
+            };
+            if kv_types[0] == KvType::F16 || ty == TensorType::Q8_0 {
+                check_kernels(&simulator.device(), &needs)
+                    .unwrap_or_else(|finding| panic!("{ty:?}: {finding}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_products_by_warpgroups_are_given_up() {
+    check(
+        wrong("wide_band", When::Always),
+        "matmul_wide_q4_k/wide_band",
+        &[StepDown::NoWide],
+        false,
+    );
+}
+
+#[test]
+fn wrong_attention_by_warpgroups_is_given_up() {
+    check(
+        wrong("attention_wide", When::Always),
+        "attention_wide/",
+        &[StepDown::NoWide],
+        false,
+    );
+}
+
+#[test]
+fn a_launch_of_warpgroups_that_loses_the_device_is_given_up() {
+    let found = first_use(refused("wide_", true), LIMIT);
+    assert!(found.findings[0].is_lost, "{}", found.findings[0]);
+    assert_eq!(
+        (&found.steps[..], found.is_unfit),
+        (&[StepDown::NoWide][..], false)
+    );
+}
+
+#[test]
+fn a_launch_of_warpgroups_that_is_refused_is_given_up() {
+    check(
+        refused("wide_gated", false),
+        "wide_gated",
+        &[StepDown::NoWide],
+        false,
+    );
+}
+
+#[test]
+fn a_kernel_that_is_wrong_when_it_begins_early_is_launched_in_order() {
+    check(
+        wrong("matvec_m1", When::Early),
+        "matvec_q4_k/matvec_m1",
+        &[StepDown::InOrder],
+        false,
+    );
+}
+
+#[test]
+fn a_wrong_product_that_nothing_replaces_leaves_the_gpu_unused() {
+    check(
+        wrong("matvec_m1", When::Always),
+        "matvec_q4_k/matvec_m1",
+        &[StepDown::InOrder],
+        true,
+    );
+}
+
+#[test]
+fn a_wrong_norm_leaves_the_gpu_unused() {
+    check(
+        wrong("add_norm", When::Always),
+        "norm/add_norm",
+        &[StepDown::InOrder],
+        true,
+    );
+}
+
+#[test]
+fn wrong_attention_of_single_tokens_leaves_the_gpu_unused() {
+    check(
+        wrong("attention_f16", When::Always),
+        "attention_decode/attention_f16",
+        &[StepDown::InOrder],
+        true,
+    );
+}
+
+#[test]
+fn a_kernel_that_does_not_end_is_given_up_within_the_limit() {
+    let began = Instant::now();
+    let hang = |kernel: &str| Defect::Hang {
+        kernel: kernel.to_owned(),
+    };
+    let found = first_use(hang("wide_"), Duration::from_secs(2));
+    assert!(found.is_hung && !found.is_unfit, "{found:?}");
+    assert_eq!(found.steps, [StepDown::NoWide]);
+    let Finding { reason, check, .. } = &found.findings[0];
+    assert!(reason.contains("no answer within 2 s"), "{reason}");
+    assert!(
+        check.starts_with("products of") || check.starts_with("gated products of"),
+        "{check}"
+    );
+    // Nothing takes its place, but it may end when it does not begin early.
+    let found = first_use(hang("add_norm"), Duration::from_millis(300));
+    assert!(found.is_hung && found.steps == [StepDown::InOrder], "{found:?}");
+    assert!(
+        found.findings[0].kernel.contains("norm/add_norm"),
+        "{}",
+        found.findings[0]
+    );
+    assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
+}
+
+#[test]
+fn what_was_given_up_is_not_given_up_again() {
+    let simulator = Simulator::new(&SimOptions::default());
+    simulator.plant(wrong("wide_band", When::Always));
+    let open = |options| Device::open_with(&Simulator::api(), simulator.ordinal(), options);
+    let mut found = FirstUse {
+        steps: vec![StepDown::NoWide],
+        ..FirstUse::default()
+    };
+    found
+        .check_kernels(&options(), &needs(), LIMIT, open, |finding, _| {
+            panic!("{finding}")
+        })
+        .unwrap();
+    assert_eq!(found.steps, [StepDown::NoWide]);
+}

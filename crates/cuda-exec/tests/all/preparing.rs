@@ -1,0 +1,128 @@
+//! How kernels are prepared before they are launched: the division of a multiprocessor's memory, shared memory that has to be asked for, and code that
+//! was compiled ahead.
+
+use tokenmill_cuda_exec::{
+    Api, Args, Buffers, Carveout, Cubins, Device, DeviceOptions, LaunchShape, Ops, modules, self_test,
+};
+use tokenmill_gguf::TensorType;
+use tokenmill_sim_driver::{SimOptions, Simulator};
+
+fn options() -> DeviceOptions {
+    DeviceOptions {
+        buffers: Buffers::Apart,
+        ..DeviceOptions::default()
+    }
+}
+
+/// Launches of several kernels with different shared memory want the same division, so none waits until multiprocessors are idle.
+#[test]
+fn kernels_want_the_memory_of_a_multiprocessor_divided_alike() {
+    let divisions = |carveout| {
+        let simulator = Simulator::new(&SimOptions::default());
+        let options = DeviceOptions {
+            carveout,
+            ..options()
+        };
+        let device = Device::open_with(&Simulator::api(), simulator.ordinal(), options).unwrap();
+        self_test(&device).unwrap();
+        simulator.n_divisions()
+    };
+    assert_eq!(divisions(Carveout::Shared), 0);
+    assert!(divisions(Carveout::OfDriver) > 0);
+}
+
+/// Arguments of `attention_f16_*`, none of which is of use: the launch is not waited for.
+fn arguments<'a>() -> Args<'a> {
+    let pointers = |args: Args<'a>, n: usize| (0..n).fold(args, |args, _| args.read_or_null::<f32>(None));
+    let args = pointers(Args::new(), 13).float(1.0).float(0.0);
+    let args = (0..13).fold(args, |args, _| args.count(1));
+    pointers(args, 2)
+}
+
+/// What a kernel declares itself counts in what it has without asking.
+#[test]
+fn shared_memory_is_asked_for_where_it_does_not_fit_next_to_what_a_kernel_declares() {
+    let n_bytes = (48 << 10) - 256;
+    let launched = |asks: bool| {
+        let device = Simulator::new(&SimOptions::default()).device();
+        let (module, name) = ("attention_decode", "attention_f16_d64");
+        let kernel = if asks {
+            device.kernel_with_shared_bytes(module, name, n_bytes)
+        } else {
+            device.kernel(module, name)
+        };
+        let kernel = kernel.unwrap();
+        assert!(device.resources(kernel).unwrap().shared_bytes > 1024);
+        let shape = LaunchShape::new([1, 1, 1], 128).with_shared_bytes(n_bytes);
+        device.launch(kernel, shape, &arguments())
+    };
+    launched(true).unwrap();
+    let refused = launched(false).unwrap_err().to_string();
+    assert!(refused.contains("INVALID_VALUE"), "{refused}");
+}
+
+#[test]
+fn a_multiprocessor_holds_as_many_thread_blocks_as_its_card_has_room_for() {
+    let blocks = |capability, shared_bytes| {
+        let device = Simulator::new(&SimOptions {
+            capability,
+            ..SimOptions::default()
+        })
+        .device();
+        let kernel = device
+            .kernel_with_shared_bytes("attention_decode", "attention_f16_d64", 96 << 10)
+            .unwrap();
+        device
+            .blocks_per_multiprocessor(kernel, 128, shared_bytes)
+            .unwrap()
+    };
+    // Its launch bounds are four thread blocks of 128 threads.
+    assert_eq!([blocks((9, 0), 0), blocks((8, 9), 0)], [4, 4]);
+    assert_eq!(
+        [
+            blocks((9, 0), 90 << 10),
+            blocks((8, 9), 90 << 10),
+            blocks((8, 0), 90 << 10)
+        ],
+        [2, 1, 1]
+    );
+}
+
+/// An archive with what stands for code of these modules for a compute capability.
+fn archive(capability: &str, is_wanted: impl Fn(&modules::KernelModule) -> bool) -> Cubins {
+    let mut archive = Cubins::header();
+    for module in modules::all().into_iter().filter(is_wanted) {
+        let name = module.name.as_str();
+        let ptx = modules::ptx(name).unwrap();
+        let code = ["\x7fELF", &modules::text_for(&ptx, (9, 0))].concat();
+        modules::Entry::append(&mut archive, &format!("{capability}/{name}"), code.as_bytes());
+    }
+    Cubins::new(archive).unwrap()
+}
+
+#[test]
+fn code_for_exactly_this_gpu_is_taken_before_the_drivers_compiler() {
+    // The assembler of such code is that of CUDA 13.0.
+    let newer = Simulator::api_for_cuda_13();
+    let is_needed = |module: &modules::KernelModule| {
+        module.name != "norm" && (module.types.is_empty() || module.types == [TensorType::Q4_K])
+    };
+    let check = |api: &Api, capability: &str, all_but_one: bool| {
+        let simulator = Simulator::new(&SimOptions::default());
+        let options = DeviceOptions {
+            cubins: Some(archive(capability, is_needed)),
+            ..options()
+        };
+        let device = Device::open_with(api, simulator.ordinal(), options).unwrap();
+        Ops::load(&device).unwrap();
+        self_test(&device).unwrap();
+        let (n_loaded, _) = device.module_loads();
+        let expected = if all_but_one { n_loaded - 1 } else { 0 };
+        assert_eq!(device.n_ahead(), expected, "{capability}");
+        assert!(simulator.n_early_launches() > 0);
+    };
+    check(&newer, "sm_90", true);
+    // Code for another GPU, and a driver that is older than the code.
+    check(&newer, "sm_80", false);
+    check(&Simulator::api(), "sm_90", false);
+}

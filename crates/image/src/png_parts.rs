@@ -1,0 +1,93 @@
+//! The parts of a PNG file that are packed and say nothing of its pixels.
+//!
+//! Separate because the decoder unpacks a colour profile whether it is used or not, and a profile of half a megabyte unpacks to half a
+//! gigabyte. Invariant: the pixels of what is given back are those of the file.
+//!
+//! Source: PNG specification, third edition, sections 5.2 (signature), 5.3 (chunks) and 11.3 (ancillary chunks).
+
+use std::borrow::Cow;
+
+const SIGNATURE: &[u8] = b"\x89PNG\r\n\x1a\n";
+
+/// A colour profile and texts: packed, and never looked at.
+const PACKED: [&[u8; 4]; 3] = [b"iCCP", b"zTXt", b"iTXt"];
+
+/// Length, name and checksum of a chunk.
+const FRAME_BYTES: usize = 12;
+
+/// Width and height as the header says them, which is the first chunk.
+pub(crate) fn png_size(file: &[u8]) -> Option<[u32; 2]> {
+    let header = file.strip_prefix(SIGNATURE)?.get(..16)?;
+    let number = |at: usize| Some(u32::from_be_bytes(header.get(at..at + 4)?.try_into().ok()?));
+    (&header[4..8] == b"IHDR").then_some([number(8)?, number(12)?])
+}
+
+/// A file without its packed notes. What is no PNG, or damaged, stays as it is from there on.
+pub(crate) fn without_packed_notes(file: &[u8]) -> Cow<'_, [u8]> {
+    let mut at = SIGNATURE.len();
+    if !file.starts_with(SIGNATURE) {
+        return Cow::Borrowed(file);
+    }
+    let mut out: Option<Vec<u8>> = None;
+    let mut kept_to = 0;
+    while let Some(frame) = file.get(at..at + FRAME_BYTES) {
+        let length = u32::from_be_bytes([frame[0], frame[1], frame[2], frame[3]]) as usize;
+        let Some(end) = length
+            .checked_add(at + FRAME_BYTES)
+            .filter(|&end| end <= file.len())
+        else {
+            break;
+        };
+        if PACKED.iter().any(|name| *name == &frame[4..8]) {
+            let out = out.get_or_insert_with(|| Vec::with_capacity(file.len()));
+            out.extend_from_slice(&file[kept_to..at]);
+            kept_to = end;
+        }
+        at = end;
+    }
+    match out {
+        None => Cow::Borrowed(file),
+        Some(mut out) => {
+            out.extend_from_slice(&file[kept_to..]);
+            Cow::Owned(out)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(name: [u8; 4], data: &[u8]) -> Vec<u8> {
+        let length = (data.len() as u32).to_be_bytes();
+        [&length[..], &name, data, &[0; 4]].concat()
+    }
+
+    #[test]
+    fn only_packed_notes_are_left_out() {
+        let parts = [
+            SIGNATURE.to_vec(),
+            chunk(*b"IHDR", &[0, 0, 0, 57, 0, 0, 0, 40, 8, 2, 0, 0, 0]),
+            chunk(*b"iCCP", &[1; 9]),
+            chunk(*b"eXIf", b"e"),
+            chunk(*b"zTXt", b""),
+            chunk(*b"IDAT", b"iCCP"),
+            chunk(*b"iTXt", b"t"),
+            chunk(*b"IEND", b""),
+            b"behind".to_vec(),
+        ];
+        let file = parts.concat();
+        let expected = [0, 1, 3, 5, 7, 8].map(|idx| parts[idx].clone()).concat();
+        assert_eq!(without_packed_notes(&file), expected);
+        assert_eq!(png_size(&file), Some([57, 40]));
+        assert!(matches!(without_packed_notes(&expected), Cow::Borrowed(_)));
+        // Whatever is cut away, nothing but whole notes goes.
+        for n_bytes in 0..file.len() {
+            let cut = &file[..n_bytes];
+            assert!(without_packed_notes(cut).len() <= cut.len());
+        }
+        let endless = [SIGNATURE, &[0xff; 4], b"iCCP"].concat();
+        assert_eq!(without_packed_notes(&endless), endless.as_slice());
+        assert_eq!(png_size(b"GIF89a"), None);
+    }
+}

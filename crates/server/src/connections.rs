@@ -1,0 +1,359 @@
+//! [`Connections`]: how many connections a server holds, which of them are idle, and who makes room.
+//!
+//! Separate from the loop that accepts them because places are a matter of all connections together. Invariants: no more are held than
+//! there are places, and [`RESERVED`] for probes; a connection is idle exactly while it has no request, half of the places are the most
+//! that are idle, and the one that was idle longest makes room first.
+
+use std::{
+    collections::BTreeMap,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until, timeout},
+};
+
+/// Places besides those of the configuration. Connections in them get an answer to a probe and nothing else, and end soon.
+const RESERVED: usize = 32;
+
+/// Idle connections that make room at a time: many of them are as a rule an attack, and the next client should not wait again.
+const MAX_LEAVING: usize = 32;
+
+/// Longest wait for a place before a connection gets one of the reserved ones. Idle connections leave in less.
+const ROOM_WAIT: Duration = Duration::from_millis(300);
+
+/// All connections of a server.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    maximum: usize,
+    state: Mutex<State>,
+    /// A place became free.
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    n_open: usize,
+    n_reserved: usize,
+    /// The next number of an idle time.
+    next: u64,
+    /// Idle connections; the one that has been idle longest is first.
+    idle: BTreeMap<u64, Arc<Told>>,
+}
+
+/// What a connection is told.
+#[derive(Debug, Default)]
+struct Told {
+    /// It is to make room.
+    leave: Notify,
+    /// It has no request any more.
+    idle: Notify,
+}
+
+/// What a place is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Any request.
+    Usual,
+    /// A probe.
+    Reserved,
+}
+
+/// A connection's place, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    connections: Arc<Connections>,
+    kind: Kind,
+    told: Arc<Told>,
+    /// Changed under the lock of the connections only.
+    asking: Arc<Mutex<Asking>>,
+}
+
+/// The requests of a connection.
+#[derive(Debug)]
+struct Asking {
+    n_requests: usize,
+    /// Since when there are none, and their number among the idle ones.
+    idle: Option<(Instant, u64)>,
+}
+
+/// A request that runs; its connection is not idle until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Busy {
+    connections: Arc<Connections>,
+    told: Arc<Told>,
+    asking: Arc<Mutex<Asking>>,
+}
+
+impl Connections {
+    /// Places for `maximum` connections.
+    pub(crate) fn new(maximum: usize) -> Arc<Self> {
+        Arc::new(Self {
+            maximum,
+            state: Mutex::default(),
+            freed: Notify::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a place. Where all are taken, the connections that have been idle longest leave; where none is, a reserved place is
+    /// given.
+    pub(crate) async fn enter(self: &Arc<Self>) -> Place {
+        if let Some(place) = self.take(Kind::Usual) {
+            return place;
+        }
+        self.make_room();
+        if let Ok(place) = timeout(ROOM_WAIT, self.usual()).await {
+            return place;
+        }
+        if let Some(place) = self.take(Kind::Reserved) {
+            return place;
+        }
+        self.usual().await
+    }
+
+    /// Waits for a usual place.
+    async fn usual(self: &Arc<Self>) -> Place {
+        loop {
+            let mut freed = pin!(self.freed.notified());
+            // Registered before the look, so that a place which becomes free in between is not missed.
+            freed.as_mut().enable();
+            if let Some(place) = self.take(Kind::Usual) {
+                return place;
+            }
+            freed.await;
+        }
+    }
+
+    fn take(self: &Arc<Self>, kind: Kind) -> Option<Place> {
+        let mut state = self.lock();
+        let (n_taken, maximum) = match kind {
+            Kind::Usual => (&mut state.n_open, self.maximum),
+            Kind::Reserved => (&mut state.n_reserved, RESERVED),
+        };
+        if *n_taken >= maximum {
+            return None;
+        }
+        *n_taken += 1;
+        let told = Arc::<Told>::default();
+        // One that has asked nothing yet is idle; probes' places end by themselves.
+        let idle = (kind == Kind::Usual).then(|| (Instant::now(), self.begin_idle(&mut state, &told)));
+        Some(Place {
+            connections: Arc::clone(self),
+            kind,
+            told,
+            asking: Arc::new(Mutex::new(Asking { n_requests: 0, idle })),
+        })
+    }
+
+    /// Notes an idle connection. Each keeps some 27 kB of buffers, so where too many are idle the one leaves that has been longest.
+    fn begin_idle(&self, state: &mut State, told: &Arc<Told>) -> u64 {
+        let number = state.next;
+        state.next += 1;
+        state.idle.insert(number, Arc::clone(told));
+        if state.idle.len() > (self.maximum / 2).max(1)
+            && let Some((_, longest)) = state.idle.pop_first()
+        {
+            longest.leave.notify_one();
+        }
+        number
+    }
+
+    /// Has the connections leave that have been idle longest.
+    fn make_room(&self) {
+        let mut state = self.lock();
+        for _ in 0..MAX_LEAVING {
+            let Some((_, told)) = state.idle.pop_first() else {
+                return;
+            };
+            told.leave.notify_one();
+        }
+    }
+}
+
+impl Place {
+    /// What it is for.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Something that tells of the requests of this connection.
+    pub(crate) fn desk(&self) -> Desk {
+        Desk {
+            connections: Arc::clone(&self.connections),
+            told: Arc::clone(&self.told),
+            asking: Arc::clone(&self.asking),
+        }
+    }
+
+    /// Whether there is no request.
+    pub(crate) fn is_idle(&self) -> bool {
+        lock(&self.asking).n_requests == 0
+    }
+
+    /// Waits until the connection has been idle for `limit`, or is to make room.
+    pub(crate) async fn is_to_leave(&self, limit: Duration) {
+        tokio::select! {
+            () = self.told.leave.notified() => {}
+            () = self.idle_for(limit) => {}
+        }
+    }
+
+    async fn idle_for(&self, limit: Duration) {
+        loop {
+            let since = lock(&self.asking).idle;
+            let Some((since, number)) = since else {
+                self.told.idle.notified().await;
+                continue;
+            };
+            sleep_until(since + limit).await;
+            if lock(&self.asking).idle.is_some_and(|(_, now)| now == number) {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = self.connections.lock();
+        match self.kind {
+            Kind::Usual => state.n_open -= 1,
+            Kind::Reserved => state.n_reserved -= 1,
+        }
+        if let Some((_, number)) = lock(&self.asking).idle {
+            state.idle.remove(&number);
+        }
+        drop(state);
+        self.connections.freed.notify_one();
+    }
+}
+
+/// Where a connection's requests are told.
+#[derive(Clone, Debug)]
+pub(crate) struct Desk {
+    connections: Arc<Connections>,
+    told: Arc<Told>,
+    asking: Arc<Mutex<Asking>>,
+}
+
+impl Desk {
+    /// A request begins.
+    pub(crate) fn begin(&self) -> Busy {
+        let mut state = self.connections.lock();
+        let mut asking = lock(&self.asking);
+        asking.n_requests += 1;
+        if let Some((_, number)) = asking.idle.take() {
+            state.idle.remove(&number);
+        }
+        Busy {
+            connections: Arc::clone(&self.connections),
+            told: Arc::clone(&self.told),
+            asking: Arc::clone(&self.asking),
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let mut state = self.connections.lock();
+        let mut asking = lock(&self.asking);
+        asking.n_requests -= 1;
+        if asking.n_requests == 0 {
+            let number = self.connections.begin_idle(&mut state, &self.told);
+            asking.idle = Some((Instant::now(), number));
+            self.told.idle.notify_one();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Longer than anything takes that happens.
+    const LONG: Duration = Duration::from_hours(1);
+    /// Time in which what is not to happen does not.
+    const SHORT: Duration = Duration::from_millis(60);
+
+    #[tokio::test]
+    async fn the_longest_idle_makes_room_and_one_that_is_asked_does_not() {
+        let connections = Connections::new(3);
+        let (first, second, third) = (
+            connections.enter().await,
+            connections.enter().await,
+            connections.enter().await,
+        );
+        // The first has a request, the third had one: the second has been idle longest.
+        let busy = first.desk().begin();
+        drop(third.desk().begin());
+        let entering = tokio::spawn({
+            let connections = Arc::clone(&connections);
+            async move { connections.enter().await.kind() }
+        });
+        second.is_to_leave(LONG).await;
+        drop(second);
+        assert_eq!(entering.await.expect("no panic"), Kind::Usual);
+        assert!(!first.is_idle() && third.is_idle());
+        drop(busy);
+        assert!(first.is_idle());
+    }
+
+    #[tokio::test]
+    async fn half_of_the_places_are_the_most_that_are_idle() {
+        let connections = Connections::new(8);
+        let mut places = Vec::new();
+        for _ in 0..6 {
+            places.push(connections.enter().await);
+        }
+        for (at, place) in places.iter().enumerate() {
+            let leaves = timeout(SHORT, place.is_to_leave(LONG)).await.is_ok();
+            assert_eq!(leaves, at < 2, "{at}");
+        }
+    }
+
+    #[tokio::test]
+    async fn where_all_are_busy_a_probe_has_a_place_and_others_wait() {
+        let connections = Connections::new(1);
+        let place = connections.enter().await;
+        let busy = place.desk().begin();
+        let mut reserved = vec![connections.enter().await];
+        while let Some(place) = connections.take(Kind::Reserved) {
+            reserved.push(place);
+        }
+        assert_eq!(reserved.len(), RESERVED);
+        assert!(reserved.iter().all(|place| place.kind() == Kind::Reserved));
+        let entering = timeout(ROOM_WAIT + SHORT, connections.enter()).await;
+        assert!(entering.is_err(), "all are taken");
+        drop((busy, place));
+        assert_eq!(connections.enter().await.kind(), Kind::Usual);
+        drop(reserved);
+        let state = connections.lock();
+        assert_eq!((state.n_open, state.n_reserved, state.idle.len()), (0, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn the_time_of_being_idle_begins_with_the_end_of_the_last_request() {
+        let connections = Connections::new(1);
+        let place = connections.enter().await;
+        let limit = Duration::from_millis(30);
+        let (one, two) = (place.desk().begin(), place.desk().begin());
+        assert!(timeout(SHORT, place.is_to_leave(limit)).await.is_err());
+        drop(one);
+        assert!(timeout(SHORT, place.is_to_leave(limit)).await.is_err());
+        let begun = Instant::now();
+        drop(two);
+        place.is_to_leave(limit).await;
+        assert!(begun.elapsed() >= limit);
+    }
+}

@@ -1,0 +1,129 @@
+//! The settings of an answer as llama.cpp's `/completion` and `/props` report them.
+//!
+//! Separate from the endpoints because it is a table. A sampler that is off has the values with which it does nothing.
+
+use serde_json::{Value, json};
+use tokenmill::TextParams;
+use tokenmill_backend::{MirostatVersion, SamplingParams};
+
+/// What llama.cpp writes for a seed that is drawn for each request.
+const NO_SEED: u32 = u32::MAX;
+
+/// The settings of an answer. `end_ids` end a generation, unless it continues behind them.
+pub(crate) fn generation_settings(params: &TextParams, n_ctx: usize, end_ids: &[u32]) -> Value {
+    let sampling = &params.sampling;
+    let mut biases: Vec<(u32, f32)> = sampling.logit_bias.clone();
+    if params.ignore_eos {
+        biases.extend(end_ids.iter().map(|&id| (id, f32::NEG_INFINITY)));
+    }
+    // Infinity becomes `null`, as there.
+    let biases = biases
+        .iter()
+        .map(|(token, bias)| json!({ "token": token, "bias": bias }));
+    let mut settings = of_sampling(sampling);
+    settings["logit_bias"] = biases.collect();
+    settings["n_ctx"] = n_ctx.into();
+    settings["n_predict"] = params.max_tokens.map_or(-1, i64::from).into();
+    settings["max_tokens"] = settings["n_predict"].clone();
+    settings["stop"] = json!(params.stops);
+    settings["ignore_eos"] = params.ignore_eos.into();
+    settings
+}
+
+/// The settings of sampling.
+fn of_sampling(sampling: &SamplingParams) -> Value {
+    let last_n = |n: u32| if n == u32::MAX { -1 } else { i64::from(n) };
+    let dry = sampling.dry.as_ref();
+    let mirostat = sampling.mirostat.as_ref();
+    let dynamic = sampling.dynamic_temperature.as_ref();
+    json!({
+        "seed": sampling.seed,
+        "temperature": sampling.temperature,
+        "dynatemp_range": dynamic.map_or(0.0, |dynamic| dynamic.range),
+        "dynatemp_exponent": dynamic.map_or(1.0, |dynamic| dynamic.exponent),
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "top_n_sigma": sampling.top_n_sigma,
+        "xtc_probability": sampling.xtc.map_or(0.0, |xtc| xtc.probability),
+        "xtc_threshold": sampling.xtc.map_or(0.1, |xtc| xtc.threshold),
+        "typical_p": sampling.typical_p,
+        "repeat_last_n": last_n(sampling.penalty_last_n),
+        "repeat_penalty": sampling.repeat_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "dry_multiplier": dry.map_or(0.0, |dry| dry.multiplier),
+        "dry_base": dry.map_or(1.75, |dry| dry.base),
+        "dry_allowed_length": dry.map_or(2, |dry| dry.allowed_length),
+        "dry_penalty_last_n": dry.map_or(-1, |dry| last_n(dry.last_n)),
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
+        "mirostat": match mirostat.map(|mirostat| mirostat.version) {
+            None => 0,
+            Some(MirostatVersion::One) => 1,
+            Some(MirostatVersion::Two) => 2,
+        },
+        "mirostat_tau": mirostat.map_or(5.0, |mirostat| mirostat.target),
+        "mirostat_eta": mirostat.map_or(0.1, |mirostat| mirostat.rate),
+        "n_keep": 0,
+        "n_discard": 0,
+        "n_probs": sampling.n_logprobs.unwrap_or(0),
+        "min_keep": 0,
+    })
+}
+
+/// The values where a request is silent: `own` goes before llama.cpp's.
+pub(crate) fn default_settings(own: &serde_json::Map<String, Value>, max_tokens: Option<u32>) -> Value {
+    let mut settings = json!({
+        "seed": NO_SEED,
+        "n_predict": max_tokens.map_or(-1, i64::from),
+    });
+    for defaults in [crate::llama_cpp::defaults().as_object(), Some(own)]
+        .into_iter()
+        .flatten()
+    {
+        for (name, value) in defaults {
+            settings[name] = value.clone();
+        }
+    }
+    settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_goes_on_behind_its_end_forbids_the_tokens_of_the_end() {
+        let params = |ignore_eos| TextParams {
+            ignore_eos,
+            ..TextParams::default()
+        };
+        assert_eq!(
+            generation_settings(&params(false), 8, &[2])["logit_bias"],
+            json!([])
+        );
+        let settings = generation_settings(&params(true), 8, &[2]);
+        assert_eq!(settings["logit_bias"], json!([{ "token": 2, "bias": null }]));
+        assert_eq!(
+            (&settings["n_predict"], &settings["n_ctx"]),
+            (&json!(-1), &json!(8))
+        );
+    }
+
+    #[test]
+    fn the_servers_defaults_go_before_those_of_llama_cpp() {
+        let own = json!({ "temperature": 0.1, "seed": 42 });
+        let own = own.as_object().expect("an object");
+        let settings = default_settings(own, Some(64));
+        assert_eq!(
+            (
+                &settings["temperature"],
+                &settings["seed"],
+                &settings["n_predict"],
+                &settings["top_k"]
+            ),
+            (&json!(0.1), &json!(42), &json!(64), &json!(40))
+        );
+    }
+}

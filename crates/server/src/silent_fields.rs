@@ -1,0 +1,152 @@
+//! The way of [`RequestDefaults`] into requests that are silent.
+//!
+//! Separate from the endpoints because all of them have it. Invariant: what a request says itself, by any of a field's names, is what
+//! counts; a default is read and checked as if the request had written it.
+
+use serde_json::Value;
+
+use crate::{
+    ApiError,
+    fields::{Body, Field},
+    request_defaults::RequestDefaults,
+    sampling::SamplingFields,
+};
+
+/// Names of the longest answer.
+const LENGTHS: [&str; 4] = [
+    "max_completion_tokens",
+    "n_predict",
+    "max_tokens",
+    "max_output_tokens",
+];
+
+/// Names of the budget of reasoning.
+const BUDGETS: [&str; 4] = [
+    "thinking_budget",
+    "thinking_token_budget",
+    "thinking_budget_tokens",
+    "reasoning_budget",
+];
+
+/// Other names of a field.
+fn others_of(name: &str) -> &'static [&'static str] {
+    match name {
+        "repeat_penalty" => &["repetition_penalty"],
+        "typical_p" => &["typ_p"],
+        _ => &[],
+    }
+}
+
+impl RequestDefaults {
+    /// Checks the values of sampling.
+    ///
+    /// # Errors
+    /// The first that is unknown or out of its range, by its name.
+    pub fn check(&self) -> Result<(), ApiError> {
+        let fields = Value::Object(self.sampling.clone());
+        let fields: SamplingFields = serde_path_to_error::deserialize(&fields)
+            .map_err(|error| ApiError::invalid(error.path().to_string(), error.inner().to_string()))?;
+        fields.check()
+    }
+
+    /// Writes them into a request where it is silent, as far as its endpoint has such fields.
+    pub(crate) fn fill(&self, body: &mut Body, fields: &[Field]) {
+        let has = |name: &str| fields.iter().any(|field| field.name == name);
+        if has("options") {
+            body.with_object("options", |options| {
+                for (name, value) in &self.sampling {
+                    options.entry(name.clone()).or_insert_with(|| value.clone());
+                }
+                if let Some(n_tokens) = self.max_tokens {
+                    options.entry("num_predict").or_insert(n_tokens.into());
+                }
+            });
+            return;
+        }
+        for (name, value) in &self.sampling {
+            let is_said = others_of(name).iter().any(|other| body.get(other).is_some());
+            if has(name) && !is_said {
+                body.set_default(name, value.clone());
+            }
+        }
+        for (names, value) in [(LENGTHS, self.max_tokens), (BUDGETS, self.thinking_budget)] {
+            let is_said = names.iter().any(|name| body.get(name).is_some());
+            let name = names.into_iter().find(|name| has(name));
+            if let (Some(value), Some(name), false) = (value, name, is_said) {
+                body.set_default(name, value.into());
+            }
+        }
+        if self.is_verbose && has("verbose") {
+            body.set_default("verbose", true.into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::tables;
+
+    fn filled(request: &Value, fields: &[Field]) -> Value {
+        let sampling = json!({ "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7 });
+        let defaults = RequestDefaults {
+            sampling: sampling.as_object().cloned().expect("an object"),
+            max_tokens: Some(9),
+            thinking_budget: Some(3),
+            is_verbose: false,
+        };
+        defaults.check().expect("the values are in their ranges");
+        let mut body = Body::parse(request.to_string().as_bytes(), fields).expect("known fields");
+        defaults.fill(&mut body, fields);
+        body.read().expect("any object")
+    }
+
+    #[test]
+    fn a_silent_request_gets_the_fields_that_its_endpoint_has() {
+        for (fields, expected) in [
+            (
+                tables::chat(),
+                json!({ "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7, "n_predict": 9, "thinking_budget": 3 }),
+            ),
+            (
+                tables::llama_completion(),
+                json!({ "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7, "n_predict": 9 }),
+            ),
+            (tables::messages(), json!({ "temperature": 0.5, "max_tokens": 9 })),
+            (
+                tables::ollama_chat(),
+                json!({ "options": { "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7, "num_predict": 9 } }),
+            ),
+            (tables::embedding(), json!({})),
+        ] {
+            assert_eq!(filled(&json!({}), fields), expected);
+        }
+    }
+
+    #[test]
+    fn what_a_request_says_by_any_name_counts() {
+        let said = json!({ "temperature": 1.0, "repetition_penalty": 2.0, "seed": 1, "max_tokens": -1, "reasoning_budget": 0 });
+        assert_eq!(filled(&said, tables::chat()), said);
+        let said =
+            json!({ "options": { "temperature": 1.0, "repeat_penalty": 2.0, "seed": 1, "num_predict": -1 } });
+        assert_eq!(filled(&said, tables::ollama_chat()), said);
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_by_name() {
+        for (name, value) in [
+            ("temperature", json!(3)),
+            ("top_k", json!("many")),
+            ("min_p", json!(2)),
+        ] {
+            let defaults = RequestDefaults {
+                sampling: Map::from_iter([(name.to_owned(), value)]),
+                ..RequestDefaults::default()
+            };
+            let error = defaults.check().expect_err(name);
+            assert_eq!(error.param(), Some(name), "{error}");
+        }
+    }
+}

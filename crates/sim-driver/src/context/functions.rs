@@ -1,0 +1,146 @@
+//! Modules and kernels of a [`Context`]: loading, and what a program asks and wishes of a kernel.
+//!
+//! Separate from what is queued. Invariant: a kernel has no more shared memory than its GPU gives a thread block.
+
+use super::{Context, Function, handle};
+use crate::{
+    card::Bounds,
+    code::{self, Outcome},
+    decoded, timing,
+};
+
+/// The shared memory a kernel has without asking for more, what it declares itself included.
+const SHARED_BYTES_UNASKED: u32 = 48 << 10;
+/// How a cubin begins.
+const ELF: &[u8] = b"\x7fELF";
+/// Attributes of a function, as the driver's header numbers them.
+const MAX_THREADS_PER_BLOCK: i32 = 0;
+const SHARED_SIZE_BYTES: i32 = 1;
+const LOCAL_SIZE_BYTES: i32 = 3;
+const NUM_REGS: i32 = 4;
+const BINARY_VERSION: i32 = 6;
+
+impl Context {
+    /// Loads PTX or what stands for a cubin; gives with it what the compiler says.
+    pub(crate) fn load_module(&mut self, image: &[u8]) -> (Outcome<u64>, String) {
+        let allowed = self.check().and_then(|()| self.refuse_in_capture());
+        let refused = |code, said: &str| (Err(code), said.to_owned());
+        let ptx = match image.strip_prefix(ELF) {
+            _ if allowed.is_err() => return (allowed.map(|()| 0), String::new()),
+            Some(code) => code,
+            None if !self.has_compiler => return refused(code::JIT_COMPILER_NOT_FOUND, ""),
+            None if !self.takes_ptx => {
+                return refused(
+                    code::UNSUPPORTED_PTX_VERSION,
+                    "ptxas application ptx input, line 1; fatal   : Unsupported .version",
+                );
+            }
+            None => image,
+        };
+        let Ok(ptx) = std::str::from_utf8(ptx) else {
+            return refused(code::INVALID_PTX, "the image is no text");
+        };
+        let hash = timing::hash(ptx);
+        match decoded::load(ptx, hash, &mut self.memory) {
+            Ok(module) if !module.is_for(self.architecture()) => {
+                let said = format!(
+                    "ptxas fatal   : .target sm_{} is not for the GPU",
+                    module.target()
+                );
+                (Err(code::INVALID_PTX), said)
+            }
+            Ok(module) => {
+                self.modules.push(module);
+                self.texts.push(hash);
+                (Ok(self.modules.len() as u64), "info    : simulated".to_owned())
+            }
+            Err(error) => {
+                eprintln!("simulated driver: {error}");
+                (Err(code::INVALID_PTX), error.to_string())
+            }
+        }
+    }
+
+    /// Its compute capability as PTX has it, such as 90.
+    pub(super) fn architecture(&self) -> u32 {
+        (self.capability.0 * 10 + self.capability.1) as u32
+    }
+
+    pub(crate) fn function(&mut self, module: u64, name: &str) -> Outcome<u64> {
+        self.check()?;
+        let index = (module as usize).wrapping_sub(1);
+        let module = self.modules.get(index).ok_or(code::INVALID_HANDLE)?;
+        let kernel = module.kernel(name).map_err(|_| code::NOT_FOUND)?;
+        let [max_threads, min_blocks] = kernel.launch_bounds();
+        let function = handle();
+        self.functions.insert(
+            function,
+            Function {
+                module: index,
+                name: name.to_owned(),
+                param_bytes: kernel.param_bytes(),
+                static_shared_bytes: kernel.static_shared_bytes() as u32,
+                bounds: Bounds {
+                    max_threads,
+                    min_blocks,
+                },
+                max_shared_bytes: SHARED_BYTES_UNASKED.saturating_sub(kernel.static_shared_bytes() as u32),
+                carveout: None,
+            },
+        );
+        Ok(function)
+    }
+
+    /// What a kernel takes of a multiprocessor. The simulator gives threads as many registers as they name, which is not told.
+    pub(crate) fn function_attribute(&self, function: u64, attribute: i32) -> Outcome<i32> {
+        self.check()?;
+        let function = self.functions.get(&function).ok_or(code::INVALID_HANDLE)?;
+        match attribute {
+            MAX_THREADS_PER_BLOCK => Ok(function.bounds.max_threads as i32),
+            SHARED_SIZE_BYTES => Ok(function.static_shared_bytes as i32),
+            LOCAL_SIZE_BYTES | NUM_REGS => Ok(0),
+            BINARY_VERSION => Ok(80),
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+
+    /// Thread blocks of a kernel that a multiprocessor holds, each of so many threads and so much dynamic shared memory.
+    pub(crate) fn resident_blocks_of(
+        &self,
+        function: u64,
+        n_threads: i32,
+        shared_bytes: usize,
+    ) -> Outcome<i32> {
+        self.check()?;
+        let function = self.functions.get(&function).ok_or(code::INVALID_HANDLE)?;
+        let n_threads = u32::try_from(n_threads).map_err(|_| code::INVALID_VALUE)?;
+        let shared_bytes = u32::try_from(shared_bytes).map_err(|_| code::INVALID_VALUE)?;
+        let all_shared = function.static_shared_bytes.saturating_add(shared_bytes);
+        let n_blocks = self.card.resident_blocks(function.bounds, n_threads, all_shared);
+        Ok(n_blocks as i32)
+    }
+
+    pub(crate) fn allow_shared_bytes(&mut self, function: u64, n_bytes: i32) -> Outcome {
+        self.check()?;
+        let most = self.card.block_shared_bytes;
+        let function = self.functions.get_mut(&function).ok_or(code::INVALID_HANDLE)?;
+        let n_bytes = u32::try_from(n_bytes).map_err(|_| code::INVALID_VALUE)?;
+        if n_bytes > most.saturating_sub(function.static_shared_bytes) {
+            return Err(code::INVALID_VALUE);
+        }
+        function.max_shared_bytes = n_bytes;
+        Ok(())
+    }
+
+    /// Notes how a kernel wants its multiprocessor's memory divided; -1 is the driver's choice.
+    pub(crate) fn prefer_carveout(&mut self, function: u64, percent: i32) -> Outcome {
+        self.check()?;
+        let function = self.functions.get_mut(&function).ok_or(code::INVALID_HANDLE)?;
+        function.carveout = match percent {
+            -1 => None,
+            0..=100 => Some(percent),
+            _ => return Err(code::INVALID_VALUE),
+        };
+        Ok(())
+    }
+}

@@ -1,0 +1,464 @@
+//! Keys of GGUF files, one by one, of every architecture: a key that changes a network is followed or refused by name, and one that
+//! llama.cpp saves where nothing set it changes nothing.
+//!
+//! Separate from `contradictions`, whose files are made up: these headers are those of the reference files
+//! (`tests/data/headers.jsonl`). Weights are zeros, since no description depends on them.
+
+use std::fs;
+
+use serde_json::Value as Json;
+use tokenmill_backend::RopeStyle;
+use tokenmill_gguf::{Array, GgufFile, GgufWriter, TensorType, Value};
+use tokenmill_model::{Descriptor, Model};
+
+/// The header of a file.
+#[derive(Clone)]
+struct Header {
+    arch: String,
+    name: String,
+    /// Full names and values.
+    keys: Vec<(String, Value)>,
+    tensors: Vec<(String, Vec<u64>)>,
+}
+
+/// The headers of the reference files, at least one of each architecture.
+fn headers() -> Vec<Header> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/headers.jsonl");
+    let lines = fs::read_to_string(path).unwrap();
+    let headers = lines.lines().map(|line| {
+        let header: Json = serde_json::from_str(line).unwrap();
+        let entries = |field: &str| header[field].as_object().unwrap().clone();
+        Header {
+            arch: header["arch"].as_str().unwrap().to_owned(),
+            name: header["name"].as_str().unwrap().to_owned(),
+            keys: (entries("keys").into_iter())
+                .map(|(key, typed)| (key, value(typed[0].as_str().unwrap(), &typed[1])))
+                .collect(),
+            tensors: (entries("tensors").into_iter())
+                .map(|(name, dims)| {
+                    let dims = dims.as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap());
+                    (name, dims.collect())
+                })
+                .collect(),
+        }
+    });
+    headers.collect()
+}
+
+fn value(ty: &str, json: &Json) -> Value {
+    let list = || json.as_array().unwrap().iter();
+    match ty {
+        "UINT32" => Value::U32(json.as_u64().unwrap() as u32),
+        "INT32" => Value::I32(json.as_i64().unwrap() as i32),
+        "UINT64" => Value::U64(json.as_u64().unwrap()),
+        "FLOAT32" => Value::F32(json.as_f64().unwrap() as f32),
+        "BOOL" => Value::Bool(json.as_bool().unwrap()),
+        "STRING" => json.as_str().unwrap().into(),
+        "[UINT32]" => list()
+            .map(|n| n.as_u64().unwrap() as u32)
+            .collect::<Vec<_>>()
+            .into(),
+        "[INT32]" => list()
+            .map(|n| n.as_i64().unwrap() as i32)
+            .collect::<Vec<_>>()
+            .into(),
+        "[FLOAT32]" => list()
+            .map(|n| n.as_f64().unwrap() as f32)
+            .collect::<Vec<_>>()
+            .into(),
+        "[BOOL]" => list().map(|n| n.as_bool().unwrap()).collect::<Vec<_>>().into(),
+        other => panic!("no value of type {other} is known here"),
+    }
+}
+
+impl Header {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.arch)
+    }
+
+    /// The value of a key, named by the part behind the architecture's name.
+    fn get(&self, name: &str) -> Option<&Value> {
+        let key = self.key(name);
+        self.keys
+            .iter()
+            .find(|(known, _)| *known == key)
+            .map(|(_, value)| value)
+    }
+
+    /// The header with a key, by its full name, whose value before is forgotten.
+    fn with(&self, key: &str, value: Value) -> Self {
+        let mut changed = self.clone();
+        match changed.keys.iter_mut().find(|(known, _)| known == key) {
+            Some((_, known)) => *known = value,
+            None => changed.keys.push((key.to_owned(), value)),
+        }
+        changed
+    }
+
+    fn without(&self, name: &str) -> Self {
+        let mut changed = self.clone();
+        let key = self.key(name);
+        changed.keys.retain(|(known, _)| *known != key);
+        changed
+    }
+
+    /// What a file of this header is.
+    fn open(&self) -> Result<Descriptor, String> {
+        let mut writer = GgufWriter::new();
+        let metadata = writer.metadata_mut();
+        metadata
+            .insert("general.architecture", self.arch.as_str())
+            .unwrap();
+        for (key, value) in &self.keys {
+            metadata.insert(key.as_str(), value.clone()).unwrap();
+        }
+        for (name, dims) in &self.tensors {
+            writer.add_tensor(name, TensorType::F32, dims).unwrap();
+        }
+        let mut out = writer.write_header(Vec::new()).unwrap();
+        for (_, dims) in &self.tensors {
+            let n_bytes = 4 * dims.iter().product::<u64>() as usize;
+            out.write(&vec![0; n_bytes]).unwrap();
+        }
+        let file = GgufFile::from_bytes(&out.finish().unwrap()).unwrap();
+        let model = Model::from_gguf(file).map_err(|error| error.to_string())?;
+        Ok(model.descriptor().clone())
+    }
+}
+
+/// Other values of a key.
+fn others(value: &Value) -> Vec<Value> {
+    match value {
+        Value::U32(number) => [number + 1, number * 2, number.saturating_sub(1)]
+            .into_iter()
+            .filter(|other| other != number)
+            .map(Value::U32)
+            .collect(),
+        Value::I32(number) => vec![Value::I32(number + 1)],
+        Value::U64(number) => vec![Value::U64(number + 1)],
+        Value::F32(number) => vec![Value::F32(number * 1.5 + 0.25)],
+        Value::Bool(claim) => vec![Value::Bool(!claim)],
+        Value::String(_) => vec!["another".into()],
+        Value::Array(Array::U32(numbers)) => vec![numbers.iter().map(|n| n + 1).collect::<Vec<_>>().into()],
+        Value::Array(Array::I32(numbers)) => vec![numbers.iter().map(|n| n + 1).collect::<Vec<_>>().into()],
+        Value::Array(Array::F32(numbers)) => {
+            vec![numbers.iter().map(|n| n * 1.5 + 0.25).collect::<Vec<_>>().into()]
+        }
+        Value::Array(Array::Bool(claims)) => {
+            vec![claims.iter().map(|claim| !claim).collect::<Vec<_>>().into()]
+        }
+        other => panic!("no other value than {other:?} is known here"),
+    }
+}
+
+/// Keys of llama.cpp's, with values that change the networks that have such a part. A list stands for one entry for each layer.
+fn added(n_layers: usize) -> Vec<(&'static str, Value)> {
+    let each = |number: f32| Value::from(vec![number; n_layers]);
+    vec![
+        ("attention.causal", false.into()),
+        ("attention.clamp_kqv", 1.0_f32.into()),
+        ("attention.max_alibi_bias", 4.0_f32.into()),
+        ("attention.scale", 0.37_f32.into()),
+        ("attention.sliding_window", 7_u32.into()),
+        ("attention.temperature_scale", 0.5_f32.into()),
+        ("attention.output_scale", 0.5_f32.into()),
+        ("attention.value_scale", 0.5_f32.into()),
+        ("attention.key_length_swa", 3_u32.into()),
+        ("attention.value_length_swa", 3_u32.into()),
+        ("attention.rope_pattern", vec![0_u32; n_layers].into()),
+        ("attention.shared_kv_layers", 1_u32.into()),
+        ("attention.layer_norm_epsilon", 0.5_f32.into()),
+        ("attention.layer_norm_rms_epsilon", 0.5_f32.into()),
+        ("attn_logit_softcapping", 9.0_f32.into()),
+        ("router_logit_softcapping", 9.0_f32.into()),
+        ("final_logit_softcapping", 9.0_f32.into()),
+        ("logit_scale", 0.37_f32.into()),
+        ("residual_scale", 0.37_f32.into()),
+        ("embedding_scale", 0.37_f32.into()),
+        ("decision_block_count", 1_u32.into()),
+        ("expert_gating_func", 1_u32.into()),
+        ("expert_gating_func", 2_u32.into()),
+        ("expert_gating_func", 3_u32.into()),
+        ("expert_gating_func", 4_u32.into()),
+        ("expert_weights_scale", 3.0_f32.into()),
+        ("expert_weights_norm", true.into()),
+        ("expert_weights_norm", false.into()),
+        ("interleave_moe_layer_step", 2_u32.into()),
+        ("leading_dense_block_count", 1_u32.into()),
+        ("nextn_predict_layers", 1_u32.into()),
+        ("swiglu_clamp_exp", each(7.0)),
+        ("swiglu_clamp_shexp", each(7.0)),
+        ("rope.freq_base", 777.0_f32.into()),
+        ("rope.freq_base_swa", 777.0_f32.into()),
+        ("rope.dimension_count", 2_u32.into()),
+        ("rope.dimension_count_swa", 2_u32.into()),
+        ("rope.scaling.alpha", 50.0_f32.into()),
+        ("rope.scaling.attn_factor", 3.0_f32.into()),
+        ("rope.scaling.factor", 4.0_f32.into()),
+        ("rope.scaling.type", "yarn".into()),
+    ]
+}
+
+/// What networks have, as far as keys speak of it.
+struct Parts<'d>(&'d Descriptor);
+
+impl Parts<'_> {
+    fn has_rope(&self) -> bool {
+        !self.0.ropes.is_empty()
+    }
+
+    fn has_experts(&self) -> bool {
+        self.0.layers.iter().any(|layer| layer.ffn.moe().is_some())
+    }
+
+    fn has_windows(&self) -> bool {
+        let attentions = self.0.layers.iter().filter_map(|layer| layer.mixer.attention());
+        attentions.into_iter().any(|attention| attention.window.is_some())
+    }
+
+    /// Why a key may change nothing here; `None` where it must not.
+    fn exception(&self, name: &str, value: &Value) -> Option<&'static str> {
+        let parts = [
+            (name.starts_with("rope."), self.has_rope(), "there is no rope"),
+            (
+                name.starts_with("expert_")
+                    || name == "leading_dense_block_count"
+                    || name == "interleave_moe_layer_step",
+                self.has_experts(),
+                "there are no experts",
+            ),
+            (
+                name == "attention.sliding_window_pattern" || name.ends_with("_swa"),
+                self.has_windows(),
+                "no layer has a window",
+            ),
+            (
+                name == "attention.rope_pattern" || name == "rope.scaling.finetuned",
+                self.has_rope(),
+                "there is no rope",
+            ),
+        ];
+        let absent = parts
+            .into_iter()
+            .find(|(is_about, is_there, _)| *is_about && !is_there)
+            .map(|(.., reason)| reason);
+        let by_nature = match name {
+            "vocab_size" => Some("the table of embeddings has as many rows as there are words"),
+            "expert_weights_norm" if *value == Value::Bool(false) => {
+                Some("false stands for a key that nothing set where the weights always add up to 1")
+            }
+            _ => None,
+        };
+        absent.or(by_nature)
+    }
+}
+
+#[test]
+fn every_architecture_has_a_header_that_opens() {
+    let headers = headers();
+    for arch in tokenmill_model::architectures() {
+        assert!(headers.iter().any(|header| header.arch == arch), "{arch}");
+    }
+    for header in headers {
+        header
+            .open()
+            .unwrap_or_else(|error| panic!("{}: {error}", header.name));
+    }
+}
+
+#[test]
+fn a_key_that_changes_a_network_is_followed_or_refused() {
+    let mut passed_over = Vec::new();
+    for header in headers() {
+        let network = header.open().unwrap();
+        let parts = Parts(&network);
+        let mut check = |key: &str, value: Value| {
+            let name = key.strip_prefix(&format!("{}.", header.arch)).unwrap_or(key);
+            if parts.exception(name, &value).is_none()
+                && header.with(key, value.clone()).open().as_ref() == Ok(&network)
+            {
+                passed_over.push(format!("{}: {key} = {value:?}", header.name));
+            }
+        };
+        for (key, value) in &header.keys {
+            for other in others(value) {
+                check(key, other);
+            }
+        }
+        for (name, value) in added(network.layers.len()) {
+            if header.get(name).is_none() {
+                check(&header.key(name), value);
+            }
+        }
+    }
+    assert!(
+        passed_over.is_empty(),
+        "{}:\n{}",
+        passed_over.len(),
+        passed_over.join("\n")
+    );
+}
+
+/// The keys that llama.cpp saves whatever the network is, with what it takes for not set.
+fn unset(n_layers: usize) -> Vec<(&'static str, Value)> {
+    let zeros = || Value::from(vec![0.0_f32; n_layers]);
+    vec![
+        ("leading_dense_block_count", 0_u32.into()),
+        ("expert_feed_forward_length", 0_u32.into()),
+        ("expert_latent_length", 0_u32.into()),
+        ("expert_shared_feed_forward_length", 0_u32.into()),
+        ("expert_chunk_feed_forward_length", 0_u32.into()),
+        ("swiglu_clamp_exp", zeros()),
+        ("swiglu_clamp_shexp", zeros()),
+        ("use_parallel_residual", false.into()),
+        ("expert_count", 0_u32.into()),
+        ("expert_used_count", 0_u32.into()),
+        ("expert_shared_count", 0_u32.into()),
+        ("expert_group_count", 0_u32.into()),
+        ("expert_group_used_count", 0_u32.into()),
+        ("expert_weights_scale", 0.0_f32.into()),
+        ("expert_weights_norm", false.into()),
+        ("expert_gating_func", 0_u32.into()),
+        ("expert_group_scale", 0.05_f32.into()),
+        ("experts_per_group", 0_u32.into()),
+        ("moe_every_n_layers", 0_u32.into()),
+        ("nextn_predict_layers", 0_u32.into()),
+        ("n_deepstack_layers", 0_u32.into()),
+        ("deepstack_mapping", vec![-1_i32; 512].into()),
+        ("pooling_type", u32::MAX.into()),
+        ("logit_scale", 0.0_f32.into()),
+        ("decoder_start_token_id", (-1_i32).into()),
+        ("decoder_block_count", 0_u32.into()),
+        ("attn_logit_softcapping", 50.0_f32.into()),
+        ("router_logit_softcapping", 30.0_f32.into()),
+        ("final_logit_softcapping", 30.0_f32.into()),
+        ("swin_norm", false.into()),
+        ("residual_scale", 0.0_f32.into()),
+        ("embedding_scale", 0.0_f32.into()),
+        ("token_shift_count", 2_u32.into()),
+        ("interleave_moe_layer_step", 0_u32.into()),
+        ("attention.max_alibi_bias", 0.0_f32.into()),
+        ("attention.clamp_kqv", 0.0_f32.into()),
+        ("attention.key_length", 0_u32.into()),
+        ("attention.value_length", 0_u32.into()),
+        ("attention.layer_norm_epsilon", 0.0_f32.into()),
+        ("attention.layer_norm_rms_epsilon", 0.0_f32.into()),
+        ("attention.group_norm_epsilon", 0.0_f32.into()),
+        ("attention.group_norm_groups", 0_u32.into()),
+        ("attention.causal", true.into()),
+        ("attention.q_lora_rank", 0_u32.into()),
+        ("attention.kv_lora_rank", 0_u32.into()),
+        ("attention.relative_buckets_count", 0_u32.into()),
+        ("attention.rope_pattern", 1_u32.into()),
+        ("attention.sliding_window", 0_u32.into()),
+        ("attention.scale", 0.0_f32.into()),
+        ("attention.output_scale", 0.0_f32.into()),
+        ("attention.value_scale", 0.0_f32.into()),
+        ("attention.temperature_length", 0_u32.into()),
+        ("attention.temperature_scale", 0.0_f32.into()),
+        ("attention.key_length_mla", 0_u32.into()),
+        ("attention.value_length_mla", 0_u32.into()),
+        ("rope.dimension_sections", vec![0_i32; 4].into()),
+        ("rope.scaling.factor", 0.0_f32.into()),
+        ("rope.scaling.attn_factor", 1.0_f32.into()),
+        ("rope.scaling.finetuned", false.into()),
+        ("rope.scaling.yarn_log_multiplier", 0.0_f32.into()),
+        ("rope.scaling.yarn_ext_factor", (-1.0_f32).into()),
+        ("rope.scaling.yarn_attn_factor", 1.0_f32.into()),
+        ("rope.scaling.yarn_beta_fast", 32.0_f32.into()),
+        ("rope.scaling.yarn_beta_slow", 1.0_f32.into()),
+        ("ssm.inner_size", 0_u32.into()),
+        ("ssm.conv_kernel", 0_u32.into()),
+        ("ssm.state_size", 0_u32.into()),
+        ("ssm.time_step_rank", 0_u32.into()),
+        ("ssm.group_count", 0_u32.into()),
+        ("ssm.dt_b_c_rms", false.into()),
+        ("kda.head_dim", 0_u32.into()),
+        ("kda.safe_gate", false.into()),
+        ("shortconv.l_cache", 0_u32.into()),
+        ("wkv.head_size", 0_u32.into()),
+    ]
+}
+
+/// Integers where a list has booleans, as llama.cpp saves them.
+fn as_integers(value: &Value) -> Value {
+    match value {
+        Value::Array(Array::Bool(claims)) => claims
+            .iter()
+            .map(|&claim| u32::from(claim))
+            .collect::<Vec<_>>()
+            .into(),
+        other => other.clone(),
+    }
+}
+
+#[test]
+fn files_that_llama_cpp_saves_are_the_files_that_it_read() {
+    for header in headers() {
+        let network = header.open().unwrap();
+        let n_layers = network.layers.len();
+        let mut saved = header.clone();
+        for (_, value) in &mut saved.keys {
+            *value = as_integers(value);
+        }
+        // Only for architectures whose reader takes these numbers from somewhere else.
+        let sets_itself = |name: &str| match header.arch.as_str() {
+            "gemma3" | "gemma-embedding" => name == "final_logit_softcapping",
+            "granite" | "granitehybrid" => name == "rope.scaling.finetuned",
+            "minicpm" => ["logit_scale", "residual_scale", "embedding_scale"].contains(&name),
+            _ => false,
+        };
+        for (name, value) in unset(n_layers) {
+            if header.get(name).is_none() && !sets_itself(name) {
+                saved = saved.with(&header.key(name), value);
+            }
+        }
+        // What of the layers is recurrent is saved layer by layer.
+        if let Some(Value::U32(interval)) = header.get("full_attention_interval") {
+            let n_blocks = n_layers as u32;
+            let layers: Vec<u32> = (1..=n_blocks)
+                .map(|layer| u32::from(layer % interval != 0))
+                .collect();
+            saved = saved
+                .without("full_attention_interval")
+                .with(&header.key("attention.recurrent_layers"), layers.into());
+        }
+        let found = saved
+            .open()
+            .unwrap_or_else(|error| panic!("{}: {error}", header.name));
+        assert_eq!(found, network, "{}", header.name);
+    }
+}
+
+#[test]
+fn sections_of_rope_turn_the_pairs_of_halves() {
+    let of_text = headers()
+        .into_iter()
+        .filter(|header| header.arch == "glm4")
+        .collect::<Vec<_>>();
+    assert!(!of_text.is_empty());
+    for header in of_text {
+        let that_sees = header.with("glm4.rope.dimension_sections", vec![2_u32, 4, 2, 0].into());
+        assert_eq!(header.open().unwrap().ropes[0].style, RopeStyle::Norm);
+        assert_eq!(that_sees.open().unwrap().ropes[0].style, RopeStyle::Neox);
+    }
+}
+
+#[test]
+fn a_correction_of_the_choice_of_experts_stands_for_sigmoids() {
+    let has_correction =
+        |header: &Header| (header.tensors.iter()).any(|(name, _)| name.ends_with("exp_probs_b.bias"));
+    let mut n_compared = 0;
+    for header in headers().into_iter().filter(|header| header.arch == "deepseek2") {
+        let score = u32::from(has_correction(&header)) + 1;
+        let said = header.with("deepseek2.expert_gating_func", score.into());
+        assert_eq!(
+            header.without("expert_gating_func").open(),
+            said.open(),
+            "{}",
+            header.name
+        );
+        n_compared += usize::from(has_correction(&header));
+    }
+    assert!(n_compared > 0);
+}

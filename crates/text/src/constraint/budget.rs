@@ -1,0 +1,97 @@
+//! What compiling a constraint may cost, said before any of it is done.
+//!
+//! Separate from the compiler because the library that compiles cannot be stopped from outside: what would take it long, or too much of
+//! its stack, is counted and refused first. Invariant: what passes here comes to its end within a bounded time and memory.
+
+use llguidance::api::TopLevelGrammar;
+
+use super::{
+    chains::Longest,
+    error::{ConstraintError, ConstraintKind},
+    lark_references, schema_references,
+};
+
+/// Rules or definitions that may refer to each other in a row. llama.cpp has the same bound for rules.
+const MAX_ROW: usize = 1000;
+
+/// Levels along references. A stack of 64 MiB bears 15,000 rules that are one reference each.
+const MAX_LEVELS: usize = 4000;
+
+/// Texts and regular expressions of a grammar. The compiler looks at all of them for each, and has a set of them for each state: as many
+/// take it a second and a quarter of a gigabyte.
+const MAX_TERMINALS: usize = 30_000;
+
+/// Properties of the objects of a schema. As many take it two seconds.
+const MAX_PROPERTIES: usize = 4000;
+
+/// States that a `multipleOf` may take to tell multiples by.
+const MAX_MULTIPLE: u64 = 10_000;
+
+/// Refuses references that compilers could not follow.
+///
+/// # Errors
+/// [`ConstraintError::TooLong`] and [`ConstraintError::TooDeep`].
+pub(super) fn check_references(kind: ConstraintKind, longest: Longest) -> Result<(), ConstraintError> {
+    if longest.n_nodes > MAX_ROW {
+        return Err(ConstraintError::TooLong {
+            kind,
+            found: longest.n_nodes,
+            maximum: MAX_ROW,
+        });
+    }
+    if longest.n_levels > MAX_LEVELS {
+        return Err(ConstraintError::TooDeep {
+            kind,
+            maximum: MAX_LEVELS,
+        });
+    }
+    Ok(())
+}
+
+/// Refuses a grammar that would take too long to compile.
+///
+/// # Errors
+/// As [`check_references`], and [`ConstraintError::Refused`].
+pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(), ConstraintError> {
+    for part in &grammar.grammars {
+        let mut multiple = None;
+        let mut n_properties = 0;
+        let mut longest = Longest::default();
+        let mut of_schema = |schema: &serde_json::Value| {
+            if multiple.is_none() {
+                multiple = schema_references::long_multiple(schema, MAX_MULTIPLE);
+            }
+            n_properties += schema_references::n_properties(schema);
+            schema_references::longest(schema)
+        };
+        if let Some(schema) = &part.json_schema {
+            longest = of_schema(schema);
+        }
+        if let Some(lark) = &part.lark_grammar {
+            longest = longest.max(lark_references::longest(lark, &mut of_schema));
+        }
+        check_references(kind, longest)?;
+        let n_terminals = part
+            .lark_grammar
+            .as_deref()
+            .map_or(0, lark_references::n_terminals);
+        for (found, maximum, what) in [
+            (n_properties, MAX_PROPERTIES, "properties"),
+            (n_terminals, MAX_TERMINALS, "texts and regular expressions"),
+        ] {
+            if found > maximum {
+                return Err(ConstraintError::Refused {
+                    kind,
+                    reason: format!("it has {found} {what}, at most {maximum} are compiled"),
+                });
+            }
+        }
+        if let Some(multiple) = multiple {
+            return Err(ConstraintError::Refused {
+                kind,
+                reason: format!("`multipleOf` of {multiple} takes more than {MAX_MULTIPLE} states to tell"),
+            });
+        }
+    }
+    Ok(())
+}

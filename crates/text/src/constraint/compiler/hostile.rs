@@ -1,0 +1,265 @@
+//! Constraints that are made to overflow a compiler or to keep it busy: chains, cycles and diamonds of references in every language, and
+//! what else takes long. Each is refused or compiled, and what it began has ended a second later.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    tests::{bytes_tokenizer, calls_of},
+    *,
+};
+
+/// How rules lead to each other.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Chain,
+    /// The last leads to the first.
+    Cycle,
+    /// Each leads to the next two.
+    Diamonds,
+}
+
+const WAYS: [Way; 3] = [Way::Chain, Way::Cycle, Way::Diamonds];
+
+/// What each of `n` rules leads to; the last has an end of its own too.
+fn links(way: Way, n: usize) -> Vec<Vec<usize>> {
+    (0..n)
+        .map(|idx| match way {
+            _ if idx + 1 == n => match way {
+                Way::Cycle => vec![0],
+                _ => Vec::new(),
+            },
+            Way::Diamonds if idx + 2 < n => vec![idx + 1, idx + 2],
+            _ => vec![idx + 1],
+        })
+        .collect()
+}
+
+/// Bodies of rules: `{}` stands for another rule.
+const BODIES: [&str; 6] = [
+    "{}",
+    "{} \"a\" | \"b\"",
+    "\"a\" {} | \"b\"",
+    "\"a\" ({} | \"c\")* \"d\"",
+    "\"(\" {} \")\" | \"e\"",
+    "(((\"a\" ({})?)+))",
+];
+
+/// A grammar whose rules are defined by `define`.
+fn grammar(way: Way, n: usize, body: &str, first: &str, define: &str) -> String {
+    let mut text = format!("{first} {define} r0\n");
+    for (idx, to) in links(way, n).iter().enumerate() {
+        let mut choices: Vec<String> = to
+            .iter()
+            .map(|to| body.replace("{}", &format!("r{to}")))
+            .collect();
+        if choices.is_empty() || matches!(way, Way::Cycle) {
+            choices.push("\"z\"".to_owned());
+        }
+        text.extend([format!("r{idx} {define} "), choices.join(" | "), "\n".to_owned()]);
+    }
+    text
+}
+
+/// Schemas that lead to another.
+fn schema_bodies() -> Vec<Value> {
+    vec![
+        json!({"$ref": "TO"}),
+        json!({"anyOf": [{"$ref": "TO"}, {"type": "null"}]}),
+        json!({"allOf": [{"$ref": "TO"}, {"type": "object"}]}),
+        json!({"oneOf": [{"type": "string"}, {"$ref": "TO"}]}),
+        json!({"type": "object", "properties": {"a": {"$ref": "TO"}}}),
+        json!({"type": "array", "items": {"anyOf": [{"$ref": "TO"}, {"items": {"$ref": "TO"}}]}}),
+        json!({"type": "object", "additionalProperties": {"$ref": "TO"}}),
+    ]
+}
+
+fn schema(way: Way, n: usize, body: &Value) -> Value {
+    let links = links(way, n);
+    let definitions = links.iter().enumerate().map(|(idx, to)| {
+        let leads = to.iter().map(|to| {
+            let text = body.to_string().replace("TO", &format!("#/$defs/a{to}"));
+            serde_json::from_str(&text).expect("a schema")
+        });
+        let mut leads: Vec<Value> = leads.collect();
+        if leads.is_empty() || matches!(way, Way::Cycle) && idx + 1 == n {
+            leads.push(json!({"type": "object"}));
+        }
+        let whole = match leads.len() {
+            1 => leads.remove(0),
+            _ => json!({"anyOf": leads}),
+        };
+        (format!("a{idx}"), whole)
+    });
+    let definitions: Map<String, Value> = definitions.collect();
+    json!({"$defs": definitions, "$ref": "#/$defs/a0"})
+}
+
+/// Everything that a request can write such references in.
+fn everything(way: Way, n: usize) -> Vec<(String, Constraint)> {
+    let mut all = Vec::new();
+    for body in BODIES {
+        let name = |language: &str| format!("{language}, {way:?} of {n}: {body}");
+        all.push((
+            name("GBNF"),
+            Constraint::gbnf(grammar(way, n, body, "root", "::=")),
+        ));
+        all.push((
+            name("Lark"),
+            Constraint::lark(grammar(way, n, body, "start", ":")),
+        ));
+        let terminals = grammar(way, n, body, "start", ":")
+            .replace('r', "R")
+            .replace("staRt", "start");
+        all.push((name("terminals"), Constraint::lark(terminals)));
+    }
+    for body in schema_bodies() {
+        let name = |language: &str| format!("{language}, {way:?} of {n}: {body}");
+        let schema = schema(way, n, &body);
+        all.push((name("schema"), Constraint::json_schema(&schema)));
+        let mut arguments = schema.clone();
+        arguments["type"] = "object".into();
+        all.push((name("calls"), calls_of(&[("f", arguments)], true)));
+        all.push((
+            name("%json"),
+            Constraint::lark(format!("start: \"x\" a\na: %json {schema}\n")),
+        ));
+    }
+    all
+}
+
+/// What takes a second of a processor may take this long on a machine with much else to do.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Compiles, and waits until whatever that began has ended.
+#[track_caller]
+fn check_ends(
+    compiler: &ConstraintCompiler,
+    name: &str,
+    constraint: &Constraint,
+) -> Result<(), ConstraintError> {
+    let begun = Instant::now();
+    let compiled = compiler.compile(constraint).map(drop);
+    let answered = begun.elapsed();
+    assert!(answered < PATIENCE, "{name}: answered after {answered:?}");
+    while compiler.shared.places.n_running() > 0 {
+        let more = begun.elapsed().saturating_sub(answered);
+        assert!(
+            more < PATIENCE,
+            "{name}: compiled on for {more:?} after {compiled:?}"
+        );
+        thread::sleep(Duration::from_millis(2));
+    }
+    compiled
+}
+
+#[test]
+fn references_are_refused_before_they_overflow_a_stack() {
+    let limits = ConstraintLimits {
+        compile_time: PATIENCE / 2,
+        ..ConstraintLimits::default()
+    };
+    let compiler = ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap();
+    for way in WAYS {
+        for n in [1001, 20_000] {
+            for (name, constraint) in everything(way, n) {
+                if constraint.source().len() > compiler.shared.limits.max_bytes {
+                    continue;
+                }
+                let refused = check_ends(&compiler, &name, &constraint).expect_err(&name);
+                let is_counted = matches!(
+                    refused,
+                    ConstraintError::TooLong { .. }
+                        | ConstraintError::TooDeep { .. }
+                        | ConstraintError::Tool { .. }
+                );
+                assert!(is_counted, "{name}: {refused}");
+            }
+        }
+    }
+}
+
+#[test]
+fn references_within_the_limits_overflow_nothing() {
+    let compiler = ConstraintCompiler::new(&bytes_tokenizer()).unwrap();
+    for way in WAYS {
+        for n in [2, 40, 990] {
+            for (name, constraint) in everything(way, n) {
+                // Whether it can be enforced is another matter.
+                let compiled = check_ends(&compiler, &name, &constraint);
+                assert!(
+                    n > 2 || !matches!(compiled, Err(ConstraintError::TooLong { .. })),
+                    "{name}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_refused_is_not_compiled_on() {
+    let compiler = ConstraintCompiler::new(&bytes_tokenizer()).unwrap();
+    let of =
+        |keyword: &str, value: Value| Constraint::json_schema(json!({"type": "integer", keyword: value}));
+    let properties = |n: usize| {
+        let named = (0..n).map(|idx| (format!("p{idx}"), json!({"type": "string"})));
+        Constraint::json_schema(json!({"type": "object", "properties": named.collect::<Map<_, _>>()}))
+    };
+    let patterns = (0..3000).map(|idx| {
+        (
+            format!("p{idx}"),
+            json!({"type": "string", "pattern": format!("^{idx}[a-z]{{3}}$")}),
+        )
+    });
+    let alternatives = |n: usize| {
+        (0..n)
+            .map(|idx| format!("\"{idx}x\""))
+            .collect::<Vec<_>>()
+            .join(" | ")
+    };
+    let words = |n: usize| (0..n).map(|idx| format!("w{idx}w")).collect::<Vec<_>>();
+    for (name, constraint) in [
+        ("a long multiple", of("multipleOf", json!(4_999_999))),
+        ("a multiple within the limit", of("multipleOf", json!(9973))),
+        (
+            "two multiples",
+            Constraint::json_schema(json!({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]})),
+        ),
+        (
+            "alternatives",
+            Constraint::gbnf(format!("root ::= {}", alternatives(80_000))),
+        ),
+        (
+            "recursive alternatives",
+            Constraint::gbnf(format!("root ::= \"(\" root \")\" | {}", alternatives(40_000))),
+        ),
+        (
+            "rules of Lark",
+            Constraint::lark(format!("start: {}", alternatives(60_000))),
+        ),
+        ("properties", properties(10_000)),
+        (
+            "patterns",
+            Constraint::json_schema(json!({"type": "object", "properties": patterns.collect::<Map<_, _>>()})),
+        ),
+        ("a list", Constraint::choice(words(80_000))),
+        ("an enum", Constraint::json_schema(json!({"enum": words(60_000)}))),
+        ("counts", Constraint::regex("((a{1,100}){1,100}){1,100}")),
+        (
+            "a long item",
+            Constraint::json_schema(
+                json!({"type": "array", "minItems": 100_000, "items": {"type": "string"}}),
+            ),
+        ),
+        (
+            "a long text",
+            Constraint::json_schema(json!({"type": "string", "minLength": 1_000_000})),
+        ),
+    ] {
+        let compiled = check_ends(&compiler, name, &constraint);
+        let is_counted = ["a long multiple", "two multiples", "alternatives", "properties"].contains(&name);
+        assert!(
+            !is_counted || matches!(compiled, Err(ConstraintError::Refused { .. })),
+            "{name}: {compiled:?}"
+        );
+    }
+}

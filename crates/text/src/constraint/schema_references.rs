@@ -1,0 +1,330 @@
+//! The references of a JSON schema, and the numbers in it that take long to compile.
+//!
+//! Separate from what prepares a schema because nothing is changed here. Invariant: a reference that cannot be resolved here counts as
+//! one to everything that it could be, and what looks like a reference and is none (in an `enum`) counts too.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::chains::{Longest, References};
+
+/// Keywords by which a schema is given another name than its place.
+const NAMES: [&str; 5] = ["$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"];
+
+/// Keywords that refer to another schema.
+const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
+
+/// Keywords that may make one schema of several.
+const JOINING: [&str; 8] = [
+    "$ref",
+    "$dynamicRef",
+    "$recursiveRef",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "if",
+    "dependentSchemas",
+];
+
+/// The longest way along the references of a schema.
+pub(super) fn longest(schema: &Value) -> Longest {
+    let mut found = Found::default();
+    found.look_through(schema);
+    found.references(schema).longest()
+}
+
+/// What a schema refers to, and by what names.
+#[derive(Debug, Default)]
+struct Found<'s> {
+    /// Every reference.
+    references: Vec<&'s str>,
+    /// The values that have a name.
+    named: Vec<Place>,
+    /// The values that a pointer may begin at.
+    bases: Vec<&'s Value>,
+}
+
+/// The address of a value, which tells it from others while the schema is borrowed.
+type Place = usize;
+
+fn place(value: &Value) -> Place {
+    std::ptr::from_ref(value) as usize
+}
+
+/// The references that stand in a value.
+fn references_in(value: &Value) -> impl Iterator<Item = &str> {
+    REFERENCES.iter().filter_map(|name| value.get(name)?.as_str())
+}
+
+impl<'s> Found<'s> {
+    fn look_through(&mut self, schema: &'s Value) {
+        self.bases.push(schema);
+        let mut open = vec![schema];
+        while let Some(value) = open.pop() {
+            match value {
+                Value::Object(fields) => {
+                    self.references.extend(references_in(value));
+                    let names = NAMES.iter().filter_map(|name| fields.get(*name));
+                    // An object is a property that is called so.
+                    if names.into_iter().any(|name| !name.is_object()) {
+                        self.named.push(place(value));
+                        self.bases.push(value);
+                    }
+                    open.extend(fields.values());
+                }
+                Value::Array(items) => open.extend(items),
+                _ => {}
+            }
+        }
+    }
+
+    /// The values that a reference may lead to.
+    fn targets(&self, to: &str) -> Vec<Place> {
+        let (base, fragment) = to.split_once('#').unwrap_or((to, ""));
+        let is_pointer = fragment.is_empty() || fragment.starts_with('/');
+        let mut targets = Vec::new();
+        if is_pointer {
+            let pointer = without_percents(fragment);
+            let found = self.bases.iter().filter_map(|base| base.pointer(&pointer));
+            targets.extend(found.map(place));
+        }
+        if !base.is_empty() || !is_pointer {
+            targets.extend(&self.named);
+        }
+        targets
+    }
+
+    fn references(&self, schema: &Value) -> References {
+        let mut targets_of: HashMap<&str, Vec<Place>> = HashMap::new();
+        for to in &self.references {
+            targets_of.entry(to).or_insert_with(|| self.targets(to));
+        }
+        let mut references = References::default();
+        let mut nodes: HashMap<Place, usize> = HashMap::new();
+        let all = targets_of.values().flatten();
+        for &target in [place(schema)].iter().chain(&self.named).chain(all) {
+            nodes.entry(target).or_insert_with(|| references.add());
+        }
+        // Each value with the node that it is of, and its level in that.
+        let mut open = vec![(schema, nodes[&place(schema)], 1)];
+        while let Some((value, outer, level)) = open.pop() {
+            let (node, level) = match nodes.get(&place(value)) {
+                Some(&node) if node != outer => {
+                    references.refer(outer, node, level);
+                    (node, 1)
+                }
+                _ => (outer, level),
+            };
+            references.deepen(node, level);
+            for to in references_in(value) {
+                for target in &targets_of[to] {
+                    references.refer(node, nodes[target], level);
+                }
+            }
+            match value {
+                Value::Object(fields) => {
+                    open.extend(fields.values().map(|value| (value, node, level + 1)));
+                }
+                Value::Array(items) => open.extend(items.iter().map(|value| (value, node, level + 1))),
+                _ => {}
+            }
+        }
+        references
+    }
+}
+
+/// A JSON pointer in a URL, without the escapes of URLs.
+fn without_percents(fragment: &str) -> String {
+    let bytes = fragment.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = fragment.get(at + 1..at + 3).filter(|_| bytes[at] == b'%');
+        let byte = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        out.push(byte.unwrap_or(bytes[at]));
+        at += if byte.is_some() { 3 } else { 1 };
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Properties of all objects of a schema.
+pub(super) fn n_properties(schema: &Value) -> usize {
+    let mut n = 0;
+    let mut open = vec![schema];
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Object(fields) => {
+                let named = ["properties", "patternProperties"].iter();
+                n += named
+                    .filter_map(|name| Some(fields.get(*name)?.as_object()?.len()))
+                    .sum::<usize>();
+                open.extend(fields.values());
+            }
+            Value::Array(items) => open.extend(items),
+            _ => {}
+        }
+    }
+    n
+}
+
+/// Finds a `multipleOf` that takes more than `maximum` states to tell multiples by, alone or, where schemas are joined, together with others.
+pub(super) fn long_multiple(schema: &Value, maximum: u64) -> Option<String> {
+    let (mut joins, mut together) = (false, 1_u64);
+    let mut open = vec![schema];
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Object(fields) => {
+                joins |= JOINING.iter().any(|name| fields.contains_key(*name));
+                if let Some(Value::Number(number)) = fields.get("multipleOf") {
+                    let text = number.to_string();
+                    let Some(whole) = whole(&text).filter(|whole| *whole <= maximum) else {
+                        return Some(text);
+                    };
+                    together = least_common_multiple(together, whole.max(1));
+                }
+                open.extend(fields.values());
+            }
+            Value::Array(items) => open.extend(items),
+            _ => {}
+        }
+    }
+    (joins && together > maximum).then(|| together.to_string())
+}
+
+/// A decimal number as a whole one, without its point; `None` of one that is too long.
+fn whole(number: &str) -> Option<u64> {
+    let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+    let (before, behind) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let behind = behind.trim_end_matches('0');
+    let whole: u64 = format!("{}{behind}", before.trim_start_matches('-'))
+        .parse()
+        .ok()?;
+    let shift = exponent.parse::<i64>().ok()? - behind.len() as i64;
+    match u32::try_from(shift) {
+        Ok(shift) if whole > 0 => whole.checked_mul(10_u64.checked_pow(shift)?),
+        _ => Some(whole),
+    }
+}
+
+fn least_common_multiple(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+
+    fn chain(n: usize, link: impl Fn(String) -> Value) -> Value {
+        let mut defs: Map<String, Value> = (0..n)
+            .map(|idx| (format!("a{idx}"), link(format!("#/$defs/a{}", idx + 1))))
+            .collect();
+        defs.insert(format!("a{n}"), json!({"type": "string"}));
+        json!({"$defs": defs, "$ref": "#/$defs/a0"})
+    }
+
+    #[test]
+    fn references_are_followed_wherever_they_lead() {
+        let check =
+            |schema: &Value, expected: usize| assert_eq!(longest(schema).n_nodes, expected, "{schema}");
+        check(&json!({"type": "string"}), 1);
+        check(&json!({"properties": {"a": {"$ref": "#"}}}), 1);
+        check(&json!({"properties": {"a": {"$ref": "#/nowhere"}}}), 1);
+        // The root and eleven definitions.
+        check(&chain(10, |to| json!({"$ref": to})), 12);
+        check(
+            &chain(10, |to| json!({"anyOf": [{"$ref": to}, {"type": "null"}]})),
+            12,
+        );
+        check(
+            &chain(10, |to| json!({"items": {"$ref": to.replace('$', "%24")}})),
+            12,
+        );
+        check(
+            &json!({"$defs": {"a~/b": {"$ref": "#/$defs/c"}, "c": true}, "$ref": "#/$defs/a~0~1b"}),
+            3,
+        );
+        // By names and identifiers.
+        let named =
+            json!({"$defs": {"a": {"$anchor": "x", "$ref": "#y"}, "b": {"$anchor": "y"}}, "$ref": "#x"});
+        assert!(longest(&named).n_nodes >= 3);
+        let of_id = json!({"$id": "http://a/", "$defs": {"b": {"$id": "b", "$defs": {"c": {"$ref": "#/$defs/d"}, "d": {}}}},
+            "$ref": "b#/$defs/c"});
+        assert!(longest(&of_id).n_nodes >= 3);
+        // A property that is called so is no reference.
+        check(&json!({"properties": {"$ref": {"type": "string"}}}), 1);
+    }
+
+    #[test]
+    fn levels_between_references_count() {
+        let plain = longest(&chain(10, |to| json!({"$ref": to})));
+        let deep = longest(&chain(
+            10,
+            |to| json!({"properties": {"a": {"items": {"items": {"$ref": to}}}}}),
+        ));
+        assert_eq!(plain.n_nodes, deep.n_nodes);
+        assert!(deep.n_levels >= plain.n_levels + 40, "{plain:?} {deep:?}");
+    }
+
+    #[test]
+    fn long_chains_and_wide_schemas_are_counted_in_a_moment() {
+        let n = 20_000;
+        assert_eq!(longest(&chain(n, |to| json!({"$ref": to}))).n_nodes, n + 2);
+        let wide: Map<String, Value> = (0..n)
+            .map(|idx| (format!("p{idx}"), json!({"$ref": "#/$defs/a0"})))
+            .collect();
+        let mut schema = chain(5, |to| json!({"$ref": to}));
+        schema["properties"] = wide.into();
+        assert_eq!(longest(&schema).n_nodes, 7);
+    }
+
+    #[test]
+    fn multiples_of_long_numbers_are_found() {
+        let check = |schema: Value, is_long: bool| {
+            assert_eq!(long_multiple(&schema, 10_000).is_some(), is_long, "{schema}");
+        };
+        let of = |number: &str| -> Value {
+            serde_json::from_str(&format!("{{\"multipleOf\":{number}}}")).expect("JSON")
+        };
+        for short in [
+            "1",
+            "0.01",
+            "0.25",
+            "10000",
+            "1e4",
+            "1e-5",
+            "0",
+            "0.0000100",
+            "250.0",
+        ] {
+            check(of(short), false);
+        }
+        for long in [
+            "10007",
+            "4999999",
+            "0.10007",
+            "4999999.0",
+            "1e5",
+            "1e300",
+            "1.0000007e9",
+            "100000000000000000000001",
+        ] {
+            check(of(long), true);
+            check(json!({"properties": {"a": {"items": [of(long)]}}}), true);
+        }
+        let two = |keyword: &str| json!({keyword: [of("9973"), of("9967")]});
+        check(two("allOf"), true);
+        check(
+            json!({"$ref": "#/$defs/a", "multipleOf": 9973, "$defs": {"a": of("9967")}}),
+            true,
+        );
+        // Two numbers next to each other are never one.
+        check(json!({"properties": {"a": of("9973"), "b": of("9967")}}), false);
+    }
+}

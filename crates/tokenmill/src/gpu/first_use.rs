@@ -1,0 +1,391 @@
+//! [`FirstUseOf`]: a GPU is checked before a model is first used on it, and what is found is remembered.
+//!
+//! Separate from loading, which continues with what is left. The kernels that the model needs are checked on small shapes, then its own steps against the CPU
+//! and in each way of launching. What fails is given up, one thing after the other, at last the GPU. Invariants: a GPU that passed is not
+//! checked again for the same kernels with the same driver and program; whoever uses one that did not pass is told, with the kernel's name.
+
+use std::{collections::BTreeSet, fs, time::Duration};
+
+use serde_json::{Value, json};
+use tokenmill_backend::{BackendError, Executor};
+use tokenmill_cuda_exec::{
+    CudaBackend, Device, DeviceInfo, DeviceOptions, Finding, FirstUse, Launches, Needs, StepDown,
+    compare_steps, compare_ways, modules,
+};
+use tokenmill_model::{Model, ModelExecutor, ModelOptions};
+
+use super::{machine::card, with_cuda::device_options};
+use crate::{
+    Compute, Error, GpuOptions, Measurements, WarpgroupProducts,
+    machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+};
+
+/// Names its files.
+const KIND: &str = "gpu-check";
+/// How long a check waits for the GPU. Kernels of checks take milliseconds.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Tokens of a context that the CPU's steps are compared in, and of its steps.
+const REFERENCE_CONTEXT: usize = 64;
+
+/// What is known of a GPU.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Record {
+    steps: Vec<StepDown>,
+    findings: Vec<String>,
+    is_unfit: bool,
+    /// Types of weights, and of keys and values with their width, whose kernels passed.
+    kernels: BTreeSet<String>,
+    /// Whether a model's own steps passed.
+    is_model_checked: bool,
+}
+
+impl Record {
+    fn to_json(&self) -> Value {
+        json!({
+            "given_up": self.steps.iter().map(|step| step.name()).collect::<Vec<_>>(),
+            "findings": self.findings,
+            "unfit": self.is_unfit,
+            "kernels": self.kernels,
+            "model_checked": self.is_model_checked,
+        })
+    }
+
+    fn from_json(values: &Value) -> Option<Self> {
+        let texts = |name: &str| -> Option<Vec<String>> {
+            let texts = values[name].as_array()?.iter();
+            texts.map(|text| Some(text.as_str()?.to_owned())).collect()
+        };
+        let steps = texts("given_up")?;
+        Some(Self {
+            steps: (steps.iter().map(|name| StepDown::of_name(name))).collect::<Option<_>>()?,
+            findings: texts("findings")?,
+            is_unfit: values["unfit"].as_bool()?,
+            kernels: texts("kernels")?.into_iter().collect(),
+            is_model_checked: values["model_checked"].as_bool()?,
+        })
+    }
+}
+
+/// The use of a GPU by a model.
+#[derive(Debug)]
+pub(super) struct FirstUseOf<'a> {
+    compute: &'a Compute,
+    ordinal: usize,
+    info: DeviceInfo,
+    options: DeviceOptions,
+    needs: Needs,
+    subject: String,
+    record: Record,
+    is_told: bool,
+}
+
+impl<'a> FirstUseOf<'a> {
+    /// Whether GPUs are to be checked.
+    pub(super) fn is_wanted(compute: &Compute) -> bool {
+        !compute.gpu.is_unchecked && compute.measurements.folder.is_some()
+    }
+
+    /// What is known of the GPU of a backend, for a model; `None` where it is not to be checked.
+    ///
+    /// # Errors
+    /// What is wrong with the model, and a GPU that did not pass before.
+    pub(super) fn of(
+        model: &Model,
+        (ordinal, backend): (usize, &CudaBackend),
+        options: &ModelOptions,
+        compute: &'a Compute,
+    ) -> Result<Option<Self>, Error> {
+        if !Self::is_wanted(compute) {
+            return Ok(None);
+        }
+        // The types of its matrices are those that its plan has.
+        model.plan(backend, options)?;
+        let shape = model.descriptor().shape();
+        let own_values = |layer: &&tokenmill_backend::LayerShape| !layer.has_latent_rows;
+        let attention = (shape.layers.iter().filter(own_values)).find_map(|layer| layer.attention);
+        let needs = Needs {
+            types: backend.planned_types(),
+            kv_types: [options.kv_type, options.kv_value_type.unwrap_or(options.kv_type)],
+            head_dim: attention.map(|attention| attention.head_dim_k),
+        };
+        let info = backend.device().info().clone();
+        let subject = subject_of(&info, ordinal, &compute.gpu);
+        let kept = compute
+            .measurements
+            .of_load(compute.is_quiet)
+            .find(KIND, &subject);
+        let this = Self {
+            compute,
+            ordinal,
+            options: device_options(&compute.gpu)?,
+            info,
+            needs,
+            subject,
+            record: kept
+                .and_then(|values| Record::from_json(&values))
+                .unwrap_or_default(),
+            is_told: false,
+        };
+        if this.record.is_unfit {
+            return Err(this.unfit());
+        }
+        Ok(Some(this))
+    }
+
+    /// Whether nothing is to be checked before the model is loaded, and nothing was given up.
+    pub(super) fn is_known(&self) -> bool {
+        self.record.steps.is_empty() && self.missing().is_none()
+    }
+
+    /// How the model is to be computed: as it was asked for, less what was given up.
+    pub(super) fn compute(&self) -> Compute {
+        let mut compute = self.compute.clone();
+        for step in &self.record.steps {
+            let gpu = &mut compute.gpu;
+            match step {
+                StepDown::InOrder => gpu.launches_in_order = true,
+                StepDown::NoWide => gpu.warpgroup_products = WarpgroupProducts::Never,
+                StepDown::Apart => gpu.reads_apart = true,
+                StepDown::Eager => gpu.without_graphs = true,
+            }
+        }
+        compute
+    }
+
+    /// What has not passed of what the model needs.
+    fn missing(&self) -> Option<Needs> {
+        let is_new = |name: &String| !self.record.kernels.contains(name);
+        let missing = Needs {
+            types: (self.needs.types.iter().copied())
+                .filter(|ty| is_new(&ty.name().to_owned()))
+                .collect(),
+            kv_types: self.needs.kv_types,
+            head_dim: self.needs.head_dim.filter(|_| is_new(&self.attention_name())),
+        };
+        (!missing.types.is_empty() || missing.head_dim.is_some()).then_some(missing)
+    }
+
+    fn attention_name(&self) -> String {
+        let ([keys, values], dim) = (self.needs.kv_types, self.needs.head_dim.unwrap_or(0));
+        format!("attention {keys}/{values} {dim}")
+    }
+
+    /// Checks the kernels that the model needs and that have not passed. The GPU is opened for it, so it must be open nowhere else: what a check loses is lost to all.
+    ///
+    /// # Errors
+    /// A GPU that is not to be used.
+    pub(super) fn check_kernels(&mut self) -> Result<(), Error> {
+        let Some(missing) = self.missing() else {
+            return Ok(());
+        };
+        self.say_first();
+        let mut found = self.found();
+        let say = |finding: &Finding, step| self.say(&about(self.ordinal, finding, step));
+        let open = |options| Device::open_as(self.ordinal, options);
+        (found.check_kernels(&self.options, &missing, LIMIT, open, say))
+            .map_err(|error| Error::Gpu(error.into()))?;
+        if !found.is_unfit && !found.is_hung {
+            let types = missing.types.iter().map(|ty| ty.name().to_owned());
+            self.record.kernels.extend(types);
+            let attention = missing.head_dim.map(|_| self.attention_name());
+            self.record.kernels.extend(attention);
+        }
+        self.keep(found)
+    }
+
+    /// Checks the steps of the model that was loaded, if no model's have passed. Says whether something was given up, so that it has to be loaded again.
+    ///
+    /// # Errors
+    /// A GPU that is not to be used.
+    pub(super) fn check_model(
+        &mut self,
+        executor: &mut ModelExecutor<CudaBackend>,
+        model: &Model,
+        options: &ModelOptions,
+    ) -> Result<bool, Error> {
+        if self.record.is_model_checked {
+            return Ok(false);
+        }
+        self.say_first();
+        let device = executor.backend().device().clone();
+        let now = self.options.clone().without(&self.record.steps);
+        let begins_early = now.launches == Launches::Early;
+        device.limit_waits(Some(LIMIT));
+        // What is wrong in one way of launching alone is found where the ways are compared.
+        executor.backend_mut().set_graphs(false);
+        device.set_launches(Launches::InOrder);
+        let against_cpu = match reference(model, options, self.compute) {
+            Some(mut cpu) => compare_steps(executor, &mut cpu),
+            None => Ok(()),
+        };
+        let checked = against_cpu.and_then(|()| {
+            compare_ways(executor, [!now.runs_eagerly, begins_early], |executor, way| {
+                executor.backend_mut().set_graphs(way.uses_graphs);
+                executor.backend().device().set_launches(way.launches);
+            })
+        });
+        device.limit_waits(None);
+        let mut found = self.found();
+        match checked {
+            Ok(()) => {
+                self.record.is_model_checked = true;
+                self.keep(found)?;
+                Ok(false)
+            }
+            Err(finding) => {
+                found.is_hung = device.is_abandoned();
+                let step = found.step_down(finding, &self.options, &self.info, true);
+                let finding = found.findings.last().expect("it was added");
+                self.say(&about(self.ordinal, finding, step));
+                self.keep(found)?;
+                Ok(true)
+            }
+        }
+    }
+
+    fn found(&self) -> FirstUse {
+        FirstUse {
+            steps: self.record.steps.clone(),
+            ..FirstUse::default()
+        }
+    }
+
+    /// Takes over and remembers what was found.
+    ///
+    /// # Errors
+    /// A GPU that is not to be used, or not in this process.
+    fn keep(&mut self, found: FirstUse) -> Result<(), Error> {
+        self.record
+            .findings
+            .extend(found.findings.iter().map(Finding::to_string));
+        self.record.steps = found.steps;
+        self.record.is_unfit = found.is_unfit;
+        let measurements = self.compute.measurements.of_load(self.compute.is_quiet);
+        if let Err(error) = measurements.keep(KIND, &self.subject, &self.record.to_json()) {
+            self.say(&format!(
+                "what was found of GPU {} is not remembered: {error}",
+                self.ordinal
+            ));
+        }
+        if found.is_unfit {
+            return Err(self.unfit());
+        }
+        if found.is_hung {
+            return Err(
+                self.refused("the GPU did not end a check, and is not asked again before the next start")
+            );
+        }
+        Ok(())
+    }
+
+    fn unfit(&self) -> Error {
+        self.refused("nothing is left to turn off")
+    }
+
+    fn refused(&self, why: &str) -> Error {
+        let last = self.record.findings.last().map_or("", String::as_str);
+        Error::Gpu(BackendError::Failed {
+            operation: "the check at the first use of the GPU",
+            source: format!("{last}; {why}").into(),
+        })
+    }
+
+    fn say_first(&mut self) {
+        if !std::mem::replace(&mut self.is_told, true) {
+            self.say(&format!(
+                "first use of GPU {}: checking its kernels",
+                self.ordinal
+            ));
+        }
+    }
+
+    fn say(&self, text: &str) {
+        if let Some(observer) = self.compute.on_gpu_check {
+            (observer.0)(text);
+        }
+    }
+}
+
+/// One line about a finding.
+fn about(ordinal: usize, finding: &Finding, step: Option<StepDown>) -> String {
+    match step {
+        Some(step) => format!("GPU {ordinal}: {finding}; from now on {step}"),
+        None => format!("GPU {ordinal}: {finding}; it is not used"),
+    }
+}
+
+/// The GPU, its driver, the program's kernels and how they are used.
+fn subject_of(info: &DeviceInfo, ordinal: usize, gpu: &GpuOptions) -> String {
+    // The driver tells a program the CUDA version alone.
+    let driver = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    format!(
+        "kernels {:016x} of version {} on {}, {}, compute capability {:?}; driver for CUDA {:?} {}; {:?}",
+        modules::fingerprint(),
+        env!("CARGO_PKG_VERSION"),
+        info.name,
+        card(info, ordinal),
+        info.capability,
+        info.cuda_version,
+        driver.lines().next().unwrap_or_default().trim(),
+        (
+            gpu.is_batch_invariant,
+            gpu.cubins.is_some(),
+            gpu.launches_in_order,
+            gpu.warpgroup_products,
+            gpu.reads_apart,
+            gpu.without_graphs,
+        ),
+    )
+}
+
+/// What was found at the first use of a GPU, as it is remembered; `None` where it was not used yet by this program, so.
+pub fn gpu_check(
+    info: &DeviceInfo,
+    ordinal: usize,
+    gpu: &GpuOptions,
+    measurements: &Measurements,
+) -> Option<Value> {
+    let subject = subject_of(info, ordinal, gpu);
+    measurements.of_load(false).find(KIND, &subject)
+}
+
+/// The same model on the CPU, for a few tokens; `None` where it does not fit next to what else is in memory, or cannot be loaded so.
+fn reference(model: &Model, options: &ModelOptions, compute: &Compute) -> Option<impl Executor + use<>> {
+    let options = ModelOptions {
+        n_ctx: Some(REFERENCE_CONTEXT),
+        max_batch_tokens: REFERENCE_CONTEXT,
+        max_batch_seqs: 1,
+        max_logit_rows: 1,
+        n_pages: Some(REFERENCE_CONTEXT / tokenmill_backend::PAGE_TOKENS),
+        n_host_pages: 0,
+        n_states: options.n_states.map(|_| 1),
+        adapter_bytes: 0,
+        ..options.clone()
+    };
+    let backend = compute.cpu_backend().ok()?;
+    let plan = model.plan(&backend, &options).ok()?;
+    check_memory(&plan, machine_bytes()).ok()?;
+    check_available(&plan, available_bytes()).ok()?;
+    model.load_on(backend, &options, &mut |_| {}).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_no_other() {
+        let record = Record {
+            steps: vec![StepDown::NoWide, StepDown::Eager],
+            findings: vec!["products of Q4_K with 40 rows (matmul_wide_q4_k/wide_band): wrong".to_owned()],
+            is_unfit: false,
+            kernels: BTreeSet::from(["Q4_K".to_owned(), "attention f16/f16 128".to_owned()]),
+            is_model_checked: true,
+        };
+        assert_eq!(Record::from_json(&record.to_json()), Some(record.clone()));
+        let mut other = record.to_json();
+        other["given_up"] = json!(["something"]);
+        assert_eq!(Record::from_json(&other), None);
+        assert_eq!(Record::from_json(&json!({})), None);
+    }
+}

@@ -1,0 +1,228 @@
+//! `ptx --audit`: what the assembler makes of the archive is what its texts say.
+//!
+//! Separate from the build, which audits nothing: it takes two assemblies and a disassembly of each module for each GPU. It stands for a GPU that
+//! is not at hand: products and sums are fused only where the text fuses them, the instructions that speed depends on are there, and the
+//! lock says how long the code is. Invariant: a finding names module, kernel and GPU.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, ensure};
+use rayon::prelude::*;
+use tokenmill_cuda_exec::modules::{self, KernelModule};
+
+use super::{
+    code::Code,
+    lock::{ARCHITECTURES, LockedModule},
+    run_quietly, text_for,
+    toolchain::{Disassembler, Toolchain},
+};
+
+/// Instructions of PTX, by what they begin with, and those that GPUs have for them, one of which must be there.
+const KEPT: [(&str, &[&str]); 7] = [
+    ("wgmma.mma_async", &["HGMMA", "IGMMA"]),
+    ("mma.sync", &["HMMA", "IMMA", "QMMA"]),
+    ("ldmatrix", &["LDSM"]),
+    ("cp.async.ca", &["LDGSTS"]),
+    ("cp.async.cg", &["LDGSTS"]),
+    ("cp.async.bulk.shared", &["UBLKCP"]),
+    ("dp4a", &["IDP"]),
+];
+/// Products and sums in one, as PTX and as GPUs have them.
+const FUSED: [(&str, &str); 3] = [
+    ("fma.rn.f32", "FFMA"),
+    ("fma.rn.f64", "DFMA"),
+    ("fma.rn.f16x2", "HFMA2"),
+];
+
+/// How often each instruction stands in each kernel.
+type Counts = BTreeMap<String, BTreeMap<String, usize>>;
+
+/// Audits modules and prints a line of each for each GPU.
+///
+/// # Errors
+/// A tool's message, or what was found wrong.
+pub(super) fn run(
+    toolchain: &Toolchain,
+    disassembler: &Disassembler,
+    modules_of: &[(KernelModule, &LockedModule)],
+    scratch: &Path,
+) -> anyhow::Result<()> {
+    let lines: anyhow::Result<Vec<String>> = (modules_of.par_iter())
+        .map(|(module, locked)| audit(toolchain, disassembler, module, locked, scratch))
+        .collect();
+    let lines = lines?;
+    for line in &lines {
+        print!("{line}");
+    }
+    println!("ptx: {} modules are as their texts say", lines.len());
+    Ok(())
+}
+
+fn audit(
+    toolchain: &Toolchain,
+    disassembler: &Disassembler,
+    module: &KernelModule,
+    locked: &LockedModule,
+    scratch: &Path,
+) -> anyhow::Result<String> {
+    let name = module.name.as_str();
+    let ptx = modules::ptx(name).with_context(|| format!("the archive has no PTX of {name}"))?;
+    let written = counts(ptx.lines().map(str::trim_start), |line| {
+        Some(line.split_once(".entry ")?.1.split('(').next()?.trim())
+    });
+    let mut lines = String::new();
+    for (column, architecture) in ARCHITECTURES.into_iter().enumerate() {
+        let Some(text) = text_for(module, &ptx, architecture) else {
+            continue;
+        };
+        let source = scratch.join(format!("{name}.{architecture}.audit.ptx"));
+        fs::write(&source, &*text).with_context(|| format!("cannot write {}", source.display()))?;
+        let assembled = |fuses: bool| -> anyhow::Result<(PathBuf, Vec<u8>)> {
+            let target = scratch.join(format!("{name}.{architecture}.{fuses}.cubin"));
+            let mut command = Command::new(toolchain.ptxas());
+            command
+                .arg(format!("-arch={architecture}"))
+                .arg(format!("--fmad={fuses}"))
+                .arg(&source)
+                .arg("-o")
+                .arg(&target);
+            run_quietly(&mut command, name)?;
+            let file = fs::read(&target).with_context(|| format!("cannot read {}", target.display()))?;
+            Ok((target, file))
+        };
+        let ((target, file), (apart_target, apart)) = (assembled(true)?, assembled(false)?);
+        let log = disassembler.run(&target)?;
+        let made = counts(log.lines(), section_of);
+        for path in [&source, &target, &apart_target] {
+            fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        let code = Code::read(&file).with_context(|| format!("{name}: the assembler's file has no code"))?;
+        let apart =
+            Code::read(&apart).with_context(|| format!("{name}: the assembler's file has no code"))?;
+        let mut n_bytes = 0;
+        for (kernel, resources) in &locked.kernels {
+            let place = format!("{name}: {kernel} on {architecture}");
+            let bytes = code.kernels.get(kernel.as_str());
+            let bytes = bytes.with_context(|| format!("{place}: no code"))?;
+            n_bytes += bytes.len();
+            ensure!(
+                apart.kernels.get(kernel.as_str()) == Some(bytes),
+                "{place}: products and sums are fused that the text rounds apart"
+            );
+            let said = resources[column].as_ref().map(|one| one.code_bytes as usize);
+            ensure!(
+                said == Some(bytes.len()),
+                "{place}: {said:?} bytes of code in the lock, {}",
+                bytes.len()
+            );
+            let n_made = |mnemonic: &str| made.get(kernel).map_or(0, |of| count(of, mnemonic));
+            for (mnemonic, wanted) in KEPT {
+                let n_written = written.get(kernel).map_or(0, |of| count(of, mnemonic));
+                let n_kept: usize = wanted.iter().map(|mnemonic| n_made(mnemonic)).sum();
+                ensure!(
+                    n_written == 0 || n_kept > 0,
+                    "{place}: {mnemonic} without {}",
+                    wanted.join(" or ")
+                );
+            }
+        }
+        let sums = FUSED.map(|(mnemonic, made_of_it)| {
+            let of = |counts: &Counts, mnemonic: &str| -> usize {
+                counts.values().map(|of_kernel| count(of_kernel, mnemonic)).sum()
+            };
+            format!(
+                "{made_of_it} {} of {}",
+                of(&made, made_of_it),
+                of(&written, mnemonic)
+            )
+        });
+        let sums = sums.join(", ");
+        writeln!(lines, "{name} {architecture}: {n_bytes} bytes of code, {sums}")
+            .expect("a string takes all");
+    }
+    Ok(lines)
+}
+
+/// Instructions whose mnemonic begins so.
+fn count(of_kernel: &BTreeMap<String, usize>, mnemonic: &str) -> usize {
+    (of_kernel.iter())
+        .filter(|(name, _)| name.starts_with(mnemonic))
+        .map(|(_, n)| n)
+        .sum()
+}
+
+/// Counts the mnemonics of each kernel. `kernel_of` gives the name of the kernel that a line begins.
+fn counts<'a>(
+    lines: impl Iterator<Item = &'a str>,
+    kernel_of: impl Fn(&'a str) -> Option<&'a str>,
+) -> Counts {
+    let mut counts = Counts::new();
+    let mut kernel = None;
+    for line in lines {
+        if let Some(name) = kernel_of(line) {
+            kernel = Some(name);
+        } else if let (Some(kernel), Some(mnemonic)) = (kernel, mnemonic_of(line)) {
+            let of_kernel = counts.entry(kernel.to_owned()).or_default();
+            *of_kernel.entry(mnemonic.to_owned()).or_default() += 1;
+        }
+    }
+    counts
+}
+
+/// The kernel whose code begins with a line of the disassembly.
+fn section_of(line: &str) -> Option<&str> {
+    line.trim().strip_prefix(".text.")?.strip_suffix(':')
+}
+
+/// The mnemonic of an instruction, in either language: behind its address, if one stands there, its brace and its predicate.
+fn mnemonic_of(line: &str) -> Option<&str> {
+    let line = match line.trim_start().strip_prefix("/*") {
+        Some(rest) => rest.split_once("*/")?.1,
+        None => line,
+    };
+    let line = line.trim_start_matches(|c: char| c.is_whitespace() || c == '{');
+    let line = if line.starts_with('@') {
+        line.split_once(char::is_whitespace)?.1
+    } else {
+        line
+    };
+    let mnemonic = line
+        .split(|c: char| c.is_whitespace() || c == ';')
+        .find(|word| !word.is_empty())?;
+    mnemonic
+        .starts_with(|c: char| c.is_ascii_alphabetic())
+        .then_some(mnemonic)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_counted_by_kernel_in_both_languages() {
+        let disassembly = "\t.section\t.text.norm,\"ax\"\n.text.norm:\n        /*0000*/                   LDC R1, c[0x0][0x28] ;\n\
+             \x20       /*0010*/              @!P0 FFMA R2, R3, R4, R5 ;\n        /*0020*/                   HMMA.16816.F32 R2, R3, R4, R5 ;\n\
+             .L_x_1:\n.text.rope:\n        /*0000*/                   FFMA.FTZ R2, R3, R4, R5 ;\n";
+        let made = counts(disassembly.lines(), section_of);
+        assert_eq!(count(&made["norm"], "FFMA"), 1);
+        assert_eq!(count(&made["norm"], "HMMA"), 1);
+        assert_eq!(count(&made["rope"], "FFMA"), 1);
+        let ptx = [
+            "@%p1 fma.rn.f32 %f1, %f2, %f3, %f4;",
+            "{mul.rn.f16x2 %r1,%r2,%r3;",
+            "bra $L;",
+            "}",
+            "//",
+        ];
+        assert_eq!(
+            ptx.map(mnemonic_of),
+            [Some("fma.rn.f32"), Some("mul.rn.f16x2"), Some("bra"), None, None]
+        );
+    }
+}
