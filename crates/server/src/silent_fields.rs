@@ -108,7 +108,7 @@ mod tests {
         for (fields, expected) in [
             (
                 tables::chat(),
-                json!({ "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7, "n_predict": 9, "thinking_budget": 3 }),
+                json!({ "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7, "max_completion_tokens": 9, "thinking_budget": 3 }),
             ),
             (
                 tables::llama_completion(),

@@ -234,8 +234,8 @@ fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
     assert_eq!(json["text"].as_str().map(str::trim), Some(text.trim()));
     assert!(!json["reasoning"].as_str().unwrap().is_empty(), "{json}");
     assert!(run(&["--chat", "--special"]).failed(2).contains("--special"));
-    let hidden = run(&["--hide-reasoning"]).failed(2);
-    assert!(hidden.contains("--chat"), "{hidden}");
+    let hidden = run(&["--raw", "--hide-reasoning"]).failed(2);
+    assert!(hidden.contains("leave `--raw`"), "{hidden}");
     // The line break at the end of a file is no part of the message.
     let question = folder.path().join("question.txt");
     fs::write(&question, "What is 3 + 4?\n").unwrap();
