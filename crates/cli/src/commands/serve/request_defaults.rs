@@ -1,7 +1,7 @@
-//! [`DefaultArgs`]: what requests that are silent are taken to ask for, with llama.cpp's names.
+//! [`DefaultArgs`] holds the defaults of request fields, with llama.cpp's option names.
 //!
-//! Separate from the sampling of `run`, whose options always have a value: here only what is given takes the place of an API's own
-//! default. Invariant: values are checked before a model is loaded.
+//! Separate from the sampling options of `run`, which always have a value: here only the given options replace an API's own defaults.
+//! Invariant: values are checked before a model is loaded.
 
 use clap::Args;
 use serde_json::{Map, Value};
@@ -55,13 +55,13 @@ pub(super) struct DefaultArgs {
 }
 
 impl DefaultArgs {
-    /// The defaults.
+    /// Converts the options to defaults of requests.
     ///
     /// # Errors
-    /// A value out of its range.
+    /// Fails on a value out of its range.
     pub(super) fn read(&self, is_verbose: bool) -> Result<RequestDefaults, Failure> {
         let number = |value: Option<f32>| {
-            // The shortest digits that mean this number, not those of its double.
+            // Print the shortest digits of the f32, not those of the f64.
             let shortest = |value: f32| value.to_string().parse().unwrap_or(f64::from(value));
             value.map(|value| Value::from(shortest(value)))
         };
