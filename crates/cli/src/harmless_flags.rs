@@ -1,23 +1,23 @@
-//! Flags of llama.cpp and vLLM that ask for what this program does anyway, or that change no answer: they are left out, with a note.
+//! Lists flags of llama.cpp and vLLM that ask for this program's default behaviour or change no answer; they are dropped with a note.
 //!
-//! Separate from the flags that are refused: a line that was copied from another program's page must run where it can. Invariant: a flag
-//! that would change an answer is never here.
+//! Separate from the refused flags: a line copied from another program's documentation must run where it can. Invariant: a flag that would
+//! change an answer is never here.
 //! Source: `common/arg.cpp` of llama.cpp and `vllm serve --help`, for the names.
 
-/// What stands behind a flag.
+/// Describes the value of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
-    /// Nothing.
+    /// No value.
     None,
-    /// Anything.
+    /// Any value.
     Any,
-    /// One of these; any other is refused.
+    /// One of these; others are refused.
     OneOf(&'static [&'static str]),
-    /// One of these, or the next option.
+    /// One of these, or no value.
     Maybe(&'static [&'static str]),
 }
 
-/// Names of a flag, what stands behind it, and why nothing is left to do.
+/// Holds the names of a flag, its value, and the reason to drop it.
 type Row = (&'static [&'static str], Value, &'static str);
 
 const ALWAYS_SO: &str = "always so";
@@ -173,7 +173,7 @@ const ROWS: &[Row] = &[
     ),
 ];
 
-/// What stands behind a flag of these, and why it is left out; `None` for any other.
+/// Returns a flag's value and the reason to drop it; `None` for any other flag.
 pub(crate) fn find(flag: &str) -> Option<(Value, &'static str)> {
     let (_, value, why) = ROWS.iter().find(|(names, ..)| names.contains(&flag))?;
     Some((*value, why))
@@ -191,7 +191,7 @@ mod tests {
         for name in ROWS.iter().flat_map(|(names, ..)| *names) {
             assert!(seen.insert(name), "{name} stands twice");
             assert!(name.starts_with('-') && !name.contains('='), "{name}");
-            // One value is taken and others are refused.
+            // One value is dropped and others are refused.
             if *name != "--reasoning-format" {
                 assert!(
                     crate::foreign_flags::refusal(name).is_none(),

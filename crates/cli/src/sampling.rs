@@ -184,11 +184,11 @@ fn refusal(error: &SamplingParamsError) -> Failure {
     Failure::usage(format!("`--{flag}` is {value}, expected {expected}"))
 }
 
-/// Steps of sampling, in their order.
+/// Holds sampling steps, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Steps(Vec<SamplerStep>);
 
-/// Reads names of steps.
+/// Parses names of steps.
 fn parse_steps(text: &str) -> Result<Steps, String> {
     let steps = text.split(';').filter(|name| !name.is_empty()).map(|name| {
         SamplerStep::from_name(name.trim()).ok_or_else(|| {
@@ -199,7 +199,7 @@ fn parse_steps(text: &str) -> Result<Steps, String> {
     steps.collect::<Result<_, _>>().map(Steps)
 }
 
-/// Reads letters of steps.
+/// Parses letters of steps.
 fn parse_letters(text: &str) -> Result<Steps, String> {
     let steps = text.chars().map(|letter| {
         SamplerStep::from_letter(letter)

@@ -32,7 +32,7 @@ pub struct ServedModel {
     given: Option<String>,
     /// What tells it apart in its repository of the Hub.
     variants: Vec<String>,
-    /// Whether a name that is none of its own means it too.
+    /// Whether an unknown model name selects this model too.
     answers_any_name: bool,
     model: Model,
     created_s: u64,
@@ -97,15 +97,15 @@ impl ServedModel {
         self
     }
 
-    /// The same, meant by any name: clients have names of other models written into them. A server with adapters, whose names
-    /// requests choose by, still refuses unknown ones.
+    /// Lets any model name select the model, because clients have names of other models built in. A server with adapters, which requests
+    /// select by name, still refuses unknown names.
     #[must_use]
     pub fn answering_any_name(mut self) -> Self {
         self.answers_any_name = true;
         self
     }
 
-    /// Whether a name that is none of its own means it.
+    /// Says whether an unknown name selects the model.
     pub(crate) fn answers_any_name(&self) -> bool {
         self.answers_any_name
     }
@@ -142,7 +142,7 @@ impl ServedModel {
 
     /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. Each may have the tag
     /// `:latest`, `.gguf` and its source (`ollama:`, `hf:`), and a model of the Hub is found without its type or with it too. A request without a
-    /// name, or with an empty one, means the model; so does any other, where the model [answers any](Self::answering_any_name).
+    /// name, or with an empty one, selects the model; so does any other if the model [answers any name](Self::answering_any_name).
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`].
@@ -157,7 +157,7 @@ impl ServedModel {
         }
     }
 
-    /// As [`Self::choose`], but only by its names: whether it is there is asked.
+    /// Does the same as [`Self::choose`], but matches only the model's own names, to answer whether a model exists.
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`].
@@ -243,8 +243,7 @@ impl ServedModel {
         (nanos ^ count.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// Renders a conversation with the model's chat template, for people to look at. The text of the token that begins a
-    /// text is left out where prompts get it anyway.
+    /// Renders a conversation with the model's chat template, for display. The text of the BOS token is left out if prompts get it anyway.
     ///
     /// # Errors
     /// No template, or what the template refused.
@@ -316,8 +315,8 @@ impl ServedModel {
         self.model.words().template().map(ChatTemplate::source)
     }
 
-    /// Encodes a prompt that its client has put together ([`ModelWords::encode_prompt`](tokenmill::ModelWords::encode_prompt)), as
-    /// llama.cpp and vLLM do.
+    /// Encodes a prompt that the client has formatted ([`ModelWords::encode_prompt`](tokenmill::ModelWords::encode_prompt)), as llama.cpp
+    /// and vLLM do.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         self.model.words().encode_prompt(text)
     }
