@@ -33,7 +33,7 @@ use crate::{
 /// The context where nothing else is said, unless the model was made for less.
 const DEFAULT_CTX: usize = 4096;
 
-/// Full contexts that the KV cache holds where nothing else is said and there is memory for them.
+/// Full contexts that the KV cache holds by default if memory allows.
 const DEFAULT_CONTEXTS: usize = 4;
 
 /// The size of a KV cache. A sequence takes of it what it has tokens, in pages of 16.
@@ -41,7 +41,7 @@ const DEFAULT_CONTEXTS: usize = 4;
 pub enum KvCache {
     /// As many full contexts.
     Contexts(usize),
-    /// As many full contexts, or fewer where there is memory for fewer, and one at least ([`LoadOptions::fitted`]).
+    /// At most this many full contexts, fewer if memory is short, and at least one ([`LoadOptions::fitted`]).
     Fitting(usize),
     /// As many tokens, at least one context.
     Tokens(usize),
@@ -79,7 +79,7 @@ pub struct LoadOptions {
     pub max_page_event_batches: Option<usize>,
     /// A chat template in the place of the model's own.
     pub chat_template: Option<String>,
-    /// Variables of the chat template where a conversation is silent about them ([`ModelWords::set_variables`]).
+    /// Template variables for conversations that do not set them ([`ModelWords::set_variables`]).
     pub template_variables: Map<String, Value>,
     /// What the weights of a Hugging Face folder are quantized to while they load; `None` loads them as they are.
     pub quantize: Option<Preset>,
@@ -103,8 +103,8 @@ pub struct LoadOptions {
     pub control_layers: Option<RangeInclusive<usize>>,
     /// Where the encoder of images is.
     pub projector: Projector,
-    /// Whether images are certain to come, as they are where a file of the encoder is named. Then [`Device::Auto`] is the CPU where there is an encoder,
-    /// since a model on a GPU takes none yet.
+    /// Whether images are expected, as they are if an encoder file is named. [`Device::Auto`] is then the CPU if there is an encoder, since
+    /// models on a GPU do not take images yet.
     pub needs_images: bool,
     /// Where what was computed of prompts is kept, to be found again after a restart.
     pub prefix_folder: Option<PrefixFolder>,
@@ -176,7 +176,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets a variable of the chat template for conversations that are silent about it, such as `enable_thinking`.
+    /// Sets a template variable for conversations that do not set it, such as `enable_thinking`.
     #[must_use]
     pub fn template_variable(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.template_variables.insert(name.into(), value.into());
@@ -470,10 +470,10 @@ impl LoadOptions {
         Ok(model)
     }
 
-    /// The encoder of images because of which a GPU is passed over that would be taken.
+    /// Finds the image encoder because of which the CPU is preferred to an available GPU.
     ///
     /// # Errors
-    /// What is wrong with an encoder that is named.
+    /// Fails on a named encoder that is invalid.
     fn encoder_before_gpu(&self, source: &ModelSource, network: &Network) -> Result<Option<PathBuf>, Error> {
         let is_certain = self.needs_images || matches!(self.projector, Projector::File(_));
         let has_choice = self.compute.device == Device::Auto && self.compute.n_gpus <= 1;

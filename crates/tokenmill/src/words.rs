@@ -58,7 +58,7 @@ pub struct ModelWords {
     template_error: Option<TemplateError>,
     bos_token: String,
     eos_token: String,
-    /// Variables of the template where a conversation is silent.
+    /// Template variables for conversations that do not set them.
     variables: Map<String, Value>,
     end_ids: Vec<u32>,
     pooled_output: Option<PooledOutput>,
@@ -241,7 +241,7 @@ impl ModelWords {
         Ok(())
     }
 
-    /// Sets variables of the template for conversations that are silent about them, such as `enable_thinking`, which is true otherwise.
+    /// Sets template variables for conversations that do not set them, such as `enable_thinking`, which is true by default.
     pub fn set_variables(&mut self, variables: Map<String, Value>) {
         self.variables = thinking();
         self.variables.extend(variables);
@@ -275,7 +275,7 @@ impl ModelWords {
         self.compile_for(constraint, 0)
     }
 
-    /// Compiles a constraint of one of several clients, of whom none can keep the others waiting.
+    /// Compiles a constraint for one of several clients, none of whom can block the others.
     pub(crate) fn compile_for(
         &self,
         constraint: &Constraint,
@@ -376,8 +376,8 @@ impl ModelWords {
         self.tokenizer.encode(text, options)
     }
 
-    /// Encodes a prompt that its writer has put together: control tokens written out in it are control tokens, and one that begins
-    /// with the token of the beginning does not get another.
+    /// Encodes a prompt that the client has formatted: control tokens may be written out in it, and a prompt that begins with the BOS token
+    /// does not get another.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         let options = EncodeOptions {
             add_special: true,
@@ -391,10 +391,10 @@ impl ModelWords {
         tokens
     }
 
-    /// As [`Self::encode_prompt`], for a text in which `place` stands where each of the `files` belongs, images in their order.
+    /// Encodes a prompt like [`Self::encode_prompt`]; each `place` in the text stands for one of the `files`, images in their order.
     ///
     /// # Errors
-    /// What [`Self::no_vision`] gives, [`Error::ImagePlaces`], [`Error::Image`], and [`Error::Engine`] where they take many times the
+    /// The error of [`Self::no_vision`], [`Error::ImagePlaces`], [`Error::Image`], and [`Error::Engine`] if the images take many times the
     /// context.
     pub fn prompt_with_images(
         &self,
@@ -544,8 +544,8 @@ impl ModelWords {
         Ok((context, files))
     }
 
-    /// What the template is told besides the messages: the date, which templates else take from the day they were written, what
-    /// was set for the model, and what the conversation says.
+    /// Collects the template's variables: the date, because templates otherwise use the day they were written, the model's settings, and
+    /// those of the conversation.
     fn variables_of(&self, conversation: &Conversation) -> Map<String, Value> {
         let today = utc_now();
         let dates = [
@@ -559,7 +559,7 @@ impl ModelWords {
     }
 }
 
-/// A model that can reason does, as in llama.cpp and Ollama: templates differ in what they take silence for.
+/// Turns reasoning on by default, as in llama.cpp and Ollama, because templates differ in their own defaults.
 fn thinking() -> Map<String, Value> {
     Map::from_iter([("enable_thinking".to_owned(), true.into())])
 }

@@ -52,7 +52,7 @@ use self::{model_flags::GivenFlags, models::SeveralArgs, request_defaults::Defau
 /// Holds a key that clients must send, as `--api-key` does.
 const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
 
-/// The file of --session-dir that a process holds a lock of. No session has a name that begins so.
+/// File of --session-dir that a process locks. No session name begins with a dot.
 const SESSIONS_LOCK: &str = ".lock";
 
 /// How long what no request uses may take on its way to --prefix-dir once all is answered.
@@ -336,7 +336,7 @@ impl Args {
         })
     }
 
-    /// Makes the folder of sessions where it is missing and keeps other processes from it; what a killed process left there is removed.
+    /// Creates the folder of sessions if it is missing, locks it, and removes what a killed process left there.
     fn lock_sessions(&self) -> Result<Option<FolderLock>, Failure> {
         let Some(path) = &self.session_dir else {
             return Ok(None);

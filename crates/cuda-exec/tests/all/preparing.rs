@@ -1,5 +1,4 @@
-//! How kernels are prepared before they are launched: the division of a multiprocessor's memory, shared memory that has to be asked for, and code that
-//! was compiled ahead.
+//! Tests the preparation of kernels: the shared memory carveout, opt-in shared memory, and code that was compiled ahead.
 
 use tokenmill_cuda_exec::{
     Api, Args, Buffers, Carveout, Cubins, Device, DeviceOptions, LaunchShape, Ops, modules, self_test,
@@ -14,7 +13,7 @@ fn options() -> DeviceOptions {
     }
 }
 
-/// Launches of several kernels with different shared memory want the same division, so none waits until multiprocessors are idle.
+/// Launches of kernels with different shared memory want the same carveout, so none waits until multiprocessors are idle.
 #[test]
 fn kernels_want_the_memory_of_a_multiprocessor_divided_alike() {
     let divisions = |carveout| {
@@ -31,7 +30,7 @@ fn kernels_want_the_memory_of_a_multiprocessor_divided_alike() {
     assert!(divisions(Carveout::OfDriver) > 0);
 }
 
-/// Arguments of `attention_f16_*`, none of which is of use: the launch is not waited for.
+/// Builds arguments of `attention_f16_*`. They are not valid, since the launch is not waited for.
 fn arguments<'a>() -> Args<'a> {
     let pointers = |args: Args<'a>, n: usize| (0..n).fold(args, |args, _| args.read_or_null::<f32>(None));
     let args = pointers(Args::new(), 13).float(1.0).float(0.0);

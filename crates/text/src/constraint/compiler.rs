@@ -167,10 +167,10 @@ impl ConstraintCompiler {
         self.compile_for(constraint, 0)
     }
 
-    /// Compiles a constraint of one of several clients, of whom none can keep the others waiting.
+    /// Compiles a constraint for one of several clients, none of whom can block the others.
     ///
     /// # Errors
-    /// As [`Self::compile`].
+    /// Those of [`Self::compile`].
     pub fn compile_for(
         &self,
         constraint: &Constraint,
@@ -270,7 +270,7 @@ impl ConstraintCompiler {
 }
 
 impl Shared {
-    /// Compiles on a thread of its own and waits for the result until the deadline. Then the thread is told to end.
+    /// Compiles on a thread of its own and waits for the result until the deadline, then cancels the thread.
     fn compile_apart(
         self: &Arc<Self>,
         constraint: &Constraint,
@@ -293,7 +293,7 @@ impl Shared {
                 .stack_size(STACK_BYTES)
                 .spawn(move || {
                     let _place = shared.places.held(client);
-                    // The caller has gone where the limit was exceeded.
+                    // The caller is gone if the limit was exceeded.
                     let _ = sender.send(shared.compile_here(&constraint, deadline, &wish));
                 })
         };
@@ -332,7 +332,7 @@ impl Shared {
         };
         let held = constraint.held_tools().iter();
         if let Err(error) = budget::check(kind, &grammar) {
-            // Of calls, the tool is told whose schema it is.
+            // For calls, the error names the tool with the schema at fault.
             self.check_tools(held, deadline)?;
             return Err(error);
         }
@@ -466,11 +466,11 @@ impl Shared {
     }
 }
 
-/// Whether someone still wishes what is compiled.
+/// Tracks whether a caller still waits for the compilation.
 #[derive(Debug, Default)]
 struct Wish {
     is_dropped: AtomicBool,
-    /// Ends the computation of a mask.
+    /// Cancels the computation of a mask.
     cancellation: Mutex<Option<CancellationHandle>>,
 }
 
@@ -479,7 +479,7 @@ impl Wish {
         self.is_dropped.load(Ordering::Acquire)
     }
 
-    /// No caller waits any more.
+    /// Records that no caller waits any more, and cancels.
     fn drop_it(&self) {
         self.is_dropped.store(true, Ordering::Release);
         if let Some(cancellation) = &*lock(&self.cancellation) {
@@ -487,7 +487,7 @@ impl Wish {
         }
     }
 
-    /// Has a computation end with the wish.
+    /// Lets the wish cancel a computation.
     fn cancels(&self, handle: Option<CancellationHandle>) {
         let mut cancellation = lock(&self.cancellation);
         *cancellation = handle;

@@ -1,7 +1,7 @@
 //! [`Lead`]: what comes before a constrained text: a model's thoughts, which may have a budget, then text up to a call. Where the
 //! constrained text is a shape or a call, and each has its mark, thoughts are searched for both.
 //!
-//! Behind a call the text is free again, up to the next.
+//! After a call the text is free again, up to the next call.
 //!
 //! Separate from the matcher because none of it needs a grammar: it looks at the text of tokens only. Invariants: what is
 //! remembered of the text is as long as the longest mark; once thoughts have had their budget, the tokens that end them come
@@ -26,7 +26,7 @@ pub(super) struct Thoughts {
     pub(super) open: Open,
     /// What ends them.
     pub(super) close: String,
-    /// What ends the head that `close` begins, where it does not end the thoughts by itself.
+    /// Ends the head that `close` begins, if `close` does not end the reasoning by itself.
     pub(super) close_end: Option<String>,
     pub(super) budget: Option<Budget>,
 }
@@ -70,9 +70,9 @@ pub(super) struct LeadPlan {
     pub(super) budget: Option<BudgetPlan>,
     /// Marks of the constrained text, with their tokens.
     pub(super) marks: Vec<(Mark, Vec<u32>)>,
-    /// Marks of the next call, where the constrained text is or may be a call and free text may follow it.
+    /// Marks of the next call, if the constrained text can be a call and free text may follow it.
     pub(super) behind: Option<Vec<(Mark, Vec<u32>)>>,
-    /// Whether calls in thoughts are calls too.
+    /// Whether calls in reasoning are calls too.
     pub(super) holds_in_thoughts: bool,
     /// Whether any text may come, and the end: there is no grammar, or it waits for a mark.
     pub(super) is_free: bool,
@@ -92,7 +92,7 @@ pub(super) enum OpenPlan {
 }
 
 impl LeadPlan {
-    /// Whether a mark in the thoughts begins a call. Their end may begin a text of a shape.
+    /// Says whether a mark in reasoning begins a call. The end of reasoning may begin a shaped text.
     pub(super) fn seeks_calls(&self) -> bool {
         (!self.is_free || self.holds_in_thoughts) && !self.marks.is_empty() && self.close.is_some()
     }
@@ -140,9 +140,9 @@ enum State {
 struct Watch {
     /// The text from its first letter, as long as it may be the beginning of a mark at the start.
     start: Option<Vec<u8>>,
-    /// What may stand before the first letter next to white space.
+    /// Bytes besides white space that may come before the first letter.
     skips: &'static [u8],
-    /// Marks that count at the start, each with its place in the plan.
+    /// Marks that count only at the start, each with its index in the plan.
     at_start: Arc<[(usize, Box<[u8]>)]>,
     anywhere: Vec<(usize, Marker)>,
     /// Whether thoughts have just been ended.
@@ -191,7 +191,7 @@ impl Lead {
         }
     }
 
-    /// Begins behind a call, whose last token ran into `text`: any text may follow, the end, and the next call.
+    /// Starts after a call whose last token also holds `text`; then any text, the end, or the next call may follow.
     pub(super) fn behind(plan: Arc<LeadPlan>, text: &[u8]) -> Self {
         let mut watch = Watch::behind(&plan);
         let found = watch.push(text);
@@ -389,7 +389,7 @@ impl Watch {
         Self::of(plan.marks.iter().map(|(mark, _)| mark).chain(thoughts))
     }
 
-    /// Waits for the next call, for which a text starts again, and for thoughts that may begin anywhere.
+    /// Waits for the next call. A start of text counts again, and reasoning may begin anywhere.
     fn behind(plan: &LeadPlan) -> Self {
         let thoughts = match &plan.opens {
             OpenPlan::Text(mark) if !mark.is_at_start => Some(mark),

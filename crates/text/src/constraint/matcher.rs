@@ -21,26 +21,26 @@ const MAX_LEADS: usize = 40;
 
 /// One sample's way through a constraint.
 pub struct ConstraintMatcher {
-    /// None where there is no grammar, and behind a call until the next begins.
+    /// `None` without a grammar, and after a call until the next begins.
     grammars: Option<Alternatives>,
-    /// The grammar at its beginning, where several calls may follow each other.
+    /// The grammar in its start state, if several calls may follow each other.
     fresh: Option<Alternatives>,
     vocabulary: Arc<Vocabulary>,
     end_ids: Box<[u32]>,
     plan: Arc<LeadPlan>,
     /// What comes before the grammar.
     lead: Lead,
-    /// Tokens before the grammar, up to the one that began it, and behind the call before.
+    /// Tokens before the grammar, from the end of the previous call to the mark that starts the grammar.
     before: Vec<u32>,
     /// What came before the grammar as it was ahead of each of the newest of those tokens.
     leads: VecDeque<Lead>,
     /// Tokens since.
     n_inside: usize,
-    /// The newest call that is complete.
+    /// The last complete call.
     called: Option<Box<Called>>,
     /// All tokens up to the end of that call.
     through_calls: Vec<u32>,
-    /// Text that the last token of that call ran into.
+    /// Text after the call within its last token.
     behind: Vec<u8>,
     /// Tokens of the grammar since.
     inside: Vec<u32>,
@@ -50,14 +50,14 @@ pub struct ConstraintMatcher {
     leaving: Leaving,
 }
 
-/// A call that is complete, with all that is needed to take its newest tokens back.
+/// Holds a complete call with the state that a rollback into it needs.
 struct Called {
     grammars: Option<Alternatives>,
     lead: Lead,
     before: Vec<u32>,
     leads: VecDeque<Lead>,
     inside: Vec<u32>,
-    /// Text that the call before ran into.
+    /// Text after the previous call within its last token.
     behind: Vec<u8>,
 }
 
@@ -309,7 +309,7 @@ impl ConstraintMatcher {
         Ok(())
     }
 
-    /// A call is complete, and its last token ran into a text: from there on the text is free up to the next call.
+    /// Ends a call whose last token also holds the text `behind`; the text is then free up to the next call.
     fn end_call(&mut self, behind: Vec<u8>) {
         self.through_calls.extend(&self.before);
         self.through_calls.extend(&self.inside);
@@ -327,7 +327,7 @@ impl ConstraintMatcher {
         self.is_complete = false;
     }
 
-    /// Goes back into the call that was complete, and takes back so many tokens, which are more than came since.
+    /// Rolls back by more tokens than came since the last complete call, into that call.
     fn reopen(&mut self, n_tokens: usize) -> Result<(), ConstraintError> {
         let n_back = n_tokens - self.before.len() - self.n_inside;
         let Some(n_left) = self.through_calls.len().checked_sub(n_back) else {
@@ -356,7 +356,7 @@ impl ConstraintMatcher {
         tokens.into_iter().try_for_each(|id| self.step(id))
     }
 
-    /// What comes before the grammar, before anything came.
+    /// Returns the state of the lead before its first token.
     fn first_lead(&self) -> Lead {
         let plan = Arc::clone(&self.plan);
         if self.through_calls.is_empty() {
@@ -468,7 +468,7 @@ impl ConstraintMatcher {
     }
 }
 
-/// The text behind the end of a call that its last token, `last`, ran into.
+/// Returns the text after the end of a call within its last token, `last`.
 fn text_behind_call(
     grammars: &Alternatives,
     last: u32,
