@@ -1,7 +1,7 @@
 //! [`Rgb::decode`]: a file's bytes to pixels, within limits.
 //!
-//! Separate because it alone reads what others wrote. Invariants: a header's size is checked before a byte is allocated for it; decoding
-//! takes what an image of this size may take; what is packed in a file and is not looked at is not unpacked.
+//! Separate because only this file reads untrusted bytes. Invariants: a header's size is checked before any allocation for it; decoding
+//! uses no more memory than an image of this size needs; unused compressed chunks are not decompressed.
 
 use std::{borrow::Cow, io::Cursor};
 
@@ -33,7 +33,7 @@ impl Default for ImageLimits {
 /// Bytes that a pixel takes while it is decoded, with what decoders hold besides.
 const DECODING_BYTES: u64 = 16;
 
-/// Bytes that decoders take for an image of any size.
+/// Bytes that decoders use for an image of any size.
 const DECODER_BYTES: u64 = 1 << 20;
 
 /// Why there is no image.
@@ -100,7 +100,7 @@ struct Header<D> {
     height: usize,
 }
 
-/// What decoding an image may allocate.
+/// Limits the allocations for decoding an image.
 fn allowance(n_pixels: u64) -> Limits {
     let mut allowed = Limits::default();
     allowed.max_alloc = Some(
@@ -119,7 +119,7 @@ fn open<'f>(file: &'f [u8], limits: &ImageLimits) -> Result<Header<impl ImageDec
         .ok()
         .filter(|format| FORMATS.contains(format));
     let format = format.ok_or(ImageError::UnknownFormat)?;
-    // A PNG's decoder reads all that stands before the pixels when it is made.
+    // The PNG decoder reads everything before the pixels when it is created.
     let is_png = format == ImageFormat::Png;
     let file = if is_png {
         without_packed_notes(file)

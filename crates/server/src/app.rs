@@ -41,7 +41,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) config: Arc<ServerConfig>,
-    /// Whether the one model of the server is meant by any name.
+    /// Whether any model name selects the server's only model.
     pub(crate) answers_any_name: bool,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) intake: Arc<Intake>,
@@ -54,7 +54,7 @@ impl Common {
     /// What a server has that has not begun.
     pub(crate) fn new(config: ServerConfig) -> Self {
         Self {
-            // Where clients load adapters, their names are no accident.
+            // Clients that load adapters choose the names themselves.
             answers_any_name: !config.strict_model_names && config.adapter_folder.is_none(),
             intake: Arc::new(Intake::new(config.max_body_bytes)),
             shutdown: Arc::default(),
@@ -164,13 +164,13 @@ pub(crate) struct Call {
     pub(crate) id: RequestId,
     pub(crate) tally: Tally,
     pub(crate) tenant: Tenant,
-    /// The machine that it comes from.
+    /// The client's address.
     pub(crate) peer: Peer,
     /// The adapter that it names, once its body was read.
     pub(crate) adapter: Option<String>,
     /// Where it was sent to.
     pub(crate) uri: Uri,
-    /// Whether it was sent to that path without the `/v1` that belongs before it.
+    /// Whether the path lacked the `/v1` prefix.
     pub(crate) is_unversioned: bool,
     /// The slot that it asks for, or that was chosen already.
     pub(crate) slot: Option<usize>,
@@ -180,7 +180,7 @@ pub(crate) struct Call {
     pub(crate) budget_field: &'static str,
     /// How long it waited for its model to be loaded.
     pub(crate) load_wait: Duration,
-    /// All models of the server, by their names.
+    /// Names of all models of the server.
     pub(crate) model_names: Arc<dyn ModelNames>,
 }
 
@@ -225,7 +225,7 @@ impl Call {
             cache_salt: if fields.caches() {
                 self.tenant.cache_salt(fields.cache_salt()?)
             } else {
-                // One that no other request has.
+                // Each request gets a fresh seed.
                 app.model.fresh_seed() | 1
             },
             client: self.tenant.client(self.peer),
@@ -325,8 +325,7 @@ impl Call {
         }
     }
 
-    /// Parses the body, of which `fields` says what may be in it, and frees its bytes. Where it is silent it has the server's
-    /// defaults.
+    /// Parses the body by its `fields`, fills in the server's defaults, and frees the bytes.
     ///
     /// # Errors
     /// As [`Body::parse`].

@@ -20,7 +20,7 @@ pub struct ServerConfig {
     pub tls: Option<TlsFiles>,
     /// Keys that clients must send; none leaves the server open to whoever reaches it.
     pub api_keys: ApiKeys,
-    /// Origins whose web pages may call the API; none by default, `*` for all, `localhost` for every port of this machine.
+    /// Origins whose web pages may call the API; `*` allows all, and `localhost` every port of this machine. Empty by default.
     pub cors_origins: Vec<String>,
     /// Names that clients reach the server by, besides addresses and `localhost`; `*` for all. Requests to other names
     /// are refused on loopback addresses, and everywhere once this is not empty.
@@ -44,13 +44,13 @@ pub struct ServerConfig {
     pub heartbeat_timeout: Duration,
     /// How long running answers may continue after the first SIGTERM.
     pub drain_timeout: Duration,
-    /// Whether a server of one model refuses names that are none of its own. It answers any by default, as llama.cpp's does.
+    /// Whether a server with one model refuses unknown model names. By default it accepts any name, as llama.cpp's does.
     pub strict_model_names: bool,
-    /// Whether there is the web page.
+    /// Whether the web page is served.
     pub has_page: bool,
-    /// Whether `GET /slots` tells what each slot is doing.
+    /// Whether `GET /slots` reports what each slot is doing.
     pub tells_slots: bool,
-    /// What requests that are silent are taken to ask for.
+    /// Defaults for fields that a request does not set.
     pub defaults: RequestDefaults,
     /// Whether clients may say which requests go first.
     pub obeys_priority: bool,
@@ -58,7 +58,7 @@ pub struct ServerConfig {
     pub max_n: u32,
     /// Most prompts or inputs of a request.
     pub max_prompts: usize,
-    /// Most inputs of a request for embeddings, as in OpenAI's API.
+    /// Most inputs of an embeddings request, as in OpenAI's API.
     pub max_inputs: usize,
     /// Connections held open at once.
     pub max_connections: usize,

@@ -77,12 +77,12 @@ pub struct GpuOptions {
     pub warpgroup_products: WarpgroupProducts,
     /// Whether sequences that begin with the same pages of the prefix cache read these each for itself in steps that decode, not once for all.
     pub reads_apart: bool,
-    /// Whether the launches of steps that decode are queued each time, not captured once and replayed.
+    /// Whether decode steps are queued launch by launch, without CUDA graphs.
     pub without_graphs: bool,
-    /// Whether the driver chooses for each kernel how a multiprocessor divides its memory between shared memory and cache.
+    /// Whether the driver splits a multiprocessor's memory between shared memory and L1 cache for each kernel.
     pub driver_divides_memory: bool,
-    /// Whether its kernels are not checked at its first use. They are checked, once for each GPU, driver and program, where there is a
-    /// [folder](Measurements::folder) to remember it in.
+    /// Whether the check at the first use is skipped. The check runs once for each GPU, driver and program if there is a
+    /// [folder](Measurements::folder) for the result.
     pub is_unchecked: bool,
 }
 
@@ -127,11 +127,11 @@ pub struct Compute {
     /// What was measured of this machine, and where it is kept: bandwidths, by which a placement is chosen, and
     /// [`BatchThreshold::Measured`](crate::BatchThreshold::Measured).
     pub measurements: Measurements,
-    /// Is shown the plan of a load that is not split, before anything is loaded.
+    /// Receives the plan of a load that is not split, before anything is loaded.
     pub on_plan: Option<PlanObserver>,
     /// Is shown the plan of a load that is split, before anything is loaded.
     pub on_split: Option<SplitObserver>,
-    /// Is told, line by line, that a GPU is checked at its first use, and what was found.
+    /// Receives a line for the start of a GPU's check at first use, and one for each finding.
     pub on_gpu_check: Option<GpuCheckObserver>,
     /// Whether a load leaves the processors to what else computes here: it reads and packs weights on one thread of low priority,
     /// and takes longer. The threads that compute afterwards have the usual priority.
@@ -169,7 +169,7 @@ impl Default for Compute {
 }
 
 impl Compute {
-    /// Shows the plan of a load on one device.
+    /// Reports the plan of a load on one device.
     pub(crate) fn show_plan(&self, plan: &LoadPlan<'_>) {
         if let Some(observer) = self.on_plan {
             (observer.0)(plan);

@@ -86,7 +86,7 @@ pub(crate) fn image_words(family: VisionFamily) -> ImageWords {
     }
 }
 
-/// What belongs around an image's mark in a text that no template writes.
+/// Returns the texts around an image's mark in a text without a template.
 pub(crate) fn around_in_text(words: &ImageWords) -> [&'static str; 2] {
     // Qwen's templates write these themselves.
     if words.mark == "<|image_pad|>" {
@@ -302,10 +302,10 @@ pub(crate) fn is_there(
     Ok(find(projector, source, network)?.is_some())
 }
 
-/// The file of the encoder of a model, where it has one; only headers are read.
+/// Finds the file of a model's encoder, if it has one; reads only headers.
 ///
 /// # Errors
-/// [`Error::Projector`] and its like of a file that is named.
+/// [`Error::Projector`] and related errors for a named file.
 pub(crate) fn path_of(
     projector: &Projector,
     source: &ModelSource,

@@ -190,7 +190,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let seed = sampling.seed;
     let kept = args.session.open(&model, Unusable::Stays)?;
     let interrupt = Interrupt::install()?;
-    // A model with a template was made to be asked.
+    // A model with a template expects chat messages.
     let has_template = model.words().template().is_some() && !model.engine().limits().is_encoder;
     let is_chat = asks_chat || (has_template && !args.raw && !args.special);
     if let Some(error) = model.words().template_error().filter(|_| !is_chat && !args.raw) {

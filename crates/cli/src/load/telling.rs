@@ -152,7 +152,7 @@ pub(crate) fn about_cut_context(asked: Option<usize>, n_ctx: usize) -> Option<St
     ))
 }
 
-/// What is said where there was memory for fewer contexts than a server has by default.
+/// Explains that memory allows fewer contexts than a server's default.
 fn about_fewer_contexts(asked: KvCache, model: &Model) -> Option<String> {
     let KvCache::Fitting(most) = asked else {
         return None;
@@ -229,7 +229,7 @@ pub(super) fn say_split(plan: &SplitPlan) {
     }
 }
 
-/// Says what memory a model will take that is loaded on one device, before it is loaded, and warns of what will be too much.
+/// Reports the memory that a model will need on one device before it is loaded, and warns if it is too much.
 pub(super) fn say_plan(plan: &LoadPlan<'_>) {
     let text = plan_text(plan.memory, plan.n_ctx);
     let whose = if plan.is_on_gpu {
@@ -238,13 +238,13 @@ pub(super) fn say_plan(plan: &LoadPlan<'_>) {
         "memory"
     };
     show(&format!("{whose}: {text}"));
-    // Of a GPU more than there is was refused.
+    // A GPU with too little memory was refused before.
     if let Some(text) = warning(plan.memory).filter(|_| !plan.is_on_gpu) {
         tell(&text);
     }
 }
 
-/// Warns of threads without a processor.
+/// Warns if there are more threads than processors.
 fn tell_about_threads(device: &LoadedDevice, compute: &Compute) {
     let LoadedDevice::Cpu { .. } = device else {
         return;
@@ -324,7 +324,7 @@ fn say(text: &str) {
     }
 }
 
-/// Shows figures: in the log of a program that has one, else to a person at a terminal.
+/// Writes figures to the log, if there is one, or to a terminal.
 fn show(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::info!("{text}");

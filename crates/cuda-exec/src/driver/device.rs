@@ -287,7 +287,7 @@ impl Device {
         Some(loaded.log.clone())
     }
 
-    /// Modules that were loaded as code that was compiled ahead.
+    /// Returns how many modules were loaded from code that was compiled ahead.
     pub fn n_ahead(&self) -> usize {
         let modules = lock(&self.shared.modules);
         let is_ahead = |module: &&Arc<Module>| matches!(module.get(), Some(Ok(module)) if module.is_ahead);
@@ -365,18 +365,18 @@ impl Device {
         (self.shared.driver).blocks_per_multiprocessor(kernel.function, n_threads, shared_bytes)
     }
 
-    /// Limits from now on how long the device is waited for, or sets no limit. A device that does not answer within a limit is lost, and is not closed: it
-    /// would be waited for.
+    /// Sets or removes the limit of further waits for the device. A device that exceeds it is lost, and is not closed, because closing
+    /// would wait too.
     pub fn limit_waits(&self, limit: Option<Duration>) {
         self.shared.driver.limit_waits(limit);
     }
 
-    /// Whether it did not answer within a limit.
+    /// Says whether the device exceeded the limit of a wait.
     pub fn is_abandoned(&self) -> bool {
         self.shared.driver.is_abandoned()
     }
 
-    /// Says when launches begin from now on that were loaded so that they could begin early. Graphs keep what they were captured with.
+    /// Sets when further launches begin, for kernels that were loaded for early launches. Graphs keep their captured mode.
     pub fn set_launches(&self, launches: Launches) {
         self.shared.driver.set_in_order(launches == Launches::InOrder);
     }
@@ -402,7 +402,7 @@ impl Device {
         let loaded = slot.get_or_init(|| {
             let ptx = found.ptx().expect("the archive is as `cargo lab ptx` wrote it");
             let capability = self.info().capability;
-            // Code for these GPUs waits too; only the driver may be too old for launches that begin early.
+            // Code for these GPUs waits too, but the driver may be too old for early launches.
             let text = if self.begins_early() {
                 modules::text_for(&ptx, capability)
             } else {
@@ -420,7 +420,7 @@ impl Device {
             let ((handle, log), is_ahead) = match loaded {
                 Some(Ok(loaded)) => (loaded, true),
                 Some(Err(lost @ CudaExecError::Lost { .. })) => return Err(lost),
-                // None is there, or the driver refuses it: it compiles the text.
+                // There is no code, or the driver refuses it: compile the PTX.
                 _ => match driver.load_module(found.name, text.as_bytes()) {
                     Err(
                         refused @ (CudaExecError::NoJitCompiler { .. } | CudaExecError::DriverTooOld { .. }),

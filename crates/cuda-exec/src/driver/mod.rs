@@ -44,10 +44,10 @@ pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
 /// The oldest GPUs that the kernels run on.
 pub(crate) const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
 
-/// The CUDA version from which on launches can be captured that begin before those before them are done.
+/// First CUDA version that can capture launches which begin before the launches before them are done.
 pub(crate) const EARLY_CUDA: (u32, u32) = (12, 3);
 
-/// Shared memory that every kernel may have without asking, what it declares itself included.
+/// Shared memory that a kernel may use by default, including static shared memory, in bytes.
 pub(crate) const UNASKED_SHARED_BYTES: usize = 48 << 10;
 
 /// One of the queues of work that a device has here. A device has an engine for copies in each direction.
@@ -78,20 +78,20 @@ pub struct DeviceOptions {
     pub wide: WideProducts,
     /// Whether rows of a decode step that begin with the same pages read these each for itself, not once for all.
     pub reads_apart: bool,
-    /// How a multiprocessor divides its memory between shared memory and cache.
+    /// Split of a multiprocessor's memory between shared memory and L1 cache.
     pub carveout: Carveout,
-    /// Whether the launches of decode steps are queued each time, not captured once and replayed.
+    /// Whether decode steps are queued launch by launch, without CUDA graphs.
     pub runs_eagerly: bool,
 }
 
-/// How a multiprocessor divides its memory between shared memory and first-level cache, which kernels prefer.
+/// Selects the split of a multiprocessor's memory between shared memory and L1 cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Carveout {
-    /// All of it that can be shared is, for every kernel. A launch that wants another division than the one before waits until the multiprocessor is
-    /// idle, which would undo launches that begin early.
+    /// The most shared memory for every kernel. A launch with another split than the previous one waits until the multiprocessor is idle,
+    /// which would defeat early launches.
     #[default]
     Shared,
-    /// As the driver chooses for each kernel.
+    /// The driver's choice for each kernel.
     OfDriver,
 }
 

@@ -38,7 +38,7 @@ fn arguments<'a>() -> Args<'a> {
     pointers(args, 2)
 }
 
-/// What a kernel declares itself counts in what it has without asking.
+/// Static shared memory counts towards the default limit.
 #[test]
 fn shared_memory_is_asked_for_where_it_does_not_fit_next_to_what_a_kernel_declares() {
     let n_bytes = (48 << 10) - 256;
@@ -75,7 +75,7 @@ fn a_multiprocessor_holds_as_many_thread_blocks_as_its_card_has_room_for() {
             .blocks_per_multiprocessor(kernel, 128, shared_bytes)
             .unwrap()
     };
-    // Its launch bounds are four thread blocks of 128 threads.
+    // The launch bounds are four thread blocks of 128 threads.
     assert_eq!([blocks((9, 0), 0), blocks((8, 9), 0)], [4, 4]);
     assert_eq!(
         [
@@ -87,7 +87,7 @@ fn a_multiprocessor_holds_as_many_thread_blocks_as_its_card_has_room_for() {
     );
 }
 
-/// An archive with what stands for code of these modules for a compute capability.
+/// Builds an archive with stand-ins for these modules' code, for a compute capability.
 fn archive(capability: &str, is_wanted: impl Fn(&modules::KernelModule) -> bool) -> Cubins {
     let mut archive = Cubins::header();
     for module in modules::all().into_iter().filter(is_wanted) {
@@ -101,7 +101,7 @@ fn archive(capability: &str, is_wanted: impl Fn(&modules::KernelModule) -> bool)
 
 #[test]
 fn code_for_exactly_this_gpu_is_taken_before_the_drivers_compiler() {
-    // The assembler of such code is that of CUDA 13.0.
+    // The archive's code was assembled with CUDA 13.0.
     let newer = Simulator::api_for_cuda_13();
     let is_needed = |module: &modules::KernelModule| {
         module.name != "norm" && (module.types.is_empty() || module.types == [TensorType::Q4_K])
@@ -121,7 +121,7 @@ fn code_for_exactly_this_gpu_is_taken_before_the_drivers_compiler() {
         assert!(simulator.n_early_launches() > 0);
     };
     check(&newer, "sm_90", true);
-    // Code for another GPU, and a driver that is older than the code.
+    // Code for another GPU, and a driver older than the code.
     check(&newer, "sm_80", false);
     check(&Simulator::api(), "sm_90", false);
 }

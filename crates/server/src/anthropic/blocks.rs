@@ -32,11 +32,11 @@ pub struct Message {
 enum Role {
     User,
     Assistant,
-    /// Instructions in the midst of a conversation.
+    /// System messages after the start of a conversation.
     System,
 }
 
-/// What a text for Anthropic's accounts begins with. It changes from one conversation to the next, and would keep prefixes from being found.
+/// Start of a text for Anthropic's billing. It differs between conversations, and would defeat the prefix cache.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
 /// Text or content blocks.
@@ -143,7 +143,7 @@ pub fn template_messages(
     Ok(converted)
 }
 
-/// Instructions without what is for Anthropic's accounts.
+/// Removes the billing text from system messages.
 fn without_billing(content: Content) -> Content {
     let is_billing = |text: &str| text.trim_start().starts_with(BILLING_HEADER);
     match content {
@@ -228,7 +228,7 @@ fn assistant_blocks(
     let mut calls = Vec::new();
     let mut n_results = 0;
     for (index, block) in blocks.into_iter().enumerate() {
-        // What an answer carries besides is left out: other servers may have written it.
+        // Unknown fields of an answer are ignored, because other servers may have written them.
         let path = format!("{path}[{index}]");
         match block.kind.as_str() {
             "text" => push_line(&mut message.content, &text_of(&path, block.text)?),
@@ -372,7 +372,7 @@ fn join_into(joined: &mut Parts, path: &str, content: Content, place: BlockUse) 
                 })?;
                 joined.push_text(&format!("The tool `{name}` can be called."));
             }
-            // One that cannot be read would end the conversation for ever.
+            // An error about an unreadable image would block the conversation for good.
             ("image", BlockUse::Result) => match images::of_anthropic(&path, block.source.as_ref()) {
                 Ok(image) => joined.push_image(image),
                 Err(error) => joined.push_text(&format!("[an image left out: {error}]")),

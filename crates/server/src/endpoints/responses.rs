@@ -56,7 +56,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     };
     params.sampling.n_logprobs = n_logprobs(&request)?;
     check_min_tokens(params.min_tokens, params.max_tokens)?;
-    // A stream has all of them once more in its last event.
+    // A stream repeats all scores in its last event.
     check_scores(
         "top_logprobs",
         &params,
@@ -138,7 +138,7 @@ pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Respon
     Ok(left_out.named_in(ignored.named_in(Json(counted).into_response())))
 }
 
-/// A conversation behind its instructions.
+/// Puts instructions before a conversation.
 fn with_instructions(
     instructions: Option<&str>,
     messages: impl Iterator<Item = TemplateMessage>,
@@ -308,7 +308,7 @@ struct ResponseWriter {
     /// The settings of the text.
     text: Value,
     previous_response_id: Option<String>,
-    /// The conversation that the answer is stored with; `None` where it is not.
+    /// The conversation that the answer is stored with; `None` if it is not stored.
     kept: Option<Pending>,
 }
 
@@ -538,7 +538,7 @@ impl ResponseEvents {
                 self.cut();
                 self.close(out);
             }
-            // It is no call, so its text is text.
+            // A broken call is text.
             Part::CallBroken { source, .. } => {
                 self.cut();
                 self.close(out);

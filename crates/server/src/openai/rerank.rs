@@ -47,7 +47,7 @@ pub struct RerankRequest {
     pub query: String,
     documents: Option<Vec<Document>>,
     texts: Option<Vec<Document>>,
-    /// Whether the texts come back, in TEI's form.
+    /// Whether the answer repeats the texts, in TEI's form.
     pub return_text: Option<bool>,
     /// How many of the best are listed.
     pub top_n: Option<usize>,
@@ -58,10 +58,10 @@ pub struct RerankRequest {
 }
 
 impl RerankRequest {
-    /// The documents, and whether the answer has TEI's form.
+    /// Returns the documents, and whether the answer has TEI's form.
     ///
     /// # Errors
-    /// None of the two names for them, or both.
+    /// Fails if the request has neither or both of the two names for them.
     pub fn documents(&self) -> Result<(&[Document], bool), ApiError> {
         match (&self.documents, &self.texts) {
             (Some(documents), None) => Ok((documents, false)),

@@ -57,11 +57,11 @@ pub(crate) struct CallGrammar {
     pub(crate) held: Vec<HeldTool>,
     /// How calls are told from a text of a shape, where they can be.
     pub(crate) told: Option<Told>,
-    /// Whether a tool is strict, so that a call is held to its schema wherever it stands.
+    /// Whether a tool is strict, so that its calls must match their schema everywhere.
     pub(crate) has_strict: bool,
     /// Whether arguments may be text without quotes.
     pub(crate) has_free_text: bool,
-    /// What the next call begins with, in text that is free behind a call; none where calls are required.
+    /// Marks of the next call in the free text after a call; empty if calls are required.
     pub(crate) marks: Vec<Mark>,
 }
 
@@ -131,7 +131,7 @@ impl Constraint {
         self
     }
 
-    /// As [`Self::begins_after`], where the marker is a head that `marker` begins and `end` ends: a few words may stand between them.
+    /// Does the same as [`Self::begins_after`], for a head that `marker` begins and `end` ends, with a few words between them.
     #[must_use]
     pub fn begins_after_head(self, marker: impl Into<String>, end: impl Into<String>) -> Self {
         let mut constraint = self.begins_after(marker);
@@ -181,7 +181,7 @@ impl Constraint {
         self.calls.is_some()
     }
 
-    /// Whether what it holds is the text for a reader, and not calls of tools or nothing.
+    /// Says whether the constrained text is for a reader, not calls.
     pub fn holds_text(&self) -> bool {
         !matches!(self.language, Language::Calls(_) | Language::Any)
     }
@@ -192,7 +192,7 @@ impl Constraint {
         Some((Self::calls(grammar.clone()), grammar.told.as_ref()?))
     }
 
-    /// The calls that may follow each other with free text between them, which the text is or may be.
+    /// Returns the calls that may follow each other with free text between them.
     pub(super) fn calls_to_follow(&self) -> Option<&CallGrammar> {
         let ((Some(grammar), _) | (None, Language::Calls(grammar))) = (&self.calls, &self.language) else {
             return None;
@@ -233,7 +233,7 @@ impl Constraint {
         self
     }
 
-    /// Lets any text come before, between and behind calls, and the end too: the constraint begins with each of these marks.
+    /// Allows any text before, between and after calls, and the end; the constraint begins at each of these marks.
     #[must_use]
     pub(crate) fn begins_at(mut self, marks: Vec<Mark>) -> Self {
         if let Language::Calls(grammar) = &mut self.language {
@@ -277,7 +277,7 @@ impl Constraint {
         })
     }
 
-    /// Where JSON stands in texts of it.
+    /// Says where JSON stands in its texts.
     pub(super) fn json_places(&self) -> JsonPlaces {
         let has_patterns = |schema: &str| {
             let keywords = ["\"pattern\"", "\"format\"", "\"patternProperties\""];

@@ -57,18 +57,18 @@ pub(crate) struct SpecialIds {
     pub(crate) infill: InfillIds,
 }
 
-/// Tokens that stand around the text to fill in the middle, where the file itself names them.
+/// Holds the tokens for filling in the middle, if the file names them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InfillIds {
-    /// Before the beginning.
+    /// Comes before the prefix.
     pub prefix: Option<u32>,
-    /// Before the end.
+    /// Comes before the suffix.
     pub suffix: Option<u32>,
-    /// Before the middle.
+    /// Comes before the middle.
     pub middle: Option<u32>,
-    /// Before the name of a repository.
+    /// Comes before the name of a repository.
     pub repository: Option<u32>,
-    /// Before the name of a file.
+    /// Comes before the name of a file.
     pub file: Option<u32>,
 }
 

@@ -68,7 +68,7 @@ enum Hold {
 struct Offer<'t> {
     name: &'t str,
     schema: &'t Value,
-    /// The document that the schema stands in: itself, where it is not part of another.
+    /// The document with the schema: the schema itself, unless it is part of another.
     root: &'t Value,
     hold: Hold,
 }
@@ -324,7 +324,7 @@ impl Form<'_> {
         }
     }
 
-    /// Calls that stand one behind the other. Where text is free, the next one begins with its mark, whatever stands before it.
+    /// Writes the rule for calls that follow each other. In free text the next call begins with its mark, whatever precedes it.
     fn calls(&self, call: &str, separator: &str) -> String {
         if self.is_auto {
             call.to_owned()
@@ -429,8 +429,8 @@ impl Form<'_> {
         Ok(self.section(shape.section, shape.section_closers, &row, rules))
     }
 
-    /// A row of calls between its marks. Where text is free, each call is one of its own, for models leave marks of the row out: the first
-    /// may stand behind the opening mark, and the closing mark is text.
+    /// Writes the rule for a section of calls between its marks. In free text each call stands by itself, because models leave out the
+    /// section's marks: the first may follow the opening mark, and the closing mark is text.
     fn section(&self, section: &str, closers: &[&str], row: &str, rules: &mut Rules<'_>) -> String {
         if section.is_empty() {
             return row.to_owned();
