@@ -155,16 +155,16 @@ pub enum LoadError {
         /// What is wrong.
         source: Box<LoadError>,
     },
-    /// A key of a GGUF file changes the network, and nothing that is computed here follows it.
+    /// A key of a GGUF file changes the network in a way that is not supported.
     #[error(
         "metadata key `{key}` is {found}, which is not followed in a `{arch}` network; this variant is not supported"
     )]
     UnusedKey {
-        /// The key.
+        /// Name of the key.
         key: String,
-        /// Its value.
+        /// Value in the file.
         found: String,
-        /// The architecture.
+        /// Architecture of the file.
         arch: String,
     },
     /// A configuration file that is not what it should be.

@@ -232,11 +232,11 @@ fn output_config(path: &str, value: &Value) -> Result<Found, ApiError> {
     }
 }
 
-/// Values of a schema, texts and numbers included. A mebibyte of schemas as people write them has fewer; a tree of more takes a hundred times
-/// its text, and several copies of it are made on the way to a grammar.
+/// Most values of a schema, including strings and numbers. A mebibyte of typical schemas has fewer. As values, JSON takes a hundred times
+/// the size of its text, and the way to a grammar makes several copies.
 const MAX_SCHEMA_VALUES: usize = 64_000;
 
-/// Refuses a schema of too many values.
+/// Refuses a schema with too many values.
 fn check_values(path: &str, schema: &Value) -> Result<(), ApiError> {
     let (mut open, mut n_values) = (vec![schema], 0);
     while let Some(value) = open.pop() {

@@ -373,7 +373,7 @@ impl ApiError {
     /// The JSON body in the client's dialect.
     pub fn body(&self, dialect: Dialect, request_id: &str) -> Value {
         let message = match (self, dialect) {
-            // Agents look for these words and shorten the conversation.
+            // Agents look for these words and then shorten the conversation.
             (Self::ContextLengthExceeded { provided, maximum }, Dialect::Anthropic) => {
                 format!("prompt is too long: {provided} tokens > {maximum} maximum")
             }
@@ -384,7 +384,7 @@ impl ApiError {
                 let mut body = json!({
                     "error": { "message": message, "type": self.openai_type(), "param": self.param().map(shortened), "code": self.code() }
                 });
-                // As llama.cpp's clients read it.
+                // llama.cpp's clients read these fields.
                 if let Self::ContextLengthExceeded { provided, maximum } = self {
                     body["error"]["n_prompt_tokens"] = (*provided).into();
                     body["error"]["n_ctx"] = (*maximum).into();
@@ -400,7 +400,7 @@ impl ApiError {
         }
     }
 
-    /// What clients of Anthropic's API look for: they shorten the conversation then.
+    /// Writes the words that clients of Anthropic's API look for to shorten the conversation.
     fn in_anthropics_words(&self) -> Option<String> {
         match self {
             Self::ContextLengthExceeded { provided, maximum } => Some(format!(

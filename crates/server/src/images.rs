@@ -118,7 +118,7 @@ pub(crate) fn of_anthropic(path: &str, source: Option<&Value>) -> Result<Value, 
     }
 }
 
-/// Adds a text that begins on a line of its own.
+/// Appends a text on a line of its own.
 pub(crate) fn push_line(joined: &mut String, text: &str) {
     if !joined.is_empty() {
         joined.push('\n');
@@ -135,7 +135,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Puts a text in front of all others, on the line of the first.
+    /// Inserts a text before all others, on the first line.
     pub(crate) fn begin_with(&mut self, text: &str) {
         self.text.insert_str(0, text);
         match self.items.first_mut().and_then(|part| part.get_mut("text")) {
@@ -144,8 +144,7 @@ impl Parts {
         }
     }
 
-    /// Adds a text. It begins on a line of its own where another text is before it: clients send a task, a file and its
-    /// surroundings as parts, whose words must not run together.
+    /// Adds a text on a line of its own. Clients send a task, a file and its surroundings as parts, whose words must not run together.
     pub(crate) fn push_text(&mut self, text: &str) {
         let last = self.items.last_mut().and_then(|part| part.get_mut("text"));
         if let Some(Value::String(before)) = last {

@@ -1,4 +1,4 @@
-//! [`ApiKeys`]: the keys that clients may use, and [`Tenant`] and [`Peer`]: whose request it is.
+//! [`ApiKeys`] checks the keys of clients; [`Tenant`] and [`Peer`] identify the sender of a request.
 //!
 //! Invariant: comparing a key takes the same time wherever it first differs, and all keys are compared.
 
@@ -59,12 +59,12 @@ pub(crate) struct Tenant {
     digest: [u8; 16],
 }
 
-/// The machine that a connection comes from: its address, of IPv6 the part that is of one network; nothing for a UNIX socket.
+/// Identifies the machine of a connection: its IPv4 address or the network part of its IPv6 address; empty for a UNIX socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Peer(Option<IpAddr>);
 
 impl Peer {
-    /// The machine of an address.
+    /// Identifies the machine of an address.
     pub(crate) fn of(address: IpAddr) -> Self {
         Self(Some(match address {
             IpAddr::V4(_) => address,
@@ -77,7 +77,7 @@ impl Peer {
 }
 
 impl Tenant {
-    /// A number of the tenant on a machine, by which what all clients share is given out fairly.
+    /// Returns a number for the tenant on a machine, by which shared resources are divided fairly.
     pub(crate) fn client(self, peer: Peer) -> u64 {
         let mut hasher = DefaultHasher::new();
         (self.digest, peer).hash(&mut hasher);

@@ -2,9 +2,9 @@
 //!
 //! Separate because it is text alone. Invariant: a name means one model or none.
 
-/// The names of a server's models.
+/// Gives access to the names of a server's models.
 pub(crate) trait ModelNames: std::fmt::Debug + Send + Sync {
-    /// Whether a name is one of a model.
+    /// Says whether a model has this name.
     fn has_model(&self, name: &str) -> bool;
 }
 
@@ -97,10 +97,10 @@ pub fn near_names<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<
     found.into_iter().take(MAX_NEAR).map(|(_, name)| name).collect()
 }
 
-/// Names that an error lists.
+/// Most names that an error lists.
 const MAX_LISTED: usize = 20;
 
-/// The first of some names, and how many there are where that is not all.
+/// Joins the first names, and adds the total number if there are more.
 pub(crate) fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut names = names.peekable();
     let mut list: Vec<&str> = names.by_ref().take(MAX_LISTED).collect();

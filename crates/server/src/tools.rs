@@ -1,4 +1,4 @@
-//! Tools as requests offer them, checked.
+//! Checks the tools that a request offers.
 //!
 //! Separate from the endpoints because three of them offer tools in different words for the same thing. Invariant: what
 //! reaches the chat template is a list in OpenAI's form in which every tool has a name of its own.
@@ -32,7 +32,7 @@ pub(crate) struct Tools {
     /// Whether the request says that none is to be called.
     is_declined: bool,
     choice: ToolChoice,
-    /// The names of those that take any text instead of arguments.
+    /// Names of custom tools, which take any text instead of arguments.
     custom: BTreeSet<String>,
 }
 
@@ -221,7 +221,7 @@ impl Tools {
             // Templates read it of every tool.
             let mut description = tool.description.unwrap_or_default();
             add_examples(&mut description, &at("input_examples"), &tool.input_examples)?;
-            // In this order: templates write a tool as it stands, and models were trained on it.
+            // The order matters: templates write the object as it is, and models were trained on this order.
             let mut function = json!({ "name": name, "description": description, "parameters": parameters });
             if tool.strict == Some(true) {
                 function["strict"] = true.into();
@@ -317,7 +317,7 @@ impl Tools {
         Ok(Self { custom, ..tools })
     }
 
-    /// The names of those that take any text instead of arguments.
+    /// Returns the names of custom tools, which take any text instead of arguments.
     pub(crate) fn custom(&self) -> &BTreeSet<String> {
         &self.custom
     }

@@ -43,7 +43,7 @@ const ERROR_LOG: c_int = 5;
 const DISABLE_TIMING: c_uint = 2;
 /// The function attribute that allows more dynamic shared memory.
 const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
-/// The one by which a kernel says how its multiprocessor's memory is to be divided.
+/// Attribute for a kernel's preferred shared memory carveout.
 const PREFERRED_CARVEOUT: c_int = 9;
 
 fn status(outcome: Outcome) -> c_int {
@@ -75,10 +75,10 @@ pub(crate) fn functions() -> Api {
     unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
 }
 
-/// The same of a driver for CUDA 13.0, whatever the environment says.
+/// Returns the same functions for a driver of CUDA 13.0, whatever the environment says.
 pub(crate) fn functions_for_cuda_13() -> Api {
     unsafe extern "C" fn version(version: *mut c_int) -> c_int {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { version.write(13_000) };
         code::SUCCESS
     }
@@ -86,7 +86,7 @@ pub(crate) fn functions_for_cuda_13() -> Api {
         "cuDriverGetVersion" => Some(version as unsafe extern "C" fn(*mut c_int) -> c_int as *const c_void),
         _ => symbol(name),
     };
-    // SAFETY: the functions keep the contract of the driver's.
+    // SAFETY: the functions keep the driver's contract.
     unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
 }
 

@@ -42,7 +42,7 @@ struct Function {
     bounds: Bounds,
     /// Shared memory that a launch may add to what the kernel declares itself.
     max_shared_bytes: u32,
-    /// How a multiprocessor's memory is to be divided, in percent of what can be shared; `None` leaves it to the driver.
+    /// Preferred shared memory carveout in percent; `None` leaves it to the driver.
     carveout: Option<i32>,
 }
 
@@ -74,7 +74,7 @@ enum Operation {
         arguments: Arguments,
         /// Whether it may begin before the launch before it is done.
         is_early: bool,
-        /// Whether a graph has it.
+        /// Whether the launch belongs to a graph.
         is_replayed: bool,
     },
     Upload {
@@ -147,7 +147,7 @@ pub(crate) struct Context {
     graphs: HashMap<u64, Arc<[Operation]>>,
     capture: Option<Capture>,
     pinned: HashMap<u64, HostMemory>,
-    /// How the multiprocessors' memory is divided: by what the kernel that ran last wanted, or by its shared memory.
+    /// Current carveout of the multiprocessors: the preference of the last kernel, or one that follows from its shared memory.
     division: Option<i64>,
     /// A warp instruction takes a nanosecond and a copied byte a tenth of one: the same on every machine, and no measurement.
     clock_ms: f64,
@@ -161,7 +161,7 @@ pub(crate) struct State {
     pub(crate) counts: Counts,
     /// What is to go wrong next.
     pub(crate) fault: Option<Fault>,
-    /// What is always wrong.
+    /// Permanent faults.
     pub(crate) defects: Vec<Defect>,
     /// Estimates launches in place of running them.
     pub(crate) timing: Option<Timing>,

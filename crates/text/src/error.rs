@@ -38,14 +38,14 @@ pub enum TokenizerError {
     /// The vocabulary is empty.
     #[error("the vocabulary is empty")]
     EmptyVocabulary,
-    /// A token of a unigram vocabulary is so long that every text would take long.
+    /// A token of a unigram vocabulary is too long for fast tokenization.
     #[error("token {id} has {n_bytes} bytes; in a unigram vocabulary at most {maximum} are read")]
     LongToken {
-        /// The token.
+        /// Id of the token.
         id: u32,
-        /// Its length.
+        /// Length of the token, in bytes.
         n_bytes: usize,
-        /// The limit.
+        /// Longest allowed token, in bytes.
         maximum: usize,
     },
     /// The vocabulary is larger than ids or offsets can address.

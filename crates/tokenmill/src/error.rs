@@ -81,7 +81,7 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// A folder for pages of prompts, or for sessions, that another process, or another part of this one, has open.
+    /// A folder for prompts or sessions is in use by another process or by another part of this one.
     #[error("{} is in use: one process keeps prompts or sessions in a folder at a time", path.display())]
     FolderInUse {
         /// Its path.

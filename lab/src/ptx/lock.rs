@@ -28,7 +28,7 @@ pub(super) struct Resources {
     pub(super) registers: u32,
     pub(super) shared_bytes: u32,
     pub(super) spilled_bytes: u32,
-    /// Bytes of its machine code.
+    /// Bytes of the machine code.
     pub(super) code_bytes: u32,
 }
 

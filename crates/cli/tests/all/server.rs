@@ -22,7 +22,7 @@ pub(crate) struct Server {
     /// Until it is ended.
     child: Option<Child>,
     address: String,
-    /// The key that requests carry.
+    /// API key of the requests.
     key: Option<&'static str>,
     pub(crate) log: Arc<Mutex<Vec<String>>>,
 }
@@ -86,13 +86,13 @@ impl Server {
         }
     }
 
-    /// Has requests carry a key.
+    /// Sends a key with all requests.
     pub(crate) fn with_key(mut self, key: &'static str) -> Self {
         self.key = Some(key);
         self
     }
 
-    /// The number of the process.
+    /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.as_ref().expect("it was not taken").id()
     }
@@ -114,7 +114,7 @@ impl Server {
         Self::ask_with(address, method, path, "", body)
     }
 
-    /// With lines of headers.
+    /// Sends a request with further header lines.
     fn ask_with(
         address: &str,
         method: &str,

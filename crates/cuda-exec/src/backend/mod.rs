@@ -50,7 +50,7 @@ pub struct CudaBackend {
     device: crate::Device,
     ops: crate::Ops,
     uploader: crate::Uploader,
-    /// Kinds of the matrices that a plan has.
+    /// Kinds of matrices in the plans.
     planned: planned::Planned,
     /// Types of the matrices that are multiplied.
     factor_types: Vec<TensorType>,
@@ -117,14 +117,14 @@ impl CudaBackend {
         })
     }
 
-    /// Turns the capture of decode steps on or off; at first it is as the device's options say.
+    /// Turns the capture of decode steps on or off; by default the device's options decide.
     #[must_use]
     pub fn with_graphs(mut self, uses_graphs: bool) -> Self {
         self.uses_graphs = uses_graphs;
         self
     }
 
-    /// Turns the capture of decode steps on or off, and forgets what was captured.
+    /// Turns the capture of decode steps on or off, and drops the captured graphs.
     pub fn set_graphs(&mut self, uses_graphs: bool) {
         self.uses_graphs = uses_graphs;
         self.epoch += 1;
@@ -160,7 +160,7 @@ impl CudaBackend {
         &self.device
     }
 
-    /// Types of the matrices that are multiplied, of all plans that were made for it.
+    /// Lists the types of multiplied matrices in all plans of this backend.
     pub fn planned_types(&self) -> Vec<TensorType> {
         self.planned.types()
     }

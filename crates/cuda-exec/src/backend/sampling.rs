@@ -5,7 +5,7 @@
 //!
 //! - DRY or locally typical sampling: both need an order of tokens (a match of runs, a sort by surprise) that costs a
 //!   device more than the copy of one row of logits costs the host;
-//! - XTC, top-n-sigma, a dynamic temperature, mirostat, or steps in an order of their own: rare, and each needs all tokens that are left;
+//! - XTC, top-n-sigma, a dynamic temperature, mirostat, or another order of steps: rare, and each needs all remaining tokens;
 //! - more than [`MAX_TOP`] likeliest tokens to report, since the kernel looks through the vocabulary once for each;
 //! - several tokens that only the device knows behind its history;
 //! - or more history, masks and biases, with those of the other rows, than the room there is for them.
@@ -60,7 +60,7 @@ fn is_row_for_device(sample: &SampleRow) -> bool {
     let params = &sample.params;
     let has_dry = params.dry.as_ref().is_some_and(|dry| dry.multiplier > 0.0);
     let is_typical = params.typical_p < 1.0 && !params.is_greedy();
-    // The kernel has one history for all penalties; in a prompt they count differently.
+    // The kernel has one history for all penalties, but they count the prompt differently.
     let counts_apart = sample.n_prompt > 0
         && params.repeat_penalty != 1.0
         && (params.presence_penalty != 0.0 || params.frequency_penalty != 0.0);
@@ -95,7 +95,7 @@ fn kept_history<'a>(batch: &'a ForwardBatch, sample: &SampleRow, n_newest: usize
     }
     let mut history = &batch.history[sample.history.start as usize..sample.history.end as usize];
     if params.repeat_penalty == 1.0 {
-        // The other penalties count what was generated.
+        // The other penalties count only generated tokens.
         history = &history[sample.n_prompt as usize..];
     }
     let n_kept = (params.penalty_last_n as usize).saturating_sub(n_newest);

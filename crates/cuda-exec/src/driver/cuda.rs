@@ -49,11 +49,11 @@ pub(super) struct Driver {
     first_seen_bytes: OnceLock<u64>,
     /// Of a device whose work may wait for other devices: what says whether they will come.
     watch: OnceLock<Arc<dyn Watch>>,
-    /// Milliseconds that the device is waited for at most; 0 sets no limit.
+    /// Limit of a wait for the device, in milliseconds; 0 sets no limit.
     wait_limit_ms: AtomicU64,
-    /// Whether it did not answer within them: closing it would wait for it.
+    /// Whether the device exceeded the limit; closing it would wait too.
     is_abandoned: AtomicBool,
-    /// Whether launches that could begin early do not.
+    /// Whether launches run in order even if they could begin early.
     is_in_order: AtomicBool,
 }
 

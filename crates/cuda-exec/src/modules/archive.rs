@@ -116,7 +116,7 @@ impl<'a> Entry<'a> {
 /// What a file of kernels that were compiled ahead begins with: what it is, and the version of its format.
 const CUBINS_MAGIC: &[u8; 15] = b"tokenmill cubin";
 const CUBINS_VERSION: u8 = 2;
-/// The CUDA version of the assembler that made them, which `cargo xtask ptx` pins: an older driver does not load its code.
+/// CUDA version of the assembler of the cubins, which `cargo xtask ptx` pins; an older driver does not load its code.
 pub(crate) const CUBINS_TOOLKIT: (u32, u32) = (13, 0);
 /// Bytes before its modules: these, and the fingerprint of the PTX that they were compiled from.
 const CUBINS_HEADER_BYTES: usize = CUBINS_MAGIC.len() + 1 + 8;
@@ -165,8 +165,8 @@ impl Cubins {
         header
     }
 
-    /// The code of a module that was made for exactly this compute capability, where a driver for this CUDA version loads it: it is what the pinned
-    /// assembler made, whose registers and spills are known, and no time goes to compiling.
+    /// Finds a module's code for exactly this compute capability, if a driver of this CUDA version loads it. It comes from the pinned
+    /// assembler, so its registers and spills are known and nothing has to be compiled.
     pub(crate) fn find_exact(
         &self,
         (major, minor): (u32, u32),
@@ -258,7 +258,7 @@ mod tests {
         check((9, 0), Some("sm_90/norm"));
         check((10, 0), None);
         assert_eq!(cubins.find((8, 0), "rope"), None);
-        // Before the driver's compiler is asked: of the same capability alone, and for drivers that load it.
+        // Only code of the same capability is used before the driver's compiler, and only by drivers that load it.
         let exact = |capability, cuda| cubins.find_exact(capability, cuda, "norm").is_some();
         assert!(exact((9, 0), (13, 0)) && exact((8, 6), (13, 2)));
         assert!(!exact((8, 9), (13, 0)) && !exact((9, 0), (12, 9)) && !exact((9, 0), (14, 0)));

@@ -90,7 +90,7 @@ fn store_code(types: [KvType; 2]) -> usize {
     }
 }
 
-/// A type as kernels for mixed types know it (`mixed.cuh`).
+/// Returns a type's number in kernels for mixed types (`mixed.cuh`).
 fn type_code(ty: KvType) -> usize {
     match ty {
         KvType::F16 => 0,
@@ -100,7 +100,7 @@ fn type_code(ty: KvType) -> usize {
     }
 }
 
-/// How modules for a store end their names: all pairs of two types have one.
+/// Returns the suffix of modules for a KV cache; all pairs of two different types share one.
 fn types_suffix([keys, values]: [KvType; 2]) -> String {
     if keys == values {
         format!("{keys}_{values}")
@@ -109,7 +109,7 @@ fn types_suffix([keys, values]: [KvType; 2]) -> String {
     }
 }
 
-/// Adds what kernels for mixed types take besides.
+/// Adds the arguments that only kernels for mixed types take.
 fn with_types(args: Args<'_>, [keys, values]: [KvType; 2]) -> Args<'_> {
     if keys == values {
         args

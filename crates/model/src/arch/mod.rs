@@ -188,7 +188,7 @@ const ARCHITECTURES: &[Architecture] = &[
     starcoder2::ARCHITECTURE,
 ];
 
-/// What stands for no pooling: a decoder's own way.
+/// Code for no pooling, which a decoder uses.
 const NO_POOLING: usize = 0;
 
 /// The names of all architectures that can be loaded.
@@ -233,7 +233,7 @@ fn open_gguf(header: GgufHeader<'_>) -> Result<(&'static Architecture, GgufConfi
 /// Describes the network of an architecture's file.
 fn describe(row: &Architecture, config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = (row.from_gguf)(config)?;
-    // Only the architecture says of which kind its norms are.
+    // Only the architecture knows the kind of its norms.
     descriptor.norm.eps = config.norm_epsilon(descriptor.norm.kind)?;
     Ok(descriptor)
 }

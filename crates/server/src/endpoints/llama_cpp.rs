@@ -80,7 +80,7 @@ pub(crate) fn encode_pieces(model: &ServedModel, pieces: &[PromptPiece]) -> Vec<
     tokens
 }
 
-/// A text with its images, whose rows are not made yet.
+/// Builds a prompt from a text with images, which are not encoded yet.
 fn with_images(app: &App, prompt: &OneRawPrompt) -> Result<Prompt, ApiError> {
     app.model.model().words().check_images(prompt.images.len())?;
     let files = prompt.images.iter().enumerate().map(|(index, base64)| {
@@ -175,7 +175,7 @@ async fn answer(
     if !request.stream {
         check_scores("n_probs", &params, prompts.len(), n_ctx, MAX_GATHERED)?;
     }
-    // The only prompt of a request may have images.
+    // Only a request's single prompt may have images.
     if let [prompt] = &mut prompts[..] {
         let seen = see(
             &app,
@@ -371,8 +371,8 @@ impl EventFormat for Writer {
     }
 }
 
-/// The model and the values where requests are silent, as `/props`. Where no model is loaded and none is named, it says that they sleep,
-/// and loads none.
+/// Returns the model and the default settings, as llama.cpp's `/props`. If no model is named and none is loaded, it reports that the models
+/// sleep and loads none.
 pub(crate) async fn props(
     State(models): State<Models>,
     one: Result<OneModel, Response>,

@@ -37,7 +37,7 @@ pub const SHOW_FIELDS: &[Field] = &[
     label("verbose"),
 ];
 
-/// Fields of `/api/pull`.
+/// Lists the fields of `/api/pull`.
 pub const PULL_FIELDS: &[Field] = &[
     yes("model", "one that is served is there; others are refused (501)"),
     yes("name", "the older name of `model`"),
@@ -94,7 +94,7 @@ impl ShowRequest {
     }
 }
 
-/// A request to have a model.
+/// Asks for a model to be available.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PullRequest {
     model: Option<String>,
@@ -104,7 +104,7 @@ pub struct PullRequest {
 }
 
 impl PullRequest {
-    /// The name, in either field.
+    /// Returns the name from either field.
     pub fn name(&self) -> Option<&str> {
         self.model.as_deref().or(self.name.as_deref())
     }

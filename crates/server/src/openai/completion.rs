@@ -70,7 +70,7 @@ pub struct CompletionRequest {
     pub prompt: PromptInput,
     /// Most tokens to generate.
     pub max_tokens: Option<TokenLimit>,
-    /// The same by llama.cpp's name.
+    /// The same field under llama.cpp's name.
     pub n_predict: Option<TokenLimit>,
     /// Choices per prompt.
     pub n: Option<u32>,
@@ -94,7 +94,7 @@ pub struct CompletionRequest {
     /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
-    /// Whether the ids of tokens are told.
+    /// Whether the answer includes token ids.
     #[serde(default)]
     pub return_token_ids: bool,
     /// Alternatives to report with each token of the prompt.

@@ -235,7 +235,7 @@ impl Other {
         }
     }
 
-    /// What a result says and shows.
+    /// Returns the texts and images of a result.
     fn given(&self, path: &str) -> Result<Joined, ApiError> {
         let text = match self.kind.as_str() {
             "function_call_output"
@@ -267,14 +267,14 @@ fn texts_of(parts: &Value) -> String {
     parts.filter_map(|part| part.get("text")?.as_str()).collect()
 }
 
-/// The parts of a result: texts and images.
+/// Reads the parts of a result: texts and images.
 fn parts_of_result(path: &str, parts: &[Value]) -> Joined {
     let mut joined = Parts::default();
     for (index, part) in parts.iter().enumerate() {
         let mut fields = part.as_object().cloned().unwrap_or_default();
         if part["type"] == "input_image" && fields.get("image_url").is_some_and(|url| !url.is_null()) {
             let path = format!("{path}.output[{index}]");
-            // One that cannot be read would end the conversation for ever.
+            // An error about an unreadable image would block the conversation for good.
             match images::of_openai(&path, &mut fields) {
                 Ok(image) => joined.push_image(image),
                 Err(error) => joined.push_text(&format!("[an image left out: {error}]")),
@@ -291,7 +291,7 @@ fn parts_of_result(path: &str, parts: &[Value]) -> Joined {
     }
 }
 
-/// A part of a result as the model reads it. Of a file it is told that it was left out.
+/// Converts a part of a result for the model; a file becomes a note that it was left out.
 fn part_of_result(part: &Value) -> String {
     if let Some(text) = part.get("text").and_then(Value::as_str) {
         return text.to_owned();

@@ -88,7 +88,7 @@ impl State {
         self.context.check()
     }
 
-    /// Says of a kernel that never ends that it has not. Whoever waits for it without a limit would wait for ever: a test that does so is to end.
+    /// Reports that a kernel has not ended. A wait without a limit fails, so that the test ends.
     fn hang(&mut self, waits: Waits) -> Outcome {
         if waits == Waits::Elsewhere {
             return Err(code::NOT_READY);
@@ -245,7 +245,7 @@ impl Context {
             static_shared_bytes,
             ..
         } = &self.functions[&(*function as u64)];
-        // Without a wish, as much as its shared memory asks for: a driver's choice.
+        // Without a preference the carveout follows from the kernel's shared memory; this is a driver's choice.
         let own = -i64::from(static_shared_bytes + config.shared_bytes) - 1;
         let division = carveout.map_or(own, i64::from);
         let before = self.division.replace(division);
@@ -301,7 +301,7 @@ impl Context {
     }
 }
 
-/// Changes a word in each 64 bytes of what a launch wrote: a bit of the mantissa of a number of f32.
+/// Changes one word in each 64 bytes of a launch's output: a mantissa bit of an f32.
 fn spoil(memory: &DeviceMemory, written: &Written) -> Result<(), MemoryError> {
     for &(start, end) in written.ranges() {
         let first = start.next_multiple_of(4);

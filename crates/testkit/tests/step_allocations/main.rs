@@ -1,6 +1,5 @@
-//! What a step allocates on the host, counted by the allocator of this program: nothing, once the buffers that steps reuse have
-//! grown, whatever the size of the model, the vocabulary and the context. (On the CPU host memory is the device's, too.) The engine's
-//! part of a step allocates no more than what keeps the text.
+//! Counts what a step allocates on the host: nothing, once the reused buffers have grown, whatever the size of the model, the vocabulary
+//! and the context. (On the CPU, host memory is the device's memory too.) The engine's part of a step allocates only memory for the text.
 //!
 //! One test, since the counter is the program's.
 
@@ -113,7 +112,7 @@ fn bytes_of_steps(descriptor: &Descriptor, params: &Arc<SamplingParams>, n_ctx: 
     counted(run_all)
 }
 
-/// Bytes that all threads allocate while `work` runs.
+/// Counts the bytes that all threads allocate while `work` runs.
 fn counted(work: impl FnOnce()) -> usize {
     N_BYTES.store(0, SeqCst);
     COUNTS.store(true, SeqCst);

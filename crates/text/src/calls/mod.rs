@@ -13,14 +13,14 @@
 //! | `families` | the table of formats |
 //! | `thinking` | the table of tags that stand around reasoning |
 //! | `parser` | text, reasoning and marks; hands over to the bodies |
-//! | `marks` | marks of formats |
+//! | `marks` | marks of a format |
 //! | `thought` | calls in reasoning, and control tokens in text |
 //! | `json_body`, `named_body`, `tagged_body`, `literal_body` | the four shapes that calls have |
 //! | `channels` | formats in which the whole answer is a row of addressed messages |
 //! | `json_scanner`, `literal` | JSON and Python-like values that arrive in pieces |
 //! | `grammar` | the same formats as grammars, for calls that are held to their schemas |
 //! | `tool_set` | the tools that were offered |
-//! | `see_through`, `value_kinds` | what schemas of arguments say |
+//! | `see_through`, `value_kinds` | what the schemas of arguments allow |
 
 mod channels;
 mod families;

@@ -61,16 +61,16 @@ pub enum ConstraintError {
         /// The limit.
         maximum: usize,
     },
-    /// So many of its rules or definitions refer to each other in a row that no compiler could follow.
+    /// A chain of references between rules or definitions is too long for any compiler.
     #[error(
         "the {kind} has {found} rules or definitions that refer to each other in a row, the limit is {maximum}"
     )]
     TooLong {
-        /// What it is written in.
+        /// Language of the constraint.
         kind: ConstraintKind,
-        /// How many.
+        /// Length of the chain.
         found: usize,
-        /// The limit.
+        /// Longest allowed chain.
         maximum: usize,
     },
     /// Compiling it takes longer than the limit.

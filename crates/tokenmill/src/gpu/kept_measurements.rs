@@ -36,7 +36,7 @@ pub(crate) struct OfLoad<'a> {
 }
 
 impl OfLoad<'_> {
-    /// What was written of `subject` before, unless it is to be made again; `None` too where no folder is given.
+    /// Reads what was stored about `subject`; `None` if it is to be measured again or there is no folder.
     pub(crate) fn find(&self, kind: &str, subject: &str) -> Option<Value> {
         let folder = self.measurements.folder.as_ref()?;
         let is_taken = self.is_quiet || !self.measurements.is_made_again;
@@ -45,10 +45,10 @@ impl OfLoad<'_> {
             .flatten()
     }
 
-    /// Writes what is known of `subject`, for the next load. What cannot be written is not remembered.
+    /// Stores what is known about `subject` for the next load.
     ///
     /// # Errors
-    /// The system's, and why.
+    /// Returns the system's error if the file cannot be written.
     pub(crate) fn keep(&self, kind: &str, subject: &str, values: &Value) -> io::Result<()> {
         let Some(folder) = &self.measurements.folder else {
             return Ok(());
