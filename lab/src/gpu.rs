@@ -21,8 +21,8 @@ pub(crate) fn open_with(wide: WideProducts) -> anyhow::Result<Device> {
     Device::open_as(0, DeviceOptions { wide, ..options }).context("no device")
 }
 
-/// Opens the first GPU as the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS`, `TOKENMILL_CUDA_IN_ORDER`,
-/// `TOKENMILL_CUDA_NO_WIDE`, `TOKENMILL_CUDA_NO_SHARED`, `TOKENMILL_CUDA_NO_GRAPHS` and `TOKENMILL_CUDA_NO_CARVEOUT` say, as the program `tokenmill` does.
+/// Opens the first GPU with the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS`, `TOKENMILL_CUDA_IN_ORDER`,
+/// `TOKENMILL_CUDA_NO_WIDE`, `TOKENMILL_CUDA_NO_SHARED`, `TOKENMILL_CUDA_NO_GRAPHS` and `TOKENMILL_CUDA_NO_CARVEOUT`, as `tokenmill` does.
 ///
 /// # Errors
 /// No GPU that can be used, or a file of kernels that cannot be read.

@@ -43,7 +43,7 @@ pub struct SampleRow {
     /// Empty when `params` has no penalty. A token that comes from [`TokenSource::SampledRow`] is not in it; the
     /// executor appends it.
     pub history: Range<u32>,
-    /// How many tokens from the beginning of that range stand in the prompt: what is generated counts for presence and frequency only.
+    /// How many tokens at the start of that range are prompt tokens; the presence and frequency penalties do not count them.
     pub n_prompt: u32,
     /// The tokens that it may pick.
     pub mask: RowMask,

@@ -119,7 +119,7 @@ impl HostStep {
         StepShape::of(batch)
     }
 
-    /// Whether rows have to be sampled one after the other, since a draw moves what the next one of its sequence depends on.
+    /// Says whether rows must be sampled one after the other, because a draw affects the next draw of its sequence.
     pub fn samples_in_order(&self) -> bool {
         let mut outputs = self.batch.outputs.iter();
         outputs.any(|output| matches!(output, RowOutput::Sample(sample) if sample.params.mirostat.is_some()))

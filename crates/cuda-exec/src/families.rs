@@ -72,7 +72,7 @@ pub fn families(device: &Device) -> Vec<Family> {
     ]
 }
 
-/// Why launches do not begin before those before them are done.
+/// Returns the reason why early launches are off, if they are.
 fn early_refusal(device: &Device) -> Option<String> {
     let info = device.info();
     let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");

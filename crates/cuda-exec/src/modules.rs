@@ -268,7 +268,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     Entry::all(ARCHIVE).map(|entry| entry.name)
 }
 
-/// What tells this build's kernels apart from those of others.
+/// Identifies this build's kernels.
 pub fn fingerprint() -> u64 {
     archive::fingerprint(ARCHIVE)
 }

@@ -238,7 +238,7 @@ fn parse_value(cursor: &mut Cursor<'_>, key: &str, ty: ValueType) -> Result<Valu
         ValueType::U64 => Value::U64(cursor.u64(WHAT)?),
         ValueType::I64 => Value::I64(cursor.u64(WHAT)? as i64),
         ValueType::F64 => Value::F64(f64::from_bits(cursor.u64(WHAT)?)),
-        // Some writers put names of people and files there in other encodings.
+        // Some writers use other encodings for names of people and files.
         ValueType::String => Value::String(cursor.lossy_str(WHAT)?.into_owned()),
         ValueType::Array => Value::Array(parse_array(cursor, key)?),
     })

@@ -16,7 +16,7 @@ use crate::{
 
 /// The longest list of files that is read. The largest repositories have lists of some megabytes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
-/// The longest list of names near one that does not exist. Fifty are asked for.
+/// Largest list of similar names for a missing model, in bytes. The request asks for fifty.
 const MAX_NEAR_BYTES: u64 = 4 << 20;
 /// What is said to be larger is no file: sums of sizes, and what stands behind a file's end, stay numbers.
 const MAX_FILE_BYTES: u64 = 1 << 50;

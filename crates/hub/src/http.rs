@@ -24,7 +24,7 @@ use crate::{
 
 /// Redirects of one request.
 const MAX_REDIRECTS: usize = 10;
-/// How long an answer that is read into memory may take, in times of the patience.
+/// Time limit for an answer that is read into memory, as a multiple of the patience.
 const WHOLE_PATIENCES: u32 = 4;
 /// How long a connection may take to be made.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(15);
@@ -232,7 +232,7 @@ impl Reply {
         self.body.into_reader()
     }
 
-    /// The body, of at most `max_bytes`. A server that sends something now and then, and never all of it, is left after a while.
+    /// Reads the body, of at most `max_bytes`. A server that keeps sending slowly is abandoned at the time limit.
     pub(crate) fn into_bytes(self, max_bytes: u64) -> Result<Vec<u8>, Fault> {
         let Self {
             url, body, patience, ..

@@ -186,7 +186,7 @@ fn is_revision(text: &str) -> bool {
     is_relative_path(text) && !text.contains([' ', '~', '^', '?', '*', '['])
 }
 
-/// Whether a character turns the direction of what follows: a name would be shown as another.
+/// Says whether a character changes the direction of text, which could disguise a name.
 fn turns_text(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

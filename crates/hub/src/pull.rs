@@ -252,7 +252,7 @@ fn folder_files(
     Ok(side.chain(weights).collect())
 }
 
-/// The files of the folder that an index of safetensors names.
+/// Lists the files of the folder that a safetensors index names.
 fn parts_of_index(bytes: &[u8]) -> BTreeSet<String> {
     let mut parts = lists::parts_of_index(bytes);
     parts.retain(|part| is_relative_path(part));

@@ -149,7 +149,7 @@ impl Kernel {
         self.shared_bytes as usize
     }
 
-    /// Threads that a thread block has at most, and thread blocks that a multiprocessor is to have room for.
+    /// Returns the launch bounds: most threads of a block, and blocks that a multiprocessor must have room for.
     pub fn launch_bounds(&self) -> [u32; 2] {
         [self.max_threads, self.min_blocks]
     }

@@ -111,8 +111,7 @@ fn put_media(media: &Media, positions: Range<usize>, batch: &mut ForwardBatch) {
     }
 }
 
-/// The record of a row that samples after a text, whose newest tokens were generated and among which `media` lie, and the guesses of
-/// `draft`.
+/// Builds the record of a row that samples after a text with generated tokens at its end, `media` inside, and the guesses of `draft`.
 fn sample_row(
     params: Arc<SamplingParams>,
     (tokens, n_generated): (&[u32], usize),

@@ -52,7 +52,7 @@ impl Lane {
     /// Continues behind `n_dropped` tokens fewer. Positions come again, and draws are keyed by them, so the seed changes: else the same
     /// draws would come again too.
     fn shift_sampling(sampling: &mut Arc<SamplingParams>) {
-        // A copy in any case, since a copy starts again where draws depend on those before.
+        // Always clone: a clone restarts draws that depend on earlier ones.
         let mut params = SamplingParams::clone(sampling);
         params.seed = params.seed.wrapping_add(SHIFT_SEED);
         *sampling = Arc::new(params);

@@ -25,7 +25,7 @@ impl Manner {
             min_p: _,
             typical_p: _,
             seed: _,
-            // With them it is drawn.
+            // These fields affect only drawn tokens.
             top_n_sigma: _,
             xtc: _,
             dynamic_temperature: _,

@@ -390,7 +390,7 @@ impl Scheduler {
         self.sequences.get(id).map(|sequence| &sequence.tokens[..])
     }
 
-    /// How many of the newest tokens of a sequence were generated.
+    /// Returns how many tokens at the end of a sequence were generated.
     pub fn n_generated(&self, id: SeqId) -> usize {
         let generated = |sequence: &Sequence| {
             (sequence.tokens.len() + sequence.n_dropped).saturating_sub(sequence.n_given)

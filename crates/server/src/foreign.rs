@@ -124,7 +124,7 @@ pub(crate) const FOREIGN: &[Field] = &[
         &["0", "-1"],
         "the server's `--request-timeout` bounds an answer",
     ),
-    // They ask to be told more, and how to compute: the answer is the same.
+    // These ask for progress reports or tune the computation; the answer is the same.
     ignored("timings_per_token", "the last chunk has the timings"),
     ignored("return_progress", "progress is not reported"),
     ignored(

@@ -134,8 +134,8 @@ struct EngineFigures {
 }
 
 impl Metrics {
-    /// Builds the figures of a server for `model_name` with a pool of `n_pages` KV pages. Of the only model of a server those by
-    /// llama.cpp's names have no label, as there.
+    /// Builds the metrics of a server for `model_name` with a pool of `n_pages` KV pages. If it is the server's only model, the metrics
+    /// with llama.cpp's names have no label, as in llama.cpp.
     pub fn new(model_name: &str, n_pages: usize, is_only: bool) -> Self {
         let mut registry = Registry::default();
         let figures = Self {

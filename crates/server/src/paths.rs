@@ -27,7 +27,7 @@ const BEHIND_V1: [&str; 8] = [
 pub(crate) struct AskedPath(pub(crate) String);
 
 impl AskedPath {
-    /// Whether the client left out the `/v1` that belongs before the path.
+    /// Says whether the client left out the `/v1` prefix of the path.
     pub(crate) fn is_unversioned(&self) -> bool {
         let first = self.0.split('/').find(|piece| !piece.is_empty());
         first.is_some_and(|first| BEHIND_V1.contains(&first))
@@ -40,7 +40,7 @@ impl AskedPath {
     }
 }
 
-/// Whether a path is one that supervisors and load balancers ask.
+/// Says whether supervisors and load balancers probe this path.
 pub(crate) fn is_probe(path: &str) -> bool {
     ["/livez", "/readyz", "/health", "/v1/health"].contains(&path)
 }

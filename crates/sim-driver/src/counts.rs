@@ -12,7 +12,7 @@ pub(crate) struct Counts {
     pub(crate) kernels: BTreeMap<String, (u64, Counters)>,
     /// Launches that could begin before those before them were done.
     pub(crate) n_early: u64,
-    /// Launches that wanted the memory of multiprocessors divided otherwise than the one before.
+    /// Launches that wanted another carveout than the launch before.
     pub(crate) n_divisions: u64,
     /// Sums over the ranks of a communicator that ended.
     pub(crate) n_sums: u64,

@@ -35,7 +35,7 @@ pub(crate) struct GpuSpec {
     pub(crate) is_added: bool,
     /// Whether its memory takes room only where something other than zero is written.
     pub(crate) is_sparse: bool,
-    /// What its multiprocessors have, where it is not as its capability says.
+    /// Limits of the multiprocessors, if they differ from those of the compute capability.
     pub(crate) card: Option<Card>,
     /// Memory that the driver takes for each module.
     pub(crate) module_bytes: u64,
@@ -61,7 +61,7 @@ impl Default for GpuSpec {
 }
 
 impl GpuSpec {
-    /// What its multiprocessors have.
+    /// Returns the limits of the multiprocessors.
     pub(crate) fn card(&self) -> Card {
         self.card.unwrap_or_else(|| Card::of(self.capability))
     }

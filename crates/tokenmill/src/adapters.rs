@@ -86,7 +86,7 @@ fn fault_of(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether a character is not shown itself, but changes how those around it are: in a list a name would pass for another.
+/// Says whether a character is invisible but changes how others are shown, which could disguise a name in a list.
 fn is_unseen(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }

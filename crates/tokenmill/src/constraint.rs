@@ -13,7 +13,7 @@ use tokenmill_text::{
 
 /// What an answer in channels has before its text for the reader, and before what it thinks.
 const FINAL_CHANNEL: &str = "<|channel|>final<|message|>";
-/// The head of that text: models may write words such as `<|constrain|>json` into it.
+/// Start of that text's head; models may write words such as `<|constrain|>json` after it.
 const FINAL_HEAD: &str = "<|channel|>final";
 const HEAD_END: &str = "<|message|>";
 const ANALYSIS_CHANNEL: &str = "<|channel|>analysis<|message|>";

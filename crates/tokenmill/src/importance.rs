@@ -32,7 +32,7 @@ impl ImportanceRun {
         if let Some(file) = source.open_gguf()? {
             sums = sums.measured_on(file.metadata());
         }
-        // Where the weight of a choice multiplies what the experts read, it is applied behind the product, which comes to the same.
+        // If experts' inputs are scaled by the router's weight, the scale is applied after the product, with the same result.
         let network = source.open_network()?;
         let mut layers = network.descriptor().layers.iter();
         let weighs_input = layers.any(|layer| layer.ffn.moe().is_some_and(|moe| moe.weighs_input));

@@ -55,7 +55,7 @@ pub struct TextParams {
     /// Tokens that the reasoning of a conversation's answer may take; then the model's own end of it is written, and the
     /// answer follows. Nothing for models that do not reason.
     pub thinking_budget: Option<u32>,
-    /// Further tokens that end a sample and are not part of it, also where the model's own do not.
+    /// Further tokens that end a sample and are not part of it, even if the model's own end tokens are ignored.
     pub stop_tokens: Vec<u32>,
     /// Whether end-of-text tokens are ordinary tokens.
     pub ignore_eos: bool,
@@ -67,7 +67,7 @@ pub struct TextParams {
     pub priority: i32,
     /// Keeps cached prefixes apart from those of requests with another salt.
     pub cache_salt: u64,
-    /// A number for whose request it is: no client can keep the constraints of others from being compiled.
+    /// Number of the client, so that no client can block the compilation of others' constraints.
     pub client: u64,
     /// The name of the adapter that it is computed with; `None` takes the model as it is.
     pub adapter: Option<String>,

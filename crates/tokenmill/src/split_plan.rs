@@ -21,7 +21,7 @@ impl PartialEq for SplitObserver {
 
 impl Eq for SplitObserver {}
 
-/// Is told what is found where a GPU is checked at its first use: a line each.
+/// Receives a line for each result of a GPU's check at first use.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuCheckObserver(pub fn(&str));
 

@@ -81,7 +81,7 @@ const EXP_OF_MINUS: [f32; 24] = [
     7.583e-10, 2.790e-10, 1.027e-10,
 ];
 
-/// A random number below 1 that decides something of a position by itself; `id` is that of no token.
+/// Returns a random number below 1 for a decision at a position; `id` must not be a token's.
 pub(super) fn chance(seed: u64, position: u32, id: u32) -> f32 {
     uniform(stream_key(seed, position), id)
 }

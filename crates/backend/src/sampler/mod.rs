@@ -31,7 +31,7 @@ pub struct SampleRequest<'a> {
     pub history: &'a [u32],
     /// Tokens that follow `history`.
     pub newest: &'a [u32],
-    /// Tokens at the beginning of `history` that stand in the prompt.
+    /// Number of prompt tokens at the start of `history`.
     pub n_prompt: usize,
     /// Allowed tokens: bit `id % 32` of word `id / 32`.
     pub mask: Option<&'a [u32]>,
@@ -45,7 +45,7 @@ pub struct Sampler {
     adjusted: Vec<f32>,
     candidates: Vec<Candidate>,
     penalties: Penalties,
-    /// A row that steps in an order of their own work in.
+    /// Scratch row for sampling step by step.
     row: Vec<f32>,
 }
 

@@ -349,7 +349,7 @@ fn penalties_count_the_recent_tokens() {
         ..Default::default()
     };
     let logits = adjusted(&extreme, &[0, 0, 1, 3], &[]);
-    // What stands in the prompt was not generated.
+    // Prompt tokens were not generated.
     let mut logits_behind_prompt = vec![2.0f32, -2.0, 1.0, f32::NEG_INFINITY];
     let seen = Seen {
         history: &[1, 2, 0],

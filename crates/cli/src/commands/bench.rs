@@ -446,7 +446,7 @@ fn random_tokens(n: usize, n_vocab: usize, seed: u64) -> Vec<u32> {
         .collect()
 }
 
-/// The model as llama-bench names it: architecture, and the kind of file that it says it is, or else the type that most weights have.
+/// Names the model as llama-bench does: architecture, and the kind of file that it declares, or else the type of most weights.
 fn describe(source: &ModelSource, model: &Model) -> String {
     let facts = ModelFacts::of(model);
     format!("{} {} {}", source.name(), facts.arch, facts.main_type)

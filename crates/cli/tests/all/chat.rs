@@ -207,7 +207,7 @@ fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
     let run = |extra: &[&str]| tokenmill([&["run", "demo", "What is 3 + 4?", "--temp", "0"], extra].concat());
     let asked = chat(&[], "What is 3 + 4?\n").ok();
     assert_eq!(run(&["--chat"]).ok(), asked);
-    // As it is without.
+    // The same as without options.
     assert_eq!(run(&[]).ok(), asked);
     let call = r#"-> add_numbers {"x": 3, "y": 4}"#;
     assert_eq!(run(&["--tools", arg(&tools)]).ok(), format!("{call}\n"));

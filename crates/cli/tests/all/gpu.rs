@@ -30,7 +30,7 @@ pub(crate) fn with_driver(machine: &str, args: &[&str]) -> Command {
         .env("TOKENMILL_SIM_DRIVER", machine)
         // What a test measures is not whose machine runs it.
         .env("XDG_CACHE_HOME", driver_folder().path().join("cache"))
-        // Checks at a first use have tests of their own.
+        // The check at first use has tests of its own.
         .env("TOKENMILL_CUDA_NO_CHECK", "1")
         .env_remove("CUDA_VISIBLE_DEVICES");
     command

@@ -161,7 +161,7 @@ fn a_model_of_the_hub_is_called_with_its_type_or_without() {
                 );
             }
             let other = "some/tiny-GGUF:Q4_K_M";
-            // The only model answers any name.
+            // A server's only model answers any name.
             let expected = if others.is_empty() { 200 } else { 404 };
             assert_eq!(server.complete(other).0, expected, "{given}");
             server.end();

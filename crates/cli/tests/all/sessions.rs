@@ -211,7 +211,7 @@ fn one_server_at_a_time_keeps_sessions_in_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let options = ["demo", "--session-dir", arg(folder.path())];
     let first = Server::start(&options);
-    // Of its half-written files the second must leave every one.
+    // The second server must not remove the first one's half-written files.
     let unfinished = folder.path().join(".talk.incomplete");
     fs::write(&unfinished, "x").unwrap();
     let second = tokenmill([&["serve", "--port", "0"][..], &options].concat());

@@ -66,7 +66,7 @@ fn what_a_run_takes_is_no_problem() {
         ("devices=0", &[][..]),
         ("devices=0", &["-ngl", "auto"]),
         ("devices=0", &["-ngl", "0"]),
-        // Lines are copied from machine to machine; `--device cuda` insists.
+        // Command lines are copied between machines; only `--device cuda` insists.
         ("devices=0", &["-ngl", "99"]),
         ("devices=0", &["-ngl", "all"]),
         ("devices=0", &["--place", "attn=cpu"]),

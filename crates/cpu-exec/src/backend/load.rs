@@ -25,7 +25,7 @@ impl Memory for CpuBackend {
         let (host, n_experts) = (&self.host, n_experts(data.usage));
         let n_rows = data.n_out / n_experts;
         let packed = crate::Matrix::pack_experts(host, data.ty, n_experts, n_rows, data.n_in, data.bytes);
-        // A tensor that is computed in parts is shown with the first of them: all read the same rows.
+        // A tensor that is computed in parts is reported with its first part, because all parts read the same rows.
         let is_shown = self.input_observer.is_some() && self.shown_tensors.insert(data.name.to_owned());
         let packed = packed.map(|mut matrix| {
             if is_shown {

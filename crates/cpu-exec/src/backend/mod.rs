@@ -56,7 +56,7 @@ pub struct CpuBackend {
     row_buffers: Vec<Vec<u8>>,
     route_observer: Option<RouteObserver>,
     input_observer: Option<InputObserver>,
-    /// The tensors whose products are shown.
+    /// Tensors whose inputs are reported.
     shown_tensors: BTreeSet<String>,
 }
 

@@ -6,7 +6,7 @@
 
 use std::{borrow::Cow, collections::BTreeSet};
 
-/// The oldest GPUs whose launches may begin before those before them are done.
+/// Lowest compute capability with launches that may begin before those before them are done.
 pub(crate) const EARLY_CAPABILITY: (u32, u32) = (9, 0);
 
 /// What comments begin with that are instructions of newer GPUs (`kernels/early.cuh`).
@@ -30,7 +30,7 @@ pub fn early_variant(ptx: &str) -> Option<String> {
     )
 }
 
-/// The PTX for GPUs of a compute capability, of a module's text in the archive.
+/// Returns the PTX of a module for a compute capability, from its text in the archive.
 pub fn text_for(ptx: &str, capability: (u32, u32)) -> Cow<'_, str> {
     let early = (capability >= EARLY_CAPABILITY).then(|| early_variant(ptx));
     early.flatten().map_or(Cow::Borrowed(ptx), Cow::Owned)

@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn multiprocessors_are_those_that_the_driver_tells_of() {
-        // The simulated GPU of this compute capability is like an H200.
+        // The simulated GPU has the limits of an H200.
         let device = simulated(&Simulator::new(&SimOptions::default()));
         let expected = Multiprocessors {
             n: 132,

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// More layers than any model has; more are refused.
 const MAX_LAYERS: usize = 1024;
-/// A longer text is no manifest: a layer takes some two hundred bytes.
+/// Largest manifest, in bytes; a layer takes about two hundred.
 const MAX_MANIFEST_BYTES: usize = 1 << 20;
 /// What is said to be larger is no file.
 const MAX_LAYER_BYTES: u64 = 1 << 50;

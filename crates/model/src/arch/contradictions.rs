@@ -133,7 +133,7 @@ fn dense_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), 
     let Some(n_dense) = config.opt_usize("leading_dense_block_count")? else {
         return Ok(());
     };
-    // llama.cpp counts these layers for some architectures only, and saves 0 for the others.
+    // llama.cpp counts these layers for only some architectures, and saves 0 for the others.
     if n_dense == 0 && config.is_saved_by_reader() {
         return Ok(());
     }

@@ -83,7 +83,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         rope: Some(0),
     };
     set_mixers(&mut descriptor, &latent);
-    // Where the file does not say what experts are chosen by, a correction of the choice does: only sigmoids have one.
+    // If the file does not name the experts' score, a correction of the choice implies sigmoids: only they have one.
     let has_correction = config.tensors.keys().any(|name| name.contains(".exp_probs_b"));
     let mut moe = config.moe(MoeDefaults {
         score: if has_correction {
@@ -185,7 +185,7 @@ fn set_mixers(descriptor: &mut Descriptor, latent: &LatentDescriptor) {
     }
 }
 
-/// V2 measures groups by their best expert, V3 by their two best, corrected.
+/// V2 scores a group by its best expert, V3 by its two best, with the correction.
 pub(super) fn set_router(moe: &mut MoeDescriptor) {
     let is_v3 = moe.router.score == ExpertScore::Sigmoid;
     moe.router.choice_bias = Presence::Optional;

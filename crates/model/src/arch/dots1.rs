@@ -47,7 +47,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-/// Folders under names of their own leave out that the scores are sigmoids.
+/// Sets sigmoid scores, which folders of this architecture do not state.
 fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
     moe.router.score = ExpertScore::Sigmoid;
     set_router(&mut moe);

@@ -22,7 +22,7 @@ pub(super) enum HeadStep {
     GeluAndNorm,
 }
 
-/// What stands for a kind of pooling that nothing set: -1.
+/// Code of an unset kind of pooling: -1.
 const UNSET: usize = u32::MAX as usize;
 
 /// The folder's modules behind the pooling, by their number.
@@ -68,7 +68,7 @@ impl GgufConfig<'_> {
         head_step: HeadStep,
         first: Pooling,
     ) -> Result<Option<PoolingDescriptor>, LoadError> {
-        // Files that llama.cpp saves have -1 where nothing set the kind.
+        // Files that llama.cpp saves have -1 for an unset kind.
         let code = self.opt_usize("pooling_type")?.filter(|&code| code != UNSET);
         let kind = match code {
             None | Some(4) if self.has_tensor("cls.output.weight") || self.has_tensor("cls.weight") => {

@@ -12,7 +12,7 @@ use super::{Architecture, HfConfig, HfLayout};
 
 /// One of so many layers sees everything.
 const PERIOD: usize = 4;
-/// Layers of the version with windows, whose files may not say how wide they are.
+/// Number of layers of the version with windows, whose files may lack the window size.
 const N_LAYERS_32B: usize = 64;
 const WINDOW: usize = 4096;
 

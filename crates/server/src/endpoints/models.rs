@@ -38,7 +38,7 @@ fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
     })
 }
 
-/// What llama.cpp says of a model's vocabulary and network.
+/// Describes a model's vocabulary and network in llama.cpp's fields.
 fn meta(app: &App) -> Value {
     let limits = app.model.engine().limits();
     let facts = app.model.model().facts();
@@ -53,7 +53,7 @@ fn meta(app: &App) -> Value {
     })
 }
 
-/// What a model can do, in llama.cpp's words.
+/// Lists a model's capabilities in llama.cpp's words.
 fn capabilities(facts: Option<&ModelFacts>, sees: bool) -> Vec<&'static str> {
     let mut capabilities = match facts.map(|facts| facts.task) {
         None | Some(Task::Text) => vec!["completion"],

@@ -258,7 +258,7 @@ impl Iterator for TokenList {
     }
 }
 
-/// The text of a token; a part of a character is given as its bytes, as in llama.cpp.
+/// Returns the text of a token, or its bytes if it is a part of a character, as in llama.cpp.
 fn piece(bytes: &[u8]) -> Value {
     std::str::from_utf8(bytes).map_or_else(|_| Value::from(bytes), Value::from)
 }

@@ -407,7 +407,7 @@ impl Models {
         found.ok_or_else(|| many.unknown(asked))
     }
 
-    /// Whether one of the models has a name.
+    /// Says whether a model has this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         match &self.inner.kind {
             Kind::One(app) => app.model.find(Some(name)).is_ok(),
@@ -415,7 +415,7 @@ impl Models {
         }
     }
 
-    /// The model of a server that has one which comes and goes, and takes any name for it.
+    /// Returns the only model of a server that loads and unloads it and accepts any name for it.
     fn only_one_for_any_name(&self) -> Option<usize> {
         self.inner.common.answers_any_name.then_some(0)
     }

@@ -134,7 +134,7 @@ fn template_message(
     open_calls: &mut Vec<(String, String)>,
 ) -> Result<TemplateMessage, ApiError> {
     let at = |field: &str| format!("{path}.{field}");
-    // What an earlier answer says besides is left out: other servers may have written it.
+    // Unknown fields of an answer are ignored, because other servers may have written them.
     if message.role != "assistant" {
         refuse_others(path, &message.others, &["id", "timestamp", "created_at"])?;
     }

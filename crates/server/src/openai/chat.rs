@@ -196,7 +196,7 @@ pub struct ChatRequest {
     /// Whether the ids of tokens are told.
     #[serde(default)]
     pub return_token_ids: bool,
-    /// Whether the prompt is told.
+    /// Whether the answer includes the prompt.
     #[serde(default)]
     pub verbose: bool,
 }
@@ -307,7 +307,7 @@ impl ChatRequest {
     }
 }
 
-/// Whether the model is to think, in the words of other APIs.
+/// Says whether the model is to reason, in other APIs' fields.
 #[derive(Clone, Debug, Deserialize)]
 struct Thinking {
     #[serde(rename = "type")]

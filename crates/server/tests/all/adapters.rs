@@ -303,7 +303,7 @@ async fn links_out_of_an_adapters_folder_are_not_followed() {
         }
     }
     symlink(&outside, folder.join("folder")).unwrap();
-    // Within the folder a link is a file like any other.
+    // A link inside the folder is a file like any other.
     copy(&outside, &folder.join("inside"));
     let config = folder.join("inside").join(files[0]);
     std::fs::rename(&config, folder.join("inside/real.json")).unwrap();

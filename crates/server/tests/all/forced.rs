@@ -342,7 +342,7 @@ async fn reasoning_ends_with_its_budget_and_the_answer_follows() {
     let thinking = json!({ "type": "enabled", "budget_tokens": 6 });
     let mut asked = json!({ "messages": [{ "role": "user", "content": "Well?" }], "max_tokens": 60, "temperature": 2, "thinking": thinking });
     let mut whole = server.post_ok("/v1/messages", &asked).await;
-    // These take no seed, and now and then chance ends an answer within its thoughts.
+    // These APIs take no seed, and sometimes an answer ends inside its reasoning.
     for _ in 0..8 {
         if whole["content"].as_array().is_some_and(|blocks| blocks.len() < 2) {
             whole = server.post_ok("/v1/messages", &asked).await;

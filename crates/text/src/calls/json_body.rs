@@ -191,7 +191,7 @@ impl JsonBody {
             if !rest.starts_with('n') {
                 return Step::Broken;
             }
-            // No arguments are written as null, too, which is read past.
+            // Models also write null for no arguments, which is skipped.
         }
         if ID_KEYS.contains(&key) && rest.starts_with('"') {
             return match string_lexeme(rest, MAX_KEY_BYTES) {

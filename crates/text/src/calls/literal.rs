@@ -184,7 +184,7 @@ impl<'t> Reader<'t> {
         let mut text = String::new();
         let start = self.at + 1;
         let mut chars = self.text[start..].char_indices();
-        // The first half of a pair, where that was the newest.
+        // A high surrogate, if it was the last unit.
         let mut next_high: Option<u32> = None;
         while let Some((offset, c)) = chars.next() {
             let high = next_high.take();
@@ -219,7 +219,7 @@ impl<'t> Reader<'t> {
                         unit = unit << 4 | digit.to_digit(16).ok_or(Stop::Invalid)?;
                     }
                     match (char::from_u32(unit), high) {
-                        // Models write pairs of UTF-16 units, as in JSON.
+                        // Models write surrogate pairs, as in JSON.
                         (None, Some(high)) if (0xdc00..0xe000).contains(&unit) => {
                             text.pop();
                             char::from_u32(0x1_0000 + ((high - 0xd800) << 10) + (unit - 0xdc00))

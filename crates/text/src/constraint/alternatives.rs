@@ -154,7 +154,7 @@ impl Alternatives {
         open.all(|branch| branch.matcher.is_stopped())
     }
 
-    /// Whether the text may continue with these tokens, which are text.
+    /// Says whether the text may continue with these text tokens.
     pub(super) fn takes(&mut self, ids: &[u32], vocabulary: &Vocabulary) -> Result<bool, ConstraintError> {
         for (n_taken, &id) in ids.iter().enumerate() {
             let mut takes = false;
@@ -171,7 +171,7 @@ impl Alternatives {
         Ok(true)
     }
 
-    /// Whether the text is a call that is complete, although others may follow it.
+    /// Says whether the text is a complete call, even if others may follow it.
     pub(super) fn is_whole_call(&mut self) -> Result<bool, ConstraintError> {
         let of_calls = if self.branches.len() > 1 { CALLS } else { SHAPE };
         let mut is_whole = false;

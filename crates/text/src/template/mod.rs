@@ -98,7 +98,7 @@ pub struct RenderOptions {
     pub now: CivilTime,
     /// What the rendering may use.
     pub limits: RenderLimits,
-    /// Whether a refusal of the order of roles is read past: a template that says that they must alternate can write others, too.
+    /// Whether an error about the order of roles is ignored; most templates that raise it can write other orders too.
     pub takes_any_turns: bool,
 }
 

@@ -221,7 +221,7 @@ impl Parser {
                     StmtKind::Continue
                 })
             }
-            // Without other templates a block is what stands in it.
+            // Without template inheritance a block is its contents.
             "block" => {
                 let name = self.expect_name()?;
                 while self.skip_name("scoped") || self.skip_name("required") {}

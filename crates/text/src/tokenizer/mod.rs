@@ -218,7 +218,7 @@ impl Tokenizer {
         self.vocab.special.padding
     }
 
-    /// The tokens around a gap, as far as the file itself names them.
+    /// Returns the tokens for filling in the middle that the file itself names.
     pub fn infill_ids(&self) -> InfillIds {
         self.vocab.special.infill
     }

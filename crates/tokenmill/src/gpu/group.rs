@@ -59,11 +59,11 @@ pub(crate) fn load_group(
     let n_ranks = compute.n_gpus;
     let shards = shards(model, n_ranks)?;
     if FirstUseOf::is_wanted(compute) {
-        // Before any is checked.
+        // All are opened before any is checked.
         let devices = open_all(first, compute)?;
         check_alike(first, &devices.iter().map(Device::info).collect::<Vec<_>>())?;
     }
-    // What one of them cannot do, none does.
+    // A feature that one GPU lacks is off for all.
     let compute = &(first..first + n_ranks).try_fold(compute.clone(), |compute, ordinal| {
         check_kernels_of(model, ordinal, options, &compute)
     })?;
@@ -98,7 +98,7 @@ pub(crate) fn load_group(
     let plans = (shards.iter().zip(&backends))
         .map(|(shard, backend)| shard.plan(backend, options))
         .collect::<Result<Vec<_>, _>>()?;
-    // What the GPU that takes most takes.
+    // The plan of the GPU that needs most memory.
     let plan = (plans.into_iter().max_by_key(MemoryPlan::device_bytes)).expect("a group has ranks");
     compute.show_plan(&LoadPlan::new(model, options, &plan, true));
     let mut kernels_took = Duration::ZERO;

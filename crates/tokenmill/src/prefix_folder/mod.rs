@@ -72,11 +72,11 @@ struct Folder {
 }
 
 impl PrefixFolder {
-    /// Opens a folder whose files may have so many bytes together, and makes it where it is missing. What was used longest ago is removed
-    /// where there is more. `warn` is told, once, that the folder cannot be written to.
+    /// Opens a folder for files of a bounded total size, and creates it if it is missing. Files that were used longest ago are removed
+    /// beyond that size. Calls `warn` once if the folder cannot be written to.
     ///
     /// # Errors
-    /// [`Error::FolderInUse`], [`Error::MakeFolder`] where the folder cannot be made, [`Error::Write`] where it cannot be written to, and
+    /// [`Error::FolderInUse`], [`Error::MakeFolder`] if the folder cannot be created, [`Error::Write`] if it cannot be written to, and
     /// [`Error::Read`] where it cannot be read.
     pub fn open(
         path: impl AsRef<Path>,

@@ -398,7 +398,7 @@ fn a_folder_is_loaded_in_the_types_of_its_file() {
                 assert_eq!(info.ty, written.ty, "{}: {}", folder.display(), info.name);
             }
         }
-        // A network may have no row that blocks divide.
+        // A network may have no rows of whole blocks.
         let has_whole_blocks = file
             .tensors()
             .any(|info| info.dims.len() > 1 && info.dims[0] % 32 == 0);

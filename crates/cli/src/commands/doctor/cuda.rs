@@ -77,7 +77,7 @@ impl Gpu {
         found.rows.push(Row::new("self-test", tested));
     }
 
-    /// Says what was found when the GPU was first used.
+    /// Reports the result of the GPU's check at first use.
     pub(super) fn tell_first_use(&self, ordinal: usize, options: &GpuOptions, found: &mut Examination) {
         let measurements = Measurements {
             folder: cache_folder(),

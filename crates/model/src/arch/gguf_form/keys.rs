@@ -369,7 +369,7 @@ impl<'a> GgufKeys<'a> {
     /// The scale of a router's weights, and whether they add up to 1.
     pub(super) fn router(&mut self) -> Result<(), LoadError> {
         self.copy_number("expert_weights_scale", &["routed_scaling_factor"])?;
-        // Readers of some architectures take the weights to add up to 1 where nothing is said.
+        // Readers of some architectures normalize the weights if the key is missing.
         if let Some(is_normalized) = self.config.opt_bool("norm_topk_prob")? {
             self.set("expert_weights_norm", is_normalized);
         }

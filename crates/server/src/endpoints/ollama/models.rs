@@ -173,8 +173,8 @@ fn shown(app: &App) -> Value {
     })
 }
 
-/// Answers a client that wants a model downloaded before it asks it, as `/api/pull`: one that is served is there. Others are the
-/// operator's to choose.
+/// Answers `/api/pull`, with which clients ask for a model before they use it: a served model is there. The operator chooses which others
+/// are.
 pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let path = shortened(call.uri.path()).into_owned();
     let request: PullRequest = call.read(PULL_FIELDS)?;

@@ -151,7 +151,7 @@ impl Walk<'_> {
             }
             let allowed = self.allowed();
             assert!(!allowed.is_empty(), "{}", String::from_utf8_lossy(&self.text));
-            // Behind a call the text is free, and may end.
+            // After a call the text is free, and may end.
             let is_free = allowed.len() > 250;
             if allowed.contains(&256) && (is_free || allowed.len() == 1 || self.dice.roll(3) == 0) {
                 return true;

@@ -258,7 +258,7 @@ fn variants_are_written_or_refused_by_name() {
             &[("rms_norm_eps", json!(0.02)), ("norm_eps", json!(0.02))],
             Key("nemotron.attention.layer_norm_epsilon"),
         ),
-        // Readers of these take the weights of the experts to add up to 1 where the file says nothing.
+        // Readers of these normalize the experts' weights if the file does not say.
         (
             "nemotron_latent",
             &[("norm_topk_prob", json!(false))],

@@ -353,7 +353,7 @@ pub(super) fn check(case: &Case) -> Counters {
         let [module, kernel] = tiles.names();
         if types[0] != types[1] {
             for ty in types {
-                // As `kernels/mixed.cuh` has them.
+                // The codes of `kernels/mixed.cuh`.
                 arguments = arguments.i32(match ty {
                     KvType::F16 => 0,
                     KvType::F32 => 1,
