@@ -32,7 +32,7 @@ impl Engine {
     /// dropped.
     ///
     /// # Errors
-    /// Those of [`Self::prefill_batch`] and [`Self::read_prefix`].
+    /// Returns the errors of [`Self::prefill_batch`] and [`Self::read_prefix`].
     pub fn prefill(&self, prompt: &[u32]) -> Result<Prefilled, EngineError> {
         let mut n_trials = 1;
         loop {

@@ -307,7 +307,7 @@ impl SamplingFields {
     /// Checks the values for any vocabulary.
     ///
     /// # Errors
-    /// Those of [`Self::into_params`].
+    /// Returns the errors of [`Self::into_params`].
     pub(crate) fn check(self) -> Result<(), ApiError> {
         self.into_params_with(usize::MAX, 0, |_| Vec::new(), |_| Vec::new())
             .map(drop)

@@ -17,7 +17,7 @@ impl LoadOptions {
     /// Replaces [`KvCache::Fitting`] by the number of contexts that fit into memory.
     ///
     /// # Errors
-    /// Those of [`Self::network_options`], and threads that cannot be started.
+    /// Returns the errors of [`Self::network_options`], and threads that cannot be started.
     pub fn fitted(&self, network: &Network) -> Result<Self, Error> {
         let KvCache::Fitting(most) = self.kv_cache else {
             return Ok(self.clone());

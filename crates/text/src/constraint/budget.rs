@@ -51,7 +51,7 @@ pub(super) fn check_references(kind: ConstraintKind, longest: Longest) -> Result
 /// Refuses a grammar that would take too long to compile.
 ///
 /// # Errors
-/// Those of [`check_references`], and [`ConstraintError::Refused`].
+/// Returns the errors of [`check_references`], and [`ConstraintError::Refused`].
 pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(), ConstraintError> {
     for part in &grammar.grammars {
         let mut multiple = None;

@@ -170,7 +170,7 @@ impl ConstraintCompiler {
     /// Compiles a constraint for one of several clients, none of whom can block the others.
     ///
     /// # Errors
-    /// Those of [`Self::compile`].
+    /// Returns the errors of [`Self::compile`].
     pub fn compile_for(
         &self,
         constraint: &Constraint,

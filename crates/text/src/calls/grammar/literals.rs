@@ -33,7 +33,7 @@ const NOTES: [&str; 7] = [
 /// A key of an object whose members have no names in its schema.
 const KEY: &str = "/[\\w$@][\\w$@.\\-]*( [\\w$@.\\-]+)*/";
 
-/// What may follow a backslash in a Python string.
+/// Characters that may follow a backslash in a Python string.
 const ESCAPE: &str = r"[^uUxN]|x[0-9a-fA-F]{2}|u[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|u[dD][0-7][0-9a-fA-F]{2}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|U000[0-9a-cA-C][0-9a-fA-F]{4}|U000[eE][0-9a-fA-F]{4}|U0001[0-9a-fA-F]{4}";
 
 /// Arguments of a call, with commas between them.
