@@ -119,7 +119,7 @@ fn set(params: &mut TextParams, name: &str, value: &Bound<'_, PyAny>) -> PyResul
 fn steps_of(names: &[String]) -> PyResult<Vec<SamplerStep>> {
     let steps = names.iter().map(|name| {
         SamplerStep::from_name(name).ok_or_else(|| {
-            PyValueError::new_err(format!("`samplers` names `{name}`, which is no step of sampling"))
+            PyValueError::new_err(format!("`samplers` names `{name}`, which is not a sampling step"))
         })
     });
     steps.collect()

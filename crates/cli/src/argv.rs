@@ -183,7 +183,7 @@ fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
     let hint = |flag: &String| {
         let near = || {
             let near = near_names(flag, longs.iter().map(String::as_str));
-            near.first().map(|near| format!("near it is `{near}`"))
+            near.first().map(|near| format!("a similar one is `{near}`"))
         };
         let foreign =
             foreign_flags::refusal(flag).and_then(|failure| failure.what_to_do().map(str::to_owned));
@@ -335,7 +335,7 @@ mod tests {
             "tokenmill run x --reasoning-format none --rope-scale 2",
             Err(
                 "error: `tokenmill run` has no `--reasoning-format`, `--rope-scale` (hint: `--reasoning-format`: a conversation's reasoning \
-                 is always given apart from the answer; `--rope-scale`: positions are scaled as the file says; it cannot be overridden here \
+                 is always separate from the answer; `--rope-scale`: positions are scaled as the file says; it cannot be overridden here \
                  yet)",
             ),
         );

@@ -25,7 +25,7 @@ pub(crate) struct AskingArgs {
     tools: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) template: TemplateArgs,
-    /// Tokens that the model's reasoning may take, then the end of it is written; -1 leaves that to the model [default: -1]
+    /// Most tokens of the model's reasoning, whose end is then forced; -1 for no limit [default: -1]
     #[arg(long, value_name = "N")]
     pub(crate) reasoning_budget: Option<Limit>,
     /// Do not show the model's reasoning, which else goes to standard error, dimmed on a terminal; JSON has it all the same

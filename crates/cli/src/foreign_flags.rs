@@ -35,7 +35,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--reasoning-format"],
-        "a conversation's reasoning is always given apart from the answer",
+        "a conversation's reasoning is always separate from the answer",
     ),
     (
         &["--conversation"],

@@ -27,7 +27,7 @@ const ROWS: &[Row] = &[
     (
         &["--flash-attn"],
         Value::Maybe(&["on", "off", "auto", "1", "0", "true", "false"]),
-        "attention always works in tiles",
+        "attention is always tiled",
     ),
     (&["--jinja", "--cont-batching"], Value::None, ALWAYS_SO),
     (&["-kvu", "--kv-unified"], Value::None, ALWAYS_SO),
@@ -39,7 +39,7 @@ const ROWS: &[Row] = &[
     (
         &["--swa-full"],
         Value::None,
-        "caches of windows lose nothing that is asked for again",
+        "sliding-window caches keep all that is needed again",
     ),
     (
         &[
@@ -57,14 +57,10 @@ const ROWS: &[Row] = &[
     (
         &["--mlock"],
         Value::None,
-        "no memory is locked; `--no-mmap` has all weights in memory",
+        "memory is never locked; `--no-mmap` loads all weights into memory",
     ),
     (&["--mmap"], Value::None, "files are read as needed"),
-    (
-        &["--warmup", "--no-warmup"],
-        Value::None,
-        "nothing has to be warmed up",
-    ),
+    (&["--warmup", "--no-warmup"], Value::None, "no warm-up is needed"),
     (
         &["--no-context-shift"],
         Value::None,
@@ -73,7 +69,7 @@ const ROWS: &[Row] = &[
     (
         &["--reasoning-format"],
         Value::OneOf(&["auto", "deepseek"]),
-        "reasoning is always given apart",
+        "reasoning is always separate",
     ),
     (
         &["-co", "--color"],
@@ -88,12 +84,12 @@ const ROWS: &[Row] = &[
     (
         &["--log-colors", "--log-prefix", "--log-timestamps"],
         Value::None,
-        "RUST_LOG says what is logged",
+        "RUST_LOG selects what is logged",
     ),
     (
         &["-lv", "--log-verbosity", "--verbosity"],
         Value::Any,
-        "RUST_LOG says what is logged",
+        "RUST_LOG selects what is logged",
     ),
     (
         &[
@@ -117,7 +113,7 @@ const ROWS: &[Row] = &[
             "--ctx-checkpoints",
         ],
         Value::Any,
-        "prefixes are always cached; `--kv-cache-tokens` says how many tokens",
+        "prefixes are always cached; `--kv-cache-tokens` sets how many tokens",
     ),
     (
         &["--no-cache-idle-slots", "--cache-idle-slots"],
@@ -127,7 +123,7 @@ const ROWS: &[Row] = &[
     (
         &["-sps", "--slot-prompt-similarity"],
         Value::Any,
-        "prefixes are found wherever they ran",
+        "all slots share cached prefixes",
     ),
     (
         &[
@@ -155,7 +151,7 @@ const ROWS: &[Row] = &[
     (
         &["--tool-call-parser", "--reasoning-parser"],
         Value::Any,
-        "the format is that of the chat template",
+        "the chat template determines the format",
     ),
     (
         &[
@@ -164,12 +160,12 @@ const ROWS: &[Row] = &[
             "--disable-log-stats",
         ],
         Value::None,
-        "RUST_LOG says what is logged",
+        "RUST_LOG selects what is logged",
     ),
     (
         &["--uvicorn-log-level"],
         Value::Any,
-        "RUST_LOG says what is logged",
+        "RUST_LOG selects what is logged",
     ),
 ];
 

@@ -133,7 +133,7 @@ fn gpu_or_cpu(flag: &str) -> Device {
     }
     SAID.call_once(|| {
         telling::tell(&format!(
-            "`{flag}` asks for a GPU, and there is none here that can be used: the CPU computes (`--device cuda` insists)"
+            "`{flag}` asks for a GPU, but no usable one was found: computing on the CPU (`--device cuda` insists on a GPU)"
         ));
     });
     Device::Cpu

@@ -42,7 +42,7 @@ impl ServePlan {
     pub(crate) fn text(&self) -> Result<String, String> {
         let memory = self.memory.as_ref().map_err(Clone::clone)?;
         Ok(format!(
-            "{} in all for {} of {} tokens and {SERVE_SEQS} sequences; `--kv-cache-tokens` and `--max-num-seqs` say otherwise",
+            "{} in all for {} of {} tokens and {SERVE_SEQS} sequences; `--kv-cache-tokens` and `--max-num-seqs` change this",
             size(memory.total_bytes()),
             counted(self.n_contexts, "context"),
             self.n_ctx

@@ -27,10 +27,10 @@ pub(crate) struct TemplateArgs {
     /// Use this text as the template, or `chatml`
     #[arg(long, value_name = "TEXT", conflicts_with = "template")]
     chat_template: Option<String>,
-    /// Whether the model reasons before it answers, where its template can switch that [default: auto, which is on]
+    /// Turn the model's reasoning on or off, if its template can [default: auto, which is on]
     #[arg(long, value_enum, value_name = "on|off|auto", hide_possible_values = true)]
     reasoning: Option<Reasoning>,
-    /// Variables of the template for conversations that are silent about them, a JSON object
+    /// JSON object of template variables, for conversations that do not set them
     #[arg(long, value_name = "JSON", value_parser = variables)]
     chat_template_kwargs: Option<Variables>,
 }

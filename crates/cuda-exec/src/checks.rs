@@ -74,8 +74,8 @@ impl fmt::Display for StepDown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::InOrder => "launches follow each other in order",
-            Self::NoWide => "no matrix operations of warpgroups",
-            Self::Apart => "shared pages are read apart",
+            Self::NoWide => "matrix products do not use warpgroups",
+            Self::Apart => "each sequence reads shared pages for itself",
             Self::Eager => "steps are not captured",
         })
     }

@@ -92,7 +92,7 @@ impl<'a> Hub<'a> {
             bytes => bytes?,
         };
         let list: RepositoryList = serde_json::from_slice(&bytes)
-            .map_err(|error| bad_answer(&url, format!("it is no list of files: {error}")))?;
+            .map_err(|error| bad_answer(&url, format!("it is not a list of files: {error}")))?;
         drop(bytes);
         if !is_commit(&list.sha) {
             return Err(bad_answer(&url, "it names no commit"));

@@ -156,9 +156,7 @@ pub enum LoadError {
         source: Box<LoadError>,
     },
     /// A key of a GGUF file changes the network in a way that is not supported.
-    #[error(
-        "metadata key `{key}` is {found}, which is not followed in a `{arch}` network; this variant is not supported"
-    )]
+    #[error("metadata key `{key}` is {found}, which is not supported in a `{arch}` network")]
     UnusedKey {
         /// Name of the key.
         key: String,

@@ -79,7 +79,7 @@ where
                 _ = running => {}
                 () = progress.stalled(limit) => tracing::info!(
                     limit_s = limit.as_secs_f64(),
-                    "an HTTP/2 stream was reset, because its client took nothing of the answer"
+                    "an HTTP/2 stream was reset because its client did not read the answer"
                 ),
             }
         });

@@ -37,7 +37,7 @@ pub(crate) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Value, ApiE
             _ => {
                 return Err(ApiError::UnsupportedField {
                     param: format!("{path}.type"),
-                    reason: "a call is one of a function, or of a custom tool",
+                    reason: "a call must be of a function or of a custom tool",
                 });
             }
         }

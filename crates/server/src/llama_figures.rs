@@ -59,7 +59,7 @@ impl LlamaFigures {
             ),
             (
                 "spec_decode_num_accepted_tokens",
-                "Draft tokens that were what was sampled",
+                "Draft tokens that were accepted",
                 &self.accepted_tokens,
             ),
             (
@@ -74,12 +74,12 @@ impl LlamaFigures {
         let seconds = [
             (
                 "prompt_seconds",
-                "Seconds in which prompts were computed",
+                "Seconds spent on computing prompts",
                 &self.prompt_s,
             ),
             (
                 "tokens_predicted_seconds",
-                "Seconds in which answers were generated behind their first token",
+                "Seconds spent on generating answers after their first token",
                 &self.predicted_s,
             ),
         ];
@@ -89,17 +89,17 @@ impl LlamaFigures {
         let rates = [
             (
                 "prompt_tokens_seconds",
-                "Prompt tokens computed in a second, on average",
+                "Average prompt tokens computed per second",
                 &self.prompt_rate,
             ),
             (
                 "predicted_tokens_seconds",
-                "Tokens of an answer in a second, on average",
+                "Average answer tokens generated per second",
                 &self.predicted_rate,
             ),
             (
                 "n_busy_slots_per_decode",
-                "Sequences sampled in a step, on average",
+                "Average sequences sampled per step",
                 &self.rows_per_step,
             ),
         ];
@@ -109,15 +109,15 @@ impl LlamaFigures {
         let gauges = [
             (
                 "n_tokens_max",
-                "Most tokens that a sequence had",
+                "Length of the longest sequence, in tokens",
                 &self.most_tokens,
             ),
             (
                 "requests_processing",
-                "Sequences that take part in steps",
+                "Sequences that are being computed",
                 &self.running,
             ),
-            ("requests_deferred", "Sequences that wait to begin", &self.waiting),
+            ("requests_deferred", "Sequences that wait to start", &self.waiting),
         ];
         for (name, help, gauge) in gauges {
             registry.register(format!("llamacpp:{name}"), help, gauge.clone());

@@ -147,7 +147,7 @@ impl RawPrompt {
                     PromptItem::Pieces(_) | PromptItem::Object(_) => None,
                 })
                 .collect();
-            let reason = "a list with token ids is one prompt, in which no other list or object stands";
+            let reason = "a list with token ids is one prompt, which cannot contain lists or objects";
             let pieces = pieces.ok_or_else(|| ApiError::invalid(param, reason))?;
             return Ok(vec![OneRawPrompt::of_pieces(pieces)]);
         }
@@ -160,7 +160,7 @@ impl RawPrompt {
                 Ok(OneRawPrompt::of_pieces(pieces.clone()))
             }
             PromptItem::Pieces(_) => {
-                let reason = "a list within the list is a prompt of its own, and has token ids";
+                let reason = "a nested list is one prompt, which must contain token ids";
                 Err(ApiError::invalid(param, reason))
             }
         };

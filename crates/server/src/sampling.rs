@@ -29,7 +29,7 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("presence_penalty", ""),
     yes(
         "logit_bias",
-        "token id, or as in llama.cpp a text, whose tokens are meant, to bias; or a list of such pairs; -100 and `false` forbid",
+        "map of token ids, or as in llama.cpp of texts (all their tokens), to biases, or a list of such pairs; -100 and `false` forbid",
     ),
     yes("seed", "same seed, same tokens, on the CPU whatever else runs"),
     yes("top_k", "extension, as in vLLM and llama.cpp; 0 or -1 is off"),
@@ -48,8 +48,8 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("mirostat_eta", "extension, as in llama.cpp; default 0.1"),
     yes(
         "samplers",
-        "extension, as in llama.cpp: the steps of sampling in their order, as a list of names or as letters (`\"kpt\"`); those that are not named \
-         are left out; `infill` and `adaptive_p` change nothing",
+        "extension, as in llama.cpp: the sampling steps in order, as a list of names or as letters (`\"kpt\"`); other steps are skipped; \
+         `infill` and `adaptive_p` change nothing",
     ),
     yes("repetition_penalty", "extension, as in vLLM"),
     yes(
@@ -90,7 +90,7 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     ),
     yes(
         "cache_prompt",
-        "extension, as in llama.cpp; with `false` the whole prompt is computed, and is found by no other request",
+        "extension, as in llama.cpp; `false` computes the whole prompt and hides it from other requests",
     ),
     yes(
         "id_slot",

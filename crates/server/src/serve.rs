@@ -375,7 +375,7 @@ fn reset_after(write_timeout: Duration) -> Duration {
 /// Builds the answer for a connection in a reserved place.
 fn no_place() -> Response {
     let error = ApiError::NotReady {
-        reason: "all connections that it holds have requests",
+        reason: "all of its connections are busy",
     };
     let mut response = error_response(&error, Dialect::OpenAi, &RequestId::default());
     let headers = response.headers_mut();

@@ -61,7 +61,7 @@ impl Pending {
         let Some(at) = stored.iter().position(is_this) else {
             return;
         };
-        let mut entry = stored.remove(at).expect("it was found there");
+        let mut entry = stored.remove(at).expect("it was just found");
         entry.answer = Some(answer);
         push(&mut stored, entry);
     }

@@ -292,7 +292,7 @@ impl Tools {
                 if format.is_some_and(|format| !format.is_null() && format["type"] != "text") {
                     return Err(ApiError::UnsupportedField {
                         param: format!("{path}.format"),
-                        reason: "the text of a custom tool is free",
+                        reason: "the text of a custom tool cannot be constrained",
                     });
                 }
                 if let Some(tool) = tool.as_object_mut() {
@@ -307,7 +307,7 @@ impl Tools {
             if tool.get("type").is_none_or(|kind| kind != "function") {
                 return Err(ApiError::UnsupportedField {
                     param: format!("{path}.type"),
-                    reason: "a tool is a function, or a custom tool",
+                    reason: "a tool must be a function or a custom tool",
                 });
             }
             let function = tool.remove("function").unwrap_or_default();

@@ -82,7 +82,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A folder for prompts or sessions is in use by another process or by another part of this one.
-    #[error("{} is in use: one process keeps prompts or sessions in a folder at a time", path.display())]
+    #[error("{} is in use; only one process at a time can keep prompts or sessions in a folder", path.display())]
     FolderInUse {
         /// Its path.
         path: PathBuf,
@@ -406,7 +406,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A GPU is passed over, since a model on one takes no images yet.
-    #[error("a model on a GPU takes no rows of images yet, which {} makes", path.display())]
+    #[error("models on a GPU do not take images yet, which {} would encode", path.display())]
     ImagesOnGpu {
         /// The encoder.
         path: PathBuf,

@@ -33,7 +33,7 @@ impl FolderLock {
             // Nothing can stop a second process here.
             Err(fs::TryLockError::Error(error)) if has_no_locks(&error) => {
                 warn(&format!(
-                    "{} lies on a file system without locks; let no other process use it",
+                    "{} is on a file system without locks; do not use it from another process",
                     folder.display()
                 ));
             }

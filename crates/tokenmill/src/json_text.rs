@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(
             &*readable_json(b"\"\\ud83"),
             b"\"\\ud83",
-            "what is broken stays so"
+            "broken text stays broken"
         );
     }
 }

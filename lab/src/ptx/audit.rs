@@ -60,7 +60,7 @@ pub(super) fn run(
     for line in &lines {
         print!("{line}");
     }
-    println!("ptx: {} modules are as their texts say", lines.len());
+    println!("ptx: {} modules match their PTX", lines.len());
     Ok(())
 }
 
@@ -113,7 +113,7 @@ fn audit(
             n_bytes += bytes.len();
             ensure!(
                 apart.kernels.get(kernel.as_str()) == Some(bytes),
-                "{place}: products and sums are fused that the text rounds apart"
+                "{place}: products and sums are fused that the PTX rounds separately"
             );
             let said = resources[column].as_ref().map(|one| one.code_bytes as usize);
             ensure!(

@@ -66,17 +66,17 @@ pub(crate) struct Args {
     /// End the text before this string, in which \n and \t are read as in C; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Continue the prompt as it is, also where the model has a chat template
+    /// Continue the prompt unchanged, even if the model has a chat template
     #[arg(long, visible_alias = "no-conversation")]
     raw: bool,
-    /// Ask the prompt as a message of the user, through the chat template, or fail where there is none; --system, --tools, --template
+    /// Send the prompt as a user message through the chat template, or fail if there is none; --system, --tools, --template
     /// and --reasoning-budget imply it
     #[arg(long, alias = "conversation", conflicts_with = "raw")]
     chat: bool,
     /// Show the model an image, before the prompt; may be repeated, and implies --chat
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
-    /// Find control tokens written out in the prompt, such as <|im_end|>; implies --raw
+    /// Parse control tokens in the prompt, such as <|im_end|>; implies --raw
     #[arg(long)]
     special: bool,
     /// Print only what is generated, not the prompt before it; of a conversation the prompt is never printed
@@ -147,7 +147,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let asks_chat = args.chat || args.asking.is_given() || !args.image.is_empty();
     if asks_chat && args.raw {
         return Err(
-            Failure::usage("`--raw` does not go with the options of a conversation").hint(
+            Failure::usage("`--raw` cannot be combined with the options of a conversation").hint(
                 "leave `--raw` out, or `--system`, `--tools`, `--template`, `--reasoning` and `--image`",
             ),
         );

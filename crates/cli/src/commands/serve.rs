@@ -110,17 +110,16 @@ pub(crate) struct Args {
     /// Private key in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Serve the API alone, without the web page
+    /// Serve only the API, without the web page
     #[arg(long, alias = "no-webui")]
     no_ui: bool,
-    /// Do not tell at /slots what each slot is doing
+    /// Do not report at /slots what each slot is doing
     #[arg(long)]
     no_slots: bool,
     /// Model name for clients; may be repeated, responses carry the first [default: the file's name] [short: -a]
     #[arg(long, alias = "alias", value_delimiter = ',', value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// Refuse requests for a model of another name [default: with one model, any name means it, and answers name the model; with several,
-    /// or with adapters, unknown names are refused]
+    /// Refuse requests with an unknown model name [default: a server's only model answers any name; several models, or adapters, refuse unknown names]
     #[arg(long)]
     strict_model_names: bool,
     /// Publish over ZeroMQ what the prefix cache gets and loses, for routers that look for it. JSON with vLLM's keys

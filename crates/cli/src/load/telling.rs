@@ -165,7 +165,7 @@ fn about_fewer_contexts(asked: KvCache, model: &Model) -> Option<String> {
     let n_contexts = kv_tokens / n_ctx.max(1);
     (n_contexts < most).then(|| {
         format!(
-            "the memory that is there holds {} of {n_ctx} tokens instead of {most}, shared by all requests; `-c N` makes them smaller",
+            "memory holds only {} of {n_ctx} tokens instead of {most}, shared by all requests; `-c N` makes them smaller",
             counted(n_contexts, "context")
         )
     })

@@ -38,7 +38,7 @@ fn images_are_computed_on_the_cpu_where_a_gpu_could_be_taken() {
         let found = run_on("auto", extra);
         let said = found.stderr.clone();
         assert!(
-            said.contains("computing on the CPU: a model on a GPU takes no rows of images yet"),
+            said.contains("computing on the CPU: models on a GPU do not take images yet"),
             "{said}"
         );
         assert_eq!(found.ok(), expected);

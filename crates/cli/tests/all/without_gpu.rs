@@ -104,7 +104,7 @@ fn layers_for_a_gpu_are_computed_without_one() {
         &["--n-cpu-moe", "1"],
     ] {
         let asked = without_gpu(&[&GREEDY[..], flags].concat());
-        let told = " asks for a GPU, and there is none here that can be used: the CPU computes";
+        let told = " asks for a GPU, but no usable one was found: computing on the CPU";
         assert_eq!(asked.stderr.matches(told).count(), 1, "{}", asked.stderr);
         assert_eq!(asked.ok(), expected);
     }

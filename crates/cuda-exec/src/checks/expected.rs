@@ -20,7 +20,7 @@ pub(super) fn compare(found: &[f32], expected: &[f64]) -> Result<(), Wrong> {
         return Ok(());
     }
     Err(Wrong::Numbers(format!(
-        "the results differ from those of this machine's processor by {share:.3} of their size (at most {LIMIT})"
+        "the results differ from the CPU's by {share:.3} of their size (limit {LIMIT})"
     )))
 }
 

@@ -115,7 +115,7 @@ pub fn compare_steps(gpu: &mut dyn Executor, cpu: &mut dyn Executor) -> Result<(
         let is_near = found.len() == expected.len() && (share <= LIMIT || apart == 0.0);
         if !is_near {
             let reason = format!(
-                "the logits of step {step} differ by {share:.3} of their spread (at most {LIMIT}); token {} in the place of {}",
+                "the logits of step {step} differ by {share:.3} of their spread (limit {LIMIT}); token {} instead of {}",
                 best(&found),
                 best(&expected)
             );
@@ -193,8 +193,7 @@ pub fn compare_ways<E: Executor + ?Sized>(
             (Ok(found), Some(expected)) => {
                 let apart = (found.iter().zip(expected)).position(|(a, b)| a != b);
                 if let Some(step) = apart {
-                    let reason =
-                        format!("other bits than those launched one after the other, from step {step} on");
+                    let reason = format!("other bits than with launches in order, from step {step} on");
                     result = Err(finding(&check, reason, remedy, false));
                 }
             }

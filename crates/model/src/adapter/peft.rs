@@ -114,7 +114,7 @@ fn read_file(folder: &Path, name: &str, max_bytes: usize) -> Result<Vec<u8>, Loa
         path: folder.join(name),
         source: if source.kind() == io::ErrorKind::InvalidInput {
             // The error must not tell a client where a link leads.
-            let reason = "it is no file of this folder, or a link out of it";
+            let reason = "it is not a file in this folder, or it is a link out of it";
             io::Error::new(io::ErrorKind::InvalidInput, reason)
         } else {
             source

@@ -53,7 +53,7 @@ pub(crate) async fn completion(app: Arc<App>, mut call: Call) -> Result<Response
         return answer(app, &mut call, &body, &request, vec![prompt]).await;
     }
     if prompts.iter().any(|prompt| !prompt.images.is_empty()) {
-        let reason = "a prompt with images is the only one of its request";
+        let reason = "a prompt with images must be the only one of its request";
         return Err(ApiError::invalid("prompt", reason));
     }
     let encode = |prompt: &OneRawPrompt| Prompt::of_text(encode_pieces(&app.model, &prompt.pieces));
@@ -92,7 +92,7 @@ fn with_images(app: &App, prompt: &OneRawPrompt) -> Result<Prompt, ApiError> {
     });
     let files = files.collect::<Result<Vec<Arc<[u8]>>, _>>()?;
     let Some(PromptPiece::Text(text)) = prompt.pieces.first() else {
-        return Err(ApiError::invalid("prompt", "images belong to a text"));
+        return Err(ApiError::invalid("prompt", "images need a text"));
     };
     let prompt = app
         .model

@@ -39,7 +39,7 @@ pub const SHOW_FIELDS: &[Field] = &[
 
 /// Lists the fields of `/api/pull`.
 pub const PULL_FIELDS: &[Field] = &[
-    yes("model", "one that is served is there; others are refused (501)"),
+    yes("model", "a served model is available; others are refused (501)"),
     yes("name", "the older name of `model`"),
     yes("stream", "default true"),
     label("insecure"),

@@ -53,7 +53,7 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "verbose",
-        "extension, as in llama.cpp; `__verbose` of the answer has the prompt as the chat template wrote it",
+        "extension, as in llama.cpp; puts the formatted prompt into the answer's `__verbose`",
     ),
     yes(
         "n_predict",

@@ -197,7 +197,7 @@ impl Other {
                 let is_shell = self.kind == "local_shell_call_output";
                 let id = self.call_id.or(self.id.filter(|_| is_shell));
                 let id = id.filter(|id| !id.is_empty()).ok_or_else(|| {
-                    ApiError::invalid(format!("{path}.call_id"), "a result names the call that it is of")
+                    ApiError::invalid(format!("{path}.call_id"), "a result must name its call")
                 })?;
                 messages.push(TemplateMessage {
                     role: "tool".to_owned(),

@@ -171,7 +171,7 @@ pub(crate) fn template_message(
         "tool" if tool_call_id.as_ref().is_none_or(String::is_empty) => {
             return Err(ApiError::invalid(
                 at("tool_call_id"),
-                "a result names the call that it is of",
+                "a result must name its call",
             ));
         }
         "system" | "user" | "assistant" | "tool" => message.role,

@@ -14,13 +14,10 @@ pub const FIELDS: &[Field] = &[
     yes("documents", "texts, or objects with a `text`"),
     yes(
         "texts",
-        "the documents by TEI's name: the answer is a list of `index` and `score`, as there",
+        "the documents under TEI's name; the answer is then a list of `index` and `score`, as TEI's is",
     ),
-    yes(
-        "return_text",
-        "with `texts`: whether they come back with their scores",
-    ),
-    only("raw_scores", &["false"], "scores are what the model says"),
+    yes("return_text", "with `texts`: whether the answer repeats them"),
+    only("raw_scores", &["false"], "scores are the model's own"),
     only("truncate", &["false"], "documents are not cut"),
     yes("top_n", "how many of the best are listed; all by default"),
     yes(

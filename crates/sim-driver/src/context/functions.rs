@@ -38,7 +38,7 @@ impl Context {
             None => image,
         };
         let Ok(ptx) = std::str::from_utf8(ptx) else {
-            return refused(code::INVALID_PTX, "the image is no text");
+            return refused(code::INVALID_PTX, "the image is not text");
         };
         let hash = timing::hash(ptx);
         match decoded::load(ptx, hash, &mut self.memory) {

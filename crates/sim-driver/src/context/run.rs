@@ -94,7 +94,7 @@ impl State {
             return Err(code::NOT_READY);
         }
         self.context
-            .lose("a kernel that never ends is waited for without a limit");
+            .lose("a wait without a limit for a kernel that never ends");
         self.context.check()
     }
 

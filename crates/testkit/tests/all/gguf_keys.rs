@@ -243,9 +243,9 @@ impl Parts<'_> {
             .find(|(is_about, is_there, _)| *is_about && !is_there)
             .map(|(.., reason)| reason);
         let by_nature = match name {
-            "vocab_size" => Some("the table of embeddings has as many rows as there are words"),
+            "vocab_size" => Some("the embedding table has one row for each token"),
             "expert_weights_norm" if *value == Value::Bool(false) => {
-                Some("false stands for a key that nothing set where the weights always add up to 1")
+                Some("false means unset if the weights are always normalized")
             }
             _ => None,
         };

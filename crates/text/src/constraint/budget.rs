@@ -89,7 +89,7 @@ pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(
         if let Some(multiple) = multiple {
             return Err(ConstraintError::Refused {
                 kind,
-                reason: format!("`multipleOf` of {multiple} takes more than {MAX_MULTIPLE} states to tell"),
+                reason: format!("testing a `multipleOf` of {multiple} takes more than {MAX_MULTIPLE} states"),
             });
         }
     }

@@ -62,9 +62,7 @@ pub enum ConstraintError {
         maximum: usize,
     },
     /// A chain of references between rules or definitions is too long for any compiler.
-    #[error(
-        "the {kind} has {found} rules or definitions that refer to each other in a row, the limit is {maximum}"
-    )]
+    #[error("the {kind} has {found} rules or definitions in a chain of references, the limit is {maximum}")]
     TooLong {
         /// Language of the constraint.
         kind: ConstraintKind,

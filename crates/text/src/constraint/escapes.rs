@@ -360,7 +360,7 @@ impl Follower {
         for _ in 0..n_tokens {
             let Some(told) = self.told.pop() else {
                 return Err(ConstraintError::Step {
-                    reason: "more tokens are taken back than there are".to_owned(),
+                    reason: "more tokens are removed than there are".to_owned(),
                 });
             };
             self.take_back(told.ids.len())?;

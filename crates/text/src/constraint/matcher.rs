@@ -496,7 +496,7 @@ fn text_behind_call(
 
 fn too_many(n_tokens: usize) -> ConstraintError {
     ConstraintError::Step {
-        reason: format!("{n_tokens} tokens are taken back, and there are fewer"),
+        reason: format!("{n_tokens} tokens are removed, but there are fewer"),
     }
 }
 

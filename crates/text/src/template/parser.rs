@@ -234,7 +234,7 @@ impl Parser {
             }
             "autoescape" => {
                 if !(self.skip_name("false") || self.skip_name("False")) {
-                    return self.error("nothing is escaped in a chat template; `autoescape` may be false");
+                    return self.error("chat templates do not escape; `autoescape` must be false");
                 }
                 self.expect_block_end()?;
                 Ok(StmtKind::With(Vec::new(), self.body("endautoescape")?))

@@ -266,7 +266,7 @@ impl<'a> FirstUseOf<'a> {
         let measurements = self.compute.measurements.of_load(self.compute.is_quiet);
         if let Err(error) = measurements.keep(KIND, &self.subject, &self.record.to_json()) {
             self.say(&format!(
-                "what was found of GPU {} is not remembered: {error}",
+                "the check result of GPU {} cannot be stored: {error}",
                 self.ordinal
             ));
         }
@@ -275,7 +275,7 @@ impl<'a> FirstUseOf<'a> {
         }
         if found.is_hung {
             return Err(
-                self.refused("the GPU did not end a check, and is not asked again before the next start")
+                self.refused("the GPU did not finish a check and is not used again before the next start")
             );
         }
         Ok(())

@@ -67,7 +67,7 @@ impl Driver {
                 std::thread::sleep(PAUSE);
             }
         }
-        unreachable!("a watch or a limit ends a wait before it is asked for so long")
+        unreachable!("a watch or a limit ends a wait before this")
     }
 
     /// Sets the watch of all further waits. A device has one watch.

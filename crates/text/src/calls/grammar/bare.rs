@@ -209,7 +209,7 @@ fn text_within(
     if hold == Hold::Relaxed {
         return Ok(without("/(?s:.*)/".to_owned()));
     }
-    let fields = schema.as_object().ok_or("it is no object")?;
+    let fields = schema.as_object().ok_or("it is not an object")?;
     if let Some(choices) = choices_of(fields).filter(|_| depth > 0) {
         let choices = choices.iter().map(|choice| {
             let choice = seen_through(choice, root);
@@ -219,7 +219,9 @@ fn text_within(
     }
     let is_word = |keyword: &str| TEXT.contains(&keyword) || is_note(keyword);
     if let Some(keyword) = fields.keys().find(|keyword| !is_word(keyword)) {
-        return Err(format!("`{keyword}` of a text has no words in this format"));
+        return Err(format!(
+            "`{keyword}` of a text cannot be expressed in this format"
+        ));
     }
     let choices = match (fields.get("const"), fields.get("enum").and_then(Value::as_array)) {
         (Some(only), _) => Some(vec![only]),
@@ -233,7 +235,7 @@ fn text_within(
             .map(quoted)
             .collect();
         if texts.is_empty() {
-            return Err("none of the texts that it lists can be written".to_owned());
+            return Err("none of its listed texts can be expressed".to_owned());
         }
         return Ok(texts.join(" | "));
     }

@@ -131,7 +131,7 @@ fn literal(
     rules: &mut Rules<'_>,
 ) -> Result<String, String> {
     if rules.literals_left == 0 {
-        return Err(format!("it has more than {MAX_LITERALS} values in each other"));
+        return Err(format!("it has more than {MAX_LITERALS} nested values"));
     }
     rules.literals_left -= 1;
     match (own_literal(schema, root, dialect, depth, rules), dialect) {
@@ -152,7 +152,7 @@ fn own_literal(
     if depth > MAX_DEPTH {
         return Err(format!("values are nested deeper than {MAX_DEPTH} levels"));
     }
-    let none = || "a value without one `type` has no words in this format".to_owned();
+    let none = || "a value without one `type` cannot be expressed in this format".to_owned();
     let is_note = |keyword: &String| NOTES.contains(&keyword.as_str());
     let seen = seen_through(schema, root);
     if *seen == Value::Bool(true) || seen.as_object().is_some_and(|fields| fields.keys().all(is_note)) {
@@ -186,7 +186,9 @@ fn own_literal(
                 "definitions",
             ];
             if let Some(keyword) = fields.keys().find(|keyword| !known.contains(&keyword.as_str())) {
-                return Err(format!("`{keyword}` of a list has no words in this format"));
+                return Err(format!(
+                    "`{keyword}` of a list cannot be expressed in this format"
+                ));
             }
             let items = with_definitions(fields.get("items").unwrap_or(&Value::Bool(true)), schema);
             let item = literal(&items, root, dialect, depth + 1, rules)?;

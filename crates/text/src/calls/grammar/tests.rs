@@ -425,7 +425,7 @@ fn what_a_format_has_no_words_for_is_refused_by_name_or_left_to_the_model() {
     let refused = strict.unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "calls in the format `glm` cannot be held to the schema of `f`: `format` of a text has no words in this format"
+        "calls in the format `glm` cannot be held to the schema of `f`: `format` of a text cannot be expressed in this format"
     );
     for choice in [ToolChoice::Auto, ToolChoice::Required] {
         assert!(

@@ -176,9 +176,7 @@ pub(super) fn xmlattr(this: &mut Interpreter<'_>, value: &Value, args: &Argument
         let name = this.printer().to_text(name)?;
         let name = name.as_str().unwrap_or_default();
         if name.contains(|c: char| c.is_whitespace() || matches!(c, '/' | '>' | '=')) {
-            return Err(Fault::type_error(
-                "an attribute's name has a character that none may have",
-            ));
+            return Err(Fault::type_error("an attribute's name has an invalid character"));
         }
         if has_space || out.len() > 0 {
             out.push(' ')?;

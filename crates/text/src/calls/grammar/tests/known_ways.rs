@@ -639,7 +639,7 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
             String::from_utf8_lossy(&bytes.copied().collect::<Vec<u8>>()).into_owned()
         };
         Err(format!(
-            "{:?} is not allowed behind {:?}",
+            "{:?} is not allowed after {:?}",
             text(&[id]),
             text(behind)
         ))
