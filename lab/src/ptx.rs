@@ -35,7 +35,8 @@ pub struct Args {
     /// Compare with the committed PTX instead of writing it; skipped where the compiler cannot be had.
     #[arg(long)]
     check: bool,
-    /// Assemble the committed PTX and check the code: nothing is fused that the PTX rounds separately, and matrix and copy instructions are there.
+    /// Assemble the committed PTX and check the code: nothing is fused that the PTX rounds separately, and matrix and copy instructions are
+    /// there.
     #[arg(long, conflicts_with = "check")]
     audit: bool,
     /// With `--check`: refuse sources that are pending.

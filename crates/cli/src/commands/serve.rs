@@ -119,7 +119,8 @@ pub(crate) struct Args {
     /// Model name for clients; may be repeated, responses carry the first [default: the file's name] [short: -a]
     #[arg(long, alias = "alias", value_delimiter = ',', value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// Refuse requests with an unknown model name [default: a server's only model answers any name; several models, or adapters, refuse unknown names]
+    /// Refuse requests with an unknown model name [default: a server's only model answers any name; several models, or adapters, refuse
+    /// unknown names]
     #[arg(long)]
     strict_model_names: bool,
     /// Publish over ZeroMQ what the prefix cache gets and loses, for routers that look for it. JSON with vLLM's keys
