@@ -5,7 +5,7 @@
 
 use crate::{DynamicTemperature, Mirostat, SamplerStep, Xtc};
 
-/// How a token is chosen from a row of logits. The default is greedy with nothing else applied.
+/// Selects how a token is chosen from a row of logits. The default is greedy with nothing else applied.
 ///
 /// The logit bias and the mask come first, the draw last. Between them, unless [`Self::order`] differs, come the penalties, DRY and
 /// top-n-sigma, then the greedy choice or top-k, typical, top-p, min-p, XTC and temperature.
@@ -37,7 +37,7 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted from the logit of a token once per occurrence in the history.
     pub frequency_penalty: f32,
-    /// How many of the newest tokens of the history the three penalties look at.
+    /// Number of newest tokens that the three penalties look at.
     pub penalty_last_n: u32,
     /// Penalizes tokens that would continue a repeated run.
     pub dry: Option<Dry>,
@@ -45,7 +45,7 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(u32, f32)>,
     /// Seed of the counter-based generator.
     pub seed: u64,
-    /// How many of the likeliest tokens to report with their log-probabilities; `Some(0)` reports only the chosen one.
+    /// Number of likeliest tokens to report with their log-probabilities; `Some(0)` reports only the chosen one.
     pub n_logprobs: Option<u32>,
 }
 
@@ -59,7 +59,7 @@ pub struct Dry {
     pub base: f32,
     /// Runs up to this length cost nothing.
     pub allowed_length: u32,
-    /// How many of the newest tokens are searched.
+    /// Number of newest tokens that are searched.
     pub last_n: u32,
     /// Tokens that end a run (sequence breakers).
     pub breakers: Vec<u32>,
@@ -147,7 +147,7 @@ impl SamplingParams {
         }
     }
 
-    /// How many of a sequence's newest tokens the sampler looks at; 0 where no penalty is on.
+    /// Returns how many of a sequence's newest tokens the sampler reads; 0 without penalties.
     pub fn history_len(&self) -> usize {
         let penalty_last_n = if self.penalizes_tokens() {
             self.penalty_last_n
@@ -266,7 +266,7 @@ pub enum SamplingParamsError {
     /// More log-probabilities than there are tokens.
     #[error("{asked} log-probabilities were asked for, but the vocabulary has {n_vocab} tokens")]
     TooManyLogprobs {
-        /// How many were asked for.
+        /// Requested number.
         asked: usize,
         /// Size of the vocabulary.
         n_vocab: usize,
@@ -274,7 +274,7 @@ pub enum SamplingParamsError {
 }
 
 impl SamplingParamsError {
-    /// What a number outside its range should have been, such as `a number from 0 to 1`; `None` of other errors.
+    /// Returns the range that a number should have been in, such as `a number from 0 to 1`; `None` for other errors.
     pub fn expected_range(&self) -> Option<String> {
         match *self {
             Self::OutOfRange { minimum, maximum, .. } => Some(range_text(minimum, maximum)),

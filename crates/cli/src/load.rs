@@ -191,7 +191,7 @@ impl LoadArgs {
         })
     }
 
-    /// What computes.
+    /// Returns the compute options.
     ///
     /// # Errors
     /// Options that cannot be granted.
@@ -239,7 +239,7 @@ impl LoadArgs {
         }
     }
 
-    /// How several GPUs add up.
+    /// Returns how several GPUs add up.
     ///
     /// # Errors
     /// A way for one GPU other than the default, and NCCL where results are not to depend on the batch.
@@ -267,7 +267,7 @@ impl LoadArgs {
         }
     }
 
-    /// What of the model the GPU gets.
+    /// Returns which parts of the model go to the GPU.
     fn placement(&self) -> Result<PlacementRequest, Failure> {
         let request = self.placement_request();
         let contradiction = |one: &str, other: &str, reason: &str| {
@@ -290,7 +290,7 @@ impl LoadArgs {
         Ok(request)
     }
 
-    /// What was measured of this machine, and where it is kept.
+    /// Returns the options of stored measurements.
     ///
     /// # Errors
     /// Flags of measurements that nothing asks for.
@@ -407,7 +407,7 @@ impl LoadArgs {
         self.ctx_size
     }
 
-    /// How many threads compute.
+    /// Returns the number of compute threads.
     pub(crate) fn n_threads(&self) -> usize {
         // Places that cannot be had are refused when the threads are started.
         self.threads
@@ -475,7 +475,7 @@ impl LoadArgs {
         })
     }
 
-    /// What keys and values are stored as.
+    /// Returns the types of the stored keys and values.
     pub(crate) fn cache_types(&self) -> (KvType, KvType) {
         (self.cache_type_k, self.cache_type_v)
     }

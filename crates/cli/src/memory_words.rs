@@ -1,4 +1,4 @@
-//! What a load takes of memory, in words for people.
+//! Describes the memory of a load in words.
 //!
 //! Separate from the failures because nothing is refused here. Invariant: where a size is unknown, nothing is said.
 

@@ -74,7 +74,7 @@ impl VisionArgs {
 /// Why a model without an encoder refuses images; `hint` says how it gets one.
 pub(crate) fn refusal(model: &Model, hint: Option<String>) -> Failure {
     let error = model.words().no_vision();
-    // One of the kinds that no encoder helps keeps its own words.
+    // Kinds of models without encoders keep their own messages.
     let hint = hint.filter(|_| matches!(error, Error::NoVision));
     let failure = Failure::from(error);
     hint.into_iter().fold(failure, Failure::hint)

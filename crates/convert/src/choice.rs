@@ -12,7 +12,7 @@ use crate::{
     role::{self, Role},
 };
 
-/// What a tensor becomes.
+/// Holds the type that a tensor is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TypeChoice {
     /// Its new type.

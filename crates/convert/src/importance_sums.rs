@@ -103,7 +103,7 @@ impl ImportanceSums {
         }
     }
 
-    /// How many tensors have sums.
+    /// Returns the number of tensors with sums.
     pub fn n_entries(&self) -> usize {
         self.entries.len()
     }

@@ -15,9 +15,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Family {
-    /// Of what it is a kind: `products`, `attention` or `launches`.
+    /// Kind of the family: `products`, `attention` or `launches`.
     pub kind: &'static str,
-    /// What it is.
+    /// Name of the family.
     pub name: &'static str,
     /// Why the GPU does not get it; `None` where it does.
     pub missing: Option<String>,

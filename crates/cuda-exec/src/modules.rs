@@ -36,7 +36,7 @@ pub struct KernelModule {
 pub enum Target {
     /// All that this crate runs on.
     All,
-    /// Those of compute capability 9.0 alone: its matrix operations of warpgroups are on none before it and on none after it.
+    /// Compute capability 9.0 only: neither older nor newer GPUs have its wgmma.
     Hopper,
 }
 

@@ -12,7 +12,7 @@ use crate::{
     png_parts::{png_size, without_packed_notes},
 };
 
-/// What an image may be.
+/// Limits the size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// Pixels of a side.
@@ -71,7 +71,7 @@ pub enum ImageError {
     /// It cannot be decoded.
     #[error("the image is damaged: {reason}")]
     Damaged {
-        /// What the decoder said.
+        /// Error of the decoder.
         reason: String,
     },
 }
@@ -92,7 +92,7 @@ pub fn media_type(file: &[u8]) -> Option<&'static str> {
         .map(|format| format.to_mime_type())
 }
 
-/// What a file's header says.
+/// Holds a file's header.
 struct Header<D> {
     decoder: D,
     orientation: Orientation,
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_size_beyond_the_limits_is_refused_from_the_header() {
-        // The header of a PNG that says it is 100,000 by 100,000, and nothing behind it.
+        // The header of a PNG of 100,000 by 100,000 pixels, and nothing after it.
         let mut png = encoded(&gradient(3, 3), ImageFormat::Png);
         png[16..20].copy_from_slice(&100_000u32.to_be_bytes());
         png[20..24].copy_from_slice(&100_000u32.to_be_bytes());

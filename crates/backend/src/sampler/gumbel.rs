@@ -20,7 +20,7 @@ pub(super) fn race(candidates: &[Candidate], temperature: f32, seed: u64, positi
     race.best_id
 }
 
-/// As [`race`], of all tokens that may be picked; `best` is the likeliest, and negative infinity never wins.
+/// Does the same as [`race`] over all tokens that may be picked; `best` is the likeliest, and negative infinity never wins.
 pub(super) fn race_all(row: Allowed<'_>, best: u32, temperature: f32, seed: u64, position: u32) -> u32 {
     let favourite = Candidate {
         id: best,
@@ -31,7 +31,7 @@ pub(super) fn race_all(row: Allowed<'_>, best: u32, temperature: f32, seed: u64,
     race.best_id
 }
 
-/// Who is ahead.
+/// Holds the leader of a race.
 struct Race {
     key: u64,
     temperature: f32,

@@ -1,6 +1,6 @@
 //! Penalties on tokens that were seen: repetition, presence, frequency, and "don't repeat yourself" (DRY).
 //!
-//! Separate because they alone look at the history. Invariant: a forbidden token (negative infinity) stays forbidden and
+//! Separate because only penalties look at the history. Invariant: a forbidden token (negative infinity) stays forbidden and
 //! every other logit stays finite.
 
 use super::SampleRequest;

@@ -33,7 +33,7 @@ fn random_logits(n: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// How often each token is drawn over many positions.
+/// Counts how often each token is drawn over many positions.
 fn frequencies(logits: &[f32], params: &SamplingParams, n_draws: u32) -> Vec<f64> {
     let mut sampler = Sampler::new(logits.len());
     let mut counts = vec![0u32; logits.len()];

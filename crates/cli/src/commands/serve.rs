@@ -1,4 +1,4 @@
-//! `serve`: answers OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP until it is told to stop.
+//! `serve`: answers OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP until it is stopped.
 //!
 //! Here are the options, the signals and the log; everything on the wire is in the server crate. Invariant: the first
 //! SIGTERM or Ctrl-C lets running answers finish within the drain time and ends with 0; the second ends at once.
@@ -55,7 +55,7 @@ const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
 /// File of --session-dir that a process locks. No session name begins with a dot.
 const SESSIONS_LOCK: &str = ".lock";
 
-/// How long what no request uses may take on its way to --prefix-dir once all is answered.
+/// Time limit for writing unused prefixes to --prefix-dir after the last answer.
 const KEEP_TIME: Duration = Duration::from_secs(15);
 
 /// Serve a model over HTTP.
@@ -263,7 +263,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         traces.end();
     }
     match result {
-        // What is left of the engine may hang, and would hang its destructor too.
+        // The rest of the engine may hang, and its destructor would hang too.
         Ok(()) => process::exit(0),
         Err(failure) => {
             runtime.shutdown_background();
@@ -384,7 +384,7 @@ impl Args {
         names
     }
 
-    /// The models that are to be served; one alone is loaded here.
+    /// Collects the models to serve; a single model is loaded here.
     fn models(&self, config: ServerConfig) -> Result<Models, Failure> {
         if self.model.is_empty() && !self.several.lists_models() {
             return Err(Failure::usage("no model is given").hint(
@@ -539,7 +539,7 @@ async fn serve(models: Models, is_watched: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a person needs to know about a server that has just started.
+/// Describes a server that has just started.
 fn greeting(models: &Models, address: &str) -> String {
     let config = models.config();
     let keys = if config.api_keys.is_open() {
@@ -585,7 +585,7 @@ fn greeting(models: &Models, address: &str) -> String {
 async fn engine_end(models: &Models) -> EngineError {
     loop {
         if let Some(reason) = models.lost() {
-            // What was in flight is being told.
+            // Clients of running requests are being notified.
             tokio::time::sleep(Duration::from_millis(500)).await;
             return reason;
         }

@@ -1,6 +1,6 @@
-//! The load itself, with its progress bar and what a person is told about it.
+//! Loads a model with a progress bar, and reports on the load.
 //!
-//! Separate from the options, which say what is wanted. Invariant: a program that has a log is told there, any other on standard error.
+//! Separate from the options. Invariant: a program with a log reports there, any other on standard error.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -29,7 +29,7 @@ const LONG_LOAD: Duration = Duration::from_secs(1);
 /// Finds, opens and loads a model, with a progress bar.
 ///
 /// # Errors
-/// As [`LoadOptions::load`].
+/// Returns the errors of [`LoadOptions::load`].
 pub(crate) fn load(path: &Path, options: &LoadOptions) -> Result<Model, Failure> {
     let source = ModelSource::find(path)?;
     load_opened(&source, &options.open_network(&source)?, options)
@@ -38,7 +38,7 @@ pub(crate) fn load(path: &Path, options: &LoadOptions) -> Result<Model, Failure>
 /// Loads an opened model, as [`load`] does.
 ///
 /// # Errors
-/// As [`LoadOptions::load_opened`].
+/// Returns the errors of [`LoadOptions::load_opened`].
 pub(crate) fn load_opened(
     source: &ModelSource,
     network: &Network,
@@ -66,7 +66,7 @@ pub(crate) fn load_opened(
 /// Loads a network without words and engine, as [`load`] does.
 ///
 /// # Errors
-/// As [`tokenmill::load`].
+/// Returns the errors of [`tokenmill::load`].
 pub(crate) fn load_network(
     network: &Network,
     options: &ModelOptions,
@@ -144,7 +144,7 @@ fn about_measurements(device: &LoadedDevice, compute: &Compute) -> Option<String
     Some(format!("`{flag}` changed nothing: {reason}"))
 }
 
-/// What is said where a model has a smaller context than was asked for, as encoders have.
+/// Explains that a model has a smaller context than requested, as encoders have.
 pub(crate) fn about_cut_context(asked: Option<usize>, n_ctx: usize) -> Option<String> {
     let asked = asked.filter(|&asked| asked > n_ctx)?;
     Some(format!(
@@ -171,7 +171,7 @@ fn about_fewer_contexts(asked: KvCache, model: &Model) -> Option<String> {
     })
 }
 
-/// What is said about a context that is longer than the model was made for.
+/// Warns about a context that is longer than the model was trained for.
 pub(crate) fn about_long_context(n_ctx: usize, n_ctx_train: usize) -> Option<String> {
     (n_ctx > n_ctx_train).then(|| {
         format!(
@@ -305,7 +305,7 @@ fn about_gpu_steps(steps: GpuSteps, known: &MeasuredWhen) -> String {
     }
 }
 
-/// What is said about loading kernels, where it took long.
+/// Explains a long load of kernels.
 fn about_long_load(took: Duration) -> Option<String> {
     (took >= LONG_LOAD).then(|| {
         format!(

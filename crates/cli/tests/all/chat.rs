@@ -10,7 +10,7 @@ fn chat(extra: &[&str], input: &str) -> Outcome {
     tokenmill_with(&[&["chat", "demo", "--temp", "0"], extra].concat(), input)
 }
 
-/// The contents of the messages that `/show messages` prints behind `input`.
+/// Returns the contents of the messages that `/show messages` prints after `input`.
 fn messages(input: &str) -> Vec<String> {
     let shown = chat(&[], &format!("{input}/show messages\n")).ok();
     let json = &shown[shown.find('[').expect("an array")..];

@@ -1,6 +1,6 @@
 //! [`Server`]: `serve`, started for a test and asked over HTTP.
 //!
-//! Separate because tests of several files start one. Invariant: it listens on a port of its own and on loopback alone, and its log is
+//! Separate because tests of several files start one. Invariant: it listens only on loopback and on a port of its own, and its log is
 //! read, so that it never waits for its reader.
 
 use std::{
@@ -61,7 +61,7 @@ impl Server {
             .spawn()
             .expect("the program starts");
         let mut log = BufReader::new(child.stderr.take().expect("piped")).lines();
-        // What it warns of may come before its address.
+        // Warnings may precede the address.
         let mut early = Vec::new();
         let address = loop {
             let line = log.next().expect("the server goes on").expect("its log is text");

@@ -123,7 +123,7 @@ fn layers_that_were_left_open_are_told_to_be_on_the_cpu() {
     );
     assert_eq!(asked.ok(), expected);
     if !tokenmill_cuda_exec::has_driver() {
-        // No driver either: whoever asks for nothing is told nothing.
+        // Without a driver, a run without GPU flags prints no message.
         let asked = tokenmill([&GREEDY[..], &["-ngl", "auto"]].concat());
         let told = "computing on the CPU: the GPU cannot be used: no NVIDIA driver found";
         assert!(asked.stderr.starts_with(told), "{}", asked.stderr);

@@ -303,7 +303,7 @@ fn a_matrix_without_a_kind_of_tensors_is_refused() {
         "the importance matrix was measured on another model, or on too little text: it has nothing for any \
          `ffn_down_exps.weight` or `ffn_up_exps.weight`, 4 of 6 tensors in all"
     );
-    // What the model has no tensors for was measured on another one.
+    // Tensors that the model does not have were measured on another model.
     let path = folder.path().join("foreign.gguf");
     let mut sums = ImportanceSums::new();
     let foreign = [

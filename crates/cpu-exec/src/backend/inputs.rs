@@ -1,4 +1,4 @@
-//! The inputs of products, shown to whoever measures them.
+//! Reports the inputs of matrix products to an observer.
 //!
 //! Separate because only a measurement looks at them. Invariant: nothing is shown, and no tensor's name is kept, unless it was
 //! asked for before the weights were loaded.

@@ -1,4 +1,4 @@
-//! What a load asks of the host: weights in the form of the operations, buffers.
+//! Allocates buffers on the host and packs weights for the operations.
 //!
 //! Separate because no step allocates. Invariant: a matrix is packed once, here.
 
@@ -114,7 +114,7 @@ pub(super) fn n_experts(usage: MatrixUsage) -> usize {
     }
 }
 
-/// What the operations of the largest step need while they run.
+/// Computes the workspace of the largest step's operations.
 pub(super) fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -> crate::WorkspaceSizes {
     let step = crate::StepSizes {
         max_tokens: limits.max_batch_tokens,

@@ -7,7 +7,7 @@ use tokenmill_backend::{HostStep, RowError, RowSampler, SampledToken, TokenLogpr
 
 use crate::{Host, pool::Columns};
 
-/// What threads sample with, and what they picked.
+/// Holds the samplers of the threads, and the picked tokens.
 #[derive(Debug, Default)]
 pub(super) struct Sampling {
     /// One for each run of rows.

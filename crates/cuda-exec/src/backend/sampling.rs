@@ -1,4 +1,4 @@
-//! What the device samples, and the records it samples with.
+//! Selects the rows that the device samples, and writes the kernel's sampling records.
 //!
 //! Separate because it translates a batch's sampling records into the kernel's, and says which steps stay with the host.
 //! The host samples a step with a row that has
@@ -7,10 +7,10 @@
 //!   device more than the copy of one row of logits costs the host;
 //! - XTC, top-n-sigma, a dynamic temperature, mirostat, or another order of steps: rare, and each needs all remaining tokens;
 //! - more than [`MAX_TOP`] likeliest tokens to report, since the kernel looks through the vocabulary once for each;
-//! - several tokens that only the device knows behind its history;
+//! - several tokens after its history that only the device knows;
 //! - or more history, masks and biases, with those of the other rows, than the room there is for them.
 //!
-//! Invariant: the decision follows from the batch alone, and both sides pick the same token.
+//! Invariant: the decision depends only on the batch, and both sides pick the same token.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ pub(super) fn max_data_words(limits: &ExecutorLimits) -> usize {
     limits.max_logit_rows * (ROW_WORDS + limits.n_vocab.div_ceil(32))
 }
 
-/// What of a step's sampling is the device's.
+/// Selects which part of a step's sampling runs on the device.
 pub(super) fn device_mode(batch: &ForwardBatch, limits: &ExecutorLimits) -> SamplingMode {
     let mode = StepShape::of(batch).sampling;
     if mode != SamplingMode::Full {
@@ -87,7 +87,7 @@ fn unknown_tokens(batch: &ForwardBatch, row: usize) -> impl Iterator<Item = usiz
         .filter(|&index| matches!(batch.tokens[index], TokenSource::SampledRow(_)))
 }
 
-/// The tokens that a row's penalties count, but for one that the device alone knows.
+/// Returns the tokens that a row's penalties count, except one that only the device knows.
 fn kept_history<'a>(batch: &'a ForwardBatch, sample: &SampleRow, n_newest: usize) -> &'a [u32] {
     let params = &sample.params;
     if !params.penalizes_tokens() {

@@ -56,7 +56,7 @@ type Module = OnceLock<Result<LoadedModule>>;
 #[derive(Clone, Debug)]
 struct LoadedModule {
     handle: Handle,
-    /// What the driver's compiler said of it.
+    /// Log of the driver's compiler.
     log: String,
     /// Whether it is code that was compiled ahead.
     is_ahead: bool,
@@ -64,7 +64,7 @@ struct LoadedModule {
     waiting: BTreeSet<String>,
 }
 
-/// How far each stream is known to be, so that what is known to be done is not waited for.
+/// Tracks the known progress of each stream, so that finished work is not waited for.
 #[derive(Debug, Default)]
 pub(super) struct Timelines {
     issued: [AtomicU64; Stream::ALL.len()],
@@ -99,18 +99,18 @@ impl Device {
         Self::open_as(ordinal, DeviceOptions::default())
     }
 
-    /// Opens a GPU of the system, in a way of the caller's.
+    /// Opens a GPU of the system with options.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Returns the errors of [`Self::open`].
     pub fn open_as(ordinal: usize, options: DeviceOptions) -> Result<Self> {
         Self::open_with(&Api::of_system()?, ordinal, options)
     }
 
-    /// Opens a GPU by its number among those that a driver shows which is not the system's.
+    /// Opens a GPU by its number among the GPUs of another driver than the system's.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Returns the errors of [`Self::open`].
     pub fn open_with(api: &Api, ordinal: usize, options: DeviceOptions) -> Result<Self> {
         Ok(Self {
             shared: Arc::new(Shared {
@@ -136,7 +136,7 @@ impl Device {
         self.shared.ordinal
     }
 
-    /// What the device is.
+    /// Describes the device.
     pub fn info(&self) -> &DeviceInfo {
         self.shared.driver.info()
     }
@@ -244,7 +244,7 @@ impl Device {
         self.shared.driver.fill(stream, view.address(), 0, n_bytes)
     }
 
-    /// How it was opened.
+    /// Returns the options that the device was opened with.
     pub fn options(&self) -> &DeviceOptions {
         &self.shared.options
     }
@@ -275,12 +275,12 @@ impl Device {
     /// Loads modules at the same time, since a driver compiles one on the thread that asks.
     ///
     /// # Errors
-    /// As [`Self::load_module`].
+    /// Returns the errors of [`Self::load_module`].
     pub fn load_modules(&self, modules: &[&str]) -> Result<()> {
         self.timed(|| (modules.par_iter()).try_for_each(|module| self.module(module, "").map(|_| ())))
     }
 
-    /// What the driver's compiler said of a module; `None` where it was not loaded.
+    /// Returns the compiler's log of a module; `None` if it was not loaded.
     pub fn module_log(&self, module: &str) -> Option<String> {
         let loaded = Arc::clone(lock(&self.shared.modules).get(module)?);
         let loaded = loaded.get()?.as_ref().ok()?;
@@ -294,7 +294,7 @@ impl Device {
         modules.values().filter(is_ahead).count()
     }
 
-    /// What a kernel takes of a multiprocessor, as the driver compiled it.
+    /// Returns a kernel's resources on a multiprocessor, as the driver compiled it.
     ///
     /// # Errors
     /// The driver's.
@@ -331,7 +331,7 @@ impl Device {
     /// Finds a kernel that is launched with up to `n_bytes` of dynamic shared memory.
     ///
     /// # Errors
-    /// As [`Self::kernel`], or the driver's where the device has less.
+    /// Returns the errors of [`Self::kernel`], or the driver's error if the device has less.
     pub fn kernel_with_shared_bytes(&self, module: &str, kernel: &str, n_bytes: usize) -> Result<Kernel> {
         let found = self.kernel(module, kernel)?;
         let own_bytes = self.shared.driver.static_shared_bytes(found.function)?;
@@ -496,7 +496,7 @@ impl Device {
         self.shared.n_launches.load(SeqCst)
     }
 
-    /// How often the host waited for the device.
+    /// Returns how often the host waited for the device.
     pub fn n_waits(&self) -> u64 {
         self.shared.timelines.n_waits.load(SeqCst)
     }
@@ -510,7 +510,7 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Sets the point behind all that is queued on a stream now.
+    /// Sets the point after all work that is queued on a stream now.
     ///
     /// # Errors
     /// The driver's.
@@ -529,7 +529,7 @@ impl Fence {
     /// Waits until the point is reached.
     ///
     /// # Errors
-    /// What the device says while it is waited for.
+    /// Returns the device's error during the wait.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.synchronize(self.event)
     }
@@ -549,7 +549,7 @@ impl Drop for Fence {
     }
 }
 
-/// Locks. What the locks guard is whole at every moment, so a panic elsewhere leaves it usable.
+/// Locks a mutex. The guarded data is consistent at every moment, so a panic elsewhere leaves it usable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

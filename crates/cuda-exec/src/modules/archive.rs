@@ -1,6 +1,7 @@
 //! [`Entry`] and [`Cubins`]: modules in an archive, each compressed by itself.
 //!
-//! Separate from what modules there are. Invariant: a module is unpacked alone, so that a run unpacks only what it loads; a damaged one is none.
+//! Separate from the list of modules. Invariant: a module is unpacked by itself, so a run unpacks only what it loads; a damaged module is
+//! `None`.
 
 use std::{
     fmt,
@@ -12,9 +13,9 @@ use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 
 use crate::{CudaExecError, error::Result};
 
-/// How far back a module's stream refers: more than the longest module has.
+/// Largest distance that a module's stream refers back: more than the longest module.
 const WINDOW_BYTES: u32 = 2 << 20;
-/// What unpacking takes at most.
+/// Memory limit of unpacking.
 const MEMORY_KIB: u32 = 16 << 10;
 
 /// A module in an archive: its name, the length of its PTX, and the PTX as LZMA with a header. In the archive it is the
@@ -113,7 +114,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// What a file of kernels that were compiled ahead begins with: what it is, and the version of its format.
+/// First bytes of a file of precompiled kernels: its kind and the version of its format.
 const CUBINS_MAGIC: &[u8; 15] = b"tokenmill cubin";
 const CUBINS_VERSION: u8 = 2;
 /// CUDA version of the assembler of the cubins, which `cargo xtask ptx` pins; an older driver does not load its code.
@@ -157,7 +158,7 @@ impl Cubins {
         Ok(Self(archive))
     }
 
-    /// What an archive of code of this program's kernels begins with.
+    /// Returns the first bytes of an archive with code of this program's kernels.
     pub fn header() -> Vec<u8> {
         let mut header = CUBINS_MAGIC.to_vec();
         header.push(CUBINS_VERSION);
@@ -195,7 +196,7 @@ impl Cubins {
     }
 }
 
-/// The 64 bits by which builds of the kernels are told apart: FNV-1a.
+/// Computes the 64 bits that identify a build of the kernels: FNV-1a.
 pub(super) fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -2,7 +2,7 @@
 //!
 //! A module `M` of the base has the tensors `base_model.model.M.lora_A.weight`, `[rank, n_in]`, and `.lora_B.weight`,
 //! `[n_out, rank]`. Its scale is alpha over the rank, or over the rank's root with `use_rslora`; `rank_pattern` and
-//! `alpha_pattern` change both for some modules. What more an adapter can be (DoRA, trained biases, modules saved whole) is
+//! `alpha_pattern` change both for some modules. Other features of adapters (DoRA, trained biases, modules saved whole) are
 //! refused by name.
 //!
 //! Source: PEFT, `src/peft/tuners/lora/{config,layer}.py` and `utils/other.py` (`get_pattern_key`).
@@ -35,7 +35,7 @@ use crate::{
     safetensors_folder::ungrouped_rows,
 };
 
-/// What is read of `adapter_config.json`; fields that change nothing when an adapter is used are not.
+/// Holds the fields of `adapter_config.json` that affect the use of an adapter.
 #[derive(Debug, Deserialize)]
 struct Config {
     #[serde(default)]
@@ -52,7 +52,7 @@ struct Config {
     modules_to_save: Option<Vec<String>>,
     #[serde(default)]
     use_qalora: bool,
-    /// How the matrices began: some ways change the base's weights too.
+    /// Initialization of the matrices: some kinds change the base's weights too.
     #[serde(default)]
     init_lora_weights: Option<Value>,
     #[serde(default, deserialize_with = "in_order")]

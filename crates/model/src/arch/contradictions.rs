@@ -1,4 +1,4 @@
-//! What keys of a GGUF file say against each other, or against the file's tensors.
+//! Refuses keys of a GGUF file that contradict each other or the file's tensors.
 //!
 //! Separate from the description, which takes each key by itself: where two disagree, one of them would be ignored without a word, and the
 //! output might be wrong. Invariant: nothing is refused here that describes one network only.

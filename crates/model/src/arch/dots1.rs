@@ -1,4 +1,4 @@
-//! dots.llm1: attention as in Qwen 3, and experts as in DeepSeek V3, behind some dense layers and next to a shared network.
+//! dots.llm1: attention as in Qwen 3, and experts as in DeepSeek V3, after some dense layers and next to a shared network.
 //!
 //! Source: transformers, `models/dots1/modeling_dots1.py`; llama.cpp, `src/models/dots1.cpp`.
 

@@ -20,7 +20,7 @@ use crate::{
 const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
 const WINDOW_PATTERN_NAME: &str = "sliding window pattern";
 
-/// The tensors of layers behind the last, if there are such layers.
+/// Lists the tensors of layers after the last, if there are such layers.
 pub(super) fn nextn_layers(n_layers: usize, n_nextn_layers: usize) -> Vec<Ignorable> {
     if n_nextn_layers > 0 {
         vec![Ignorable::LayersFrom(n_layers)]
@@ -36,7 +36,7 @@ pub(super) struct GgufConfig<'a> {
     pub(super) tensors: BTreeMap<&'a str, &'a [usize]>,
     pub(super) arch: &'static str,
     pub(super) n_vocab: usize,
-    /// Whether the layers that only predict further tokens are described like the others, behind them.
+    /// Whether the layers that only predict further tokens are described after the others.
     pub(super) with_nextn: bool,
     /// Keys that the description has read.
     pub(super) asked: Asked,
@@ -197,7 +197,7 @@ impl GgufConfig<'_> {
             .collect())
     }
 
-    /// Layers that decode, and behind them those that only predict further tokens.
+    /// Returns the number of decoder layers, and of the layers after them that only predict further tokens.
     pub(super) fn layer_counts(&self) -> Result<(usize, usize), LoadError> {
         let n_nextn = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
         Ok((self.usize("block_count")?.saturating_sub(n_nextn), n_nextn))

@@ -1,7 +1,7 @@
-//! What GGUF metadata says of experts.
+//! Reads the metadata of experts from GGUF files.
 //!
-//! Separate from the rest of [`GgufConfig`], since only architectures with experts ask for it. Invariant: what files of different
-//! converters leave out has one default here.
+//! Separate from the rest of [`GgufConfig`], since only architectures with experts ask for it. Invariant: keys that
+//! converters leave out have one default here.
 
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
@@ -130,7 +130,7 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// Replaces the feed-forward networks by experts: from behind the leading dense layers on, of every so many the last.
+    /// Replaces feed-forward networks by experts: after the leading dense layers, in the last of each group of layers.
     pub(super) fn set_experts(
         &self,
         descriptor: &mut Descriptor,

@@ -1,4 +1,4 @@
-//! How GGUF files describe recurrent layers, for the architectures that have them.
+//! Reads recurrent layers from GGUF files, for the architectures that have them.
 //!
 //! Separate from those because several share each kind.
 
@@ -30,7 +30,7 @@ impl GgufConfig<'_> {
         }))
     }
 
-    /// What each of some heads has of the inner width.
+    /// Returns the inner width of each of `n_heads` heads.
     fn width_of_each(&self, what: &'static str, n_heads: usize) -> Result<usize, LoadError> {
         let width = self.usize("ssm.inner_size")?;
         // A count of no heads is refused by its own name.

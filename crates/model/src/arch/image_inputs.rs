@@ -1,7 +1,7 @@
-//! What networks know of the inputs of images: the axes of rope, and the layers behind which parts of them are added.
+//! Reads how networks take image inputs: the axes of rope, and the layers after which parts of the inputs are added.
 //!
-//! Separate because text alone needs none of it, and both kinds of files say it. Invariant: sections that do not fit the heads are
-//! none, so that such a file still computes text.
+//! Separate because text needs none of it, and both kinds of files describe it. Invariant: sections that do not fit the heads are
+//! ignored, so that such a file still computes text.
 
 use tokenmill_backend::RopeAxes;
 use tokenmill_gguf::{Array, Value};
@@ -10,7 +10,7 @@ use crate::{Descriptor, LoadError};
 
 use super::{GgufConfig, HfConfig};
 
-/// How many pairs each axis turns, in the order of the pairs.
+/// Builds axes from the number of pairs that each axis rotates, in the order of the pairs.
 type Form = fn([usize; 3]) -> RopeAxes;
 
 impl GgufConfig<'_> {

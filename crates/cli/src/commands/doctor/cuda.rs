@@ -1,4 +1,4 @@
-//! What a GPU is tried with: every kernel, a product, and the memory of a model.
+//! Tries a GPU: all kernels, a matrix product, and memory for a model.
 //!
 //! Separate because a build without CUDA leaves it out; `without_cuda.rs` stands in for it.
 

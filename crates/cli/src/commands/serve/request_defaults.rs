@@ -12,7 +12,7 @@ use crate::{
     numbers::{Limit, Seed},
 };
 
-/// What requests that are silent are taken to ask for.
+/// Holds the defaults of request fields.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Defaults of requests")]
 pub(super) struct DefaultArgs {

@@ -56,7 +56,7 @@ impl Driver {
         Ok((handle(module), logs.info()))
     }
 
-    /// What a kernel takes of a multiprocessor, as the driver compiled it.
+    /// Returns a kernel's resources on a multiprocessor, as the driver compiled it.
     pub(in crate::driver) fn resources(&self, function: Handle) -> Result<KernelResources> {
         self.enter("describing a kernel")?;
         let attribute = |attribute: FunctionAttribute| -> Result<u32> {
