@@ -7,7 +7,7 @@ use crate::access_log::AccessLog;
 /// Bytes that launches have written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// First byte, and the one behind the last.
+    /// First byte, and the byte after the last.
     ranges: Vec<(u64, u64)>,
 }
 

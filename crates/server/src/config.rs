@@ -18,7 +18,7 @@ pub struct ServerConfig {
     pub listen: Listen,
     /// Certificate and key files in PEM; `None` serves plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Keys that clients must send; none leaves the server open to whoever reaches it.
+    /// Keys that clients must send; without any, the server is open to all who reach it.
     pub api_keys: ApiKeys,
     /// Origins whose web pages may call the API; `*` allows all, and `localhost` every port of this machine. Empty by default.
     pub cors_origins: Vec<String>,
@@ -34,15 +34,15 @@ pub struct ServerConfig {
     pub body_timeout: Duration,
     /// Longest time that a client may take nothing of what is written to it.
     pub write_timeout: Duration,
-    /// How often a stream in which nothing happens is sent a sign of life.
+    /// Interval of keep-alive events in an idle stream.
     pub keep_alive: Duration,
     /// Longest time from arrival to the end of an answer; `None` is unbounded.
     pub request_timeout: Option<Duration>,
     /// Longest wait in the queue; `None` is unbounded.
     pub queue_timeout: Option<Duration>,
-    /// How long the engine may show no sign of life before `/livez` says so.
+    /// Silence of the engine after which `/livez` reports it.
     pub heartbeat_timeout: Duration,
-    /// How long running answers may continue after the first SIGTERM.
+    /// Time for running answers after the first SIGTERM.
     pub drain_timeout: Duration,
     /// Whether a server with one model refuses unknown model names. By default it accepts any name, as llama.cpp's does.
     pub strict_model_names: bool,

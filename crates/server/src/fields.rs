@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{ApiError, intake::check_weight, shape_sizes::check_sizes};
 
-/// What becomes of a field.
+/// Says how a field is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
     /// Implemented.
@@ -60,7 +60,7 @@ impl Support {
 pub struct Field {
     /// Its name.
     pub name: &'static str,
-    /// What becomes of it.
+    /// Treatment of the field.
     pub support: Support,
     /// Where it comes from, or what is particular about it.
     pub note: &'static str,

@@ -116,7 +116,7 @@ fn has_other_threads() -> bool {
     Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
 }
 
-/// Waits for a handler. What it does before it first waits, reading the JSON and the tokens, takes long for a large body:
+/// Waits for a handler. Its first part, which reads the JSON and the tokens, takes long for a large body:
 /// it has its turn, and does not hold up the connections that share its thread.
 async fn answer(
     app: &App,

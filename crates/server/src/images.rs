@@ -58,7 +58,7 @@ impl ImageFile {
 /// An image by its bytes in base64, as a part of a message.
 ///
 /// # Errors
-/// As [`of_url`].
+/// Returns the errors of [`of_url`].
 pub(crate) fn of_base64(path: &str, base64: &str) -> Result<Value, ApiError> {
     let has_scheme = base64
         .get(..5)
@@ -76,7 +76,7 @@ pub(crate) fn of_base64(path: &str, base64: &str) -> Result<Value, ApiError> {
 /// and `detail`, which changes nothing here.
 ///
 /// # Errors
-/// As [`of_url`]; an image that was uploaded before.
+/// Returns the errors of [`of_url`], and refuses an image that was uploaded before.
 pub(crate) fn of_openai(path: &str, others: &mut Map<String, Value>) -> Result<Value, ApiError> {
     others.remove("detail");
     if others.get("file_id").is_some_and(|id| !id.is_null()) {
@@ -100,7 +100,7 @@ pub(crate) fn of_openai(path: &str, others: &mut Map<String, Value>) -> Result<V
 /// The `source` of an image's block in Anthropic's API.
 ///
 /// # Errors
-/// As [`of_url`]; another kind of source.
+/// Returns the errors of [`of_url`], and refuses other kinds of sources.
 pub(crate) fn of_anthropic(path: &str, source: Option<&Value>) -> Result<Value, ApiError> {
     let path = format!("{path}.source");
     let source = source.ok_or_else(|| ApiError::invalid(&path, "this field is required"))?;

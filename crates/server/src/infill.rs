@@ -37,7 +37,7 @@ const REPOSITORY_MARKS: [&str; 6] = [
 ];
 const FILE_MARKS: [&str; 2] = ["<|file_sep|>", "<file_sep>"];
 
-/// Puts other files into a prompt, behind the token that begins a text. Of their tokens the last `n_most` are kept, as
+/// Inserts other files into a prompt, after the token that begins a text. The last `n_most` of their tokens are kept, as
 /// llama.cpp does: editors send the newest file last.
 pub(crate) fn with_extra(
     tokenizer: &Tokenizer,

@@ -43,7 +43,7 @@ const MAX_WORKERS: usize = 4;
 /// Most memory that the parsed form of a body may take.
 const MAX_WEIGHT_BYTES: usize = 192 << 20;
 
-// What a value adds to the parsed form at most, on its way from a list that grows to a tree and from there to its type.
+// Most bytes that a value adds to the parsed form, on its way from a growing list to a tree and then to its type.
 const VALUE_BYTES: usize = 128;
 const ARRAY_BYTES: usize = 160;
 const OBJECT_BYTES: usize = 640;
@@ -53,7 +53,7 @@ const OBJECT_BYTES: usize = 640;
 pub(crate) struct Intake {
     kib: Arc<Semaphore>,
     /// Room for one body of the largest size besides. Bodies that hold a part of the budget and wait for more would wait for
-    /// each other for ever; the one that gets this room comes to its end.
+    /// each other for ever; the one with this room can finish.
     last_room: Arc<Semaphore>,
     small: Arc<Semaphore>,
     workers: Semaphore,

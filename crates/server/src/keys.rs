@@ -50,7 +50,7 @@ impl ApiKeys {
     }
 }
 
-/// Whose request it is, as far as the prefix cache is concerned: what one tenant computed no other finds, or the time of
+/// Identifies the owner of a request for the prefix cache. No tenant finds prefixes of another, or the time of
 /// an answer would tell what others ask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tenant {
@@ -94,7 +94,7 @@ impl Tenant {
         }
     }
 
-    /// What files of this tenant carry; nothing for the one of a server without keys.
+    /// Returns the owner mark in this tenant's files; empty on a server without keys.
     pub(crate) fn owner(self) -> String {
         if self.has_key {
             format!("{:032x}", u128::from_be_bytes(self.digest))
@@ -103,7 +103,8 @@ impl Tenant {
         }
     }
 
-    /// What keeps the cached pages of a request apart from those of other tenants and other salts: the same in every process, since
+    /// Returns the salt that separates a request's cached pages from those of other tenants and salts. It is the same in every process,
+    /// since
     /// pages may outlive this one.
     pub(crate) fn cache_salt(self, salt: Option<&str>) -> u64 {
         if !self.has_key && salt.is_none() {

@@ -93,7 +93,7 @@ fn check(config: &ServerConfig, method: &Method, uri: &Uri, headers: &HeaderMap)
 }
 
 /// Names are checked on addresses that only this machine reaches, since there the browser is the way in; elsewhere only
-/// where the operator lists them, who alone knows by which names a machine is reached.
+/// if the operator lists them, since only the operator knows the machine's names.
 fn checks_hosts(config: &ServerConfig) -> bool {
     match config.listen {
         Listen::Tcp(address) => address.ip().is_loopback() || !config.allowed_hosts.is_empty(),

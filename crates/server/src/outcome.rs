@@ -1,4 +1,4 @@
-//! What is said of finished samples: token counts, why they ended, timings.
+//! Describes finished samples: token counts, finish reasons, timings.
 //!
 //! Separate from reading streams because metrics and logs say it too. Invariant: the samples of a prompt count its tokens once.
 
@@ -30,7 +30,7 @@ impl TokenCounts {
         self.reasoning += end.reasoning_tokens;
     }
 
-    /// Of all samples of a request.
+    /// Sums the counts of all samples of a request.
     pub(crate) fn of_samples(samples: &[Sample]) -> Self {
         let mut usage = Self::default();
         for sample in samples {

@@ -280,7 +280,7 @@ impl SamplingFields {
         self.cache_prompt.unwrap_or(true)
     }
 
-    /// What keeps the request's cached prefixes apart.
+    /// Returns the salt that separates the request's cached prefixes.
     ///
     /// # Errors
     /// An empty text, which would keep nothing apart.
@@ -409,7 +409,7 @@ impl SamplingFields {
     }
 }
 
-/// How many tokens a penalty looks back; all of the text with -1 and where the request is silent.
+/// Returns how many tokens a penalty looks back; the whole text for -1 or without a value.
 fn last_n(name: &str, value: Option<i64>) -> Result<u32, ApiError> {
     match value {
         None | Some(-1) => Ok(u32::MAX),

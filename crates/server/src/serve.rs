@@ -80,7 +80,7 @@ pub enum ServeError {
     Listen {
         /// The address or socket path.
         address: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// A certificate or key could not be used.
@@ -88,7 +88,7 @@ pub enum ServeError {
     Tls {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// Cause of the error.
         reason: String,
     },
 }
@@ -102,7 +102,7 @@ pub struct Server {
     kv_events: Option<KvEvents>,
 }
 
-/// How a drained server ended.
+/// Says how a drained server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
     /// Every running answer was finished.

@@ -24,13 +24,13 @@ use crate::{
     tools::Tools,
 };
 
-/// What a server needs of a loaded model.
+/// Holds the parts of a loaded model that a server needs.
 #[derive(Debug)]
 pub struct ServedModel {
     names: Vec<String>,
-    /// What it was called when the server was started, where that is none of its names.
+    /// Name under which the server was started, if it is not one of the model's names.
     given: Option<String>,
-    /// What tells it apart in its repository of the Hub.
+    /// Types that distinguish it in its repository of the Hub.
     variants: Vec<String>,
     /// Whether an unknown model name selects this model too.
     answers_any_name: bool,
@@ -39,7 +39,7 @@ pub struct ServedModel {
     n_requests: AtomicU64,
 }
 
-/// What a request is answered by.
+/// Names the model and adapter that answer a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// The name that its response carries.
@@ -49,7 +49,7 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Refuses an adapter where none is used.
+    /// Refuses an adapter.
     ///
     /// # Errors
     /// The name of an adapter.
@@ -66,7 +66,7 @@ impl Chosen {
 }
 
 impl ServedModel {
-    /// Puts a model together. The first of `names` is the one that responses carry.
+    /// Creates a model. Responses carry the first of `names`.
     ///
     /// # Panics
     /// When `names` is empty.
@@ -83,14 +83,14 @@ impl ServedModel {
         }
     }
 
-    /// The same, found too by what it was called when the server was started, such as a path. Lists do not show it.
+    /// Adds the name under which the server was started, such as a path. Lists do not show it.
     #[must_use]
     pub fn given_as(mut self, given: Option<String>) -> Self {
         self.given = given;
         self
     }
 
-    /// The same, found too with one of these behind the name of its repository of the Hub, such as its type.
+    /// Adds variants, such as a type, that may follow the name of its repository of the Hub.
     #[must_use]
     pub fn with_variants(mut self, variants: Vec<String>) -> Self {
         self.variants = variants;
@@ -176,7 +176,7 @@ impl ServedModel {
             .ok_or_else(|| self.unknown(asked))
     }
 
-    /// As [`Self::choose`], but a model of the Hub by its whole name only.
+    /// Does the same as [`Self::choose`], but matches a model of the Hub only by its whole name.
     pub(crate) fn choose_by_name(&self, asked: &str) -> Option<Chosen> {
         forms(asked).iter().find_map(|form| self.choose_exactly(form))
     }
@@ -202,7 +202,7 @@ impl ServedModel {
         })
     }
 
-    /// The names that it is listed under, and the one that it was given by.
+    /// Lists its names, and the one under which it was given.
     fn all_names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().chain(&self.given).map(String::as_str)
     }
@@ -294,7 +294,7 @@ impl ServedModel {
     /// Turns a conversation with tools into its prompt, and says how the answer is read.
     ///
     /// # Errors
-    /// As [`Self::encode_chat`].
+    /// Returns the errors of [`Self::encode_chat`].
     pub(crate) fn prompt(
         &self,
         messages: &[TemplateMessage],
@@ -324,7 +324,7 @@ impl ServedModel {
     /// Starts a generation for each prompt.
     ///
     /// # Errors
-    /// What the engine refuses, in the client's words; prompts already submitted are then cancelled.
+    /// Fails if the engine refuses a prompt; earlier prompts are then cancelled.
     pub fn generate(&self, prompts: Vec<Vec<u32>>, params: &TextParams) -> Result<TextStream, ApiError> {
         Ok(self.model.generate(prompts, params)?)
     }

@@ -1,8 +1,8 @@
 //! The driver's functions, by the names under which a program looks them up.
 //!
 //! Only pointers are handled here; the work is [`State`](crate::gpu::State)'s. Handles are numbers that are never dereferenced.
-//! Invariants: a pointer is written only where the call succeeds; a call that needs a context fails where none is current on the
-//! calling thread, and does not find what belongs to another.
+//! Invariants: a pointer is written only if the call succeeds; a call that needs a context fails without a current one on the
+//! calling thread, and does not find another context's objects.
 
 mod copy_2d;
 mod launch_record;
@@ -57,7 +57,7 @@ fn status(outcome: Outcome) -> c_int {
 unsafe fn give<T, U>(to: *mut T, value: Outcome<U>, convert: fn(U) -> T) -> c_int {
     match value {
         Ok(value) => {
-            // SAFETY: the caller says so.
+            // SAFETY: the caller guarantees it.
             unsafe { to.write(convert(value)) };
             code::SUCCESS
         }
@@ -90,10 +90,10 @@ pub(crate) fn functions_for_cuda_13() -> Api {
     unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
 }
 
-/// Writes a text to the log that the options of a load name, as far as it fits.
+/// Writes a text to the log of a load's options, as far as it fits.
 ///
 /// # Safety
-/// The arrays have `n_options` elements, and a log is valid for as many bytes as the option behind it says.
+/// The arrays have `n_options` elements, and a log is valid for as many bytes as the next option says.
 unsafe fn write_log(
     log: c_int,
     text: &str,

@@ -1,12 +1,12 @@
-//! [`Counts`]: what a simulated GPU has done.
+//! [`Counts`] counts what a simulated GPU has done.
 //!
-//! Separate because work adds to it and tests read it. Invariant: it only grows, whoever opens and closes the GPU.
+//! Separate because work adds to it and tests read it. Invariant: it only grows, even if the GPU is closed and opened again.
 
 use std::collections::BTreeMap;
 
 use tokenmill_ptx_sim::Counters;
 
-/// What a GPU did since it was made.
+/// Counts a GPU's operations since its creation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) kernels: BTreeMap<String, (u64, Counters)>,
@@ -18,7 +18,7 @@ pub(crate) struct Counts {
     pub(crate) n_sums: u64,
     pub(crate) n_captured: u64,
     pub(crate) n_replayed: u64,
-    /// How often the context was opened.
+    /// Number of times that the context was opened.
     pub(crate) n_opened: u64,
     /// Events recorded.
     pub(crate) n_recorded: u64,

@@ -29,10 +29,9 @@
 //! | `module_kib` | memory that the driver takes of the GPU for each module | 0 |
 //! | `lose` | the launch, counted from 0, that faults | none |
 //! | `ptx` | `refused`: the driver takes no PTX | taken |
-//! | `compiler` | `missing`: the driver does not find its compiler, and takes cubins alone | there |
+//! | `compiler` | `missing`: the driver does not find its compiler, and takes only cubins | there |
 //! | `capture` | `refused`: streams cannot be captured | possible |
-//! | `wrong`, `wrong_early`, `wrong_replayed` | prefix of a kernel's name: its launches, those that begin early, or those of graphs write
-//! wrong bits | none |
+//! | `wrong`, `wrong_early`, `wrong_replayed` | prefix of a kernel's name: its launches, those that begin early, or those of graphs write wrong bits | none |
 //! | `refuse`, `lose_at` | prefix of a kernel's name: its launches are refused, or lose the context | none |
 //! | `hang` | prefix of a kernel's name: it never ends | none |
 //!

@@ -10,7 +10,7 @@ use crate::{card::Card, fault::Defect};
 /// The variable that describes the machine.
 const VARIABLE: &str = "TOKENMILL_SIM_DRIVER";
 
-/// What the simulated machine is like.
+/// Describes the simulated machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Machine {
     pub(crate) n_devices: i32,
@@ -19,7 +19,7 @@ pub(crate) struct Machine {
     pub(crate) gpu: GpuSpec,
 }
 
-/// What a simulated GPU is like.
+/// Describes a simulated GPU.
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuSpec {

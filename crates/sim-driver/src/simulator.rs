@@ -17,7 +17,7 @@ use crate::{
     timing::{LaunchEstimate, Registers, Timing},
 };
 
-/// What a simulated GPU is like.
+/// Describes a simulated GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimOptions {
     /// Its memory.

@@ -2,8 +2,8 @@
 //!
 //! All are of github.com/te42kyfo/gpu-benches at 1c36d509: `gpu-stream`, where each thread loads or stores one number of 8 bytes of each stream
 //! and two thread blocks are on a multiprocessor, and `gpu-small-kernels`, a graph of launches that each read what the one before wrote. Decision record
-//! 104 has the ratios. A kernel's time is that of its body alone, so a ratio says what the model makes of latencies, bandwidth and thread blocks
-//! that follow each other.
+//! 104 has the ratios. A kernel's time is the time of its body, so a ratio tests the model's latencies, bandwidth and the succession of
+//! thread blocks.
 
 use tokenmill_ptx_sim::{
     Arguments, DeviceMemory, DeviceProfile, LaunchConfig, Module, Residency, Start, estimate,

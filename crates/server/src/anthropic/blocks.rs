@@ -81,25 +81,25 @@ pub struct Block {
     kind: String,
     text: Option<String>,
     thinking: Option<String>,
-    /// Of a call.
+    /// Id of a call.
     id: Option<String>,
     name: Option<String>,
     #[serde(default)]
     input: Value,
-    /// Of a result.
+    /// Call of a result.
     tool_use_id: Option<String>,
     #[serde(default)]
     content: Value,
     #[serde(default)]
     is_error: bool,
-    /// Of an image or a document.
+    /// Source of an image or a document.
     source: Option<Value>,
-    /// Of a document.
+    /// Title of a document.
     title: Option<String>,
     context: Option<String>,
-    /// Of a reference to a tool.
+    /// Tool of a reference.
     tool_name: Option<String>,
-    /// Of thoughts that only Anthropic's servers can read.
+    /// Encrypted reasoning, which only Anthropic's servers can read.
     data: Option<String>,
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -194,7 +194,7 @@ fn user_blocks(path: &str, blocks: Vec<Block>, converted: &mut Vec<TemplateMessa
     Ok(())
 }
 
-/// What the client's tool gave.
+/// Reads a result of a client's tool.
 fn result(path: &str, block: Block) -> Result<TemplateMessage, ApiError> {
     let id = block
         .tool_use_id
@@ -279,7 +279,7 @@ fn says_something(message: &TemplateMessage) -> bool {
     !message.content.is_empty() || message.reasoning_content.is_some() || message.tool_calls.is_some()
 }
 
-/// What a tool of Anthropic's servers gave, without what only these can read.
+/// Reads a result of an Anthropic server tool, without parts that only their servers can read.
 fn readable(content: Value) -> String {
     fn strip(value: &mut Value) {
         match value {

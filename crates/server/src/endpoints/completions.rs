@@ -332,7 +332,7 @@ impl CompletionWriter {
     fn whole_choice(&self, sample: &Sample, sheet: &mut ScoreSheet) -> Value {
         let echo = self.echo_of(sample.end.sample as usize);
         let tokens = [echo.tokens, sample.tokens.clone()].concat();
-        // Without scored prompt tokens the first token listed stands behind the echoed text.
+        // Without scored prompt tokens the first listed token follows the echoed text.
         let first_offset = if self.has_logprobs && !self.echoes.is_empty() {
             0
         } else {

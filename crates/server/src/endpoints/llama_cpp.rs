@@ -61,7 +61,7 @@ pub(crate) async fn completion(app: Arc<App>, mut call: Call) -> Result<Response
     answer(app, &mut call, &body, &request, prompts).await
 }
 
-/// The tokens of a prompt; what begins and ends a text is added to its first piece alone.
+/// Encodes a prompt; only its first piece gets the tokens that begin and end a text.
 pub(crate) fn encode_pieces(model: &ServedModel, pieces: &[PromptPiece]) -> Vec<u32> {
     let mut tokens = Vec::with_capacity(pieces.len());
     for (piece_idx, piece) in pieces.iter().enumerate() {
@@ -232,7 +232,7 @@ async fn answer(
         request.wanted(reply)
     });
     let mut replies: Vec<Value> = replies.collect();
-    // As llama.cpp does, whether the prompt stood alone or in a list.
+    // As in llama.cpp, whether the prompt was single or in a list.
     let reply = match replies.len() {
         1 => replies.remove(0),
         _ => replies.into(),
@@ -240,7 +240,7 @@ async fn answer(
     Ok(sheet.response(&reply))
 }
 
-/// What was written of the answer to a prompt.
+/// Tracks the written part of the answer to a prompt.
 struct AnswerSoFar {
     prompt: Vec<u32>,
     n_sent: usize,
@@ -251,7 +251,7 @@ struct AnswerSoFar {
 }
 
 impl AnswerSoFar {
-    /// What of a piece is shown; the answer ends where its lines say so.
+    /// Returns the shown part of a piece; the answer ends at its limit of lines.
     fn shown<'t>(&mut self, text: &'t str) -> &'t str {
         if self.bounds.has_ended() {
             return "";

@@ -33,7 +33,7 @@ use crate::{
     tools::Tools,
 };
 
-/// What a request says of a conversation apart from its messages.
+/// Holds the fields of a conversation besides its messages.
 #[derive(Deserialize)]
 struct Frame {
     add_generation_prompt: Option<bool>,
@@ -219,7 +219,7 @@ async fn request_ids(
 /// Tokens that are written at a time.
 const PART_TOKENS: usize = 4096;
 
-/// How a token is written.
+/// Selects how a token is written.
 #[derive(Clone, Copy)]
 enum Form {
     Id,

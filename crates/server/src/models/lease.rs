@@ -25,7 +25,7 @@ pub(crate) struct Lease {
     hold: Option<Hold>,
 }
 
-/// What is given back; nothing for the one model of a server that serves no other.
+/// Holds a use of a model, which is returned on drop; empty on a server with a single model.
 #[derive(Debug)]
 struct Hold {
     models: Models,

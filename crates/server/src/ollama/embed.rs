@@ -52,11 +52,11 @@ pub const PULL_FIELDS: &[Field] = &[
 pub struct EmbedRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to embed.
+    /// Texts to embed.
     pub input: Input,
     /// Whether an input that is too long is cut.
     pub truncate: Option<bool>,
-    /// How many numbers of each vector are wanted.
+    /// Requested length of each vector.
     pub dimensions: Option<usize>,
 }
 
@@ -75,7 +75,7 @@ pub enum Input {
 pub struct EmbeddingsRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to embed.
+    /// Text to embed.
     pub prompt: String,
 }
 

@@ -66,7 +66,7 @@ pub const MAX_LOGPROBS: u32 = 20;
 pub struct CompletionRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to continue.
+    /// Prompt to continue.
     pub prompt: PromptInput,
     /// Most tokens to generate.
     pub max_tokens: Option<TokenLimit>,
@@ -86,7 +86,7 @@ pub struct CompletionRequest {
     /// Whether the prompt stands before the answer.
     #[serde(default)]
     pub echo: bool,
-    /// The text behind the answer.
+    /// Text after the answer.
     #[serde(default)]
     pub suffix: String,
     /// Strings that end the answer.

@@ -41,7 +41,7 @@ pub enum Item {
     Other(Box<Other>),
 }
 
-/// An item that is no message.
+/// Holds an item that is not a message.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Other {
     #[serde(rename = "type")]
@@ -56,19 +56,19 @@ pub struct Other {
     content: Value,
     #[serde(default)]
     summary: Value,
-    /// Of a tool that takes any text.
+    /// Input of a tool that takes any text.
     #[serde(default)]
     input: Value,
-    /// Of a shell.
+    /// Action of a shell.
     #[serde(default)]
     action: Value,
-    /// Of a patch.
+    /// Operation of a patch.
     #[serde(default)]
     operation: Value,
     /// That a search for tools found.
     #[serde(default)]
     tools: Value,
-    /// Of results that older clients name by it.
+    /// Id by which older clients name the call of a result.
     id: Option<String>,
 }
 
@@ -101,7 +101,7 @@ impl IgnoredItems {
     }
 }
 
-/// How this endpoint writes conversations. What an earlier answer carried may come back with its messages.
+/// Describes this endpoint's conversations. Fields of an earlier answer may come back with its messages.
 const WORDING: Wording = Wording {
     field: "input",
     text_kinds: &["input_text", "output_text", "text"],
@@ -250,7 +250,7 @@ impl Other {
                     "expected a string or a list of texts",
                 )),
             },
-            // What each command wrote, and how it ended.
+            // Output of each command, and how it ended.
             "shell_call_output" if self.output.is_array() => Ok(self.output.to_string()),
             "shell_call_output" => Err(ApiError::invalid(format!("{path}.output"), "expected a list")),
             "tool_search_output" if self.tools.is_array() => Ok(self.tools.to_string()),

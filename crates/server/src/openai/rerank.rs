@@ -40,17 +40,17 @@ pub const FIELDS: &[Field] = &[
 pub struct RerankRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What the documents are to answer.
+    /// Query that the documents are to answer.
     pub query: String,
     documents: Option<Vec<Document>>,
     texts: Option<Vec<Document>>,
     /// Whether the answer repeats the texts, in TEI's form.
     pub return_text: Option<bool>,
-    /// How many of the best are listed.
+    /// Number of best documents in the answer.
     pub top_n: Option<usize>,
     /// Whether the texts come back.
     pub return_documents: Option<bool>,
-    /// What the query wants.
+    /// Instruction for the query.
     pub instruction: Option<String>,
 }
 

@@ -71,7 +71,7 @@ fn read(path: &str, whole: &Value) -> Said {
             }
             said.is_cut = whole["status"] == "incomplete";
             let last = items.last().expect("an item");
-            // What is complete says so, whatever follows.
+            // Complete items are marked as complete, whatever follows.
             if last["type"] == "function_call" {
                 let is_object = serde_json::from_str::<Value>(&text(&last["arguments"])).is_ok();
                 assert!(is_object || last["status"] == "incomplete", "{whole}");

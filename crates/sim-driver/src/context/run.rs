@@ -1,6 +1,6 @@
-//! How queued work runs: when somebody waits for it, and no earlier.
+//! Runs queued work, but only when the host waits for it.
 //!
-//! Separate from the queueing. Invariant: the work of a stream runs in its order, and behind an event only when the event is
+//! Separate from the queueing. Invariant: the work of a stream runs in order, and work after an event only when the event is
 //! reached.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -113,7 +113,7 @@ impl State {
         let met = match end.meet(call, read, waits == Waits::Here) {
             Ok(Met::Pending) => return Err(code::NOT_READY),
             Ok(Met::Missed) => Err("a rank waits for a call that another one does not come to".to_owned()),
-            // What an aborted communicator leaves behind is of no use, and not looked at.
+            // The results of an aborted communicator are of no use, and are ignored.
             Ok(Met::Aborted) => Ok(()),
             Ok(Met::All(bytes)) => memory
                 .write(DevicePtr(to), &bytes)
@@ -142,7 +142,7 @@ impl Context {
         let text = |error: MemoryError| error.to_string();
         let is_launch = matches!(operation, Operation::Launch { .. });
         if !is_launch {
-            // Whatever else is queued waits for all before it, and what follows waits for it.
+            // All other work waits for the work before it, and later work waits for it.
             self.in_flight.remove(&stream);
             timing.as_mut().map(Timing::forget_last);
         }
@@ -175,7 +175,7 @@ impl Context {
                 }
                 Ok(())
             }
-            // What else these need was done before.
+            // Their other requirements are done.
             Operation::Wait { .. }
             | Operation::Replayed
             | Operation::Replay(_)
