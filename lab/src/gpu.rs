@@ -11,7 +11,7 @@ use tokenmill_cuda_exec::{Buffers, Carveout, Cubins, Device, DeviceOptions, Laun
 /// Opens the first GPU as the variables say, but for its products by many rows.
 ///
 /// # Errors
-/// As [`open`].
+/// Returns the errors of [`open`].
 pub(crate) fn open_with(wide: WideProducts) -> anyhow::Result<Device> {
     let options = options()?;
     let wide = match options.wide {
@@ -30,7 +30,7 @@ pub(crate) fn open() -> anyhow::Result<Device> {
     Device::open_as(0, options()?).context("no device")
 }
 
-/// What the variables ask for.
+/// Reads the options from the variables.
 fn options() -> anyhow::Result<DeviceOptions> {
     const CUBINS: &str = "TOKENMILL_CUDA_CUBINS";
     let cubins = match env::var_os(CUBINS) {

@@ -56,13 +56,13 @@ pub struct Args {
 
 /// The archive, in the crate that loads it, so that its package has it.
 pub(crate) const ARCHIVE: &str = "crates/cuda-exec/kernels.ptx.z";
-/// What is in it, for people and for reviews.
+/// Lists the contents of the archive for reviews.
 const LOCK: &str = "kernels/ptx.lock";
 
 /// GPUs that have no launches which begin before those before them are done.
 const FIRST_ARCHITECTURES: [&str; 2] = ["sm_80", "sm_89"];
 
-/// How an archive of code names the generation of [`HOPPER`].
+/// Name of [`HOPPER`]'s generation in an archive of code.
 const HOPPER_CODE: &str = "sm_90";
 
 /// Builds or checks all modules.
@@ -222,7 +222,7 @@ pub(crate) fn cubins(architecture: &str) -> anyhow::Result<Vec<u8>> {
     let (source, target) = (scratch.join("module.ptx"), scratch.join("module.cubin"));
     let mut archive = Cubins::header();
     for module in modules::all() {
-        // The code of one generation alone has a name of its own.
+        // Code of only one generation has a name of its own.
         let exact = match module.target {
             Target::All => architecture,
             Target::Hopper if architecture == HOPPER_CODE => HOPPER,

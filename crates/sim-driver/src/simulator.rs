@@ -167,7 +167,7 @@ impl Simulator {
         api::functions_for_cuda_13()
     }
 
-    /// How often the GPU was opened so far.
+    /// Returns how often the GPU was opened.
     pub fn n_opened(&self) -> u64 {
         self.gpu.lock().counts.n_opened
     }

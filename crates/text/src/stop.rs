@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-/// What a piece of text led to.
+/// Holds the result of a piece of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopProgress {
     /// Text that can be handed out: it belongs to no stop string.
@@ -112,7 +112,7 @@ impl StopMatcher {
         for (offset, byte) in piece.bytes().enumerate() {
             let mut found: Option<(usize, usize)> = None;
             for (stop, n_matched) in self.stops.iter().zip(&mut self.n_matched) {
-                // Of the stop strings that end at this byte, the longest is the one to cut.
+                // If several stop strings end at this byte, the longest is cut.
                 if stop.advance(n_matched, byte)
                     && found.is_none_or(|(_, n_bytes)| stop.bytes.len() > n_bytes)
                 {

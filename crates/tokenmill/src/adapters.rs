@@ -23,7 +23,7 @@ const MAX_NAME_BYTES: usize = 200;
 /// An adapter to load: `NAME=PATH` or `NAME=PATH:STRENGTH` as a text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterSource {
-    /// What requests call it.
+    /// Name in requests.
     pub name: String,
     /// A GGUF file, or a folder as the PEFT library writes it.
     pub path: PathBuf,
@@ -73,7 +73,7 @@ impl FromStr for AdapterSource {
     }
 }
 
-/// What is wrong with a name, if anything is.
+/// Returns the fault of a name, if it has one.
 fn fault_of(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("is empty")
@@ -94,7 +94,7 @@ fn is_unseen(c: char) -> bool {
 /// An adapter that requests can name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadedAdapter {
-    /// What requests call it.
+    /// Name in requests.
     pub name: String,
     /// Where it was read from.
     pub path: PathBuf,

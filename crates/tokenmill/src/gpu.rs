@@ -276,7 +276,7 @@ mod with_cuda {
         }))
     }
 
-    /// The same options with the larger steps that a GPU may have, where these are larger.
+    /// Returns the options with the larger steps that a GPU may have, if they are larger.
     fn with_larger_steps(options: &ModelOptions, compute: &Compute) -> Option<ModelOptions> {
         let n_kv_tokens = options.n_pages?.saturating_mul(PAGE_TOKENS);
         let max_batch_tokens = compute.roomy_step_tokens?.min(n_kv_tokens);
@@ -294,7 +294,7 @@ mod with_cuda {
         guesser: Guesser<'_>,
         room_bytes: u64,
     ) -> bool {
-        // What is wrong with the weights is said where they are loaded.
+        // The load itself reports faults of the weights.
         let (Ok(plan), Ok(of_guesser)) = (model.plan(backend, options), guesser.plan_on(backend, options))
         else {
             return false;
@@ -318,7 +318,7 @@ mod without_cuda {
 
     use crate::{Compute, Error, Loaded, guesser::Guesser};
 
-    /// What to do about it: who has an archive has no sources.
+    /// Remedy: users of a release archive have no sources.
     const INSTEAD: &str = if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         "take the archive `tokenmill-*-linux-x86_64`, without `-static`, or build it with the feature `cuda`"
     } else {

@@ -24,7 +24,7 @@ impl ImportanceRun {
     /// Loads the model at `path` on the CPU.
     ///
     /// # Errors
-    /// As [`LoadOptions::load`].
+    /// Returns the errors of [`LoadOptions::load`].
     pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, Error> {
         let path = path.as_ref();
         let mut sums = ImportanceSums::new();
@@ -89,7 +89,7 @@ impl ImportanceRun {
         Ok(())
     }
 
-    /// What was measured.
+    /// Returns the measured sums.
     pub fn sums(&self) -> ImportanceSums {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

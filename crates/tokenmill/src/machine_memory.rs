@@ -47,7 +47,7 @@ pub fn available_bytes() -> Option<u64> {
     Some(main.saturating_add(swap))
 }
 
-/// As [`available_bytes`], without swap.
+/// Does the same as [`available_bytes`], without swap.
 pub fn available_main_bytes() -> Option<u64> {
     Some(available()?.0)
 }

@@ -68,7 +68,7 @@ pub struct ScoredToken {
 pub struct TextEnd {
     /// The sample.
     pub sample: u32,
-    /// What the engine says of it.
+    /// The engine's report of it.
     pub finished: Finished,
     /// The stop string that ended it, as its place in the request's list.
     pub stopped_by: Option<usize>,
@@ -94,7 +94,7 @@ pub struct TextStream {
     note: Option<Note>,
 }
 
-/// Who is told the tokens of the first sample.
+/// Receives the tokens of the first sample.
 struct Note(Box<dyn FnMut(u32) + Send>);
 
 impl fmt::Debug for Note {
@@ -149,8 +149,8 @@ impl TextStream {
         self
     }
 
-    /// Tells `note` every token of the first sample, as it comes from the engine. It is dropped when that sample has ended,
-    /// before its end is told, or with the stream.
+    /// Calls `note` for every token of the first sample, as it comes from the engine. `note` is dropped when that sample has ended, before
+    /// its end is reported, or with the stream.
     #[must_use]
     pub fn noting(mut self, note: impl FnMut(u32) + Send + 'static) -> Self {
         self.note = Some(Note(Box::new(note)));
@@ -257,7 +257,7 @@ impl TextStream {
     fn take_end(&mut self, prompt: usize, finished: Finished) {
         let sample = self.sample_idx(prompt, finished.sample);
         if sample == 0 {
-            // Before the end is told, so that whoever hears of it finds the note.
+            // Dropped before the end is reported, so that the receiver of the end finds the note complete.
             self.note = None;
         }
         let state = &mut self.samples[sample as usize];
@@ -378,7 +378,7 @@ impl SampleText {
         self.parser.as_ref().is_some_and(ReplyParser::is_reasoning)
     }
 
-    /// What is left where the sample ends for a reason.
+    /// Releases the rest when the sample ends for a reason.
     fn finish(&mut self, reason: FinishReason) -> (Vec<Part>, Vec<ScoredToken>) {
         if self.has_ended() {
             return (Vec::new(), Vec::new());
@@ -388,7 +388,7 @@ impl SampleText {
         self.release(text, Some(reason))
     }
 
-    /// What is certain with more text; all of it where `end` says why nothing follows.
+    /// Releases the text that is certain with more text, or all of it if `end` gives the reason why nothing follows.
     fn release(&mut self, text: String, end: Option<FinishReason>) -> (Vec<Part>, Vec<ScoredToken>) {
         let mut parts = Vec::new();
         let pieces = match &mut self.parser {

@@ -11,7 +11,7 @@ use tokenmill_text::template::{ChatTemplate, RenderOptions};
 
 use crate::turns::with_folded_system;
 
-/// What a template takes.
+/// Describes the inputs that a template supports.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a fact of its own about a template"

@@ -1,6 +1,6 @@
 //! The CUDA compiler as pinned Python wheels.
 //!
-//! Separate because it alone knows how the wheels are fetched and laid out. Invariant: a folder with the marker file is
+//! Separate because only this file knows how the wheels are fetched and laid out. Invariant: a folder with the marker file is
 //! complete, since the marker is written last.
 
 use std::{

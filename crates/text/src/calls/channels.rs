@@ -10,16 +10,16 @@ use super::{
     partial_len, space_len,
 };
 
-/// How a family writes messages.
+/// Describes how a family writes messages.
 #[derive(Debug)]
 pub(super) struct ChannelShape {
-    /// What begins a head.
+    /// Begins a head.
     pub(super) opener: &'static str,
-    /// What ends it.
+    /// Ends a head.
     pub(super) head_end: &'static str,
-    /// What ends a message.
+    /// End marks of a message.
     pub(super) closers: &'static [&'static str],
-    /// How a head says where its message goes.
+    /// Says how a head routes its message.
     pub(super) family: ChannelFamily,
 }
 
@@ -58,7 +58,7 @@ enum State {
     AfterArguments,
 }
 
-/// What a step of the channels made of the text in front of it.
+/// Says what a step of the channels consumed.
 pub(super) enum Flow {
     /// So many bytes are this part.
     Part(Part, usize),
@@ -244,7 +244,7 @@ impl Channels {
         is_harmony && (n_opener > 0 || rest.contains(CHANNEL) || rest.trim_start().starts_with("to="))
     }
 
-    /// What looked like a head is text, up to where another may begin.
+    /// Takes a supposed head as text, up to where another may begin.
     fn no_head(&mut self, text: &str, opener: usize) -> Flow {
         self.state = State::Text;
         let n = match opener {

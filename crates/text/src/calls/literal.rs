@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// How values are written.
+/// Selects the notation of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// Python: single or double quotes, `True`, `None`, dictionaries, tuples.
@@ -16,7 +16,7 @@ pub(super) enum Dialect {
     Marked(&'static str),
 }
 
-/// What stands at the beginning of a text.
+/// Holds the value at the start of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Literal {
     /// The value's end is not there yet.
@@ -234,7 +234,7 @@ impl<'t> Reader<'t> {
                     }
                 }
                 '\\' | '\'' | '"' => escape,
-                // Python keeps what is no escape as it is.
+                // Python keeps invalid escapes unchanged.
                 other => {
                     text.push('\\');
                     other

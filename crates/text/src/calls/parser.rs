@@ -19,7 +19,7 @@ use super::{
     thought::{Thought, split_at_controls, without_controls},
 };
 
-/// How an answer begins, which its prompt decides.
+/// Describes the start of an answer, which its prompt decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Opening {
     /// The prompt opened the reasoning.
@@ -53,7 +53,7 @@ pub struct ReplyParser {
     pub(super) calls: Calls,
     /// Text that is in no piece yet.
     pub(super) held: String,
-    /// How much of it a call's parser has read.
+    /// Bytes that a call's parser has read.
     n_read: usize,
     /// The text of the call that is open.
     source: String,
@@ -189,7 +189,7 @@ impl ReplyParser {
         self
     }
 
-    /// Takes for calls only what the text begins with, and other calls behind that: for answers that are either calls or a text of a
+    /// Accepts only calls at the start of the text, and calls after those. This is for answers that are either calls or a text of a
     /// shape, in which marks of calls are text.
     #[must_use]
     pub fn calls_at_start(mut self) -> Self {

@@ -11,7 +11,7 @@ use crate::constraint::referred;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ValueKinds(u8);
 
-/// How an argument is written where it stands alone.
+/// Selects how an argument is written by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     /// As it is: it can only be a text.

@@ -44,10 +44,10 @@ const MAX_KEPT_BYTES: usize = 4 << 20;
 /// The compiler's recursion follows the nesting of what it compiles.
 const STACK_BYTES: usize = 64 << 20;
 
-/// What `llguidance` says before what is wrong with a schema; the line before it is of a grammar that the request does not know.
+/// Prefix of `llguidance`'s errors about a schema; the line before it names a grammar that the request does not know.
 const SCHEMA_ERROR: &str = "failed to compile JSON schema: ";
 
-/// What compiling and following a constraint may take.
+/// Bounds the cost of compiling and following a constraint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConstraintLimits {
     /// Bytes of a schema, pattern, grammar or list.
@@ -96,9 +96,9 @@ pub struct CompiledConstraint {
     /// None for text that is free from its beginning to its end.
     prototype: Option<Arc<Prototype>>,
     json: JsonPlaces,
-    /// Of calls that the text may be instead.
+    /// Calls that may replace the text.
     calls: Option<(Arc<Prototype>, JsonPlaces)>,
-    /// What such calls begin with.
+    /// Starts of such calls.
     call_starts: Arc<[String]>,
     vocabulary: Arc<Vocabulary>,
     lead: Arc<LeadPlan>,
@@ -133,7 +133,7 @@ impl ConstraintCompiler {
     /// Makes a compiler with other limits.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Returns the errors of [`Self::new`].
     pub fn with_limits(tokenizer: &Tokenizer, limits: ConstraintLimits) -> Result<Self, ConstraintError> {
         let vocabulary = Vocabulary::new(tokenizer)?;
         let refused = |error: &dyn fmt::Display| ConstraintError::Vocabulary {
@@ -407,7 +407,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What comes first, in tokens.
+    /// Tokenizes the lead.
     fn lead(
         &self,
         begin: &Begin,
@@ -520,7 +520,7 @@ impl CompiledConstraint {
     }
 }
 
-/// What these locks guard is whole at every moment.
+/// Locks a mutex, whose data is consistent at every moment.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -19,11 +19,11 @@ use super::{
     schema::drop_what_says_nothing,
 };
 
-/// What may stand between two parts of JSON: a space, or a line break or two with an indent. Small models that are fond of them fill
+/// White space between two parts of JSON: a space, or a line break or two with an indent. Small models that like them fill
 /// their answers with longer ones. Source: `SPACE_RULE` in llama.cpp's `common/json-schema-to-grammar.cpp`, which has the same bounds.
 const JSON_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
-/// What a text may be.
+/// Describes the allowed texts of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Constraint {
     language: Language,
@@ -55,7 +55,7 @@ pub(crate) struct CallGrammar {
     pub(crate) is_optional: bool,
     /// The tools whose schemas are enforced in any case.
     pub(crate) held: Vec<HeldTool>,
-    /// How calls are told from a text of a shape, where they can be.
+    /// How calls differ from a text of a shape, if they can.
     pub(crate) told: Option<Told>,
     /// Whether a tool is strict, so that its calls must match their schema everywhere.
     pub(crate) has_strict: bool,
@@ -69,7 +69,7 @@ pub(crate) struct CallGrammar {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct HeldTool {
     pub(crate) name: String,
-    /// The grammar of its calls alone.
+    /// Grammar of only its calls.
     pub(crate) grammar: String,
 }
 
@@ -98,7 +98,7 @@ impl Constraint {
         Self::new(Language::Regex(pattern.into()))
     }
 
-    /// One of these texts.
+    /// Allows one of these texts.
     pub fn choice(choices: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self::new(Language::Choice(choices.into_iter().map(Into::into).collect()))
     }
@@ -142,7 +142,7 @@ impl Constraint {
     }
 
     /// Lets the text begin with something else between `open` and `close`, such as a model's thoughts; the constraint then
-    /// begins behind it, and else at once. Only a vocabulary in which `open` is one token leaves the choice.
+    /// begins after it, or else at once. Only a vocabulary in which `open` is one token leaves the choice.
     #[must_use]
     pub fn may_begin_after(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
         self.begin.thoughts = thoughts(Open::AtStart(open.into()), close.into());
@@ -186,7 +186,7 @@ impl Constraint {
         !matches!(self.language, Language::Calls(_) | Language::Any)
     }
 
-    /// The calls that the text may be instead, and how they are told from it.
+    /// Returns the calls that may replace the text, and how they differ from it.
     pub(super) fn alternative(&self) -> Option<(Self, &Told)> {
         let grammar = self.calls.as_ref()?;
         Some((Self::calls(grammar.clone()), grammar.told.as_ref()?))
@@ -207,7 +207,7 @@ impl Constraint {
         self
     }
 
-    /// Lets the text begin with `open` in any case, and the constraint behind `close`.
+    /// Makes the text begin with `open`, and the constraint after `close`.
     #[must_use]
     pub fn opens_and_begins_after(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
         self.begin.thoughts = thoughts(Open::Always(open.into()), close.into());
@@ -243,7 +243,7 @@ impl Constraint {
         self
     }
 
-    /// What it is written in.
+    /// Returns the language of the constraint.
     pub fn kind(&self) -> ConstraintKind {
         match &self.language {
             Language::JsonSchema(_) => ConstraintKind::JsonSchema,
@@ -256,7 +256,7 @@ impl Constraint {
         }
     }
 
-    /// What to compile in its place where it is refused.
+    /// Returns the constraint to compile instead if this one is refused.
     pub(super) fn relaxed(&self) -> Option<Self> {
         let Language::Calls(grammar) = &self.language else {
             return None;
@@ -324,7 +324,7 @@ impl Constraint {
             Language::JsonSchema(schema) => schema.to_string(),
             Language::Choice(choices) => json!(choices).to_string(),
             Language::Regex(text) | Language::Lark(text) | Language::Gbnf(text) => text.clone(),
-            // What is compiled for some tools may have been refused for others.
+            // A grammar compiled for some tools may have been refused for others.
             Language::Calls(grammar) => {
                 (grammar.held.iter()).fold(grammar.exact.clone(), |mut text, tool| {
                     text.push('\n');

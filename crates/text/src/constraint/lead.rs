@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::marker::Marker;
 
-/// What comes before a constrained text, as it was asked for.
+/// Describes the requested lead of a constrained text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Begin {
     pub(super) thoughts: Option<Thoughts>,
@@ -24,14 +24,14 @@ pub(super) struct Begin {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Thoughts {
     pub(super) open: Open,
-    /// What ends them.
+    /// Ends the reasoning.
     pub(super) close: String,
     /// Ends the head that `close` begins, if `close` does not end the reasoning by itself.
     pub(super) close_end: Option<String>,
     pub(super) budget: Option<Budget>,
 }
 
-/// How thoughts begin.
+/// Says how reasoning begins.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Open {
     /// They have begun.
@@ -44,13 +44,13 @@ pub(super) enum Open {
     Always(String),
 }
 
-/// How long thoughts may be.
+/// Bounds the length of reasoning.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Budget {
     pub(super) n_tokens: usize,
-    /// What is written then.
+    /// Text that is then forced.
     pub(super) end: String,
-    /// What may not follow, because thoughts would begin again.
+    /// Text that may not follow, because it would begin reasoning again.
     pub(super) not_next: String,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct LeadPlan {
     pub(super) is_free: bool,
 }
 
-/// How thoughts begin, in tokens.
+/// Says how reasoning begins, in tokens.
 #[derive(Debug)]
 pub(super) enum OpenPlan {
     Never,
@@ -122,7 +122,7 @@ enum State {
     Fresh,
     Thinking {
         close: Marker,
-        /// What waits for calls in thoughts.
+        /// Waits for calls in reasoning.
         watch: Option<Watch>,
     },
     /// These tokens come; then thoughts begin or end.
@@ -135,7 +135,7 @@ enum State {
     Over,
 }
 
-/// What waits for marks in free text.
+/// Waits for marks in free text.
 #[derive(Clone, Debug)]
 struct Watch {
     /// The text from its first letter, as long as it may be the beginning of a mark at the start.
@@ -149,18 +149,18 @@ struct Watch {
     is_after_end: bool,
 }
 
-/// What may come next.
+/// Says which tokens may come next.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Allowed<'p> {
     /// Every token, and the ends where that is said, but for these.
     Any { ends: bool, but: &'p [u32] },
     /// This token.
     Only(u32),
-    /// What the grammar says, and these.
+    /// Tokens of the grammar, and these.
     Grammar(&'p [u32]),
 }
 
-/// What a token turned out to be.
+/// Says which part of the text a token belongs to.
 #[derive(Debug)]
 pub(super) enum Pushed {
     /// It is part of the lead.
@@ -212,7 +212,7 @@ impl Lead {
         }
     }
 
-    /// The state behind thoughts, or where there are none.
+    /// Returns the state after reasoning, or without it.
     fn after(plan: &LeadPlan) -> State {
         if plan.is_free {
             State::Free(Watch::new(plan))
@@ -316,7 +316,7 @@ impl Lead {
         }
     }
 
-    /// Thoughts have ended; this text came behind.
+    /// Ends the reasoning; `behind` is the text after it.
     fn leave(&mut self, behind: &[u8]) -> Pushed {
         self.state = Self::after(&self.plan);
         let plan = Arc::clone(&self.plan);
@@ -334,7 +334,7 @@ impl Lead {
         }
     }
 
-    /// What began with a mark is no call: waits for the next mark, which may begin in the text behind this one.
+    /// Continues after a mark without a call: waits for the next mark, which may begin in the text after this one.
     pub(super) fn resume(&mut self, behind: &[u8]) -> Pushed {
         if let (true, false, Some(close)) = (self.plan.seeks_calls(), self.is_behind, &self.plan.close) {
             self.state = Self::thinking(&self.plan, close);
@@ -419,7 +419,7 @@ impl Watch {
         }
     }
 
-    /// Takes in text; returns the mark that is complete, by its place in the plan, and what stands behind it.
+    /// Takes text; returns the complete mark by its index in the plan, and the text after it.
     fn push(&mut self, bytes: &[u8]) -> Option<(usize, Vec<u8>)> {
         if let Some(start) = &mut self.start {
             let mut bytes = bytes;
@@ -473,7 +473,7 @@ mod tests {
         mask(matcher)[id as usize / 32] >> (id % 32) & 1 == 1
     }
 
-    /// Feeds a text; each of its bytes must be allowed, alone where `is_forced`.
+    /// Feeds a text; each of its bytes must be allowed, and must be the only one if `is_forced`.
     fn feed(matcher: &mut ConstraintMatcher, text: &str, is_forced: bool) {
         for byte in text.bytes() {
             assert!(allows(matcher, u32::from(byte)), "{:?} of {text:?}", byte as char);

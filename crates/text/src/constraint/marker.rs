@@ -27,7 +27,7 @@ impl Marker {
         }
     }
 
-    /// Takes in the bytes of the next token. Where the marker is complete, returns what stands behind it.
+    /// Takes the bytes of the next token. If the marker is complete, returns the text after it.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         self.tail.extend_from_slice(bytes);
         loop {

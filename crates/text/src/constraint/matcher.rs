@@ -28,11 +28,11 @@ pub struct ConstraintMatcher {
     vocabulary: Arc<Vocabulary>,
     end_ids: Box<[u32]>,
     plan: Arc<LeadPlan>,
-    /// What comes before the grammar.
+    /// Follows the text before the grammar.
     lead: Lead,
     /// Tokens before the grammar, from the end of the previous call to the mark that starts the grammar.
     before: Vec<u32>,
-    /// What came before the grammar as it was ahead of each of the newest of those tokens.
+    /// Earlier states of the lead, before each of the newest of those tokens.
     leads: VecDeque<Lead>,
     /// Tokens since.
     n_inside: usize,
@@ -61,7 +61,7 @@ struct Called {
     behind: Vec<u8>,
 }
 
-/// What becomes of a text that leaves the grammar.
+/// Says what happens to a text that leaves the grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
     /// It fails.
@@ -264,7 +264,7 @@ impl ConstraintMatcher {
         self.leads.push_back(ahead);
     }
 
-    /// Begins the grammar with a mark, or without one behind thoughts, and the text behind. A token of free text may complete a
+    /// Begins the grammar with a mark, or after reasoning without one, and with the text after it. A token of free text may complete a
     /// mark and run past it; where no call continues so, the text remains free.
     fn begin(&mut self, mark: Vec<u32>, behind: Vec<u8>) -> Result<(), ConstraintError> {
         let (mut mark, mut behind) = (mark, behind);
@@ -434,8 +434,8 @@ impl ConstraintMatcher {
         before.into_iter().try_for_each(|id| self.step(id))
     }
 
-    /// The token that comes next where `words`, the mask of it, leaves no choice of text: all that it allows spell the beginning of one
-    /// text, which this token has the most of. Models are likely to write it so.
+    /// Returns the next token if the mask `words` leaves no choice of text: all allowed tokens spell the beginning of one text, and this
+    /// token has the most of it. Models usually write it this way.
     pub fn forced(&self, words: &[u32]) -> Option<u32> {
         let n_allowed: u32 = words.iter().map(|word| word.count_ones()).sum();
         if n_allowed > MAX_SPELLINGS {

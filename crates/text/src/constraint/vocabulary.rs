@@ -20,7 +20,7 @@ const MAX_TOKEN_BYTES: usize = 1000;
 /// Most bytes of all tokens: the trie counts its nodes in 22 bits.
 const MAX_TRIE_BYTES: usize = (1 << 22) - (1 << 10);
 
-/// Begins a token that is no text; the byte stands in no UTF-8 text.
+/// Begins a token that is not text; the byte is invalid in UTF-8.
 const NO_TEXT: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
 pub(super) struct Vocabulary {

@@ -395,7 +395,7 @@ impl Parser {
         Ok(params)
     }
 
-    /// What `set` and `for` assign to: one target or several with commas.
+    /// Reads the target of a `set` or a `for`: one name, or several with commas.
     fn target(&mut self) -> Result<Target, TemplateError> {
         let first = self.single_target()?;
         if !self.is_op(",") {

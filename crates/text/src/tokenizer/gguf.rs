@@ -86,7 +86,7 @@ struct Defaults {
     adds_eos: bool,
 }
 
-/// What the reader of one model makes.
+/// Holds the parts that the reader of one model makes.
 struct Parts {
     model: Model,
     pieces: Vec<Vec<u8>>,
@@ -200,7 +200,7 @@ impl<'m> Source<'m> {
         keys
     }
 
-    /// What each token decodes to where `▁` is a space and bytes are written out.
+    /// Returns each token's decoded text, with `▁` as a space and byte tokens as bytes.
     fn metaspace_pieces(&self) -> Result<Vec<Vec<u8>>, TokenizerError> {
         self.iter()
             .map(|(id, text, kind)| {
@@ -383,7 +383,7 @@ fn read_merges(source: &Source<'_>) -> Result<Merges, TokenizerError> {
     Ok(merges)
 }
 
-/// Whether no token holds a `▁` behind another character, so that no merge crosses such a place.
+/// Says whether no token has a `▁` after another character, so that no merge crosses such a place.
 fn can_split_before_metaspace(source: &Source<'_>) -> bool {
     source
         .iter()

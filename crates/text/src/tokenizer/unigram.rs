@@ -24,7 +24,7 @@ pub(crate) struct Unigram {
 /// Longest token, in bytes. Trained tokens have 16 characters; at each position the search visits all tokens that begin there.
 const MAX_TOKEN_BYTES: usize = 256;
 
-/// How much less likely an unknown character is than the least likely token.
+/// Difference of an unknown character's score from that of the least likely token.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
 /// Byte strings to ids, walked byte by byte.

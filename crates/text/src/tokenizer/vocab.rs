@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use crate::TokenizerError;
 
-/// What a token is for.
+/// Classifies a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TokenKind {
@@ -110,7 +110,7 @@ pub(super) const END_MARKS: &[&str] = &[
     "<|file_sep|>",
 ];
 
-/// What each token id stands for.
+/// Holds the bytes and the kind of each token id.
 #[derive(Clone, Debug)]
 pub(crate) struct Vocab {
     bytes: Vec<u8>,
@@ -168,7 +168,7 @@ impl Vocab {
         self.kinds.get(id as usize).copied()
     }
 
-    /// Finds out which tokens end a generation: `eos` and those whose text says so.
+    /// Finds the tokens that end a generation: `eos`, and tokens with such a text.
     ///
     /// Source: llama.cpp `src/llama-vocab.cpp`. Unlike there, a normal token whose text might stand in any text (`</s>`
     /// is HTML) does not count.

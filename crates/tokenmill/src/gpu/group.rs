@@ -142,8 +142,8 @@ pub(crate) fn load_group(
     })
 }
 
-/// GPUs that cannot compute a model together. The driver compiles the kernels for each capability by itself, so the last bits of what every
-/// rank computes alone, such as the choice of experts, may differ between them.
+/// GPUs cannot compute a model together. The driver compiles the kernels for each capability by itself, so the last bits of results that
+/// every rank computes for itself, such as the choice of experts, may differ between them.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "GPUs that compute a model together need the same compute capability: {first} has {}.{} and {other} has {}.{}",
@@ -218,7 +218,7 @@ mod tests {
     fn unlike_gpus_are_refused_by_name() {
         let [old, new] = [info("RTX 3090", (8, 6)), info("RTX 4090", (8, 9))];
         assert!(check_alike(0, &[&new, &new]).is_ok());
-        // Of the same capability, though not of the same size.
+        // GPUs with the same capability, though of different sizes.
         assert!(check_alike(0, &[&new, &info("L40S", (8, 9))]).is_ok());
         let error = check_alike(1, &[&old, &old, &new]).unwrap_err();
         assert_eq!(

@@ -242,7 +242,7 @@ pub(super) fn tagged(
 /// The name of an argument that no schema names.
 const UNNAMED: &str = "/[A-Za-z_$@][A-Za-z0-9_$@.\\-]{0,63}/";
 
-/// Any number of arguments of any name. Those that the schema names are among them: a rule of their own would keep others from
+/// Writes the rule for any number of arguments of any name. It includes the schema's names, because rules for them would keep others from
 /// beginning like them.
 fn unnamed(shape: &TaggedShape, rules: &mut Rules<'_>) -> Result<String, String> {
     let line = line_of(shape);
@@ -324,7 +324,7 @@ fn line_of(shape: &TaggedShape) -> &'static str {
     if shape.is_on_own_lines { "\n" } else { "" }
 }
 
-/// What stands before a value.
+/// Writes the text before a value.
 fn begin_value(key: &str, shape: &TaggedShape, attributes: &str, rules: &Rules<'_>) -> String {
     let head = format!("{}{key}{}{attributes}", shape.argument, shape.key_end);
     if shape.has_attributes {

@@ -96,7 +96,7 @@ fn colon(dialect: Dialect) -> &'static str {
 
 /// Members of which some may be left out, in their order, with `separator` between two.
 fn row(members: &[(String, bool)], separator: &str, rules: &mut Rules<'_>) -> String {
-    // What may follow a member, from the last to the first; and what a row may be that begins at a member or behind it.
+    // The rules for the rest after each member, from the last to the first, and for a row that starts at or after a member.
     let (mut following, mut whole) = (String::new(), String::new());
     for (member, is_required) in members.iter().rev() {
         let here = format!("{member} {following}");

@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use crate::constraint::{ControlTokens, Segment};
 
-/// How large the rules of all tools may be.
+/// Largest size of all tools' rules, in bytes.
 const MAX_BYTES: usize = 4 << 20;
 
-/// How much text the arguments of one tool may take, each with the definitions it refers to.
+/// Largest size of one tool's arguments with the definitions that they refer to, in bytes.
 const MAX_ARGUMENT_BYTES: usize = 1 << 20;
 
 /// White space between the parts of calls.

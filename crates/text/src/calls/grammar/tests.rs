@@ -1,4 +1,4 @@
-//! Whatever a grammar of calls allows is read back by the parser of its row, with arguments of the schema.
+//! Tests that the parser reads every text that a grammar of calls allows, with arguments of the schema.
 
 mod known_ways;
 mod open_values;
@@ -37,7 +37,7 @@ fn tokenizer() -> Tokenizer {
     tokenizer_with(&[])
 }
 
-/// Such a vocabulary with words behind the control tokens.
+/// Builds such a vocabulary with words after the control tokens.
 fn tokenizer_with(words: &[&str]) -> Tokenizer {
     let mut metadata = Metadata::new();
     let tokens = (0..256)
@@ -169,7 +169,7 @@ impl Walk<'_> {
     }
 }
 
-/// What an answer's calls are: names and arguments; and its text.
+/// Reads an answer's calls, as names and arguments, and its text.
 fn read(name: &str, answer: &str) -> (Vec<(String, Value)>, String) {
     read_with(parser(name), name, answer)
 }

@@ -85,7 +85,7 @@ enum Node {
     Rule(usize),
     /// One after the other.
     Sequence(Vec<Node>),
-    /// One of these.
+    /// One of these nodes.
     Choice(Vec<Node>),
     /// At least so often, and at most.
     Repeat(Box<Node>, u32, Option<u32>),

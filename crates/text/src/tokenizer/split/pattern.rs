@@ -14,7 +14,7 @@ use crate::{TokenizerError, tokenizer::chars};
 
 use super::WordRule;
 
-/// What becomes of the matches of a splitter, in Hugging Face's words.
+/// Says what happens to the matches of a splitter, in Hugging Face's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 pub(crate) enum Behavior {
     Removed,
