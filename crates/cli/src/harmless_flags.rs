@@ -2,6 +2,7 @@
 //!
 //! Separate from the refused flags: a line copied from another program's documentation must run where it can. Invariant: a flag that would
 //! change an answer is never here.
+//!
 //! Source: `common/arg.cpp` of llama.cpp and `vllm serve --help`, for the names.
 
 /// Describes the value of a flag.

@@ -104,8 +104,7 @@ impl Tenant {
     }
 
     /// Returns the salt that separates a request's cached pages from those of other tenants and salts. It is the same in every process,
-    /// since
-    /// pages may outlive this one.
+    /// since pages may outlive this one.
     pub(crate) fn cache_salt(self, salt: Option<&str>) -> u64 {
         if !self.has_key && salt.is_none() {
             return 0;

@@ -400,8 +400,7 @@ impl Ops {
     }
 
     /// Loads the kernels for runs of tokens over such KV caches, if heads have keys and values of their own. Those for F16 are there;
-    /// without
-    /// the others, tokens are attended to one by one.
+    /// without the others, tokens are attended to one by one.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], or the driver's.

@@ -37,8 +37,7 @@ pub struct NewRows<'a> {
 
 impl Ops {
     /// Says whether [`Self::turn_attention`] supports a step: each token is a sequence's only one of the step and sees nothing after it,
-    /// keys and
-    /// values are f16, and heads have 256 values at most.
+    /// keys and values are f16, and heads have 256 values at most.
     pub fn can_turn(
         attention: &Attention<Buffer<f32>>,
         step: &AttentionStep<'_>,

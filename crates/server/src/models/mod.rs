@@ -193,9 +193,8 @@ impl Models {
 
     /// Does the same as [`Self::new`], with a folder that is scanned again at most once a second: when a list is requested, a name is
     /// unknown, a model cannot be loaded, or, without waiting, a loaded model is used. New models in it are served; those of `specs` that
-    /// are [of the folder](ModelSpec::is_of_folder), and are not in it any
-    /// more, are served only as long as they are loaded. One whose [files](ModelSpec::stamps) are others is read again; where it is loaded,
-    /// it is unloaded once no request runs on it.
+    /// are [of the folder](ModelSpec::is_of_folder), and are not in it any more, are served only as long as they are loaded. One whose
+    /// [files](ModelSpec::stamps) are others is read again; where it is loaded, it is unloaded once no request runs on it.
     ///
     /// # Errors
     /// Returns the errors of [`Self::new`].

@@ -5,10 +5,9 @@
 //! `generation`, the functions `raise_exception` and `strftime_now`, and a `tojson` that is `json.dumps`. This module
 //! is that environment and nothing more.
 //!
-//! A template comes from an untrusted file: every string, list and mapping that it
-//! makes is counted while it lives, every step burns fuel, and nesting is bounded. That is why the interpreter is
-//! our own; a general template engine counts instructions, and a dozen instructions can double a string until memory
-//! ends.
+//! A template comes from an untrusted file: every string, list and mapping that it makes is counted while it lives, every step burns fuel,
+//! and nesting is bounded. That is why the interpreter is our own; a general template engine counts instructions, and a dozen instructions
+//! can double a string until memory ends.
 //!
 //! | module | holds |
 //! |---|---|

@@ -172,8 +172,7 @@ fn create_folder(path: &Path) -> io::Result<()> {
 }
 
 /// Returns the numbers that file names are made with: those of the last process, or new ones. Files with names from others are not found
-/// again, and
-/// makes room in time.
+/// again, and make room in time.
 fn secret(folder: &Path) -> io::Result<[u64; 4]> {
     let path = folder.join(SECRET);
     let numbers = |bytes: &[u8]| {

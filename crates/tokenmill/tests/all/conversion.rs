@@ -366,9 +366,8 @@ fn presets_are_those_of_quantize() {
     assert!(own.tensors().any(|info| info.ty == TensorType::Q4_K));
 }
 
-/// `--quantize` loads a folder in the types of the file that `convert` writes with the same preset, also for hybrids, experts and layers
-/// for
-/// drafts among them.
+/// `--quantize` loads a folder in the types of the file that `convert` writes with the same preset, including hybrids, experts and
+/// layers for drafts.
 #[test]
 fn a_folder_is_loaded_in_the_types_of_its_file() {
     let mut comparisons = Comparisons::of("presets of loaded folders");
