@@ -115,7 +115,7 @@ async fn prompt(
 struct Blocks(Vec<Value>);
 
 impl Blocks {
-    /// Adds a part. A call gets a placeholder, which `finish` fills.
+    /// Adds a part. A call gets an empty block, which `finish` fills.
     fn push(&mut self, part: &Part) {
         match part {
             Part::Text(text) => self.push_text("text", text),
