@@ -10,7 +10,7 @@ fn chat(extra: &[&str], input: &str) -> Outcome {
     tokenmill_with(&[&["chat", "demo", "--temp", "0"], extra].concat(), input)
 }
 
-/// The contents of the messages that `/show messages` prints behind `input`.
+/// Returns the contents of the messages that `/show messages` prints after `input`.
 fn messages(input: &str) -> Vec<String> {
     let shown = chat(&[], &format!("{input}/show messages\n")).ok();
     let json = &shown[shown.find('[').expect("an array")..];
@@ -207,7 +207,7 @@ fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
     let run = |extra: &[&str]| tokenmill([&["run", "demo", "What is 3 + 4?", "--temp", "0"], extra].concat());
     let asked = chat(&[], "What is 3 + 4?\n").ok();
     assert_eq!(run(&["--chat"]).ok(), asked);
-    // As it is without.
+    // The same as without options.
     assert_eq!(run(&[]).ok(), asked);
     let call = r#"-> add_numbers {"x": 3, "y": 4}"#;
     assert_eq!(run(&["--tools", arg(&tools)]).ok(), format!("{call}\n"));
