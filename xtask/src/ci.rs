@@ -8,6 +8,7 @@
 mod binaries;
 mod by_path;
 mod emulated;
+mod grids;
 mod needs;
 mod record;
 mod windows;

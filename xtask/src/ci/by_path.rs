@@ -7,7 +7,7 @@ use std::{fs, process::Command};
 
 use anyhow::{Context, ensure};
 
-use super::{emulated, needs::Need, windows};
+use super::{emulated, grids, needs::Need, windows};
 
 /// A step, and when it is due.
 pub(super) struct Step {
@@ -70,7 +70,7 @@ const CHROMIUM: &[Need] = &[
     Need::Program("chromedriver", "chromium-driver"),
 ];
 
-pub(super) const STEPS: [Step; 13] = [
+pub(super) const STEPS: [Step; 14] = [
     Step {
         name: "parity on the CPU",
         paths: network!["crates/cpu-exec/src/", "crates/cpu-kernels/src/"],
@@ -86,6 +86,19 @@ pub(super) const STEPS: [Step; 13] = [
         ],
         needs: &[],
         run: || lab(&["parity", "--data", "tests/data", "--device", "sim"]),
+    },
+    Step {
+        name: "random grids",
+        paths: &[
+            "crates/cuda-exec/",
+            "crates/cpu-kernels/src/",
+            "crates/ptx-sim/src/",
+            "crates/sim-driver/src/",
+            "crates/testkit/src/conformance/",
+            "kernels/",
+        ],
+        needs: &[],
+        run: grids::run,
     },
     Step {
         name: "kernels",
