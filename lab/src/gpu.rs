@@ -11,7 +11,7 @@ use tokenmill_cuda_exec::{Buffers, Carveout, Cubins, Device, DeviceOptions, Laun
 /// Opens the first GPU as the variables say, but for its products by many rows.
 ///
 /// # Errors
-/// As [`open`].
+/// Returns the errors of [`open`].
 pub(crate) fn open_with(wide: WideProducts) -> anyhow::Result<Device> {
     let options = options()?;
     let wide = match options.wide {
@@ -21,8 +21,8 @@ pub(crate) fn open_with(wide: WideProducts) -> anyhow::Result<Device> {
     Device::open_as(0, DeviceOptions { wide, ..options }).context("no device")
 }
 
-/// Opens the first GPU as the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS`, `TOKENMILL_CUDA_IN_ORDER`,
-/// `TOKENMILL_CUDA_NO_WIDE`, `TOKENMILL_CUDA_NO_SHARED`, `TOKENMILL_CUDA_NO_GRAPHS` and `TOKENMILL_CUDA_NO_CARVEOUT` say, as the program `tokenmill` does.
+/// Opens the first GPU with the variables `TOKENMILL_CUDA_APART`, `TOKENMILL_CUDA_CUBINS`, `TOKENMILL_CUDA_IN_ORDER`,
+/// `TOKENMILL_CUDA_NO_WIDE`, `TOKENMILL_CUDA_NO_SHARED`, `TOKENMILL_CUDA_NO_GRAPHS` and `TOKENMILL_CUDA_NO_CARVEOUT`, as `tokenmill` does.
 ///
 /// # Errors
 /// No GPU that can be used, or a file of kernels that cannot be read.
@@ -30,7 +30,7 @@ pub(crate) fn open() -> anyhow::Result<Device> {
     Device::open_as(0, options()?).context("no device")
 }
 
-/// What the variables ask for.
+/// Reads the options from the variables.
 fn options() -> anyhow::Result<DeviceOptions> {
     const CUBINS: &str = "TOKENMILL_CUDA_CUBINS";
     let cubins = match env::var_os(CUBINS) {

@@ -35,8 +35,8 @@ pub struct Args {
     /// Compare with the committed PTX instead of writing it; skipped where the compiler cannot be had.
     #[arg(long)]
     check: bool,
-    /// Assemble the committed PTX and show that the code is what the texts say: nothing is fused that they round apart, matrix and copy
-    /// instructions are there.
+    /// Assemble the committed PTX and check the code: nothing is fused that the PTX rounds separately, and matrix and copy instructions are
+    /// there.
     #[arg(long, conflicts_with = "check")]
     audit: bool,
     /// With `--check`: refuse sources that are pending.
@@ -56,13 +56,13 @@ pub struct Args {
 
 /// The archive, in the crate that loads it, so that its package has it.
 pub(crate) const ARCHIVE: &str = "crates/cuda-exec/kernels.ptx.z";
-/// What is in it, for people and for reviews.
+/// Lists the contents of the archive for reviews.
 const LOCK: &str = "kernels/ptx.lock";
 
 /// GPUs that have no launches which begin before those before them are done.
 const FIRST_ARCHITECTURES: [&str; 2] = ["sm_80", "sm_89"];
 
-/// How an archive of code names the generation of [`HOPPER`].
+/// Name of [`HOPPER`]'s generation in an archive of code.
 const HOPPER_CODE: &str = "sm_90";
 
 /// Builds or checks all modules.
@@ -222,7 +222,7 @@ pub(crate) fn cubins(architecture: &str) -> anyhow::Result<Vec<u8>> {
     let (source, target) = (scratch.join("module.ptx"), scratch.join("module.cubin"));
     let mut archive = Cubins::header();
     for module in modules::all() {
-        // The code of one generation alone has a name of its own.
+        // Code of only one generation has a name of its own.
         let exact = match module.target {
             Target::All => architecture,
             Target::Hopper if architecture == HOPPER_CODE => HOPPER,
@@ -230,7 +230,7 @@ pub(crate) fn cubins(architecture: &str) -> anyhow::Result<Vec<u8>> {
         };
         let name = module.name.as_str();
         let ptx = modules::ptx(name).with_context(|| format!("the archive has no PTX of {name}"))?;
-        // Launches of newer GPUs begin early with code that was compiled ahead, too.
+        // Newer GPUs support early launches with code compiled ahead, too.
         let text = text_for(&module, &ptx, exact).with_context(|| format!("{name} is not for {exact}"))?;
         fs::write(&source, &*text).with_context(|| format!("cannot write {}", source.display()))?;
         let mut command = Command::new(toolchain.ptxas());
@@ -278,7 +278,7 @@ fn defines(module: &KernelModule) -> Vec<String> {
     types.flat_map(define).collect()
 }
 
-/// Compiles one module, lowers its version line, takes the folder out of its names and names its roundings.
+/// Compiles one module, lowers its PTX version, removes the folder from its names and makes its roundings explicit.
 fn compile(
     toolchain: &Toolchain,
     kernels: &Path,
@@ -374,7 +374,7 @@ fn assemble(
     Ok(kernels)
 }
 
-/// The text that a GPU gets of a module; `None` where the module is not for it.
+/// Returns the PTX of a module for a GPU; `None` if the module is not for it.
 fn text_for<'a>(module: &KernelModule, ptx: &'a str, architecture: &str) -> Option<Cow<'a, str>> {
     if module.target == Target::Hopper && architecture != HOPPER {
         return None;
@@ -475,7 +475,7 @@ mod tests {
         }
     }
 
-    /// What a driver's compiler may fuse gives other bits with another driver, and in another kernel.
+    /// Without explicit roundings, results could depend on the driver and on the kernel.
     #[test]
     fn every_sum_and_product_of_the_archive_names_its_rounding() {
         for name in modules::names() {

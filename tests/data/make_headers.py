@@ -16,7 +16,7 @@ import gguf
 
 HERE = Path(__file__).resolve().parent
 ARCHITECTURE = "general.architecture"
-# Architectures whose keys say different things in different files have a header for each.
+# Number of headers for architectures whose files have different keys.
 VARIANTS = {"deepseek2": 3, "llama": 2, "gemma4": 3, "exaone4": 2, "olmo2": 2, "llama4": 2, "granitehybrid": 2, "glm4moe": 2}
 
 
@@ -31,7 +31,7 @@ def value(field):
 def header(path):
     reader = gguf.GGUFReader(path)
     arch = reader.fields[ARCHITECTURE].contents()
-    # What belongs to the network, and no tokenizer.
+    # Keys of the network, without the tokenizer's.
     names = [name for name in reader.fields if name.startswith((f"{arch}.", "xielu."))]
     keys = {name: value(reader.fields[name]) for name in names}
     tensors = {tensor.name: [int(dim) for dim in tensor.shape] for tensor in reader.tensors}

@@ -115,17 +115,17 @@ fn set(params: &mut TextParams, name: &str, value: &Bound<'_, PyAny>) -> PyResul
     Ok(())
 }
 
-/// Steps of sampling by llama.cpp's names.
+/// Parses sampling steps by llama.cpp's names.
 fn steps_of(names: &[String]) -> PyResult<Vec<SamplerStep>> {
     let steps = names.iter().map(|name| {
         SamplerStep::from_name(name).ok_or_else(|| {
-            PyValueError::new_err(format!("`samplers` names `{name}`, which is no step of sampling"))
+            PyValueError::new_err(format!("`samplers` names `{name}`, which is not a sampling step"))
         })
     });
     steps.collect()
 }
 
-/// XTC, off where nothing turned it on.
+/// Returns XTC's parameters, which are off by default.
 fn xtc(sampling: &mut SamplingParams) -> &mut Xtc {
     sampling.xtc.get_or_insert(Xtc {
         probability: 0.0,
@@ -133,7 +133,7 @@ fn xtc(sampling: &mut SamplingParams) -> &mut Xtc {
     })
 }
 
-/// The dynamic temperature, off where nothing turned it on.
+/// Returns the dynamic temperature's parameters, which are off by default.
 fn dynamic_temperature(sampling: &mut SamplingParams) -> &mut DynamicTemperature {
     sampling.dynamic_temperature.get_or_insert(DynamicTemperature {
         range: 0.0,

@@ -22,7 +22,7 @@ pub enum TokenSource {
     Row(u32),
 }
 
-/// What is wanted of one row of logits.
+/// Selects the output of one logit row.
 #[derive(Clone, Debug)]
 pub enum RowOutput {
     /// The raw logits, `[n_vocab]` f32, read back to the host.
@@ -37,13 +37,13 @@ pub enum RowOutput {
 /// (`positions[row] + 1`), nothing else; so a token depends neither on its batch nor on earlier draws.
 #[derive(Clone, Debug)]
 pub struct SampleRow {
-    /// How to sample.
+    /// Sampling parameters.
     pub params: Arc<SamplingParams>,
     /// The sequence's tokens so far that penalties look at, oldest first, as a range of [`ForwardBatch::history`].
     /// Empty when `params` has no penalty. A token that comes from [`TokenSource::SampledRow`] is not in it; the
     /// executor appends it.
     pub history: Range<u32>,
-    /// How many tokens from the beginning of that range stand in the prompt: what is generated counts for presence and frequency only.
+    /// How many tokens at the start of that range are prompt tokens; the presence and frequency penalties do not count them.
     pub n_prompt: u32,
     /// The tokens that it may pick.
     pub mask: RowMask,
@@ -64,10 +64,10 @@ pub struct SampleRow {
 /// | `window_slots` | `[T]` | as `slots`, of the layers with a window where these are a group of their own; else empty |
 /// | `window_pages` | ragged | as `pages`, likewise |
 /// | `logit_rows` | `[L]` | token indices whose logits are wanted, ascending |
-/// | `outputs` | `[L]` | what is wanted of each |
+/// | `outputs` | `[L]` | output of each logit row |
 /// | `hidden_rows` | `[H]` | token indices whose final hidden state is wanted, ascending |
 /// | `states` | `[S]` | where each sequence's recurrent state is; empty for a model without one |
-/// | `adapters` | up to `[S]` | each sequence's adapter; those behind the end have none |
+/// | `adapters` | up to `[S]` | each sequence's adapter; sequences after the end have none |
 /// | `hidden_inputs` | `[T, n_embd]` or empty | the hidden state of the token before each, for networks that read it too |
 /// | `input_rows` | `[R, input_width]` | inputs that are no tokens, such as an image's |
 /// | `rope_positions` | `[T]` or empty | the positions that rope turns by: time, row and column; where it is empty, all are `positions` |
@@ -96,21 +96,21 @@ pub struct ForwardBatch {
     pub window_pages: Vec<u32>,
     /// Token indices whose logits are wanted, `[L]`.
     pub logit_rows: Vec<u32>,
-    /// What is wanted of each logit row, `[L]`.
+    /// Output of each logit row, `[L]`.
     pub outputs: Vec<RowOutput>,
     /// Token indices whose hidden state (after the final norm) is wanted, `[H]`.
     pub hidden_rows: Vec<u32>,
     /// Where each sequence's recurrent state is, `[S]`; empty for a model without recurrent layers.
     pub states: Vec<SeqState>,
-    /// The adapter of each sequence, `[S]` or fewer: sequences behind the end have none.
+    /// Adapter of each sequence, `[S]` or fewer; sequences after the end have none.
     pub adapters: Vec<Option<AdapterId>>,
     /// Inputs that are no tokens, `[R, input_width]`; [`TokenSource::Row`] names them. Only executors that say so take any.
     pub input_rows: Vec<f32>,
     /// The hidden state of the token before each input, `[T, n_embd]`, for networks that guess from it; empty for all others
     /// ([`Executor::reads_hidden`](crate::Executor::reads_hidden)).
     pub hidden_inputs: Vec<f32>,
-    /// Width of an input that is no token: that of a hidden state, once for the embedding in whose place it is, and once more for
-    /// each layer behind which it is added to the stream.
+    /// Width of an input that is not a token: the width of a hidden state, once for the embedding that it replaces, and once for each layer
+    /// after which it is added to the stream.
     pub input_width: usize,
     /// The positions that rope turns by, `[T]`: time, row and column; empty where all three are the token's position.
     pub rope_positions: Vec<[u32; 3]>,

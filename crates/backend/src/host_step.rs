@@ -40,10 +40,10 @@ pub struct RowSampler {
 
 impl RowSampler {
     /// Picks the token of a logit row, `logits: [n_vocab]`, and appends its likeliest tokens to `top` where the row reports
-    /// them. The result depends on the row alone.
+    /// them. The result depends only on the row.
     ///
     /// # Errors
-    /// Those of [`Sampler::sample`].
+    /// Returns the errors of [`Sampler::sample`].
     ///
     /// # Panics
     /// When the row does not sample.
@@ -119,7 +119,7 @@ impl HostStep {
         StepShape::of(batch)
     }
 
-    /// Whether rows have to be sampled one after the other, since a draw moves what the next one of its sequence depends on.
+    /// Says whether rows must be sampled one after the other, because a draw affects the next draw of its sequence.
     pub fn samples_in_order(&self) -> bool {
         let mut outputs = self.batch.outputs.iter();
         outputs.any(|output| matches!(output, RowOutput::Sample(sample) if sample.params.mirostat.is_some()))
@@ -130,7 +130,7 @@ impl HostStep {
         self.for_input_rows(0, width, rows, |out, row| out.copy_from_slice(row));
     }
 
-    /// Adds what inputs that are no tokens have for the stream behind a layer, `rows: [T, width]`. Implements
+    /// Adds the parts of non-token inputs to the stream after a layer, `rows: [T, width]`. Implements
     /// [`Backend::add_input_rows`](crate::Backend::add_input_rows).
     pub fn add_input_rows(&self, part: usize, width: usize, rows: &mut [f32]) {
         self.for_input_rows(part, width, rows, |out, row| {

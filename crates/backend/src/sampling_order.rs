@@ -1,39 +1,38 @@
-//! [`SamplerStep`], [`Xtc`], [`DynamicTemperature`] and [`Mirostat`]: what of sampling users of llama.cpp and KoboldCpp can name beyond the
-//! usual filters, and in which order.
+//! The order of sampling steps, and the samplers XTC, dynamic temperature and mirostat, as llama.cpp and KoboldCpp name them.
 //!
-//! Separate from the parameters, of which these are parts. Invariant: two values that sample alike are equal; how far mirostat has come
-//! with a sequence is no part of that.
+//! Separate from the sampling parameters, which hold these types. Invariant: values that sample alike compare equal, so equality ignores
+//! mirostat's progress in a sequence.
 
 use std::{
     fmt,
     sync::{Mutex, PoisonError},
 };
 
-/// A step of sampling, between the bias of logits and the draw.
+/// Names one step between the logit bias and the draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SamplerStep {
-    /// The repetition, presence and frequency penalties.
+    /// Applies the repetition, presence and frequency penalties.
     Penalties,
-    /// DRY.
+    /// Applies DRY ("don't repeat yourself").
     Dry,
-    /// The logits that are near to the highest.
+    /// Keeps tokens whose logits lie near the highest.
     TopNSigma,
-    /// The likeliest tokens, by their number.
+    /// Keeps the k likeliest tokens.
     TopK,
-    /// The tokens nearest to the expected surprise.
+    /// Keeps the tokens whose surprise is nearest to the entropy.
     Typical,
-    /// The likeliest tokens, by their probability.
+    /// Keeps the likeliest tokens up to a cumulative probability.
     TopP,
-    /// The tokens that are likely enough compared with the likeliest.
+    /// Keeps tokens by their probability relative to the likeliest.
     MinP,
-    /// Not the likeliest tokens.
+    /// Removes the likeliest tokens at random.
     Xtc,
-    /// The temperature.
+    /// Divides logits by the temperature.
     Temperature,
 }
 
 impl SamplerStep {
-    /// The order where nothing is said, which is llama.cpp's.
+    /// Lists the steps in llama.cpp's default order.
     pub const DEFAULT_ORDER: [Self; 9] = [
         Self::Penalties,
         Self::Dry,
@@ -46,9 +45,9 @@ impl SamplerStep {
         Self::Temperature,
     ];
 
-    /// The step that llama.cpp knows by this name, in any of the ways in which it is written.
+    /// Finds a step by llama.cpp's name for it, in any spelling that llama.cpp accepts.
     ///
-    /// Source: llama.cpp, `common/sampling.cpp`, for the names.
+    /// Source: llama.cpp, `common/sampling.cpp`.
     pub fn from_name(name: &str) -> Option<Self> {
         let name: String = name
             .chars()
@@ -69,7 +68,7 @@ impl SamplerStep {
         })
     }
 
-    /// The step that llama.cpp knows by this letter.
+    /// Finds a step by llama.cpp's letter for it.
     pub fn from_letter(letter: char) -> Option<Self> {
         Some(match letter {
             'e' => Self::Penalties,
@@ -85,7 +84,7 @@ impl SamplerStep {
         })
     }
 
-    /// llama.cpp's name of it.
+    /// Returns llama.cpp's name of the step.
     pub fn name(self) -> &'static str {
         match self {
             Self::Penalties => "penalties",
@@ -101,55 +100,55 @@ impl SamplerStep {
     }
 }
 
-/// "Exclude top choices": of the tokens that are likely enough, all but the least likely go, by chance.
+/// Removes, at random, all tokens above a probability threshold except the least likely of them ("exclude top choices").
 ///
 /// Source: the XTC sampler of p-e-w (oobabooga/text-generation-webui); llama.cpp, `src/llama-sampler.cpp`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Xtc {
-    /// How often they go; 0 turns it off.
+    /// Probability that tokens are removed; 0 turns XTC off.
     pub probability: f32,
-    /// From which probability on a token is likely enough; above 0.5 nothing happens.
+    /// Lowest probability of a token that XTC may remove; above 0.5 XTC does nothing.
     pub threshold: f32,
 }
 
-/// A temperature between `temperature - range` and `temperature + range`, the higher the less certain the model is.
+/// Varies the temperature between `temperature - range` and `temperature + range`; it rises with the entropy of the tokens.
 ///
 /// Source: the dynamic temperature of kalomaze (KoboldCpp); llama.cpp, `src/llama-sampler.cpp`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DynamicTemperature {
-    /// How far it goes to either side; 0 turns it off.
+    /// Distance to either side of the temperature; 0 turns it off.
     pub range: f32,
-    /// Power of the entropy's share of what it can be at most.
+    /// Exponent of the normalized entropy.
     pub exponent: f32,
 }
 
-/// Keeps the surprise of the tokens near to a target, by cutting off those that surprise more than a bound which moves with what is drawn.
-/// Penalties and the other filters are then left out, as in llama.cpp; the temperature is not.
+/// Keeps the surprise of tokens near a target: it removes tokens above a bound, which it moves after each drawn token. Mirostat replaces
+/// the penalties and the other filters, as in llama.cpp, but not the temperature.
 ///
 /// Source: "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity", Basu et al. 2020; llama.cpp,
 /// `src/llama-sampler.cpp`.
 #[derive(Debug)]
 pub struct Mirostat {
-    /// Which of its two versions.
+    /// Version of the algorithm.
     pub version: MirostatVersion,
-    /// The surprise that is aimed at, in bits (tau).
+    /// Target surprise, in bits (tau).
     pub target: f32,
-    /// How quickly the bound follows (eta).
+    /// Learning rate of the bound (eta).
     pub rate: f32,
     progress: Progress,
 }
 
-/// A version of mirostat.
+/// Selects a version of mirostat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MirostatVersion {
-    /// The bound becomes a number of likeliest tokens, by an estimate of how steeply probabilities fall.
+    /// Turns the bound into a top-k, by an estimate of how steeply probabilities fall.
     One,
-    /// The bound is one of a token's surprise.
+    /// Bounds the surprise of each token.
     Two,
 }
 
 impl Mirostat {
-    /// Mirostat of a sequence that has not begun.
+    /// Creates mirostat for a new sequence.
     pub fn new(version: MirostatVersion, target: f32, rate: f32) -> Self {
         Self {
             version,
@@ -159,14 +158,14 @@ impl Mirostat {
         }
     }
 
-    /// The bound of surprise for the token at a position, in bits.
+    /// Returns the bound of surprise for the token at a position, in bits.
     pub(crate) fn bound(&self, position: u32) -> f32 {
         let bounds = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = bounds.iter().rev().find(|(at, _)| *at <= position);
         known.map_or(2.0 * self.target, |&(_, bound)| bound)
     }
 
-    /// Moves the bound behind a token of this surprise, in bits. What was known of later positions is forgotten: they were guesses.
+    /// Moves the bound after a token of this surprise, in bits. It drops the bounds of later positions, which belonged to rejected drafts.
     pub(crate) fn observe(&self, position: u32, surprise: f32) {
         let bound = self.bound(position) - self.rate * (surprise - self.target);
         let mut bounds = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +174,7 @@ impl Mirostat {
     }
 }
 
-/// A copy is for another sequence, which has not begun.
+/// Clones the parameters for another sequence, without the progress.
 impl Clone for Mirostat {
     fn clone(&self) -> Self {
         Self::new(self.version, self.target, self.rate)
@@ -188,7 +187,7 @@ impl PartialEq for Mirostat {
     }
 }
 
-/// The bounds that a sequence has had, by the position of the token that each was for.
+/// Holds the bounds of a sequence, each with the position of its token.
 #[derive(Default)]
 struct Progress(Mutex<Vec<(u32, f32)>>);
 
@@ -224,7 +223,7 @@ mod tests {
         assert_eq!((mirostat.bound(7), mirostat.bound(8)), (6.0, 5.0));
         mirostat.observe(8, 3.0);
         assert_eq!(mirostat.bound(9), 5.0);
-        // The token at 7 is drawn again, as behind a draft that was not taken.
+        // The token at 7 is drawn again, as after a rejected draft.
         mirostat.observe(7, 3.0);
         assert_eq!((mirostat.bound(8), mirostat.bound(9)), (6.0, 6.0));
         let copy = mirostat.clone();

@@ -5,10 +5,10 @@
 
 use crate::{DynamicTemperature, Mirostat, SamplerStep, Xtc};
 
-/// How a token is chosen from a row of logits. The default is greedy with nothing else applied.
+/// Selects how a token is chosen from a row of logits. The default is greedy with nothing else applied.
 ///
-/// Logit bias and mask come first, the draw last. Between them, unless [`Self::order`] says otherwise: penalties, DRY, top-n-sigma, then greedy
-/// choice or top-k, typical, top-p, min-p, XTC and temperature.
+/// The logit bias and the mask come first, the draw last. Between them, unless [`Self::order`] differs, come the penalties, DRY and
+/// top-n-sigma, then the greedy choice or top-k, typical, top-p, min-p, XTC and temperature.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; 0 chooses greedily.
@@ -21,15 +21,15 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// Keeps the tokens whose surprise is nearest to the entropy, up to this probability; 1 keeps all.
     pub typical_p: f32,
-    /// Keeps tokens whose logits are at most so many standard deviations below the highest; 0 keeps all.
+    /// Keeps tokens whose logits are at most this many standard deviations below the highest; 0 keeps all.
     pub top_n_sigma: f32,
-    /// Excludes the likeliest tokens, now and then.
+    /// Removes the likeliest tokens at random.
     pub xtc: Option<Xtc>,
-    /// Makes the temperature follow the model's certainty.
+    /// Varies the temperature with the entropy of the tokens.
     pub dynamic_temperature: Option<DynamicTemperature>,
-    /// Keeps the surprise near to a target, in place of all filters and penalties.
+    /// Keeps the surprise near a target, in place of all filters and penalties.
     pub mirostat: Option<Mirostat>,
-    /// The steps and their order, where they are others than [`SamplerStep::DEFAULT_ORDER`]; what is not named is left out.
+    /// Steps in their order, if it is not [`SamplerStep::DEFAULT_ORDER`]; other steps are skipped.
     pub order: Option<Vec<SamplerStep>>,
     /// Divides positive logits and multiplies negative ones of tokens seen in the history; 1 does nothing.
     pub repeat_penalty: f32,
@@ -37,7 +37,7 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted from the logit of a token once per occurrence in the history.
     pub frequency_penalty: f32,
-    /// How many of the newest tokens of the history the three penalties look at.
+    /// Number of newest tokens that the three penalties look at.
     pub penalty_last_n: u32,
     /// Penalizes tokens that would continue a repeated run.
     pub dry: Option<Dry>,
@@ -45,7 +45,7 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(u32, f32)>,
     /// Seed of the counter-based generator.
     pub seed: u64,
-    /// How many of the likeliest tokens to report with their log-probabilities; `Some(0)` reports only the chosen one.
+    /// Number of likeliest tokens to report with their log-probabilities; `Some(0)` reports only the chosen one.
     pub n_logprobs: Option<u32>,
 }
 
@@ -59,7 +59,7 @@ pub struct Dry {
     pub base: f32,
     /// Runs up to this length cost nothing.
     pub allowed_length: u32,
-    /// How many of the newest tokens are searched.
+    /// Number of newest tokens that are searched.
     pub last_n: u32,
     /// Tokens that end a run (sequence breakers).
     pub breakers: Vec<u32>,
@@ -91,12 +91,12 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Whether the likeliest token is taken, whatever else is said.
+    /// Says whether the likeliest token is always taken.
     pub fn is_greedy(&self) -> bool {
         !self.goes_by_steps() && (self.temperature == 0.0 || self.top_k == 1)
     }
 
-    /// Whether the steps are taken one after the other, on the host: in an order of their own, or with one that the usual way has not.
+    /// Says whether the host runs the steps one after the other, which other orders and some samplers need.
     pub fn goes_by_steps(&self) -> bool {
         self.order.is_some()
             || self.mirostat.is_some()
@@ -107,8 +107,8 @@ impl SamplingParams {
                 .is_some_and(|dynamic| dynamic.range > 0.0)
     }
 
-    /// The parameters with these steps alone, in this order. Steps in the usual order need no order of their own: those that are not named are
-    /// switched off.
+    /// Returns the parameters with only these steps, in this order. Steps in the default order need no [`Self::order`]; the missing steps
+    /// are turned off.
     #[must_use]
     pub fn with_steps(mut self, steps: &[SamplerStep]) -> Self {
         let place = |step: &SamplerStep| SamplerStep::DEFAULT_ORDER.iter().position(|other| other == step);
@@ -147,7 +147,7 @@ impl SamplingParams {
         }
     }
 
-    /// How many of a sequence's newest tokens the sampler looks at; 0 where no penalty is on.
+    /// Returns how many of a sequence's newest tokens the sampler reads; 0 without penalties.
     pub fn history_len(&self) -> usize {
         let penalty_last_n = if self.penalizes_tokens() {
             self.penalty_last_n
@@ -266,7 +266,7 @@ pub enum SamplingParamsError {
     /// More log-probabilities than there are tokens.
     #[error("{asked} log-probabilities were asked for, but the vocabulary has {n_vocab} tokens")]
     TooManyLogprobs {
-        /// How many were asked for.
+        /// Requested number.
         asked: usize,
         /// Size of the vocabulary.
         n_vocab: usize,
@@ -274,7 +274,7 @@ pub enum SamplingParamsError {
 }
 
 impl SamplingParamsError {
-    /// What a number outside its range should have been, such as `a number from 0 to 1`; `None` of other errors.
+    /// Returns the range that a number should have been in, such as `a number from 0 to 1`; `None` for other errors.
     pub fn expected_range(&self) -> Option<String> {
         match *self {
             Self::OutOfRange { minimum, maximum, .. } => Some(range_text(minimum, maximum)),
@@ -348,7 +348,7 @@ mod tests {
         };
         assert_eq!(found, expected);
         assert_eq!(asked.clone().with_steps(&SamplerStep::DEFAULT_ORDER), asked);
-        // Another order, and a step that comes twice.
+        // Another order, and a repeated step.
         for steps in [[Temperature, TopP], [TopP, TopP]] {
             let found = asked.clone().with_steps(&steps);
             assert_eq!(found.order.as_deref(), Some(&steps[..]));

@@ -1,8 +1,8 @@
-//! Rewrites the command line before it is parsed: two-letter flags of llama.cpp and vLLM, `-m MODEL`, and flags that ask for what happens
-//! anyway.
+//! Rewrites the command line before it is parsed: it expands two-letter flags of llama.cpp and vLLM and `-m MODEL`, and drops flags that
+//! ask for the default behaviour.
 //!
-//! Separate from the commands because the parser knows one-letter short flags only, and names one fault at a time. Invariant: what stands
-//! behind `--` is left alone.
+//! Separate from the commands because the parser knows only one-letter short flags and reports one error at a time. Invariant: arguments
+//! after `--` do not change.
 
 use std::ffi::OsString;
 
@@ -37,19 +37,19 @@ const SHORT_FLAGS: [(&str, &str); 19] = [
     ("-no-cnv", "--no-conversation"),
 ];
 
-/// A command line for the parser.
+/// Holds a command line for the parser.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Rewritten {
     /// The arguments.
     pub(crate) args: Vec<OsString>,
-    /// Flags that were left out, as they were typed, and why each could be.
+    /// Dropped flags as they were typed, each with the reason.
     pub(crate) left_out: Vec<(String, &'static str)>,
 }
 
-/// Rewrites the arguments of the program for its `parser`.
+/// Rewrites the program's arguments for its `parser`.
 ///
 /// # Errors
-/// Flags that the command has not, all of them at once where there are several, or `-m` without a model.
+/// Fails on several unknown flags, which it lists, or on `-m` without a model.
 pub(crate) fn rewrite(
     args: impl IntoIterator<Item = OsString>,
     parser: &clap::Command,
@@ -65,7 +65,7 @@ pub(crate) fn rewrite(
     without_harmless(&args, &typed, command)
 }
 
-/// Writes two-letter flags in full, and the model in its place.
+/// Expands two-letter flags, and moves the model to its position.
 fn with_long_names(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
     let mut rewritten: Vec<OsString> = Vec::new();
     let mut model = None;
@@ -108,7 +108,8 @@ fn with_long_names(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsStr
     Ok(rewritten)
 }
 
-/// Leaves out of `args` what a command does anyway, named as it was `typed`, and refuses what it has not where that is more than one flag: the parser would name the first.
+/// Drops from `args` the flags that ask for a command's default behaviour. It reports several unknown flags together, because the parser
+/// would report only the first.
 fn without_harmless(
     args: &[OsString],
     typed: &[OsString],
@@ -161,7 +162,7 @@ fn without_harmless(
     }
     match &unknown[..] {
         [] => {}
-        // The parser knows what is near it, but reads several letters behind one dash as flags of their own.
+        // The parser can suggest a similar flag, but reads several letters after one dash as flags of their own.
         [flag] => {
             if let Some(refusal) = foreign_flags::refusal_of_row(flag) {
                 return Err(refusal);
@@ -172,7 +173,7 @@ fn without_harmless(
     Ok(Rewritten { args: kept, left_out })
 }
 
-/// What to say to several flags that a command has not.
+/// Reports several flags that a command does not have.
 fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
     let name = command.get_name();
     let message = format!("`tokenmill {name}` has no `{}`", flags.join("`, `"));
@@ -182,7 +183,7 @@ fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
     let hint = |flag: &String| {
         let near = || {
             let near = near_names(flag, longs.iter().map(String::as_str));
-            near.first().map(|near| format!("near it is `{near}`"))
+            near.first().map(|near| format!("a similar one is `{near}`"))
         };
         let foreign =
             foreign_flags::refusal(flag).and_then(|failure| failure.what_to_do().map(str::to_owned));
@@ -193,7 +194,7 @@ fn several_unknown(command: &clap::Command, flags: &[String]) -> Failure {
     Failure::usage(message).hint(if hints.is_empty() { help } else { hints.join("; ") })
 }
 
-/// Whether an argument is a flag; a number is a value.
+/// Says whether an argument is a flag; a number is a value.
 fn is_flag(text: &str) -> bool {
     text.len() > 1 && text.starts_with('-') && text.parse::<f64>().is_err()
 }
@@ -205,7 +206,7 @@ fn name_and_value(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// How many values stand behind an option of a command; `None` of a flag that it has not.
+/// Returns the number of values of a command's option; `None` if it has no such flag.
 fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> {
     if ["-h", "--help", "-V", "--version"].contains(&name) {
         return Some(0);
@@ -222,7 +223,7 @@ fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> {
         };
         return arguments().find(is_it).map(n_values);
     }
-    // A name of another program is none of short flags behind each other.
+    // A flag of another program is not a group of short flags.
     if foreign_flags::refusal_of_row(name).is_some() || harmless_flags::find(name).is_some() {
         return None;
     }
@@ -233,7 +234,7 @@ fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> {
         arg.get_short() == Some(first) || others.contains(&first)
     };
     let found = arguments().find(is_it)?;
-    // What follows the letter is its value.
+    // The rest of the argument is the letter's value.
     Some(if letters.chars().count() > 1 {
         0
     } else {
@@ -328,13 +329,13 @@ mod tests {
                  positions are scaled as the file says; it cannot be overridden here yet; `--prot`: near it is `--port`)",
             ),
         );
-        // One is left to the parser, which knows what is near it.
+        // The parser reports a single unknown flag, because it can suggest a similar one.
         check("tokenmill serve x --prot 80", Ok("tokenmill serve x --prot 80"));
         check(
             "tokenmill run x --reasoning-format none --rope-scale 2",
             Err(
                 "error: `tokenmill run` has no `--reasoning-format`, `--rope-scale` (hint: `--reasoning-format`: a conversation's reasoning \
-                 is always given apart from the answer; `--rope-scale`: positions are scaled as the file says; it cannot be overridden here \
+                 is always separate from the answer; `--rope-scale`: positions are scaled as the file says; it cannot be overridden here \
                  yet)",
             ),
         );

@@ -25,7 +25,7 @@ pub(crate) struct AskingArgs {
     tools: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) template: TemplateArgs,
-    /// Tokens that the model's reasoning may take, then the end of it is written; -1 leaves that to the model [default: -1]
+    /// Most tokens of the model's reasoning, whose end is then forced; -1 for no limit [default: -1]
     #[arg(long, value_name = "N")]
     pub(crate) reasoning_budget: Option<Limit>,
     /// Do not show the model's reasoning, which else goes to standard error, dimmed on a terminal; JSON has it all the same
@@ -33,7 +33,7 @@ pub(crate) struct AskingArgs {
     pub(crate) hide_reasoning: bool,
 }
 
-/// What the options say, read.
+/// Holds the parsed options.
 #[derive(Debug, Clone)]
 pub(crate) struct Asking {
     pub(crate) tools: Option<Value>,
@@ -70,10 +70,10 @@ pub(crate) fn with_system(system: Option<&str>, messages: &[Value]) -> Vec<Value
     system.into_iter().chain(messages.iter().cloned()).collect()
 }
 
-/// Checks that a model has a template that can be used.
+/// Checks that a model has a usable template.
 ///
 /// # Errors
-/// What is wrong with its template, or that it has none.
+/// Fails if the template is invalid or missing.
 pub(crate) fn check_template(words: &ModelWords) -> Result<(), Failure> {
     match (words.template(), words.template_error()) {
         (Some(_), _) => Ok(()),
@@ -82,10 +82,10 @@ pub(crate) fn check_template(words: &ModelWords) -> Result<(), Failure> {
     }
 }
 
-/// The prompt of a conversation.
+/// Builds the prompt of a conversation.
 ///
 /// # Errors
-/// What the template refuses, and tools whose calls cannot be held to their schemas.
+/// Fails if the template refuses the conversation, or if calls of the tools cannot be held to their schemas.
 pub(crate) fn prompt(
     model: &Model,
     messages: Vec<Value>,
@@ -110,7 +110,7 @@ fn read_tools(path: &Path) -> Result<Value, Failure> {
     Ok(tools)
 }
 
-/// Checks that tools are a list in which each has a name of its own: calls are told apart by it.
+/// Checks that tools are a list with distinct names, which identify calls.
 fn check_names(tools: &Value) -> Result<(), String> {
     let tools = tools.as_array().ok_or("is not a JSON array")?;
     let mut names = HashSet::new();

@@ -35,7 +35,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--reasoning-format"],
-        "a conversation's reasoning is always given apart from the answer",
+        "a conversation's reasoning is always separate from the answer",
     ),
     (
         &["--conversation"],
@@ -267,7 +267,7 @@ const VLLM: &[Row] = &[
     (&["--ssl-keyfile"], "`tokenmill serve MODEL --tls-key FILE`"),
 ];
 
-/// What to answer to a flag that the program does not know; `None` for one that no other program is known to have.
+/// Returns the answer to an unknown flag; `None` if no other program is known to have it.
 pub(crate) fn refusal(flag: &str) -> Option<Failure> {
     [("llama.cpp", LLAMA_CPP), ("vLLM", VLLM)]
         .iter()
@@ -278,7 +278,7 @@ pub(crate) fn refusal(flag: &str) -> Option<Failure> {
         })
 }
 
-/// As [`refusal`], for names of several letters behind one dash. The parser would read those as a row of short flags, or
+/// Does the same as [`refusal`] for names of several letters after one dash. The parser would read those as a row of short flags, or
 /// as a short flag and its value, so they are looked for before it.
 pub(crate) fn refusal_of_row(flag: &str) -> Option<Failure> {
     let is_row = flag.len() > 2 && flag.starts_with('-') && !flag.starts_with("--");

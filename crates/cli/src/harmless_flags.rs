@@ -1,23 +1,24 @@
-//! Flags of llama.cpp and vLLM that ask for what this program does anyway, or that change no answer: they are left out, with a note.
+//! Lists flags of llama.cpp and vLLM that ask for this program's default behaviour or change no answer; they are dropped with a note.
 //!
-//! Separate from the flags that are refused: a line that was copied from another program's page must run where it can. Invariant: a flag
-//! that would change an answer is never here.
+//! Separate from the refused flags: a line copied from another program's documentation must run where it can. Invariant: a flag that would
+//! change an answer is never here.
+//!
 //! Source: `common/arg.cpp` of llama.cpp and `vllm serve --help`, for the names.
 
-/// What stands behind a flag.
+/// Describes the value of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
-    /// Nothing.
+    /// No value.
     None,
-    /// Anything.
+    /// Any value.
     Any,
-    /// One of these; any other is refused.
+    /// One of these; others are refused.
     OneOf(&'static [&'static str]),
-    /// One of these, or the next option.
+    /// One of these, or no value.
     Maybe(&'static [&'static str]),
 }
 
-/// Names of a flag, what stands behind it, and why nothing is left to do.
+/// Holds the names of a flag, its value, and the reason to drop it.
 type Row = (&'static [&'static str], Value, &'static str);
 
 const ALWAYS_SO: &str = "always so";
@@ -27,7 +28,7 @@ const ROWS: &[Row] = &[
     (
         &["--flash-attn"],
         Value::Maybe(&["on", "off", "auto", "1", "0", "true", "false"]),
-        "attention always works in tiles",
+        "attention is always tiled",
     ),
     (&["--jinja", "--cont-batching"], Value::None, ALWAYS_SO),
     (&["-kvu", "--kv-unified"], Value::None, ALWAYS_SO),
@@ -39,7 +40,7 @@ const ROWS: &[Row] = &[
     (
         &["--swa-full"],
         Value::None,
-        "caches of windows lose nothing that is asked for again",
+        "sliding-window caches keep all that is needed again",
     ),
     (
         &[
@@ -57,14 +58,10 @@ const ROWS: &[Row] = &[
     (
         &["--mlock"],
         Value::None,
-        "no memory is locked; `--no-mmap` has all weights in memory",
+        "memory is never locked; `--no-mmap` loads all weights into memory",
     ),
     (&["--mmap"], Value::None, "files are read as needed"),
-    (
-        &["--warmup", "--no-warmup"],
-        Value::None,
-        "nothing has to be warmed up",
-    ),
+    (&["--warmup", "--no-warmup"], Value::None, "no warm-up is needed"),
     (
         &["--no-context-shift"],
         Value::None,
@@ -73,7 +70,7 @@ const ROWS: &[Row] = &[
     (
         &["--reasoning-format"],
         Value::OneOf(&["auto", "deepseek"]),
-        "reasoning is always given apart",
+        "reasoning is always separate",
     ),
     (
         &["-co", "--color"],
@@ -88,12 +85,12 @@ const ROWS: &[Row] = &[
     (
         &["--log-colors", "--log-prefix", "--log-timestamps"],
         Value::None,
-        "RUST_LOG says what is logged",
+        "RUST_LOG selects what is logged",
     ),
     (
         &["-lv", "--log-verbosity", "--verbosity"],
         Value::Any,
-        "RUST_LOG says what is logged",
+        "RUST_LOG selects what is logged",
     ),
     (
         &[
@@ -117,7 +114,7 @@ const ROWS: &[Row] = &[
             "--ctx-checkpoints",
         ],
         Value::Any,
-        "prefixes are always cached; `--kv-cache-tokens` says how many tokens",
+        "prefixes are always cached; `--kv-cache-tokens` sets how many tokens",
     ),
     (
         &["--no-cache-idle-slots", "--cache-idle-slots"],
@@ -127,7 +124,7 @@ const ROWS: &[Row] = &[
     (
         &["-sps", "--slot-prompt-similarity"],
         Value::Any,
-        "prefixes are found wherever they ran",
+        "all slots share cached prefixes",
     ),
     (
         &[
@@ -155,7 +152,7 @@ const ROWS: &[Row] = &[
     (
         &["--tool-call-parser", "--reasoning-parser"],
         Value::Any,
-        "the format is that of the chat template",
+        "the chat template determines the format",
     ),
     (
         &[
@@ -164,16 +161,16 @@ const ROWS: &[Row] = &[
             "--disable-log-stats",
         ],
         Value::None,
-        "RUST_LOG says what is logged",
+        "RUST_LOG selects what is logged",
     ),
     (
         &["--uvicorn-log-level"],
         Value::Any,
-        "RUST_LOG says what is logged",
+        "RUST_LOG selects what is logged",
     ),
 ];
 
-/// What stands behind a flag of these, and why it is left out; `None` for any other.
+/// Returns a flag's value and the reason to drop it; `None` for any other flag.
 pub(crate) fn find(flag: &str) -> Option<(Value, &'static str)> {
     let (_, value, why) = ROWS.iter().find(|(names, ..)| names.contains(&flag))?;
     Some((*value, why))
@@ -191,7 +188,7 @@ mod tests {
         for name in ROWS.iter().flat_map(|(names, ..)| *names) {
             assert!(seen.insert(name), "{name} stands twice");
             assert!(name.starts_with('-') && !name.contains('='), "{name}");
-            // One value is taken and others are refused.
+            // One value is dropped and others are refused.
             if *name != "--reasoning-format" {
                 assert!(
                     crate::foreign_flags::refusal(name).is_none(),

@@ -12,7 +12,7 @@ use tokenmill::without_mark;
 
 use crate::{failure::Failure, swapped::refuse_model_as_text};
 
-/// A text file, without the mark that some editors begin one with.
+/// Reads a text file, without the byte order mark that some editors write.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
     refuse_model_as_text(path)?;
     let bytes = fs::read(path).map_err(|error| Failure::unreadable(path, &error))?;

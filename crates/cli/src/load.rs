@@ -121,11 +121,11 @@ pub(crate) struct LoadArgs {
 const STEP_TOKENS: usize = 512;
 const ROOMY_STEP_TOKENS: usize = 2048;
 
-/// Sequences that `serve` computes side by side.
+/// Most sequences that `serve` computes at a time.
 pub(crate) const SERVE_SEQS: usize = 16;
 
-/// The first GPU, for which `flag` asks, or the CPU where there is none that can be used: lines are copied from machine to machine,
-/// and `--device` insists.
+/// Selects the first GPU, as `flag` asks, or the CPU if no GPU can be used. Command lines are copied between machines, so only `--device`
+/// insists on a GPU.
 fn gpu_or_cpu(flag: &str) -> Device {
     static SAID: Once = Once::new();
     if tokenmill::has_gpu() {
@@ -133,7 +133,7 @@ fn gpu_or_cpu(flag: &str) -> Device {
     }
     SAID.call_once(|| {
         telling::tell(&format!(
-            "`{flag}` asks for a GPU, and there is none here that can be used: the CPU computes (`--device cuda` insists)"
+            "`{flag}` asks for a GPU, but no usable one was found: computing on the CPU (`--device cuda` insists on a GPU)"
         ));
     });
     Device::Cpu
@@ -178,10 +178,10 @@ impl LoadArgs {
         })
     }
 
-    /// The options of a load as `serve` has them where nothing else is said.
+    /// Returns the load options that `serve` uses by default.
     ///
     /// # Errors
-    /// Options that cannot be granted.
+    /// Fails on options that cannot be satisfied.
     pub(crate) fn serve_options(&self) -> Result<LoadOptions, Failure> {
         let defaults = LoadOptions::default();
         Ok(LoadOptions {
@@ -191,7 +191,7 @@ impl LoadArgs {
         })
     }
 
-    /// What computes.
+    /// Returns the compute options.
     ///
     /// # Errors
     /// Options that cannot be granted.
@@ -210,7 +210,7 @@ impl LoadArgs {
             n_gpus: self.n_gpus()?,
             all_reduce: self.all_reduce()?,
             cpu_features: self.cpu_features()?,
-            // What is not on a GPU has no places there.
+            // The CPU has no placement.
             placement: match (self.device()?, self.placement()?) {
                 (Device::Cpu, _) => PlacementRequest::default(),
                 (_, placement) => placement,
@@ -239,7 +239,7 @@ impl LoadArgs {
         }
     }
 
-    /// How several GPUs add up.
+    /// Returns how several GPUs add up.
     ///
     /// # Errors
     /// A way for one GPU other than the default, and NCCL where results are not to depend on the batch.
@@ -267,7 +267,7 @@ impl LoadArgs {
         }
     }
 
-    /// What of the model the GPU gets.
+    /// Returns which parts of the model go to the GPU.
     fn placement(&self) -> Result<PlacementRequest, Failure> {
         let request = self.placement_request();
         let contradiction = |one: &str, other: &str, reason: &str| {
@@ -290,7 +290,7 @@ impl LoadArgs {
         Ok(request)
     }
 
-    /// What was measured of this machine, and where it is kept.
+    /// Returns the options of stored measurements.
     ///
     /// # Errors
     /// Flags of measurements that nothing asks for.
@@ -407,7 +407,7 @@ impl LoadArgs {
         self.ctx_size
     }
 
-    /// How many threads compute.
+    /// Returns the number of compute threads.
     pub(crate) fn n_threads(&self) -> usize {
         // Places that cannot be had are refused when the threads are started.
         self.threads
@@ -437,12 +437,11 @@ impl LoadArgs {
         }
     }
 
-    /// How a GPU is used. Eight variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
+    /// Reads how a GPU is used. Eight variables test the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer,
     /// `TOKENMILL_CUDA_CUBINS` for drivers without a compiler, `TOKENMILL_CUDA_IN_ORDER` for launches one after the other,
-    /// `TOKENMILL_CUDA_NO_WIDE` for the products that GPUs other than the H100 and H200 have, `TOKENMILL_CUDA_NO_SHARED` for sequences
-    /// that read common pages each for itself, `TOKENMILL_CUDA_NO_GRAPHS` for steps that are queued launch by launch,
-    /// `TOKENMILL_CUDA_NO_CARVEOUT` for multiprocessors whose memory the driver divides, and `TOKENMILL_CUDA_NO_CHECK` for a GPU that is not checked
-    /// at its first use.
+    /// `TOKENMILL_CUDA_NO_WIDE` for matrix products without warpgroups, `TOKENMILL_CUDA_NO_SHARED` for sequences that each read shared
+    /// pages for themselves, `TOKENMILL_CUDA_NO_GRAPHS` for steps that are queued launch by launch, `TOKENMILL_CUDA_NO_CARVEOUT` for the
+    /// driver's default split of shared memory and L1 cache, and `TOKENMILL_CUDA_NO_CHECK` to skip the check at first use.
     ///
     /// # Errors
     /// A file of kernels that cannot be read.
@@ -476,7 +475,7 @@ impl LoadArgs {
         })
     }
 
-    /// What keys and values are stored as.
+    /// Returns the types of the stored keys and values.
     pub(crate) fn cache_types(&self) -> (KvType, KvType) {
         (self.cache_type_k, self.cache_type_v)
     }
@@ -533,7 +532,7 @@ mod tests {
             assert_eq!(command.load.device().ok(), expected, "{args:?}");
         };
         let first = Some(Device::Cuda { ordinal: 0 });
-        // Without a GPU the CPU computes what asks for one, but for `--device`.
+        // Without a GPU the CPU computes requests for one, except those of `--device`.
         let here = if tokenmill::has_gpu() {
             first
         } else {

@@ -1,4 +1,4 @@
-//! What a load takes of memory, in words for people.
+//! Describes the memory of a load in words.
 //!
 //! Separate from the failures because nothing is refused here. Invariant: where a size is unknown, nothing is said.
 
@@ -28,7 +28,7 @@ pub(crate) fn plan_text(plan: &MemoryPlan, n_ctx: usize) -> String {
     )
 }
 
-/// What to say about a model, before it is loaded, that may come to take more than is available.
+/// Warns, before loading, about a model that may need more memory than is available.
 pub(crate) fn warning(plan: &MemoryPlan) -> Option<String> {
     let available_bytes = available_bytes()?;
     (plan.total_bytes() as u64 > available_bytes).then(|| {

@@ -18,14 +18,14 @@ macro_rules! note {
 }
 pub(crate) use note;
 
-/// Writes a line; called by [`note!`]. A terminal gets it broken between words.
+/// Writes a line; called by [`note!`]. On a terminal it wraps between words.
 pub(crate) fn write(line: fmt::Arguments<'_>) {
     let line = wrapped(&line.to_string(), columns());
     // One write, so that lines of several processes do not mix.
     let _unwritten = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Columns of the terminal that standard error is, if it is one.
+/// Returns the width of the terminal on standard error, if there is one.
 fn columns() -> Option<usize> {
     let (_, n_columns) = console::Term::stderr().size_checked()?;
     Some(usize::from(n_columns)).filter(|&n_columns| n_columns > 0)

@@ -35,7 +35,7 @@ pub(crate) struct SamplingArgs {
     /// Locally typical sampling: keep the tokens nearest to the expected surprise, up to this probability; 1 keeps all
     #[arg(long, alias = "typical-p", value_name = "P", default_value_t = 1.0)]
     pub(crate) typical: f32,
-    /// Keep tokens whose logits are at most so many standard deviations below the highest; 0 keeps all
+    /// Keep tokens whose logits are at most this many standard deviations below the highest; 0 keeps all
     #[arg(
         long,
         alias = "top-nsigma",
@@ -44,32 +44,32 @@ pub(crate) struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub(crate) top_n_sigma: f32,
-    /// How often XTC leaves out the likeliest tokens; 0 turns it off
+    /// Probability that XTC removes the likeliest tokens; 0 turns it off
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub(crate) xtc_probability: f32,
-    /// From which probability on a token is one that XTC may leave out
+    /// Lowest probability of a token that XTC may remove
     #[arg(long, value_name = "P", default_value_t = 0.1)]
     pub(crate) xtc_threshold: f32,
-    /// Let the temperature follow the model's certainty, by so much to either side; 0 is off
+    /// Vary the temperature with the entropy of the tokens, by up to this much to either side; 0 is off
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub(crate) dynatemp_range: f32,
     /// Exponent of the dynamic temperature
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub(crate) dynatemp_exp: f32,
-    /// Keep the surprise of tokens near to a target, in place of filters and penalties: version 1 or 2 of mirostat; 0 is off
+    /// Version of mirostat (1 or 2), which keeps the surprise of tokens near a target in place of filters and penalties; 0 is off
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub(crate) mirostat: u8,
-    /// How quickly mirostat follows (eta)
+    /// Learning rate of mirostat (eta)
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     pub(crate) mirostat_lr: f32,
-    /// The surprise that mirostat aims at, in bits (tau)
+    /// Target surprise of mirostat, in bits (tau)
     #[arg(long, value_name = "X", default_value_t = 5.0)]
     pub(crate) mirostat_ent: f32,
-    /// The steps of sampling in their order, `;` between them; those that are not named are left out [default:
+    /// Sampling steps in order, separated by `;`; other steps are skipped [default:
     /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
     #[arg(long, value_name = "STEPS", value_parser = parse_steps)]
     pub(crate) samplers: Option<Steps>,
-    /// As `--samplers`, with a letter for each step: edskypmxt
+    /// Sampling steps in order, by their letters: edskypmxt
     #[arg(long, alias = "sampling-seq", value_name = "LETTERS", value_parser = parse_letters, conflicts_with = "samplers")]
     pub(crate) sampler_seq: Option<Steps>,
     /// Penalize tokens that already occurred; 1 is off
@@ -184,26 +184,26 @@ fn refusal(error: &SamplingParamsError) -> Failure {
     Failure::usage(format!("`--{flag}` is {value}, expected {expected}"))
 }
 
-/// Steps of sampling, in their order.
+/// Holds sampling steps, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Steps(Vec<SamplerStep>);
 
-/// Reads names of steps.
+/// Parses names of steps.
 fn parse_steps(text: &str) -> Result<Steps, String> {
     let steps = text.split(';').filter(|name| !name.is_empty()).map(|name| {
         SamplerStep::from_name(name.trim()).ok_or_else(|| {
             let known = SamplerStep::DEFAULT_ORDER.map(SamplerStep::name).join(", ");
-            format!("there is no step `{name}`; there are {known}")
+            format!("unknown sampling step `{name}`; the steps are {known}")
         })
     });
     steps.collect::<Result<_, _>>().map(Steps)
 }
 
-/// Reads letters of steps.
+/// Parses letters of steps.
 fn parse_letters(text: &str) -> Result<Steps, String> {
     let steps = text.chars().map(|letter| {
         SamplerStep::from_letter(letter)
-            .ok_or_else(|| format!("there is no step `{letter}`; there are the letters edskypmxt"))
+            .ok_or_else(|| format!("unknown sampling step `{letter}`; the letters are edskypmxt"))
     });
     steps.collect::<Result<_, _>>().map(Steps)
 }

@@ -1,6 +1,6 @@
-//! [`ServePlan`]: what `serve` would take of memory for a model, for commands that only look.
+//! [`ServePlan`] computes the memory that `serve` would need for a model, for commands that only report it.
 //!
-//! Separate because `inspect` and `doctor` say the same. Invariant: it is what `serve` does with these options and no others.
+//! Separate because `inspect` and `doctor` both print it. Invariant: it matches what `serve` does with the same options.
 
 use serde_json::{Value, json};
 use tokenmill::{KvCache, MemoryPlan};
@@ -12,19 +12,19 @@ use crate::{
     numbers::{counted, size},
 };
 
-/// What `serve` would take.
+/// Holds the memory that `serve` would need.
 pub(crate) struct ServePlan {
     n_contexts: usize,
     n_ctx: usize,
-    /// On the CPU.
+    /// Memory on the CPU.
     memory: Result<MemoryPlan, String>,
 }
 
 impl ServePlan {
-    /// Plans it for a network.
+    /// Plans the memory for a network.
     ///
     /// # Errors
-    /// Options that cannot be granted.
+    /// Fails on options that cannot be satisfied.
     pub(crate) fn of(network: &Network, load: &LoadArgs) -> Result<Self, Failure> {
         let options = load.serve_options()?.fitted(network)?;
         let n_ctx = options.network_options(network.descriptor())?.n_ctx;
@@ -38,18 +38,18 @@ impl ServePlan {
         })
     }
 
-    /// In words; the reason where it cannot be.
+    /// Describes the plan in words, or the reason why `serve` would fail.
     pub(crate) fn text(&self) -> Result<String, String> {
         let memory = self.memory.as_ref().map_err(Clone::clone)?;
         Ok(format!(
-            "{} in all for {} of {} tokens and {SERVE_SEQS} sequences; `--kv-cache-tokens` and `--max-num-seqs` say otherwise",
+            "{} in all for {} of {} tokens and {SERVE_SEQS} sequences; `--kv-cache-tokens` and `--max-num-seqs` change this",
             size(memory.total_bytes()),
             counted(self.n_contexts, "context"),
             self.n_ctx
         ))
     }
 
-    /// For programs.
+    /// Returns the plan as JSON.
     pub(crate) fn json(&self) -> Value {
         match &self.memory {
             Ok(memory) => json!({ "contexts": self.n_contexts, "total_bytes": memory.total_bytes() }),

@@ -1,6 +1,6 @@
-//! [`TemplateArgs`]: how conversations become prompts, with llama.cpp's names.
+//! [`TemplateArgs`] holds the options for chat templates, with llama.cpp's names.
 //!
-//! Separate because `run`, `chat`, `serve` and `batch` have the same options. Invariant: what is given is read and parsed before a model
+//! Separate because `run`, `chat`, `serve` and `batch` have the same options. Invariant: the given files are read and parsed before a model
 //! is loaded.
 
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use tokenmill::LoadOptions;
 
 use crate::{failure::Failure, input::read_text};
 
-/// The form that models without a template of their own are most often trained in.
+/// The most common training format of models without a template of their own.
 const CHATML: &str = "{%- for message in messages -%}\
     {{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
     {%- endfor -%}\
@@ -27,10 +27,10 @@ pub(crate) struct TemplateArgs {
     /// Use this text as the template, or `chatml`
     #[arg(long, value_name = "TEXT", conflicts_with = "template")]
     chat_template: Option<String>,
-    /// Whether the model reasons before it answers, where its template can switch that [default: auto, which is on]
+    /// Turn the model's reasoning on or off, if its template can [default: auto, which is on]
     #[arg(long, value_enum, value_name = "on|off|auto", hide_possible_values = true)]
     reasoning: Option<Reasoning>,
-    /// Variables of the template for conversations that are silent about them, a JSON object
+    /// JSON object of template variables, for conversations that do not set them
     #[arg(long, value_name = "JSON", value_parser = variables)]
     chat_template_kwargs: Option<Variables>,
 }
@@ -42,7 +42,7 @@ enum Reasoning {
     Auto,
 }
 
-/// Variables of a template.
+/// Holds variables of a template.
 #[derive(Debug, Clone, PartialEq)]
 struct Variables(Map<String, Value>);
 
@@ -55,7 +55,7 @@ fn variables(text: &str) -> Result<Variables, String> {
 }
 
 impl TemplateArgs {
-    /// Whether an option is given.
+    /// Says whether an option is given.
     pub(crate) fn is_given(&self) -> bool {
         self.template.is_some()
             || self.chat_template.is_some()
@@ -63,17 +63,17 @@ impl TemplateArgs {
             || self.chat_template_kwargs.is_some()
     }
 
-    /// Takes the path of the template as relative to a folder.
+    /// Makes the template's path relative to a folder.
     pub(crate) fn move_below(&mut self, folder: &Path) {
         if let Some(path) = &mut self.template {
             *path = folder.join(&*path);
         }
     }
 
-    /// Adds them to a load.
+    /// Adds the options to the load options.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// Fails if a file cannot be read.
     pub(crate) fn add_to(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         options.chat_template = match (&self.template, self.chat_template.as_deref()) {
             (Some(path), _) => Some(read_text(path)?),
@@ -83,7 +83,7 @@ impl TemplateArgs {
         let given = self.chat_template_kwargs.as_ref();
         let mut variables = given.map_or_else(Map::new, |given| given.0.clone());
         if let Some(thinks) = self.thinks() {
-            // Each template has one of these.
+            // Each template reads one of these names.
             for name in ["enable_thinking", "thinking"] {
                 variables.entry(name).or_insert(thinks.into());
             }
@@ -92,7 +92,7 @@ impl TemplateArgs {
         Ok(())
     }
 
-    /// Whether the model is to reason, where that is said.
+    /// Says whether the model is to reason; `None` if no option says so.
     fn thinks(&self) -> Option<bool> {
         match self.reasoning {
             Some(Reasoning::On) => Some(true),

@@ -25,7 +25,7 @@ pub(crate) struct VisionArgs {
     /// Use no encoder of images
     #[arg(long, conflicts_with = "mmproj")]
     no_mmproj: bool,
-    /// Whether there are images already.
+    /// Whether images are already there.
     #[arg(skip)]
     shows_images: bool,
 }
@@ -48,7 +48,7 @@ impl VisionArgs {
         }
     }
 
-    /// The same, with images or without.
+    /// Returns a copy with or without images.
     pub(crate) fn with_images(&self, shows_images: bool) -> Self {
         Self {
             shows_images,
@@ -56,7 +56,7 @@ impl VisionArgs {
         }
     }
 
-    /// Whether there are images already.
+    /// Says whether images are already there.
     pub(crate) fn shows_images(&self) -> bool {
         self.shows_images
     }
@@ -74,7 +74,7 @@ impl VisionArgs {
 /// Why a model without an encoder refuses images; `hint` says how it gets one.
 pub(crate) fn refusal(model: &Model, hint: Option<String>) -> Failure {
     let error = model.words().no_vision();
-    // One of the kinds that no encoder helps keeps its own words.
+    // Kinds of models without encoders keep their own messages.
     let hint = hint.filter(|_| matches!(error, Error::NoVision));
     let failure = Failure::from(error);
     hint.into_iter().fold(failure, Failure::hint)

@@ -12,7 +12,7 @@ use crate::{
     role::{self, Role},
 };
 
-/// What a tensor becomes.
+/// Holds the type that a tensor is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TypeChoice {
     /// Its new type.
@@ -417,10 +417,10 @@ pub(crate) fn is_embedding(name: &str) -> bool {
     matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
 }
 
-/// The smallest block of a type that is no plain number.
+/// Smallest block length of a quantized type.
 const SMALLEST_BLOCK: usize = 32;
 
-/// A type, or where a tensor's rows are not whole blocks of it one with smaller blocks, and F16 where they are whole blocks of none.
+/// Returns the wanted type, or one with smaller blocks if a tensor's rows are not whole blocks of it; F16 if no blocks fit.
 fn fitting(tensor: &TensorShape<'_>, wanted: TensorType) -> Result<TensorType, ConvertError> {
     use TensorType as T;
     let row_len = tensor.dims[0];
@@ -435,7 +435,7 @@ fn fitting(tensor: &TensorShape<'_>, wanted: TensorType) -> Result<TensorType, C
         T::Q4_K => T::Q5_0,
         T::Q5_K => T::Q5_1,
         T::Q6_K => T::Q8_0,
-        // There are no smaller blocks.
+        // No type has smaller blocks.
         _ if wanted.block_len() <= SMALLEST_BLOCK => wanted,
         _ => {
             return Err(ConvertError::NoFallback {

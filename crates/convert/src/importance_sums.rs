@@ -25,22 +25,22 @@ struct Entry {
     n_columns: usize,
     /// `[n_matrices, n_columns]`.
     sums: Vec<f64>,
-    /// Rows that each matrix was multiplied with, or all of them, where every row goes through each.
+    /// Number of input rows of each matrix; a single number if every row goes through all matrices.
     counts: Vec<f64>,
 }
 
-/// A matrix whose inputs are measured.
+/// Names a matrix whose inputs are measured.
 #[derive(Clone, Copy, Debug)]
 pub struct MeasuredMatrix<'a> {
-    /// The tensor.
+    /// Name of the tensor.
     pub tensor: &'a str,
-    /// Matrices of the tensor.
+    /// Number of matrices in the tensor.
     pub n_matrices: usize,
-    /// Which of them it is.
+    /// Index of the matrix in the tensor.
     pub matrix_idx: usize,
-    /// Whether rows choose their matrices, which have a count each then, as experts have.
+    /// Whether each row selects its matrices, as with experts, so that each matrix has its own count.
     pub is_chosen: bool,
-    /// Its inputs.
+    /// Width of the inputs.
     pub n_columns: usize,
 }
 
@@ -57,8 +57,7 @@ impl ImportanceSums {
         self
     }
 
-    /// Adds `rows`, `[n, n_columns]`, that a matrix was multiplied with, each `scale` times as large. Tensors that are in no layer are left
-    /// out, as in llama.cpp.
+    /// Adds input rows of a matrix, `rows: [n, n_columns]`, scaled by `scale`. Tensors outside of layers are skipped, as in llama.cpp.
     ///
     /// # Panics
     /// If a tensor has another shape than before, or there is no such matrix.
@@ -95,7 +94,7 @@ impl ImportanceSums {
             for (sum, &x) in sums.iter_mut().zip(row) {
                 *sum += f64::from(x) * f64::from(x) * scale;
             }
-            // Of matrices that all rows go through the first counts them.
+            // Matrices that share all rows are counted by the first.
             if is_chosen {
                 entry.counts[matrix_idx] += 1.0;
             } else if matrix_idx == 0 {
@@ -104,7 +103,7 @@ impl ImportanceSums {
         }
     }
 
-    /// How many tensors have sums.
+    /// Returns the number of tensors with sums.
     pub fn n_entries(&self) -> usize {
         self.entries.len()
     }

@@ -43,12 +43,12 @@ pub(crate) struct BegunFile<'p, 'a> {
     tensors: Vec<&'p Planned<'a>>,
 }
 
-/// Which dimensions a tensor has in the file.
+/// Selects the dimensions that a tensor has in the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WrittenDims {
-    /// Those of the source, as llama.cpp's converter writes.
+    /// Dimensions of the source, as llama.cpp's converter writes them.
     AsInSource,
-    /// Without those of 1 at the end, as llama-quantize writes.
+    /// Without trailing dimensions of 1, as llama-quantize writes them.
     WithoutLastOnes,
 }
 

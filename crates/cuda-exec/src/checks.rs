@@ -1,8 +1,8 @@
-//! [`check_kernels`]: the kernels that a model will use against plain loops in this process, on small shapes.
+//! [`check_kernels`] compares the kernels that a model will use with plain loops on the CPU, on small shapes.
 //!
-//! For the first use of a GPU: no test of this project has run its kernels on every card and with every driver. Separate from what uses the
-//! answer. Invariants: what is expected is computed here without a kernel, from what the kernels are given; a check that fails names its kernel and
-//! what can be turned off so that another takes its place.
+//! It runs at the first use of a GPU, because no test of this project has run its kernels on every card and driver. Separate from the code
+//! that acts on the result. Invariants: the expected values are computed here without a kernel, from the kernels' inputs; a failed check
+//! names its kernel and the feature that can be turned off to replace it.
 
 mod attention;
 mod expected;
@@ -22,24 +22,25 @@ pub use self::{
 };
 use crate::{CudaExecError, Device, NotedLaunch, Ops, error::Result, modules::WIDE_ATTENTION};
 
-/// What can be turned off of a GPU's use, each of which leaves other kernels or another way to launch in its place, in the order in which it is given up.
+/// Names a feature that can be turned off, which leaves other kernels or another way of launching. The order is that in which they are
+/// turned off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StepDown {
-    /// Launches no longer begin before those before them are done.
+    /// A launch begins only after the launches before it are done.
     InOrder,
-    /// No matrix operations of warpgroups.
+    /// No warpgroup matrix operations (wgmma).
     NoWide,
-    /// Pages that sequences share are read by each for itself.
+    /// Each sequence reads shared pages for itself.
     Apart,
-    /// Steps that decode are queued launch by launch.
+    /// Decode steps are queued launch by launch, without CUDA graphs.
     Eager,
 }
 
 impl StepDown {
-    /// All, in order.
+    /// Lists all features, in order.
     pub const ALL: [Self; 4] = [Self::InOrder, Self::NoWide, Self::Apart, Self::Eager];
 
-    /// A name for files.
+    /// Returns the name that is written to files.
     pub fn name(self) -> &'static str {
         match self {
             Self::InOrder => "in_order",
@@ -49,12 +50,12 @@ impl StepDown {
         }
     }
 
-    /// The one of a name.
+    /// Finds a feature by its name.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|step| step.name() == name)
     }
 
-    /// The one that takes the place of a kernel by another; `None` where no other does what it does.
+    /// Returns the feature to turn off so that another kernel replaces that of `module`; `None` if there is no other.
     pub fn instead_of(module: &str) -> Option<Self> {
         if module.starts_with("matmul_wide")
             || module == WIDE_ATTENTION
@@ -73,36 +74,36 @@ impl fmt::Display for StepDown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::InOrder => "launches follow each other in order",
-            Self::NoWide => "no matrix operations of warpgroups",
-            Self::Apart => "shared pages are read apart",
+            Self::NoWide => "matrix products do not use warpgroups",
+            Self::Apart => "each sequence reads shared pages for itself",
             Self::Eager => "steps are not captured",
         })
     }
 }
 
-/// What kernels a model needs, as far as they are checked by themselves.
+/// Lists the kernels that a model needs and that can be checked without it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// Types of the matrices that are multiplied.
+    /// Types of the weight matrices.
     pub types: Vec<TensorType>,
     /// Types of keys and values.
     pub kv_types: [KvType; 2],
-    /// Width of heads that have keys and values of their own, where there are such.
+    /// Width of the attention heads; `None` if all layers have latent keys and values.
     pub head_dim: Option<usize>,
 }
 
-/// A check that failed.
+/// Describes a failed check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// What was checked.
+    /// Name of the check.
     pub check: String,
-    /// The kernel that was launched last, as `module/kernel`; empty where none was.
+    /// The last launched kernel, as `module/kernel`; empty if none was launched.
     pub kernel: String,
-    /// What was wrong.
+    /// Cause of the failure.
     pub reason: String,
-    /// What is turned off, so that another kernel takes its place.
+    /// Feature to turn off, so that another kernel is used.
     pub remedy: Option<StepDown>,
-    /// Whether the device is lost: it has to be opened again.
+    /// Whether the context is lost, after which the device must be opened again.
     pub is_lost: bool,
 }
 
@@ -122,7 +123,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Why a check failed: the device's error, or numbers that are too far from what is expected.
+/// Holds the cause of a failed check: the device's error, or numbers that are too far from the expected ones.
 #[derive(Debug)]
 pub(crate) enum Wrong {
     Device(CudaExecError),
@@ -142,7 +143,7 @@ impl Finding {
             Wrong::Device(error) => (error.to_string(), matches!(error, CudaExecError::Lost { .. })),
             Wrong::Numbers(reason) => (reason, false),
         };
-        // Of the kernels that a check launches, one that another can take the place of is the one that it is about.
+        // The check is about the first kernel that can be replaced.
         let remedy = (launches.iter()).find_map(|launch| StepDown::instead_of(&launch.module));
         Self {
             check,
@@ -160,10 +161,10 @@ fn check(device: &Device, what: String, run: impl FnOnce() -> Result<(), Wrong>)
     result.map_err(|wrong| Finding::new(what, &launches, wrong))
 }
 
-/// Checks the kernels of a model. Gives how many checks there were.
+/// Checks the kernels of a model and returns the number of checks.
 ///
 /// # Errors
-/// The first that failed.
+/// Returns the first check that failed.
 pub fn check_kernels(device: &Device, needs: &Needs) -> Result<usize, Finding> {
     let load = || -> Result<Ops> {
         let mut ops = Ops::load(device)?;

@@ -15,9 +15,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Family {
-    /// Of what it is a kind: `products`, `attention` or `launches`.
+    /// Kind of the family: `products`, `attention` or `launches`.
     pub kind: &'static str,
-    /// What it is.
+    /// Name of the family.
     pub name: &'static str,
     /// Why the GPU does not get it; `None` where it does.
     pub missing: Option<String>,
@@ -72,7 +72,7 @@ pub fn families(device: &Device) -> Vec<Family> {
     ]
 }
 
-/// Why launches do not begin before those before them are done.
+/// Returns the reason why early launches are off, if they are.
 fn early_refusal(device: &Device) -> Option<String> {
     let info = device.info();
     let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");

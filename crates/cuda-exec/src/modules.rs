@@ -36,7 +36,7 @@ pub struct KernelModule {
 pub enum Target {
     /// All that this crate runs on.
     All,
-    /// Those of compute capability 9.0 alone: its matrix operations of warpgroups are on none before it and on none after it.
+    /// Compute capability 9.0 only: neither older nor newer GPUs have its wgmma.
     Hopper,
 }
 
@@ -268,7 +268,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     Entry::all(ARCHIVE).map(|entry| entry.name)
 }
 
-/// What tells this build's kernels apart from those of others.
+/// Identifies this build's kernels.
 pub fn fingerprint() -> u64 {
     archive::fingerprint(ARCHIVE)
 }

@@ -144,7 +144,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Reads a length and that many bytes of text for people, in which what is no UTF-8 becomes U+FFFD.
+    /// Reads a length and that many bytes of text for display; invalid UTF-8 becomes U+FFFD.
     pub(crate) fn lossy_str(&mut self, what: &'static str) -> Result<Cow<'_, str>, GgufError> {
         let n_bytes = self.u64(what)?;
         let bytes = self.bytes(n_bytes, what)?;

@@ -14,7 +14,7 @@ use crate::{
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
-/// What a file can promise to a caller that reads words, and what no writer has a reason to exceed.
+/// Alignments that a reader of words can use and that no writer has a reason to exceed.
 const ALIGNMENTS: std::ops::RangeInclusive<u32> = 8..=1 << 24;
 /// A key of one byte with a value of one byte.
 const MIN_ENTRY_BYTES: usize = 8 + 1 + 4 + 1;
@@ -47,7 +47,7 @@ pub struct Header {
     pub metadata: Metadata,
     /// The tensors in file order.
     pub tensors: Vec<TensorInfo>,
-    /// What tensor offsets are multiples of: a power of two from 8 to 16 Mi.
+    /// Alignment of tensor offsets: a power of two from 8 to 16 Mi.
     pub alignment: u32,
     /// Where the tensor data starts. In a file without tensors it may lie past the end.
     pub data_offset: usize,
@@ -63,7 +63,7 @@ impl Header {
         Self::read(&file_bytes, file_bytes.len() as u64)
     }
 
-    /// Reads the header of a file of `n_bytes` bytes; bytes behind the header are not kept.
+    /// Reads the header of a file of `n_bytes` bytes; bytes after the header are not kept.
     pub(crate) fn read(file: &dyn ReadAt, n_bytes: u64) -> Result<Self, GgufError> {
         let mut cursor = Cursor::new(file, n_bytes);
         let version = parse_version(&mut cursor)?;
@@ -238,7 +238,7 @@ fn parse_value(cursor: &mut Cursor<'_>, key: &str, ty: ValueType) -> Result<Valu
         ValueType::U64 => Value::U64(cursor.u64(WHAT)?),
         ValueType::I64 => Value::I64(cursor.u64(WHAT)? as i64),
         ValueType::F64 => Value::F64(f64::from_bits(cursor.u64(WHAT)?)),
-        // Some writers put names of people and files there in other encodings.
+        // Some writers use other encodings for names of people and files.
         ValueType::String => Value::String(cursor.lossy_str(WHAT)?.into_owned()),
         ValueType::Array => Value::Array(parse_array(cursor, key)?),
     })

@@ -16,11 +16,11 @@ use crate::{
 
 /// The longest list of files that is read. The largest repositories have lists of some megabytes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
-/// The longest list of names near one that does not exist. Fifty are asked for.
+/// Largest list of similar names for a missing model, in bytes. The request asks for fifty.
 const MAX_NEAR_BYTES: u64 = 4 << 20;
-/// What is said to be larger is no file: sums of sizes, and what stands behind a file's end, stay numbers.
+/// Largest credible file size, which keeps sums of sizes from overflowing.
 const MAX_FILE_BYTES: u64 = 1 << 50;
-/// How often a question is asked.
+/// Number of tries of a request.
 const MAX_TRIES: u32 = 4;
 
 /// The Hub, asked about models.
@@ -31,7 +31,7 @@ pub(crate) struct Hub<'a> {
     waits_for_network: bool,
 }
 
-/// What a repository holds at one commit.
+/// Lists the files of a repository at one commit.
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) commit: String,
@@ -65,7 +65,7 @@ impl<'a> Hub<'a> {
         })
     }
 
-    /// Answers at once where there is no network, unless `waits`: whoever has the model already need not wait for a connection.
+    /// Fails at once without a network, unless `waits`: a user who has the model already need not wait for a connection.
     pub(crate) fn waiting_for_network(self, waits: bool) -> Self {
         Self {
             waits_for_network: waits,
@@ -92,7 +92,7 @@ impl<'a> Hub<'a> {
             bytes => bytes?,
         };
         let list: RepositoryList = serde_json::from_slice(&bytes)
-            .map_err(|error| bad_answer(&url, format!("it is no list of files: {error}")))?;
+            .map_err(|error| bad_answer(&url, format!("it is not a list of files: {error}")))?;
         drop(bytes);
         if !is_commit(&list.sha) {
             return Err(bad_answer(&url, "it names no commit"));
@@ -105,7 +105,7 @@ impl<'a> Hub<'a> {
         })
     }
 
-    /// What is needed to download a file; the server is asked only for what its list does not say.
+    /// Returns what a download of a file needs; asks the server only for what its list does not contain.
     pub(crate) fn file(
         &self,
         name: &ModelName,
@@ -275,7 +275,7 @@ impl<'a> Hub<'a> {
     }
 }
 
-/// What a status means that says nothing about the repository.
+/// Explains a status that does not depend on the repository.
 pub(crate) fn refusal(reply: &Reply) -> Fault {
     let url = shown(&reply.url);
     let after = reply.retry_after();
@@ -332,7 +332,7 @@ fn listed(file: Sibling) -> Result<ListedFile, String> {
     })
 }
 
-/// How many letters are different between two words (Levenshtein's distance).
+/// Computes the edit distance of two words (Levenshtein).
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,7 +1,7 @@
 //! [`Client`]: requests over HTTP, one at a time and blocking.
 //!
 //! Separate because only this file knows the HTTP library. Invariants: redirects are followed here, so that the token goes to the
-//! endpoint's origin alone; a reply has a bounded head; nothing is waited for longer than the patience.
+//! endpoint's origin only; a reply has a bounded head; no wait exceeds the patience.
 
 use std::{
     fmt::Write as _,
@@ -24,9 +24,9 @@ use crate::{
 
 /// Redirects of one request.
 const MAX_REDIRECTS: usize = 10;
-/// How long an answer that is read into memory may take, in times of the patience.
+/// Time limit for an answer that is read into memory, as a multiple of the patience.
 const WHOLE_PATIENCES: u32 = 4;
-/// How long a connection may take to be made.
+/// Time limit for making a connection.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(15);
 const USER_AGENT: &str = concat!("tokenmill/", env!("CARGO_PKG_VERSION"));
 
@@ -39,7 +39,7 @@ pub(crate) struct Client {
     token: Option<HubToken>,
 }
 
-/// What a request asks for.
+/// Selects the kind of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Ask {
     /// The head of a file, without its body, from the endpoint's own origin.
@@ -50,10 +50,10 @@ pub(crate) enum Ask {
     Range(u64, u64),
 }
 
-/// What a server answered.
+/// Holds a server's answer.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    /// Where the answer came from, behind all redirects.
+    /// Source of the answer, after all redirects.
     pub(crate) url: String,
     pub(crate) status: u16,
     headers: HeaderMap,
@@ -214,7 +214,7 @@ impl Reply {
         ))
     }
 
-    /// How long the server wants to be left alone.
+    /// Returns how long the server asks to wait before the next request.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         let seconds = self
             .header("retry-after")
@@ -232,7 +232,7 @@ impl Reply {
         self.body.into_reader()
     }
 
-    /// The body, of at most `max_bytes`. A server that sends something now and then, and never all of it, is left after a while.
+    /// Reads the body, of at most `max_bytes`. A server that keeps sending slowly is abandoned at the time limit.
     pub(crate) fn into_bytes(self, max_bytes: u64) -> Result<Vec<u8>, Fault> {
         let Self {
             url, body, patience, ..

@@ -1,7 +1,7 @@
-//! The lists that a server sends, read into what is needed of them.
+//! Parses the lists that a hub server sends.
 //!
-//! Separate because they come from anyone whom the endpoint names, and may be long. Invariant: what is kept of a list is bounded in number,
-//! and what it says besides is passed over as it is read: a tree of all of it takes up to a hundred times as much as its text.
+//! Separate because they come from any server that the endpoint names, and may be long. Invariant: the number of kept entries is bounded,
+//! and other fields are skipped while reading, because a tree of all values takes up to a hundred times the size of the text.
 
 use std::{collections::BTreeSet, fmt, marker::PhantomData};
 
@@ -10,13 +10,13 @@ use serde::{
     de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-/// Files of a repository. The largest have some ten thousand.
+/// Most files of a repository. The largest have about ten thousand.
 const MAX_FILES: usize = 200_000;
 
-/// Files of weights that an index names.
+/// Most weight files that an index names.
 const MAX_PARTS: usize = 10_000;
 
-/// What the Hub says of a repository.
+/// Holds the hub's description of a repository.
 #[derive(Debug, Deserialize)]
 pub(crate) struct RepositoryList {
     #[serde(default)]
@@ -25,7 +25,7 @@ pub(crate) struct RepositoryList {
     pub(crate) siblings: Vec<Sibling>,
 }
 
-/// A file of a repository.
+/// Holds a file of a repository.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Sibling {
@@ -36,14 +36,14 @@ pub(crate) struct Sibling {
     pub(crate) lfs: Option<LargeFile>,
 }
 
-/// What is said of a large file.
+/// Holds the description of a large file.
 #[derive(Debug, Deserialize)]
 pub(crate) struct LargeFile {
     pub(crate) sha256: Option<String>,
     pub(crate) size: Option<u64>,
 }
 
-/// A model that a search found.
+/// Holds a model that a search found.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Found {
     id: Option<String>,
@@ -52,13 +52,13 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Its name, by either field.
+    /// Returns the model's name from either field.
     pub(crate) fn into_name(self) -> Option<String> {
         self.id.or(self.model_id)
     }
 }
 
-/// The files that an index of safetensors names; none of what is no index.
+/// Lists the files that a safetensors index names; none if `bytes` is not an index.
 pub(crate) fn parts_of_index(bytes: &[u8]) -> BTreeSet<String> {
     #[derive(Deserialize)]
     struct Index {
@@ -69,7 +69,7 @@ pub(crate) fn parts_of_index(bytes: &[u8]) -> BTreeSet<String> {
     index.map_or_else(|_| BTreeSet::new(), |index| index.weight_map.0)
 }
 
-/// The values of a map from tensors to files.
+/// Collects the values of a map from tensors to files.
 #[derive(Default)]
 struct Parts(BTreeSet<String>);
 

@@ -20,7 +20,7 @@ pub struct ModelName {
 
 /// The longest part of a name.
 const MAX_PART_BYTES: usize = 96;
-/// What a name of the Hub may begin with.
+/// Prefixes that a name of the Hub may have.
 const PREFIXES: [&str; 8] = [
     "https://huggingface.co/",
     "http://huggingface.co/",
@@ -43,7 +43,7 @@ impl ModelName {
         format!("{}/{}", self.owner, self.repository)
     }
 
-    /// The owner alone.
+    /// Returns only the owner.
     pub(crate) fn owner(&self) -> &str {
         &self.owner
     }
@@ -74,7 +74,7 @@ impl ModelName {
         format!("{owner}/{repository}").parse().ok()
     }
 
-    /// The same repository with another type or file.
+    /// Returns the same repository with another type or file.
     #[must_use]
     pub fn with_wanted(&self, wanted: &str) -> Self {
         Self {
@@ -115,7 +115,7 @@ fn parse(text: &str) -> Result<ModelName, &'static str> {
         .strip_prefix(*prefix.unwrap_or(&""))
         .expect("it was just found");
     let (name, page) = match name.match_indices('/').nth(1) {
-        // Only addresses have more behind the repository; else the slash belongs to a revision or a file.
+        // Only addresses have more after the repository; else the slash belongs to a revision or a file.
         Some((at, _)) if !name[..at].contains(['@', ':']) => (&name[..at], Some(&name[at + 1..])),
         _ => (name, None),
     };
@@ -155,7 +155,7 @@ fn parse(text: &str) -> Result<ModelName, &'static str> {
 
 /// The revision and the file that the rest of a page's address names.
 fn of_page(page: &str) -> Result<(Option<&str>, Option<&str>), &'static str> {
-    // What stands behind a question mark says how the page is shown.
+    // The part after a question mark selects how the page is shown.
     let page = page.split(['?', '#']).next().unwrap_or_default();
     let (kind, rest) = page.split_once('/').unwrap_or((page, ""));
     let (revision, file) = rest.split_once('/').unwrap_or((rest, ""));
@@ -186,7 +186,7 @@ fn is_revision(text: &str) -> bool {
     is_relative_path(text) && !text.contains([' ', '~', '^', '?', '*', '['])
 }
 
-/// Whether a character turns the direction of what follows: a name would be shown as another.
+/// Says whether a character changes the direction of text, which could disguise a name.
 fn turns_text(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

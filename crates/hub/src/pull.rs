@@ -23,7 +23,7 @@ use crate::{
     observer::Tally,
 };
 
-/// What of a repository is wished, besides what the name says.
+/// Selects parts of a repository, besides those that the name selects.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PullWishes {
@@ -45,7 +45,7 @@ impl Default for PullWishes {
     }
 }
 
-/// What a pull will do.
+/// Describes a pull before it starts.
 #[derive(Debug)]
 pub struct PullPlan {
     name: ModelName,
@@ -54,7 +54,7 @@ pub struct PullPlan {
     opens: Option<String>,
     /// The encoder of images that the repository has next to GGUF files, wished or not.
     projector: Option<String>,
-    /// What is taken: the type of a GGUF file, or `safetensors`.
+    /// Selected variant: the type of a GGUF file, or `safetensors`.
     pub label: String,
     /// Why it is taken, where the name does not say it.
     pub why: Option<String>,
@@ -64,16 +64,16 @@ pub struct PullPlan {
     pub total_bytes: u64,
     /// Bytes that are to be downloaded.
     pub missing_bytes: u64,
-    /// Those of them that are the encoder of images.
+    /// Bytes of them that belong to the image encoder.
     pub missing_projector_bytes: u64,
-    /// Those of them that are layers for further tokens.
+    /// Bytes of them that belong to layers that draft tokens.
     pub missing_nextn_bytes: u64,
 }
 
 /// A model that is on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PulledModel {
-    /// What to open: the first GGUF file, or a folder.
+    /// Path to open: the first GGUF file, or a folder.
     pub path: PathBuf,
     /// The type of a GGUF file, or `safetensors`.
     pub label: String,
@@ -83,14 +83,14 @@ pub struct PulledModel {
     pub n_bytes: u64,
 }
 
-/// What models of safetensors are called among types.
+/// Type name of safetensors models.
 pub(crate) const SAFETENSORS: &str = "safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Gets a model: what of it is not in the cache is downloaded.
+/// Gets a model: downloads the parts that are not in the cache.
 ///
 /// # Errors
-/// [`HubError`]. What has arrived stays, and the next call continues from there.
+/// [`HubError`]. Downloaded parts stay, and the next call continues from there.
 pub fn pull(
     name: &ModelName,
     wishes: &PullWishes,
@@ -252,7 +252,7 @@ fn folder_files(
     Ok(side.chain(weights).collect())
 }
 
-/// The files of the folder that an index of safetensors names.
+/// Lists the files of the folder that a safetensors index names.
 fn parts_of_index(bytes: &[u8]) -> BTreeSet<String> {
     let mut parts = lists::parts_of_index(bytes);
     parts.retain(|part| is_relative_path(part));
@@ -277,7 +277,7 @@ fn is_there(cache: &Cache, commit: &str, file: &RemoteFile) -> bool {
 }
 
 impl PullPlan {
-    /// What is pulled, with its type.
+    /// Returns the name with its type.
     pub fn full_name(&self) -> ModelName {
         match &self.opens {
             Some(_) if self.name.wanted().is_none() => self.name.with_wanted(&self.label),
@@ -285,7 +285,7 @@ impl PullPlan {
         }
     }
 
-    /// How many files it has.
+    /// Returns the number of files.
     pub fn n_files(&self) -> usize {
         self.files.len()
     }
@@ -326,10 +326,10 @@ impl PullPlan {
         Ok(())
     }
 
-    /// Downloads what is missing, checks it, and puts the model into the cache.
+    /// Downloads the missing parts, checks them, and puts the model into the cache.
     ///
     /// # Errors
-    /// [`HubError`]. What has arrived stays, and the next call continues from there.
+    /// [`HubError`]. Downloaded parts stay, and the next call continues from there.
     pub fn fetch(
         mut self,
         settings: &HubSettings,

@@ -1,7 +1,7 @@
 //! [`Rgb::decode`]: a file's bytes to pixels, within limits.
 //!
-//! Separate because it alone reads what others wrote. Invariants: a header's size is checked before a byte is allocated for it; decoding
-//! takes what an image of this size may take; what is packed in a file and is not looked at is not unpacked.
+//! Separate because only this file reads untrusted bytes. Invariants: a header's size is checked before any allocation for it; decoding
+//! uses no more memory than an image of this size needs; unused compressed chunks are not decompressed.
 
 use std::{borrow::Cow, io::Cursor};
 
@@ -12,7 +12,7 @@ use crate::{
     png_parts::{png_size, without_packed_notes},
 };
 
-/// What an image may be.
+/// Limits the size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// Pixels of a side.
@@ -33,7 +33,7 @@ impl Default for ImageLimits {
 /// Bytes that a pixel takes while it is decoded, with what decoders hold besides.
 const DECODING_BYTES: u64 = 16;
 
-/// Bytes that decoders take for an image of any size.
+/// Bytes that decoders use for an image of any size.
 const DECODER_BYTES: u64 = 1 << 20;
 
 /// Why there is no image.
@@ -71,7 +71,7 @@ pub enum ImageError {
     /// It cannot be decoded.
     #[error("the image is damaged: {reason}")]
     Damaged {
-        /// What the decoder said.
+        /// Error of the decoder.
         reason: String,
     },
 }
@@ -92,7 +92,7 @@ pub fn media_type(file: &[u8]) -> Option<&'static str> {
         .map(|format| format.to_mime_type())
 }
 
-/// What a file's header says.
+/// Holds a file's header.
 struct Header<D> {
     decoder: D,
     orientation: Orientation,
@@ -100,7 +100,7 @@ struct Header<D> {
     height: usize,
 }
 
-/// What decoding an image may allocate.
+/// Limits the allocations for decoding an image.
 fn allowance(n_pixels: u64) -> Limits {
     let mut allowed = Limits::default();
     allowed.max_alloc = Some(
@@ -119,7 +119,7 @@ fn open<'f>(file: &'f [u8], limits: &ImageLimits) -> Result<Header<impl ImageDec
         .ok()
         .filter(|format| FORMATS.contains(format));
     let format = format.ok_or(ImageError::UnknownFormat)?;
-    // A PNG's decoder reads all that stands before the pixels when it is made.
+    // The PNG decoder reads everything before the pixels when it is created.
     let is_png = format == ImageFormat::Png;
     let file = if is_png {
         without_packed_notes(file)
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_size_beyond_the_limits_is_refused_from_the_header() {
-        // The header of a PNG that says it is 100,000 by 100,000, and nothing behind it.
+        // The header of a PNG of 100,000 by 100,000 pixels, and nothing after it.
         let mut png = encoded(&gradient(3, 3), ImageFormat::Png);
         png[16..20].copy_from_slice(&100_000u32.to_be_bytes());
         png[20..24].copy_from_slice(&100_000u32.to_be_bytes());

@@ -1,7 +1,7 @@
-//! The parts of a PNG file that are packed and say nothing of its pixels.
+//! Removes the compressed chunks of a PNG file that do not affect its pixels.
 //!
-//! Separate because the decoder unpacks a colour profile whether it is used or not, and a profile of half a megabyte unpacks to half a
-//! gigabyte. Invariant: the pixels of what is given back are those of the file.
+//! Separate because the decoder decompresses a colour profile even if nothing uses it, and half a megabyte of it can become half a
+//! gigabyte. Invariant: the result has the same pixels as the file.
 //!
 //! Source: PNG specification, third edition, sections 5.2 (signature), 5.3 (chunks) and 11.3 (ancillary chunks).
 
@@ -9,20 +9,20 @@ use std::borrow::Cow;
 
 const SIGNATURE: &[u8] = b"\x89PNG\r\n\x1a\n";
 
-/// A colour profile and texts: packed, and never looked at.
+/// Chunks with a colour profile or texts, which are compressed and not used.
 const PACKED: [&[u8; 4]; 3] = [b"iCCP", b"zTXt", b"iTXt"];
 
-/// Length, name and checksum of a chunk.
+/// Bytes of a chunk's length, name and checksum.
 const FRAME_BYTES: usize = 12;
 
-/// Width and height as the header says them, which is the first chunk.
+/// Returns width and height from the header, which is the first chunk.
 pub(crate) fn png_size(file: &[u8]) -> Option<[u32; 2]> {
     let header = file.strip_prefix(SIGNATURE)?.get(..16)?;
     let number = |at: usize| Some(u32::from_be_bytes(header.get(at..at + 4)?.try_into().ok()?));
     (&header[4..8] == b"IHDR").then_some([number(8)?, number(12)?])
 }
 
-/// A file without its packed notes. What is no PNG, or damaged, stays as it is from there on.
+/// Removes the compressed texts and the colour profile. From the first damage on, and for files that are not PNG, the bytes do not change.
 pub(crate) fn without_packed_notes(file: &[u8]) -> Cow<'_, [u8]> {
     let mut at = SIGNATURE.len();
     if !file.starts_with(SIGNATURE) {
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(without_packed_notes(&file), expected);
         assert_eq!(png_size(&file), Some([57, 40]));
         assert!(matches!(without_packed_notes(&expected), Cow::Borrowed(_)));
-        // Whatever is cut away, nothing but whole notes goes.
+        // Wherever the file is cut, only whole chunks are removed.
         for n_bytes in 0..file.len() {
             let cut = &file[..n_bytes];
             assert!(without_packed_notes(cut).len() <= cut.len());

@@ -25,7 +25,7 @@ pub enum LoadError {
     ReadTensor {
         /// The tensor.
         name: String,
-        /// What the system said, and of which file.
+        /// Error of the system, with its file.
         source: std::io::Error,
     },
     /// A file in the weights' folder could not be read.
@@ -41,7 +41,7 @@ pub enum LoadError {
         "the control vectors of layer {layer} add up to a number that is not finite; give smaller scales"
     )]
     InfiniteControl {
-        /// The layer behind which they are added.
+        /// Layer after which they are added.
         layer: usize,
     },
     /// An adapter's file cannot be used.
@@ -49,7 +49,7 @@ pub enum LoadError {
     BadAdapter {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong.
+        /// Cause of the error.
         reason: String,
     },
     /// A tensor cannot be loaded in the type that was asked for.
@@ -81,17 +81,17 @@ pub enum LoadError {
         "this layer for further tokens (MTP) is another model's: its {what} is {found}, and the model's {expected}"
     )]
     NextnOfOther {
-        /// What differs.
+        /// Property that differs.
         what: &'static str,
-        /// What the layer's file says.
+        /// Value in the layer's file.
         found: String,
-        /// What the model has.
+        /// Value of the model.
         expected: String,
     },
     /// No such architecture in the table.
     #[error("architecture `{found}` is not supported; supported are {}", supported.join(", "))]
     UnknownArchitecture {
-        /// What the file says.
+        /// Value in the file.
         found: String,
         /// All names of the table.
         supported: Vec<&'static str>,
@@ -101,7 +101,7 @@ pub enum LoadError {
     UnsupportedFeature {
         /// The architecture.
         arch: String,
-        /// What is not supported.
+        /// Missing feature.
         feature: String,
     },
     /// A folder's network has something that GGUF files of its architecture have no key for.
@@ -116,7 +116,7 @@ pub enum LoadError {
     /// Ranks do not divide something of the network.
     #[error("{what} cannot be divided among {n_ranks} devices{}", only_among(fitting))]
     NotDivisible {
-        /// What, with its sizes.
+        /// Part with its sizes.
         what: String,
         /// Ranks.
         n_ranks: usize,
@@ -140,11 +140,11 @@ pub enum LoadError {
     /// A size or number of the configuration makes no sense.
     #[error("the model's {what} is {found}, expected {expected}")]
     BadValue {
-        /// What it is.
+        /// Name of the value.
         what: &'static str,
         /// Its value.
         found: String,
-        /// What would be right.
+        /// Expected value.
         expected: &'static str,
     },
     /// A value that makes no sense, with the key that it has in the file.
@@ -152,19 +152,17 @@ pub enum LoadError {
     BadKey {
         /// The key.
         key: String,
-        /// What is wrong.
+        /// Cause of the error.
         source: Box<LoadError>,
     },
-    /// A key of a GGUF file changes the network, and nothing that is computed here follows it.
-    #[error(
-        "metadata key `{key}` is {found}, which is not followed in a `{arch}` network; this variant is not supported"
-    )]
+    /// A key of a GGUF file changes the network in a way that is not supported.
+    #[error("metadata key `{key}` is {found}, which is not supported in a `{arch}` network")]
     UnusedKey {
-        /// The key.
+        /// Name of the key.
         key: String,
-        /// Its value.
+        /// Value in the file.
         found: String,
-        /// The architecture.
+        /// Architecture of the file.
         arch: String,
     },
     /// A configuration file that is not what it should be.
@@ -172,7 +170,7 @@ pub enum LoadError {
     BadConfig {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Cause of the error.
         reason: String,
     },
     /// The network needs a tensor that the file lacks.
@@ -181,12 +179,12 @@ pub enum LoadError {
         /// The tensor.
         name: String,
     },
-    /// What is wrong with a tensor that its source calls otherwise than GGUF files do.
+    /// A tensor with another name in its source than in GGUF files is wrong.
     #[error("{error} (`{own_name}` in the folder)")]
     OfFolder {
         /// The tensor's name in the folder.
         own_name: String,
-        /// What is wrong. Its text is a part of this one's, so it is no source of it.
+        /// Cause of the error. The message includes its text, so it is not the `source`.
         error: Box<LoadError>,
     },
     /// A tensor has other dimensions than the network needs.
@@ -204,7 +202,7 @@ pub enum LoadError {
     ExpertCount {
         /// The tensor.
         name: String,
-        /// What the metadata says.
+        /// Value in the metadata.
         expected: usize,
         /// Experts in the tensor.
         found: usize,
@@ -212,7 +210,7 @@ pub enum LoadError {
     /// The metadata and the tensors disagree on how many layers there are.
     #[error("metadata key `{key}` is {expected}, but the file has tensors of {found} layers")]
     LayerCount {
-        /// What the metadata says.
+        /// Value in the metadata.
         expected: usize,
         /// Layers that have tensors, from the first to the last that does.
         found: usize,
@@ -262,7 +260,7 @@ pub enum LoadError {
         option: &'static str,
         /// Its value.
         found: usize,
-        /// What would be right.
+        /// Expected value.
         expected: String,
     },
 }
@@ -305,7 +303,7 @@ impl LoadError {
     }
 }
 
-/// What a folder's network has and a GGUF file of its architecture cannot say.
+/// Names a feature of a folder's network that a GGUF file of its architecture cannot express.
 #[derive(Debug, thiserror::Error)]
 #[error("a GGUF file of `{arch}` cannot say what this folder is: {}", told(fields))]
 pub struct NotInGguf {
@@ -320,9 +318,9 @@ pub struct NotInGguf {
 pub struct FieldNotInGguf {
     /// The field of [`Descriptor`](crate::Descriptor); a rope's field stands with its layer.
     pub field: String,
-    /// What the folder says.
+    /// Value in the folder.
     pub folder: String,
-    /// What a reader of the file would take.
+    /// Value that a reader of the file would assume.
     pub file: String,
     /// Where the configuration says it, in words; empty where that is not known.
     pub said_by: String,

@@ -61,7 +61,7 @@ impl Module {
         })
     }
 
-    /// The same module for any device, decoded once. `None` where it has global variables: their addresses are in its code.
+    /// Returns the same module for any device, decoded once. `None` if it has global variables, whose addresses are in its code.
     pub fn share(&self) -> Option<Self> {
         (!self.has_globals).then(|| Self {
             kernels: Arc::clone(&self.kernels),
@@ -76,7 +76,8 @@ impl Module {
         self.target
     }
 
-    /// Whether a GPU of this architecture, such as 90, takes the text: that which it names or a newer one, or, of such as `sm_90a`, that alone.
+    /// Says whether a GPU of this architecture, such as 90, accepts the PTX: one of the named architecture or newer, or only the named one
+    /// for names like `sm_90a`.
     pub fn is_for(&self, architecture: u32) -> bool {
         if self.is_specific {
             self.target == architecture
@@ -118,7 +119,7 @@ pub struct Kernel {
     pub(crate) constants64: Vec<(u16, Constant)>,
     /// A predicate that is always true, where one was needed.
     pub(crate) constant_preds: Vec<(Pred, bool)>,
-    /// What a thread block begins with zeros in.
+    /// State that each thread block starts with as zeros.
     pub(crate) read_first: ReadFirst,
     pub(crate) shared_bytes: u32,
     pub(crate) local_bytes: u32,
@@ -149,7 +150,7 @@ impl Kernel {
         self.shared_bytes as usize
     }
 
-    /// Threads that a thread block has at most, and thread blocks that a multiprocessor is to have room for.
+    /// Returns the launch bounds: most threads of a block, and blocks that a multiprocessor must have room for.
     pub fn launch_bounds(&self) -> [u32; 2] {
         [self.max_threads, self.min_blocks]
     }
@@ -180,7 +181,7 @@ pub(crate) struct Place {
     pub(crate) source: Option<(String, u32)>,
 }
 
-/// What a constant register holds.
+/// Selects the value of a constant register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Constant {
     Immediate(u64),

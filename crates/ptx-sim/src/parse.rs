@@ -38,7 +38,7 @@ pub(crate) struct Function {
     pub(crate) body: Option<Vec<Statement>>,
     /// Threads a thread block may have, by `.maxntid` or `.reqntid`.
     pub(crate) max_threads: Option<u32>,
-    /// Thread blocks that a multiprocessor is to have room for, by `.minnctapersm`.
+    /// Thread blocks that a multiprocessor must have room for (`.minnctapersm`).
     pub(crate) min_blocks: Option<u32>,
 }
 

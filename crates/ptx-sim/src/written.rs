@@ -7,7 +7,7 @@ use crate::access_log::AccessLog;
 /// Bytes that launches have written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// First byte, and the one behind the last.
+    /// First byte, and the byte after the last.
     ranges: Vec<(u64, u64)>,
 }
 
@@ -24,7 +24,7 @@ impl Written {
         self.ranges.get(after).is_some_and(|&(known, _)| known < end)
     }
 
-    /// The ranges: first byte, and the one behind the last.
+    /// Returns the ranges, each with its first byte and the byte after its last.
     pub fn ranges(&self) -> &[(u64, u64)] {
         &self.ranges
     }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Writes the batch of `plan` into `batch`; `params_of` gives the sampling parameters of a row that samples after so many inputs,
-/// `mask_of` its mask behind so many guesses, where it is constrained (its words are copied), and `media_of` its inputs that are no tokens.
+/// `mask_of` its mask after so many guesses, if it is constrained (its words are copied), and `media_of` its non-token inputs.
 pub(crate) fn build_batch<'m>(
     scheduler: &Scheduler,
     plan: &StepPlan,
@@ -111,8 +111,7 @@ fn put_media(media: &Media, positions: Range<usize>, batch: &mut ForwardBatch) {
     }
 }
 
-/// The record of a row that samples after a text, whose newest tokens were generated and among which `media` lie, and the guesses of
-/// `draft`.
+/// Builds the record of a row that samples after a text with generated tokens at its end, `media` inside, and the guesses of `draft`.
 fn sample_row(
     params: Arc<SamplingParams>,
     (tokens, n_generated): (&[u32], usize),
@@ -152,7 +151,7 @@ fn sample_row(
     }
 }
 
-/// Appends the newest `n_tokens` of a text, or as many as there are. What stands in the places of `media` is no text.
+/// Appends the newest `n_tokens` of a text, or as many as there are. Tokens in the places of `media` are not text.
 fn extend_history(tokens: &[u32], media: &[Media], n_tokens: usize, history: &mut Vec<u32>) {
     let (mut first, mut n_left) = (tokens.len(), n_tokens);
     for Media { span, .. } in media.iter().rev() {

@@ -19,26 +19,26 @@ use crate::{
     submission::Opening,
 };
 
-/// What each shift of a context adds to a sequence's seed: more than there are samples of a request.
+/// Added to a sequence's seed at each shift of the context; larger than the number of samples of a request.
 const SHIFT_SEED: u64 = 1 << 32;
 
-/// What the engine knows of a sequence beyond what the scheduler does.
+/// Holds the engine's data of a sequence besides the scheduler's.
 pub(crate) struct Lane {
     pub(crate) seq: SeqId,
     pub(crate) request: RequestId,
     pub(crate) sample: u32,
-    /// How it samples; `None` for a forward pass.
+    /// Sampling parameters; `None` for a forward pass.
     pub(crate) sampling: Option<Arc<SamplingParams>>,
-    /// How it samples the first tokens, where it may not end yet.
+    /// Sampling of the first tokens, which may not end the answer.
     pub(crate) opening: Option<Opening>,
-    /// What it says, where that is given.
+    /// Text of the answer, if it is given.
     pub(crate) following: Option<Following>,
     /// Its inputs that are no tokens.
     pub(crate) media: Arc<[Media]>,
     /// The mask of its next token, where it is constrained.
     pub(crate) mask: Option<LaneMask>,
     pub(crate) promises: Promises,
-    /// What its constraint has said to come.
+    /// Tokens that its constraint forces.
     pub(crate) expected: Option<Seen>,
     /// Its newest tokens, whose mask is not ordered yet: a drafting model may say what follows.
     pub(crate) unordered: Option<Vec<u32>>,
@@ -49,16 +49,16 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Continues behind `n_dropped` tokens fewer. Positions come again, and draws are keyed by them, so the seed changes: else the same
+    /// Continues after `n_dropped` fewer tokens. Positions come again, and draws are keyed by them, so the seed changes: else the same
     /// draws would come again too.
     fn shift_sampling(sampling: &mut Arc<SamplingParams>) {
-        // A copy in any case, since a copy starts again where draws depend on those before.
+        // Always clone: a clone restarts draws that depend on earlier ones.
         let mut params = SamplingParams::clone(sampling);
         params.seed = params.seed.wrapping_add(SHIFT_SEED);
         *sampling = Arc::new(params);
     }
 
-    /// What its constraint has said to come behind the tokens that are known.
+    /// Returns the tokens that its constraint forces after the known ones.
     pub(crate) fn expected_behind(&self, known: &[u32]) -> Option<&[u32]> {
         self.expected.as_ref()?.behind(known)
     }

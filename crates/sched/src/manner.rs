@@ -9,7 +9,7 @@ use tokenmill_backend::{Dry, SamplingParams};
 
 use crate::params::GenerateParams;
 
-/// How the tokens of an answer are chosen, where chance has no part in it.
+/// Identifies how the tokens of an answer are chosen, if no chance is involved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manner(Arc<[u8]>);
 
@@ -18,14 +18,14 @@ impl Manner {
     pub(crate) fn of(params: &GenerateParams) -> Option<Self> {
         // Each field is here, so that a new one is thought of.
         let SamplingParams {
-            // Of no effect on the choice of the likeliest.
+            // Without effect on the likeliest token.
             temperature: _,
             top_k: _,
             top_p: _,
             min_p: _,
             typical_p: _,
             seed: _,
-            // With them it is drawn.
+            // These fields affect only drawn tokens.
             top_n_sigma: _,
             xtc: _,
             dynamic_temperature: _,

@@ -28,10 +28,10 @@ use crate::{
     sequence::{Masking, MissReason, Rank, SeqSpec, Sequence, Stage, Work},
 };
 
-/// What the scheduler plans for.
+/// Configures the scheduler.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
-    /// What the executor takes.
+    /// Limits of the executor.
     pub limits: ExecutorLimits,
     /// Sequences that take part in steps at a time; clamped to what the executor takes.
     pub max_running: usize,
@@ -43,12 +43,12 @@ pub struct SchedulerConfig {
     pub speculation: Speculation,
 }
 
-/// How much one step may compute.
+/// Bounds the work of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepBudget {
     /// Prefill tokens of a step in which some sequence decodes, or would if its mask were known; at least 1 is used.
     pub prefill_beside_decode: usize,
-    /// How long the step takes with drafts. Without it, drafts that are weighed have no tokens.
+    /// Times of a step with drafts. Without them, weighed drafts have no tokens.
     pub draft_times: Option<DraftTimes>,
     /// Whether it may have drafts. It may not next to a step in flight.
     pub may_draft: bool,
@@ -63,7 +63,7 @@ impl StepBudget {
     };
 }
 
-/// What the scheduler has done since it was made.
+/// Counts the scheduler's work since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerCounters {
     /// Steps planned with at least one row.
@@ -74,7 +74,7 @@ pub struct SchedulerCounters {
     pub preemptions: u64,
     /// Prompt tokens of sequences that began.
     pub prompt_tokens: u64,
-    /// Those among them that came from the prefix cache.
+    /// Prompt tokens from the prefix cache.
     pub cached_tokens: u64,
     /// Sequences that began, by why no more of them was cached, in the order of [`MissReason::ALL`].
     pub misses: [u64; MissReason::ALL.len()],
@@ -87,11 +87,11 @@ pub struct SchedulerCounters {
     pub sampling_rows: u64,
     /// The results of drafts.
     pub drafts: DraftCounters,
-    /// Those among them that a drafting model guessed.
+    /// Drafts of a drafting model.
     pub model_drafts: DraftCounters,
-    /// Those among them that an earlier answer to the same prompt said.
+    /// Drafts from an earlier answer to the same prompt.
     pub earlier_drafts: DraftCounters,
-    /// Those among them that a constraint forced.
+    /// Drafts that a constraint forced.
     pub forced_drafts: DraftCounters,
 }
 
@@ -114,16 +114,16 @@ pub struct Scheduler {
     pub(crate) shares: Vec<usize>,
     /// Inputs that each of `running` has to plan.
     pub(crate) wants: Vec<usize>,
-    /// What was seen of all sequences' drafts.
+    /// Acceptance of all sequences' drafts.
     pub(crate) acceptance: Acceptance,
-    /// The same of those that a drafting model guessed.
+    /// Acceptance of a drafting model's drafts.
     pub(crate) model_acceptance: ModelAcceptance,
     /// Answers that were given, to guess the same ones by.
     pub(crate) answers: Answers,
     pub(crate) counters: SchedulerCounters,
     /// Whether the hidden states of sequences that may guess are read.
     pub(crate) gives_hidden: bool,
-    /// Changes of the prefix cache that were not taken yet, where they are told.
+    /// Changes of the prefix cache that were not taken yet, if they are reported.
     page_events: Option<Vec<PageEvent>>,
 }
 
@@ -171,7 +171,7 @@ impl Scheduler {
     /// Takes a sequence in; it waits until a plan admits it.
     ///
     /// # Panics
-    /// When it has no token or could not run even alone, because a pool is too small.
+    /// If it has no token, or if a pool is too small for it.
     pub fn submit(&mut self, spec: SeqSpec) -> SeqId {
         assert!(!spec.tokens.is_empty(), "a sequence has a token");
         let longest = match spec.work {
@@ -288,7 +288,7 @@ impl Scheduler {
         sequence.is_some_and(|sequence| sequence.stage == Stage::Running && sequence.only_misses_mask())
     }
 
-    /// Of [`Self::n_without_mask`], those that have generated something: someone reads, and waits for the next token.
+    /// Counts those of [`Self::n_without_mask`] that have generated tokens, whose readers wait for the next.
     pub(crate) fn n_streams_without_mask(&self) -> usize {
         (self.running.iter())
             .filter(|&&id| self.sequences[id].only_misses_mask() && self.sequences[id].has_generated())
@@ -372,7 +372,7 @@ impl Scheduler {
         }
     }
 
-    /// What steps on their way write to these slots comes before what later steps do.
+    /// Steps in flight write to these slots before later steps use them.
     fn release_states(&mut self, id: SeqId) {
         let sequence = &mut self.sequences[id];
         let slots = [
@@ -390,7 +390,7 @@ impl Scheduler {
         self.sequences.get(id).map(|sequence| &sequence.tokens[..])
     }
 
-    /// How many of the newest tokens of a sequence were generated.
+    /// Returns how many tokens at the end of a sequence were generated.
     pub fn n_generated(&self, id: SeqId) -> usize {
         let generated = |sequence: &Sequence| {
             (sequence.tokens.len() + sequence.n_dropped).saturating_sub(sequence.n_given)
@@ -444,7 +444,7 @@ impl Scheduler {
         n_begun + self.waiting.len().min(n_seats)
     }
 
-    /// What it plans for, clamped to what the executor takes.
+    /// Returns the configuration, clamped to the executor's limits.
     pub fn config(&self) -> &SchedulerConfig {
         &self.config
     }
@@ -459,7 +459,7 @@ impl Scheduler {
         self.groups.get(1).map(|group| &group.pool)
     }
 
-    /// What was planned so far.
+    /// Returns the counters.
     pub fn counters(&self) -> SchedulerCounters {
         self.counters
     }

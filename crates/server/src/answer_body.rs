@@ -1,8 +1,8 @@
-//! [`AnswerBody`]: the body of every response, and [`StreamExecutor`], which resets HTTP/2 streams that the client does not read.
+//! [`AnswerBody`] is the body of every response; [`StreamExecutor`] resets HTTP/2 streams that the client does not read.
 //!
-//! Separate from [`WriteTimeout`](crate::write_timeout), which watches a connection: over HTTP/2 a client can read the connection and
-//! not the stream. Invariants: a stream whose client takes nothing for the time limit is reset, and what it held is dropped with it; the
-//! library never has an end of an answer to send before all of it can be sent, for then nothing could be reset any more.
+//! Separate from [`WriteTimeout`](crate::write_timeout), which watches a connection: over HTTP/2 a client can read the connection and not
+//! the stream. Invariants: a stream whose client reads nothing for the time limit is reset and freed; the library gets the end of an answer
+//! only when all of it can be sent, because it cannot reset the stream after that.
 
 use std::{
     pin::Pin,
@@ -20,20 +20,20 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::connections::Busy;
 
-/// Bytes that are handed to the HTTP/2 library at a time. It keeps what was handed over until the client has room for it.
+/// Bytes that the HTTP/2 library gets at a time. It buffers them until the client has room.
 const PART_BYTES: usize = 16 << 10;
 
 tokio::task_local! {
-    /// The HTTP/2 stream that a task is for.
+    /// The HTTP/2 stream that a task serves.
     static STREAM: Arc<Progress>;
 }
 
-/// Whether a stream's client takes its answer.
+/// Tracks whether a stream's client reads its answer.
 #[derive(Debug, Default)]
 struct Progress(Mutex<Option<Instant>>);
 
 impl Progress {
-    /// Since when a part waits for the client; `None` where the client waits for the server.
+    /// Returns the time since which a part waits for the client; `None` while the client waits for the server.
     fn waiting_since(&self) -> Option<Instant> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -54,14 +54,14 @@ impl Progress {
     }
 }
 
-/// Runs the streams of HTTP/2 connections, and drops those whose clients take nothing for a time: the library then resets them.
+/// Runs the streams of HTTP/2 connections and drops the stalled ones, which the library then resets.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamExecutor {
     limit: Duration,
 }
 
 impl StreamExecutor {
-    /// Streams may stand still for `limit`.
+    /// Creates an executor that lets a stream stall for at most `limit`.
     pub(crate) fn new(limit: Duration) -> Self {
         Self { limit }
     }
@@ -79,25 +79,25 @@ where
                 _ = running => {}
                 () = progress.stalled(limit) => tracing::info!(
                     limit_s = limit.as_secs_f64(),
-                    "an HTTP/2 stream was reset, because its client took nothing of the answer"
+                    "an HTTP/2 stream was reset because its client did not read the answer"
                 ),
             }
         });
     }
 }
 
-/// A response's body; its request runs until this is dropped.
+/// Holds a response's body; its request counts as running until this is dropped.
 pub(crate) struct AnswerBody {
     body: Body,
-    /// Of HTTP/2 only.
+    /// `None` over HTTP/1.
     stream: Option<Arc<Progress>>,
-    /// What is left of the newest part of the body.
+    /// Rest of the newest part of the body.
     rest: Bytes,
     _busy: Busy,
 }
 
 impl AnswerBody {
-    /// The body of a response, within the task that sends it.
+    /// Wraps the body of a response; must be called in the task that sends it.
     pub(crate) fn new(body: Body, busy: Busy) -> Self {
         Self {
             body,
@@ -131,8 +131,8 @@ impl HttpBody for AnswerBody {
             }
         }
         stream.set(Some(Instant::now()));
-        // The last byte goes apart. The library takes a part once all before it can be sent, so when it has the last byte, and with it
-        // the end, nothing is left that waits for the client.
+        // Send the last byte by itself. The library takes a part only when all before it can be sent, so when it has the last byte and the
+        // end, nothing else waits for the client.
         let n_bytes = me.rest.len().saturating_sub(1).clamp(1, PART_BYTES);
         let part = me.rest.split_to(n_bytes.min(me.rest.len()));
         Poll::Ready(Some(Ok(Frame::data(part))))
@@ -207,7 +207,7 @@ mod tests {
         let (read, has_read) = tokio::sync::oneshot::channel();
         executor.execute(async move {
             let _told = Told(Some(sender));
-            // The model thinks for long, and the client then reads for long, but never nothing.
+            // The model reasons for long and then the client reads for long, but neither stalls.
             sleep(limit * 5 / 4).await;
             let mut body = body_of(Bytes::from(vec![0; 12 * PART_BYTES])).await;
             for _ in 0..10 {

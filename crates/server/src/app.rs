@@ -37,11 +37,11 @@ use crate::{
     throughput::Throughput,
 };
 
-/// What the models of a server share.
+/// Holds the parts that the models of a server share.
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) config: Arc<ServerConfig>,
-    /// Whether the one model of the server is meant by any name.
+    /// Whether any model name selects the server's only model.
     pub(crate) answers_any_name: bool,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) intake: Arc<Intake>,
@@ -51,10 +51,10 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// What a server has that has not begun.
+    /// Creates the shared parts of a new server.
     pub(crate) fn new(config: ServerConfig) -> Self {
         Self {
-            // Where clients load adapters, their names are no accident.
+            // Clients that load adapters choose the names themselves.
             answers_any_name: !config.strict_model_names && config.adapter_folder.is_none(),
             intake: Arc::new(Intake::new(config.max_body_bytes)),
             shutdown: Arc::default(),
@@ -89,7 +89,7 @@ pub struct App {
     pub(crate) stored: Arc<StoredResponses>,
     pub(crate) slots: Slots,
     pub(crate) stay: Stay,
-    /// Of tokens generated.
+    /// Throughput of generated tokens.
     pub(crate) throughput: Throughput,
     /// The requests whose images are encoded, or are to be.
     pub(crate) encoder_queue: EncoderQueue,
@@ -103,7 +103,7 @@ impl App {
         Self::with(model, &Common::new(config), Stay::Fixed)
     }
 
-    /// One of several models of a server.
+    /// Creates one of several models of a server.
     pub(crate) fn of_many(model: ServedModel, common: &Common) -> Self {
         Self::with(model, common, Stay::Managed)
     }
@@ -138,7 +138,7 @@ impl App {
         Arc::downgrade(&self.memory)
     }
 
-    /// What it shares with others.
+    /// Returns the shared parts.
     pub(crate) fn common(&self) -> Common {
         Common {
             answers_any_name: self.model.answers_any_name(),
@@ -164,13 +164,13 @@ pub(crate) struct Call {
     pub(crate) id: RequestId,
     pub(crate) tally: Tally,
     pub(crate) tenant: Tenant,
-    /// The machine that it comes from.
+    /// The client's address.
     pub(crate) peer: Peer,
     /// The adapter that it names, once its body was read.
     pub(crate) adapter: Option<String>,
     /// Where it was sent to.
     pub(crate) uri: Uri,
-    /// Whether it was sent to that path without the `/v1` that belongs before it.
+    /// Whether the path lacked the `/v1` prefix.
     pub(crate) is_unversioned: bool,
     /// The slot that it asks for, or that was chosen already.
     pub(crate) slot: Option<usize>,
@@ -178,9 +178,9 @@ pub(crate) struct Call {
     pub(crate) asked: Option<Asked>,
     /// Where its endpoint has the budget of reasoning.
     pub(crate) budget_field: &'static str,
-    /// How long it waited for its model to be loaded.
+    /// Time that it waited for its model to load.
     pub(crate) load_wait: Duration,
-    /// All models of the server, by their names.
+    /// Names of all models of the server.
     pub(crate) model_names: Arc<dyn ModelNames>,
 }
 
@@ -198,14 +198,14 @@ impl Call {
     /// Finds what the request names as its model, and remembers its adapter. Returns the name that the response carries.
     ///
     /// # Errors
-    /// As [`ServedModel::choose`].
+    /// Returns the errors of [`ServedModel::choose`].
     pub(crate) fn choose(&mut self, app: &App, asked: Option<&str>) -> Result<String, ApiError> {
         let chosen = app.model.choose(asked)?;
         self.adapter = chosen.adapter;
         Ok(chosen.name)
     }
 
-    /// What a request to generate says with the fields of sampling, for one sample to the end of the context.
+    /// Reads the sampling fields of a request to generate, for one sample to the end of the context.
     ///
     /// # Errors
     /// The first field out of range, by name.
@@ -225,7 +225,7 @@ impl Call {
             cache_salt: if fields.caches() {
                 self.tenant.cache_salt(fields.cache_salt()?)
             } else {
-                // One that no other request has.
+                // Each request gets a fresh seed.
                 app.model.fresh_seed() | 1
             },
             client: self.tenant.client(self.peer),
@@ -244,11 +244,11 @@ impl Call {
         })
     }
 
-    /// Starts the answer to a conversation. What the request asks of it, its shape or its calls, begins where the model's
+    /// Starts the answer to a conversation. The requested shape or calls begin after the model's
     /// reasoning ends. While its images wait, the request keeps its `share` of what bodies may take: it holds them twice.
     ///
     /// # Errors
-    /// As [`Self::generate`].
+    /// Returns the errors of [`Self::generate`].
     pub(crate) async fn answer(
         &self,
         app: &Arc<App>,
@@ -259,7 +259,7 @@ impl Call {
         let begun = Instant::now();
         let prompt = see(app, prompt, &params).await?;
         drop(share);
-        // What the images took is of the request's time.
+        // The images' time counts against the request's.
         params.deadline = params.deadline.map(|limit| limit.saturating_sub(begun.elapsed()));
         let words = app.model.model().words();
         params.media = prompt.media.clone();
@@ -272,7 +272,7 @@ impl Call {
     /// connections.
     ///
     /// # Errors
-    /// What the engine refuses, in the client's words, and a shape that cannot be enforced, by its field.
+    /// Fails if the engine refuses the request, or if a shape cannot be enforced, and names the field.
     pub(crate) async fn generate(
         &self,
         app: &Arc<App>,
@@ -287,7 +287,7 @@ impl Call {
         Ok(stream.noting(move |id| running.push(id)))
     }
 
-    /// Whose request it is.
+    /// Identifies the sender of the request.
     pub(crate) fn asker(&self, params: &TextParams) -> Asker {
         Asker {
             tenant: self.tenant,
@@ -325,11 +325,10 @@ impl Call {
         }
     }
 
-    /// Parses the body, of which `fields` says what may be in it, and frees its bytes. Where it is silent it has the server's
-    /// defaults.
+    /// Parses the body by its `fields`, fills in the server's defaults, and frees the bytes.
     ///
     /// # Errors
-    /// As [`Body::parse`].
+    /// Returns the errors of [`Body::parse`].
     pub(crate) fn parse(&mut self, fields: &[Field]) -> Result<Body, ApiError> {
         let mut body = Body::parse(&mem::take(&mut self.body).bytes, fields)?;
         self.config.defaults.fill(&mut body, fields);
@@ -339,7 +338,7 @@ impl Call {
     /// Parses the body of a request to generate: its own fields and those of sampling.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Returns the errors of [`Self::read`].
     pub(crate) fn read_with_sampling<T: DeserializeOwned>(
         &mut self,
         fields: &[Field],
@@ -354,16 +353,16 @@ impl Call {
     /// Parses the body and reads it as one type.
     ///
     /// # Errors
-    /// As [`Body::parse`] and [`Body::read`].
+    /// Returns the errors of [`Body::parse`] and [`Body::read`].
     pub(crate) fn read<T: DeserializeOwned>(&mut self, fields: &[Field]) -> Result<T, ApiError> {
         self.parse(fields)?.read()
     }
 }
 
-/// Makes the rows of a prompt's images, when it is their turn.
+/// Encodes a prompt's images when it is their turn.
 ///
 /// # Errors
-/// As [`EncoderQueue::run`]; an image that cannot be read, or a failed step.
+/// Returns the errors of [`EncoderQueue::run`]; fails on an unreadable image, or a failed step.
 pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> Result<Prompt, ApiError> {
     if prompt.images.is_empty() {
         return Ok(prompt);
@@ -383,10 +382,10 @@ pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> 
     seen.ok_or(ApiError::DeadlineExceeded)
 }
 
-/// Runs what reads or writes files apart from the threads of connections.
+/// Runs file access on another thread than the connections'.
 ///
 /// # Errors
-/// Those of the work.
+/// Returns the errors of the work.
 pub(crate) async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

@@ -18,9 +18,9 @@ pub struct ServerConfig {
     pub listen: Listen,
     /// Certificate and key files in PEM; `None` serves plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Keys that clients must send; none leaves the server open to whoever reaches it.
+    /// Keys that clients must send; without any, the server is open to all who reach it.
     pub api_keys: ApiKeys,
-    /// Origins whose web pages may call the API; none by default, `*` for all, `localhost` for every port of this machine.
+    /// Origins whose web pages may call the API; `*` allows all, and `localhost` every port of this machine. Empty by default.
     pub cors_origins: Vec<String>,
     /// Names that clients reach the server by, besides addresses and `localhost`; `*` for all. Requests to other names
     /// are refused on loopback addresses, and everywhere once this is not empty.
@@ -34,23 +34,23 @@ pub struct ServerConfig {
     pub body_timeout: Duration,
     /// Longest time that a client may take nothing of what is written to it.
     pub write_timeout: Duration,
-    /// How often a stream in which nothing happens is sent a sign of life.
+    /// Interval of keep-alive events in an idle stream.
     pub keep_alive: Duration,
     /// Longest time from arrival to the end of an answer; `None` is unbounded.
     pub request_timeout: Option<Duration>,
     /// Longest wait in the queue; `None` is unbounded.
     pub queue_timeout: Option<Duration>,
-    /// How long the engine may show no sign of life before `/livez` says so.
+    /// Silence of the engine after which `/livez` reports it.
     pub heartbeat_timeout: Duration,
-    /// How long running answers may continue after the first SIGTERM.
+    /// Time for running answers after the first SIGTERM.
     pub drain_timeout: Duration,
-    /// Whether a server of one model refuses names that are none of its own. It answers any by default, as llama.cpp's does.
+    /// Whether a server with one model refuses unknown model names. By default it accepts any name, as llama.cpp's does.
     pub strict_model_names: bool,
-    /// Whether there is the web page.
+    /// Whether the web page is served.
     pub has_page: bool,
-    /// Whether `GET /slots` tells what each slot is doing.
+    /// Whether `GET /slots` reports what each slot is doing.
     pub tells_slots: bool,
-    /// What requests that are silent are taken to ask for.
+    /// Defaults for fields that a request does not set.
     pub defaults: RequestDefaults,
     /// Whether clients may say which requests go first.
     pub obeys_priority: bool,
@@ -58,7 +58,7 @@ pub struct ServerConfig {
     pub max_n: u32,
     /// Most prompts or inputs of a request.
     pub max_prompts: usize,
-    /// Most inputs of a request for embeddings, as in OpenAI's API.
+    /// Most inputs of an embeddings request, as in OpenAI's API.
     pub max_inputs: usize,
     /// Connections held open at once.
     pub max_connections: usize,

@@ -1,8 +1,8 @@
-//! [`Connections`]: how many connections a server holds, which of them are idle, and who makes room.
+//! [`Connections`] limits how many connections a server holds and closes idle ones to make room.
 //!
-//! Separate from the loop that accepts them because places are a matter of all connections together. Invariants: no more are held than
-//! there are places, and [`RESERVED`] for probes; a connection is idle exactly while it has no request, half of the places are the most
-//! that are idle, and the one that was idle longest makes room first.
+//! Separate from the accept loop, because a limit concerns all connections. Invariants: the server never holds more connections than places
+//! plus [`RESERVED`] for probes; a connection is idle exactly while it has no request; at most half of the places are idle; the connection
+//! that has been idle longest leaves first.
 
 use std::{
     collections::BTreeMap,
@@ -16,21 +16,21 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-/// Places besides those of the configuration. Connections in them get an answer to a probe and nothing else, and end soon.
+/// Places beyond the configured number. Their connections get answers to probes only, and close soon.
 const RESERVED: usize = 32;
 
-/// Idle connections that make room at a time: many of them are as a rule an attack, and the next client should not wait again.
+/// Idle connections that are closed at a time. Many of them usually mean an attack, and the next client should not have to wait again.
 const MAX_LEAVING: usize = 32;
 
-/// Longest wait for a place before a connection gets one of the reserved ones. Idle connections leave in less.
+/// Longest wait for a place before a connection gets a reserved one. Idle connections close in less.
 const ROOM_WAIT: Duration = Duration::from_millis(300);
 
-/// All connections of a server.
+/// Counts the connections of a server.
 #[derive(Debug)]
 pub(crate) struct Connections {
     maximum: usize,
     state: Mutex<State>,
-    /// A place became free.
+    /// Notified when a place becomes free.
     freed: Notify,
 }
 
@@ -38,49 +38,49 @@ pub(crate) struct Connections {
 struct State {
     n_open: usize,
     n_reserved: usize,
-    /// The next number of an idle time.
+    /// Number of the next idle period.
     next: u64,
-    /// Idle connections; the one that has been idle longest is first.
+    /// Idle connections, the longest idle first.
     idle: BTreeMap<u64, Arc<Told>>,
 }
 
-/// What a connection is told.
+/// Carries notices to one connection.
 #[derive(Debug, Default)]
 struct Told {
-    /// It is to make room.
+    /// Asks the connection to close.
     leave: Notify,
-    /// It has no request any more.
+    /// Notified when the connection has no request any more.
     idle: Notify,
 }
 
-/// What a place is for.
+/// Says which requests a place may serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Any request.
     Usual,
-    /// A probe.
+    /// Probes only.
     Reserved,
 }
 
-/// A connection's place, until it is dropped.
+/// Holds a connection's place until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     connections: Arc<Connections>,
     kind: Kind,
     told: Arc<Told>,
-    /// Changed under the lock of the connections only.
+    /// Changed only under the lock of the connections.
     asking: Arc<Mutex<Asking>>,
 }
 
-/// The requests of a connection.
+/// Counts the requests of a connection.
 #[derive(Debug)]
 struct Asking {
     n_requests: usize,
-    /// Since when there are none, and their number among the idle ones.
+    /// Start of the idle period and its number; `None` while a request runs.
     idle: Option<(Instant, u64)>,
 }
 
-/// A request that runs; its connection is not idle until this is dropped.
+/// Marks a running request; the connection is not idle until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Busy {
     connections: Arc<Connections>,
@@ -89,7 +89,7 @@ pub(crate) struct Busy {
 }
 
 impl Connections {
-    /// Places for `maximum` connections.
+    /// Creates places for `maximum` connections.
     pub(crate) fn new(maximum: usize) -> Arc<Self> {
         Arc::new(Self {
             maximum,
@@ -102,8 +102,8 @@ impl Connections {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a place. Where all are taken, the connections that have been idle longest leave; where none is, a reserved place is
-    /// given.
+    /// Waits for a place. If all are taken, the connections that have been idle longest close; if none is idle, the connection gets a
+    /// reserved place.
     pub(crate) async fn enter(self: &Arc<Self>) -> Place {
         if let Some(place) = self.take(Kind::Usual) {
             return place;
@@ -122,7 +122,7 @@ impl Connections {
     async fn usual(self: &Arc<Self>) -> Place {
         loop {
             let mut freed = pin!(self.freed.notified());
-            // Registered before the look, so that a place which becomes free in between is not missed.
+            // Register before looking, or a place that becomes free in between is missed.
             freed.as_mut().enable();
             if let Some(place) = self.take(Kind::Usual) {
                 return place;
@@ -142,7 +142,7 @@ impl Connections {
         }
         *n_taken += 1;
         let told = Arc::<Told>::default();
-        // One that has asked nothing yet is idle; probes' places end by themselves.
+        // A new connection is idle until its first request; connections in reserved places close by themselves.
         let idle = (kind == Kind::Usual).then(|| (Instant::now(), self.begin_idle(&mut state, &told)));
         Some(Place {
             connections: Arc::clone(self),
@@ -152,7 +152,7 @@ impl Connections {
         })
     }
 
-    /// Notes an idle connection. Each keeps some 27 kB of buffers, so where too many are idle the one leaves that has been longest.
+    /// Records an idle connection. Each keeps about 27 kB of buffers, so beyond the limit the longest idle one is asked to close.
     fn begin_idle(&self, state: &mut State, told: &Arc<Told>) -> u64 {
         let number = state.next;
         state.next += 1;
@@ -165,7 +165,7 @@ impl Connections {
         number
     }
 
-    /// Has the connections leave that have been idle longest.
+    /// Asks the connections that have been idle longest to close.
     fn make_room(&self) {
         let mut state = self.lock();
         for _ in 0..MAX_LEAVING {
@@ -178,12 +178,12 @@ impl Connections {
 }
 
 impl Place {
-    /// What it is for.
+    /// Returns the kind of the place.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Something that tells of the requests of this connection.
+    /// Returns a handle that records the requests of this connection.
     pub(crate) fn desk(&self) -> Desk {
         Desk {
             connections: Arc::clone(&self.connections),
@@ -192,12 +192,12 @@ impl Place {
         }
     }
 
-    /// Whether there is no request.
+    /// Says whether the connection has no request.
     pub(crate) fn is_idle(&self) -> bool {
         lock(&self.asking).n_requests == 0
     }
 
-    /// Waits until the connection has been idle for `limit`, or is to make room.
+    /// Waits until the connection has been idle for `limit` or is asked to close.
     pub(crate) async fn is_to_leave(&self, limit: Duration) {
         tokio::select! {
             () = self.told.leave.notified() => {}
@@ -235,7 +235,7 @@ impl Drop for Place {
     }
 }
 
-/// Where a connection's requests are told.
+/// Records the requests of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Desk {
     connections: Arc<Connections>,
@@ -244,7 +244,7 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    /// A request begins.
+    /// Records that a request begins.
     pub(crate) fn begin(&self) -> Busy {
         let mut state = self.connections.lock();
         let mut asking = lock(&self.asking);
@@ -281,9 +281,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// Longer than anything takes that happens.
+    /// Longer than any event of these tests takes.
     const LONG: Duration = Duration::from_hours(1);
-    /// Time in which what is not to happen does not.
+    /// Time for which the tests watch that nothing happens.
     const SHORT: Duration = Duration::from_millis(60);
 
     #[tokio::test]
@@ -294,7 +294,7 @@ mod tests {
             connections.enter().await,
             connections.enter().await,
         );
-        // The first has a request, the third had one: the second has been idle longest.
+        // The first has a request and the third had one, so the second has been idle longest.
         let busy = first.desk().begin();
         drop(third.desk().begin());
         let entering = tokio::spawn({

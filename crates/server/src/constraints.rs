@@ -1,7 +1,7 @@
-//! What an answer may be, in the fields of several APIs, and their way into a [`Constraint`].
+//! Reads the shape of an answer from the fields of several APIs into a [`Constraint`].
 //!
 //! One place, so that a shape means the same on every endpoint whatever its field is called. Invariant: one request asks for
-//! one shape at most, and what is wrong with it names the field that the client wrote.
+//! one shape at most, and an error names the field that the client wrote.
 
 use serde_json::{Map, Value};
 use tokenmill::{Constraint, ConstraintError};
@@ -85,7 +85,7 @@ pub(crate) fn refusal(field: &str, error: &ConstraintError) -> ApiError {
     }
 }
 
-/// What a field asks for: its path, and the constraint.
+/// Path and constraint of a field.
 type Found = Option<(String, Constraint)>;
 type Reader = fn(&str, &Value) -> Result<Found, ApiError>;
 
@@ -232,11 +232,11 @@ fn output_config(path: &str, value: &Value) -> Result<Found, ApiError> {
     }
 }
 
-/// Values of a schema, texts and numbers included. A mebibyte of schemas as people write them has fewer; a tree of more takes a hundred times
-/// its text, and several copies of it are made on the way to a grammar.
+/// Most values of a schema, including strings and numbers. A mebibyte of typical schemas has fewer. As values, JSON takes a hundred times
+/// the size of its text, and the way to a grammar makes several copies.
 const MAX_SCHEMA_VALUES: usize = 64_000;
 
-/// Refuses a schema of too many values.
+/// Refuses a schema with too many values.
 fn check_values(path: &str, schema: &Value) -> Result<(), ApiError> {
     let (mut open, mut n_values) = (vec![schema], 0);
     while let Some(value) = open.pop() {
@@ -482,7 +482,7 @@ mod tests {
             json!({"text": {"format": {"type": "text"}, "verbosity": "medium"}}),
             json!({"text": {}, "structured_outputs": {"json_object": false}}),
             json!({"text": {"verbosity": "low"}, "output_config": {"effort": "medium"}}),
-            // What vLLM's own class writes of its defaults.
+            // Defaults that vLLM's own class writes.
             json!({"structured_outputs": {"json": null, "regex": null, "choice": null, "grammar": null, "json_object": null,
                 "disable_fallback": false, "disable_any_whitespace": false, "disable_additional_properties": false,
                 "whitespace_pattern": null, "structural_tag": null}}),

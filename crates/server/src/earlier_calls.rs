@@ -1,22 +1,22 @@
-//! Calls of earlier answers, as requests send them back.
+//! Converts the tool calls of earlier answers that requests send back.
 //!
-//! Separate from the tools that are offered because these were written by a model, here or on another server. Invariant: what a model wrote
-//! ends no conversation; what a client put together wrongly is refused by its path.
+//! Separate from the offered tools because a model wrote these calls, on this or another server. Invariant: nothing that a model wrote
+//! makes a conversation fail; a client's malformed call is refused with its path.
 
 use serde_json::{Value, json};
 
 use crate::ApiError;
 
-/// The argument of a custom tool, which takes any text.
+/// Name of a custom tool's argument, which takes any text.
 pub(crate) const CUSTOM_INPUT: &str = "input";
 
-/// Most calls in one message. A result is looked for among the calls before it, which takes as long as there are calls.
+/// Most calls in one message. The search for a result's call takes time in proportion to it.
 const MAX_CALLS: usize = 1024;
 
-/// Checks the calls of an earlier answer and brings them into the form that chat templates take.
+/// Checks the calls of an earlier answer and converts them for chat templates.
 ///
 /// # Errors
-/// Too many calls, a call without a name, or one that is neither of a function nor of a custom tool, by path.
+/// Fails on too many calls, a call without a name, or one that is neither of a function nor of a custom tool, and names the path.
 pub(crate) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Value, ApiError> {
     if calls.len() > MAX_CALLS {
         let reason = format!("{} calls, at most {MAX_CALLS} in a message", calls.len());
@@ -37,7 +37,7 @@ pub(crate) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Value, ApiE
             _ => {
                 return Err(ApiError::UnsupportedField {
                     param: format!("{path}.type"),
-                    reason: "a call is one of a function, or of a custom tool",
+                    reason: "a call must be of a function or of a custom tool",
                 });
             }
         }
@@ -48,11 +48,11 @@ pub(crate) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Value, ApiE
     calls.into_iter().enumerate().map(call).collect()
 }
 
-/// Checks one such call. Arguments are an object, or one written as text. Others are passed on as they are: a model wrote them so, or was cut
-/// within them, and what it did stays in the conversation.
+/// Checks and converts one call. Arguments are an object, or an object written as text. Others are passed on unchanged, because a model
+/// wrote them or was cut off within them.
 ///
 /// # Errors
-/// A call without a name, by path.
+/// Fails on a call without a name, and names the path.
 pub(crate) fn earlier_call(
     path: &str,
     id: Option<&str>,
@@ -97,7 +97,7 @@ mod tests {
             check(json!({"arguments": "{}"})),
             Err(Some("m[0].function.name".to_owned()))
         );
-        // What is no object is passed on as text: a model wrote it, or was cut.
+        // Arguments that are not an object are passed on as text.
         for (arguments, text) in [
             (json!("[1]"), "[1]"),
             (json!("{"), "{"),

@@ -45,7 +45,7 @@ pub enum ApiError {
     /// The body is not JSON, or not an object.
     #[error("the request body is not valid JSON: {reason}")]
     MalformedJson {
-        /// What the parser said, with line and column.
+        /// Message of the parser, with line and column.
         reason: String,
     },
     /// A field has a wrong type or value.
@@ -53,7 +53,7 @@ pub enum ApiError {
     InvalidField {
         /// Path of the field, as in `messages[0].content`.
         param: String,
-        /// What is wrong, and what is expected.
+        /// Cause of the error, and the expected value.
         reason: String,
     },
     /// The field exists in no API that this endpoint speaks.
@@ -67,7 +67,7 @@ pub enum ApiError {
     UnsupportedField {
         /// Name of the field.
         param: String,
-        /// What is missing, or what to use instead.
+        /// Missing feature, or its substitute.
         reason: &'static str,
     },
     /// The named model is not served here.
@@ -148,7 +148,7 @@ pub enum ApiError {
     /// The chat template refused the conversation.
     #[error("the model's chat template refused the messages: {reason}")]
     Template {
-        /// What the template said.
+        /// Message of the template.
         reason: String,
     },
     /// The answer could not be held to the shape that was asked for.
@@ -199,7 +199,7 @@ pub enum ApiError {
     NotImplemented {
         /// Path asked for.
         path: String,
-        /// What to do instead.
+        /// Remedy.
         reason: &'static str,
     },
     /// The body is over the limit.
@@ -231,7 +231,7 @@ pub enum ApiError {
     /// Too many prompt tokens wait.
     #[error("{reason}")]
     QueueTokensFull {
-        /// How many wait, and the limit.
+        /// Number of waiting requests, and the limit.
         reason: String,
         /// When to try again, seconds.
         retry_after_s: u64,
@@ -251,13 +251,13 @@ pub enum ApiError {
     /// The folder or the disk has no room for a session.
     #[error("there is no room for the session: {reason}")]
     StorageFull {
-        /// What is full.
+        /// Name of the full resource.
         reason: String,
     },
     /// Something failed that the client has no part in.
     #[error("internal error: {reason}")]
     Internal {
-        /// What failed.
+        /// Cause of the error.
         reason: String,
     },
 }
@@ -271,7 +271,7 @@ impl ApiError {
         }
     }
 
-    /// The same of a field that stands within `outer`.
+    /// Moves the error's field into `outer`.
     pub(crate) fn within(mut self, outer: &str) -> Self {
         if let Self::InvalidField { param, .. }
         | Self::UnknownField { param }
@@ -373,7 +373,7 @@ impl ApiError {
     /// The JSON body in the client's dialect.
     pub fn body(&self, dialect: Dialect, request_id: &str) -> Value {
         let message = match (self, dialect) {
-            // Agents look for these words and shorten the conversation.
+            // Agents look for these words and then shorten the conversation.
             (Self::ContextLengthExceeded { provided, maximum }, Dialect::Anthropic) => {
                 format!("prompt is too long: {provided} tokens > {maximum} maximum")
             }
@@ -384,7 +384,7 @@ impl ApiError {
                 let mut body = json!({
                     "error": { "message": message, "type": self.openai_type(), "param": self.param().map(shortened), "code": self.code() }
                 });
-                // As llama.cpp's clients read it.
+                // llama.cpp's clients read these fields.
                 if let Self::ContextLengthExceeded { provided, maximum } = self {
                     body["error"]["n_prompt_tokens"] = (*provided).into();
                     body["error"]["n_ctx"] = (*maximum).into();
@@ -400,7 +400,7 @@ impl ApiError {
         }
     }
 
-    /// What clients of Anthropic's API look for: they shorten the conversation then.
+    /// Writes the words that clients of Anthropic's API look for to shorten the conversation.
     fn in_anthropics_words(&self) -> Option<String> {
         match self {
             Self::ContextLengthExceeded { provided, maximum } => Some(format!(
@@ -477,7 +477,7 @@ impl From<EngineError> for ApiError {
             EngineError::Stopped => Self::NotReady {
                 reason: "the engine has stopped",
             },
-            // Biases that forbid every token of the vocabulary were refused before. What is left is what a shape allows, or the tokens
+            // Biases that forbid every token of the vocabulary were refused before. The remaining causes are a shape, or the tokens
             // that end an answer, which are forbidden until `min_tokens`.
             EngineError::Row(RowError::NothingAllowed) => Self::ShapeFailed {
                 reason: "`logit_bias` or `min_tokens` forbids every token that it allows next".to_owned(),

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{ApiError, intake::check_weight, shape_sizes::check_sizes};
 
-/// What becomes of a field.
+/// Says how a field is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
     /// Implemented.
@@ -60,7 +60,7 @@ impl Support {
 pub struct Field {
     /// Its name.
     pub name: &'static str,
-    /// What becomes of it.
+    /// Treatment of the field.
     pub support: Support,
     /// Where it comes from, or what is particular about it.
     pub note: &'static str,
@@ -173,7 +173,7 @@ impl Body {
         }
     }
 
-    /// Changes the object in a field, an empty one where the request is silent. Anything else stays as it is, to be refused.
+    /// Changes the object in a field, or an empty object if the request does not set it. Other values stay, to be refused.
     pub(crate) fn with_object(&mut self, name: &str, change: impl FnOnce(&mut Map<String, Value>)) {
         if let Some(object) = self.0.as_object_mut() {
             let inner = object.entry(name).or_insert_with(|| Value::Object(Map::new()));
@@ -216,7 +216,7 @@ impl Body {
 fn check(object: &Map<String, Value>, fields: &[Field]) -> Result<(), ApiError> {
     for (name, value) in object {
         let Some(field) = fields.iter().find(|field| field.name == name) else {
-            // What says nothing need not be known.
+            // An unknown field that is null can be ignored.
             if value.is_null() {
                 continue;
             }

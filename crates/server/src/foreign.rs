@@ -124,17 +124,14 @@ pub(crate) const FOREIGN: &[Field] = &[
         &["0", "-1"],
         "the server's `--request-timeout` bounds an answer",
     ),
-    // They ask to be told more, and how to compute: the answer is the same.
+    // These ask for progress reports or tune the computation; the answer is the same.
     ignored("timings_per_token", "the last chunk has the timings"),
     ignored("return_progress", "progress is not reported"),
-    ignored(
-        "backend_sampling",
-        "where tokens are drawn is the server's choice",
-    ),
-    ignored("speculative.n_max", "`--spec-max` of the server says it"),
+    ignored("backend_sampling", "the server chooses where tokens are sampled"),
+    ignored("speculative.n_max", "the server's `--spec-max` sets it"),
     ignored("speculative.n_min", "drafts change no answer"),
     ignored("speculative.p_min", "drafts change no answer"),
-    ignored("speculative.type", "`--spec` of the server says it"),
+    ignored("speculative.type", "the server's `--spec` sets it"),
     only(
         "return_tokens",
         &["false"],

@@ -1,7 +1,7 @@
 //! The frame around each endpoint: body limits, the model, errors, request ids.
 //!
 //! Separate from [`App`] because it finds the model that an endpoint is given. Invariants: the model of a request stays loaded until its
-//! answer is made; whatever an endpoint returns or fails with leaves through here, so that every refusal has the same form.
+//! answer is complete; every result and error of an endpoint passes through here, so that all refusals have the same form.
 
 use std::{
     future::Future,
@@ -116,7 +116,7 @@ fn has_other_threads() -> bool {
     Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
 }
 
-/// Waits for a handler. What it does before it first waits, reading the JSON and the tokens, takes long for a large body:
+/// Waits for a handler. Its first part, which reads the JSON and the tokens, takes long for a large body:
 /// it has its turn, and does not hold up the connections that share its thread.
 async fn answer(
     app: &App,

@@ -1,22 +1,22 @@
-//! The settings of an answer as llama.cpp's `/completion` and `/props` report them.
+//! Writes an answer's settings as llama.cpp's `/completion` and `/props` report them.
 //!
-//! Separate from the endpoints because it is a table. A sampler that is off has the values with which it does nothing.
+//! Separate from the endpoints because it is a table. A sampler that is off has its neutral values.
 
 use serde_json::{Value, json};
 use tokenmill::TextParams;
 use tokenmill_backend::{MirostatVersion, SamplingParams};
 
-/// What llama.cpp writes for a seed that is drawn for each request.
+/// Seed that llama.cpp writes if each request draws its own.
 const NO_SEED: u32 = u32::MAX;
 
-/// The settings of an answer. `end_ids` end a generation, unless it continues behind them.
+/// Writes the settings of an answer. `end_ids` end a generation, unless it ignores them.
 pub(crate) fn generation_settings(params: &TextParams, n_ctx: usize, end_ids: &[u32]) -> Value {
     let sampling = &params.sampling;
     let mut biases: Vec<(u32, f32)> = sampling.logit_bias.clone();
     if params.ignore_eos {
         biases.extend(end_ids.iter().map(|&id| (id, f32::NEG_INFINITY)));
     }
-    // Infinity becomes `null`, as there.
+    // Infinity becomes `null`, as in llama.cpp.
     let biases = biases
         .iter()
         .map(|(token, bias)| json!({ "token": token, "bias": bias }));
@@ -30,7 +30,7 @@ pub(crate) fn generation_settings(params: &TextParams, n_ctx: usize, end_ids: &[
     settings
 }
 
-/// The settings of sampling.
+/// Writes the sampling settings.
 fn of_sampling(sampling: &SamplingParams) -> Value {
     let last_n = |n: u32| if n == u32::MAX { -1 } else { i64::from(n) };
     let dry = sampling.dry.as_ref();
@@ -72,7 +72,7 @@ fn of_sampling(sampling: &SamplingParams) -> Value {
     })
 }
 
-/// The values where a request is silent: `own` goes before llama.cpp's.
+/// Writes the default settings; `own` overrides llama.cpp's.
 pub(crate) fn default_settings(own: &serde_json::Map<String, Value>, max_tokens: Option<u32>) -> Value {
     let mut settings = json!({
         "seed": NO_SEED,

@@ -58,7 +58,7 @@ impl ImageFile {
 /// An image by its bytes in base64, as a part of a message.
 ///
 /// # Errors
-/// As [`of_url`].
+/// Returns the errors of [`of_url`].
 pub(crate) fn of_base64(path: &str, base64: &str) -> Result<Value, ApiError> {
     let has_scheme = base64
         .get(..5)
@@ -76,7 +76,7 @@ pub(crate) fn of_base64(path: &str, base64: &str) -> Result<Value, ApiError> {
 /// and `detail`, which changes nothing here.
 ///
 /// # Errors
-/// As [`of_url`]; an image that was uploaded before.
+/// Returns the errors of [`of_url`], and refuses an image that was uploaded before.
 pub(crate) fn of_openai(path: &str, others: &mut Map<String, Value>) -> Result<Value, ApiError> {
     others.remove("detail");
     if others.get("file_id").is_some_and(|id| !id.is_null()) {
@@ -100,7 +100,7 @@ pub(crate) fn of_openai(path: &str, others: &mut Map<String, Value>) -> Result<V
 /// The `source` of an image's block in Anthropic's API.
 ///
 /// # Errors
-/// As [`of_url`]; another kind of source.
+/// Returns the errors of [`of_url`], and refuses other kinds of sources.
 pub(crate) fn of_anthropic(path: &str, source: Option<&Value>) -> Result<Value, ApiError> {
     let path = format!("{path}.source");
     let source = source.ok_or_else(|| ApiError::invalid(&path, "this field is required"))?;
@@ -118,7 +118,7 @@ pub(crate) fn of_anthropic(path: &str, source: Option<&Value>) -> Result<Value, 
     }
 }
 
-/// Adds a text that begins on a line of its own.
+/// Appends a text on a line of its own.
 pub(crate) fn push_line(joined: &mut String, text: &str) {
     if !joined.is_empty() {
         joined.push('\n');
@@ -135,7 +135,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Puts a text in front of all others, on the line of the first.
+    /// Inserts a text before all others, on the first line.
     pub(crate) fn begin_with(&mut self, text: &str) {
         self.text.insert_str(0, text);
         match self.items.first_mut().and_then(|part| part.get_mut("text")) {
@@ -144,8 +144,7 @@ impl Parts {
         }
     }
 
-    /// Adds a text. It begins on a line of its own where another text is before it: clients send a task, a file and its
-    /// surroundings as parts, whose words must not run together.
+    /// Adds a text on a line of its own. Clients send a task, a file and its surroundings as parts, whose words must not run together.
     pub(crate) fn push_text(&mut self, text: &str) {
         let last = self.items.last_mut().and_then(|part| part.get_mut("text"));
         if let Some(Value::String(before)) = last {

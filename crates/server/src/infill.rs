@@ -37,7 +37,7 @@ const REPOSITORY_MARKS: [&str; 6] = [
 ];
 const FILE_MARKS: [&str; 2] = ["<|file_sep|>", "<file_sep>"];
 
-/// Puts other files into a prompt, behind the token that begins a text. Of their tokens the last `n_most` are kept, as
+/// Inserts other files into a prompt, after the token that begins a text. The last `n_most` of their tokens are kept, as
 /// llama.cpp does: editors send the newest file last.
 pub(crate) fn with_extra(
     tokenizer: &Tokenizer,
@@ -96,7 +96,7 @@ fn extra_context(tokenizer: &Tokenizer, extra: &[ExtraText]) -> Vec<u32> {
     tokens
 }
 
-/// The marks that the model's file names, else those of a family.
+/// Returns the tokens that the model's file names, else those of a family.
 fn marks(tokenizer: &Tokenizer) -> Option<[u32; 3]> {
     let named = tokenizer.infill_ids();
     if let (Some(before), Some(after), Some(middle)) = (named.prefix, named.suffix, named.middle) {
@@ -108,7 +108,7 @@ fn marks(tokenizer: &Tokenizer) -> Option<[u32; 3]> {
     })
 }
 
-/// The prompt whose answer stands between `prefix`, with tokens behind its text, and `suffix`.
+/// Builds the prompt for an answer between `prefix`, with tokens after its text, and `suffix`.
 ///
 /// # Errors
 /// A model without the marks, by the field that asks for it.
@@ -197,7 +197,7 @@ mod tests {
         };
         let prompt = |tokenizer: &Tokenizer| infill_prompt(tokenizer, "suffix", ("a", &[]), "b").unwrap();
         assert_eq!(prompt(&read([3, 4, 5])), [3, 1, 4, 2, 5]);
-        // An id outside of the vocabulary names nothing.
+        // An id outside of the vocabulary is ignored.
         assert_eq!(prompt(&read([3, 4, u32::MAX])), [6, 1, 7, 2, 8]);
     }
 

@@ -3,8 +3,8 @@
 //!
 //! A body's parsed form can be many times its size, so the form is weighed before it is built ([`check_weight`]).
 //! Invariants: large bodies are held and worked on within budgets of the whole server, however many connections send
-//! them; small ones of a connection together are held without a budget up to the size of a large one, and beyond that within one of
-//! the whole server. A large body takes its share as it arrives: a client that announces much and sends little holds little.
+//! them; a connection's small bodies need no budget up to the size of a large one, and beyond that share one of the whole server. A large
+//! body takes its share as it arrives, so a client that announces much and sends little holds little.
 
 use std::{
     sync::{
@@ -31,7 +31,7 @@ use crate::{ApiError, ServerConfig, shape_sizes::check_sizes};
 /// Bodies from this size on count against the budgets.
 pub(crate) const LARGE_BODY_BYTES: usize = 64 << 10;
 
-/// Small bodies that are held at a time, besides those that each connection may have in any case.
+/// Small bodies that the server holds at a time, besides those that each connection may have in any case.
 const MAX_SMALL_BODIES: usize = 512;
 
 /// Bodies of the largest size that are held at a time; more of them if they are smaller.
@@ -43,7 +43,7 @@ const MAX_WORKERS: usize = 4;
 /// Most memory that the parsed form of a body may take.
 const MAX_WEIGHT_BYTES: usize = 192 << 20;
 
-// What a value adds to the parsed form at most, on its way from a list that grows to a tree and from there to its type.
+// Most bytes that a value adds to the parsed form, on its way from a growing list to a tree and then to its type.
 const VALUE_BYTES: usize = 128;
 const ARRAY_BYTES: usize = 160;
 const OBJECT_BYTES: usize = 640;
@@ -53,17 +53,17 @@ const OBJECT_BYTES: usize = 640;
 pub(crate) struct Intake {
     kib: Arc<Semaphore>,
     /// Room for one body of the largest size besides. Bodies that hold a part of the budget and wait for more would wait for
-    /// each other for ever; the one that gets this room comes to its end.
+    /// each other for ever; the one with this room can finish.
     last_room: Arc<Semaphore>,
     small: Arc<Semaphore>,
     workers: Semaphore,
 }
 
-/// Bytes of the small bodies of a connection that no budget counts; every request of the connection has this.
+/// Counts the bytes of a connection's small bodies that need no budget; all requests of the connection share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionBodies(Arc<AtomicUsize>);
 
-/// What a small body takes of the bytes of its connection, until this is dropped.
+/// Holds a small body's part of its connection's bytes until it is dropped.
 #[derive(Debug, Default)]
 struct Uncounted {
     connection: ConnectionBodies,
@@ -91,7 +91,7 @@ pub(crate) struct Received {
     pub(crate) share: Share,
 }
 
-/// What a body takes of the budget until this is dropped; nothing for the first small ones of a connection.
+/// Holds a body's share of the budget until it is dropped; empty for the first small bodies of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Share {
     uncounted: Option<Uncounted>,
@@ -169,7 +169,7 @@ impl Intake {
             }
             whole.extend_from_slice(&data);
         }
-        // Clients write marks and halves of characters that a strict reader refuses.
+        // Clients write byte order marks and lone surrogates, which a strict reader refuses.
         make_readable_json(&mut whole);
         Ok(Received {
             bytes: whole.into(),
@@ -177,8 +177,7 @@ impl Intake {
         })
     }
 
-    /// Counts more bytes of a body that is small so far. Beyond what its connection may have in any case it waits for a place among the
-    /// small bodies that the server holds.
+    /// Counts more bytes of a small body. Beyond the connection's own allowance it waits for a place among the server's small bodies.
     async fn count_small(
         &self,
         share: &mut Share,
@@ -284,8 +283,8 @@ pub(crate) fn check_weight(json: &[u8]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Bytes that the parsed form of `json` takes at most, besides its strings. The arguments of earlier calls are JSON within a string,
-/// which is parsed as well.
+/// Bounds the memory of `json`'s parsed form without its strings, in bytes. The arguments of earlier calls are JSON within a string and are
+/// parsed too, so they count as well.
 fn weight(json: &[u8]) -> usize {
     let mut weight = VALUE_BYTES;
     let mut bytes = json.iter();
@@ -314,7 +313,7 @@ fn weight(json: &[u8]) -> usize {
     weight
 }
 
-/// What a byte outside of strings adds to the parsed form.
+/// Returns how many bytes of parsed form a byte outside of strings adds.
 fn value_bytes(byte: u8) -> usize {
     match byte {
         b',' | b':' => VALUE_BYTES,
@@ -410,7 +409,7 @@ mod tests {
         }
         let refused = read(&greedy, small).await.expect_err("there is none");
         assert_eq!(refused.status(), 429);
-        // Others have what is theirs, as often as they like one after the other.
+        // Other connections have their own allowance, one body after the other.
         let other = ConnectionBodies::default();
         for _ in 0..3 {
             assert!(read(&other, small).await.is_ok());

@@ -1,4 +1,4 @@
-//! [`ApiKeys`]: the keys that clients may use, and [`Tenant`] and [`Peer`]: whose request it is.
+//! [`ApiKeys`] checks the keys of clients; [`Tenant`] and [`Peer`] identify the sender of a request.
 //!
 //! Invariant: comparing a key takes the same time wherever it first differs, and all keys are compared.
 
@@ -50,7 +50,7 @@ impl ApiKeys {
     }
 }
 
-/// Whose request it is, as far as the prefix cache is concerned: what one tenant computed no other finds, or the time of
+/// Identifies the owner of a request for the prefix cache. No tenant finds prefixes of another, or the time of
 /// an answer would tell what others ask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tenant {
@@ -59,12 +59,12 @@ pub(crate) struct Tenant {
     digest: [u8; 16],
 }
 
-/// The machine that a connection comes from: its address, of IPv6 the part that is of one network; nothing for a UNIX socket.
+/// Identifies the machine of a connection: its IPv4 address or the network part of its IPv6 address; empty for a UNIX socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Peer(Option<IpAddr>);
 
 impl Peer {
-    /// The machine of an address.
+    /// Identifies the machine of an address.
     pub(crate) fn of(address: IpAddr) -> Self {
         Self(Some(match address {
             IpAddr::V4(_) => address,
@@ -77,7 +77,7 @@ impl Peer {
 }
 
 impl Tenant {
-    /// A number of the tenant on a machine, by which what all clients share is given out fairly.
+    /// Returns a number for the tenant on a machine, by which shared resources are divided fairly.
     pub(crate) fn client(self, peer: Peer) -> u64 {
         let mut hasher = DefaultHasher::new();
         (self.digest, peer).hash(&mut hasher);
@@ -94,7 +94,7 @@ impl Tenant {
         }
     }
 
-    /// What files of this tenant carry; nothing for the one of a server without keys.
+    /// Returns the owner mark in this tenant's files; empty on a server without keys.
     pub(crate) fn owner(self) -> String {
         if self.has_key {
             format!("{:032x}", u128::from_be_bytes(self.digest))
@@ -103,8 +103,8 @@ impl Tenant {
         }
     }
 
-    /// What keeps the cached pages of a request apart from those of other tenants and other salts: the same in every process, since
-    /// pages may outlive this one.
+    /// Returns the salt that separates a request's cached pages from those of other tenants and salts. It is the same in every process,
+    /// since pages may outlive this one.
     pub(crate) fn cache_salt(self, salt: Option<&str>) -> u64 {
         if !self.has_key && salt.is_none() {
             return 0;

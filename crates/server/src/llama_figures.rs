@@ -1,7 +1,7 @@
-//! [`LlamaFigures`]: the figures of a model by the names that llama.cpp's server has for them, for dashboards made for it.
+//! [`LlamaFigures`] exports metrics under the names of llama.cpp's server, for dashboards made for it.
 //!
-//! Separate because they count otherwise: prompt tokens from the cache apart, and seconds as sums. Invariant: with one model they have no
-//! labels, as there; several models are told apart by theirs.
+//! Separate because these metrics count differently: cached prompt tokens apart, and seconds as sums. Invariant: with one model they have
+//! no labels, as in llama.cpp; with several, labels distinguish the models.
 
 use std::sync::{
     Arc,
@@ -18,7 +18,7 @@ use tokenmill_sched::EngineStats;
 type Seconds = Counter<f64, AtomicU64>;
 type Rate = Gauge<f64, AtomicU64>;
 
-/// The figures; clones are handles to the same.
+/// Holds the metrics; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LlamaFigures {
     prompt_tokens: Counter,
@@ -36,12 +36,12 @@ pub(crate) struct LlamaFigures {
     running: Gauge,
     waiting: Gauge,
     rows_per_step: Rate,
-    /// Tokens behind the first of each answer, to which the seconds belong.
+    /// Tokens after the first of each answer, over which the decode seconds are measured.
     decoded_tokens: Arc<AtomicU64>,
 }
 
 impl LlamaFigures {
-    /// Declares them.
+    /// Registers the metrics.
     pub(crate) fn register(&self, registry: &mut Registry) {
         let counters = [
             ("prompt_tokens", "Prompt tokens computed", &self.prompt_tokens),
@@ -59,7 +59,7 @@ impl LlamaFigures {
             ),
             (
                 "spec_decode_num_accepted_tokens",
-                "Draft tokens that were what was sampled",
+                "Draft tokens that were accepted",
                 &self.accepted_tokens,
             ),
             (
@@ -74,12 +74,12 @@ impl LlamaFigures {
         let seconds = [
             (
                 "prompt_seconds",
-                "Seconds in which prompts were computed",
+                "Seconds spent on computing prompts",
                 &self.prompt_s,
             ),
             (
                 "tokens_predicted_seconds",
-                "Seconds in which answers were generated behind their first token",
+                "Seconds spent on generating answers after their first token",
                 &self.predicted_s,
             ),
         ];
@@ -89,17 +89,17 @@ impl LlamaFigures {
         let rates = [
             (
                 "prompt_tokens_seconds",
-                "Prompt tokens computed in a second, on average",
+                "Average prompt tokens computed per second",
                 &self.prompt_rate,
             ),
             (
                 "predicted_tokens_seconds",
-                "Tokens of an answer in a second, on average",
+                "Average answer tokens generated per second",
                 &self.predicted_rate,
             ),
             (
                 "n_busy_slots_per_decode",
-                "Sequences sampled in a step, on average",
+                "Average sequences sampled per step",
                 &self.rows_per_step,
             ),
         ];
@@ -109,15 +109,15 @@ impl LlamaFigures {
         let gauges = [
             (
                 "n_tokens_max",
-                "Most tokens that a sequence had",
+                "Length of the longest sequence, in tokens",
                 &self.most_tokens,
             ),
             (
                 "requests_processing",
-                "Sequences that take part in steps",
+                "Sequences that are being computed",
                 &self.running,
             ),
-            ("requests_deferred", "Sequences that wait to begin", &self.waiting),
+            ("requests_deferred", "Sequences that wait to start", &self.waiting),
         ];
         for (name, help, gauge) in gauges {
             registry.register(format!("llamacpp:{name}"), help, gauge.clone());
@@ -141,7 +141,7 @@ impl LlamaFigures {
         }
     }
 
-    /// Reads what the engine counts. `n_waiting` sequences wait to begin.
+    /// Copies the engine's counters. `n_waiting` is the number of waiting sequences.
     pub(crate) fn read(&self, stats: &EngineStats, n_waiting: usize) {
         let set = |counter: &Counter, value: u64| counter.inner().store(value, Ordering::Relaxed);
         let scheduler = &stats.scheduler;

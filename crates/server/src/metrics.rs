@@ -134,8 +134,8 @@ struct EngineFigures {
 }
 
 impl Metrics {
-    /// Builds the figures of a server for `model_name` with a pool of `n_pages` KV pages. Of the only model of a server those by
-    /// llama.cpp's names have no label, as there.
+    /// Builds the metrics of a server for `model_name` with a pool of `n_pages` KV pages. If it is the server's only model, the metrics
+    /// with llama.cpp's names have no label, as in llama.cpp.
     pub fn new(model_name: &str, n_pages: usize, is_only: bool) -> Self {
         let mut registry = Registry::default();
         let figures = Self {
@@ -182,8 +182,8 @@ impl Metrics {
         let histogram = |histogram: &Histogram| Figure::Histogram(histogram.clone());
         #[rustfmt::skip]
         let shared = [
-            ("requests_running", "num_requests_running", "Sequences that take part in steps", gauge(&engine.running)),
-            ("requests_waiting", "num_requests_waiting", "Sequences that wait to begin", gauge(&engine.waiting)),
+            ("requests_running", "num_requests_running", "Sequences that are being computed", gauge(&engine.running)),
+            ("requests_waiting", "num_requests_waiting", "Sequences that wait to start", gauge(&engine.waiting)),
             ("kv_usage_ratio", "kv_cache_usage_perc", "Share of the KV pages that sequences hold, 0 to 1; of layers with a window and of others, the larger share", Figure::FloatGauge(engine.kv_usage.clone())),
             ("prompt_tokens", "prompt_tokens", "Prompt tokens of sequences that began", counter(&engine.prompt_tokens)),
             ("generated_tokens", "generation_tokens", "Tokens generated", counter(&engine.generated_tokens)),
@@ -192,8 +192,8 @@ impl Metrics {
             ("preemptions", "num_preemptions", "Sequences that gave their pages back to others", counter(&engine.preemptions)),
             ("drafts", "spec_decode_num_drafts", "Drafts that were verified", counter(&engine.drafts)),
             ("draft_tokens", "spec_decode_num_draft_tokens", "Tokens of drafts", counter(&engine.draft_tokens)),
-            ("accepted_draft_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that were what was sampled", counter(&engine.accepted_tokens)),
-            ("accepted_draft_tokens_per_position", "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were what was sampled, by their place in the draft", Figure::ByPosition(engine.accepted_at.clone())),
+            ("accepted_draft_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that were accepted", counter(&engine.accepted_tokens)),
+            ("accepted_draft_tokens_per_position", "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were accepted, by their place in the draft", Figure::ByPosition(engine.accepted_at.clone())),
             ("requests_finished", "request_success", "Samples that ended, by reason", Figure::Finished(self.finished.clone())),
             ("time_to_first_token_seconds", "time_to_first_token_seconds", "From submission to the first token", histogram(&self.first_token)),
             ("inter_token_seconds", "inter_token_latency_seconds", "Between two tokens of a sample", histogram(&self.inter_token)),
@@ -226,7 +226,7 @@ impl Metrics {
             ("engine_failed_steps", "Steps that failed", counter(&engine.failed_steps)),
             ("requests_failed", "Samples that failed after they were accepted", counter(&self.failed)),
             ("drafter_tokens", "Tokens of drafts, by what guessed them: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.draft_tokens_by.clone())),
-            ("drafter_accepted_tokens", "Draft tokens that were what was sampled, by what guessed them: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.accepted_by.clone())),
+            ("drafter_accepted_tokens", "Draft tokens that were accepted, by what guessed them: ngram, grammar, draft or mtp", Figure::ByDrafter(engine.accepted_by.clone())),
         ];
         for (name, help, metric) in own {
             metric.register(registry, &format!("tokenmill_{name}"), help);

@@ -1,10 +1,10 @@
 //! Names of models: which model a request means, and which ones it may have meant.
 //!
-//! Separate because it is text alone. Invariant: a name means one model or none.
+//! Separate because it deals only with text. Invariant: a name means one model or none.
 
-/// The names of a server's models.
+/// Gives access to the names of a server's models.
 pub(crate) trait ModelNames: std::fmt::Debug + Send + Sync {
-    /// Whether a name is one of a model.
+    /// Says whether a model has this name.
     fn has_model(&self, name: &str) -> bool;
 }
 
@@ -14,14 +14,14 @@ const MAX_CHARS: usize = 128;
 /// Most names that are suggested.
 const MAX_NEAR: usize = 3;
 
-/// What tells where a model is from, as the command line takes it before a name.
+/// Prefixes that name a model's source, as the command line accepts them.
 const SOURCES: [&str; 4] = ["ollama://", "ollama:", "hf://", "hf:"];
 
 /// The tag of names that have none.
 const LATEST: &str = ":latest";
 
 /// The forms of a name under which a model is looked for: with and without its source and the tag `:latest`, each with and without
-/// `.gguf`, which some write behind the names of files. The name as it was written is the first.
+/// `.gguf`, which some append to file names. The original name comes first.
 pub(crate) fn forms(asked: &str) -> Vec<String> {
     let unmarked = SOURCES.iter().find_map(|source| asked.strip_prefix(source));
     let written = [asked].into_iter().chain(unmarked);
@@ -37,12 +37,12 @@ pub(crate) fn forms(asked: &str) -> Vec<String> {
             let shorter = without_ending(&form);
             [form].into_iter().chain(shorter)
         })
-        // A tag or a source alone is no name, and the empty one means any model.
+        // A tag or a source by itself is not a name, and the empty name means any model.
         .filter(|form| !form.is_empty() || asked.is_empty())
         .collect()
 }
 
-/// Whether `name` is one of the repository that is asked for, with a type behind it.
+/// Says whether `name` belongs to the requested repository and adds a type.
 pub(crate) fn is_of_repository(name: &str, asked: &str) -> bool {
     asked.contains('/') && name.strip_prefix(asked).is_some_and(|rest| rest.starts_with(':'))
 }
@@ -57,7 +57,7 @@ pub(crate) fn is_variant(name: &str, asked: &str, variants: &[String]) -> bool {
     repository.contains('/') && behind.is_some_and(is_known)
 }
 
-/// A name without `.gguf` behind the model's own part.
+/// Returns a name without `.gguf` after the model's own part.
 fn without_ending(asked: &str) -> Option<String> {
     let (model, behind) = match asked.split_once(".gguf:") {
         Some((model, behind)) => (model, Some(behind)),
@@ -69,7 +69,7 @@ fn without_ending(asked: &str) -> Option<String> {
     })
 }
 
-/// A name with the tag that Ollama puts behind names that have none.
+/// Adds the tag that Ollama gives to names without one.
 pub(crate) fn tagged(name: &str) -> String {
     let last = name.rsplit('/').next().unwrap_or(name);
     if last.contains(':') {
@@ -82,7 +82,7 @@ pub(crate) fn tagged(name: &str) -> String {
 /// The names that are near one that no model has, the nearest first.
 pub fn near_names<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let asked = asked.to_lowercase();
-    // What is typed is right for two thirds, or a part of the name.
+    // The name must match in two thirds of its letters, or contain the request.
     let most = asked.chars().take(MAX_CHARS).count().div_ceil(3);
     let mut found: Vec<(usize, &str)> = names
         .filter_map(|name| {
@@ -97,10 +97,10 @@ pub fn near_names<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> Vec<
     found.into_iter().take(MAX_NEAR).map(|(_, name)| name).collect()
 }
 
-/// Names that an error lists.
+/// Most names that an error lists.
 const MAX_LISTED: usize = 20;
 
-/// The first of some names, and how many there are where that is not all.
+/// Joins the first names, and adds the total number if there are more.
 pub(crate) fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut names = names.peekable();
     let mut list: Vec<&str> = names.by_ref().take(MAX_LISTED).collect();
@@ -113,7 +113,7 @@ pub(crate) fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     list.join(", ")
 }
 
-/// What an error says of names that may have been meant, if there are any.
+/// Writes an error's hint at similar names, if there are any.
 pub(crate) fn near_it(near: &str) -> String {
     if near.is_empty() {
         String::new()

@@ -1,22 +1,22 @@
-//! How long the names and ids of a conversation may be.
+//! Bounds the length of the names and ids in a conversation.
 //!
-//! One place, because every API has them under another name. Invariant: what is refused here no program makes by itself: names of authors
-//! and tools have 64 characters in OpenAI's API, and ids that carry a provider's signature a few thousand.
+//! Separate because every API has these fields under other names. Invariant: the limits are beyond what programs generate. OpenAI's API
+//! limits names of authors and tools to 64 characters; ids with a provider's signature have a few thousand.
 
 use serde_json::Value;
 
 use crate::{ApiError, openai::chat::TemplateMessage};
 
-/// Bytes of the name of an author or a tool.
+/// Longest name of an author or a tool, in bytes.
 const MAX_NAME_BYTES: usize = 512;
 
-/// Bytes of the id of a call. Gateways put signatures of a model's thoughts into it.
+/// Longest id of a call, in bytes. Gateways put signatures of a model's reasoning into it.
 const MAX_ID_BYTES: usize = 16 << 10;
 
 /// Refuses names and ids that are too long.
 ///
 /// # Errors
-/// The first, by its field.
+/// Names the first such field.
 pub(crate) fn check_names(messages: &[TemplateMessage]) -> Result<(), ApiError> {
     for message in messages {
         check("name", message.name.as_deref(), MAX_NAME_BYTES)?;

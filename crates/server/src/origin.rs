@@ -37,7 +37,7 @@ pub(crate) async fn check_origin(State(models): State<Models>, request: Request,
     }
 }
 
-/// Whether the operator lets pages of an origin call. `localhost` names every port of this machine.
+/// Says whether the operator allows an origin. `localhost` allows every port of this machine.
 pub(crate) fn is_named(origins: &[String], origin: &str) -> bool {
     origins.iter().any(|named| {
         named == "*"
@@ -46,7 +46,7 @@ pub(crate) fn is_named(origins: &[String], origin: &str) -> bool {
     })
 }
 
-/// Whether a page was loaded from this machine, by its name or its own addresses.
+/// Says whether a page comes from this machine, by its name or its own addresses.
 fn is_of_this_machine(origin: &str) -> bool {
     let Some(("http" | "https", authority)) = origin.split_once("://") else {
         return false;
@@ -73,7 +73,7 @@ fn check(config: &ServerConfig, method: &Method, uri: &Uri, headers: &HeaderMap)
             host: shortened(host).into_owned(),
         });
     }
-    // A browser asks before it calls; it is told nothing that would let it, and no endpoint is reached.
+    // A preflight request gets an answer without permissions, and reaches no endpoint.
     if *method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD) {
         return Ok(());
     }
@@ -93,7 +93,7 @@ fn check(config: &ServerConfig, method: &Method, uri: &Uri, headers: &HeaderMap)
 }
 
 /// Names are checked on addresses that only this machine reaches, since there the browser is the way in; elsewhere only
-/// where the operator lists them, who alone knows by which names a machine is reached.
+/// if the operator lists them, since only the operator knows the machine's names.
 fn checks_hosts(config: &ServerConfig) -> bool {
     match config.listen {
         Listen::Tcp(address) => address.ip().is_loopback() || !config.allowed_hosts.is_empty(),

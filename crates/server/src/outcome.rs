@@ -1,4 +1,4 @@
-//! What is said of finished samples: token counts, why they ended, timings.
+//! Describes finished samples: token counts, finish reasons, timings.
 //!
 //! Separate from reading streams because metrics and logs say it too. Invariant: the samples of a prompt count its tokens once.
 
@@ -30,7 +30,7 @@ impl TokenCounts {
         self.reasoning += end.reasoning_tokens;
     }
 
-    /// Of all samples of a request.
+    /// Sums the counts of all samples of a request.
     pub(crate) fn of_samples(samples: &[Sample]) -> Self {
         let mut usage = Self::default();
         for sample in samples {
@@ -61,8 +61,8 @@ impl TokenCounts {
         })
     }
 
-    /// As Anthropic writes it: tokens read from the cache, or kept there where the request `marks` what is to be, are not among the
-    /// input tokens. What is kept are whole pages.
+    /// Writes the counts in Anthropic's form: tokens that were read from the cache, or stored in it if the request `marks` what to cache,
+    /// are not input tokens. The cache stores whole pages.
     pub(crate) fn to_anthropic(self, marks: bool) -> Value {
         let computed = self.prompt - self.cached;
         let kept = if marks {
@@ -79,7 +79,7 @@ impl TokenCounts {
     }
 }
 
-/// What makes answers: this program, in the version that it has.
+/// Names this program and its version.
 pub(crate) const SYSTEM_FINGERPRINT: &str = concat!("build-", env!("CARGO_PKG_VERSION"));
 
 /// Why a sample ended, in OpenAI's words.

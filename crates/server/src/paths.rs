@@ -1,7 +1,7 @@
 //! The forms in which clients write the paths of the API, brought to one.
 //!
-//! Clients put their paths behind a base address that people type with `/v1` or without, with a slash at the end or
-//! twice. Invariant: a path that the router knows is left as it is.
+//! Clients append their paths to a base address that people type with or without `/v1`, with a slash at the end or
+//! twice. Invariant: a path that the router knows does not change.
 
 use axum::{
     Extension,
@@ -10,7 +10,7 @@ use axum::{
 
 use crate::error::shortened;
 
-/// First parts of the paths that stand behind `/v1`.
+/// First parts of the paths below `/v1`.
 const BEHIND_V1: [&str; 8] = [
     "chat",
     "completions",
@@ -27,7 +27,7 @@ const BEHIND_V1: [&str; 8] = [
 pub(crate) struct AskedPath(pub(crate) String);
 
 impl AskedPath {
-    /// Whether the client left out the `/v1` that belongs before the path.
+    /// Says whether the client left out the `/v1` prefix of the path.
     pub(crate) fn is_unversioned(&self) -> bool {
         let first = self.0.split('/').find(|piece| !piece.is_empty());
         first.is_some_and(|first| BEHIND_V1.contains(&first))
@@ -40,12 +40,12 @@ impl AskedPath {
     }
 }
 
-/// Whether a path is one that supervisors and load balancers ask.
+/// Says whether supervisors and load balancers probe this path.
 pub(crate) fn is_probe(path: &str) -> bool {
     ["/livez", "/readyz", "/health", "/v1/health"].contains(&path)
 }
 
-/// A text of a URL without its escapes; what is no escape stays as it is.
+/// Decodes the percent escapes of a URL; invalid escapes do not change.
 pub(crate) fn unescaped(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());

@@ -3,7 +3,7 @@
 //! Separate from the figures, which exist once. The formats differ in a few lines: the older one declares a counter under
 //! the name of its samples, with `_total`, and knows neither units nor an end mark.
 
-/// What llama.cpp declares as a counter without the ending that OpenMetrics asks of one.
+/// llama.cpp's counters without the suffix that OpenMetrics requires.
 const OWN_COUNTERS: [&str; 1] = ["llamacpp:n_tokens_max"];
 
 /// Writes OpenMetrics text of gauges, counters and histograms in the older format.

@@ -1,33 +1,33 @@
-//! [`RawPrompt`]: a prompt in the forms of llama.cpp's API: text, token ids, both in turn, an object with images, or a list of these.
+//! [`RawPrompt`] parses the prompts of llama.cpp's API: a text, token ids, a mix of both, an object with images, or a list of these.
 //!
-//! Separate because continuing and embedding take the same forms. Invariant: a list in which a token id stands is one prompt, and any
-//! other list has a prompt in each place.
+//! Separate because completion and embedding take the same forms. Invariant: a list that contains a token id is one prompt, and any other
+//! list is a list of prompts.
 
 use serde::Deserialize;
 
 use crate::ApiError;
 
-/// Where an image belongs in a text.
+/// Marks the place of an image in a text.
 pub(crate) const MEDIA_MARK: &str = "<__media__>";
 
-/// A text or token ids, or a list of prompts.
+/// Holds a text, token ids, or a list of prompts.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(
     untagged,
     expecting = "expected a string, a list of token ids and strings, an object with `prompt_string`, or a list of such prompts"
 )]
 pub enum RawPrompt {
-    /// Text.
+    /// A text.
     Text(String),
     /// Token ids.
     Tokens(Vec<u32>),
     /// An object.
     Object(PromptObject),
-    /// A prompt in pieces, if token ids are among them; else prompts.
+    /// One prompt in pieces if it contains token ids, else a list of prompts.
     List(Vec<PromptItem>),
 }
 
-/// What a list of a prompt has in it.
+/// Holds one item of a prompt's list.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(
     untagged,
@@ -42,17 +42,17 @@ pub enum PromptItem {
     Object(PromptObject),
 }
 
-/// A piece of a prompt.
+/// Holds a piece of a prompt.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(untagged, expecting = "expected a string or a token id")]
 pub enum PromptPiece {
-    /// Token id.
+    /// A token id.
     Token(u32),
-    /// Text.
+    /// A text.
     Text(String),
 }
 
-/// A prompt as an object: a text with images, or parts of content.
+/// Holds a prompt as an object: a text with images, or content parts.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct PromptObject {
@@ -62,7 +62,7 @@ pub struct PromptObject {
     content: Option<Vec<TextPart>>,
 }
 
-/// A part of content.
+/// Holds a content part.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 struct TextPart {
     #[serde(rename = "type")]
@@ -70,17 +70,17 @@ struct TextPart {
     text: Option<String>,
 }
 
-/// One prompt.
+/// Holds one prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OneRawPrompt {
-    /// What it is made of.
+    /// Pieces of the prompt, in order.
     pub(crate) pieces: Vec<PromptPiece>,
-    /// Images in base64, each for a [`MEDIA_MARK`] in its only text.
+    /// Images in base64, one for each [`MEDIA_MARK`] in the only text.
     pub(crate) images: Vec<String>,
 }
 
 impl OneRawPrompt {
-    /// A text.
+    /// Creates a prompt from a text.
     pub(crate) fn of_text(text: String) -> Self {
         Self::of_pieces(vec![PromptPiece::Text(text)])
     }
@@ -94,10 +94,10 @@ impl OneRawPrompt {
 }
 
 impl PromptObject {
-    /// The prompt that it is.
+    /// Converts the object to a prompt.
     ///
     /// # Errors
-    /// Neither or both of text and parts, and a part that is no text.
+    /// Fails if it has neither or both of text and parts, or a part that is not text.
     fn prompt(&self, param: &str) -> Result<OneRawPrompt, ApiError> {
         let text = match (&self.prompt_string, &self.content) {
             (Some(text), None) => text.clone(),
@@ -123,10 +123,10 @@ impl PromptObject {
 }
 
 impl RawPrompt {
-    /// The prompts in their order.
+    /// Returns the prompts in order.
     ///
     /// # Errors
-    /// Lists in a place where there are none, and objects that are no prompt, by `param`.
+    /// Fails on nested lists and on objects that are no prompt, and names `param`.
     pub(crate) fn prompts(&self, param: &str) -> Result<Vec<OneRawPrompt>, ApiError> {
         let items = match self {
             Self::Text(text) => {
@@ -147,7 +147,7 @@ impl RawPrompt {
                     PromptItem::Pieces(_) | PromptItem::Object(_) => None,
                 })
                 .collect();
-            let reason = "a list with token ids is one prompt, in which no other list or object stands";
+            let reason = "a list with token ids is one prompt, which cannot contain lists or objects";
             let pieces = pieces.ok_or_else(|| ApiError::invalid(param, reason))?;
             return Ok(vec![OneRawPrompt::of_pieces(pieces)]);
         }
@@ -160,7 +160,7 @@ impl RawPrompt {
                 Ok(OneRawPrompt::of_pieces(pieces.clone()))
             }
             PromptItem::Pieces(_) => {
-                let reason = "a list within the list is a prompt of its own, and has token ids";
+                let reason = "a nested list is one prompt, which must contain token ids";
                 Err(ApiError::invalid(param, reason))
             }
         };

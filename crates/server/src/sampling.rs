@@ -29,7 +29,7 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("presence_penalty", ""),
     yes(
         "logit_bias",
-        "token id, or as in llama.cpp a text, whose tokens are meant, to bias; or a list of such pairs; -100 and `false` forbid",
+        "map of token ids, or as in llama.cpp of texts (all their tokens), to biases, or a list of such pairs; -100 and `false` forbid",
     ),
     yes("seed", "same seed, same tokens, on the CPU whatever else runs"),
     yes("top_k", "extension, as in vLLM and llama.cpp; 0 or -1 is off"),
@@ -48,8 +48,8 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("mirostat_eta", "extension, as in llama.cpp; default 0.1"),
     yes(
         "samplers",
-        "extension, as in llama.cpp: the steps of sampling in their order, as a list of names or as letters (`\"kpt\"`); those that are not named \
-         are left out; `infill` and `adaptive_p` change nothing",
+        "extension, as in llama.cpp: the sampling steps in order, as a list of names or as letters (`\"kpt\"`); other steps are skipped; \
+         `infill` and `adaptive_p` change nothing",
     ),
     yes("repetition_penalty", "extension, as in vLLM"),
     yes(
@@ -90,7 +90,7 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     ),
     yes(
         "cache_prompt",
-        "extension, as in llama.cpp; with `false` the whole prompt is computed, and is found by no other request",
+        "extension, as in llama.cpp; `false` computes the whole prompt and hides it from other requests",
     ),
     yes(
         "id_slot",
@@ -140,7 +140,7 @@ pub struct SamplingFields {
 #[derive(Clone, Debug, Default)]
 struct Biases(BTreeMap<String, f32>);
 
-/// Steps of sampling as llama.cpp writes them.
+/// Holds sampling steps in llama.cpp's notation.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a list of names, or letters")]
 enum Samplers {
@@ -148,7 +148,7 @@ enum Samplers {
     Letters(String),
 }
 
-/// Names that llama.cpp knows for what is no step here: the sampler of `/infill`, which prefers endings, and one that is off.
+/// llama.cpp's samplers that are no steps here: the one of `/infill`, which prefers endings, and one that is off.
 const IDLE_SAMPLERS: [&str; 2] = ["infill", "adaptive_p"];
 const IDLE_LETTERS: [char; 2] = ['i', 'a'];
 
@@ -181,7 +181,7 @@ enum Bias {
     Switch(bool),
 }
 
-/// What is biased: a token, or those of a text.
+/// Names the biased tokens: one token, or those of a text.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a token id or a text")]
 enum Biased {
@@ -236,7 +236,7 @@ impl<'de> Visitor<'de> for BiasesVisitor {
     }
 }
 
-/// Most tokens of a request that end its answer.
+/// Most stop tokens of a request.
 const MAX_STOP_TOKENS: usize = 64;
 
 /// Most breakers of a request, and the longest of them.
@@ -249,10 +249,10 @@ impl SamplingFields {
         self.min_tokens.unwrap_or(0)
     }
 
-    /// Further tokens that end the answer.
+    /// Returns further tokens that end the answer.
     ///
     /// # Errors
-    /// Too many, and one that is not in the vocabulary.
+    /// Fails on too many tokens, and on one outside the vocabulary.
     pub(crate) fn stop_tokens(&self, n_vocab: usize) -> Result<Vec<u32>, ApiError> {
         let ids = self.stop_token_ids.clone().unwrap_or_default();
         let refused = |reason: String| Err(ApiError::invalid("stop_token_ids", reason));
@@ -275,12 +275,12 @@ impl SamplingFields {
         self.id_slot.and_then(|id| usize::try_from(id).ok())
     }
 
-    /// Whether its prompt may come from the cache, and be found there.
+    /// Says whether the prompt may be read from the prefix cache and stored in it.
     pub(crate) fn caches(&self) -> bool {
         self.cache_prompt.unwrap_or(true)
     }
 
-    /// What keeps the request's cached prefixes apart.
+    /// Returns the salt that separates the request's cached prefixes.
     ///
     /// # Errors
     /// An empty text, which would keep nothing apart.
@@ -307,7 +307,7 @@ impl SamplingFields {
     /// Checks the values for any vocabulary.
     ///
     /// # Errors
-    /// As [`Self::into_params`].
+    /// Returns the errors of [`Self::into_params`].
     pub(crate) fn check(self) -> Result<(), ApiError> {
         self.into_params_with(usize::MAX, 0, |_| Vec::new(), |_| Vec::new())
             .map(drop)
@@ -409,7 +409,7 @@ impl SamplingFields {
     }
 }
 
-/// How many tokens a penalty looks back; all of the text with -1 and where the request is silent.
+/// Returns how many tokens a penalty looks back; the whole text for -1 or without a value.
 fn last_n(name: &str, value: Option<i64>) -> Result<u32, ApiError> {
     match value {
         None | Some(-1) => Ok(u32::MAX),
@@ -448,7 +448,7 @@ fn check_range(name: &str, value: Option<f32>, minimum: f32, maximum: f32) -> Re
 /// The lowest bias, which forbids a token, as the official API documents.
 const FORBIDS: f32 = -100.0;
 
-/// Reads the ids and checks the biases. What is no number is a text.
+/// Reads token ids and checks the biases. A key that is not a number is a text.
 fn read_bias(biases: Biases, tokens_of: impl Fn(&str) -> Vec<u32>) -> Result<Vec<(u32, f32)>, ApiError> {
     let mut read = BTreeMap::new();
     for (token, bias) in biases.0 {

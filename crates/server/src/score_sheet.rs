@@ -1,7 +1,7 @@
-//! [`ScoreSheet`]: the log-probabilities of a whole answer, written while it is sent.
+//! [`ScoreSheet`] writes the log-probabilities of a whole answer while it is sent.
 //!
-//! Separate from how a score is written because an answer with alternatives for every token is hundreds of times as long as its text, and
-//! as a tree of values seventeen times as long again. Invariant: at any moment only a few hundred tokens of it are text.
+//! Separate from the format of one score because an answer with alternatives for every token is hundreds of times as long as its text, and
+//! as JSON values another seventeen times. Invariant: only a few hundred tokens exist as text at any moment.
 
 use std::{
     collections::VecDeque,
@@ -21,17 +21,17 @@ use tokenmill_text::Tokenizer;
 
 use crate::scores::{alternatives, chat_entry, entry_with_ids, finite, n_chars, text_of};
 
-/// Tokens that are written at a time, and those of an answer that is written at once.
+/// Tokens that are written at a time; shorter answers are written at once.
 const PART_TOKENS: usize = 64;
 
-/// The lists of an answer. In its place each has a mark, which no client can guess.
+/// Holds the lists of an answer, whose JSON has a random mark in place of each.
 pub(crate) struct ScoreSheet {
     tokenizer: Arc<Tokenizer>,
     mark: String,
     lists: Vec<List>,
 }
 
-/// One list.
+/// Holds one list.
 struct List {
     tokens: Arc<[ScoredToken]>,
     form: Form,
@@ -40,7 +40,7 @@ struct List {
     offset: usize,
 }
 
-/// How each token of a list is written.
+/// Selects the format of a list's tokens.
 #[derive(Clone, Copy)]
 enum Form {
     Chat,
@@ -52,7 +52,7 @@ enum Form {
 }
 
 impl ScoreSheet {
-    /// One without lists.
+    /// Creates a sheet without lists.
     pub(crate) fn new(tokenizer: &Arc<Tokenizer>) -> Self {
         let random = RandomState::new();
         Self {
@@ -72,22 +72,22 @@ impl ScoreSheet {
         format!("{}{}", self.mark, self.lists.len() - 1).into()
     }
 
-    /// The `logprobs` of a chat choice.
+    /// Returns the `logprobs` of a chat choice.
     pub(crate) fn chat(&mut self, tokens: &[ScoredToken]) -> Value {
         json!({ "content": self.add(&tokens.into(), Form::Chat, 0), "refusal": null })
     }
 
-    /// A list in the form of chat choices.
+    /// Returns a list in the format of chat choices.
     pub(crate) fn list(&mut self, tokens: &[ScoredToken]) -> Value {
         self.add(&tokens.into(), Form::Chat, 0)
     }
 
-    /// A list in llama.cpp's form.
+    /// Returns a list in llama.cpp's format.
     pub(crate) fn with_ids(&mut self, tokens: &[ScoredToken]) -> Value {
         self.add(&tokens.into(), Form::WithIds, 0)
     }
 
-    /// The `logprobs` of a completion choice, whose first token's text begins at `first_offset`, in characters.
+    /// Returns the `logprobs` of a completion choice; `first_offset` is the offset of its first token's text, in characters.
     pub(crate) fn completion(&mut self, tokens: &[ScoredToken], first_offset: usize) -> Value {
         let tokens: Arc<[ScoredToken]> = tokens.into();
         json!({
@@ -98,7 +98,7 @@ impl ScoreSheet {
         })
     }
 
-    /// The response with an answer in which marks stand for the lists.
+    /// Builds the response from an answer with marks in place of the lists.
     pub(crate) fn response(self, answer: &Value) -> Response {
         let json = [(header::CONTENT_TYPE, "application/json")];
         let n_tokens: usize = self.lists.iter().map(|list| list.tokens.len()).sum();
@@ -110,7 +110,7 @@ impl ScoreSheet {
         (json, Body::from_stream(parts)).into_response()
     }
 
-    /// An answer's text in parts.
+    /// Splits an answer's text into parts.
     fn parts(self, answer: &Value) -> Parts {
         let mark = format!("\"{}", self.mark);
         let text = answer.to_string();
@@ -126,13 +126,13 @@ impl ScoreSheet {
     }
 }
 
-/// A part of an answer.
+/// Holds a part of an answer.
 enum Part {
     Text(String),
     List(usize),
 }
 
-/// The parts of an answer, as texts.
+/// Iterates over the parts of an answer, as texts.
 struct Parts {
     sheet: ScoreSheet,
     parts: VecDeque<Part>,
@@ -157,7 +157,7 @@ impl Iterator for Parts {
 }
 
 impl List {
-    /// The next tokens as text, the brackets of the list with the first and the last.
+    /// Writes the next tokens; the first part opens the list and the last closes it.
     fn next_part(&mut self, tokenizer: &Tokenizer) -> String {
         let end = (self.n_written + PART_TOKENS).min(self.tokens.len());
         let mut out = if self.n_written == 0 { "[" } else { "" }.to_owned();

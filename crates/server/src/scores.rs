@@ -6,16 +6,16 @@ use tokenmill_text::{TokenKind, Tokenizer};
 
 use crate::ApiError;
 
-/// Most log-probabilities of an answer that is gathered before it is sent: 128 MiB of them.
+/// Most log-probabilities of an answer that is collected before it is sent: 128 MiB.
 pub(crate) const MAX_GATHERED: usize = 1 << 24;
 
-/// Most of an answer that has them in a tree of values.
+/// Most log-probabilities of an answer that is built as JSON values.
 pub(crate) const MAX_IN_TREE: usize = 1 << 18;
 
-/// Refuses log-probabilities of a whole answer that are more than `maximum` if the answers to `n_prompts` prompts become as long as they may.
+/// Refuses a request whose answer to `n_prompts` prompts could have more than `maximum` log-probabilities.
 ///
 /// # Errors
-/// By the field.
+/// Names the field.
 pub(crate) fn check_scores(
     field: &str,
     params: &TextParams,
@@ -60,7 +60,7 @@ fn entry(tokenizer: &Tokenizer, id: u32, logprob: f32) -> Value {
     })
 }
 
-/// A token as chat choices list it.
+/// Writes a token in the format of chat choices.
 pub(crate) fn chat_entry(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
     let mut scored = entry(tokenizer, token.id, token.logprob.unwrap_or(LEAST));
     let top = (token.top.iter()).map(|top| entry(tokenizer, top.id, top.logprob));
@@ -68,7 +68,7 @@ pub(crate) fn chat_entry(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
     scored
 }
 
-/// A token as llama.cpp lists it: with its id, and those of the others.
+/// Writes a token in llama.cpp's format, with its id and those of the alternatives.
 pub(crate) fn entry_with_ids(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
     let mut scored = chat_entry(tokenizer, token);
     scored["id"] = token.id.into();
@@ -87,8 +87,8 @@ pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Va
     json!({ "content": content, "refusal": null })
 }
 
-/// A token and the likeliest in its place as vLLM writes those of a prompt, by their ids; `null` for one without a score. A rank is
-/// told of the likeliest.
+/// Writes a prompt token and its alternatives as vLLM does, by their ids; `null` for a token without a score. Only the alternatives have a
+/// rank.
 pub(crate) fn scored_by_id(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
     let Some(logprob) = token.logprob else {
         return Value::Null;
@@ -135,7 +135,7 @@ pub(crate) fn completion_logprobs(
     json!({ "tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets })
 }
 
-/// The likeliest tokens by their texts. The first token of an echoed prompt has no probability, and no alternatives.
+/// Writes the likeliest tokens by their texts. The first token of an echoed prompt has no probability and no alternatives.
 pub(crate) fn alternatives(tokenizer: &Tokenizer, token: &ScoredToken) -> Value {
     if token.logprob.is_none() {
         return Value::Null;

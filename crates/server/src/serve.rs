@@ -55,20 +55,20 @@ use crate::{
 /// Longest wait for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// HTTP/2 connections are asked this often whether they are still there.
+/// Interval between pings that check whether an HTTP/2 client is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Requests that an HTTP/2 connection may have open at a time.
 const MAX_STREAMS: u32 = 100;
 
-/// Bytes of bodies that an HTTP/2 connection may send before the server takes them, in all and for each stream.
+/// Receive window of an HTTP/2 connection and of each of its streams, in bytes.
 const RECEIVE_WINDOW: u32 = 256 << 10;
 
-/// How long a connection that is to end may take for its farewell.
+/// Time for the last frames of a connection that ends.
 const FAREWELL: Duration = Duration::from_millis(100);
 
-/// How long a connection may last that is there for a probe only.
+/// Longest life of a connection in a reserved place.
 const PROBE_TIME: Duration = Duration::from_secs(5);
 
 /// Why a server could not start or had to stop.
@@ -80,7 +80,7 @@ pub enum ServeError {
     Listen {
         /// The address or socket path.
         address: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// A certificate or key could not be used.
@@ -88,7 +88,7 @@ pub enum ServeError {
     Tls {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// Cause of the error.
         reason: String,
     },
 }
@@ -102,7 +102,7 @@ pub struct Server {
     kv_events: Option<KvEvents>,
 }
 
-/// How a drained server ended.
+/// Says how a drained server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
     /// Every running answer was finished.
@@ -190,7 +190,7 @@ impl Server {
         http.http1()
             .timer(TokioTimer::new())
             .header_read_timeout(config.header_timeout)
-            // Some clients look for a header as llama.cpp writes it.
+            // Some clients look for headers in llama.cpp's capitalization.
             .title_case_headers(true)
             .max_buf_size(64 << 10);
         http.http2()
@@ -203,7 +203,7 @@ impl Server {
             .max_header_list_size(64 << 10);
         let http = Arc::new(http);
         let connections = Connections::new(config.max_connections);
-        // Each connection has a sender, so that the receiver hears when the last one has ended.
+        // Each connection holds a sender; the receiver ends when the last of them is dropped.
         let (open, mut all_ended) = mpsc::channel::<()>(1);
         loop {
             let stream = tokio::select! {
@@ -341,20 +341,20 @@ impl Connection {
         }
         loop {
             tokio::select! {
-                // A connection that breaks is the client's business; its requests are cancelled by being dropped.
+                // A broken connection needs no report; its requests are cancelled when they are dropped.
                 _ = connection.as_mut() => return,
                 () = shutdown.begun(), if !is_draining => {
                     is_draining = true;
                     connection.as_mut().graceful_shutdown();
                 }
-                // The HTTP version is found out from the first bytes, for which the library has no time limit of its own: this one
-                // holds for them too.
+                // The library reads the first bytes to learn the HTTP version and has no time limit for them, so this limit covers them
+                // too.
                 () = self.place.is_to_leave(config.header_timeout), if end.is_none() => {
                     end = Some(Instant::now() + FAREWELL);
                     connection.as_mut().graceful_shutdown();
                 }
                 () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => {
-                    // A request that came in the meantime is answered; the library closes the connection behind it.
+                    // A request that came in the meantime is answered; the library closes the connection after it.
                     if self.place.is_idle() || kind == Kind::Reserved {
                         return;
                     }
@@ -365,17 +365,17 @@ impl Connection {
     }
 }
 
-/// How long an HTTP/2 stream may stand still before it is reset. What it generates is ended before, at the time limit of writes: who comes
-/// back soon finds the event that says so.
+/// Computes how long an HTTP/2 stream may stall before it is reset. Generation ends earlier, at the time limit of writes, so a client that
+/// returns soon still finds the event about it.
 fn reset_after(write_timeout: Duration) -> Duration {
     const MOST: Duration = Duration::from_secs(5);
     write_timeout + (4 * write_timeout).min(MOST)
 }
 
-/// What a connection is told that has a place for a probe only.
+/// Builds the answer for a connection in a reserved place.
 fn no_place() -> Response {
     let error = ApiError::NotReady {
-        reason: "all connections that it holds have requests",
+        reason: "all of its connections are busy",
     };
     let mut response = error_response(&error, Dialect::OpenAi, &RequestId::default());
     let headers = response.headers_mut();

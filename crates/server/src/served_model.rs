@@ -24,22 +24,22 @@ use crate::{
     tools::Tools,
 };
 
-/// What a server needs of a loaded model.
+/// Holds the parts of a loaded model that a server needs.
 #[derive(Debug)]
 pub struct ServedModel {
     names: Vec<String>,
-    /// What it was called when the server was started, where that is none of its names.
+    /// Name under which the server was started, if it is not one of the model's names.
     given: Option<String>,
-    /// What tells it apart in its repository of the Hub.
+    /// Types that distinguish it in its repository of the Hub.
     variants: Vec<String>,
-    /// Whether a name that is none of its own means it too.
+    /// Whether an unknown model name selects this model too.
     answers_any_name: bool,
     model: Model,
     created_s: u64,
     n_requests: AtomicU64,
 }
 
-/// What a request is answered by.
+/// Names the model and adapter that answer a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// The name that its response carries.
@@ -49,7 +49,7 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Refuses an adapter where none is used.
+    /// Refuses an adapter.
     ///
     /// # Errors
     /// The name of an adapter.
@@ -66,7 +66,7 @@ impl Chosen {
 }
 
 impl ServedModel {
-    /// Puts a model together. The first of `names` is the one that responses carry.
+    /// Creates a model. Responses carry the first of `names`.
     ///
     /// # Panics
     /// When `names` is empty.
@@ -83,29 +83,29 @@ impl ServedModel {
         }
     }
 
-    /// The same, found too by what it was called when the server was started, such as a path. Lists do not show it.
+    /// Adds the name under which the server was started, such as a path. Lists do not show it.
     #[must_use]
     pub fn given_as(mut self, given: Option<String>) -> Self {
         self.given = given;
         self
     }
 
-    /// The same, found too with one of these behind the name of its repository of the Hub, such as its type.
+    /// Adds variants, such as a type, that may follow the name of its repository of the Hub.
     #[must_use]
     pub fn with_variants(mut self, variants: Vec<String>) -> Self {
         self.variants = variants;
         self
     }
 
-    /// The same, meant by any name: clients have names of other models written into them. A server with adapters, whose names
-    /// requests choose by, still refuses unknown ones.
+    /// Lets any model name select the model, because clients have names of other models built in. A server with adapters, which requests
+    /// select by name, still refuses unknown names.
     #[must_use]
     pub fn answering_any_name(mut self) -> Self {
         self.answers_any_name = true;
         self
     }
 
-    /// Whether a name that is none of its own means it.
+    /// Says whether an unknown name selects the model.
     pub(crate) fn answers_any_name(&self) -> bool {
         self.answers_any_name
     }
@@ -142,7 +142,7 @@ impl ServedModel {
 
     /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. Each may have the tag
     /// `:latest`, `.gguf` and its source (`ollama:`, `hf:`), and a model of the Hub is found without its type or with it too. A request without a
-    /// name, or with an empty one, means the model; so does any other, where the model [answers any](Self::answering_any_name).
+    /// name, or with an empty one, selects the model; so does any other if the model [answers any name](Self::answering_any_name).
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`].
@@ -157,7 +157,7 @@ impl ServedModel {
         }
     }
 
-    /// As [`Self::choose`], but only by its names: whether it is there is asked.
+    /// Does the same as [`Self::choose`], but matches only the model's own names, to answer whether a model exists.
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`].
@@ -176,7 +176,7 @@ impl ServedModel {
             .ok_or_else(|| self.unknown(asked))
     }
 
-    /// As [`Self::choose`], but a model of the Hub by its whole name only.
+    /// Does the same as [`Self::choose`], but matches a model of the Hub only by its whole name.
     pub(crate) fn choose_by_name(&self, asked: &str) -> Option<Chosen> {
         forms(asked).iter().find_map(|form| self.choose_exactly(form))
     }
@@ -202,7 +202,7 @@ impl ServedModel {
         })
     }
 
-    /// The names that it is listed under, and the one that it was given by.
+    /// Lists its names, and the one under which it was given.
     fn all_names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().chain(&self.given).map(String::as_str)
     }
@@ -243,8 +243,7 @@ impl ServedModel {
         (nanos ^ count.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// Renders a conversation with the model's chat template, for people to look at. The text of the token that begins a
-    /// text is left out where prompts get it anyway.
+    /// Renders a conversation with the model's chat template, for display. The text of the BOS token is left out if prompts get it anyway.
     ///
     /// # Errors
     /// No template, or what the template refused.
@@ -295,7 +294,7 @@ impl ServedModel {
     /// Turns a conversation with tools into its prompt, and says how the answer is read.
     ///
     /// # Errors
-    /// As [`Self::encode_chat`].
+    /// Returns the errors of [`Self::encode_chat`].
     pub(crate) fn prompt(
         &self,
         messages: &[TemplateMessage],
@@ -316,8 +315,8 @@ impl ServedModel {
         self.model.words().template().map(ChatTemplate::source)
     }
 
-    /// Encodes a prompt that its client has put together ([`ModelWords::encode_prompt`](tokenmill::ModelWords::encode_prompt)), as
-    /// llama.cpp and vLLM do.
+    /// Encodes a prompt that the client has formatted ([`ModelWords::encode_prompt`](tokenmill::ModelWords::encode_prompt)), as llama.cpp
+    /// and vLLM do.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         self.model.words().encode_prompt(text)
     }
@@ -325,7 +324,7 @@ impl ServedModel {
     /// Starts a generation for each prompt.
     ///
     /// # Errors
-    /// What the engine refuses, in the client's words; prompts already submitted are then cancelled.
+    /// Fails if the engine refuses a prompt; earlier prompts are then cancelled.
     pub fn generate(&self, prompts: Vec<Vec<u32>>, params: &TextParams) -> Result<TextStream, ApiError> {
         Ok(self.model.generate(prompts, params)?)
     }

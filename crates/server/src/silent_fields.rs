@@ -1,7 +1,7 @@
-//! The way of [`RequestDefaults`] into requests that are silent.
+//! Writes [`RequestDefaults`] into requests that do not set the fields.
 //!
-//! Separate from the endpoints because all of them have it. Invariant: what a request says itself, by any of a field's names, is what
-//! counts; a default is read and checked as if the request had written it.
+//! Separate from the endpoints because all of them use it. Invariant: a field that the request sets, under any of its names, wins; a
+//! default is read and checked as if the request had set it.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::{
     sampling::SamplingFields,
 };
 
-/// Names of the longest answer.
+/// Names of the field for the longest answer.
 const LENGTHS: [&str; 4] = [
     "max_completion_tokens",
     "n_predict",
@@ -20,7 +20,7 @@ const LENGTHS: [&str; 4] = [
     "max_output_tokens",
 ];
 
-/// Names of the budget of reasoning.
+/// Names of the field for the reasoning budget.
 const BUDGETS: [&str; 4] = [
     "thinking_budget",
     "thinking_token_budget",
@@ -28,7 +28,7 @@ const BUDGETS: [&str; 4] = [
     "reasoning_budget",
 ];
 
-/// Other names of a field.
+/// Lists other names of a field.
 fn others_of(name: &str) -> &'static [&'static str] {
     match name {
         "repeat_penalty" => &["repetition_penalty"],
@@ -38,10 +38,10 @@ fn others_of(name: &str) -> &'static [&'static str] {
 }
 
 impl RequestDefaults {
-    /// Checks the values of sampling.
+    /// Checks the sampling values.
     ///
     /// # Errors
-    /// The first that is unknown or out of its range, by its name.
+    /// Fails on the first value that is unknown or out of its range, and names it.
     pub fn check(&self) -> Result<(), ApiError> {
         let fields = Value::Object(self.sampling.clone());
         let fields: SamplingFields = serde_path_to_error::deserialize(&fields)
@@ -49,7 +49,7 @@ impl RequestDefaults {
         fields.check()
     }
 
-    /// Writes them into a request where it is silent, as far as its endpoint has such fields.
+    /// Writes the defaults into the fields that a request does not set and its endpoint has.
     pub(crate) fn fill(&self, body: &mut Body, fields: &[Field]) {
         let has = |name: &str| fields.iter().any(|field| field.name == name);
         if has("options") {
@@ -108,7 +108,7 @@ mod tests {
         for (fields, expected) in [
             (
                 tables::chat(),
-                json!({ "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7, "n_predict": 9, "thinking_budget": 3 }),
+                json!({ "temperature": 0.5, "repeat_penalty": 1.1, "seed": 7, "max_completion_tokens": 9, "thinking_budget": 3 }),
             ),
             (
                 tables::llama_completion(),

@@ -1,9 +1,8 @@
 //! [`StoredResponses`]: conversations that a later request may continue.
 //!
-//! Separate from the endpoint because this is the server's only memory of what was said. Invariants: it has a bound in bytes
-//! and in number, the oldest go first, and no request finds the conversation of another tenant. All of it is text as JSON has it, and
-//! that text is counted: a tree of values takes up to a hundred times as much. A conversation counts from its request on, before its
-//! answer is there.
+//! Separate from the endpoint because this is the server's only memory of past conversations. Invariants: it has a bound in bytes and in
+//! number, the oldest leave first, and no request finds another tenant's conversation. Conversations are kept as JSON text, whose length
+//! counts: a tree of values takes up to a hundred times as much. A conversation counts from its request on, before it has an answer.
 
 use std::{
     collections::VecDeque,
@@ -20,16 +19,16 @@ const MAX_BYTES: usize = 32 << 20;
 /// Conversations.
 const MAX_STORED: usize = 1024;
 
-/// What a conversation takes besides its texts.
+/// Overhead of a conversation besides its texts.
 const ENTRY_BYTES: usize = 256;
 
 #[derive(Debug)]
 struct Stored {
     id: String,
     tenant: Tenant,
-    /// What was said before the answer.
+    /// The conversation before the answer.
     said: Box<str>,
-    /// The answer as it was given, and as the next turn sees it; `None` while it is made.
+    /// The answer as it was sent, and as the next turn sees it; `None` while it is generated.
     answer: Option<(Box<str>, Box<str>)>,
 }
 
@@ -44,7 +43,7 @@ impl Stored {
 #[derive(Debug, Default)]
 pub(crate) struct StoredResponses(Mutex<VecDeque<Stored>>);
 
-/// A conversation whose answer is being made. It is forgotten with this, unless the answer came.
+/// Marks a conversation whose answer is being generated; dropping it without an answer removes the conversation.
 #[derive(Debug)]
 pub(crate) struct Pending {
     stored: Arc<StoredResponses>,
@@ -53,8 +52,8 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Keeps the answer: `seen` is how the next turn sees it. One that has no room even alone is forgotten, as is one whose
-    /// conversation had to make room for others meanwhile.
+    /// Stores the answer; `seen` is its form for the next turn. An answer that is too large, or whose conversation was removed meanwhile,
+    /// is dropped.
     pub(crate) fn finish(&self, seen: TemplateMessage, given: &Value) {
         let answer = (given.to_string().into(), text_of(vec![seen]));
         let mut stored = self.stored.lock();
@@ -62,7 +61,7 @@ impl Pending {
         let Some(at) = stored.iter().position(is_this) else {
             return;
         };
-        let mut entry = stored.remove(at).expect("it was found there");
+        let mut entry = stored.remove(at).expect("it was just found");
         entry.answer = Some(answer);
         push(&mut stored, entry);
     }
@@ -76,7 +75,7 @@ impl Drop for Pending {
     }
 }
 
-/// Puts an entry behind the others, and drops the oldest where there is no room. One that is larger than all of it is dropped itself.
+/// Appends an entry and drops the oldest ones beyond the bound, or the entry itself if it exceeds the bound.
 fn push(stored: &mut VecDeque<Stored>, entry: Stored) {
     let n_bytes = entry.n_bytes();
     if n_bytes > MAX_BYTES {
@@ -95,7 +94,7 @@ impl StoredResponses {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what was said before an answer.
+    /// Stores the conversation before an answer.
     pub(crate) fn begin(self: &Arc<Self>, id: &str, tenant: Tenant, said: Vec<TemplateMessage>) -> Pending {
         let entry = Stored {
             id: id.to_owned(),
@@ -111,7 +110,7 @@ impl StoredResponses {
         }
     }
 
-    /// Finds the whole answer of an id and a tenant, and makes something of it.
+    /// Finds the complete answer of an id and a tenant, and maps it.
     fn find<T>(&self, id: &str, tenant: Tenant, make: impl FnOnce(&Stored, &str, &str) -> T) -> Option<T> {
         let stored = self.lock();
         let found = (stored.iter()).find(|stored| stored.id == id && stored.tenant == tenant)?;
@@ -119,7 +118,7 @@ impl StoredResponses {
         Some(make(found, given, seen))
     }
 
-    /// The JSON text of an answer as it was given, if it is still stored and is the tenant's.
+    /// Returns the JSON text of an answer as it was sent, if it is still stored and belongs to the tenant.
     pub(crate) fn answer(&self, id: &str, tenant: Tenant) -> Option<String> {
         self.find(id, tenant, |_, given, _| given.to_owned())
     }
@@ -132,8 +131,8 @@ impl StoredResponses {
         stored.len() < n_before
     }
 
-    /// The conversation up to an answer, if it is still stored and is the tenant's. Calls whose arguments are nested as deeply as JSON is
-    /// read at all cannot be read back with what stands around them.
+    /// Returns the conversation up to an answer, if it is still stored and belongs to the tenant. Calls whose arguments reach the nesting
+    /// limit of JSON cannot be read back inside their message.
     pub(crate) fn get(&self, id: &str, tenant: Tenant) -> Option<Vec<TemplateMessage>> {
         let texts = self.find(id, tenant, |found, _, seen| {
             [found.said.to_string(), seen.to_owned()]
@@ -144,7 +143,7 @@ impl StoredResponses {
     }
 }
 
-/// Messages as JSON text, with the parts that a message itself is written without.
+/// Writes messages as JSON text, including the fields that a message's own serialization skips.
 fn text_of(messages: Vec<TemplateMessage>) -> Box<str> {
     let mut list = Vec::with_capacity(messages.len());
     for mut message in messages {
@@ -244,12 +243,12 @@ mod tests {
         drop(pending);
         let whole = stored.get("a", tenant).expect("it is stored");
         assert_eq!(whole, [message.clone(), message, reply()]);
-        // One that is given up leaves nothing behind.
+        // Dropping a pending conversation removes it.
         drop(stored.begin("b", tenant, said(1)));
         assert_eq!(stored.lock().len(), 1);
     }
 
-    /// The largest of every field, and trees that are small as text, many times.
+    /// Tests every field at its largest, and many trees that are small as text.
     #[test]
     fn whatever_a_message_has_is_counted_as_it_is_kept() {
         let text = || "x".repeat(1 << 20);

@@ -1,4 +1,4 @@
-//! Tools as requests offer them, checked.
+//! Checks the tools that a request offers.
 //!
 //! Separate from the endpoints because three of them offer tools in different words for the same thing. Invariant: what
 //! reaches the chat template is a list in OpenAI's form in which every tool has a name of its own.
@@ -19,20 +19,20 @@ const MAX_NAME_BYTES: usize = 128;
 /// Kinds of tools that are left out and named.
 const MAX_NAMED_KINDS: usize = 16;
 
-/// What happened to tools that cannot be called.
+/// Explains why a tool cannot be called.
 const LEFT_OUT: &str = "would run on the servers of those who defined it, and was left out";
 
-/// What a request says of tools.
+/// Holds the tools of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tools {
-    /// OpenAI's form; empty where none is offered.
+    /// OpenAI's form; empty without tools.
     list: Vec<Value>,
     /// Whether an answer may hold one call only.
     is_single: bool,
     /// Whether the request says that none is to be called.
     is_declined: bool,
     choice: ToolChoice,
-    /// The names of those that take any text instead of arguments.
+    /// Names of custom tools, which take any text instead of arguments.
     custom: BTreeSet<String>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct IgnoredTools {
 }
 
 impl IgnoredTools {
-    /// Leaves one out. What is too much for a header is cut.
+    /// Leaves out a tool. Text beyond the limit of a header is cut.
     pub(crate) fn add(&mut self, kind: &str, tool: &Value) {
         let kind: String = kind.chars().take(MAX_NAME_BYTES).collect();
         if self.kinds.len() == MAX_NAMED_KINDS && !self.kinds.contains(&kind) {
@@ -99,7 +99,7 @@ pub(crate) enum Choice {
     None,
     Required,
     Named(String),
-    /// Of these only.
+    /// Only these.
     Allowed {
         names: Vec<String>,
         is_required: bool,
@@ -124,8 +124,8 @@ struct FunctionTool {
     others: Map<String, Value>,
 }
 
-/// Fields of a tool that change nothing: prefixes are always cached, arguments are always streamed as they come, and every tool is told
-/// to the model from the beginning.
+/// Fields of a tool that change nothing: prefixes are always cached, arguments are always streamed, and the model gets every tool
+/// at the start.
 const TOOL_LABELS: &[&str] = &["type", "cache_control", "eager_input_streaming", "defer_loading"];
 
 /// Checks that the model itself may call a tool.
@@ -145,7 +145,7 @@ fn check_callers(path: &str, callers: &[String]) -> Result<(), ApiError> {
 /// Writes examples of arguments below the description of a tool: templates have no other place for them.
 ///
 /// # Errors
-/// An example that is no object, by path.
+/// Fails on an example that is not an object, and names the path.
 fn add_examples(description: &mut String, path: &str, examples: &[Value]) -> Result<(), ApiError> {
     if let Some(index) = examples.iter().position(|example| !example.is_object()) {
         return Err(ApiError::invalid(
@@ -164,10 +164,10 @@ fn add_examples(description: &mut String, path: &str, examples: &[Value]) -> Res
 }
 
 impl Tools {
-    /// Reads tools, each with the path of what describes it: its name, its description and its schema. Those in `ignored` were left out.
+    /// Reads tools, each with the path of its description, which has its name and schema. Those in `ignored` were left out.
     ///
     /// # Errors
-    /// A tool without a name, two of one name, a schema that is no object, a `choice` that is not offered, by path.
+    /// Fails on a tool without a name, a repeated name, a schema that is not an object, or an unknown `choice`, and names the path.
     pub(crate) fn new(
         tools: impl IntoIterator<Item = (String, Value)>,
         choice: &Choice,
@@ -221,7 +221,7 @@ impl Tools {
             // Templates read it of every tool.
             let mut description = tool.description.unwrap_or_default();
             add_examples(&mut description, &at("input_examples"), &tool.input_examples)?;
-            // In this order: templates write a tool as it stands, and models were trained on it.
+            // The order matters: templates write the object as it is, and models were trained on this order.
             let mut function = json!({ "name": name, "description": description, "parameters": parameters });
             if tool.strict == Some(true) {
                 function["strict"] = true.into();
@@ -268,7 +268,7 @@ impl Tools {
     /// The tools that a request offers in OpenAI's form.
     ///
     /// # Errors
-    /// What is wrong with them or with the choice, by path.
+    /// Fails on invalid tools or an invalid choice, and names the path.
     pub(crate) fn of_functions(
         tools: Vec<Value>,
         tool_choice: Option<&Value>,
@@ -292,7 +292,7 @@ impl Tools {
                 if format.is_some_and(|format| !format.is_null() && format["type"] != "text") {
                     return Err(ApiError::UnsupportedField {
                         param: format!("{path}.format"),
-                        reason: "the text of a custom tool is free",
+                        reason: "the text of a custom tool cannot be constrained",
                     });
                 }
                 if let Some(tool) = tool.as_object_mut() {
@@ -307,7 +307,7 @@ impl Tools {
             if tool.get("type").is_none_or(|kind| kind != "function") {
                 return Err(ApiError::UnsupportedField {
                     param: format!("{path}.type"),
-                    reason: "a tool is a function, or a custom tool",
+                    reason: "a tool must be a function or a custom tool",
                 });
             }
             let function = tool.remove("function").unwrap_or_default();
@@ -317,12 +317,12 @@ impl Tools {
         Ok(Self { custom, ..tools })
     }
 
-    /// The names of those that take any text instead of arguments.
+    /// Returns the names of custom tools, which take any text instead of arguments.
     pub(crate) fn custom(&self) -> &BTreeSet<String> {
         &self.custom
     }
 
-    /// Offers them in a conversation.
+    /// Adds the tools to a conversation.
     pub(crate) fn offer(&self, conversation: Conversation) -> Conversation {
         Conversation {
             tools: (!self.list.is_empty()).then(|| Value::Array(self.list.clone())),

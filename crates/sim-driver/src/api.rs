@@ -1,8 +1,8 @@
 //! The driver's functions, by the names under which a program looks them up.
 //!
 //! Only pointers are handled here; the work is [`State`](crate::gpu::State)'s. Handles are numbers that are never dereferenced.
-//! Invariants: a pointer is written only where the call succeeds; a call that needs a context fails where none is current on the
-//! calling thread, and does not find what belongs to another.
+//! Invariants: a pointer is written only if the call succeeds; a call that needs a context fails without a current one on the
+//! calling thread, and does not find another context's objects.
 
 mod copy_2d;
 mod launch_record;
@@ -43,7 +43,7 @@ const ERROR_LOG: c_int = 5;
 const DISABLE_TIMING: c_uint = 2;
 /// The function attribute that allows more dynamic shared memory.
 const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
-/// The one by which a kernel says how its multiprocessor's memory is to be divided.
+/// Attribute for a kernel's preferred shared memory carveout.
 const PREFERRED_CARVEOUT: c_int = 9;
 
 fn status(outcome: Outcome) -> c_int {
@@ -57,7 +57,7 @@ fn status(outcome: Outcome) -> c_int {
 unsafe fn give<T, U>(to: *mut T, value: Outcome<U>, convert: fn(U) -> T) -> c_int {
     match value {
         Ok(value) => {
-            // SAFETY: the caller says so.
+            // SAFETY: the caller guarantees it.
             unsafe { to.write(convert(value)) };
             code::SUCCESS
         }
@@ -75,10 +75,10 @@ pub(crate) fn functions() -> Api {
     unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
 }
 
-/// The same of a driver for CUDA 13.0, whatever the environment says.
+/// Returns the same functions for a driver of CUDA 13.0, whatever the environment says.
 pub(crate) fn functions_for_cuda_13() -> Api {
     unsafe extern "C" fn version(version: *mut c_int) -> c_int {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { version.write(13_000) };
         code::SUCCESS
     }
@@ -86,14 +86,14 @@ pub(crate) fn functions_for_cuda_13() -> Api {
         "cuDriverGetVersion" => Some(version as unsafe extern "C" fn(*mut c_int) -> c_int as *const c_void),
         _ => symbol(name),
     };
-    // SAFETY: the functions keep the contract of the driver's.
+    // SAFETY: the functions keep the driver's contract.
     unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
 }
 
-/// Writes a text to the log that the options of a load name, as far as it fits.
+/// Writes a text to the log of a load's options, as far as it fits.
 ///
 /// # Safety
-/// The arrays have `n_options` elements, and a log is valid for as many bytes as the option behind it says.
+/// The arrays have `n_options` elements, and a log is valid for as many bytes as the next option says.
 unsafe fn write_log(
     log: c_int,
     text: &str,

@@ -1,25 +1,26 @@
-//! [`Card`]: what a GPU's multiprocessors have, by compute capability.
+//! [`Card`] holds the multiprocessor limits of a GPU, by compute capability.
 //!
-//! Separate from the machine's settings, which name the capability alone. Figures are those of the CUDA C++ programming guide, "Compute capabilities"; the
-//! number of multiprocessors is that of one GPU of the kind. Invariant: a capability that is not listed has what the newest older one has.
+//! Separate from the machine's settings, which name only the capability. The figures are from the CUDA C++ programming guide, "Compute
+//! capabilities"; the number of multiprocessors is that of one GPU of the kind. Invariant: an unlisted capability gets the limits of the
+//! newest older one.
 
 use tokenmill_ptx_sim::{DeviceProfile, Kernel, LaunchConfig};
 
-/// A kind of GPU.
+/// Holds the limits of a kind of GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Card {
-    /// From which on a GPU is like this.
+    /// Lowest compute capability of this kind.
     pub(crate) capability: (i32, i32),
     pub(crate) n_multiprocessors: u32,
     /// Shared memory of a multiprocessor.
     pub(crate) shared_bytes: u32,
-    /// The shared memory that a thread block has at most, what its kernel declares included.
+    /// Largest shared memory of a thread block, including static shared memory.
     pub(crate) block_shared_bytes: u32,
     pub(crate) max_warps: u32,
     pub(crate) max_blocks: u32,
 }
 
-/// Every kind, the oldest first: T4, A100, RTX 3090, RTX 4090, H200, B200, RTX 5090.
+/// Lists every kind, the oldest first: T4, A100, RTX 3090, RTX 4090, H200, B200, RTX 5090.
 const ALL: [Card; 7] = [
     Card::new((7, 5), 40, [64, 64], [32, 16]),
     Card::new((8, 0), 108, [164, 163], [64, 32]),
@@ -47,13 +48,13 @@ impl Card {
         }
     }
 
-    /// That of a compute capability.
+    /// Finds the limits of a compute capability.
     pub(crate) fn of(capability: (i32, i32)) -> Self {
         let is_older = |card: &&Self| card.capability <= capability;
         *ALL.iter().rev().find(is_older).unwrap_or(&ALL[0])
     }
 
-    /// The same as the timing model has a GPU.
+    /// Returns the timing model's profile with these limits.
     fn profile(&self) -> DeviceProfile {
         let mut profile = DeviceProfile::find("h200")
             .expect("a device of that name")
@@ -65,13 +66,13 @@ impl Card {
         profile
     }
 
-    /// Thread blocks of a launch that the GPU holds at once, where they may wait for each other.
+    /// Computes how many thread blocks of a cooperative launch the GPU holds at once.
     pub(crate) fn holds(&self, kernel: &Kernel, config: &LaunchConfig) -> u64 {
         self.profile().holds(kernel, config)
     }
 
-    /// Thread blocks of a kernel that a multiprocessor holds. The simulator gives threads as many registers as they name: they count as the most that the
-    /// kernel's launch bounds allow, so a driver that compiled it may say more.
+    /// Computes how many thread blocks of a kernel a multiprocessor holds. The simulator has no register allocation, so it assumes the most
+    /// registers that the launch bounds allow; a driver that compiled the kernel may report more blocks.
     pub(crate) fn resident_blocks(&self, bounds: Bounds, n_threads: u32, shared_bytes: u32) -> u32 {
         let n_registers = bounds.registers(self.profile().n_registers);
         self.profile()
@@ -79,17 +80,17 @@ impl Card {
     }
 }
 
-/// The launch bounds of a kernel.
+/// Holds the launch bounds of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// Threads of a thread block at most.
+    /// Largest number of threads of a block.
     pub(crate) max_threads: u32,
-    /// Thread blocks that a multiprocessor is to have room for.
+    /// Thread blocks that must fit on a multiprocessor.
     pub(crate) min_blocks: u32,
 }
 
 impl Bounds {
-    /// Registers that a thread has at most, where a multiprocessor has so many: whole units of 8.
+    /// Computes the largest number of registers of a thread, in units of 8.
     pub(crate) fn registers(self, of_multiprocessor: u32) -> u32 {
         const MOST: u32 = 255;
         let n_threads = self.max_threads.max(1) * self.min_blocks.max(1);
@@ -128,7 +129,7 @@ mod tests {
                     "{capability:?} {bounds:?} {n_threads} {shared_kib}"
                 );
             };
-        // 128 registers for four thread blocks of 128 threads.
+        // 128 registers allow four blocks of 128 threads.
         check((9, 0), [128, 4], 128, 0, 4);
         check((9, 0), [128, 4], 32, 0, 16);
         check((9, 0), [256, 1], 256, 0, 1);

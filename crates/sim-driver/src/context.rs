@@ -42,7 +42,7 @@ struct Function {
     bounds: Bounds,
     /// Shared memory that a launch may add to what the kernel declares itself.
     max_shared_bytes: u32,
-    /// How a multiprocessor's memory is to be divided, in percent of what can be shared; `None` leaves it to the driver.
+    /// Preferred shared memory carveout in percent; `None` leaves it to the driver.
     carveout: Option<i32>,
 }
 
@@ -74,7 +74,7 @@ enum Operation {
         arguments: Arguments,
         /// Whether it may begin before the launch before it is done.
         is_early: bool,
-        /// Whether a graph has it.
+        /// Whether the launch belongs to a graph.
         is_replayed: bool,
     },
     Upload {
@@ -107,7 +107,7 @@ enum Operation {
     Replay(Arc<[Operation]>),
     /// The end of a replay, whose operations stand before it.
     Replayed,
-    /// What the ranks of a communicator do together.
+    /// A collective operation of a communicator's ranks.
     Collective {
         end: Arc<RankEnd>,
         from: u64,
@@ -147,21 +147,21 @@ pub(crate) struct Context {
     graphs: HashMap<u64, Arc<[Operation]>>,
     capture: Option<Capture>,
     pinned: HashMap<u64, HostMemory>,
-    /// How the multiprocessors' memory is divided: by what the kernel that ran last wanted, or by its shared memory.
+    /// Current carveout of the multiprocessors: the preference of the last kernel, or one that follows from its shared memory.
     division: Option<i64>,
     /// A warp instruction takes a nanosecond and a copied byte a tenth of one: the same on every machine, and no measurement.
     clock_ms: f64,
     lost: Option<i32>,
 }
 
-/// What changes about a GPU.
+/// Holds the mutable state of a GPU.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) context: Context,
     pub(crate) counts: Counts,
-    /// What is to go wrong next.
+    /// Next fault to inject.
     pub(crate) fault: Option<Fault>,
-    /// What is always wrong.
+    /// Permanent faults.
     pub(crate) defects: Vec<Defect>,
     /// Estimates launches in place of running them.
     pub(crate) timing: Option<Timing>,
@@ -378,7 +378,7 @@ impl Context {
         Ok((moment(end)? - moment(start)?) as f32)
     }
 
-    /// What is launched stays when what it was made from is destroyed.
+    /// Instantiates a graph, whose launches stay when their source is destroyed.
     pub(crate) fn instantiate(&mut self, graph: u64) -> Outcome<u64> {
         let recorded = self.graphs.get(&graph).cloned().ok_or(code::INVALID_HANDLE)?;
         let executable = handle();
@@ -398,7 +398,7 @@ impl Context {
     }
 }
 
-/// What needs counts or faults as well as the context.
+/// Operations that need counts or faults as well as the context.
 impl State {
     pub(crate) fn launch(
         &mut self,
@@ -494,7 +494,7 @@ impl State {
         self.run_until(event, event_now.n_recorded, Waits::Here)
     }
 
-    /// Whether an event was reached, as it was last recorded. What can run without other GPUs runs before.
+    /// Says whether an event was reached since its last record; first runs all work that can run without other GPUs.
     pub(crate) fn query(&mut self, event: u64) -> Outcome {
         self.context.check()?;
         self.context.refuse_in_capture()?;

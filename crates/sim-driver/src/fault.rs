@@ -1,4 +1,4 @@
-//! [`Fault`] and [`Defect`]: what a test lets go wrong, once or always.
+//! [`Fault`] and [`Defect`] describe failures that a test injects, once or permanently.
 //!
 //! Separate because the GPU and the test both name it.
 
@@ -37,48 +37,48 @@ pub enum Fault {
     },
 }
 
-/// Something that is wrong with a GPU for as long as it is there, whoever opens and closes it.
+/// Describes a permanent fault of a GPU, which survives that the device is closed and opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Defect {
-    /// Launches of a kernel write other bits than they should.
+    /// Launches of a kernel write wrong bits.
     Wrong {
-        /// What the kernel's name begins with.
+        /// Prefix of the kernel's name.
         kernel: String,
-        /// Of which launches.
+        /// The affected launches.
         when: When,
     },
     /// Launches of a kernel are refused.
     Refused {
-        /// What the kernel's name begins with.
+        /// Prefix of the kernel's name.
         kernel: String,
-        /// The driver's code.
+        /// Error code of the driver.
         code: i32,
-        /// Whether the context is lost with it: every later call gives the same.
+        /// Whether the context is lost, so that every later call returns the same error.
         is_lost: bool,
     },
     /// A kernel never ends.
     Hang {
-        /// What its name begins with.
+        /// Prefix of the kernel's name.
         kernel: String,
     },
-    /// No stream can be captured.
+    /// Streams cannot be captured.
     Capture,
 }
 
-/// Which launches of a kernel a [`Defect`] is in.
+/// Selects the launches of a kernel that a [`Defect`] affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// All.
+    /// All launches.
     Always,
-    /// Those that may begin before those before them are done.
+    /// Launches that may begin before those before them are done.
     Early,
-    /// Those of graphs.
+    /// Launches from graphs.
     Replayed,
 }
 
 impl Defect {
-    /// Reads one as the variable of the environment has it: `wrong`, `wrong_early` or `wrong_replayed` and a kernel, `hang` and a kernel, `refuse` and a kernel,
-    /// `lose_at` and a kernel.
+    /// Parses the value of the environment variable: `wrong`, `wrong_early`, `wrong_replayed`, `hang`, `refuse` or `lose_at`, each with a
+    /// kernel.
     pub(crate) fn parse(name: &str, kernel: &str) -> Option<Self> {
         let wrong = |when| Self::Wrong {
             kernel: kernel.to_owned(),
@@ -102,7 +102,7 @@ impl Defect {
         })
     }
 
-    /// Whether a launch of this kernel, early or not and replayed or not, has wrong bits by it.
+    /// Says whether the defect changes the bits of a launch of this kernel.
     pub(crate) fn spoils(&self, name: &str, is_early: bool, is_replayed: bool) -> bool {
         let Self::Wrong { kernel, when } = self else {
             return false;
@@ -115,7 +115,7 @@ impl Defect {
         is_such && name.starts_with(kernel.as_str())
     }
 
-    /// What a launch of this kernel is refused with by it, and whether the context is lost then.
+    /// Returns the error code of a launch of this kernel, and whether it loses the context; `None` if the launch works.
     pub(crate) fn refusal(&self, name: &str) -> Option<(i32, bool)> {
         match self {
             Self::Refused {
@@ -127,7 +127,7 @@ impl Defect {
         }
     }
 
-    /// Whether a launch of this kernel never ends by it.
+    /// Says whether a launch of this kernel never ends.
     pub(crate) fn hangs(&self, name: &str) -> bool {
         matches!(self, Self::Hang { kernel } if name.starts_with(kernel.as_str()))
     }

@@ -18,32 +18,32 @@
 //! # Ok::<(), tokenmill_cuda_exec::CudaExecError>(())
 //! ```
 //!
-//! The variable `TOKENMILL_SIM_DRIVER` says what the machine is like, as `name=value` separated by commas:
+//! The variable `TOKENMILL_SIM_DRIVER` describes the machine, as `name=value` separated by commas:
 //!
-//! | name | value | without it |
+//! | name | value | default |
 //! |---|---|---|
-//! | `devices` | how many GPUs there are | 1 |
-//! | `capability` | their compute capability, as `7.5`; multiprocessors and shared memory follow from it | 8.0 |
+//! | `devices` | number of GPUs | 1 |
+//! | `capability` | compute capability, as `7.5`, which determines multiprocessors and shared memory | 8.0 |
 //! | `cuda` | the CUDA version of the driver, as `11.2` | 12.4 |
 //! | `mib` | memory of a GPU | 8192 |
 //! | `module_kib` | memory that the driver takes of the GPU for each module | 0 |
 //! | `lose` | the launch, counted from 0, that faults | none |
 //! | `ptx` | `refused`: the driver takes no PTX | taken |
-//! | `compiler` | `missing`: the driver does not find its compiler, and takes cubins alone | there |
+//! | `compiler` | `missing`: the driver does not find its compiler, and takes only cubins | there |
 //! | `capture` | `refused`: streams cannot be captured | possible |
-//! | `wrong`, `wrong_early`, `wrong_replayed` | the beginning of a kernel's name: its launches, those that begin early, or those of graphs write wrong bits | none |
-//! | `refuse`, `lose_at` | likewise: its launches are refused, or lose the context | none |
-//! | `hang` | likewise: it never ends | none |
+//! | `wrong`, `wrong_early`, `wrong_replayed` | prefix of a kernel's name: its launches, those that begin early, or those of graphs write wrong bits | none |
+//! | `refuse`, `lose_at` | prefix of a kernel's name: its launches are refused, or lose the context | none |
+//! | `hang` | prefix of a kernel's name: it never ends | none |
 //!
-//! A cubin is the code of a real GPU, which the simulator does not run: an image that begins with the bytes of an ELF file, with PTX
-//! behind them, stands for one.
+//! A cubin is the code of a real GPU, which the simulator cannot run. Its stand-in is an image with the first bytes of an ELF file,
+//! followed by PTX.
 //!
-//! The library also has the functions of NCCL that tokenmill calls: by a name such as `libnccl.so.2` that leads to the same file, a program
-//! finds them too. They keep NCCL's rules: ranks join from threads of their own and wait for each other, sums are queued on streams and can be
-//! captured, those of all ranks match in order, length and kind, and a communicator that is aborted is gone once the graphs are that name it.
+//! The library also has the functions of NCCL that tokenmill calls. A program finds them by a name such as `libnccl.so.2` that leads to the
+//! same file. They keep NCCL's rules: ranks join from threads of their own and wait for each other; sums are queued on streams and can be
+//! captured; those of all ranks must match in order, length and kind; an aborted communicator is freed after the graphs that name it.
 //!
-//! `CUDA_VISIBLE_DEVICES` hides the GPUs where it is empty, and `CUDA_DISABLE_PTX_JIT=1` the compiler, as with the real driver. What the simulator finds wrong with a kernel is
-//! printed on standard error and reported as an illegal address.
+//! An empty `CUDA_VISIBLE_DEVICES` hides the GPUs, and `CUDA_DISABLE_PTX_JIT=1` the compiler, as with the real driver. A fault of a kernel
+//! is printed on standard error and reported as an illegal address.
 
 #![deny(unsafe_code)]
 

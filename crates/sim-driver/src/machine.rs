@@ -10,7 +10,7 @@ use crate::{card::Card, fault::Defect};
 /// The variable that describes the machine.
 const VARIABLE: &str = "TOKENMILL_SIM_DRIVER";
 
-/// What the simulated machine is like.
+/// Describes the simulated machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Machine {
     pub(crate) n_devices: i32,
@@ -19,7 +19,7 @@ pub(crate) struct Machine {
     pub(crate) gpu: GpuSpec,
 }
 
-/// What a simulated GPU is like.
+/// Describes a simulated GPU.
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuSpec {
@@ -35,7 +35,7 @@ pub(crate) struct GpuSpec {
     pub(crate) is_added: bool,
     /// Whether its memory takes room only where something other than zero is written.
     pub(crate) is_sparse: bool,
-    /// What its multiprocessors have, where it is not as its capability says.
+    /// Limits of the multiprocessors, if they differ from those of the compute capability.
     pub(crate) card: Option<Card>,
     /// Memory that the driver takes for each module.
     pub(crate) module_bytes: u64,
@@ -61,7 +61,7 @@ impl Default for GpuSpec {
 }
 
 impl GpuSpec {
-    /// What its multiprocessors have.
+    /// Returns the limits of the multiprocessors.
     pub(crate) fn card(&self) -> Card {
         self.card.unwrap_or_else(|| Card::of(self.capability))
     }

@@ -17,12 +17,13 @@ use crate::{
     timing::{LaunchEstimate, Registers, Timing},
 };
 
-/// What a simulated GPU is like.
+/// Describes a simulated GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimOptions {
     /// Its memory.
     pub total_bytes: u64,
-    /// Its compute capability, which says what its multiprocessors have. From 9.0 on launches begin before those before them are done, with every check.
+    /// Compute capability, which determines the limits of its multiprocessors. From 9.0 on, launches begin before those before them are
+    /// done, with all checks.
     pub capability: (i32, i32),
     /// Whether its driver finds the compiler for PTX.
     pub has_compiler: bool,
@@ -161,12 +162,12 @@ impl Simulator {
         api::functions()
     }
 
-    /// The same of a driver for CUDA 13.0.
+    /// Returns the same functions for a driver of CUDA 13.0.
     pub fn api_for_cuda_13() -> Api {
         api::functions_for_cuda_13()
     }
 
-    /// How often the GPU was opened so far.
+    /// Returns how often the GPU was opened.
     pub fn n_opened(&self) -> u64 {
         self.gpu.lock().counts.n_opened
     }
@@ -181,7 +182,7 @@ impl Simulator {
         self.gpu.lock().fault = Some(fault);
     }
 
-    /// Lets something be wrong from now on.
+    /// Injects a fault from now on.
     pub fn plant(&self, defect: Defect) {
         self.gpu.lock().defects.push(defect);
     }
@@ -201,7 +202,8 @@ impl Simulator {
         self.gpu.lock().counts.n_early
     }
 
-    /// Launches so far that wanted the memory of multiprocessors divided otherwise than the one before: each waits until they are idle. Replays included.
+    /// Counts the launches that wanted another carveout than the previous launch; each waits until the multiprocessors are idle. Replays
+    /// count too.
     pub fn n_divisions(&self) -> u64 {
         self.gpu.lock().counts.n_divisions
     }

@@ -38,14 +38,14 @@ pub enum TokenizerError {
     /// The vocabulary is empty.
     #[error("the vocabulary is empty")]
     EmptyVocabulary,
-    /// A token of a unigram vocabulary is so long that every text would take long.
+    /// A token of a unigram vocabulary is too long for fast tokenization.
     #[error("token {id} has {n_bytes} bytes; in a unigram vocabulary at most {maximum} are read")]
     LongToken {
-        /// The token.
+        /// Id of the token.
         id: u32,
-        /// Its length.
+        /// Length of the token, in bytes.
         n_bytes: usize,
-        /// The limit.
+        /// Longest allowed token, in bytes.
         maximum: usize,
     },
     /// The vocabulary is larger than ids or offsets can address.
@@ -83,7 +83,7 @@ pub enum TokenizerError {
     TokenIds {
         /// The id.
         id: u32,
-        /// What is wrong with it.
+        /// Cause of the error.
         problem: &'static str,
     },
     /// A merge is not two parts.
@@ -126,7 +126,7 @@ pub enum TokenizerError {
         /// The key that would name the token.
         key: &'static str,
     },
-    /// A score that is no number.
+    /// A score is NaN.
     #[error("the score of token {id} is {score}, expected a finite number")]
     Score {
         /// The token.
@@ -145,7 +145,7 @@ pub enum TokenizerError {
     /// A precompiled normalization table is damaged.
     #[error("the precompiled normalization table is damaged: {problem}")]
     Charsmap {
-        /// What is wrong with it.
+        /// Cause of the error.
         problem: &'static str,
     },
     /// Parts that together could make a short text take gigabytes.
@@ -153,7 +153,7 @@ pub enum TokenizerError {
     Growth {
         /// Which parts.
         what: &'static str,
-        /// What they can multiply the length by.
+        /// Factor by which they can multiply the length.
         factor: f64,
         /// The most that is allowed.
         maximum: f64,
@@ -169,9 +169,9 @@ pub enum TokenizerError {
     /// More of something than any real tokenizer has.
     #[error("tokenizer: it has {found} {what}, at most {maximum} are allowed")]
     TooMany {
-        /// What.
+        /// Name of the counted items.
         what: &'static str,
-        /// How many there are.
+        /// Number of items.
         found: usize,
         /// The most that is allowed.
         maximum: usize,
@@ -181,15 +181,15 @@ pub enum TokenizerError {
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What the compiler said.
+        /// Error of the compiler.
         source: Box<regex::Error>,
     },
     /// The added tokens are too many for a matcher.
     #[error("no matcher can be built for the {n_tokens} special and added tokens")]
     AddedTokens {
-        /// How many there are.
+        /// Number of tokens.
         n_tokens: usize,
-        /// What the builder said.
+        /// Error of the builder.
         source: Box<aho_corasick::BuildError>,
     },
     /// A `tokenizer.json` is not JSON or not of the expected form.
@@ -198,7 +198,7 @@ pub enum TokenizerError {
     /// A part of a `tokenizer.json` that is not implemented.
     #[error("tokenizer.json: {part} `{name}` is not supported")]
     UnsupportedPart {
-        /// What part, such as `normalizer`.
+        /// Name of the part, such as `normalizer`.
         part: &'static str,
         /// Its type or setting.
         name: String,

@@ -1,12 +1,11 @@
 //! [`StopMatcher`]: finds stop strings in a stream of text.
 //!
-//! It is separate from the detokenizer because stop strings are a matter of text, not of tokens. Invariants: no part of
-//! a stop string is ever handed out, nothing is held back that can no longer become one, and a copy of a matcher, of which every
-//! sample has one, shares the strings with it.
+//! It is separate from the detokenizer because stop strings are a matter of text, not of tokens. Invariants: no part of a stop string is
+//! ever released; text that can no longer become one is not held; the copies of a matcher, one for each sample, share the strings.
 
 use std::sync::Arc;
 
-/// What a piece of text led to.
+/// Holds the result of a piece of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopProgress {
     /// Text that can be handed out: it belongs to no stop string.
@@ -31,7 +30,7 @@ pub struct StopProgress {
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stops: Arc<[Stop]>,
-    /// For each stop string: how many of its bytes match the end of the text so far.
+    /// For each stop string, how many of its bytes match the end of the text so far.
     n_matched: Vec<u32>,
     /// The newest text, not handed out: it may still become a stop string.
     held: String,
@@ -69,7 +68,7 @@ impl Stop {
         }
     }
 
-    /// Takes one byte behind `n_matched` bytes that match; whether the stop string ends with it.
+    /// Takes one byte after `n_matched` matching bytes; returns whether the stop string ends with it.
     fn advance(&self, n_matched: &mut u32, byte: u8) -> bool {
         let mut n = *n_matched as usize;
         while n > 0 && self.bytes[n] != byte {
@@ -82,8 +81,8 @@ impl Stop {
 }
 
 impl StopMatcher {
-    /// Builds a matcher. Empty stop strings are left out, since they would end any text at once, and those of 4 GiB and more, which no
-    /// text has.
+    /// Builds a matcher. It ignores empty stop strings, which would end any text at once, and strings of 4 GiB or more, which no text
+    /// contains.
     pub fn new<S: AsRef<str>>(stops: impl IntoIterator<Item = S>) -> Self {
         let stops: Arc<[Stop]> = stops
             .into_iter()
@@ -113,7 +112,7 @@ impl StopMatcher {
         for (offset, byte) in piece.bytes().enumerate() {
             let mut found: Option<(usize, usize)> = None;
             for (stop, n_matched) in self.stops.iter().zip(&mut self.n_matched) {
-                // Of the stop strings that end at this byte, the longest is the one to cut.
+                // If several stop strings end at this byte, the longest is cut.
                 if stop.advance(n_matched, byte)
                     && found.is_none_or(|(_, n_bytes)| stop.bytes.len() > n_bytes)
                 {
@@ -140,7 +139,7 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
-    /// Bytes of text that are held back.
+    /// Returns how many bytes of text are held back.
     pub fn n_held(&self) -> usize {
         self.held.len()
     }

@@ -23,7 +23,7 @@ const MAX_NAME_BYTES: usize = 200;
 /// An adapter to load: `NAME=PATH` or `NAME=PATH:STRENGTH` as a text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterSource {
-    /// What requests call it.
+    /// Name in requests.
     pub name: String,
     /// A GGUF file, or a folder as the PEFT library writes it.
     pub path: PathBuf,
@@ -73,7 +73,7 @@ impl FromStr for AdapterSource {
     }
 }
 
-/// What is wrong with a name, if anything is.
+/// Returns the fault of a name, if it has one.
 fn fault_of(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("is empty")
@@ -86,7 +86,7 @@ fn fault_of(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether a character is not shown itself, but changes how those around it are: in a list a name would pass for another.
+/// Says whether a character is invisible but changes how others are shown, which could disguise a name in a list.
 fn is_unseen(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
@@ -94,7 +94,7 @@ fn is_unseen(c: char) -> bool {
 /// An adapter that requests can name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadedAdapter {
-    /// What requests call it.
+    /// Name in requests.
     pub name: String,
     /// Where it was read from.
     pub path: PathBuf,

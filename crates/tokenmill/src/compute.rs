@@ -30,7 +30,7 @@ pub enum Device {
     Auto,
 }
 
-/// What a text that names no device is.
+/// Reports a text that names no device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{found}` is no device; say `auto`, `cpu`, `cuda` or `cuda:N`")]
 pub struct DeviceError {
@@ -57,15 +57,15 @@ impl FromStr for Device {
     }
 }
 
-/// How a GPU is used.
+/// Selects how a GPU is used.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "they are switches that have nothing to do with each other"
 )]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuOptions {
-    /// Whether a sequence's results have the same bits whatever other sequences are in its steps. A GPU is slower for it; on the CPU it
-    /// is always so.
+    /// Whether a sequence's results have the same bits whatever other sequences are in its steps. A GPU is slower with it; the CPU always
+    /// behaves this way.
     pub is_batch_invariant: bool,
     /// Whether each buffer is an allocation of its own, so that tools such as `compute-sanitizer` see an access beyond it.
     pub has_buffers_apart: bool,
@@ -77,12 +77,12 @@ pub struct GpuOptions {
     pub warpgroup_products: WarpgroupProducts,
     /// Whether sequences that begin with the same pages of the prefix cache read these each for itself in steps that decode, not once for all.
     pub reads_apart: bool,
-    /// Whether the launches of steps that decode are queued each time, not captured once and replayed.
+    /// Whether decode steps are queued launch by launch, without CUDA graphs.
     pub without_graphs: bool,
-    /// Whether the driver chooses for each kernel how a multiprocessor divides its memory between shared memory and cache.
+    /// Whether the driver splits a multiprocessor's memory between shared memory and L1 cache for each kernel.
     pub driver_divides_memory: bool,
-    /// Whether its kernels are not checked at its first use. They are checked, once for each GPU, driver and program, where there is a
-    /// [folder](Measurements::folder) to remember it in.
+    /// Whether the check at the first use is skipped. The check runs once for each GPU, driver and program if there is a
+    /// [folder](Measurements::folder) for the result.
     pub is_unchecked: bool,
 }
 
@@ -96,7 +96,7 @@ pub enum WarpgroupProducts {
     Never,
 }
 
-/// What a model computes with.
+/// Selects the devices that compute a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compute {
     /// Where.
@@ -109,29 +109,29 @@ pub struct Compute {
     pub places: Places,
     /// Whether a GPU measures what the time of its steps goes to, for [`Executor::trace`](tokenmill_backend::Executor::trace).
     pub is_traced: bool,
-    /// How a GPU is used.
+    /// Use of the GPU.
     pub gpu: GpuOptions,
     /// Tokens that a step has at most where one GPU computes all of the model and has room for them, if that is more than the options of the
     /// model say; an eighth of its memory stays free, and a step has no more tokens than the KV cache. `None` keeps to the options. A GPU
     /// computes a long prompt faster in larger steps.
     pub roomy_step_tokens: Option<usize>,
-    /// GPUs that compute the model together, each a part of every layer: the one that `device` names and those behind it. More than
-    /// one are there or the load is refused, also with [`Device::Auto`].
+    /// Number of GPUs that compute the model together, each a part of every layer: the one that `device` names and the next ones. If there
+    /// are fewer, the load is refused, also with [`Device::Auto`].
     pub n_gpus: usize,
-    /// How they add up what each has computed a part of.
+    /// How they sum their partial results.
     pub all_reduce: AllReduce,
     /// Instruction sets of the CPU; narrowing them forces a path, and changes no result.
     pub cpu_features: CpuFeatures,
-    /// What of the model the GPU gets, where there is one; the CPU computes the rest.
+    /// Parts of the model for the GPU, if there is one; the CPU computes the rest.
     pub placement: PlacementRequest,
-    /// What was measured of this machine, and where it is kept: bandwidths, by which a placement is chosen, and
+    /// Measurements of this machine and where they are stored: bandwidths, by which a placement is chosen, and
     /// [`BatchThreshold::Measured`](crate::BatchThreshold::Measured).
     pub measurements: Measurements,
-    /// Is shown the plan of a load that is not split, before anything is loaded.
+    /// Receives the plan of a load that is not split, before anything is loaded.
     pub on_plan: Option<PlanObserver>,
     /// Is shown the plan of a load that is split, before anything is loaded.
     pub on_split: Option<SplitObserver>,
-    /// Is told, line by line, that a GPU is checked at its first use, and what was found.
+    /// Receives a line for the start of a GPU's check at first use, and one for each finding.
     pub on_gpu_check: Option<GpuCheckObserver>,
     /// Whether a load leaves the processors to what else computes here: it reads and packs weights on one thread of low priority,
     /// and takes longer. The threads that compute afterwards have the usual priority.
@@ -169,7 +169,7 @@ impl Default for Compute {
 }
 
 impl Compute {
-    /// Shows the plan of a load on one device.
+    /// Reports the plan of a load on one device.
     pub(crate) fn show_plan(&self, plan: &LoadPlan<'_>) {
         if let Some(observer) = self.on_plan {
             (observer.0)(plan);

@@ -1,7 +1,7 @@
 //! Constraints on their way from text to the engine, which knows tokens only.
 //!
 //! Separate from the words because it is the one place that joins the two. Invariant: a constraint is compiled on the thread
-//! of whoever asks, never on the engine's.
+//! of the caller, never on the engine's.
 
 use std::sync::Arc;
 
@@ -11,25 +11,25 @@ use tokenmill_text::{
     constraint::{CompiledConstraint, Constraint, ConstraintError, ConstraintMatcher},
 };
 
-/// What an answer in channels has before its text for the reader, and before what it thinks.
+/// Head of the text for the reader in an answer of channels.
 const FINAL_CHANNEL: &str = "<|channel|>final<|message|>";
-/// The head of that text: models may write words such as `<|constrain|>json` into it.
+/// Start of that text's head; models may write words such as `<|constrain|>json` after it.
 const FINAL_HEAD: &str = "<|channel|>final";
 const HEAD_END: &str = "<|message|>";
 const ANALYSIS_CHANNEL: &str = "<|channel|>analysis<|message|>";
 
-/// What ends a message of such an answer, and begins the head of the next.
+/// Ends a message of such an answer, and begins the next head.
 const MESSAGE_END: &str = "<|end|>";
 const NEXT_MESSAGE: &str = "<|end|><|start|>assistant";
 
-/// What a constraint is of.
+/// Says what a constraint applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holds {
-    /// Of the text for the reader.
+    /// The text for the reader.
     Text,
-    /// Of calls that are required.
+    /// Required calls.
     Calls,
-    /// Of nothing, or of calls once they begin.
+    /// Nothing, or calls once they begin.
     Nothing,
 }
 

@@ -81,8 +81,8 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// A folder for pages of prompts, or for sessions, that another process, or another part of this one, has open.
-    #[error("{} is in use: one process keeps prompts or sessions in a folder at a time", path.display())]
+    /// A folder for prompts or sessions is in use by another process or by another part of this one.
+    #[error("{} is in use; only one process at a time can keep prompts or sessions in a folder", path.display())]
     FolderInUse {
         /// Its path.
         path: PathBuf,
@@ -162,7 +162,7 @@ pub enum Error {
         "adapters are computed where the CPU or one GPU has all of the model, and here a GPU has a part of it"
     )]
     AdaptersNotWhole,
-    /// What was to be on the GPU is larger than its memory.
+    /// The GPU's part of the model exceeds its memory.
     #[error(
         "the GPU has {} MiB free and needs {} MiB for its part of the model: {} MiB are missing; {}",
         free_bytes >> 20,
@@ -183,14 +183,14 @@ pub enum Error {
         /// Layers there are.
         n_layers: usize,
     },
-    /// A part of a model could be on the GPU, and the CPU computes all of it more quickly alone.
+    /// The CPU computes a model faster by itself than with a part on the GPU.
     #[error(
         "by bandwidths ({bandwidths}) the CPU alone generates {alone_per_s:.1} tokens/s at most, and with what fits on the GPU {split_per_s:.1}"
     )]
     CpuIsQuicker {
-        /// Tokens a second of the CPU alone, by bytes over bandwidths.
+        /// Tokens per second of the CPU by itself, from bytes and bandwidths.
         alone_per_s: f64,
-        /// Those of the quickest placement with a part on the GPU.
+        /// Tokens per second of the fastest placement with a part on the GPU.
         split_per_s: f64,
         /// The bandwidths.
         bandwidths: Bandwidths,
@@ -207,24 +207,24 @@ pub enum Error {
     /// A GPU was asked for and given no part of any layer.
     #[error("this placement leaves no part of any layer on the GPU")]
     NothingOnGpu,
-    /// What the CPU has of a split is larger than the machine's memory.
+    /// The CPU's part of a split model exceeds the machine's memory.
     #[error(
         "the CPU's part of the model needs {} MiB of memory, and there are {} MiB",
         needed_bytes.div_ceil(1 << 20),
         memory_bytes >> 20
     )]
     HostPartTooLarge {
-        /// What it takes.
+        /// Needed memory.
         needed_bytes: u64,
-        /// What the machine has, or, of weights, what is available now.
+        /// Memory of the machine, or, for weights, the memory that is available now.
         memory_bytes: u64,
     },
     /// A load on the CPU that is larger than the memory of the machine.
     #[error("the model needs {} bytes of memory, and this machine has {machine_bytes}", plan.total_bytes())]
     NotEnoughMemory {
-        /// What the load would take.
+        /// Memory plan of the load.
         plan: Box<MemoryPlan>,
-        /// What the machine has, swap included.
+        /// Memory of the machine, including swap.
         machine_bytes: u64,
     },
     /// Weights that do not fit into the memory that is available now.
@@ -232,9 +232,9 @@ pub enum Error {
         "the model's weights take {weights_bytes} bytes of memory, and {available_bytes} are available now"
     )]
     WeightsTooLarge {
-        /// What they take.
+        /// Size of the weights.
         weights_bytes: usize,
-        /// What is available, swap included.
+        /// Available memory, including swap.
         available_bytes: u64,
     },
     /// A KV cache that is smaller than one context.
@@ -258,7 +258,7 @@ pub enum Error {
     DraftVocabulary {
         /// Its path.
         path: PathBuf,
-        /// What differs, in words.
+        /// Description of the difference.
         difference: String,
     },
     /// The model that was to guess tokens ahead is an encoder.
@@ -276,17 +276,17 @@ pub enum Error {
     DraftTooLarge {
         /// Its path.
         path: PathBuf,
-        /// What it would take.
+        /// Needed memory.
         needed_bytes: usize,
-        /// What the model takes.
+        /// Memory of the model.
         model_bytes: usize,
-        /// What the machine has, swap included.
+        /// Memory of the machine, including swap.
         machine_bytes: u64,
     },
     /// A model that guesses tokens ahead, next to one on several devices.
     #[error("a draft model works next to a model that the CPU or one GPU computes as a whole")]
     DraftNotWhole,
-    /// What guesses tokens ahead does not fit into a GPU's memory next to the model.
+    /// The drafting model or layer does not fit into a GPU's memory next to the model.
     #[error(
         "what guesses tokens ahead needs {needed_bytes} bytes of the GPU's memory next to the model's {model_bytes}, and both may \
          take {room_bytes}"
@@ -315,7 +315,7 @@ pub enum Error {
     MtpVocabulary {
         /// Its path.
         path: PathBuf,
-        /// What differs, in words.
+        /// Description of the difference.
         difference: String,
     },
     /// The model's own layer for further tokens was to guess, and it has none.
@@ -344,7 +344,7 @@ pub enum Error {
     /// The model has no chat template, and a conversation needs one.
     #[error("the model has no chat template; complete a prompt in the model's own format instead")]
     NoTemplate,
-    /// The last message is to be continued, and the template writes more behind its text.
+    /// The last message is to be continued, but the template writes more after its text.
     #[error("the chat template does not end in the last message's text, so that cannot be continued")]
     NotContinuable,
     /// Vectors were asked of a model that ranks documents.
@@ -356,7 +356,7 @@ pub enum Error {
     /// An instruction was given to a reranker that takes a query and a document only.
     #[error("this reranker takes a query and documents, and no instruction")]
     NoPlaceForInstruction,
-    /// A file that is no encoder of images that can be used.
+    /// A file is not a usable image encoder.
     #[error("the encoder of images {} cannot be used: {source}", path.display())]
     Projector {
         /// The file.
@@ -399,14 +399,14 @@ pub enum Error {
         /// The encoder's file.
         path: PathBuf,
     },
-    /// An encoder of images was named, and what computes the model takes tokens alone.
+    /// An image encoder was named, but the model's device or architecture takes only tokens.
     #[error("images cannot be used where this model is computed; leave {} out, or compute on the CPU with `--device cpu`", path.display())]
     TakesNoImages {
         /// The encoder's file.
         path: PathBuf,
     },
     /// A GPU is passed over, since a model on one takes no images yet.
-    #[error("a model on a GPU takes no rows of images yet, which {} makes", path.display())]
+    #[error("models on a GPU do not take images yet, which {} would encode", path.display())]
     ImagesOnGpu {
         /// The encoder.
         path: PathBuf,
@@ -441,7 +441,7 @@ pub enum Error {
     ImageUrl {
         /// Index of the message.
         message_idx: usize,
-        /// What is wrong.
+        /// Cause of the error.
         reason: &'static str,
     },
     /// An image cannot be read.
@@ -487,7 +487,7 @@ pub enum Error {
     UnknownAdapter {
         /// The name.
         name: String,
-        /// Those that are there.
+        /// Available names.
         available: Vec<String>,
     },
     /// An adapter's files cannot be read, or are none of an adapter.
@@ -503,7 +503,7 @@ pub enum Error {
     AdapterName {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// Cause of the error.
         reason: &'static str,
     },
     /// As many adapters are loaded as may be.
@@ -528,7 +528,7 @@ pub enum Error {
     Engine(#[from] EngineError),
 }
 
-/// What of a request for layers on the GPU would fit, in words.
+/// Describes how much of a request for layers on the GPU would fit.
 fn what_fits(fitting_layers: usize, n_layers: usize, fitting_host_experts: Option<usize>) -> String {
     let layers = match fitting_layers {
         0 => "no layer would fit".to_owned(),

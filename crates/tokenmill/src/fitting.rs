@@ -1,7 +1,7 @@
-//! [`LoadOptions::fitted`]: how many contexts a KV cache holds where that is left to the memory.
+//! [`LoadOptions::fitted`] computes how many contexts the KV cache holds from the free memory.
 //!
-//! Separate from the load, which has no choice any more. Invariant: a load with the number that is found needs no more memory than there
-//! is now, or holds one context, and then says itself what is missing.
+//! Separate from the load, which only follows the options. Invariant: a load with the computed number needs no more memory than is free
+//! now, or holds one context and then reports itself what is missing.
 
 use tokenmill_backend::{BackendError, MemoryPlan};
 use tokenmill_model::Model as Network;
@@ -14,10 +14,10 @@ use crate::{
 };
 
 impl LoadOptions {
-    /// The same with a KV cache of as many contexts as there is memory for, where it is [`KvCache::Fitting`].
+    /// Replaces [`KvCache::Fitting`] by the number of contexts that fit into memory.
     ///
     /// # Errors
-    /// As [`Self::network_options`], and threads that cannot be had.
+    /// Returns the errors of [`Self::network_options`], and threads that cannot be started.
     pub fn fitted(&self, network: &Network) -> Result<Self, Error> {
         let KvCache::Fitting(most) = self.kv_cache else {
             return Ok(self.clone());
@@ -35,7 +35,7 @@ impl LoadOptions {
         Ok(with(1))
     }
 
-    /// Whether there is memory for a load, as far as headers say. What else is wrong with it the load itself says.
+    /// Says whether a load fits into memory, by the headers of the files. The load itself reports other faults.
     fn fits(&self, network: &Network) -> Result<bool, Error> {
         let options = self.network_options(network.descriptor())?;
         let ordinal = match self.compute.device {
@@ -61,7 +61,7 @@ impl LoadOptions {
     }
 }
 
-/// Whether a plan's memory is there.
+/// Says whether the memory of a plan is free.
 fn is_there(plan: &MemoryPlan, machine_bytes: Option<u64>, available_bytes: Option<u64>) -> bool {
     let needed_bytes = plan.total_bytes() as u64;
     [machine_bytes, available_bytes]

@@ -1,7 +1,7 @@
-//! [`FolderLock`]: a folder that one process uses at a time.
+//! [`FolderLock`] lets one process at a time use a folder.
 //!
-//! Separate because prompts and sessions are kept in such folders alike. Invariant: who has the lock is the only one, but on file systems
-//! that have no locks, which is told.
+//! Separate because prompts and sessions both use such folders. Invariant: the holder of a lock is the only one, except on file systems
+//! without locks, about which the user is warned.
 
 use std::{
     fs::{self, File},
@@ -11,15 +11,15 @@ use std::{
 
 use crate::Error;
 
-/// A folder's lock, as long as this is not dropped and the process lives.
+/// Holds a folder's lock until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct FolderLock(#[expect(dead_code, reason = "the system keeps the lock while the file is open")] File);
 
 impl FolderLock {
-    /// Takes the lock of a folder, which is that of the file `name` in it. `warn` is told where the file system has no locks.
+    /// Locks a folder by the file `name` in it. Calls `warn` if the file system has no locks.
     ///
     /// # Errors
-    /// [`Error::FolderInUse`] where another has it; [`Error::Write`] and [`Error::Read`].
+    /// [`Error::FolderInUse`] if another process holds the lock; [`Error::Write`] and [`Error::Read`].
     pub fn take(folder: &Path, name: &str, warn: impl Fn(&str)) -> Result<Self, Error> {
         let path = folder.join(name);
         let file = private_file(&path).map_err(|source| Error::Write { path, source })?;
@@ -30,10 +30,10 @@ impl FolderLock {
                     path: folder.to_owned(),
                 });
             }
-            // Whoever starts a second process on the folder is not told.
+            // Nothing can stop a second process here.
             Err(fs::TryLockError::Error(error)) if has_no_locks(&error) => {
                 warn(&format!(
-                    "{} lies on a file system without locks; let no other process use it",
+                    "{} is on a file system without locks; do not use it from another process",
                     folder.display()
                 ));
             }
@@ -48,14 +48,14 @@ impl FolderLock {
     }
 }
 
-/// Whether a lock failed since the file system has none, or no process that keeps them: NFS answers `ENOLCK` without a daemon for locks, which
-/// has no kind of its own.
+/// Says whether a lock failed because the file system has no locks or no lock daemon. Without the daemon NFS returns `ENOLCK`, which has no
+/// error kind of its own.
 fn has_no_locks(error: &io::Error) -> bool {
     const ENOLCK: i32 = if cfg!(target_os = "linux") { 37 } else { 77 };
     error.kind() == io::ErrorKind::Unsupported || (cfg!(unix) && error.raw_os_error() == Some(ENOLCK))
 }
 
-/// Opens a file that its owner alone can read, and makes it where it is missing.
+/// Opens a file that only its owner can read, and creates it if it is missing.
 pub(crate) fn private_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);

@@ -26,7 +26,7 @@ pub fn has_gpu_driver() -> bool {
     false
 }
 
-/// Whether this build computes on GPUs and the driver shows one that can be used.
+/// Says whether this build supports GPUs and the driver has a usable one.
 pub fn has_gpu() -> bool {
     #[cfg(feature = "cuda")]
     return tokenmill_cuda_exec::probe()
@@ -79,10 +79,10 @@ mod with_cuda {
         Error::Gpu(error.into())
     }
 
-    /// How a GPU is opened.
+    /// Returns the options for opening a GPU.
     ///
     /// # Errors
-    /// [`Error::Gpu`]: kernels that were compiled ahead, and not for this program.
+    /// [`Error::Gpu`] if kernels were compiled ahead for another program.
     pub(super) fn device_options(options: &GpuOptions) -> Result<DeviceOptions, Error> {
         let cubins = options
             .cubins
@@ -163,16 +163,17 @@ mod with_cuda {
             )?;
             match loaded {
                 Some(loaded) => return Ok(loaded),
-                // Something was given up.
+                // The check turned off a feature.
                 None => backend = open(ordinal, &first_use.compute())?,
             }
         }
     }
 
-    /// As [`load`] by a caller that has a use for the GPU of its own: its kernels are checked, the model's steps are not. Gives how the model is to be computed.
+    /// Checks the kernels of a model, for callers that open the GPU themselves; the model's steps are not checked. Returns the compute
+    /// options to use.
     ///
     /// # Errors
-    /// A GPU that is not to be used.
+    /// Fails if the GPU must not be used.
     pub(super) fn check_kernels_of(
         model: &Model,
         ordinal: usize,
@@ -235,10 +236,10 @@ mod with_cuda {
         Ok(loaded.expect("nothing is found"))
     }
 
-    /// Looks at a model that was loaded, with the options it has; says whether it stays so.
+    /// Checks a loaded model with its options; returns whether the model stays loaded.
     type Check<'a> = dyn FnMut(&mut ModelExecutor<CudaBackend>, &ModelOptions) -> Result<bool, Error> + 'a;
 
-    /// As [`load_whole`]; nothing stays loaded where `check` says so.
+    /// Does the same as [`load_whole`], but returns `None` if `check` rejects the model.
     fn load_checked(
         model: &Model,
         (ordinal, backend): (usize, CudaBackend),
@@ -275,7 +276,7 @@ mod with_cuda {
         }))
     }
 
-    /// The same options with the larger steps that a GPU may have, where these are larger.
+    /// Returns the options with the larger steps that a GPU may have, if they are larger.
     fn with_larger_steps(options: &ModelOptions, compute: &Compute) -> Option<ModelOptions> {
         let n_kv_tokens = options.n_pages?.saturating_mul(PAGE_TOKENS);
         let max_batch_tokens = compute.roomy_step_tokens?.min(n_kv_tokens);
@@ -293,7 +294,7 @@ mod with_cuda {
         guesser: Guesser<'_>,
         room_bytes: u64,
     ) -> bool {
-        // What is wrong with the weights is said where they are loaded.
+        // The load itself reports faults of the weights.
         let (Ok(plan), Ok(of_guesser)) = (model.plan(backend, options), guesser.plan_on(backend, options))
         else {
             return false;
@@ -317,7 +318,7 @@ mod without_cuda {
 
     use crate::{Compute, Error, Loaded, guesser::Guesser};
 
-    /// What to do about it: who has an archive has no sources.
+    /// Remedy: users of a release archive have no sources.
     const INSTEAD: &str = if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         "take the archive `tokenmill-*-linux-x86_64`, without `-static`, or build it with the feature `cuda`"
     } else {

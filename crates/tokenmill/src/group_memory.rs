@@ -1,7 +1,7 @@
-//! [`GroupMemory`]: what the control groups of this process leave it of the machine's memory.
+//! [`GroupMemory`] reads how much memory the control groups of this process allow.
 //!
-//! Separate from `machine_memory`, which knows the machine: groups lie in each other, in one of two forms. Invariant: of groups within
-//! groups the smallest counts; where nothing is said, nothing is limited.
+//! Separate from `machine_memory`, which reads the machine's memory: control groups are nested and have two versions. Invariant: the
+//! smallest limit of the nested groups counts; without a limit, nothing is limited.
 //!
 //! Source: Linux, `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst`; `proc(5)` for the two files of the process.
 
@@ -10,27 +10,27 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What control groups allow, in bytes.
+/// Holds the limits of control groups, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "sizes end in their unit")]
 pub(crate) struct GroupMemory {
-    /// Main memory that the process can have at most.
+    /// Limit of main memory.
     pub(crate) limit_bytes: Option<u64>,
-    /// Main memory that is left of that: cached files that can be dropped are not counted as held.
+    /// Main memory left below the limit. Cached files that can be dropped do not count as used.
     pub(crate) left_bytes: Option<u64>,
-    /// Swap that the process can have at most.
+    /// Limit of swap.
     pub(crate) swap_limit_bytes: Option<u64>,
 }
 
-/// The files of a form of control groups.
+/// Names the files of one version of control groups.
 struct Form {
-    /// The type of file system in the list of mounts.
+    /// File system type in the list of mounts.
     fs_type: &'static str,
     limit: &'static str,
     held: &'static str,
-    /// The field of `memory.stat` that counts cached files which can be dropped, those of groups within included.
+    /// The field of `memory.stat` with the droppable cached files of the group and of the groups in it.
     dropped: &'static str,
-    /// Swap alone; the first form limits only the sum of both.
+    /// File with the limit of swap; version 1 limits only the sum of memory and swap.
     swap_limit: Option<&'static str>,
 }
 
@@ -51,12 +51,12 @@ const SECOND: Form = Form {
 };
 
 impl GroupMemory {
-    /// What the groups of this process allow now.
+    /// Reads the current limits of this process.
     pub(crate) fn of_this_process() -> Self {
         Self::under(Path::new("/"))
     }
 
-    /// As [`Self::of_this_process`], with the system's files below a folder.
+    /// Does the same as [`Self::of_this_process`], with the system's files below a folder.
     fn under(root: &Path) -> Self {
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
         let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
@@ -69,10 +69,10 @@ impl GroupMemory {
         found
     }
 
-    /// Takes account of a group.
+    /// Applies the limits of a group.
     fn add(&mut self, form: &Form, folder: &Path) {
         let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
-        // Without a limit the second form says `max`.
+        // Version 2 writes `max` for no limit.
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
         let least = |known: Option<u64>, other: u64| Some(known.map_or(other, |known| known.min(other)));
         if let Some(limit) = number(form.limit) {
@@ -92,7 +92,7 @@ impl GroupMemory {
     }
 }
 
-/// The form and the group that a line of `/proc/self/cgroup` names, where it is one of memory.
+/// Reads the version and the group from a line of `/proc/self/cgroup`; `None` if the line is not about memory.
 fn group_of(line: &str) -> Option<(&'static Form, &str)> {
     let mut parts = line.splitn(3, ':');
     let (id, controllers, group) = (parts.next()?, parts.next()?, parts.next()?);
@@ -103,7 +103,7 @@ fn group_of(line: &str) -> Option<(&'static Form, &str)> {
     is_memory.then_some((&FIRST, group))
 }
 
-/// The folders of a group and of those that it lies in, without their leading slash, as far as they are mounted.
+/// Lists the folders of a group and of its parents, without their leading slash, as far as they are mounted.
 fn folders(form: &Form, group: &str, mounts: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for mount in mounts.lines().filter_map(|line| Mount::parse(line, form)) {
@@ -124,16 +124,16 @@ fn folders(form: &Form, group: &str, mounts: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// Where a tree of control groups is mounted.
+/// Describes where a tree of control groups is mounted.
 struct Mount {
-    /// The group that is mounted.
+    /// Group at the root of the mount.
     root: PathBuf,
-    /// Where it is, without the leading slash.
+    /// Path of the mount, without the leading slash.
     point: PathBuf,
 }
 
 impl Mount {
-    /// Reads a line of `/proc/self/mountinfo`; `None` where it is about something else.
+    /// Reads a line of `/proc/self/mountinfo`; `None` if it is another kind of mount.
     fn parse(line: &str, form: &Form) -> Option<Self> {
         let (about, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
@@ -151,7 +151,7 @@ impl Mount {
     }
 }
 
-/// A path in which white space is written as `\040`.
+/// Decodes the octal escapes of a path, such as `\040` for a space.
 fn unescaped(path: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()
@@ -162,7 +162,7 @@ fn unescaped(path: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What a system with these files allows.
+    /// Reads the limits of a system with these files.
     fn found(files: &[(&str, &str)]) -> GroupMemory {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -253,7 +253,7 @@ mod tests {
             swap_limit_bytes: None,
         };
         assert_eq!(found(&files), expected);
-        // A container mounts its own group alone.
+        // A container mounts only its own group.
         let mount = "36 25 0:31 /box /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
         let of_container = found(&[
             ("proc/self/cgroup", "4:memory:/box\n"),

@@ -24,7 +24,7 @@ impl ImportanceRun {
     /// Loads the model at `path` on the CPU.
     ///
     /// # Errors
-    /// As [`LoadOptions::load`].
+    /// Returns the errors of [`LoadOptions::load`].
     pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, Error> {
         let path = path.as_ref();
         let mut sums = ImportanceSums::new();
@@ -32,7 +32,7 @@ impl ImportanceRun {
         if let Some(file) = source.open_gguf()? {
             sums = sums.measured_on(file.metadata());
         }
-        // Where the weight of a choice multiplies what the experts read, it is applied behind the product, which comes to the same.
+        // If experts' inputs are scaled by the router's weight, the scale is applied after the product, with the same result.
         let network = source.open_network()?;
         let mut layers = network.descriptor().layers.iter();
         let weighs_input = layers.any(|layer| layer.ffn.moe().is_some_and(|moe| moe.weighs_input));
@@ -89,7 +89,7 @@ impl ImportanceRun {
         Ok(())
     }
 
-    /// What was measured.
+    /// Returns the measured sums.
     pub fn sums(&self) -> ImportanceSums {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,15 +1,15 @@
-//! [`readable_json`]: JSON as other programs write it, made such that a strict reader takes it.
+//! [`readable_json`] repairs JSON from other programs for a strict parser.
 //!
-//! Separate because requests, files and lines of a batch all come from elsewhere. Invariants: text that is well-formed stays as it is; of
-//! any other the length never grows.
+//! Separate because requests, files and lines of a batch all come from elsewhere. Invariants: well-formed text does not change; the length
+//! never grows.
 
 use std::borrow::Cow;
 
-/// A byte-order mark, with which editors on Windows begin files.
+/// A byte order mark, which editors on Windows write at the start of files.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// JSON without a byte-order mark, and with U+FFFD for each half of a UTF-16 pair that stands alone: clients in JavaScript cut texts in the
-/// midst of an emoji.
+/// Removes a byte order mark and replaces each lone surrogate by U+FFFD. JavaScript clients produce lone surrogates when they cut a text
+/// inside an emoji.
 pub fn readable_json(bytes: &[u8]) -> Cow<'_, [u8]> {
     let bytes = bytes.strip_prefix(MARK).unwrap_or(bytes);
     if next_half(bytes, 0).is_none() {
@@ -20,7 +20,7 @@ pub fn readable_json(bytes: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(mended)
 }
 
-/// As [`readable_json`], in place.
+/// Does the same as [`readable_json`], in place.
 pub fn make_readable_json(bytes: &mut Vec<u8>) {
     if bytes.starts_with(MARK) {
         bytes.drain(..MARK.len());
@@ -36,14 +36,14 @@ fn mend(bytes: &mut [u8]) {
     }
 }
 
-/// The place of the next escape of half a pair that stands alone.
+/// Finds the next escape of a lone surrogate.
 fn next_half(bytes: &[u8], from: usize) -> Option<usize> {
     let is_low = |unit: u16| (0xdc00..0xe000).contains(&unit);
     let mut at = from;
     loop {
         let escape = at + bytes.get(at..)?.iter().position(|&byte| byte == b'\\')?;
         match unit_at(bytes, escape) {
-            // The next byte is escaped, be it a backslash.
+            // The next byte is escaped, even if it is a backslash.
             None => at = escape + 2,
             Some(unit) if is_low(unit) => return Some(escape),
             Some(unit) if (0xd800..0xdc00).contains(&unit) => {
@@ -57,12 +57,12 @@ fn next_half(bytes: &[u8], from: usize) -> Option<usize> {
     }
 }
 
-/// Text without a byte-order mark.
+/// Removes a byte order mark.
 pub fn without_mark(text: &str) -> &str {
     text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
-/// The unit of UTF-16 whose escape stands here.
+/// Returns the UTF-16 unit of the escape at this place.
 fn unit_at(bytes: &[u8], at: usize) -> Option<u16> {
     let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
     let digits = std::str::from_utf8(digits).ok()?;
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(
             &*readable_json(b"\"\\ud83"),
             b"\"\\ud83",
-            "what is broken stays so"
+            "broken text stays broken"
         );
     }
 }

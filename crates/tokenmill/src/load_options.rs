@@ -33,7 +33,7 @@ use crate::{
 /// The context where nothing else is said, unless the model was made for less.
 const DEFAULT_CTX: usize = 4096;
 
-/// Full contexts that the KV cache holds where nothing else is said and there is memory for them.
+/// Full contexts that the KV cache holds by default if memory allows.
 const DEFAULT_CONTEXTS: usize = 4;
 
 /// The size of a KV cache. A sequence takes of it what it has tokens, in pages of 16.
@@ -41,20 +41,20 @@ const DEFAULT_CONTEXTS: usize = 4;
 pub enum KvCache {
     /// As many full contexts.
     Contexts(usize),
-    /// As many full contexts, or fewer where there is memory for fewer, and one at least ([`LoadOptions::fitted`]).
+    /// At most this many full contexts, fewer if memory is short, and at least one ([`LoadOptions::fitted`]).
     Fitting(usize),
     /// As many tokens, at least one context.
     Tokens(usize),
 }
 
-/// How a model is loaded. The fields can be set, and the methods set the most used of them in a chain.
+/// Selects how a model is loaded. The fields can be set, and methods set the most used of them in a chain.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// Tokens of a context; `None` takes 4096, or what the model was made for if that is less, and 0 what it was made for.
     pub n_ctx: Option<usize>,
     /// Sequences computed side by side.
     pub n_seqs: usize,
-    /// What the KV cache holds for all sequences together.
+    /// Capacity of the KV cache for all sequences together.
     pub kv_cache: KvCache,
     /// Tokens of the host tier, to which the KV cache of a GPU overflows.
     pub host_kv_tokens: usize,
@@ -66,31 +66,31 @@ pub struct LoadOptions {
     pub kv_type: KvType,
     /// Type of the stored values, where it differs from that of the keys.
     pub kv_value_type: Option<KvType>,
-    /// What computes.
+    /// Devices that compute.
     pub compute: Compute,
     /// Sequences that may wait to begin.
     pub max_queued: usize,
     /// Prompt tokens that may wait to begin.
     pub max_queued_tokens: usize,
-    /// How much longer a step may take because of prompts in it than one that decodes all sequences
+    /// Most percent by which prompts may lengthen a step, compared with a step that decodes all sequences
     /// ([`EngineConfig::max_stall_percent`]).
     pub max_stall_percent: u32,
     /// Batches of changes of the prefix cache that wait for their reader, who takes them from the engine; `None` makes none.
     pub max_page_event_batches: Option<usize>,
     /// A chat template in the place of the model's own.
     pub chat_template: Option<String>,
-    /// Variables of the chat template where a conversation is silent about them ([`ModelWords::set_variables`]).
+    /// Template variables for conversations that do not set them ([`ModelWords::set_variables`]).
     pub template_variables: Map<String, Value>,
-    /// What the weights of a Hugging Face folder are quantized to while they load; `None` loads them as they are.
+    /// Preset to which the weights of a Hugging Face folder are quantized while they load; `None` loads them unchanged.
     pub quantize: Option<Preset>,
-    /// Whether tokens are guessed ahead. What is generated is the same.
+    /// Whether tokens are drafted. The generated tokens are the same.
     pub speculation: Speculation,
     /// A second model that guesses tokens ahead, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
     pub draft: Option<PathBuf>,
     /// A GGUF file with the model's layer for further tokens. `None` takes the layer in the model's own file, or else a file next to it
     /// whose name begins with `mtp-` or `nextn-`, if it fits.
     pub mtp: Option<PathBuf>,
-    /// How texts continue that fill their context; `None` ends them there. The token that begins a text is kept besides
+    /// How texts continue that fill their context; `None` ends them. The token that begins a text is kept besides
     /// [`ContextShift::keep`]; texts without a limit of their own then continue until the model ends them.
     pub context_shift: Option<ContextShift>,
     /// Adapters to load with the model.
@@ -99,12 +99,12 @@ pub struct LoadOptions {
     pub max_adapters: usize,
     /// Control vectors to add to the stream, files as llama.cpp's `cvector-generator` writes them, each with its scale.
     pub control_vectors: Vec<(PathBuf, f32)>,
-    /// The layers behind which they are added, counted from 0; `None` takes all that they have.
+    /// The layers after which they are added, counted from 0; `None` takes all that they have.
     pub control_layers: Option<RangeInclusive<usize>>,
     /// Where the encoder of images is.
     pub projector: Projector,
-    /// Whether images are certain to come, as they are where a file of the encoder is named. Then [`Device::Auto`] is the CPU where there is an encoder,
-    /// since a model on a GPU takes none yet.
+    /// Whether images are expected, as they are if an encoder file is named. [`Device::Auto`] is then the CPU if there is an encoder, since
+    /// models on a GPU do not take images yet.
     pub needs_images: bool,
     /// Where what was computed of prompts is kept, to be found again after a restart.
     pub prefix_folder: Option<PrefixFolder>,
@@ -176,7 +176,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets a variable of the chat template for conversations that are silent about it, such as `enable_thinking`.
+    /// Sets a template variable for conversations that do not set it, such as `enable_thinking`.
     #[must_use]
     pub fn template_variable(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.template_variables.insert(name.into(), value.into());
@@ -200,7 +200,8 @@ impl LoadOptions {
     /// Opens the network of a source, to load it with these options; only headers are read.
     ///
     /// # Errors
-    /// As [`ModelSource::open_network`], [`Error::QuantizesFile`], [`Error::NeedsImportance`], and [`Error::Load`] of a control vector.
+    /// Returns the errors of [`ModelSource::open_network`], [`Error::QuantizesFile`], [`Error::NeedsImportance`], and [`Error::Load`] of a
+    /// control vector.
     pub fn open_network(&self, source: &ModelSource) -> Result<Network, Error> {
         let mut network = source.open_network()?;
         if let Some(preset) = self.quantize {
@@ -267,7 +268,7 @@ impl LoadOptions {
     /// Loads a model that [`Self::open_network`] opened, and says how far it has come.
     ///
     /// # Errors
-    /// As [`Self::load`].
+    /// Returns the errors of [`Self::load`].
     pub fn load_opened(
         &self,
         source: &ModelSource,
@@ -322,11 +323,11 @@ impl LoadOptions {
         self.equip(model.with_identity(identity).with_vision(vision), network)
     }
 
-    /// What an opened network takes on the CPU with these options; only headers are read. A GPU holds weights in other forms, and takes
+    /// Plans the CPU memory of an opened network with these options; only headers are read. A GPU holds weights in other forms, and needs
     /// about as much.
     ///
     /// # Errors
-    /// What a load would find wrong with the weights or the options.
+    /// Fails if a load would fail on the weights or the options.
     pub fn plan(&self, network: &Network) -> Result<MemoryPlan, Error> {
         let options = self.network_options(network.descriptor())?;
         // One thread is enough to ask, but a workspace has room for each thread that computes.
@@ -338,7 +339,7 @@ impl LoadOptions {
     /// and of its encoder of images, which may be loaded later; only headers are read.
     ///
     /// # Errors
-    /// As [`Self::plan`], and what is wrong with the other two.
+    /// Returns the errors of [`Self::plan`], and those of the other two.
     pub fn needed_bytes(&self, source: &ModelSource, network: &Network) -> Result<u64, Error> {
         if let KvCache::Fitting(_) = self.kv_cache {
             return self.fitted(network)?.needed_bytes(source, network);
@@ -361,7 +362,7 @@ impl LoadOptions {
     /// [`Device::Auto`] finds one is known once the model is loaded: [`Model::sees`].
     ///
     /// # Errors
-    /// What is wrong with an encoder that is named.
+    /// Fails on a named encoder that is invalid.
     pub fn sees(&self, source: &ModelSource, network: &Network) -> Result<bool, Error> {
         let is_on_gpu = matches!(self.compute.device, Device::Cuda { .. });
         Ok(!is_on_gpu && vision::is_there(&self.projector, source, network)?)
@@ -370,7 +371,7 @@ impl LoadOptions {
     /// Loads the model at `path` on a backend of the caller's own.
     ///
     /// # Errors
-    /// As [`Self::load`].
+    /// Returns the errors of [`Self::load`].
     pub fn load_on<B: Backend + Send + 'static>(
         &self,
         path: impl AsRef<Path>,
@@ -421,8 +422,8 @@ impl LoadOptions {
         Ok(())
     }
 
-    /// The same options in the words of the network. An encoder gets no larger context than it was made for: it computes a text in one
-    /// step, and what is behind its context has no meaning to it.
+    /// Returns the network's options. An encoder gets no larger context than it was trained for: it computes a text in one
+    /// step, and text beyond its context has no meaning to it.
     ///
     /// # Errors
     /// [`Error::KvCacheTooSmall`].
@@ -470,10 +471,10 @@ impl LoadOptions {
         Ok(model)
     }
 
-    /// The encoder of images because of which a GPU is passed over that would be taken.
+    /// Finds the image encoder because of which the CPU is preferred to an available GPU.
     ///
     /// # Errors
-    /// What is wrong with an encoder that is named.
+    /// Fails on a named encoder that is invalid.
     fn encoder_before_gpu(&self, source: &ModelSource, network: &Network) -> Result<Option<PathBuf>, Error> {
         let is_certain = self.needs_images || matches!(self.projector, Projector::File(_));
         let has_choice = self.compute.device == Device::Auto && self.compute.n_gpus <= 1;
@@ -500,7 +501,7 @@ impl LoadOptions {
         let n_ctx = options.n_ctx.unwrap_or(network.descriptor().n_ctx_train);
         match words.set_images(vision.shape(), n_ctx) {
             Ok(()) => Ok(Some(vision)),
-            // What was found by itself does not keep a model from being loaded.
+            // An encoder that was found without being named must not keep a model from loading.
             Err(_) if self.projector == Projector::Beside => Ok(None),
             Err(error) => Err(error),
         }
@@ -586,7 +587,7 @@ impl LoadOptions {
     }
 }
 
-/// What an engine is started with.
+/// Holds the parts that an engine starts with.
 struct Start {
     words: ModelWords,
     loaded: Loaded,

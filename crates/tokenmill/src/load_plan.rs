@@ -1,13 +1,13 @@
-//! [`LoadPlan`]: what a model will take of a device's memory, before it is loaded there as a whole.
+//! [`LoadPlan`] reports how much device memory a model will need, before it is loaded.
 //!
-//! Separate from `split_plan`, which says what goes where. Invariant: it is shown once nothing but reading weights is left to do.
+//! Separate from `split_plan`, which decides what goes where. Invariant: it is reported when only reading the weights remains.
 
 use std::fmt;
 
 use tokenmill_backend::MemoryPlan;
 use tokenmill_model::{Model, ModelOptions};
 
-/// Is shown the plan of a load on one device, or on each of several.
+/// Receives the plan of a load on one device, or the plan for each of several.
 #[derive(Clone, Copy)]
 pub struct PlanObserver(pub fn(&LoadPlan<'_>));
 
@@ -25,15 +25,15 @@ impl PartialEq for PlanObserver {
 
 impl Eq for PlanObserver {}
 
-/// What a model will take.
+/// Describes the memory of a load.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct LoadPlan<'a> {
-    /// The memory, of several GPUs that of the one that takes most.
+    /// Memory of the device, or of the GPU that needs most.
     pub memory: &'a MemoryPlan,
     /// Tokens of a sequence.
     pub n_ctx: usize,
-    /// Whether it is memory of a GPU.
+    /// Whether it is GPU memory.
     pub is_on_gpu: bool,
 }
 

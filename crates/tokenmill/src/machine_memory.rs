@@ -1,6 +1,6 @@
 //! The memory of this machine, and whether a load on the CPU can ever fit into it.
 //!
-//! Separate because only this file knows where a machine says what memory it has. Invariant: a load is refused where the
+//! Separate because only this file knows where a machine reports its memory. Invariant: a load is refused where the
 //! whole machine is too small, or where its weights do not fit into what is available now; where a size is unknown,
 //! nothing is refused.
 
@@ -12,12 +12,12 @@ use crate::{Error, group_memory::GroupMemory};
 
 /// Bytes of memory that a program can have here at most, swap included; `None` where the system does not say.
 pub fn machine_bytes() -> Option<u64> {
-    // Other systems have no such file, and no control groups.
+    // Other systems have neither this file nor control groups.
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     most_bytes(&meminfo, GroupMemory::of_this_process())
 }
 
-/// What `/proc/meminfo` and control groups allow, in bytes. A limit of main memory leaves the swap.
+/// Combines `/proc/meminfo` and control groups into the largest usable memory, in bytes. A limit of main memory does not limit swap.
 fn most_bytes(meminfo: &str, group: GroupMemory) -> Option<u64> {
     let main = field_bytes(meminfo, "MemTotal:")?;
     let swap = field_bytes(meminfo, "SwapTotal:").unwrap_or(0);
@@ -47,7 +47,7 @@ pub fn available_bytes() -> Option<u64> {
     Some(main.saturating_add(swap))
 }
 
-/// As [`available_bytes`], without swap.
+/// Does the same as [`available_bytes`], without swap.
 pub fn available_main_bytes() -> Option<u64> {
     Some(available()?.0)
 }
@@ -58,7 +58,7 @@ fn available() -> Option<(u64, u64)> {
     available_of(&meminfo, GroupMemory::of_this_process())
 }
 
-/// What `/proc/meminfo` says is available, or less where a control group leaves less.
+/// Returns the available memory by `/proc/meminfo`, or less if a control group has less left.
 fn available_of(meminfo: &str, group: GroupMemory) -> Option<(u64, u64)> {
     let main = field_bytes(meminfo, "MemAvailable:")?;
     let swap = field_bytes(meminfo, "SwapFree:").unwrap_or(0);

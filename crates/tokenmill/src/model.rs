@@ -1,7 +1,7 @@
 //! [`Model`]: a loaded model that takes text and gives text.
 //!
-//! Everything here is a few lines over [`Model::generate`], so that there is one way from a prompt to an answer whoever
-//! asks. Invariant: what the caller waits for never blocks another caller; the engine runs them side by side.
+//! Everything here is a few lines over [`Model::generate`], so that there is one way from a prompt to an answer for every
+//! caller. Invariant: a caller's wait never blocks another caller; the engine runs them side by side.
 
 use std::{sync::Arc, time::Duration};
 
@@ -37,10 +37,10 @@ struct Inner {
     page_store: Option<Arc<ModelStore>>,
 }
 
-/// What is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
+/// Selects what is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
 #[derive(Clone, Debug)]
 pub struct TextParams {
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
     /// Most tokens; `None` generates to the end of the context.
     pub max_tokens: Option<u32>,
@@ -50,12 +50,12 @@ pub struct TextParams {
     pub n: u32,
     /// Strings that end a sample and are not part of it.
     pub stops: Vec<String>,
-    /// What a sample may be, such as JSON of a schema; `None` allows every text.
+    /// Shape of a sample, such as JSON of a schema; `None` allows every text.
     pub constraint: Option<Constraint>,
     /// Tokens that the reasoning of a conversation's answer may take; then the model's own end of it is written, and the
     /// answer follows. Nothing for models that do not reason.
     pub thinking_budget: Option<u32>,
-    /// Further tokens that end a sample and are not part of it, also where the model's own do not.
+    /// Further tokens that end a sample and are not part of it, even if the model's own end tokens are ignored.
     pub stop_tokens: Vec<u32>,
     /// Whether end-of-text tokens are ordinary tokens.
     pub ignore_eos: bool,
@@ -67,7 +67,7 @@ pub struct TextParams {
     pub priority: i32,
     /// Keeps cached prefixes apart from those of requests with another salt.
     pub cache_salt: u64,
-    /// A number for whose request it is: no client can keep the constraints of others from being compiled.
+    /// Number of the client, so that no client can block the compilation of others' constraints.
     pub client: u64,
     /// The name of the adapter that it is computed with; `None` takes the model as it is.
     pub adapter: Option<String>,
@@ -136,7 +136,7 @@ impl Model {
         }
     }
 
-    /// What its pages in [`LoadOptions::prefix_folder`](crate::LoadOptions::prefix_folder) have been used for; `None` without.
+    /// Returns how its pages in [`LoadOptions::prefix_folder`](crate::LoadOptions::prefix_folder) were used; `None` without a folder.
     pub fn prefix_folder_figures(&self) -> Option<PrefixFolderFigures> {
         self.inner.page_store.as_ref().map(|store| store.figures())
     }
@@ -221,10 +221,10 @@ impl Model {
         Ok(seen.expect("nobody gives up"))
     }
 
-    /// As [`Self::see`], as long as `is_wanted`, which is asked before each image; `None` once it was not.
+    /// Does the same as [`Self::see`] while `is_wanted`, which is called before each image, returns true; `None` after it returned false.
     ///
     /// # Errors
-    /// As [`Self::see`].
+    /// Returns the errors of [`Self::see`].
     pub fn see_while(
         &self,
         prompt: Prompt,
@@ -276,7 +276,7 @@ impl Model {
         bytes_of(self.memory().into_iter().chain(draft).chain(vision))
     }
 
-    /// What its files say of it, where this crate loaded it.
+    /// Returns the facts from its files, if this crate loaded it.
     pub fn facts(&self) -> Option<&ModelFacts> {
         self.inner.facts.as_ref()
     }
@@ -318,7 +318,7 @@ impl Model {
     /// Answers a conversation, and waits for the end.
     ///
     /// # Errors
-    /// As [`Self::complete`]; [`Error::NoTemplate`], or [`Error::Template`] where the template refuses the conversation.
+    /// Returns the errors of [`Self::complete`]; [`Error::NoTemplate`], or [`Error::Template`] if the template refuses the conversation.
     pub fn chat(&self, conversation: impl Into<Conversation>, params: &TextParams) -> Result<Answer, Error> {
         single(self.chat_stream(conversation, params)?)
     }
@@ -326,7 +326,7 @@ impl Model {
     /// Answers a conversation, piece by piece.
     ///
     /// # Errors
-    /// As [`Self::chat`], for what is known at once.
+    /// Returns those errors of [`Self::chat`] that are known at once.
     pub fn chat_stream(
         &self,
         conversation: impl Into<Conversation>,
@@ -386,7 +386,7 @@ impl Model {
     /// Starts scoring inputs of [`ModelWords::encode_pair`], all side by side.
     ///
     /// # Errors
-    /// As [`Self::rerank`]; inputs already started are cancelled.
+    /// Returns the errors of [`Self::rerank`]; inputs already started are cancelled.
     pub fn rank_tokens(
         &self,
         inputs: Vec<Vec<u32>>,

@@ -21,7 +21,7 @@ impl PartialEq for SplitObserver {
 
 impl Eq for SplitObserver {}
 
-/// Is told what is found where a GPU is checked at its first use: a line each.
+/// Receives a line for each result of a GPU's check at first use.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuCheckObserver(pub fn(&str));
 
@@ -33,14 +33,14 @@ impl PartialEq for GpuCheckObserver {
 
 impl Eq for GpuCheckObserver {}
 
-/// What of a model will be on the GPU and what on the CPU.
+/// Describes which parts of a model will be on the GPU and which on the CPU.
 #[derive(Debug)]
 pub struct SplitPlan {
     /// The GPU in words.
     pub(crate) gpu: String,
     /// Bytes of its memory that a model may take.
     pub(crate) room_bytes: u64,
-    /// Why it is so.
+    /// Reason for the split.
     pub(crate) reason: SplitReason,
     pub(crate) placement: Placement,
     /// Bytes of each part's weights on the host and on the device.
@@ -54,19 +54,19 @@ pub struct SplitPlan {
 pub enum SplitReason {
     /// It was asked for.
     AsAsked,
-    /// The number of layers was left open, not everything fits, and of what fits a token takes least time so.
+    /// The number of layers was open, not everything fits, and this split takes the least time for a token.
     Quickest {
         /// By which that was decided.
         bandwidths: Bandwidths,
         /// Where they come from.
         when: MeasuredWhen,
-        /// What a token reads on each side and sends between them.
+        /// Bytes that a token reads on each side and sends between them.
         traffic: Traffic,
         /// Placements that fit into the memories of both sides.
         n_fitting: usize,
-        /// Seconds of a token, by bytes and crossings alone.
+        /// Seconds of a token, from bytes and crossings only.
         seconds: f64,
-        /// What the CPU alone would take.
+        /// Seconds of a token on only the CPU.
         cpu_alone_seconds: f64,
     },
 }
@@ -74,11 +74,11 @@ pub enum SplitReason {
 /// A row of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitRow {
-    /// What of the model.
+    /// Name of the part.
     pub part: String,
     /// Where.
     pub side: Side,
-    /// What it takes there.
+    /// Memory of the part, in bytes.
     pub n_bytes: usize,
 }
 
@@ -165,7 +165,7 @@ impl SplitPlan {
         }
     }
 
-    /// What a side takes in all.
+    /// Returns the total memory of a side, in bytes.
     pub fn bytes_on(&self, side: Side) -> usize {
         let on_host = self.memory.on_host.as_deref();
         match side {
@@ -187,7 +187,7 @@ impl SplitPlan {
     }
 }
 
-/// A table, with the reason for the split behind it.
+/// Prints a table, followed by the reason for the split.
 impl fmt::Display for SplitPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |n_bytes: usize| n_bytes as f64 / f64::from(1 << 20);
@@ -246,7 +246,7 @@ impl fmt::Display for SplitPlan {
     }
 }
 
-/// How many come in a second where each takes so many.
+/// Returns the rate per second for a duration.
 fn per_s(seconds: f64) -> String {
     let rate = 1.0 / seconds;
     if rate < 100.0 {

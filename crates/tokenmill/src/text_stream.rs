@@ -1,8 +1,7 @@
 //! [`TextStream`]: the generations of a request as text.
 //!
-//! Tokens become text here and nowhere else: characters are never cut, stop strings of an answer's text end a sample and
-//! never show, and a token's log-probability is held back as long as its text is. Reasoning and calls are searched for no
-//! stop string: what a model thinks or hands to a tool is not its answer.
+//! Tokens become text only here: characters are never cut, stop strings end the text of an answer and are never shown, and a token's
+//! log-probability is held back as long as its text. Stop strings do not apply to reasoning and calls, which are not part of the answer.
 
 use std::{
     collections::VecDeque,
@@ -69,7 +68,7 @@ pub struct ScoredToken {
 pub struct TextEnd {
     /// The sample.
     pub sample: u32,
-    /// What the engine says of it.
+    /// The engine's report of it.
     pub finished: Finished,
     /// The stop string that ended it, as its place in the request's list.
     pub stopped_by: Option<usize>,
@@ -95,7 +94,7 @@ pub struct TextStream {
     note: Option<Note>,
 }
 
-/// Who is told the tokens of the first sample.
+/// Receives the tokens of the first sample.
 struct Note(Box<dyn FnMut(u32) + Send>);
 
 impl fmt::Debug for Note {
@@ -125,8 +124,8 @@ impl TextStream {
         }
     }
 
-    /// Reads reasoning and tool calls out of the samples, of which no token was taken yet. `has_shape`: their text has a shape; where they
-    /// may be calls instead, marks of calls in it are text.
+    /// Separates reasoning and tool calls from the text of samples; no token may have been taken yet. With `has_shape` the text has a
+    /// shape; if it may be calls instead (`may_be_calls`), marks of calls in it are text.
     pub(crate) fn reading(mut self, reader: &ReplyReader, has_shape: bool, may_be_calls: bool) -> Self {
         for sample in &mut self.samples {
             sample.decoder = sample.decoder.clone().showing(Arc::clone(&reader.shown));
@@ -150,8 +149,8 @@ impl TextStream {
         self
     }
 
-    /// Tells `note` every token of the first sample, as it comes from the engine. It is dropped when that sample has ended,
-    /// before its end is told, or with the stream.
+    /// Calls `note` for every token of the first sample, as it comes from the engine. `note` is dropped when that sample has ended, before
+    /// its end is reported, or with the stream.
     #[must_use]
     pub fn noting(mut self, note: impl FnMut(u32) + Send + 'static) -> Self {
         self.note = Some(Note(Box::new(note)));
@@ -258,7 +257,7 @@ impl TextStream {
     fn take_end(&mut self, prompt: usize, finished: Finished) {
         let sample = self.sample_idx(prompt, finished.sample);
         if sample == 0 {
-            // Before the end is told, so that whoever hears of it finds the note.
+            // Dropped before the end is reported, so that the receiver of the end finds the note complete.
             self.note = None;
         }
         let state = &mut self.samples[sample as usize];
@@ -320,9 +319,9 @@ struct SampleText {
     /// Tokens whose text is not wholly out, each with the length of the text up to its end.
     held: VecDeque<(usize, ScoredToken)>,
     n_decoded_bytes: usize,
-    /// Bytes of the text that are read.
+    /// Bytes of the text that were read.
     n_read_bytes: usize,
-    /// Bytes from the beginning that are out.
+    /// Bytes of the text that were sent.
     n_sent_bytes: usize,
     n_reasoning_tokens: usize,
     n_calls: usize,
@@ -379,7 +378,7 @@ impl SampleText {
         self.parser.as_ref().is_some_and(ReplyParser::is_reasoning)
     }
 
-    /// What is left where the sample ends for a reason.
+    /// Releases the rest when the sample ends for a reason.
     fn finish(&mut self, reason: FinishReason) -> (Vec<Part>, Vec<ScoredToken>) {
         if self.has_ended() {
             return (Vec::new(), Vec::new());
@@ -389,7 +388,7 @@ impl SampleText {
         self.release(text, Some(reason))
     }
 
-    /// What is certain with more text; all of it where `end` says why nothing follows.
+    /// Releases the text that is certain with more text, or all of it if `end` gives the reason why nothing follows.
     fn release(&mut self, text: String, end: Option<FinishReason>) -> (Vec<Part>, Vec<ScoredToken>) {
         let mut parts = Vec::new();
         let pieces = match &mut self.parser {
@@ -423,8 +422,8 @@ impl SampleText {
         (parts, tokens)
     }
 
-    /// Takes in a piece: a text goes through the stop strings, everything else does not. What is held back as the beginning of a stop
-    /// string is text as soon as something other than text follows.
+    /// Takes a piece. Only text is searched for stop strings; a held beginning of a stop string becomes text as soon as anything else
+    /// follows.
     fn take(&mut self, piece: Piece, parts: &mut Vec<Part>) {
         self.n_read_bytes += piece.source_bytes;
         let text = match piece.part {
@@ -461,14 +460,14 @@ impl SampleText {
         if n_out > 0 {
             parts.push(Part::Text(progress.text));
         }
-        // Marks may stand between what is held back from before and this text.
+        // Marks may stand between the held text and this one.
         let n_left = n_before + text.len() - n_out;
         if n_left <= text.len() {
             self.n_sent_bytes = self.n_read_bytes - n_left;
         }
     }
 
-    /// Gives what is held back as the beginning of a stop string: it is none.
+    /// Releases text that was held as a possible stop string.
     fn flush(&mut self, parts: &mut Vec<Part>) {
         let text = self.matcher.finish();
         if !text.is_empty() {

@@ -1,8 +1,8 @@
 //! [`ToolWriting`]: brings tools, calls and results into the form that a chat template writes.
 //!
-//! Templates differ in what they take: arguments as an object or as text, ids of nine letters, no results, no tools at all, instructions
-//! at the beginning only. A small conversation is rendered once and shows which it is. Invariant: what a template does not write by itself
-//! reaches the model as text, never gets lost.
+//! Templates differ in their input: arguments as an object or as text, ids of nine letters, no results, no tools at all, system messages
+//! only at the start. A small conversation is rendered once to find out. Invariant: the model gets as text whatever the template cannot
+//! write; nothing is lost.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use tokenmill_text::template::{ChatTemplate, RenderOptions};
 
 use crate::turns::with_folded_system;
 
-/// What a template takes.
+/// Describes the inputs that a template supports.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a fact of its own about a template"
@@ -19,15 +19,15 @@ use crate::turns::with_folded_system;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ToolWriting {
     arguments_are_text: bool,
-    /// Whether arguments may be any text, and not only an object.
+    /// Whether arguments may be any text, not only an object.
     takes_any_arguments: bool,
     writes_calls: bool,
     writes_results: bool,
-    /// Whether an image in a result becomes a mark.
+    /// Whether the template writes a mark for an image in a result.
     shows_images_of_results: bool,
     knows_tools: bool,
     knows_system: bool,
-    /// Whether the system may speak behind the beginning, too.
+    /// Whether system messages may come after the start.
     knows_later_system: bool,
     ids_are_short: bool,
     /// Where the template looks for an earlier answer's reasoning.
@@ -36,10 +36,10 @@ pub(crate) struct ToolWriting {
 
 const RESULT: &str = "probe-result";
 
-/// What a model that does not see reads in place of an image in a result.
+/// Replaces an image in a result for a model without vision.
 const UNSEEN: &str = "[An image, which this model cannot see.]";
 
-/// What stands before images whose result a template writes without them.
+/// Introduces the images of a result if the template writes the result without them.
 const SHOWN: &str = "The images of the result above:";
 
 impl ToolWriting {
@@ -90,7 +90,7 @@ impl ToolWriting {
         let plain = with_parts(json!([text()]));
         let shown = with_parts(json!([text(), {"type": "image"}]));
         let shows_images_of_results = shown.is_some_and(|shown| {
-            // A list that is printed as it is names its parts.
+            // A template that prints the list as it is also prints the names of its parts.
             let is_printed = shown.contains("'type'") || shown.contains("\"type\": \"image\"");
             shown.contains(RESULT) && !is_printed && Some(shown) != plain
         });
@@ -141,8 +141,8 @@ impl ToolWriting {
         written
     }
 
-    /// Brings images in results to where the model sees them: behind the results, where the template writes none there. For a model that
-    /// does not see, words stand in their place.
+    /// Moves images in results to where the template writes them, which may be a user message after the results. For a model without
+    /// vision, a text replaces them.
     pub(crate) fn place_images_of_results(&self, messages: Vec<Value>, does_see: bool) -> Vec<Value> {
         let is_image = |part: &Value| part["type"] == "image_url" || part["type"] == "image";
         let mut placed = Vec::with_capacity(messages.len());
@@ -256,7 +256,7 @@ impl ToolWriting {
             (true, _) if arguments.is_string() => return,
             (true, other) => other.to_string().into(),
             (false, Value::Object(object)) => object.into(),
-            // A model wrote them so, or was cut: it may read what it wrote.
+            // A model wrote these arguments, or was cut off; it may read its own text.
             (false, other) if other.is_string() && self.takes_any_arguments => other,
             (false, other) => json!({ "arguments": other }),
         };
@@ -299,7 +299,7 @@ impl ToolWriting {
     }
 }
 
-/// The user's message with the images that were taken out of results.
+/// Builds the user's message with the images of the results.
 fn shown_by_user(images: &mut Vec<Value>) -> Option<Value> {
     if images.is_empty() {
         return None;

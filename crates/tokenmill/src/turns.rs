@@ -1,20 +1,20 @@
-//! Turns of a conversation as a chat template takes them.
+//! Rearranges the turns of a conversation for chat templates that restrict their order.
 //!
-//! Clients send what their own model's provider takes: several turns of one role, instructions in the midst. Templates demand that roles
-//! alternate, or know instructions at the beginning only. Separate from the writing of tools, which looks at single messages.
-//! Invariant: all that is said reaches the model, in its order.
+//! Clients send several turns of one role, or system messages in the middle, because their own provider accepts them. Many templates demand
+//! that roles alternate, or accept a system message only at the start. Separate from the writing of tools, which looks at single messages.
+//! Invariant: the model gets every text, in the original order.
 
 use serde_json::{Value, json};
 use tokenmill_text::template::{ChatContext, RenderOptions, TemplateError};
 
-/// What stands between two turns that become one.
+/// Separates two turns that are joined.
 const BETWEEN: &str = "\n\n";
 
-/// Renders a conversation, and once more where its template refuses the order of its turns: those of one role are joined then, and an
-/// order that it does not know is written all the same.
+/// Renders a conversation. If the template refuses the order of the turns, it joins turns of one role, overrides the check of the order,
+/// and renders again.
 ///
 /// # Errors
-/// What the template refuses even so.
+/// Fails if the template refuses these too.
 pub(crate) fn with_turns_that_fit<T>(
     context: ChatContext,
     options: RenderOptions,
@@ -36,8 +36,8 @@ pub(crate) fn with_turns_that_fit<T>(
     }
 }
 
-/// Messages in which what the system says stands where a template takes it: at the beginning where `at_start`, else nowhere. It is folded
-/// into the user's next turn, or becomes one.
+/// Moves system messages to where a template accepts them: to the start if `at_start`, else nowhere. The others are folded into the user's
+/// next turn, or become a user's turn.
 pub(crate) fn with_folded_system(messages: Vec<Value>, at_start: bool) -> Vec<Value> {
     let is_system = |message: &Value| message["role"] == "system";
     let n_first = messages.iter().take_while(|message| is_system(message)).count();
@@ -61,7 +61,7 @@ pub(crate) fn with_folded_system(messages: Vec<Value>, at_start: bool) -> Vec<Va
                     append(&mut said, message);
                     message = said;
                 } else if message["role"] == "tool" {
-                    // It came between a call and its result, which belong together.
+                    // A call and its result must stay together.
                     waiting = Some(said);
                 } else {
                     folded.push(said);
@@ -74,7 +74,7 @@ pub(crate) fn with_folded_system(messages: Vec<Value>, at_start: bool) -> Vec<Va
     folded
 }
 
-/// Messages in which no two turns of the user or of the assistant follow each other.
+/// Joins consecutive turns of the user and of the assistant.
 pub(crate) fn with_joined_turns(messages: Vec<Value>) -> Vec<Value> {
     let mut joined: Vec<Value> = Vec::with_capacity(messages.len());
     for message in messages {
@@ -89,7 +89,7 @@ pub(crate) fn with_joined_turns(messages: Vec<Value>) -> Vec<Value> {
     joined
 }
 
-/// Adds a message's content and calls to those of another.
+/// Appends a message's content and calls to another message.
 fn append(message: &mut Value, more: Value) {
     let Value::Object(more) = more else { return };
     for (name, value) in more {
@@ -100,7 +100,7 @@ fn append(message: &mut Value, more: Value) {
                 (Value::Array(calls), Value::Array(more)) => calls.extend(more),
                 (calls, more) => *calls = more,
             },
-            // What was thought before.
+            // The earlier reasoning.
             _ => match (&mut message[&name], value) {
                 (Value::String(text), Value::String(more)) if name != "name" => {
                     text.push_str(BETWEEN);
@@ -113,7 +113,7 @@ fn append(message: &mut Value, more: Value) {
     }
 }
 
-/// Two contents as one: a text, or parts where one of them has parts.
+/// Joins two contents into a text, or into parts if one of them has parts.
 fn both(first: Value, second: Value) -> Value {
     let is_empty = |content: &Value| match content {
         Value::Null => true,

@@ -1,7 +1,7 @@
-//! [`Vision`]: what of a model sees images: the encoder, and the rows that it made not long ago.
+//! [`Vision`] holds a model's image encoder and the rows that it made recently.
 //!
 //! Separate from the model, which computes with the rows wherever it is; the encoder works on the host. Invariants: one image is
-//! decoded and encoded at a time, so that many requests take the memory of one; an image's rows depend on its bytes alone.
+//! decoded and encoded at a time, so that many requests take the memory of one; an image's rows depend only on its bytes.
 
 use std::{
     collections::VecDeque,
@@ -45,7 +45,7 @@ pub enum Projector {
     None,
 }
 
-/// What of a model sees images.
+/// Encodes a model's images.
 pub(crate) struct Vision {
     path: PathBuf,
     /// Tells the encoder's file from others: the same image has other rows with another.
@@ -66,7 +66,7 @@ impl fmt::Debug for Vision {
     }
 }
 
-/// What stands in prompts for the images of a family.
+/// Returns the texts that stand for images in a family's prompts.
 pub(crate) fn image_words(family: VisionFamily) -> ImageWords {
     match family {
         // Source: transformers, `Gemma3Processor`.
@@ -76,7 +76,7 @@ pub(crate) fn image_words(family: VisionFamily) -> ImageWords {
             after: "<end_of_image>\n\n",
             keeps_mark: true,
         },
-        // Source: transformers, `Qwen2VLProcessor`. What stands around is in the template.
+        // Source: transformers, `Qwen2VLProcessor`. The template has the texts around them.
         VisionFamily::Qwen2Vl | VisionFamily::Qwen25Vl | VisionFamily::Qwen3Vl => ImageWords {
             mark: "<|image_pad|>",
             before: "",
@@ -86,7 +86,7 @@ pub(crate) fn image_words(family: VisionFamily) -> ImageWords {
     }
 }
 
-/// What belongs around an image's mark in a text that no template writes.
+/// Returns the texts around an image's mark in a text without a template.
 pub(crate) fn around_in_text(words: &ImageWords) -> [&'static str; 2] {
     // Qwen's templates write these themselves.
     if words.mark == "<|image_pad|>" {
@@ -96,10 +96,10 @@ pub(crate) fn around_in_text(words: &ImageWords) -> [&'static str; 2] {
 }
 
 impl Vision {
-    /// Opens what of a model sees, where it has such; only a header is read, unless a file is named.
+    /// Opens a model's image encoder, if it has one; only a header is read, unless a file is named.
     ///
     /// # Errors
-    /// [`Error::Projector`] of a file that is named, [`Error::TakesNoImages`] of a model or a device that takes tokens alone.
+    /// [`Error::Projector`] for a named file, [`Error::TakesNoImages`] for a model or a device that takes only tokens.
     pub(crate) fn open(
         projector: &Projector,
         source: &ModelSource,
@@ -207,7 +207,7 @@ impl Vision {
             return Ok(rows);
         }
         let mut tower = lock(&self.tower);
-        // Who held the tower may have encoded the same image.
+        // The previous holder of the tower may have encoded the same image.
         if let Some(rows) = find() {
             return Ok(rows);
         }
@@ -242,12 +242,12 @@ impl Vision {
     }
 }
 
-/// A lock that a panic elsewhere does not take away: what is behind it is whole between two calls.
+/// Locks a mutex even after a panic elsewhere: its data is consistent between two calls.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What tells an encoder's file from others: its size, and bytes of places all over it.
+/// Identifies an encoder's file by its size, and bytes from places all over it.
 fn identity_of(path: &Path) -> io::Result<Sha256> {
     let mut file = File::open(path)?;
     let len = file.metadata()?.len();
@@ -277,7 +277,7 @@ fn content_of(encoder: &Sha256, file: &[u8], salt: u64) -> u128 {
 /// The memory that the encoder of a model will take, where it has one; only headers are read.
 ///
 /// # Errors
-/// As [`Vision::open`].
+/// Returns the errors of [`Vision::open`].
 pub(crate) fn plan(
     projector: &Projector,
     source: &ModelSource,
@@ -302,10 +302,10 @@ pub(crate) fn is_there(
     Ok(find(projector, source, network)?.is_some())
 }
 
-/// The file of the encoder of a model, where it has one; only headers are read.
+/// Finds the file of a model's encoder, if it has one; reads only headers.
 ///
 /// # Errors
-/// [`Error::Projector`] and its like of a file that is named.
+/// [`Error::Projector`] and related errors for a named file.
 pub(crate) fn path_of(
     projector: &Projector,
     source: &ModelSource,

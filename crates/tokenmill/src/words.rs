@@ -34,13 +34,13 @@ use crate::{
 /// Tokens at the end of a prompt that tell how its answer begins.
 const TAIL_TOKENS: usize = 32;
 
-/// What stands for an image in a prompt of tokens.
+/// Describes the tokens that stand for an image in a prompt.
 #[derive(Clone, Debug)]
 struct ImagePlaces {
     words: ImageWords,
     /// The token that templates write for an image.
     mark: u32,
-    /// How many rows images become.
+    /// Number of rows that images become.
     size: ImageSize,
     /// Tokens of a context.
     n_ctx: usize,
@@ -58,14 +58,14 @@ pub struct ModelWords {
     template_error: Option<TemplateError>,
     bos_token: String,
     eos_token: String,
-    /// Variables of the template where a conversation is silent.
+    /// Template variables for conversations that do not set them.
     variables: Map<String, Value>,
     end_ids: Vec<u32>,
     pooled_output: Option<PooledOutput>,
     rank_words: Option<RankWords>,
-    /// The prompt that asks about a document, where query and document alone are not the input.
+    /// Prompt that asks about a document, if the input is not just the query and the document.
     rank_prompt: Option<ChatPrompt>,
-    /// What stands for an image, where the model sees.
+    /// Tokens that stand for an image, if the model takes images.
     images: Option<ImagePlaces>,
     /// The architecture, where there are no encoders of images for it.
     blind_arch: Option<String>,
@@ -136,7 +136,7 @@ impl ModelWords {
             _ => None,
         };
         if self.rank_words.is_some() && !descriptor.is_encoder() {
-            // Places of the prompt become messages, whose text is not searched for control tokens. What stands behind keeps
+            // Places of the prompt become messages, whose text is not searched for control tokens. The text after them keeps
             // the last line break, which templates lose.
             let prompt = own_prompt.unwrap_or(QWEN3_PROMPT);
             let template = ["{query}", "{document}", "{instruction}"]
@@ -159,12 +159,12 @@ impl ModelWords {
         }
     }
 
-    /// What the network makes of a text, where it was made for that: a vector or a score.
+    /// Returns what the network computes of a text, if it was made for that: a vector or a score.
     pub fn pooled_output(&self) -> Option<PooledOutput> {
         self.pooled_output
     }
 
-    /// How the model is asked whether a document answers a query; `None` where it was not made for that.
+    /// Returns how the model is asked whether a document answers a query; `None` if it was not made for that.
     pub fn rank_words(&self) -> Option<&RankWords> {
         self.rank_words.as_ref()
     }
@@ -241,7 +241,7 @@ impl ModelWords {
         Ok(())
     }
 
-    /// Sets variables of the template for conversations that are silent about them, such as `enable_thinking`, which is true otherwise.
+    /// Sets template variables for conversations that do not set them, such as `enable_thinking`, which is true by default.
     pub fn set_variables(&mut self, variables: Map<String, Value>) {
         self.variables = thinking();
         self.variables.extend(variables);
@@ -257,7 +257,7 @@ impl ModelWords {
         self.chat.as_ref().map(ChatPrompt::template)
     }
 
-    /// What is wrong with the model's own template, where it has one that cannot be used.
+    /// Returns the fault of the model's own template, if it has an unusable one.
     pub fn template_error(&self) -> Option<&TemplateError> {
         self.template_error.as_ref()
     }
@@ -275,7 +275,7 @@ impl ModelWords {
         self.compile_for(constraint, 0)
     }
 
-    /// Compiles a constraint of one of several clients, of whom none can keep the others waiting.
+    /// Compiles a constraint for one of several clients, none of whom can block the others.
     pub(crate) fn compile_for(
         &self,
         constraint: &Constraint,
@@ -295,7 +295,7 @@ impl ModelWords {
         let mut matcher = self.compile(constraint)?.matcher(end_ids);
         // Whether it may end where it does is asked of the mask.
         for &token in tokens.iter().take_while(|token| !end_ids.contains(token)) {
-            // What a constraint does not take is no part of a text of it.
+            // Tokens that a constraint refuses are not part of its text.
             if matcher.commit(token).is_err() {
                 return Ok(false);
             }
@@ -325,9 +325,9 @@ impl ModelWords {
             });
     }
 
-    /// What the answer to a prompt is held to, of all that asks for it: a constraint, calls of tools, and the tokens that its
-    /// reasoning may take. The template tells how the model thinks, and the prompt's end whether it has begun to. Calls that
-    /// are required go before the constraint; where they are not, the answer is either calls or a text of the constraint.
+    /// Combines all restrictions of the answer to a prompt: a constraint, calls of tools, and the reasoning budget. The template determines
+    /// how the model reasons, and the end of the prompt whether reasoning has begun. Required calls replace the constraint; otherwise the
+    /// answer is either calls or a text of the constraint.
     ///
     /// # Errors
     /// [`Error::ShapeOrCalls`] where the two cannot be told apart, or the calls cannot be held to anything.
@@ -376,8 +376,8 @@ impl ModelWords {
         self.tokenizer.encode(text, options)
     }
 
-    /// Encodes a prompt that its writer has put together: control tokens written out in it are control tokens, and one that begins
-    /// with the token of the beginning does not get another.
+    /// Encodes a prompt that the client has formatted: control tokens may be written out in it, and a prompt that begins with the BOS token
+    /// does not get another.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         let options = EncodeOptions {
             add_special: true,
@@ -391,10 +391,10 @@ impl ModelWords {
         tokens
     }
 
-    /// As [`Self::encode_prompt`], for a text in which `place` stands where each of the `files` belongs, images in their order.
+    /// Encodes a prompt like [`Self::encode_prompt`]; each `place` in the text stands for one of the `files`, images in their order.
     ///
     /// # Errors
-    /// What [`Self::no_vision`] gives, [`Error::ImagePlaces`], [`Error::Image`], and [`Error::Engine`] where they take many times the
+    /// The error of [`Self::no_vision`], [`Error::ImagePlaces`], [`Error::Image`], and [`Error::Engine`] if the images take many times the
     /// context.
     pub fn prompt_with_images(
         &self,
@@ -450,7 +450,8 @@ impl ModelWords {
     /// Turns a conversation into its prompt, and says how the answer is read.
     ///
     /// # Errors
-    /// As [`Self::encode_chat`]; [`Error::UnknownTool`], and [`Error::CallForm`] for calls that cannot be held to their schemas.
+    /// Returns the errors of [`Self::encode_chat`]; [`Error::UnknownTool`], and [`Error::CallForm`] for calls that cannot be held to their
+    /// schemas.
     pub fn prompt(&self, conversation: &Conversation) -> Result<Prompt, Error> {
         let (tokens, images) = self.encode_with_images(conversation)?;
         let tail = self.tail(&tokens);
@@ -472,7 +473,7 @@ impl ModelWords {
     /// Renders a conversation as the template writes it, to look at.
     ///
     /// # Errors
-    /// As [`Self::encode_chat`].
+    /// Returns the errors of [`Self::encode_chat`].
     pub fn render_chat(&self, conversation: &Conversation) -> Result<String, Error> {
         let template = self.template().ok_or_else(|| self.no_template())?;
         let (context, _) = self.context(conversation)?;
@@ -497,7 +498,7 @@ impl ModelWords {
     /// Refuses more images than the context holds, before anything of them is known but their number.
     ///
     /// # Errors
-    /// What [`Self::no_vision`] gives, and [`Error::Engine`] where the rows that they have at least take more than the context.
+    /// Returns the error of [`Self::no_vision`], and [`Error::Engine`] if the rows that they have at least take more than the context.
     pub fn check_images(&self, n_images: usize) -> Result<(), Error> {
         if n_images == 0 {
             return Ok(());
@@ -518,7 +519,7 @@ impl ModelWords {
         }
     }
 
-    /// What the template sees of a conversation, and its images.
+    /// Returns the template's view of a conversation, and its images.
     fn context(&self, conversation: &Conversation) -> Result<(ChatContext, Vec<ImageFile>), Error> {
         let mut messages = conversation.messages.clone();
         if let Some(replies) = &self.replies {
@@ -544,8 +545,8 @@ impl ModelWords {
         Ok((context, files))
     }
 
-    /// What the template is told besides the messages: the date, which templates else take from the day they were written, what
-    /// was set for the model, and what the conversation says.
+    /// Collects the template's variables: the date, because templates otherwise use the day they were written, the model's settings, and
+    /// those of the conversation.
     fn variables_of(&self, conversation: &Conversation) -> Map<String, Value> {
         let today = utc_now();
         let dates = [
@@ -559,7 +560,7 @@ impl ModelWords {
     }
 }
 
-/// A model that can reason does, as in llama.cpp and Ollama: templates differ in what they take silence for.
+/// Turns reasoning on by default, as in llama.cpp and Ollama, because templates differ in their own defaults.
 fn thinking() -> Map<String, Value> {
     Map::from_iter([("enable_thinking".to_owned(), true.into())])
 }

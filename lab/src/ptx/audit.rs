@@ -1,8 +1,8 @@
-//! `ptx --audit`: what the assembler makes of the archive is what its texts say.
+//! `ptx --audit` checks that the assembler's output matches the PTX of the archive.
 //!
-//! Separate from the build, which audits nothing: it takes two assemblies and a disassembly of each module for each GPU. It stands for a GPU that
-//! is not at hand: products and sums are fused only where the text fuses them, the instructions that speed depends on are there, and the
-//! lock says how long the code is. Invariant: a finding names module, kernel and GPU.
+//! Separate from the build, which audits nothing: an audit takes two assemblies and a disassembly of each module for each GPU. It replaces
+//! a run on GPUs that are not at hand: products and sums are fused only where the PTX fuses them, the fast instructions are there, and the
+//! lock records the length of the code. Invariant: a finding names module, kernel and GPU.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use super::{
     toolchain::{Disassembler, Toolchain},
 };
 
-/// Instructions of PTX, by what they begin with, and those that GPUs have for them, one of which must be there.
+/// Prefixes of PTX instructions, with the GPU instructions of which at least one must be there.
 const KEPT: [(&str, &[&str]); 7] = [
     ("wgmma.mma_async", &["HGMMA", "IGMMA"]),
     ("mma.sync", &["HMMA", "IMMA", "QMMA"]),
@@ -33,20 +33,20 @@ const KEPT: [(&str, &[&str]); 7] = [
     ("cp.async.bulk.shared", &["UBLKCP"]),
     ("dp4a", &["IDP"]),
 ];
-/// Products and sums in one, as PTX and as GPUs have them.
+/// Fused multiply-adds, in PTX and in GPU code.
 const FUSED: [(&str, &str); 3] = [
     ("fma.rn.f32", "FFMA"),
     ("fma.rn.f64", "DFMA"),
     ("fma.rn.f16x2", "HFMA2"),
 ];
 
-/// How often each instruction stands in each kernel.
+/// Number of each instruction in each kernel.
 type Counts = BTreeMap<String, BTreeMap<String, usize>>;
 
-/// Audits modules and prints a line of each for each GPU.
+/// Audits modules and prints a line for each module and GPU.
 ///
 /// # Errors
-/// A tool's message, or what was found wrong.
+/// Returns a tool's message, or what was found wrong.
 pub(super) fn run(
     toolchain: &Toolchain,
     disassembler: &Disassembler,
@@ -60,7 +60,7 @@ pub(super) fn run(
     for line in &lines {
         print!("{line}");
     }
-    println!("ptx: {} modules are as their texts say", lines.len());
+    println!("ptx: {} modules match their PTX", lines.len());
     Ok(())
 }
 
@@ -113,7 +113,7 @@ fn audit(
             n_bytes += bytes.len();
             ensure!(
                 apart.kernels.get(kernel.as_str()) == Some(bytes),
-                "{place}: products and sums are fused that the text rounds apart"
+                "{place}: products and sums are fused that the PTX rounds separately"
             );
             let said = resources[column].as_ref().map(|one| one.code_bytes as usize);
             ensure!(
@@ -149,7 +149,7 @@ fn audit(
     Ok(lines)
 }
 
-/// Instructions whose mnemonic begins so.
+/// Counts the instructions whose mnemonic has a prefix.
 fn count(of_kernel: &BTreeMap<String, usize>, mnemonic: &str) -> usize {
     (of_kernel.iter())
         .filter(|(name, _)| name.starts_with(mnemonic))
@@ -157,7 +157,7 @@ fn count(of_kernel: &BTreeMap<String, usize>, mnemonic: &str) -> usize {
         .sum()
 }
 
-/// Counts the mnemonics of each kernel. `kernel_of` gives the name of the kernel that a line begins.
+/// Counts the mnemonics of each kernel. `kernel_of` returns the name of the kernel that a line begins.
 fn counts<'a>(
     lines: impl Iterator<Item = &'a str>,
     kernel_of: impl Fn(&'a str) -> Option<&'a str>,
@@ -175,12 +175,12 @@ fn counts<'a>(
     counts
 }
 
-/// The kernel whose code begins with a line of the disassembly.
+/// Returns the kernel whose code a line of the disassembly begins.
 fn section_of(line: &str) -> Option<&str> {
     line.trim().strip_prefix(".text.")?.strip_suffix(':')
 }
 
-/// The mnemonic of an instruction, in either language: behind its address, if one stands there, its brace and its predicate.
+/// Returns the mnemonic of an instruction in either language, without its address, brace and predicate.
 fn mnemonic_of(line: &str) -> Option<&str> {
     let line = match line.trim_start().strip_prefix("/*") {
         Some(rest) => rest.split_once("*/")?.1,

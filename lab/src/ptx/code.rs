@@ -1,16 +1,16 @@
-//! [`Code`]: the machine code of a module's kernels, as the assembler's file has it.
+//! [`Code`] reads the machine code of a module's kernels from the assembler's output.
 //!
-//! Separate because it alone reads such files: ELF of 64 bits, with a section of code for each kernel. Invariant: what is no such file is `None`,
-//! wherever it is cut.
+//! Separate because only this file reads 64-bit ELF, which has a code section for each kernel. Invariant: other files, and files cut off
+//! anywhere, give `None`.
 
 use std::collections::BTreeMap;
 
-/// What the name of a kernel's section of code begins with.
+/// Prefix of a code section's name.
 const TEXT: &str = ".text.";
-/// What a file begins with: ELF, 64 bits, little-endian.
+/// First bytes of a file: ELF, 64 bits, little-endian.
 const MAGIC: &[u8] = b"\x7fELF\x02\x01";
 
-/// The code of each kernel, by name.
+/// Holds the code of each kernel, by name.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Code<'a> {
     pub(super) kernels: BTreeMap<&'a str, &'a [u8]>,
@@ -25,7 +25,7 @@ impl<'a> Code<'a> {
             let value = (bytes.iter().rev()).fold(0u64, |value, &byte| (value << 8) | u64::from(byte));
             usize::try_from(value).ok()
         };
-        // The table of sections: where it is, the bytes and the number of its records, and which of them has the names.
+        // The section table: its offset, the size and number of its records, and the index of the section with the names.
         let (table, record, n_sections) = (number(0x28, 8)?, number(0x3a, 2)?, number(0x3c, 2)?);
         let section = |index: usize| -> Option<(usize, &'a [u8])> {
             let at = table.checked_add(index.checked_mul(record)?)?;
@@ -52,7 +52,7 @@ impl<'a> Code<'a> {
 mod tests {
     use super::*;
 
-    /// A file of two sections: names, and code of one kernel.
+    /// Builds a file of two sections: names, and code of one kernel.
     fn file() -> Vec<u8> {
         let names = b"\0.names\0.text.norm\0";
         let code = [1u8, 2, 3, 4];

@@ -22,13 +22,13 @@ pub(super) const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100
 /// The one that [`Target::Hopper`](tokenmill_cuda_exec::modules::Target::Hopper) is for.
 pub(super) const HOPPER: &str = "sm_90a";
 
-/// What the assembler says about a kernel on one GPU.
+/// Holds the assembler's report about a kernel on one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Resources {
     pub(super) registers: u32,
     pub(super) shared_bytes: u32,
     pub(super) spilled_bytes: u32,
-    /// Bytes of its machine code.
+    /// Bytes of the machine code.
     pub(super) code_bytes: u32,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct LockedModule {
     pub(super) kernels: Vec<(String, Vec<Option<Resources>>)>,
 }
 
-/// What stands for the registers on an architecture that a module is not for.
+/// Stands for the registers on an architecture that a module is not for.
 const NOWHERE: &str = "-";
 
 /// Hashes of source files, by their paths in the folder of kernels.
@@ -51,9 +51,9 @@ pub(super) type Hashes = BTreeMap<String, String>;
 /// All modules, in the order of the archive, and what they are made of.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Lock {
-    /// What the modules were built from.
+    /// Sources that the modules were built from.
     pub(super) sources: Hashes,
-    /// What differs from that since, and is to be built later.
+    /// Sources that have changed since, to be built later.
     pub(super) pending: Hashes,
     pub(super) modules: Vec<LockedModule>,
 }

@@ -1,18 +1,18 @@
-//! [`with_roundings`]: every addition, subtraction and multiplication of floats says how it is rounded.
+//! [`with_roundings`] adds an explicit rounding to every addition, subtraction and multiplication of floats.
 //!
-//! Separate from compiling, since it is a promise about the text alone. PTX lets an assembler fuse `mul` and `add` that name no rounding, which
-//! drivers do differently, even in two kernels of one module: bits would depend on the driver, and a row's on how many rows are multiplied with
-//! it. With `.rn` both are rounded, as the simulator rounds them. What the compiler fused itself is `fma.rn`, and stays. Invariant: nothing else of
-//! a text changes.
+//! Separate from compiling because it is a promise about the PTX only. PTX lets an assembler fuse a `mul` and an `add` without a rounding,
+//! and drivers differ in this, even between two kernels of one module. The results would then depend on the driver, and a row's result on
+//! the number of rows in the product. With `.rn` both operations are rounded, as the simulator rounds them. Fused operations that the
+//! compiler wrote are `fma.rn`, and stay. Invariant: nothing else of a text changes.
 
 /// Operations that an assembler may fuse.
 const FUSED: [&str; 3] = ["add", "sub", "mul"];
-/// What may stand between the operation and its type, in this order.
+/// Modifiers between the operation and its type, in this order.
 const MODIFIERS: [&str; 2] = ["ftz", "sat"];
-/// The types whose sums and products are rounded.
+/// Types whose sums and products are rounded.
 const FLOATS: [&str; 7] = ["f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2"];
 
-/// Gives each such instruction without a rounding that to the nearest.
+/// Adds `.rn` to each such instruction without a rounding.
 pub(super) fn with_roundings(ptx: &str) -> String {
     let mut text = String::with_capacity(ptx.len() + ptx.len() / 64);
     let mut rest = ptx;
@@ -28,18 +28,18 @@ pub(super) fn with_roundings(ptx: &str) -> String {
     text
 }
 
-/// How many there are of them.
+/// Counts the instructions without a rounding.
 #[cfg(test)]
 pub(super) fn n_unrounded(ptx: &str) -> usize {
     words(ptx).filter(|word| unrounded(word).is_some()).count()
 }
 
-/// Runs of the characters that mnemonics and names consist of.
+/// Splits a text into runs of the characters of mnemonics and names.
 fn words(ptx: &str) -> impl Iterator<Item = &str> {
     ptx.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '$' | '%')))
 }
 
-/// The operation of a mnemonic that may be fused. Those of memory (`atom.add`, `red.add`) begin otherwise, and have no rounding to name.
+/// Returns the operation of a mnemonic that may be fused. Memory operations (`atom.add`, `red.add`) have no rounding and do not match.
 fn unrounded(word: &str) -> Option<&str> {
     let (operation, modifiers) = word.split_once('.')?;
     if !FUSED.contains(&operation) {
@@ -64,7 +64,7 @@ mod tests {
             "\tmul.f32 %f1, %f2, %f3;\n\tadd.ftz.f32 %f4, %f1, 0f3F800000;\n",
             "\tmul.rn.f32 %f1, %f2, %f3;\n\tadd.rn.ftz.f32 %f4, %f1, 0f3F800000;\n",
         );
-        // Behind a predicate, in braces of inline assembly, with another type.
+        // After a predicate, in braces of inline assembly, with another type.
         check(
             "@%p1 sub.f64 %fd1, %fd2, %fd3;",
             "@%p1 sub.rn.f64 %fd1, %fd2, %fd3;",

@@ -1,6 +1,6 @@
 //! The CUDA compiler as pinned Python wheels.
 //!
-//! Separate because it alone knows how the wheels are fetched and laid out. Invariant: a folder with the marker file is
+//! Separate because only this file knows how the wheels are fetched and laid out. Invariant: a folder with the marker file is
 //! complete, since the marker is written last.
 
 use std::{
@@ -67,10 +67,10 @@ impl Toolchain {
     }
 }
 
-/// Exactly this: another one writes other texts. There is none of the compiler's version.
+/// Exact version, because another one formats differently. The disassembler has no release of the compiler's version.
 const DISASSEMBLER: &str = "nvidia-cuda-nvdisasm==13.2.86";
 
-/// An unpacked disassembler.
+/// Holds an unpacked disassembler.
 pub(super) struct Disassembler {
     program: PathBuf,
 }
@@ -79,7 +79,7 @@ impl Disassembler {
     /// Fetches the wheel into `folder` unless it is there.
     ///
     /// # Errors
-    /// No Python with pip, or no network.
+    /// Fails without Python and pip, or without network.
     pub(super) fn fetch(folder: &Path) -> anyhow::Result<Self> {
         let program = folder.join("nvidia/cu13/bin/nvdisasm");
         if !program.exists() {
@@ -91,7 +91,7 @@ impl Disassembler {
     /// Disassembles a file of machine code.
     ///
     /// # Errors
-    /// The tool's message.
+    /// Returns the tool's message.
     pub(super) fn run(&self, file: &Path) -> anyhow::Result<String> {
         let output = Command::new(&self.program).arg("-c").arg(file).output();
         let output = output.with_context(|| format!("cannot run {}", self.program.display()))?;

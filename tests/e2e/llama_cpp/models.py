@@ -13,7 +13,7 @@ COPIES = os.environ["TOKENMILL_SUITE_MODELS"]
 STORIES = f"{DATA}/models/stories260K/stories260K-f32.gguf"
 VISION = f"{TREE}/tests/data/vision/gemma3"
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
-# Any three tokens are marks of a gap where the file says so.
+# Any three tokens can serve as fill-in-the-middle tokens if the file names them.
 FIM = {f"tokenizer.ggml.fim_{name}_token_id": token for name, token in (("pre", 3), ("suf", 4), ("mid", 5))}
 
 

@@ -9,7 +9,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import models  # noqa: E402
 
-# Without a meaning here; the first has a value.
+# Options that are ignored, although they have a value.
 WITH_VALUE = {"--tags", "--spec-draft-n-min", "--n-gpu-layers"}
 ALONE = {"--backend_sampling", "--ui-mcp-proxy"}
 
@@ -44,7 +44,7 @@ while arguments:
     elif name == "--pooling":
         metadata["pooling_type"] = models.POOLING[arguments.pop(0)]
     elif name == "--alias":
-        # llama.cpp keeps them as a sorted set, of which the first is the model's name.
+        # llama.cpp keeps aliases in a sorted set, whose first entry is the model's name.
         line += ["--alias", ",".join(sorted(arguments.pop(0).split(",")))]
     elif name == "--spec-type":
         kind = arguments.pop(0)
@@ -67,12 +67,12 @@ if repository:
     if found[1] and wants_encoder:
         line += ["--mmproj", found[1]]
 if model is None and "--models-dir" not in line:
-    # A server that would load models of the Hub; what is asked of it here does not depend on which.
+    # The original server would load models of the Hub; these tests do not depend on the model.
     model = "demo"
 if n_slots:
     line += ["--max-num-seqs", str(n_slots)]
 if n_ctx:
-    # There a context is divided between the slots, unless they share it.
+    # llama.cpp divides a context between the slots, unless they share it.
     own = n_ctx if is_unified or not n_slots else n_ctx // n_slots
     line += ["-c", str(own), "--kv-cache-tokens", str(n_ctx)]
 if model and model != "demo":

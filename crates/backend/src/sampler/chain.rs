@@ -1,7 +1,7 @@
-//! The steps of sampling one after the other, in the order that was asked for.
+//! Runs the sampling steps one after the other, in the requested order.
 //!
-//! Separate from the usual way, which needs no list of all tokens and which devices follow; this one takes any order, and what of sampling
-//! only the host has. Invariant: of equally likely tokens the lower id stays.
+//! Separate from the default order, which needs no list of all tokens and runs on devices too; this file supports any order and the
+//! samplers that only the host has. Invariant: of equally likely tokens the lower id wins.
 //!
 //! Source: llama.cpp, `src/llama-sampler.cpp`, for what the steps do.
 
@@ -13,23 +13,23 @@ use super::{
     select::Candidate,
 };
 
-/// Stands for no token in the random numbers of a position: the one by which XTC is decided.
+/// Stands for no token in the random numbers of a position; XTC draws its chance with it.
 const NO_TOKEN: u32 = u32::MAX;
 
-/// Tokens by which mirostat estimates how steeply probabilities fall.
+/// Number of tokens from which mirostat estimates how steeply probabilities fall.
 const MIROSTAT_TOKENS: usize = 100;
 
-/// What a row is drawn with.
+/// Holds the inputs and the scratch space of one draw.
 pub(super) struct Chain<'a> {
     pub(super) request: &'a SampleRequest<'a>,
     pub(super) penalties: &'a mut Penalties,
-    /// A row of logits to work in, `[n_vocab]`.
+    /// Scratch row of logits, `[n_vocab]`.
     pub(super) row: &'a mut Vec<f32>,
     pub(super) n_vocab: usize,
 }
 
 impl Chain<'_> {
-    /// Draws one of the candidates, of which there is at least one, all with finite logits.
+    /// Draws one of the candidates, which must not be empty and must have finite logits.
     pub(super) fn draw(&mut self, candidates: &mut Vec<Candidate>) -> u32 {
         let params = self.request.params;
         if let Some(mirostat) = &params.mirostat {
@@ -85,7 +85,7 @@ impl Chain<'_> {
         }
     }
 
-    /// Penalties depend on a token and the history alone, so they can be computed in a row of all tokens.
+    /// Penalties depend only on the token and the history, so they are computed in a row of all tokens.
     fn penalize(&mut self, is_dry: bool, candidates: &mut [Candidate]) {
         let (params, seen) = (self.request.params, Seen::of(self.request));
         self.row.clear();
@@ -131,12 +131,12 @@ impl Chain<'_> {
     }
 }
 
-/// The logarithm, to base 2, of a candidate's weight relative to that of the likeliest.
+/// Computes log2 of a candidate's weight relative to the likeliest.
 fn log2(candidate: Candidate, max: f32) -> f64 {
     f64::from(candidate.logit - max) * std::f64::consts::LOG2_E
 }
 
-/// The logarithm, to base 2, of the sum of all weights; the likeliest comes first.
+/// Computes log2 of the sum of all weights; the likeliest candidate must come first.
 fn log2_sum(candidates: &[Candidate]) -> f64 {
     let max = candidates[0].logit;
     let weights = candidates
@@ -145,7 +145,7 @@ fn log2_sum(candidates: &[Candidate]) -> f64 {
     weights.sum::<f64>().log2()
 }
 
-/// How many of the likeliest tokens, sorted, keep the surprise at the bound.
+/// Computes how many of the likeliest tokens keep the surprise at the bound; `sorted` is in descending order.
 fn mirostat_tokens(sorted: &[Candidate], bound: f32, n_vocab: usize) -> usize {
     let n_pairs = (MIROSTAT_TOKENS - 1).min(sorted.len() - 1);
     if n_pairs == 0 {
@@ -157,19 +157,19 @@ fn mirostat_tokens(sorted: &[Candidate], bound: f32, n_vocab: usize) -> usize {
         products += step * f64::from(pair[0].logit - pair[1].logit);
         squares += step * step;
     }
-    // The exponent of Zipf's law that fits best.
+    // The exponent of Zipf's law with the best fit.
     let exponent = products / squares;
     let above_one = exponent - 1.0;
     let share = above_one * f64::from(bound).exp2() / (1.0 - (n_vocab as f64).powf(-above_one));
     let n = share.powf(1.0 / exponent);
-    // Of logits that are all equal the estimate is none, and nothing is cut.
+    // If all logits are equal the estimate is NaN, and nothing is cut.
     if n.is_nan() {
         return sorted.len();
     }
     (n as usize).clamp(1, sorted.len())
 }
 
-/// Keeps the tokens whose logits are at most `n` standard deviations below the highest; 0 and less keeps all.
+/// Keeps the tokens whose logits are at most `n` standard deviations below the highest; `n` of 0 or less keeps all.
 ///
 /// Source: "Top-nσ: Not All Logits Are You Need", Tang et al. 2024.
 fn keep_near(candidates: &mut Vec<Candidate>, n: f32) {
@@ -191,7 +191,7 @@ fn keep_best(candidates: &mut Vec<Candidate>, k: usize) {
     }
 }
 
-/// Leaves the least likely of the tokens that are likely enough, and all that are less likely, where `chance` is not above the probability.
+/// Removes all tokens above the threshold but the least likely of them, if `chance` is at most the probability.
 fn exclude_top_choices(candidates: &mut Vec<Candidate>, xtc: Xtc, chance: f32) {
     if xtc.probability <= 0.0 || xtc.threshold > 0.5 || candidates.len() < 2 || chance > xtc.probability {
         return;
@@ -206,7 +206,7 @@ fn exclude_top_choices(candidates: &mut Vec<Candidate>, xtc: Xtc, chance: f32) {
     candidates.retain(|candidate| Candidate::by_likelihood(candidate, &last).is_ge());
 }
 
-/// Divides logits; 0 keeps the likeliest alone.
+/// Divides logits by the temperature; 0 keeps only the likeliest.
 fn heat(candidates: &mut Vec<Candidate>, temperature: f32) {
     if temperature > 0.0 {
         for candidate in candidates.iter_mut() {
@@ -217,7 +217,7 @@ fn heat(candidates: &mut Vec<Candidate>, temperature: f32) {
     keep_best(candidates, 1);
 }
 
-/// The temperature for candidates by how evenly probability is spread among them.
+/// Computes the temperature from the entropy of the candidates.
 fn dynamic_temperature(candidates: &[Candidate], temperature: f32, dynamic: DynamicTemperature) -> f32 {
     if dynamic.range <= 0.0 {
         return temperature;

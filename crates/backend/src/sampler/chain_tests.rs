@@ -1,4 +1,4 @@
-//! Claims about the steps of sampling: what llama.cpp's own tests expect of the same logits, and chi-square tests of draws.
+//! Tests the sampling steps against the expectations of llama.cpp's own tests, and draws with chi-square tests.
 
 use super::*;
 use crate::{DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, Xtc};
@@ -16,7 +16,7 @@ fn logits_of(shares: &[f64]) -> Vec<f32> {
     shares.iter().map(|share| share.ln() as f32).collect()
 }
 
-/// How often each token is drawn.
+/// Counts how often each token is drawn.
 fn counts(logits: &[f32], params: &SamplingParams, history: &[u32]) -> Vec<u32> {
     let mut sampler = Sampler::new(logits.len());
     let mut counts = vec![0; logits.len()];
@@ -35,7 +35,7 @@ fn counts(logits: &[f32], params: &SamplingParams, history: &[u32]) -> Vec<u32> 
     counts
 }
 
-/// Checks draws against the shares that are expected of tokens, which need not add up to 1.
+/// Checks draws against expected shares, which need not add up to 1.
 #[track_caller]
 fn check_shares(counts: &[u32], expected: &[f64]) {
     let sum: f64 = expected.iter().sum();
@@ -50,7 +50,7 @@ fn check_shares(counts: &[u32], expected: &[f64]) {
         distance += (f64::from(count) - expected).powi(2) / expected;
         n_free += 1.0;
     }
-    // Five standard deviations of chi-square beyond its mean.
+    // The mean of chi-square plus five standard deviations.
     let limit = n_free + 5.0 * (2.0 * f64::max(n_free, 0.0)).sqrt();
     assert!(
         distance <= limit + 1e-9,
@@ -58,7 +58,7 @@ fn check_shares(counts: &[u32], expected: &[f64]) {
     );
 }
 
-/// Logits of a vocabulary with a long tail, without structure.
+/// Builds logits of a vocabulary with a long tail, without structure.
 fn long_tail(n: usize) -> Vec<f32> {
     (0..n)
         .map(|id| {
@@ -145,7 +145,7 @@ fn a_dynamic_temperature_is_that_of_the_entropy() {
         let expected = shares.map(|share| share.powf(1.0 / found));
         check_shares(&counts(&logits_of(&shares), &params, &[]), &expected);
     }
-    // Without a range, 0 takes the likeliest.
+    // Without a range, temperature 0 takes the likeliest.
     let params = SamplingParams {
         order: Some(vec![SamplerStep::Temperature]),
         ..Default::default()
@@ -170,7 +170,7 @@ fn steps_are_taken_in_the_order_that_was_asked_for() {
     };
     let heated = |share: f64| share.sqrt();
     for (order, expected) in [
-        // Of the first two 0.75; heated they are 0.585 of the first three, and 0.464 of all.
+        // The first two hold 0.75; heated they hold 0.585 of the first three, and 0.464 of all.
         (vec![TopP, Temperature], [heated(0.5), heated(0.25), 0.0, 0.0]),
         (
             vec![Temperature, TopP],
@@ -183,7 +183,7 @@ fn steps_are_taken_in_the_order_that_was_asked_for() {
         (vec![TopK, Penalties], [0.0, 0.25, 0.15, 0.0]),
         (vec![Dry], shares),
         (vec![], shares),
-        // The entropy is 1.21: the surprises 1.39 and 0.69 are nearest to it.
+        // The entropy is 1.21; the surprises 1.39 and 0.69 are nearest to it.
         (vec![Typical], [0.5, 0.25, 0.0, 0.0]),
     ] {
         let params = SamplingParams {
@@ -221,12 +221,12 @@ fn the_usual_order_step_by_step_draws_what_the_usual_way_draws() {
         counts(&logits, &usual, &history),
         counts(&logits, &stepwise, &history),
     );
-    // Logits that are divided before they are compared may be rounded otherwise, in a race as close as that.
+    // Dividing logits before comparing them can round differently and swap near ties.
     let n_other: u32 = usual.iter().zip(&stepwise).map(|(a, b)| a.abs_diff(*b)).sum();
     assert!(n_other <= 10, "{n_other} of {N_DRAWS} draws differ");
 }
 
-/// What mirostat leaves of a row, by the formulas: the shares of the tokens, in bits of surprise not above the bound, or by their number.
+/// Computes the shares that mirostat keeps of a row by the formulas: tokens up to a bound of surprise in bits, or up to a number.
 fn left_by_mirostat(logits: &[f32], version: MirostatVersion, bound: f64) -> Vec<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - max).exp()).collect();
@@ -308,7 +308,7 @@ fn mirostat_draws_from_what_is_left() {
         // A rate of 0 keeps the bound.
         let params = SamplingParams {
             mirostat: Some(Mirostat::new(version, 2.0, 0.0)),
-            // Neither filters nor penalties have a part in it.
+            // Mirostat ignores filters and penalties.
             top_k: 1,
             repeat_penalty: 1.5,
             ..drawn()
@@ -339,7 +339,7 @@ fn positions_that_are_drawn_again_give_the_same_tokens() {
         sampler.sample(&logits, &request, &mut Vec::new()).unwrap().id
     };
     let first: Vec<u32> = (0..20).map(|position| draw(&params, position)).collect();
-    // As behind a draft of which nothing was taken.
+    // As after a draft of which no token was accepted.
     let again: Vec<u32> = (10..20).map(|position| draw(&params, position)).collect();
     assert_eq!(again, first[10..]);
     let other = params.clone();

@@ -20,7 +20,7 @@ pub(super) fn race(candidates: &[Candidate], temperature: f32, seed: u64, positi
     race.best_id
 }
 
-/// As [`race`], of all tokens that may be picked; `best` is the likeliest, and negative infinity never wins.
+/// Does the same as [`race`] over all tokens that may be picked; `best` is the likeliest, and negative infinity never wins.
 pub(super) fn race_all(row: Allowed<'_>, best: u32, temperature: f32, seed: u64, position: u32) -> u32 {
     let favourite = Candidate {
         id: best,
@@ -31,7 +31,7 @@ pub(super) fn race_all(row: Allowed<'_>, best: u32, temperature: f32, seed: u64,
     race.best_id
 }
 
-/// Who is ahead.
+/// Holds the leader of a race.
 struct Race {
     key: u64,
     temperature: f32,
@@ -81,7 +81,7 @@ const EXP_OF_MINUS: [f32; 24] = [
     7.583e-10, 2.790e-10, 1.027e-10,
 ];
 
-/// A random number below 1 that decides something of a position by itself; `id` is that of no token.
+/// Returns a random number below 1 for a decision at a position; `id` must not be a token's.
 pub(super) fn chance(seed: u64, position: u32, id: u32) -> f32 {
     uniform(stream_key(seed, position), id)
 }

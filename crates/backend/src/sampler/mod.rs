@@ -1,7 +1,7 @@
 //! [`Sampler`]: from a row of logits to a token, the one place on the host where this happens.
 //!
 //! It is separate from the executors because every backend that samples on the host calls it, and a device sampler is
-//! measured against it. Invariants: the result is a function of the logits and the [`SampleRequest`] alone; the lowest id
+//! measured against it. Invariants: the result depends only on the logits and the [`SampleRequest`]; the lowest id
 //! wins every tie; nothing is allocated after the first rows; the vocabulary is never sorted as a whole.
 //!
 //! A draw is an exponential race (Gumbel-max): token `i` of the tokens that the filters leave gets the score
@@ -25,13 +25,13 @@ use select::{Candidate, best_k, keep_nucleus};
 /// Everything except the logits that a token depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRequest<'a> {
-    /// How to sample; validated.
+    /// Validated sampling parameters.
     pub params: &'a SamplingParams,
     /// The sequence's tokens so far, oldest first.
     pub history: &'a [u32],
     /// Tokens that follow `history`.
     pub newest: &'a [u32],
-    /// Tokens at the beginning of `history` that stand in the prompt.
+    /// Number of prompt tokens at the start of `history`.
     pub n_prompt: usize,
     /// Allowed tokens: bit `id % 32` of word `id / 32`.
     pub mask: Option<&'a [u32]>,
@@ -45,7 +45,7 @@ pub struct Sampler {
     adjusted: Vec<f32>,
     candidates: Vec<Candidate>,
     penalties: Penalties,
-    /// A row that steps in an order of their own work in.
+    /// Scratch row for sampling step by step.
     row: Vec<f32>,
 }
 
@@ -177,7 +177,7 @@ impl Sampler {
     }
 }
 
-/// Refuses what is no number, and what is above all of them.
+/// Refuses NaN and positive infinity.
 fn check_numbers(logits: &[f32]) -> Result<(), RowError> {
     // Counted rather than searched, so that the loop is vectorized.
     let n_wrong = (logits.iter())

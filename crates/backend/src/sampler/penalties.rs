@@ -1,23 +1,23 @@
 //! Penalties on tokens that were seen: repetition, presence, frequency, and "don't repeat yourself" (DRY).
 //!
-//! Separate because they alone look at the history. Invariant: a forbidden token (negative infinity) stays forbidden and
+//! Separate because only penalties look at the history. Invariant: a forbidden token (negative infinity) stays forbidden and
 //! every other logit stays finite.
 
 use super::SampleRequest;
 use crate::{Dry, SamplingParams};
 
-/// The tokens of a sequence, oldest first.
+/// Holds the tokens of a sequence, oldest first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
     pub(super) history: &'a [u32],
-    /// Tokens at the beginning of `history` that stand in the prompt.
+    /// Number of prompt tokens at the start of `history`.
     pub(super) n_prompt: usize,
-    /// Tokens that follow `history`.
+    /// Tokens after `history`.
     pub(super) newest: &'a [u32],
 }
 
 impl<'a> Seen<'a> {
-    /// The tokens that a request names.
+    /// Collects the tokens of a request.
     pub(super) fn of(request: &SampleRequest<'a>) -> Self {
         Self {
             history: request.history,
@@ -42,8 +42,8 @@ impl Penalties {
         self.apply_dry(params, seen, logits);
     }
 
-    /// Applies the repetition, presence and frequency penalties. Those of presence and of frequency count what was generated, as in OpenAI's
-    /// API; that of repetition counts the prompt, too.
+    /// Applies the repetition, presence and frequency penalties. The presence and frequency penalties count only generated tokens, as in
+    /// OpenAI's API; the repetition penalty counts the prompt too.
     pub(super) fn apply_counts(&mut self, params: &SamplingParams, seen: &Seen<'_>, logits: &mut [f32]) {
         let last_n = params.penalty_last_n as usize;
         if params.repeat_penalty != 1.0 {

@@ -33,7 +33,7 @@ fn random_logits(n: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// How often each token is drawn over many positions.
+/// Counts how often each token is drawn over many positions.
 fn frequencies(logits: &[f32], params: &SamplingParams, n_draws: u32) -> Vec<f64> {
     let mut sampler = Sampler::new(logits.len());
     let mut counts = vec![0u32; logits.len()];
@@ -349,7 +349,7 @@ fn penalties_count_the_recent_tokens() {
         ..Default::default()
     };
     let logits = adjusted(&extreme, &[0, 0, 1, 3], &[]);
-    // What stands in the prompt was not generated.
+    // Prompt tokens were not generated.
     let mut logits_behind_prompt = vec![2.0f32, -2.0, 1.0, f32::NEG_INFINITY];
     let seen = Seen {
         history: &[1, 2, 0],

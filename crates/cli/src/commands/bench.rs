@@ -2,7 +2,7 @@
 //!
 //! `ppN` computes a prompt of N tokens in batches, `tgN` generates N tokens one by one. As in llama-bench the tokens are
 //! random, nothing is sampled, one run warms up, and the figure is the mean of the repetitions with its standard deviation.
-//! With a depth, both begin behind so many tokens, which are computed once and before the clock runs.
+//! With a depth, both begin after that many tokens, which are computed once before the clock runs.
 //! `tgNxM` generates N tokens in each of M sequences side by side, through the engine and with sampling, as a server does;
 //! with `--follow` these are the tokens of a text, with and without guesses.
 
@@ -31,7 +31,7 @@ use crate::{
     visible::visible,
 };
 
-/// Length of a prompt where none is given.
+/// Default length of a prompt.
 const DEFAULT_PROMPT: usize = 512;
 
 /// Measure tokens per second.
@@ -156,7 +156,7 @@ impl Test {
 struct Measured {
     test: Test,
     samples: Vec<f64>,
-    /// What the calibrated engine answers, where the test went through one.
+    /// Results of the calibrated engine, if the test used one.
     throughput: Option<Throughput>,
 }
 
@@ -177,7 +177,7 @@ impl Measured {
     }
 }
 
-/// What the table says of the model and the machine.
+/// Holds the table's description of the model and the machine.
 struct Subject {
     model: String,
     size_bytes: usize,
@@ -187,7 +187,7 @@ struct Subject {
     backend: &'static str,
     /// Tokens in the context before each test.
     n_depth: usize,
-    /// What keys and values are stored as.
+    /// Types of the stored keys and values.
     cache_types: (KvType, KvType),
 }
 
@@ -238,7 +238,7 @@ impl Subject {
     }
 }
 
-/// What tests run on.
+/// Selects what runs the tests.
 enum Rig {
     Forward(Box<Forward>),
     SideBySide(SideBySide),
@@ -314,7 +314,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             throughput: None,
         });
     }
-    // Only now the engine knows what one sequence alone reaches.
+    // Only now the engine knows the speed of a single sequence.
     if let Rig::SideBySide(rig) = &rig {
         for measured in &mut results {
             measured.throughput = Some(rig.throughput(measured.test.n_seqs())?);
@@ -401,7 +401,7 @@ impl Args {
     }
 }
 
-/// What a step of one phase took on average.
+/// Formats the average time of a step of one phase.
 fn trace_line(steps: &str, times: &DeviceTimes) -> String {
     let mean = |sum_ms: f64| sum_ms / times.n_steps.max(1) as f64;
     format!(
@@ -446,7 +446,7 @@ fn random_tokens(n: usize, n_vocab: usize, seed: u64) -> Vec<u32> {
         .collect()
 }
 
-/// The model as llama-bench names it: architecture, and the kind of file that it says it is, or else the type that most weights have.
+/// Names the model as llama-bench does: architecture, and the kind of file that it declares, or else the type of most weights.
 fn describe(source: &ModelSource, model: &Model) -> String {
     let facts = ModelFacts::of(model);
     format!("{} {} {}", source.name(), facts.arch, facts.main_type)

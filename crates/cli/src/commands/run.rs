@@ -66,17 +66,17 @@ pub(crate) struct Args {
     /// End the text before this string, in which \n and \t are read as in C; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Continue the prompt as it is, also where the model has a chat template
+    /// Continue the prompt unchanged, even if the model has a chat template
     #[arg(long, visible_alias = "no-conversation")]
     raw: bool,
-    /// Ask the prompt as a message of the user, through the chat template, or fail where there is none; --system, --tools, --template
+    /// Send the prompt as a user message through the chat template, or fail if there is none; --system, --tools, --template
     /// and --reasoning-budget imply it
     #[arg(long, alias = "conversation", conflicts_with = "raw")]
     chat: bool,
     /// Show the model an image, before the prompt; may be repeated, and implies --chat
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
-    /// Find control tokens written out in the prompt, such as <|im_end|>; implies --raw
+    /// Parse control tokens in the prompt, such as <|im_end|>; implies --raw
     #[arg(long)]
     special: bool,
     /// Print only what is generated, not the prompt before it; of a conversation the prompt is never printed
@@ -147,7 +147,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let asks_chat = args.chat || args.asking.is_given() || !args.image.is_empty();
     if asks_chat && args.raw {
         return Err(
-            Failure::usage("`--raw` does not go with the options of a conversation").hint(
+            Failure::usage("`--raw` cannot be combined with the options of a conversation").hint(
                 "leave `--raw` out, or `--system`, `--tools`, `--template`, `--reasoning` and `--image`",
             ),
         );
@@ -190,7 +190,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let seed = sampling.seed;
     let kept = args.session.open(&model, Unusable::Stays)?;
     let interrupt = Interrupt::install()?;
-    // A model with a template was made to be asked.
+    // A model with a template expects chat messages.
     let has_template = model.words().template().is_some() && !model.engine().limits().is_encoder;
     let is_chat = asks_chat || (has_template && !args.raw && !args.special);
     if let Some(error) = model.words().template_error().filter(|_| !is_chat && !args.raw) {

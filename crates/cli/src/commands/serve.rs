@@ -1,4 +1,4 @@
-//! `serve`: answers OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP until it is told to stop.
+//! `serve`: answers OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP until it is stopped.
 //!
 //! Here are the options, the signals and the log; everything on the wire is in the server crate. Invariant: the first
 //! SIGTERM or Ctrl-C lets running answers finish within the drain time and ends with 0; the second ends at once.
@@ -52,10 +52,10 @@ use self::{model_flags::GivenFlags, models::SeveralArgs, request_defaults::Defau
 /// Holds a key that clients must send, as `--api-key` does.
 const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
 
-/// The file of --session-dir that a process holds a lock of. No session has a name that begins so.
+/// File of --session-dir that a process locks. No session name begins with a dot.
 const SESSIONS_LOCK: &str = ".lock";
 
-/// How long what no request uses may take on its way to --prefix-dir once all is answered.
+/// Time limit for writing unused prefixes to --prefix-dir after the last answer.
 const KEEP_TIME: Duration = Duration::from_secs(15);
 
 /// Serve a model over HTTP.
@@ -110,17 +110,17 @@ pub(crate) struct Args {
     /// Private key in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Serve the API alone, without the web page
+    /// Serve only the API, without the web page
     #[arg(long, alias = "no-webui")]
     no_ui: bool,
-    /// Do not tell at /slots what each slot is doing
+    /// Do not report at /slots what each slot is doing
     #[arg(long)]
     no_slots: bool,
     /// Model name for clients; may be repeated, responses carry the first [default: the file's name] [short: -a]
     #[arg(long, alias = "alias", value_delimiter = ',', value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// Refuse requests for a model of another name [default: with one model, any name means it, and answers name the model; with several,
-    /// or with adapters, unknown names are refused]
+    /// Refuse requests with an unknown model name [default: a server's only model answers any name; several models, or adapters, refuse
+    /// unknown names]
     #[arg(long)]
     strict_model_names: bool,
     /// Publish over ZeroMQ what the prefix cache gets and loses, for routers that look for it. JSON with vLLM's keys
@@ -263,7 +263,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         traces.end();
     }
     match result {
-        // What is left of the engine may hang, and would hang its destructor too.
+        // The rest of the engine may hang, and its destructor would hang too.
         Ok(()) => process::exit(0),
         Err(failure) => {
             runtime.shutdown_background();
@@ -336,7 +336,7 @@ impl Args {
         })
     }
 
-    /// Makes the folder of sessions where it is missing and keeps other processes from it; what a killed process left there is removed.
+    /// Creates the folder of sessions if it is missing, locks it, and removes what a killed process left there.
     fn lock_sessions(&self) -> Result<Option<FolderLock>, Failure> {
         let Some(path) = &self.session_dir else {
             return Ok(None);
@@ -384,7 +384,7 @@ impl Args {
         names
     }
 
-    /// The models that are to be served; one alone is loaded here.
+    /// Collects the models to serve; a single model is loaded here.
     fn models(&self, config: ServerConfig) -> Result<Models, Failure> {
         if self.model.is_empty() && !self.several.lists_models() {
             return Err(Failure::usage("no model is given").hint(
@@ -539,7 +539,7 @@ async fn serve(models: Models, is_watched: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a person needs to know about a server that has just started.
+/// Describes a server that has just started.
 fn greeting(models: &Models, address: &str) -> String {
     let config = models.config();
     let keys = if config.api_keys.is_open() {
@@ -585,7 +585,7 @@ fn greeting(models: &Models, address: &str) -> String {
 async fn engine_end(models: &Models) -> EngineError {
     loop {
         if let Some(reason) = models.lost() {
-            // What was in flight is being told.
+            // Clients of running requests are being notified.
             tokio::time::sleep(Duration::from_millis(500)).await;
             return reason;
         }

@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Leave out the tokens that the model wants around a text
     #[arg(long)]
     no_bos: bool,
-    /// Find control tokens written out in the text, such as <|im_end|>
+    /// Parse control tokens in the text, such as <|im_end|>
     #[arg(long)]
     special: bool,
     #[command(flatten)]

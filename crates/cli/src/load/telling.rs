@@ -1,6 +1,6 @@
-//! The load itself, with its progress bar and what a person is told about it.
+//! Loads a model with a progress bar, and reports on the load.
 //!
-//! Separate from the options, which say what is wanted. Invariant: a program that has a log is told there, any other on standard error.
+//! Separate from the options. Invariant: a program with a log reports there, any other on standard error.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -29,7 +29,7 @@ const LONG_LOAD: Duration = Duration::from_secs(1);
 /// Finds, opens and loads a model, with a progress bar.
 ///
 /// # Errors
-/// As [`LoadOptions::load`].
+/// Returns the errors of [`LoadOptions::load`].
 pub(crate) fn load(path: &Path, options: &LoadOptions) -> Result<Model, Failure> {
     let source = ModelSource::find(path)?;
     load_opened(&source, &options.open_network(&source)?, options)
@@ -38,7 +38,7 @@ pub(crate) fn load(path: &Path, options: &LoadOptions) -> Result<Model, Failure>
 /// Loads an opened model, as [`load`] does.
 ///
 /// # Errors
-/// As [`LoadOptions::load_opened`].
+/// Returns the errors of [`LoadOptions::load_opened`].
 pub(crate) fn load_opened(
     source: &ModelSource,
     network: &Network,
@@ -66,7 +66,7 @@ pub(crate) fn load_opened(
 /// Loads a network without words and engine, as [`load`] does.
 ///
 /// # Errors
-/// As [`tokenmill::load`].
+/// Returns the errors of [`tokenmill::load`].
 pub(crate) fn load_network(
     network: &Network,
     options: &ModelOptions,
@@ -144,7 +144,7 @@ fn about_measurements(device: &LoadedDevice, compute: &Compute) -> Option<String
     Some(format!("`{flag}` changed nothing: {reason}"))
 }
 
-/// What is said where a model has a smaller context than was asked for, as encoders have.
+/// Explains that a model has a smaller context than requested, as encoders have.
 pub(crate) fn about_cut_context(asked: Option<usize>, n_ctx: usize) -> Option<String> {
     let asked = asked.filter(|&asked| asked > n_ctx)?;
     Some(format!(
@@ -152,7 +152,7 @@ pub(crate) fn about_cut_context(asked: Option<usize>, n_ctx: usize) -> Option<St
     ))
 }
 
-/// What is said where there was memory for fewer contexts than a server has by default.
+/// Explains that memory allows fewer contexts than a server's default.
 fn about_fewer_contexts(asked: KvCache, model: &Model) -> Option<String> {
     let KvCache::Fitting(most) = asked else {
         return None;
@@ -165,13 +165,13 @@ fn about_fewer_contexts(asked: KvCache, model: &Model) -> Option<String> {
     let n_contexts = kv_tokens / n_ctx.max(1);
     (n_contexts < most).then(|| {
         format!(
-            "the memory that is there holds {} of {n_ctx} tokens instead of {most}, shared by all requests; `-c N` makes them smaller",
+            "memory holds only {} of {n_ctx} tokens instead of {most}, shared by all requests; `-c N` makes them smaller",
             counted(n_contexts, "context")
         )
     })
 }
 
-/// What is said about a context that is longer than the model was made for.
+/// Warns about a context that is longer than the model was trained for.
 pub(crate) fn about_long_context(n_ctx: usize, n_ctx_train: usize) -> Option<String> {
     (n_ctx > n_ctx_train).then(|| {
         format!(
@@ -229,7 +229,7 @@ pub(super) fn say_split(plan: &SplitPlan) {
     }
 }
 
-/// Says what memory a model will take that is loaded on one device, before it is loaded, and warns of what will be too much.
+/// Reports the memory that a model will need on one device before it is loaded, and warns if it is too much.
 pub(super) fn say_plan(plan: &LoadPlan<'_>) {
     let text = plan_text(plan.memory, plan.n_ctx);
     let whose = if plan.is_on_gpu {
@@ -238,13 +238,13 @@ pub(super) fn say_plan(plan: &LoadPlan<'_>) {
         "memory"
     };
     show(&format!("{whose}: {text}"));
-    // Of a GPU more than there is was refused.
+    // A GPU with too little memory was refused before.
     if let Some(text) = warning(plan.memory).filter(|_| !plan.is_on_gpu) {
         tell(&text);
     }
 }
 
-/// Warns of threads without a processor.
+/// Warns if there are more threads than processors.
 fn tell_about_threads(device: &LoadedDevice, compute: &Compute) {
     let LoadedDevice::Cpu { .. } = device else {
         return;
@@ -305,7 +305,7 @@ fn about_gpu_steps(steps: GpuSteps, known: &MeasuredWhen) -> String {
     }
 }
 
-/// What is said about loading kernels, where it took long.
+/// Explains a long load of kernels.
 fn about_long_load(took: Duration) -> Option<String> {
     (took >= LONG_LOAD).then(|| {
         format!(
@@ -324,7 +324,7 @@ fn say(text: &str) {
     }
 }
 
-/// Shows figures: in the log of a program that has one, else to a person at a terminal.
+/// Writes figures to the log, if there is one, or to a terminal.
 fn show(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::info!("{text}");

@@ -10,7 +10,7 @@ fn chat(extra: &[&str], input: &str) -> Outcome {
     tokenmill_with(&[&["chat", "demo", "--temp", "0"], extra].concat(), input)
 }
 
-/// The contents of the messages that `/show messages` prints behind `input`.
+/// Returns the contents of the messages that `/show messages` prints after `input`.
 fn messages(input: &str) -> Vec<String> {
     let shown = chat(&[], &format!("{input}/show messages\n")).ok();
     let json = &shown[shown.find('[').expect("an array")..];
@@ -207,7 +207,7 @@ fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
     let run = |extra: &[&str]| tokenmill([&["run", "demo", "What is 3 + 4?", "--temp", "0"], extra].concat());
     let asked = chat(&[], "What is 3 + 4?\n").ok();
     assert_eq!(run(&["--chat"]).ok(), asked);
-    // As it is without.
+    // The same as without options.
     assert_eq!(run(&[]).ok(), asked);
     let call = r#"-> add_numbers {"x": 3, "y": 4}"#;
     assert_eq!(run(&["--tools", arg(&tools)]).ok(), format!("{call}\n"));
@@ -234,8 +234,8 @@ fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
     assert_eq!(json["text"].as_str().map(str::trim), Some(text.trim()));
     assert!(!json["reasoning"].as_str().unwrap().is_empty(), "{json}");
     assert!(run(&["--chat", "--special"]).failed(2).contains("--special"));
-    let hidden = run(&["--hide-reasoning"]).failed(2);
-    assert!(hidden.contains("--chat"), "{hidden}");
+    let hidden = run(&["--raw", "--hide-reasoning"]).failed(2);
+    assert!(hidden.contains("leave `--raw`"), "{hidden}");
     // The line break at the end of a file is no part of the message.
     let question = folder.path().join("question.txt");
     fs::write(&question, "What is 3 + 4?\n").unwrap();

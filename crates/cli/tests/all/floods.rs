@@ -1,8 +1,8 @@
-//! Floods of HTTP/2 connections and streams against a server without a key's protection: probes and plain requests are answered within a
-//! second all the while, and memory comes back to within 100 MB of before.
+//! Floods a server without keys with HTTP/2 connections and streams: probes and plain requests get answers within a second, and memory
+//! returns to within 100 MB of its start.
 //!
-//! `TOKENMILL_FLOOD_SECONDS` says how long each flood lasts; with 120 they have the numbers that the documentation promises for, and else
-//! an eighth of them for a few seconds.
+//! `TOKENMILL_FLOOD_SECONDS` sets the length of each flood. From 120 seconds on, a flood has the size that the documentation states; by
+//! default it has an eighth of that and lasts a few seconds.
 
 use std::{
     env, fs,
@@ -29,7 +29,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A `GET`, without HPACK's tables.
+/// Encodes a `GET` without HPACK's tables.
 fn get(stream: u32, path: &str) -> Vec<u8> {
     let fields = [
         (":method", "GET"),
@@ -48,7 +48,7 @@ fn get(stream: u32, path: &str) -> Vec<u8> {
     frame(HEADERS, END_STREAM_AND_HEADERS, stream, &block)
 }
 
-/// A connection that gives its streams room for `window` bytes, and answers what it must to be kept.
+/// Holds a connection that gives its streams a window of `window` bytes and answers pings and settings.
 struct Peer {
     stream: TcpStream,
     unread: Vec<u8>,
@@ -61,7 +61,7 @@ impl Peer {
         let setting = [&[0, 4][..], &window.to_be_bytes()].concat();
         let hello = [PREFACE, &frame(SETTINGS, 0, 0, &setting)].concat();
         let is_open = stream.write_all(&hello).is_ok();
-        // A server that reads no more is no fault here.
+        // It is no fault if the server stops reading.
         let patience = Some(Duration::from_millis(200));
         stream.set_write_timeout(patience).expect("a socket can");
         Self {
@@ -71,7 +71,7 @@ impl Peer {
         }
     }
 
-    /// Sends frames; a connection that takes no more of them is over.
+    /// Sends frames; returns false if the connection is closed.
     fn send(&mut self, bytes: &[u8]) -> bool {
         self.is_open &= self.stream.write_all(bytes).is_ok();
         self.is_open
@@ -119,10 +119,10 @@ impl Peer {
     }
 }
 
-/// How large a flood is.
+/// Holds the size of a flood.
 struct Size {
     time: Duration,
-    /// What the numbers are divided by.
+    /// Divisor of the full numbers.
     part: usize,
 }
 
@@ -135,7 +135,7 @@ fn size() -> Size {
     }
 }
 
-/// Megabytes that the server has in memory.
+/// Returns the server's resident memory, in megabytes.
 fn resident_mb(server: &Server) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", server.id())).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -143,7 +143,7 @@ fn resident_mb(server: &Server) -> u64 {
     kb.expect("a number") >> 10
 }
 
-/// Asks a probe and for a plain answer, each of which must come within a second.
+/// Sends a probe and a plain request; each must get its answer within a second.
 fn check_answers(server: &Server, flood: &str) {
     let plain = json!({ "prompt": "Once", "max_tokens": 2 }).to_string();
     for (method, path, body) in [("GET", "/livez", ""), ("POST", "/v1/completions", &plain)] {
@@ -155,7 +155,7 @@ fn check_answers(server: &Server, flood: &str) {
     }
 }
 
-/// Runs a flood for its time, and looks at the server all the while and after it.
+/// Runs a flood for its time, and checks the server during and after it.
 fn watch(server: &Server, flood: &str, mut go_on: impl FnMut()) {
     let before = resident_mb(server);
     let (begun, time) = (Instant::now(), size().time);
@@ -208,7 +208,7 @@ fn answers_that_nobody_reads_are_reset_and_hold_nothing() {
         }
         for (peer, next) in &mut peers {
             n_resets += peer.attend();
-            // As many streams as a connection may have, and as many again once those were reset.
+            // As many streams as a connection may have, and as many again after those were reset.
             while *next < 200 * (1 + n_resets as u32 / (100 * n_peers as u32)) {
                 if !peer.send(&get(*next, "/openapi.json")) {
                     break;
@@ -230,7 +230,7 @@ fn a_flood_of_resets_leaves_nothing_behind() {
     let (mut next, mut n_sent) = (1, 0);
     watch(&server, "resets", || {
         peer.attend();
-        // The server hangs up on who resets without end.
+        // The server closes connections that reset streams without end.
         if !peer.is_open {
             peer = Peer::connect(server.address(), 1);
             next = 1;

@@ -1,5 +1,5 @@
 //! The program with a driver: the simulated one stands in for `libcuda.so.1`, so the whole CUDA path runs, kernels and captured
-//! graphs included, and every failure of a driver can be had.
+//! graphs included, and every failure of a driver can be tested.
 
 use std::{env, os::unix::fs::symlink, process::Command, sync::OnceLock};
 
@@ -28,9 +28,9 @@ pub(crate) fn with_driver(machine: &str, args: &[&str]) -> Command {
     command
         .env("LD_LIBRARY_PATH", driver_folder().path())
         .env("TOKENMILL_SIM_DRIVER", machine)
-        // What a test measures is not whose machine runs it.
+        // Measurements of a test must not reach the user's cache.
         .env("XDG_CACHE_HOME", driver_folder().path().join("cache"))
-        // Checks at a first use have tests of their own.
+        // The check at first use has tests of its own.
         .env("TOKENMILL_CUDA_NO_CHECK", "1")
         .env_remove("CUDA_VISIBLE_DEVICES");
     command
@@ -40,7 +40,7 @@ pub(crate) fn run(mut command: Command) -> Outcome {
     Outcome::of(&command.output().expect("the program starts"))
 }
 
-/// What a run on the GPU of such a machine says, and its exit code.
+/// Returns the error message of a run on a GPU of such a machine, and checks its exit code.
 #[track_caller]
 fn refused(machine: &str, extra: &[&str], code: i32) -> String {
     let device: &[&str] = if extra.contains(&"--device") {
@@ -256,7 +256,7 @@ fn a_gpu_with_room_computes_prompts_in_larger_steps() {
 
 #[test]
 fn without_a_driver_the_program_says_so_and_computes_on_the_cpu() {
-    // An empty folder comes first, but a real driver is still found behind it.
+    // An empty folder comes first, but a real driver is still found after it.
     if tokenmill_cuda_exec::has_driver() {
         skip("a machine without a driver", "this machine has one");
         return;

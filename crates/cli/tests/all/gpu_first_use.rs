@@ -1,4 +1,4 @@
-//! The first use of a GPU by the program: it is checked once, what fails is given up and said, and `doctor` remembers.
+//! Tests the program's first use of a GPU: it is checked once, failed features are turned off and reported, and `doctor` shows the result.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use crate::{
     support::tokenmill,
 };
 
-/// A run on a simulated GPU that is checked, with a cache of its own.
+/// Runs on a simulated GPU that is checked, with a cache of its own.
 fn checked(machine: &str, cache: &std::path::Path, args: &[&str]) -> Command {
     let mut command = with_driver(machine, args);
     command
@@ -36,7 +36,7 @@ fn a_gpu_is_checked_once_and_what_fails_is_given_up() {
     );
     assert!(!said.contains("from now on"), "{said}");
     assert_eq!(first.ok(), expected);
-    // It passed, so it is not checked again.
+    // The GPU passed, so it is not checked again.
     let second = run(checked(
         "capability=9.0",
         folder.path(),
@@ -45,7 +45,7 @@ fn a_gpu_is_checked_once_and_what_fails_is_given_up() {
     assert!(!second.stderr.contains("first use"), "{}", second.stderr);
     assert_eq!(second.ok(), expected);
 
-    // Replays are wrong: steps are not captured from now on, and `doctor` knows.
+    // Replays are wrong, so steps are not captured any more, and `doctor` reports it.
     let folder = tempfile::tempdir().unwrap();
     let machine = "capability=9.0,wrong_replayed=matvec";
     let first = run(checked(machine, folder.path(), &[&RUN[..], &["auto"]].concat()));
@@ -75,7 +75,7 @@ fn a_gpu_that_does_not_pass_is_not_used() {
     assert!(said.contains("the norm of rows (norm/add_norm"), "{said}");
     assert!(said.contains("computing on the CPU"), "{said}");
     assert_eq!(auto.ok(), expected);
-    // A GPU that is asked for is refused, without another check.
+    // An explicitly requested GPU is refused without another check.
     let asked = run(checked(machine, folder.path(), &[&RUN[..], &["cuda"]].concat()));
     assert!(
         asked.stderr.contains("norm/add_norm") && !asked.stderr.contains("checking"),

@@ -1,4 +1,4 @@
-//! Images where there is a GPU: the CPU computes them and says why, unless a GPU is asked for.
+//! Tests images on a machine with a GPU: the CPU computes them and says why, unless a GPU is requested.
 
 use std::path::{Path, PathBuf};
 
@@ -38,12 +38,12 @@ fn images_are_computed_on_the_cpu_where_a_gpu_could_be_taken() {
         let found = run_on("auto", extra);
         let said = found.stderr.clone();
         assert!(
-            said.contains("computing on the CPU: a model on a GPU takes no rows of images yet"),
+            said.contains("computing on the CPU: models on a GPU do not take images yet"),
             "{said}"
         );
         assert_eq!(found.ok(), expected);
     }
-    // Without an image the GPU is taken, and one that is asked for takes none.
+    // Without an image the GPU is used; a requested GPU takes no images.
     let said = run_on("auto", &[]).stderr;
     assert!(said.contains("computing on GPU 0"), "{said}");
     let refused = run_on("cuda", &["--image", arg(&picture), "--mmproj", arg(&encoder)]);

@@ -208,8 +208,8 @@ fn a_context_that_cannot_be_had_is_spoken_of_as_such() {
         @"error: the size of the context is 18446744073709551615, expected at most 4294967280 (hint: `-c N` is the number of tokens of one sequence)"
     );
     insta::assert_snapshot!(
-        refused("serve demo -c 4000000000 --kv-cache-tokens 16000000000", 2),
-        @"error: the size of all contexts together, in pages of 16 tokens, is 1000000000, expected at most 268435455 (hint: give a smaller context with -c, or fewer sequences)"
+        refused("serve demo -c 4000000000 --kv-cache-tokens 4294967295", 2),
+        @"error: the size of all contexts together, in pages of 16 tokens, is 268435456, expected at most 268435455 (hint: give a smaller context with -c, or fewer sequences)"
     );
     // Terabytes of keys and values; a machine that has them grants the context.
     let outcome = tokenmill(["run", "--raw", "demo", "x", "-n", "1", "-c", "4000000000"]);

@@ -94,7 +94,7 @@ fn a_folder_is_looked_through_again() {
             std::thread::sleep(Duration::from_millis(50));
         }
     };
-    // What stands next to models is none, whatever its file is called.
+    // Other files next to models are not models, whatever their names.
     assert_eq!(names(), ["a"]);
     assert_eq!(server.complete("style").0, 404);
     put(folder.path(), "b.gguf", DEMO_GGUF);
@@ -107,7 +107,7 @@ fn a_folder_is_looked_through_again() {
     assert_eq!(server.complete("b").1["model"], "b");
     assert_eq!(server.complete("c/a").1["model"], "c/a");
     wait_for(&["a", "b", "c/a"]);
-    // What is loaded stays; what is not goes with its file.
+    // Loaded models stay; others disappear with their files.
     fs::remove_file(folder.path().join("a.gguf")).unwrap();
     fs::remove_file(folder.path().join("b.gguf")).unwrap();
     wait_for(&["b", "c/a"]);
@@ -161,7 +161,7 @@ fn a_model_of_the_hub_is_called_with_its_type_or_without() {
                 );
             }
             let other = "some/tiny-GGUF:Q4_K_M";
-            // The only model answers any name.
+            // A server's only model answers any name.
             let expected = if others.is_empty() { 200 } else { 404 };
             assert_eq!(server.complete(other).0, expected, "{given}");
             server.end();

@@ -1,6 +1,6 @@
 //! [`Server`]: `serve`, started for a test and asked over HTTP.
 //!
-//! Separate because tests of several files start one. Invariant: it listens on a port of its own and on loopback alone, and its log is
+//! Separate because tests of several files start one. Invariant: it listens only on loopback and on a port of its own, and its log is
 //! read, so that it never waits for its reader.
 
 use std::{
@@ -22,7 +22,7 @@ pub(crate) struct Server {
     /// Until it is ended.
     child: Option<Child>,
     address: String,
-    /// The key that requests carry.
+    /// API key of the requests.
     key: Option<&'static str>,
     pub(crate) log: Arc<Mutex<Vec<String>>>,
 }
@@ -61,7 +61,7 @@ impl Server {
             .spawn()
             .expect("the program starts");
         let mut log = BufReader::new(child.stderr.take().expect("piped")).lines();
-        // What it warns of may come before its address.
+        // Warnings may precede the address.
         let mut early = Vec::new();
         let address = loop {
             let line = log.next().expect("the server goes on").expect("its log is text");
@@ -86,13 +86,13 @@ impl Server {
         }
     }
 
-    /// Has requests carry a key.
+    /// Sends a key with all requests.
     pub(crate) fn with_key(mut self, key: &'static str) -> Self {
         self.key = Some(key);
         self
     }
 
-    /// The number of the process.
+    /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.as_ref().expect("it was not taken").id()
     }
@@ -114,7 +114,7 @@ impl Server {
         Self::ask_with(address, method, path, "", body)
     }
 
-    /// With lines of headers.
+    /// Sends a request with further header lines.
     fn ask_with(
         address: &str,
         method: &str,

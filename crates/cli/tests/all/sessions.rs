@@ -1,4 +1,4 @@
-//! `--session FILE`: what was computed comes back at the next start, and a file that cannot be used is left alone.
+//! Tests `--session FILE`: the next start restores the computed tokens, and an unusable file does not change.
 
 use std::{fs, path::Path};
 
@@ -211,7 +211,7 @@ fn one_server_at_a_time_keeps_sessions_in_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let options = ["demo", "--session-dir", arg(folder.path())];
     let first = Server::start(&options);
-    // Of its half-written files the second must leave every one.
+    // The second server must not remove the first one's half-written files.
     let unfinished = folder.path().join(".talk.incomplete");
     fs::write(&unfinished, "x").unwrap();
     let second = tokenmill([&["serve", "--port", "0"][..], &options].concat());
@@ -262,7 +262,7 @@ fn a_program_that_is_killed_loses_nothing_older() {
             .unwrap();
         let mut input = child.stdin.take().unwrap();
         input.write_all("What is 2 + 2?\n".repeat(20).as_bytes()).unwrap();
-        // Killed some way behind its first save.
+        // Killed some time after its first save.
         while fs::read(&session).unwrap() == first {
             assert!(
                 began.elapsed() < Duration::from_mins(2),

@@ -66,7 +66,7 @@ fn what_a_run_takes_is_no_problem() {
         ("devices=0", &[][..]),
         ("devices=0", &["-ngl", "auto"]),
         ("devices=0", &["-ngl", "0"]),
-        // Lines are copied from machine to machine; `--device cuda` insists.
+        // Command lines are copied between machines; only `--device cuda` insists.
         ("devices=0", &["-ngl", "99"]),
         ("devices=0", &["-ngl", "all"]),
         ("devices=0", &["--place", "attn=cpu"]),
@@ -104,7 +104,7 @@ fn layers_for_a_gpu_are_computed_without_one() {
         &["--n-cpu-moe", "1"],
     ] {
         let asked = without_gpu(&[&GREEDY[..], flags].concat());
-        let told = " asks for a GPU, and there is none here that can be used: the CPU computes";
+        let told = " asks for a GPU, but no usable one was found: computing on the CPU";
         assert_eq!(asked.stderr.matches(told).count(), 1, "{}", asked.stderr);
         assert_eq!(asked.ok(), expected);
     }
@@ -123,7 +123,7 @@ fn layers_that_were_left_open_are_told_to_be_on_the_cpu() {
     );
     assert_eq!(asked.ok(), expected);
     if !tokenmill_cuda_exec::has_driver() {
-        // No driver either: whoever asks for nothing is told nothing.
+        // Without a driver, a run without GPU flags prints no message.
         let asked = tokenmill([&GREEDY[..], &["-ngl", "auto"]].concat());
         let told = "computing on the CPU: the GPU cannot be used: no NVIDIA driver found";
         assert!(asked.stderr.starts_with(told), "{}", asked.stderr);

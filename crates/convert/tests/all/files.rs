@@ -47,7 +47,7 @@ fn write_model(path: &Path, names: &[&str], part: u16, n_parts: u16, n_tensors: 
     out.finish().unwrap();
 }
 
-/// A matrix of such a file.
+/// Names a matrix of such a file.
 fn matrix_of(tensor: &str) -> MeasuredMatrix<'_> {
     MeasuredMatrix {
         tensor,
@@ -125,7 +125,7 @@ fn parts_are_joined_or_kept() {
     }
 }
 
-/// llama-quantize writes no dimension of 1 at the end, and leaves rows in F16 that no block divides.
+/// llama-quantize drops trailing dimensions of 1, and writes rows that are not whole blocks as F16.
 #[test]
 fn shapes_that_do_not_fit_blocks_are_written_as_the_reference_writes_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -303,7 +303,7 @@ fn a_matrix_without_a_kind_of_tensors_is_refused() {
         "the importance matrix was measured on another model, or on too little text: it has nothing for any \
          `ffn_down_exps.weight` or `ffn_up_exps.weight`, 4 of 6 tensors in all"
     );
-    // What the model has no tensors for was measured on another one.
+    // Tensors that the model does not have were measured on another model.
     let path = folder.path().join("foreign.gguf");
     let mut sums = ImportanceSums::new();
     let foreign = [

@@ -1,4 +1,4 @@
-//! The inputs of products, shown to whoever measures them.
+//! Reports the inputs of matrix products to an observer.
 //!
 //! Separate because only a measurement looks at them. Invariant: nothing is shown, and no tensor's name is kept, unless it was
 //! asked for before the weights were loaded.
@@ -17,9 +17,9 @@ pub struct ProductInput<'a> {
     pub n_matrices: usize,
     /// Which of them it is.
     pub matrix_idx: usize,
-    /// Whether rows choose their matrices, as they do experts; else each goes through all of them.
+    /// Whether each row selects its matrices, as with experts; otherwise each row goes through all of them.
     pub is_chosen: bool,
-    /// What the choice of the matrix weighs for the rows; 1 where none is chosen.
+    /// Weight of the selected matrix for the rows; 1 without selection.
     pub weight: f32,
     /// Numbers in a row.
     pub width: usize,

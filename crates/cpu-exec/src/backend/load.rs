@@ -1,4 +1,4 @@
-//! What a load asks of the host: weights in the form of the operations, buffers.
+//! Allocates buffers on the host and packs weights for the operations.
 //!
 //! Separate because no step allocates. Invariant: a matrix is packed once, here.
 
@@ -25,7 +25,7 @@ impl Memory for CpuBackend {
         let (host, n_experts) = (&self.host, n_experts(data.usage));
         let n_rows = data.n_out / n_experts;
         let packed = crate::Matrix::pack_experts(host, data.ty, n_experts, n_rows, data.n_in, data.bytes);
-        // A tensor that is computed in parts is shown with the first of them: all read the same rows.
+        // A tensor that is computed in parts is reported with its first part, because all parts read the same rows.
         let is_shown = self.input_observer.is_some() && self.shown_tensors.insert(data.name.to_owned());
         let packed = packed.map(|mut matrix| {
             if is_shown {
@@ -114,7 +114,7 @@ pub(super) fn n_experts(usage: MatrixUsage) -> usize {
     }
 }
 
-/// What the operations of the largest step need while they run.
+/// Computes the workspace of the largest step's operations.
 pub(super) fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -> crate::WorkspaceSizes {
     let step = crate::StepSizes {
         max_tokens: limits.max_batch_tokens,

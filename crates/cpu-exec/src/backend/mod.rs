@@ -1,4 +1,4 @@
-//! [`CpuBackend`]: the host behind the seam. Its operations are in files of their own, by the trait that has them.
+//! [`CpuBackend`] runs the operations of the backend trait on the host; each trait's operations have a file of their own.
 //!
 //! Only slicing stands there; the operations' own files have the arithmetic. Invariant: buffers are allocated at load,
 //! operations take slices of them.
@@ -56,7 +56,7 @@ pub struct CpuBackend {
     row_buffers: Vec<Vec<u8>>,
     route_observer: Option<RouteObserver>,
     input_observer: Option<InputObserver>,
-    /// The tensors whose products are shown.
+    /// Tensors whose inputs are reported.
     shown_tensors: BTreeSet<String>,
 }
 
@@ -76,15 +76,15 @@ impl CpuBackend {
     /// Starts the threads. `None` takes one for each processor available.
     ///
     /// # Errors
-    /// [`BackendError::Failed`] for a number of threads that cannot be had.
+    /// [`BackendError::Failed`] if that many threads cannot be started.
     pub fn new(n_threads: Option<usize>, features: CpuFeatures) -> Result<Self, BackendError> {
         Self::placed(n_threads, features, crate::Places::default())
     }
 
-    /// As [`Self::new`], with threads that keep to their places. `None` takes one for each processor of these.
+    /// Does the same as [`Self::new`], with threads pinned to their places. `None` takes one for each processor of these.
     ///
     /// # Errors
-    /// As [`Self::new`], and for places that the process may not use.
+    /// Returns the errors of [`Self::new`], and fails on places that the process may not use.
     pub fn placed(
         n_threads: Option<usize>,
         features: CpuFeatures,
@@ -123,7 +123,7 @@ impl CpuBackend {
     /// is loaded, which reserves the workspace for these threads.
     ///
     /// # Errors
-    /// [`BackendError::Failed`] for a number of threads that cannot be had.
+    /// [`BackendError::Failed`] if that many threads cannot be started.
     pub fn set_prefill_threads(&mut self, n_threads: usize) -> Result<(), BackendError> {
         if n_threads == 0 || n_threads > self.host.pool().n_threads() {
             let host = crate::Host::placed(n_threads, self.host.features(), &self.places)

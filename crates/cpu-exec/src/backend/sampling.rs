@@ -7,7 +7,7 @@ use tokenmill_backend::{HostStep, RowError, RowSampler, SampledToken, TokenLogpr
 
 use crate::{Host, pool::Columns};
 
-/// What threads sample with, and what they picked.
+/// Holds the samplers of the threads, and the picked tokens.
 #[derive(Debug, Default)]
 pub(super) struct Sampling {
     /// One for each run of rows.
@@ -36,7 +36,7 @@ impl Sampling {
         n_embd: usize,
     ) {
         let n_rows = logits.len() / n_vocab.max(1);
-        // Rows of a draft follow each other where a draw depends on those before it.
+        // Rows of a draft are sampled in order if a draw depends on those before it.
         let is_in_order = step.samples_in_order();
         if n_rows < 2 || host.pool().n_threads() < 2 || is_in_order {
             return step.sample(logits, n_vocab, outputs, n_embd);

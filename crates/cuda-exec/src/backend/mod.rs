@@ -4,7 +4,7 @@
 //! ([`load`]), how a step is run, captured and replayed ([`run`]), the operations in the order of the trait
 //! ([`operations`]; on experts in [`experts`], on recurrent states in [`recurrence`], on latent rows in [`latent`], on streams in [`streams`], and those that few networks need
 //! in [`layers`]), memory of sequences as bytes ([`memory`]), activations ([`buffer`]). Values of a step go up in one copy
-//! ([`step`]), results come down behind the step and are waited for once ([`results`]). Invariant: everything is
+//! ([`step`]), results come down after the step and are waited for once ([`results`]). Invariant: everything is
 //! allocated in [`Backend::prepare`](tokenmill_backend::Backend::prepare) and the load that follows, and operations inside
 //! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
 
@@ -50,13 +50,13 @@ pub struct CudaBackend {
     device: crate::Device,
     ops: crate::Ops,
     uploader: crate::Uploader,
-    /// Kinds of the matrices that a plan has.
+    /// Kinds of matrices in the plans.
     planned: planned::Planned,
     /// Types of the matrices that are multiplied.
     factor_types: Vec<TensorType>,
     kv: Option<KvStores<crate::KvStore>>,
     kv_heads: Vec<KvLayerShape>,
-    /// Of a network with recurrent layers.
+    /// `None` for a network without recurrent layers.
     states: Option<crate::StateSlots>,
     /// For the memory of sequences as bytes, once it was asked for.
     staging: Option<Staging>,
@@ -73,19 +73,19 @@ pub struct CudaBackend {
     adapters: adapters::Adapters,
 }
 
-/// What steps need besides weights, activations and KV.
+/// Holds the buffers of steps other than weights, activations and the KV cache.
 struct Workspace {
     inputs: StepInputs,
     results: Results,
     attention: crate::AttentionScratch,
     argmax: crate::ArgmaxScratch,
-    /// What the newest step that sampled on the device picked; tokens first.
+    /// Picks of the newest step that sampled on the device; tokens first.
     picked: crate::Buffer<u32>,
     picked_layout: PickedLayout,
     /// Tokens of the step before it.
     previous: crate::Buffer<u32>,
     sampling: crate::SampleScratch,
-    /// Of a layer that guesses further tokens.
+    /// `None` without a layer that drafts tokens.
     hidden: Option<HiddenInputs>,
 }
 
@@ -117,14 +117,14 @@ impl CudaBackend {
         })
     }
 
-    /// Turns the capture of decode steps on or off; at first it is as the device's options say.
+    /// Turns the capture of decode steps on or off; by default the device's options decide.
     #[must_use]
     pub fn with_graphs(mut self, uses_graphs: bool) -> Self {
         self.uses_graphs = uses_graphs;
         self
     }
 
-    /// Turns the capture of decode steps on or off, and forgets what was captured.
+    /// Turns the capture of decode steps on or off, and drops the captured graphs.
     pub fn set_graphs(&mut self, uses_graphs: bool) {
         self.uses_graphs = uses_graphs;
         self.epoch += 1;
@@ -160,7 +160,7 @@ impl CudaBackend {
         &self.device
     }
 
-    /// Types of the matrices that are multiplied, of all plans that were made for it.
+    /// Lists the types of multiplied matrices in all plans of this backend.
     pub fn planned_types(&self) -> Vec<TensorType> {
         self.planned.types()
     }

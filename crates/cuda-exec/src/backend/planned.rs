@@ -1,6 +1,7 @@
-//! [`Planned`]: the kinds of matrices that a plan has, so that their kernels are loaded before it is asked how much memory is free.
+//! [`Planned`] records the kinds of matrices in a plan, so that their kernels are loaded before the free memory is measured.
 //!
-//! Separate from loading because a plan is made before. Invariant: what is free is asked for when the driver has taken what modules take.
+//! Separate from loading because the plan is made before it. Invariant: free memory is read after the driver has allocated memory for
+//! modules.
 
 use std::{
     collections::HashMap,
@@ -12,15 +13,15 @@ use tokenmill_gguf::TensorType;
 
 use crate::{Device, MatrixLayout, MatrixUse, error::Result, matrix::MatrixKernels, wide::Wide};
 
-/// What kernels of a matrix follow from: its type, its use, and whether its rows fit matrix operations of warpgroups.
+/// Determines the kernels of a matrix: its type, its uses, and whether its width fits the wgmma kernels.
 type Kind = (TensorType, [bool; 3], bool);
 
-/// A matrix of each kind that was asked about.
+/// Holds one matrix of each recorded kind.
 #[derive(Debug, Default)]
 pub(super) struct Planned(Mutex<HashMap<Kind, (MatrixLayout, MatrixUse)>>);
 
 impl Planned {
-    /// Notes a matrix.
+    /// Records a matrix.
     pub(super) fn note(&self, layout: MatrixLayout, usage: MatrixUsage) {
         let usage = use_of(usage);
         let uses = [usage.is_table, usage.is_factor, usage.is_of_experts];
@@ -29,7 +30,7 @@ impl Planned {
         kinds.entry(kind).or_insert((layout, usage));
     }
 
-    /// The types of those that are multiplied.
+    /// Lists the types of the matrices that are multiplied.
     pub(super) fn types(&self) -> Vec<TensorType> {
         let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let factors = kinds.keys().filter(|(_, [_, is_factor, _], _)| *is_factor);
@@ -39,7 +40,7 @@ impl Planned {
         types
     }
 
-    /// Loads the kernels of all of them.
+    /// Loads the kernels of all recorded matrices.
     pub(super) fn load(&self, device: &Device) -> Result<()> {
         let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kinds
@@ -48,7 +49,7 @@ impl Planned {
     }
 }
 
-/// What a matrix is used for, as kernels know it.
+/// Converts the use of a matrix to the kernels' type.
 pub(super) fn use_of(usage: MatrixUsage) -> MatrixUse {
     MatrixUse {
         is_table: matches!(usage, MatrixUsage::Embedding | MatrixUsage::Tied),

@@ -1,16 +1,16 @@
-//! What the device samples, and the records it samples with.
+//! Selects the rows that the device samples, and writes the kernel's sampling records.
 //!
 //! Separate because it translates a batch's sampling records into the kernel's, and says which steps stay with the host.
 //! The host samples a step with a row that has
 //!
 //! - DRY or locally typical sampling: both need an order of tokens (a match of runs, a sort by surprise) that costs a
 //!   device more than the copy of one row of logits costs the host;
-//! - XTC, top-n-sigma, a dynamic temperature, mirostat, or steps in an order of their own: rare, and each needs all tokens that are left;
+//! - XTC, top-n-sigma, a dynamic temperature, mirostat, or another order of steps: rare, and each needs all remaining tokens;
 //! - more than [`MAX_TOP`] likeliest tokens to report, since the kernel looks through the vocabulary once for each;
-//! - several tokens that only the device knows behind its history;
+//! - several tokens after its history that only the device knows;
 //! - or more history, masks and biases, with those of the other rows, than the room there is for them.
 //!
-//! Invariant: the decision follows from the batch alone, and both sides pick the same token.
+//! Invariant: the decision depends only on the batch, and both sides pick the same token.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ pub(super) fn max_data_words(limits: &ExecutorLimits) -> usize {
     limits.max_logit_rows * (ROW_WORDS + limits.n_vocab.div_ceil(32))
 }
 
-/// What of a step's sampling is the device's.
+/// Selects which part of a step's sampling runs on the device.
 pub(super) fn device_mode(batch: &ForwardBatch, limits: &ExecutorLimits) -> SamplingMode {
     let mode = StepShape::of(batch).sampling;
     if mode != SamplingMode::Full {
@@ -60,7 +60,7 @@ fn is_row_for_device(sample: &SampleRow) -> bool {
     let params = &sample.params;
     let has_dry = params.dry.as_ref().is_some_and(|dry| dry.multiplier > 0.0);
     let is_typical = params.typical_p < 1.0 && !params.is_greedy();
-    // The kernel has one history for all penalties; in a prompt they count differently.
+    // The kernel has one history for all penalties, but they count the prompt differently.
     let counts_apart = sample.n_prompt > 0
         && params.repeat_penalty != 1.0
         && (params.presence_penalty != 0.0 || params.frequency_penalty != 0.0);
@@ -87,7 +87,7 @@ fn unknown_tokens(batch: &ForwardBatch, row: usize) -> impl Iterator<Item = usiz
         .filter(|&index| matches!(batch.tokens[index], TokenSource::SampledRow(_)))
 }
 
-/// The tokens that a row's penalties count, but for one that the device alone knows.
+/// Returns the tokens that a row's penalties count, except one that only the device knows.
 fn kept_history<'a>(batch: &'a ForwardBatch, sample: &SampleRow, n_newest: usize) -> &'a [u32] {
     let params = &sample.params;
     if !params.penalizes_tokens() {
@@ -95,7 +95,7 @@ fn kept_history<'a>(batch: &'a ForwardBatch, sample: &SampleRow, n_newest: usize
     }
     let mut history = &batch.history[sample.history.start as usize..sample.history.end as usize];
     if params.repeat_penalty == 1.0 {
-        // The other penalties count what was generated.
+        // The other penalties count only generated tokens.
         history = &history[sample.n_prompt as usize..];
     }
     let n_kept = (params.penalty_last_n as usize).saturating_sub(n_newest);

@@ -1,4 +1,4 @@
-//! Attention of single tokens and of runs over a store of a model's types.
+//! Checks attention, of single tokens and of runs, over a KV cache of a model's types.
 
 use tokenmill_backend::{Attention, AttentionShape, KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageGroup};
 
@@ -11,15 +11,15 @@ use crate::{
     error::Result,
 };
 
-/// Query heads, and heads of keys and values.
+/// Query heads, and KV heads.
 const N_HEADS: usize = 4;
 const N_KV_HEADS: usize = 2;
-/// Positions: three splits, the last of which is not full.
+/// Number of positions: three splits, the last of which is not full.
 const N_TOKENS: usize = 165;
 /// New tokens at the end: one, few, and as many as the kernels for runs take.
 const N_NEW: [usize; 3] = [1, 3, 140];
 
-/// Checks all.
+/// Checks all attention kernels.
 pub(super) fn check_all(
     device: &Device,
     ops: &Ops,
@@ -111,7 +111,7 @@ fn attention(device: &Device, ops: &Ops, types: [KvType; 2], dim: usize, n_new: 
     compare(&found, &expected)
 }
 
-/// A store with the keys and values of one sequence, in order of pages.
+/// Builds a KV cache with one sequence, in page order.
 fn filled(
     device: &Device,
     ops: &Ops,

@@ -1,4 +1,4 @@
-//! Plain loops, and how far a kernel's numbers may be from theirs.
+//! Computes expected values with plain loops, and bounds their distance to a kernel's results.
 
 use tokenmill_backend::KvType;
 use tokenmill_gguf::TensorType;
@@ -6,29 +6,30 @@ use tokenmill_quant::Format;
 
 use super::Wrong;
 
-/// Differences that rounding explains, as a share of the results: their root mean squares. F16 and TF32 on tensor cores keep 11 bits.
+/// Largest difference by rounding: the ratio of the root mean squares of the differences and the results. F16 and TF32 on tensor cores keep
+/// 11 bits.
 const LIMIT: f64 = 5e-3;
 
-/// Compares.
+/// Compares a kernel's results with the expected ones.
 pub(super) fn compare(found: &[f32], expected: &[f64]) -> Result<(), Wrong> {
     let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
     let differences = squares(&mut found.iter().zip(expected).map(|(&a, b)| f64::from(a) - b));
     let share = (differences / squares(&mut expected.iter().copied())).sqrt();
-    // What is no number is not within it.
+    // NaN fails this comparison.
     if found.len() == expected.len() && share <= LIMIT {
         return Ok(());
     }
     Err(Wrong::Numbers(format!(
-        "the results differ from those of this machine's processor by {share:.3} of their size (at most {LIMIT})"
+        "the results differ from the CPU's by {share:.3} of their size (limit {LIMIT})"
     )))
 }
 
-/// Numbers between -1 and 1, the same on every machine.
+/// Generates numbers between -1 and 1, the same on every machine.
 pub(super) struct Numbers(pub(super) u64);
 
 impl Numbers {
     pub(super) fn take(&mut self, n: usize) -> Vec<f32> {
-        // The numbers of a linear congruence, by their upper bits (Knuth's MMIX).
+        // Upper bits of a linear congruential generator (Knuth's MMIX).
         let mut next = || {
             self.0 = (self.0.wrapping_mul(6_364_136_223_846_793_005)).wrapping_add(1_442_695_040_888_963_407);
             (self.0 >> 40) as f32 / (1u32 << 23) as f32 - 1.0
@@ -37,7 +38,7 @@ impl Numbers {
     }
 }
 
-/// A row as kernels for quantized weights read it: bytes of 32 values with a scale.
+/// Rounds a row as kernels for quantized weights read it: blocks of 32 bytes with a scale.
 pub(super) fn quantized(row: &[f32]) -> Vec<f32> {
     let mut rounded = Vec::with_capacity(row.len());
     for group in row.chunks(32) {
@@ -48,19 +49,19 @@ pub(super) fn quantized(row: &[f32]) -> Vec<f32> {
     rounded
 }
 
-/// A row as a file has it in a type, and what it then stands for.
+/// Encodes a row in a type; returns the bytes and the values that they stand for.
 pub(super) fn encoded(ty: TensorType, row: &[f32]) -> Result<(Vec<u8>, Vec<f32>), Wrong> {
     let failed = |error: tokenmill_quant::QuantError| Wrong::Numbers(error.to_string());
     let format = Format::of(ty).map_err(failed)?;
     let mut bytes = vec![0; format.row_bytes(row.len()).map_err(failed)?];
-    // Every type has an encoder that weighs what matters, here all alike.
+    // Every type has a weighted encoder; the weights here are all equal.
     (format.quantize_row_weighted(row, &vec![1.0; row.len()], &mut bytes)).map_err(failed)?;
     let mut values = vec![0.0; row.len()];
     format.dequantize_row(&bytes, &mut values).map_err(failed)?;
     Ok((bytes, values))
 }
 
-/// A head's keys or values as a store of a type keeps them.
+/// Rounds a head's keys or values as a KV cache of a type stores them.
 pub(super) fn stored(ty: KvType, row: &[f32]) -> Result<Vec<f32>, Wrong> {
     Ok(match ty {
         KvType::F32 => row.to_vec(),
@@ -76,7 +77,7 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
 }
 
-/// One query over keys and values of its head.
+/// Computes the attention of one query over the keys and values of its head.
 pub(super) fn attend(query: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
     let scale = 1.0 / (query.len() as f64).sqrt();
     let scores: Vec<f64> = keys.iter().map(|key| scale * dot(query, key)).collect();

@@ -1,6 +1,7 @@
-//! [`FirstUse`]: what is given up of a GPU's use, step by step, until its checks pass.
+//! [`FirstUse`] turns off features of a GPU, one after the other, until its checks pass.
 //!
-//! Separate from the checks, which know of no other way than the one that they are run in. Invariant: a step is taken once, so this ends.
+//! Separate from the checks, which know only the configuration that they run in. Invariant: each feature is turned off once, so the loop
+//! ends.
 
 use crate::{
     CudaExecError, Device, DeviceInfo, DeviceOptions, Launches, WideProducts,
@@ -10,21 +11,21 @@ use crate::{
     modules::Target,
 };
 
-/// What was found when a GPU was first used.
+/// Records the result of a GPU's first use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FirstUse {
-    /// What was given up.
+    /// Features that were turned off.
     pub steps: Vec<StepDown>,
-    /// Why, in the same order; one more where the GPU is not used at all.
+    /// Findings that turned them off, in the same order, and one more if the GPU is unfit.
     pub findings: Vec<Finding>,
-    /// Whether it is not used at all: nothing was left to give up.
+    /// Whether the GPU is not used: nothing was left to turn off.
     pub is_unfit: bool,
-    /// Whether a kernel did not end. Nothing more can be asked of the GPU in this process, and what was given up counts from the next on.
+    /// Whether a kernel did not end. This process cannot use the GPU any more; the features stay off in the next one.
     pub is_hung: bool,
 }
 
 impl DeviceOptions {
-    /// The same less what was given up.
+    /// Returns the options without some features.
     #[must_use]
     pub fn without(mut self, steps: &[StepDown]) -> Self {
         for step in steps {
@@ -38,7 +39,7 @@ impl DeviceOptions {
         self
     }
 
-    /// Whether something that could be given up is in use on such a device.
+    /// Says whether these options use a feature on such a device.
     fn uses(&self, step: StepDown, info: &DeviceInfo) -> bool {
         match step {
             StepDown::InOrder => {
@@ -57,8 +58,9 @@ impl DeviceOptions {
 }
 
 impl FirstUse {
-    /// Takes a finding into account: gives up what takes the place of the kernel. Where a check knows none, a kernel by itself may be at fault because it
-    /// began early; a model (`is_of_model`), whose steps were launched in order and not captured, because of kernels that others can take the place of.
+    /// Records a finding and turns off the feature that replaces its kernel. If the check names none, it turns off early launches after a
+    /// kernel's check. After a model's check (`is_of_model`), whose steps ran in order and uncaptured, it turns off a feature whose kernels
+    /// can be replaced.
     pub fn step_down(
         &mut self,
         finding: Finding,
@@ -82,10 +84,11 @@ impl FirstUse {
         step
     }
 
-    /// Checks the kernels that a model needs, and gives up what is at fault. `open` opens the GPU; `limit` is how long a check may wait for it.
+    /// Checks the kernels that a model needs, and turns off the features that fail. `open` opens the GPU; `limit` is the longest wait of a
+    /// check.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// Returns the errors of `open`.
     pub fn check_kernels(
         &mut self,
         options: &DeviceOptions,

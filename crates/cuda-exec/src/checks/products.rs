@@ -1,4 +1,4 @@
-//! Products of matrices of each type with one row, few rows and many.
+//! Checks products of matrices of each type with one row, few rows and many rows.
 
 use tokenmill_backend::Activation;
 use tokenmill_gguf::TensorType;
@@ -12,16 +12,16 @@ use crate::{
     error::Result,
 };
 
-/// Columns: blocks of every type, and a multiple of what matrix operations of warpgroups take.
+/// Columns of a matrix: whole blocks of every type, and a multiple of the wgmma kernels' width.
 pub(super) const WIDTH: usize = 512;
 /// Rows of a matrix.
 const N_OUT: usize = 256;
-/// Rows that are multiplied with: each kernel for few, bands, and tiles.
+/// Numbers of input rows: each kernel for few rows, bands, and tiles.
 const ROWS: [usize; 6] = [1, 2, 8, 16, 40, MOST_ROWS];
-/// The most.
+/// Largest number of input rows.
 pub(super) const MOST_ROWS: usize = 96;
 
-/// A matrix, and what its rows stand for.
+/// Holds an encoded matrix, and the values of its rows.
 struct Known {
     ty: TensorType,
     matrix: Matrix,
@@ -30,7 +30,7 @@ struct Known {
 
 impl Known {
     fn new(device: &Device, ty: TensorType, numbers: &mut Numbers) -> Result<Self, Wrong> {
-        // Some types take long to encode. No tile and no band has so many rows, so one in another's place is noticed.
+        // Some types are slow to encode, so rows repeat. The period differs from every tile and band size, so a misplaced row is noticed.
         const N_DISTINCT: usize = 61;
         let distinct = (0..N_DISTINCT).map(|_| encoded(ty, &numbers.take(WIDTH)));
         let distinct = distinct.collect::<Result<Vec<_>, Wrong>>()?;
@@ -50,7 +50,7 @@ impl Known {
         Ok(Self { ty, matrix, rows })
     }
 
-    /// Products with rows of `x`, `[rows, N_OUT]`.
+    /// Computes the products with rows of `x`, `[rows, N_OUT]`.
     fn times(&self, x: &[f32]) -> Vec<f64> {
         let is_float = matches!(self.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
         let of_row = |row: &[f32]| {
@@ -100,7 +100,7 @@ pub(super) fn check_all(device: &Device, ops: &Ops, types: &[TensorType]) -> Res
     Ok(n_checks)
 }
 
-/// Rows in both forms.
+/// Holds the input rows in both forms.
 struct Input {
     floats: crate::Buffer<f32>,
     quantized: QuantizedRows,

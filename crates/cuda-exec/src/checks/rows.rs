@@ -1,4 +1,4 @@
-//! Norms of rows, of heads, and their rotation.
+//! Checks the norms of rows and of heads, and rope.
 
 use tokenmill_backend::{Norm, NormKind, Rope, RopeAxes, RopeStyle};
 
@@ -8,14 +8,14 @@ use super::{
 };
 use crate::{Buffer, Device, Ops, error::Result};
 
-/// Rows, and their width.
+/// Number of rows.
 const N_ROWS: usize = 3;
 const WIDTH: usize = 512;
 /// Width of a head.
 const HEAD_DIM: usize = 64;
 const EPS: f32 = 1e-5;
 
-/// Checks all.
+/// Checks all row kernels.
 pub(super) fn check_all(device: &Device, ops: &Ops) -> Result<usize, Finding> {
     check(device, "the norm of rows".to_owned(), || norm(device, ops))?;
     check(device, "the norm of heads".to_owned(), || norm_heads(device, ops))?;
@@ -35,7 +35,7 @@ fn rms(device: &Device, weight: &[f32]) -> Result<Norm<Buffer<f32>>> {
     })
 }
 
-/// Each run of as many values as there are weights, normed.
+/// Normalizes each run of `weight.len()` values.
 fn normed(rows: &[f64], weight: &[f32]) -> Vec<f64> {
     let of_run = |run: &[f64]| {
         let squares: f64 = run.iter().map(|x| x * x).sum();

@@ -1,7 +1,7 @@
-//! Steps of the model itself: those of a GPU against those of the CPU, and the GPU's against themselves, launched in other ways.
+//! Compares steps of the model: the GPU's with the CPU's, and the GPU's with each other when they are launched in other ways.
 //!
-//! Separate from kernels' checks, which need no model. Invariant: what is stored on the way lies in the first pages and the first state, so it is called
-//! before a sequence has any.
+//! Separate from the checks of kernels, which need no model. Invariant: the steps write to the first pages and the first state, so they
+//! must run before a sequence uses them.
 
 use tokenmill_backend::{
     Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, StepError, StepOutput, TokenSource,
@@ -10,21 +10,22 @@ use tokenmill_backend::{
 use super::{Finding, StepDown};
 use crate::Launches;
 
-/// Tokens of the prompt.
+/// Length of the prompt, in tokens.
 const N_PROMPT: usize = 8;
-/// Steps behind it that are compared with the CPU's.
+/// Decode steps that are compared with the CPU's.
 const N_COMPARED: usize = 4;
 /// Tokens that are computed in each way of launching.
 const N_REPEATED: usize = 40;
-/// Between the ids of neighbouring tokens: spread over the vocabulary.
+/// Distance between the ids of neighbouring tokens, which spreads them over the vocabulary.
 const ID_STRIDE: usize = 7919;
-/// How far the logits of a GPU may be from the CPU's, as a share of their spread: both round rows to bytes and to f16, in other places.
+/// Largest distance of the GPU's logits from the CPU's, as a share of their spread. Both round rows to bytes and to f16, but in different
+/// places.
 const LIMIT: f64 = 0.15;
 
-/// Tokens that a context must have room for, which the first pages hold.
+/// Tokens that the context must have room for; they fill the first pages.
 pub const CHECKED_TOKENS: usize = N_REPEATED + PAGE_TOKENS;
 
-/// One sequence in the first pages.
+/// Holds one sequence, which uses the first pages.
 struct Sequence {
     tokens: Vec<u32>,
     n_stored: usize,
@@ -40,7 +41,7 @@ impl Sequence {
         }
     }
 
-    /// Feeds what is not stored; gives the logits behind the last token.
+    /// Computes the tokens that are not stored yet; returns the logits after the last token.
     fn advance(&mut self, executor: &mut (impl Executor + ?Sized)) -> Result<Vec<f32>, StepError> {
         let limits = executor.limits();
         let n_pages = (CHECKED_TOKENS.min(limits.n_ctx)).div_ceil(PAGE_TOKENS) as u32;
@@ -63,7 +64,7 @@ impl Sequence {
     }
 }
 
-/// The place of the largest number; 0 where none is a number.
+/// Returns the index of the largest number; 0 if all are NaN.
 fn best(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (place, &logit) in logits.iter().enumerate() {
@@ -84,16 +85,16 @@ fn finding(check: &str, reason: String, remedy: Option<StepDown>, is_lost: bool)
     }
 }
 
-/// A step that failed.
+/// Describes a step that failed.
 fn failed(check: &str, error: &StepError, remedy: Option<StepDown>) -> Finding {
     let is_lost = matches!(error, StepError::DeviceLost { .. });
     finding(check, error.to_string(), remedy, is_lost)
 }
 
-/// Compares a prompt and the steps behind it: both executors get the tokens that the CPU finds likeliest.
+/// Compares a prompt and the decode steps after it; both executors get the CPU's likeliest tokens.
 ///
 /// # Errors
-/// Logits that are too far apart, or a step of the GPU that failed. A step of the CPU that fails is no finding.
+/// Fails if the logits are too far apart or a step fails on the GPU. A step that fails on the CPU is ignored.
 pub fn compare_steps(gpu: &mut dyn Executor, cpu: &mut dyn Executor) -> Result<(), Finding> {
     const CHECK: &str = "steps of the model against the CPU's";
     let [mut on_gpu, mut on_cpu] = [gpu.limits(), cpu.limits()].map(|limits| Sequence::new(limits.n_vocab));
@@ -114,7 +115,7 @@ pub fn compare_steps(gpu: &mut dyn Executor, cpu: &mut dyn Executor) -> Result<(
         let is_near = found.len() == expected.len() && (share <= LIMIT || apart == 0.0);
         if !is_near {
             let reason = format!(
-                "the logits of step {step} differ by {share:.3} of their spread (at most {LIMIT}); token {} in the place of {}",
+                "the logits of step {step} differ by {share:.3} of their spread (limit {LIMIT}); token {} instead of {}",
                 best(&found),
                 best(&expected)
             );
@@ -127,19 +128,20 @@ pub fn compare_steps(gpu: &mut dyn Executor, cpu: &mut dyn Executor) -> Result<(
     Ok(())
 }
 
-/// How launches of steps are queued.
+/// Says how the launches of steps are queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// Whether steps that decode are captured and replayed.
+    /// Whether decode steps are captured as graphs and replayed.
     pub uses_graphs: bool,
     /// When launches begin.
     pub launches: Launches,
 }
 
-/// Computes the same tokens in each way of launching that the device is used in, which give the same bits where nothing is wrong. `set` changes the way.
+/// Computes the same tokens in each way of launching and compares the bits of the logits, which must be equal. `set` changes the way of
+/// launching.
 ///
 /// # Errors
-/// Other bits, or a step that failed; what to turn off is named.
+/// Fails if the bits differ or a step fails, and names the feature to turn off.
 pub fn compare_ways<E: Executor + ?Sized>(
     executor: &mut E,
     [has_graphs, begins_early]: [bool; 2],
@@ -181,7 +183,7 @@ pub fn compare_ways<E: Executor + ?Sized>(
         set(executor, way);
         let check = format!("{N_REPEATED} tokens {name}");
         let found = match repeat(executor) {
-            // It has no room for so many tokens, or is of those that give no logits.
+            // The context is too short, or the model gives no logits.
             Err(StepError::InvalidBatch(_)) => break,
             found => found.map_err(|error| failed(&check, &error, remedy)),
         };
@@ -191,8 +193,7 @@ pub fn compare_ways<E: Executor + ?Sized>(
             (Ok(found), Some(expected)) => {
                 let apart = (found.iter().zip(expected)).position(|(a, b)| a != b);
                 if let Some(step) = apart {
-                    let reason =
-                        format!("other bits than those launched one after the other, from step {step} on");
+                    let reason = format!("other bits than with launches in order, from step {step} on");
                     result = Err(finding(&check, reason, remedy, false));
                 }
             }
@@ -210,7 +211,7 @@ pub fn compare_ways<E: Executor + ?Sized>(
     result
 }
 
-/// A hash of the logits of each step: the likeliest token follows.
+/// Decodes greedily and returns a hash of each step's logits.
 fn repeat(executor: &mut (impl Executor + ?Sized)) -> Result<Vec<u64>, StepError> {
     let limits = executor.limits();
     let (n_tokens, mut sequence) = (N_REPEATED.min(limits.n_ctx), Sequence::new(limits.n_vocab));

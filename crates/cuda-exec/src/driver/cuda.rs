@@ -40,20 +40,20 @@ pub(super) struct Driver {
     context: Handle,
     streams: [Handle; Stream::ALL.len()],
     buffers: Buffers,
-    /// Of each stream: whether what was queued last is a launch.
+    /// For each stream, whether the last queued work is a launch.
     follows_launch: [AtomicBool; Stream::ALL.len()],
     poison: Poison,
     /// Bytes of device memory that were allocated here.
     allocated_bytes: AtomicU64,
-    /// What was free and allocated together when [`Self::taken_by_itself`] was first asked.
+    /// Sum of free and allocated bytes at the first call of [`Self::taken_by_itself`].
     first_seen_bytes: OnceLock<u64>,
-    /// Of a device whose work may wait for other devices: what says whether they will come.
+    /// Watch of a device whose work may wait for other devices; it knows whether they will come.
     watch: OnceLock<Arc<dyn Watch>>,
-    /// Milliseconds that the device is waited for at most; 0 sets no limit.
+    /// Limit of a wait for the device, in milliseconds; 0 sets no limit.
     wait_limit_ms: AtomicU64,
-    /// Whether it did not answer within them: closing it would wait for it.
+    /// Whether the device exceeded the limit; closing it would wait too.
     is_abandoned: AtomicBool,
-    /// Whether launches that could begin early do not.
+    /// Whether launches run in order even if they could begin early.
     is_in_order: AtomicBool,
 }
 
@@ -234,7 +234,7 @@ impl Driver {
         &self.info
     }
 
-    /// How the device's buffers lie in its memory.
+    /// Returns how the device's buffers lie in its memory.
     pub(super) fn buffers(&self) -> Buffers {
         self.buffers
     }
@@ -345,7 +345,7 @@ impl Driver {
     /// `memory` came from [`Self::alloc_pinned`], no queued copy uses it, and none will again.
     pub(super) unsafe fn free_pinned(&self, memory: NonNull<u8>) {
         if self.enter("freeing pinned memory").is_ok() {
-            // SAFETY: the caller gives back what `alloc_pinned` gave.
+            // SAFETY: the caller returns memory from `alloc_pinned`.
             let _ = unsafe { (self.api.free_host)(memory.as_ptr().cast()) };
         }
     }
@@ -360,7 +360,7 @@ impl Driver {
         self.enter("launching a kernel")?;
         let mut pointers = args.pointers();
         let follows_launch = &self.follows_launch[stream as usize];
-        // Only of a launch is it promised that one behind it may begin early and wait.
+        // Only a launch promises that the launch after it may begin early and wait.
         let is_early =
             kernel.awaits_earlier && follows_launch.load(Relaxed) && !self.is_in_order.load(Relaxed);
         let code = match self.api.launch_with_attributes {

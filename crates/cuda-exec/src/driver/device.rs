@@ -56,7 +56,7 @@ type Module = OnceLock<Result<LoadedModule>>;
 #[derive(Clone, Debug)]
 struct LoadedModule {
     handle: Handle,
-    /// What the driver's compiler said of it.
+    /// Log of the driver's compiler.
     log: String,
     /// Whether it is code that was compiled ahead.
     is_ahead: bool,
@@ -64,7 +64,7 @@ struct LoadedModule {
     waiting: BTreeSet<String>,
 }
 
-/// How far each stream is known to be, so that what is known to be done is not waited for.
+/// Tracks the known progress of each stream, so that finished work is not waited for.
 #[derive(Debug, Default)]
 pub(super) struct Timelines {
     issued: [AtomicU64; Stream::ALL.len()],
@@ -99,18 +99,18 @@ impl Device {
         Self::open_as(ordinal, DeviceOptions::default())
     }
 
-    /// Opens a GPU of the system, in a way of the caller's.
+    /// Opens a GPU of the system with options.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Returns the errors of [`Self::open`].
     pub fn open_as(ordinal: usize, options: DeviceOptions) -> Result<Self> {
         Self::open_with(&Api::of_system()?, ordinal, options)
     }
 
-    /// Opens a GPU by its number among those that a driver shows which is not the system's.
+    /// Opens a GPU by its number among the GPUs of another driver than the system's.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Returns the errors of [`Self::open`].
     pub fn open_with(api: &Api, ordinal: usize, options: DeviceOptions) -> Result<Self> {
         Ok(Self {
             shared: Arc::new(Shared {
@@ -136,7 +136,7 @@ impl Device {
         self.shared.ordinal
     }
 
-    /// What the device is.
+    /// Describes the device.
     pub fn info(&self) -> &DeviceInfo {
         self.shared.driver.info()
     }
@@ -244,7 +244,7 @@ impl Device {
         self.shared.driver.fill(stream, view.address(), 0, n_bytes)
     }
 
-    /// How it was opened.
+    /// Returns the options that the device was opened with.
     pub fn options(&self) -> &DeviceOptions {
         &self.shared.options
     }
@@ -275,26 +275,26 @@ impl Device {
     /// Loads modules at the same time, since a driver compiles one on the thread that asks.
     ///
     /// # Errors
-    /// As [`Self::load_module`].
+    /// Returns the errors of [`Self::load_module`].
     pub fn load_modules(&self, modules: &[&str]) -> Result<()> {
         self.timed(|| (modules.par_iter()).try_for_each(|module| self.module(module, "").map(|_| ())))
     }
 
-    /// What the driver's compiler said of a module; `None` where it was not loaded.
+    /// Returns the compiler's log of a module; `None` if it was not loaded.
     pub fn module_log(&self, module: &str) -> Option<String> {
         let loaded = Arc::clone(lock(&self.shared.modules).get(module)?);
         let loaded = loaded.get()?.as_ref().ok()?;
         Some(loaded.log.clone())
     }
 
-    /// Modules that were loaded as code that was compiled ahead.
+    /// Returns how many modules were loaded from code that was compiled ahead.
     pub fn n_ahead(&self) -> usize {
         let modules = lock(&self.shared.modules);
         let is_ahead = |module: &&Arc<Module>| matches!(module.get(), Some(Ok(module)) if module.is_ahead);
         modules.values().filter(is_ahead).count()
     }
 
-    /// What a kernel takes of a multiprocessor, as the driver compiled it.
+    /// Returns a kernel's resources on a multiprocessor, as the driver compiled it.
     ///
     /// # Errors
     /// The driver's.
@@ -331,7 +331,7 @@ impl Device {
     /// Finds a kernel that is launched with up to `n_bytes` of dynamic shared memory.
     ///
     /// # Errors
-    /// As [`Self::kernel`], or the driver's where the device has less.
+    /// Returns the errors of [`Self::kernel`], or the driver's error if the device has less.
     pub fn kernel_with_shared_bytes(&self, module: &str, kernel: &str, n_bytes: usize) -> Result<Kernel> {
         let found = self.kernel(module, kernel)?;
         let own_bytes = self.shared.driver.static_shared_bytes(found.function)?;
@@ -365,18 +365,18 @@ impl Device {
         (self.shared.driver).blocks_per_multiprocessor(kernel.function, n_threads, shared_bytes)
     }
 
-    /// Limits from now on how long the device is waited for, or sets no limit. A device that does not answer within a limit is lost, and is not closed: it
-    /// would be waited for.
+    /// Sets or removes the limit of further waits for the device. A device that exceeds it is lost, and is not closed, because closing
+    /// would wait too.
     pub fn limit_waits(&self, limit: Option<Duration>) {
         self.shared.driver.limit_waits(limit);
     }
 
-    /// Whether it did not answer within a limit.
+    /// Says whether the device exceeded the limit of a wait.
     pub fn is_abandoned(&self) -> bool {
         self.shared.driver.is_abandoned()
     }
 
-    /// Says when launches begin from now on that were loaded so that they could begin early. Graphs keep what they were captured with.
+    /// Sets when further launches begin, for kernels that were loaded for early launches. Graphs keep their captured mode.
     pub fn set_launches(&self, launches: Launches) {
         self.shared.driver.set_in_order(launches == Launches::InOrder);
     }
@@ -402,7 +402,7 @@ impl Device {
         let loaded = slot.get_or_init(|| {
             let ptx = found.ptx().expect("the archive is as `cargo lab ptx` wrote it");
             let capability = self.info().capability;
-            // Code for these GPUs waits too; only the driver may be too old for launches that begin early.
+            // Code for these GPUs waits too, but the driver may be too old for early launches.
             let text = if self.begins_early() {
                 modules::text_for(&ptx, capability)
             } else {
@@ -420,7 +420,7 @@ impl Device {
             let ((handle, log), is_ahead) = match loaded {
                 Some(Ok(loaded)) => (loaded, true),
                 Some(Err(lost @ CudaExecError::Lost { .. })) => return Err(lost),
-                // None is there, or the driver refuses it: it compiles the text.
+                // There is no code, or the driver refuses it: compile the PTX.
                 _ => match driver.load_module(found.name, text.as_bytes()) {
                     Err(
                         refused @ (CudaExecError::NoJitCompiler { .. } | CudaExecError::DriverTooOld { .. }),
@@ -496,7 +496,7 @@ impl Device {
         self.shared.n_launches.load(SeqCst)
     }
 
-    /// How often the host waited for the device.
+    /// Returns how often the host waited for the device.
     pub fn n_waits(&self) -> u64 {
         self.shared.timelines.n_waits.load(SeqCst)
     }
@@ -510,7 +510,7 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Sets the point behind all that is queued on a stream now.
+    /// Sets the point after all work that is queued on a stream now.
     ///
     /// # Errors
     /// The driver's.
@@ -529,7 +529,7 @@ impl Fence {
     /// Waits until the point is reached.
     ///
     /// # Errors
-    /// What the device says while it is waited for.
+    /// Returns the device's error during the wait.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.synchronize(self.event)
     }
@@ -549,7 +549,7 @@ impl Drop for Fence {
     }
 }
 
-/// Locks. What the locks guard is whole at every moment, so a panic elsewhere leaves it usable.
+/// Locks a mutex. The guarded data is consistent at every moment, so a panic elsewhere leaves it usable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,7 @@
 //! All of the crate's `unsafe` is in this folder. Invariant: nothing outside it sees a raw address or handle; [`Device`]
 //! and the buffers turn them into typed, bounds-checked values.
 //!
-//! Why launching is a safe function: kernels work on device memory alone, where every bit pattern is a value of the
+//! Why launching is a safe function: kernels access only device memory, where every bit pattern is a value of the
 //! plain types that buffers hold, and no Rust reference ever points there. A wrong kernel can spoil results, never the
 //! memory of the process.
 
@@ -44,13 +44,13 @@ pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
 /// The oldest GPUs that the kernels run on.
 pub(crate) const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
 
-/// The CUDA version from which on launches can be captured that begin before those before them are done.
+/// First CUDA version that can capture launches which begin before the launches before them are done.
 pub(crate) const EARLY_CUDA: (u32, u32) = (12, 3);
 
-/// Shared memory that every kernel may have without asking, what it declares itself included.
+/// Shared memory that a kernel may use by default, including static shared memory, in bytes.
 pub(crate) const UNASKED_SHARED_BYTES: usize = 48 << 10;
 
-/// One of the queues of work that a device has here. A device has an engine for copies in each direction.
+/// Names a work queue of a device. A device has a copy engine for each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// Kernels, and the copies that a step depends on.
@@ -65,10 +65,10 @@ impl Stream {
     pub(crate) const ALL: [Self; 3] = [Self::Compute, Self::ToDevice, Self::ToHost];
 }
 
-/// How a GPU is opened.
+/// Selects how a GPU is opened.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
-    /// How buffers lie in its memory.
+    /// Layout of buffers in its memory.
     pub buffers: Buffers,
     /// Kernels compiled ahead, for a driver that compiles none. Their launches follow each other in order.
     pub cubins: Option<Cubins>,
@@ -78,20 +78,20 @@ pub struct DeviceOptions {
     pub wide: WideProducts,
     /// Whether rows of a decode step that begin with the same pages read these each for itself, not once for all.
     pub reads_apart: bool,
-    /// How a multiprocessor divides its memory between shared memory and cache.
+    /// Split of a multiprocessor's memory between shared memory and L1 cache.
     pub carveout: Carveout,
-    /// Whether the launches of decode steps are queued each time, not captured once and replayed.
+    /// Whether decode steps are queued launch by launch, without CUDA graphs.
     pub runs_eagerly: bool,
 }
 
-/// How a multiprocessor divides its memory between shared memory and first-level cache, which kernels prefer.
+/// Selects the split of a multiprocessor's memory between shared memory and L1 cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Carveout {
-    /// All of it that can be shared is, for every kernel. A launch that wants another division than the one before waits until the multiprocessor is
-    /// idle, which would undo launches that begin early.
+    /// The most shared memory for every kernel. A launch with another split than the previous one waits until the multiprocessor is idle,
+    /// which would defeat early launches.
     #[default]
     Shared,
-    /// As the driver chooses for each kernel.
+    /// The driver's choice for each kernel.
     OfDriver,
 }
 
@@ -116,7 +116,7 @@ pub enum Launches {
     InOrder,
 }
 
-/// What a kernel takes of a multiprocessor, as the driver compiled it.
+/// Holds a kernel's resources on a multiprocessor, as the driver compiled it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelResources {
     /// Registers of a thread.
@@ -136,7 +136,7 @@ pub struct KernelResources {
 pub struct DeviceInfo {
     /// Its name.
     pub name: String,
-    /// What tells it apart from others of its kind, where the driver says it.
+    /// Identifies the device among others of its kind, if the driver reports it.
     pub uuid: Option<[u8; 16]>,
     /// Compute capability.
     pub capability: (u32, u32),
@@ -153,7 +153,7 @@ pub struct DeviceInfo {
 /// A handle of a driver; its meaning is the driver's.
 type Handle = u64;
 
-/// How buffers lie in a device's memory.
+/// Selects the layout of buffers in a device's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Buffers {
     /// In one reservation, side by side.
@@ -180,7 +180,7 @@ impl Poison {
     }
 }
 
-/// A device of the simulated driver, for unit tests: `tokenmill-sim-driver` gives the one of the library that is not a test.
+/// Returns a device of the simulated driver, for unit tests: `tokenmill-sim-driver` provides that of the library outside of tests.
 #[cfg(test)]
 pub(crate) fn simulated(simulator: &tokenmill_sim_driver::Simulator) -> Device {
     // SAFETY: the simulated driver keeps the contract of the real one's functions.

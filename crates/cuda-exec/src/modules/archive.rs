@@ -1,6 +1,7 @@
 //! [`Entry`] and [`Cubins`]: modules in an archive, each compressed by itself.
 //!
-//! Separate from what modules there are. Invariant: a module is unpacked alone, so that a run unpacks only what it loads; a damaged one is none.
+//! Separate from the list of modules. Invariant: a module is unpacked by itself, so a run unpacks only what it loads; a damaged module is
+//! `None`.
 
 use std::{
     fmt,
@@ -12,9 +13,9 @@ use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 
 use crate::{CudaExecError, error::Result};
 
-/// How far back a module's stream refers: more than the longest module has.
+/// Largest distance that a module's stream refers back: more than the longest module.
 const WINDOW_BYTES: u32 = 2 << 20;
-/// What unpacking takes at most.
+/// Memory limit of unpacking.
 const MEMORY_KIB: u32 = 16 << 10;
 
 /// A module in an archive: its name, the length of its PTX, and the PTX as LZMA with a header. In the archive it is the
@@ -113,10 +114,10 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// What a file of kernels that were compiled ahead begins with: what it is, and the version of its format.
+/// First bytes of a file of precompiled kernels: its kind and the version of its format.
 const CUBINS_MAGIC: &[u8; 15] = b"tokenmill cubin";
 const CUBINS_VERSION: u8 = 2;
-/// The CUDA version of the assembler that made them, which `cargo xtask ptx` pins: an older driver does not load its code.
+/// CUDA version of the assembler of the cubins, which `cargo xtask ptx` pins; an older driver does not load its code.
 pub(crate) const CUBINS_TOOLKIT: (u32, u32) = (13, 0);
 /// Bytes before its modules: these, and the fingerprint of the PTX that they were compiled from.
 const CUBINS_HEADER_BYTES: usize = CUBINS_MAGIC.len() + 1 + 8;
@@ -157,7 +158,7 @@ impl Cubins {
         Ok(Self(archive))
     }
 
-    /// What an archive of code of this program's kernels begins with.
+    /// Returns the first bytes of an archive with code of this program's kernels.
     pub fn header() -> Vec<u8> {
         let mut header = CUBINS_MAGIC.to_vec();
         header.push(CUBINS_VERSION);
@@ -165,8 +166,8 @@ impl Cubins {
         header
     }
 
-    /// The code of a module that was made for exactly this compute capability, where a driver for this CUDA version loads it: it is what the pinned
-    /// assembler made, whose registers and spills are known, and no time goes to compiling.
+    /// Finds a module's code for exactly this compute capability, if a driver of this CUDA version loads it. It comes from the pinned
+    /// assembler, so its registers and spills are known and nothing has to be compiled.
     pub(crate) fn find_exact(
         &self,
         (major, minor): (u32, u32),
@@ -195,7 +196,7 @@ impl Cubins {
     }
 }
 
-/// The 64 bits by which builds of the kernels are told apart: FNV-1a.
+/// Computes the 64 bits that identify a build of the kernels: FNV-1a.
 pub(super) fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -258,7 +259,7 @@ mod tests {
         check((9, 0), Some("sm_90/norm"));
         check((10, 0), None);
         assert_eq!(cubins.find((8, 0), "rope"), None);
-        // Before the driver's compiler is asked: of the same capability alone, and for drivers that load it.
+        // Only code of the same capability is used before the driver's compiler, and only by drivers that load it.
         let exact = |capability, cuda| cubins.find_exact(capability, cuda, "norm").is_some();
         assert!(exact((9, 0), (13, 0)) && exact((8, 6), (13, 2)));
         assert!(!exact((8, 9), (13, 0)) && !exact((9, 0), (12, 9)) && !exact((9, 0), (14, 0)));

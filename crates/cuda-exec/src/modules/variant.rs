@@ -2,14 +2,14 @@
 //!
 //! Separate from the archive, which has one text of each module. Instructions that only newer GPUs have stand in it as comments with a mark, so
 //! that older ones get the text as it is. Invariant: but for these instructions and the two lines that name the version and the architecture, both
-//! texts are the same. Modules of one architecture alone name their own, and keep those lines.
+//! texts are the same. Modules for only one architecture name their own, and keep those lines.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
-/// The oldest GPUs whose launches may begin before those before them are done.
+/// Lowest compute capability with launches that may begin before those before them are done.
 pub(crate) const EARLY_CAPABILITY: (u32, u32) = (9, 0);
 
-/// What comments begin with that are instructions of newer GPUs (`kernels/early.cuh`).
+/// Prefix of comments with instructions of newer GPUs (`kernels/early.cuh`).
 const MARK: &str = "//early ";
 /// The lines of the archive's texts, and what they are where the marked instructions count: these came with PTX 7.8 for sm_90.
 const HEADER: [[&str; 2]; 2] = [
@@ -30,7 +30,7 @@ pub fn early_variant(ptx: &str) -> Option<String> {
     )
 }
 
-/// The PTX for GPUs of a compute capability, of a module's text in the archive.
+/// Returns the PTX of a module for a compute capability, from its text in the archive.
 pub fn text_for(ptx: &str, capability: (u32, u32)) -> Cow<'_, str> {
     let early = (capability >= EARLY_CAPABILITY).then(|| early_variant(ptx));
     early.flatten().map_or(Cow::Borrowed(ptx), Cow::Owned)

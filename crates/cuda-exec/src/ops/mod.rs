@@ -76,9 +76,9 @@ const MODULES: [&str; 10] = [
 #[derive(Clone, Debug)]
 struct StoreKernels {
     rope_kv: Kernel,
-    /// Those of [`attention_decode::kernels`].
+    /// Kernels of [`attention_decode::kernels`].
     attention: Vec<Kernel>,
-    /// The same that turn queries and keys themselves, where there are such.
+    /// Kernels that also rotate queries and keys, if there are such.
     turned: Vec<Kernel>,
 }
 
@@ -90,7 +90,7 @@ fn store_code(types: [KvType; 2]) -> usize {
     }
 }
 
-/// A type as kernels for mixed types know it (`mixed.cuh`).
+/// Returns a type's number in kernels for mixed types (`mixed.cuh`).
 fn type_code(ty: KvType) -> usize {
     match ty {
         KvType::F16 => 0,
@@ -100,7 +100,7 @@ fn type_code(ty: KvType) -> usize {
     }
 }
 
-/// How modules for a store end their names: all pairs of two types have one.
+/// Returns the suffix of modules for a KV cache; all pairs of two different types share one.
 fn types_suffix([keys, values]: [KvType; 2]) -> String {
     if keys == values {
         format!("{keys}_{values}")
@@ -109,7 +109,7 @@ fn types_suffix([keys, values]: [KvType; 2]) -> String {
     }
 }
 
-/// Adds what kernels for mixed types take besides.
+/// Adds the arguments that only kernels for mixed types take.
 fn with_types(args: Args<'_>, [keys, values]: [KvType; 2]) -> Args<'_> {
     if keys == values {
         args
@@ -277,18 +277,18 @@ pub struct Ops {
     gather: Kernel,
     scale_logits: Kernel,
     layers: layers::LayerKernels,
-    /// Of streams, where they were asked for.
+    /// Kernels for streams, if they were requested.
     streams: Option<streams::StreamKernels>,
     rope: Kernel,
     /// By the types of the store, as far as they were asked for.
     stores: [Option<StoreKernels>; N_STORES],
     argmax_partial: Kernel,
     argmax_combine: Kernel,
-    /// Those for runs of tokens by the types of the store, as far as they were asked for, the narrowest heads first.
+    /// Kernels for runs of tokens by the types of the KV cache, as far as they were requested, the narrowest heads first.
     prefill: [Vec<attention_prefill::PrefillKernel>; N_STORES],
     /// For pages that tokens share, where they were asked for.
     shared: Option<shared_attention::SharedKernels>,
-    /// Those by matrix operations of warpgroups over f16 stores, where the device has them.
+    /// Wgmma kernels over f16 KV caches, if the device has them.
     wide_prefill: Vec<attention_prefill::PrefillKernel>,
     /// For latent rows, where they were asked for.
     latent: Option<latent::LatentKernels>,
@@ -300,9 +300,9 @@ pub struct Ops {
     sort_choices: Kernel,
     weigh_choices: Kernel,
     combine_choices: Kernel,
-    /// Of adapters, where they were asked for.
+    /// Kernels for adapters, if they were requested.
     adapters: Option<adapters::AdapterKernels>,
-    /// Of recurrent layers, where they were asked for.
+    /// Kernels for recurrent layers, if they were requested.
     recurrent: Option<recurrence::RecurrentKernels>,
     /// Products by matrices of two types, as far as they were asked for; in the order of [`PAIRS`].
     pairs: [Option<linear::PairKernels>; PAIRS.len()],
@@ -313,7 +313,7 @@ pub struct Ops {
     /// For products whose columns thread blocks share, where that was asked for. Launches that use it follow each other.
     parts: Option<Mutex<Parts>>,
     halve_rows: Kernel,
-    /// The same for matrix operations of warpgroups, where the device has them.
+    /// The same for wgmma, if the device has it.
     wide_tiles: Option<Kernel>,
     /// For products in f16, where that was asked for. Launches that use it follow each other.
     halves: Option<Mutex<HalfRows>>,
@@ -386,7 +386,7 @@ impl Ops {
         })
     }
 
-    /// Loads the kernels for stores whose keys and values are of these types, but for those for runs of tokens. Those for F16 and F32 are
+    /// Loads the kernels for KV caches with keys and values of these types, except those for runs of tokens. Those for F16 and F32 are
     /// there.
     ///
     /// # Errors
@@ -399,8 +399,8 @@ impl Ops {
         Ok(())
     }
 
-    /// Loads the kernels for runs of tokens over such stores, where heads have keys and values of their own. Those for F16 are there; without
-    /// the others, tokens are attended to one by one.
+    /// Loads the kernels for runs of tokens over such KV caches, if heads have keys and values of their own. Those for F16 are there;
+    /// without the others, tokens are attended to one by one.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], or the driver's.

@@ -18,7 +18,7 @@ use crate::{
     kv::{KvLayerMut, check_head_dims},
 };
 
-/// What the projections gave for the tokens of a step.
+/// Holds the outputs of the projections for the tokens of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct NewRows<'a> {
     /// `[T, n_heads, dim_k]`.
@@ -31,13 +31,13 @@ pub struct NewRows<'a> {
     pub slots: View<'a, u32>,
     /// RMS norm of each query and key head before the rotation, `[dim_k]` each.
     pub norms: [Option<View<'a, f32>>; 2],
-    /// Of those norms.
+    /// Epsilon of those norms.
     pub eps: f32,
 }
 
 impl Ops {
-    /// Whether [`Self::turn_attention`] can be: each token is a sequence's only one of the step and sees nothing behind it, keys and
-    /// values are f16, and heads have 256 values at most.
+    /// Says whether [`Self::turn_attention`] supports a step: each token is a sequence's only one of the step and sees nothing after it,
+    /// keys and values are f16, and heads have 256 values at most.
     pub fn can_turn(
         attention: &Attention<Buffer<f32>>,
         step: &AttentionStep<'_>,
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn multiprocessors_are_those_that_the_driver_tells_of() {
-        // The simulated GPU of this compute capability is like an H200.
+        // The simulated GPU has the limits of an H200.
         let device = simulated(&Simulator::new(&SimOptions::default()));
         let expected = Multiprocessors {
             n: 132,
@@ -438,7 +438,7 @@ mod tests {
     #[test]
     fn one_launch_gives_the_bits_of_two() {
         check(&llama());
-        // More query heads than a thread block has, of which one alone stores.
+        // More query heads than a thread block has, only one of which stores.
         check(&Case {
             n_heads: 12,
             n_kv_heads: 1,

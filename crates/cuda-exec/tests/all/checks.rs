@@ -1,4 +1,5 @@
-//! The checks at the first use of a GPU, on GPUs with planted defects: each is found, its kernel is named, and what is given up is what it takes.
+//! Tests the checks at the first use of a GPU with injected defects: each is found with its kernel, and exactly the feature at fault is
+//! turned off.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use tokenmill_cuda_exec::{
 use tokenmill_gguf::TensorType;
 use tokenmill_sim_driver::{Defect, SimOptions, Simulator, When};
 
-/// How long a check waits for a simulated GPU, whose kernels run when they are asked about.
+/// Longest wait for a simulated GPU, which runs kernels when the host waits for them.
 const LIMIT: Duration = Duration::from_mins(1);
 
 fn needs() -> Needs {
@@ -42,7 +43,7 @@ fn refused(kernel: &str, is_lost: bool) -> Defect {
     }
 }
 
-/// What the checks of kernels give up on a GPU with a defect.
+/// Runs the kernels' checks on a GPU with a defect, and turns off what fails.
 fn first_use(defect: Defect, limit: Duration) -> FirstUse {
     let simulator = Simulator::new(&SimOptions::default());
     simulator.plant(defect);
@@ -190,7 +191,7 @@ fn a_kernel_that_does_not_end_is_given_up_within_the_limit() {
         check.starts_with("products of") || check.starts_with("gated products of"),
         "{check}"
     );
-    // Nothing takes its place, but it may end when it does not begin early.
+    // No other kernel replaces it, but it may end if it does not begin early.
     let found = first_use(hang("add_norm"), Duration::from_millis(300));
     assert!(found.is_hung && found.steps == [StepDown::InOrder], "{found:?}");
     assert!(

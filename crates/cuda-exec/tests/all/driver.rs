@@ -1,4 +1,4 @@
-//! What a driver may say and lack: codes that no header knows, a missing compiler, several GPUs.
+//! Tests faults of a driver: unknown error codes, a missing compiler, several GPUs.
 
 use tokenmill_cuda_exec::{
     Cubins, CudaExecError, Device, Launches, Ops, QuantizedRows, WideProducts, families, modules, probe_with,
@@ -58,7 +58,7 @@ fn a_driver_without_a_compiler_says_so_or_takes_what_was_compiled_ahead() {
     assert!(!said.contains('\n'), "{said}");
 
     let mut archive = Cubins::header();
-    // Those of every network, and those of the product that the self-test computes.
+    // Modules of every network, and those of the self-test's product.
     let is_needed =
         |module: &modules::KernelModule| module.types.is_empty() || module.types == [TensorType::Q4_K];
     for module in modules::all().into_iter().filter(is_needed) {
@@ -71,7 +71,7 @@ fn a_driver_without_a_compiler_says_so_or_takes_what_was_compiled_ahead() {
     Ops::load(&device).unwrap();
     tokenmill_cuda_exec::self_test(&device).unwrap();
     assert!(device.n_ahead() > 10);
-    // Code waits for earlier launches as the text does.
+    // Precompiled code waits for earlier launches as PTX does.
     assert!(simulator.n_early_launches() > 0);
     let found = families(&device);
     assert!(found.iter().all(|family| family.missing.is_none()), "{found:?}");
@@ -92,7 +92,7 @@ fn a_gpu_says_which_products_it_does_not_get_and_why() {
             general.iter().all(|family| family.missing.is_none()),
             "{general:?}"
         );
-        // Products, attention of prompts, attention of shared pages, captured steps, launches.
+        // Matrix products, prompt attention, shared pages, captured steps, launches.
         for (family, expected) in special.iter().zip([wide, wide, None, None, early]) {
             match (&family.missing, expected) {
                 (None, None) => {}

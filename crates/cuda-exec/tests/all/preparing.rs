@@ -1,5 +1,4 @@
-//! How kernels are prepared before they are launched: the division of a multiprocessor's memory, shared memory that has to be asked for, and code that
-//! was compiled ahead.
+//! Tests the preparation of kernels: the shared memory carveout, opt-in shared memory, and code that was compiled ahead.
 
 use tokenmill_cuda_exec::{
     Api, Args, Buffers, Carveout, Cubins, Device, DeviceOptions, LaunchShape, Ops, modules, self_test,
@@ -14,7 +13,7 @@ fn options() -> DeviceOptions {
     }
 }
 
-/// Launches of several kernels with different shared memory want the same division, so none waits until multiprocessors are idle.
+/// Launches of kernels with different shared memory want the same carveout, so none waits until multiprocessors are idle.
 #[test]
 fn kernels_want_the_memory_of_a_multiprocessor_divided_alike() {
     let divisions = |carveout| {
@@ -31,7 +30,7 @@ fn kernels_want_the_memory_of_a_multiprocessor_divided_alike() {
     assert!(divisions(Carveout::OfDriver) > 0);
 }
 
-/// Arguments of `attention_f16_*`, none of which is of use: the launch is not waited for.
+/// Builds arguments of `attention_f16_*`. They are not valid, since the launch is not waited for.
 fn arguments<'a>() -> Args<'a> {
     let pointers = |args: Args<'a>, n: usize| (0..n).fold(args, |args, _| args.read_or_null::<f32>(None));
     let args = pointers(Args::new(), 13).float(1.0).float(0.0);
@@ -39,7 +38,7 @@ fn arguments<'a>() -> Args<'a> {
     pointers(args, 2)
 }
 
-/// What a kernel declares itself counts in what it has without asking.
+/// Static shared memory counts towards the default limit.
 #[test]
 fn shared_memory_is_asked_for_where_it_does_not_fit_next_to_what_a_kernel_declares() {
     let n_bytes = (48 << 10) - 256;
@@ -76,7 +75,7 @@ fn a_multiprocessor_holds_as_many_thread_blocks_as_its_card_has_room_for() {
             .blocks_per_multiprocessor(kernel, 128, shared_bytes)
             .unwrap()
     };
-    // Its launch bounds are four thread blocks of 128 threads.
+    // The launch bounds are four thread blocks of 128 threads.
     assert_eq!([blocks((9, 0), 0), blocks((8, 9), 0)], [4, 4]);
     assert_eq!(
         [
@@ -88,7 +87,7 @@ fn a_multiprocessor_holds_as_many_thread_blocks_as_its_card_has_room_for() {
     );
 }
 
-/// An archive with what stands for code of these modules for a compute capability.
+/// Builds an archive with stand-ins for these modules' code, for a compute capability.
 fn archive(capability: &str, is_wanted: impl Fn(&modules::KernelModule) -> bool) -> Cubins {
     let mut archive = Cubins::header();
     for module in modules::all().into_iter().filter(is_wanted) {
@@ -102,7 +101,7 @@ fn archive(capability: &str, is_wanted: impl Fn(&modules::KernelModule) -> bool)
 
 #[test]
 fn code_for_exactly_this_gpu_is_taken_before_the_drivers_compiler() {
-    // The assembler of such code is that of CUDA 13.0.
+    // The archive's code was assembled with CUDA 13.0.
     let newer = Simulator::api_for_cuda_13();
     let is_needed = |module: &modules::KernelModule| {
         module.name != "norm" && (module.types.is_empty() || module.types == [TensorType::Q4_K])
@@ -122,7 +121,7 @@ fn code_for_exactly_this_gpu_is_taken_before_the_drivers_compiler() {
         assert!(simulator.n_early_launches() > 0);
     };
     check(&newer, "sm_90", true);
-    // Code for another GPU, and a driver that is older than the code.
+    // Code for another GPU, and a driver older than the code.
     check(&newer, "sm_80", false);
     check(&Simulator::api(), "sm_90", false);
 }

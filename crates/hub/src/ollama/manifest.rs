@@ -7,9 +7,9 @@ use serde_json::Value;
 
 /// More layers than any model has; more are refused.
 const MAX_LAYERS: usize = 1024;
-/// A longer text is no manifest: a layer takes some two hundred bytes.
+/// Largest manifest, in bytes; a layer takes about two hundred.
 const MAX_MANIFEST_BYTES: usize = 1 << 20;
-/// What is said to be larger is no file.
+/// Largest credible layer, in bytes.
 const MAX_LAYER_BYTES: u64 = 1 << 50;
 
 /// A layer: a file, named by its SHA-256.
@@ -27,7 +27,7 @@ impl Layer {
     }
 }
 
-/// What a model consists of.
+/// Lists the parts of a model.
 #[derive(Debug)]
 pub(super) struct Manifest {
     /// All of it, each file once, the configuration first.
@@ -37,7 +37,7 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
-    /// What describes the model; other programs may leave it out.
+    /// Returns the layer that describes the model; other programs may leave it out.
     pub(super) fn config(&self) -> Option<&Layer> {
         self.layers.first().filter(|layer| !layer.is_weights())
     }
@@ -45,7 +45,7 @@ impl Manifest {
     /// Reads a manifest.
     ///
     /// # Errors
-    /// What is wrong with it, or which of its layers this program cannot use.
+    /// Fails if it is invalid or has a layer that this program cannot use.
     pub(super) fn of(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > MAX_MANIFEST_BYTES {
             return Err(format!("it has {} bytes", bytes.len()));

@@ -2,7 +2,7 @@
 //!
 //! A module `M` of the base has the tensors `base_model.model.M.lora_A.weight`, `[rank, n_in]`, and `.lora_B.weight`,
 //! `[n_out, rank]`. Its scale is alpha over the rank, or over the rank's root with `use_rslora`; `rank_pattern` and
-//! `alpha_pattern` change both for some modules. What more an adapter can be (DoRA, trained biases, modules saved whole) is
+//! `alpha_pattern` change both for some modules. Other features of adapters (DoRA, trained biases, modules saved whole) are
 //! refused by name.
 //!
 //! Source: PEFT, `src/peft/tuners/lora/{config,layer}.py` and `utils/other.py` (`get_pattern_key`).
@@ -35,7 +35,7 @@ use crate::{
     safetensors_folder::ungrouped_rows,
 };
 
-/// What is read of `adapter_config.json`; fields that change nothing when an adapter is used are not.
+/// Holds the fields of `adapter_config.json` that affect the use of an adapter.
 #[derive(Debug, Deserialize)]
 struct Config {
     #[serde(default)]
@@ -52,7 +52,7 @@ struct Config {
     modules_to_save: Option<Vec<String>>,
     #[serde(default)]
     use_qalora: bool,
-    /// How the matrices began: some ways change the base's weights too.
+    /// Initialization of the matrices: some kinds change the base's weights too.
     #[serde(default)]
     init_lora_weights: Option<Value>,
     #[serde(default, deserialize_with = "in_order")]
@@ -107,14 +107,14 @@ pub(super) fn parse(
     reader.finish(path, Form::Peft, weights)
 }
 
-/// Reads a file of the folder. A link is followed where it ends in the folder or, from a snapshot of the Hub, in its blobs: clients of a
-/// server may load the folders that others put below its own.
+/// Reads a file of the folder. A link must end in the folder or, from a snapshot of the Hub, in its blobs, because a server's clients can
+/// load folders that others put below its own.
 fn read_file(folder: &Path, name: &str, max_bytes: usize) -> Result<Vec<u8>, LoadError> {
     RegularFile::read_in_folder(folder, name, max_bytes).map_err(|source| LoadError::Read {
         path: folder.join(name),
         source: if source.kind() == io::ErrorKind::InvalidInput {
-            // Where a link leads is no business of a client's.
-            let reason = "it is no file of this folder, or a link out of it";
+            // The error must not tell a client where a link leads.
+            let reason = "it is not a file in this folder, or it is a link out of it";
             io::Error::new(io::ErrorKind::InvalidInput, reason)
         } else {
             source
@@ -351,8 +351,8 @@ fn multiplied(matrix: &FloatMatrix, n_rows: usize, factors: &RowFactors) -> Opti
     })
 }
 
-/// Whether a tensor is a module's own weight or bias, which PEFT saves next to the matrices of a head or of a table of embeddings: the
-/// base model has it.
+/// Says whether a tensor is a module's own weight or bias. PEFT saves these next to the matrices of a head or an embedding table, but the
+/// base model has them.
 fn is_of_base(tensor: &str, all: &HashMap<String, &TensorInfo>) -> bool {
     let module = [".base_layer.weight", ".base_layer.bias"]
         .into_iter()
@@ -360,7 +360,7 @@ fn is_of_base(tensor: &str, all: &HashMap<String, &TensorInfo>) -> bool {
     module.is_some_and(|module| all.contains_key(&format!("{module}.lora_A.weight")))
 }
 
-/// The tensors of a safetensors file that an adapter is made of, all of two dimensions.
+/// Reads an adapter's tensors from a safetensors file; all have two dimensions.
 fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
     let (len, rest) = file.split_at_checked(8).ok_or("it has no header")?;
     let len = u64::from_le_bytes(len.try_into().expect("8 bytes"));

@@ -1,4 +1,4 @@
-//! What keys of a GGUF file say against each other, or against the file's tensors.
+//! Refuses keys of a GGUF file that contradict each other or the file's tensors.
 //!
 //! Separate from the description, which takes each key by itself: where two disagree, one of them would be ignored without a word, and the
 //! output might be wrong. Invariant: nothing is refused here that describes one network only.
@@ -133,7 +133,7 @@ fn dense_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), 
     let Some(n_dense) = config.opt_usize("leading_dense_block_count")? else {
         return Ok(());
     };
-    // llama.cpp counts these layers for some architectures only, and saves 0 for the others.
+    // llama.cpp counts these layers for only some architectures, and saves 0 for the others.
     if n_dense == 0 && config.is_saved_by_reader() {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! DeepSeek V2, V3 and R1, and GLM 4.7 Flash: latent attention, experts behind some dense layers with a shared network next to them,
+//! DeepSeek V2, V3 and R1, and GLM 4.7 Flash: latent attention, experts after some dense layers with a shared network next to them,
 //! chosen by a softmax (V2) or by sigmoids with a correction bias (V3), within groups where there are any.
 //!
 //! Source: transformers, `models/deepseek_v3/modeling_deepseek_v3.py`; llama.cpp, `src/models/deepseek2.cpp`.
@@ -83,7 +83,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         rope: Some(0),
     };
     set_mixers(&mut descriptor, &latent);
-    // Where the file does not say what experts are chosen by, a correction of the choice does: only sigmoids have one.
+    // If the file does not name the experts' score, a correction of the choice implies sigmoids: only they have one.
     let has_correction = config.tensors.keys().any(|name| name.contains(".exp_probs_b"));
     let mut moe = config.moe(MoeDefaults {
         score: if has_correction {
@@ -99,7 +99,7 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// What holds where a configuration of the class does not say it.
+/// Returns the defaults of the configuration's class.
 fn class_defaults(class: &str) -> Vec<(&'static str, Value)> {
     match class {
         "DeepseekV3ForCausalLM" => vec![
@@ -174,7 +174,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// What scores are multiplied with: queries and keys grow by `factor` each.
+/// Computes the scale of attention scores, for which queries and keys grow by `factor` each.
 fn score_scale(head_dim_k: usize, factor: f32) -> f32 {
     factor * factor / (head_dim_k as f32).sqrt()
 }
@@ -185,7 +185,7 @@ fn set_mixers(descriptor: &mut Descriptor, latent: &LatentDescriptor) {
     }
 }
 
-/// V2 measures groups by their best expert, V3 by their two best, corrected.
+/// V2 scores a group by its best expert, V3 by its two best, with the correction.
 pub(super) fn set_router(moe: &mut MoeDescriptor) {
     let is_v3 = moe.router.score == ExpertScore::Sigmoid;
     moe.router.choice_bias = Presence::Optional;

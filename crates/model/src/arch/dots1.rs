@@ -1,4 +1,4 @@
-//! dots.llm1: attention as in Qwen 3, and experts as in DeepSeek V3, behind some dense layers and next to a shared network.
+//! dots.llm1: attention as in Qwen 3, and experts as in DeepSeek V3, after some dense layers and next to a shared network.
 //!
 //! Source: transformers, `models/dots1/modeling_dots1.py`; llama.cpp, `src/models/dots1.cpp`.
 
@@ -47,7 +47,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-/// Folders under names of their own leave out that the scores are sigmoids.
+/// Sets sigmoid scores, which folders of this architecture do not state.
 fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
     moe.router.score = ExpertScore::Sigmoid;
     set_router(&mut moe);

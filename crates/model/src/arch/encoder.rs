@@ -1,4 +1,4 @@
-//! What encoders share: both directions, and how files say what is made of a sequence's rows.
+//! Features that encoders share: bidirectional attention, and the pooling of a sequence's rows.
 //!
 //! Separate from the architectures, which differ in their layers only. Invariant: every encoder pools; where a file does not
 //! say how, it takes the mean, as sentence-transformers does.
@@ -22,10 +22,10 @@ pub(super) enum HeadStep {
     GeluAndNorm,
 }
 
-/// What stands for a kind of pooling that nothing set: -1.
+/// Code of an unset kind of pooling: -1.
 const UNSET: usize = u32::MAX as usize;
 
-/// The folder's modules behind the pooling, by their number.
+/// The folder's modules after the pooling, by number.
 const DENSE: [&str; 5] = ["dense_0", "dense_1", "dense_2", "dense_3", "dense_4"];
 
 /// Lets every token see both directions, and takes the output head away.
@@ -48,7 +48,7 @@ pub(super) fn remove_rope(descriptor: &mut Descriptor) {
     }
 }
 
-/// What BERT's descendants keep of it: layer norms of embeddings and sums, and kinds of tokens.
+/// Applies BERT's structure, which its descendants keep: layer norms after embeddings and sums, and token types.
 pub(super) fn make_post_norm(descriptor: &mut Descriptor) {
     descriptor.norm.kind = NormKind::Layer;
     descriptor.norm.bias = Presence::Required;
@@ -61,14 +61,14 @@ pub(super) fn make_post_norm(descriptor: &mut Descriptor) {
 }
 
 impl GgufConfig<'_> {
-    /// How a file's rows are pooled; `None` where it does not say and has no classification head. `first` is the row that a
+    /// Reads the pooling of a file's rows; `None` if it does not say and has no classification head. `first` is the row that a
     /// classification head reads.
     pub(super) fn pooling(
         &self,
         head_step: HeadStep,
         first: Pooling,
     ) -> Result<Option<PoolingDescriptor>, LoadError> {
-        // Files that llama.cpp saves have -1 where nothing set the kind.
+        // Files that llama.cpp saves have -1 for an unset kind.
         let code = self.opt_usize("pooling_type")?.filter(|&code| code != UNSET);
         let kind = match code {
             None | Some(4) if self.has_tensor("cls.output.weight") || self.has_tensor("cls.weight") => {
@@ -149,7 +149,7 @@ fn push_step(head: &mut Vec<HeadLayer>, head_step: HeadStep, has_norm: bool) {
 }
 
 impl HfConfig {
-    /// How sentence-transformers' files in the folder say that rows are pooled; `None` where there are none.
+    /// Reads the pooling from sentence-transformers' files in the folder; `None` if there are none.
     pub(super) fn sentence_pooling(&self) -> Result<Option<PoolingDescriptor>, LoadError> {
         let Some(config) = self.beside("1_Pooling/config.json")? else {
             return Ok(None);

@@ -10,9 +10,9 @@ use crate::{Descriptor, LoadError, NormPlacement, QkNorm};
 
 use super::{Architecture, HfConfig, HfLayout};
 
-/// One of so many layers sees everything.
+/// Period of the layers with full attention.
 const PERIOD: usize = 4;
-/// Layers of the version with windows, whose files may not say how wide they are.
+/// Number of layers of the version with windows, whose files may lack the window size.
 const N_LAYERS_32B: usize = 64;
 const WINDOW: usize = 4096;
 
@@ -52,7 +52,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-/// One of how many layers sees everything: a count, or a letter for each of them.
+/// Reads the period of the layers with full attention: a count, or a letter for each layer.
 pub(super) fn period(config: &HfConfig) -> Result<usize, LoadError> {
     let key = "sliding_window_pattern";
     Ok(match config.get(key).and_then(Value::as_str) {

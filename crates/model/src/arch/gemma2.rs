@@ -18,7 +18,7 @@ pub(super) const LAYER_NAMES: Names = &[
 /// Layers of the 27B model, whose files do not say that its scores are scaled by another width than that of its heads.
 const N_LAYERS_27B: usize = 46;
 
-/// The window where a file does not say it.
+/// Window size if a file does not state it, in tokens.
 const WINDOW: usize = 4096;
 /// The caps where a file does not say them.
 const ATTN_SOFTCAP: f32 = 50.0;

@@ -16,11 +16,11 @@ use crate::{
     RopeDescriptor, RopeScaling, YarnRounding, error::check, rope::yarn_magnitude,
 };
 
-/// The key that says which layers have a window, and its name in errors.
+/// Key that says which layers have a window; errors name it too.
 const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
 const WINDOW_PATTERN_NAME: &str = "sliding window pattern";
 
-/// The tensors of layers behind the last, if there are such layers.
+/// Lists the tensors of layers after the last, if there are such layers.
 pub(super) fn nextn_layers(n_layers: usize, n_nextn_layers: usize) -> Vec<Ignorable> {
     if n_nextn_layers > 0 {
         vec![Ignorable::LayersFrom(n_layers)]
@@ -36,13 +36,13 @@ pub(super) struct GgufConfig<'a> {
     pub(super) tensors: BTreeMap<&'a str, &'a [usize]>,
     pub(super) arch: &'static str,
     pub(super) n_vocab: usize,
-    /// Whether the layers that only predict further tokens are described like the others, behind them.
+    /// Whether the layers that only predict further tokens are described after the others.
     pub(super) with_nextn: bool,
-    /// The keys that the description asked for.
+    /// Keys that the description has read.
     pub(super) asked: Asked,
 }
 
-/// The keys that were asked for, as the part behind the architecture's name.
+/// Records the keys that were read, without the architecture's name.
 #[derive(Default)]
 pub(super) struct Asked(RefCell<BTreeSet<String>>);
 
@@ -53,7 +53,7 @@ impl Asked {
         }
     }
 
-    /// Whether a key was asked for.
+    /// Says whether a key was read.
     pub(super) fn contains(&self, name: &str) -> bool {
         self.0.borrow().contains(name)
     }
@@ -65,13 +65,13 @@ impl GgufConfig<'_> {
         format!("{}.{name}", self.arch)
     }
 
-    /// The full name of a key that the description asks for.
+    /// Returns the full name of a key and records that the description reads it.
     fn asked(&self, name: &str) -> String {
         self.asked.add(name);
         self.key(name)
     }
 
-    /// A value that may be there, which the description does not take.
+    /// Returns a value without recording that it was read.
     pub(super) fn unasked(&self, name: &str) -> Option<&Value> {
         self.metadata.get(&self.key(name))
     }
@@ -91,7 +91,7 @@ impl GgufConfig<'_> {
         Ok(self.metadata.opt_usize(&self.asked(name))?)
     }
 
-    /// A count that may be there, 0 meaning that it is not: files that llama.cpp saves have all its keys, with 0 for those that nothing set.
+    /// Reads an optional count; 0 means that it is absent. Files that llama.cpp saves have all its keys, with 0 for unset ones.
     pub(super) fn opt_count(&self, name: &str) -> Result<Option<usize>, LoadError> {
         Ok(self.opt_usize(name)?.filter(|&count| count > 0))
     }
@@ -106,7 +106,7 @@ impl GgufConfig<'_> {
         Ok(self.metadata.opt_bool(&self.asked(name))?)
     }
 
-    /// A text that may be there.
+    /// Reads an optional text.
     pub(super) fn opt_str(&self, name: &str) -> Result<Option<&str>, LoadError> {
         Ok(self.metadata.opt_str(&self.asked(name))?)
     }
@@ -116,10 +116,10 @@ impl GgufConfig<'_> {
         Ok(self.opt_f32(name)?.filter(|&number| number != 0.0))
     }
 
-    /// A claim for each layer that a list has, as booleans or as integers, or one for all of them.
+    /// Reads a flag for each layer, from a list of booleans or integers, or from one value for all layers.
     ///
     /// # Errors
-    /// [`GgufError::WrongType`] of anything else, and [`LoadError::BadValue`] of a list of fewer than `n_layers`, about `what`.
+    /// [`GgufError::WrongType`] on another type, and [`LoadError::BadValue`] on a list shorter than `n_layers`; `what` names the value.
     pub(super) fn opt_flags(
         &self,
         what: &'static str,
@@ -144,7 +144,7 @@ impl GgufConfig<'_> {
         Ok(Some(listed[..n_layers].to_vec()))
     }
 
-    /// Whether llama.cpp saved the file itself, which has all its keys then, with what it reads as not set for those that nothing set.
+    /// Says whether llama.cpp saved the file itself. Such a file has all its keys, with a default value for unset ones.
     pub(super) fn is_saved_by_reader(&self) -> bool {
         // No converter writes a negative number here.
         let factor = self.unasked("rope.scaling.yarn_ext_factor");
@@ -179,7 +179,7 @@ impl GgufConfig<'_> {
         Ok(self.opt_per_layer(name, n_layers)?.ok_or_else(missing)?)
     }
 
-    /// The query heads of the layers that have any.
+    /// Returns the largest number of query heads of any layer.
     pub(super) fn most_heads(&self) -> Result<usize, LoadError> {
         let n_heads = self.per_layer("attention.head_count", self.usize("block_count")?)?;
         Ok(n_heads.into_iter().max().unwrap_or(0))
@@ -197,7 +197,7 @@ impl GgufConfig<'_> {
             .collect())
     }
 
-    /// Layers that decode, and behind them those that only predict further tokens.
+    /// Returns the number of decoder layers, and of the layers after them that only predict further tokens.
     pub(super) fn layer_counts(&self) -> Result<(usize, usize), LoadError> {
         let n_nextn = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
         Ok((self.usize("block_count")?.saturating_sub(n_nextn), n_nextn))
@@ -260,7 +260,7 @@ impl GgufConfig<'_> {
         Ok(())
     }
 
-    /// Gives all layers the window that an architecture has where the file does not say it.
+    /// Gives all layers the architecture's default window if the file has none.
     pub(super) fn set_default_window(
         &self,
         descriptor: &mut Descriptor,
@@ -274,7 +274,7 @@ impl GgufConfig<'_> {
         Ok(())
     }
 
-    /// Gives the layers with a window a rope of their own, where the file says of them something else than of the others.
+    /// Gives the layers with a window a rope of their own if the file has other values for them.
     pub(super) fn set_window_rope(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
         for rope_idx in 0..descriptor.ropes.len() {
             let rope = descriptor.ropes[rope_idx].clone();
@@ -437,7 +437,7 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// The epsilon of the network's norms: under the key of their kind, or else under that of the other.
+    /// Reads the epsilon of the norms, under the key of their kind or else under that of the other kind.
     pub(super) fn norm_epsilon(&self, kind: NormKind) -> Result<f32, LoadError> {
         let rms = "attention.layer_norm_rms_epsilon";
         let layer = "attention.layer_norm_epsilon";
@@ -445,7 +445,7 @@ impl GgufConfig<'_> {
             NormKind::Rms => (rms, layer),
             NormKind::Layer => (layer, rms),
         };
-        // 0 stands for a key that nothing set where the other is not 0.
+        // If one key is 0 and the other is not, the 0 means that the key is unset.
         let (own, other) = (self.opt_f32(own)?, self.opt_f32(other)?);
         let is_set = |eps: &f32| *eps != 0.0;
         let eps = own.filter(is_set).or(other.filter(is_set)).or(own).or(other);
@@ -495,7 +495,7 @@ impl GgufConfig<'_> {
     }
 
     fn yarn(&self, factor: f32, original_context: usize, attn_factor: f32) -> Result<RopeScaling, LoadError> {
-        // A multiplier of the logarithm cancels as much of the magnitude.
+        // The logarithm's multiplier cancels the same factor of the magnitude.
         let log_multiplier = self.opt_f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
         let extrapolation = self.opt_f32("rope.scaling.yarn_ext_factor")?;
         check(

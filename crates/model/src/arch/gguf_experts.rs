@@ -1,7 +1,7 @@
-//! What GGUF metadata says of experts.
+//! Reads the metadata of experts from GGUF files.
 //!
-//! Separate from the rest of [`GgufConfig`], since only architectures with experts ask for it. Invariant: what files of different
-//! converters leave out has one default here.
+//! Separate from the rest of [`GgufConfig`], since only architectures with experts ask for it. Invariant: keys that
+//! converters leave out have one default here.
 
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
@@ -25,30 +25,30 @@ pub(super) fn set_experts(
     }
 }
 
-/// What holds of experts where a file does not say it.
+/// Holds an architecture's defaults for experts.
 #[derive(Clone, Copy)]
 pub(super) struct MoeDefaults {
-    /// What experts are chosen by.
+    /// Score by which experts are chosen.
     pub(super) score: ExpertScore,
-    /// Whether the weights of the chosen are made to add up to 1.
+    /// Whether the weights of the chosen experts are normalized to a sum of 1.
     pub(super) is_normalized: bool,
-    /// Whether a file can say that they are not. In files of the other architectures llama.cpp saves `false` for a key that nothing set.
+    /// Whether `false` in a file counts. In files of the other architectures llama.cpp saves `false` for an unset key.
     pub(super) reads_false: bool,
 }
 
 impl MoeDefaults {
-    /// A softmax over all, whose weights for the chosen are made to add up to 1.
+    /// Softmax over all experts, normalized over the chosen ones.
     pub(super) const NORMALIZED: Self = Self {
         score: ExpertScore::Softmax,
         is_normalized: true,
         reads_false: false,
     };
-    /// A softmax over all.
+    /// Softmax over all experts, not normalized.
     pub(super) const PLAIN: Self = Self {
         is_normalized: false,
         ..Self::NORMALIZED
     };
-    /// Sigmoids.
+    /// Sigmoid of each expert's logit.
     pub(super) const SIGMOID: Self = Self {
         score: ExpertScore::Sigmoid,
         is_normalized: true,
@@ -62,7 +62,7 @@ impl GgufConfig<'_> {
         Ok(self.opt_usize("expert_count")?.unwrap_or(0))
     }
 
-    /// Describes the experts that most networks have a variation of: SiLU-gated, without biases.
+    /// Describes the most common form of experts, SiLU-gated and without biases.
     pub(super) fn moe(&self, defaults: MoeDefaults) -> Result<MoeDescriptor, LoadError> {
         let n_used = self.usize("expert_used_count")?;
         let n_ff = match self.opt_count("expert_feed_forward_length")? {
@@ -84,7 +84,7 @@ impl GgufConfig<'_> {
             _ => defaults.is_normalized,
         };
         let gating = self.opt_count("expert_gating_func")?;
-        // A softmax over the chosen logits is one over all, normalized.
+        // A softmax over the chosen logits equals a normalized softmax over all.
         let is_normalized = is_normalized || gating == Some(3);
         let score = match gating {
             None => defaults.score,
@@ -130,7 +130,7 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// Replaces the feed-forward networks by experts: from behind the leading dense layers on, of every so many the last.
+    /// Replaces feed-forward networks by experts: after the leading dense layers, in the last of each group of layers.
     pub(super) fn set_experts(
         &self,
         descriptor: &mut Descriptor,

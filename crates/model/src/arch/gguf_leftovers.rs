@@ -1,8 +1,8 @@
-//! Keys of a GGUF file that change a network and that its description did not follow.
+//! Refuses keys of a GGUF file that change a network but that its description did not follow.
 //!
-//! Separate from `contradictions`, which compares keys and tensors: here are keys that other architectures have, and numbers that a
-//! description takes from its architecture. Invariant: a value with which a key changes nothing is allowed, among them what llama.cpp saves
-//! where nothing set the key.
+//! Separate from `contradictions`, which compares keys and tensors: this file covers keys of other architectures, and numbers that a
+//! description takes from its architecture. Invariant: a value that changes nothing is allowed, including the defaults that llama.cpp saves
+//! for unset keys.
 
 use tokenmill_gguf::{Array, Value};
 
@@ -10,7 +10,7 @@ use crate::{AttentionDescriptor, Descriptor, LoadError};
 
 use super::GgufConfig;
 
-/// Keys that change some networks, and the values with which they change none.
+/// Keys that change some networks, each with the values that change nothing.
 const KEYS: &[(&str, &[f64])] = &[
     ("attn_logit_softcapping", &[0.0, 50.0]),
     ("final_logit_softcapping", &[0.0, 30.0]),
@@ -28,7 +28,7 @@ const KEYS: &[(&str, &[f64])] = &[
     ("decision_block_count", &[0.0]),
 ];
 
-/// As [`KEYS`], of networks with experts.
+/// Does the same as [`KEYS`] for networks with experts.
 const EXPERT_KEYS: &[(&str, &[f64])] = &[
     ("interleave_moe_layer_step", &[0.0, 1.0]),
     ("leading_dense_block_count", &[0.0]),
@@ -55,7 +55,7 @@ pub(super) fn refuse(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result
     positions(config, descriptor)
 }
 
-/// The numbers of a value, booleans as 0 and 1; `None` where it holds something else.
+/// Returns the numbers of a value, booleans as 0 and 1; `None` if it holds anything else.
 fn numbers(value: &Value) -> Option<Vec<f64>> {
     fn all<T: Copy + Into<f64>>(numbers: &[T]) -> Vec<f64> {
         numbers.iter().map(|&number| number.into()).collect()
@@ -96,7 +96,7 @@ fn left_over(config: &GgufConfig<'_>, name: &str, value: &Value) -> LoadError {
     }
 }
 
-/// Refuses a number that some of the network's parts have otherwise.
+/// Refuses a number that differs in some parts of the network.
 fn agree<'d>(
     config: &GgufConfig<'_>,
     name: &str,
@@ -119,7 +119,7 @@ fn agree<'d>(
     Ok(())
 }
 
-/// What layers with a window have of their own.
+/// Checks the keys of layers with a window.
 fn windows(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let name = "attention.sliding_window";
     if let Some(value) = config.unasked(name)
@@ -148,7 +148,7 @@ fn windows(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadE
     })
 }
 
-/// What scores are multiplied with.
+/// Checks the scale of attention scores.
 fn scores(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let name = "attention.scale";
     agree(config, name, descriptor.attentions(), |attention| {
@@ -166,7 +166,7 @@ fn scores(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadEr
     }
 }
 
-/// Layers without positions.
+/// Checks the keys of layers without positions.
 fn positions(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let name = "attention.rope_pattern";
     let Some(has_rope) = config.opt_flags("rope pattern", name, descriptor.layers.len())? else {

@@ -1,4 +1,4 @@
-//! How GGUF files describe recurrent layers, for the architectures that have them.
+//! Reads recurrent layers from GGUF files, for the architectures that have them.
 //!
 //! Separate from those because several share each kind.
 
@@ -30,7 +30,7 @@ impl GgufConfig<'_> {
         }))
     }
 
-    /// What each of some heads has of the inner width.
+    /// Returns the inner width of each of `n_heads` heads.
     fn width_of_each(&self, what: &'static str, n_heads: usize) -> Result<usize, LoadError> {
         let width = self.usize("ssm.inner_size")?;
         // A count of no heads is refused by its own name.
@@ -87,7 +87,7 @@ impl GgufConfig<'_> {
     /// Whether each layer is recurrent, where some layers have attention instead: as a list says, or all but every n-th.
     pub(super) fn recurrent_layers(&self, n_layers: usize) -> Result<Vec<bool>, LoadError> {
         let name = "attention.recurrent_layers";
-        // Lists of the layers that decode leave out those behind them, which have attention.
+        // Lists cover only the decoder's layers; the layers after them have attention.
         let n_listed = self.layer_counts()?.0.min(n_layers);
         if let Some(mut layers) = self.opt_flags("list of recurrent layers", name, n_listed)? {
             layers.resize(n_layers, false);

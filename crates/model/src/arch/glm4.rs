@@ -1,5 +1,5 @@
-//! GLM 4: norms before and after each half, rope over half of a head, gate and up in one tensor. The text part of GLM 4.1V, GLM 4.6V Flash
-//! and GLM OCR is the same network.
+//! GLM 4: norms before and after each half, rope over half of a head, gate and up in one tensor. The text models of GLM 4.1V, GLM 4.6V
+//! Flash and GLM OCR have the same network.
 //!
 //! Source: transformers, `models/glm4/modeling_glm4.py`; llama.cpp, `src/models/glm4.cpp`.
 
@@ -14,7 +14,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Norm)?;
         config.set_image_inputs(&mut descriptor, RopeAxes::Sections)?;
-        // For the text parts of networks that see, the converter puts the rows of q and k into the order of halves.
+        // For text models with vision, the converter reorders the rows of q and k into halves.
         if config.has_rope_sections() {
             descriptor.ropes[0].style = RopeStyle::Neox;
         }

@@ -38,7 +38,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-/// A dense network of a file of the family.
+/// Describes a dense network from a file of the family.
 pub(super) fn dense_from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
     set_gguf_multipliers(config, &mut descriptor)?;
@@ -50,7 +50,7 @@ pub(super) fn dense_from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, Loa
     Ok(descriptor)
 }
 
-/// Whether there is rope, which the family's files say with a key that has no such meaning elsewhere.
+/// Says whether there is rope; the family's files use a key for it that has another meaning elsewhere.
 pub(super) fn has_gguf_rope(config: &GgufConfig<'_>) -> Result<bool, LoadError> {
     Ok(config.opt_bool("rope.scaling.finetuned")?.unwrap_or(true))
 }

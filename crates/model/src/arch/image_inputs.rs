@@ -1,7 +1,7 @@
-//! What networks know of the inputs of images: the axes of rope, and the layers behind which parts of them are added.
+//! Reads how networks take image inputs: the axes of rope, and the layers after which parts of the inputs are added.
 //!
-//! Separate because text alone needs none of it, and both kinds of files say it. Invariant: sections that do not fit the heads are
-//! none, so that such a file still computes text.
+//! Separate because text needs none of it, and both kinds of files describe it. Invariant: sections that do not fit the heads are
+//! ignored, so that such a file still computes text.
 
 use tokenmill_backend::RopeAxes;
 use tokenmill_gguf::{Array, Value};
@@ -10,11 +10,11 @@ use crate::{Descriptor, LoadError};
 
 use super::{GgufConfig, HfConfig};
 
-/// How many pairs each axis turns, in the order of the pairs.
+/// Builds axes from the number of pairs that each axis rotates, in the order of the pairs.
 type Form = fn([usize; 3]) -> RopeAxes;
 
 impl GgufConfig<'_> {
-    /// How many pairs each axis turns; empty where the file does not say it.
+    /// Returns how many pairs each axis rotates; empty if the file does not say.
     fn rope_sections(&self) -> Vec<usize> {
         let count = |&number: &i32| usize::try_from(number).ok();
         let sections: Option<Vec<usize>> = match self.value("rope.dimension_sections") {
@@ -27,12 +27,12 @@ impl GgufConfig<'_> {
         sections.unwrap_or_default()
     }
 
-    /// Whether pairs are divided among axes.
+    /// Says whether rope divides the pairs among axes.
     pub(super) fn has_rope_sections(&self) -> bool {
         matches!(self.rope_sections()[..], [time, row, ..] if time > 0 && row > 0)
     }
 
-    /// Sets what the file says of the inputs of images.
+    /// Sets the image inputs that the file describes.
     pub(super) fn set_image_inputs(&self, descriptor: &mut Descriptor, form: Form) -> Result<(), LoadError> {
         set_axes(descriptor, &self.rope_sections(), form);
         descriptor.n_deep_inputs = self.opt_usize("n_deepstack_layers")?.unwrap_or(0);

@@ -107,7 +107,7 @@ struct Architecture {
     from_gguf: fn(&GgufConfig<'_>) -> Result<Descriptor, LoadError>,
     /// The classes of Hugging Face's configurations that it covers.
     hf_classes: &'static [&'static str],
-    /// What the tensors of its Hugging Face folders are called.
+    /// Names of the tensors in its Hugging Face folders.
     hf_layout: HfLayout,
     /// Hugging Face configuration to descriptor.
     from_hf: fn(&HfConfig) -> Result<Descriptor, LoadError>,
@@ -188,7 +188,7 @@ const ARCHITECTURES: &[Architecture] = &[
     starcoder2::ARCHITECTURE,
 ];
 
-/// What stands for no pooling: a decoder's own way.
+/// Code for no pooling, which a decoder uses.
 const NO_POOLING: usize = 0;
 
 /// The names of all architectures that can be loaded.
@@ -199,7 +199,7 @@ pub fn architectures() -> Vec<&'static str> {
     names
 }
 
-/// What the tensors of folders of an architecture may be called.
+/// Lists the possible tensor names in folders of an architecture.
 pub(crate) fn layouts(arch: &str) -> Vec<&'static HfLayout> {
     let rows = ARCHITECTURES.iter().filter(|row| row.name == arch);
     rows.map(|row| &row.hf_layout).collect()
@@ -233,7 +233,7 @@ fn open_gguf(header: GgufHeader<'_>) -> Result<(&'static Architecture, GgufConfi
 /// Describes the network of an architecture's file.
 fn describe(row: &Architecture, config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = (row.from_gguf)(config)?;
-    // Only the architecture says of which kind its norms are.
+    // Only the architecture knows the kind of its norms.
     descriptor.norm.eps = config.norm_epsilon(descriptor.norm.kind)?;
     Ok(descriptor)
 }
@@ -313,10 +313,10 @@ pub(crate) fn counts_nextn(config: &HfConfig) -> bool {
     (keys.iter()).any(|key| config.opt_usize(key).is_ok_and(|n_layers| n_layers > Some(0)))
 }
 
-/// What the configuration of a Hugging Face folder says.
+/// Holds the configuration of a Hugging Face folder.
 pub(crate) struct HfNetwork {
     pub(crate) descriptor: Descriptor,
-    /// What its tensors are called.
+    /// Names of its tensors.
     pub(crate) layout: HfLayout,
     /// The configuration with what its class takes for fields that it leaves out.
     pub(crate) config: HfConfig,

@@ -2,8 +2,8 @@
 //!
 //! All are of github.com/te42kyfo/gpu-benches at 1c36d509: `gpu-stream`, where each thread loads or stores one number of 8 bytes of each stream
 //! and two thread blocks are on a multiprocessor, and `gpu-small-kernels`, a graph of launches that each read what the one before wrote. Decision record
-//! 104 has the ratios. A kernel's time is that of its body alone, so a ratio says what the model makes of latencies, bandwidth and thread blocks
-//! that follow each other.
+//! 104 has the ratios. A kernel's time is the time of its body, so a ratio tests the model's latencies, bandwidth and the succession of
+//! thread blocks.
 
 use tokenmill_ptx_sim::{
     Arguments, DeviceMemory, DeviceProfile, LaunchConfig, Module, Residency, Start, estimate,
@@ -148,7 +148,8 @@ fn small_launches_follow_each_other_no_faster_than_was_measured() {
     }
 }
 
-/// Four loads of 16 bytes a thread, a thread block's apart, and a sum that is nearly never stored: what a product of one row reads of its weights.
+/// Four loads of 16 bytes for each thread, one thread block apart, and a sum that is almost never stored: the weight reads of a one-row
+/// product.
 const READ_WIDE: &str = "mad.lo.u32 %r6, %r1, %r2, 0; shl.b32 %r6, %r6, 2; add.u32 %r6, %r6, %r0;
     mul.wide.u32 %d5, %r6, 16; ld.param.u64 %d4, [b]; add.u64 %d4, %d4, %d5; mul.wide.u32 %d6, %r2, 16;
     ld.global.v2.f64 {%f1, %f2}, [%d4]; add.u64 %d4, %d4, %d6;
@@ -159,9 +160,9 @@ const READ_WIDE: &str = "mad.lo.u32 %r6, %r1, %r2, 0; shl.b32 %r6, %r6, 2; add.u
     add.rn.f64 %f1, %f1, %f3; add.rn.f64 %f5, %f5, %f7; add.rn.f64 %f1, %f1, %f5; mov.f64 %f2, 0d405EC00000000000;
     setp.neu.f64 %p1, %f1, %f2; @%p1 bra END; st.global.f64 [%d1], %f1;";
 
-/// Products of one row of f16 weights on an H200, as TileOps measured them (issues 243 and 244 of tile-ai/TileOPs): TB/s with the launch. What is played reads the
-/// same bytes and does nothing else, so it is what the model has as the floor of such a launch: it promises too much of the smaller ones, most of all of those that are
-/// as small as the products of a decode step.
+/// Compares one-row products of f16 weights on an H200 with TileOps's measurements (issues 243 and 244 of tile-ai/TileOPs), in TB/s
+/// including the launch. The simulated kernel reads the same bytes and does nothing else, so it is a lower bound of the time. The bound is
+/// too low for small products, most of all for those of a decode step.
 #[test]
 fn the_floor_of_a_product_of_one_row_is_below_what_an_h200_took() {
     for (megabytes, published, bounds) in [
@@ -180,11 +181,11 @@ fn the_floor_of_a_product_of_one_row_is_below_what_an_h200_took() {
             bounds,
         );
     }
-    // 2 MB: microseconds.
+    // 2 MB, in microseconds.
     compare("h200, 2 MB of weights, us", 3.9, read(2_000_000), 0.3..1.0);
 }
 
-/// Microseconds that an H200 takes to read so many bytes in one launch, and to launch it.
+/// Simulates reading this many bytes in one launch on an H200; returns microseconds, launch included.
 fn read(n_bytes: u64) -> f64 {
     let mut bench = Bench::new("h200", READ_WIDE);
     let [a, b] = [8, n_bytes].map(|n_bytes| bench.memory.alloc(n_bytes).unwrap());

@@ -1,8 +1,8 @@
-//! A rounding to the nearest that an instruction names changes nothing: without one it is rounded so too, and never fused.
+//! Tests that an explicit rounding to nearest changes nothing: without it, instructions round the same way and are never fused.
 
 use crate::bench::{Values, eval};
 
-/// Instructions of each type that may name it, on `%r` and `%a` registers.
+/// Instructions of each type that may name a rounding, on `%r` and `%a` registers.
 const BODIES: [(&str, &str); 5] = [
     (
         "f32",
@@ -46,7 +46,7 @@ fn a_named_rounding_gives_the_same_bits() {
     }
 }
 
-/// (1 + 2^-12)^2 - 1 - 2^-11 is 2^-24 where the product is not rounded before the sum.
+/// (1 + 2^-12)^2 - 1 - 2^-11 is 2^-24 if the product is not rounded before the sum.
 #[test]
 fn a_product_is_rounded_before_the_sum() {
     let (x, rest) = (1.0 + 2f32.powi(-12), -1.0 - 2f32.powi(-11));

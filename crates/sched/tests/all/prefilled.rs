@@ -1,4 +1,4 @@
-//! Prompts whose pages are held: another request takes none of them, and dropping the handle gives them back.
+//! Tests that other requests do not evict held pages of a prompt, and that dropping the handle frees them.
 
 use tokenmill_gguf::TensorType;
 use tokenmill_model::ModelOptions;
@@ -41,7 +41,7 @@ fn held_pages_outlast_requests_that_need_all_others() {
     let held = engine.prefill(&kept).unwrap();
     assert_eq!(held.n_tokens(), 5 * PAGE);
     assert_eq!(held.logits(), engine.prefill_batch(&kept).unwrap());
-    // Each needs more pages than are free next to the held ones, so the cache is emptied twice.
+    // Each needs more pages than are free besides the held ones, so the cache is emptied twice.
     for first in [40, 60] {
         cached_tokens(&engine, &prompt(first, 6 * PAGE + 1));
     }

@@ -32,11 +32,11 @@ pub struct Message {
 enum Role {
     User,
     Assistant,
-    /// Instructions in the midst of a conversation.
+    /// System messages after the start of a conversation.
     System,
 }
 
-/// What a text for Anthropic's accounts begins with. It changes from one conversation to the next, and would keep prefixes from being found.
+/// Start of a text for Anthropic's billing. It differs between conversations, and would defeat the prefix cache.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
 /// Text or content blocks.
@@ -81,25 +81,25 @@ pub struct Block {
     kind: String,
     text: Option<String>,
     thinking: Option<String>,
-    /// Of a call.
+    /// Id of a call.
     id: Option<String>,
     name: Option<String>,
     #[serde(default)]
     input: Value,
-    /// Of a result.
+    /// Call of a result.
     tool_use_id: Option<String>,
     #[serde(default)]
     content: Value,
     #[serde(default)]
     is_error: bool,
-    /// Of an image or a document.
+    /// Source of an image or a document.
     source: Option<Value>,
-    /// Of a document.
+    /// Title of a document.
     title: Option<String>,
     context: Option<String>,
-    /// Of a reference to a tool.
+    /// Tool of a reference.
     tool_name: Option<String>,
-    /// Of thoughts that only Anthropic's servers can read.
+    /// Encrypted reasoning, which only Anthropic's servers can read.
     data: Option<String>,
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -143,7 +143,7 @@ pub fn template_messages(
     Ok(converted)
 }
 
-/// Instructions without what is for Anthropic's accounts.
+/// Removes the billing text from system messages.
 fn without_billing(content: Content) -> Content {
     let is_billing = |text: &str| text.trim_start().starts_with(BILLING_HEADER);
     match content {
@@ -194,7 +194,7 @@ fn user_blocks(path: &str, blocks: Vec<Block>, converted: &mut Vec<TemplateMessa
     Ok(())
 }
 
-/// What the client's tool gave.
+/// Reads a result of a client's tool.
 fn result(path: &str, block: Block) -> Result<TemplateMessage, ApiError> {
     let id = block
         .tool_use_id
@@ -228,7 +228,7 @@ fn assistant_blocks(
     let mut calls = Vec::new();
     let mut n_results = 0;
     for (index, block) in blocks.into_iter().enumerate() {
-        // What an answer carries besides is left out: other servers may have written it.
+        // Unknown fields of an answer are ignored, because other servers may have written them.
         let path = format!("{path}[{index}]");
         match block.kind.as_str() {
             "text" => push_line(&mut message.content, &text_of(&path, block.text)?),
@@ -279,7 +279,7 @@ fn says_something(message: &TemplateMessage) -> bool {
     !message.content.is_empty() || message.reasoning_content.is_some() || message.tool_calls.is_some()
 }
 
-/// What a tool of Anthropic's servers gave, without what only these can read.
+/// Reads a result of an Anthropic server tool, without parts that only their servers can read.
 fn readable(content: Value) -> String {
     fn strip(value: &mut Value) {
         match value {
@@ -372,7 +372,7 @@ fn join_into(joined: &mut Parts, path: &str, content: Content, place: BlockUse) 
                 })?;
                 joined.push_text(&format!("The tool `{name}` can be called."));
             }
-            // One that cannot be read would end the conversation for ever.
+            // An error about an unreadable image would block the conversation for good.
             ("image", BlockUse::Result) => match images::of_anthropic(&path, block.source.as_ref()) {
                 Ok(image) => joined.push_image(image),
                 Err(error) => joined.push_text(&format!("[an image left out: {error}]")),

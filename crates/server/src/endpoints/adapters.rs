@@ -72,7 +72,7 @@ pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     if app.model.names().contains(&lora_name) {
         return Err(ApiError::invalid("lora_name", "is the name of the model"));
     }
-    // A request that names it would get the model.
+    // A request with this name would select the model.
     if call.model_names.has_model(&lora_name) {
         return Err(ApiError::invalid(
             "lora_name",
@@ -158,7 +158,7 @@ pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiErro
     Ok(Json(json!({ "success": true })).into_response())
 }
 
-/// The folder whose adapters clients may load; `param` is the field that asks to change one.
+/// Returns the folder whose adapters clients may load; `param` is the field of the request.
 fn folder<'a>(app: &'a App, param: &str) -> Result<&'a Path, ApiError> {
     (app.config.adapter_folder.as_deref()).ok_or_else(|| ApiError::UnsupportedField {
         param: param.to_owned(),

@@ -148,7 +148,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     Ok(sheet.response(&reply))
 }
 
-/// The prompt of a request, and the names of its custom tools.
+/// Builds a request's prompt; returns it with the names of its custom tools.
 async fn prompt(
     app: &App,
     mut request: ChatRequest,
@@ -163,7 +163,7 @@ async fn prompt(
     Ok((prompt, tools.custom().clone()))
 }
 
-/// The text for a custom tool in the arguments of its call.
+/// Returns a custom tool's text from the arguments of its call.
 fn custom_input(call: &ToolCall) -> Value {
     let mut arguments = call.whole_arguments();
     let input = arguments.remove(CUSTOM_INPUT);
@@ -206,7 +206,7 @@ fn delta_of(part: &Part) -> Option<Value> {
         Part::Arguments { call_idx, delta } => {
             json!({ "tool_calls": [{ "index": call_idx, "function": { "arguments": delta } }] })
         }
-        // It is no call, so its text is text.
+        // A broken call is text.
         Part::CallBroken { source, .. } => json!({ "content": source }),
         Part::CallEnd { .. } | Part::CallCut { .. } | Part::Markup => return None,
     })
@@ -249,18 +249,18 @@ struct ChatEvents {
     tells_tokens: bool,
     includes_usage: bool,
     usage: TokenCounts,
-    /// The names of custom tools.
+    /// Names of custom tools.
     custom: BTreeSet<String>,
-    /// Calls of custom tools that are open, by sample and place: their text is known when they end.
+    /// Open calls of custom tools, by sample and index; their text is known when they end.
     inputs: HashMap<(u32, usize), ToolCall>,
-    /// The prompt, where the request asks for it.
+    /// The prompt, if the request asks for it.
     verbose_prompt: Option<String>,
-    /// Of the first sample that ended.
+    /// Timings of the first sample that ended.
     timings: Value,
 }
 
 impl ChatEvents {
-    /// A part as the delta of a chunk; `None` where it says nothing.
+    /// Converts a part to the delta of a chunk; `None` if the chunk would be empty.
     fn delta_of(&mut self, sample: u32, part: &Part) -> Option<Value> {
         match part {
             Part::CallStart { call_idx, id, name } if self.custom.contains(name) => {

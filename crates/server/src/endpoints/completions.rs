@@ -37,8 +37,8 @@ const DEFAULT_MAX_TOKENS: TokenLimit = TokenLimit::AtMost(16);
 /// Most log-probabilities that the echoes of a request may hold, all choices together: some 50 MiB of text.
 const MAX_ECHOED_SCORES: usize = 1 << 19;
 
-/// Answers a completion request, streamed or whole. At `/completions` llama.cpp has its own API, whose clients name no model; OpenAI's
-/// always do.
+/// Answers a completion request, streamed or whole. OpenAI's clients always name a model; a request to `/completions` without one is for
+/// llama.cpp's own API.
 pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     if call.is_unversioned && Choice::of(&call.uri, &call.body.bytes)?.model.is_none() {
         return llama_cpp::completion(app, call).await;
@@ -247,7 +247,7 @@ async fn echo_prompts(
     Ok(echoes)
 }
 
-/// The scores of the tokens of each prompt in vLLM's form: `null` for the first, then an object by token id.
+/// Returns the scores of each prompt's tokens in vLLM's form: `null` for the first, then an object by token id.
 async fn score_prompts(
     app: &App,
     prompts: &[Vec<u32>],
@@ -286,15 +286,15 @@ struct CompletionWriter {
     created_s: u64,
     has_logprobs: bool,
     echoes: Vec<Echo>,
-    /// Of each prompt, where they are asked for.
+    /// Scores of each prompt, if requested.
     prompt_scores: Vec<Value>,
-    /// Of each prompt, where they are asked for.
+    /// Token ids of each prompt, if requested.
     prompt_ids: Vec<Vec<u32>>,
     n: u32,
 }
 
 impl CompletionWriter {
-    /// Puts what is asked for of its prompt into a choice.
+    /// Adds the requested data of its prompt to a choice.
     fn add_of_prompt(&self, choice: &mut Value, choice_idx: usize) {
         let prompt_idx = choice_idx / self.n as usize;
         if let Some(ids) = self.prompt_ids.get(prompt_idx) {
@@ -332,7 +332,7 @@ impl CompletionWriter {
     fn whole_choice(&self, sample: &Sample, sheet: &mut ScoreSheet) -> Value {
         let echo = self.echo_of(sample.end.sample as usize);
         let tokens = [echo.tokens, sample.tokens.clone()].concat();
-        // Without scored prompt tokens the first token listed stands behind the echoed text.
+        // Without scored prompt tokens the first listed token follows the echoed text.
         let first_offset = if self.has_logprobs && !self.echoes.is_empty() {
             0
         } else {
@@ -352,11 +352,11 @@ struct CompletionEvents {
     writer: CompletionWriter,
     includes_usage: bool,
     usage: TokenCounts,
-    /// Of the first sample that ended.
+    /// Timings of the first sample that ended.
     timings: Value,
     /// Characters sent of each choice.
     offsets: Vec<usize>,
-    /// Whether a choice was told what is asked for of its prompt.
+    /// Whether the data of each choice's prompt was sent.
     has_begun: Vec<bool>,
 }
 

@@ -53,7 +53,7 @@ pub(crate) async fn completion(app: Arc<App>, mut call: Call) -> Result<Response
         return answer(app, &mut call, &body, &request, vec![prompt]).await;
     }
     if prompts.iter().any(|prompt| !prompt.images.is_empty()) {
-        let reason = "a prompt with images is the only one of its request";
+        let reason = "a prompt with images must be the only one of its request";
         return Err(ApiError::invalid("prompt", reason));
     }
     let encode = |prompt: &OneRawPrompt| Prompt::of_text(encode_pieces(&app.model, &prompt.pieces));
@@ -61,7 +61,7 @@ pub(crate) async fn completion(app: Arc<App>, mut call: Call) -> Result<Response
     answer(app, &mut call, &body, &request, prompts).await
 }
 
-/// The tokens of a prompt; what begins and ends a text is added to its first piece alone.
+/// Encodes a prompt; only its first piece gets the tokens that begin and end a text.
 pub(crate) fn encode_pieces(model: &ServedModel, pieces: &[PromptPiece]) -> Vec<u32> {
     let mut tokens = Vec::with_capacity(pieces.len());
     for (piece_idx, piece) in pieces.iter().enumerate() {
@@ -80,7 +80,7 @@ pub(crate) fn encode_pieces(model: &ServedModel, pieces: &[PromptPiece]) -> Vec<
     tokens
 }
 
-/// A text with its images, whose rows are not made yet.
+/// Builds a prompt from a text with images, which are not encoded yet.
 fn with_images(app: &App, prompt: &OneRawPrompt) -> Result<Prompt, ApiError> {
     app.model.model().words().check_images(prompt.images.len())?;
     let files = prompt.images.iter().enumerate().map(|(index, base64)| {
@@ -92,7 +92,7 @@ fn with_images(app: &App, prompt: &OneRawPrompt) -> Result<Prompt, ApiError> {
     });
     let files = files.collect::<Result<Vec<Arc<[u8]>>, _>>()?;
     let Some(PromptPiece::Text(text)) = prompt.pieces.first() else {
-        return Err(ApiError::invalid("prompt", "images belong to a text"));
+        return Err(ApiError::invalid("prompt", "images need a text"));
     };
     let prompt = app
         .model
@@ -175,7 +175,7 @@ async fn answer(
     if !request.stream {
         check_scores("n_probs", &params, prompts.len(), n_ctx, MAX_GATHERED)?;
     }
-    // The only prompt of a request may have images.
+    // Only a request's single prompt may have images.
     if let [prompt] = &mut prompts[..] {
         let seen = see(
             &app,
@@ -232,7 +232,7 @@ async fn answer(
         request.wanted(reply)
     });
     let mut replies: Vec<Value> = replies.collect();
-    // As llama.cpp does, whether the prompt stood alone or in a list.
+    // As in llama.cpp, whether the prompt was single or in a list.
     let reply = match replies.len() {
         1 => replies.remove(0),
         _ => replies.into(),
@@ -240,7 +240,7 @@ async fn answer(
     Ok(sheet.response(&reply))
 }
 
-/// What was written of the answer to a prompt.
+/// Tracks the written part of the answer to a prompt.
 struct AnswerSoFar {
     prompt: Vec<u32>,
     n_sent: usize,
@@ -251,7 +251,7 @@ struct AnswerSoFar {
 }
 
 impl AnswerSoFar {
-    /// What of a piece is shown; the answer ends where its lines say so.
+    /// Returns the shown part of a piece; the answer ends at its limit of lines.
     fn shown<'t>(&mut self, text: &'t str) -> &'t str {
         if self.bounds.has_ended() {
             return "";
@@ -371,8 +371,8 @@ impl EventFormat for Writer {
     }
 }
 
-/// The model and the values where requests are silent, as `/props`. Where no model is loaded and none is named, it says that they sleep,
-/// and loads none.
+/// Returns the model and the default settings, as llama.cpp's `/props`. If no model is named and none is loaded, it reports that the models
+/// sleep and loads none.
 pub(crate) async fn props(
     State(models): State<Models>,
     one: Result<OneModel, Response>,

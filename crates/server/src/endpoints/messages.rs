@@ -81,7 +81,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
     Ok(ignored.named_in(Json(reply).into_response()))
 }
 
-/// Whether a request says what of it is to be kept: a field `cache_control`, wherever it stands. Within a text its quotes are escaped.
+/// Says whether a request has a `cache_control` field anywhere. Quotes inside of a text are escaped, so a text cannot match.
 fn marks_cache(body: &[u8]) -> bool {
     const FIELD: &[u8] = b"\"cache_control\"";
     body.windows(FIELD.len()).any(|part| part == FIELD)
@@ -110,18 +110,18 @@ async fn prompt(
     Ok((app.model.prompt(&messages, &tools, turn, variables)?, ignored))
 }
 
-/// An answer as content blocks, in the order in which a stream has them.
+/// Collects an answer's content blocks in the order of a stream.
 #[derive(Debug, Default)]
 struct Blocks(Vec<Value>);
 
 impl Blocks {
-    /// Adds a part as it comes. Calls have a place, and are filled in at the end.
+    /// Adds a part. A call gets an empty block, which `finish` fills.
     fn push(&mut self, part: &Part) {
         match part {
             Part::Text(text) => self.push_text("text", text),
             Part::Reasoning(text) => self.push_text("thinking", text),
             Part::CallStart { .. } => self.0.push(json!({ "type": "tool_use" })),
-            // It is no call, so its text is text.
+            // A broken call is text.
             Part::CallBroken { source, .. } => {
                 self.0.pop_if(|block| block["type"] == "tool_use");
                 self.push_text("text", source);
@@ -148,7 +148,7 @@ impl Blocks {
         }
     }
 
-    /// All blocks, with the calls of the answer; one without text where it says nothing.
+    /// Returns all blocks with the calls of the answer; an empty answer gives one empty text block.
     fn finish(mut self, sample: &Sample) -> Vec<Value> {
         let mut calls = sample.all_calls();
         for block in self.0.iter_mut().filter(|block| block["type"] == "tool_use") {
@@ -178,7 +178,7 @@ struct MessageEvents {
     served: String,
     id: String,
     n_prompt: usize,
-    /// Whether the request says what of it is to be kept.
+    /// Whether the request has `cache_control`.
     marks_cache: bool,
     stops: Vec<String>,
     end: Option<TextEnd>,
@@ -232,7 +232,7 @@ impl MessageEvents {
             Part::Arguments { delta, .. } => {
                 self.delta(&json!({ "type": "input_json_delta", "partial_json": delta }), out);
             }
-            // It is no call, so its text is text.
+            // A broken call is text.
             Part::CallBroken { source, .. } => {
                 self.close(out);
                 self.part(&Part::Text(source.clone()), out);

@@ -38,7 +38,7 @@ fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
     })
 }
 
-/// What llama.cpp says of a model's vocabulary and network.
+/// Describes a model's vocabulary and network in llama.cpp's fields.
 fn meta(app: &App) -> Value {
     let limits = app.model.engine().limits();
     let facts = app.model.model().facts();
@@ -53,7 +53,7 @@ fn meta(app: &App) -> Value {
     })
 }
 
-/// What a model can do, in llama.cpp's words.
+/// Lists a model's capabilities in llama.cpp's words.
 fn capabilities(facts: Option<&ModelFacts>, sees: bool) -> Vec<&'static str> {
     let mut capabilities = match facts.map(|facts| facts.task) {
         None | Some(Task::Text) => vec!["completion"],
@@ -65,7 +65,7 @@ fn capabilities(facts: Option<&ModelFacts>, sees: bool) -> Vec<&'static str> {
     capabilities
 }
 
-/// What goes into a model and what comes out of it, in the form of OpenRouter's list and of llama.cpp's router.
+/// Lists a model's input and output modalities, in the form of OpenRouter's list and of llama.cpp's router.
 fn modalities(facts: Option<&ModelFacts>, sees: bool) -> Value {
     let input: &[&str] = if sees { &["text", "image"] } else { &["text"] };
     let output = match facts.map(|facts| facts.task) {
@@ -130,7 +130,7 @@ fn entries_of(listed: &Listed, created_s: u64) -> Vec<Value> {
     entries.into_iter().map(with_status).collect()
 }
 
-/// What one of several models is doing, in llama.cpp's form: a model whose load failed is unloaded and says why.
+/// Returns the state of one of several models in llama.cpp's form; a model that failed to load is unloaded, with the reason.
 pub(crate) fn status_of(listed: &Listed) -> Value {
     let status = &listed.status;
     let value = match status.doing {
@@ -196,7 +196,7 @@ pub(crate) async fn one(
     }
 }
 
-/// What an unknown path is answered.
+/// Answers requests to unknown paths.
 pub(crate) async fn not_found(request_id: Extension<RequestId>, method: Method, uri: Uri) -> Response {
     let error = ApiError::NotFound {
         method: method.to_string(),
@@ -205,7 +205,7 @@ pub(crate) async fn not_found(request_id: Extension<RequestId>, method: Method, 
     error_response(&error, Dialect::of_path(uri.path()), &request_id)
 }
 
-/// What a wrong method is answered.
+/// Answers requests with a wrong method.
 pub(crate) async fn wrong_method(
     request_id: Extension<RequestId>,
     asked: Option<Extension<AskedPath>>,

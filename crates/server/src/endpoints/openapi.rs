@@ -17,7 +17,7 @@ use crate::{
 
 /// Serves the description.
 pub(crate) async fn openapi() -> Response {
-    // Written once: all answers share its bytes, also those that no client reads.
+    // Serialized once, so that answers share its bytes, even those that no client reads.
     static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());
     let kind = [(header::CONTENT_TYPE, "application/json")];
     (kind, DOCUMENT.clone()).into_response()

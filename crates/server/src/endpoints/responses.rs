@@ -38,7 +38,7 @@ use crate::{
 
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Agents ask for it; reasoning goes out as it is, and comes back so.
+/// Agents ask for it; reasoning is sent in plain text, and comes back in plain text.
 const ENCRYPTED: &str = "reasoning.encrypted_content";
 
 /// Answers a responses request, streamed or whole.
@@ -56,7 +56,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     };
     params.sampling.n_logprobs = n_logprobs(&request)?;
     check_min_tokens(params.min_tokens, params.max_tokens)?;
-    // A stream has all of them once more in its last event.
+    // A stream repeats all scores in its last event.
     check_scores(
         "top_logprobs",
         &params,
@@ -138,7 +138,7 @@ pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Respon
     Ok(left_out.named_in(ignored.named_in(Json(counted).into_response())))
 }
 
-/// A conversation behind its instructions.
+/// Puts instructions before a conversation.
 fn with_instructions(
     instructions: Option<&str>,
     messages: impl Iterator<Item = TemplateMessage>,
@@ -196,12 +196,12 @@ pub(crate) async fn forget(
     error_response(&not_stored(Some(&id)), Dialect::OpenAi, &request_id)
 }
 
-/// Whose request it is: where no key is asked for, all are one tenant.
+/// Returns the tenant of a request; without keys all requests are of one tenant.
 fn of_key(tenant: Option<Extension<Tenant>>) -> Tenant {
     tenant.map_or_else(Tenant::default, |Extension(tenant)| tenant)
 }
 
-/// No answer of this id is stored; `None` for one that is no text.
+/// Refuses an id without a stored answer; `None` for an id that is not a text.
 fn not_stored(id: Option<&str>) -> ApiError {
     ApiError::NotStored {
         id: id.map(|id| shortened(id).into_owned()),
@@ -241,7 +241,7 @@ fn n_logprobs(request: &ResponseRequest) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// What an item of the output is.
+/// Selects the kind of an output item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ItemKind {
     Reasoning,
@@ -280,7 +280,7 @@ impl OutputItem {
         }
     }
 
-    /// How it ended.
+    /// Returns the status of the answer's end.
     fn status(&self) -> &'static str {
         if self.is_cut { "incomplete" } else { "completed" }
     }
@@ -308,7 +308,7 @@ struct ResponseWriter {
     /// The settings of the text.
     text: Value,
     previous_response_id: Option<String>,
-    /// The conversation that the answer is stored with; `None` where it is not.
+    /// The conversation that the answer is stored with; `None` if it is not stored.
     kept: Option<Pending>,
 }
 
@@ -538,7 +538,7 @@ impl ResponseEvents {
                 self.cut();
                 self.close(out);
             }
-            // It is no call, so its text is text.
+            // A broken call is text.
             Part::CallBroken { source, .. } => {
                 self.cut();
                 self.close(out);

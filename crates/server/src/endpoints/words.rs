@@ -33,7 +33,7 @@ use crate::{
     tools::Tools,
 };
 
-/// What a request says of a conversation apart from its messages.
+/// Holds the fields of a conversation besides its messages.
 #[derive(Deserialize)]
 struct Frame {
     add_generation_prompt: Option<bool>,
@@ -219,7 +219,7 @@ async fn request_ids(
 /// Tokens that are written at a time.
 const PART_TOKENS: usize = 4096;
 
-/// How a token is written.
+/// Selects how a token is written.
 #[derive(Clone, Copy)]
 enum Form {
     Id,
@@ -258,7 +258,7 @@ impl Iterator for TokenList {
     }
 }
 
-/// The text of a token; a part of a character is given as its bytes, as in llama.cpp.
+/// Returns the text of a token, or its bytes if it is a part of a character, as in llama.cpp.
 fn piece(bytes: &[u8]) -> Value {
     std::str::from_utf8(bytes).map_or_else(|_| Value::from(bytes), Value::from)
 }

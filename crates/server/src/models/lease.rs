@@ -1,7 +1,7 @@
 //! [`Lease`]: a request's hold on a model, which is not unloaded meanwhile.
 //!
-//! Separate because the hold outlives the handler: an answer that is still made while it is sent has it to its end. Invariants: it is
-//! given back once, by being dropped, whatever becomes of the request; an answer that is whole holds nothing, however slowly it is read.
+//! Separate because the lease outlives the handler: an answer that is generated while it is sent keeps it to its end. Invariants: a lease
+//! is returned once, when it is dropped, whatever happens to the request; a complete answer holds no lease, however slowly it is read.
 
 use std::{
     pin::Pin,
@@ -25,7 +25,7 @@ pub(crate) struct Lease {
     hold: Option<Hold>,
 }
 
-/// What is given back; nothing for the one model of a server that serves no other.
+/// Holds a use of a model, which is returned on drop; empty on a server with a single model.
 #[derive(Debug)]
 struct Hold {
     models: Models,
@@ -56,10 +56,10 @@ impl Lease {
         &self.app
     }
 
-    /// Keeps the hold until the response is made or given up.
+    /// Keeps the lease until the response is generated or abandoned.
     pub(crate) fn until_made(self, response: Response) -> Response {
         let Some(hold) = self.hold else { return response };
-        // One whose length is known is made already.
+        // A body of known length is already complete.
         if response.body().size_hint().exact().is_some() {
             return response;
         }
@@ -72,9 +72,9 @@ impl Lease {
     }
 }
 
-/// A body that holds a model until its end is made, or it is dropped.
+/// Holds a model until the body ends or is dropped.
 struct HeldBody {
-    /// `None` after the end. The body goes before the hold.
+    /// `None` after the end. The body is dropped before the lease.
     held: Option<(Body, Hold)>,
 }
 

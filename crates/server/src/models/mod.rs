@@ -61,12 +61,12 @@ use crate::{
     served_model::unix_seconds,
 };
 
-/// What holds for the models of a server together.
+/// Limits the models of a server together.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelLimits {
     /// Bytes that they may take together; `None` sets no bound.
     pub budget_bytes: Option<u64>,
-    /// How long one stays loaded without requests, where it has no time of its own.
+    /// Time that a model stays loaded without requests, unless it has its own.
     pub keep_alive: KeepAlive,
     /// Requests that may wait for a model to be loaded.
     pub max_waiting: usize,
@@ -97,7 +97,7 @@ pub enum ModelsError {
     SameName {
         /// The name.
         name: String,
-        /// What each was given as.
+        /// Name of each as it was given.
         models: [String; 2],
     },
 }
@@ -126,7 +126,7 @@ struct Many {
     catalog: RwLock<Arc<Catalog>>,
     /// The folder that is looked through again for models.
     folder: Option<Folder>,
-    /// How long a model of the folder stays loaded.
+    /// Time that a model of the folder stays loaded.
     keep_alive: KeepAlive,
     registry: Mutex<Registry<Arc<App>, Lease>>,
     bell: Condvar,
@@ -136,7 +136,7 @@ struct Many {
     loaded_files: Mutex<HashMap<usize, LoadedFiles>>,
     /// Models that were unloaded, and whose memory is not free yet.
     stuck: Mutex<Vec<(usize, Weak<()>)>>,
-    /// What was read of each.
+    /// Facts that were read of each.
     readings: Mutex<Vec<Reading>>,
     /// Models whose files are to be read, in this order.
     unseen: Mutex<VecDeque<usize>>,
@@ -191,13 +191,13 @@ impl Models {
         Self::with_folder(specs, None, limits, config)
     }
 
-    /// As [`Self::new`], with a folder that is looked through again, at most once a second, when a list is asked for, a name is not
-    /// known, a model cannot be loaded, or, without waiting for it, one that is loaded is used. What is new in it is served; those of `specs` that are [of the folder](ModelSpec::is_of_folder), and are not in it any
-    /// more, are served only as long as they are loaded. One whose [files](ModelSpec::stamps) are others is read again; where it is loaded,
-    /// it is unloaded once no request runs on it.
+    /// Does the same as [`Self::new`], with a folder that is scanned again at most once a second: when a list is requested, a name is
+    /// unknown, a model cannot be loaded, or, without waiting, a loaded model is used. New models in it are served; those of `specs` that
+    /// are [of the folder](ModelSpec::is_of_folder), and are not in it any more, are served only as long as they are loaded. One whose
+    /// [files](ModelSpec::stamps) are others is read again; where it is loaded, it is unloaded once no request runs on it.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Returns the errors of [`Self::new`].
     pub fn with_folder(
         specs: Vec<ModelSpec>,
         folder: Option<Box<dyn ModelFolder>>,
@@ -371,7 +371,7 @@ impl Models {
         })
     }
 
-    /// One of several models as lists show it.
+    /// Returns one of several models as lists show it.
     ///
     /// # Panics
     /// On a server of one.
@@ -407,7 +407,7 @@ impl Models {
         found.ok_or_else(|| many.unknown(asked))
     }
 
-    /// Whether one of the models has a name.
+    /// Says whether a model has this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         match &self.inner.kind {
             Kind::One(app) => app.model.find(Some(name)).is_ok(),
@@ -415,13 +415,13 @@ impl Models {
         }
     }
 
-    /// The model of a server that has one which comes and goes, and takes any name for it.
+    /// Returns the only model of a server that loads and unloads it and accepts any name for it.
     fn only_one_for_any_name(&self) -> Option<usize> {
         self.inner.common.answers_any_name.then_some(0)
     }
 
-    /// Holds a model to look at where none is named: the one that requests without a name are for, if it is loaded, else the first that
-    /// is. Nothing is loaded for it, and what is to go is not kept.
+    /// Leases a model for requests without a name: the default model if it is loaded, else the first that
+    /// is. It loads nothing and keeps no model that is about to be unloaded.
     ///
     /// # Errors
     /// [`ApiError::NotReady`] where none is loaded.
@@ -484,8 +484,8 @@ impl Many {
         drop(self.bell.wait_timeout(registry, time));
     }
 
-    /// The models as they are now. Their readings and the registry know all of them, and may know more: whoever looks at more than one
-    /// model takes this once, and first.
+    /// Returns the current models. Their readings and the registry know all of them, and may know more: a caller that looks at several
+    /// models takes this once, and first.
     fn catalog(&self) -> Arc<Catalog> {
         let catalog = self.catalog.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&catalog)

@@ -83,7 +83,7 @@ impl ChatRequest {
     /// The tools that the request offers.
     ///
     /// # Errors
-    /// What is wrong with them, by path.
+    /// Fails on invalid tools, and names the path.
     pub(crate) fn tools(&mut self) -> Result<Tools, ApiError> {
         let mut functions = Vec::new();
         for (index, mut tool) in std::mem::take(&mut self.tools).into_iter().enumerate() {
@@ -100,7 +100,7 @@ impl ChatRequest {
         Tools::new(functions, &Choice::Auto, true, &IgnoredTools::default())
     }
 
-    /// How many alternatives to report per token.
+    /// Returns how many alternatives to report per token.
     ///
     /// # Errors
     /// Too many, or asked for without `logprobs`.
@@ -134,7 +134,7 @@ fn template_message(
     open_calls: &mut Vec<(String, String)>,
 ) -> Result<TemplateMessage, ApiError> {
     let at = |field: &str| format!("{path}.{field}");
-    // What an earlier answer says besides is left out: other servers may have written it.
+    // Unknown fields of an answer are ignored, because other servers may have written them.
     if message.role != "assistant" {
         refuse_others(path, &message.others, &["id", "timestamp", "created_at"])?;
     }
@@ -184,10 +184,10 @@ fn template_message(
     })
 }
 
-/// Images in base64 and the text behind them; nothing where there are no images.
+/// Returns the parts of a message with images in base64 and the text after them; empty without images.
 ///
 /// # Errors
-/// What is not a list of base64, by path.
+/// Fails unless the field is a list of base64, and names the path.
 pub(crate) fn parts_with_images(
     path: &str,
     images: Option<Value>,

@@ -37,9 +37,9 @@ pub const SHOW_FIELDS: &[Field] = &[
     label("verbose"),
 ];
 
-/// Fields of `/api/pull`.
+/// Lists the fields of `/api/pull`.
 pub const PULL_FIELDS: &[Field] = &[
-    yes("model", "one that is served is there; others are refused (501)"),
+    yes("model", "a served model is available; others are refused (501)"),
     yes("name", "the older name of `model`"),
     yes("stream", "default true"),
     label("insecure"),
@@ -52,11 +52,11 @@ pub const PULL_FIELDS: &[Field] = &[
 pub struct EmbedRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to embed.
+    /// Texts to embed.
     pub input: Input,
     /// Whether an input that is too long is cut.
     pub truncate: Option<bool>,
-    /// How many numbers of each vector are wanted.
+    /// Requested length of each vector.
     pub dimensions: Option<usize>,
 }
 
@@ -75,7 +75,7 @@ pub enum Input {
 pub struct EmbeddingsRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to embed.
+    /// Text to embed.
     pub prompt: String,
 }
 
@@ -94,7 +94,7 @@ impl ShowRequest {
     }
 }
 
-/// A request to have a model.
+/// Asks for a model to be available.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PullRequest {
     model: Option<String>,
@@ -104,7 +104,7 @@ pub struct PullRequest {
 }
 
 impl PullRequest {
-    /// The name, in either field.
+    /// Returns the name from either field.
     pub fn name(&self) -> Option<&str> {
         self.model.as_deref().or(self.name.as_deref())
     }

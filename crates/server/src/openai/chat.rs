@@ -53,7 +53,7 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "verbose",
-        "extension, as in llama.cpp; `__verbose` of the answer has the prompt as the chat template wrote it",
+        "extension, as in llama.cpp; puts the formatted prompt into the answer's `__verbose`",
     ),
     yes(
         "n_predict",
@@ -134,7 +134,7 @@ pub const FIELDS: &[Field] = &[
 /// Most alternatives per token.
 pub const MAX_TOP_LOGPROBS: u32 = 20;
 
-/// How many alternatives to report per token; `None` without `logprobs`.
+/// Returns how many alternatives to report per token; `None` without `logprobs`.
 ///
 /// # Errors
 /// Too many, or asked for without `logprobs`.
@@ -193,16 +193,16 @@ pub struct ChatRequest {
     /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
-    /// Whether the ids of tokens are told.
+    /// Whether the answer includes token ids.
     #[serde(default)]
     pub return_token_ids: bool,
-    /// Whether the prompt is told.
+    /// Whether the answer includes the prompt.
     #[serde(default)]
     pub verbose: bool,
 }
 
 impl ChatRequest {
-    /// How the prompt ends.
+    /// Returns how the prompt ends.
     ///
     /// # Errors
     /// Fields that contradict each other or the last message.
@@ -217,7 +217,7 @@ impl ChatRequest {
     /// The tools that the request offers.
     ///
     /// # Errors
-    /// What is wrong with them or with the choice, by path.
+    /// Fails on invalid tools or an invalid choice, and names the path.
     pub(crate) fn tools(&mut self) -> Result<Tools, ApiError> {
         let tools = std::mem::take(&mut self.tools);
         let is_parallel = self.parallel_tool_calls.unwrap_or(true);
@@ -227,7 +227,7 @@ impl ChatRequest {
     /// The variables for the chat template.
     ///
     /// # Errors
-    /// As [`check_kwargs`], and a word that is unknown.
+    /// Returns the errors of [`check_kwargs`], and fails on an unknown word.
     pub(crate) fn variables(&mut self) -> Result<Map<String, Value>, ApiError> {
         let mut kwargs = check_kwargs(std::mem::take(&mut self.chat_template_kwargs))?;
         let thinking = match self.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
@@ -253,10 +253,10 @@ impl ChatRequest {
         Ok(kwargs)
     }
 
-    /// Tokens that reasoning may take, if the request says so.
+    /// Returns the reasoning budget in tokens, if the request sets it.
     ///
     /// # Errors
-    /// Two names for it with different values, and a number that is none of tokens.
+    /// Fails on two names for it with different values, and on an invalid number.
     pub(crate) fn thinking_budget(&self) -> Result<Option<u32>, ApiError> {
         let mut asked = [
             ("thinking_budget", self.thinking_budget),
@@ -284,7 +284,7 @@ impl ChatRequest {
             .map_err(|_| ApiError::invalid(name, format!("{n_tokens} is not -1 or a count of tokens")))
     }
 
-    /// Most tokens to generate, if the request says so.
+    /// Returns the most tokens to generate, if the request sets it.
     ///
     /// # Errors
     /// Both names with different values.
@@ -298,7 +298,7 @@ impl ChatRequest {
         }
     }
 
-    /// How many alternatives to report per token; `None` without `logprobs`.
+    /// Returns how many alternatives to report per token; `None` without `logprobs`.
     ///
     /// # Errors
     /// Too many, or asked for without `logprobs`.
@@ -307,14 +307,14 @@ impl ChatRequest {
     }
 }
 
-/// Whether the model is to think, in the words of other APIs.
+/// Says whether the model is to reason, in other APIs' fields.
 #[derive(Clone, Debug, Deserialize)]
 struct Thinking {
     #[serde(rename = "type")]
     kind: String,
 }
 
-/// How the prompt of a conversation ends, by vLLM's two switches.
+/// Returns how the prompt of a conversation ends, by vLLM's two switches.
 ///
 /// # Errors
 /// Switches that contradict each other, or nothing to continue.

@@ -66,11 +66,11 @@ pub const MAX_LOGPROBS: u32 = 20;
 pub struct CompletionRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What to continue.
+    /// Prompt to continue.
     pub prompt: PromptInput,
     /// Most tokens to generate.
     pub max_tokens: Option<TokenLimit>,
-    /// The same by llama.cpp's name.
+    /// The same field under llama.cpp's name.
     pub n_predict: Option<TokenLimit>,
     /// Choices per prompt.
     pub n: Option<u32>,
@@ -86,7 +86,7 @@ pub struct CompletionRequest {
     /// Whether the prompt stands before the answer.
     #[serde(default)]
     pub echo: bool,
-    /// The text behind the answer.
+    /// Text after the answer.
     #[serde(default)]
     pub suffix: String,
     /// Strings that end the answer.
@@ -94,7 +94,7 @@ pub struct CompletionRequest {
     /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
-    /// Whether the ids of tokens are told.
+    /// Whether the answer includes token ids.
     #[serde(default)]
     pub return_token_ids: bool,
     /// Alternatives to report with each token of the prompt.

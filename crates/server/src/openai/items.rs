@@ -41,7 +41,7 @@ pub enum Item {
     Other(Box<Other>),
 }
 
-/// An item that is no message.
+/// Holds an item that is not a message.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Other {
     #[serde(rename = "type")]
@@ -56,19 +56,19 @@ pub struct Other {
     content: Value,
     #[serde(default)]
     summary: Value,
-    /// Of a tool that takes any text.
+    /// Input of a tool that takes any text.
     #[serde(default)]
     input: Value,
-    /// Of a shell.
+    /// Action of a shell.
     #[serde(default)]
     action: Value,
-    /// Of a patch.
+    /// Operation of a patch.
     #[serde(default)]
     operation: Value,
     /// That a search for tools found.
     #[serde(default)]
     tools: Value,
-    /// Of results that older clients name by it.
+    /// Id by which older clients name the call of a result.
     id: Option<String>,
 }
 
@@ -101,7 +101,7 @@ impl IgnoredItems {
     }
 }
 
-/// How this endpoint writes conversations. What an earlier answer carried may come back with its messages.
+/// Describes this endpoint's conversations. Fields of an earlier answer may come back with its messages.
 const WORDING: Wording = Wording {
     field: "input",
     text_kinds: &["input_text", "output_text", "text"],
@@ -197,7 +197,7 @@ impl Other {
                 let is_shell = self.kind == "local_shell_call_output";
                 let id = self.call_id.or(self.id.filter(|_| is_shell));
                 let id = id.filter(|id| !id.is_empty()).ok_or_else(|| {
-                    ApiError::invalid(format!("{path}.call_id"), "a result names the call that it is of")
+                    ApiError::invalid(format!("{path}.call_id"), "a result must name its call")
                 })?;
                 messages.push(TemplateMessage {
                     role: "tool".to_owned(),
@@ -235,7 +235,7 @@ impl Other {
         }
     }
 
-    /// What a result says and shows.
+    /// Returns the texts and images of a result.
     fn given(&self, path: &str) -> Result<Joined, ApiError> {
         let text = match self.kind.as_str() {
             "function_call_output"
@@ -250,7 +250,7 @@ impl Other {
                     "expected a string or a list of texts",
                 )),
             },
-            // What each command wrote, and how it ended.
+            // Output of each command, and how it ended.
             "shell_call_output" if self.output.is_array() => Ok(self.output.to_string()),
             "shell_call_output" => Err(ApiError::invalid(format!("{path}.output"), "expected a list")),
             "tool_search_output" if self.tools.is_array() => Ok(self.tools.to_string()),
@@ -267,14 +267,14 @@ fn texts_of(parts: &Value) -> String {
     parts.filter_map(|part| part.get("text")?.as_str()).collect()
 }
 
-/// The parts of a result: texts and images.
+/// Reads the parts of a result: texts and images.
 fn parts_of_result(path: &str, parts: &[Value]) -> Joined {
     let mut joined = Parts::default();
     for (index, part) in parts.iter().enumerate() {
         let mut fields = part.as_object().cloned().unwrap_or_default();
         if part["type"] == "input_image" && fields.get("image_url").is_some_and(|url| !url.is_null()) {
             let path = format!("{path}.output[{index}]");
-            // One that cannot be read would end the conversation for ever.
+            // An error about an unreadable image would block the conversation for good.
             match images::of_openai(&path, &mut fields) {
                 Ok(image) => joined.push_image(image),
                 Err(error) => joined.push_text(&format!("[an image left out: {error}]")),
@@ -291,7 +291,7 @@ fn parts_of_result(path: &str, parts: &[Value]) -> Joined {
     }
 }
 
-/// A part of a result as the model reads it. Of a file it is told that it was left out.
+/// Converts a part of a result for the model; a file becomes a note that it was left out.
 fn part_of_result(part: &Value) -> String {
     if let Some(text) = part.get("text").and_then(Value::as_str) {
         return text.to_owned();

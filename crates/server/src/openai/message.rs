@@ -1,7 +1,7 @@
-//! [`Message`]: one message of a conversation in OpenAI's words, and its way into what chat templates read.
+//! [`Message`] is one message of a conversation in OpenAI's API; this file converts it for chat templates.
 //!
-//! Separate from the request because two endpoints have messages. Invariants: what a client wrote is read, or refused by its path; what a model
-//! wrote, here or on another server, is read as far as it can be, and never refused for the rest.
+//! Separate from the request because two endpoints have messages. Invariants: a client's message is read, or refused with its path; a
+//! model's message, from this or another server, is read as far as possible, and unknown fields in it are ignored.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{ApiError, earlier_calls::earlier_calls, fields::refuse_others};
 
-/// One message of a conversation.
+/// Holds one message of a conversation.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Message {
     pub(super) role: String,
@@ -24,7 +24,7 @@ pub struct Message {
     function_call: Option<Value>,
     audio: Option<Value>,
     reasoning_content: Option<Value>,
-    /// The same in other servers' words.
+    /// The same field under other servers' name.
     reasoning: Option<Value>,
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -40,20 +40,20 @@ pub enum Content {
     Parts(Vec<ContentPart>),
 }
 
-/// How an endpoint writes conversations.
+/// Describes how an endpoint writes conversations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wording {
-    /// The field with the messages.
+    /// Name of the field with the messages.
     pub(crate) field: &'static str,
     /// Types of parts that are text.
     pub(crate) text_kinds: &'static [&'static str],
-    /// The type of a part that is an image.
+    /// Type of a part that is an image.
     pub(crate) image_kind: &'static str,
-    /// Fields of a message that only describe it.
+    /// Fields that only describe a message.
     pub(crate) labels: &'static [&'static str],
 }
 
-/// How this endpoint does.
+/// Describes the chat endpoint's conversations.
 pub(crate) const CHAT_WORDING: Wording = Wording {
     field: "messages",
     text_kinds: &["text", "input_text", "output_text"],
@@ -61,23 +61,23 @@ pub(crate) const CHAT_WORDING: Wording = Wording {
     labels: &["id", "cache_control", "metadata", "timestamp", "created_at"],
 };
 
-/// Fields of an answer that ask for something, where they say yes: that it be continued.
+/// Fields of an assistant's message that, if true, ask for its continuation.
 const ASKING_FIELDS: [&str; 2] = ["prefix", "partial"];
 
-/// A message as the chat template sees it.
+/// Holds a message as the chat template sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateMessage {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
     /// The text.
     pub content: String,
-    /// Text and images in their order, where there are images.
+    /// Text and images in their order, if there are images.
     #[serde(skip)]
     pub parts: Vec<Value>,
     /// The author's name, if the request gave one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What the assistant thought before it answered, for templates that write it.
+    /// The assistant's reasoning, for templates that write it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// Tools that the assistant called, in OpenAI's form.
@@ -89,17 +89,17 @@ pub struct TemplateMessage {
 }
 
 impl TemplateMessage {
-    /// Images in it.
+    /// Counts the images.
     pub(crate) fn n_images(&self) -> usize {
         let is_image = |part: &&Value| part["type"] == "image_url";
         self.parts.iter().filter(is_image).count()
     }
 }
 
-/// Checks a conversation and brings it into the form that chat templates expect.
+/// Checks a conversation and converts it for chat templates.
 ///
 /// # Errors
-/// An empty conversation, an unknown role, a part that is not text or an unknown field, by path.
+/// Fails on an empty conversation, an unknown role, a part that is not text or an unknown field, and names the path.
 pub(crate) fn template_messages(
     messages: Vec<Message>,
     wording: &Wording,
@@ -117,10 +117,10 @@ pub(crate) fn template_messages(
         .collect()
 }
 
-/// Checks one message; `path` is where it stands.
+/// Checks and converts one message, which stands at `path`.
 ///
 /// # Errors
-/// As [`template_messages`].
+/// Fails like [`template_messages`].
 pub(crate) fn template_message(
     path: &str,
     message: Message,
@@ -136,7 +136,7 @@ pub(crate) fn template_message(
     let is_answer = message.role == "assistant";
     let mut calls = message.tool_calls.filter(|calls| !calls.is_empty());
     let mut tool_call_id = message.tool_call_id;
-    // The older form of a call, and of its result.
+    // The older form of a call and of its result.
     match message.function_call {
         Some(call) if call.is_object() && is_answer && calls.is_none() => {
             let id = old_call_id(call["name"].as_str());
@@ -154,7 +154,7 @@ pub(crate) fn template_message(
     let tool_calls = calls
         .map(|calls| earlier_calls(&at("tool_calls"), calls))
         .transpose()?;
-    // What an earlier answer said besides its text is read where it is text.
+    // The transcript of an earlier audio answer is read as text.
     let audio = message.audio.filter(|audio| !audio.is_null());
     if audio.is_some() && !is_answer {
         return unsupported("audio", TEXT_ONLY);
@@ -171,11 +171,11 @@ pub(crate) fn template_message(
         "tool" if tool_call_id.as_ref().is_none_or(String::is_empty) => {
             return Err(ApiError::invalid(
                 at("tool_call_id"),
-                "a result names the call that it is of",
+                "a result must name its call",
             ));
         }
         "system" | "user" | "assistant" | "tool" => message.role,
-        // The newer name of the same thing; templates know only the older.
+        // `developer` is the newer name; templates know only the older.
         "developer" => "system".to_owned(),
         _ => {
             let reason = format!(
@@ -186,7 +186,7 @@ pub(crate) fn template_message(
         }
     };
     if is_answer {
-        // Whoever wrote it may have said more of it than is known here.
+        // Other servers may have added fields that are unknown here.
         let mut asking = message.others;
         asking.retain(|name, _| ASKING_FIELDS.contains(&name.as_str()));
         refuse_others(path, &asking, &[])?;
@@ -223,7 +223,7 @@ pub(crate) fn template_message(
     })
 }
 
-/// The id of a call in the older form, which has none.
+/// Makes an id for a call in the older form, which has none.
 fn old_call_id(name: Option<&str>) -> String {
     format!("call_{}", name.unwrap_or_default())
 }

@@ -30,14 +30,14 @@ pub enum Stop {
 /// Most stop strings a request may have. OpenAI allows 4; agents in the field send more.
 const MAX_STOPS: usize = 16;
 
-/// Bytes that all stop strings of a request may have together.
+/// Most bytes of all stop strings of a request.
 const MAX_STOP_BYTES: usize = 4 << 10;
 
 impl Stop {
     /// The stop strings.
     ///
     /// # Errors
-    /// Too many, too long ones, or an empty one.
+    /// Fails on too many, too long or empty stop strings.
     pub fn to_strings(&self) -> Result<Vec<String>, ApiError> {
         let strings = match self {
             Self::One(string) => std::slice::from_ref(string),

@@ -1,6 +1,6 @@
 //! [`ContentPart`]: the parts of a message's content in OpenAI's APIs: texts and images.
 //!
-//! Separate from the message, which may be a text alone. Invariant: what is no text and no image is refused by its path.
+//! Separate from the message, which may be just a text. Invariant: other parts than texts and images are refused by path.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -32,13 +32,13 @@ const PART_LABELS: &[&str] = &[
     "logprobs",
 ];
 
-/// What the parts of a message say.
+/// Holds the contents of a message's parts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Joined {
     pub(super) text: String,
-    /// The parts themselves, where there are images.
+    /// The parts themselves, if there are images.
     pub(super) parts: Vec<Value>,
-    /// What the model thought before, where that is a part of an answer.
+    /// Reasoning that is a part of an earlier answer.
     pub(super) thoughts: Option<String>,
 }
 
@@ -51,7 +51,7 @@ impl Joined {
     }
 }
 
-/// The text of parts, and the parts themselves where there are images. Those of an answer may be what other servers have in theirs.
+/// Joins the text of parts, and keeps the parts themselves if there are images. Parts of an answer may have other servers' types.
 pub(super) fn join_parts(
     path: &str,
     parts: Vec<ContentPart>,
@@ -104,7 +104,7 @@ pub(super) fn join_parts(
     })
 }
 
-/// A text, or those of a list of parts.
+/// Returns a text, or joins the texts of a list of parts.
 fn texts_in(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -14,13 +14,10 @@ pub const FIELDS: &[Field] = &[
     yes("documents", "texts, or objects with a `text`"),
     yes(
         "texts",
-        "the documents by TEI's name: the answer is a list of `index` and `score`, as there",
+        "the documents under TEI's name; the answer is then a list of `index` and `score`, as TEI's is",
     ),
-    yes(
-        "return_text",
-        "with `texts`: whether they come back with their scores",
-    ),
-    only("raw_scores", &["false"], "scores are what the model says"),
+    yes("return_text", "with `texts`: whether the answer repeats them"),
+    only("raw_scores", &["false"], "scores are the model's own"),
     only("truncate", &["false"], "documents are not cut"),
     yes("top_n", "how many of the best are listed; all by default"),
     yes(
@@ -43,25 +40,25 @@ pub const FIELDS: &[Field] = &[
 pub struct RerankRequest {
     /// Model name.
     pub model: Option<String>,
-    /// What the documents are to answer.
+    /// Query that the documents are to answer.
     pub query: String,
     documents: Option<Vec<Document>>,
     texts: Option<Vec<Document>>,
-    /// Whether the texts come back, in TEI's form.
+    /// Whether the answer repeats the texts, in TEI's form.
     pub return_text: Option<bool>,
-    /// How many of the best are listed.
+    /// Number of best documents in the answer.
     pub top_n: Option<usize>,
     /// Whether the texts come back.
     pub return_documents: Option<bool>,
-    /// What the query wants.
+    /// Instruction for the query.
     pub instruction: Option<String>,
 }
 
 impl RerankRequest {
-    /// The documents, and whether the answer has TEI's form.
+    /// Returns the documents, and whether the answer has TEI's form.
     ///
     /// # Errors
-    /// None of the two names for them, or both.
+    /// Fails if the request has neither or both of the two names for them.
     pub fn documents(&self) -> Result<(&[Document], bool), ApiError> {
         match (&self.documents, &self.texts) {
             (Some(documents), None) => Ok((documents, false)),

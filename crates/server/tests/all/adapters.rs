@@ -29,7 +29,7 @@ async fn load(server: &TestServer, name: &str, path: &str) -> u16 {
     server.post("/v1/load_lora_adapter", &body).await.status
 }
 
-/// What other software generates with the adapter of a fixture, as far as rounding cannot turn it.
+/// Returns the text that other software generates with a fixture's adapter, as far as rounding cannot change it.
 fn expected(name: &str) -> (Value, Vec<u64>) {
     let json = std::fs::read(data(&format!("parity2/lora/{name}/ref.json"))).unwrap();
     let facts: Value = serde_json::from_slice(&json).unwrap();
@@ -303,7 +303,7 @@ async fn links_out_of_an_adapters_folder_are_not_followed() {
         }
     }
     symlink(&outside, folder.join("folder")).unwrap();
-    // Within the folder a link is a file like any other.
+    // A link inside the folder is a file like any other.
     copy(&outside, &folder.join("inside"));
     let config = folder.join("inside").join(files[0]);
     std::fs::rename(&config, folder.join("inside/real.json")).unwrap();

@@ -1,4 +1,4 @@
-//! The one model of a server answers whatever name a request has, and says which model it is.
+//! Tests that a server's only model answers requests with any model name, and reports its own name.
 
 use serde_json::json;
 
@@ -34,7 +34,7 @@ async fn the_one_model_answers_any_name_and_names_itself() {
             assert!(named.starts_with("demo"), "{path}: {named}");
         }
     }
-    // Whether there is such a model is another question.
+    // Looking up a model by name stays exact.
     assert_eq!(server.get("/v1/models/gpt-3.5-turbo").await.status, 404);
     let show = json!({ "model": "gpt-3.5-turbo" });
     assert_eq!(server.post("/api/show", &show).await.status, 404);

@@ -71,7 +71,7 @@ fn read(path: &str, whole: &Value) -> Said {
             }
             said.is_cut = whole["status"] == "incomplete";
             let last = items.last().expect("an item");
-            // What is complete says so, whatever follows.
+            // Complete items are marked as complete, whatever follows.
             if last["type"] == "function_call" {
                 let is_object = serde_json::from_str::<Value>(&text(&last["arguments"])).is_ok();
                 assert!(is_object || last["status"] == "incomplete", "{whole}");
@@ -111,7 +111,7 @@ async fn half_a_call_is_a_call_on_every_endpoint() {
         "/api/chat",
     ] {
         let mut seen = Vec::new();
-        // Every place is cut by `text`'s tests of calls.
+        // The tests of calls in `text` cut at every position.
         for n in (1..).step_by(3) {
             let said = read(path, &server.post_ok(path, &body(path, n, false)).await);
             assert!(!said.text.contains("arguments"), "{path} {n}: {said:?}");

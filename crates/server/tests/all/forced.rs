@@ -101,7 +101,7 @@ async fn every_endpoint_can_require_calls() {
 
     let tool =
         |tool: Value| json!({ "name": tool["name"], "input_schema": tool["parameters"], "strict": true });
-    // Of calls without number, chance would now and then write more than the context holds.
+    // Without a limit of calls, an answer could by chance exceed the context.
     for choice in [
         json!({ "type": "any", "disable_parallel_tool_use": true }),
         json!({ "type": "tool", "name": "weather", "disable_parallel_tool_use": true }),
@@ -234,7 +234,7 @@ async fn a_tool_whose_schema_cannot_be_enforced_is_named_with_the_reason() {
         let reply = server.post("/v1/messages", &messages).await;
         assert_eq!(reply.status, 400, "{}", reply.text());
         assert_eq!(reply.json()["error"]["message"], expected);
-        // What the model may leave is its choice, without `strict`.
+        // Without `strict`, optional properties stay optional.
         let auto = json!({ "tools": tools, "max_tokens": 8 });
         server.post_ok(CHAT, &body(&auto)).await;
         tools[1]["function"]["strict"] = json!(true);
@@ -244,7 +244,7 @@ async fn a_tool_whose_schema_cannot_be_enforced_is_named_with_the_reason() {
             (400, &json!(expected))
         );
     }
-    // What clients write of maps and lists, and what means nothing.
+    // Schemas of maps and lists as clients write them, with keywords without effect.
     let noted = json!({ "type": "object", "properties": { "answers": { "type": "object",
         "propertyNames": { "type": "string" }, "additionalProperties": { "type": "integer" }, "maxProperties": 1 },
         "days": { "type": "array", "items": { "enum": ["Mon"] }, "maxItems": 1, "uniqueItems": false } },
@@ -258,7 +258,7 @@ async fn a_tool_whose_schema_cannot_be_enforced_is_named_with_the_reason() {
 async fn an_answer_with_tools_and_a_shape_is_one_or_the_other() {
     let shape = json!({ "type": "json_schema", "json_schema": { "name": "person", "schema": {
         "type": "object", "properties": { "name": { "enum": ["Ada", "Bob"] } }, "required": ["name"], "additionalProperties": false } } });
-    // What a call begins with, the demo model would hardly write by itself.
+    // The demo model would hardly write the start of a call by itself.
     for (signs, end) in [("<tool_call>", ""), ("<tool_call></think>", "<think>")] {
         let Some(server) = start(signs, end).await else {
             return;
@@ -342,7 +342,7 @@ async fn reasoning_ends_with_its_budget_and_the_answer_follows() {
     let thinking = json!({ "type": "enabled", "budget_tokens": 6 });
     let mut asked = json!({ "messages": [{ "role": "user", "content": "Well?" }], "max_tokens": 60, "temperature": 2, "thinking": thinking });
     let mut whole = server.post_ok("/v1/messages", &asked).await;
-    // These take no seed, and now and then chance ends an answer within its thoughts.
+    // These APIs take no seed, and sometimes an answer ends inside its reasoning.
     for _ in 0..8 {
         if whole["content"].as_array().is_some_and(|blocks| blocks.len() < 2) {
             whole = server.post_ok("/v1/messages", &asked).await;

@@ -1,4 +1,4 @@
-//! Histories that stay usable: what a model or another server wrote, however it wrote it, does not end a conversation.
+//! Tests that conversations stay usable, whatever a model or another server wrote into them.
 
 use serde_json::{Value, json};
 
@@ -11,17 +11,17 @@ const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 const CHAT: &str = "/v1/chat/completions";
 
-/// Writes all that it is given; takes arguments as an object.
+/// Writes all its input; takes arguments as an object.
 const OBJECTS: &str = "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}\
                        {{ p.text or p.type }}{% endfor %}{% endif %}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\
                        {% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}</tool_call>{% endfor %}{{ '\n' }}{% endfor %}";
 
-/// Writes arguments as they are.
+/// Writes arguments unchanged.
 const TEXTS: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\
                      {% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}\
                      </tool_call>{% endfor %}{{ '\n' }}{% endfor %}";
 
-/// Wants roles to alternate, and instructions first or not at all.
+/// Requires that roles alternate, with a system message only at the start.
 const ALTERNATES: &str = "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% set rest = messages[1:] %}{% else %}\
                           {% set rest = messages %}{% endif %}{% set ns = namespace(i=0) %}{% for m in rest %}\
                           {% if m.role == 'user' or m.role == 'assistant' and not m.tool_calls %}{% if (m.role == 'user') != (ns.i % 2 == 0) %}\
@@ -39,7 +39,7 @@ async fn start(template: &str) -> Option<TestServer> {
     .await
 }
 
-/// What the template makes of messages of the chat endpoint.
+/// Renders messages of the chat endpoint.
 async fn rendered(server: &TestServer, messages: &Value) -> String {
     let reply = server
         .post_ok("/apply-template", &json!({ "messages": messages }))
@@ -242,7 +242,7 @@ async fn turns_fit_the_template_whatever_their_order() {
     .await;
     check(&[("user", "a"), ("system", "s")], "user: a\n\ns\n").await;
     check(&[("assistant", "b"), ("user", "a")], "assistant: b\nuser: a\n").await;
-    // What a result and what the user says follow each other.
+    // The result and the user's text follow each other.
     let prompt = rendered(&server, &called(&json!("{}"))).await;
     assert_eq!(prompt, "user: Hi\nassistant: <{}>\ntool: error\nuser: Go on\n");
     let system = json!([{ "role": "user", "content": "a" }, { "role": "system", "content": [{ "type": "text", "text": "s" }] }]);
@@ -272,7 +272,7 @@ async fn what_is_for_anthropics_accounts_is_no_part_of_the_prompt() {
     assert_eq!(plain, billed);
 }
 
-/// A picture of one pixel.
+/// An image of one pixel.
 const PIXEL: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 

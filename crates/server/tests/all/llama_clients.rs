@@ -1,4 +1,4 @@
-//! What clients of llama.cpp's server and of vLLM's rely on, on the demo model.
+//! Tests the behaviour that clients of llama.cpp's server and of vLLM rely on, with the demo model.
 
 use serde_json::{Value, json};
 use tokenmill_server::{RequestDefaults, ServerConfig};
@@ -9,7 +9,7 @@ use tokio::{
 
 use crate::server::{Setup, TestServer};
 
-/// The tokens of a prompt at `/v1/completions`.
+/// Counts the tokens of a prompt at `/v1/completions`.
 async fn n_prompt(server: &TestServer, prompt: &Value) -> u64 {
     let body = json!({ "prompt": prompt, "max_tokens": 1 });
     let reply = server.post_ok("/v1/completions", &body).await;
@@ -32,7 +32,7 @@ async fn a_prompt_that_a_client_wrote_is_the_one_that_the_template_writes() {
     let text = rendered.as_str().expect("a text");
     assert!(!text.starts_with("<|bos|>"), "{text}");
     assert_eq!(n_prompt(&server, &rendered).await, n_tokens);
-    // One that has the token of the beginning does not get another.
+    // A prompt with the BOS token does not get another.
     assert_eq!(
         n_prompt(&server, &json!(format!("<|bos|>{text}"))).await,
         n_tokens

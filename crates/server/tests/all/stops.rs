@@ -1,4 +1,4 @@
-//! Stop strings end the answer, and act on nothing else: streamed and whole, in every API.
+//! Tests that stop strings end the answer and affect nothing else, streamed and whole, in every API.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ async fn start(says: &str) -> Option<TestServer> {
     .await
 }
 
-/// Text, reasoning, calls and the reason for the end of a chat's answer, whole or streamed.
+/// Returns text, reasoning, calls and the finish reason of a chat's answer, whole or streamed.
 async fn answer(
     server: &TestServer,
     stop: &Value,

@@ -1,5 +1,5 @@
-//! Limits that hold for each HTTP/2 stream and for idle connections: an answer that no client reads is reset and gives its model back, and who is idle
-//! makes room.
+//! Tests the limits of HTTP/2 streams and idle connections: an unread answer is reset and releases its model, and idle connections close to
+//! make room.
 
 use std::{
     sync::Arc,
@@ -23,7 +23,7 @@ use crate::{
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// A connection whose streams have this much room for answers, and the task that ends with it.
+/// Opens a connection whose streams have a window of `window` bytes; returns also the task that drives it.
 async fn connect(address: &str, window: u32) -> (SendRequest<Full<Bytes>>, JoinHandle<()>) {
     let stream = TcpStream::connect(address).await.expect("a connection");
     let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
@@ -55,7 +55,7 @@ async fn ask(sender: &mut SendRequest<Full<Bytes>>, path: &str, body: &Value) ->
     response
 }
 
-/// Reads an answer to its end; `None` of one that is reset.
+/// Reads an answer to its end; `None` if it is reset.
 async fn read(response: Response<Incoming>) -> Option<Bytes> {
     let whole = timeout(SOON, response.into_body().collect()).await;
     whole
@@ -91,11 +91,11 @@ async fn answers_that_nobody_reads_are_reset_whatever_they_are() {
             answers.push(ask(&mut sender, path, &body).await);
         }
         tokio::time::sleep(Duration::from_millis(2400)).await;
-        // Only now does the client give credit, and finds that the streams are gone.
+        // The client gives credit only now, and finds that the streams are gone.
         for answer in answers {
             assert_eq!(read(answer).await, None, "with a window of {window}");
         }
-        // The connection continues, where it has room for an answer at all.
+        // The connection still works if its window fits an answer.
         if window > 100 {
             let live = read(ask(&mut sender, "/livez", &Value::Null).await).await;
             assert!(live.is_some());
@@ -140,7 +140,7 @@ async fn an_answer_that_nobody_reads_holds_no_model() {
     };
     let server = Several::start(specs.into(), limits, config).await;
     let (mut sender, _connection) = connect(&server.address, 0).await;
-    // One that is whole holds it no longer than it takes to make, one that streams until it is reset.
+    // A whole answer holds the model only while it is generated; a streamed one until it is reset.
     for stream in [false, true] {
         let mut body = chat("anna");
         body["stream"] = stream.into();
@@ -166,7 +166,7 @@ async fn a_connection_without_requests_is_closed_and_one_with_a_request_is_not()
     let (_silent, silent_ended) = connect(&server.address, 1 << 16).await;
     let (mut asking, asking_ended) = connect(&server.address, 1 << 16).await;
     let body = json!({ "prompt": "Once", "max_tokens": 80, "ignore_eos": true });
-    // It takes longer than a connection may be idle.
+    // Generation takes longer than a connection may be idle.
     assert!(
         read(ask(&mut asking, "/v1/completions", &body).await)
             .await
@@ -205,7 +205,7 @@ async fn idle_connections_make_room_and_probes_find_a_place_among_busy_ones() {
     assert_eq!(status_of(&server.address, "/v1/models").await, 200);
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     drop(idle);
-    // Now every place has a request that continues.
+    // Now every place has a running request.
     let body = json!({ "prompt": "Once", "max_tokens": 900, "ignore_eos": true, "stream": true });
     let mut busy = Vec::new();
     while busy.len() < 8 {

@@ -1,6 +1,6 @@
-//! Modules and kernels of a [`Context`]: loading, and what a program asks and wishes of a kernel.
+//! Modules and kernels of a [`Context`]: loads them, and reads and sets the attributes of kernels.
 //!
-//! Separate from what is queued. Invariant: a kernel has no more shared memory than its GPU gives a thread block.
+//! Separate from queued work. Invariant: a kernel never has more shared memory than its GPU gives a thread block.
 
 use super::{Context, Function, handle};
 use crate::{
@@ -9,11 +9,11 @@ use crate::{
     decoded, timing,
 };
 
-/// The shared memory a kernel has without asking for more, what it declares itself included.
+/// Shared memory that a kernel has by default, including static shared memory.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
-/// How a cubin begins.
+/// First bytes of a cubin.
 const ELF: &[u8] = b"\x7fELF";
-/// Attributes of a function, as the driver's header numbers them.
+/// Numbers of function attributes in the driver's header.
 const MAX_THREADS_PER_BLOCK: i32 = 0;
 const SHARED_SIZE_BYTES: i32 = 1;
 const LOCAL_SIZE_BYTES: i32 = 3;
@@ -21,7 +21,7 @@ const NUM_REGS: i32 = 4;
 const BINARY_VERSION: i32 = 6;
 
 impl Context {
-    /// Loads PTX or what stands for a cubin; gives with it what the compiler says.
+    /// Loads PTX, or the stand-in for a cubin; returns also the compiler's log.
     pub(crate) fn load_module(&mut self, image: &[u8]) -> (Outcome<u64>, String) {
         let allowed = self.check().and_then(|()| self.refuse_in_capture());
         let refused = |code, said: &str| (Err(code), said.to_owned());
@@ -38,7 +38,7 @@ impl Context {
             None => image,
         };
         let Ok(ptx) = std::str::from_utf8(ptx) else {
-            return refused(code::INVALID_PTX, "the image is no text");
+            return refused(code::INVALID_PTX, "the image is not text");
         };
         let hash = timing::hash(ptx);
         match decoded::load(ptx, hash, &mut self.memory) {
@@ -61,7 +61,7 @@ impl Context {
         }
     }
 
-    /// Its compute capability as PTX has it, such as 90.
+    /// Returns the compute capability as PTX writes it, such as 90.
     pub(super) fn architecture(&self) -> u32 {
         (self.capability.0 * 10 + self.capability.1) as u32
     }
@@ -91,7 +91,7 @@ impl Context {
         Ok(function)
     }
 
-    /// What a kernel takes of a multiprocessor. The simulator gives threads as many registers as they name, which is not told.
+    /// Returns an attribute of a kernel. The simulator has no register allocation, so it does not report registers.
     pub(crate) fn function_attribute(&self, function: u64, attribute: i32) -> Outcome<i32> {
         self.check()?;
         let function = self.functions.get(&function).ok_or(code::INVALID_HANDLE)?;
@@ -104,7 +104,7 @@ impl Context {
         }
     }
 
-    /// Thread blocks of a kernel that a multiprocessor holds, each of so many threads and so much dynamic shared memory.
+    /// Computes how many thread blocks of a kernel a multiprocessor holds, for a block size and its dynamic shared memory.
     pub(crate) fn resident_blocks_of(
         &self,
         function: u64,
@@ -132,7 +132,7 @@ impl Context {
         Ok(())
     }
 
-    /// Notes how a kernel wants its multiprocessor's memory divided; -1 is the driver's choice.
+    /// Records the preferred shared memory carveout of a kernel in percent; -1 is the driver's choice.
     pub(crate) fn prefer_carveout(&mut self, function: u64, percent: i32) -> Outcome {
         self.check()?;
         let function = self.functions.get_mut(&function).ok_or(code::INVALID_HANDLE)?;

@@ -1,6 +1,6 @@
-//! How queued work runs: when somebody waits for it, and no earlier.
+//! Runs queued work, but only when the host waits for it.
 //!
-//! Separate from the queueing. Invariant: the work of a stream runs in its order, and behind an event only when the event is
+//! Separate from the queueing. Invariant: the work of a stream runs in order, and work after an event only when the event is
 //! reached.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -88,13 +88,13 @@ impl State {
         self.context.check()
     }
 
-    /// Says of a kernel that never ends that it has not. Whoever waits for it without a limit would wait for ever: a test that does so is to end.
+    /// Reports that a kernel has not ended. A wait without a limit fails, so that the test ends.
     fn hang(&mut self, waits: Waits) -> Outcome {
         if waits == Waits::Elsewhere {
             return Err(code::NOT_READY);
         }
         self.context
-            .lose("a kernel that never ends is waited for without a limit");
+            .lose("a wait without a limit for a kernel that never ends");
         self.context.check()
     }
 
@@ -113,7 +113,7 @@ impl State {
         let met = match end.meet(call, read, waits == Waits::Here) {
             Ok(Met::Pending) => return Err(code::NOT_READY),
             Ok(Met::Missed) => Err("a rank waits for a call that another one does not come to".to_owned()),
-            // What an aborted communicator leaves behind is of no use, and not looked at.
+            // The results of an aborted communicator are of no use, and are ignored.
             Ok(Met::Aborted) => Ok(()),
             Ok(Met::All(bytes)) => memory
                 .write(DevicePtr(to), &bytes)
@@ -142,7 +142,7 @@ impl Context {
         let text = |error: MemoryError| error.to_string();
         let is_launch = matches!(operation, Operation::Launch { .. });
         if !is_launch {
-            // Whatever else is queued waits for all before it, and what follows waits for it.
+            // All other work waits for the work before it, and later work waits for it.
             self.in_flight.remove(&stream);
             timing.as_mut().map(Timing::forget_last);
         }
@@ -175,7 +175,7 @@ impl Context {
                 }
                 Ok(())
             }
-            // What else these need was done before.
+            // Their other requirements are done.
             Operation::Wait { .. }
             | Operation::Replayed
             | Operation::Replay(_)
@@ -245,7 +245,7 @@ impl Context {
             static_shared_bytes,
             ..
         } = &self.functions[&(*function as u64)];
-        // Without a wish, as much as its shared memory asks for: a driver's choice.
+        // Without a preference the carveout follows from the kernel's shared memory; this is a driver's choice.
         let own = -i64::from(static_shared_bytes + config.shared_bytes) - 1;
         let division = carveout.map_or(own, i64::from);
         let before = self.division.replace(division);
@@ -301,7 +301,7 @@ impl Context {
     }
 }
 
-/// Changes a word in each 64 bytes of what a launch wrote: a bit of the mantissa of a number of f32.
+/// Changes one word in each 64 bytes of a launch's output: a mantissa bit of an f32.
 fn spoil(memory: &DeviceMemory, written: &Written) -> Result<(), MemoryError> {
     for &(start, end) in written.ranges() {
         let first = start.next_multiple_of(4);

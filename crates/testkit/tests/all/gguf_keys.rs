@@ -1,8 +1,8 @@
-//! Keys of GGUF files, one by one, of every architecture: a key that changes a network is followed or refused by name, and one that
-//! llama.cpp saves where nothing set it changes nothing.
+//! Tests each metadata key of each architecture: a key that changes a network is followed or refused by name, and the default values that
+//! llama.cpp saves change nothing.
 //!
-//! Separate from `contradictions`, whose files are made up: these headers are those of the reference files
-//! (`tests/data/headers.jsonl`). Weights are zeros, since no description depends on them.
+//! Separate from `contradictions`, whose files are made up: these headers are those of the reference files (`tests/data/headers.jsonl`).
+//! Weights are zeros, since no description depends on them.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use tokenmill_backend::RopeStyle;
 use tokenmill_gguf::{Array, GgufFile, GgufWriter, TensorType, Value};
 use tokenmill_model::{Descriptor, Model};
 
-/// The header of a file.
+/// Holds the header of a file.
 #[derive(Clone)]
 struct Header {
     arch: String,
@@ -21,7 +21,7 @@ struct Header {
     tensors: Vec<(String, Vec<u64>)>,
 }
 
-/// The headers of the reference files, at least one of each architecture.
+/// Reads the headers of the reference files, at least one of each architecture.
 fn headers() -> Vec<Header> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/headers.jsonl");
     let lines = fs::read_to_string(path).unwrap();
@@ -76,7 +76,7 @@ impl Header {
         format!("{}.{name}", self.arch)
     }
 
-    /// The value of a key, named by the part behind the architecture's name.
+    /// Returns the value of a key, named without the architecture.
     fn get(&self, name: &str) -> Option<&Value> {
         let key = self.key(name);
         self.keys
@@ -85,7 +85,7 @@ impl Header {
             .map(|(_, value)| value)
     }
 
-    /// The header with a key, by its full name, whose value before is forgotten.
+    /// Returns the header with a key, given by its full name, set to a value.
     fn with(&self, key: &str, value: Value) -> Self {
         let mut changed = self.clone();
         match changed.keys.iter_mut().find(|(known, _)| known == key) {
@@ -102,7 +102,7 @@ impl Header {
         changed
     }
 
-    /// What a file of this header is.
+    /// Describes a model file with this header.
     fn open(&self) -> Result<Descriptor, String> {
         let mut writer = GgufWriter::new();
         let metadata = writer.metadata_mut();
@@ -126,7 +126,7 @@ impl Header {
     }
 }
 
-/// Other values of a key.
+/// Lists other values of a key.
 fn others(value: &Value) -> Vec<Value> {
     match value {
         Value::U32(number) => [number + 1, number * 2, number.saturating_sub(1)]
@@ -151,7 +151,7 @@ fn others(value: &Value) -> Vec<Value> {
     }
 }
 
-/// Keys of llama.cpp's, with values that change the networks that have such a part. A list stands for one entry for each layer.
+/// Lists keys of llama.cpp's with values that change the networks that have such a part. A list stands for one entry for each layer.
 fn added(n_layers: usize) -> Vec<(&'static str, Value)> {
     let each = |number: f32| Value::from(vec![number; n_layers]);
     vec![
@@ -199,7 +199,7 @@ fn added(n_layers: usize) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// What networks have, as far as keys speak of it.
+/// Says which parts a network has.
 struct Parts<'d>(&'d Descriptor);
 
 impl Parts<'_> {
@@ -216,7 +216,7 @@ impl Parts<'_> {
         attentions.into_iter().any(|attention| attention.window.is_some())
     }
 
-    /// Why a key may change nothing here; `None` where it must not.
+    /// Returns the reason why a key may change nothing here; `None` if it must change the network or be refused.
     fn exception(&self, name: &str, value: &Value) -> Option<&'static str> {
         let parts = [
             (name.starts_with("rope."), self.has_rope(), "there is no rope"),
@@ -243,9 +243,9 @@ impl Parts<'_> {
             .find(|(is_about, is_there, _)| *is_about && !is_there)
             .map(|(.., reason)| reason);
         let by_nature = match name {
-            "vocab_size" => Some("the table of embeddings has as many rows as there are words"),
+            "vocab_size" => Some("the embedding table has one row for each token"),
             "expert_weights_norm" if *value == Value::Bool(false) => {
-                Some("false stands for a key that nothing set where the weights always add up to 1")
+                Some("false means unset if the weights are always normalized")
             }
             _ => None,
         };
@@ -299,7 +299,7 @@ fn a_key_that_changes_a_network_is_followed_or_refused() {
     );
 }
 
-/// The keys that llama.cpp saves whatever the network is, with what it takes for not set.
+/// Lists the keys that llama.cpp saves for every network, with their default values.
 fn unset(n_layers: usize) -> Vec<(&'static str, Value)> {
     let zeros = || Value::from(vec![0.0_f32; n_layers]);
     vec![
@@ -380,7 +380,7 @@ fn unset(n_layers: usize) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Integers where a list has booleans, as llama.cpp saves them.
+/// Turns the booleans of a list into integers, as llama.cpp saves them.
 fn as_integers(value: &Value) -> Value {
     match value {
         Value::Array(Array::Bool(claims)) => claims
@@ -401,7 +401,7 @@ fn files_that_llama_cpp_saves_are_the_files_that_it_read() {
         for (_, value) in &mut saved.keys {
             *value = as_integers(value);
         }
-        // Only for architectures whose reader takes these numbers from somewhere else.
+        // Only architectures whose reader takes these numbers from elsewhere.
         let sets_itself = |name: &str| match header.arch.as_str() {
             "gemma3" | "gemma-embedding" => name == "final_logit_softcapping",
             "granite" | "granitehybrid" => name == "rope.scaling.finetuned",
@@ -413,7 +413,7 @@ fn files_that_llama_cpp_saves_are_the_files_that_it_read() {
                 saved = saved.with(&header.key(name), value);
             }
         }
-        // What of the layers is recurrent is saved layer by layer.
+        // llama.cpp saves layer by layer which layers are recurrent.
         if let Some(Value::U32(interval)) = header.get("full_attention_interval") {
             let n_blocks = n_layers as u32;
             let layers: Vec<u32> = (1..=n_blocks)

@@ -1,4 +1,4 @@
-//! Adapters whose folders have the weight of the base next to the matrices, as PEFT saves those of a head: the same adapter as without.
+//! Tests adapters whose folders also have the base weight, as PEFT saves it with a head: they give the same adapter as without it.
 
 use serde_json::{Value, json};
 use tokenmill_gguf::{GgufFile, TensorType};
@@ -9,7 +9,7 @@ use tokenmill_testkit::{
     tiny_llama,
 };
 
-/// A safetensors file with one more tensor of zeros.
+/// Writes a safetensors file with one more tensor of zeros.
 fn with_tensor(file: &[u8], name: &str, shape: &[usize]) -> Vec<u8> {
     let len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let mut header: Value = serde_json::from_slice(&file[8..8 + len]).unwrap();
@@ -63,7 +63,7 @@ fn a_weight_of_the_base_next_to_its_matrices_is_passed_over() {
         };
         assert_eq!(facts(&found), facts(&expected), "{end}");
     }
-    // Of a module without matrices it is a change of the base.
+    // For a module without matrices it changes the base.
     let other = "base_model.model.model.layers.1.self_attn.q_proj.base_layer.weight";
     let error = reader
         .from_peft(&config, &with_tensor(&plain, other, &[n_out, n_in]))

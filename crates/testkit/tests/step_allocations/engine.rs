@@ -1,4 +1,4 @@
-//! What the engine's steps allocate besides the executor's: scheduling, batches, commits and events, with requests that decode.
+//! Counts the engine's allocations in decode steps besides the executor's: scheduling, batches, commits and events.
 
 use tokenmill_backend::{PAGE_TOKENS, SamplingParams};
 use tokenmill_gguf::TensorType;
@@ -7,16 +7,16 @@ use tokenmill_sched::{Engine, EngineConfig, Event, GenerateParams, Generation};
 use tokenmill_testkit::{TinyModel, engines};
 
 const N_SEQS: usize = 3;
-/// Tokens of the first request before anything is counted, and while it is.
+/// Tokens of the first request before counting starts.
 const N_BEFORE: usize = 40;
-/// Several pages.
+/// Tokens of each request while allocations are counted: several pages.
 const N_COUNTED: usize = 4 * PAGE_TOKENS;
-/// Tokens of all requests while it is counted.
+/// Tokens of all requests while allocations are counted.
 pub(crate) const N_TOKENS: usize = N_SEQS * N_COUNTED;
-/// What a token may take, whose text and pages are kept in lists that double.
+/// Most bytes for a token. Its text and pages are kept in lists that double.
 pub(crate) const MAX_BYTES_PER_TOKEN: usize = 64;
 
-/// Bytes that steps allocate in which [`N_SEQS`] requests decode, over [`N_COUNTED`] tokens of each.
+/// Counts the bytes that decode steps of [`N_SEQS`] requests allocate, over [`N_COUNTED`] tokens of each.
 pub(crate) fn bytes_of_steps(descriptor: &Descriptor, sampling: &SamplingParams, n_ctx: usize) -> usize {
     let model = TinyModel::random(descriptor.clone(), TensorType::Q8_0, 5);
     let options = ModelOptions {

@@ -1,5 +1,5 @@
-//! Grammars and schemas whose rules refer to each other at random: graphs of a few to some thousand rules in every language. A compiler
-//! must neither overflow its stack nor continue after its answer.
+//! Fuzzes grammars and schemas whose rules refer to each other at random, with up to some thousand rules in every language. A compiler must
+//! neither overflow its stack nor continue after its answer.
 //!
 //! ```text
 //! cd crates/text && mkdir -p fuzz/corpus/references
@@ -20,7 +20,7 @@ use tokenmill_text::{
     constraint::{Constraint, ConstraintCompiler},
 };
 
-/// A vocabulary of all bytes, then the end of a text.
+/// Vocabulary of all bytes and an end token.
 static COMPILER: LazyLock<ConstraintCompiler> = LazyLock::new(|| {
     let mut metadata = Metadata::new();
     let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
@@ -55,7 +55,7 @@ fuzz_target!(|input: &[u8]| {
     };
     let n = 1 + usize::from(*size) * [1, 1, 8, 80][usize::from(*scale) % 4];
     let byte = |at: usize| rest.get(at % rest.len().max(1)).copied().map_or(1, usize::from);
-    // Mostly the next rule, or one a few further; now and then any.
+    // Mostly the next rule or a nearby one, sometimes any.
     let to = |idx: usize, at: usize| match byte(at) {
         step @ 0..200 => (idx + 1 + step % 3).min(n - 1),
         any => any * 7919 % n,

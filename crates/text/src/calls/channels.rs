@@ -1,8 +1,8 @@
 //! Answers that are a row of messages, each with a head that says to whom it goes.
 //!
 //! gpt-oss writes `<|channel|>analysis<|message|>...<|end|>`, Functionary `>>>all\n...`. Separate from the other formats
-//! because here text and reasoning have heads too, and the prompt ends inside the first. Invariants: the message of a head that does not
-//! say where it goes is text; the words of gpt-oss's heads never are.
+//! because here text and reasoning have heads too, and the prompt ends inside the first. Invariants: a message without a known recipient is
+//! text; the words of gpt-oss's heads never are.
 
 use super::{
     Calls, Part, find_first,
@@ -10,16 +10,16 @@ use super::{
     partial_len, space_len,
 };
 
-/// How a family writes messages.
+/// Describes how a family writes messages.
 #[derive(Debug)]
 pub(super) struct ChannelShape {
-    /// What begins a head.
+    /// Begins a head.
     pub(super) opener: &'static str,
-    /// What ends it.
+    /// Ends a head.
     pub(super) head_end: &'static str,
-    /// What ends a message.
+    /// End marks of a message.
     pub(super) closers: &'static [&'static str],
-    /// How a head says where its message goes.
+    /// Says how a head routes its message.
     pub(super) family: ChannelFamily,
 }
 
@@ -58,7 +58,7 @@ enum State {
     AfterArguments,
 }
 
-/// What a step of the channels made of the text in front of it.
+/// Says what a step of the channels consumed.
 pub(super) enum Flow {
     /// So many bytes are this part.
     Part(Part, usize),
@@ -76,11 +76,11 @@ pub(super) struct Channels {
     pub(super) shape: &'static ChannelShape,
     state: State,
     scanner: JsonScanner,
-    /// Where messages to the reader go that come before the answer.
+    /// Route of messages to the reader before the answer.
     preamble: Route<'static>,
 }
 
-/// What stands in the heads of gpt-oss, next to what begins and ends them.
+/// Mark inside the heads of gpt-oss.
 const CHANNEL: &str = "<|channel|>";
 const CONSTRAIN: &str = "<|constrain|>";
 
@@ -99,7 +99,7 @@ impl Channels {
         self.preamble = Route::Reasoning;
     }
 
-    /// Control tokens of this shape.
+    /// Lists the control tokens of this shape.
     pub(super) fn controls(&self) -> impl Iterator<Item = &'static str> + Clone + use<> {
         let controls: &[&str] = match self.shape.family {
             ChannelFamily::Harmony => &[
@@ -187,7 +187,7 @@ impl Channels {
 
     fn head(&mut self, text: &str, is_last: bool, calls: &mut Calls) -> Flow {
         let shape = self.shape;
-        // A model may leave out what begins a head.
+        // A model may leave out the opening of a head.
         let opener = if text.starts_with(shape.opener) {
             shape.opener.len()
         } else if !is_last && shape.opener.starts_with(text) {
@@ -203,7 +203,7 @@ impl Channels {
                 return Flow::Wait;
             }
             if may_come && self.is_begun_head(opener, rest) {
-                // The answer ends within it.
+                // The answer ends inside the head.
                 return Flow::Part(Part::Markup, text.len());
             }
             return self.no_head(text, opener);
@@ -220,7 +220,7 @@ impl Channels {
                 self.state = State::BeforeArguments;
                 return Flow::Call(n);
             }
-            // A tool that was not offered, or a channel that there is not: for the one who listens on the channel.
+            // An unknown tool or channel goes to the reader, or to reasoning if the channel is `analysis`.
             _ if shape.family == ChannelFamily::Harmony => {
                 let is_thought = head.contains("<|channel|>analysis");
                 self.go_to(if is_thought { Route::Reasoning } else { Route::Text });
@@ -238,20 +238,20 @@ impl Channels {
         };
     }
 
-    /// Whether a text without the end of a head is the beginning of one all the same.
+    /// Says whether a text without the end of a head can still be the beginning of one.
     fn is_begun_head(&self, n_opener: usize, rest: &str) -> bool {
         let is_harmony = self.shape.family == ChannelFamily::Harmony;
         is_harmony && (n_opener > 0 || rest.contains(CHANNEL) || rest.trim_start().starts_with("to="))
     }
 
-    /// What looked like a head is text, up to where another may begin.
+    /// Takes a supposed head as text, up to where another may begin.
     fn no_head(&mut self, text: &str, opener: usize) -> Flow {
         self.state = State::Text;
         let n = match opener {
             0 => text.chars().next().map_or(0, char::len_utf8),
             n => n,
         };
-        // A mark at its beginning is none of a head here.
+        // A control token at the start is not part of a head here.
         if let Some(mark) = self.controls().find(|mark| text.starts_with(mark)) {
             return Flow::Part(Part::Markup, mark.len());
         }

@@ -1,4 +1,4 @@
-//! [`JsonBody`]: calls that are JSON objects with a name and arguments in them, alone or in a list.
+//! [`JsonBody`] reads calls that are JSON objects with a name and arguments, single or in a list.
 //!
 //! Most families write calls so: Hermes and Qwen, Llama 3, older Mistral, Command-R, Granite and many more; they differ in
 //! marks and in the names of two keys. Invariant: a call begins when its name is known to be one of the tools.
@@ -9,7 +9,7 @@ use super::{
     space_len,
 };
 
-/// How a family writes such calls.
+/// Describes how a family writes such calls.
 #[derive(Debug)]
 pub(super) struct JsonShape {
     /// Marks that begin calls.
@@ -191,7 +191,7 @@ impl JsonBody {
             if !rest.starts_with('n') {
                 return Step::Broken;
             }
-            // No arguments are written as null, too, which is read past.
+            // Models also write null for no arguments, which is skipped.
         }
         if ID_KEYS.contains(&key) && rest.starts_with('"') {
             return match string_lexeme(rest, MAX_KEY_BYTES) {

@@ -1,8 +1,8 @@
 //! [`JsonScanner`]: checks a JSON value that arrives in pieces and hands it on as it comes.
 //!
 //! Separate because a call's arguments must go out before they are complete, and every format has JSON in it. Invariant:
-//! what was handed on is the beginning of valid JSON, and all of it is valid once the scanner is done. Models write raw
-//! line breaks into strings, which are escaped, and halves of pairs, which are replaced.
+//! released text is the beginning of valid JSON, and all of it is valid once the scanner is done. Models write raw line breaks into
+//! strings, which are escaped, and lone surrogates, which are replaced.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ const MAX_NESTING: usize = 100;
 /// Bytes of a number or a word such as `true`.
 const MAX_SCALAR_BYTES: usize = 512;
 
-/// What stands for half of a pair.
+/// Replaces a lone surrogate.
 const LONE: &str = "\\ufffd";
 
 /// Where a scan stands.
@@ -40,7 +40,7 @@ enum Expect {
     Escape,
     /// Hexadecimal digits: how many are still missing, and their value so far.
     Hex(u8, u16),
-    /// The backslash, and what follows it, behind the first half of a pair.
+    /// After a high surrogate: the backslash of the next escape, then its letter.
     LowBackslash,
     LowEscape,
     Scalar,
@@ -53,9 +53,9 @@ pub(super) struct JsonScanner {
     frames: Vec<bool>,
     expect: Expect,
     is_key: bool,
-    /// The digits of the escape that is read.
+    /// Digits of the current escape.
     hex: String,
-    /// Those of the first half of a pair, whose second is awaited.
+    /// Digits of a high surrogate that waits for its low surrogate.
     high: Option<String>,
     scalar: String,
 }
@@ -214,7 +214,7 @@ impl JsonScanner {
         self.expect = Expect::Text;
     }
 
-    /// Ends an escaped UTF-16 unit. Half of a pair that stands alone is no character.
+    /// Ends an escaped UTF-16 unit and replaces a lone surrogate.
     fn end_unit(&mut self, unit: u16, out: &mut String) {
         let (is_high, is_low) = ((0xd800..0xdc00).contains(&unit), (0xdc00..0xe000).contains(&unit));
         self.expect = Expect::Text;

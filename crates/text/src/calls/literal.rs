@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// How values are written.
+/// Selects the notation of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// Python: single or double quotes, `True`, `None`, dictionaries, tuples.
@@ -16,7 +16,7 @@ pub(super) enum Dialect {
     Marked(&'static str),
 }
 
-/// What stands at the beginning of a text.
+/// Holds the value at the start of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Literal {
     /// The value's end is not there yet.
@@ -184,7 +184,7 @@ impl<'t> Reader<'t> {
         let mut text = String::new();
         let start = self.at + 1;
         let mut chars = self.text[start..].char_indices();
-        // The first half of a pair, where that was the newest.
+        // A high surrogate, if it was the last unit.
         let mut next_high: Option<u32> = None;
         while let Some((offset, c)) = chars.next() {
             let high = next_high.take();
@@ -219,7 +219,7 @@ impl<'t> Reader<'t> {
                         unit = unit << 4 | digit.to_digit(16).ok_or(Stop::Invalid)?;
                     }
                     match (char::from_u32(unit), high) {
-                        // Models write pairs of UTF-16 units, as in JSON.
+                        // Models write surrogate pairs, as in JSON.
                         (None, Some(high)) if (0xdc00..0xe000).contains(&unit) => {
                             text.pop();
                             char::from_u32(0x1_0000 + ((high - 0xd800) << 10) + (unit - 0xdc00))
@@ -234,7 +234,7 @@ impl<'t> Reader<'t> {
                     }
                 }
                 '\\' | '\'' | '"' => escape,
-                // Python keeps what is no escape as it is.
+                // Python keeps invalid escapes unchanged.
                 other => {
                     text.push('\\');
                     other

@@ -1,11 +1,11 @@
-//! Marks of a format: those that begin calls, and all that may stand in an answer.
+//! Lists the marks of a format: the marks that begin calls, and all marks of an answer.
 //!
-//! Separate from the parser because it is about formats, and not about an answer. Invariant: what the parser looks for is among the marks.
+//! Separate from the parser because it depends only on the format, not on an answer. Invariant: the parser looks only for listed marks.
 
 use super::{ReplyParser, format::Shape, literal::Dialect, thinking::Thinking};
 
 impl ReplyParser {
-    /// Marks that stand in answers of this format; tokens that are parts of them belong to the text.
+    /// Lists the marks in answers of this format; tokens that are parts of them belong to the text.
     pub fn marks(&self) -> Vec<&'static str> {
         let mut marks = self.openers.clone();
         marks.extend(self.format.calls.wrappers);
@@ -59,7 +59,7 @@ impl ReplyParser {
     }
 }
 
-/// Marks that begin calls of a shape.
+/// Lists the marks that begin calls of a shape.
 pub(super) fn openers_of(shape: Shape) -> Vec<&'static str> {
     let mut openers = match shape {
         Shape::Json(shape) | Shape::JsonOrLiteral(shape, _) => shape.openers.to_vec(),

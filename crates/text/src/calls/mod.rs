@@ -13,14 +13,14 @@
 //! | `families` | the table of formats |
 //! | `thinking` | the table of tags that stand around reasoning |
 //! | `parser` | text, reasoning and marks; hands over to the bodies |
-//! | `marks` | marks of formats |
+//! | `marks` | marks of a format |
 //! | `thought` | calls in reasoning, and control tokens in text |
 //! | `json_body`, `named_body`, `tagged_body`, `literal_body` | the four shapes that calls have |
 //! | `channels` | formats in which the whole answer is a row of addressed messages |
 //! | `json_scanner`, `literal` | JSON and Python-like values that arrive in pieces |
 //! | `grammar` | the same formats as grammars, for calls that are held to their schemas |
 //! | `tool_set` | the tools that were offered |
-//! | `see_through`, `value_kinds` | what schemas of arguments say |
+//! | `see_through`, `value_kinds` | what the schemas of arguments allow |
 
 mod channels;
 mod families;
@@ -48,12 +48,12 @@ pub use grammar::{CallFormError, ToolChoice};
 pub use parser::{Opening, ReplyParser};
 pub use tool_set::{ToolSet, takes_objects};
 
-/// What a stretch of an answer is.
+/// Classifies a stretch of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Text for the reader.
     Text(String),
-    /// What the model thinks before it answers.
+    /// Reasoning before the answer.
     Reasoning(String),
     /// A call begins: its name is known.
     CallStart {
@@ -95,13 +95,13 @@ pub enum Part {
 /// A part, with the length of the text that it was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// What it is.
+    /// Kind of the piece.
     pub part: Part,
-    /// Bytes of the answer that it takes up. Those of all pieces add up to the answer.
+    /// Length in the answer, in bytes. The lengths of all pieces add up to the answer.
     pub source_bytes: usize,
 }
 
-/// What a body makes of the text in front of it.
+/// Says what a body consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// So many bytes were read.
@@ -114,7 +114,7 @@ enum Step {
     Broken,
 }
 
-/// What bodies report, and what they know of the answer.
+/// Collects the bodies' reports, and their knowledge of the answer.
 #[derive(Clone, Debug)]
 struct Calls {
     tools: std::sync::Arc<ToolSet>,
@@ -170,7 +170,7 @@ impl Calls {
     }
 }
 
-/// What stands at the beginning of a text that may not be whole yet.
+/// Says what the start of a possibly incomplete text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     /// It is there.

@@ -19,7 +19,7 @@ use super::{
     thought::{Thought, split_at_controls, without_controls},
 };
 
-/// How an answer begins, which its prompt decides.
+/// Describes the start of an answer, which its prompt decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Opening {
     /// The prompt opened the reasoning.
@@ -53,7 +53,7 @@ pub struct ReplyParser {
     pub(super) calls: Calls,
     /// Text that is in no piece yet.
     pub(super) held: String,
-    /// How much of it a call's parser has read.
+    /// Bytes that a call's parser has read.
     n_read: usize,
     /// The text of the call that is open.
     source: String,
@@ -63,9 +63,9 @@ pub struct ReplyParser {
     /// Marks that begin calls; none where no tools are offered.
     pub(super) openers: Vec<&'static str>,
     place: Place,
-    /// What may be a call in the reasoning, from its opening mark.
+    /// A possible call in the reasoning, from its opening mark.
     pub(super) thought: Option<Thought>,
-    /// Texts of control tokens, which never stand in what is read.
+    /// Texts of control tokens, which are removed from the answer.
     controls: Arc<[String]>,
 }
 
@@ -172,15 +172,15 @@ impl ReplyParser {
         }
     }
 
-    /// Takes the texts of control tokens for marks, wherever they stand.
+    /// Treats the texts of control tokens as marks, wherever they stand.
     #[must_use]
     pub fn dropping(mut self, controls: &[String]) -> Self {
         self.controls = self.controls.iter().chain(controls).cloned().collect();
         self
     }
 
-    /// Takes messages to the reader that come before the answer for reasoning, where answers are messages with heads: for answers that
-    /// have a shape, of which such words are no part.
+    /// Treats messages to the reader before the answer as reasoning, in formats whose answers are messages with heads. Answers with a shape
+    /// need this, because such messages are not part of the shape.
     #[must_use]
     pub fn preambles_are_reasoning(mut self) -> Self {
         if let Some(channels) = &mut self.channels {
@@ -189,7 +189,7 @@ impl ReplyParser {
         self
     }
 
-    /// Takes for calls only what the text begins with, and other calls behind that: for answers that are either calls or a text of a
+    /// Accepts only calls at the start of the text, and calls after those. This is for answers that are either calls or a text of a
     /// shape, in which marks of calls are text.
     #[must_use]
     pub fn calls_at_start(mut self) -> Self {
@@ -215,7 +215,7 @@ impl ReplyParser {
 
     /// Ends an answer that a limit cut; returns what was held back. A call whose name is known stays one, with what there is of it.
     pub fn cut(&mut self) -> Vec<Piece> {
-        // Reasoning that was cut would have gone on.
+        // Reasoning that was cut off would have continued.
         if self.thought.take_if(|thought| !thought.is_whole()).is_some() {
             let mut out = Vec::new();
             let n_text = self.held.trim_end().len();
@@ -475,7 +475,7 @@ impl ReplyParser {
         true
     }
 
-    /// Marks that text may run into.
+    /// Lists the marks that may follow text directly.
     fn all_marks(&self) -> impl Iterator<Item = &str> {
         let fixed = self.openers.iter().chain(self.format.calls.wrappers).copied();
         fixed.chain(self.controls.iter().map(String::as_str))
@@ -529,7 +529,7 @@ impl ReplyParser {
         }
     }
 
-    /// A parser of what may be calls in the reasoning.
+    /// Creates a parser for possible calls in reasoning.
     pub(super) fn of_calls(&self) -> Self {
         let mut parser = Self::new(&self.format, Arc::clone(&self.calls.tools), Opening::default());
         parser.phase = Phase::Text;
@@ -538,7 +538,7 @@ impl ReplyParser {
         parser
     }
 
-    /// The reasoning ends with the answer.
+    /// Ends the reasoning with the answer.
     pub(super) fn end_reasoning(&mut self, call_idx: usize) {
         self.held.clear();
         self.calls.call_idx = call_idx;

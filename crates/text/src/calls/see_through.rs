@@ -1,7 +1,7 @@
-//! What a schema says behind references and combinations: `$ref`, `allOf`, and choices of one.
+//! Resolves references and combinations of a schema: `$ref`, `allOf`, and choices of one.
 //!
-//! Separate because formats that write names and bare values need one type or one list of names, where other formats hand the schema on.
-//! Invariants: what comes out lets the same values through; what cannot be brought together stays as it is; the work has a bound.
+//! Separate because formats that write names and bare values need one type or one list of names, while other formats pass the schema on.
+//! Invariants: the result accepts the same values; what cannot be merged does not change; the work is bounded.
 
 use std::borrow::Cow;
 
@@ -9,16 +9,16 @@ use serde_json::{Map, Value};
 
 use crate::constraint::referred;
 
-/// References and combinations inside each other that are looked through.
+/// Most nested references and combinations that are resolved.
 const MAX_DEPTH: usize = 16;
 
-/// Schemas that are looked at for one value.
+/// Most schemas that are visited for one value.
 const MAX_SCHEMAS: usize = 256;
 
-/// Bytes of a schema that is put together.
+/// Largest merged schema, in bytes.
 const MAX_BYTES: usize = 256 << 10;
 
-/// Keywords that say nothing of a value.
+/// Keywords that do not restrict a value.
 const NOTES: [&str; 9] = [
     "title",
     "description",
@@ -31,7 +31,7 @@ const NOTES: [&str; 9] = [
     "format",
 ];
 
-/// A schema without references and combinations at its top, as far as that can be; `root` is the document that it stands in.
+/// Resolves the references and combinations at the top of a schema where possible; `root` is the document with the schema.
 pub(super) fn seen_through<'s>(schema: &'s Value, root: &Value) -> Cow<'s, Value> {
     let is_combined = |fields: &Map<String, Value>| {
         ["$ref", "allOf", "anyOf", "oneOf"]
@@ -49,7 +49,7 @@ pub(super) fn seen_through<'s>(schema: &'s Value, root: &Value) -> Cow<'s, Value
     }
 }
 
-/// A schema of an object with all that its combinations say of it.
+/// Merges an object's schema with all of its combinations.
 fn whole(
     fields: &Map<String, Value>,
     root: &Value,
@@ -89,7 +89,7 @@ fn whole(
     Some(all)
 }
 
-/// Adds what a keyword says to what is said already; `None` where the two have no common word.
+/// Merges a keyword into the keywords so far; `None` if the two cannot be merged.
 fn join(all: &mut Map<String, Value>, keyword: String, of: Value) -> Option<()> {
     let Some(said) = all.get_mut(&keyword) else {
         all.insert(keyword, of);

@@ -1,25 +1,25 @@
-//! Calls in reasoning, and control tokens in what is read.
+//! Finds calls in reasoning, and removes control tokens from texts.
 //!
-//! Separate from the parser because both observe an answer. Some models call a tool while they think, and end; others write a
-//! draft of a call and think on. Invariant: what stands in reasoning is a call only where the answer ends without the end of the reasoning.
+//! Separate from the parser because both observe an answer. Some models call a tool while they reason, and end; others draft a call and
+//! reason on. Invariant: a text in reasoning is a call only if the answer ends before the reasoning does.
 
 use super::{Part, Piece, ReplyParser, find_first, partial_len};
 
-/// Bytes that are read before it is asked whether they are a call.
+/// Bytes that are read between checks for a call.
 const CHUNK_BYTES: usize = 256;
 
-/// What may be calls in reasoning, read apart until it is known whether the reasoning continues.
+/// Parses possible calls in reasoning, apart from the answer, until it is known whether the reasoning continues.
 #[derive(Clone, Debug)]
 pub(super) struct Thought {
     parser: Box<ReplyParser>,
     pieces: Vec<Piece>,
-    /// Bytes of the text that it has read.
+    /// Bytes of the text that were read.
     n_read: usize,
-    /// Bytes up to the end of the mark that it begins with.
+    /// Bytes up to the end of the mark at the start.
     n_mark: usize,
     is_called: bool,
     has_text_behind: bool,
-    /// Whether it turned out to be no call.
+    /// Whether the text turned out not to be a call.
     is_none: bool,
 }
 
@@ -65,7 +65,7 @@ impl Thought {
         }
     }
 
-    /// Whether all of it are calls that are complete.
+    /// Says whether the text consists of complete calls.
     pub(super) fn is_whole(&self) -> bool {
         let (is_open, rest) = (self.parser.calls.is_open, self.parser.held.trim());
         self.is_called && !self.has_text_behind && !is_open && rest.is_empty()
@@ -73,8 +73,7 @@ impl Thought {
 }
 
 impl ReplyParser {
-    /// Looks for calls in reasoning that has not ended, in the text that is held. Returns whether there is more
-    /// to read, and nothing where no call begins.
+    /// Looks for calls in unfinished reasoning, in the held text. Returns whether there is more to read, and `None` if no call begins.
     pub(super) fn think_of_call(&mut self, is_last: bool, out: &mut Vec<Piece>) -> Option<bool> {
         if self.thought.is_none() {
             let (at, mark) = find_first(&self.held, self.openers.iter().copied())?;
@@ -111,7 +110,7 @@ impl ReplyParser {
     }
 }
 
-/// A text in its parts, without the texts of control tokens.
+/// Splits a text into parts, with control tokens as markup.
 pub(super) fn split_at_controls(
     text: &str,
     controls: &[String],
@@ -134,7 +133,7 @@ pub(super) fn split_at_controls(
     }
 }
 
-/// A text without the texts of control tokens in it.
+/// Removes the texts of control tokens from a text.
 pub(super) fn without_controls(mut text: String, controls: &[String]) -> String {
     for control in controls {
         if text.contains(control.as_str()) {

@@ -11,7 +11,7 @@ use crate::constraint::referred;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ValueKinds(u8);
 
-/// How an argument is written where it stands alone.
+/// Selects how an argument is written by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     /// As it is: it can only be a text.
@@ -31,20 +31,20 @@ const ARRAY: u8 = 32;
 const OBJECT: u8 = 64;
 const ALL: u8 = 127;
 
-/// Nesting of combinations and references that is looked into.
+/// Deepest nesting of combinations and references that is resolved.
 const MAX_DEPTH: usize = 16;
 
-/// Schemas that are looked at for one value.
+/// Most schemas that are visited for one value.
 const MAX_SCHEMAS: usize = 1000;
 
 impl ValueKinds {
-    /// The kinds that `schema` lets through, which stands in the document `root`.
+    /// Finds the kinds that `schema` allows; references resolve in the document `root`.
     pub(super) fn of(schema: &Value, root: &Value) -> Self {
         let mut n_left = MAX_SCHEMAS;
         Self(kinds(schema, root, MAX_DEPTH, &mut n_left))
     }
 
-    /// Their names.
+    /// Returns the names of the kinds.
     pub(super) fn names(self) -> Vec<&'static str> {
         let mut names = Vec::new();
         for (kind, name) in [
@@ -66,7 +66,7 @@ impl ValueKinds {
         names
     }
 
-    /// Whether they are all that there are.
+    /// Says whether every kind is allowed.
     pub(super) fn are_all(self) -> bool {
         self.0 == ALL
     }

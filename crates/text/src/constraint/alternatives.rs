@@ -1,7 +1,7 @@
 //! [`Alternatives`]: the grammars that a text may follow: a shape, and calls of tools instead of it.
 //!
-//! Separate from the matcher, which knows what comes before a grammar. Invariants: a text follows one grammar at least; a text
-//! that is a call follows the grammar of calls alone, so that no shape loosens the schema of a tool.
+//! Separate from the matcher, which handles the text before a grammar. Invariants: a text follows at least one grammar; a text
+//! that is a call follows only the grammar of calls, so that no shape loosens the schema of a tool.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{error::ConstraintError, escapes::Follower, vocabulary::Vocabulary};
 pub(super) const SHAPE: usize = 0;
 pub(super) const CALLS: usize = 1;
 
-/// How a call is told from a text of a shape.
+/// Says how a call differs from a text of a shape.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Told {
     /// By how it begins, without white space.
@@ -25,7 +25,7 @@ pub(crate) enum Told {
 /// One or two grammars, and how far a text has come in each.
 pub(super) struct Alternatives {
     branches: Vec<Branch>,
-    /// What a call begins with, without white space.
+    /// Starts of a call, without white space.
     starts: Arc<[String]>,
     /// Tokens so far, where there are two grammars.
     ids: Vec<u32>,
@@ -33,7 +33,7 @@ pub(super) struct Alternatives {
 
 struct Branch {
     matcher: Follower,
-    /// How many tokens of the text it took, where the text has left it.
+    /// Number of tokens that it took before the text left it; `None` while the text follows it.
     left_at: Option<usize>,
     /// Whether it was ruled out from the beginning.
     is_closed: bool,
@@ -46,7 +46,7 @@ impl Branch {
 }
 
 impl Alternatives {
-    /// Begins a text. The grammar that was asked for stands at [`SHAPE`], one of calls behind it.
+    /// Starts a text. The requested grammar is at index [`SHAPE`], and one of calls after it.
     pub(super) fn new(matchers: impl IntoIterator<Item = Follower>, starts: Arc<[String]>) -> Self {
         let branches = matchers.into_iter().map(|matcher| Branch {
             matcher,
@@ -154,7 +154,7 @@ impl Alternatives {
         open.all(|branch| branch.matcher.is_stopped())
     }
 
-    /// Whether the text may continue with these tokens, which are text.
+    /// Says whether the text may continue with these text tokens.
     pub(super) fn takes(&mut self, ids: &[u32], vocabulary: &Vocabulary) -> Result<bool, ConstraintError> {
         for (n_taken, &id) in ids.iter().enumerate() {
             let mut takes = false;
@@ -171,7 +171,7 @@ impl Alternatives {
         Ok(true)
     }
 
-    /// Whether the text is a call that is complete, although others may follow it.
+    /// Says whether the text is a complete call, even if others may follow it.
     pub(super) fn is_whole_call(&mut self) -> Result<bool, ConstraintError> {
         let of_calls = if self.branches.len() > 1 { CALLS } else { SHAPE };
         let mut is_whole = false;

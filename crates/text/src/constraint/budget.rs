@@ -1,7 +1,7 @@
-//! What compiling a constraint may cost, said before any of it is done.
+//! Bounds the cost of compiling a constraint before compilation starts.
 //!
-//! Separate from the compiler because the library that compiles cannot be stopped from outside: what would take it long, or too much of
-//! its stack, is counted and refused first. Invariant: what passes here comes to its end within a bounded time and memory.
+//! Separate from the compiler because the compiling library cannot be stopped from outside: input that would take too long, or too much
+//! stack, is counted and refused first. Invariant: an accepted constraint compiles within bounded time and memory.
 
 use llguidance::api::TopLevelGrammar;
 
@@ -11,20 +11,20 @@ use super::{
     lark_references, schema_references,
 };
 
-/// Rules or definitions that may refer to each other in a row. llama.cpp has the same bound for rules.
+/// Longest chain of references between rules or definitions. llama.cpp has the same bound for rules.
 const MAX_ROW: usize = 1000;
 
-/// Levels along references. A stack of 64 MiB bears 15,000 rules that are one reference each.
+/// Most levels along references. A stack of 64 MiB holds 15,000 rules that are one reference each.
 const MAX_LEVELS: usize = 4000;
 
-/// Texts and regular expressions of a grammar. The compiler looks at all of them for each, and has a set of them for each state: as many
-/// take it a second and a quarter of a gigabyte.
+/// Most string literals and regular expressions of a grammar. The compiler compares each with all others, and keeps a set of them for each
+/// state; this many cost a second and a quarter of a gigabyte.
 const MAX_TERMINALS: usize = 30_000;
 
-/// Properties of the objects of a schema. As many take it two seconds.
+/// Most properties of the objects of a schema. This many take two seconds to compile.
 const MAX_PROPERTIES: usize = 4000;
 
-/// States that a `multipleOf` may take to tell multiples by.
+/// Most states of a `multipleOf`'s divisibility test.
 const MAX_MULTIPLE: u64 = 10_000;
 
 /// Refuses references that compilers could not follow.
@@ -51,7 +51,7 @@ pub(super) fn check_references(kind: ConstraintKind, longest: Longest) -> Result
 /// Refuses a grammar that would take too long to compile.
 ///
 /// # Errors
-/// As [`check_references`], and [`ConstraintError::Refused`].
+/// Returns the errors of [`check_references`], and [`ConstraintError::Refused`].
 pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(), ConstraintError> {
     for part in &grammar.grammars {
         let mut multiple = None;
@@ -89,7 +89,7 @@ pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(
         if let Some(multiple) = multiple {
             return Err(ConstraintError::Refused {
                 kind,
-                reason: format!("`multipleOf` of {multiple} takes more than {MAX_MULTIPLE} states to tell"),
+                reason: format!("testing a `multipleOf` of {multiple} takes more than {MAX_MULTIPLE} states"),
             });
         }
     }

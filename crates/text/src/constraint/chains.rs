@@ -1,26 +1,26 @@
-//! How far the rules of a grammar, and the definitions of a schema, refer to each other.
+//! [`References`] measures how deeply the rules of a grammar, or the definitions of a schema, refer to each other.
 //!
-//! Separate from the compiler because it comes before: compilers of grammars follow references by calling themselves, so a long chain of
-//! them overflows the stack, and with it goes the process. Invariants: everything here is a loop over what it reads, whatever that refers
-//! to; and no compiler can follow more references than are counted, in whatever order it goes.
+//! Separate from the compiler because the check comes first: compilers of grammars follow references by recursion, so a long chain of them
+//! overflows the stack and ends the process. Invariants: nothing here recurses over its input; no compiler can follow more references than
+//! are counted, in whatever order it goes.
 
 use std::collections::HashMap;
 
-/// What refers to what: the rules of a grammar, or the definitions of a schema.
+/// Holds a graph of references between the rules of a grammar or the definitions of a schema.
 #[derive(Debug, Default)]
 pub(super) struct References {
-    /// For each node: what it refers to.
+    /// Targets of each node.
     to: Vec<Vec<usize>>,
-    /// For each node: levels from it to what it refers to.
+    /// Levels between each node and its deepest reference.
     n_levels: Vec<usize>,
 }
 
-/// The longest way along references.
+/// Measures the longest path along references.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Longest {
-    /// Nodes on it.
+    /// Nodes on the path.
     pub(super) n_nodes: usize,
-    /// Levels on it.
+    /// Levels on the path.
     pub(super) n_levels: usize,
 }
 
@@ -32,28 +32,28 @@ impl References {
         self.to.len() - 1
     }
 
-    /// Has a node refer to another, `n_levels` below it.
+    /// Adds a reference from a node to another, `n_levels` below the first.
     pub(super) fn refer(&mut self, from: usize, to: usize, n_levels: usize) {
         self.to[from].push(to);
         self.deepen(from, n_levels);
     }
 
-    /// Says that a node has at least `n_levels`.
+    /// Raises the levels of a node to at least `n_levels`.
     pub(super) fn deepen(&mut self, node: usize, n_levels: usize) {
         self.n_levels[node] = self.n_levels[node].max(n_levels);
     }
 
-    /// Finds the longest way. Nodes that lead to each other count with all of them: one who walks through them may come by each once.
+    /// Finds the longest path. Each cycle counts with all of its nodes, because a path may pass through each of them once.
     ///
-    /// Source: Tarjan, "Depth-first search and linear graph algorithms", with a stack of its own in the place of the recursion. What
-    /// leads to each other is complete only after all that it leads to, so the longest way from it is known then.
+    /// Source: Tarjan, "Depth-first search and linear graph algorithms", with an explicit stack in place of recursion. A cycle is complete
+    /// only after all that it leads to, so the longest path from it is then known.
     pub(super) fn longest(&self) -> Longest {
         const UNSEEN: usize = usize::MAX;
         let n = self.to.len();
         let mut order = vec![UNSEEN; n];
         let mut low = vec![0; n];
         let mut is_open = vec![false; n];
-        // Of a complete node: the longest way from the nodes that it shares its fate with.
+        // The longest path from the strongly connected component of each complete node.
         let mut from = vec![Longest::default(); n];
         let mut open = Vec::new();
         let mut walk: Vec<(usize, usize)> = Vec::new();
@@ -100,7 +100,7 @@ impl References {
                 }
                 for &member in &group {
                     for &other in &self.to[member] {
-                        // Members of the group have no way yet.
+                        // Members of the component have no path yet.
                         beyond.n_nodes = beyond.n_nodes.max(from[other].n_nodes);
                         beyond.n_levels = beyond.n_levels.max(from[other].n_levels);
                     }
@@ -120,7 +120,7 @@ impl References {
     }
 }
 
-/// References by name, which may come before what they name is known.
+/// Builds a graph of references by name; a name may be used before it is defined.
 #[derive(Debug, Default)]
 pub(super) struct NamedReferences<'n> {
     nodes: HashMap<&'n str, usize>,
@@ -128,13 +128,13 @@ pub(super) struct NamedReferences<'n> {
 }
 
 impl<'n> NamedReferences<'n> {
-    /// The node of a name.
+    /// Returns the node of a name.
     pub(super) fn node(&mut self, name: &'n str) -> usize {
         let references = &mut self.references;
         *self.nodes.entry(name).or_insert_with(|| references.add())
     }
 
-    /// What was referred to.
+    /// Returns the graph of references.
     pub(super) fn references(&mut self) -> &mut References {
         &mut self.references
     }
@@ -163,10 +163,10 @@ mod tests {
         check(1, &[(0, 0)], 1);
         check(4, &[(0, 1), (1, 2), (2, 3)], 4);
         check(4, &[(3, 2), (2, 1), (1, 0)], 4);
-        // A diamond, and a short way next to a long one.
+        // A diamond, and a short path next to a long one.
         check(4, &[(0, 1), (0, 2), (1, 3), (2, 3)], 3);
         check(4, &[(0, 3), (0, 1), (1, 2), (2, 3)], 4);
-        // A cycle with a way in and a way out.
+        // A cycle with a path in and a path out.
         check(6, &[(0, 1), (1, 2), (2, 3), (3, 1), (2, 4), (4, 5)], 6);
     }
 

@@ -44,10 +44,10 @@ const MAX_KEPT_BYTES: usize = 4 << 20;
 /// The compiler's recursion follows the nesting of what it compiles.
 const STACK_BYTES: usize = 64 << 20;
 
-/// What `llguidance` says before what is wrong with a schema; the line before it is of a grammar that the request does not know.
+/// Prefix of `llguidance`'s errors about a schema; the line before it names a grammar that the request does not know.
 const SCHEMA_ERROR: &str = "failed to compile JSON schema: ";
 
-/// What compiling and following a constraint may take.
+/// Bounds the cost of compiling and following a constraint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConstraintLimits {
     /// Bytes of a schema, pattern, grammar or list.
@@ -96,9 +96,9 @@ pub struct CompiledConstraint {
     /// None for text that is free from its beginning to its end.
     prototype: Option<Arc<Prototype>>,
     json: JsonPlaces,
-    /// Of calls that the text may be instead.
+    /// Calls that may replace the text.
     calls: Option<(Arc<Prototype>, JsonPlaces)>,
-    /// What such calls begin with.
+    /// Starts of such calls.
     call_starts: Arc<[String]>,
     vocabulary: Arc<Vocabulary>,
     lead: Arc<LeadPlan>,
@@ -133,7 +133,7 @@ impl ConstraintCompiler {
     /// Makes a compiler with other limits.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Returns the errors of [`Self::new`].
     pub fn with_limits(tokenizer: &Tokenizer, limits: ConstraintLimits) -> Result<Self, ConstraintError> {
         let vocabulary = Vocabulary::new(tokenizer)?;
         let refused = |error: &dyn fmt::Display| ConstraintError::Vocabulary {
@@ -167,10 +167,10 @@ impl ConstraintCompiler {
         self.compile_for(constraint, 0)
     }
 
-    /// Compiles a constraint of one of several clients, of whom none can keep the others waiting.
+    /// Compiles a constraint for one of several clients, none of whom can block the others.
     ///
     /// # Errors
-    /// As [`Self::compile`].
+    /// Returns the errors of [`Self::compile`].
     pub fn compile_for(
         &self,
         constraint: &Constraint,
@@ -270,7 +270,7 @@ impl ConstraintCompiler {
 }
 
 impl Shared {
-    /// Compiles on a thread of its own and waits for the result until the deadline. Then the thread is told to end.
+    /// Compiles on a thread of its own and waits for the result until the deadline, then cancels the thread.
     fn compile_apart(
         self: &Arc<Self>,
         constraint: &Constraint,
@@ -293,7 +293,7 @@ impl Shared {
                 .stack_size(STACK_BYTES)
                 .spawn(move || {
                     let _place = shared.places.held(client);
-                    // The caller has gone where the limit was exceeded.
+                    // The caller is gone if the limit was exceeded.
                     let _ = sender.send(shared.compile_here(&constraint, deadline, &wish));
                 })
         };
@@ -332,7 +332,7 @@ impl Shared {
         };
         let held = constraint.held_tools().iter();
         if let Err(error) = budget::check(kind, &grammar) {
-            // Of calls, the tool is told whose schema it is.
+            // For calls, the error names the tool with the schema at fault.
             self.check_tools(held, deadline)?;
             return Err(error);
         }
@@ -407,7 +407,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What comes first, in tokens.
+    /// Tokenizes the lead.
     fn lead(
         &self,
         begin: &Begin,
@@ -466,11 +466,11 @@ impl Shared {
     }
 }
 
-/// Whether someone still wishes what is compiled.
+/// Tracks whether a caller still waits for the compilation.
 #[derive(Debug, Default)]
 struct Wish {
     is_dropped: AtomicBool,
-    /// Ends the computation of a mask.
+    /// Cancels the computation of a mask.
     cancellation: Mutex<Option<CancellationHandle>>,
 }
 
@@ -479,7 +479,7 @@ impl Wish {
         self.is_dropped.load(Ordering::Acquire)
     }
 
-    /// No caller waits any more.
+    /// Records that no caller waits any more, and cancels.
     fn drop_it(&self) {
         self.is_dropped.store(true, Ordering::Release);
         if let Some(cancellation) = &*lock(&self.cancellation) {
@@ -487,7 +487,7 @@ impl Wish {
         }
     }
 
-    /// Has a computation end with the wish.
+    /// Lets the wish cancel a computation.
     fn cancels(&self, handle: Option<CancellationHandle>) {
         let mut cancellation = lock(&self.cancellation);
         *cancellation = handle;
@@ -520,7 +520,7 @@ impl CompiledConstraint {
     }
 }
 
-/// What these locks guard is whole at every moment.
+/// Locks a mutex, whose data is consistent at every moment.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,6 @@
 //! [`ConstraintError`]: why a constraint was refused, or could not be followed.
 //!
-//! Separate from the crate's other errors because the text comes from whoever asks, and the answer must name the limit.
+//! Separate from the crate's other errors because constraints come from clients, and the answer must name the limit.
 //! Invariant: a message is one or two lines, whatever a library said.
 
 use std::{fmt, time::Duration};
@@ -46,7 +46,7 @@ pub enum ConstraintError {
     /// It is larger than the limit.
     #[error("the {kind} has {found} bytes, the limit is {maximum}")]
     TooLarge {
-        /// What it is written in.
+        /// Language of the constraint.
         kind: ConstraintKind,
         /// Its size.
         found: usize,
@@ -56,27 +56,25 @@ pub enum ConstraintError {
     /// It is nested deeper than the limit.
     #[error("the {kind} is nested deeper than {maximum} levels")]
     TooDeep {
-        /// What it is written in.
+        /// Language of the constraint.
         kind: ConstraintKind,
         /// The limit.
         maximum: usize,
     },
-    /// So many of its rules or definitions refer to each other in a row that no compiler could follow.
-    #[error(
-        "the {kind} has {found} rules or definitions that refer to each other in a row, the limit is {maximum}"
-    )]
+    /// A chain of references between rules or definitions is too long for any compiler.
+    #[error("the {kind} has {found} rules or definitions in a chain of references, the limit is {maximum}")]
     TooLong {
-        /// What it is written in.
+        /// Language of the constraint.
         kind: ConstraintKind,
-        /// How many.
+        /// Length of the chain.
         found: usize,
-        /// The limit.
+        /// Longest allowed chain.
         maximum: usize,
     },
     /// Compiling it takes longer than the limit.
     #[error("compiling the {kind} takes longer than the limit of {limit:?}; make it smaller")]
     TooSlow {
-        /// What it is written in.
+        /// Language of the constraint.
         kind: ConstraintKind,
         /// The limit.
         limit: Duration,
@@ -84,15 +82,15 @@ pub enum ConstraintError {
     /// So many constraints are being compiled that this one did not begin in time.
     #[error("{n_running} other constraints are being compiled; try again later")]
     Busy {
-        /// How many.
+        /// Number of running compilations.
         n_running: usize,
     },
     /// It is malformed, or says something that cannot be enforced.
     #[error("the {kind} cannot be enforced: {reason}")]
     Refused {
-        /// What it is written in.
+        /// Language of the constraint.
         kind: ConstraintKind,
-        /// What is wrong with it.
+        /// Cause of the error.
         reason: String,
     },
     /// A line of a GBNF grammar is malformed.
@@ -100,13 +98,13 @@ pub enum ConstraintError {
     Gbnf {
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Cause of the error.
         problem: String,
     },
     /// No finite text satisfies it.
     #[error("no finite text satisfies the {kind}")]
     Nothing {
-        /// What it is written in.
+        /// Language of the constraint.
         kind: ConstraintKind,
     },
     /// Calls of a tool cannot be held to its schema.
@@ -114,7 +112,7 @@ pub enum ConstraintError {
     Tool {
         /// The tool.
         tool: String,
-        /// What is wrong with its schema.
+        /// Fault in its schema.
         reason: String,
     },
     /// No vocabulary of this kind can be constrained.
@@ -126,13 +124,13 @@ pub enum ConstraintError {
     /// A text grew beyond what the limits of a step allow.
     #[error("the constraint cannot be followed further: {reason}")]
     Step {
-        /// What was exceeded.
+        /// Limit that was exceeded.
         reason: String,
     },
 }
 
 impl ConstraintError {
-    /// What the refused constraint is written in, where the error is about one.
+    /// Returns the language of the refused constraint, if the error is about one.
     pub fn kind(&self) -> Option<ConstraintKind> {
         match self {
             Self::TooLarge { kind, .. }
@@ -148,14 +146,14 @@ impl ConstraintError {
     }
 }
 
-/// What a library said about a step.
+/// Converts a library's error in a step.
 pub(super) fn step_error(error: &impl fmt::Display) -> ConstraintError {
     ConstraintError::Step {
         reason: first_line(&error.to_string()),
     }
 }
 
-/// What a library said in one line of bounded length, without the backtrace of a panic that it caught. Of what it said of a regular
+/// Shortens a library's error to one line of bounded length, without the backtrace of a caught panic. In an error about a regular
 /// expression, whose lines show the expression and a mark below it, the last line has the cause.
 pub(super) fn first_line(message: &str) -> String {
     let message = message.trim();

@@ -1,9 +1,8 @@
-//! [`Follower`]: a text's way through one grammar, with the escapes of JSON that the compiler of grammars does not know.
+//! [`Follower`] follows a text through one grammar and adds the JSON escapes that the grammar compiler does not know.
 //!
-//! JSON lets `\/` stand for a slash, and models write it; a grammar knows the slash only. And in a text with a pattern it knows `\u` for
-//! control characters only, so that a model which begins another escape could not finish it. Separate from the alternatives because each
-//! grammar has its own text. Invariants: an escape that may begin may be finished; what the grammar follows is the text that the escapes
-//! stand for.
+//! JSON lets `\/` stand for a slash, and models write it, but the compiler knows only the slash. In strings with a pattern the compiler
+//! knows `\u` only for control characters, so a model that begins another escape could not finish it. Separate from the alternatives
+//! because each grammar has its own text. Invariants: an escape that may begin can be finished; the grammar sees the unescaped text.
 
 use std::sync::Arc;
 
@@ -15,23 +14,23 @@ use super::{
     vocabulary::Vocabulary,
 };
 
-/// Where JSON stands in the texts of a grammar.
+/// Says where JSON stands in the texts of a grammar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct JsonPlaces {
-    /// Whether there is any.
+    /// Whether the grammar has JSON.
     pub(super) has_json: bool,
-    /// Whether there may be free text next to it, in which quotes mean nothing.
+    /// Whether free text, in which quotes mean nothing, may stand next to the JSON.
     pub(super) has_free_text: bool,
-    /// Whether texts may have patterns.
+    /// Whether strings may have patterns.
     pub(super) has_patterns: bool,
 }
 
-/// Where a text stands that has JSON in it.
+/// Tracks whether a text with JSON is inside a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scan {
     Outside,
     Inside,
-    /// Behind a backslash; where the grammar does not take it, it was not told.
+    /// After a backslash; `is_told` is false if the grammar refused the backslash and has not consumed it.
     Escaped {
         is_told: bool,
     },
@@ -48,25 +47,25 @@ impl Scan {
     }
 }
 
-/// What the grammar was told of a token.
+/// Records which tokens the grammar consumed for one token of the text.
 #[derive(Clone, Debug)]
 struct Told {
-    /// The tokens.
+    /// The tokens that the grammar consumed.
     ids: Vec<u32>,
     before: Scan,
-    /// What it had been told of the token before, and was told otherwise.
+    /// Tokens that the grammar had consumed for the previous token before they were replaced.
     instead_of: Option<Vec<u32>>,
 }
 
-/// The tokens of a vocabulary that have to do with escapes.
+/// Lists the tokens of a vocabulary that are parts of escapes.
 #[derive(Debug, Default)]
 pub(super) struct EscapeTokens {
     backslash: Option<u32>,
     slash: Option<u32>,
     quote: Option<u32>,
-    /// `\`, `u` and a digit that no control character has there.
+    /// `\`, `u` and a digit that no control character has in this place.
     letter_escape: Option<[u32; 3]>,
-    /// Tokens with `\/` in them, each with the token in which the escape is resolved.
+    /// Tokens with `\/` in them, each with its unescaped token.
     pairs: Vec<(u32, u32)>,
     /// Tokens that begin with a slash.
     with_slash: Vec<u32>,
@@ -77,7 +76,7 @@ pub(super) struct EscapeTokens {
 }
 
 impl EscapeTokens {
-    /// Finds them among the texts of all tokens; `id_of` says which token stands for a text.
+    /// Sorts the tokens of a vocabulary; `id_of` finds the token of a text.
     pub(super) fn new<'w>(
         words: impl Iterator<Item = (u32, &'w [u8])>,
         id_of: impl Fn(&[u8]) -> Option<u32>,
@@ -115,14 +114,14 @@ impl EscapeTokens {
         tokens
     }
 
-    /// The token that the grammar is told of instead of this one.
+    /// Returns the unescaped token of a token with `\/`.
     fn plain_of(&self, id: u32) -> Option<u32> {
         let at = self.pairs.binary_search_by_key(&id, |pair| pair.0).ok()?;
         Some(self.pairs[at].1)
     }
 }
 
-/// A text in which `\/` is a slash, and whether `\u` stands in it.
+/// Replaces `\/` by a slash, and says whether the text contains `\u`.
 fn resolved(word: &[u8]) -> (Vec<u8>, bool) {
     let mut plain = Vec::with_capacity(word.len());
     let mut has_letter = false;
@@ -144,13 +143,13 @@ fn resolved(word: &[u8]) -> (Vec<u8>, bool) {
     (plain, has_letter)
 }
 
-/// A text's way through a grammar.
+/// Follows a text through a grammar.
 pub(super) struct Follower {
     matcher: Matcher,
     vocabulary: Arc<Vocabulary>,
     places: JsonPlaces,
     scan: Scan,
-    /// What was told so far, where the grammar has JSON in it.
+    /// Tokens consumed so far; empty if the grammar has no JSON.
     told: Vec<Told>,
 }
 
@@ -175,17 +174,17 @@ impl Follower {
         }
     }
 
-    /// Whether the text is complete and nothing may follow it.
+    /// Says whether the text is complete and nothing may follow it.
     pub(super) fn is_stopped(&self) -> bool {
         self.matcher.is_stopped()
     }
 
-    /// Whether the text may end.
+    /// Says whether the text may end.
     pub(super) fn is_accepting(&mut self) -> Result<bool, ConstraintError> {
         self.matcher.is_accepting().map_err(|error| step_error(&error))
     }
 
-    /// The tokens that may come next.
+    /// Computes the mask of the tokens that may come next.
     pub(super) fn mask(&mut self) -> Result<SimpleVob, ConstraintError> {
         let mut mask = (self.matcher.compute_mask()).map_err(|error| step_error(&error))?;
         if !self.places.has_json || self.scan == Scan::Outside {
@@ -243,7 +242,7 @@ impl Follower {
         Ok(mask)
     }
 
-    /// Whether an escape with `u`, of which these are the next tokens, may be that of any letter.
+    /// Says whether a `\u` escape that continues with these tokens may stand for any letter.
     fn takes_letter_escape(&mut self, ids: &[u32]) -> Result<bool, ConstraintError> {
         if !self.places.has_patterns {
             return Ok(true);
@@ -252,7 +251,7 @@ impl Follower {
         Ok(n_valid.map_err(|error| step_error(&error))? == ids.len())
     }
 
-    /// Whether the grammar takes a token in place of the backslash that the text ends with.
+    /// Says whether the grammar accepts a token in place of the backslash at the end of the text.
     fn takes_resolved(&mut self, id: u32) -> Result<bool, ConstraintError> {
         let Some(told) = self.told.last().cloned() else {
             return Ok(false);
@@ -268,14 +267,14 @@ impl Follower {
         Ok(takes)
     }
 
-    /// Tokens of the text of others without the backslash at its end.
+    /// Tokenizes the text of some tokens without the backslash at its end; `None` if it has none.
     fn without_backslash(&self, ids: &[u32]) -> Option<Vec<u32>> {
         let bytes = ids.iter().flat_map(|&id| self.vocabulary.bytes_of(id));
         let mut bytes: Vec<u8> = bytes.copied().collect();
         (bytes.pop() == Some(b'\\')).then(|| self.vocabulary.text_tokens(&bytes))
     }
 
-    /// Whether a token may come next.
+    /// Says whether a token may come next.
     pub(super) fn takes(&mut self, id: u32) -> Result<bool, ConstraintError> {
         if self.matcher.is_stopped() {
             return Ok(false);
@@ -284,7 +283,7 @@ impl Follower {
         if !may_be_escape {
             return self.validates(id);
         }
-        // A copy: asking the grammar changes it for a moment.
+        // Copied because the queries below change the state for a moment.
         let scan = self.scan;
         match scan {
             Scan::Escaped { is_told: false } => {
@@ -311,7 +310,7 @@ impl Follower {
         Ok(n_valid.map_err(|error| step_error(&error))? == 1)
     }
 
-    /// Takes in the token that came.
+    /// Consumes a token.
     pub(super) fn consume(&mut self, id: u32) -> Result<(), ConstraintError> {
         if !self.places.has_json {
             return self.tell(&[id]);
@@ -353,7 +352,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Takes back the newest tokens.
+    /// Removes the newest tokens.
     pub(super) fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintError> {
         if !self.places.has_json {
             return self.take_back(n_tokens);
@@ -361,7 +360,7 @@ impl Follower {
         for _ in 0..n_tokens {
             let Some(told) = self.told.pop() else {
                 return Err(ConstraintError::Step {
-                    reason: "more tokens are taken back than there are".to_owned(),
+                    reason: "more tokens are removed than there are".to_owned(),
                 });
             };
             self.take_back(told.ids.len())?;
@@ -373,14 +372,14 @@ impl Follower {
         Ok(())
     }
 
-    /// Begins again.
+    /// Returns to the start of the text.
     pub(super) fn reset(&mut self) -> Result<(), ConstraintError> {
         self.scan = Scan::Outside;
         self.told.clear();
         self.matcher.reset().map_err(|error| step_error(&error))
     }
 
-    /// Tells the grammar other tokens of the newest one; returns what it had been told.
+    /// Replaces the tokens that the grammar consumed for the newest token; returns the earlier ones.
     fn tell_otherwise(&mut self, ids: &[u32]) -> Result<Option<Vec<u32>>, ConstraintError> {
         let Some(newest) = self.told.last_mut() else {
             return Ok(None);

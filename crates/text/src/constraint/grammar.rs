@@ -19,11 +19,11 @@ use super::{
     schema::drop_what_says_nothing,
 };
 
-/// What may stand between two parts of JSON: a space, or a line break or two with an indent. Small models that are fond of them fill
+/// White space between two parts of JSON: a space, or a line break or two with an indent. Small models that like them fill
 /// their answers with longer ones. Source: `SPACE_RULE` in llama.cpp's `common/json-schema-to-grammar.cpp`, which has the same bounds.
 const JSON_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
-/// What a text may be.
+/// Describes the allowed texts of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Constraint {
     language: Language,
@@ -55,13 +55,13 @@ pub(crate) struct CallGrammar {
     pub(crate) is_optional: bool,
     /// The tools whose schemas are enforced in any case.
     pub(crate) held: Vec<HeldTool>,
-    /// How calls are told from a text of a shape, where they can be.
+    /// How calls differ from a text of a shape, if they can.
     pub(crate) told: Option<Told>,
-    /// Whether a tool is strict, so that a call is held to its schema wherever it stands.
+    /// Whether a tool is strict, so that its calls must match their schema everywhere.
     pub(crate) has_strict: bool,
     /// Whether arguments may be text without quotes.
     pub(crate) has_free_text: bool,
-    /// What the next call begins with, in text that is free behind a call; none where calls are required.
+    /// Marks of the next call in the free text after a call; empty if calls are required.
     pub(crate) marks: Vec<Mark>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct CallGrammar {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct HeldTool {
     pub(crate) name: String,
-    /// The grammar of its calls alone.
+    /// Grammar of only its calls.
     pub(crate) grammar: String,
 }
 
@@ -98,7 +98,7 @@ impl Constraint {
         Self::new(Language::Regex(pattern.into()))
     }
 
-    /// One of these texts.
+    /// Allows one of these texts.
     pub fn choice(choices: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self::new(Language::Choice(choices.into_iter().map(Into::into).collect()))
     }
@@ -131,7 +131,7 @@ impl Constraint {
         self
     }
 
-    /// As [`Self::begins_after`], where the marker is a head that `marker` begins and `end` ends: a few words may stand between them.
+    /// Does the same as [`Self::begins_after`], for a head that `marker` begins and `end` ends, with a few words between them.
     #[must_use]
     pub fn begins_after_head(self, marker: impl Into<String>, end: impl Into<String>) -> Self {
         let mut constraint = self.begins_after(marker);
@@ -142,7 +142,7 @@ impl Constraint {
     }
 
     /// Lets the text begin with something else between `open` and `close`, such as a model's thoughts; the constraint then
-    /// begins behind it, and else at once. Only a vocabulary in which `open` is one token leaves the choice.
+    /// begins after it, or else at once. Only a vocabulary in which `open` is one token leaves the choice.
     #[must_use]
     pub fn may_begin_after(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
         self.begin.thoughts = thoughts(Open::AtStart(open.into()), close.into());
@@ -181,18 +181,18 @@ impl Constraint {
         self.calls.is_some()
     }
 
-    /// Whether what it holds is the text for a reader, and not calls of tools or nothing.
+    /// Says whether the constrained text is for a reader, not calls.
     pub fn holds_text(&self) -> bool {
         !matches!(self.language, Language::Calls(_) | Language::Any)
     }
 
-    /// The calls that the text may be instead, and how they are told from it.
+    /// Returns the calls that may replace the text, and how they differ from it.
     pub(super) fn alternative(&self) -> Option<(Self, &Told)> {
         let grammar = self.calls.as_ref()?;
         Some((Self::calls(grammar.clone()), grammar.told.as_ref()?))
     }
 
-    /// The calls that may follow each other with free text between them, which the text is or may be.
+    /// Returns the calls that may follow each other with free text between them.
     pub(super) fn calls_to_follow(&self) -> Option<&CallGrammar> {
         let ((Some(grammar), _) | (None, Language::Calls(grammar))) = (&self.calls, &self.language) else {
             return None;
@@ -207,7 +207,7 @@ impl Constraint {
         self
     }
 
-    /// Lets the text begin with `open` in any case, and the constraint behind `close`.
+    /// Makes the text begin with `open`, and the constraint after `close`.
     #[must_use]
     pub fn opens_and_begins_after(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
         self.begin.thoughts = thoughts(Open::Always(open.into()), close.into());
@@ -233,7 +233,7 @@ impl Constraint {
         self
     }
 
-    /// Lets any text come before, between and behind calls, and the end too: the constraint begins with each of these marks.
+    /// Allows any text before, between and after calls, and the end; the constraint begins at each of these marks.
     #[must_use]
     pub(crate) fn begins_at(mut self, marks: Vec<Mark>) -> Self {
         if let Language::Calls(grammar) = &mut self.language {
@@ -243,7 +243,7 @@ impl Constraint {
         self
     }
 
-    /// What it is written in.
+    /// Returns the language of the constraint.
     pub fn kind(&self) -> ConstraintKind {
         match &self.language {
             Language::JsonSchema(_) => ConstraintKind::JsonSchema,
@@ -256,7 +256,7 @@ impl Constraint {
         }
     }
 
-    /// What to compile in its place where it is refused.
+    /// Returns the constraint to compile instead if this one is refused.
     pub(super) fn relaxed(&self) -> Option<Self> {
         let Language::Calls(grammar) = &self.language else {
             return None;
@@ -277,7 +277,7 @@ impl Constraint {
         })
     }
 
-    /// Where JSON stands in texts of it.
+    /// Says where JSON stands in its texts.
     pub(super) fn json_places(&self) -> JsonPlaces {
         let has_patterns = |schema: &str| {
             let keywords = ["\"pattern\"", "\"format\"", "\"patternProperties\""];
@@ -324,7 +324,7 @@ impl Constraint {
             Language::JsonSchema(schema) => schema.to_string(),
             Language::Choice(choices) => json!(choices).to_string(),
             Language::Regex(text) | Language::Lark(text) | Language::Gbnf(text) => text.clone(),
-            // What is compiled for some tools may have been refused for others.
+            // A grammar compiled for some tools may have been refused for others.
             Language::Calls(grammar) => {
                 (grammar.held.iter()).fold(grammar.exact.clone(), |mut text, tool| {
                     text.push('\n');

@@ -1,7 +1,7 @@
-//! The references of a grammar in Lark's notation.
+//! Finds the references of a grammar in Lark's notation.
 //!
-//! Separate because the compiler reads that notation itself and gives no list of rules. Invariant: what it takes for a name is one here,
-//! so that no reference is missed; what only looks like one adds to the count.
+//! Separate because the compiler parses that notation itself and exposes no list of rules. Invariant: whatever the compiler takes for a
+//! name is a name here, so no reference is missed; false positives only raise the count.
 //!
 //! Source: the tokens of `llguidance`, `src/lark/lexer.rs`.
 
@@ -9,20 +9,20 @@ use serde_json::Value;
 
 use super::chains::{Longest, NamedReferences};
 
-/// Texts and regular expressions of a grammar, each of which is a terminal.
+/// Counts the string literals and regular expressions of a grammar, each of which is a terminal.
 pub(super) fn n_terminals(grammar: &str) -> usize {
     let mut scanner = Scanner { rest: grammar };
     let tokens = std::iter::from_fn(|| scanner.next());
     tokens.filter(|token| matches!(token, Token::Terminal)).count()
 }
 
-/// The longest way along the references of a grammar, with the schemas in it: `of_schema` says how long each is itself.
+/// Finds the longest path along the references of a grammar; `of_schema` measures the schemas in it.
 pub(super) fn longest(grammar: &str, of_schema: &mut impl FnMut(&Value) -> Longest) -> Longest {
     let mut found = NamedReferences::default();
     let mut scanner = Scanner { rest: grammar };
-    // What stands before the first rule belongs to no name.
+    // Tokens before the first rule belong to no name.
     let mut of = found.node("");
-    // The names of a line, each with its level: the first is of a rule that begins, where a colon follows.
+    // The names of a line, each with its level. The first names a new rule if a colon follows.
     let mut line: Vec<(usize, usize)> = Vec::new();
     let (mut n_open, mut n_brackets) = (0_usize, 0_usize);
     let mut schemas = Longest::default();
@@ -40,7 +40,7 @@ pub(super) fn longest(grammar: &str, of_schema: &mut impl FnMut(&Value) -> Longe
                 (n_open, n_brackets) = (0, 0);
             }
             Some(Token::Newline) | None => {
-                // Attributes and parameters of a rule may stand on several lines.
+                // Attributes and parameters of a rule may span lines.
                 if token.is_none() || n_brackets == 0 {
                     for (node, level) in line.drain(..) {
                         found.references().refer(of, node, level);
@@ -69,7 +69,7 @@ pub(super) fn longest(grammar: &str, of_schema: &mut impl FnMut(&Value) -> Longe
     }
     let mut longest = found.references().longest();
     if is_nested {
-        // A grammar within a grammar has rules of the same names; with all rules one after the other none is missed.
+        // A nested grammar may repeat the names of rules. Counting all rules in sequence misses none.
         longest.n_nodes = longest.n_nodes.max(n_rules);
         longest.n_levels = longest.n_levels.max(n_rules * n_levels);
     }
@@ -80,16 +80,16 @@ pub(super) fn longest(grammar: &str, of_schema: &mut impl FnMut(&Value) -> Longe
 }
 
 enum Token<'t> {
-    /// Of a rule or a terminal.
+    /// Name of a rule or a terminal.
     Name(&'t str),
     Colon,
     Newline,
     Open(u8),
     Close(u8),
     Json(Value),
-    /// A text or a regular expression.
+    /// A string literal or a regular expression.
     Terminal,
-    /// A grammar begins within this one.
+    /// Start of a nested grammar.
     Nested,
     Other,
 }
@@ -99,7 +99,7 @@ struct Scanner<'t> {
 }
 
 impl<'t> Scanner<'t> {
-    /// The next token; `None` at the end, and where the compiler finds no token either.
+    /// Reads the next token; `None` at the end, and where the compiler's lexer fails too.
     fn next(&mut self) -> Option<Token<'t>> {
         let bytes = self.rest.as_bytes();
         let first = *bytes.first()?;
@@ -138,7 +138,7 @@ impl<'t> Scanner<'t> {
         self.rest.find('\n').unwrap_or(self.rest.len())
     }
 
-    /// A regular expression with its flags. One without an end is no token.
+    /// Finds the end of a regular expression and its flags; `None` if it does not end.
     fn regex(&self) -> Option<usize> {
         let end = self.end_of_quoted(b'/')?;
         let flags = &self.rest.as_bytes()[end..];
@@ -162,13 +162,13 @@ impl<'t> Scanner<'t> {
         }
     }
 
-    /// `<name>`.
+    /// Finds the end of a `<name>`.
     fn special(&self) -> Option<usize> {
         let end = self.rest[1..].find(|c: char| c == '<' || c == '>' || c.is_whitespace())? + 1;
         (self.rest.as_bytes()[end] == b'>' && end > 1).then_some(end + 1)
     }
 
-    /// A keyword, and the JSON behind one that has any.
+    /// Reads a keyword, with the JSON after it if it takes any.
     fn keyword(&mut self) -> Token<'t> {
         self.rest = &self.rest[1..];
         if let Some(behind) = self.rest.strip_prefix("lark") {
@@ -189,7 +189,7 @@ impl<'t> Scanner<'t> {
     }
 }
 
-/// A number as long as the compiler reads it, so that no name begins in its midst.
+/// Returns the length of a number as the compiler reads it, so that no name begins inside it.
 fn number(bytes: &[u8]) -> usize {
     let digits = |from: usize| count(&bytes[from..], |byte| byte.is_ascii_digit());
     if bytes[0] == b'0' && matches!(bytes.get(1), Some(b'x' | b'X')) {
@@ -249,7 +249,7 @@ mod tests {
         check("start: \"a\"", 1);
         check("start: a\na: b\nb: \"c\"", 3);
         check("?start: !a \n!?a: _b\n_b.2: C\nC: /x/", 4);
-        // Names end where the compiler says that they do.
+        // Names end where the compiler's lexer ends them.
         check("start: aB\na: \"x\"\nB: c\nc: \"x\"", 3);
         check("start: \"x\"ia\na: b\nb: \"x\"", 3);
         check("start: /x/ia\na: \"x\"\nia: \"x\"", 2);
@@ -257,14 +257,14 @@ mod tests {
         check("start: a~1e5b\nb: c\nc: \"x\"", 3);
         check("start: a{0x1f}g\na: \"x\"\ng: \"x\"", 2);
         check("start: <a>b\na: c\nc: d\nd: \"x\"\nb: \"x\"", 3);
-        // Not of comments, texts and expressions.
+        // Comments, string literals and expressions hold no references.
         check("start: \"a \\\" b\" # b\n// b\nb: c\nc: /b \\/ b/", 2);
         // Attributes on lines of their own, and rules of one line each.
         check("start[capture,\n stop=\"x\"]: a\na: \"x\"", 2);
         check("start: \"a\"\n  | b\nb: \"c\"", 2);
-        // Schemas add what they have.
+        // Schemas add their own depth.
         check("start: a\na: %json {\"a\": \"b: c\"} b\nb: \"x\"", 103);
-        // A grammar within another may hide what belongs to which rule.
+        // A nested grammar blurs which references belong to which rule.
         check("start: a\na: %lark { start: b\n b: \"x\" } c\nc: \"y\"", 5);
     }
 }

@@ -1,7 +1,7 @@
 //! [`Lead`]: what comes before a constrained text: a model's thoughts, which may have a budget, then text up to a call. Where the
 //! constrained text is a shape or a call, and each has its mark, thoughts are searched for both.
 //!
-//! Behind a call the text is free again, up to the next.
+//! After a call the text is free again, up to the next call.
 //!
 //! Separate from the matcher because none of it needs a grammar: it looks at the text of tokens only. Invariants: what is
 //! remembered of the text is as long as the longest mark; once thoughts have had their budget, the tokens that end them come
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::marker::Marker;
 
-/// What comes before a constrained text, as it was asked for.
+/// Describes the requested lead of a constrained text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Begin {
     pub(super) thoughts: Option<Thoughts>,
@@ -24,14 +24,14 @@ pub(super) struct Begin {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Thoughts {
     pub(super) open: Open,
-    /// What ends them.
+    /// Ends the reasoning.
     pub(super) close: String,
-    /// What ends the head that `close` begins, where it does not end the thoughts by itself.
+    /// Ends the head that `close` begins, if `close` does not end the reasoning by itself.
     pub(super) close_end: Option<String>,
     pub(super) budget: Option<Budget>,
 }
 
-/// How thoughts begin.
+/// Says how reasoning begins.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Open {
     /// They have begun.
@@ -44,13 +44,13 @@ pub(super) enum Open {
     Always(String),
 }
 
-/// How long thoughts may be.
+/// Bounds the length of reasoning.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Budget {
     pub(super) n_tokens: usize,
-    /// What is written then.
+    /// Text that is then forced.
     pub(super) end: String,
-    /// What may not follow, because thoughts would begin again.
+    /// Text that may not follow, because it would begin reasoning again.
     pub(super) not_next: String,
 }
 
@@ -70,15 +70,15 @@ pub(super) struct LeadPlan {
     pub(super) budget: Option<BudgetPlan>,
     /// Marks of the constrained text, with their tokens.
     pub(super) marks: Vec<(Mark, Vec<u32>)>,
-    /// Marks of the next call, where the constrained text is or may be a call and free text may follow it.
+    /// Marks of the next call, if the constrained text can be a call and free text may follow it.
     pub(super) behind: Option<Vec<(Mark, Vec<u32>)>>,
-    /// Whether calls in thoughts are calls too.
+    /// Whether calls in reasoning are calls too.
     pub(super) holds_in_thoughts: bool,
     /// Whether any text may come, and the end: there is no grammar, or it waits for a mark.
     pub(super) is_free: bool,
 }
 
-/// How thoughts begin, in tokens.
+/// Says how reasoning begins, in tokens.
 #[derive(Debug)]
 pub(super) enum OpenPlan {
     Never,
@@ -92,7 +92,7 @@ pub(super) enum OpenPlan {
 }
 
 impl LeadPlan {
-    /// Whether a mark in the thoughts begins a call. Their end may begin a text of a shape.
+    /// Says whether a mark in reasoning begins a call. The end of reasoning may begin a shaped text.
     pub(super) fn seeks_calls(&self) -> bool {
         (!self.is_free || self.holds_in_thoughts) && !self.marks.is_empty() && self.close.is_some()
     }
@@ -122,7 +122,7 @@ enum State {
     Fresh,
     Thinking {
         close: Marker,
-        /// What waits for calls in thoughts.
+        /// Waits for calls in reasoning.
         watch: Option<Watch>,
     },
     /// These tokens come; then thoughts begin or end.
@@ -135,32 +135,32 @@ enum State {
     Over,
 }
 
-/// What waits for marks in free text.
+/// Waits for marks in free text.
 #[derive(Clone, Debug)]
 struct Watch {
     /// The text from its first letter, as long as it may be the beginning of a mark at the start.
     start: Option<Vec<u8>>,
-    /// What may stand before the first letter next to white space.
+    /// Bytes besides white space that may come before the first letter.
     skips: &'static [u8],
-    /// Marks that count at the start, each with its place in the plan.
+    /// Marks that count only at the start, each with its index in the plan.
     at_start: Arc<[(usize, Box<[u8]>)]>,
     anywhere: Vec<(usize, Marker)>,
     /// Whether thoughts have just been ended.
     is_after_end: bool,
 }
 
-/// What may come next.
+/// Says which tokens may come next.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Allowed<'p> {
     /// Every token, and the ends where that is said, but for these.
     Any { ends: bool, but: &'p [u32] },
     /// This token.
     Only(u32),
-    /// What the grammar says, and these.
+    /// Tokens of the grammar, and these.
     Grammar(&'p [u32]),
 }
 
-/// What a token turned out to be.
+/// Says which part of the text a token belongs to.
 #[derive(Debug)]
 pub(super) enum Pushed {
     /// It is part of the lead.
@@ -191,7 +191,7 @@ impl Lead {
         }
     }
 
-    /// Begins behind a call, whose last token ran into `text`: any text may follow, the end, and the next call.
+    /// Starts after a call whose last token also holds `text`; then any text, the end, or the next call may follow.
     pub(super) fn behind(plan: Arc<LeadPlan>, text: &[u8]) -> Self {
         let mut watch = Watch::behind(&plan);
         let found = watch.push(text);
@@ -212,7 +212,7 @@ impl Lead {
         }
     }
 
-    /// The state behind thoughts, or where there are none.
+    /// Returns the state after reasoning, or without it.
     fn after(plan: &LeadPlan) -> State {
         if plan.is_free {
             State::Free(Watch::new(plan))
@@ -316,7 +316,7 @@ impl Lead {
         }
     }
 
-    /// Thoughts have ended; this text came behind.
+    /// Ends the reasoning; `behind` is the text after it.
     fn leave(&mut self, behind: &[u8]) -> Pushed {
         self.state = Self::after(&self.plan);
         let plan = Arc::clone(&self.plan);
@@ -334,7 +334,7 @@ impl Lead {
         }
     }
 
-    /// What began with a mark is no call: waits for the next mark, which may begin in the text behind this one.
+    /// Continues after a mark without a call: waits for the next mark, which may begin in the text after this one.
     pub(super) fn resume(&mut self, behind: &[u8]) -> Pushed {
         if let (true, false, Some(close)) = (self.plan.seeks_calls(), self.is_behind, &self.plan.close) {
             self.state = Self::thinking(&self.plan, close);
@@ -389,7 +389,7 @@ impl Watch {
         Self::of(plan.marks.iter().map(|(mark, _)| mark).chain(thoughts))
     }
 
-    /// Waits for the next call, for which a text starts again, and for thoughts that may begin anywhere.
+    /// Waits for the next call. A start of text counts again, and reasoning may begin anywhere.
     fn behind(plan: &LeadPlan) -> Self {
         let thoughts = match &plan.opens {
             OpenPlan::Text(mark) if !mark.is_at_start => Some(mark),
@@ -419,7 +419,7 @@ impl Watch {
         }
     }
 
-    /// Takes in text; returns the mark that is complete, by its place in the plan, and what stands behind it.
+    /// Takes text; returns the complete mark by its index in the plan, and the text after it.
     fn push(&mut self, bytes: &[u8]) -> Option<(usize, Vec<u8>)> {
         if let Some(start) = &mut self.start {
             let mut bytes = bytes;
@@ -473,7 +473,7 @@ mod tests {
         mask(matcher)[id as usize / 32] >> (id % 32) & 1 == 1
     }
 
-    /// Feeds a text; each of its bytes must be allowed, alone where `is_forced`.
+    /// Feeds a text; each of its bytes must be allowed, and must be the only one if `is_forced`.
     fn feed(matcher: &mut ConstraintMatcher, text: &str, is_forced: bool) {
         for byte in text.bytes() {
             assert!(allows(matcher, u32::from(byte)), "{:?} of {text:?}", byte as char);

@@ -3,21 +3,21 @@
 //! Separate from the matcher because tokens and the marker's text do not begin and end together. Invariant: it remembers as
 //! much of the text as could be the beginning of the marker, and no more.
 
-/// Bytes that may stand between the two texts of a marker.
+/// Most bytes between the two texts of a marker.
 const MAX_GAP_BYTES: usize = 32;
 
 #[derive(Clone, Debug)]
 pub(super) struct Marker {
     text: Box<[u8]>,
-    /// A second text, which ends the marker.
+    /// Second text, which ends the marker.
     last: Option<Box<[u8]>>,
-    /// Whether the first text is there and the second is awaited.
+    /// Whether the first text was found and the second is awaited.
     is_between: bool,
     tail: Vec<u8>,
 }
 
 impl Marker {
-    /// Waits for `text`, and where there is a `last`, for that a few words behind it.
+    /// Waits for `text` and then, if there is a `last`, for `last` within a few words after it.
     pub(super) fn new(text: &str, last: Option<&str>) -> Self {
         Self {
             text: text.as_bytes().into(),
@@ -27,7 +27,7 @@ impl Marker {
         }
     }
 
-    /// Takes in the bytes of the next token. Where the marker is complete, returns what stands behind it.
+    /// Takes the bytes of the next token. If the marker is complete, returns the text after it.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         self.tail.extend_from_slice(bytes);
         loop {

@@ -21,26 +21,26 @@ const MAX_LEADS: usize = 40;
 
 /// One sample's way through a constraint.
 pub struct ConstraintMatcher {
-    /// None where there is no grammar, and behind a call until the next begins.
+    /// `None` without a grammar, and after a call until the next begins.
     grammars: Option<Alternatives>,
-    /// The grammar at its beginning, where several calls may follow each other.
+    /// The grammar in its start state, if several calls may follow each other.
     fresh: Option<Alternatives>,
     vocabulary: Arc<Vocabulary>,
     end_ids: Box<[u32]>,
     plan: Arc<LeadPlan>,
-    /// What comes before the grammar.
+    /// Follows the text before the grammar.
     lead: Lead,
-    /// Tokens before the grammar, up to the one that began it, and behind the call before.
+    /// Tokens before the grammar, from the end of the previous call to the mark that starts the grammar.
     before: Vec<u32>,
-    /// What came before the grammar as it was ahead of each of the newest of those tokens.
+    /// Earlier states of the lead, before each of the newest of those tokens.
     leads: VecDeque<Lead>,
     /// Tokens since.
     n_inside: usize,
-    /// The newest call that is complete.
+    /// The last complete call.
     called: Option<Box<Called>>,
     /// All tokens up to the end of that call.
     through_calls: Vec<u32>,
-    /// Text that the last token of that call ran into.
+    /// Text after the call within its last token.
     behind: Vec<u8>,
     /// Tokens of the grammar since.
     inside: Vec<u32>,
@@ -50,18 +50,18 @@ pub struct ConstraintMatcher {
     leaving: Leaving,
 }
 
-/// A call that is complete, with all that is needed to take its newest tokens back.
+/// Holds a complete call with the state that a rollback into it needs.
 struct Called {
     grammars: Option<Alternatives>,
     lead: Lead,
     before: Vec<u32>,
     leads: VecDeque<Lead>,
     inside: Vec<u32>,
-    /// Text that the call before ran into.
+    /// Text after the previous call within its last token.
     behind: Vec<u8>,
 }
 
-/// What becomes of a text that leaves the grammar.
+/// Says what happens to a text that leaves the grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
     /// It fails.
@@ -264,7 +264,7 @@ impl ConstraintMatcher {
         self.leads.push_back(ahead);
     }
 
-    /// Begins the grammar with a mark, or without one behind thoughts, and the text behind. A token of free text may complete a
+    /// Begins the grammar with a mark, or after reasoning without one, and with the text after it. A token of free text may complete a
     /// mark and run past it; where no call continues so, the text remains free.
     fn begin(&mut self, mark: Vec<u32>, behind: Vec<u8>) -> Result<(), ConstraintError> {
         let (mut mark, mut behind) = (mark, behind);
@@ -309,7 +309,7 @@ impl ConstraintMatcher {
         Ok(())
     }
 
-    /// A call is complete, and its last token ran into a text: from there on the text is free up to the next call.
+    /// Ends a call whose last token also holds the text `behind`; the text is then free up to the next call.
     fn end_call(&mut self, behind: Vec<u8>) {
         self.through_calls.extend(&self.before);
         self.through_calls.extend(&self.inside);
@@ -327,7 +327,7 @@ impl ConstraintMatcher {
         self.is_complete = false;
     }
 
-    /// Goes back into the call that was complete, and takes back so many tokens, which are more than came since.
+    /// Rolls back by more tokens than came since the last complete call, into that call.
     fn reopen(&mut self, n_tokens: usize) -> Result<(), ConstraintError> {
         let n_back = n_tokens - self.before.len() - self.n_inside;
         let Some(n_left) = self.through_calls.len().checked_sub(n_back) else {
@@ -356,7 +356,7 @@ impl ConstraintMatcher {
         tokens.into_iter().try_for_each(|id| self.step(id))
     }
 
-    /// What comes before the grammar, before anything came.
+    /// Returns the state of the lead before its first token.
     fn first_lead(&self) -> Lead {
         let plan = Arc::clone(&self.plan);
         if self.through_calls.is_empty() {
@@ -434,8 +434,8 @@ impl ConstraintMatcher {
         before.into_iter().try_for_each(|id| self.step(id))
     }
 
-    /// The token that comes next where `words`, the mask of it, leaves no choice of text: all that it allows spell the beginning of one
-    /// text, which this token has the most of. Models are likely to write it so.
+    /// Returns the next token if the mask `words` leaves no choice of text: all allowed tokens spell the beginning of one text, and this
+    /// token has the most of it. Models usually write it this way.
     pub fn forced(&self, words: &[u32]) -> Option<u32> {
         let n_allowed: u32 = words.iter().map(|word| word.count_ones()).sum();
         if n_allowed > MAX_SPELLINGS {
@@ -468,7 +468,7 @@ impl ConstraintMatcher {
     }
 }
 
-/// The text behind the end of a call that its last token, `last`, ran into.
+/// Returns the text after the end of a call within its last token, `last`.
 fn text_behind_call(
     grammars: &Alternatives,
     last: u32,
@@ -496,7 +496,7 @@ fn text_behind_call(
 
 fn too_many(n_tokens: usize) -> ConstraintError {
     ConstraintError::Step {
-        reason: format!("{n_tokens} tokens are taken back, and there are fewer"),
+        reason: format!("{n_tokens} tokens are removed, but there are fewer"),
     }
 }
 

@@ -1,17 +1,17 @@
-//! [`Places`]: who compiles next.
+//! [`Places`] decides which client compiles a constraint next.
 //!
-//! Separate from the compiler because it is about clients and not about grammars. Invariants: no more compile at a time than there are
-//! places; no client has all of them, however much it asks for; who waits for a place of its client's first is served before who has some.
+//! Separate from the compiler because it deals with clients, not grammars. Invariants: at most [`MAX_RUNNING`] constraints compile at a
+//! time; one client never holds all places; waiting clients without a place are served before others.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
-/// Constraints that are compiled side by side; a hostile one costs a thread for a while.
+/// Constraints that compile at a time; a hostile one occupies a thread for a while.
 pub(super) const MAX_RUNNING: usize = 4;
 
-/// Places that one client may have.
+/// Places that one client may hold.
 const MAX_OF_CLIENT: usize = MAX_RUNNING - 1;
 
 #[derive(Debug, Default)]
@@ -22,9 +22,9 @@ pub(super) struct Places {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The clients of the places that are taken.
+    /// Client of each occupied place.
     running: Vec<u64>,
-    /// Who waits, in the order of arrival, each by a number of its own and its client.
+    /// Waiting requests in order of arrival, each with its number and its client.
     waiting: Vec<(u64, u64)>,
     next: u64,
 }
@@ -34,7 +34,7 @@ impl State {
         self.running.iter().filter(|other| **other == client).count()
     }
 
-    /// The number of who is next, if there is a place.
+    /// Returns the number of the next request, if a place is free.
     fn next(&self) -> Option<u64> {
         if self.running.len() >= MAX_RUNNING {
             return None;
@@ -46,7 +46,7 @@ impl State {
     }
 }
 
-/// A place, until it is dropped.
+/// Holds a place until it is dropped.
 #[derive(Debug)]
 pub(super) struct Place<'a> {
     places: &'a Places,
@@ -58,12 +58,12 @@ impl Places {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many places are taken.
+    /// Counts the occupied places.
     pub(super) fn n_running(&self) -> usize {
         self.lock().running.len()
     }
 
-    /// Waits for a place until the deadline. Returns whether there was one; it is to be given to [`Self::held`].
+    /// Waits for a place until the deadline. Returns whether it got one, which the caller must pass to [`Self::held`].
     pub(super) fn enter(&self, client: u64, deadline: Instant) -> bool {
         let mut state = self.lock();
         let number = state.next;
@@ -77,7 +77,7 @@ impl Places {
                 if is_next {
                     state.running.push(client);
                 }
-                // Who is behind may be next now.
+                // The next request may be allowed now.
                 self.changed.notify_all();
                 return is_next;
             }
@@ -86,7 +86,7 @@ impl Places {
         }
     }
 
-    /// Holds a place of a client that has entered.
+    /// Wraps the place of a client that has entered.
     pub(super) fn held(&self, client: u64) -> Place<'_> {
         Place { places: self, client }
     }
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(places.n_running(), MAX_RUNNING);
         assert!(!places.enter(9, soon()), "there is none");
         held.remove(0);
-        // The first in a client's row goes before the third of another.
+        // A client's first request goes before another client's third.
         assert!(places.enter(9, soon()));
         drop((places.held(9), held));
         assert_eq!(places.n_running(), 0);
@@ -165,7 +165,7 @@ mod tests {
         );
         drop(places.held(3));
         for _ in 0..greedy.len() {
-            // Each that comes in makes room for the next.
+            // Each request that enters makes room for the next.
             while places.lock().n_of(2) < 2 && !places.lock().waiting.is_empty() {
                 thread::yield_now();
             }

@@ -1,22 +1,22 @@
-//! References between schemas of one document: to a place, an anchor or an identifier.
+//! Resolves references between schemas of one document: JSON pointers, anchors and identifiers.
 //!
-//! Separate because the compiler of grammars knows one form only, `#/` and keys without any escape. Invariants: a reference that leads
-//! elsewhere stays as it is, which compiling refuses; what references lead to is the same before and after.
+//! Separate because the grammar compiler knows only `#/` and keys without escapes. Invariants: a reference out of the document stays
+//! unchanged and fails to compile; rewriting does not change the target of a reference.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-/// How large the copies of schemas may be that have no plain place.
+/// Largest total size of copied schemas, which have no plain path.
 const MAX_COPIED_BYTES: usize = 1 << 20;
 
-/// Keywords whose values are no schemas.
+/// Keywords whose values are not schemas.
 const WITHOUT_SCHEMAS: [&str; 4] = ["const", "enum", "default", "examples"];
 
-/// The way from a document to a part of it.
+/// Keys from a document to a part of it.
 type Path = Vec<String>;
 
-/// The schema in `root` that a reference of it names; `None` where that stands elsewhere.
+/// Finds the schema in `root` that a reference names; `None` if it is not there.
 pub(crate) fn referred<'s>(root: &'s Value, reference: &str) -> Option<&'s Value> {
     match reference.strip_prefix('#') {
         Some("" | "/") => Some(root),
@@ -25,7 +25,7 @@ pub(crate) fn referred<'s>(root: &'s Value, reference: &str) -> Option<&'s Value
     }
 }
 
-/// Writes all references of a document as the compiler reads them.
+/// Rewrites all references of a document in the compiler's form.
 pub(super) fn make_plain(root: &mut Value) {
     if !needs_work(root) {
         return;
@@ -69,7 +69,7 @@ pub(super) fn make_plain(root: &mut Value) {
     }
 }
 
-/// Where the schemas of a document stand that have a name.
+/// Maps the names of a document's schemas to their paths.
 struct Places(HashMap<String, Path>);
 
 impl Places {
@@ -117,7 +117,7 @@ impl Places {
         }
     }
 
-    /// The way to what a reference names that stands where `base` is the identifier.
+    /// Finds the path of a reference that stands in the document `base`.
     fn path(&self, base: &str, reference: &str) -> Option<Path> {
         let (name, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let document = if name.is_empty() {
@@ -135,7 +135,7 @@ impl Places {
     }
 }
 
-/// Whether a reference has another form than the compiler's, or there are several documents in one.
+/// Says whether a reference has another form than the compiler's, or whether the document contains several documents.
 fn needs_work(value: &Value) -> bool {
     fn is_odd(value: &Value, is_root: bool) -> bool {
         match value {
@@ -174,14 +174,14 @@ fn rewrite(value: &mut Value, base: &str, write: &mut impl FnMut(&str, &str) -> 
     }
 }
 
-/// The identifier of a document.
+/// Returns the identifier of a document.
 fn base_of(root: &Value) -> String {
     root.as_object()
         .map(|fields| own_base(fields, ""))
         .unwrap_or_default()
 }
 
-/// The identifier of a schema within `base`.
+/// Returns the identifier of a schema within `base`.
 fn own_base(fields: &Map<String, Value>, base: &str) -> String {
     match fields.get("$id").and_then(Value::as_str) {
         Some(id) if !id.starts_with('#') => joined(base, id.split('#').next().unwrap_or_default()),
@@ -189,7 +189,7 @@ fn own_base(fields: &Map<String, Value>, base: &str) -> String {
     }
 }
 
-/// An identifier that is written relative to another.
+/// Resolves an identifier relative to another.
 fn joined(base: &str, name: &str) -> String {
     let is_whole = name.split_once(':').is_some_and(|(scheme, _)| {
         !scheme.is_empty()
@@ -212,7 +212,7 @@ fn joined(base: &str, name: &str) -> String {
     format!("{folder}{name}")
 }
 
-/// The keys of a pointer in a reference.
+/// Splits a pointer of a reference into keys.
 fn segments(pointer: &str) -> Path {
     let keys = pointer.split('/').skip(1);
     keys.map(|key| without_percents(key).replace("~1", "/").replace("~0", "~"))

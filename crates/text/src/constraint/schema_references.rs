@@ -1,7 +1,7 @@
-//! The references of a JSON schema, and the numbers in it that take long to compile.
+//! Finds the references of a JSON schema, and the numbers in it that are slow to compile.
 //!
-//! Separate from what prepares a schema because nothing is changed here. Invariant: a reference that cannot be resolved here counts as
-//! one to everything that it could be, and what looks like a reference and is none (in an `enum`) counts too.
+//! Separate from the code that prepares schemas because nothing is changed here. Invariant: an unresolved reference counts as a reference
+//! to every possible target, and a value that only looks like a reference (in an `enum`) counts too.
 
 use std::collections::HashMap;
 
@@ -9,13 +9,13 @@ use serde_json::Value;
 
 use super::chains::{Longest, References};
 
-/// Keywords by which a schema is given another name than its place.
+/// Keywords that give a schema another name than its path.
 const NAMES: [&str; 5] = ["$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"];
 
 /// Keywords that refer to another schema.
 const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
 
-/// Keywords that may make one schema of several.
+/// Keywords that may merge several schemas into one.
 const JOINING: [&str; 8] = [
     "$ref",
     "$dynamicRef",
@@ -27,32 +27,32 @@ const JOINING: [&str; 8] = [
     "dependentSchemas",
 ];
 
-/// The longest way along the references of a schema.
+/// Finds the longest path along the references of a schema.
 pub(super) fn longest(schema: &Value) -> Longest {
     let mut found = Found::default();
     found.look_through(schema);
     found.references(schema).longest()
 }
 
-/// What a schema refers to, and by what names.
+/// Collects a schema's references and names.
 #[derive(Debug, Default)]
 struct Found<'s> {
     /// Every reference.
     references: Vec<&'s str>,
     /// The values that have a name.
     named: Vec<Place>,
-    /// The values that a pointer may begin at.
+    /// The values at which a pointer may start.
     bases: Vec<&'s Value>,
 }
 
-/// The address of a value, which tells it from others while the schema is borrowed.
+/// Address of a value, which identifies it while the schema is borrowed.
 type Place = usize;
 
 fn place(value: &Value) -> Place {
     std::ptr::from_ref(value) as usize
 }
 
-/// The references that stand in a value.
+/// Lists the references directly in a value.
 fn references_in(value: &Value) -> impl Iterator<Item = &str> {
     REFERENCES.iter().filter_map(|name| value.get(name)?.as_str())
 }
@@ -66,7 +66,7 @@ impl<'s> Found<'s> {
                 Value::Object(fields) => {
                     self.references.extend(references_in(value));
                     let names = NAMES.iter().filter_map(|name| fields.get(*name));
-                    // An object is a property that is called so.
+                    // An object here is a property of that name.
                     if names.into_iter().any(|name| !name.is_object()) {
                         self.named.push(place(value));
                         self.bases.push(value);
@@ -79,7 +79,7 @@ impl<'s> Found<'s> {
         }
     }
 
-    /// The values that a reference may lead to.
+    /// Finds the values to which a reference may lead.
     fn targets(&self, to: &str) -> Vec<Place> {
         let (base, fragment) = to.split_once('#').unwrap_or((to, ""));
         let is_pointer = fragment.is_empty() || fragment.starts_with('/');
@@ -106,7 +106,7 @@ impl<'s> Found<'s> {
         for &target in [place(schema)].iter().chain(&self.named).chain(all) {
             nodes.entry(target).or_insert_with(|| references.add());
         }
-        // Each value with the node that it is of, and its level in that.
+        // Each value with its node and its level in that node.
         let mut open = vec![(schema, nodes[&place(schema)], 1)];
         while let Some((value, outer, level)) = open.pop() {
             let (node, level) = match nodes.get(&place(value)) {
@@ -134,7 +134,7 @@ impl<'s> Found<'s> {
     }
 }
 
-/// A JSON pointer in a URL, without the escapes of URLs.
+/// Decodes the percent escapes of a JSON pointer in a URL.
 fn without_percents(fragment: &str) -> String {
     let bytes = fragment.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -148,7 +148,7 @@ fn without_percents(fragment: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Properties of all objects of a schema.
+/// Counts the properties of all objects of a schema.
 pub(super) fn n_properties(schema: &Value) -> usize {
     let mut n = 0;
     let mut open = vec![schema];
@@ -168,7 +168,8 @@ pub(super) fn n_properties(schema: &Value) -> usize {
     n
 }
 
-/// Finds a `multipleOf` that takes more than `maximum` states to tell multiples by, alone or, where schemas are joined, together with others.
+/// Finds a `multipleOf` whose divisibility test takes more than `maximum` states, by itself or together with others that are merged with
+/// it.
 pub(super) fn long_multiple(schema: &Value, maximum: u64) -> Option<String> {
     let (mut joins, mut together) = (false, 1_u64);
     let mut open = vec![schema];
@@ -192,7 +193,7 @@ pub(super) fn long_multiple(schema: &Value, maximum: u64) -> Option<String> {
     (joins && together > maximum).then(|| together.to_string())
 }
 
-/// A decimal number as a whole one, without its point; `None` of one that is too long.
+/// Reads a decimal number as an integer, without its point; `None` if it is too long.
 fn whole(number: &str) -> Option<u64> {
     let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
     let (before, behind) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -257,7 +258,7 @@ mod tests {
         let of_id = json!({"$id": "http://a/", "$defs": {"b": {"$id": "b", "$defs": {"c": {"$ref": "#/$defs/d"}, "d": {}}}},
             "$ref": "b#/$defs/c"});
         assert!(longest(&of_id).n_nodes >= 3);
-        // A property that is called so is no reference.
+        // A property named `$ref` is no reference.
         check(&json!({"properties": {"$ref": {"type": "string"}}}), 1);
     }
 
@@ -324,7 +325,7 @@ mod tests {
             json!({"$ref": "#/$defs/a", "multipleOf": 9973, "$defs": {"a": of("9967")}}),
             true,
         );
-        // Two numbers next to each other are never one.
+        // Schemas of two properties are never merged.
         check(json!({"properties": {"a": of("9973"), "b": of("9967")}}), false);
     }
 }

@@ -20,7 +20,7 @@ const MAX_TOKEN_BYTES: usize = 1000;
 /// Most bytes of all tokens: the trie counts its nodes in 22 bits.
 const MAX_TRIE_BYTES: usize = (1 << 22) - (1 << 10);
 
-/// Begins a token that is no text; the byte stands in no UTF-8 text.
+/// Begins a token that is not text; the byte is invalid in UTF-8.
 const NO_TEXT: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
 pub(super) struct Vocabulary {
@@ -30,7 +30,7 @@ pub(super) struct Vocabulary {
     /// The bytes of every token in the text, structure too, for markers.
     bytes: Vec<Box<[u8]>>,
     controls: ControlTokens,
-    /// Tokens that have to do with the escapes of JSON.
+    /// Tokens that are parts of JSON escapes.
     pub(super) escapes: EscapeTokens,
 }
 
@@ -132,7 +132,7 @@ impl Vocabulary {
             .collect()
     }
 
-    /// Whether a token is text, and no structure.
+    /// Says whether a token is text, not a control token.
     pub(super) fn is_text(&self, id: u32) -> bool {
         let token = self.env.tok_trie().token(id);
         token.first().is_some_and(|&byte| byte != NO_TEXT)

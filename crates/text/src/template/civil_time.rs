@@ -105,13 +105,13 @@ impl CivilTime {
         days.rem_euclid(7) as u32
     }
 
-    /// The date as templates of Llama's family have it in `date_string`, such as `26 Jul 2024`.
+    /// Formats the date as `date_string` of Llama's templates, such as `26 Jul 2024`.
     pub fn day_month_year(self) -> String {
         let month = &MONTHS[self.month as usize - 1][..3];
         format!("{:02} {month} {}", self.day, self.year)
     }
 
-    /// The date as templates of Firefunction have it in `datetime`, such as `Jul 26 2024`.
+    /// Formats the date as `datetime` of Firefunction's templates, such as `Jul 26 2024`.
     pub fn month_day_year(self) -> String {
         let month = &MONTHS[self.month as usize - 1][..3];
         format!("{month} {:02} {}", self.day, self.year)

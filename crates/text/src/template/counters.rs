@@ -1,7 +1,7 @@
-//! Jinja's `joiner` and `cycler`: objects that count how often they were asked.
+//! Jinja's `joiner` and `cycler`, which count their calls.
 //!
-//! Separate from the other functions because these remember something. Each is a namespace with entries that no template can name.
-//! Invariant: what one holds is counted as the entries of any namespace are.
+//! Separate from the other functions because these have state. Each is a namespace with entries that no template can name. Invariant: their
+//! entries count against the limits like those of any namespace.
 
 use super::{
     arguments::Arguments,
@@ -10,16 +10,16 @@ use super::{
     value::{Namespace, Value},
 };
 
-/// What stands between two, and whether the first is through.
+/// Entry with a joiner's separator, and whether it was called before.
 const SEPARATOR: &str = "\0separator";
 const IS_BEGUN: &str = "\0is begun";
 
-/// What is handed out in turn, and which comes next.
+/// Entry with a cycler's items, and the index of the next.
 const ITEMS: &str = "\0items";
 const PLACE: &str = "\0place";
 
 impl Interpreter<'_> {
-    /// `joiner(sep=", ")`: nothing the first time that it is called, then the separator.
+    /// `joiner(sep=", ")` returns nothing on its first call, then the separator.
     pub(super) fn joiner(&mut self, args: &Arguments) -> Result<Value, Fault> {
         let [separator] = args.bind("joiner()", ["sep"])?;
         let separator = match separator {
@@ -29,7 +29,7 @@ impl Interpreter<'_> {
         self.counter([(SEPARATOR, separator), (IS_BEGUN, Value::Bool(false))])
     }
 
-    /// `cycler(*items)`: `next()` hands them out in turn, `current` is the next, `reset()` begins again.
+    /// `cycler(*items)`: `next()` returns the items in turn, `current` is the next one, `reset()` starts again.
     pub(super) fn cycler(&mut self, args: &Arguments) -> Result<Value, Fault> {
         let [] = Arguments {
             positional: Vec::new(),
@@ -67,7 +67,7 @@ impl Interpreter<'_> {
         self.meter.text("")
     }
 
-    /// Calls a method of a cycler; `None` where this is none.
+    /// Calls a method of a cycler; `None` if the namespace is not a cycler.
     pub(super) fn call_cycler(&mut self, index: usize, name: &str) -> Result<Option<Value>, Fault> {
         let counter = self.namespaces.get(index);
         let entry = |name| counter.and_then(|counter| counter.get(name)).cloned();

@@ -1,7 +1,7 @@
 //! Jinja's filters, and Hugging Face's `tojson`: one row per filter.
 //!
-//! Short ones stand in their row; the others are in files by what they work on. Left out are `urlize` and `random`: a template that uses
-//! one gets an error that names it.
+//! Short filters stand in their row; the others are in files by subject. `urlize` and `random` are missing: a template that uses one gets
+//! an error that names it.
 
 mod numbers;
 mod pages;

@@ -74,7 +74,7 @@ pub(super) struct Interpreter<'t> {
     depth: usize,
     line: u32,
     known: KnownNames,
-    /// Whether a refusal of the order of roles is read past.
+    /// Whether an error about the order of roles is ignored.
     pub(super) takes_any_turns: bool,
 }
 
@@ -150,7 +150,7 @@ impl<'t> Interpreter<'t> {
         })
     }
 
-    /// Says whether a refusal of the order of roles is read past.
+    /// Sets whether an error about the order of roles is ignored.
     pub(super) fn taking_any_turns(mut self, takes_any_turns: bool) -> Self {
         self.takes_any_turns = takes_any_turns;
         self

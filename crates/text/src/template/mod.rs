@@ -5,10 +5,9 @@
 //! `generation`, the functions `raise_exception` and `strftime_now`, and a `tojson` that is `json.dumps`. This module
 //! is that environment and nothing more.
 //!
-//! A template comes from whoever made the file, so it is run as untrusted input: every string, list and mapping it
-//! makes is counted while it lives, every step burns fuel, and nesting is bounded. That is why the interpreter is
-//! our own; a general template engine counts instructions, and a dozen instructions can double a string until memory
-//! ends.
+//! A template comes from an untrusted file: every string, list and mapping that it makes is counted while it lives, every step burns fuel,
+//! and nesting is bounded. That is why the interpreter is our own; a general template engine counts instructions, and a dozen instructions
+//! can double a string until memory ends.
 //!
 //! | module | holds |
 //! |---|---|
@@ -68,7 +67,7 @@ use meter::Meter;
 /// A template's source may be this long; the longest real ones have 40 KB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 
-/// What one rendering may use.
+/// Bounds the cost of one rendering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenderLimits {
     /// Steps of evaluation, a step being an operation or 128 bytes copied. A long conversation takes a few hundred
@@ -90,15 +89,15 @@ impl Default for RenderLimits {
     }
 }
 
-/// What a rendering depends on besides the context.
+/// Holds the inputs of a rendering besides the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenderOptions {
     /// The time that `strftime_now` sees. The default is the beginning of 1970: a caller who cares says what time it
     /// is.
     pub now: CivilTime,
-    /// What the rendering may use.
+    /// Limits of the rendering.
     pub limits: RenderLimits,
-    /// Whether a refusal of the order of roles is read past: a template that says that they must alternate can write others, too.
+    /// Whether an error about the order of roles is ignored; most templates that raise it can write other orders too.
     pub takes_any_turns: bool,
 }
 
@@ -163,7 +162,7 @@ impl ChatTemplate {
         Ok(self.render_with_trust(context, &[], options)?.text)
     }
 
-    /// As [`Self::render`], and says which bytes are the template's own. Texts of the variables in `trusted` count as
+    /// Does the same as [`Self::render`], and marks the template's own bytes. Texts of the variables in `trusted` count as
     /// such.
     pub(crate) fn render_with_trust(
         &self,

@@ -221,7 +221,7 @@ impl Parser {
                     StmtKind::Continue
                 })
             }
-            // Without other templates a block is what stands in it.
+            // Without template inheritance a block is its contents.
             "block" => {
                 let name = self.expect_name()?;
                 while self.skip_name("scoped") || self.skip_name("required") {}
@@ -234,7 +234,7 @@ impl Parser {
             }
             "autoescape" => {
                 if !(self.skip_name("false") || self.skip_name("False")) {
-                    return self.error("nothing is escaped in a chat template; `autoescape` may be false");
+                    return self.error("chat templates do not escape; `autoescape` must be false");
                 }
                 self.expect_block_end()?;
                 Ok(StmtKind::With(Vec::new(), self.body("endautoescape")?))
@@ -395,7 +395,7 @@ impl Parser {
         Ok(params)
     }
 
-    /// What `set` and `for` assign to: one target or several with commas.
+    /// Reads the target of a `set` or a `for`: one name, or several with commas.
     fn target(&mut self) -> Result<Target, TemplateError> {
         let first = self.single_target()?;
         if !self.is_op(",") {

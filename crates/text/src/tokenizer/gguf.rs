@@ -41,7 +41,7 @@ const EOM: &str = "tokenizer.ggml.eom_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 const SEPARATOR: &str = "tokenizer.ggml.seperator_token_id";
 const PADDING: &str = "tokenizer.ggml.padding_token_id";
-/// Keys of the marks around a gap, the newer ones first. Source: llama.cpp `src/llama-arch.cpp`.
+/// Keys of the tokens for filling in the middle, the newer ones first. Source: llama.cpp `src/llama-arch.cpp`.
 const INFILL_PREFIX: [&str; 2] = [
     "tokenizer.ggml.fim_pre_token_id",
     "tokenizer.ggml.prefix_token_id",
@@ -86,7 +86,7 @@ struct Defaults {
     adds_eos: bool,
 }
 
-/// What the reader of one model makes.
+/// Holds the parts that the reader of one model makes.
 struct Parts {
     model: Model,
     pieces: Vec<Vec<u8>>,
@@ -200,7 +200,7 @@ impl<'m> Source<'m> {
         keys
     }
 
-    /// What each token decodes to where `▁` is a space and bytes are written out.
+    /// Returns each token's decoded text, with `▁` as a space and byte tokens as bytes.
     fn metaspace_pieces(&self) -> Result<Vec<Vec<u8>>, TokenizerError> {
         self.iter()
             .map(|(id, text, kind)| {
@@ -231,7 +231,7 @@ impl<'m> Source<'m> {
         }
     }
 
-    /// The id that a key names, else the default, where the vocabulary has it.
+    /// Returns the id that a key names, or the default if the vocabulary has it.
     fn special(&self, key: &'static str, default: Option<u32>) -> Result<Option<u32>, TokenizerError> {
         let n_vocab = self.tokens.len();
         let named = id_of(self.metadata, key, n_vocab)?;
@@ -239,7 +239,7 @@ impl<'m> Source<'m> {
     }
 }
 
-/// The id that a key names. Writers say with one that no token has, such as -1, that there is none; llama.cpp reads past those, too.
+/// Returns the id that a key names. Writers use an id outside the vocabulary, such as -1, for no token; llama.cpp ignores those, too.
 fn id_of(metadata: &Metadata, key: &'static str, n_vocab: usize) -> Result<Option<u32>, TokenizerError> {
     use tokenmill_gguf::Value;
     if let Some(
@@ -254,7 +254,7 @@ fn id_of(metadata: &Metadata, key: &'static str, n_vocab: usize) -> Result<Optio
     Ok(metadata.opt_u32(key)?.filter(|&id| (id as usize) < n_vocab))
 }
 
-/// The marks around a gap that the file names; an id that is none is as if it were not there.
+/// Reads the tokens for filling in the middle; ids outside the vocabulary are ignored.
 fn infill_ids(source: &Source<'_>) -> InfillIds {
     let find = |keys: &[&'static str]| {
         keys.iter()
@@ -372,7 +372,7 @@ fn read_merges(source: &Source<'_>) -> Result<Merges, TokenizerError> {
         joined.clear();
         joined.push_str(left);
         joined.push_str(right);
-        // What makes no token merges nothing.
+        // A merge whose result is not a token is ignored.
         let (Some(merged), Some(left), Some(right)) = (id(&joined), id(left), id(right)) else {
             continue;
         };
@@ -383,7 +383,7 @@ fn read_merges(source: &Source<'_>) -> Result<Merges, TokenizerError> {
     Ok(merges)
 }
 
-/// Whether no token holds a `▁` behind another character, so that no merge crosses such a place.
+/// Says whether no token has a `▁` after another character, so that no merge crosses such a place.
 fn can_split_before_metaspace(source: &Source<'_>) -> bool {
     source
         .iter()

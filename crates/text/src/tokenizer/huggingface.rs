@@ -129,7 +129,7 @@ struct UnigramModel {
 struct Tokens {
     texts: Vec<Option<String>>,
     kinds: Vec<TokenKind>,
-    /// Which of them stand in the model's own vocabulary. The others are found in text, and made from none.
+    /// Whether each of them is in the model's own vocabulary. The others are matched in text, but merges never produce them.
     are_of_model: Vec<bool>,
 }
 
@@ -425,7 +425,7 @@ fn read_bpe(
     Ok((Model::Bpe(bpe), tokens, unknown))
 }
 
-/// Whether no token holds a `▁` behind another character, so that no merge crosses such a place.
+/// Says whether no token has a `▁` after another character, so that no merge crosses such a place.
 fn can_split_before_metaspace(tokens: &Tokens) -> bool {
     tokens
         .text_tokens()
@@ -448,7 +448,7 @@ fn read_wordpiece(file: WordPieceModel, added: &[Added]) -> Result<Read, Tokeniz
     let mut starts = KeyMap::with_capacity(n_vocab);
     let mut continuations = KeyMap::with_capacity(n_vocab);
     for (id, text) in tokens.text_tokens() {
-        // A word may itself be written as a piece that continues one.
+        // A word may be written like a continuing piece.
         starts.insert(text.as_bytes(), id);
         if let Some(rest) = text.strip_prefix(&file.continuing_subword_prefix)
             && !rest.is_empty()

@@ -36,7 +36,7 @@ use split::Step;
 use vocab::Vocab;
 pub use vocab::{InfillIds, TokenKind};
 
-/// How to encode.
+/// Selects how a text is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodeOptions {
     /// Adds the tokens that the model wants around a text, such as one that begins a sequence.
@@ -87,7 +87,7 @@ pub struct Tokenizer {
     normalizers: Vec<Normalizer>,
     steps: Vec<Step>,
     model: Model,
-    /// Tokens before and behind every text.
+    /// Tokens before each text; `suffix` holds the tokens after it.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
 }
@@ -176,7 +176,7 @@ impl Tokenizer {
         self.vocab.bytes(id)
     }
 
-    /// What a token is for; `None` outside the vocabulary.
+    /// Returns the kind of a token; `None` outside the vocabulary.
     pub fn token_kind(&self, id: u32) -> Option<TokenKind> {
         self.vocab.kind(id)
     }
@@ -218,7 +218,7 @@ impl Tokenizer {
         self.vocab.special.padding
     }
 
-    /// The tokens around a gap, as far as the file itself names them.
+    /// Returns the tokens for filling in the middle that the file itself names.
     pub fn infill_ids(&self) -> InfillIds {
         self.vocab.special.infill
     }
@@ -228,7 +228,7 @@ impl Tokenizer {
         self.bos().is_some_and(|bos| self.prefix.contains(&bos))
     }
 
-    /// Whether [`EncodeOptions::add_special`] puts [`Self::eos`] behind a text.
+    /// Says whether [`EncodeOptions::add_special`] appends [`Self::eos`] to a text.
     pub fn adds_eos(&self) -> bool {
         self.eos().is_some_and(|eos| self.suffix.contains(&eos))
     }

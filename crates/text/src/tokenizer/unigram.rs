@@ -1,7 +1,7 @@
 //! [`Unigram`]: the likeliest segmentation under a unigram language model, as T5 uses it.
 //!
 //! Separate from the merging models because it searches all segmentations (Viterbi). Invariant: time is linear in the
-//! text, with the longest token as factor, which is bounded.
+//! text, with the bounded length of the longest token as a factor.
 //!
 //! Source: Kudo 2018, "Subword Regularization"; scores and ties as in Hugging Face's `tokenizers`.
 
@@ -21,10 +21,10 @@ pub(crate) struct Unigram {
     bytes: Option<Box<[Option<u32>; 256]>>,
 }
 
-/// Bytes of the longest token. Those that are trained have 16 characters; at each place of a text all that begin there are looked at.
+/// Longest token, in bytes. Trained tokens have 16 characters; at each position the search visits all tokens that begin there.
 const MAX_TOKEN_BYTES: usize = 256;
 
-/// How much less likely an unknown character is than the least likely token.
+/// Difference of an unknown character's score from that of the least likely token.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
 /// Byte strings to ids, walked byte by byte.

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use crate::TokenizerError;
 
-/// What a token is for.
+/// Classifies a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TokenKind {
@@ -57,18 +57,18 @@ pub(crate) struct SpecialIds {
     pub(crate) infill: InfillIds,
 }
 
-/// Tokens that stand around the text to fill in the middle, where the file itself names them.
+/// Holds the tokens for filling in the middle, if the file names them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InfillIds {
-    /// Before the beginning.
+    /// Comes before the prefix.
     pub prefix: Option<u32>,
-    /// Before the end.
+    /// Comes before the suffix.
     pub suffix: Option<u32>,
-    /// Before the middle.
+    /// Comes before the middle.
     pub middle: Option<u32>,
-    /// Before the name of a repository.
+    /// Comes before the name of a repository.
     pub repository: Option<u32>,
-    /// Before the name of a file.
+    /// Comes before the name of a file.
     pub file: Option<u32>,
 }
 
@@ -110,7 +110,7 @@ pub(super) const END_MARKS: &[&str] = &[
     "<|file_sep|>",
 ];
 
-/// What each token id stands for.
+/// Holds the bytes and the kind of each token id.
 #[derive(Clone, Debug)]
 pub(crate) struct Vocab {
     bytes: Vec<u8>,
@@ -168,7 +168,7 @@ impl Vocab {
         self.kinds.get(id as usize).copied()
     }
 
-    /// Finds out which tokens end a generation: `eos` and those whose text says so.
+    /// Finds the tokens that end a generation: `eos`, and tokens with such a text.
     ///
     /// Source: llama.cpp `src/llama-vocab.cpp`. Unlike there, a normal token whose text might stand in any text (`</s>`
     /// is HTML) does not count.

@@ -1,4 +1,5 @@
-//! Vocabularies as they are in the wild: ids that no token has, merges of nothing, words that are added and words that are not.
+//! Tests vocabularies with faults of published files: ids without tokens, merges without a result, and added words that are in the
+//! vocabulary or not.
 
 use serde_json::json;
 use tokenmill_text::{EncodeOptions, Tokenizer};
@@ -32,7 +33,7 @@ fn ids_that_no_token_has_say_that_there_is_none() {
     }
 }
 
-/// The pieces that a `tokenizer.json` with this model and these added tokens makes of a text.
+/// Splits a text by a `tokenizer.json` with this model and these added tokens.
 fn pieces(
     model: &serde_json::Value,
     added: &serde_json::Value,
@@ -57,7 +58,7 @@ fn added_words_are_found_by_their_rules_and_made_from_nothing_else() {
     assert_eq!(pieces("tool"), [9]);
     assert_eq!(pieces("tools"), [1, 2, 2, 3, 4]);
     assert_eq!(pieces("tool toolx"), [9, 1, 2, 2, 3, 5]);
-    // A word that is itself written as a piece that continues one.
+    // A word that is written like a continuing piece.
     assert_eq!(pieces("##ab"), [7, 8]);
 }
 

@@ -1,8 +1,7 @@
-//! Patterns of published `tokenizer.json` files, with escapes for line breaks and with line breaks of their own, against Hugging
-//! Face's `tokenizers`.
+//! Compares patterns of published `tokenizer.json` files with Hugging Face's `tokenizers`, with escaped and with raw line breaks.
 //!
-//! Separate from the other comparisons because the vocabulary is made here: all bytes, and pairs of what patterns cut apart or
-//! leave together, so that ids tell the cuts.
+//! Separate from the other comparisons because the vocabulary is made here: it has all bytes, and pairs of bytes that patterns may
+//! separate, so the token ids show where the text was split.
 
 use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};
@@ -11,8 +10,8 @@ use tokenmill_text::{EncodeOptions, Tokenizer};
 /// Texts for each file.
 const N_TEXTS: u32 = 200;
 
-/// The last step of published files: DeepSeek V3's, Llama 3's, Qwen 2's, GPT-4o's, o200k's as tiktoken writes it without its `$`, and a
-/// pattern that begins with line breaks.
+/// The last splitting step of DeepSeek V3, Llama 3, Qwen 2, GPT-4o and o200k (as tiktoken writes it, without its `$`), and a pattern that
+/// begins with line breaks.
 const PATTERNS: &[&str] = &[
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -23,9 +22,9 @@ const PATTERNS: &[&str] = &[
     r"\p{L}+|\s+(?!\S)",
 ];
 
-/// A `tokenizer.json` that cuts text by a pattern.
+/// Writes a `tokenizer.json` that splits text by a pattern.
 fn file(pattern: &str) -> Vec<u8> {
-    // GPT-2's stand-ins for bytes: printable ones stand for themselves, the others follow U+0100.
+    // GPT-2's byte characters: printable bytes stand for themselves, the others follow U+0100.
     let is_printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let others: Vec<u32> = (0..256).filter(|&byte| !is_printable(byte)).collect();
     let stand_in = |byte: u32| {
@@ -34,7 +33,7 @@ fn file(pattern: &str) -> Vec<u8> {
     };
     let mut vocab: Vec<String> = (0..256).map(|byte| stand_in(byte).to_string()).collect();
     let mut merges = Vec::new();
-    // Pairs of what follows each other, then pairs of these.
+    // Pairs of adjacent characters, then pairs of these.
     let ends: Vec<String> = " \n\r\tab1.'"
         .chars()
         .map(|c| stand_in(c as u32).to_string())

@@ -34,7 +34,7 @@ fn all_models() -> Vec<(&'static str, Tokenizer)> {
 
 #[test]
 fn a_long_text_of_anything_encodes_in_time() {
-    // Far above what it takes on a busy machine, and below what a step for each pair of its bytes would.
+    // Far above the time on a busy machine, and far below that of a quadratic algorithm.
     let limit = Duration::from_secs(10);
     let long_number = "1234567890";
     for (name, tokenizer) in all_models() {

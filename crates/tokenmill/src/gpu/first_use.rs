@@ -1,8 +1,9 @@
-//! [`FirstUseOf`]: a GPU is checked before a model is first used on it, and what is found is remembered.
+//! [`FirstUseOf`] checks a GPU before a model first uses it, and remembers the result.
 //!
-//! Separate from loading, which continues with what is left. The kernels that the model needs are checked on small shapes, then its own steps against the CPU
-//! and in each way of launching. What fails is given up, one thing after the other, at last the GPU. Invariants: a GPU that passed is not
-//! checked again for the same kernels with the same driver and program; whoever uses one that did not pass is told, with the kernel's name.
+//! Separate from loading, which uses the features that passed. First the kernels that the model needs run on small shapes; then the model's
+//! own steps run against the CPU and in each way of launching. A failed check turns off one feature after the other, and finally the GPU.
+//! Invariants: a GPU that passed is not checked again for the same kernels, driver and program; a user of a GPU that did not pass learns
+//! the kernel's name.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
@@ -20,14 +21,14 @@ use crate::{
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
 };
 
-/// Names its files.
+/// Kind of the files with the results.
 const KIND: &str = "gpu-check";
-/// How long a check waits for the GPU. Kernels of checks take milliseconds.
+/// Longest wait of a check for the GPU. Kernels of checks take milliseconds.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Tokens of a context that the CPU's steps are compared in, and of its steps.
+/// Context length of the model that computes the reference steps on the CPU, in tokens.
 const REFERENCE_CONTEXT: usize = 64;
 
-/// What is known of a GPU.
+/// Records what is known of a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Record {
     steps: Vec<StepDown>,
@@ -66,7 +67,7 @@ impl Record {
     }
 }
 
-/// The use of a GPU by a model.
+/// Checks one GPU for one model.
 #[derive(Debug)]
 pub(super) struct FirstUseOf<'a> {
     compute: &'a Compute,
@@ -80,15 +81,15 @@ pub(super) struct FirstUseOf<'a> {
 }
 
 impl<'a> FirstUseOf<'a> {
-    /// Whether GPUs are to be checked.
+    /// Says whether GPUs are to be checked.
     pub(super) fn is_wanted(compute: &Compute) -> bool {
         !compute.gpu.is_unchecked && compute.measurements.folder.is_some()
     }
 
-    /// What is known of the GPU of a backend, for a model; `None` where it is not to be checked.
+    /// Reads what is known of a backend's GPU; `None` if it is not to be checked.
     ///
     /// # Errors
-    /// What is wrong with the model, and a GPU that did not pass before.
+    /// Fails on an invalid model, and on a GPU that did not pass before.
     pub(super) fn of(
         model: &Model,
         (ordinal, backend): (usize, &CudaBackend),
@@ -98,7 +99,7 @@ impl<'a> FirstUseOf<'a> {
         if !Self::is_wanted(compute) {
             return Ok(None);
         }
-        // The types of its matrices are those that its plan has.
+        // The plan lists the types of the model's matrices.
         model.plan(backend, options)?;
         let shape = model.descriptor().shape();
         let own_values = |layer: &&tokenmill_backend::LayerShape| !layer.has_latent_rows;
@@ -132,12 +133,12 @@ impl<'a> FirstUseOf<'a> {
         Ok(Some(this))
     }
 
-    /// Whether nothing is to be checked before the model is loaded, and nothing was given up.
+    /// Says whether nothing needs a check before loading and no feature is turned off.
     pub(super) fn is_known(&self) -> bool {
         self.record.steps.is_empty() && self.missing().is_none()
     }
 
-    /// How the model is to be computed: as it was asked for, less what was given up.
+    /// Returns the requested compute options without the features that are turned off.
     pub(super) fn compute(&self) -> Compute {
         let mut compute = self.compute.clone();
         for step in &self.record.steps {
@@ -152,7 +153,7 @@ impl<'a> FirstUseOf<'a> {
         compute
     }
 
-    /// What has not passed of what the model needs.
+    /// Lists what the model needs and no check has passed yet.
     fn missing(&self) -> Option<Needs> {
         let is_new = |name: &String| !self.record.kernels.contains(name);
         let missing = Needs {
@@ -170,10 +171,11 @@ impl<'a> FirstUseOf<'a> {
         format!("attention {keys}/{values} {dim}")
     }
 
-    /// Checks the kernels that the model needs and that have not passed. The GPU is opened for it, so it must be open nowhere else: what a check loses is lost to all.
+    /// Checks the kernels that the model needs and that have not passed. It opens the GPU, which must not be open elsewhere: a failed check
+    /// can lose the context for every user.
     ///
     /// # Errors
-    /// A GPU that is not to be used.
+    /// Fails if the GPU must not be used.
     pub(super) fn check_kernels(&mut self) -> Result<(), Error> {
         let Some(missing) = self.missing() else {
             return Ok(());
@@ -193,10 +195,11 @@ impl<'a> FirstUseOf<'a> {
         self.keep(found)
     }
 
-    /// Checks the steps of the model that was loaded, if no model's have passed. Says whether something was given up, so that it has to be loaded again.
+    /// Checks the steps of the loaded model if no model's steps have passed. Returns whether a feature was turned off, after which the
+    /// model must be loaded again.
     ///
     /// # Errors
-    /// A GPU that is not to be used.
+    /// Fails if the GPU must not be used.
     pub(super) fn check_model(
         &mut self,
         executor: &mut ModelExecutor<CudaBackend>,
@@ -211,7 +214,7 @@ impl<'a> FirstUseOf<'a> {
         let now = self.options.clone().without(&self.record.steps);
         let begins_early = now.launches == Launches::Early;
         device.limit_waits(Some(LIMIT));
-        // What is wrong in one way of launching alone is found where the ways are compared.
+        // `compare_ways` finds faults that only one way of launching has.
         executor.backend_mut().set_graphs(false);
         device.set_launches(Launches::InOrder);
         let against_cpu = match reference(model, options, self.compute) {
@@ -250,10 +253,10 @@ impl<'a> FirstUseOf<'a> {
         }
     }
 
-    /// Takes over and remembers what was found.
+    /// Applies and stores a finding.
     ///
     /// # Errors
-    /// A GPU that is not to be used, or not in this process.
+    /// Fails if the GPU must not be used, or not by this process.
     fn keep(&mut self, found: FirstUse) -> Result<(), Error> {
         self.record
             .findings
@@ -263,7 +266,7 @@ impl<'a> FirstUseOf<'a> {
         let measurements = self.compute.measurements.of_load(self.compute.is_quiet);
         if let Err(error) = measurements.keep(KIND, &self.subject, &self.record.to_json()) {
             self.say(&format!(
-                "what was found of GPU {} is not remembered: {error}",
+                "the check result of GPU {} cannot be stored: {error}",
                 self.ordinal
             ));
         }
@@ -272,7 +275,7 @@ impl<'a> FirstUseOf<'a> {
         }
         if found.is_hung {
             return Err(
-                self.refused("the GPU did not end a check, and is not asked again before the next start")
+                self.refused("the GPU did not finish a check and is not used again before the next start")
             );
         }
         Ok(())
@@ -306,7 +309,7 @@ impl<'a> FirstUseOf<'a> {
     }
 }
 
-/// One line about a finding.
+/// Describes a finding in one line.
 fn about(ordinal: usize, finding: &Finding, step: Option<StepDown>) -> String {
     match step {
         Some(step) => format!("GPU {ordinal}: {finding}; from now on {step}"),
@@ -314,9 +317,9 @@ fn about(ordinal: usize, finding: &Finding, step: Option<StepDown>) -> String {
     }
 }
 
-/// The GPU, its driver, the program's kernels and how they are used.
+/// Describes the GPU, its driver, the program's kernels and how they are used.
 fn subject_of(info: &DeviceInfo, ordinal: usize, gpu: &GpuOptions) -> String {
-    // The driver tells a program the CUDA version alone.
+    // The driver's API tells only the CUDA version.
     let driver = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     format!(
         "kernels {:016x} of version {} on {}, {}, compute capability {:?}; driver for CUDA {:?} {}; {:?}",
@@ -338,7 +341,7 @@ fn subject_of(info: &DeviceInfo, ordinal: usize, gpu: &GpuOptions) -> String {
     )
 }
 
-/// What was found at the first use of a GPU, as it is remembered; `None` where it was not used yet by this program, so.
+/// Returns the stored result of a GPU's check; `None` if this program has not used the GPU with these options.
 pub fn gpu_check(
     info: &DeviceInfo,
     ordinal: usize,
@@ -349,7 +352,7 @@ pub fn gpu_check(
     measurements.of_load(false).find(KIND, &subject)
 }
 
-/// The same model on the CPU, for a few tokens; `None` where it does not fit next to what else is in memory, or cannot be loaded so.
+/// Loads the same model on the CPU for a few tokens; `None` if it does not fit into memory or cannot be loaded.
 fn reference(model: &Model, options: &ModelOptions, compute: &Compute) -> Option<impl Executor + use<>> {
     let options = ModelOptions {
         n_ctx: Some(REFERENCE_CONTEXT),

@@ -59,11 +59,11 @@ pub(crate) fn load_group(
     let n_ranks = compute.n_gpus;
     let shards = shards(model, n_ranks)?;
     if FirstUseOf::is_wanted(compute) {
-        // Before any is checked.
+        // All are opened before any is checked.
         let devices = open_all(first, compute)?;
         check_alike(first, &devices.iter().map(Device::info).collect::<Vec<_>>())?;
     }
-    // What one of them cannot do, none does.
+    // A feature that one GPU lacks is off for all.
     let compute = &(first..first + n_ranks).try_fold(compute.clone(), |compute, ordinal| {
         check_kernels_of(model, ordinal, options, &compute)
     })?;
@@ -98,7 +98,7 @@ pub(crate) fn load_group(
     let plans = (shards.iter().zip(&backends))
         .map(|(shard, backend)| shard.plan(backend, options))
         .collect::<Result<Vec<_>, _>>()?;
-    // What the GPU that takes most takes.
+    // The plan of the GPU that needs most memory.
     let plan = (plans.into_iter().max_by_key(MemoryPlan::device_bytes)).expect("a group has ranks");
     compute.show_plan(&LoadPlan::new(model, options, &plan, true));
     let mut kernels_took = Duration::ZERO;
@@ -142,8 +142,8 @@ pub(crate) fn load_group(
     })
 }
 
-/// GPUs that cannot compute a model together. The driver compiles the kernels for each capability by itself, so the last bits of what every
-/// rank computes alone, such as the choice of experts, may differ between them.
+/// GPUs cannot compute a model together. The driver compiles the kernels for each capability by itself, so the last bits of results that
+/// every rank computes for itself, such as the choice of experts, may differ between them.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "GPUs that compute a model together need the same compute capability: {first} has {}.{} and {other} has {}.{}",
@@ -218,7 +218,7 @@ mod tests {
     fn unlike_gpus_are_refused_by_name() {
         let [old, new] = [info("RTX 3090", (8, 6)), info("RTX 4090", (8, 9))];
         assert!(check_alike(0, &[&new, &new]).is_ok());
-        // Of the same capability, though not of the same size.
+        // GPUs with the same capability, though of different sizes.
         assert!(check_alike(0, &[&new, &info("L40S", (8, 9))]).is_ok());
         let error = check_alike(1, &[&old, &old, &new]).unwrap_err();
         assert_eq!(

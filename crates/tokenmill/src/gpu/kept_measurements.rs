@@ -1,4 +1,4 @@
-//! What was measured of this machine, in files that the next load finds.
+//! Stores measurements of this machine in files for the next load.
 //!
 //! Separate because bandwidths and thresholds are kept alike. Invariants: a file counts only where it says that it is of the same thing;
 //! one that is older, damaged or cannot be read is measured again, and one that cannot be written stops no load.
@@ -19,7 +19,7 @@ const FORMAT: u64 = 1;
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
 impl Measurements {
-    /// Those of a load: while other models compute, what was measured before is taken, and what is measured is not kept.
+    /// Returns the measurements of a load. While other models compute, earlier measurements are used, and new ones are not stored.
     pub(crate) fn of_load(&self, is_quiet: bool) -> OfLoad<'_> {
         OfLoad {
             measurements: self,
@@ -36,7 +36,7 @@ pub(crate) struct OfLoad<'a> {
 }
 
 impl OfLoad<'_> {
-    /// What was written of `subject` before, unless it is to be made again; `None` too where no folder is given.
+    /// Reads what was stored about `subject`; `None` if it is to be measured again or there is no folder.
     pub(crate) fn find(&self, kind: &str, subject: &str) -> Option<Value> {
         let folder = self.measurements.folder.as_ref()?;
         let is_taken = self.is_quiet || !self.measurements.is_made_again;
@@ -45,10 +45,10 @@ impl OfLoad<'_> {
             .flatten()
     }
 
-    /// Writes what is known of `subject`, for the next load. What cannot be written is not remembered.
+    /// Stores what is known about `subject` for the next load.
     ///
     /// # Errors
-    /// The system's, and why.
+    /// Returns the system's error if the file cannot be written.
     pub(crate) fn keep(&self, kind: &str, subject: &str, values: &Value) -> io::Result<()> {
         let Some(folder) = &self.measurements.folder else {
             return Ok(());
@@ -56,11 +56,11 @@ impl OfLoad<'_> {
         write(folder, &path_of(folder, kind, subject), subject, values)
     }
 
-    /// What was measured of `subject`, at this load or before. `kind` names the file, `from_json` reads what `to_json` wrote and refuses
-    /// what is no measurement.
+    /// Returns the measurement of `subject` from this load or an earlier one. `kind` names the file; `from_json` reads the output of
+    /// `to_json` and refuses other values.
     ///
     /// # Errors
-    /// Those of `measure`.
+    /// Returns the errors of `measure`.
     pub(crate) fn find_or_make<T, E>(
         &self,
         kind: &str,
@@ -72,10 +72,10 @@ impl OfLoad<'_> {
         self.find_or_try(kind, subject, from_json, to_json, || Ok((measure()?, None)))
     }
 
-    /// As [`Self::find_or_make`], where `measure` may also say why what it measured is not to be kept.
+    /// Does the same as [`Self::find_or_make`]; `measure` may also say why its result must not be stored.
     ///
     /// # Errors
-    /// Those of `measure`.
+    /// Returns the errors of `measure`.
     pub(crate) fn find_or_try<T, E>(
         &self,
         kind: &str,
@@ -164,7 +164,7 @@ mod tests {
         let kept = in_folder(folder.path());
         assert_eq!(number(&kept, "a", 1), (1, NOW));
         assert_eq!(number(&kept, "a", 2), (1, MeasuredWhen::Before));
-        // Of something else there is nothing yet.
+        // There is nothing yet about another subject.
         assert_eq!(number(&kept, "b", 3), (3, NOW));
         assert_eq!(number(&kept, "a", 4), (1, MeasuredWhen::Before));
         let again = Measurements {

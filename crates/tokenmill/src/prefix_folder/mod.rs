@@ -44,12 +44,12 @@ pub use self::model_store::PrefixFolderFigures;
 const LOCK: &str = "lock";
 /// The numbers that names are made with.
 const SECRET: &str = "secret";
-/// How the names of files end that are being written.
+/// Suffix of files that are being written.
 const UNFINISHED: &str = "incomplete";
-/// How the names of files end, by the number of their kind.
+/// Suffixes of files, by the number of their kind.
 const KINDS: [&str; 3] = ["page", "window", "state"];
 
-/// Who is told that a folder cannot be written to.
+/// Receives a warning that a folder cannot be written to.
 type Warn = dyn Fn(&str) + Send + Sync;
 
 /// A folder for pages of prompts, of any number of models. Clones are handles to the same one.
@@ -72,11 +72,11 @@ struct Folder {
 }
 
 impl PrefixFolder {
-    /// Opens a folder whose files may have so many bytes together, and makes it where it is missing. What was used longest ago is removed
-    /// where there is more. `warn` is told, once, that the folder cannot be written to.
+    /// Opens a folder for files of a bounded total size, and creates it if it is missing. Files that were used longest ago are removed
+    /// beyond that size. Calls `warn` once if the folder cannot be written to.
     ///
     /// # Errors
-    /// [`Error::FolderInUse`], [`Error::MakeFolder`] where the folder cannot be made, [`Error::Write`] where it cannot be written to, and
+    /// [`Error::FolderInUse`], [`Error::MakeFolder`] if the folder cannot be created, [`Error::Write`] if it cannot be written to, and
     /// [`Error::Read`] where it cannot be read.
     pub fn open(
         path: impl AsRef<Path>,
@@ -113,7 +113,7 @@ impl PrefixFolder {
         &self.folder.path
     }
 
-    /// As [`Self::store_of`]; where the memory cannot be read it says that nothing is kept.
+    /// Does the same as [`Self::store_of`]; if the memory cannot be read it warns that nothing is stored.
     pub(crate) fn store_where(&self, identity: u128, format: Option<MemoryFormat>) -> Option<ModelStore> {
         if format.is_none() {
             (self.folder.warn)(&format!(
@@ -124,7 +124,7 @@ impl PrefixFolder {
         Some(self.store_of(identity, &format?))
     }
 
-    /// The pages of a model whose memory is arranged so.
+    /// Returns the pages of a model with this memory format.
     pub(crate) fn store_of(&self, identity: u128, format: &MemoryFormat) -> ModelStore {
         let text = format!("{identity:032x} {}", format_text(format));
         let [high, low] = [0, 1].map(|seed| u128::from(checksum(text.as_bytes(), seed)));
@@ -162,7 +162,7 @@ impl fmt::Debug for Folder {
     }
 }
 
-/// Makes a folder that its owner alone can read: it holds what people have asked.
+/// Creates a folder that only its owner can read, because it holds users' prompts.
 fn create_folder(path: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -171,8 +171,8 @@ fn create_folder(path: &Path) -> io::Result<()> {
     builder.create(path)
 }
 
-/// The numbers that names are made with: those of the last process, or new ones. What was named with others is not found again, and
-/// makes room in time.
+/// Returns the numbers that file names are made with: those of the last process, or new ones. Files with names from others are not found
+/// again, and make room in time.
 fn secret(folder: &Path) -> io::Result<[u64; 4]> {
     let path = folder.join(SECRET);
     let numbers = |bytes: &[u8]| {
@@ -199,7 +199,7 @@ fn file_name(name: KeptName) -> String {
     format!("{:032x}.{kind}", name.key.number())
 }
 
-/// What has a name of ours.
+/// Parses one of our file names.
 fn name_of(file_name: &str) -> Option<KeptName> {
     let (key, kind) = file_name.split_once('.')?;
     let kinds = [
@@ -223,7 +223,7 @@ fn hex(text: &str) -> Option<u128> {
 }
 
 /// Lists the files of a folder in the order of their last use, removes those that a killed process left half written, and the oldest
-/// where there are more than `max_bytes`. What has other names is left alone, and so is what cannot be read: it is a cache.
+/// beyond `max_bytes`. Files with other names, and unreadable ones, are ignored: it is a cache.
 fn list(folder: &Path, max_bytes: u64) -> io::Result<Index> {
     let mut found = Vec::new();
     for of_model in fs::read_dir(folder)?.flatten() {

@@ -17,7 +17,7 @@ use tokenmill_gguf::{GgufFile, TensorType, Value};
 use tokenmill_quant::Format;
 use tokenmill_testkit::{Comparisons, Random};
 
-/// What differs from the reference on purpose: the network (`*` for all), the key or the end of a tensor's name, and why.
+/// Intended differences from the reference: the network (`*` for all), the key or the end of a tensor's name, and the reason.
 const DEVIATIONS: &[(&str, &str, &str)] = &[
     (
         "*",
@@ -306,7 +306,7 @@ fn what_cannot_be_converted_is_said_in_one_line_and_leaves_no_file() {
     };
     check(&unknown, "`NoSuchModel` is not supported");
     comparisons.compared(5);
-    // What a file cannot say is named by the key of the folder's own configuration.
+    // Features that a file cannot express are named by the key of the folder's own configuration.
     for (name, key, value, expected) in [
         (
             "deepseek_v3",
@@ -366,8 +366,8 @@ fn presets_are_those_of_quantize() {
     assert!(own.tensors().any(|info| info.ty == TensorType::Q4_K));
 }
 
-/// What `--quantize` loads of a folder has the types of the file that `convert` writes with the same preset: hybrids, experts and layers for
-/// drafts among them.
+/// `--quantize` loads a folder in the types of the file that `convert` writes with the same preset, including hybrids, experts and
+/// layers for drafts.
 #[test]
 fn a_folder_is_loaded_in_the_types_of_its_file() {
     let mut comparisons = Comparisons::of("presets of loaded folders");
@@ -393,12 +393,12 @@ fn a_folder_is_loaded_in_the_types_of_its_file() {
                 continue;
             };
             n_quantized += usize::from(written.ty.block_len() > 1);
-            // What the folder has quantized already stays.
+            // Tensors that are quantized in the folder stay.
             if written.ty.block_len() > 1 || info.ty.block_len() > 1 {
                 assert_eq!(info.ty, written.ty, "{}: {}", folder.display(), info.name);
             }
         }
-        // A network may have no row that blocks divide.
+        // A network may have no rows of whole blocks.
         let has_whole_blocks = file
             .tensors()
             .any(|info| info.dims.len() > 1 && info.dims[0] % 32 == 0);

@@ -1,4 +1,4 @@
-//! What a chat template is told besides the messages: the date, whether the model is to reason, and what is set for it.
+//! Tests the variables of a chat template: the date, whether the model reasons, and the model's settings.
 
 use serde_json::json;
 use tokenmill::{Conversation, Device, Message, Model, ModelWords, utc_now};
@@ -19,7 +19,7 @@ fn a_template_is_told_the_date_and_to_reason() {
         format!("{}|{}", now.day_month_year(), now.month_day_year())
     };
     let model = options.clone().load("demo").unwrap();
-    // The day may end between the two.
+    // The day may change between the calls.
     let (before, found, after) = (today(), rendered(model.words(), &hello), today());
     let expected = [before, after].map(|date| format!("True|{date}|none"));
     assert!(expected.contains(&found), "{found}");
@@ -29,7 +29,7 @@ fn a_template_is_told_the_date_and_to_reason() {
     let model = quiet.load("demo").unwrap();
     let found = rendered(model.words(), &hello);
     assert!(found.starts_with("False|") && found.ends_with("|dry"), "{found}");
-    // What a conversation says goes before what is set for the model.
+    // A conversation's variables override the model's.
     let asked = hello
         .variable("enable_thinking", true)
         .variable("date_string", json!("today"));

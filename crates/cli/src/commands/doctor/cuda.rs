@@ -1,4 +1,4 @@
-//! What a GPU is tried with: every kernel, a product, and the memory of a model.
+//! Tries a GPU: all kernels, a matrix product, and memory for a model.
 //!
 //! Separate because a build without CUDA leaves it out; `without_cuda.rs` stands in for it.
 
@@ -77,7 +77,7 @@ impl Gpu {
         found.rows.push(Row::new("self-test", tested));
     }
 
-    /// Says what was found when the GPU was first used.
+    /// Reports the result of the GPU's check at first use.
     pub(super) fn tell_first_use(&self, ordinal: usize, options: &GpuOptions, found: &mut Examination) {
         let measurements = Measurements {
             folder: cache_folder(),
@@ -93,20 +93,20 @@ impl Gpu {
         found.rows.push(match &record {
             None => Row::absent(
                 "first use",
-                "no model was used on it yet: its kernels are checked when one is",
+                "no model has used it yet; its kernels are checked at the first use",
             ),
             Some(record) if record["unfit"] == true => Row::new(
                 "first use",
                 Err(findings.last().cloned().unwrap_or_default()),
             )
-            .hint("`--device cpu` computes without it; another driver is checked anew, and so is this one with `--measure-again`"),
+            .hint("`--device cpu` computes without it; the check runs again with another driver or with `--measure-again`"),
             Some(_) if findings.is_empty() => {
-                Row::new("first use", Ok("its kernels gave what the CPU gives".to_owned()))
+                Row::new("first use", Ok("its kernels match the CPU".to_owned()))
             }
             Some(_) => Row::new(
                 "first use",
                 Ok(format!(
-                    "its kernels give what the CPU gives, less {}: {}",
+                    "its kernels match the CPU, without {}: {}",
                     texts("given_up").join(", "),
                     findings.join("; ")
                 )),

@@ -1,7 +1,7 @@
-//! [`DefaultArgs`]: what requests that are silent are taken to ask for, with llama.cpp's names.
+//! [`DefaultArgs`] holds the defaults of request fields, with llama.cpp's option names.
 //!
-//! Separate from the sampling of `run`, whose options always have a value: here only what is given takes the place of an API's own
-//! default. Invariant: values are checked before a model is loaded.
+//! Separate from the sampling options of `run`, which always have a value: here only the given options replace an API's own defaults.
+//! Invariant: values are checked before a model is loaded.
 
 use clap::Args;
 use serde_json::{Map, Value};
@@ -12,23 +12,23 @@ use crate::{
     numbers::{Limit, Seed},
 };
 
-/// What requests that are silent are taken to ask for.
+/// Holds the defaults of request fields.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Defaults of requests")]
 pub(super) struct DefaultArgs {
-    /// Tokens of an answer; -1 for no limit [default: as the API says]
+    /// Most tokens of an answer; -1 for no limit [default: the API's]
     #[arg(short, long, alias = "predict", value_name = "N")]
     n_predict: Option<Limit>,
-    /// Temperature; 0 always takes the likeliest token [default: as the API says, also of the options below]
+    /// Temperature; 0 always takes the likeliest token [default: the API's, as for the options below]
     #[arg(long, alias = "temperature", value_name = "T")]
     temp: Option<f32>,
-    /// The K likeliest tokens are kept; 0 keeps all
+    /// Keep the K likeliest tokens; 0 keeps all
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
-    /// The likeliest tokens up to this probability are kept
+    /// Keep the likeliest tokens up to this probability
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
-    /// Tokens at least this many times as likely as the likeliest are kept
+    /// Keep tokens at least this many times as likely as the likeliest
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
     /// Locally typical sampling
@@ -46,22 +46,22 @@ pub(super) struct DefaultArgs {
     /// How many of the newest tokens the penalties look at; -1 for all
     #[arg(long, value_name = "N")]
     repeat_last_n: Option<Limit>,
-    /// Seed of every request; -1 takes another one each time
+    /// Seed of every request; -1 draws a new one for each
     #[arg(short, long, value_name = "N")]
     seed: Option<Seed>,
-    /// Tokens that the model's reasoning may take, then the end of it is written; -1 leaves that to the model
+    /// Most tokens of the model's reasoning, whose end is then forced; -1 for no limit
     #[arg(long, value_name = "N")]
     reasoning_budget: Option<Limit>,
 }
 
 impl DefaultArgs {
-    /// The defaults.
+    /// Converts the options to defaults of requests.
     ///
     /// # Errors
-    /// A value out of its range.
+    /// Fails on a value out of its range.
     pub(super) fn read(&self, is_verbose: bool) -> Result<RequestDefaults, Failure> {
         let number = |value: Option<f32>| {
-            // The shortest digits that mean this number, not those of its double.
+            // Print the shortest digits of the f32, not those of the f64.
             let shortest = |value: f32| value.to_string().parse().unwrap_or(f64::from(value));
             value.map(|value| Value::from(shortest(value)))
         };

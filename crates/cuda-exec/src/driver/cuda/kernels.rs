@@ -13,7 +13,7 @@ use crate::{
     error::Result,
 };
 
-/// The share of a multiprocessor's memory that is wished for as shared memory, in percent of what can be.
+/// Preferred shared memory carveout, in percent of the maximum.
 const ALL_SHARED: i32 = 100;
 
 impl Driver {
@@ -56,7 +56,7 @@ impl Driver {
         Ok((handle(module), logs.info()))
     }
 
-    /// What a kernel takes of a multiprocessor, as the driver compiled it.
+    /// Returns a kernel's resources on a multiprocessor, as the driver compiled it.
     pub(in crate::driver) fn resources(&self, function: Handle) -> Result<KernelResources> {
         self.enter("describing a kernel")?;
         let attribute = |attribute: FunctionAttribute| -> Result<u32> {
@@ -114,31 +114,31 @@ impl Driver {
         Ok(n_blocks as u32)
     }
 
-    /// Shared memory that a kernel declares itself.
+    /// Returns a kernel's static shared memory, in bytes.
     pub(in crate::driver) fn static_shared_bytes(&self, function: Handle) -> Result<usize> {
         self.enter("describing a kernel")?;
         let mut n_bytes = 0;
         let attribute = FunctionAttribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as i32;
-        // SAFETY: the function is of this context, the pointer is to a local.
+        // SAFETY: the function belongs to this context, and the pointer is to a local.
         let code = unsafe { (self.api.function_attribute)(&raw mut n_bytes, attribute, pointer(function)) };
         self.check("describing a kernel", code)?;
         Ok(n_bytes as usize)
     }
 
-    /// Asks for as much shared memory as there is where a kernel runs. A driver that knows no such wish leaves it at its own choice.
+    /// Asks for the largest shared memory carveout. Drivers without this attribute keep their own choice.
     pub(in crate::driver) fn prefer_shared_memory(&self, function: Handle) -> Result<()> {
         self.enter("preparing a kernel")?;
         let attribute = FunctionAttribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as i32;
-        // SAFETY: the function is of this context.
+        // SAFETY: the function belongs to this context.
         let code = unsafe { (self.api.set_function_attribute)(pointer(function), attribute, ALL_SHARED) };
         match self.check("preparing a kernel", code) {
             Err(lost @ CudaExecError::Lost { .. }) => Err(lost),
-            // A wish about speed alone.
+            // The attribute affects only speed.
             _ => Ok(()),
         }
     }
 
-    /// Lets a kernel be launched with more shared memory than [`UNASKED_SHARED_BYTES`](super::UNASKED_SHARED_BYTES), so much of it dynamic.
+    /// Allows a kernel more than [`UNASKED_SHARED_BYTES`](super::UNASKED_SHARED_BYTES) of shared memory; `n_bytes` is the dynamic part.
     pub(in crate::driver) fn allow_shared_bytes(&self, function: Handle, n_bytes: usize) -> Result<()> {
         self.enter("preparing a kernel")?;
         let attribute = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as i32;

@@ -228,7 +228,7 @@ fn each_warp_has_several_strips_of_a_tall_matrix() {
     let shapes = [(1, 1, 1024), (4, 3, 768), (8, 5, 768)];
     let types = types().filter(|&ty| FewRows::of(ty).takes_sixteen());
     let all: Vec<_> = types.flat_map(|ty| shapes.map(|shape| (ty, shape))).collect();
-    // Each has the ragged end; by a tall matrix of one of them a run takes seconds.
+    // Each has a ragged end; one tall matrix takes seconds.
     for case in cases("tall matrices", all.len()) {
         let (ty, (variant, n_rows, n_in)) = all[case];
         assert_eq!(FewRows::of(ty).block_rows(n_out, 4096), 128);

@@ -24,7 +24,7 @@ pub(crate) struct GgufKeys<'a> {
 
 /// Names of the base of rotary positions, the most specific first.
 const ROPE_BASES: &[&str] = &["global_rope_theta", "rope_theta", "rotary_emb_base"];
-/// Those of layers with a window, where they have their own.
+/// Keys of layers with a window, if they have their own.
 const LOCAL_ROPE_BASES: &[&str] = &["local_rope_theta", "rope_local_base_freq", "swa_rope_theta"];
 
 /// Names of the function that makes scores of a router's logits.
@@ -138,7 +138,7 @@ impl<'a> GgufKeys<'a> {
         (self.descriptor.layers.iter()).find_map(|layer| layer.mixer.ssm())
     }
 
-    /// What most architectures have.
+    /// Writes the keys that most architectures have.
     pub(super) fn usual(&mut self) -> Result<(), LoadError> {
         self.sizes()?;
         self.heads()?;
@@ -256,7 +256,8 @@ impl<'a> GgufKeys<'a> {
         Ok(())
     }
 
-    /// What YaRN multiplies rotated values with, where two multipliers of its logarithm say it. Some architectures have a key for those.
+    /// Writes YaRN's multiplier of rotated values, if two multipliers of its logarithm determine it. Some architectures have a key for
+    /// those.
     fn yarn_multipliers(&mut self, parameters: &HfConfig) -> Result<(), LoadError> {
         let has_pair = parameters.opt_f32("mscale")?.unwrap_or(0.0) != 0.0
             && parameters.opt_f32("mscale_all_dim")?.unwrap_or(0.0) != 0.0;
@@ -369,14 +370,14 @@ impl<'a> GgufKeys<'a> {
     /// The scale of a router's weights, and whether they add up to 1.
     pub(super) fn router(&mut self) -> Result<(), LoadError> {
         self.copy_number("expert_weights_scale", &["routed_scaling_factor"])?;
-        // Readers of some architectures take the weights to add up to 1 where nothing is said.
+        // Readers of some architectures normalize the weights if the key is missing.
         if let Some(is_normalized) = self.config.opt_bool("norm_topk_prob")? {
             self.set("expert_weights_norm", is_normalized);
         }
         Ok(())
     }
 
-    /// As [`Self::router`], with what the class of the network takes where the configuration leaves it out.
+    /// Does the same as [`Self::router`], with the class's defaults for values that the configuration leaves out.
     pub(super) fn router_with_defaults(&mut self) -> Result<(), LoadError> {
         self.router()?;
         if !self.config.is("norm_topk_prob")? {
@@ -409,7 +410,7 @@ impl<'a> GgufKeys<'a> {
         layers.find_map(|layer| Some(layer.ffn.moe()?.router))
     }
 
-    /// What is made of a sequence's rows, by sentence-transformers' files or the labels of a classifier.
+    /// Writes the pooling of a sequence's rows, by sentence-transformers' files or the labels of a classifier.
     pub(super) fn pooling(&mut self) -> Result<(), LoadError> {
         use tokenmill_backend::Pooling;
 

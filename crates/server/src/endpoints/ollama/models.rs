@@ -1,5 +1,5 @@
-//! What Ollama's clients ask about models: the list, one of them, those in memory, the version. Which models there are is the
-//! operator's choice; the paths that would change that say so.
+//! Answers Ollama's clients about models: the list, one model, the models in memory, the version. The operator chooses the models; paths
+//! that would change them refuse.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -26,18 +26,18 @@ use crate::{
     request_id::RequestId,
 };
 
-/// The version of Ollama whose API this is. Clients compare it with the one that they need.
+/// Implemented version of Ollama. Clients compare it with the version that they need.
 const OLLAMA_VERSION: &str = "0.13.5";
 
 /// When a model is unloaded that never is.
 const NEVER: &str = "9999-01-01T00:00:00Z";
 
-/// What is said of a model in lists, loaded or not.
+/// Holds a model's entry in lists, loaded or not.
 #[derive(Clone, Copy)]
 struct Card<'a> {
     /// The name that responses carry.
     name: &'a str,
-    /// What its digest is made of, besides its facts.
+    /// Input of the digest, besides the model's facts.
     own_name: &'a str,
     facts: Option<&'a ModelFacts>,
     created_s: u64,
@@ -173,8 +173,8 @@ fn shown(app: &App) -> Value {
     })
 }
 
-/// Answers a client that wants a model downloaded before it asks it, as `/api/pull`: one that is served is there. Others are the
-/// operator's to choose.
+/// Answers `/api/pull`, with which clients ask for a model before they use it: a served model is there. The operator chooses which others
+/// are.
 pub(crate) async fn pull(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let path = shortened(call.uri.path()).into_owned();
     let request: PullRequest = call.read(PULL_FIELDS)?;
@@ -203,7 +203,7 @@ fn unmanaged_reason(models: &Models) -> &'static str {
     }
 }
 
-/// What the paths that manage models are answered.
+/// Refuses the paths that manage models.
 pub(crate) async fn unmanaged(
     State(models): State<Models>,
     request_id: Extension<RequestId>,
@@ -264,7 +264,7 @@ fn digest(card: Card<'_>) -> String {
     format!("{hash:016x}")
 }
 
-/// What a model's files say of it; the context is what the server has, which may be less than what the model was made for.
+/// Describes a model by its files; the context is the server's, which may be shorter than the model's.
 fn model_info(facts: Option<&ModelFacts>, limits: Option<&ExecutorLimits>) -> Value {
     let mut info = Map::new();
     if let Some(facts) = facts {
@@ -287,7 +287,7 @@ fn capabilities(app: &App) -> Vec<&'static str> {
     }
     let mut capabilities = vec!["completion"];
     if let Some(template) = app.model.chat_template() {
-        // Others are told of tools all the same; models that were trained for them have them in their templates.
+        // Other models get tools in the prompt too; models that were trained for tools have them in their templates.
         let words = app.model.model().words();
         if words.template().is_some_and(|template| template.names("tools")) {
             capabilities.push("tools");

@@ -1,7 +1,7 @@
-//! Every kind of GPU that users have: with 99 KiB of shared memory for a thread block (RTX 30, 40 and 50), with 163 and with 227.
+//! Tests each kind of GPU that users have, with 99 KiB of shared memory for a thread block (RTX 30, 40 and 50), 163 KiB or 227 KiB.
 //!
-//! Grids follow from a GPU's multiprocessors and kernels from its capability; results do not, but where a GPU has matrix operations of
-//! warpgroups, which these steps are too small for.
+//! Grids depend on the number of multiprocessors, and kernels on the compute capability. Results do not depend on the GPU, except where it
+//! has wgmma, for which these steps are too small.
 
 use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::{CudaBackend, CudaExecError, Device, DeviceOptions, Ops, families};
@@ -12,7 +12,7 @@ use tokenmill_testkit::engines;
 
 use super::scene::{OnGpu, advance, model, options, sequences};
 
-/// Compute capabilities: A100, RTX 3090, RTX 4090, H200, RTX 5090.
+/// Compute capabilities of the A100, RTX 3090, RTX 4090, H200 and RTX 5090.
 const CAPABILITIES: [(i32, i32); 5] = [(8, 0), (8, 6), (8, 9), (9, 0), (12, 0)];
 
 fn card(capability: (i32, i32)) -> Simulator {
@@ -22,7 +22,8 @@ fn card(capability: (i32, i32)) -> Simulator {
     })
 }
 
-/// Logits of a prompt step of three sequences and of three steps that decode, the last of them replayed; and graphs made and replayed.
+/// Computes the logits of a prompt step of three sequences and of three decode steps, the last of them replayed; returns also how many
+/// graphs were captured and replayed.
 fn logits(capability: (i32, i32), ty: TensorType, kv_type: KvType) -> (Vec<Vec<f32>>, (u64, u64)) {
     let (simulator, model) = (card(capability), model(ty));
     let backend = CudaBackend::new(simulator.device()).expect("its driver takes the kernels");
@@ -55,7 +56,7 @@ fn every_card_gives_the_same_bits() {
     }
 }
 
-/// A kernel that asks for more shared memory than a card gives is refused when it is loaded.
+/// A kernel that wants more shared memory than a GPU has fails to load.
 #[test]
 fn every_kernel_that_a_card_gets_fits_it() {
     for capability in CAPABILITIES {

@@ -1,4 +1,4 @@
-//! The checks of a model's own steps at the first use of a GPU: against the CPU, and in each way of launching.
+//! Tests the checks of a model's own steps at the first use of a GPU, against the CPU and in each way of launching.
 
 use tokenmill_cuda_exec::{CudaBackend, Finding, StepDown, Way, compare_steps, compare_ways};
 use tokenmill_gguf::TensorType;
@@ -48,7 +48,7 @@ fn a_gpu_without_a_defect_gives_the_same_bits_in_every_way() {
 fn a_wrong_model_is_found_against_the_cpu() {
     let mut gpu = with(Some(wrong("turn_attention", When::Always)));
     let wrong_attention = compare_steps(&mut *gpu.executor, &mut *on_cpu(TYPE));
-    // Attention of f32 keys is another kernel.
+    // Attention over f32 keys uses another kernel.
     assert!(wrong_attention.is_ok(), "{wrong_attention:?}");
     let mut gpu = with(Some(wrong("attention_f32", When::Always)));
     let finding = compare_steps(&mut *gpu.executor, &mut *on_cpu(TYPE)).unwrap_err();
@@ -70,7 +70,7 @@ fn wrong_early_launches_are_given_up() {
     assert!(finding.check.contains("launched early"), "{finding}");
 }
 
-/// Where no step can be captured, all are queued launch by launch: the bits are right, and nothing is given up.
+/// If no step can be captured, all are queued launch by launch: the bits are right, and no feature is turned off.
 #[test]
 fn a_capture_that_fails_is_no_finding() {
     let mut gpu = with(Some(Defect::Capture));

@@ -1,6 +1,6 @@
-//! Captured steps over contexts of several splits, with keys and values in f16: what a model has behind some hundred tokens.
+//! Tests captured steps over contexts of several splits with f16 keys and values, as models have after some hundred tokens.
 //!
-//! The other scenes have one split of 64 positions in f32, whose kernel is another.
+//! The other scenes have one split of 64 positions in f32, which uses another kernel.
 
 use tokenmill_backend::{KvType, PAGE_TOKENS};
 use tokenmill_cuda_exec::CudaBackend;
@@ -11,7 +11,7 @@ use tokenmill_testkit::Random;
 use super::scene::{OnGpu, Sequence, advance, assert_same_bits, options};
 
 const N_CTX: usize = 512;
-/// Tokens of the prompts: six splits, a full one at the end, and one split of which a page is not full.
+/// Prompt lengths: six splits, six splits of which the last is full, and one split with a partly filled page.
 const PROMPTS: [usize; 3] = [330, 383, 50];
 const TYPE: TensorType = TensorType::Q4_K;
 
@@ -40,7 +40,8 @@ fn sequences() -> Vec<Sequence> {
         .collect()
 }
 
-/// The logits of the prompts and of five steps that decode. The second has one split more than the first, and the last has one sequence less.
+/// Computes the logits of the prompts and of five decode steps. The second step has one split more than the first, and the last has one
+/// sequence less.
 fn logits(gpu: &mut OnGpu) -> Vec<Vec<f32>> {
     let mut sequences = sequences();
     let mut all = Vec::new();
@@ -61,7 +62,7 @@ fn replays_over_several_splits_have_the_bits_of_eager_steps() {
     assert_same_bits("captured and replayed", &expected, &logits(&mut captured));
     let (n_captured, n_replayed) = captured.simulator.graph_counts();
     assert!(n_captured >= 2 && n_replayed >= 4, "{n_captured}, {n_replayed}");
-    // The kernel that f16 keys and values have, with splits that other thread blocks add up.
+    // The kernel for f16 keys and values, with splits that other thread blocks sum.
     let counters = captured.simulator.counters();
     let (n_launches, _) = counters["turn_attention_f16_d64"];
     assert!(n_launches > 0, "{:?}", counters.keys());

@@ -47,9 +47,9 @@ const TOP: [&str; 16] = [
 /// An argument that a schema names.
 pub(super) struct Argument {
     pub(super) key: String,
-    /// Its schema, with the definitions that it refers to.
+    /// The schema, with the definitions that it refers to.
     pub(super) schema: Value,
-    /// Its schema as it is seen through references and combinations.
+    /// The schema with its references and combinations resolved.
     pub(super) seen: Value,
     pub(super) kinds: ValueKinds,
     pub(super) is_required: bool,
@@ -105,7 +105,7 @@ pub(super) fn takes_unnamed(offer: &Offer<'_>) -> Result<bool, String> {
     if is_open && offer.hold == Hold::Exact {
         return Err("it takes arguments that it does not name".to_owned());
     }
-    // Combinations that cannot be seen through may name any.
+    // Combinations that cannot be resolved may name any property.
     let is_combined = ["$ref", "allOf", "anyOf", "oneOf"]
         .iter()
         .any(|keyword| schema.get(keyword).is_some());
@@ -242,7 +242,7 @@ pub(super) fn tagged(
 /// The name of an argument that no schema names.
 const UNNAMED: &str = "/[A-Za-z_$@][A-Za-z0-9_$@.\\-]{0,63}/";
 
-/// Any number of arguments of any name. Those that the schema names are among them: a rule of their own would keep others from
+/// Writes the rule for any number of arguments of any name. It includes the schema's names, because rules for them would keep others from
 /// beginning like them.
 fn unnamed(shape: &TaggedShape, rules: &mut Rules<'_>) -> Result<String, String> {
     let line = line_of(shape);
@@ -324,7 +324,7 @@ fn line_of(shape: &TaggedShape) -> &'static str {
     if shape.is_on_own_lines { "\n" } else { "" }
 }
 
-/// What stands before a value.
+/// Writes the text before a value.
 fn begin_value(key: &str, shape: &TaggedShape, attributes: &str, rules: &Rules<'_>) -> String {
     let head = format!("{}{key}{}{attributes}", shape.argument, shape.key_end);
     if shape.has_attributes {
@@ -334,7 +334,7 @@ fn begin_value(key: &str, shape: &TaggedShape, attributes: &str, rules: &Rules<'
     format!("{} {space} {}", rules.mark(&head), rules.mark(shape.value))
 }
 
-/// What is left of a schema that is not enforced: the types.
+/// Reduces a schema that is not enforced to its types.
 pub(super) fn relaxed(kinds: ValueKinds) -> Value {
     match &kinds.names()[..] {
         _ if kinds.are_all() => json!({}),

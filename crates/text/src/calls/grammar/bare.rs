@@ -1,7 +1,7 @@
-//! Bare values: what a text may be that stands without quotes, as rules of a grammar.
+//! Writes grammar rules for bare values, which are texts without quotes.
 //!
-//! Separate from the arguments because it knows no tags. Invariant: what a body lets through, the parser reads as a value that the schema
-//! lets through.
+//! Separate from the arguments because it knows no tags. Invariant: the parser reads every text that a rule accepts as a value that the
+//! schema accepts.
 
 use serde_json::{Map, Value};
 
@@ -11,17 +11,17 @@ use crate::calls::{
     value_kinds::{ValueKinds, Written},
 };
 
-/// Levels of a schema.
+/// Largest nesting depth of a schema.
 const MAX_DEPTH: usize = 100;
 
-/// Choices inside each other.
+/// Largest nesting depth of choices.
 const MAX_CHOICES: usize = 8;
 
-/// JSON's numbers.
+/// Integers of JSON.
 const INTEGER: &str = "/-?(0|[1-9][0-9]*)/";
 const NUMBER: &str = "/-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+\\-]?[0-9]+)?/";
 
-/// Keywords of a text that tags have words for.
+/// Keywords of strings that the rules for tags can express.
 const TEXT: [&str; 14] = [
     "type",
     "enum",
@@ -39,7 +39,7 @@ const TEXT: [&str; 14] = [
     "writeOnly",
 ];
 
-/// Keywords that say which kinds of values there may be, or nothing of them.
+/// Keywords that name kinds of values, and keywords that do not restrict values.
 const NOTES: [&str; 9] = [
     "type",
     "title",
@@ -52,7 +52,7 @@ const NOTES: [&str; 9] = [
     "writeOnly",
 ];
 
-/// Whether a schema says which kinds of values there may be, and nothing more.
+/// Says whether a schema restricts only the kinds of values.
 pub(super) fn names_kinds_only(schema: &Value) -> bool {
     names_kinds_within(schema, MAX_DEPTH)
 }
@@ -69,12 +69,12 @@ fn names_kinds_within(schema: &Value, depth: usize) -> bool {
         })
 }
 
-/// Whether a keyword says which kinds of values there may be, or nothing of them.
+/// Says whether a keyword names kinds of values or restricts nothing.
 fn is_note(keyword: &str) -> bool {
     NOTES.contains(&keyword) || matches!(keyword, "$defs" | "definitions")
 }
 
-/// The choices of a schema that says nothing else.
+/// Returns the choices of a schema that has no other restriction.
 fn choices_of(fields: &Map<String, Value>) -> Option<&Vec<Value>> {
     let mut choices = None;
     for (keyword, of) in fields {
@@ -87,7 +87,7 @@ fn choices_of(fields: &Map<String, Value>) -> Option<&Vec<Value>> {
     choices
 }
 
-/// The part of a schema that lets texts through, where it has choices and some are texts.
+/// Returns the string choices of a schema as a schema; `None` if it has none.
 pub(super) fn text_choices(schema: &Value, root: &Value) -> Option<Value> {
     let choices = choices_of(schema.as_object()?)?.iter();
     let is_text = |choice: &&Value| ValueKinds::of(choice, root).written() == Written::Text;
@@ -95,8 +95,8 @@ pub(super) fn text_choices(schema: &Value, root: &Value) -> Option<Value> {
     (!texts.is_empty()).then(|| serde_json::json!({ "anyOf": texts }))
 }
 
-/// The body of a rule for a value that may be a text or a value of another kind, which stands as JSON; `None` where a bare text could be
-/// read as another value than the schema lets through.
+/// Writes the body of a rule for a value that is a text or, as JSON, a value of another kind; `None` if a bare text could be read as a
+/// value that the schema excludes.
 pub(super) fn text_or_scalar(schema: &Value, ends: &[&str], root: &Value) -> Option<String> {
     let mut values = Bodies {
         kinds: ValueKinds::of(schema, root),
@@ -112,9 +112,9 @@ pub(super) fn text_or_scalar(schema: &Value, ends: &[&str], root: &Value) -> Opt
 struct Bodies {
     kinds: ValueKinds,
     rules: Vec<String>,
-    /// Whether a text may be one that is not listed.
+    /// Whether texts other than listed ones are allowed.
     has_open_text: bool,
-    /// Whether a value of another kind must be a listed one.
+    /// Whether values of another kind must be listed.
     has_listed_value: bool,
 }
 
@@ -188,7 +188,7 @@ impl Bodies {
     }
 }
 
-/// The body of a rule for a text of a schema in which none of `ends` stands. References of the schema are to `root`.
+/// Writes the body of a rule for a string of a schema; the string contains none of `ends`. References of the schema resolve in `root`.
 pub(super) fn text(schema: &Value, hold: Hold, ends: &[&str], root: &Value) -> Result<String, String> {
     text_within(schema, hold, ends, root, MAX_CHOICES)
 }
@@ -209,7 +209,7 @@ fn text_within(
     if hold == Hold::Relaxed {
         return Ok(without("/(?s:.*)/".to_owned()));
     }
-    let fields = schema.as_object().ok_or("it is no object")?;
+    let fields = schema.as_object().ok_or("it is not an object")?;
     if let Some(choices) = choices_of(fields).filter(|_| depth > 0) {
         let choices = choices.iter().map(|choice| {
             let choice = seen_through(choice, root);
@@ -219,7 +219,9 @@ fn text_within(
     }
     let is_word = |keyword: &str| TEXT.contains(&keyword) || is_note(keyword);
     if let Some(keyword) = fields.keys().find(|keyword| !is_word(keyword)) {
-        return Err(format!("`{keyword}` of a text has no words in this format"));
+        return Err(format!(
+            "`{keyword}` of a text cannot be expressed in this format"
+        ));
     }
     let choices = match (fields.get("const"), fields.get("enum").and_then(Value::as_array)) {
         (Some(only), _) => Some(vec![only]),
@@ -233,7 +235,7 @@ fn text_within(
             .map(quoted)
             .collect();
         if texts.is_empty() {
-            return Err("none of the texts that it lists can be written".to_owned());
+            return Err("none of its listed texts can be expressed".to_owned());
         }
         return Ok(texts.join(" | "));
     }
@@ -257,7 +259,7 @@ fn text_within(
     Ok(without(body))
 }
 
-/// A regular expression that can stand between slashes.
+/// Escapes the slashes of a regular expression.
 fn with_escaped_slashes(regex: &str) -> String {
     let mut escaped = String::with_capacity(regex.len());
     let mut is_escaped = false;

@@ -16,7 +16,7 @@ use crate::calls::{literal::Dialect, literal_body::LiteralShape, see_through::se
 /// Values inside each other.
 const MAX_DEPTH: usize = 16;
 
-/// Values of one argument that have a rule of their own.
+/// Most values of one argument that get rules of their own.
 const MAX_LITERALS: usize = 400;
 
 /// Keywords that say nothing of a value.
@@ -33,7 +33,7 @@ const NOTES: [&str; 7] = [
 /// A key of an object whose members have no names in its schema.
 const KEY: &str = "/[\\w$@][\\w$@.\\-]*( [\\w$@.\\-]+)*/";
 
-/// What may stand behind a backslash in a text of Python.
+/// Characters that may follow a backslash in a Python string.
 const ESCAPE: &str = r"[^uUxN]|x[0-9a-fA-F]{2}|u[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|u[dD][0-7][0-9a-fA-F]{2}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|U000[0-9a-cA-C][0-9a-fA-F]{4}|U000[eE][0-9a-fA-F]{4}|U0001[0-9a-fA-F]{4}";
 
 /// Arguments of a call, with commas between them.
@@ -78,7 +78,7 @@ pub(super) fn arguments(
     Ok(row(&members, comma(dialect), rules))
 }
 
-/// What stands between two members or items.
+/// Returns the separator between two members or items.
 fn comma(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Python => "S? \",\" S?",
@@ -86,7 +86,7 @@ fn comma(dialect: Dialect) -> &'static str {
     }
 }
 
-/// What stands between a key and its value.
+/// Returns the separator between a key and its value.
 fn colon(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Python => "S? \":\" S?",
@@ -96,7 +96,7 @@ fn colon(dialect: Dialect) -> &'static str {
 
 /// Members of which some may be left out, in their order, with `separator` between two.
 fn row(members: &[(String, bool)], separator: &str, rules: &mut Rules<'_>) -> String {
-    // What may follow a member, from the last to the first; and what a row may be that begins at a member or behind it.
+    // The rules for the rest after each member, from the last to the first, and for a row that starts at or after a member.
     let (mut following, mut whole) = (String::new(), String::new());
     for (member, is_required) in members.iter().rev() {
         let here = format!("{member} {following}");
@@ -121,7 +121,8 @@ fn row(members: &[(String, bool)], separator: &str, rules: &mut Rules<'_>) -> St
     whole
 }
 
-/// A value in Python's notation or in Gemma's, which has texts between marks, and keys without any. References are to `root`.
+/// Writes the rule for a value in Python's notation, or in Gemma's, which has marks around strings and no quotes around keys. References
+/// resolve in `root`.
 fn literal(
     schema: &Value,
     root: &Value,
@@ -130,12 +131,12 @@ fn literal(
     rules: &mut Rules<'_>,
 ) -> Result<String, String> {
     if rules.literals_left == 0 {
-        return Err(format!("it has more than {MAX_LITERALS} values in each other"));
+        return Err(format!("it has more than {MAX_LITERALS} nested values"));
     }
     rules.literals_left -= 1;
     match (own_literal(schema, root, dialect, depth, rules), dialect) {
         (Ok(rule), _) => Ok(rule),
-        // Python's notation has JSON's in it, but for three words that the parser reads too.
+        // Python's notation includes JSON's except for three words, and the parser reads those too.
         (Err(_), Dialect::Python) if rules.literals_left > 0 => value(schema, rules),
         (Err(reason), _) => Err(reason),
     }
@@ -151,7 +152,7 @@ fn own_literal(
     if depth > MAX_DEPTH {
         return Err(format!("values are nested deeper than {MAX_DEPTH} levels"));
     }
-    let none = || "a value without one `type` has no words in this format".to_owned();
+    let none = || "a value without one `type` cannot be expressed in this format".to_owned();
     let is_note = |keyword: &String| NOTES.contains(&keyword.as_str());
     let seen = seen_through(schema, root);
     if *seen == Value::Bool(true) || seen.as_object().is_some_and(|fields| fields.keys().all(is_note)) {
@@ -185,7 +186,9 @@ fn own_literal(
                 "definitions",
             ];
             if let Some(keyword) = fields.keys().find(|keyword| !known.contains(&keyword.as_str())) {
-                return Err(format!("`{keyword}` of a list has no words in this format"));
+                return Err(format!(
+                    "`{keyword}` of a list cannot be expressed in this format"
+                ));
             }
             let items = with_definitions(fields.get("items").unwrap_or(&Value::Bool(true)), schema);
             let item = literal(&items, root, dialect, depth + 1, rules)?;
@@ -206,7 +209,7 @@ fn has_only_type(fields: &Map<String, Value>) -> bool {
         .all(|keyword| keyword == "type" || NOTES.contains(&keyword.as_str()))
 }
 
-/// The choices of a schema that says nothing else.
+/// Returns the choices of a schema that has no other restriction.
 fn choices_of(fields: &Map<String, Value>) -> Option<&Vec<Value>> {
     let mut others = fields
         .iter()
@@ -217,7 +220,7 @@ fn choices_of(fields: &Map<String, Value>) -> Option<&Vec<Value>> {
     }
 }
 
-/// A part of a schema, with the definitions that stand at the top of `whole`, for what is compiled apart.
+/// Copies the definitions of `whole` into a part of it, which is compiled by itself.
 fn with_definitions(part: &Value, whole: &Value) -> Value {
     let mut part = part.clone();
     if let (Some(fields), Some(whole)) = (part.as_object_mut(), whole.as_object()) {
@@ -273,7 +276,7 @@ fn object(
             argument.is_required,
         ));
     }
-    // Where a schema names no members and does not exclude any, an object may have some.
+    // An object may have other members if the schema names none and does not exclude them.
     let others = match seen.get("additionalProperties") {
         None if names.is_empty() => Some(&Value::Bool(true)),
         Some(Value::Bool(false)) | None => None,
@@ -289,7 +292,7 @@ fn object(
     Ok(rules.rule(&format!("\"{{\" S? {row} S? \"}}\"")))
 }
 
-/// A text of a schema.
+/// Writes the rule for a string of a schema.
 fn string(schema: &Value, root: &Value, dialect: Dialect, rules: &mut Rules<'_>) -> Result<String, String> {
     match dialect {
         Dialect::Marked(mark) => {
@@ -302,7 +305,7 @@ fn string(schema: &Value, root: &Value, dialect: Dialect, rules: &mut Rules<'_>)
                 return Ok(python_text(rules));
             }
             let double = value(schema, rules)?;
-            // Without escapes a text is what it says, whatever its schema asks for.
+            // A string without escapes, in the format of the schema.
             let Ok(body) = text(schema, Hold::Exact, &["'", "\\"], root) else {
                 return Ok(double);
             };
@@ -312,7 +315,7 @@ fn string(schema: &Value, root: &Value, dialect: Dialect, rules: &mut Rules<'_>)
     }
 }
 
-/// Any text between either kind of quotes.
+/// Writes the rule for any string between either kind of quotes.
 fn python_text(rules: &mut Rules<'_>) -> String {
     if let Some(text) = &rules.python_text {
         return text.clone();

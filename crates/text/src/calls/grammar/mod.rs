@@ -1,10 +1,9 @@
-//! What a family's calls may be, as a grammar: names of the tools that are offered, arguments of their schemas.
+//! Writes a family's calls as a grammar, with the offered tools' names and schemas.
 //!
 //! Separate from the parsers because it writes what they read. Each of the shapes of the table of formats becomes rules in
-//! Lark's notation. Invariant: what a grammar allows, the parser of the same row reads as calls with these arguments. A schema
-//! that a shape has no words for is refused where its tool is strict. Else this tool alone is held to less, and calls that
-//! have no words even then are free where none is required. Where one is required, or a tool is strict, compiling refuses what
-//! it cannot enforce.
+//! Lark's notation. Invariant: the parser of the same row reads every allowed text as calls with these arguments. A schema that a format
+//! cannot express is refused if its tool is strict. Otherwise only this tool is held to less, and calls that cannot be expressed even then
+//! are free if none is required. If one is required, or a tool is strict, compiling refuses what it cannot enforce.
 
 mod arguments;
 mod bare;
@@ -51,14 +50,14 @@ pub struct CallFormError {
     pub family: &'static str,
     /// The tool.
     pub tool: String,
-    /// What the format has no words for.
+    /// Feature that the format cannot express.
     pub reason: String,
 }
 
-/// How far a tool's arguments are held to its schema.
+/// Says how strictly a tool's arguments follow its schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
-    /// Wholly.
+    /// Completely.
     Exact,
     /// As far as every format has words for it.
     Relaxed,
@@ -68,12 +67,12 @@ enum Hold {
 struct Offer<'t> {
     name: &'t str,
     schema: &'t Value,
-    /// The document that the schema stands in: itself, where it is not part of another.
+    /// The document with the schema: the schema itself, unless it is part of another.
     root: &'t Value,
     hold: Hold,
 }
 
-/// What is wrong with the schema of the tool at an index.
+/// Holds the fault in the schema of the tool at an index.
 struct Refusal {
     tool_idx: usize,
     reason: String,
@@ -102,12 +101,12 @@ impl Marks {
 }
 
 impl ReplyFormat {
-    /// What calls of `tools` may be in this format. Where they are not required, other text may come first, or alone, and
+    /// Returns the constraint of calls of `tools` in this format. If calls are not required, other text may come first or replace them, and
     /// the constraint holds from where a call begins. `opens_head` says whether the prompt ends in the head of a message.
     ///
     /// # Errors
-    /// [`CallFormError`] where this format has no words for the schema of a strict tool; where a call is required or a tool
-    /// is strict, for any tool whose arguments it has no words for at all; and for a schema that allows no object.
+    /// [`CallFormError`] if this format cannot express the schema of a strict tool; if a call is required or a tool
+    /// is strict, for any tool whose arguments it cannot express at all; and for a schema that allows no object.
     pub fn constraint(
         &self,
         tools: &ToolSet,
@@ -200,7 +199,7 @@ impl ReplyFormat {
     }
 }
 
-/// How the calls of an answer are written.
+/// Describes how the calls of an answer are written.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a fact of its own about a request"
@@ -240,7 +239,7 @@ impl Form<'_> {
         })
     }
 
-    /// What begins calls in text that is free. Marks that are words of prose count with what follows them only.
+    /// Lists the marks that begin calls in free text. Marks that are words of prose count only with the text after them.
     fn marks(&self, offers: &[Offer<'_>]) -> Vec<Mark> {
         let mut marks = Marks::default();
         match self.format.calls.shape {
@@ -282,7 +281,7 @@ impl Form<'_> {
         marks.0
     }
 
-    /// How calls are told from an answer in a shape. Where strict calls have no mark, other JSON may read as one.
+    /// Returns how calls differ from a shaped answer. If strict calls have no mark, other JSON may look like one.
     fn told(&self, offers: &[Offer<'_>]) -> Option<Told> {
         let mut starts: Vec<String> = Vec::new();
         match self.format.calls.shape {
@@ -324,7 +323,7 @@ impl Form<'_> {
         }
     }
 
-    /// Calls that stand one behind the other. Where text is free, the next one begins with its mark, whatever stands before it.
+    /// Writes the rule for calls that follow each other. In free text the next call begins with its mark, whatever precedes it.
     fn calls(&self, call: &str, separator: &str) -> String {
         if self.is_auto {
             call.to_owned()
@@ -429,8 +428,8 @@ impl Form<'_> {
         Ok(self.section(shape.section, shape.section_closers, &row, rules))
     }
 
-    /// A row of calls between its marks. Where text is free, each call is one of its own, for models leave marks of the row out: the first
-    /// may stand behind the opening mark, and the closing mark is text.
+    /// Writes the rule for a section of calls between its marks. In free text each call stands by itself, because models leave out the
+    /// section's marks: the first may follow the opening mark, and the closing mark is text.
     fn section(&self, section: &str, closers: &[&str], row: &str, rules: &mut Rules<'_>) -> String {
         if section.is_empty() {
             return row.to_owned();

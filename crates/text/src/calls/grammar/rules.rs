@@ -8,16 +8,16 @@ use serde_json::Value;
 
 use crate::constraint::{ControlTokens, Segment};
 
-/// How large the rules of all tools may be.
+/// Largest size of all tools' rules, in bytes.
 const MAX_BYTES: usize = 4 << 20;
 
-/// How much text the arguments of one tool may take, each with the definitions it refers to.
+/// Largest size of one tool's arguments with the definitions that they refer to, in bytes.
 const MAX_ARGUMENT_BYTES: usize = 1 << 20;
 
-/// Space between the parts of calls.
+/// White space between the parts of calls.
 const SPACE: &str = "/[ \\t\\r\\n]{1,8}/";
 
-/// Text that may stand in one token with the end of a call. No mark of a call is in it, but one may begin there.
+/// Text that may share a token with the end of a call. It contains no mark of a call, but one may begin there.
 const BEHIND: &str = "/[^}\\])>\"'{\\[<][^{\\[<>]{0,7}/";
 
 pub(super) struct Rules<'c> {
@@ -28,9 +28,9 @@ pub(super) struct Rules<'c> {
     n_argument_bytes: usize,
     /// The rule of a value of which nothing is said, once it is written.
     pub(super) any: Option<String>,
-    /// The rule of any text in Python's quotes, once it is written.
+    /// Name of the rule for any text in Python's quotes, once it exists.
     pub(super) python_text: Option<String>,
-    /// Values of the argument that is written that may still get a rule of their own.
+    /// How many more values of the current argument may get rules of their own.
     pub(super) literals_left: usize,
 }
 
@@ -71,8 +71,8 @@ impl<'c> Rules<'c> {
         Ok(())
     }
 
-    /// Ends the grammar of calls in text that is free, whose first rule is `start`. The token that ends a call may run into the text behind
-    /// it, but for what may close or begin another: that is told apart when it comes.
+    /// Ends the grammar of calls in free text, whose first rule is `start`. The last token of a call may also hold following text, but
+    /// nothing that closes or begins a call, which is decided when that text comes.
     pub(super) fn finish_in_free_text(self, start: &str) -> String {
         format!(
             "start: calls BEHIND?\ncalls: {start}\nBEHIND: {BEHIND}\nS: {SPACE}\n{}",
@@ -80,7 +80,8 @@ impl<'c> Rules<'c> {
         )
     }
 
-    /// Ends the grammar of calls alone, whose first rule is `start`. Space may stand behind them: models like to write a line break there.
+    /// Ends the grammar of calls without free text, whose first rule is `start`. White space may follow them, because models often write a
+    /// line break there.
     pub(super) fn finish(self, start: &str, takes_space: bool) -> String {
         let space = if takes_space { "S? " } else { "" };
         format!(

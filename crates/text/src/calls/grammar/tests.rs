@@ -1,4 +1,4 @@
-//! Whatever a grammar of calls allows is read back by the parser of its row, with arguments of the schema.
+//! Tests that the parser reads every text that a grammar of calls allows, with arguments of the schema.
 
 mod known_ways;
 mod open_values;
@@ -37,7 +37,7 @@ fn tokenizer() -> Tokenizer {
     tokenizer_with(&[])
 }
 
-/// Such a vocabulary with words behind the control tokens.
+/// Builds such a vocabulary with words after the control tokens.
 fn tokenizer_with(words: &[&str]) -> Tokenizer {
     let mut metadata = Metadata::new();
     let tokens = (0..256)
@@ -151,7 +151,7 @@ impl Walk<'_> {
             }
             let allowed = self.allowed();
             assert!(!allowed.is_empty(), "{}", String::from_utf8_lossy(&self.text));
-            // Behind a call the text is free, and may end.
+            // After a call the text is free, and may end.
             let is_free = allowed.len() > 250;
             if allowed.contains(&256) && (is_free || allowed.len() == 1 || self.dice.roll(3) == 0) {
                 return true;
@@ -169,7 +169,7 @@ impl Walk<'_> {
     }
 }
 
-/// What an answer's calls are: names and arguments; and its text.
+/// Reads an answer's calls, as names and arguments, and its text.
 fn read(name: &str, answer: &str) -> (Vec<(String, Value)>, String) {
     read_with(parser(name), name, answer)
 }
@@ -425,7 +425,7 @@ fn what_a_format_has_no_words_for_is_refused_by_name_or_left_to_the_model() {
     let refused = strict.unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "calls in the format `glm` cannot be held to the schema of `f`: `format` of a text has no words in this format"
+        "calls in the format `glm` cannot be held to the schema of `f`: `format` of a text cannot be expressed in this format"
     );
     for choice in [ToolChoice::Auto, ToolChoice::Required] {
         assert!(

@@ -1,4 +1,4 @@
-//! What stands around calls: reasoning, heads, marks that are left out, control tokens.
+//! Tests the text around calls: reasoning, heads, missing marks, control tokens.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn a_call_in_reasoning_that_never_ends_is_a_call() {
         "<think>Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "(Hm.)«now {}»",
     );
-    // What is thought behind it stays a thought.
+    // Reasoning after a draft of a call stays reasoning.
     check("hermes", &format!("<think>Hm.{NOW} So."), "(Hm.)«now {}»(So.)");
 }
 

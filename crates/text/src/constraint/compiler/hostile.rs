@@ -1,5 +1,5 @@
-//! Constraints that are made to overflow a compiler or to keep it busy: chains, cycles and diamonds of references in every language, and
-//! what else takes long. Each is refused or compiled, and what it began has ended a second later.
+//! Tests constraints that are made to overflow a compiler or to keep it busy, such as chains, cycles and diamonds of references in every
+//! language. Each is refused or compiled, and its work has ended a second later.
 
 use serde_json::{Map, Value, json};
 
@@ -8,19 +8,19 @@ use super::{
     *,
 };
 
-/// How rules lead to each other.
+/// Selects how rules refer to each other.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Chain,
-    /// The last leads to the first.
+    /// The last refers to the first.
     Cycle,
-    /// Each leads to the next two.
+    /// Each refers to the next two.
     Diamonds,
 }
 
 const WAYS: [Way; 3] = [Way::Chain, Way::Cycle, Way::Diamonds];
 
-/// What each of `n` rules leads to; the last has an end of its own too.
+/// Lists the targets of each of `n` rules; the last rule can also end by itself.
 fn links(way: Way, n: usize) -> Vec<Vec<usize>> {
     (0..n)
         .map(|idx| match way {
@@ -34,7 +34,7 @@ fn links(way: Way, n: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// Bodies of rules: `{}` stands for another rule.
+/// Bodies of rules; `{}` stands for another rule.
 const BODIES: [&str; 6] = [
     "{}",
     "{} \"a\" | \"b\"",
@@ -44,7 +44,7 @@ const BODIES: [&str; 6] = [
     "(((\"a\" ({})?)+))",
 ];
 
-/// A grammar whose rules are defined by `define`.
+/// Writes a grammar whose rules are defined by `define`.
 fn grammar(way: Way, n: usize, body: &str, first: &str, define: &str) -> String {
     let mut text = format!("{first} {define} r0\n");
     for (idx, to) in links(way, n).iter().enumerate() {
@@ -60,7 +60,7 @@ fn grammar(way: Way, n: usize, body: &str, first: &str, define: &str) -> String 
     text
 }
 
-/// Schemas that lead to another.
+/// Lists schemas that refer to another.
 fn schema_bodies() -> Vec<Value> {
     vec![
         json!({"$ref": "TO"}),
@@ -94,7 +94,7 @@ fn schema(way: Way, n: usize, body: &Value) -> Value {
     json!({"$defs": definitions, "$ref": "#/$defs/a0"})
 }
 
-/// Everything that a request can write such references in.
+/// Lists all forms of a request that can hold such references.
 fn everything(way: Way, n: usize) -> Vec<(String, Constraint)> {
     let mut all = Vec::new();
     for body in BODIES {
@@ -127,10 +127,10 @@ fn everything(way: Way, n: usize) -> Vec<(String, Constraint)> {
     all
 }
 
-/// What takes a second of a processor may take this long on a machine with much else to do.
+/// Work of a second of CPU time may take this long on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Compiles, and waits until whatever that began has ended.
+/// Compiles, and waits until all the work that it started has ended.
 #[track_caller]
 fn check_ends(
     compiler: &ConstraintCompiler,
@@ -184,7 +184,7 @@ fn references_within_the_limits_overflow_nothing() {
     for way in WAYS {
         for n in [2, 40, 990] {
             for (name, constraint) in everything(way, n) {
-                // Whether it can be enforced is another matter.
+                // Whether it can be enforced is checked elsewhere.
                 let compiled = check_ends(&compiler, &name, &constraint);
                 assert!(
                     n > 2 || !matches!(compiled, Err(ConstraintError::TooLong { .. })),

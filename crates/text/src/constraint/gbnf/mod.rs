@@ -20,7 +20,8 @@ use super::{
     error::{ConstraintError, ConstraintKind},
 };
 
-/// Translates a grammar, whose rules refer to each other within the limits: the translation follows them, as the compiler does.
+/// Translates a grammar. Its chains of references must be within the limits, because the translation follows them by recursion, as the
+/// compiler does.
 pub(super) fn to_lark(source: &str) -> Result<String, ConstraintError> {
     let grammar = parse::parse(source)?;
     check_references(ConstraintKind::Gbnf, grammar.references().longest())?;
@@ -45,7 +46,7 @@ struct Grammar {
 }
 
 impl Grammar {
-    /// What its rules refer to.
+    /// Collects the references between the rules.
     fn references(&self) -> References {
         let mut references = References::default();
         for _ in &self.rules {
@@ -84,7 +85,7 @@ enum Node {
     Rule(usize),
     /// One after the other.
     Sequence(Vec<Node>),
-    /// One of these.
+    /// One of these nodes.
     Choice(Vec<Node>),
     /// At least so often, and at most.
     Repeat(Box<Node>, u32, Option<u32>),

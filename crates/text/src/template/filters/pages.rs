@@ -1,6 +1,6 @@
-//! Filters that lay out text for a page: lines of a width, sizes, attributes and text of HTML, values for people.
+//! Jinja filters that format text for pages: wrapping, file sizes, HTML attributes and text, and values for display.
 //!
-//! Separate because chat templates hardly need them. Invariant: as in Jinja, and what is made is counted while it grows.
+//! Separate because chat templates hardly use them. Invariant: results match Jinja, and count against the limits while they grow.
 
 use std::cmp::Ordering;
 
@@ -47,7 +47,7 @@ pub(super) fn wordwrap(this: &mut Interpreter<'_>, value: &Value, args: &Argumen
     this.finish(out)
 }
 
-/// A line in lines of a width. Source: Python's `textwrap.TextWrapper`.
+/// Wraps a line at a width. Source: Python's `textwrap.TextWrapper`.
 fn wrapped(line: &str, width: usize, breaks_words: bool, breaks_hyphens: bool) -> Vec<String> {
     let mut chunks: Vec<&str> = chunks_of(line, breaks_hyphens);
     chunks.reverse();
@@ -95,7 +95,7 @@ fn wrapped(line: &str, width: usize, breaks_words: bool, breaks_hyphens: bool) -
     lines
 }
 
-/// Words and the space between them; words with hyphens between letters in parts.
+/// Splits a line into words and the space between them, and words at hyphens between letters.
 fn chunks_of(line: &str, breaks_hyphens: bool) -> Vec<&str> {
     let mut chunks = Vec::new();
     let mut start = 0;
@@ -176,9 +176,7 @@ pub(super) fn xmlattr(this: &mut Interpreter<'_>, value: &Value, args: &Argument
         let name = this.printer().to_text(name)?;
         let name = name.as_str().unwrap_or_default();
         if name.contains(|c: char| c.is_whitespace() || matches!(c, '/' | '>' | '=')) {
-            return Err(Fault::type_error(
-                "an attribute's name has a character that none may have",
-            ));
+            return Err(Fault::type_error("an attribute's name has an invalid character"));
         }
         if has_space || out.len() > 0 {
             out.push(' ')?;
@@ -202,7 +200,7 @@ pub(super) fn striptags(this: &mut Interpreter<'_>, value: &Value, _: &Arguments
     this.meter.text(unescaped(&words.join(" ")))
 }
 
-/// A text without what stands between two marks, and without these.
+/// Removes two marks and the text between them.
 fn without(text: &str, open: &str, close: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
@@ -216,7 +214,7 @@ fn without(text: &str, open: &str, close: &str) -> String {
     plain + rest
 }
 
-/// A text with the characters that the common references of HTML stand for.
+/// Replaces the common character references of HTML.
 fn unescaped(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
@@ -260,7 +258,7 @@ pub(super) fn pprint(this: &mut Interpreter<'_>, value: &Value, _: &Arguments) -
     this.finish(out)
 }
 
-/// Writes a value as Python's `pprint` does: on one line where it fits, else an item a line; mappings by their keys.
+/// Writes a value as Python's `pprint` does: on one line if it fits, else one item a line; mappings are sorted by their keys.
 fn print(
     this: &Interpreter<'_>,
     value: &Value,
@@ -322,7 +320,7 @@ fn print(
     out.push_str(close)
 }
 
-/// A value whose mappings are sorted by their keys, as far as these can be compared.
+/// Sorts the mappings in a value by their keys, as far as the keys can be compared.
 fn sorted(this: &Interpreter<'_>, value: &Value) -> Result<Value, Fault> {
     let all = |items: &[Value]| {
         items

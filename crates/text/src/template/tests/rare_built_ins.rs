@@ -1,4 +1,4 @@
-//! Built-ins of Jinja that hardly any chat template uses. Expected texts were printed by Jinja 3.1.6 in the environment of transformers.
+//! Tests Jinja built-ins that chat templates hardly use. Expected texts were printed by Jinja 3.1.6 in the environment of transformers.
 
 use super::{ChatTemplate, RenderOptions, TemplateError, json, render};
 

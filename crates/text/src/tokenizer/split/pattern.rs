@@ -2,8 +2,8 @@
 //!
 //! Separate from the hand-written rules because it takes any pattern that a `tokenizer.json` names. Invariant: matching
 //! is by finite automaton, in linear time. The one look-ahead that tokenizers use, `\s+(?!\S)`, is taken out of the
-//! pattern and done here; any other look-around is refused. A pattern means what it means to Oniguruma, which Hugging
-//! Face's tokenizers read them with, however it is spelled.
+//! pattern and done here; any other look-around is refused. A pattern has the meaning that it has in Oniguruma, the engine of Hugging
+//! Face's tokenizers, in every spelling.
 
 use std::{borrow::Cow, collections::BTreeMap, convert::Infallible, ops::Range};
 
@@ -14,7 +14,7 @@ use crate::{TokenizerError, tokenizer::chars};
 
 use super::WordRule;
 
-/// What becomes of the matches of a splitter, in Hugging Face's words.
+/// Says what happens to the matches of a splitter, in Hugging Face's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 pub(crate) enum Behavior {
     Removed,
@@ -24,12 +24,12 @@ pub(crate) enum Behavior {
     Contiguous,
 }
 
-/// What stands for the look-ahead at a pattern's end.
+/// Replaces the look-ahead at a pattern's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LookAhead {
-    /// The group of `\s+`. What it took gives up its last character when a word follows.
+    /// Group of `\s+`; its match gives up its last character when a word follows.
     group: usize,
-    /// Whether a single character before a word is a match, by the alternative behind.
+    /// Whether the following alternative matches a single character before a word.
     takes_one: bool,
 }
 
@@ -92,7 +92,7 @@ impl Pattern {
             source: Box::new(error),
         })?;
         let look_ahead = ending.map(|takes_one| LookAhead {
-            // No group comes behind it.
+            // It is the last group.
             group: regex.captures_len() - 1,
             takes_one,
         });
@@ -196,7 +196,7 @@ impl Pattern {
         }
     }
 
-    /// Where a match ends, the look-ahead considered; `None` where it leaves none.
+    /// Returns the end of a match after the look-ahead; `None` if nothing is left.
     fn end_of(&self, text: &str, found: Range<usize>) -> Option<usize> {
         let piece = &text[found.clone()];
         let is_white = |c| chars::classes(c) & chars::SPACE != 0;
@@ -211,7 +211,7 @@ impl Pattern {
         if is_one && look_ahead.takes_one {
             return Some(found.end);
         }
-        // An earlier alternative may have taken it, such as one for line breaks.
+        // An earlier alternative, such as one for line breaks, may have matched.
         let groups = self.regex.captures_at(text, found.start);
         let is_looking = groups.is_some_and(|groups| groups.get(look_ahead.group).is_some());
         if !is_looking {
@@ -221,7 +221,7 @@ impl Pattern {
     }
 }
 
-/// A pattern with escapes for line breaks and tabs, which some files hold as they are.
+/// Replaces line breaks and tabs, which some files hold raw, by escapes.
 fn with_escapes(source: &str) -> Cow<'_, str> {
     if !source.contains(['\r', '\n', '\t']) {
         return source.into();
@@ -244,8 +244,8 @@ fn with_escapes(source: &str) -> Cow<'_, str> {
     spelled.into()
 }
 
-/// A pattern with a group `(\s+)` in the place of `\s+(?!\S)` at its end and of what follows that, and whether what follows takes
-/// a single character.
+/// Replaces the `\s+(?!\S)` at a pattern's end, and the part after it, by a group `(\s+)`. Returns also whether that part matches a single
+/// character.
 fn without_look_ahead(source: &str) -> (Cow<'_, str>, Option<bool>) {
     for (end, takes_one) in [
         (r"\s+(?!\S)|\s+", true),
@@ -255,7 +255,7 @@ fn without_look_ahead(source: &str) -> (Cow<'_, str>, Option<bool>) {
         let Some(head) = source.strip_suffix(end) else {
             continue;
         };
-        // It is an alternative by itself.
+        // The look-ahead must be an alternative by itself.
         if head.is_empty() || head.ends_with('|') && !head.ends_with(r"\|") {
             return (format!(r"{head}(\s+)").into(), Some(takes_one));
         }
@@ -263,11 +263,11 @@ fn without_look_ahead(source: &str) -> (Cow<'_, str>, Option<bool>) {
     (source.into(), None)
 }
 
-/// A pattern of Oniguruma's in the words of an engine that does not backtrack: `^` and `$` are those of each line, and possessive
-/// quantifiers become greedy ones, which for patterns of this kind (each class excludes what follows it) is the same.
+/// Translates a pattern of Oniguruma's for an engine that does not backtrack: `^` and `$` match at each line, and possessive quantifiers
+/// become greedy. For these patterns, in which each class excludes what follows it, the result is the same.
 fn linear(pattern: &str) -> String {
     let Ok(tree) = Parser::new().parse(pattern) else {
-        // The compiler says what is wrong.
+        // The compiler reports the error.
         return pattern.to_owned();
     };
     let changes = ast::visit(&tree, Changes::of(pattern)).expect("no visit fails");
@@ -282,7 +282,7 @@ fn linear(pattern: &str) -> String {
     linear
 }
 
-/// Parts of a pattern that become others: where each begins, where it ends, and what it becomes.
+/// Collects replacements in a pattern: start, end and new text.
 struct Changes<'p> {
     pattern: &'p str,
     changes: BTreeMap<usize, (usize, &'static str)>,
@@ -301,7 +301,7 @@ impl<'p> Changes<'p> {
         self.changes.entry(span.start.offset).or_insert(change);
     }
 
-    /// Whether a part of the pattern matches a line break.
+    /// Says whether a part of the pattern matches a line break.
     fn takes_line_breaks(&self, part: &Ast) -> bool {
         let span = part.span();
         let part = &self.pattern[span.start.offset..span.end.offset];
@@ -321,7 +321,7 @@ impl Visitor for Changes<'_> {
         match part {
             Ast::Concat(parts) => {
                 for pair in parts.asts.windows(2) {
-                    // A greedy one would give back line breaks, before which a line ends.
+                    // A greedy quantifier would give back line breaks, before which a line ends.
                     if let [before, Ast::Assertion(end)] = pair
                         && end.kind == AssertionKind::EndLine
                         && let Some((taken, _)) = possessive(before)
@@ -346,7 +346,7 @@ impl Visitor for Changes<'_> {
     }
 }
 
-/// Of a possessive quantifier, which the parser reads as two, what it is of, and its plus sign.
+/// Splits a possessive quantifier, which the parser reads as two quantifiers, into its operand and its plus sign.
 fn possessive(part: &Ast) -> Option<(&Ast, &Span)> {
     let Ast::Repetition(outer) = part else {
         return None;

@@ -127,7 +127,7 @@ const SAME: f32 = 2e-3;
 /// A key of a configuration, and another value.
 type Edit<'a> = (&'a str, Json);
 
-/// What a change of a configuration leads to.
+/// Result of a change of a configuration.
 enum Outcome {
     /// A file with this key.
     Key(&'static str),
@@ -258,7 +258,7 @@ fn variants_are_written_or_refused_by_name() {
             &[("rms_norm_eps", json!(0.02)), ("norm_eps", json!(0.02))],
             Key("nemotron.attention.layer_norm_epsilon"),
         ),
-        // Readers of these take the weights of the experts to add up to 1 where the file says nothing.
+        // Readers of these normalize the experts' weights if the file does not say.
         (
             "nemotron_latent",
             &[("norm_topk_prob", json!(false))],
@@ -300,7 +300,7 @@ fn variants_are_written_or_refused_by_name() {
     }
 }
 
-/// A random value for a key of a configuration, of a network with so many layers; `None` of keys that are left alone.
+/// Returns a random value for a key of a configuration with this many layers; `None` for keys that stay.
 fn random_value(key: &str, n_layers: usize, random: &mut Random) -> Option<Json> {
     let mut layers =
         |values: &[Json]| -> Json { (0..n_layers).map(|_| random.pick(values).clone()).collect() };

@@ -11,9 +11,9 @@ use tokenmill_testkit::Random;
 
 use crate::kernels::bench::{NULL, Sim, assert_close};
 
-/// What f32 sums of hundreds of terms of weights below 1 times values below 1 are off by.
+/// Error of f32 sums of hundreds of terms, weights below 1 times values below 1.
 const SUMMED: f64 = 3e-6;
-/// What f16 rounds a number by.
+/// Relative rounding error of f16.
 const HALF: f64 = 1.0 / 2048.0;
 
 /// A batch of tokens on a paged store.
@@ -53,7 +53,7 @@ pub(super) struct Case {
     pub(super) n_stages: usize,
 }
 
-/// How the kernel of single tokens is launched.
+/// Selects how the kernel of single tokens is launched.
 struct Cut {
     kernel: String,
     heads: usize,
@@ -211,7 +211,7 @@ fn store(
                     values.push(scale.to_f32() * f32::from(byte));
                 }
             }
-            // The scales of a head stand behind the bytes of its 16 rows, and a page ends at a multiple of 256 bytes.
+            // The scales of a head follow the bytes of its 16 rows, and a page ends at a multiple of 256 bytes.
             if index % 16 == 15 {
                 bytes.append(&mut scales);
             }
@@ -353,7 +353,7 @@ pub(super) fn check(case: &Case) -> Counters {
         let [module, kernel] = tiles.names();
         if types[0] != types[1] {
             for ty in types {
-                // As `kernels/mixed.cuh` has them.
+                // The codes of `kernels/mixed.cuh`.
                 arguments = arguments.i32(match ty {
                     KvType::F16 => 0,
                     KvType::F32 => 1,

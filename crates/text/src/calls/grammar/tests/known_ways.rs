@@ -1,8 +1,8 @@
-//! What models are known to write around and inside calls, in every family, read back and let through.
+//! Tests that the parsers and grammars of all families accept the variants that models are known to write around and inside calls.
 //!
-//! Separate from the walks because these texts are not the grammar's: they are what models write by themselves. A script says what is
-//! written and what is to be read of it; its text is cut into tokens at random, some of which run across marks. Two things must hold: the
-//! parser reads the script however it is cut, and the mask lets each of its tokens through, and the end behind it.
+//! Separate from the walks because these texts come from models, not from the grammar. A script holds a text and its expected reading; the
+//! text is cut into random tokens, some of which run across marks. Two things must hold: the parser reads the script however it is cut, and
+//! the mask allows each of its tokens and the end after it.
 #![expect(
     clippy::format_push_string,
     clippy::type_complexity,
@@ -27,7 +27,7 @@ use crate::{
 
 use super::{Arc, Metadata, StringArray, Value, json};
 
-/// Scripts of each family and way to think.
+/// Scripts for each family and way of reasoning.
 const N_SCRIPTS: u64 = 8;
 
 fn tools(is_strict: bool) -> Value {
@@ -51,7 +51,7 @@ fn tools(is_strict: bool) -> Value {
     ])
 }
 
-/// A text that a model writes, and what is read of it.
+/// Holds a text that a model writes, and its expected reading.
 #[derive(Debug, Default)]
 struct Script {
     text: String,
@@ -75,7 +75,7 @@ impl Writer<'_> {
         self.dice.roll(2) == 0
     }
 
-    /// A text for an argument. Tags have no words for an empty one.
+    /// Writes a text for an argument. Tags cannot express an empty one.
     fn text(&mut self) -> String {
         const PARTS: &[&str] = &[
             "plain",
@@ -126,7 +126,7 @@ impl Writer<'_> {
         arguments
     }
 
-    /// JSON as models write it: letters of other scripts and slashes as they are, or escaped.
+    /// Writes JSON as models do: non-ASCII letters and slashes appear raw or escaped.
     fn json(&mut self, value: &Value) -> String {
         match value {
             Value::String(text) => {
@@ -164,7 +164,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A value in Python's notation, or in Gemma's.
+    /// Writes a value in Python's notation, or in Gemma's.
     fn literal(&mut self, value: &Value, dialect: Dialect) -> String {
         match (value, dialect) {
             (Value::String(text), Dialect::Marked(mark)) => format!("{mark}{text}{mark}"),
@@ -237,7 +237,7 @@ impl Writer<'_> {
         format!("{}{name}{open}{}{close}", shape.prefix, members.join(comma))
     }
 
-    /// Calls with the marks that belong to them, and with those left out that models leave out.
+    /// Writes calls with their marks, and leaves out marks that models leave out.
     fn calls(&mut self, calls: &[(String, Vec<(&'static str, Value)>)]) -> String {
         let object = |arguments: &[(&str, Value)]| -> Value {
             let entries = arguments
@@ -311,7 +311,7 @@ impl Writer<'_> {
                     text.push_str(between);
                 }
                 let closer = shape.section_closers.first().copied().unwrap_or_default();
-                // Some leave the opening mark out and write the closing one.
+                // Some models leave out the opening mark but write the closing one.
                 if !closer.is_empty() && self.dice.roll(4) > 0 {
                     text.push_str(closer);
                 }
@@ -351,7 +351,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A whole answer. `thinks`: in reasoning that is closed, in reasoning that is not, or not at all.
+    /// Writes a whole answer: with closed reasoning, with unclosed reasoning, or without.
     fn script(&mut self, thinking: Option<(&str, &str)>) -> Script {
         let mut script = Script::default();
         let n_calls = 1 + self.dice.roll(2);
@@ -434,7 +434,7 @@ impl Writer<'_> {
     }
 }
 
-/// What is read of an answer: calls, content and reasoning. Pieces arrive as they are cut.
+/// Reads an answer's calls, content and reasoning from pieces that arrive as they are cut.
 fn read(parser: &ReplyParser, pieces: &[&str]) -> Result<Script, String> {
     let mut parser = parser.clone();
     let mut parts = Vec::new();
@@ -466,7 +466,7 @@ fn read(parser: &ReplyParser, pieces: &[&str]) -> Result<Script, String> {
     Ok(script)
 }
 
-/// Marks of a parser that are a token of their own in vocabularies.
+/// Lists the marks of a parser that are single tokens in vocabularies.
 fn control_marks(parser: &ReplyParser) -> Vec<String> {
     let is_token = |mark: &&str| {
         let inner = mark.strip_prefix('<').and_then(|mark| mark.strip_suffix('>'));
@@ -484,7 +484,7 @@ fn control_marks(parser: &ReplyParser) -> Vec<String> {
     marks
 }
 
-/// A vocabulary of all bytes, the end, control tokens and words.
+/// Builds a vocabulary of all bytes, the end token, control tokens and words.
 fn tokenizer(controls: &[String], words: &[String]) -> Tokenizer {
     let mut metadata = Metadata::new();
     let tokens = (0..256)
@@ -510,7 +510,7 @@ fn tokenizer(controls: &[String], words: &[String]) -> Tokenizer {
     Tokenizer::from_gguf(&metadata).unwrap()
 }
 
-/// A text in random pieces, control tokens whole. `longest` is the most characters of a piece.
+/// Cuts a text into random pieces of at most `longest` characters; control tokens stay whole.
 fn cut<'t>(text: &'t str, controls: &[String], longest: usize, dice: &mut Dice) -> Vec<&'t str> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -548,7 +548,7 @@ fn cut<'t>(text: &'t str, controls: &[String], longest: usize, dice: &mut Dice) 
     pieces
 }
 
-/// Checks a script of a format: what is read of it, however it is cut, and that the mask lets it through.
+/// Checks that the parser reads a script however it is cut, and that the mask allows it.
 fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice) -> Result<(), String> {
     let name = format.calls.name;
     let tool_set = Arc::new(ToolSet::from_openai(&tools(is_strict)));
@@ -639,7 +639,7 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
             String::from_utf8_lossy(&bytes.copied().collect::<Vec<u8>>()).into_owned()
         };
         Err(format!(
-            "{:?} is not allowed behind {:?}",
+            "{:?} is not allowed after {:?}",
             text(&[id]),
             text(behind)
         ))
@@ -651,7 +651,7 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
         }
     }
     take(&mut matcher, 256, &ids)?;
-    // Guesses that are refused are taken back, also across the end of a call.
+    // The mask must survive that draft tokens are removed, also across the end of a call.
     let n_back = 1 + dice.roll(ids.len().min(60));
     matcher.rollback(n_back).map_err(|error| error.to_string())?;
     for idx in ids.len() - n_back..ids.len() {
@@ -661,7 +661,7 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
     take(&mut matcher, 256, &ids)
 }
 
-/// The formats of the families, without reasoning and with the tags that most have, and those of the templates that are there.
+/// Lists the formats of the families, without reasoning and with the usual tags, and the formats of the templates in the repository.
 fn formats() -> Vec<ReplyFormat> {
     let has_channels = |row: &CallFormat| matches!(row.shape, Shape::Channels(_));
     let mut formats: Vec<ReplyFormat> = Vec::new();

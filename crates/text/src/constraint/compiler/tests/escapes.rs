@@ -1,4 +1,4 @@
-//! Escapes of JSON: one that may begin may be finished, and stands for what it says.
+//! Tests JSON escapes: an escape that may begin can be finished, and counts as the character that it stands for.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn allows(matcher: &mut ConstraintMatcher, byte: u32) -> bool {
     mask[byte as usize / 32] >> (byte % 32) & 1 == 1
 }
 
-/// Writes a text as far as it is allowed; what of it was.
+/// Writes a text as far as the mask allows it; returns the written part.
 fn written(matcher: &mut ConstraintMatcher, text: &str) -> String {
     let mut bytes = Vec::new();
     for byte in text.bytes() {
@@ -56,7 +56,7 @@ fn every_escape_that_may_begin_may_be_finished() {
             let whole = format!("{{\"s\": \"{text}\"}}");
             assert_eq!(written(&mut matcher, &whole), whole, "{constraint:?}");
             assert!(matcher.is_complete() || allows(&mut matcher, 256));
-            // Taken back anywhere, it goes the same way again.
+            // After a rollback anywhere, the same tokens are accepted again.
             for n_back in 1..whole.len() {
                 matcher.rollback(n_back).unwrap();
                 let rest = &whole[whole.len() - n_back..];
@@ -79,7 +79,7 @@ fn slashes_of_patterns_and_lists_may_be_escaped() {
         let whole = format!("{{\"s\": \"{text}\"}}");
         assert_eq!(written(&mut matcher, &whole), whole, "{property}");
     }
-    // What stands for a slash is no slash elsewhere.
+    // Tokens with an escaped slash are not slashes elsewhere.
     let mut matcher = compiler
         .compile(&object(&json!({"const": "ab"})))
         .unwrap()
