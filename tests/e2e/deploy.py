@@ -40,7 +40,7 @@ def lint(name, program, *arguments):
 
 
 lint("Containerfile", "hadolint", DEPLOY / "Containerfile")
-schemas = ["deployment", "service", "pod-disruption-budget"]
+schemas = ["deployment", "service", "pod-disruption-budget", "persistent-volume-claim", "download-model"]
 lint("Kubernetes manifests", "kubernetes-validate", "--strict", "--quiet", *(DEPLOY / f"kubernetes/{name}.yaml" for name in schemas))
 with tempfile.TemporaryDirectory() as folder:
     # It asks whether the program exists, so the unit is checked with the one that is tested.
@@ -101,12 +101,27 @@ hosts = [value for option, _, value in options if option == "--allow-host"]
 service = documents["Service"]["metadata"]["name"]
 assert hosts[:2] == [service, f"{service}.$(NAMESPACE)"], hosts
 assert [variable["name"] for variable in container["env"]] == ["NAMESPACE"]
+# The claim is made here, the download fills it, and no service sends requests to the download.
+claim = documents["PersistentVolumeClaim"]["metadata"]["name"]
+download = documents["Job"]["spec"]["template"]
+for user in [pod, download]:
+    assert [volume["persistentVolumeClaim"]["claimName"] for volume in user["spec"]["volumes"]] == [claim]
+loader = download["spec"]["containers"][0]
+assert (loader["image"], loader["securityContext"]) == (container["image"], container["securityContext"])
+assert not documents["Service"]["spec"]["selector"].items() <= download["metadata"]["labels"].items()
+assert loader["args"][0].endswith(arguments[0]), loader["args"]
+kustomization = documents["Kustomization"]
+assert set(kustomization["resources"]) <= {path.name for path in (DEPLOY / "kubernetes").iterdir()}
+name, tag = container["image"].split(":")
+assert [(image["name"], image["newTag"]) for image in kustomization["images"]] == [(name, tag)]
 
 unit = configparser.ConfigParser(strict=False, interpolation=None)
 unit.optionxform = str
 unit.read(DEPLOY / "tokenmill.service")
 assert set(unit.sections()) == {"Unit", "Service", "Install"}
 check_flags(unit["Service"]["ExecStart"].split())
+credential, _, _ = unit["Service"]["LoadCredential"].partition(":")
+assert f"%d/{credential}" in unit["Service"]["ExecStart"].split(), "the keys are read from where systemd puts them"
 
 known = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT", "CMD"}
 lines = [line for line in (DEPLOY / "Containerfile").read_text().splitlines() if line and not line.startswith("#")]
