@@ -339,7 +339,7 @@ impl Scheduler {
             end,
             summary: SeqSummary {
                 n_prompt: sequence.n_given,
-                n_generated: sequence.tokens.len() + sequence.n_dropped - sequence.n_given,
+                n_generated: sequence.n_generated(),
                 n_dropped: sequence.n_dropped,
                 n_cached: sequence.n_cached,
                 miss: sequence.miss,

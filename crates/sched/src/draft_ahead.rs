@@ -99,6 +99,7 @@ impl Core {
                 Some(Seat {
                     want,
                     tokens: &sequence.tokens,
+                    n_generated: sequence.n_generated(),
                     uses_prefix_cache: sequence.uses_prefix_cache,
                     salt: sequence.salt,
                     sampling: lane.sampling.as_ref()?,

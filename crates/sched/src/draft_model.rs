@@ -52,6 +52,8 @@ const MAX_EXPECTED_TOKENS: usize = 512;
 pub(crate) struct Seat<'a> {
     pub(crate) want: Want,
     pub(crate) tokens: &'a [u32],
+    /// Tokens of the answer, which end `tokens`; more than these once the context was shifted.
+    pub(crate) n_generated: usize,
     pub(crate) uses_prefix_cache: bool,
     pub(crate) salt: u64,
     pub(crate) sampling: &'a Arc<SamplingParams>,
@@ -303,6 +305,14 @@ impl DraftModel {
 
     /// The sequence of a seat, with its tokens.
     fn sit_down(&mut self, seat: &Seat<'_>) -> SeqId {
+        let own = self.sequence_of(seat);
+        // Penalties that count only the answer count the same tokens here.
+        let n_given = seat.tokens.len().saturating_sub(seat.n_generated);
+        self.scheduler.set_n_given(own, n_given);
+        own
+    }
+
+    fn sequence_of(&mut self, seat: &Seat<'_>) -> SeqId {
         if let Some(&own) = self.lanes.get(&seat.want.seq) {
             if let Some(hidden) = &self.hidden {
                 // What it guessed with states of its own is computed again with those that came since.

@@ -24,6 +24,11 @@ impl Scheduler {
         }
     }
 
+    /// Says how many tokens at the start of a sequence count as its prompt.
+    pub(crate) fn set_n_given(&mut self, id: SeqId, n_tokens: usize) {
+        self.sequences[id].n_given = n_tokens;
+    }
+
     /// Inputs of a sequence that are computed; 0 once it has ended.
     pub(crate) fn n_computed(&self, id: SeqId) -> usize {
         self.sequences.get(id).map_or(0, |sequence| sequence.n_committed)

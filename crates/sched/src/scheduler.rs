@@ -392,10 +392,7 @@ impl Scheduler {
 
     /// Returns how many tokens at the end of a sequence were generated.
     pub fn n_generated(&self, id: SeqId) -> usize {
-        let generated = |sequence: &Sequence| {
-            (sequence.tokens.len() + sequence.n_dropped).saturating_sub(sequence.n_given)
-        };
-        self.sequences.get(id).map_or(0, generated)
+        self.sequences.get(id).map_or(0, Sequence::n_generated)
     }
 
     /// The page table of a sequence in a group; `None` once it has ended.

@@ -331,6 +331,11 @@ impl Sequence {
         self.tokens.len() > self.n_prompt
     }
 
+    /// Counts its generated tokens, those included that a shift of the context dropped.
+    pub(crate) fn n_generated(&self) -> usize {
+        (self.tokens.len() + self.n_dropped).saturating_sub(self.n_given)
+    }
+
     /// Whether the queue may hold it.
     pub(crate) fn is_eligible(&self) -> bool {
         self.stage == Stage::Waiting && !self.wants_pause && !self.is_held && self.n_pending == 0
