@@ -25,6 +25,9 @@ const MAX_LEAVING: usize = 32;
 /// Longest wait for a place before a connection gets a reserved one. Idle connections close in less.
 const ROOM_WAIT: Duration = Duration::from_millis(300);
 
+/// Time for the first request of a connection to arrive. Clients do not expect a new connection to close without an answer.
+const FIRST_REQUEST_TIME: Duration = Duration::from_millis(100);
+
 /// Counts the connections of a server.
 #[derive(Debug)]
 pub(crate) struct Connections {
@@ -68,6 +71,7 @@ pub(crate) struct Place {
     connections: Arc<Connections>,
     kind: Kind,
     told: Arc<Told>,
+    opened: Instant,
     /// Changed only under the lock of the connections.
     asking: Arc<Mutex<Asking>>,
 }
@@ -76,6 +80,8 @@ pub(crate) struct Place {
 #[derive(Debug)]
 struct Asking {
     n_requests: usize,
+    /// Whether it ever had a request.
+    has_begun: bool,
     /// Start of the idle period and its number; `None` while a request runs.
     idle: Option<(Instant, u64)>,
 }
@@ -148,7 +154,12 @@ impl Connections {
             connections: Arc::clone(self),
             kind,
             told,
-            asking: Arc::new(Mutex::new(Asking { n_requests: 0, idle })),
+            opened: Instant::now(),
+            asking: Arc::new(Mutex::new(Asking {
+                n_requests: 0,
+                has_begun: false,
+                idle,
+            })),
         })
     }
 
@@ -200,8 +211,22 @@ impl Place {
     /// Waits until the connection has been idle for `limit` or is asked to close.
     pub(crate) async fn is_to_leave(&self, limit: Duration) {
         tokio::select! {
-            () = self.told.leave.notified() => {}
+            () = self.is_asked_to_leave() => {}
             () = self.idle_for(limit) => {}
+        }
+    }
+
+    /// Waits for the request to close. A connection whose first request arrives meanwhile stays, and is idle again after it.
+    async fn is_asked_to_leave(&self) {
+        loop {
+            self.told.leave.notified().await;
+            if lock(&self.asking).has_begun {
+                return;
+            }
+            sleep_until(self.opened + FIRST_REQUEST_TIME).await;
+            if !lock(&self.asking).has_begun {
+                return;
+            }
         }
     }
 
@@ -249,6 +274,7 @@ impl Desk {
         let mut state = self.connections.lock();
         let mut asking = lock(&self.asking);
         asking.n_requests += 1;
+        asking.has_begun = true;
         if let Some((_, number)) = asking.idle.take() {
             state.idle.remove(&number);
         }
@@ -284,7 +310,7 @@ mod tests {
     /// Longer than any event of these tests takes.
     const LONG: Duration = Duration::from_hours(1);
     /// Time for which the tests watch that nothing happens.
-    const SHORT: Duration = Duration::from_millis(60);
+    const SHORT: Duration = Duration::from_millis(160);
 
     #[tokio::test]
     async fn the_longest_idle_makes_room_and_one_that_is_asked_does_not() {
@@ -320,6 +346,21 @@ mod tests {
             let leaves = timeout(SHORT, place.is_to_leave(LONG)).await.is_ok();
             assert_eq!(leaves, at < 2, "{at}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_connection_whose_first_request_arrives_is_not_closed() {
+        let connections = Connections::new(2);
+        let (first, second) = (connections.enter().await, connections.enter().await);
+        // The second makes the first the longest idle of more than half of the places.
+        let request = async {
+            tokio::time::sleep(FIRST_REQUEST_TIME / 2).await;
+            first.desk().begin()
+        };
+        let (leaves, busy) = tokio::join!(timeout(2 * FIRST_REQUEST_TIME, first.is_to_leave(LONG)), request);
+        assert!(leaves.is_err());
+        drop((busy, second));
+        assert!(first.is_idle());
     }
 
     #[tokio::test]
