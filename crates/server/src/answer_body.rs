@@ -18,7 +18,7 @@ use hyper::{
 };
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::connections::Busy;
+use crate::connections::RequestGuard;
 
 /// Bytes that the HTTP/2 library gets at a time. It buffers them until the client has room.
 const PART_BYTES: usize = 16 << 10;
@@ -93,12 +93,12 @@ pub(crate) struct AnswerBody {
     stream: Option<Arc<Progress>>,
     /// Rest of the newest part of the body.
     rest: Bytes,
-    _busy: Busy,
+    _busy: RequestGuard,
 }
 
 impl AnswerBody {
     /// Wraps the body of a response; must be called in the task that sends it.
-    pub(crate) fn new(body: Body, busy: Busy) -> Self {
+    pub(crate) fn new(body: Body, busy: RequestGuard) -> Self {
         Self {
             body,
             stream: STREAM.try_with(Arc::clone).ok(),
@@ -161,7 +161,7 @@ mod tests {
     use crate::connections::Connections;
 
     async fn body_of(data: Bytes) -> AnswerBody {
-        let busy = Connections::new(1).enter().await.desk().begin();
+        let busy = Connections::new(1).enter().await.tracker().begin();
         AnswerBody::new(Body::from(data), busy)
     }
 

@@ -44,12 +44,12 @@ struct State {
     /// Number of the next idle period.
     next: u64,
     /// Idle connections, the longest idle first.
-    idle: BTreeMap<u64, Arc<Told>>,
+    idle: BTreeMap<u64, Arc<Notices>>,
 }
 
 /// Carries notices to one connection.
 #[derive(Debug, Default)]
-struct Told {
+struct Notices {
     /// Asks the connection to close.
     leave: Notify,
     /// Notified when the connection has no request any more.
@@ -70,15 +70,15 @@ pub(crate) enum Kind {
 pub(crate) struct Place {
     connections: Arc<Connections>,
     kind: Kind,
-    told: Arc<Told>,
+    notices: Arc<Notices>,
     opened: Instant,
     /// Changed only under the lock of the connections.
-    asking: Arc<Mutex<Asking>>,
+    count: Arc<Mutex<RequestCount>>,
 }
 
 /// Counts the requests of a connection.
 #[derive(Debug)]
-struct Asking {
+struct RequestCount {
     n_requests: usize,
     /// Whether it ever had a request.
     has_begun: bool,
@@ -88,10 +88,10 @@ struct Asking {
 
 /// Marks a running request; the connection is not idle until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Busy {
+pub(crate) struct RequestGuard {
     connections: Arc<Connections>,
-    told: Arc<Told>,
-    asking: Arc<Mutex<Asking>>,
+    notices: Arc<Notices>,
+    count: Arc<Mutex<RequestCount>>,
 }
 
 impl Connections {
@@ -147,15 +147,15 @@ impl Connections {
             return None;
         }
         *n_taken += 1;
-        let told = Arc::<Told>::default();
+        let notices = Arc::<Notices>::default();
         // A new connection is idle until its first request; connections in reserved places close by themselves.
-        let idle = (kind == Kind::Usual).then(|| (Instant::now(), self.begin_idle(&mut state, &told)));
+        let idle = (kind == Kind::Usual).then(|| (Instant::now(), self.begin_idle(&mut state, &notices)));
         Some(Place {
             connections: Arc::clone(self),
             kind,
-            told,
+            notices,
             opened: Instant::now(),
-            asking: Arc::new(Mutex::new(Asking {
+            count: Arc::new(Mutex::new(RequestCount {
                 n_requests: 0,
                 has_begun: false,
                 idle,
@@ -164,10 +164,10 @@ impl Connections {
     }
 
     /// Records an idle connection. Each keeps about 27 kB of buffers, so beyond the limit the longest idle one is asked to close.
-    fn begin_idle(&self, state: &mut State, told: &Arc<Told>) -> u64 {
+    fn begin_idle(&self, state: &mut State, notices: &Arc<Notices>) -> u64 {
         let number = state.next;
         state.next += 1;
-        state.idle.insert(number, Arc::clone(told));
+        state.idle.insert(number, Arc::clone(notices));
         if state.idle.len() > (self.maximum / 2).max(1)
             && let Some((_, longest)) = state.idle.pop_first()
         {
@@ -180,10 +180,10 @@ impl Connections {
     fn make_room(&self) {
         let mut state = self.lock();
         for _ in 0..MAX_LEAVING {
-            let Some((_, told)) = state.idle.pop_first() else {
+            let Some((_, notices)) = state.idle.pop_first() else {
                 return;
             };
-            told.leave.notify_one();
+            notices.leave.notify_one();
         }
     }
 }
@@ -195,17 +195,17 @@ impl Place {
     }
 
     /// Returns a handle that records the requests of this connection.
-    pub(crate) fn desk(&self) -> Desk {
-        Desk {
+    pub(crate) fn tracker(&self) -> RequestTracker {
+        RequestTracker {
             connections: Arc::clone(&self.connections),
-            told: Arc::clone(&self.told),
-            asking: Arc::clone(&self.asking),
+            notices: Arc::clone(&self.notices),
+            count: Arc::clone(&self.count),
         }
     }
 
     /// Says whether the connection has no request.
     pub(crate) fn is_idle(&self) -> bool {
-        lock(&self.asking).n_requests == 0
+        lock(&self.count).n_requests == 0
     }
 
     /// Waits until the connection has been idle for `limit` or is asked to close.
@@ -219,12 +219,12 @@ impl Place {
     /// Waits for the request to close. A connection whose first request arrives meanwhile stays, and is idle again after it.
     async fn is_asked_to_leave(&self) {
         loop {
-            self.told.leave.notified().await;
-            if lock(&self.asking).has_begun {
+            self.notices.leave.notified().await;
+            if lock(&self.count).has_begun {
                 return;
             }
             sleep_until(self.opened + FIRST_REQUEST_TIME).await;
-            if !lock(&self.asking).has_begun {
+            if !lock(&self.count).has_begun {
                 return;
             }
         }
@@ -232,13 +232,13 @@ impl Place {
 
     async fn idle_for(&self, limit: Duration) {
         loop {
-            let since = lock(&self.asking).idle;
+            let since = lock(&self.count).idle;
             let Some((since, number)) = since else {
-                self.told.idle.notified().await;
+                self.notices.idle.notified().await;
                 continue;
             };
             sleep_until(since + limit).await;
-            if lock(&self.asking).idle.is_some_and(|(_, now)| now == number) {
+            if lock(&self.count).idle.is_some_and(|(_, now)| now == number) {
                 return;
             }
         }
@@ -252,7 +252,7 @@ impl Drop for Place {
             Kind::Usual => state.n_open -= 1,
             Kind::Reserved => state.n_reserved -= 1,
         }
-        if let Some((_, number)) = lock(&self.asking).idle {
+        if let Some((_, number)) = lock(&self.count).idle {
             state.idle.remove(&number);
         }
         drop(state);
@@ -262,39 +262,39 @@ impl Drop for Place {
 
 /// Records the requests of a connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Desk {
+pub(crate) struct RequestTracker {
     connections: Arc<Connections>,
-    told: Arc<Told>,
-    asking: Arc<Mutex<Asking>>,
+    notices: Arc<Notices>,
+    count: Arc<Mutex<RequestCount>>,
 }
 
-impl Desk {
+impl RequestTracker {
     /// Records that a request begins.
-    pub(crate) fn begin(&self) -> Busy {
+    pub(crate) fn begin(&self) -> RequestGuard {
         let mut state = self.connections.lock();
-        let mut asking = lock(&self.asking);
-        asking.n_requests += 1;
-        asking.has_begun = true;
-        if let Some((_, number)) = asking.idle.take() {
+        let mut count = lock(&self.count);
+        count.n_requests += 1;
+        count.has_begun = true;
+        if let Some((_, number)) = count.idle.take() {
             state.idle.remove(&number);
         }
-        Busy {
+        RequestGuard {
             connections: Arc::clone(&self.connections),
-            told: Arc::clone(&self.told),
-            asking: Arc::clone(&self.asking),
+            notices: Arc::clone(&self.notices),
+            count: Arc::clone(&self.count),
         }
     }
 }
 
-impl Drop for Busy {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         let mut state = self.connections.lock();
-        let mut asking = lock(&self.asking);
-        asking.n_requests -= 1;
-        if asking.n_requests == 0 {
-            let number = self.connections.begin_idle(&mut state, &self.told);
-            asking.idle = Some((Instant::now(), number));
-            self.told.idle.notify_one();
+        let mut count = lock(&self.count);
+        count.n_requests -= 1;
+        if count.n_requests == 0 {
+            let number = self.connections.begin_idle(&mut state, &self.notices);
+            count.idle = Some((Instant::now(), number));
+            self.notices.idle.notify_one();
         }
     }
 }
@@ -321,8 +321,8 @@ mod tests {
             connections.enter().await,
         );
         // The first has a request and the third had one, so the second has been idle longest.
-        let busy = first.desk().begin();
-        drop(third.desk().begin());
+        let busy = first.tracker().begin();
+        drop(third.tracker().begin());
         let entering = tokio::spawn({
             let connections = Arc::clone(&connections);
             async move { connections.enter().await.kind() }
@@ -355,7 +355,7 @@ mod tests {
         // The second makes the first the longest idle of more than half of the places.
         let request = async {
             tokio::time::sleep(FIRST_REQUEST_TIME / 2).await;
-            first.desk().begin()
+            first.tracker().begin()
         };
         let (leaves, busy) = tokio::join!(timeout(2 * FIRST_REQUEST_TIME, first.is_to_leave(LONG)), request);
         assert!(leaves.is_err());
@@ -367,7 +367,7 @@ mod tests {
     async fn where_all_are_busy_a_probe_has_a_place_and_others_wait() {
         let connections = Connections::new(1);
         let place = connections.enter().await;
-        let busy = place.desk().begin();
+        let busy = place.tracker().begin();
         let mut reserved = vec![connections.enter().await];
         while let Some(place) = connections.take(Kind::Reserved) {
             reserved.push(place);
@@ -388,7 +388,7 @@ mod tests {
         let connections = Connections::new(1);
         let place = connections.enter().await;
         let limit = Duration::from_millis(30);
-        let (one, two) = (place.desk().begin(), place.desk().begin());
+        let (one, two) = (place.tracker().begin(), place.tracker().begin());
         assert!(timeout(SHORT, place.is_to_leave(limit)).await.is_err());
         drop(one);
         assert!(timeout(SHORT, place.is_to_leave(limit)).await.is_err());

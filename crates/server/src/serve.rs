@@ -309,10 +309,10 @@ struct Connection {
 impl Connection {
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let config = self.models.config();
-        let (router, desk, kind) = (self.router, self.place.desk(), self.place.kind());
+        let (router, tracker, kind) = (self.router, self.place.tracker(), self.place.kind());
         let (bodies, peer) = (ConnectionBodies::default(), self.peer);
         let service = service_fn(move |request: Request<Incoming>| {
-            let busy = desk.begin();
+            let busy = tracker.begin();
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(bodies.clone());
             request.extensions_mut().insert(peer);
