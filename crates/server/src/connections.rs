@@ -45,6 +45,8 @@ struct State {
     next: u64,
     /// Idle connections, the longest idle first.
     idle: BTreeMap<u64, Arc<Notices>>,
+    /// Idle connections that were asked to close, and have time for it.
+    leaving: BTreeMap<u64, Arc<Notices>>,
 }
 
 /// Carries notices to one connection.
@@ -52,6 +54,8 @@ struct State {
 struct Notices {
     /// Asks the connection to close.
     leave: Notify,
+    /// Asks it to close at once, because another one waits for its place.
+    hurry: Notify,
     /// Notified when the connection has no request any more.
     idle: Notify,
 }
@@ -169,22 +173,33 @@ impl Connections {
         state.next += 1;
         state.idle.insert(number, Arc::clone(notices));
         if state.idle.len() > (self.maximum / 2).max(1)
-            && let Some((_, longest)) = state.idle.pop_first()
+            && let Some((number, longest)) = state.idle.pop_first()
         {
             longest.leave.notify_one();
+            state.leaving.insert(number, longest);
         }
         number
     }
 
-    /// Asks the connections that have been idle longest to close.
+    /// Makes the connections that have been idle longest close at once.
     fn make_room(&self) {
         let mut state = self.lock();
         for _ in 0..MAX_LEAVING {
-            let Some((_, notices)) = state.idle.pop_first() else {
+            let longest = state.leaving.pop_first().or_else(|| state.idle.pop_first());
+            let Some((_, notices)) = longest else {
                 return;
             };
             notices.leave.notify_one();
+            notices.hurry.notify_one();
         }
+    }
+}
+
+impl State {
+    /// Forgets an idle period that has ended.
+    fn end_idle(&mut self, number: u64) {
+        self.idle.remove(&number);
+        self.leaving.remove(&number);
     }
 }
 
@@ -230,6 +245,11 @@ impl Place {
         }
     }
 
+    /// Waits until another connection needs the place at once.
+    pub(crate) async fn is_to_hurry(&self) {
+        self.notices.hurry.notified().await;
+    }
+
     async fn idle_for(&self, limit: Duration) {
         loop {
             let since = lock(&self.count).idle;
@@ -253,7 +273,7 @@ impl Drop for Place {
             Kind::Reserved => state.n_reserved -= 1,
         }
         if let Some((_, number)) = lock(&self.count).idle {
-            state.idle.remove(&number);
+            state.end_idle(number);
         }
         drop(state);
         self.connections.freed.notify_one();
@@ -276,7 +296,7 @@ impl RequestTracker {
         count.n_requests += 1;
         count.has_begun = true;
         if let Some((_, number)) = count.idle.take() {
-            state.idle.remove(&number);
+            state.end_idle(number);
         }
         RequestGuard {
             connections: Arc::clone(&self.connections),
@@ -346,6 +366,11 @@ mod tests {
             let leaves = timeout(SHORT, place.is_to_leave(LONG)).await.is_ok();
             assert_eq!(leaves, at < 2, "{at}");
         }
+        // One that was asked before hurries when its place is needed.
+        let hurries = async |place: &Place| timeout(SHORT, place.is_to_hurry()).await.is_ok();
+        assert!(!hurries(&places[0]).await);
+        connections.make_room();
+        assert!(hurries(&places[0]).await && hurries(&places[5]).await);
     }
 
     #[tokio::test]
@@ -380,7 +405,15 @@ mod tests {
         assert_eq!(connections.enter().await.kind(), Kind::Usual);
         drop(reserved);
         let state = connections.lock();
-        assert_eq!((state.n_open, state.n_reserved, state.idle.len()), (0, 0, 0));
+        assert_eq!(
+            (
+                state.n_open,
+                state.n_reserved,
+                state.idle.len(),
+                state.leaving.len()
+            ),
+            (0, 0, 0, 0)
+        );
     }
 
     #[tokio::test]

@@ -65,8 +65,11 @@ const MAX_STREAMS: u32 = 100;
 /// Receive window of an HTTP/2 connection and of each of its streams, in bytes.
 const RECEIVE_WINDOW: u32 = 256 << 10;
 
-/// Time for the last frames of a connection that ends.
-const FAREWELL: Duration = Duration::from_millis(100);
+/// Time for the last frames of an idle connection that ends: its client acknowledges them, and should not meet a closed socket.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The same where another connection waits for the place.
+const HURRIED_FAREWELL: Duration = Duration::from_millis(100);
 
 /// Longest life of a connection in a reserved place.
 const PROBE_TIME: Duration = Duration::from_secs(5);
@@ -353,12 +356,16 @@ impl Connection {
                     end = Some(Instant::now() + FAREWELL);
                     connection.as_mut().graceful_shutdown();
                 }
+                () = self.place.is_to_hurry(), if end.is_some() => {
+                    let soon = Instant::now() + HURRIED_FAREWELL;
+                    end = end.map(|end| end.min(soon));
+                }
                 () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => {
                     // A request that came in the meantime is answered; the library closes the connection after it.
                     if self.place.is_idle() || kind == Kind::Reserved {
                         return;
                     }
-                    end = Some(Instant::now() + FAREWELL);
+                    end = Some(Instant::now() + HURRIED_FAREWELL);
                 }
             }
         }
