@@ -41,6 +41,7 @@ pub(super) const OF_SYSTEMS: &[&str] = &[
     "crates/server/src/origin.rs",
     "crates/server/src/serve.rs",
     "crates/server/src/unix_socket.rs",
+    "crates/tokenmill/src/folder_lock.rs",
     "crates/tokenmill/src/low_priority.rs",
     "crates/tokenmill/src/prefix_folder/",
     "crates/tokenmill/src/session/",
