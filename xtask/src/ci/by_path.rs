@@ -91,8 +91,11 @@ pub(super) const STEPS: [Step; 14] = [
     Step {
         name: "random grids",
         paths: &[
+            "crates/backend/src/",
             "crates/cuda-exec/",
             "crates/cpu-kernels/src/",
+            "crates/model/src/",
+            "crates/placed/src/",
             "crates/ptx-sim/src/",
             "crates/sim-driver/src/",
             "crates/testkit/src/conformance/",
