@@ -50,6 +50,12 @@ const FILES: &[(&str, &str, &str)] = &[
         JAVASCRIPT,
         include_str!("../../web/markdown_inline.js"),
     ),
+    ("math.js", JAVASCRIPT, include_str!("../../web/math.js")),
+    (
+        "math_symbols.js",
+        JAVASCRIPT,
+        include_str!("../../web/math_symbols.js"),
+    ),
     ("messages.js", JAVASCRIPT, include_str!("../../web/messages.js")),
     ("model.js", JAVASCRIPT, include_str!("../../web/model.js")),
     ("models.js", JAVASCRIPT, include_str!("../../web/models.js")),
