@@ -46,8 +46,8 @@ pub(crate) struct ScoredToken {
     top: Vec<(u32, f32)>,
 }
 
-impl From<tokenmill::ScoredToken> for ScoredToken {
-    fn from(token: tokenmill::ScoredToken) -> Self {
+impl From<tokenmill::stream::ScoredToken> for ScoredToken {
+    fn from(token: tokenmill::stream::ScoredToken) -> Self {
         Self {
             id: token.id,
             logprob: token.logprob,
@@ -187,7 +187,7 @@ pub(crate) struct Piece {
 impl From<tokenmill::Delta> for Piece {
     fn from(delta: tokenmill::Delta) -> Self {
         let reasoning = delta.parts.iter().filter_map(|part| match part {
-            tokenmill::Part::Reasoning(text) => Some(text.as_str()),
+            tokenmill::tools::Part::Reasoning(text) => Some(text.as_str()),
             _ => None,
         });
         Self {

@@ -13,7 +13,8 @@ use pyo3::{
 };
 use serde_json::Value;
 use tokenmill::{
-    Conversation, DecodeOptions, Device, LoadOptions, Projector, Session, TextParams, ToolChoice,
+    Conversation, Device, LoadOptions, TextParams, ToolChoice, load::Projector, sessions::Session,
+    text::DecodeOptions,
 };
 
 use crate::{answer::Answer, error, fetch::Fetch, json, params, stream::Stream};

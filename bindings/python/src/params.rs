@@ -11,7 +11,8 @@ use pyo3::{
     types::{PyDict, PyString},
 };
 use tokenmill::{
-    Constraint, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, TextParams, Xtc,
+    Constraint, SamplingParams, TextParams,
+    sampling::{DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, Xtc},
 };
 
 use crate::json;

@@ -15,7 +15,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::de::DeserializeOwned;
-use tokenmill::{ConstraintError, ConstraintKind, Error, Prompt, TextParams, TextStream};
+use tokenmill::{
+    Error, TextParams, TextStream,
+    constraint::{ConstraintError, ConstraintKind},
+    text::Prompt,
+};
 use tokenmill_sched::Engine;
 use tokio::task::spawn_blocking;
 

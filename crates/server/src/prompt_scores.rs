@@ -1,6 +1,6 @@
 //! Log-probabilities of a prompt's own tokens, for completions with `echo` and `logprobs`.
 
-use tokenmill::{ScoredToken, TextParams};
+use tokenmill::{TextParams, stream::ScoredToken};
 use tokenmill_backend::TokenLogprob;
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 

@@ -16,7 +16,7 @@ use tokenmill_text::{
     TokenizerError, calls::CallFormError, constraint::ConstraintError, template::TemplateError,
 };
 
-use crate::SessionError;
+use crate::session_error::SessionError;
 
 /// Why a model could not be opened, loaded or used.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,8 @@ use base64::{
 };
 use serde_json::{Value, json};
 
-use tokenmill_image::{ImageError, ImageLimits, Rgb, media_type};
+pub use tokenmill_image::ImageError;
+use tokenmill_image::{ImageLimits, Rgb, media_type};
 use tokenmill_model::ImageGrid;
 
 use crate::Error;

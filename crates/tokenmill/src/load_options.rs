@@ -16,18 +16,22 @@ use tokenmill_model::{ControlVector, Descriptor, LoadProgress, Model as Network,
 use tokenmill_sched::{ContextShift, Engine, EngineConfig, SharedPageStore, Speculation};
 
 use crate::{
-    AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
-    ModelSource, ModelWords, PrefixFolder, Projector,
-    adapters::Shelf,
+    Device, Error, Model,
+    adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS, Shelf},
+    compute::Compute,
     device,
     draft::Draft,
+    facts::ModelFacts,
     gpu::has_gpu_driver,
     guesser::Guesser,
+    loaded::{Loaded, LoadedDevice},
     machine_memory::bytes_of,
-    prefix_folder::ModelStore,
+    model_source::ModelSource,
+    prefix_folder::{ModelStore, PrefixFolder},
     quantized,
     session::identity_of,
-    vision::{self, Vision},
+    vision::{self, Projector, Vision},
+    words::ModelWords,
 };
 
 /// The context where nothing else is said, unless the model was made for less.

@@ -11,9 +11,20 @@ use tokenmill_sched::{Engine, EngineError, GenerateParams, Media};
 use tokenmill_text::constraint::ConstraintError;
 
 use crate::{
-    Answer, Constraint, Conversation, DraftFacts, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords,
-    PrefixFolderFigures, Prompt, ReplyReader, Scores, TextStream, adapters::Shelf, constraint,
-    machine_memory::bytes_of, prefix_folder::ModelStore, vision::Vision,
+    Answer, Constraint, Conversation, Error, TextStream,
+    adapters::Shelf,
+    constraint,
+    draft_facts::DraftFacts,
+    embeddings::Embeddings,
+    facts::ModelFacts,
+    loaded::LoadedDevice,
+    machine_memory::bytes_of,
+    prefix_folder::{ModelStore, PrefixFolderFigures},
+    reply::Prompt,
+    reply_reader::ReplyReader,
+    rerank::Scores,
+    vision::Vision,
+    words::ModelWords,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.

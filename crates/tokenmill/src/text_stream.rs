@@ -19,7 +19,7 @@ use tokenmill_text::{
     calls::{Part, Piece, ReplyParser},
 };
 
-use crate::{Error, ReplyReader, tool_writing::id_of, wait::wait};
+use crate::{Error, reply_reader::ReplyReader, tool_writing::id_of, wait::wait};
 
 /// News of a sample, as text.
 #[derive(Clone, Debug, PartialEq)]

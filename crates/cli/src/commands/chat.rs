@@ -11,7 +11,7 @@ mod saved;
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Answer, Constraint, Model, Session, TextParams};
+use tokenmill::{Answer, Constraint, Model, TextParams, sessions::Session};
 use tokenmill_backend::SamplingParams;
 use tokenmill_sched::FinishReason;
 use tokenmill_text::template::ChatTemplate;

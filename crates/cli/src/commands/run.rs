@@ -8,7 +8,9 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Answer, Constraint, Model, ModelSource, Prompt, Session, TextParams, ToolCall};
+use tokenmill::{
+    Answer, Constraint, Model, TextParams, ToolCall, load::ModelSource, sessions::Session, text::Prompt,
+};
 use tokenmill_sched::{FinishReason, MAX_SAMPLES};
 use tokenmill_text::EncodeOptions;
 

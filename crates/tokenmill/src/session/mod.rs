@@ -21,9 +21,10 @@ use tokenmill_sched::{Engine, PrefixReader};
 
 use self::header::SUM_BYTES;
 use crate::{
-    Answer, Error, Model, SessionError,
+    Answer, Error, Model,
     checksum::checksum,
     format_text::{format_text, types_of},
+    session_error::SessionError,
 };
 
 pub(crate) use self::{aside::write_aside, identity::identity_of};

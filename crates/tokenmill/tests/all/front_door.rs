@@ -9,8 +9,10 @@ use std::{
 };
 
 use tokenmill::{
-    Conversation, Device, Error, FinishReason, KvCache, LoadedDevice, Message, Model, ModelSource,
-    SamplingParams, Speculation, TextEvent, TextParams,
+    Conversation, Device, Error, FinishReason, KvCache, Message, Model, SamplingParams, TextParams,
+    load::{LoadedDevice, ModelSource},
+    speculation::Speculation,
+    stream::TextEvent,
 };
 use tokenmill_sched::EngineError;
 
