@@ -76,6 +76,7 @@
 //!
 //! - `cuda` (default): computes on NVIDIA GPUs.
 //! - `demo` (default): the model `demo`, 3.8 MB.
+//! - `images` (default): reads the images of conversations. Without it a conversation that has one is refused.
 //! - `hub`: the module `hub` gets models by name from the Hugging Face Hub; [`Model::open`] takes the path that it gives.
 #![forbid(unsafe_code)]
 
