@@ -5,7 +5,7 @@
 //! computes the requests of any number of threads side by side.
 //!
 //! ```
-//! use tokenmill::{Message, Model, TextParams};
+//! use tokenmill::{Model, TextParams};
 //!
 //! let model = Model::open("demo")?;
 //! let params = TextParams {
@@ -20,8 +20,8 @@
 //!     print!("{}", piece?.text);
 //! }
 //!
-//! // A conversation goes through the model's chat template.
-//! let reply = model.chat(&[Message::user("What is 3 + 4?")], &params)?;
+//! // A question, a message or a conversation goes through the model's chat template.
+//! let reply = model.chat("What is 3 + 4?", &params)?;
 //! println!("{}", reply.text);
 //! # Ok::<(), tokenmill::Error>(())
 //! ```
