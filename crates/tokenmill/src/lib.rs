@@ -1,8 +1,8 @@
 //! The front door: open a model, give it text, get text.
 //!
-//! [`Model::open`] takes a GGUF file, a folder with one, a Hugging Face folder with safetensors, or `demo`, a small model
-//! inside this crate. It picks the device (the first GPU that can hold the model, else the CPU) and starts an engine that
-//! computes the requests of any number of threads side by side.
+//! [`Model::open`] takes a GGUF file, a folder with one, a Hugging Face folder with safetensors, `demo`, a small model
+//! inside this crate, or, with the feature `hub`, the name of a model to download. It picks the device (the first GPU that
+//! can hold the model, else the CPU) and starts an engine that computes the requests of any number of threads side by side.
 //!
 //! ```
 //! use tokenmill::{Model, TextParams};
@@ -77,7 +77,8 @@
 //! - `cuda` (default): computes on NVIDIA GPUs.
 //! - `demo` (default): the model `demo`, 3.8 MB.
 //! - `images` (default): reads the images of conversations. Without it a conversation that has one is refused.
-//! - `hub`: the module `hub` gets models by name from the Hugging Face Hub; [`Model::open`] takes the path that it gives.
+//! - `hub`: [`Model::open`] takes names of the Hugging Face Hub and of Ollama's registry, too, and the module `hub` downloads with
+//!   progress and limits.
 #![forbid(unsafe_code)]
 
 pub mod adapters;
@@ -127,6 +128,7 @@ mod model_source;
 mod mtp;
 mod mtp_choice;
 mod mtp_file;
+mod named;
 pub mod placement;
 mod prefix_folder;
 pub mod prelude;
