@@ -33,7 +33,7 @@ pub(crate) async fn score_prompt(
         priority: params.priority,
         queue_timeout: params.queue_timeout,
         deadline: params.deadline,
-        cache_salt: params.cache_salt,
+        cache_salt: params.engine.cache_salt,
         adapter,
         ..ForwardParams::new(ForwardRows::Logits, 0)
     };

@@ -5,13 +5,10 @@
 //! can hold the model, else the CPU) and starts an engine that computes the requests of any number of threads side by side.
 //!
 //! ```
-//! use tokenmill::{Model, TextParams};
+//! use tokenmill::prelude::*;
 //!
 //! let model = Model::open("demo")?;
-//! let params = TextParams {
-//!     max_tokens: Some(16),
-//!     ..TextParams::default()
-//! };
+//! let params = TextParams::new().max_tokens(16);
 //! let answer = model.complete("Once upon a time", &params)?;
 //! println!("{} ({} tokens)", answer.text, answer.usage.completion_tokens);
 //!
@@ -146,6 +143,7 @@ pub mod stream;
 #[cfg(test)]
 mod test_engines;
 pub mod text;
+mod text_params;
 mod text_stream;
 mod tool_writing;
 pub mod tools;
@@ -160,7 +158,8 @@ pub use compute::Device;
 pub use conversation::{Conversation, Turn};
 pub use error::Error;
 pub use load_options::{KvCache, LoadOptions};
-pub use model::{Model, TextParams};
+pub use model::Model;
+pub use text_params::TextParams;
 pub use text_stream::{Delta, TextStream};
 pub use tokenmill_backend::SamplingParams;
 pub use tokenmill_sched::{FinishReason, Usage};

@@ -9,5 +9,6 @@ pub use crate::{
     model_source::tokenizer_json,
     reply::Prompt,
     reply_reader::ReplyReader,
+    text_params::EngineParams,
     words::{ModelWords, utc_now},
 };

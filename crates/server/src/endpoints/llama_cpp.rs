@@ -188,7 +188,7 @@ async fn answer(
             &params,
         )
         .await?;
-        params.media = Arc::clone(&seen.media);
+        params.engine.media = Arc::clone(&seen.media);
         *prompt = seen;
     }
     let prompts: Vec<Vec<u32>> = prompts.into_iter().map(|prompt| prompt.tokens).collect();

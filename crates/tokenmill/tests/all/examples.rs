@@ -78,10 +78,7 @@ fn generate_says_where_it_computes_and_what_it_took() {
 fn stream_shows_the_text_that_complete_gives() {
     let out = run("stream", "");
     let model = tokenmill::Model::open("demo").unwrap();
-    let params = tokenmill::TextParams {
-        max_tokens: Some(48),
-        ..Default::default()
-    };
+    let params = tokenmill::TextParams::new().max_tokens(48);
     let whole = model.complete("Once upon a time", &params).unwrap().text;
     assert_eq!(out, format!("Once upon a time{whole}\n"));
 }
