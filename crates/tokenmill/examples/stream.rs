@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = Model::open(path)?;
     let params = TextParams::new().max_tokens(48);
     print!("{prompt}");
-    // The stream is also a `futures_core::Stream`, for asynchronous programs. Dropping it ends the generation.
+    // `examples/async_stream.rs` does the same without blocking a thread. Dropping the stream ends the generation.
     for piece in model.stream(&prompt, &params)? {
         print!("{}", piece?.text);
         stdout().flush()?;

@@ -28,8 +28,10 @@
 //! | to do | call | gives |
 //! |---|---|---|
 //! | continue a text | [`Model::complete`], [`Model::samples`] | [`Answer`] |
-//! | continue a text, as it comes | [`Model::stream`] | [`TextStream`], an iterator and an asynchronous stream |
+//! | continue a text, as it comes | [`Model::stream`] | [`TextStream`], an iterator |
 //! | answer a conversation | [`Model::chat`], [`Model::chat_stream`] | the same |
+//! | wait without a thread | [`Model::complete_async`], [`Model::chat_async`] | futures of the same, for any runtime |
+//! | read as it comes without a thread | [`Model::stream_async`], [`TextStream::into_stream`] | [`stream::PieceStream`] |
 //! | offer tools, read calls | [`Conversation::tools`], [`Answer::calls`], [`Conversation::result`] | [`ToolCall`] |
 //! | have tools called, all or one | [`Conversation::tool_choice`] | calls whose arguments obey the schemas |
 //! | end a model's reasoning in time | [`TextParams::thinking_budget`] | an answer within it |
@@ -81,6 +83,7 @@
 pub mod adapters;
 mod all_reduce;
 mod answer;
+mod asynchronous;
 mod batch;
 #[cfg(feature = "cuda")]
 mod calibration;

@@ -299,10 +299,15 @@ impl Model {
     /// # Errors
     /// [`Error::Engine`] where a text is refused or fails; [`Error::MakesNoEmbeddings`].
     pub fn embed(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>, Error> {
+        self.start_embedding(texts)?.collect()
+    }
+
+    /// Starts embedding texts.
+    pub(crate) fn start_embedding(&self, texts: &[impl AsRef<str>]) -> Result<Embeddings, Error> {
         let inputs = texts
             .iter()
             .map(|text| self.words().encode_text(text.as_ref(), true));
-        self.embed_tokens(inputs.collect(), None, 0)?.collect()
+        self.embed_tokens(inputs.collect(), None, 0)
     }
 
     /// Starts embedding inputs that are tokens already, all side by side.
@@ -327,10 +332,15 @@ impl Model {
     /// # Errors
     /// [`Error::RanksNothing`], or [`Error::Engine`] where a document is refused or fails.
     pub fn rerank(&self, query: &str, documents: &[impl AsRef<str>]) -> Result<Vec<f32>, Error> {
+        self.start_ranking(query, documents)?.collect()
+    }
+
+    /// Starts scoring documents.
+    pub(crate) fn start_ranking(&self, query: &str, documents: &[impl AsRef<str>]) -> Result<Scores, Error> {
         let inputs = (documents.iter())
             .map(|document| self.words().encode_pair(query, document.as_ref(), None))
             .collect::<Result<_, _>>()?;
-        self.rank_tokens(inputs, None, 0)?.collect()
+        self.rank_tokens(inputs, None, 0)
     }
 
     /// Starts scoring inputs of [`ModelWords::encode_pair`], all side by side.

@@ -84,6 +84,17 @@ fn stream_shows_the_text_that_complete_gives() {
 }
 
 #[test]
+fn async_stream_answers_both_questions() {
+    let out = run("async_stream", "");
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(
+        lines[0].starts_with("What is 3 + 4? ") && lines[0].contains('7'),
+        "{out}"
+    );
+    assert!(out.contains("What is 2 + 2? "), "{out}");
+}
+
+#[test]
 fn chat_answers_each_line() {
     let out = run("chat", "What is 3 + 4?\nWhat is 2 + 2?\n");
     assert!(out.starts_with("> What is 3 + 4?\n"), "{out}");
