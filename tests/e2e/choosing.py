@@ -57,6 +57,15 @@ def choosing(page, url):
     assert "the next message loads it" in state(page), state(page)
     accessible(page)
     page.save_screenshot(shots / "models-light.png")
+    # At a usual width the chooser has the room that the header has, and that is one line.
+    page.set_window_size(1280, 800)
+    chooser(page).select_by_value(LONG)
+    header = find(page, "header").rect["height"]
+    width = find(page, "#chooser").rect["width"]
+    page.save_screenshot(shots / "models-wide-light.png")
+    assert header < 70 and width > 500, (header, width)
+    chooser(page).select_by_value("anna")
+    page.set_window_size(1100, 800)
 
     # A short answer: it goes to the next model with its own question, whose context is 256 tokens.
     ask(page, "What is 1 + 2?", Keys.ENTER)

@@ -1,4 +1,4 @@
-// The page's Markdown under node: examples, hostile texts within a time limit, and properties over random texts.
+// The page's Markdown and mathematics under node: examples, hostile texts within a time limit, and properties over random texts.
 //
 // Usage: node tests/e2e/markdown.mjs [number of random texts] [seed]
 
@@ -33,16 +33,23 @@ class Node {
     for (const list of [this.parent.childNodes, this.parent.children]) list[list.indexOf(this)] = other;
   }
   addEventListener() {}
+  setAttribute(name, value) {
+    (this.attributes ??= {})[name] = value;
+  }
 }
 globalThis.document = {
   createElement: (name) => new Node(name),
+  createElementNS: (space, name) => {
+    assert.equal(space, "http://www.w3.org/1998/Math/MathML");
+    return new Node(name);
+  },
   createTextNode: (text) => ({ text: String(text) }),
 };
 
 // Node takes a file for a module by its package; the page's files have none, so a copy gets one.
 const folder = mkdtempSync(join(tmpdir(), "tokenmill-markdown-"));
 const web = new URL("../../crates/server/web/", import.meta.url);
-for (const name of ["highlight.js", "markdown.js", "markdown_inline.js"]) copyFileSync(new URL(name, web), join(folder, name));
+for (const name of ["highlight.js", "markdown.js", "markdown_inline.js", "math.js", "math_symbols.js"]) copyFileSync(new URL(name, web), join(folder, name));
 writeFileSync(join(folder, "package.json"), '{"type":"module"}');
 const { render } = await import(pathToFileURL(join(folder, "markdown.js")));
 rmSync(folder, { recursive: true });
@@ -57,17 +64,20 @@ function escape(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 }
 
-/** The nodes as HTML, without the copy buttons and the frames of tables. */
+/** The nodes as HTML, without the copy buttons, the languages of code and the frames of tables; of a formula the outermost node has no name. */
 function html(node) {
   if (!(node instanceof Node)) return escape(node.text);
   const inner = node.childNodes.map(html).join("");
   if (node.name === "button") return "";
   if (node.name === "div") return inner;
-  if (node.name === "span") return `{${node.className.slice("code-".length)} ${inner}}`;
+  if (node.name === "math") return `{${inner}}`;
+  if (node.className === "language") return "";
+  if (node.name === "span") return node.className === "task" ? `${inner} ` : `{${node.className.slice("code-".length)} ${inner}}`;
   if (node.name === "br" || node.name === "hr") return `<${node.name}>`;
   const href = node.href ? ` href="${node.href}"` : "";
   const start = node.start > 1 ? ` start="${node.start}"` : "";
-  return `<${node.name}${href}${start}>${inner}</${node.name}>`;
+  const side = ["center", "right"].find((name) => name === (node.className ?? node.attributes?.class));
+  return `<${node.name}${href}${start}${side ? ` ${side}` : ""}>${inner}</${node.name}>`;
 }
 
 function* all(node, depth = 0) {
@@ -98,7 +108,7 @@ const EXAMPLES = [
   ["> a\n> > b\n>\n> c\nd", "<blockquote><p>a</p><blockquote><p>b</p></blockquote><p>c</p></blockquote><p>d</p>"],
   ["***\n* * *", "<hr><hr>"],
   ["a\n---\nb", "<p>a</p><hr><p>b</p>"],
-  ["|a|b|\n|-|:-:|\n|c|`d\\|e`|\nend", "<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>c</td><td><code>d|e</code></td></tr></tbody></table><p>end</p>"],
+  ["|a|b|\n|-|:-:|\n|c|`d\\|e`|\nend", "<table><thead><tr><th>a</th><th center>b</th></tr></thead><tbody><tr><td>c</td><td center><code>d|e</code></td></tr></tbody></table><p>end</p>"],
   ["a | b", "<p>a | b</p>"],
   ["**b** *i* _i_ __b__ ~~s~~ ***bi***", "<p><strong>b</strong> <em>i</em> <em>i</em> <strong>b</strong> <s>s</s> <strong><em>bi</em></strong></p>"],
   ["**a *b* c** *d **e** f*", "<p><strong>a <em>b</em> c</strong> <em>d <strong>e</strong> f</em></p>"],
@@ -109,7 +119,56 @@ const EXAMPLES = [
   ["[a **b**](https://x.example/?a=1&b=2)", '<p><a href="https://x.example/?a=1&b=2">a <strong>b</strong></a></p>'],
   ["[a](javascript:alert(1)) [](mailto:a@b)", '<p>[a](javascript:alert(1)) <a href="mailto:a@b">mailto:a@b</a></p>'],
   ["<b>x</b>", "<p>&lt;b>x&lt;/b></p>"],
+  ["|a|b|\n|-:|-|\n|`c|d`|e|", "<table><thead><tr><th right>a</th><th>b</th></tr></thead><tbody><tr><td right><code>c|d</code></td><td>e</td></tr></tbody></table>"],
+  ["|a|b|\n|-|-|\n|c<br>d|&lt;e&gt;|", "<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>c<br>d</td><td>&lt;e></td></tr></tbody></table>"],
+  ["- [ ] a\n- [x] **b**\n- [y] c", "<ul><li>☐ a</li><li>☑ <strong>b</strong></li><li>[y] c</li></ul>"],
+  ["See https://x.example/a_b_c?d=(e). And (https://y.example/)!", '<p>See <a href="https://x.example/a_b_c?d=(e)">https://x.example/a_b_c?d=(e)</a>. And (<a href="https://y.example/">https://y.example/</a>)!</p>'],
+  ["<https://x.example/> **https://y.example** xhttps://z https://", '<p><a href="https://x.example/">https://x.example/</a> <strong><a href="https://y.example">https://y.example</a></strong> xhttps://z https://</p>'],
+  ["![a photo](https://x.example/a.png) ![b](data:x) !", '<p><a href="https://x.example/a.png">🖼 a photo</a> ![b](data:x) !</p>'],
+  ["[https://x.example](https://x.example 'title')", '<p><a href="https://x.example">https://x.example</a></p>'],
+  ["&amp; &lt;b&gt; &#65;&#x42; &unknown; &#0; &constructor; AT&T", "<p>&amp; &lt;b> AB &amp;unknown; &amp;#0; &amp;constructor; AT&amp;T</p>"],
+  ["a\\\nb\\", "<p>a<br>b\\</p>"],
+  ["\\[a\\] \\(b \\. \\- \\! \\a \\_c\\_", "<p>{<mi>a</mi>} (b . - ! \\a _c_</p>"],
+  ["```html\n<a href=\"b\">it's &amp; <!-- c -->\n```", '<pre><code>{keyword &lt;a} href={string "b"}>it\'s {number &amp;amp;} {comment &lt;!-- c -->}</code></pre>'],
+  ["It costs $5 and $6, or $7/month; $HOME/bin:$PATH, US$10.", "<p>It costs $5 and $6, or $7/month; $HOME/bin:$PATH, US$10.</p>"],
+  ["From $100 (or $90) to 3$, \\$x$ and $ y $ or `$z$`", "<p>From $100 (or $90) to 3$, $x$ and $ y $ or <code>$z$</code></p>"],
+  ["$1,000 to $2,000, $20-$30, **$5** and **$6**, $5 + tax = $6, $A and $B, $5 or 6$", "<p>$1,000 to $2,000, $20-$30, <strong>$5</strong> and <strong>$6</strong>, $5 + tax = $6, $A and $B, $5 or 6$</p>"],
+  ["the $n$th of $5x$", "<p>the {<mi>n</mi>}th of {<mrow><mn>5</mn><mi>x</mi></mrow>}</p>"],
+  ["$E = mc^2$", "<p>{<mrow><mi>E</mi><mo>=</mo><mi>m</mi><msup><mi>c</mi><mn>2</mn></msup></mrow>}</p>"],
+  ["\\(a_1*b*c\\) and *d*", "<p>{<mrow><msub><mi>a</mi><mn>1</mn></msub><mo>∗</mo><mi>b</mi><mo>∗</mo><mi>c</mi></mrow>} and <em>d</em></p>"],
+  ["So\n\\[\n- x\n\\]\nand", "<p>So</p><p>{<mrow><mo>−</mo><mi>x</mi></mrow>}</p><p>and</p>"],
+  ["$$\nx\n$$", "<p>{<mi>x</mi>}</p>"],
+  ["a $$x$$ b $$ c", "<p>a {<mi>x</mi>} b $$ c</p>"],
+  ["$$ not closed\n\nb", "<p>$$ not closed</p><p>b</p>"],
+  ["1. a\n   $$x$$\n2. b", "<ol><li>a<p>{<mi>x</mi>}</p></li><li>b</li></ol>"],
 ];
+/** Formulas on lines of their own, and their nodes. */
+const FORMULAS = [
+  ["\\frac{a}{b} + \\frac12", "<mrow><mfrac><mi>a</mi><mi>b</mi></mfrac><mo>+</mo><mfrac><mn>1</mn><mn>2</mn></mfrac></mrow>"],
+  ["\\sqrt{2}\\sqrt[3]{x}", "<mrow><msqrt><mn>2</mn></msqrt><mroot><mi>x</mi><mn>3</mn></mroot></mrow>"],
+  ["\\sum_{i=1}^n i", "<mrow><munderover><mo>∑</mo><mrow><mi>i</mi><mo>=</mo><mn>1</mn></mrow><mi>n</mi></munderover><mi>i</mi></mrow>"],
+  ["\\int_0^\\infty", "<msubsup><mo>∫</mo><mn>0</mn><mi>∞</mi></msubsup>"],
+  ["\\lim_{x \\to 0} \\sin x", "<mrow><munder><mi>lim</mi><mrow><mi>x</mi><mo>→</mo><mn>0</mn></mrow></munder><mi>sin</mi><mi>x</mi></mrow>"],
+  ["\\alpha'_i\\Gamma", "<mrow><msubsup><mi>α</mi><mi>i</mi><mo>′</mo></msubsup><mi>Γ</mi></mrow>"],
+  ["\\left( \\frac{a}{b} \\right.", "<mrow><mo>(</mo><mfrac><mi>a</mi><mi>b</mi></mfrac></mrow>"],
+  ["\\begin{pmatrix} a & b \\\\ c & d \\end{pmatrix}", "<mrow><mo>(</mo><mtable><mtr><mtd><mi>a</mi></mtd><mtd><mi>b</mi></mtd></mtr><mtr><mtd><mi>c</mi></mtd><mtd><mi>d</mi></mtd></mtr></mtable><mo>)</mo></mrow>"],
+  ["\\begin{aligned} a &= b \\\\[2pt] &= c \\\\ \\end{aligned}", "<mtable><mtr><mtd right><mi>a</mi></mtd><mtd><mo>=</mo><mi>b</mi></mtd></mtr><mtr><mtd right></mtd><mtd><mo>=</mo><mi>c</mi></mtd></mtr></mtable>"],
+  ["a \\\\ b", "<mtable><mtr><mtd><mi>a</mi></mtd></mtr><mtr><mtd><mi>b</mi></mtd></mtr></mtable>"],
+  ["\\mathbb{R}^n \\mathcal{L} \\mathbf{v}", "<mrow><msup><mi>ℝ</mi><mi>n</mi></msup><mi>ℒ</mi><mi>𝐯</mi></mrow>"],
+  ["\\text{if } x \\le 1{,}5", "<mrow><mtext>if\u00a0</mtext><mi>x</mi><mo>≤</mo><mn>1</mn><mo>,</mo><mn>5</mn></mrow>"],
+  ["\\hat{x} \\vec v \\binom{n}{k}", "<mrow><mover><mi>x</mi><mo>^</mo></mover><mover><mi>v</mi><mo>→</mo></mover><mrow><mo>(</mo><mfrac><mi>n</mi><mi>k</mi></mfrac><mo>)</mo></mrow></mrow>"],
+  ["\\{x \\mid x > 0\\}", "<mrow><mo>{</mo><mi>x</mi><mo>∣</mo><mi>x</mi><mo>></mo><mn>0</mn><mo>}</mo></mrow>"],
+  ["\\mathrm{kg/m^2} \\mathbf{x_1}", "<mrow><mrow><mi>k</mi><mi>g</mi><mo>/</mo><msup><mi>m</mi><mn>2</mn></msup></mrow><msub><mi>𝐱</mi><mn>𝟏</mn></msub></mrow>"],
+  ["\\operatorname*{arg\\,max}_x \\ce{H2O}", "<mrow><munder><mi>arg\u2009max</mi><mi>x</mi></munder><mrow><msub><mi>H</mi><mn>2</mn></msub><mi>O</mi></mrow></mrow>"],
+  ["\\unknown x}", "<mrow><mtext>\\unknown</mtext><mi>x</mi><mtext>}</mtext></mrow>"],
+  ["\\constructor \\hasOwnProperty{a}", "<mrow><mtext>\\constructor</mtext><mtext>\\hasOwnProperty</mtext><mi>a</mi></mrow>"],
+  ["x^2^3", "<mrow><msup><mi>x</mi><mn>2</mn></msup><msup><mrow></mrow><mn>3</mn></msup></mrow>"],
+  ["\\cdot*<script>", "<mrow><mo>⋅</mo><mo>∗</mo><mo>&lt;</mo><mi>s</mi><mi>c</mi><mi>r</mi><mi>i</mi><mi>p</mi><mi>t</mi><mo>></mo></mrow>"],
+];
+for (const [source, wanted] of FORMULAS) EXAMPLES.push([`\\[${source}\\]`, `<p>{${wanted}}</p>`]);
+const nodesOf = (source, name) => [...all(show(source))].map(([node]) => node).filter((node) => node.name === name);
+assert.equal(nodesOf("```py\na\n```", "span")[0].childNodes[0].text, "py");
+assert.equal(nodesOf("$$x^2$$", "math")[0].attributes.alttext, "x^2");
 for (const [source, wanted] of EXAMPLES) assert.equal(html(show(source)), `${wanted}`, source);
 
 for (const scheme of ["javascript:alert(1)", "JaVaScRiPt:x", "data:text/html,x", "https:\0//x", "//evil", "\x01javascript:1", "vbscript:x"]) {
@@ -151,6 +210,28 @@ const HOSTILE = {
   fences: (n) => "```\n".repeat(n / 4),
   "rising fences": (n) => Array.from({ length: Math.sqrt(n) }, (_, i) => "`".repeat(i + 3)).join("\n"),
   spaces: (n) => " ".repeat(n),
+  "open formulas": (n) => "\\[\n".repeat(n / 3),
+  "formulas in one line": (n) => "$a$ ".repeat(n / 4),
+  dollars: (n) => "$ ".repeat(n / 2),
+  "dollars without spaces": (n) => "$a".repeat(n / 2),
+  "open groups": (n) => `$$${"{".repeat(n)}$$`,
+  "open groups of a short formula": (n) => `$$${"{".repeat(7000)}$$ `.repeat(n / 7000),
+  "scripts of scripts": (n) => `$$${"x^{".repeat(2000)}$$\n`.repeat(n / 6000),
+  "scripts in a row": (n) => `$$${"^1_2'".repeat(1400)}$$\n`.repeat(n / 7000),
+  "fractions of fractions": (n) => `$$${"\\frac".repeat(1400)}$$\n`.repeat(n / 7000),
+  roots: (n) => `$$${"\\sqrt[".repeat(1100)}$$\n`.repeat(n / 7000),
+  environments: (n) => `$$${"\\begin{matrix}".repeat(500)}$$\n`.repeat(n / 7000),
+  "left brackets": (n) => `$$${"\\left(".repeat(1100)}$$\n`.repeat(n / 7000),
+  "alphabets of alphabets": (n) => `$$${"\\mathbf{^".repeat(700)}$$\n`.repeat(n / 7000),
+  accents: (n) => `$$${"\\hat".repeat(1700)}$$\n`.repeat(n / 7000),
+  addresses: (n) => "https://a) ".repeat(n / 11),
+  "an address of brackets": (n) => `https://a${"(".repeat(n / 2)}${")".repeat(n / 2)}`,
+  "addresses in a row": (n) => "https://".repeat(n / 8),
+  entities: (n) => "&amp;&#1".repeat(n / 8),
+  "angles": (n) => "<https://a".repeat(n / 10),
+  "images": (n) => "![".repeat(n / 2),
+  "code in a row of a table": (n) => `|a|b|\n|-|-|\n${"|`a".repeat(n / 3)}`,
+  markup: (n) => `\`\`\`html\n${"<a b='".repeat(n / 7)}`,
   "white space of all kinds": (n) => "\u00a0\t\u2028\r".repeat(n / 4),
 };
 function seconds(source) {
@@ -158,7 +239,8 @@ function seconds(source) {
   const target = show(source);
   const used = process.cpuUsage(begin);
   const spent = (used.user + used.system) / 1e6;
-  const deepest = Math.max(...[...all(target)].map(([, depth]) => depth));
+  let deepest = 0;
+  for (const [, depth] of all(target)) deepest = Math.max(deepest, depth);
   assert(deepest < 200, `nested ${deepest} deep`);
   return spent;
 }
@@ -185,14 +267,15 @@ function random(seed) {
 const PIECES = [
   "\n", "\n", "\n\n", " ", "  ", "    ", "\t", "- ", "* ", "+ ", "1. ", "2) ", "> ", ">", "# ", "### ", "```", "```js\n", "~~~", "`", "``",
   "*", "**", "***", "_", "__", "~~", "[", "]", "(", ")", "](https://e.example/", "](javascript:", "|", "|-|-|", "\n|-|\n", "---", "\\", "<b>",
-  "&", "\r\n", "é", "\u{1f600}", "\u202e", "\0",
+  "&", "&amp;", "$", "$$", "\\(", "\\)", "\\[", "\\]", "\\frac", "\\begin{matrix}", "{", "}", "^", "!", "https://e.example/", "<br>", "- [ ] ", "\r\n", "é", "\u{1f600}", "\u202e", "\0",
 ];
-const ALLOWED = new Set("div p h2 h3 h4 h5 h6 hr br blockquote pre code button ul ol li table thead tbody tr th td strong em s a span".split(" "));
+const ALLOWED = new Set("math mrow mi mn mo mtext mspace msub msup msubsup munder mover munderover mfrac msqrt mroot mtable mtr mtd mstyle div p h2 h3 h4 h5 h6 hr br blockquote pre code button ul ol li table thead tbody tr th td strong em s a span".split(" "));
 
 /** All text that a reader meets, links' targets included. */
 function textOf(node) {
   if (!(node instanceof Node)) return node.text;
-  if (node.name === "button") return "";
+  if (node.name === "button" || node.className === "language") return "";
+  // Each letter of a formula is a node of its own.
   return node.childNodes.map(textOf).join("") + (node.href ?? "");
 }
 

@@ -14,7 +14,7 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from chromium import accessible, answers, ask, browser, color, find, is_answered, is_idle, shots, until
+from chromium import SLOWLY, accessible, answers, ask, asked, browser, color, entries, find, is_answered, is_idle, press, script, shots, until
 from server import BINARY, ROOT, Server
 
 
@@ -33,25 +33,6 @@ window.fetch = async (path, options) => {
   if (!options?.body) return sound(path, options);
   window.fetch = sound;
   return new Response("data: {]\\n\\n");
-};
-"""
-SLOWLY = """
-const plain = window.fetch;
-window.fetch = async (path, options) => {
-  if (!options?.body) return plain(path, options);
-  const body = JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true });
-  const response = await plain(path, { ...options, body });
-  const [decoder, encoder] = [new TextDecoder(), new TextEncoder()];
-  const slow = new TransformStream({
-    async transform(chunk, out) {
-      for (const event of decoder.decode(chunk, { stream: true }).split(/(?<=\\n\\n)/)) {
-        await new Promise((resolve) => setTimeout(resolve, 50));
-        options.signal.throwIfAborted();
-        out.enqueue(encoder.encode(event));
-      }
-    },
-  });
-  return new Response(response.body.pipeThrough(slow), response);
 };
 """
 
@@ -105,13 +86,6 @@ def scrolling(page):
     page.set_window_size(1100, 800)
 
 
-def entries(page):
-    """Opens the list of conversations; the titles and the buttons that delete them."""
-    find(page, "#history summary").click()
-    rows = page.find_elements(By.CSS_SELECTOR, "#conversations li")
-    return [row.find_elements(By.TAG_NAME, "button") for row in rows]
-
-
 def several(page):
     """Conversations are listed, opened and deleted; a new one deletes none."""
     first = find(page, "#messages").text
@@ -123,13 +97,13 @@ def several(page):
     listed = entries(page)
     accessible(page)
     page.save_screenshot(shots / "history-dark.png")
-    assert [title.text for title, _ in listed] == ["What is 5 + 2?", "Tell me a story."]
+    assert [title.text for title, *_ in listed] == ["What is 5 + 2?", "Tell me a story."]
     listed[1][0].click()
     assert find(page, "#messages").text == first
     entries(page)[0][0].click()
     assert find(page, "#messages").text == second
 
-    erase = entries(page)[1][1]
+    erase = entries(page)[1][2]
     erase.click()
     assert erase.text == "Really?"
     erase.click()
@@ -227,7 +201,9 @@ def without_key():
             find(page, "#show-engine").click()
             assert "API key" in find(page, "#engine-error").text
             find(page, "#show-chat").click()
+            find(page, "#settings summary").click()
             find(page, "#key").send_keys("secret", Keys.TAB)
+            find(page, "#settings summary").click()
             until(page, "the model is named", lambda: find(page, "#model").text == "demo")
             assert find(page, "#prompt").get_attribute("value") == "Tell me a story."
             ask(page, "", Keys.ENTER)
@@ -241,36 +217,6 @@ def without_key():
 
 ADD = """[{"type": "function", "function": {"name": "add_numbers", "description": "Adds two numbers.", "parameters": {
 "type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x", "y"]}}}]"""
-# The next answer is these events, and a reason to end; "refused" is a refusal.
-SCRIPTED = """
-const before = window.fetch;
-window.fetch = async (path, options) => {
-  if (!options?.body) return before(path, options);
-  window.fetch = before;
-  const [deltas, reason] = %s;
-  if (reason === "refused") return Response.json({ error: { message: "busy" } }, { status: 429 });
-  const events = deltas.map((delta) => ({ choices: [{ delta }] }));
-  events.push({ choices: [{ delta: {}, finish_reason: reason }] });
-  events.push({ choices: [], timings: { predicted_per_second: 9 }, usage: { completion_tokens: 3, total_tokens: 9 } });
-  return new Response(events.map((event) => `data: ${JSON.stringify(event)}\\n\\n`).join(""));
-};
-"""
-
-
-def script(page, deltas, reason):
-    """The next request is answered with these deltas."""
-    page.execute_script(SCRIPTED % json.dumps([deltas, reason]))
-
-
-def press(page, text):
-    """Presses the last button of this text."""
-    page.find_elements(By.XPATH, f"//button[text()='{text}']")[-1].click()
-
-
-def asked(page):
-    return [node.text for node in page.find_elements(By.CSS_SELECTOR, ".message.user")]
-
-
 def changing(page):
     """A message is edited, an answer is given again; what follows is replaced."""
     find(page, "#clear").click()
@@ -301,7 +247,7 @@ def changing(page):
     press(page, "Edit")
     page.execute_script(LATE)
     ask(page, "", Keys.ENTER)
-    until(page, "it waits", lambda: find(page, "#stop").is_enabled())
+    until(page, "it waits", lambda: find(page, "#stop").is_displayed())
     find(page, "#clear").click()
     until(page, "it is stopped", lambda: is_idle(page))
     assert find(page, "#prompt").get_attribute("value") == "What is 2 + 2?!"
@@ -391,7 +337,9 @@ def cut_answers(page):
 def exporting(page):
     """What is exported is what `tokenmill chat` loads."""
     page.execute_script("URL.createObjectURL = (file) => { file.text().then((text) => (window.exported = text)); return '#'; }")
+    find(page, "#history summary").click()
     find(page, "#export").click()
+    find(page, "#history summary").click()
     until(page, "a file is offered", lambda: page.execute_script("return window.exported"))
     exported = json.loads(page.execute_script("return window.exported"))["messages"]
     roles = [message["role"] for message in exported]

@@ -20,7 +20,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from chromium import accessible, answers, ask, browser, color, find, is_answered, is_idle, shots, until
+from chromium import WATCH, accessible, answers, ask, browser, color, entries, find, is_answered, is_idle, press, setting, shots, until
 from server import BINARY, ROOT, Server
 
 FAMILIES = ROOT / "tests/data/vision"
@@ -46,17 +46,14 @@ window.wasDropping = document.body.classList.contains("dropping");
 const isTaken = !document.body.dispatchEvent(new DragEvent("drop", { ...init, dataTransfer: data }));
 return over.defaultPrevented && isTaken;
 """
-# Notes the body of each request.
-WATCH = """
-const plain = window.fetch;
-window.bodies = [];
-window.fetch = async (path, options) => {
-  if (path === "/v1/chat/completions") window.bodies.push(options.body);
-  return plain(path, options);
+# A browser that keeps no images.
+NO_DATABASE = """
+const real = IDBFactory.prototype.open;
+IDBFactory.prototype.open = function (name, ...more) {
+  if (name === "tokenmill.images") throw new Error("not here");
+  return real.call(this, name, ...more);
 };
 """
-# A browser that keeps no images.
-NO_DATABASE = "IDBFactory.prototype.open = () => { throw new Error('not here'); };"
 
 
 def png(width, height, pixel):
@@ -113,18 +110,6 @@ def refuses(page, word):
     until(page, f"it is said: {word}", lambda: word in error(page))
 
 
-def press(page, text):
-    page.find_elements(By.XPATH, f"//button[text()='{text}']")[-1].click()
-
-
-def setting(page, **values):
-    find(page, "#settings summary").click()
-    for name, value in values.items():
-        find(page, f"#{name}").clear()
-        find(page, f"#{name}").send_keys(str(value))
-    find(page, "#settings summary").click()
-
-
 def opened(page, address, name):
     page.get(address)
     until(page, "the model is named", lambda: find(page, "#model").text == name)
@@ -149,7 +134,7 @@ def shown_answer(page, at):
 
 def first_message(page, address):
     """Images come in three ways, can be removed, and are seen by the model."""
-    assert find(page, "#attach").is_displayed()
+    assert find(page, "#attach").get_attribute("aria-label") == "Add images or text files"
     find(page, "#files").send_keys(f"{PHOTO}\n{OTHER}")
     has(page, "0.png", "1.png")
     assert page.switch_to.active_element == find(page, "#prompt")
@@ -233,7 +218,7 @@ def refusals(page):
     has(page, "0.png")
     notes = b"Not an image at all."
     for name, kind, data, word in [
-        ("notes.txt", "text/plain", notes, "notes.txt is no image"),
+        ("notes.bin", "application/octet-stream", b"\0" + notes, "notes.bin is neither a text nor an image"),
         ("photo.png", "image/png", notes, "photo.png is no image"),
         ("empty.png", "image/png", b"", "empty.png is empty"),
         ("BMW.bmp", "image/bmp", b"BMW is a make of cars.", "BMW.bmp is damaged"),
@@ -245,9 +230,9 @@ def refusals(page):
     accessible(page)
     page.save_screenshot(shots / "images-refused-light.png")
     # Of several files those are taken that are images.
-    give(page, "drop", ("a.txt", "text/plain", notes), ("b.png", "image/png", OTHER.read_bytes()))
+    give(page, "drop", ("a.png", "image/png", notes), ("b.png", "image/png", OTHER.read_bytes()))
     has(page, "0.png", "b.png")
-    assert "a.txt is no image" in error(page)
+    assert "a.png is no image" in error(page)
     remove_all(page)
     find(page, "#prompt").clear()
 
@@ -255,7 +240,9 @@ def refusals(page):
 def exporting(page, model):
     """What is exported is a conversation of `tokenmill chat` with its images."""
     page.execute_script("URL.createObjectURL = (file) => { file.text().then((text) => (window.exported = text)); return '#'; }")
+    find(page, "#history summary").click()
     find(page, "#export").click()
+    find(page, "#history summary").click()
     until(page, "a file is offered", lambda: page.execute_script("return window.exported"))
     exported = page.execute_script("return window.exported")
     assert exported.count(url(PHOTO)) == 1 and exported.count(url(OTHER)) == 1
@@ -278,7 +265,10 @@ def keys(page):
 
 def kept(page):
     """Images go with their conversation; those that the browser gave up leave a note and the text."""
-    stored = json.loads(page.execute_script("return localStorage.getItem(`tokenmill.chat.${sessionStorage.getItem('tokenmill.open')}`)"))
+    stored = page.execute_async_script(
+        "const done = arguments[0]; import('/web/conversations.js').then(({ read }) =>"
+        " done({ messages: read(sessionStorage.getItem('tokenmill.open')) }));"
+    )
     named = [image["key"] for message in stored["messages"] for image in message.get("images", [])]
     assert len(named) == 2 and set(named) <= set(keys(page))
     assert len(json.dumps(stored)) < 4000, "the room of the texts has none of the images"
@@ -299,8 +289,7 @@ def kept(page):
     messages = bodies(page)[0]["messages"]
     assert messages[0]["content"] == QUESTION and messages[4]["content"][0]["image_url"]["url"] == url(OTHER), messages
     # A message that was never sent keeps its images for a day; a conversation's go with it.
-    find(page, "#history summary").click()
-    erase = find(page, "#conversations li button:last-child")
+    erase = entries(page)[0][2]
     erase.click()
     erase.click()
     until(page, "its images are deleted", lambda: not set(named) & set(keys(page)))
@@ -391,19 +380,19 @@ def several(page, folder):
         page.get(server.url)
         until(page, "models can be chosen", lambda: find(page, "#chooser").is_displayed())
         chooser = Select(find(page, "#chooser"))
-        assert chooser.first_selected_option.get_attribute("value") == "blind" and not find(page, "#attach").is_displayed()
+        assert chooser.first_selected_option.get_attribute("value") == "blind"
+        assert find(page, "#attach").get_attribute("aria-label") == "Add text files"
         assert give(page, "drop", ("0.png", "image/png", PHOTO.read_bytes())), "the browser does not leave the page for the file"
         refuses(page, "blind takes no images")
-        assert not page.execute_script("return window.wasDropping")
         chooser.select_by_value("eye")
-        until(page, "it takes images", lambda: find(page, "#attach").is_displayed())
+        until(page, "it takes images", lambda: "images" in find(page, "#attach").get_attribute("aria-label"))
         assert "the next message loads it" in find(page, "#model-state").text
         page.save_screenshot(shots / "images-chooser-light.png")
         give(page, "drop", ("0.png", "image/png", PHOTO.read_bytes()))
         has(page, "0.png")
         ask(page, QUESTION)
         chooser.select_by_value("blind")
-        until(page, "the button is gone", lambda: not find(page, "#attach").is_displayed())
+        until(page, "the button takes none", lambda: "images" not in find(page, "#attach").get_attribute("aria-label"))
         ask(page, "", Keys.ENTER)
         refuses(page, "Remove those of the message, or choose another model")
         assert attached(page) == ["0.png"] and find(page, "#prompt").get_attribute("value") == QUESTION
@@ -417,11 +406,12 @@ def several(page, folder):
 
 
 def blind(page):
-    """A model without an encoder: no button, and nothing else changes."""
+    """A model without an encoder: images are refused in words, and nothing else changes."""
     with Server() as server:
         page.get(server.url)
         until(page, "the model is named", lambda: find(page, "#model").text == "demo")
-        assert not find(page, "#attach").is_displayed() and not find(page, "#attached").is_displayed()
+        assert find(page, "#attach").get_attribute("aria-label") == "Add text files"
+        assert not find(page, "#attached").is_displayed()
         give(page, "paste", ("0.png", "image/png", PHOTO.read_bytes()))
         refuses(page, "demo takes no images")
 

@@ -1,46 +1,47 @@
-// The chat view: the open conversation, the composer, and what can be done with each message.
+// The chat view: the open conversation, what can be done with each of its messages, and the turn that runs.
 
-import { attachedImages, giveBackImages, keepAttached, setAttached, startImages } from "./composer_images.js";
-import { allMessages, append, fresh, onChangeElsewhere, read, replaceFrom } from "./conversations.js";
+import { editedPlace, emptyBox, fillBox, focusBox, formerlyEdited, giveBack, keepBox, message, setEdited, startComposer, takeOut } from "./composer.js";
+import { attachedFiles, keepAttached, startFiles } from "./composer_files.js";
+import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, systemOf } from "./conversations.js";
+import { BASE_MODEL, inWords } from "./failures.js";
+import { startExports } from "./files_menu.js";
+import { keepPending } from "./former_storage.js";
 import { showList, startList } from "./history.js";
 import { forgetUnused, keepImages } from "./image_store.js";
 import { imageParts, inMib, keysOf, MAX_BODY_BYTES } from "./images.js";
-import { actions, button, copyButton, messageNode, resultsForm, toRequest } from "./messages.js";
+import { actions, button, copyButton, messageNode, resultsForm, toRequest, versionButtons } from "./messages.js";
 import { model, showContext } from "./model.js";
-import { askForKey, sampling, systemMessage, tools } from "./settings.js";
+import { follow, scrollToEnd, startScrolling } from "./scrolling.js";
+import { askForKey, sampling, tools } from "./settings.js";
+import { showSystemOf, startSystemMessage, systemMessage } from "./system_message.js";
 import { Turn } from "./turn.js";
 
 const OPEN = "tokenmill.open";
-const DRAFT = "tokenmill.draft";
-const EDITED = "tokenmill.edited";
 const $ = (id) => document.getElementById(id);
 
 /** The conversation shown; each tab has its own. */
 let open = "";
 /** The turn whose answer is on its way, or `null`. */
 let running = null;
-/** The place of the message that is edited, or `null`. */
-let edited = null;
 /** Results of tools that could not be sent, for the form. */
 let unsent = [];
-
-function scrollToEnd() {
-  scrollTo(0, document.documentElement.scrollHeight);
-}
-
-function isAtEnd() {
-  return innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
-}
+/** Shows this view: a conversation can be opened from another one. */
+let showView = () => {};
 
 /** A message and what can be done with it. */
-function nodesOf(message, at, messages) {
+function nodesOf(shown, at, messages) {
   const isLast = at === messages.length - 1;
+  const { role, content, versions } = shown;
   const buttons = [];
-  if (message.role === "user") buttons.push(button("Edit", "Edit this message", () => edit(at)));
-  if (message.role === "assistant" && message.content) buttons.push(copyButton(message.content));
-  if (message.role === "assistant" && isLast) buttons.push(button("Regenerate", "Answer again", () => start([], at)));
-  const nodes = [messageNode(message), actions(...buttons)];
-  if (isLast && message.calls) nodes.push(resultsForm(message.calls, unsent, (results) => start(results)));
+  if (versions) buttons.push(versionButtons({ at: versions.at, count: versions.tails.length }, (to) => showVersion(at, to)));
+  if (role === "user") buttons.push(button("Edit", "Edit this message", () => edit(at)));
+  if (role !== "tool" && content) buttons.push(copyButton(content));
+  if (role === "assistant" && isLast) {
+    if (shown.ended && content && !shown.calls) buttons.push(button("Continue", "Continue this answer", () => start([], { continued: shown })));
+    buttons.push(button("Regenerate", "Regenerate this answer", () => start([], { nKept: at })));
+  }
+  const nodes = [messageNode(shown), actions(...buttons)];
+  if (isLast && shown.calls) nodes.push(resultsForm(shown.calls, unsent, (results) => start(results)));
   return nodes;
 }
 
@@ -53,7 +54,7 @@ function redraw() {
   $("messages").replaceChildren(...nodes);
   $("messages").classList.toggle("busy", running !== null);
   $("empty").hidden = nodes.length > 0;
-  $("export").disabled = stored.length === 0;
+  for (const id of ["export", "export-markdown"]) $(id).disabled = stored.length === 0;
   showLastContext();
   showList(open);
 }
@@ -66,92 +67,78 @@ export function showLastContext() {
 /** Opens a conversation; an answer that still streams into another one is stopped and kept there. */
 function openConversation(id) {
   if (running && running.id !== id) running.stop();
+  showView();
   open = id;
   sessionStorage.setItem(OPEN, id);
   $("rate").textContent = "";
   $("error").textContent = "";
   // What is in a message that is edited belongs to its conversation.
-  if (edited !== null) emptyBox();
-  stopEditing();
+  if (editedPlace() !== null) emptyBox();
+  setEdited(null);
+  showSystemOf(id);
   redraw();
   scrollToEnd();
 }
 
-/** Puts a message back into the box; what was said after it goes when it is sent. */
+function newConversation() {
+  openConversation(fresh());
+  focusBox();
+}
+
+/** Shows another version of a message, and what followed that one. */
+async function showVersion(at, to) {
+  if (running) return;
+  setEdited(null);
+  const before = read(open)[at].versions.at;
+  if (!(await switchVersion(open, at, to))) tellFull();
+  redraw();
+  // The button that was pressed was drawn again.
+  const [back, on] = $("messages").querySelectorAll(".actions")[at].querySelectorAll(".versions button");
+  const pressed = to > before ? on : back;
+  (pressed.disabled ? (pressed === on ? back : on) : pressed).focus();
+}
+
+/** Puts a message back into the box; with its answer it becomes another version when it is sent. */
 function edit(at) {
   if (running) return;
-  const { content, images = [] } = read(open)[at];
   setEdited(at);
-  setDraft(content);
-  setAttached(images);
+  fillBox(read(open)[at]);
   $("prompt").focus();
-}
-
-function stopEditing() {
-  setEdited(null);
-}
-
-/** Says which message is edited; a reload finds it as it finds the draft. */
-function setEdited(at) {
-  edited = at;
-  $("editing").hidden = at === null;
-  if (at === null) sessionStorage.removeItem(EDITED);
-  else keep(EDITED, at);
-}
-
-function emptyBox() {
-  setDraft("");
-  setAttached([]);
-}
-
-function setDraft(text) {
-  $("prompt").value = text;
-  keepDraft(text);
-}
-
-function keepDraft(text) {
-  keep(DRAFT, text);
-}
-
-function keep(name, value) {
-  try {
-    sessionStorage.setItem(name, value);
-  } catch {
-    // The storage is full; the value holds until a reload.
-  }
 }
 
 /** Messages in the form of requests and files, the system message first. */
 async function inForm(system, messages) {
   const parts = await imageParts(messages);
   const first = system ? [{ role: "system", content: system }] : [];
-  return [...first, ...messages.map((message) => toRequest(message, parts))];
+  return [...first, ...messages.map((each) => toRequest(each, parts))];
 }
 
 /**
  * What makes the body of a request.
  * @throws when the settings or the images are such that there can be none
  */
-function requestMaker(added, nKept) {
+function requestMaker(added, nKept, isContinued) {
   const messages = [...read(open).slice(0, nKept), ...added];
   const hasImages = keysOf(messages).length > 0;
   if (hasImages && model.takesImages === false) throw new Error(blindness(added));
+  if (model.isBase) throw new Error(BASE_MODEL);
   const system = systemMessage();
   const offered = tools();
   const fields = {
     model: model.name || undefined,
     ...(offered && { tools: offered }),
+    ...(isContinued && { continue_final_message: true, add_generation_prompt: false }),
     stream: true,
     stream_options: { include_usage: true },
     ...sampling(),
   };
   return async () => {
     const body = JSON.stringify({ ...fields, messages: await inForm(system, messages) });
-    const nBytes = hasImages ? new Blob([body]).size : 0;
+    const nBytes = new Blob([body]).size;
     if (nBytes > MAX_BODY_BYTES) {
       throw new Error(
-        `With the images of the whole conversation this request would have ${inMib(nBytes)}; this server takes ` +
-          `${inMib(MAX_BODY_BYTES)} (--max-body-bytes). Send fewer or smaller images, or start a new conversation.`,
+        `With ${hasImages ? "the images of " : ""}the whole conversation this request would have ${inMib(nBytes)}; this server takes ` +
+          `${inMib(MAX_BODY_BYTES)} (--max-body-bytes). Send fewer or smaller files, or start a new conversation.`,
       );
     }
     return body;
@@ -165,25 +152,29 @@ function blindness(added) {
   return `${model.name} takes no images. ${way}${model.hasOthers ? ", or choose another model" : ""}.`;
 }
 
-/** Asks for an answer to the conversation's first `nKept` messages, or all, and to those that are `added`. */
-function start(added, nKept) {
+/**
+ * Asks for an answer to the conversation's first `nKept` messages, or all, and to those that are `added`; or for the rest of the last
+ * answer, which is `continued`.
+ */
+function start(added, { nKept, continued = null } = {}) {
   if (running) return;
   $("error").textContent = "";
   let makeBody;
   try {
-    makeBody = requestMaker(added, nKept);
+    makeBody = requestMaker(added, nKept, continued !== null);
   } catch (error) {
-    showFailure(error);
+    $("error").textContent = inWords(error, true);
     return;
   }
   const id = open;
-  running = new Turn(id, added, nKept, {
+  const nShown = continued ? read(open).length - 1 : nKept;
+  running = new Turn(id, added, nShown, continued, {
     isShown: () => id === open,
     follow,
     rate: (text) => ($("rate").textContent = text),
     ended,
   });
-  stopEditing();
+  setEdited(null);
   $("rate").textContent = "";
   redraw();
   showIdle();
@@ -191,57 +182,43 @@ function start(added, nKept) {
   scrollToEnd();
 }
 
-/** Draws, and stays at the end where the reader is there. */
-function follow(draw) {
-  const isFollowing = isAtEnd();
-  draw();
-  if (isFollowing) scrollToEnd();
-}
-
 /** Stores a turn, or gives the message back to the box if nothing came. */
-function ended(turn, failure) {
+async function ended(turn, failure) {
+  const isStored = turn.hasAnswer() && (await store(turn));
   if (running === turn) running = null;
   follow(() => {
-    if (turn.hasAnswer()) {
-      if (store(turn)) redraw();
-    } else {
-      giveBack(turn);
-      redraw();
-    }
-    if (failure) showFailure(failure);
+    if (!turn.hasAnswer()) giveBackTurn(turn);
+    redraw();
+    if (failure) $("error").textContent = inWords(failure, turn.hasAnswer());
     showIdle();
-    showList(open);
   });
+  if (turn.hasAnswer() && !isStored) tellFull();
   if (failure?.status === 401) askForKey();
-  else $("prompt").focus();
+  else focusBox();
 }
 
 /** Gives back what could not be sent: a message to the box, results of tools to their form. */
-function giveBack({ id, added, nKept }) {
+function giveBackTurn({ id, added, nKept }) {
   unsent = added.filter(({ role }) => role === "tool");
-  const message = added.find(({ role }) => role === "user");
-  if (!message) return;
-  const { content, images = [] } = message;
-  giveBackImages(images);
-  const later = $("prompt").value;
-  setDraft(later.trim() ? `${content}\n${later}` : content);
+  const asked = added.find(({ role }) => role === "user");
+  if (!asked) return;
+  giveBack(asked);
   // The place is one of the turn's conversation; another may be open by now.
   if (nKept !== undefined && id === open) setEdited(nKept);
 }
 
-function store(turn) {
-  const messages = [...turn.added, turn.reply()];
-  let isStored = true;
-  try {
-    if (turn.nKept === undefined) append(turn.id, messages);
-    else replaceFrom(turn.id, turn.nKept, messages);
-  } catch {
-    isStored = false;
-    $("error").textContent = "This browser's storage is full: this turn will be gone after a reload. Delete conversations to make room.";
-  }
-  keepDraft($("prompt").value);
+/** A turn as it is stored. */
+function storedForm(turn) {
+  const system = turn.id === open ? systemMessage() : (systemOf(turn.id) ?? "");
+  return { nKept: turn.nKept, isContinued: turn.continued !== null, messages: [...turn.added, turn.reply()], system };
+}
+
+/** Stores a turn. Whether there was room. */
+async function store(turn) {
+  const isStored = await addTurn(turn.id, storedForm(turn));
+  keepBox();
   keepAttached();
-  // They were stored when they were added; this tells whether there was room, and dates them anew.
+  // They were stored when they were added; this tells whether there was room, and dates them again.
   keepImages(keysOf(turn.added)).then((areKept) => {
     if (!areKept && isStored) {
       $("error").textContent = "This browser has no room for the images of this message: only its text will be here after a reload.";
@@ -250,85 +227,77 @@ function store(turn) {
   return isStored;
 }
 
-function showFailure(error) {
-  let message = error.message;
-  if (error.status === 401) message = "This server needs an API key. Enter it under “Settings and key”, then send again.";
-  if (error.code === "context_length_exceeded") message += ". Shorten the message, or start a new conversation.";
-  $("error").textContent = message;
+function tellFull() {
+  $("error").textContent = "This browser has no room for this, or keeps nothing: what is new will be gone after a reload. Export it, or delete conversations.";
 }
 
+/** One button sends a message or stops the answer. */
 function showIdle() {
-  $("send").disabled = running !== null;
-  $("stop").disabled = running === null;
-  $("messages").classList.toggle("busy", running !== null);
+  const isIdle = running === null;
+  $("send").disabled = !isIdle;
+  $("send").hidden = !isIdle;
+  $("stop").disabled = isIdle;
+  $("stop").hidden = isIdle;
+  $("messages").classList.toggle("busy", !isIdle);
 }
 
 async function send() {
-  const images = await attachedImages();
-  const content = $("prompt").value.trim();
-  if ((!content && !images.length) || running) return;
-  const nKept = edited ?? undefined;
-  start([{ role: "user", content, ...(images.length && { images }) }], nKept);
-  if (!running) return;
-  $("prompt").value = "";
-  // Until the answer is stored, a reload finds the message in the box.
-  keepDraft(content);
-  setAttached([], images);
+  const written = await message();
+  if (!written || running) return;
+  const { content, images, files } = written;
+  const nKept = editedPlace() ?? undefined;
+  start([{ role: "user", content, ...(images.length && { images }), ...(files.length && { files }) }], { nKept });
+  if (running) takeOut(written);
 }
 
-/** Offers the conversation as a file, in the form that `tokenmill chat` loads. */
-async function exportConversation() {
-  const messages = await inForm(systemMessage(), read(open));
-  const file = new Blob([`${JSON.stringify({ messages }, null, 2)}\n`], { type: "application/json" });
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(file);
-  link.download = "conversation.json";
-  link.click();
-  URL.revokeObjectURL(link.href);
-}
-
-/** Connects the view; call once. */
-export function startChat() {
+/** Connects the view, which `show` shows; call once. */
+export async function startChat(show) {
+  showView = show;
   // The browser would put the old place back before the messages are drawn.
   history.scrollRestoration = "manual";
+  // Who is quick types before the conversations are read.
+  const wasEdited = formerlyEdited();
+  const ready = startConversations();
+  startComposer(async () => {
+    await ready;
+    await send();
+  });
+  await ready;
   startList({ select: openConversation, removed: (id) => id === open && openConversation(fresh()) });
-  startImages();
-  attachedImages().then((images) => forgetUnused(new Set(keysOf([...allMessages(), { images }]))));
-  const wasEdited = sessionStorage.getItem(EDITED);
+  startFiles();
+  attachedFiles().then(({ images }) => forgetUnused(new Set(keysOf([...allMessages(), { images }]))));
+  startSystemMessage();
+  startScrolling();
+  startExports({ shown: () => ({ id: open, system: systemMessage(), messages: read(open) }), inForm, select: openConversation, tellFull });
   openConversation(sessionStorage.getItem(OPEN) ?? newest());
-  $("prompt").value = sessionStorage.getItem(DRAFT) ?? "";
-  if (wasEdited !== null && read(open)[wasEdited]?.role === "user") setEdited(Number(wasEdited));
-  $("composer").addEventListener("submit", (event) => {
-    event.preventDefault();
-    send();
-  });
-  $("prompt").addEventListener("input", () => keepDraft($("prompt").value));
-  $("prompt").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      $("composer").requestSubmit();
-    }
-  });
+  if (wasEdited !== null && read(open)[wasEdited]?.role === "user") setEdited(wasEdited);
   $("stop").addEventListener("click", () => running?.stop());
-  $("cancel-edit").addEventListener("click", () => {
-    stopEditing();
-    emptyBox();
-    $("prompt").focus();
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") running?.stop();
+    if (!event.shiftKey || !(event.ctrlKey || event.metaKey) || event.code !== "KeyO") return;
+    event.preventDefault();
+    newConversation();
   });
-  $("export").addEventListener("click", exportConversation);
-  document.addEventListener("keydown", (event) => event.key === "Escape" && running?.stop());
-  $("clear").addEventListener("click", () => {
-    openConversation(fresh());
-    $("prompt").focus();
-  });
-  onChangeElsewhere((id) => {
-    if (id === null || id === open) redraw();
-    else showList(open);
-  });
-  addEventListener("pagehide", () => {
-    running?.notes.push("Interrupted.");
-    running?.end(null);
-  });
+  $("clear").addEventListener("click", newConversation);
+  onChangeElsewhere((id) => (id === open ? redraw() : showList(open)));
+  addEventListener("pagehide", keepRunning);
+  // A page that the browser had put aside is what it was before that turn.
+  addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
+}
+
+/** Ends the turn that runs because the page goes; what it has is stored at the next start. */
+function keepRunning() {
+  const turn = running;
+  if (!turn) return;
+  running = null;
+  turn.notes.push("Interrupted.");
+  turn.watch.ended = () => {};
+  turn.end(null);
+  turn.stop();
+  if (!turn.hasAnswer()) return;
+  keepPending(turn.id, storedForm(turn));
+  keepBox();
+  keepAttached();
 }
 
 function newest() {

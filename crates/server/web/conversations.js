@@ -1,11 +1,40 @@
-// The conversations of this browser, one entry of localStorage each.
+// The conversations of this browser, in IndexedDB. A copy of all is in memory, so that reading waits for nothing.
 //
-// A conversation grows by whole turns, and each turn is added to what is stored at that moment: two tabs never
-// overwrite each other's turns, unless a message is edited or answered again. A message that got no answer is not stored.
+// A conversation grows by whole turns, and each turn is added to what is stored at that moment, in one transaction: two tabs never
+// overwrite each other's turns. A message that got no answer is not stored. What finds no room lives as long as the page does.
 
-const PREFIX = "tokenmill.chat.";
-/** Where one conversation was kept before there were several. */
-const FORMER = "tokenmill.conversation";
+import { Store } from "./database.js";
+import { adopt, forgetFormer, former, pendingTurns } from "./former_storage.js";
+import { everyMessage, replaced, switched } from "./versions.js";
+
+const STORE = new Store("tokenmill.conversations", "conversations");
+const CHANNEL = new BroadcastChannel("tokenmill.conversations");
+
+/** Each conversation by its id: `{ title, system, updated, messages }`; the title is `""` until one is given. */
+const all = new Map();
+/** What was deleted here stays deleted, also when an answer to it arrives. */
+const deleted = new Set();
+
+/** Reads what is stored, and takes over what earlier versions of the page kept elsewhere. Call once, before anything else. */
+export async function startConversations() {
+  const kept = former();
+  try {
+    if (kept.length) {
+      await STORE.change((store) => kept.forEach((entry) => putIfNew(store, entry)));
+      kept.forEach(({ id }) => forgetFormer(id));
+    }
+  } catch {
+    // There is no room for them here; they stay where they are.
+    for (const { id, ...entry } of kept) all.set(id, entry);
+  }
+  try {
+    const [ids, entries] = [await STORE.ask((store) => store.getAllKeys()), await STORE.ask((store) => store.getAll())];
+    ids.forEach((id, i) => all.set(id, adopt(entries[i])));
+  } catch {
+    // This browser keeps nothing in IndexedDB.
+  }
+  for (const { id, nKept, messages, system, isContinued } of pendingTurns()) await addTurn(id, { nKept, messages, system, isContinued });
+}
 
 /** A name for a conversation that does not exist yet. It is stored with its first turn. */
 export function fresh() {
@@ -14,82 +43,143 @@ export function fresh() {
 
 /** The messages of a conversation; none if it is not stored. */
 export function read(id) {
-  return parse(localStorage.getItem(PREFIX + id)).messages;
+  return all.get(id)?.messages ?? [];
+}
+
+/** The system message of a conversation; `undefined` if it is not stored. */
+export function systemOf(id) {
+  return all.get(id)?.system;
+}
+
+/** What a conversation is called: by its title, or else by its first words. */
+export function titleOf(id) {
+  const entry = all.get(id);
+  if (!entry) return "";
+  if (entry.title) return entry.title;
+  const [first] = entry.messages;
+  return first?.content.trim().split("\n")[0].slice(0, 60) || first?.images?.[0]?.name || first?.files?.[0]?.name || "Without words";
 }
 
 /**
- * Adds the messages of one turn.
- * @throws when the browser's storage is full
+ * Adds the messages of one turn: after all others, or in the place of those from `nKept` on, which become another version. A turn that
+ * `isContinued` is one message that takes the place of its beginning. Whether there was room to store it.
  */
-export function append(id, turn) {
-  write(id, [...read(id), ...turn]);
-}
-
-/**
- * Puts the messages of one turn in the place of those from `nKept` on.
- * @throws when the browser's storage is full
- */
-export function replaceFrom(id, nKept, turn) {
-  write(id, [...read(id).slice(0, nKept), ...turn]);
-}
-
-/** Deletes a conversation. */
-export function remove(id) {
-  localStorage.removeItem(PREFIX + id);
-}
-
-/** All conversations as `{ id, title, updated }`, the newest first. */
-export function list() {
-  takeOverFormer();
-  const found = [];
-  for (let i = 0; i < localStorage.length; i += 1) {
-    const key = localStorage.key(i);
-    if (!key.startsWith(PREFIX)) continue;
-    const { messages, updated } = parse(localStorage.getItem(key));
-    const [first] = messages;
-    const title = first?.content.trim().split("\n")[0].slice(0, 60) || first?.images?.[0]?.name || "Without words";
-    found.push({ id: key.slice(PREFIX.length), title, updated });
-  }
-  return found.sort((a, b) => b.updated - a.updated);
-}
-
-/** The messages of all conversations. */
-export function allMessages() {
-  return list().flatMap(({ id }) => read(id));
-}
-
-/** Calls `changed(id)` when another tab changes a conversation, with `null` when it deletes everything. */
-export function onChangeElsewhere(changed) {
-  addEventListener("storage", ({ key }) => {
-    if (key === null) changed(null);
-    else if (key.startsWith(PREFIX)) changed(key.slice(PREFIX.length));
+export function addTurn(id, { nKept, messages, system = "", isContinued = false }) {
+  return change(id, (entry) => {
+    let grown;
+    if (isContinued) {
+      grown = lengthened(entry.messages, messages[0]);
+    } else if (nKept === undefined) grown = [...entry.messages, ...messages];
+    else grown = replaced(entry.messages, nKept, messages);
+    return { ...entry, system: entry.messages.length ? entry.system : system, messages: grown, updated: Date.now() };
   });
 }
 
-function write(id, messages) {
-  localStorage.setItem(PREFIX + id, JSON.stringify({ updated: Date.now(), messages }));
+/** Shows another version of the message at `at`. */
+export function switchVersion(id, at, to) {
+  return change(id, (entry) => ({ ...entry, messages: switched(entry.messages, at, to) }));
 }
 
-function parse(text) {
+/** Gives a conversation a title; an empty one takes it back. */
+export function rename(id, title) {
+  return change(id, (entry) => ({ ...entry, title }));
+}
+
+/** Gives a stored conversation another system message. */
+export function setSystem(id, system) {
+  return all.has(id) ? change(id, (entry) => ({ ...entry, system })) : true;
+}
+
+/** Adds conversations, `{ title, system, updated, messages }`; the id of the first, and whether there was room for all. */
+export async function addConversations(entries) {
+  const ids = entries.map(fresh);
+  let areStored = true;
+  for (const [i, entry] of entries.entries()) areStored = (await change(ids[i], () => entry)) && areStored;
+  return { id: ids[0], areStored };
+}
+
+/** Deletes a conversation. */
+export async function remove(id) {
+  all.delete(id);
+  deleted.add(id);
+  forgetFormer(id);
   try {
-    const { messages, updated } = JSON.parse(text);
-    const isMessage = (m) => typeof m?.content === "string" && ["user", "assistant", "tool"].includes(m.role);
-    return { messages: messages.filter(isMessage), updated: Number(updated) || 0 };
+    await STORE.change((store) => store.delete(id));
   } catch {
-    return { messages: [], updated: 0 };
+    // It was never stored.
+  }
+  CHANNEL.postMessage(id);
+}
+
+/** All conversations as `{ id, title, updated }`, the newest first; those that hold the words, where some are given. */
+export function list(words = "") {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const holds = (id, entry) => {
+    if (!wanted.length) return true;
+    const text = [titleOf(id), ...entry.messages.map(({ content }) => content)].join("\n").toLowerCase();
+    return wanted.every((word) => text.includes(word));
+  };
+  return [...all]
+    .filter(([id, entry]) => holds(id, entry))
+    .map(([id, { updated }]) => ({ id, title: titleOf(id), updated }))
+    .sort((a, b) => b.updated - a.updated);
+}
+
+/** All conversations as they are stored, the newest first. */
+export function entries() {
+  return list().map(({ id }) => all.get(id));
+}
+
+/** The messages of a conversation, those of other versions included. */
+export function messagesOf(id) {
+  return everyMessage(read(id));
+}
+
+/** The messages of all conversations, those of other versions included. */
+export function allMessages() {
+  return [...all.keys()].flatMap(messagesOf);
+}
+
+/** Calls `changed(id)` when another tab changes a conversation. */
+export function onChangeElsewhere(changed) {
+  CHANNEL.addEventListener("message", async ({ data: id }) => {
+    const entry = await STORE.ask((store) => store.get(id));
+    if (entry) all.set(id, adopt(entry));
+    else all.delete(id);
+    changed(id);
+  });
+}
+
+/** Changes a conversation by `act`, which gets and gives what is stored. Whether it could be stored. */
+async function change(id, act) {
+  if (deleted.has(id)) return true;
+  const empty = { title: "", system: "", updated: 0, messages: [] };
+  try {
+    const entry = await STORE.change((store, keep) => {
+      store.get(id).onsuccess = ({ target: { result } }) => {
+        // What found no room before is in memory only.
+        const changed = act(result ? adopt(result) : (all.get(id) ?? empty));
+        store.put(changed, id);
+        keep(changed);
+      };
+    });
+    all.set(id, entry);
+    CHANNEL.postMessage(id);
+    return true;
+  } catch {
+    all.set(id, act(all.get(id) ?? empty));
+    return false;
   }
 }
 
-function takeOverFormer() {
-  const text = localStorage.getItem(FORMER);
-  if (text === null) return;
-  const { messages } = parse(`{"messages":${text}}`);
-  // A message without an answer made every later one fail.
-  while (messages.at(-1)?.role === "user") messages.pop();
-  try {
-    if (messages.length) write(fresh(), messages);
-    localStorage.removeItem(FORMER);
-  } catch {
-    // The storage is full; the next start tries again.
-  }
+/** The messages with a longer answer in the place of its beginning, which another tab may have answered. */
+function lengthened(messages, longer) {
+  const at = messages.findLastIndex(({ role, content }) => role === "assistant" && longer.content.startsWith(content));
+  if (at < 0) return [...messages, longer];
+  const { versions } = messages[at];
+  return messages.with(at, versions ? { ...longer, versions } : longer);
+}
+
+function putIfNew(store, { id, ...entry }) {
+  store.getKey(id).onsuccess = ({ target: { result } }) => result === undefined && store.put(entry, id);
 }

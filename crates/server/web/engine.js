@@ -94,7 +94,7 @@ async function poll() {
     if (response.ok) keep(parseMetrics(await response.text()));
     failure = response.ok ? "" : `/metrics answered ${response.status}`;
     // Without a key every further request would be refused; `watchEngine` starts again when there is one.
-    if (response.status === 401) [wait, failure] = [0, "The figures need an API key: see “Settings and key” in the chat."];
+    if (response.status === 401) [wait, failure] = [0, "The figures need an API key: see “Settings”."];
     else if (!response.ok) wait = RETRY_MS;
   } catch {
     failure = "The server does not answer.";

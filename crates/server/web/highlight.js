@@ -24,6 +24,10 @@ const COMMENTS = {
   [HASH]: "bash console dockerfile elixir ini julia make makefile perl py python r rb ruby sh shell toml yaml yml zsh",
   "--[^\\n]*|/\\*[^]*?(?:\\*/|$)": "haskell hs lua sql",
 };
+/** Tags: comments, values, then names. An apostrophe in words begins nothing. */
+const MARKUP = /(<!--[^]*?(?:-->|$))|((?<==)(?:"[^"]*"|'[^']*'))|(&#?\w{1,10};)|(<\/?[A-Za-z!][\w:-]*)/g;
+const MARKUP_NAMES = "html htm xml svg vue xhtml".split(" ");
+const KINDS = ["comment", "string", "number", "keyword"];
 const DOUBLE = '"(?:\\\\[^]|[^"\\\\\\n])*"?';
 const SINGLE = "'(?:\\\\[^]|[^'\\\\\\n])*'?";
 /** In Rust a quote may also begin a lifetime. */
@@ -33,14 +37,20 @@ const TICKS = "`(?:\\\\[^]|[^`\\\\])*`?";
 /** The parts of `text` as strings and `{ kind, text }`; one string where the language is not known. */
 export function parts(text, language) {
   const name = language.toLowerCase();
+  if (MARKUP_NAMES.includes(name)) return text.length > MAX_CHARS ? [text] : split(text, MARKUP, (hit) => KINDS.find((_, i) => hit[i + 1]));
   const comment = Object.keys(COMMENTS).find((mark) => COMMENTS[mark].split(" ").includes(name));
   if (!comment || text.length > MAX_CHARS) return [text];
   const strings = [DOUBLE, ["rs", "rust"].includes(name) ? CHAR : SINGLE, TICKS].join("|");
   const pattern = new RegExp(`(${comment})|(${strings})|(\\b\\d[\\w.]*)|([A-Za-z_$][\\w$]*)`, "g");
+  return split(text, pattern, (hit) => kindOf(hit, name));
+}
+
+/** The parts of a text by what a pattern finds, where `kindOf` says what it is; nothing is plain text. */
+function split(text, pattern, kindOf) {
   const found = [];
   let end = 0;
   for (const match of text.matchAll(pattern)) {
-    const kind = kindOf(match, name);
+    const kind = kindOf(match);
     if (!kind) continue;
     if (match.index > end) found.push(text.slice(end, match.index));
     found.push({ kind, text: match[0] });

@@ -1,6 +1,7 @@
-// The list of conversations in the header.
+// The list of conversations in the header: found by words, opened, renamed, deleted.
 
-import { allMessages, list, read, remove } from "./conversations.js";
+import { allMessages, list, messagesOf, remove, rename, titleOf } from "./conversations.js";
+import { closeFold } from "./folds.js";
 import { forgetImages } from "./image_store.js";
 import { keysOf } from "./images.js";
 import { button } from "./messages.js";
@@ -14,54 +15,77 @@ let shown = "";
 export function startList({ select, removed }) {
   chosen = select;
   gone = removed;
-  $("history").addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !$("history").open) return;
-    event.stopPropagation();
-    close();
-  });
-  document.addEventListener("click", ({ target }) => {
-    if (!$("history").contains(target) && target.isConnected) $("history").open = false;
-  });
+  $("filter").addEventListener("input", () => showList(shown));
 }
 
 /** Draws the list, marks the open conversation, and returns all of them, the newest first. */
 export function showList(open) {
   shown = open;
   const all = list();
+  const found = list($("filter").value);
   $("n-conversations").textContent = String(all.length);
-  $("conversations").replaceChildren(...all.map((entry) => row(entry, entry.id === open)));
-  $("no-conversations").hidden = all.length > 0;
+  $("conversations").replaceChildren(...found.map((entry) => row(entry, entry.id === open)));
+  $("no-conversations").hidden = found.length > 0;
+  $("no-conversations").textContent = all.length ? "None has these words." : "There are none yet.";
+  $("filter").hidden = all.length === 0;
+  document.title = [titleOf(open), "tokenmill"].filter(Boolean).join(" – ");
   return all;
-}
-
-function close() {
-  $("history").open = false;
-  $("history").querySelector("summary").focus();
 }
 
 function row({ id, title }, isOpen) {
   const select = button(title, "", () => {
     chosen(id);
-    close();
+    closeFold($("history"));
   });
   select.className = "title";
+  select.title = title;
   if (isOpen) select.setAttribute("aria-current", "true");
-  // Nothing brings a conversation back, so the first press only asks.
-  const erase = button("Delete", `Delete: ${title}`, () => {
+  const item = document.createElement("li");
+  item.append(select, button("Rename", `Rename: ${title}`, () => edit(item, id)), eraser(id, title));
+  return item;
+}
+
+/** Nothing brings a conversation back, so the first press only asks. */
+function eraser(id, title) {
+  const erase = button("Delete", `Delete: ${title}`, async () => {
     if (erase.textContent === "Delete") {
       erase.textContent = "Really?";
-      erase.setAttribute("aria-label", `Really delete: ${title}?`);
+      erase.setAttribute("aria-label", `Really? Delete: ${title}`);
       return;
     }
-    const images = keysOf(read(id));
-    remove(id);
+    const images = keysOf(messagesOf(id));
+    const removal = remove(id);
     const others = new Set(keysOf(allMessages()));
     forgetImages(images.filter((key) => !others.has(key)));
     showList(shown);
     gone(id);
     $("history").querySelector("summary").focus();
+    await removal;
   });
-  const item = document.createElement("li");
-  item.append(select, erase);
-  return item;
+  return erase;
+}
+
+/** Puts a box for the title in the place of a row. */
+function edit(item, id) {
+  const box = document.createElement("input");
+  box.value = titleOf(id);
+  box.setAttribute("aria-label", "Title of the conversation");
+  let isOver = false;
+  const end = async (title) => {
+    if (isOver) return;
+    isOver = true;
+    if (title !== null) await rename(id, title);
+    showList(shown);
+    $("history").querySelector("summary").focus();
+  };
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.isComposing) end(box.value.trim());
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    end(null);
+  });
+  box.addEventListener("blur", () => end(box.value.trim()));
+  item.replaceChildren(box);
+  box.focus();
+  box.select();
 }

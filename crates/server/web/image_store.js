@@ -3,14 +3,14 @@
 // Separate from the conversations because a photo is larger than all the room that texts have. Invariant: what happens to an image never
 // keeps a text from being stored. An image that found no room lives as long as the page does.
 
-const DATABASE = "tokenmill.images";
-const STORE = "images";
+import { Store } from "./database.js";
+
+const STORE = new Store("tokenmill.images", "images");
 /** An image that no conversation names may belong to a message that is being written in another tab. */
 const SPARED_MS = 24 * 3600 * 1000;
 
 /** The images that this page has had in hand, as `data:` URLs. */
 const urls = new Map();
-let opened = null;
 
 /** Takes in an image, a `data:` URL; its key. */
 export function addImage(url) {
@@ -25,7 +25,7 @@ export async function keepImages(keys) {
   try {
     const at = Date.now();
     const known = keys.filter((key) => urls.has(key));
-    await change((store) => known.forEach((key) => store.put({ url: urls.get(key), at }, key)));
+    await STORE.change((store) => known.forEach((key) => store.put({ url: urls.get(key), at }, key)));
     return known.length === keys.length;
   } catch {
     return false;
@@ -36,7 +36,7 @@ export async function keepImages(keys) {
 export async function imageUrl(key) {
   if (urls.has(key)) return urls.get(key);
   try {
-    const found = await ask((store) => store.get(key));
+    const found = await STORE.ask((store) => store.get(key));
     if (typeof found?.url === "string") urls.set(key, found.url);
   } catch {
     // This browser keeps nothing; so the image is gone.
@@ -46,13 +46,13 @@ export async function imageUrl(key) {
 
 /** Deletes images. */
 export function forgetImages(keys) {
-  return change((store) => keys.forEach((key) => store.delete(key))).catch(() => {});
+  return STORE.change((store) => keys.forEach((key) => store.delete(key))).catch(() => {});
 }
 
 /** Deletes what no conversation names, unless it is new. */
 export async function forgetUnused(used) {
   try {
-    await change((store) => {
+    await STORE.change((store) => {
       store.openCursor().onsuccess = ({ target: { result: cursor } }) => {
         if (!cursor) return;
         if (!used.has(cursor.key) && Date.now() - cursor.value.at > SPARED_MS) cursor.delete();
@@ -62,34 +62,4 @@ export async function forgetUnused(used) {
   } catch {
     // This browser keeps nothing.
   }
-}
-
-function database() {
-  opened ??= new Promise((resolve, reject) => {
-    const request = indexedDB.open(DATABASE, 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE);
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-  return opened;
-}
-
-/** Changes the store; resolves once that is written. */
-async function change(act) {
-  const transaction = (await database()).transaction(STORE, "readwrite");
-  return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve();
-    transaction.onabort = () => reject(transaction.error);
-    act(transaction.objectStore(STORE));
-  });
-}
-
-/** What the store answers. */
-async function ask(act) {
-  const store = (await database()).transaction(STORE).objectStore(STORE);
-  return new Promise((resolve, reject) => {
-    const request = act(store);
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
 }

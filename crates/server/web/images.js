@@ -20,6 +20,18 @@ export function inMib(nBytes) {
   return `${(nBytes / MIB).toFixed(nBytes < MIB / 10 ? 3 : 1)} MiB`;
 }
 
+/** Whether a file says that it is an image, or begins as one. What says that it is a text, as SVG is, is one. */
+export async function isImage(file) {
+  if (file.type.startsWith("text/") || file.type === "image/svg+xml") return false;
+  return file.type.startsWith("image/") || Boolean(await kindOf(file).catch(() => undefined));
+}
+
+/** The type of a file by how it begins; `undefined` where it is no image that the server reads. */
+async function kindOf(file) {
+  const start = String.fromCharCode(...new Uint8Array(await file.slice(0, 12).arrayBuffer()));
+  return Object.keys(KINDS).find((type) => KINDS[type].test(start));
+}
+
 /**
  * Reads a file as a `data:` URL, where the other images of its message have `nBefore` characters.
  * @throws when it is no image that the server reads, with the reason for people
@@ -27,13 +39,12 @@ export function inMib(nBytes) {
 export async function readImage(file, nBefore) {
   const name = nameOf(file);
   if (file.size === 0) throw new Error(`${name} is empty.`);
-  let start = "";
+  let kind;
   try {
-    start = String.fromCharCode(...new Uint8Array(await file.slice(0, 12).arrayBuffer()));
+    kind = await kindOf(file);
   } catch {
     throw new Error(`${name} cannot be read.`);
   }
-  const kind = Object.keys(KINDS).find((type) => KINDS[type].test(start));
   if (!kind) throw new Error(`${name} is no image that can be sent: PNG, JPEG, WebP, BMP and GIF are.`);
   const nBytes = Math.ceil(file.size / 3) * 4;
   if (nBefore + nBytes > MAX_BODY_BYTES) {
@@ -53,7 +64,7 @@ export async function readImage(file, nBefore) {
 
 /** What a file is called; what was pasted may have no name. */
 export function nameOf(file) {
-  return file.name || "The image";
+  return file.name || "The file";
 }
 
 function urlOf(blob) {

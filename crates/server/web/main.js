@@ -1,8 +1,9 @@
 // Entry point: which view is shown, and what starts with the page.
 
 import { showLastContext, startChat } from "./chat.js";
-import { showAttach } from "./composer_images.js";
+import { showAttach } from "./composer_files.js";
 import { showEngine, watchEngine } from "./engine.js";
+import { startFolds } from "./folds.js";
 import { startModels } from "./models.js";
 import { startSettings } from "./settings.js";
 
@@ -28,6 +29,7 @@ async function greet() {
 
 $("show-chat").addEventListener("click", () => show("chat"));
 $("show-engine").addEventListener("click", () => show("engine"));
+startFolds();
 startSettings(greet);
-startChat();
+await startChat(() => show("chat"));
 greet();

@@ -5,12 +5,22 @@
 
 import { parts } from "./highlight.js";
 import { inline } from "./markdown_inline.js";
+import { math } from "./math.js";
 
 /** Quotes and lists nest this deep at most; what is deeper is shown as plain paragraphs. */
 const MAX_DEPTH = 12;
 const FENCE = /^\s*(`{3,}(?=[^`]*$)|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6})(?:\s|$)/;
 const QUOTE = /^\s*>/;
+/** How a formula on lines of its own begins, and what ends it. */
+const FORMULAS = [
+  [/^\s*\$\$/, "$$", "$$"],
+  [/^\s*\\\[/, "\\[", "\\]"],
+];
+const ENVIRONMENT = /^\s*\\begin\{((?:equation|align|alignat|gather|multline|eqnarray)\*?)\}/;
+/** A formula that has no end on as many lines is text. */
+const MAX_FORMULA_LINES = 60;
+const TASK = /^\[([ xX])\]\s+(?=\S)/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+|$)/;
 
 /** Shows `source` in `target`, keeping the nodes of blocks that did not change since the last call. */
@@ -48,6 +58,7 @@ function parse(lines, depth) {
 function kindAt(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line)) return "code";
+  if (endOfFormula(lines, at)) return "formula";
   if (HEADING.test(line)) return "heading";
   if (isRule(line)) return "rule";
   if (depth < MAX_DEPTH && QUOTE.test(line)) return "quote";
@@ -59,10 +70,11 @@ function kindAt(lines, at, depth) {
 /** Where a block that begins at `at` ends, for each kind. */
 const ENDS = {
   code: endOfFence,
+  formula: endOfFormula,
   heading: (_, at) => at + 1,
   rule: (_, at) => at + 1,
   quote: (lines, at) => firstFrom(lines, at, (line) => !QUOTE.test(line)),
-  table: (lines, at) => firstFrom(lines, at, (line) => isBlank(line) || !line.includes("|")),
+  table: (lines, at) => firstFrom(lines, at + 2, (line) => isBlank(line) || !line.includes("|")),
   list: endOfList,
   paragraph: endOfParagraph,
 };
@@ -76,6 +88,23 @@ function endOfFence(lines, at) {
   const fence = FENCE.exec(lines[at])[1];
   const closing = firstFrom(lines, at + 1, (line) => closes(line, fence));
   return Math.min(closing + 1, lines.length);
+}
+
+/** Where a formula that begins at `at` ends, if it does there with its line; 0 where none begins. */
+function endOfFormula(lines, at) {
+  const line = lines[at];
+  const [, begin, end] = FORMULAS.find(([pattern]) => pattern.test(line)) ?? [];
+  const environment = begin ? null : ENVIRONMENT.exec(line)?.[1];
+  if (!begin && !environment) return 0;
+  const mark = end ?? `\\end{${environment}}`;
+  const last = Math.min(lines.length, at + MAX_FORMULA_LINES);
+  for (let i = at; i < last && !isBlank(lines[i]); i += 1) {
+    const from = i === at && begin ? line.indexOf(begin) + begin.length : 0;
+    const found = lines[i].indexOf(mark, from);
+    // Words after it make it a part of a paragraph.
+    if (found >= 0) return /^[\s.,;]*$/.test(lines[i].slice(found + mark.length)) ? i + 1 : 0;
+  }
+  return 0;
 }
 
 function endOfParagraph(lines, at, depth) {
@@ -153,11 +182,32 @@ function isDelimiterRow(line, nCells) {
   return marks.length === nCells && marks.every((mark) => /^:?-+:?$/.test(mark));
 }
 
-function cells(line) {
+/** The cells of a row. A bar in code is no border where that gives as many cells as the table has. */
+function cells(line, nWanted = 0) {
   const parts = line.trim().split(/(?<!\\)\|/);
   if (parts[0] === "") parts.shift();
   if (parts.length > 1 && parts.at(-1) === "") parts.pop();
-  return parts.map((part) => part.trim().replaceAll("\\|", "|"));
+  if (nWanted && parts.length > nWanted && line.includes("`")) {
+    const joined = joinCode(parts);
+    if (joined.length === nWanted) return joined.map(cell);
+  }
+  return parts.map(cell);
+}
+
+function cell(part) {
+  return part.trim().replaceAll("\\|", "|");
+}
+
+/** Puts together what bars in code have divided. */
+function joinCode(parts) {
+  const joined = [];
+  let isOpen = false;
+  for (const part of parts) {
+    if (isOpen) joined.push(`${joined.pop()}|${part}`);
+    else joined.push(part);
+    if (part.split("`").length % 2 === 0) isOpen = !isOpen;
+  }
+  return joined;
 }
 
 function element(name, children = []) {
@@ -191,12 +241,18 @@ const BUILDERS = {
     const fence = FENCE.exec(lines[0])[1];
     const isClosed = lines.length > 1 && closes(lines.at(-1), fence);
     const indent = width(lines[0]);
-    const language = lines[0].trim().slice(fence.length).trim().split(/\s/)[0];
+    const language = lines[0].trim().slice(fence.length).trim().split(/[\s{]/)[0];
     const text = lines.slice(1, isClosed ? -1 : undefined).map((line) => dedent(line, indent)).join("\n");
     return codeBlock(text, language);
   },
+  formula: (lines) => formula(lines.join("\n").trim()),
   table: (lines) => {
-    const row = (name, line) => element("tr", cells(line).map((cell) => element(name, inline(cell))));
+    const sides = cells(lines[1]).map((mark) => (mark.endsWith(":") ? (mark.startsWith(":") ? "center" : "right") : ""));
+    const row = (name, line) => element("tr", cells(line, sides.length).map((text, i) => {
+      const node = element(name, inline(text));
+      if (sides[i]) node.className = sides[i];
+      return node;
+    }));
     const table = element("table", [
       element("thead", [row("th", lines[0])]),
       element("tbody", lines.slice(2).map((line) => row("td", line))),
@@ -224,11 +280,13 @@ const BUILDERS = {
 function listItem(lines, depth) {
   const marker = ITEM.exec(lines[0]);
   const indent = Math.min(marker[0].length, marker[1].length + marker[2].length + 4);
-  const inner = [lines[0].slice(marker[0].length), ...lines.slice(1).map((line) => dedent(line, indent))];
+  const first = lines[0].slice(marker[0].length);
+  const task = TASK.exec(first);
+  const inner = [task ? first.slice(task[0].length) : first, ...lines.slice(1).map((line) => dedent(line, indent))];
   const blocks = parse(inner, depth);
   const lastText = inner.findLastIndex((line) => !isBlank(line));
   const isTight = !inner.slice(0, lastText).some((line, i) => i > 0 && isBlank(line));
-  const item = element("li");
+  const item = element("li", task ? [taskBox(task[1] !== " ")] : []);
   for (const block of blocks) {
     if (isTight && block.kind === "paragraph") {
       for (const node of inline(paragraphText(block.lines))) item.append(node);
@@ -237,6 +295,23 @@ function listItem(lines, depth) {
     }
   }
   return item;
+}
+
+/** The box of a task, done or not. */
+function taskBox(isDone) {
+  const box = element("span", [isDone ? "☑" : "☐"]);
+  box.className = "task";
+  box.setAttribute("role", "img");
+  box.setAttribute("aria-label", isDone ? "Done:" : "To do:");
+  return box;
+}
+
+/** A formula with its marks, as a block; signs of the sentence may follow it. */
+function formula(text) {
+  const [, begin, end] = FORMULAS.find(([pattern]) => pattern.test(text)) ?? [];
+  if (!begin) return element("p", [math(text, true)]);
+  const last = text.lastIndexOf(end);
+  return element("p", [math(text.slice(begin.length, last) + text.slice(last + end.length), true)]);
 }
 
 function paragraphText(lines) {
@@ -265,5 +340,7 @@ function codeBlock(text, language) {
       copy.textContent = "Selected";
     }
   });
-  return element("pre", [code, copy]);
+  const label = language ? element("span", [language]) : null;
+  if (label) label.className = "language";
+  return element("pre", [...(label ? [label] : []), code, copy]);
 }

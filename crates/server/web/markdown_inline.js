@@ -1,19 +1,43 @@
-// The inline part of Markdown: emphasis, code and links within a block's text.
+// The inline part of Markdown: emphasis, code, links and mathematics within a block's text.
 //
 // Separate from the blocks because it works on characters, not on lines. One pass from left to right with a stack of
 // open marks; the stack is bounded, and every search for a partner remembers its result, so the time is linear.
 
+import { math } from "./math.js";
+
 const SAFE_LINK = /^(https?:|mailto:)/i;
 const WORD = /[\p{L}\p{N}_]/u;
-const ESCAPABLE = "\\`*_~#";
+const ESCAPABLE = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
+/** What may be more than text. An address in plain text begins with `h`. */
+const SPECIAL = /[\\\n`[!*_~$<&hH]/g;
+const BARE_LINK = /https?:\/\/[^\s<>"`|]+/iy;
+const IN_ANGLES = /<(https?:\/\/[^\s<>]+|mailto:[^\s<>]+)>/iy;
+const BREAK = /<br\s{0,4}\/?>/iy;
+const ENTITY = /&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|([a-zA-Z]{2,8}));/y;
+const ENTITIES = {
+  amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®", trade: "™", hellip: "…", mdash: "—", ndash: "–",
+  lsquo: "‘", rsquo: "’", ldquo: "“", rdquo: "”", laquo: "«", raquo: "»", bull: "•", middot: "·", times: "×", divide: "÷", plusmn: "±",
+  deg: "°", euro: "€", pound: "£", yen: "¥", cent: "¢", sect: "§", para: "¶", larr: "←", rarr: "→", uarr: "↑", darr: "↓", le: "≤", ge: "≥",
+  ne: "≠", infin: "∞", micro: "µ", half: "½", ensp: "\u2002", emsp: "\u2003", zwj: "\u200d", shy: "\u00ad", thinsp: "\u2009",
+};
+/** Longer formulas stay text. */
+const MAX_MATH = 8000;
 /** Marks that may be open at once; further ones are text. */
 const MAX_OPEN = 24;
 const MAX_TARGET = 4096;
 const NAMES = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "s" };
 
-/** Nodes of a block's text; a line break becomes `br`. */
-export function inline(text) {
-  return new Inline(text).nodes();
+/** Nodes of a block's text; a line break becomes `br`. In the words of a link an address is no other link. */
+export function inline(text, hasLinks = true) {
+  return new Inline(text, hasLinks).nodes();
+}
+
+function linkTo(target, children) {
+  const link = element("a", children);
+  link.href = target;
+  link.target = "_blank";
+  link.rel = "noopener noreferrer";
+  return link;
 }
 
 function element(name, children) {
@@ -23,8 +47,9 @@ function element(name, children) {
 }
 
 class Inline {
-  constructor(text) {
+  constructor(text, hasLinks) {
     this.text = text;
+    this.hasLinks = hasLinks;
     this.at = 0;
     // The outermost frame has no mark. Each frame collects the nodes since its mark.
     this.frames = [{ mark: "", nodes: [] }];
@@ -42,22 +67,124 @@ class Inline {
 
   step() {
     const char = this.text[this.at];
-    if (char === "\\" && ESCAPABLE.includes(this.text[this.at + 1] ?? "x")) {
-      this.plain += this.text[this.at + 1];
-      this.at += 2;
-    } else if (char === "\n") {
+    if (char === "\\") this.escape();
+    else if (char === "\n") {
       this.push(document.createElement("br"));
       this.at += 1;
     } else if (char === "`") this.code();
-    else if (char === "[") this.link();
+    else if (char === "[") this.link(this.at);
     else if (char === "*" || char === "_" || char === "~") this.marks(char);
-    else {
-      const next = /[\\\n`[*_~]/g;
-      next.lastIndex = this.at + 1;
-      const end = next.exec(this.text)?.index ?? this.text.length;
+    else if (!this.rest(char)) {
+      SPECIAL.lastIndex = this.at + 1;
+      const end = SPECIAL.exec(this.text)?.index ?? this.text.length;
       this.plain += this.text.slice(this.at, end);
       this.at = end;
     }
+  }
+
+  /** What is rarer: an image, an address, mathematics, an entity, a break of HTML. Whether one stands here. */
+  rest(char) {
+    if (char === "!") return this.text[this.at + 1] === "[" && this.link(this.at + 1);
+    if (char === "$") return this.dollars();
+    if (char === "&") return this.entity();
+    if (char === "h" || char === "H") return this.bareLink();
+    if (char !== "<") return false;
+    if (this.taken(BREAK)) {
+      this.push(document.createElement("br"));
+      return true;
+    }
+    const target = this.hasLinks && this.taken(IN_ANGLES)?.[1];
+    if (target) this.push(linkTo(target, [document.createTextNode(target)]));
+    return Boolean(target);
+  }
+
+  /** Takes what stands here in the form of a sticky pattern; `null` where it does not. */
+  taken(pattern) {
+    pattern.lastIndex = this.at;
+    const hit = pattern.exec(this.text);
+    if (hit) this.at += hit[0].length;
+    return hit;
+  }
+
+  /** A backslash: before a sign, at a line's end, or before a formula. */
+  escape() {
+    const after = this.text[this.at + 1] ?? "";
+    if (after === "(" && this.formula("\\(", "\\)", false)) return;
+    if (after === "[" && this.formula("\\[", "\\]", true)) return;
+    if (after === "\n") this.at += 1;
+    else if (after && ESCAPABLE.includes(after)) {
+      this.plain += after;
+      this.at += 2;
+    } else {
+      this.plain += "\\";
+      this.at += 1;
+    }
+  }
+
+  /** A formula between these marks, the first of which stands here. Whether there is one. */
+  formula(begin, end, isBlock) {
+    const from = this.at + begin.length;
+    const to = this.next(end, from);
+    if (to < 0 || to - from > MAX_MATH || !this.text.slice(from, to).trim()) return false;
+    this.push(math(this.text.slice(from, to), isBlock));
+    this.at = to + end.length;
+    return true;
+  }
+
+  /** A formula in dollars. Prices are none: the rules are those of Pandoc, and what begins with a digit needs a sign of mathematics. */
+  dollars() {
+    if (this.text[this.at + 1] === "$") {
+      if (this.formula("$$", "$$", true)) return true;
+      this.plain += "$$";
+      this.at += 2;
+      return true;
+    }
+    const from = this.at + 1;
+    const to = this.next("$", from);
+    if (to < 0 || to - from > MAX_MATH || WORD.test(this.text[this.at - 1] ?? " ")) return false;
+    const inner = this.text.slice(from, to);
+    const after = this.text[to + 1] ?? " ";
+    if (!inner || /^\s|\s$|\\$|`/.test(inner) || /\d/.test(after)) return false;
+    // Variables of a shell: "$HOME/bin:$PATH".
+    if (/^\w\w/.test(inner) && /\w/.test(after)) return false;
+    // Words between two prices: "5 on one and USD".
+    const isPlain = !/[\\^_={}<>+]/.test(inner);
+    if (isPlain && (/^[\d.,]/.test(inner) ? /[\s\p{L}]{2}/u.test(inner) : /\s.*\s|\p{L}{4}/u.test(inner))) return false;
+    this.push(math(inner, false));
+    this.at = to + 1;
+    return true;
+  }
+
+  entity() {
+    const hit = this.taken(ENTITY);
+    if (!hit) return false;
+    const [whole, decimal, hex, name] = hit;
+    const code = decimal ? Number(decimal) : parseInt(hex ?? "0", 16);
+    const isCode = (code >= 32 && code < 0xd800) || (code > 0xdfff && code <= 0x10ffff);
+    this.plain += name ? (Object.hasOwn(ENTITIES, name) ? ENTITIES[name] : whole) : isCode ? String.fromCodePoint(code) : whole;
+    return true;
+  }
+
+  /** An address in plain text, without the sentence's own signs after it. */
+  bareLink() {
+    if (!this.hasLinks || WORD.test(this.text[this.at - 1] ?? " ")) return false;
+    BARE_LINK.lastIndex = this.at;
+    let target = BARE_LINK.exec(this.text)?.[0].slice(0, MAX_TARGET);
+    if (!target) return false;
+    let end = target.length;
+    const count = (char) => target.slice(0, end).split(char).length - 1;
+    let nOpen = count("(") - count(")");
+    for (; ; end -= 1) {
+      const last = target[end - 1];
+      if (/[.,:;!?'*_~\\$\]]/.test(last)) continue;
+      if (last !== ")" || nOpen >= 0) break;
+      nOpen += 1;
+    }
+    target = target.slice(0, end);
+    if (!/^https?:\/\/./i.test(target)) return false;
+    this.push(linkTo(target, [document.createTextNode(target)]));
+    this.at += end;
+    return true;
   }
 
   flush() {
@@ -115,22 +242,24 @@ class Inline {
     this.at = end + length;
   }
 
-  link() {
-    const close = this.next("]", this.at);
+  /** A link whose bracket stands at `open`; before that of an image stands a `!`. Images are not loaded: they are links. */
+  link(open) {
+    const isImage = open > this.at;
+    const close = this.next("]", open);
     const end = close >= 0 && this.text[close + 1] === "(" ? this.next(")", close) : -1;
-    const target = end >= 0 && end - close < MAX_TARGET ? this.text.slice(close + 2, end) : "";
-    const label = close >= 0 && close - this.at < MAX_TARGET ? this.text.slice(this.at + 1, close) : "[";
+    const inner = end >= 0 && end - close < MAX_TARGET ? this.text.slice(close + 2, end) : "";
+    // A title may follow the address.
+    const target = inner.replace(/\s+(?:"[^"]*"|'[^']*')\s*$/, "").trim();
+    const label = close >= 0 && close - open < MAX_TARGET ? this.text.slice(open + 1, close) : "[";
     if (!SAFE_LINK.test(target) || /\s/.test(target) || label.includes("[")) {
-      this.plain += "[";
-      this.at += 1;
-      return;
+      this.plain += this.text.slice(this.at, open + 1);
+      this.at = open + 1;
+      return true;
     }
-    const link = element("a", label ? inline(label) : [document.createTextNode(target)]);
-    link.href = target;
-    link.target = "_blank";
-    link.rel = "noopener noreferrer";
-    this.push(link);
+    const words = label ? inline(label, false) : [document.createTextNode(target)];
+    this.push(linkTo(target, isImage ? [document.createTextNode("🖼 "), ...words] : words));
     this.at = end + 1;
+    return true;
   }
 
   marks(char) {

@@ -2,6 +2,7 @@
 
 import { imageNode } from "./images.js";
 import { render } from "./markdown.js";
+import { fileNode, withFiles } from "./text_files.js";
 
 export function element(name, className, text) {
   const node = document.createElement(name);
@@ -42,6 +43,7 @@ export function messageNode(message) {
       row.append(...message.images.map(imageNode));
       node.append(row);
     }
+    for (const file of message.files ?? []) node.append(fileNode(file));
     node.append(content);
   } else if (role === "tool") {
     node.append(element("span", "quiet", `Result of ${message.name}: `), content);
@@ -103,9 +105,21 @@ export function actions(...buttons) {
   return row;
 }
 
+/** Buttons that show the version before and after, and which one is shown; `to(at)` shows another. */
+export function versionButtons({ at, count }, to) {
+  const group = element("span", "versions", "");
+  group.setAttribute("role", "group");
+  group.setAttribute("aria-label", "Versions");
+  const [before, after] = [button("‹", "Version before", () => to(at - 1)), button("›", "Version after", () => to(at + 1))];
+  before.disabled = at === 0;
+  after.disabled = at === count - 1;
+  group.append(before, element("span", "", `${at + 1}/${count}`), after);
+  return group;
+}
+
 /** A button that copies a text. */
 export function copyButton(text) {
-  const node = button("Copy", "Copy this answer", async () => {
+  const node = button("Copy", "Copy this message", async () => {
     try {
       await navigator.clipboard.writeText(text);
       node.textContent = "Copied";
@@ -113,6 +127,7 @@ export function copyButton(text) {
       // A page that came over plain HTTP from another machine has no clipboard.
       node.textContent = "Cannot copy here";
     }
+    node.removeAttribute("aria-label");
   });
   return node;
 }
@@ -140,8 +155,9 @@ export function resultsForm(calls, typed, sent) {
 }
 
 /** A stored message in the form of a request; `parts` has the images by their keys. */
-export function toRequest({ role, content, images = [], reasoning, calls, id }, parts) {
-  if (role === "tool") return { role, tool_call_id: id, content };
+export function toRequest({ role, content: words, images = [], files, reasoning, calls, id }, parts) {
+  if (role === "tool") return { role, tool_call_id: id, content: words };
+  const content = withFiles({ content: words, files });
   const seen = images.map(({ key }) => parts.get(key)).filter(Boolean);
   const text = content ? [{ type: "text", text: content }] : [];
   const message = { role, content: seen.length ? [...seen, ...text] : content };

@@ -1,14 +1,25 @@
 // The model that is asked: its name, the size of its context, what it is doing, and its card. Which models there are is in models.js.
 
-import { headers } from "./settings.js";
+import { headers, showThinking } from "./settings.js";
 
 const $ = (id) => document.getElementById(id);
 
 /**
  * `name` is empty, `nContext` 0 and `takesImages` undefined until the server has told them; `state` is one of `STATES`. A model that
- * `comesAndGoes` is loaded when it is asked.
+ * `comesAndGoes` is loaded when it is asked. One that `isBase` has no form for messages; that is known of one that is loaded.
  */
-export const model = { name: "", nContext: 0, takesImages: undefined, state: "loaded", reason: "", comesAndGoes: false, hasOthers: false };
+export const model = {
+  name: "",
+  nContext: 0,
+  takesImages: undefined,
+  state: "loaded",
+  reason: "",
+  comesAndGoes: false,
+  hasOthers: false,
+  isBase: false,
+};
+
+const ABILITIES = { tools: "calling tools", thinking: "thinking", vision: "images", insert: "filling in the middle", embedding: "embeddings" };
 
 /** What a model can be doing, in words for a list. */
 export const STATES = { loaded: "loaded", loading: "loading", unloaded: "not loaded", failed: "failed" };
@@ -18,7 +29,14 @@ export async function showCard() {
   const body = JSON.stringify({ model: model.name });
   const response = await fetch("/api/show", { method: "POST", headers: headers(), body });
   if (!response.ok) return;
-  const { details = {}, capabilities = [], model_info: info = {} } = await response.json();
+  const { details = {}, capabilities = [], model_info: info = {}, template = "" } = await response.json();
+  if (body !== JSON.stringify({ model: model.name })) return;
+  // Of a model that is not loaded the server does not know the template.
+  const isKnown = model.state === "loaded" && capabilities.includes("completion");
+  model.isBase = isKnown && template === "";
+  showThinking(capabilities.includes("thinking"));
+  const main = { chat: isKnown && template ? ["chat"] : [], text: model.isBase ? ["continuing text"] : [] };
+  const abilities = capabilities.filter((name) => name !== "completion").map((name) => ABILITIES[name] ?? name);
   const size = info["general.parameter_count"];
   const rows = {
     Family: details.family,
@@ -26,7 +44,7 @@ export async function showCard() {
     Weights: details.quantization_level,
     Format: details.format,
     Context: model.nContext && `${model.nContext.toLocaleString("en")} tokens`,
-    "Made for": capabilities.join(", "),
+    "Made for": [...main.chat, ...main.text, ...abilities].join(", "),
   };
   const nodes = Object.entries(rows).filter(([, value]) => value).flatMap(([name, value]) => {
     const [term, text] = ["dt", "dd"].map((tag) => document.createElement(tag));

@@ -4,6 +4,7 @@
 // chosen is kept in this browser. Looking at the list loads nothing and counts as no use, so it is read again and again while the page is
 // seen.
 
+import { BASE_MODEL } from "./failures.js";
 import { model, showCard, STATES } from "./model.js";
 import { headers } from "./settings.js";
 
@@ -63,7 +64,10 @@ function byDefault() {
 async function take(entry) {
   if (!entry) return;
   const { name, nContext, takesImages, state, reason, comesAndGoes } = entry;
-  const isNew = name !== model.name || nContext !== model.nContext || takesImages !== model.takesImages;
+  // Of a model that has been loaded the server knows more.
+  const isNewlyLoaded = state === "loaded" && model.state !== "loaded";
+  const isNew = name !== model.name || nContext !== model.nContext || takesImages !== model.takesImages || isNewlyLoaded;
+  if (isNew) model.isBase = false;
   const hasOthers = comesAndGoes && served.length > 1;
   Object.assign(model, { name, nContext, takesImages, state, reason, comesAndGoes, hasOthers });
   $("model").textContent = hasOthers ? "About" : name;
@@ -73,6 +77,7 @@ async function take(entry) {
   if (!isNew) return;
   changed();
   await showCard();
+  showState();
 }
 
 /** Brings the chooser up to date; what is the same stays, so that an open list stays as it is. */
@@ -90,12 +95,12 @@ function showChooser() {
   if (chooser.value !== model.name) chooser.value = model.name;
 }
 
-/** Says what the first message will meet where the model is not loaded. */
+/** Says what the next message will meet where the model is not loaded, or cannot chat. */
 function showState() {
   const { name, state, reason } = model;
   const why = reason ? reason[0].toUpperCase() + reason.slice(1) : `${name} could not be loaded`;
   const words = {
-    loaded: "",
+    loaded: model.isBase ? BASE_MODEL : "",
     loading: `${name} is being loaded.`,
     unloaded: `${name} is not loaded; the next message loads it.`,
     failed: `${why}. The next message tries again.`,

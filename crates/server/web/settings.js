@@ -1,9 +1,17 @@
-// Sampling, system message, tools, colours and key: read from the form, and kept over a reload.
+// Sampling, thinking, tools, colours and key: read from the form, and kept over a reload.
 
 const STORE = "tokenmill.settings";
 const KEY = "tokenmill.key";
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
-const KEPT = [...NUMBERS, "system", "tools", "scheme"];
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "max_tokens", "thinking_budget", "seed"];
+const KEPT = [...NUMBERS, "thinking", "system", "tools", "scheme"];
+/** The fields of a request by what is chosen for thinking; nothing where the model decides. */
+const THINKING = {
+  on: { enable_thinking: true },
+  off: { enable_thinking: false },
+  low: { reasoning_effort: "low" },
+  medium: { reasoning_effort: "medium" },
+  high: { reasoning_effort: "high" },
+};
 const $ = (id) => document.getElementById(id);
 
 /** The headers of a request, with the key when one is set. */
@@ -14,13 +22,15 @@ export function headers() {
 
 /** The fields of a request that the form gives. An empty box is left to the server. */
 export function sampling() {
-  const filled = NUMBERS.filter((name) => $(name).value !== "");
-  return Object.fromEntries(filled.map((name) => [name, Number($(name).value)]));
+  const canThink = !$("thinking-choice").hidden;
+  const filled = NUMBERS.filter((name) => $(name).value !== "" && (canThink || name !== "thinking_budget"));
+  const numbers = Object.fromEntries(filled.map((name) => [name, Number($(name).value)]));
+  return { ...numbers, ...(canThink && THINKING[$("thinking").value]) };
 }
 
-/** The system message, or an empty string. */
-export function systemMessage() {
-  return $("system").value.trim();
+/** Shows the switch of thinking, or hides it, and then it says nothing. */
+export function showThinking(canThink) {
+  for (const id of ["thinking-choice", "thinking-most"]) $(id).hidden = !canThink;
 }
 
 /**
@@ -54,6 +64,8 @@ export function askForKey() {
 /** Fills the form from what was kept and keeps what is entered; `keyChanged` is called after a new key. */
 export function startSettings(keyChanged) {
   const stored = kept();
+  // 512 was the default of earlier versions, and was kept with whatever else was entered.
+  if (stored.repeat_penalty === undefined && stored.max_tokens === "512") stored.max_tokens = "";
   for (const name of KEPT) {
     if (typeof stored[name] === "string") $(name).value = stored[name];
   }

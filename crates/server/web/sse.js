@@ -1,4 +1,12 @@
-// Reads server-sent events from a fetch response.
+// Reads server-sent events from a fetch response, and what a refusal says.
+
+/** The connection was lost, or there was none; the browser's own words for it say nothing that helps. */
+export class NoConnection extends Error {
+  /** What a failed request throws: an abort as it is, all else as this. */
+  static of(error) {
+    return error.name === "AbortError" ? error : new NoConnection(error.message);
+  }
+}
 
 /** Yields the data of each event, without the final `[DONE]`. */
 export async function* events(response) {
@@ -6,7 +14,9 @@ export async function* events(response) {
   let buffer = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch((error) => {
+        throw NoConnection.of(error);
+      });
       if (done) return;
       buffer += value;
       for (let end; (end = buffer.indexOf("\n\n")) >= 0; buffer = buffer.slice(end + 2)) {

@@ -4,19 +4,23 @@ import { element, isWhole, messageNode, update } from "./messages.js";
 import { model } from "./model.js";
 import { look } from "./models.js";
 import { headers } from "./settings.js";
-import { errorOf, events } from "./sse.js";
+import { errorOf, events, NoConnection } from "./sse.js";
+
+/** Why an answer ended before its end, by the note that says so. */
+const ENDINGS = { length: "length", "Stopped.": "stopped", "Interrupted.": "stopped", "The answer broke off.": "broken" };
 
 export class Turn {
   /**
    * @param id the conversation
    * @param added the messages that go before the answer
    * @param nKept how many stored messages stay before them; all, if it is not given
+   * @param continued the answer that is continued, or `null`; then it is the last message and nothing is added
    * @param watch `{ isShown(), follow(draw), rate(text), ended(turn, failure) }`
    */
-  constructor(id, added, nKept, watch) {
-    Object.assign(this, { id, added, nKept, watch });
-    this.text = "";
-    this.reasoning = "";
+  constructor(id, added, nKept, continued, watch) {
+    Object.assign(this, { id, added, nKept, continued, watch });
+    this.text = continued?.content ?? "";
+    this.reasoning = continued?.reasoning ?? "";
     this.calls = [];
     this.notes = [];
     this.usage = null;
@@ -32,7 +36,7 @@ export class Turn {
     this.isOver = false;
     this.frame = 0;
     this.controller = new AbortController();
-    this.answer = messageNode({ role: "assistant", content: "" });
+    this.answer = messageNode({ role: "assistant", content: this.text, reasoning: this.reasoning });
     this.nodes = [...added.map(messageNode), this.answer];
   }
 
@@ -48,13 +52,18 @@ export class Turn {
     try {
       const signal = this.controller.signal;
       const body = await makeBody();
-      const response = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body, signal });
+      const response = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body, signal }).catch((error) => {
+        throw NoConnection.of(error);
+      });
       if (!response.ok) throw await errorOf(response);
       for await (const data of events(response)) this.take(JSON.parse(data));
       if (!this.timings) this.notes.push("The answer broke off.");
     } catch (error) {
       if (error.name === "AbortError") this.notes.push("Stopped.");
-      else failure = error;
+      else {
+        failure = error;
+        this.notes.push("The answer broke off.");
+      }
     } finally {
       clearInterval(waiting);
       this.end(failure);
@@ -100,7 +109,14 @@ export class Turn {
     const message = { role: "assistant", content: this.text, note: this.note, n_tokens: this.usage?.total_tokens ?? 0 };
     if (this.reasoning) message.reasoning = this.reasoning;
     if (this.calls.length) message.calls = this.calls;
+    const ended = this.notes.map((note) => ENDINGS[note]).find(Boolean);
+    if (ended && !this.isFull()) message.ended = ended;
     return message;
+  }
+
+  /** Whether the context has no room for more. */
+  isFull() {
+    return model.nContext > 0 && (this.usage?.total_tokens ?? 0) >= model.nContext;
   }
 
   /** Tokens a second: as the server measured at the end, as they arrive until then. */
@@ -145,10 +161,10 @@ export class Turn {
   }
 
   /** The line below the answer: why it ended, and its figures. */
-  summary(nTokens) {
+  summary() {
     const why = this.notes.map((note) => {
       if (note !== "length") return note;
-      return model.nContext && nTokens >= model.nContext ? "The context is full." : "The answer reached its longest length.";
+      return this.isFull() ? "The context is full." : "The answer reached its longest length.";
     });
     const figures = [];
     if (this.usage) figures.push(`${this.usage.completion_tokens} tokens`);
@@ -176,7 +192,7 @@ export class Turn {
       if (!this.text && !this.reasoning && !this.calls.length && !this.notes.length) {
         this.notes.push("The model ended its answer at once.");
       }
-      this.note = this.summary(this.usage?.total_tokens ?? 0);
+      this.note = this.summary();
       this.draw();
       this.setNote(this.note);
     }

@@ -41,6 +41,7 @@ pub(super) const OF_SYSTEMS: &[&str] = &[
     "crates/server/src/origin.rs",
     "crates/server/src/serve.rs",
     "crates/server/src/unix_socket.rs",
+    "crates/tokenmill/src/folder_lock.rs",
     "crates/tokenmill/src/low_priority.rs",
     "crates/tokenmill/src/prefix_folder/",
     "crates/tokenmill/src/session/",
@@ -90,8 +91,11 @@ pub(super) const STEPS: [Step; 14] = [
     Step {
         name: "random grids",
         paths: &[
+            "crates/backend/src/",
             "crates/cuda-exec/",
             "crates/cpu-kernels/src/",
+            "crates/model/src/",
+            "crates/placed/src/",
             "crates/ptx-sim/src/",
             "crates/sim-driver/src/",
             "crates/testkit/src/conformance/",

@@ -12,9 +12,9 @@ use super::binaries::test_binaries;
 const TESTS: [(&str, &[&str]); 2] = [
     (
         "crates/cuda-exec/tests/all/main.rs",
-        &["kernels::", "prefill::", "products::"],
+        &["checks::", "kernels::", "prefill::", "products::"],
     ),
-    ("crates/testkit/tests/all/main.rs", &["conformance::"]),
+    ("crates/testkit/tests/all/main.rs", &["conformance::", "cuda::"]),
 ];
 
 /// Runs the tests with all cases, on the binaries that `cargo test --workspace` has built.

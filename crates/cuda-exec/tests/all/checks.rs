@@ -9,6 +9,7 @@ use tokenmill_cuda_exec::{
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_sim_driver::{Defect, SimOptions, Simulator, When};
+use tokenmill_testkit::cases;
 
 /// Longest wait for a simulated GPU, which runs kernels when the host waits for them.
 const LIMIT: Duration = Duration::from_mins(1);
@@ -78,10 +79,10 @@ fn a_gpu_without_a_defect_passes_on_every_card_and_with_every_type() {
         assert!(n_checks >= 12, "{capability:?}: {n_checks}");
     }
     let simulator = Simulator::new(&SimOptions::default());
-    for ty in tokenmill_quant::Format::all()
-        .iter()
+    let types: Vec<TensorType> = (tokenmill_quant::Format::all().iter())
         .map(tokenmill_quant::Format::tensor_type)
-    {
+        .collect();
+    for ty in cases("types at the first use", types.len()).map(|case| types[case]) {
         for kv_types in [[KvType::F16; 2], [KvType::Q8_0, KvType::F16]] {
             let needs = Needs {
                 types: vec![ty],

@@ -18,24 +18,35 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 /// Path, media type and content of each file.
 const FILES: &[(&str, &str, &str)] = &[
-    (
-        "style.css",
-        "text/css; charset=utf-8",
-        include_str!("../../web/style.css"),
-    ),
+    ("style.css", CSS, include_str!("../../web/style.css")),
+    ("messages.css", CSS, include_str!("../../web/messages.css")),
     ("main.js", JAVASCRIPT, include_str!("../../web/main.js")),
     ("chat.js", JAVASCRIPT, include_str!("../../web/chat.js")),
+    ("composer.js", JAVASCRIPT, include_str!("../../web/composer.js")),
     (
-        "composer_images.js",
+        "composer_files.js",
         JAVASCRIPT,
-        include_str!("../../web/composer_images.js"),
+        include_str!("../../web/composer_files.js"),
     ),
     (
         "conversations.js",
         JAVASCRIPT,
         include_str!("../../web/conversations.js"),
     ),
+    ("database.js", JAVASCRIPT, include_str!("../../web/database.js")),
     ("engine.js", JAVASCRIPT, include_str!("../../web/engine.js")),
+    ("failures.js", JAVASCRIPT, include_str!("../../web/failures.js")),
+    (
+        "files_menu.js",
+        JAVASCRIPT,
+        include_str!("../../web/files_menu.js"),
+    ),
+    ("folds.js", JAVASCRIPT, include_str!("../../web/folds.js")),
+    (
+        "former_storage.js",
+        JAVASCRIPT,
+        include_str!("../../web/former_storage.js"),
+    ),
     ("highlight.js", JAVASCRIPT, include_str!("../../web/highlight.js")),
     ("history.js", JAVASCRIPT, include_str!("../../web/history.js")),
     (
@@ -50,13 +61,33 @@ const FILES: &[(&str, &str, &str)] = &[
         JAVASCRIPT,
         include_str!("../../web/markdown_inline.js"),
     ),
+    ("math.js", JAVASCRIPT, include_str!("../../web/math.js")),
+    (
+        "math_symbols.js",
+        JAVASCRIPT,
+        include_str!("../../web/math_symbols.js"),
+    ),
     ("messages.js", JAVASCRIPT, include_str!("../../web/messages.js")),
     ("model.js", JAVASCRIPT, include_str!("../../web/model.js")),
     ("models.js", JAVASCRIPT, include_str!("../../web/models.js")),
+    ("scrolling.js", JAVASCRIPT, include_str!("../../web/scrolling.js")),
     ("settings.js", JAVASCRIPT, include_str!("../../web/settings.js")),
     ("sse.js", JAVASCRIPT, include_str!("../../web/sse.js")),
+    (
+        "system_message.js",
+        JAVASCRIPT,
+        include_str!("../../web/system_message.js"),
+    ),
+    (
+        "text_files.js",
+        JAVASCRIPT,
+        include_str!("../../web/text_files.js"),
+    ),
+    ("transfer.js", JAVASCRIPT, include_str!("../../web/transfer.js")),
     ("turn.js", JAVASCRIPT, include_str!("../../web/turn.js")),
+    ("versions.js", JAVASCRIPT, include_str!("../../web/versions.js")),
 ];
+const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// What stands in the page for the bytes that a request may have.

@@ -42,7 +42,7 @@ fn logits(capability: (i32, i32), ty: TensorType, kv_type: KvType) -> (Vec<Vec<f
 #[test]
 fn every_card_gives_the_same_bits() {
     for (ty, kv_type) in [
-        (TensorType::Q4_K, KvType::F16),
+        (TensorType::Q4_0, KvType::F16),
         (TensorType::Q8_0, KvType::Q8_0),
         (TensorType::F16, KvType::F32),
     ] {

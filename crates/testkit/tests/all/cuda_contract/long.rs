@@ -13,7 +13,7 @@ use super::scene::{OnGpu, Sequence, advance, assert_same_bits, options};
 const N_CTX: usize = 512;
 /// Prompt lengths: six splits, six splits of which the last is full, and one split with a partly filled page.
 const PROMPTS: [usize; 3] = [330, 383, 50];
-const TYPE: TensorType = TensorType::Q4_K;
+const TYPE: TensorType = TensorType::Q8_0;
 
 fn long() -> ModelOptions {
     ModelOptions {

@@ -1,0 +1,166 @@
+// The files of the message that is being written, images and texts: chosen, dropped or pasted; shown above its text, where each can be
+// removed.
+//
+// They are kept over a reload as the text is. Whether the model takes images is the server's word; where it does not, one is refused in
+// words.
+
+import { addImage, imageUrl } from "./image_store.js";
+import { imageNode, isImage, nameOf, readImage } from "./images.js";
+import { button, element } from "./messages.js";
+import { model } from "./model.js";
+import { readText } from "./text_files.js";
+
+const DRAFT = "tokenmill.draft-files";
+const $ = (id) => document.getElementById(id);
+
+/** Images as `{ key, name, length }`, where the length is that of the URL, and texts as `{ name, text }`. */
+let attached = { images: [], files: [] };
+/** Files are read one after the other. */
+let reading = Promise.resolve();
+
+/** Connects the button, the page and the clipboard, and takes up the files of a reload; call once. */
+export function startFiles() {
+  $("attach").addEventListener("click", () => $("files").click());
+  $("files").addEventListener("change", () => {
+    add([...$("files").files]);
+    // The same file can be chosen again.
+    $("files").value = "";
+  });
+  document.addEventListener("dragover", (event) => {
+    if (!hasFiles(event.dataTransfer)) return;
+    // Without this the browser would leave the page and open the file.
+    event.preventDefault();
+    event.dataTransfer.dropEffect = isShown() ? "copy" : "none";
+    document.body.classList.toggle("dropping", isShown());
+  });
+  document.addEventListener("dragleave", (event) => event.relatedTarget || endDrop());
+  document.addEventListener("drop", (event) => {
+    if (!hasFiles(event.dataTransfer)) return;
+    event.preventDefault();
+    endDrop();
+    if (isShown()) add([...event.dataTransfer.files]);
+  });
+  document.addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    // Tables and paragraphs come as a text with a picture of it; the text is meant.
+    if (!files.length || event.clipboardData.types.includes("text/plain") || !isShown()) return;
+    event.preventDefault();
+    add(files);
+  });
+  takeUpDraft();
+}
+
+/** The files of the message, once all were read. */
+export async function attachedFiles() {
+  await reading;
+  return attached;
+}
+
+/** Puts these files in the place of those of the message; a reload finds `kept`. */
+export function setAttached(files, kept = files) {
+  attached = files;
+  keepDraft(kept);
+  show();
+}
+
+/** Puts files before those of the message. */
+export function giveBackFiles({ images, files }) {
+  if (images.length || files.length) {
+    setAttached({ images: [...images, ...attached.images], files: [...files, ...attached.files] });
+  }
+}
+
+/** A reload finds what is attached, no more. */
+export function keepAttached() {
+  keepDraft(attached);
+}
+
+/** Says on the button what the model takes. */
+export function showAttach() {
+  const label = model.takesImages ? "Add images or text files" : "Add text files";
+  $("attach").setAttribute("aria-label", label);
+  $("attach").title = `${label}; they can be dropped and pasted too`;
+}
+
+function add(files) {
+  $("error").textContent = "";
+  const refused = [];
+  const each = async (file) => {
+    try {
+      if (await isImage(file)) await addOneImage(file);
+      else setAttached({ ...attached, files: [...attached.files, { name: nameOf(file), text: await readText(file) }] });
+    } catch (error) {
+      if (!refused.includes(error.message)) refused.push(error.message);
+      $("error").textContent = refused.join(" ");
+    }
+  };
+  for (const file of files) reading = reading.then(() => each(file));
+  $("prompt").focus();
+}
+
+async function addOneImage(file) {
+  if (!model.takesImages) throw new Error(`${model.name || "This model"} takes no images.`);
+  const nBefore = attached.images.reduce((sum, { length }) => sum + length, 0);
+  const url = await readImage(file, nBefore);
+  setAttached({ ...attached, images: [...attached.images, { key: addImage(url), name: nameOf(file), length: url.length }] });
+}
+
+function show() {
+  const { images, files } = attached;
+  $("attached").replaceChildren(...images.map((image) => item(image, imageNode(image))), ...files.map((file) => item(file, element("span", "file", file.name))));
+  $("attached").hidden = images.length + files.length === 0;
+  const counted = [[images.length, "image"], [files.length, "text file"]].filter(([count]) => count);
+  const words = counted.map(([count, noun]) => `${count} ${noun}${count === 1 ? "" : "s"}`).join(" and ");
+  const isOne = images.length + files.length === 1;
+  $("attached-words").textContent = words ? `${words} ${isOne ? "goes" : "go"} with the message.` : "";
+}
+
+function item(file, shown) {
+  const node = document.createElement("li");
+  const remove = button("×", `Remove ${file.name}`, () => {
+    const buttons = [...$("attached").querySelectorAll("button")];
+    const at = buttons.indexOf(remove);
+    const others = (list) => list.filter((other) => other !== file);
+    setAttached({ images: others(attached.images), files: others(attached.files) });
+    const left = [...$("attached").querySelectorAll("button")];
+    (left[Math.min(at, left.length - 1)] ?? $("prompt")).focus();
+  });
+  node.append(shown, remove);
+  return node;
+}
+
+async function takeUpDraft() {
+  let kept = {};
+  try {
+    kept = JSON.parse(sessionStorage.getItem(DRAFT)) ?? {};
+  } catch {
+    // Nothing of a message is lost with it but files.
+  }
+  const { images = [], files = [] } = kept;
+  if (!images.length && !files.length) return;
+  const found = async () => {
+    const urls = await Promise.all(images.map(({ key }) => imageUrl(key)));
+    giveBackFiles({ images: images.filter((_, i) => urls[i]), files });
+  };
+  reading = reading.then(found);
+}
+
+function keepDraft(files) {
+  try {
+    sessionStorage.setItem(DRAFT, JSON.stringify(files));
+  } catch {
+    // The storage is full; the files hold until a reload.
+  }
+}
+
+function hasFiles(transfer) {
+  return transfer?.types.includes("Files") ?? false;
+}
+
+function isShown() {
+  return !$("chat-view").hidden;
+}
+
+function endDrop() {
+  document.body.classList.remove("dropping");
+}

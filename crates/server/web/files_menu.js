@@ -1,0 +1,48 @@
+// The buttons below the list of conversations: files are saved and taken in.
+
+import { addConversations, entries, titleOf } from "./conversations.js";
+import { closeFold } from "./folds.js";
+import { conversationsOf, backupOf, markdownOf, offer } from "./transfer.js";
+
+const JSON_TYPE = "application/json";
+const $ = (id) => document.getElementById(id);
+
+/**
+ * Connects the buttons; call once. `shown()` is the conversation shown as `{ id, system, messages }`, `inForm(system, messages)` its
+ * messages in the form of requests, `select(id)` opens one, and `tellFull()` says that there was no room.
+ */
+export function startExports({ shown, inForm, select, tellFull }) {
+  $("export").addEventListener("click", async () => {
+    const { system, messages } = shown();
+    offer(`${JSON.stringify({ messages: await inForm(system, messages) }, null, 2)}\n`, "conversation.json", JSON_TYPE);
+  });
+  $("export-markdown").addEventListener("click", () => {
+    const { id, system, messages } = shown();
+    offer(markdownOf({ title: titleOf(id), system, messages }), "conversation.md", "text/markdown");
+  });
+  $("export-all").addEventListener("click", async () => {
+    const day = new Date().toISOString().slice(0, 10);
+    offer(await backupOf(entries()), `tokenmill-conversations-${day}.json`, JSON_TYPE);
+  });
+  $("import").addEventListener("click", () => $("import-files").click());
+  $("import-files").addEventListener("change", async () => {
+    const files = [...$("import-files").files];
+    $("import-files").value = "";
+    const refused = [];
+    const taken = [];
+    for (const file of files) {
+      try {
+        taken.push(...conversationsOf(await file.text(), file.name));
+      } catch (error) {
+        refused.push(error.message);
+      }
+    }
+    if (taken.length) {
+      const { id, areStored } = await addConversations(taken);
+      closeFold($("history"));
+      select(id);
+      if (!areStored) tellFull();
+    }
+    if (refused.length) $("error").textContent = refused.join(" ");
+  });
+}

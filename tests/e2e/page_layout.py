@@ -1,0 +1,202 @@
+"""The layout of the web page in headless Chromium: the box and its button, a phone with and without its keyboard, and ways about.
+
+Writes screenshots (wide, tablet, phone, phone with a keyboard) to target/e2e-screenshots. Skipped where Chromium or its driver is absent.
+"""
+
+import sys
+
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from chromium import SLOWLY, accessible, answers, ask, browser, color, entries, find, is_answered, is_idle, script, shots, until
+from server import ROOT, Server
+
+FORMULAS = r"""Euler: $e^{i\pi} + 1 = 0$, for $5 or $6.
+
+$$\sum_{k=0}^{\infty} \frac{x^k}{k!} = e^x \quad \begin{pmatrix} a & b \\ c & d \end{pmatrix}$$
+
+- [x] done
+- [ ] to do, at https://example.org/a_b.
+
+|left|right|
+|:---|----:|
+|`a|b`|x<br>y|
+
+```html
+<b>it's</b>
+```
+"""
+
+
+def opened(page, url):
+    page.get(url)
+    until(page, "the model is named", lambda: find(page, "#model").text == "demo")
+
+
+def size(page, width, height, is_phone=False):
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": is_phone})
+
+
+def nothing_sticks_out(page):
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
+
+
+def to_end(page):
+    page.execute_script("scrollTo(0, document.documentElement.scrollHeight)")
+
+
+def box(page):
+    """The box grows with its text, to 40 % of the window, and is small again when the message is sent."""
+    size(page, 1280, 800)
+    small = find(page, "#prompt").rect["height"]
+    assert small < 60, small
+    find(page, "#prompt").send_keys(*[f"line{Keys.SHIFT}{Keys.ENTER}{Keys.NULL}"] * 5)
+    middle = find(page, "#prompt").rect["height"]
+    assert 120 < middle < 200, middle
+    find(page, "#prompt").send_keys(*[f"line{Keys.SHIFT}{Keys.ENTER}{Keys.NULL}"] * 20)
+    large = find(page, "#prompt").rect["height"]
+    assert 300 <= large <= 0.4 * 800 + 1, large
+    page.refresh()
+    until(page, "a draft has its height", lambda: find(page, "#prompt").rect["height"] == large)
+    find(page, "#prompt").clear()
+    find(page, "#prompt").send_keys("x")
+    assert find(page, "#prompt").rect["height"] == small
+    find(page, "#prompt").clear()
+
+
+def one_button(page):
+    """Send becomes Stop in its place, and the figures are one line."""
+    page.execute_script(SLOWLY)
+    place = find(page, "#send").rect
+    ask(page, "Tell me a story.", Keys.ENTER)
+    until(page, "text streams in", lambda: find(page, "#rate").text)
+    stop = find(page, "#stop").rect
+    assert not find(page, "#send").is_displayed() and abs(stop["x"] + stop["width"] - place["x"] - place["width"]) < 2, (stop, place)
+    find(page, "#stop").click()
+    until(page, "it stops", lambda: is_idle(page))
+    assert find(page, "#send").is_displayed() and not find(page, "#stop").is_displayed()
+    opened(page, page.current_url)
+    ask(page, "Tell me a story.", Keys.ENTER)
+    is_answered(page, 2)
+    for selector in ["#rate", "#context-words"]:
+        shown = find(page, selector)
+        assert shown.text and shown.rect["height"] < 30, (selector, shown.rect)
+    middles = [find(page, selector).rect["y"] + find(page, selector).rect["height"] / 2 for selector in ["#attach", "#rate", "#context-words", "#send"]]
+    assert max(middles) - min(middles) < 8, middles
+
+
+def ways(page):
+    """A button leads to the end, a shortcut to a new conversation; the menus close by Escape and by a click elsewhere."""
+    for _ in range(2):
+        ask(page, "Tell me a story.", Keys.ENTER)
+        is_answered(page, len(answers(page)))
+        until(page, "it is idle", lambda: is_idle(page))
+    assert not find(page, "#to-end").is_displayed()
+    page.execute_script("scrollTo(0, 0)")
+    until(page, "the button is there", lambda: find(page, "#to-end").is_displayed())
+    accessible(page)
+    page.save_screenshot(shots / "to-end-light.png")
+    find(page, "#to-end").click()
+    until(page, "it is gone at the end", lambda: not find(page, "#to-end").is_displayed())
+    assert page.execute_script("return innerHeight + scrollY >= document.documentElement.scrollHeight - 2")
+    # The settings are at hand everywhere.
+    find(page, "#settings summary").click()
+    until(page, "they are shown", lambda: find(page, "#temperature").is_displayed())
+    accessible(page)
+    page.save_screenshot(shots / "settings-light.png")
+    find(page, "#history summary").click()
+    until(page, "one menu is open", lambda: not find(page, "#temperature").is_displayed() and find(page, "#import").is_displayed())
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert find(page, "#history").get_attribute("open") is None
+    find(page, "#settings summary").click()
+    find(page, "#prompt").click()
+    assert find(page, "#settings").get_attribute("open") is None
+    # A conversation that is opened from the engine's view is shown.
+    find(page, "#show-engine").click()
+    assert not find(page, "#prompt").is_displayed()
+    entries(page)[0][0].click()
+    assert find(page, "#prompt").is_displayed() and answers(page)
+    find(page, "#prompt").send_keys(Keys.CONTROL, Keys.SHIFT, "o")
+    until(page, "the conversation is new", lambda: not answers(page))
+    assert page.switch_to.active_element == find(page, "#prompt")
+
+
+def formulas(page):
+    """Formulas are MathML, prices are text, and wide things do not widen the page."""
+    script(page, [{"content": FORMULAS}], "stop")
+    ask(page, "Euler?", Keys.ENTER)
+    is_answered(page, 1)
+    answer = answers(page)[0]
+    inside = lambda selector: answer.find_elements(By.CSS_SELECTOR, selector)
+    assert len(inside("math")) == 2 and len(inside("math[display=block] munderover")) == 1 and len(inside("mtable mtr")) == 2
+    assert "for $5 or $6." in answer.text
+    fraction, above = find(page, "mfrac").rect, find(page, "mfrac > :first-child").rect
+    assert fraction["height"] > 1.5 * above["height"] > 0, "a fraction is drawn as one"
+    assert inside("a[href='https://example.org/a_b']") and inside("td br") and inside("td.right")
+    assert find(page, "pre .language").text == "html" and find(page, ".code-keyword").text == "<b"
+    for scheme in ["light", "dark"]:
+        color(page, scheme)
+        accessible(page)
+        page.save_screenshot(shots / f"formulas-{scheme}.png")
+    color(page, "light")
+
+
+def phone(page, url):
+    """With a keyboard most of the height is the conversation's; Enter makes a line; nothing sticks out."""
+    size(page, 390, 844, is_phone=True)
+    opened(page, url)
+    assert find(page, "#prompt").get_attribute("placeholder") == "Message"
+    find(page, "#prompt").click()
+    ask(page, "one", Keys.ENTER)
+    ask(page, "two")
+    assert find(page, "#prompt").get_attribute("value") == "one\ntwo" and is_idle(page)
+    find(page, "#prompt").clear()
+    count = len(answers(page))
+    ask(page, "Tell me a story.")
+    find(page, "#send").click()
+    is_answered(page, count + 1)
+    assert page.switch_to.active_element != find(page, "#prompt"), "the keyboard stays closed"
+    for width, height, name in [(390, 844, "phone"), (390, 480, "phone-keyboard"), (768, 1024, "tablet"), (1280, 800, "wide")]:
+        size(page, width, height, is_phone=width < 500)
+        to_end(page)
+        nothing_sticks_out(page)
+        head = max(0, page.execute_script("return document.querySelector('header').getBoundingClientRect().bottom"))
+        top = page.execute_script("return document.getElementById('composer').getBoundingClientRect().top")
+        assert top - head > 0.6 * height, (name, head, top)
+        for scheme in ["light", "dark"]:
+            color(page, scheme)
+            page.save_screenshot(shots / f"layout-{name}-{scheme}.png")
+            accessible(page)
+        color(page, "light")
+    size(page, 390, 844, is_phone=True)
+    for fold in ["history", "settings", "about"]:
+        find(page, f"#{fold} summary").click()
+        nothing_sticks_out(page)
+        menu = find(page, f"#{fold} .menu").rect
+        assert menu["x"] >= 0 and menu["x"] + menu["width"] <= 390, menu
+        accessible(page)
+        page.save_screenshot(shots / f"phone-{fold}-light.png")
+    find(page, "#about summary").click()
+
+
+try:
+    page = browser()
+except WebDriverException as error:
+    print(f"skipped: Chromium does not start here: {error.msg}")
+    sys.exit(0)
+try:
+    with Server("-c", "2048") as server:
+        opened(page, server.url)
+        box(page)
+        one_button(page)
+        ways(page)
+        formulas(page)
+        phone(page, server.url)
+    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+    assert not severe, severe
+finally:
+    page.quit()
+print(f"the layout of the page in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")
