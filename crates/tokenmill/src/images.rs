@@ -1,4 +1,4 @@
-//! [`take_images`]: the images of a conversation's messages, and the marks that a template sees in their place.
+//! The images of a conversation's messages, and the marks that a template sees in their place.
 //!
 //! Separate from the words because it knows no model. Invariant: nothing is fetched and no file is opened: an image's bytes are in
 //! its message, as a `data:` URL.
