@@ -17,6 +17,12 @@ model = Model("demo", offline=True, mmproj=False, progress=print)
 answer = model.chat([{"role": "user", "content": "Hello"}], max_tokens=4, schema={"type": "object"})
 text: str = answer.text
 rows: int = model.embed(["a"]).shape[0]
+model.chat("Hello", max_tokens=4)
+for call in answer.calls:
+    x: object = call.arguments["x"]
+    written: str = call.arguments_json
+with Model("demo", gpu_layers="auto", lora={"poet": ("poet.gguf", 0.5)}) as other:
+    other.complete("a", lora="poet")
 async def wait() -> str:
     return (await model.chat_stream([{"role": "user", "content": "Hello"}])).text
 async def read() -> list[str]:

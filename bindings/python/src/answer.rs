@@ -2,35 +2,59 @@
 //!
 //! Invariant: field names are the library's own, so that its documentation holds here too.
 
-use pyo3::prelude::*;
+use pyo3::{prelude::*, types::PyDict};
+use serde_json::Value;
 use tokenmill::FinishReason;
 
+use crate::json;
+
 /// A tool that the model calls.
-#[pyclass(frozen, get_all, module = "tokenmill")]
+#[pyclass(frozen, module = "tokenmill")]
 #[derive(Clone)]
-pub(crate) struct ToolCall {
-    /// What the result is sent back with.
-    id: String,
-    /// The tool.
-    name: String,
-    /// The arguments, a JSON object as text.
-    arguments: String,
-}
+pub(crate) struct ToolCall(tokenmill::ToolCall);
 
 impl From<&tokenmill::ToolCall> for ToolCall {
     fn from(call: &tokenmill::ToolCall) -> Self {
-        Self {
-            id: call.id.clone(),
-            name: call.name.clone(),
-            arguments: call.arguments.clone(),
-        }
+        Self(call.clone())
     }
 }
 
 #[pymethods]
 impl ToolCall {
+    /// What the result is sent back with.
+    #[getter]
+    fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    /// The tool.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The arguments as a dict; of a call that was cut, those that are certainly whole. Each access makes a new one.
+    #[getter]
+    fn arguments<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match json::to_python(py, &self.0.arguments) {
+            Ok(arguments) if arguments.is_instance_of::<PyDict>() => Ok(arguments),
+            _ => json::to_python(py, &Value::Object(self.0.whole_arguments()).to_string()),
+        }
+    }
+
+    /// The arguments as the model wrote them, a JSON object as text; of a call that was cut, its beginning, or empty.
+    #[getter]
+    fn arguments_json(&self) -> &str {
+        &self.0.arguments
+    }
+
+    /// As it stands in `tool_calls` of a message that goes back to the model.
+    fn to_openai<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        json::to_python(py, &self.0.to_openai().to_string())
+    }
+
     fn __repr__(&self) -> String {
-        format!("ToolCall(name={:?}, arguments={:?})", self.name, self.arguments)
+        format!("ToolCall(name={:?}, arguments={})", self.0.name, self.0.arguments)
     }
 }
 
@@ -46,8 +70,8 @@ pub(crate) struct ScoredToken {
     top: Vec<(u32, f32)>,
 }
 
-impl From<tokenmill::ScoredToken> for ScoredToken {
-    fn from(token: tokenmill::ScoredToken) -> Self {
+impl From<tokenmill::stream::ScoredToken> for ScoredToken {
+    fn from(token: tokenmill::stream::ScoredToken) -> Self {
         Self {
             id: token.id,
             logprob: token.logprob,
@@ -114,7 +138,7 @@ impl Answer {
         self.0.calls.iter().map(ToolCall::from).collect()
     }
 
-    /// The call within which a limit of tokens cut it. Its arguments are the beginning of a JSON object, or empty.
+    /// The call within which a limit of tokens cut it. Its `arguments` are those that are whole.
     #[getter]
     fn cut_call(&self) -> Option<ToolCall> {
         self.0.cut_call.as_ref().map(ToolCall::from)
@@ -187,7 +211,7 @@ pub(crate) struct Piece {
 impl From<tokenmill::Delta> for Piece {
     fn from(delta: tokenmill::Delta) -> Self {
         let reasoning = delta.parts.iter().filter_map(|part| match part {
-            tokenmill::Part::Reasoning(text) => Some(text.as_str()),
+            tokenmill::tools::Part::Reasoning(text) => Some(text.as_str()),
             _ => None,
         });
         Self {

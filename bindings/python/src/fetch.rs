@@ -17,7 +17,7 @@ use std::{
 use pyo3::prelude::*;
 use tokenmill::{
     hub::{HubSettings, PullEvent, PullObserver, PullWishes, SourceName},
-    machine_bytes,
+    machine::machine_bytes,
 };
 
 use crate::{error, wait::BETWEEN_SIGNALS};

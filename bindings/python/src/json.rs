@@ -1,4 +1,4 @@
-//! Python values as JSON, by Python's own `json`.
+//! Python values as JSON and back, by Python's own `json`.
 //!
 //! Messages, tools and schemas are JSON in the library. Invariant: what `json.dumps` refuses is an error that names the
 //! argument.
@@ -15,4 +15,9 @@ pub(crate) fn from_python(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Valu
         .and_then(|text| text.extract())
         .map_err(|error| refused(&error))?;
     serde_json::from_str(&text).map_err(|error| refused(&error))
+}
+
+/// Turns JSON text into a Python value, with numbers of any size.
+pub(crate) fn to_python<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("json")?.call_method1("loads", (text,))
 }

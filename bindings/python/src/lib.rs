@@ -10,6 +10,7 @@
     reason = "Python's lists become vectors, which these functions own"
 )]
 
+mod adapters;
 mod answer;
 mod error;
 mod fetch;

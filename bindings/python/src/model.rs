@@ -3,20 +3,29 @@
 //! Each method reads its arguments, starts a request, and waits for it with the interpreter free. Invariant: a model is
 //! shared by all threads of the program, and their requests share the steps of one engine.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    sync::{PoisonError, RwLock},
+};
 
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
-    types::{PyDict, PyString},
+    types::{PyDict, PyString, PyTuple},
 };
 use serde_json::Value;
 use tokenmill::{
-    Conversation, DecodeOptions, Device, LoadOptions, Projector, Session, TextParams, ToolChoice,
+    Conversation, Device, LoadOptions, TextParams, ToolChoice,
+    adapters::AdapterSource,
+    gpu::has_gpu,
+    load::{Compute, Projector},
+    placement::DeviceLayers,
+    sessions::Session,
+    text::DecodeOptions,
 };
 
-use crate::{answer::Answer, error, fetch::Fetch, json, params, stream::Stream};
+use crate::{adapters, answer::Answer, error, fetch::Fetch, json, params, stream::Stream};
 
 /// A loaded model.
 ///
@@ -26,13 +35,40 @@ use crate::{answer::Answer, error, fetch::Fetch, json, params, stream::Stream};
 /// bytes that are there and those of all files, some ten times a second.
 ///
 /// `mmproj` is the file of the encoder of images; `False` uses none. Else one next to the model is found, and downloaded with it.
+///
+/// `gpu_layers` is how many layers the GPU computes: a number, `"all"` or `"auto"`; 0 computes all on the CPU. Without a GPU the CPU does.
+///
+/// `lora` is an adapter for all requests, a GGUF file or a folder of PEFT's; or a dict of names and adapters, `{"poet": "poet.gguf"}` or
+/// `{"poet": ("poet.gguf", 0.5)}`, of which a request takes one with `lora="poet"`.
+///
+/// A model is closed by `close()`, at the end of a `with` block, and with its last reference.
 #[pyclass(frozen, module = "tokenmill")]
-pub(crate) struct Model(tokenmill::Model);
+pub(crate) struct Model {
+    /// `None` once it is closed.
+    handle: RwLock<Option<tokenmill::Model>>,
+    /// The adapter of requests that name none.
+    adapter: Option<String>,
+}
+
+impl Model {
+    /// A handle to the model, which keeps it loaded as long as a call takes.
+    fn open(&self) -> PyResult<tokenmill::Model> {
+        let handle = self.handle.read().unwrap_or_else(PoisonError::into_inner);
+        handle
+            .clone()
+            .ok_or_else(|| error::RequestError::new_err("the model is closed"))
+    }
+
+    /// The keyword arguments of a request.
+    fn params(&self, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<TextParams> {
+        params::read(arguments, self.adapter.as_deref())
+    }
+}
 
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (path, *, context=None, sequences=None, device="auto", threads=None, kv_type=None, chat_template=None, draft=None, mmproj=None, download=true, offline=false, progress=None))]
+    #[pyo3(signature = (path, *, context=None, sequences=None, device="auto", threads=None, kv_type=None, chat_template=None, draft=None, mmproj=None, gpu_layers=None, lora=None, download=true, offline=false, progress=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn new(
         py: Python<'_>,
@@ -45,6 +81,8 @@ impl Model {
         chat_template: Option<String>,
         draft: Option<PathBuf>,
         mmproj: Option<&Bound<'_, PyAny>>,
+        gpu_layers: Option<&Bound<'_, PyAny>>,
+        lora: Option<&Bound<'_, PyAny>>,
         download: bool,
         offline: bool,
         progress: Option<&Bound<'_, PyAny>>,
@@ -57,6 +95,10 @@ impl Model {
         };
         options.compute.device = (device.parse()).map_err(|error| value_error("device", &error))?;
         options.compute.n_threads = threads;
+        if let Some(layers) = gpu_layers {
+            place(&mut options.compute, layers)?;
+        }
+        let adapter = adapters::read(lora, &mut options)?;
         if let Some(sequences) = sequences {
             options.n_seqs = sequences;
         }
@@ -75,35 +117,88 @@ impl Model {
         options.draft = draft
             .map(|draft| fetch.path(py, draft, false, false))
             .transpose()?;
-        py.detach(|| options.load(path)).map(Self).map_err(error::load)
+        let model = py.detach(|| options.load(path)).map_err(error::load)?;
+        Ok(Self {
+            handle: RwLock::new(Some(model)),
+            adapter,
+        })
     }
 
     /// The name of the file or folder.
     #[getter]
-    fn name(&self) -> &str {
-        self.0.name()
+    fn name(&self) -> PyResult<String> {
+        Ok(self.open()?.name().to_owned())
     }
 
     /// Where it computes.
     #[getter]
-    fn device(&self) -> String {
-        self.0.device().to_string()
+    fn device(&self) -> PyResult<String> {
+        Ok(self.open()?.device().to_string())
     }
 
     /// Tokens of a context.
     #[getter]
-    fn n_ctx(&self) -> usize {
-        self.0.n_ctx()
+    fn n_ctx(&self) -> PyResult<usize> {
+        Ok(self.open()?.n_ctx())
     }
 
     /// Tokens of the vocabulary.
     #[getter]
-    fn n_vocab(&self) -> usize {
-        self.0.engine().limits().n_vocab
+    fn n_vocab(&self) -> PyResult<usize> {
+        Ok(self.open()?.engine().limits().n_vocab)
+    }
+
+    /// The names of its adapters.
+    #[getter]
+    fn loras(&self) -> PyResult<Vec<String>> {
+        let adapters = self.open()?.adapters();
+        Ok(adapters.into_iter().map(|adapter| adapter.name).collect())
     }
 
     fn __repr__(&self) -> String {
-        format!("Model({:?}, device={:?})", self.name(), self.device())
+        match self.open() {
+            Ok(model) => format!(
+                "Model({:?}, device={:?})",
+                model.name(),
+                model.device().to_string()
+            ),
+            Err(_) => "Model(closed)".to_owned(),
+        }
+    }
+
+    /// Ends the model and frees its memory, once the calls that other threads wait for have returned; streams that are not read to their
+    /// end fail. A second call does nothing.
+    fn close(&self, py: Python<'_>) {
+        let handle = self.handle.write().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(handle));
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    /// Loads an adapter, which requests name from then on: `lora=name`.
+    #[pyo3(signature = (name, path, *, scale=1.0))]
+    fn load_lora(&self, py: Python<'_>, name: String, path: PathBuf, scale: f32) -> PyResult<()> {
+        let source = AdapterSource {
+            name,
+            path,
+            strength: scale,
+        };
+        let model = self.open()?;
+        py.detach(|| model.load_adapter(&source)).map_err(error::load)?;
+        Ok(())
+    }
+
+    /// Takes an adapter's name away; its memory is free once the requests that have it have ended.
+    fn unload_lora(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let model = self.open()?;
+        py.detach(|| model.unload_adapter(name)).map_err(error::request)
     }
 
     /// Continues a text.
@@ -115,8 +210,8 @@ impl Model {
     /// Continues a text, piece by piece.
     #[pyo3(signature = (prompt, **params))]
     fn stream(&self, py: Python<'_>, prompt: &str, params: Option<&Bound<'_, PyDict>>) -> PyResult<Stream> {
-        let params = params::read(params)?;
-        py.detach(|| self.0.stream(prompt, &params))
+        let (model, params) = (self.open()?, self.params(params)?);
+        py.detach(|| model.stream(prompt, &params))
             .map(Stream::new)
             .map_err(error::request)
     }
@@ -129,8 +224,8 @@ impl Model {
         prompts: Vec<String>,
         params: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let params = params::read(params)?;
-        each(py, py.detach(|| self.0.batch(&prompts, &params)))
+        let (model, params) = (self.open()?, self.params(params)?);
+        each(py, py.detach(|| model.batch(&prompts, &params)))
     }
 
     /// Answers a conversation.
@@ -160,8 +255,8 @@ impl Model {
         params: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Stream> {
         let conversation = conversation(messages, tools, tool_choice, template_variables)?;
-        let params: TextParams = params::read(params)?;
-        py.detach(|| self.0.chat_stream(conversation, &params))
+        let (model, params) = (self.open()?, self.params(params)?);
+        py.detach(|| model.chat_stream(conversation, &params))
             .map(Stream::new)
             .map_err(error::request)
     }
@@ -179,8 +274,8 @@ impl Model {
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let read = |messages| conversation(messages, tools, tool_choice, template_variables);
         let conversations = conversations.iter().map(read).collect::<PyResult<Vec<_>>>()?;
-        let params = params::read(params)?;
-        each(py, py.detach(|| self.0.chat_batch(&conversations, &params)))
+        let (model, params) = (self.open()?, self.params(params)?);
+        each(py, py.detach(|| model.chat_batch(&conversations, &params)))
     }
 
     /// One vector of length 1 for each text: an array of float32, `[len(texts), n_embd]`.
@@ -189,7 +284,8 @@ impl Model {
             Ok(text) => vec![text.to_string()],
             Err(_) => texts.extract()?,
         };
-        let rows = py.detach(|| self.0.embed(&texts)).map_err(error::request)?;
+        let model = self.open()?;
+        let rows = py.detach(|| model.embed(&texts)).map_err(error::request)?;
         Ok(PyArray2::from_vec2(py, &rows)?)
     }
 
@@ -200,8 +296,9 @@ impl Model {
         query: &str,
         documents: Vec<String>,
     ) -> PyResult<Bound<'py, PyArray1<f32>>> {
+        let model = self.open()?;
         let scores = py
-            .detach(|| self.0.rerank(query, &documents))
+            .detach(|| model.rerank(query, &documents))
             .map_err(error::request)?;
         Ok(PyArray1::from_vec(py, scores))
     }
@@ -212,12 +309,13 @@ impl Model {
         py: Python<'py>,
         prompt: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let model = self.open()?;
         let tokens = match prompt.cast::<PyString>() {
-            Ok(text) => self.0.words().encode_text(&text.to_string(), true),
+            Ok(text) => model.words().encode_text(&text.to_string(), true),
             Err(_) => prompt.extract()?,
         };
         let values = py
-            .detach(|| self.0.engine().forward_batch(&tokens))
+            .detach(|| model.engine().forward_batch(&tokens))
             .map_err(error::request)?;
         let n_vocab = values.len() / tokens.len();
         PyArray1::from_vec(py, values).reshape([tokens.len(), n_vocab])
@@ -230,32 +328,34 @@ impl Model {
             tokens,
             ..Session::default()
         };
-        let size = py.detach(|| self.0.save_session(path, &session));
+        let model = self.open()?;
+        let size = py.detach(|| model.save_session(path, &session));
         Ok(size.map_err(error::request)?.n_bytes)
     }
 
     /// Brings back what was computed for the tokens of a file, and gives the tokens: a prompt that begins so continues from there.
     fn restore_session(&self, py: Python<'_>, path: PathBuf) -> PyResult<Vec<u32>> {
-        let session = py.detach(|| self.0.restore_session(path, 0));
+        let model = self.open()?;
+        let session = py.detach(|| model.restore_session(path, 0));
         Ok(session.map_err(error::request)?.tokens)
     }
 
     /// The tokens of a text. `special` adds what the model puts before a text, such as a token that begins it.
     #[pyo3(signature = (text, *, special=true))]
-    fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
-        self.0.words().encode_text(text, special)
+    fn tokenize(&self, text: &str, special: bool) -> PyResult<Vec<u32>> {
+        Ok(self.open()?.words().encode_text(text, special))
     }
 
     /// The text of tokens, special ones left out.
     fn detokenize(&self, tokens: Vec<u32>) -> PyResult<String> {
-        let n_vocab = self.n_vocab();
+        let model = self.open()?;
+        let n_vocab = model.engine().limits().n_vocab;
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= n_vocab) {
             return Err(PyValueError::new_err(format!(
                 "token {token} is not one of {n_vocab}"
             )));
         }
-        Ok(self
-            .0
+        Ok(model
             .words()
             .tokenizer()
             .decode(&tokens, DecodeOptions::default()))
@@ -270,8 +370,41 @@ impl Model {
         template_variables: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<String> {
         let conversation = conversation(messages, tools, None, template_variables)?;
-        self.0.words().render_chat(&conversation).map_err(error::request)
+        let model = self.open()?;
+        model.words().render_chat(&conversation).map_err(error::request)
     }
+}
+
+/// Sets how many layers the GPU computes. A number above 0 asks for a GPU, as far as the machine has one.
+fn place(compute: &mut Compute, layers: &Bound<'_, PyAny>) -> PyResult<()> {
+    let refused = || PyValueError::new_err("gpu_layers: say a number, \"all\" or \"auto\"");
+    let layers = match layers.extract::<i64>() {
+        // llama.cpp's number for all.
+        Ok(-1) => DeviceLayers::All,
+        Ok(n) => DeviceLayers::Last(usize::try_from(n).map_err(|_| refused())?),
+        Err(_) => match layers.extract::<String>()?.as_str() {
+            "all" => DeviceLayers::All,
+            "auto" => DeviceLayers::Auto,
+            _ => return Err(refused()),
+        },
+    };
+    let contradicts = |device: &str| {
+        Err(PyValueError::new_err(format!(
+            "gpu_layers: contradicts the device, {device}"
+        )))
+    };
+    match (layers, compute.device) {
+        (DeviceLayers::Last(0), Device::Cuda { .. }) => return contradicts("a GPU"),
+        (DeviceLayers::Last(0), Device::Cpu | Device::Auto) => compute.device = Device::Cpu,
+        (_, Device::Cpu) => return contradicts("the CPU"),
+        (DeviceLayers::Auto, Device::Auto) | (_, Device::Cuda { .. }) => compute.placement.layers = layers,
+        (_, Device::Auto) if has_gpu() => {
+            compute.device = Device::Cuda { ordinal: 0 };
+            compute.placement.layers = layers;
+        }
+        (_, Device::Auto) => compute.device = Device::Cpu,
+    }
+    Ok(())
 }
 
 /// Where the encoder of images is.
@@ -293,10 +426,13 @@ fn conversation(
     tool_choice: Option<&str>,
     template_variables: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Conversation> {
-    let Value::Array(messages) = json::from_python("messages", messages)? else {
-        return Err(PyTypeError::new_err("messages: must be a list"));
+    let mut conversation = match messages.cast::<PyString>() {
+        Ok(question) => Conversation::from(question.to_string()),
+        Err(_) => match json::from_python("messages", messages)? {
+            Value::Array(messages) => Conversation::from_json(messages),
+            _ => return Err(PyTypeError::new_err("messages: must be a list or a text")),
+        },
     };
-    let mut conversation = Conversation::from_json(messages);
     // Tools that must not be called are not offered.
     if let Some(tools) = tools.filter(|_| tool_choice != Some("none")) {
         conversation = conversation.tools(json::from_python("tools", tools)?);

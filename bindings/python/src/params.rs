@@ -11,14 +11,18 @@ use pyo3::{
     types::{PyDict, PyString},
 };
 use tokenmill::{
-    Constraint, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, TextParams, Xtc,
+    Constraint, SamplingParams, TextParams,
+    sampling::{DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, Xtc},
 };
 
 use crate::json;
 
-/// Reads the keyword arguments of a request.
-pub(crate) fn read(arguments: Option<&Bound<'_, PyDict>>) -> PyResult<TextParams> {
-    let mut params = TextParams::default();
+/// Reads the keyword arguments of a request, which is computed with the adapter `default` where they are silent about it.
+pub(crate) fn read(arguments: Option<&Bound<'_, PyDict>>, default: Option<&str>) -> PyResult<TextParams> {
+    let mut params = TextParams {
+        adapter: default.map(str::to_owned),
+        ..TextParams::default()
+    };
     let (mut mirostat, mut tau, mut eta) = (0_u8, 5.0, 0.1);
     let mut steps = None;
     for (name, value) in arguments.into_iter().flatten() {
@@ -100,6 +104,13 @@ fn set(params: &mut TextParams, name: &str, value: &Bound<'_, PyAny>) -> PyResul
         "grammar" => return constrain(params, name, Constraint::grammar(number::<String>(name, value)?)),
         "thinking_budget" => params.thinking_budget = Some(number(name, value)?),
         "ignore_eos" => params.ignore_eos = number(name, value)?,
+        "lora" => {
+            params.adapter = match value.extract::<bool>() {
+                Ok(false) => None,
+                Ok(true) => return Err(PyTypeError::new_err("lora: say the name of an adapter, or False")),
+                Err(_) => Some(number(name, value)?),
+            };
+        }
         "timeout" => {
             let seconds: f64 = number(name, value)?;
             let deadline = Duration::try_from_secs_f64(seconds)

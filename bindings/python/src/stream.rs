@@ -5,7 +5,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::{prelude::*, sync::MutexExt};
-use tokenmill::{Canceller, Gathered, TextEvent, TextStream};
+use tokenmill::{
+    TextStream,
+    stream::{Canceller, Gathered, TextEvent},
+};
 
 use crate::{
     answer::{Answer, Piece},

@@ -52,7 +52,7 @@ def test_answers_equal_those_of_the_program(model):
         (["--temp", "0.9", "--seed", "7", "--top-k", "0"], {"temperature": 0.9, "seed": 7}),
         (["--temp", "1.2", "--seed", "3", "--top-k", "20"], {"temperature": 1.2, "seed": 3, "top_k": 20}),
     ]:
-        told = run_program("Once upon a time", "-n", "40", *arguments, "--top-p", "1", "--min-p", "0")
+        told = run_program("Once upon a time", "--raw", "-n", "40", *arguments, "--top-p", "1", "--min-p", "0")
         answer = model.complete("Once upon a time", max_tokens=40, **params)
         assert answer.text == told["text"]
         assert answer.usage.completion_tokens == 40
@@ -197,14 +197,113 @@ def test_tools_are_called_and_answered(model):
     answer = model.chat(QUESTION, tools=TOOLS, max_tokens=128)
     assert answer.finish_reason == "tool_calls"
     (call,) = answer.calls
-    arguments = json.loads(call.arguments)
-    assert call.name == "add_numbers" and arguments == {"x": 3, "y": 4}
-    called = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    assert call.name == "add_numbers" and call.arguments == {"x": 3, "y": 4}
+    assert json.loads(call.arguments_json) == call.arguments
+    called = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+    assert call.to_openai() == called
     messages = QUESTION + [
-        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "assistant", "content": None, "tool_calls": [call.to_openai()]},
         {"role": "tool", "tool_call_id": call.id, "content": "7"},
     ]
     assert "7" in model.chat(messages, tools=TOOLS, max_tokens=64).text
+
+
+def test_a_call_that_was_cut_has_the_arguments_that_are_whole(model):
+    whole = model.chat(QUESTION, tools=TOOLS, tool_choice="required", max_tokens=128)
+    cut = None
+    for max_tokens in range(whole.usage.completion_tokens - 1, 0, -1):
+        cut = model.chat(QUESTION, tools=TOOLS, tool_choice="required", max_tokens=max_tokens).cut_call
+        if cut is not None and cut.arguments == {"x": 3}:
+            break
+    assert cut is not None and cut.arguments_json.startswith("{") and cut.arguments == {"x": 3}
+
+
+def test_a_question_is_a_conversation(model):
+    text = QUESTION[0]["content"]
+    told = model.chat(QUESTION, max_tokens=16).text
+    assert model.chat(text, max_tokens=16).text == told
+    assert model.chat_stream(text, max_tokens=16).answer().text == told
+    assert [answer.text for answer in model.chat_batch([text, QUESTION], max_tokens=16)] == [told, told]
+    assert model.render_chat(text) == model.render_chat(QUESTION)
+
+
+def test_a_model_is_closed():
+    with Model("demo", context=256, device="cpu") as model:
+        text = model.complete("Once", max_tokens=4).text
+        assert text
+    for call in (lambda: model.complete("Once"), lambda: model.chat("Hi"), lambda: model.embed("a"), lambda: model.name):
+        with pytest.raises(RequestError, match="the model is closed"):
+            call()
+    assert repr(model) == "Model(closed)"
+    model.close()
+    with pytest.raises(KeyError):
+        with Model("demo", context=256, device="cpu") as model:
+            raise KeyError
+    with pytest.raises(RequestError, match="closed"):
+        model.n_ctx
+
+
+def write_adapter(folder: pathlib.Path, seed: int) -> pathlib.Path:
+    """An adapter of rank 2 on the demo model, as the PEFT library writes it."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 32}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    random = np.random.default_rng(seed)
+    module = "base_model.model.model.layers.1.mlp.down_proj"
+    matrices = {
+        f"{module}.lora_A.weight": random.standard_normal((2, 768), np.float32),
+        f"{module}.lora_B.weight": random.standard_normal((256, 2), np.float32),
+    }
+    header, data = {}, b""
+    for name, matrix in matrices.items():
+        begin = len(data)
+        data += matrix.tobytes()
+        header[name] = {"dtype": "F32", "shape": list(matrix.shape), "data_offsets": [begin, len(data)]}
+    header = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return folder
+
+
+def test_adapters(model, tmp_path):
+    poet, clerk = write_adapter(tmp_path / "poet", 1), write_adapter(tmp_path / "clerk", 2)
+
+    def text(model, **params):
+        return model.complete("Once upon a time", max_tokens=16, **params).text
+
+    base = text(model)
+    options = {"context": 256, "device": "cpu"}
+    named = Model("demo", lora={"poet": poet, "clerk": (clerk, 0.5)}, **options)
+    assert sorted(named.loras) == ["clerk", "poet"]
+    poem, letter = text(named, lora="poet"), text(named, lora="clerk")
+    assert len({base, poem, letter}) == 3 and text(named) == base
+    told = run_program("Once upon a time", "--raw", "-n", "16", "--temp", "0", "--lora", f"poet={poet}")
+    assert poem == told["text"]
+    with pytest.raises(RequestError, match="nobody"):
+        text(named, lora="nobody")
+    named.unload_lora("poet")
+    with pytest.raises(RequestError, match="poet"):
+        text(named, lora="poet")
+    named.load_lora("poet", poet)
+    assert text(named, lora="poet") == poem
+    only = Model("demo", lora=poet, **options)
+    assert text(only) == poem and text(only, lora=False) == base
+    assert text(Model("demo", lora=(clerk, 0.5), **options)) == letter
+    with pytest.raises(LoadError, match="nothing-here"):
+        Model("demo", lora=tmp_path / "nothing-here", **options)
+    for wrong in (3, [poet], {"poet": None}):
+        with pytest.raises(TypeError, match="lora"):
+            Model("demo", lora=wrong, **options)
+
+
+def test_layers_of_a_gpu():
+    for layers in (0, "auto"):
+        options = {"device": "cpu"} if layers == 0 else {}
+        model = Model("demo", context=256, gpu_layers=layers, **options)
+        assert model.complete("Once", max_tokens=2).usage.completion_tokens == 2
+    assert "CPU" in Model("demo", context=256, gpu_layers=0).device
+    for layers, device in [(1, "cpu"), ("all", "cpu"), (0, "cuda"), (-2, "auto"), ("some", "auto")]:
+        with pytest.raises(ValueError, match="gpu_layers"):
+            Model("demo", gpu_layers=layers, device=device)
 
 
 def test_a_tool_can_be_demanded(model):
@@ -240,7 +339,7 @@ def test_a_batch_of_conversations_gives_each_its_answer(model):
     assert [type(answer) for answer in answers] == [Answer, Answer, RequestError]
     assert answers[0].text == model.chat(QUESTION, max_tokens=12).text
     with pytest.raises(TypeError, match="messages"):
-        model.chat_batch([QUESTION, "Hello"])
+        model.chat_batch([QUESTION, {"role": "user", "content": "Hello"}])
 
 
 def test_a_session_goes_on_in_another_model(model, tmp_path):
@@ -298,7 +397,7 @@ def test_what_is_refused_says_why(model, tmp_path):
     with pytest.raises(RequestError, match="temperature"):
         model.complete("a", temperature=-1)
     with pytest.raises(TypeError, match="messages"):
-        model.chat("Hello")
+        model.chat({"role": "user", "content": "Hello"})
     with pytest.raises(RequestError, match="does not rank"):
         model.rerank("a", ["b"])
 

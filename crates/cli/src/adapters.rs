@@ -8,7 +8,7 @@ use std::{
     str::FromStr,
 };
 
-use tokenmill::{AdapterSource, LoadOptions};
+use tokenmill::{LoadOptions, adapters::AdapterSource};
 
 use crate::failure::Failure;
 

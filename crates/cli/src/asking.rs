@@ -9,7 +9,10 @@ use std::{
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tokenmill::{Conversation, Error, Model, ModelWords, Prompt};
+use tokenmill::{
+    Conversation, Error, Model,
+    text::{ModelWords, Prompt},
+};
 
 use crate::{failure::Failure, input::read_text, numbers::Limit, template::TemplateArgs};
 

@@ -3,7 +3,7 @@
 //! Separate because every command that generates takes them. Invariant: nothing is dropped unless it was asked for.
 
 use clap::Args;
-use tokenmill::{ContextShift, LoadOptions};
+use tokenmill::{LoadOptions, load::ContextShift};
 
 use crate::{failure::Failure, kept_session::SessionArgs, numbers::Limit};
 

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use tokenmill::without_mark;
+use tokenmill::text::without_mark;
 
 use crate::{failure::Failure, swapped::refuse_model_as_text};
 

@@ -9,7 +9,10 @@ use std::{
     time::Instant,
 };
 
-use tokenmill::{Error, Model, Session, SessionError, SessionFile};
+use tokenmill::{
+    Error, Model,
+    sessions::{Session, SessionError, SessionFile},
+};
 
 use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, note::note};
 

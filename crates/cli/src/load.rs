@@ -12,9 +12,14 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    AllReduce, Bandwidths, BatchThreshold, Compute, CpuList, Device, DeviceLayers, GpuCheckObserver,
-    GpuOptions, KvCache, KvType, LoadOptions, Measurements, Numa, PartsRequest, PlacementRequest, Places,
-    PlanObserver, Preset, Side, SplitObserver, WarpgroupProducts, n_processors,
+    Device, KvCache, LoadOptions,
+    convert::Preset,
+    gpu::{AllReduce, GpuCheckObserver, GpuOptions, WarpgroupProducts},
+    load::{Compute, KvType, PlanObserver, Side},
+    machine::{CpuList, Numa, Places, n_processors},
+    placement::{
+        Bandwidths, BatchThreshold, DeviceLayers, Measurements, PartsRequest, PlacementRequest, SplitObserver,
+    },
 };
 use tokenmill_quant::CpuFeatures;
 
@@ -128,7 +133,7 @@ pub(crate) const SERVE_SEQS: usize = 16;
 /// insists on a GPU.
 fn gpu_or_cpu(flag: &str) -> Device {
     static SAID: Once = Once::new();
-    if tokenmill::has_gpu() {
+    if tokenmill::gpu::has_gpu() {
         return Device::Cuda { ordinal: 0 };
     }
     SAID.call_once(|| {
@@ -376,7 +381,7 @@ impl LoadArgs {
                 Ok(gpu_or_cpu(self.parting_flag().unwrap_or_default()))
             }
             // Without a driver there is nothing to try, and nothing to say about it to who asked for nothing.
-            (None, None) if !tokenmill::has_gpu_driver() => Ok(Device::Cpu),
+            (None, None) if !tokenmill::gpu::has_gpu_driver() => Ok(Device::Cpu),
             (None | Some(DeviceLayers::Auto), device) => Ok(device.unwrap_or(Device::Auto)),
             (Some(NO_LAYERS), Some(Device::Cuda { .. })) => Err(contradiction("cuda")),
             (Some(NO_LAYERS), _) => match self.parting_flag() {
@@ -533,7 +538,7 @@ mod tests {
         };
         let first = Some(Device::Cuda { ordinal: 0 });
         // Without a GPU the CPU computes requests for one, except those of `--device`.
-        let here = if tokenmill::has_gpu() {
+        let here = if tokenmill::gpu::has_gpu() {
             first
         } else {
             Some(Device::Cpu)

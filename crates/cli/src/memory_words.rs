@@ -2,7 +2,7 @@
 //!
 //! Separate from the failures because nothing is refused here. Invariant: where a size is unknown, nothing is said.
 
-use tokenmill::{MemoryPlan, available_bytes};
+use tokenmill::{load::MemoryPlan, machine::available_bytes};
 
 use crate::numbers::size;
 

@@ -14,12 +14,12 @@ use std::{
 use clap::Args;
 use indicatif::ProgressBar;
 use tokenmill::{
-    ModelSource,
     hub::{
         HubSettings, PullEvent, PullObserver, PullWishes, PulledModel, SourceName, SourcePlan,
         StoredProjector, folder_of_caches, variants_of_file,
     },
-    machine_bytes,
+    load::ModelSource,
+    machine::machine_bytes,
 };
 use tokenmill_gguf::part_of_name;
 

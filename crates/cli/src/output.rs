@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill::{LoadOptions, Projector};
+use tokenmill::{LoadOptions, load::Projector};
 use tokenmill_convert::{ConvertError, OutputFile};
 
 use crate::{

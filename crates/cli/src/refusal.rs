@@ -6,7 +6,7 @@
 use std::{error::Error as _, ffi::OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use tokenmill::KvType;
+use tokenmill::load::KvType;
 use tokenmill_server::near_names;
 
 use crate::{argv, failure::Failure, foreign_commands, foreign_flags, swapped};

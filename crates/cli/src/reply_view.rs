@@ -6,7 +6,7 @@
 use std::io::{self, IsTerminal as _, Write as _};
 
 use console::{Term, style};
-use tokenmill::{Answer, Delta, Part, ToolCall};
+use tokenmill::{Answer, Delta, ToolCall, tools::Part};
 
 use crate::{failure::Failure, output, visible::visible_lines, wrap::Wrap};
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use tokenmill::{DRY_BREAKERS, ModelWords};
+use tokenmill::{sampling::DRY_BREAKERS, text::ModelWords};
 use tokenmill_backend::{
     Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, SamplingParamsError, Xtc,
 };

@@ -3,7 +3,7 @@
 //! Separate because `inspect` and `doctor` both print it. Invariant: it matches what `serve` does with the same options.
 
 use serde_json::{Value, json};
-use tokenmill::{KvCache, MemoryPlan};
+use tokenmill::{KvCache, load::MemoryPlan};
 use tokenmill_model::Model as Network;
 
 use crate::{

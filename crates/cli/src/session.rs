@@ -6,7 +6,7 @@
 use std::{path::Path, time::Duration};
 
 use serde_json::json;
-use tokenmill::{Answer, Delta, KvCache, Model, Prompt, TextParams};
+use tokenmill::{Answer, Delta, KvCache, Model, TextParams, text::Prompt};
 use tokenmill_sched::FinishReason;
 
 use crate::{

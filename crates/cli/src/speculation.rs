@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum, builder::RangedI64ValueParser};
-use tokenmill::{LoadOptions, Speculation};
+use tokenmill::{LoadOptions, speculation::Speculation};
 use tokenmill_sched::MAX_DRAFT;
 
 use crate::{failure::Failure, model_name::FetchArgs};

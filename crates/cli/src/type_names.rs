@@ -9,7 +9,7 @@ use clap::{
     Arg, Command, Error,
     builder::{PossibleValue, TypedValueParser},
 };
-use tokenmill::Preset;
+use tokenmill::convert::Preset;
 use tokenmill_convert::OutType;
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;

@@ -6,7 +6,11 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use tokenmill::{Error, Model, Projector, check_image, image_part};
+use tokenmill::{
+    Error, Model,
+    images::{check_image, image_part},
+    load::Projector,
+};
 use tokenmill_gguf::RegularFile;
 
 use crate::failure::Failure;

@@ -8,73 +8,15 @@ use std::{borrow::Cow, io::Cursor};
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, metadata::Orientation};
 
 use crate::{
-    Rgb,
+    ImageError, ImageLimits, Rgb,
     png_parts::{png_size, without_packed_notes},
 };
-
-/// Limits the size of an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageLimits {
-    /// Pixels of a side.
-    pub max_side: usize,
-    /// Pixels in all.
-    pub max_pixels: usize,
-}
-
-impl Default for ImageLimits {
-    fn default() -> Self {
-        Self {
-            max_side: 16_384,
-            max_pixels: 1 << 25,
-        }
-    }
-}
 
 /// Bytes that a pixel takes while it is decoded, with what decoders hold besides.
 const DECODING_BYTES: u64 = 16;
 
 /// Bytes that decoders use for an image of any size.
 const DECODER_BYTES: u64 = 1 << 20;
-
-/// Why there is no image.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ImageError {
-    /// There are no bytes.
-    #[error("the image is empty")]
-    Empty,
-    /// The bytes are no image.
-    #[error("this is no image: PNG, JPEG, WebP, BMP and GIF are read")]
-    UnknownFormat,
-    /// It has too many pixels.
-    #[error(
-        "the image is {width} x {height}; at most {max_side} pixels to a side and {max_pixels} in all are read"
-    )]
-    TooLarge {
-        /// Pixels of a row.
-        width: usize,
-        /// Rows of pixels.
-        height: usize,
-        /// Pixels that a side may have.
-        max_side: usize,
-        /// Pixels that there may be.
-        max_pixels: usize,
-    },
-    /// One side is too long for the other.
-    #[error("the image is {width} x {height}; one side may be 200 times as long as the other, and no more")]
-    TooNarrow {
-        /// Pixels of a row.
-        width: usize,
-        /// Rows of pixels.
-        height: usize,
-    },
-    /// It cannot be decoded.
-    #[error("the image is damaged: {reason}")]
-    Damaged {
-        /// Error of the decoder.
-        reason: String,
-    },
-}
 
 const FORMATS: [ImageFormat; 5] = [
     ImageFormat::Png,

@@ -2,14 +2,23 @@
 //!
 //! **The key decision:** resizing is Pillow's, to the bit, because the models were trained on what it gives; so it is written here
 //! and not taken from a library with other coefficients. Files are untrusted: [`ImageLimits`] are checked against the header
-//! before anything is decoded, and bound what decoding takes.
+//! before anything is decoded, and bound what decoding takes. Without the feature `decoders`, on by default, every file is refused.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "decoders")]
 mod decode;
+#[cfg(not(feature = "decoders"))]
+mod left_out;
+mod limits;
+#[cfg(feature = "decoders")]
 mod png_parts;
 mod resample;
 
-pub use decode::{ImageError, ImageLimits, media_type, size_of};
+#[cfg(feature = "decoders")]
+pub use decode::{media_type, size_of};
+#[cfg(not(feature = "decoders"))]
+pub use left_out::{media_type, size_of};
+pub use limits::{ImageError, ImageLimits};
 pub use resample::Filter;
 
 /// An image of three channels of 8 bits.

@@ -15,7 +15,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::de::DeserializeOwned;
-use tokenmill::{ConstraintError, ConstraintKind, Error, Prompt, TextParams, TextStream};
+use tokenmill::{
+    Error, TextParams, TextStream,
+    constraint::{ConstraintError, ConstraintKind},
+    text::{EngineParams, Prompt},
+};
 use tokenmill_sched::Engine;
 use tokio::task::spawn_blocking;
 
@@ -222,13 +226,16 @@ impl Call {
             stop_tokens: fields.stop_tokens(app.model.tokenizer().n_vocab())?,
             // vLLM counts the other way round.
             priority: priority.saturating_neg(),
-            cache_salt: if fields.caches() {
-                self.tenant.cache_salt(fields.cache_salt()?)
-            } else {
-                // Each request gets a fresh seed.
-                app.model.fresh_seed() | 1
+            engine: EngineParams {
+                cache_salt: if fields.caches() {
+                    self.tenant.cache_salt(fields.cache_salt()?)
+                } else {
+                    // Each request gets a fresh seed.
+                    app.model.fresh_seed() | 1
+                },
+                client: self.tenant.client(self.peer),
+                ..EngineParams::default()
             },
-            client: self.tenant.client(self.peer),
             adapter: self.adapter.clone(),
             sampling: fields.into_params(app.model.model().words(), app.model.fresh_seed())?,
             max_tokens: None,
@@ -236,8 +243,6 @@ impl Call {
             stops: Vec::new(),
             constraint: self.asked.as_ref().map(|asked| asked.constraint.clone()),
             thinking_budget: app.config.defaults.thinking_budget,
-            reader: None,
-            media: Arc::new([]),
             ignore_eos: false,
             deadline: (app.config.request_timeout).map(|limit| limit.saturating_sub(self.load_wait)),
             queue_timeout: app.config.queue_timeout,
@@ -262,9 +267,9 @@ impl Call {
         // The images' time counts against the request's.
         params.deadline = params.deadline.map(|limit| limit.saturating_sub(begun.elapsed()));
         let words = app.model.model().words();
-        params.media = prompt.media.clone();
+        params.engine.media = prompt.media.clone();
         params.constraint = words.held_to(&prompt, params.constraint, params.thinking_budget)?;
-        params.reader = prompt.reader;
+        params.engine.reader = prompt.reader;
         self.generate(app, vec![prompt.tokens], &params).await
     }
 
@@ -291,9 +296,9 @@ impl Call {
     pub(crate) fn asker(&self, params: &TextParams) -> Asker {
         Asker {
             tenant: self.tenant,
-            cache_salt: params.cache_salt,
+            cache_salt: params.engine.cache_salt,
             has_adapter: params.adapter.is_some(),
-            has_images: !params.media.is_empty(),
+            has_images: !params.engine.media.is_empty(),
         }
     }
 
@@ -372,7 +377,7 @@ pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> 
         wait: params.queue_timeout,
         whole: params.deadline,
     };
-    let (at_work, cache_salt) = (Arc::clone(app), params.cache_salt);
+    let (at_work, cache_salt) = (Arc::clone(app), params.engine.cache_salt);
     let see = move |wanted: &Wanted| {
         let model = at_work.model.model();
         model.see_while(prompt, cache_salt, &|| wanted.is_so())

@@ -4,7 +4,7 @@
 //! one shape at most, and an error names the field that the client wrote.
 
 use serde_json::{Map, Value};
-use tokenmill::{Constraint, ConstraintError};
+use tokenmill::{Constraint, constraint::ConstraintError};
 
 use crate::{
     ApiError,

@@ -4,7 +4,7 @@
 //! come with its request, or its file is read [later](ImageFile); other URLs are refused.
 
 use serde_json::{Map, Value, json};
-use tokenmill::image_of_url;
+use tokenmill::images::image_of_url;
 
 use crate::ApiError;
 

@@ -20,7 +20,7 @@ use axum::{
     http::header,
 };
 use http_body_util::BodyExt as _;
-use tokenmill::make_readable_json;
+use tokenmill::text::make_readable_json;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep_until, timeout_at},

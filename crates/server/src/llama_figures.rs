@@ -12,7 +12,7 @@ use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
-use tokenmill::TextEnd;
+use tokenmill::stream::TextEnd;
 use tokenmill_sched::EngineStats;
 
 type Seconds = Counter<f64, AtomicU64>;

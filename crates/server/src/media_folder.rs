@@ -6,7 +6,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
-use tokenmill::{RegularFile, image_part};
+use tokenmill::{images::image_part, text::RegularFile};
 use tokenmill_sched::EngineError;
 
 use crate::{

@@ -17,7 +17,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use tokenmill::{Model, TextEnd};
+use tokenmill::{Model, stream::TextEnd};
 use tokenmill_backend::{AdapterId, PAGE_TOKENS};
 use tokenmill_sched::{DraftCounters, Engine};
 

@@ -3,7 +3,7 @@
 //! Separate from reading streams because metrics and logs say it too. Invariant: the samples of a prompt count its tokens once.
 
 use serde_json::{Value, json};
-use tokenmill::{Sample, TextEnd};
+use tokenmill::stream::{Sample, TextEnd};
 use tokenmill_backend::PAGE_TOKENS;
 use tokenmill_sched::{FinishReason, Timings};
 

@@ -8,7 +8,7 @@ use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
-use tokenmill::PrefixFolderFigures;
+use tokenmill::sessions::PrefixFolderFigures;
 
 /// Metrics of the folder, read at each scrape.
 #[derive(Clone, Debug, Default)]

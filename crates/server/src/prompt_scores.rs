@@ -1,6 +1,6 @@
 //! Log-probabilities of a prompt's own tokens, for completions with `echo` and `logprobs`.
 
-use tokenmill::{ScoredToken, TextParams};
+use tokenmill::{TextParams, stream::ScoredToken};
 use tokenmill_backend::TokenLogprob;
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 
@@ -33,7 +33,7 @@ pub(crate) async fn score_prompt(
         priority: params.priority,
         queue_timeout: params.queue_timeout,
         deadline: params.deadline,
-        cache_salt: params.cache_salt,
+        cache_salt: params.engine.cache_salt,
         adapter,
         ..ForwardParams::new(ForwardRows::Logits, 0)
     };

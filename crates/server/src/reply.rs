@@ -4,7 +4,10 @@
 
 use std::time::Instant;
 
-use tokenmill::{Sample, TextEvent, TextStream};
+use tokenmill::{
+    TextStream,
+    stream::{Sample, TextEvent},
+};
 
 use crate::{ApiError, App, app::Call, metrics::Metrics, request_log::Tally};
 

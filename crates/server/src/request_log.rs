@@ -19,7 +19,7 @@ use axum::{
     response::Response,
 };
 use hyper::body::{Frame, SizeHint};
-use tokenmill::TextEnd;
+use tokenmill::stream::TextEnd;
 use tokenmill_sched::MissReason;
 
 use crate::{

@@ -10,7 +10,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{self, MapAccess, SeqAccess, Visitor},
 };
-use tokenmill::{DRY_BREAKERS, ModelWords};
+use tokenmill::{sampling::DRY_BREAKERS, text::ModelWords};
 use tokenmill_backend::{
     Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, SamplingParamsError, Xtc,
 };

@@ -16,7 +16,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Value, json};
-use tokenmill::ScoredToken;
+use tokenmill::stream::ScoredToken;
 use tokenmill_text::Tokenizer;
 
 use crate::scores::{alternatives, chat_entry, entry_with_ids, finite, n_chars, text_of};

@@ -1,7 +1,7 @@
 //! Log-probabilities as OpenAI's endpoints write them.
 
 use serde_json::{Map, Value, json};
-use tokenmill::{ScoredToken, TextParams};
+use tokenmill::{TextParams, stream::ScoredToken};
 use tokenmill_text::{TokenKind, Tokenizer};
 
 use crate::ApiError;

@@ -12,7 +12,7 @@ use std::{
 };
 
 use serde_json::{Map, Value};
-use tokenmill::{Conversation, Error, Model, Prompt, TextParams, TextStream};
+use tokenmill::{Conversation, Error, Model, TextParams, TextStream, text::Prompt};
 use tokenmill_sched::{Engine, EngineError};
 use tokenmill_text::{Tokenizer, template::ChatTemplate};
 
@@ -315,7 +315,7 @@ impl ServedModel {
         self.model.words().template().map(ChatTemplate::source)
     }
 
-    /// Encodes a prompt that the client has formatted ([`ModelWords::encode_prompt`](tokenmill::ModelWords::encode_prompt)), as llama.cpp
+    /// Encodes a prompt that the client has formatted ([`ModelWords::encode_prompt`](tokenmill::text::ModelWords::encode_prompt)), as llama.cpp
     /// and vLLM do.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         self.model.words().encode_prompt(text)

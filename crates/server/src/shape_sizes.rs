@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use tokenmill::ConstraintLimits;
+use tokenmill::constraint::ConstraintLimits;
 
 use crate::ApiError;
 

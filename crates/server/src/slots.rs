@@ -11,7 +11,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tokenmill::{Error, Model, Session, SessionError, SessionFile, SessionSize};
+use tokenmill::{
+    Error, Model,
+    sessions::{Session, SessionError, SessionFile, SessionSize},
+};
 
 use crate::{ApiError, config::SessionFolder, keys::Tenant};
 

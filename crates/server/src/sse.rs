@@ -23,7 +23,7 @@ use serde_json::Value;
 use tokenmill_sched::Canceller;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use tokenmill::{TextEvent, TextStream};
+use tokenmill::{TextStream, stream::TextEvent};
 
 use crate::{ApiError, App, app::Call, reply::Meter, request_id::RequestId};
 

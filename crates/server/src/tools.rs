@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use axum::{http::HeaderValue, response::Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokenmill::{Conversation, TextEnd, ToolChoice, takes_objects};
+use tokenmill::{Conversation, ToolChoice, stream::TextEnd, tools::takes_objects};
 use tokenmill_sched::FinishReason;
 
 use crate::{ApiError, earlier_calls::CUSTOM_INPUT, error::shortened};

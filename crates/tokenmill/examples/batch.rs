@@ -12,11 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = options.load(path)?;
 
     let prompts: Vec<String> = (1..=20).map(|n| format!("{n} + 1 = ")).collect();
-    let params = TextParams {
-        max_tokens: Some(8),
-        stops: vec!["\n".to_owned()],
-        ..TextParams::default()
-    };
+    let params = TextParams::new().max_tokens(8).stop("\n");
     for (prompt, answer) in prompts.iter().zip(model.batch(&prompts, &params)) {
         match answer {
             Ok(answer) => println!("{prompt}{}", answer.text),

@@ -11,10 +11,7 @@ use tokenmill::{Message, Model, TextParams};
 fn main() -> Result<(), Box<dyn Error>> {
     let path = env::args().nth(1).unwrap_or_else(|| "demo".to_owned());
     let model = Model::options().context(2048).load(path)?;
-    let params = TextParams {
-        max_tokens: Some(64),
-        ..TextParams::default()
-    };
+    let params = TextParams::new().max_tokens(64);
     let mut messages = Vec::new();
     for line in stdin().lines() {
         let question = line?;

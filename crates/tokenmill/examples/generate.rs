@@ -2,7 +2,7 @@
 
 use std::{env, error::Error};
 
-use tokenmill::{Model, SamplingParams, TextParams};
+use tokenmill::{Model, TextParams};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = env::args().nth(1).unwrap_or_else(|| "demo".to_owned());
@@ -12,17 +12,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = Model::open(path)?;
     println!("{} computes on {}", model.name(), model.device());
 
-    let params = TextParams {
-        max_tokens: Some(48),
-        stops: vec!["\n\n".to_owned()],
-        sampling: SamplingParams {
-            temperature: 0.8,
-            top_p: 0.95,
-            seed: 7,
-            ..SamplingParams::default()
-        },
-        ..TextParams::default()
-    };
+    let params = TextParams::new()
+        .max_tokens(48)
+        .stop("\n\n")
+        .temperature(0.8)
+        .top_p(0.95)
+        .seed(7);
     let answer = model.complete(&prompt, &params)?;
     println!("{prompt}{}", answer.text);
     println!(

@@ -14,10 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let own = options.load_on(&path, NaiveBackend::new())?;
     println!("{} computes on {}", own.name(), own.device());
 
-    let params = TextParams {
-        max_tokens: Some(12),
-        ..TextParams::default()
-    };
+    let params = TextParams::new().max_tokens(12);
     let text = own.complete("Once upon a time", &params)?.text;
     println!("Once upon a time{text}");
     // The tokenizer, the scheduler and the sampler are the same, so the texts differ by rounding only.

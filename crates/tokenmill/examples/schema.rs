@@ -3,7 +3,7 @@
 use std::{env, error::Error};
 
 use serde_json::{Value, json};
-use tokenmill::{Constraint, Message, Model, TextParams};
+use tokenmill::{Constraint, Model, TextParams};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = env::args().nth(1).unwrap_or_else(|| "demo".to_owned());
@@ -14,12 +14,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         "required": ["sum", "even"],
         "additionalProperties": false,
     });
-    let params = TextParams {
-        max_tokens: Some(128),
-        constraint: Some(Constraint::json_schema(schema)),
-        ..TextParams::default()
-    };
-    let answer = model.chat(&[Message::user("What is 3 + 4?")], &params)?;
+    let params = TextParams::new()
+        .max_tokens(128)
+        .constraint(Constraint::json_schema(schema));
+    let answer = model.chat("What is 3 + 4?", &params)?;
     // An answer that ends by itself is valid; one that `max_tokens` ends is cut, and `finish` says so.
     let value: Value = serde_json::from_str(&answer.text)?;
     println!("{value}");

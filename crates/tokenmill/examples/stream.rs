@@ -14,12 +14,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         .nth(2)
         .unwrap_or_else(|| "Once upon a time".to_owned());
     let model = Model::open(path)?;
-    let params = TextParams {
-        max_tokens: Some(48),
-        ..TextParams::default()
-    };
+    let params = TextParams::new().max_tokens(48);
     print!("{prompt}");
-    // The stream is also a `futures_core::Stream`, for asynchronous programs. Dropping it ends the generation.
+    // `examples/async_stream.rs` does the same without blocking a thread. Dropping the stream ends the generation.
     for piece in model.stream(&prompt, &params)? {
         print!("{}", piece?.text);
         stdout().flush()?;

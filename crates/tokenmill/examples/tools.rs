@@ -3,7 +3,7 @@
 use std::{env, error::Error};
 
 use serde_json::{Value, json};
-use tokenmill::{Conversation, Message, Model, TextParams};
+use tokenmill::{Conversation, Model, TextParams};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = env::args().nth(1).unwrap_or_else(|| "demo".to_owned());
@@ -14,13 +14,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         "description": "Adds two numbers",
         "parameters": {"type": "object", "properties": {"x": number, "y": number}, "required": ["x", "y"]},
     });
-    let mut conversation = Conversation::new([Message::user("What is 3 + 4?")])
-        .tools(json!([{"type": "function", "function": add}]));
+    let mut conversation =
+        Conversation::from("What is 3 + 4?").tools(json!([{"type": "function", "function": add}]));
 
-    let params = TextParams {
-        max_tokens: Some(128),
-        ..TextParams::default()
-    };
+    let params = TextParams::new().max_tokens(128);
     let mut answer = model.chat(&conversation, &params)?;
     conversation = conversation.answer(&answer);
     for call in &answer.calls {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllReduce {
     /// By NCCL where the machine has it and it joins the GPUs, else in the host's memory. With
-    /// [`is_batch_invariant`](crate::GpuOptions::is_batch_invariant) in the host's memory: in which order NCCL adds may depend on the batch.
+    /// [`is_batch_invariant`](crate::gpu::GpuOptions::is_batch_invariant) in the host's memory: in which order NCCL adds may depend on the batch.
     #[default]
     Auto,
     /// By NCCL, or the load is refused.

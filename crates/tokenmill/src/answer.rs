@@ -8,8 +8,8 @@ use tokenmill_sched::{EngineError, FinishReason, Timings, Usage};
 use tokenmill_text::calls::Part;
 
 use crate::{
-    Error, ScoredToken,
-    text_stream::{Delta, TextEnd, TextEvent, TextStream},
+    Error,
+    text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream},
     wait::wait,
 };
 

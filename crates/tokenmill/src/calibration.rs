@@ -14,7 +14,7 @@ use tokenmill_backend::{
 use tokenmill_model::ModelExecutor;
 use tokenmill_placed::{Placed, StepThresholds};
 
-use crate::GpuSteps;
+use crate::gpu_steps::GpuSteps;
 
 /// Runs of each route at each number of tokens, after one that warms up and records; the fastest counts.
 const N_RUNS: usize = 3;

@@ -12,7 +12,11 @@ use tokenmill_placed::PlacementRequest;
 use tokenmill_quant::CpuFeatures;
 
 use crate::{
-    AllReduce, GpuCheckObserver, LoadPlan, Measurements, PlanObserver, SplitObserver, at_low_priority,
+    all_reduce::AllReduce,
+    load_plan::{LoadPlan, PlanObserver},
+    low_priority::at_low_priority,
+    measurements::Measurements,
+    split_plan::{GpuCheckObserver, SplitObserver},
 };
 
 /// Where a model computes.
@@ -125,7 +129,7 @@ pub struct Compute {
     /// Parts of the model for the GPU, if there is one; the CPU computes the rest.
     pub placement: PlacementRequest,
     /// Measurements of this machine and where they are stored: bandwidths, by which a placement is chosen, and
-    /// [`BatchThreshold::Measured`](crate::BatchThreshold::Measured).
+    /// [`BatchThreshold::Measured`](crate::placement::BatchThreshold::Measured).
     pub measurements: Measurements,
     /// Receives the plan of a load that is not split, before anything is loaded.
     pub on_plan: Option<PlanObserver>,

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use tokenmill_sched::{ConstraintFailure, ConstraintSource, TokenConstraint};
+pub use tokenmill_text::constraint::{ConstraintError, ConstraintKind, ConstraintLimits};
 use tokenmill_text::{
     calls::ReplyFormat,
-    constraint::{CompiledConstraint, Constraint, ConstraintError, ConstraintMatcher},
+    constraint::{CompiledConstraint, Constraint, ConstraintMatcher},
 };
 
 /// Head of the text for the reader in an answer of channels.

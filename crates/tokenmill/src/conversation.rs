@@ -131,6 +131,51 @@ impl From<&Vec<ChatMessage>> for Conversation {
     }
 }
 
+impl<const N: usize> From<[ChatMessage; N]> for Conversation {
+    fn from(messages: [ChatMessage; N]) -> Self {
+        Self::new(messages)
+    }
+}
+
+impl From<Vec<ChatMessage>> for Conversation {
+    fn from(messages: Vec<ChatMessage>) -> Self {
+        Self::new(messages)
+    }
+}
+
+impl From<ChatMessage> for Conversation {
+    fn from(message: ChatMessage) -> Self {
+        Self::new([message])
+    }
+}
+
+impl From<&ChatMessage> for Conversation {
+    fn from(message: &ChatMessage) -> Self {
+        Self::new([message])
+    }
+}
+
+/// The text as a message of the user.
+impl From<&str> for Conversation {
+    fn from(question: &str) -> Self {
+        ChatMessage::user(question).into()
+    }
+}
+
+/// The text as a message of the user.
+impl From<String> for Conversation {
+    fn from(question: String) -> Self {
+        ChatMessage::user(question).into()
+    }
+}
+
+/// The text as a message of the user.
+impl From<&String> for Conversation {
+    fn from(question: &String) -> Self {
+        Self::from(question.as_str())
+    }
+}
+
 impl From<&Conversation> for Conversation {
     fn from(conversation: &Conversation) -> Self {
         conversation.clone()
@@ -158,6 +203,28 @@ mod tests {
 
     use super::*;
     use crate::Message;
+
+    #[test]
+    fn a_question_a_message_and_lists_of_messages_are_conversations() {
+        let check = |conversation: Conversation| {
+            assert_eq!(conversation.messages, [json!({"role": "user", "content": "Hi"})]);
+        };
+        let message = || Message::user("Hi");
+        check("Hi".into());
+        check("Hi".to_owned().into());
+        check((&"Hi".to_owned()).into());
+        check(message().into());
+        check((&message()).into());
+        check([message()].into());
+        check((&[message()]).into());
+        check(vec![message()].into());
+        check((&vec![message()]).into());
+        check(message_slice(&[message()]).into());
+    }
+
+    fn message_slice(messages: &[Message]) -> &[Message] {
+        messages
+    }
 
     #[test]
     fn results_of_two_calls_follow_one_answer() {

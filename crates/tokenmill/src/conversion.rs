@@ -18,8 +18,8 @@ use tokenmill_quant::CpuFeatures;
 use tokenmill_text::{EncodeOptions, Tokenizer, VocabularyFiles};
 
 use crate::{
-    Error, ModelSource,
-    model_source::{TOKENIZER_JSON, optional_file, optional_json},
+    Error,
+    model_source::{ModelSource, TOKENIZER_JSON, optional_file, optional_json},
 };
 
 /// A folder that is to become a file.

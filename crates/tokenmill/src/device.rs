@@ -8,9 +8,12 @@ use tokenmill_model::{LoadProgress, Model, ModelOptions};
 use tokenmill_placed::{DeviceLayers, PlacementRequest};
 
 use crate::{
-    Compute, Device, Error, LoadPlan, gpu,
+    Device, Error,
+    compute::Compute,
+    gpu,
     guesser::Guesser,
     load_manner::load_with,
+    load_plan::LoadPlan,
     loaded::{Loaded, LoadedDevice},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
 };

@@ -10,11 +10,13 @@ use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_text::Tokenizer;
 
 use crate::{
-    Compute, Error, LoadedDevice, ModelSource,
+    Error,
+    compute::Compute,
     draft_facts::{DraftFacts, LoadedGuesser, options_next_to},
     load_manner::load_with,
-    machine_memory,
-    machine_memory::{available_bytes, machine_bytes},
+    loaded::LoadedDevice,
+    machine_memory::{self, available_bytes, machine_bytes},
+    model_source::ModelSource,
     vocabularies::difference_of,
 };
 

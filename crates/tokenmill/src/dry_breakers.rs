@@ -5,7 +5,7 @@
 
 use tokenmill_text::Tokenizer;
 
-use crate::ModelWords;
+use crate::words::ModelWords;
 
 /// Texts at which DRY stops looking for a repetition, by llama.cpp's default.
 pub const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
@@ -45,7 +45,7 @@ mod tests {
     use tokenmill_text::Tokenizer;
 
     use super::*;
-    use crate::ModelSource;
+    use crate::model_source::ModelSource;
 
     #[test]
     fn tokens_that_hold_a_text_break_and_others_do_not() {

@@ -46,7 +46,7 @@ impl Embeddings {
         std::future::poll_fn(|context| self.poll_vector(context)).await
     }
 
-    fn poll_vector(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Vec<f32>, Error>>> {
+    pub(crate) fn poll_vector(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Vec<f32>, Error>>> {
         let pool = &mut self.pool;
         let done = ready!(self.passes.poll(context, |row| pool.add(row)));
         Poll::Ready(done.map(|done| done.map(|()| std::mem::take(&mut self.pool).normalized())))

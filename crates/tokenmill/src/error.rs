@@ -16,7 +16,7 @@ use tokenmill_text::{
     TokenizerError, calls::CallFormError, constraint::ConstraintError, template::TemplateError,
 };
 
-use crate::SessionError;
+use crate::session_error::SessionError;
 
 /// Why a model could not be opened, loaded or used.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +57,18 @@ pub enum Error {
     /// The built-in model was asked for, and this build has none.
     #[error("the built-in model is not part of this build; enable the feature `demo`")]
     NoDemo,
+    /// The name of a model to download, in a build that downloads none.
+    #[error(
+        "`{name}` is no file or folder here; the feature `hub` of the crate tokenmill downloads models by name"
+    )]
+    NeedsHub {
+        /// The name.
+        name: String,
+    },
+    /// A model by name that cannot be had.
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(#[from] tokenmill_hub::HubError),
     /// A file or folder that cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {

@@ -7,7 +7,8 @@ use tokenmill_backend::{BackendError, MemoryPlan};
 use tokenmill_model::Model as Network;
 
 use crate::{
-    Compute, Device, Error, KvCache, LoadOptions,
+    Device, Error, KvCache, LoadOptions,
+    compute::Compute,
     device::check_load,
     gpu::has_gpu_driver,
     machine_memory::{available_bytes, machine_bytes},
@@ -73,7 +74,7 @@ fn is_there(plan: &MemoryPlan, machine_bytes: Option<u64>, available_bytes: Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Model, ModelSource};
+    use crate::{Model, model_source::ModelSource};
 
     #[test]
     fn contexts_that_no_machine_has_memory_for_are_one() {

@@ -18,6 +18,13 @@ pub use without_cuda::CudaLeftOut;
 #[cfg(not(feature = "cuda"))]
 pub(crate) use without_cuda::{check_group, check_split, check_whole, load, load_group, load_split};
 
+pub use crate::{
+    all_reduce::{AllReduce, AllReduceError},
+    compute::{GpuOptions, WarpgroupProducts},
+    gpu_steps::GpuSteps,
+    split_plan::GpuCheckObserver,
+};
+
 /// Whether this build computes on GPUs and the machine has a driver for them.
 pub fn has_gpu_driver() -> bool {
     #[cfg(feature = "cuda")]
@@ -64,7 +71,12 @@ mod with_cuda {
 
     use super::first_use::FirstUseOf;
     use crate::{
-        Compute, Error, GpuOptions, LoadPlan, Loaded, LoadedDevice, WarpgroupProducts, guesser::Guesser,
+        Error,
+        compute::Compute,
+        gpu::{GpuOptions, WarpgroupProducts},
+        guesser::Guesser,
+        load_plan::LoadPlan,
+        loaded::{Loaded, LoadedDevice},
     };
 
     /// Opens a GPU by its number among those that the driver shows.
@@ -316,7 +328,7 @@ mod without_cuda {
     use tokenmill_backend::BackendError;
     use tokenmill_model::{LoadProgress, Model, ModelOptions};
 
-    use crate::{Compute, Error, Loaded, guesser::Guesser};
+    use crate::{Error, compute::Compute, guesser::Guesser, loaded::Loaded};
 
     /// Remedy: users of a release archive have no sources.
     const INSTEAD: &str = if cfg!(all(target_os = "linux", target_arch = "x86_64")) {

@@ -1,6 +1,7 @@
 //! Models by name, from the Hugging Face Hub: what [`tokenmill_hub`] has.
 //!
-//! Separate from the opening of models, which asks no server: a pull gives a path, and [`Model::open`](crate::Model::open) takes it.
+//! [`Model::open`](crate::Model::open) takes names itself. A program that shows how far a download has come, asks before it, or sets its
+//! limits pulls first, and opens the path that it gets.
 //!
 //! ```no_run
 //! use tokenmill::{

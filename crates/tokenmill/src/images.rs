@@ -1,4 +1,4 @@
-//! [`take_images`]: the images of a conversation's messages, and the marks that a template sees in their place.
+//! The images of a conversation's messages, and the marks that a template sees in their place.
 //!
 //! Separate from the words because it knows no model. Invariant: nothing is fetched and no file is opened: an image's bytes are in
 //! its message, as a `data:` URL.
@@ -11,7 +11,8 @@ use base64::{
 };
 use serde_json::{Value, json};
 
-use tokenmill_image::{ImageError, ImageLimits, Rgb, media_type};
+pub use tokenmill_image::ImageError;
+use tokenmill_image::{ImageLimits, Rgb, media_type};
 use tokenmill_model::ImageGrid;
 
 use crate::Error;

@@ -11,7 +11,7 @@ use std::{
 use tokenmill_convert::{ImportanceSums, MeasuredMatrix};
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 
-use crate::{Error, LoadOptions, Model, ModelSource};
+use crate::{Error, LoadOptions, Model, model_source::ModelSource};
 
 /// A model on the CPU, and what was measured so far.
 #[derive(Debug)]

@@ -1,17 +1,14 @@
 //! The front door: open a model, give it text, get text.
 //!
-//! [`Model::open`] takes a GGUF file, a folder with one, a Hugging Face folder with safetensors, or `demo`, a small model
-//! inside this crate. It picks the device (the first GPU that can hold the model, else the CPU) and starts an engine that
-//! computes the requests of any number of threads side by side.
+//! [`Model::open`] takes a GGUF file, a folder with one, a Hugging Face folder with safetensors, `demo`, a small model
+//! inside this crate, or, with the feature `hub`, the name of a model to download. It picks the device (the first GPU that
+//! can hold the model, else the CPU) and starts an engine that computes the requests of any number of threads side by side.
 //!
 //! ```
-//! use tokenmill::{Message, Model, TextParams};
+//! use tokenmill::prelude::*;
 //!
 //! let model = Model::open("demo")?;
-//! let params = TextParams {
-//!     max_tokens: Some(16),
-//!     ..TextParams::default()
-//! };
+//! let params = TextParams::new().max_tokens(16);
 //! let answer = model.complete("Once upon a time", &params)?;
 //! println!("{} ({} tokens)", answer.text, answer.usage.completion_tokens);
 //!
@@ -20,8 +17,8 @@
 //!     print!("{}", piece?.text);
 //! }
 //!
-//! // A conversation goes through the model's chat template.
-//! let reply = model.chat(&[Message::user("What is 3 + 4?")], &params)?;
+//! // A question, a message or a conversation goes through the model's chat template.
+//! let reply = model.chat("What is 3 + 4?", &params)?;
 //! println!("{}", reply.text);
 //! # Ok::<(), tokenmill::Error>(())
 //! ```
@@ -31,8 +28,10 @@
 //! | to do | call | gives |
 //! |---|---|---|
 //! | continue a text | [`Model::complete`], [`Model::samples`] | [`Answer`] |
-//! | continue a text, as it comes | [`Model::stream`] | [`TextStream`], an iterator and an asynchronous stream |
+//! | continue a text, as it comes | [`Model::stream`] | [`TextStream`], an iterator |
 //! | answer a conversation | [`Model::chat`], [`Model::chat_stream`] | the same |
+//! | wait without a thread | [`Model::complete_async`], [`Model::chat_async`] | futures of the same, for any runtime |
+//! | read as it comes without a thread | [`Model::stream_async`], [`TextStream::into_stream`] | [`stream::PieceStream`] |
 //! | offer tools, read calls | [`Conversation::tools`], [`Answer::calls`], [`Conversation::result`] | [`ToolCall`] |
 //! | have tools called, all or one | [`Conversation::tool_choice`] | calls whose arguments obey the schemas |
 //! | end a model's reasoning in time | [`TextParams::thinking_budget`] | an answer within it |
@@ -40,13 +39,17 @@
 //! | answer in a shape: JSON of a schema, a regular expression, a grammar | [`TextParams::constraint`] | text that has it |
 //! | compare texts | [`Model::embed`] | a vector for each |
 //! | find the documents that answer a query | [`Model::rerank`] | a score for each |
-//! | keep a conversation and what was computed for it | [`Model::save_session`], [`Model::restore_session`] | a file, a [`Session`] |
+//! | keep a conversation and what was computed for it | [`Model::save_session`], [`Model::restore_session`] | a file, a [`sessions::Session`] |
 //! | tokens in, tokens out | [`Model::engine`] | [`tokenmill_sched::Engine`] |
 //! | choose context, device, threads, KV cache | [`Model::options`] | [`LoadOptions`] |
 //! | quantize a folder's weights while they load | [`LoadOptions::quantize`] | a smaller, faster [`Model`] |
-//! | measure which weights matter most | [`ImportanceRun`] | an importance matrix |
+//! | measure which weights matter most | [`convert::ImportanceRun`] | an importance matrix |
 //! | make a smaller GGUF file | the crate `tokenmill_convert` | a file |
 //! | compute on a backend of your own | [`LoadOptions::load_on`] | a [`Model`] like any other |
+//!
+//! The [`prelude`] has the types of nearly every program. The root has those of most, and the modules all others, by what they
+//! are about: [`load`], [`gpu`], [`placement`] and [`machine`] for the load; [`sampling`], [`constraint`], [`tools`], [`images`], [`adapters`]
+//! and [`speculation`] for requests; [`stream`], [`embeddings`] and [`rerank`] for what comes; [`text`], [`sessions`] and [`convert`].
 //!
 //! [`Model::device`] says where the model computes and why a GPU was passed over, [`Model::memory`] what it takes, and
 //! [`Answer`] carries usage, timings and the reason of the end. [`TextParams::sampling`] holds the sampler's settings; the
@@ -64,7 +67,7 @@
 //! This crate joins [`tokenmill_model`] (files to networks), [`tokenmill_text`] (text to tokens), [`tokenmill_sched`] (many
 //! requests, one engine) and the backends `tokenmill_cpu_exec`, `tokenmill_cuda_exec` and [`tokenmill_placed`], which is made of
 //! both, behind the seam
-//! [`tokenmill_backend`]. Each is useful alone, and [`ModelSource`], [`ModelWords`] and [`load`] give the parts that the
+//! [`tokenmill_backend`]. Each is useful alone, and [`load::ModelSource`], [`text::ModelWords`] and [`load::load`] give the parts that the
 //! front door is made of. The HTTP server `tokenmill-server` and the program `tokenmill` open and run models through this
 //! crate, and name types of those below it.
 //!
@@ -72,45 +75,51 @@
 //!
 //! - `cuda` (default): computes on NVIDIA GPUs.
 //! - `demo` (default): the model `demo`, 3.8 MB.
-//! - `hub`: the module `hub` gets models by name from the Hugging Face Hub; [`Model::open`] takes the path that it gives.
+//! - `images` (default): reads the images of conversations. Without it a conversation that has one is refused.
+//! - `hub`: [`Model::open`] takes names of the Hugging Face Hub and of Ollama's registry, too, and the module `hub` downloads with
+//!   progress and limits.
 #![forbid(unsafe_code)]
 
-mod adapters;
+pub mod adapters;
 mod all_reduce;
 mod answer;
+mod asynchronous;
 mod batch;
 #[cfg(feature = "cuda")]
 mod calibration;
 mod checksum;
 mod compute;
-mod constraint;
+pub mod constraint;
 mod conversation;
 mod conversion;
+pub mod convert;
 mod device;
 mod draft;
 mod draft_facts;
 mod dry_breakers;
-mod embeddings;
+pub mod embeddings;
 mod error;
 mod facts;
 mod fitting;
 mod folder_lock;
 mod format_text;
 mod forward_passes;
-mod gpu;
+pub mod gpu;
 mod gpu_steps;
 mod group_memory;
 mod guesser;
 #[cfg(feature = "hub")]
 pub mod hub;
-mod images;
+pub mod images;
 mod importance;
 mod json_text;
+pub mod load;
 mod load_manner;
 mod load_options;
 mod load_plan;
 mod loaded;
 mod low_priority;
+pub mod machine;
 mod machine_memory;
 mod measurements;
 mod model;
@@ -119,83 +128,45 @@ mod model_source;
 mod mtp;
 mod mtp_choice;
 mod mtp_file;
+mod named;
+pub mod placement;
 mod prefix_folder;
+pub mod prelude;
 mod quantized;
 mod reply;
 mod reply_reader;
-mod rerank;
+pub mod rerank;
+pub mod sampling;
 mod session;
 mod session_error;
+pub mod sessions;
+pub mod speculation;
 mod split_plan;
+pub mod stream;
 #[cfg(test)]
 mod test_engines;
+pub mod text;
+mod text_params;
 mod text_stream;
 mod tool_writing;
+pub mod tools;
 mod turns;
 mod vision;
 mod vocabularies;
 mod wait;
 mod words;
 
-pub use adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS, LoadedAdapter};
-pub use all_reduce::{AllReduce, AllReduceError};
-pub use answer::{Answer, Gathered, Sample, ToolCall};
-pub use compute::{Compute, Device, DeviceError, GpuOptions, WarpgroupProducts, n_processors};
+pub use answer::{Answer, ToolCall};
+pub use compute::Device;
 pub use conversation::{Conversation, Turn};
-pub use conversion::{Conversion, TokenDifferences};
-pub use device::{check_load, load};
-pub use draft_facts::{DraftFacts, LoadedGuesser};
-pub use dry_breakers::DRY_BREAKERS;
-pub use embeddings::Embeddings;
 pub use error::Error;
-pub use facts::{ModelFacts, Task};
-pub use folder_lock::FolderLock;
-#[cfg(not(feature = "cuda"))]
-pub use gpu::CudaLeftOut;
-#[cfg(feature = "cuda")]
-pub use gpu::{gpu_check, open_gpu};
-pub use gpu::{has_gpu, has_gpu_driver};
-pub use gpu_steps::GpuSteps;
-pub use images::{PromptImage, check_image, image_of_url, image_part};
-pub use importance::ImportanceRun;
-pub use json_text::{make_readable_json, readable_json, without_mark};
 pub use load_options::{KvCache, LoadOptions};
-pub use load_plan::{LoadPlan, PlanObserver};
-pub use loaded::{Loaded, LoadedDevice};
-pub use low_priority::at_low_priority;
-pub use machine_memory::{available_bytes, available_main_bytes, check_memory, machine_bytes};
-pub use measurements::{MeasuredWhen, Measurements};
-pub use model::{Model, TextParams};
-pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
-pub use mtp::{MtpPlan, mtp_plan};
-pub use prefix_folder::{PrefixFolder, PrefixFolderFigures};
-pub use reply::Prompt;
-pub use reply_reader::ReplyReader;
-pub use rerank::{RankWords, Scores};
-pub use session::{Session, SessionFile, SessionHeader, SessionSize, remove_unfinished_sessions};
-pub use session_error::SessionError;
-pub use split_plan::{GpuCheckObserver, SplitObserver, SplitPlan, SplitReason, SplitRow};
-pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
-pub use tokenmill_backend::{
-    DynamicTemperature, KvType, MemoryPlan, Mirostat, MirostatVersion, SamplerStep, SamplingParams, Side, Xtc,
-};
-pub use tokenmill_convert::{Preset, QuantizeSummary};
-pub use tokenmill_cpu_exec::{CpuList, Numa, Places, PlacesError};
-pub use tokenmill_gguf::RegularFile;
-pub use tokenmill_image::ImageError;
-pub use tokenmill_model::LoadProgress;
-pub use tokenmill_placed::{
-    Bandwidths, BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest, Traffic,
-};
-pub use tokenmill_sched::{Canceller, ContextShift, FinishReason, Media, Speculation, Timings, Usage};
-pub use tokenmill_text::{
-    DecodeOptions,
-    calls::{CallFormError, Part, ToolChoice, ToolSet, takes_objects},
-    constraint::{Constraint, ConstraintError, ConstraintKind, ConstraintLimits},
-    template::ChatMessage as Message,
-};
-pub use vision::{Projector, projector_beside};
-pub use words::{ModelWords, utc_now};
+pub use model::Model;
+pub use text_params::TextParams;
+pub use text_stream::{Delta, TextStream};
+pub use tokenmill_backend::SamplingParams;
+pub use tokenmill_sched::{FinishReason, Usage};
+pub use tokenmill_text::{calls::ToolChoice, constraint::Constraint, template::ChatMessage as Message};
 
 /// The examples of the README.
 #[cfg(doctest)]

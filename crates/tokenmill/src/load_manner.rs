@@ -8,7 +8,7 @@ use std::{panic, sync::mpsc, thread};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadError, LoadProgress};
 
-use crate::{Compute, at_low_priority};
+use crate::{compute::Compute, low_priority::at_low_priority};
 
 /// Loads on a backend in the manner that was asked for.
 ///

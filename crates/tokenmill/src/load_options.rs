@@ -16,18 +16,23 @@ use tokenmill_model::{ControlVector, Descriptor, LoadProgress, Model as Network,
 use tokenmill_sched::{ContextShift, Engine, EngineConfig, SharedPageStore, Speculation};
 
 use crate::{
-    AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
-    ModelSource, ModelWords, PrefixFolder, Projector,
-    adapters::Shelf,
+    Device, Error, Model,
+    adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS, Shelf},
+    compute::Compute,
     device,
     draft::Draft,
+    facts::ModelFacts,
     gpu::has_gpu_driver,
     guesser::Guesser,
+    loaded::{Loaded, LoadedDevice},
     machine_memory::bytes_of,
-    prefix_folder::ModelStore,
+    model_source::ModelSource,
+    named::{self, Company},
+    prefix_folder::{ModelStore, PrefixFolder},
     quantized,
     session::identity_of,
-    vision::{self, Vision},
+    vision::{self, Projector, Vision},
+    words::ModelWords,
 };
 
 /// The context where nothing else is said, unless the model was made for less.
@@ -256,13 +261,39 @@ impl LoadOptions {
         self
     }
 
-    /// Opens and loads the model at `path`: a GGUF file, a folder with one, a Hugging Face folder, or `demo`.
+    /// Opens and loads the model at `path`: a GGUF file, a folder with one, a Hugging Face folder, or `demo`. With the feature `hub` it may
+    /// be a name, too, `OWNER/REPOSITORY[:TYPE]` of the Hub or `NAME:TAG` of Ollama's registry: the model is downloaded if it is not on this
+    /// machine, and so is a draft model that is named. What exists as a file or a folder is never taken for a name.
     ///
     /// # Errors
-    /// [`Error`]: what is wrong with the files, the options or the device.
+    /// [`Error`]: what is wrong with the files, the options or the device. [`Error::NeedsHub`] of a name without the feature `hub`.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Model, Error> {
-        let source = ModelSource::find(path)?;
-        self.load_opened(&source, &self.open_network(&source)?, &mut |_| {})
+        let options = self.with_draft_here()?;
+        let source = ModelSource::find(self.path_of(path.as_ref())?)?;
+        options.load_opened(&source, &options.open_network(&source)?, &mut |_| {})
+    }
+
+    /// The path of a model that is a path or a name.
+    fn path_of(&self, model: &Path) -> Result<PathBuf, Error> {
+        let on_gpu = matches!(self.compute.device, Device::Cuda { .. });
+        let company = Company {
+            projector: self.projector == Projector::Beside && !on_gpu,
+            nextn: self.draft.is_none() && self.mtp.is_none() && !on_gpu,
+        };
+        named::path_of(model, company)
+    }
+
+    /// The same options with the path of a draft model that is named.
+    fn with_draft_here(&self) -> Result<Self, Error> {
+        let company = Company {
+            projector: false,
+            nextn: false,
+        };
+        let draft = self.draft.as_deref().map(|draft| named::path_of(draft, company));
+        Ok(Self {
+            draft: draft.transpose()?,
+            ..self.clone()
+        })
     }
 
     /// Loads a model that [`Self::open_network`] opened, and says how far it has come.
@@ -380,10 +411,10 @@ impl LoadOptions {
     where
         tokenmill_model::ModelExecutor<B>: Send,
     {
-        let source = ModelSource::find(path)?;
+        let source = ModelSource::find(self.path_of(path.as_ref())?)?;
         let network = self.open_network(&source)?;
         let mut words = self.words(&source, &network)?;
-        let draft = self.open_draft(&network, &words)?;
+        let draft = self.with_draft_here()?.open_draft(&network, &words)?;
         if self.asks_for_mtp(&network) {
             return Err(Error::MtpNotWhole);
         }
@@ -604,10 +635,11 @@ fn identity(source: &ModelSource, network: &Network, options: &ModelOptions) -> 
 }
 
 impl Model {
-    /// Opens and loads a model with the default options: a GGUF file, a folder with one, a Hugging Face folder, or `demo`.
+    /// Opens and loads a model with the default options: a GGUF file, a folder with one, a Hugging Face folder, `demo`, or with the feature
+    /// `hub` a name, as [`LoadOptions::load`] takes it.
     ///
     /// # Errors
-    /// [`Error`]: what is wrong with the files or the device.
+    /// [`Error`]: what is wrong with the files or the device. [`Error::NeedsHub`] of a name without the feature `hub`.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::options().load(path)
     }

@@ -7,7 +7,7 @@ use std::{fmt, time::Duration};
 
 use tokenmill_backend::{Executor, MemoryPlan};
 
-use crate::{Error, GpuSteps, LoadedGuesser, MeasuredWhen};
+use crate::{Error, draft_facts::LoadedGuesser, gpu_steps::GpuSteps, measurements::MeasuredWhen};
 
 /// A loaded model and where it computes.
 pub struct Loaded {

@@ -5,15 +5,26 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokenmill_backend::{MemoryPlan, SamplingParams};
+use tokenmill_backend::MemoryPlan;
 use tokenmill_model::PooledOutput;
-use tokenmill_sched::{Engine, EngineError, GenerateParams, Media};
+use tokenmill_sched::{Engine, EngineError, GenerateParams};
 use tokenmill_text::constraint::ConstraintError;
 
 use crate::{
-    Answer, Constraint, Conversation, DraftFacts, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords,
-    PrefixFolderFigures, Prompt, ReplyReader, Scores, TextStream, adapters::Shelf, constraint,
-    machine_memory::bytes_of, prefix_folder::ModelStore, vision::Vision,
+    Answer, Constraint, Conversation, Error, TextParams, TextStream,
+    adapters::Shelf,
+    constraint,
+    draft_facts::DraftFacts,
+    embeddings::Embeddings,
+    facts::ModelFacts,
+    loaded::LoadedDevice,
+    machine_memory::bytes_of,
+    prefix_folder::{ModelStore, PrefixFolderFigures},
+    reply::Prompt,
+    rerank::Scores,
+    text_params::EngineParams,
+    vision::Vision,
+    words::ModelWords,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
@@ -35,70 +46,6 @@ struct Inner {
     identity: Option<u128>,
     vision: Option<Vision>,
     page_store: Option<Arc<ModelStore>>,
-}
-
-/// Selects what is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
-#[derive(Clone, Debug)]
-pub struct TextParams {
-    /// Sampling parameters.
-    pub sampling: SamplingParams,
-    /// Most tokens; `None` generates to the end of the context.
-    pub max_tokens: Option<u32>,
-    /// Fewest tokens before one that ends a text. A constraint that allows nothing else ends it earlier.
-    pub min_tokens: u32,
-    /// Samples.
-    pub n: u32,
-    /// Strings that end a sample and are not part of it.
-    pub stops: Vec<String>,
-    /// Shape of a sample, such as JSON of a schema; `None` allows every text.
-    pub constraint: Option<Constraint>,
-    /// Tokens that the reasoning of a conversation's answer may take; then the model's own end of it is written, and the
-    /// answer follows. Nothing for models that do not reason.
-    pub thinking_budget: Option<u32>,
-    /// Further tokens that end a sample and are not part of it, even if the model's own end tokens are ignored.
-    pub stop_tokens: Vec<u32>,
-    /// Whether end-of-text tokens are ordinary tokens.
-    pub ignore_eos: bool,
-    /// Longest time from arrival to end.
-    pub deadline: Option<Duration>,
-    /// Longest time until it begins.
-    pub queue_timeout: Option<Duration>,
-    /// Higher begins first and may take the place of lower.
-    pub priority: i32,
-    /// Keeps cached prefixes apart from those of requests with another salt.
-    pub cache_salt: u64,
-    /// Number of the client, so that no client can block the compilation of others' constraints.
-    pub client: u64,
-    /// The name of the adapter that it is computed with; `None` takes the model as it is.
-    pub adapter: Option<String>,
-    /// Reads reasoning and tool calls out of the answers; [`Model::chat`] sets it itself.
-    pub reader: Option<ReplyReader>,
-    /// The rows of the images in the first prompt, which [`Model::see`] makes; [`Model::chat`] sets it itself.
-    pub media: Arc<[Media]>,
-}
-
-impl Default for TextParams {
-    fn default() -> Self {
-        Self {
-            sampling: SamplingParams::default(),
-            max_tokens: None,
-            min_tokens: 0,
-            n: 1,
-            stops: Vec::new(),
-            constraint: None,
-            thinking_budget: None,
-            stop_tokens: Vec::new(),
-            ignore_eos: false,
-            deadline: None,
-            queue_timeout: None,
-            priority: 0,
-            cache_salt: 0,
-            client: 0,
-            adapter: None,
-            reader: None,
-            media: Arc::new([]),
-        }
-    }
 }
 
 impl Model {
@@ -209,7 +156,7 @@ impl Model {
         self.inner.vision.is_some()
     }
 
-    /// Makes the rows of a prompt's images, for [`TextParams::media`]. It takes as long as the encoder does, seconds for a large one;
+    /// Makes the rows of a prompt's images, for [`EngineParams::media`]. It takes as long as the encoder does, seconds for a large one;
     /// nothing for a prompt without images, and for images that it saw not long ago. `cache_salt` keeps what is kept of images
     /// apart from that of requests with another one.
     ///
@@ -333,11 +280,14 @@ impl Model {
         params: &TextParams,
     ) -> Result<TextStream, Error> {
         let prompt = self.words().prompt(&conversation.into())?;
-        let prompt = self.see(prompt, params.cache_salt)?;
+        let prompt = self.see(prompt, params.engine.cache_salt)?;
         let params = TextParams {
             constraint: (self.words()).held_to(&prompt, params.constraint.clone(), params.thinking_budget)?,
-            reader: prompt.reader,
-            media: prompt.media,
+            engine: EngineParams {
+                reader: prompt.reader,
+                media: prompt.media,
+                ..params.engine.clone()
+            },
             ..params.clone()
         };
         self.generate(vec![prompt.tokens], &params)
@@ -349,10 +299,15 @@ impl Model {
     /// # Errors
     /// [`Error::Engine`] where a text is refused or fails; [`Error::MakesNoEmbeddings`].
     pub fn embed(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>, Error> {
+        self.start_embedding(texts)?.collect()
+    }
+
+    /// Starts embedding texts.
+    pub(crate) fn start_embedding(&self, texts: &[impl AsRef<str>]) -> Result<Embeddings, Error> {
         let inputs = texts
             .iter()
             .map(|text| self.words().encode_text(text.as_ref(), true));
-        self.embed_tokens(inputs.collect(), None, 0)?.collect()
+        self.embed_tokens(inputs.collect(), None, 0)
     }
 
     /// Starts embedding inputs that are tokens already, all side by side.
@@ -377,10 +332,15 @@ impl Model {
     /// # Errors
     /// [`Error::RanksNothing`], or [`Error::Engine`] where a document is refused or fails.
     pub fn rerank(&self, query: &str, documents: &[impl AsRef<str>]) -> Result<Vec<f32>, Error> {
+        self.start_ranking(query, documents)?.collect()
+    }
+
+    /// Starts scoring documents.
+    pub(crate) fn start_ranking(&self, query: &str, documents: &[impl AsRef<str>]) -> Result<Scores, Error> {
         let inputs = (documents.iter())
             .map(|document| self.words().encode_pair(query, document.as_ref(), None))
             .collect::<Result<_, _>>()?;
-        self.rank_tokens(inputs, None, 0)?.collect()
+        self.rank_tokens(inputs, None, 0)
     }
 
     /// Starts scoring inputs of [`ModelWords::encode_pair`], all side by side.
@@ -409,7 +369,7 @@ impl Model {
             self.words().end_ids().to_vec()
         };
         let constraint = match &params.constraint {
-            Some(constraint) => match self.words().compile_for(constraint, params.client) {
+            Some(constraint) => match self.words().compile_for(constraint, params.engine.client) {
                 // Calls that may come without a constraint do so where the vocabulary can follow none.
                 Err(Error::Constraint(ConstraintError::Vocabulary { .. })) if constraint.is_optional() => {
                     None
@@ -439,9 +399,9 @@ impl Model {
             queue_timeout: params.queue_timeout,
             min_tokens,
             priority: params.priority,
-            cache_salt: params.cache_salt,
+            cache_salt: params.engine.cache_salt,
             adapter: self.adapter_id(params.adapter.as_deref())?,
-            media: Arc::clone(&params.media),
+            media: Arc::clone(&params.engine.media),
             ..GenerateParams::default()
         };
         let mut generate = generate;
@@ -472,7 +432,7 @@ impl Model {
         }
         let tokenizer = self.words().tokenizer();
         let stream = TextStream::new(generations, params.n, tokenizer, &params.stops);
-        Ok(match &params.reader {
+        Ok(match &params.engine.reader {
             Some(reader) => {
                 let constraint = params.constraint.as_ref();
                 let has_shape = constraint.is_some_and(Constraint::holds_text);

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use tokenmill_backend::AdapterId;
 
-use crate::{AdapterSource, Error, LoadedAdapter, Model};
+use crate::{
+    Error, Model,
+    adapters::{AdapterSource, LoadedAdapter},
+};
 
 impl Model {
     /// Loads an adapter, which requests name from then on: [`TextParams::adapter`](crate::TextParams::adapter). Requests that run

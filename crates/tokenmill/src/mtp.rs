@@ -10,9 +10,11 @@ use tokenmill_model::{LoadError, LoadProgress, Model as Network, ModelExecutor, 
 use tokenmill_sched::{Speculation, hidden_states_bytes};
 
 use crate::{
-    Compute, Error, ModelSource,
+    Error,
+    compute::Compute,
     draft_facts::{DraftFacts, LoadedGuesser, options_next_to},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+    model_source::ModelSource,
     mtp_file::MtpFile,
 };
 

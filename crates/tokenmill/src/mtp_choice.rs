@@ -7,7 +7,7 @@ use tokenmill_model::{Model as Network, ModelOptions};
 use tokenmill_sched::Speculation;
 use tokenmill_text::Tokenizer;
 
-use crate::{Error, LoadOptions, ModelSource, draft::Draft, mtp::Mtp, mtp_file::MtpFile};
+use crate::{Error, LoadOptions, draft::Draft, model_source::ModelSource, mtp::Mtp, mtp_file::MtpFile};
 
 impl LoadOptions {
     /// Whether a layer for further tokens has to guess, rather than where there is one.

@@ -13,7 +13,7 @@ use tokenmill_gguf::NextnName;
 use tokenmill_model::{LoadError, Model as Network, Nextn, NextnFile};
 use tokenmill_text::Tokenizer;
 
-use crate::{Error, ModelSource, vocabularies::difference_of};
+use crate::{Error, model_source::ModelSource, vocabularies::difference_of};
 
 /// A file with a layer that fits a model; headers were read.
 pub(crate) struct MtpFile {

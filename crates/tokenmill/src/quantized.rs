@@ -10,7 +10,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_model::{FolderAsGguf, Model as Network};
 use tokenmill_quant::Format;
 
-use crate::{Error, ModelSource};
+use crate::{Error, model_source::ModelSource};
 
 /// Chooses the types of an opened folder's tensors, in which they will be loaded.
 pub(crate) fn quantize(network: &mut Network, source: &ModelSource, preset: Preset) -> Result<(), Error> {

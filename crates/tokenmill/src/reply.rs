@@ -13,7 +13,12 @@ use tokenmill_text::{
     template::ChatTemplate,
 };
 
-use crate::{Conversation, Error, PromptImage, images, reply_reader::ReplyReader, tool_writing::ToolWriting};
+use crate::{
+    Conversation, Error,
+    images::{self, PromptImage},
+    reply_reader::ReplyReader,
+    tool_writing::ToolWriting,
+};
 
 /// A conversation's prompt, and how its answer is read.
 #[derive(Clone, Debug)]

@@ -73,7 +73,7 @@ impl Scores {
         std::future::poll_fn(|context| self.poll_score(context)).await
     }
 
-    fn poll_score(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<f32, Error>>> {
+    pub(crate) fn poll_score(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<f32, Error>>> {
         let (yes_no, score) = (self.yes_no, &mut self.score);
         let done = ready!(self.passes.poll(context, |row| {
             *score = match yes_no {

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fmt};
 use tokenmill_backend::{MemoryPlan, NetworkPart, Side};
 use tokenmill_placed::{Bandwidths, LayerPlacement, Placement, Traffic};
 
-use crate::MeasuredWhen;
+use crate::measurements::MeasuredWhen;
 
 /// Is shown the plan of a split load.
 #[derive(Clone, Copy, Debug)]

@@ -6,12 +6,10 @@
 use std::{
     collections::VecDeque,
     fmt,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
 
-use futures_core::Stream;
 use tokenmill_backend::TokenLogprob;
 use tokenmill_sched::{Canceller, EngineError, Event, FinishReason, Finished, Generation, Token};
 use tokenmill_text::{
@@ -19,7 +17,7 @@ use tokenmill_text::{
     calls::{Part, Piece, ReplyParser},
 };
 
-use crate::{Error, ReplyReader, tool_writing::id_of, wait::wait};
+use crate::{Error, reply_reader::ReplyReader, tool_writing::id_of, wait::wait};
 
 /// News of a sample, as text.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,8 +78,8 @@ pub struct TextEnd {
 
 /// The generations of a request as text: one for each prompt, their samples numbered through.
 ///
-/// It is an iterator that waits for each piece, and an asynchronous [`Stream`] of them for any runtime. Both end after the
-/// first error. [`Self::next_event`] also tells when and how each sample ends, and [`Self::answers`] gathers all of it.
+/// It is an iterator that waits for each piece; [`Self::into_stream`] makes an asynchronous stream of them for any runtime. Both
+/// end after the first error. [`Self::next_event`] also tells when and how each sample ends, and [`Self::answers`] gathers all of it.
 /// Dropping the stream cancels what is not finished.
 #[derive(Debug)]
 pub struct TextStream {
@@ -201,7 +199,7 @@ impl TextStream {
         }
     }
 
-    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delta, Error>>> {
+    pub(crate) fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delta, Error>>> {
         while !self.has_failed {
             match self.poll_event(context) {
                 Poll::Ready(Some(TextEvent::Delta(delta))) => return Poll::Ready(Some(Ok(delta))),
@@ -298,14 +296,6 @@ impl Iterator for TextStream {
 
     fn next(&mut self) -> Option<Self::Item> {
         wait(|context| self.poll_piece(context))
-    }
-}
-
-impl Stream for TextStream {
-    type Item = Result<Delta, Error>;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.get_mut().poll_piece(context)
     }
 }
 

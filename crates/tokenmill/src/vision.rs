@@ -21,7 +21,12 @@ use tokenmill_sched::{Media, MediaPlaces, MediaSpan};
 use tokenmill_text::ImageWords;
 
 use crate::{
-    Compute, Error, ModelSource, Prompt, PromptImage, at_low_priority, model_source::is_projector_name,
+    Error,
+    compute::Compute,
+    images::PromptImage,
+    low_priority::at_low_priority,
+    model_source::{ModelSource, is_projector_name},
+    reply::Prompt,
 };
 
 /// Images whose rows are kept.

@@ -21,12 +21,13 @@ use tokenmill_text::{
 };
 
 use crate::{
-    Conversation, Error, ModelSource, PromptImage, RankWords, Turn,
+    Conversation, Error, Turn,
     constraint::{self, Holds},
     conversation::without_strict,
-    images::{ImageFile, take_images},
+    images::{ImageFile, PromptImage, take_images},
+    model_source::ModelSource,
     reply::{Prompt, ReplyWords},
-    rerank::{INSTRUCTION, QWEN3_PROMPT},
+    rerank::{INSTRUCTION, QWEN3_PROMPT, RankWords},
     turns::with_turns_that_fit,
     vision::{SIGHTED, around_in_text, image_words},
 };
@@ -69,7 +70,7 @@ pub struct ModelWords {
     images: Option<ImagePlaces>,
     /// The architecture, where there are no encoders of images for it.
     blind_arch: Option<String>,
-    /// The tokens of [`DRY_BREAKERS`](crate::DRY_BREAKERS), once they are asked for.
+    /// The tokens of [`DRY_BREAKERS`](crate::sampling::DRY_BREAKERS), once they are asked for.
     pub(crate) default_breakers: OnceLock<Vec<u32>>,
     /// Made ahead of time or when the first constraint is compiled.
     constraints: Arc<OnceLock<Result<ConstraintCompiler, ConstraintError>>>,

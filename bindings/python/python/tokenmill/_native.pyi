@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence, TypedDict
+from typing import Any, AsyncIterator, Callable, Generator, Iterator, Literal, Mapping, Sequence, TypedDict, Union
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 __version__: str
 
 Message = Mapping[str, Any]
+Path = Union[str, PathLike[str]]
+Lora = Union[Path, tuple[Path, float]]
 
 class Params(TypedDict, total=False):
     """How tokens are chosen, and when an answer ends. Without any, the likeliest token is taken each time."""
@@ -46,6 +48,7 @@ class Params(TypedDict, total=False):
     grammar: str | None
     thinking_budget: int | None
     ignore_eos: bool | None
+    lora: str | Literal[False] | None
     timeout: float | None
 
 class Error(Exception): ...
@@ -58,7 +61,10 @@ class ToolCall:
     @property
     def name(self) -> str: ...
     @property
-    def arguments(self) -> str: ...
+    def arguments(self) -> dict[str, Any]: ...
+    @property
+    def arguments_json(self) -> str: ...
+    def to_openai(self) -> dict[str, Any]: ...
 
 class ScoredToken:
     @property
@@ -117,7 +123,7 @@ class Stream:
 class Model:
     def __init__(
         self,
-        path: str | PathLike[str],
+        path: Path,
         *,
         context: int | None = None,
         sequences: int | None = None,
@@ -125,8 +131,10 @@ class Model:
         threads: int | None = None,
         kv_type: str | None = None,
         chat_template: str | None = None,
-        draft: str | PathLike[str] | None = None,
-        mmproj: str | PathLike[str] | bool | None = None,
+        draft: Path | None = None,
+        mmproj: Path | bool | None = None,
+        gpu_layers: int | Literal["all", "auto"] | None = None,
+        lora: Lora | Mapping[str, Lora] | None = None,
         download: bool = True,
         offline: bool = False,
         progress: Callable[[int, int], object] | None = None,
@@ -139,12 +147,19 @@ class Model:
     def n_ctx(self) -> int: ...
     @property
     def n_vocab(self) -> int: ...
+    @property
+    def loras(self) -> list[str]: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *raised: object) -> None: ...
+    def load_lora(self, name: str, path: Path, *, scale: float = 1.0) -> None: ...
+    def unload_lora(self, name: str) -> None: ...
     def complete(self, prompt: str, **params: Unpack[Params]) -> Answer: ...
     def stream(self, prompt: str, **params: Unpack[Params]) -> Stream: ...
     def batch(self, prompts: Sequence[str], **params: Unpack[Params]) -> list[Answer | RequestError]: ...
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | None = None,
@@ -153,7 +168,7 @@ class Model:
     ) -> Answer: ...
     def chat_stream(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | None = None,
@@ -162,7 +177,7 @@ class Model:
     ) -> Stream: ...
     def chat_batch(
         self,
-        conversations: Sequence[Sequence[Message]],
+        conversations: Sequence[str | Sequence[Message]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | None = None,
@@ -172,13 +187,13 @@ class Model:
     def embed(self, texts: str | Sequence[str]) -> npt.NDArray[np.float32]: ...
     def rerank(self, query: str, documents: Sequence[str]) -> npt.NDArray[np.float32]: ...
     def logits(self, prompt: str | Sequence[int]) -> npt.NDArray[np.float32]: ...
-    def save_session(self, path: str | PathLike[str], tokens: Sequence[int]) -> int: ...
-    def restore_session(self, path: str | PathLike[str]) -> list[int]: ...
+    def save_session(self, path: Path, tokens: Sequence[int]) -> int: ...
+    def restore_session(self, path: Path) -> list[int]: ...
     def tokenize(self, text: str, *, special: bool = True) -> list[int]: ...
     def detokenize(self, tokens: Sequence[int]) -> str: ...
     def render_chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,

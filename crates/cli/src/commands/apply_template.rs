@@ -3,7 +3,10 @@
 use std::{fs, path::PathBuf};
 
 use serde_json::Value;
-use tokenmill::{ModelSource, utc_now, without_mark};
+use tokenmill::{
+    load::ModelSource,
+    text::{utc_now, without_mark},
+};
 use tokenmill_text::template::{ChatTemplate, CivilTime, RenderOptions};
 
 use crate::{failure::Failure, input::read_text, model_name::FetchArgs, output};

@@ -14,7 +14,11 @@ use std::{fmt::Write, path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use tokenmill::{KvCache, KvType, LoadOptions, LoadedDevice, ModelFacts, ModelSource, Speculation};
+use tokenmill::{
+    KvCache, LoadOptions,
+    load::{KvType, LoadedDevice, ModelFacts, ModelSource},
+    speculation::Speculation,
+};
 use tokenmill_backend::DeviceTimes;
 use tokenmill_model::{Model, ModelOptions, WindowPages};
 use tokenmill_sched::{Engine, EngineConfig, Throughput};

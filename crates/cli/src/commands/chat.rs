@@ -11,7 +11,7 @@ mod saved;
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Answer, Constraint, Model, Session, TextParams};
+use tokenmill::{Answer, Constraint, Model, TextParams, sessions::Session, text::EngineParams};
 use tokenmill_backend::SamplingParams;
 use tokenmill_sched::FinishReason;
 use tokenmill_text::template::ChatTemplate;
@@ -379,9 +379,12 @@ impl Chat {
                 self.constraint.clone(),
                 self.reasoning_budget.max_tokens(),
             )?,
-            reader: prompt.reader.clone(),
-            media: Arc::clone(&prompt.media),
             adapter: self.adapter.clone(),
+            engine: EngineParams {
+                reader: prompt.reader.clone(),
+                media: Arc::clone(&prompt.media),
+                ..EngineParams::default()
+            },
             ..TextParams::default()
         };
         let mut view = ReplyView::new(self.shows_reasoning);

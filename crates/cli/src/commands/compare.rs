@@ -12,7 +12,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokenmill::{LoadOptions, Model, ModelSource};
+use tokenmill::{LoadOptions, Model, load::ModelSource};
 use tokenmill_model::{Model as Network, PooledOutput};
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 use tokenmill_text::EncodeOptions;

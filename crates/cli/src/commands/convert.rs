@@ -6,7 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill::{Conversion, Error, ModelSource, TokenDifferences};
+use tokenmill::{
+    Error,
+    convert::{Conversion, TokenDifferences},
+    load::ModelSource,
+};
 use tokenmill_convert::{OutType, QuantizeSummary};
 use tokenmill_model::check_is_model;
 

@@ -99,7 +99,7 @@ impl Gpus {
     pub(crate) fn find() -> Self {
         Self {
             cuda_version: None,
-            problem: Some(tokenmill::CudaLeftOut.to_string()),
+            problem: Some(tokenmill::gpu::CudaLeftOut.to_string()),
             is_absent: true,
             devices: Vec::new(),
         }

@@ -16,8 +16,11 @@ use std::{
 
 use serde_json::{Value, json};
 use tokenmill::{
-    Device as DeviceChoice, Error, ModelSource, available_bytes, check_memory, hub::HubSettings,
-    machine_bytes, mtp_plan, projector_beside,
+    Device as DeviceChoice, Error,
+    hub::HubSettings,
+    load::{ModelSource, projector_beside},
+    machine::{available_bytes, check_memory, machine_bytes},
+    speculation::mtp_plan,
 };
 use tokenmill_backend::MemoryPlan;
 use tokenmill_gguf::free_bytes;

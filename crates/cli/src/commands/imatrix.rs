@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tokenmill::{Device, ImportanceRun, LoadOptions, ModelSource};
+use tokenmill::{Device, LoadOptions, convert::ImportanceRun, load::ModelSource};
 use tokenmill_gguf::GgufFile;
 use tokenmill_text::EncodeOptions;
 

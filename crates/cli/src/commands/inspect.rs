@@ -9,7 +9,11 @@ use std::{
 };
 
 use serde_json::{Value as Json, json};
-use tokenmill::{Error, ModelSource, MtpPlan, mtp_plan};
+use tokenmill::{
+    Error,
+    load::ModelSource,
+    speculation::{MtpPlan, mtp_plan},
+};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_gguf::{Array, GgufFile, Value};
 use tokenmill_model::{LoadError, Model, ModelOptions, WeightInfo};

@@ -9,7 +9,7 @@ pub(crate) mod divergence;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tokenmill::{LoadOptions, Model, ModelSource};
+use tokenmill::{LoadOptions, Model, load::ModelSource};
 use tokenmill_backend::AdapterId;
 use tokenmill_gguf::GgufFile;
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};

@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use tokenmill::without_mark;
+use tokenmill::text::without_mark;
 use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, QuantizeSummary, Quantizer, Recipe};
 use tokenmill_gguf::{GgufFile, TensorType};
 use tokenmill_model::check_is_model;

@@ -8,7 +8,12 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Answer, Constraint, Model, ModelSource, Prompt, Session, TextParams, ToolCall};
+use tokenmill::{
+    Answer, Constraint, Model, TextParams, ToolCall,
+    load::ModelSource,
+    sessions::Session,
+    text::{EngineParams, Prompt},
+};
 use tokenmill_sched::{FinishReason, MAX_SAMPLES};
 use tokenmill_text::EncodeOptions;
 
@@ -234,9 +239,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         } else {
             constraint
         },
-        reader: asked.reader.clone(),
-        media: Arc::clone(&asked.media),
         adapter,
+        engine: EngineParams {
+            reader: asked.reader.clone(),
+            media: Arc::clone(&asked.media),
+            ..EngineParams::default()
+        },
         ..TextParams::default()
     };
     // Samples that come side by side are shown one after the other, when all are complete.

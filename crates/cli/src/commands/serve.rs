@@ -16,7 +16,10 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill::{FolderLock, PrefixFolder, remove_unfinished_sessions, without_mark};
+use tokenmill::{
+    sessions::{FolderLock, PrefixFolder, remove_unfinished_sessions},
+    text::without_mark,
+};
 use tokenmill_backend::StepError;
 use tokenmill_sched::EngineError;
 #[cfg(feature = "otel")]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::json;
-use tokenmill::{ModelSource, tokenizer_json};
+use tokenmill::{load::ModelSource, text::tokenizer_json};
 use tokenmill_text::{EncodeOptions, Tokenizer};
 
 use crate::{

@@ -2,7 +2,7 @@
 //!
 //! Separate from the load itself. Invariant: the words are those of the load.
 
-use tokenmill::{Compute, check_load};
+use tokenmill::load::{Compute, check_load};
 use tokenmill_model::{Model as Network, ModelOptions};
 
 use crate::failure::Failure;

@@ -9,8 +9,12 @@ use std::{
 };
 
 use tokenmill::{
-    Compute, DraftFacts, Error, GpuSteps, KvCache, LoadOptions, LoadPlan, Loaded, LoadedDevice, MeasuredWhen,
-    Model, ModelSource, SplitPlan, n_processors,
+    Error, KvCache, LoadOptions, Model,
+    gpu::GpuSteps,
+    load::{Compute, LoadPlan, Loaded, LoadedDevice, ModelSource},
+    machine::n_processors,
+    placement::{MeasuredWhen, SplitPlan},
+    speculation::DraftFacts,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 
@@ -66,14 +70,14 @@ pub(crate) fn load_opened(
 /// Loads a network without words and engine, as [`load`] does.
 ///
 /// # Errors
-/// Returns the errors of [`tokenmill::load`].
+/// Returns the errors of [`tokenmill::load::load`].
 pub(crate) fn load_network(
     network: &Network,
     options: &ModelOptions,
     compute: &Compute,
 ) -> Result<Loaded, Failure> {
     let loaded = with_progress(compute.n_gpus, |on_progress| {
-        tokenmill::load(network, options, compute, on_progress)
+        tokenmill::load::load(network, options, compute, on_progress)
     })?;
     let n_ctx = loaded.executor.limits().n_ctx;
     tell_about_threads(&loaded.device, compute);

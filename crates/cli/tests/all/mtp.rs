@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::Value as Json;
-use tokenmill::{LoadOptions, ModelSource, Speculation};
+use tokenmill::{LoadOptions, load::ModelSource, speculation::Speculation};
 use tokenmill_gguf::{GgufFile, GgufWriter, Metadata, StringArray, TensorType, Value};
 use tokenmill_testkit::test_data;
 

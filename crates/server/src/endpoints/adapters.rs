@@ -15,7 +15,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokenmill::{AdapterSource, Error};
+use tokenmill::{Error, adapters::AdapterSource};
 use tokio::task::spawn_blocking;
 
 use crate::{

@@ -12,7 +12,12 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use tokenmill::{Part, Prompt, Sample, TextEvent, TextParams, ToolCall};
+use tokenmill::{
+    TextParams, ToolCall,
+    stream::{Sample, TextEvent},
+    text::Prompt,
+    tools::Part,
+};
 use tokenmill_text::DecodeOptions;
 
 use crate::{

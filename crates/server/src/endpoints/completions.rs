@@ -7,7 +7,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use tokenmill::{Sample, ScoredToken, TextEvent, TextParams};
+use tokenmill::{
+    TextParams,
+    stream::{Sample, ScoredToken, TextEvent},
+};
 use tokenmill_text::DecodeOptions;
 
 use crate::{

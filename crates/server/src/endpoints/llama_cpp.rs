@@ -9,7 +9,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use tokenmill::{Error, Prompt, ScoredToken, TextEnd, TextEvent, TextParams, image_of_url};
+use tokenmill::{
+    Error, TextParams,
+    images::image_of_url,
+    stream::{ScoredToken, TextEnd, TextEvent},
+    text::Prompt,
+};
 use tokenmill_sched::{Canceller, FinishReason};
 use tokenmill_text::{DecodeOptions, EncodeOptions};
 
@@ -183,7 +188,7 @@ async fn answer(
             &params,
         )
         .await?;
-        params.media = Arc::clone(&seen.media);
+        params.engine.media = Arc::clone(&seen.media);
         *prompt = seen;
     }
     let prompts: Vec<Vec<u32>> = prompts.into_iter().map(|prompt| prompt.tokens).collect();

@@ -7,7 +7,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use tokenmill::{Part, Prompt, Sample, TextEnd, TextEvent, TextParams};
+use tokenmill::{
+    TextParams,
+    stream::{Sample, TextEnd, TextEvent},
+    text::Prompt,
+    tools::Part,
+};
 use tokenmill_sched::FinishReason;
 
 use crate::{

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use tokenmill::{ModelFacts, Task};
+use tokenmill::load::{ModelFacts, Task};
 use tokenmill_text::template::CivilTime;
 
 use crate::{

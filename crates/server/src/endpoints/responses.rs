@@ -9,7 +9,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use tokenmill::{Part, ScoredToken, TextEnd, TextEvent, TextParams, ToolCall};
+use tokenmill::{
+    TextParams, ToolCall,
+    stream::{ScoredToken, TextEnd, TextEvent},
+    tools::Part,
+};
 use tokenmill_sched::FinishReason;
 
 use crate::{

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokenmill::{ModelFacts, Task};
+use tokenmill::load::{ModelFacts, Task};
 use tokio::time::{sleep, timeout_at};
 
 use super::{Many, ModelSpec, Models, Role};

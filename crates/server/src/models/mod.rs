@@ -32,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokenmill::ModelFacts;
+use tokenmill::load::ModelFacts;
 use tokenmill_sched::{EngineError, EngineState};
 
 pub(crate) use self::{

@@ -4,7 +4,11 @@
 
 use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
-use tokenmill::{Error, LoadOptions, Model, ModelFacts, ModelSource, at_low_priority};
+use tokenmill::{
+    Error, LoadOptions, Model,
+    load::{ModelFacts, ModelSource},
+    machine::at_low_priority,
+};
 
 use super::{KeepAlive, asking::Rules};
 

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokenmill::at_low_priority;
+use tokenmill::machine::at_low_priority;
 use tokenmill_sched::EngineState;
 
 use super::{

@@ -17,7 +17,7 @@ use axum::{
 };
 use http_body_util::BodyExt as _;
 use serde_json::{Map, Value, json};
-use tokenmill::{LoadedDevice, Model};
+use tokenmill::{Model, load::LoadedDevice};
 use tokenmill_model::Model as Network;
 use tokenmill_sched::{Engine, EngineConfig};
 use tokenmill_server::{App, ServedModel, ServerConfig, fields::Field, router, tables};

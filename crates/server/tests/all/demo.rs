@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tokenmill::{ModelSource, ModelWords};
+use tokenmill::{load::ModelSource, text::ModelWords};
 use tokenmill_model::Model;
 use tokenmill_text::Tokenizer;
 

@@ -26,7 +26,7 @@ async fn start_family(family: &str) -> TestServer {
 /// An image as a `data:` URL.
 pub(crate) fn url(name: &str) -> String {
     let file = std::fs::read(data("gemma3").join(name)).expect("an image of the core data");
-    let part = tokenmill::image_part(&file);
+    let part = tokenmill::images::image_part(&file);
     let url = part["image_url"]["url"].as_str().expect("a URL");
     url.replacen("data:", "data:image/png", 1)
 }
@@ -152,7 +152,7 @@ async fn what_cannot_be_seen_is_400_in_one_line() {
     };
     let text = "data:text/plain;base64,T25jZSB1cG9uIGEgdGltZQ==";
     let [wide, high] = [(100_000, 3), (3, 100_000)].map(|(width, height)| {
-        let part = tokenmill::image_part(&png_header(width, height));
+        let part = tokenmill::images::image_part(&png_header(width, height));
         part["image_url"]["url"].as_str().expect("a URL").to_owned()
     });
     for (url, expected) in [

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokenmill::{LoadedDevice, ModelWords};
+use tokenmill::{load::LoadedDevice, text::ModelWords};
 use tokenmill_backend::{
     Executor, ExecutorLimits, ForwardBatch, PageCopy, PageGroup, StepError, StepOutput, Ticket,
 };

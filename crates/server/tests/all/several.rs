@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokenmill::{LoadedDevice, Model};
+use tokenmill::{Model, load::LoadedDevice};
 use tokenmill_backend::{
     Executor, ExecutorLimits, ForwardBatch, PageCopy, PageGroup, StepError, StepOutput, Ticket,
 };

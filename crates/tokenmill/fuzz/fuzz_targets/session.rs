@@ -7,7 +7,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tokenmill::SessionHeader;
+use tokenmill::sessions::SessionHeader;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = SessionHeader::read(&mut &bytes[..], bytes.len() as u64);

@@ -17,8 +17,11 @@ use tokenmill_model::{Model, ModelExecutor, ModelOptions};
 
 use super::{machine::card, with_cuda::device_options};
 use crate::{
-    Compute, Error, GpuOptions, Measurements, WarpgroupProducts,
+    Error,
+    compute::Compute,
+    gpu::{GpuOptions, WarpgroupProducts},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+    measurements::Measurements,
 };
 
 /// Kind of the files with the results.

@@ -15,7 +15,12 @@ use super::{
     sums::{Sums, check, choose},
     with_cuda::{backend_of, check_fit, check_kernels_of, device_error, open_gpu},
 };
-use crate::{Compute, Error, LoadPlan, Loaded, LoadedDevice};
+use crate::{
+    Error,
+    compute::Compute,
+    load_plan::LoadPlan,
+    loaded::{Loaded, LoadedDevice},
+};
 
 /// Refuses what [`load_group`] would refuse before it reads a weight, but for GPUs that NCCL cannot join, and for the memory that it takes.
 pub(crate) fn check_group(

@@ -10,7 +10,11 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{MeasuredWhen, Measurements, checksum::checksum, session::write_aside};
+use crate::{
+    checksum::checksum,
+    measurements::{MeasuredWhen, Measurements},
+    session::write_aside,
+};
 
 /// Changes where values that were written before mean something else now.
 const FORMAT: u64 = 1;

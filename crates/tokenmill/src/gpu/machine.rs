@@ -10,8 +10,10 @@ use tokenmill_cuda_exec::{CudaBackend, DeviceInfo, measure_bandwidths};
 use tokenmill_placed::Bandwidths;
 
 use crate::{
-    Compute, Error, MeasuredWhen,
+    Error,
+    compute::Compute,
     machine_memory::{available_main_bytes, machine_bytes},
+    measurements::MeasuredWhen,
 };
 
 /// The bandwidths to choose a placement by: given, measured before, or measured now, which takes some tenths of a second.

@@ -18,11 +18,15 @@ use super::{
     with_cuda::{check_kernels_of, device_error, load_whole, open},
 };
 use crate::{
-    Compute, Device, Error, GpuSteps, Loaded, LoadedDevice, MeasuredWhen, SplitPlan, SplitReason,
-    calibration,
+    Device, Error, calibration,
+    compute::Compute,
+    gpu::GpuSteps,
     guesser::Guesser,
+    loaded::{Loaded, LoadedDevice},
     machine_memory::{available_bytes, check_available, check_host_part, check_memory, machine_bytes},
+    measurements::MeasuredWhen,
     session::identity_of,
+    split_plan::{SplitPlan, SplitReason},
 };
 
 /// A backend made of the CPU and a GPU, and what it is asked to compute.

@@ -6,7 +6,7 @@
 use tokenmill_backend::{BackendError, HostGroup};
 use tokenmill_cuda_exec::{CudaExecError, Device, NcclApi, NcclRank};
 
-use crate::{AllReduce, Compute, Error};
+use crate::{Error, compute::Compute, gpu::AllReduce};
 
 /// How the GPUs of a group will add up.
 pub(super) enum Sums {

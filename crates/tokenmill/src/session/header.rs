@@ -22,7 +22,7 @@ use std::io::{self, Read};
 
 use tokenmill_backend::PAGE_TOKENS;
 
-use crate::{SessionError, checksum::checksum};
+use crate::{checksum::checksum, session_error::SessionError};
 
 const MAGIC: [u8; 8] = *b"tmllsess";
 const VERSION: u32 = 1;

@@ -21,9 +21,10 @@ use tokenmill_sched::{Engine, PrefixReader};
 
 use self::header::SUM_BYTES;
 use crate::{
-    Answer, Error, Model, SessionError,
+    Answer, Error, Model,
     checksum::checksum,
     format_text::{format_text, types_of},
+    session_error::SessionError,
 };
 
 pub(crate) use self::{aside::write_aside, identity::identity_of};
@@ -36,7 +37,7 @@ pub struct Session {
     pub tokens: Vec<u32>,
     /// Whatever the caller keeps with it, such as its messages.
     pub notes: Vec<u8>,
-    /// The salt of its requests, see [`TextParams::cache_salt`](crate::TextParams::cache_salt). It is not part of the file.
+    /// The salt of its requests, see [`EngineParams::cache_salt`](crate::text::EngineParams::cache_salt). It is not part of the file.
     pub cache_salt: u64,
 }
 

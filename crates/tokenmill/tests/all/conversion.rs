@@ -11,7 +11,11 @@ use std::{
 };
 
 use serde_json::json;
-use tokenmill::{Conversion, Error, LoadOptions, ModelSource, QuantizeSummary};
+use tokenmill::{
+    Error, LoadOptions,
+    convert::{Conversion, QuantizeSummary},
+    load::ModelSource,
+};
 use tokenmill_convert::{ImportanceMatrix, OutType, QuantizeProgress, Quantizer, Recipe};
 use tokenmill_gguf::{GgufFile, TensorType, Value};
 use tokenmill_quant::Format;

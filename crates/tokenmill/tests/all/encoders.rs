@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tokenmill::{Device, Error, Message, Model, ModelSource, TextParams};
+use tokenmill::{Device, Error, Message, Model, TextParams, load::ModelSource};
 use tokenmill_sched::EngineError;
 
 fn model(name: &str) -> Model {

@@ -2,15 +2,18 @@
 
 use std::{
     fs,
-    future::poll_fn,
     pin::pin,
     task::{Context, Poll, Waker},
     thread,
 };
 
+use futures_util::StreamExt as _;
 use tokenmill::{
-    Conversation, Device, Error, FinishReason, KvCache, LoadedDevice, Message, Model, ModelSource,
-    SamplingParams, Speculation, TextEvent, TextParams,
+    Constraint, Conversation, Device, Error, FinishReason, KvCache, Message, Model, SamplingParams,
+    TextParams,
+    load::{LoadedDevice, ModelSource},
+    speculation::Speculation,
+    stream::TextEvent,
 };
 use tokenmill_sched::EngineError;
 
@@ -75,14 +78,66 @@ fn every_way_to_read_gives_the_same_text() {
     assert_eq!(pieces, whole.text);
     let answers = block_on(model.stream(PROMPT, &params).unwrap().answers()).unwrap();
     assert_eq!((answers.len(), &answers[0].text), (1, &whole.text));
-    let mut stream = pin!(model.stream(PROMPT, &params).unwrap());
+    let mut stream = model.stream(PROMPT, &params).unwrap().into_stream();
     let mut text = String::new();
-    while let Some(piece) = block_on(poll_fn(|context| {
-        futures_core::Stream::poll_next(stream.as_mut(), context)
-    })) {
+    while let Some(piece) = block_on(stream.next()) {
         text.push_str(&piece.unwrap().text);
     }
     assert_eq!(text, whole.text);
+}
+
+#[test]
+fn asynchronous_calls_give_what_the_others_give() {
+    fn is_sent(_: &impl Send) {}
+    let model = model();
+    let params = at_most(24);
+    let future = model.complete_async(PROMPT, &params);
+    is_sent(&future);
+    assert_eq!(
+        block_on(future).unwrap().text,
+        model.complete(PROMPT, &params).unwrap().text
+    );
+    let question = "What is 3 + 4?";
+    let future = model.chat_async(question, &params);
+    is_sent(&future);
+    let told = model.chat(question, &params).unwrap();
+    assert_eq!(block_on(future).unwrap().text, told.text);
+    // What is compiled before the request is compiled on another thread.
+    let shaped = params.clone().constraint(Constraint::choice(["one", "two"]));
+    let told = model.chat(question, &shaped).unwrap();
+    assert_eq!(
+        block_on(model.chat_async(question, &shaped)).unwrap().text,
+        told.text
+    );
+    assert_eq!(
+        block_on(model.complete_async(PROMPT, &shaped)).unwrap().text,
+        model.complete(PROMPT, &shaped).unwrap().text
+    );
+    let no_shape = params.clone().constraint(Constraint::regex("("));
+    assert!(matches!(
+        block_on(model.complete_async(PROMPT, &no_shape)),
+        Err(Error::Constraint(_))
+    ));
+    let two = params.clone().samples(2);
+    let samples = block_on(model.samples_async(PROMPT, &two)).unwrap();
+    assert_eq!(samples.len(), 2);
+    assert!(matches!(
+        block_on(model.complete_async(PROMPT, &two)),
+        Err(Error::Engine(_))
+    ));
+    let texts = ["a cat", "a dog"];
+    let vectors = model.embed(&texts).unwrap();
+    assert_eq!(block_on(model.embed_async(&texts)).unwrap(), vectors);
+    let inputs = texts.map(|text| model.words().encode_text(text, true));
+    let stream = model
+        .embed_tokens(inputs.to_vec(), None, 0)
+        .unwrap()
+        .into_stream();
+    assert_eq!(block_on(stream.map(Result::unwrap).collect::<Vec<_>>()), vectors);
+    assert!(matches!(
+        block_on(model.rerank_async("a", &texts)),
+        Err(Error::RanksNothing)
+    ));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use tokenmill::{ImportanceRun, LoadOptions, ModelSource};
+use tokenmill::{LoadOptions, convert::ImportanceRun, load::ModelSource};
 use tokenmill_convert::ImportanceMatrix;
 use tokenmill_testkit::Comparisons;
 use tokenmill_text::EncodeOptions;

@@ -1,7 +1,10 @@
 //! Tests the variables of a chat template: the date, whether the model reasons, and the model's settings.
 
 use serde_json::json;
-use tokenmill::{Conversation, Device, Message, Model, ModelWords, utc_now};
+use tokenmill::{
+    Conversation, Device, Message, Model,
+    text::{ModelWords, utc_now},
+};
 
 const TEMPLATE: &str = "{{ enable_thinking is defined and enable_thinking }}|{{ date_string }}|{{ datetime }}|{{ tone | default('none') }}";
 

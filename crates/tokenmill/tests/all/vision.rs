@@ -8,7 +8,9 @@ use std::{
 
 use serde_json::{Value, json};
 use tokenmill::{
-    ContextShift, Conversation, Error, LoadOptions, Model, ModelSource, Projector, TextParams, image_part,
+    Conversation, Error, LoadOptions, Model, TextParams,
+    images::image_part,
+    load::{ContextShift, ModelSource, Projector},
 };
 use tokenmill_sched::PageEvent;
 use tokenmill_testkit::Comparisons;

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
-use tokenmill::readable_json;
+use tokenmill::text::readable_json;
 
 /// Where requests may go.
 const URLS: [&str; 4] = [

@@ -7,7 +7,7 @@
 use std::{fmt::Write, path::Path, sync::Arc, thread, time::Duration};
 
 use serde_json::{Value, json};
-use tokenmill::{LoadOptions, ModelSource};
+use tokenmill::{LoadOptions, load::ModelSource};
 use tokenmill_sched::{Engine, GenerateParams, Output};
 
 use super::{Args, DEFAULT_PROMPT, Format, Measured, Subject, Test};

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tokenmill::without_mark;
+use tokenmill::text::without_mark;
 
 use crate::{failure::Failure, input::read_text, output};
 

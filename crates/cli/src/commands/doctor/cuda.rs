@@ -5,7 +5,11 @@
 use std::time::Instant;
 
 use serde_json::json;
-use tokenmill::{Error, GpuOptions, Measurements, gpu_check, open_gpu};
+use tokenmill::{
+    Error,
+    gpu::{GpuOptions, gpu_check, open_gpu},
+    placement::Measurements,
+};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_cuda_exec::{CudaBackend, Device, families, modules, self_test};
 use tokenmill_model::{Model, ModelOptions};

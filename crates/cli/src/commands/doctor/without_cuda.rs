@@ -1,6 +1,9 @@
 //! In the place of `cuda.rs` in a build without CUDA: there is no GPU to try.
 
-use tokenmill::{CudaLeftOut, Error, GpuOptions};
+use tokenmill::{
+    Error,
+    gpu::{CudaLeftOut, GpuOptions},
+};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_model::{Model, ModelOptions};
 

@@ -253,7 +253,7 @@ mod tests {
             .expect("the settings are right");
         assert_eq!(other.load.n_ctx_given(), Some(32));
         assert_eq!(other.seats().n_seqs, 5);
-        assert_eq!(other.load.cache_types().0, tokenmill::KvType::Q8_0);
+        assert_eq!(other.load.cache_types().0, tokenmill::load::KvType::Q8_0);
         assert!(!format!("{:?}", other.load).contains("cpu_moe: true"));
     }
 
@@ -300,7 +300,10 @@ mod tests {
         assert_eq!(adapters[0].path, Path::new("folder/a.gguf"));
         assert_eq!(controls[0].0, Path::new("v.gguf"));
         assert_eq!(draft.as_deref(), Some(Path::new("folder/e.gguf")));
-        assert_eq!(projector, tokenmill::Projector::File("folder/m.gguf".into()));
+        assert_eq!(
+            projector,
+            tokenmill::load::Projector::File("folder/m.gguf".into())
+        );
         let (_, controls, draft, _) = paths(&[
             setting("control_vector", &["w.gguf"]),
             setting("draft", &["demo"]),

@@ -10,7 +10,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill::{ModelSource, PrefixFolder, Task, available_main_bytes, without_mark};
+use tokenmill::{
+    load::{ModelSource, Task},
+    machine::available_main_bytes,
+    sessions::PrefixFolder,
+    text::without_mark,
+};
 use tokenmill_server::{
     KeepAlive, ModelLimits, ModelSpec, Models, ServerConfig,
     models::{ModelFolder, Role},

@@ -10,7 +10,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use tokenmill::{LoadOptions, PrefixFolder, hub::is_model_file_name};
+use tokenmill::{LoadOptions, hub::is_model_file_name, sessions::PrefixFolder};
 use tokenmill_gguf::{GgufFile, part_of_name};
 use tokenmill_server::{
     ModelSpec,

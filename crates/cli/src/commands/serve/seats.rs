@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use tokenmill::{KvCache, LoadOptions, PrefixFolder};
+use tokenmill::{KvCache, LoadOptions, sessions::PrefixFolder};
 use tokenmill_server::{App, ServedModel, ServerConfig};
 
 use crate::{

@@ -18,7 +18,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
-use tokenmill::{Part, Prompt, TextEnd, TextEvent, TextParams, ToolCall, Turn};
+use tokenmill::{
+    TextParams, ToolCall, Turn,
+    stream::{TextEnd, TextEvent},
+    text::Prompt,
+    tools::Part,
+};
 use tokenmill_sched::FinishReason;
 use tokenmill_text::template::CivilTime;
 
@@ -198,7 +203,7 @@ async fn answer(
     Ok(sheet.response(&reply))
 }
 
-fn logprobs(app: &App, tokens: &[tokenmill::ScoredToken]) -> Value {
+fn logprobs(app: &App, tokens: &[tokenmill::stream::ScoredToken]) -> Value {
     chat_logprobs(app.model.tokenizer(), tokens)["content"].take()
 }
 

@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
-use tokenmill::{LoadedDevice, ModelFacts};
+use tokenmill::load::{LoadedDevice, ModelFacts};
 use tokenmill_backend::ExecutorLimits;
 use tokenmill_text::calls::ReplyFormat;
 

@@ -1,0 +1,17 @@
+//! The parts of a load beyond [`LoadOptions`](crate::LoadOptions): files, devices, memory plans and the loaded network.
+//!
+//! They are for programs that open a network themselves, show a plan, or watch a load.
+
+pub use tokenmill_backend::{KvType, MemoryPlan, Side};
+pub use tokenmill_model::LoadProgress;
+pub use tokenmill_sched::ContextShift;
+
+pub use crate::{
+    compute::{Compute, DeviceError},
+    device::{check_load, load},
+    facts::{ModelFacts, Task},
+    load_plan::{LoadPlan, PlanObserver},
+    loaded::{Loaded, LoadedDevice},
+    model_source::{ChatFiles, ModelSource},
+    vision::{Projector, projector_beside},
+};

@@ -1,0 +1,9 @@
+//! The machine: its memory, its processors, and threads that stand back for others.
+
+pub use tokenmill_cpu_exec::{CpuList, Numa, Places, PlacesError};
+
+pub use crate::{
+    compute::n_processors,
+    low_priority::at_low_priority,
+    machine_memory::{available_bytes, available_main_bytes, check_memory, machine_bytes},
+};
