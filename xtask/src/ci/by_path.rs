@@ -70,7 +70,7 @@ const CHROMIUM: &[Need] = &[
     Need::Program("chromedriver", "chromium-driver"),
 ];
 
-pub(super) const STEPS: [Step; 13] = [
+pub(super) const STEPS: [Step; 14] = [
     Step {
         name: "parity on the CPU",
         paths: network!["crates/cpu-exec/src/", "crates/cpu-kernels/src/"],
@@ -153,6 +153,21 @@ pub(super) const STEPS: [Step; 13] = [
         ],
         needs: &[PYTHON],
         run: || end_to_end("frameworks"),
+    },
+    Step {
+        name: "agents",
+        paths: &[
+            "crates/server/src/anthropic/",
+            "crates/server/src/ollama/",
+            "crates/server/src/openai/",
+            "crates/server/src/tools.rs",
+            "crates/tokenmill/assets/",
+            "tests/e2e/agents/",
+            "tests/e2e/run",
+            "tests/e2e/server.py",
+        ],
+        needs: &[PYTHON, Need::Program("npm", "npm")],
+        run: || end_to_end("agents"),
     },
     Step {
         name: "Python package",
