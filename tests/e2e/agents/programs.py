@@ -93,6 +93,8 @@ AGENTS = {
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(CONTEXT),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
+            # In a window of this size it begins a summary early, and whether that comes in time for a turn is chance.
+            "DISABLE_AUTO_COMPACT": "1",
         },
         allow=["--allowedTools", "Bash"],
         shell=("Bash", {"command": READ_NOTE, "description": DESCRIPTION}),
