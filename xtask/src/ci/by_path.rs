@@ -172,6 +172,21 @@ pub(super) const STEPS: [Step; 14] = [
         run: || end_to_end("frameworks"),
     },
     Step {
+        name: "agents",
+        paths: &[
+            "crates/server/src/anthropic/",
+            "crates/server/src/ollama/",
+            "crates/server/src/openai/",
+            "crates/server/src/tools.rs",
+            "crates/tokenmill/assets/",
+            "tests/e2e/agents/",
+            "tests/e2e/run",
+            "tests/e2e/server.py",
+        ],
+        needs: &[PYTHON, Need::Program("npm", "npm")],
+        run: || end_to_end("agents"),
+    },
+    Step {
         name: "Python package",
         paths: &[
             "Cargo.lock",
