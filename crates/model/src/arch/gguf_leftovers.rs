@@ -25,7 +25,7 @@ const KEYS: &[(&str, &[f64])] = &[
     ("swiglu_clamp_exp", &[0.0]),
     ("swiglu_clamp_shexp", &[0.0]),
     ("rope.scaling.alpha", &[0.0, 1.0]),
-    ("decision_block_count", &[0.0]),
+    ("decision.block_count", &[0.0]),
 ];
 
 /// As [`KEYS`], of networks with experts.

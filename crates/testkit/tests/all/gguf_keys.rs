@@ -62,7 +62,7 @@ fn added(n_layers: usize) -> Vec<(&'static str, Value)> {
         ("logit_scale", 0.37_f32.into()),
         ("residual_scale", 0.37_f32.into()),
         ("embedding_scale", 0.37_f32.into()),
-        ("decision_block_count", 1_u32.into()),
+        ("decision.block_count", 1_u32.into()),
         ("expert_gating_func", 1_u32.into()),
         ("expert_gating_func", 2_u32.into()),
         ("expert_gating_func", 3_u32.into()),
@@ -73,6 +73,7 @@ fn added(n_layers: usize) -> Vec<(&'static str, Value)> {
         // No layer is one of these.
         ("interleave_moe_layer_step", (n_layers as u32 + 1).into()),
         ("leading_dense_block_count", 1_u32.into()),
+        ("moe_latent_size", 8_u32.into()),
         ("nextn_predict_layers", 1_u32.into()),
         ("swiglu_clamp_exp", each(7.0)),
         ("swiglu_clamp_shexp", each(7.0)),

@@ -128,6 +128,7 @@ impl Parts<'_> {
             ),
             (
                 name.starts_with("expert_")
+                    || name == "moe_latent_size"
                     || name == "leading_dense_block_count"
                     || name == "interleave_moe_layer_step",
                 self.routers().next().is_some(),
