@@ -2,14 +2,16 @@
 """Makes `headers.jsonl`: of one tiny file for each architecture, the architecture's keys and the dimensions of the tensors.
 
     pip install gguf==0.19.0
-    make_headers.py --full FOLDER
+    make_headers.py --full FOLDER --tokenmill PROGRAM
 
-FOLDER is the full set of reference data. Tests open files of zeros with these headers: which keys change a network does not depend
+FOLDER is the full set of reference data. PROGRAM makes the file of an architecture that is there as a folder alone. Tests open files of zeros with these headers: which keys change a network does not depend
 on its weights.
 """
 
 import argparse
 import json
+import subprocess
+import tempfile
 from pathlib import Path
 
 import gguf
@@ -18,6 +20,8 @@ HERE = Path(__file__).resolve().parent
 ARCHITECTURE = "general.architecture"
 # Number of headers for architectures whose files have different keys.
 VARIANTS = {"deepseek2": 3, "llama": 2, "gemma4": 3, "exaone4": 2, "olmo2": 2, "llama4": 2, "granitehybrid": 2, "glm4moe": 2}
+# Architectures that no file of the reference data has.
+FOLDERS = ["glm"]
 
 
 def value(field):
@@ -38,12 +42,24 @@ def header(path):
     return arch, {"keys": keys, "tensors": tensors}
 
 
+def converted(program, folder):
+    """The header of the file that PROGRAM makes of a folder."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "model.gguf"
+        subprocess.run([program, "convert", folder, path, "--type", "f32"], check=True, capture_output=True)
+        return header(path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", type=Path, required=True)
-    full = parser.parse_args().full
+    parser.add_argument("--tokenmill", required=True)
+    args = parser.parse_args()
+    full = args.full
     found = {}
-    for folder in sorted([*full.glob("parity*/*"), *HERE.glob("networks/*"), *HERE.glob("encoders/*")]):
+    # In this order wherever the sets lie.
+    folders = [(full, "parity*/*"), (HERE, "encoders/*"), (HERE, "networks/*")]
+    for folder in (folder for root, below in folders for folder in sorted(root.glob(below))):
         files = sorted(folder.glob("model-*.gguf"), key=lambda path: (path.stat().st_size, path.name))
         if not files:
             continue
@@ -51,6 +67,9 @@ def main():
         of_arch = found.setdefault(arch, {})
         if len(of_arch) < VARIANTS.get(arch, 1) and folder.name not in of_arch:
             of_arch[folder.name] = network
+    for name in FOLDERS:
+        arch, network = converted(args.tokenmill, HERE / "networks" / name / "hf")
+        found[arch] = {name: network}
     lines = []
     for arch, networks in sorted(found.items()):
         for name, network in sorted(networks.items()):

@@ -129,3 +129,29 @@ pub(crate) fn timings(end: &TextEnd) -> Value {
     }
     timings
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_that_a_request_marks_to_be_kept_are_counted_once() {
+        let counts = TokenCounts {
+            prompt: 3 * PAGE_TOKENS + 5,
+            cached: PAGE_TOKENS,
+            completion: 7,
+            reasoning: 0,
+        };
+        for (marks, kept) in [(true, 2 * PAGE_TOKENS), (false, 0)] {
+            let usage = counts.to_anthropic(marks);
+            assert_eq!(usage["cache_read_input_tokens"], PAGE_TOKENS);
+            assert_eq!(usage["cache_creation_input_tokens"], kept);
+            assert_eq!(usage["input_tokens"], 2 * PAGE_TOKENS + 5 - kept);
+        }
+        let all_cached = TokenCounts {
+            cached: counts.prompt,
+            ..counts
+        };
+        assert_eq!(all_cached.to_anthropic(true)["cache_creation_input_tokens"], 0);
+    }
+}

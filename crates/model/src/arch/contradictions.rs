@@ -26,7 +26,14 @@ pub(super) fn refuse(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result
 
 /// Attention to what comes later.
 fn direction(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
-    let is_causal = config.opt_bool("attention.causal")?.unwrap_or(true);
+    let said = config.opt_bool("attention.causal")?;
+    check(
+        "attention in one direction",
+        true,
+        said != Some(true) || !descriptor.is_encoder(),
+        "false for a network of this architecture",
+    )?;
+    let is_causal = said.unwrap_or(true);
     let looks_ahead = |layer: &LayerDescriptor| match layer.mixer.attention() {
         Some(attention) => !attention.is_causal,
         // Latent attention never does, and other mixers have no direction.
@@ -130,21 +137,30 @@ fn widths(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadEr
 
 /// The first layer that should have experts.
 fn dense_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
-    let Some(n_dense) = config.opt_usize("leading_dense_block_count")? else {
-        return Ok(());
-    };
-    // llama.cpp counts these layers for only some architectures, and saves 0 for the others.
-    if n_dense == 0 && config.is_saved_by_reader() {
+    let said = config.opt_usize("leading_dense_block_count")?;
+    // llama.cpp counts these layers for some architectures only, and saves 0 for the others.
+    let said = said.filter(|&n_dense| n_dense > 0 || !config.is_saved_by_reader());
+    let step = config.opt_count("interleave_moe_layer_step")?;
+    if said.is_none() && step.is_none() {
         return Ok(());
     }
-    let step = config.opt_count("interleave_moe_layer_step")?.unwrap_or(1);
+    let (n_dense, every) = (said.unwrap_or(0), step.unwrap_or(1));
     let has_experts = |layer_idx: usize| descriptor.layers[layer_idx].ffn.moe().is_some();
-    let first = (n_dense..descriptor.layers.len()).find(|layer_idx| (layer_idx + 1).is_multiple_of(step));
+    let first = (n_dense..descriptor.layers.len()).find(|layer_idx| (layer_idx + 1).is_multiple_of(every));
     let is_moe = (0..descriptor.layers.len()).any(has_experts);
+    let agrees = !is_moe || first.is_none_or(has_experts);
+    if said.is_none() {
+        return check(
+            "step between layers with experts",
+            every,
+            agrees,
+            "one that names no layer with the tensors of a dense network",
+        );
+    }
     check(
         "count of dense layers that come first",
         n_dense,
-        !is_moe || first.is_none_or(has_experts),
+        agrees,
         "as many as have the tensors of a dense network",
     )
 }

@@ -69,6 +69,8 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     {
         // Where it is given, scores grow in place of what is rotated.
         *magnitude = (log_multiplier != 0.0).then_some(1.0);
+        let own = magnitude.unwrap_or_else(|| yarn_magnitude(*factor, 1.0));
+        refuse_magnitudes(config, own)?;
         score_factor = yarn_magnitude(*factor, log_multiplier);
     }
     let n_heads = config.most_heads()?;
@@ -174,7 +176,24 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Computes the scale of attention scores, for which queries and keys grow by `factor` each.
+/// Refuses keys of a magnitude that is not `own`, which the multiplier of the logarithm says alone.
+fn refuse_magnitudes(config: &GgufConfig<'_>, own: f32) -> Result<(), LoadError> {
+    let whole = "rope.scaling.yarn_attn_factor";
+    for (key, neutral) in [("rope.scaling.attn_factor", 1.0), (whole, own)] {
+        let is_unset = key == whole && config.is_saved_by_reader();
+        let found = config.opt_positive(key)?.filter(|_| !is_unset);
+        if let Some(found) = found.filter(|found| (found - neutral).abs() > 1e-6 * neutral) {
+            return Err(LoadError::UnusedKey {
+                key: config.key(key),
+                found: found.to_string(),
+                arch: config.arch.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What scores are multiplied with: queries and keys grow by `factor` each.
 fn score_scale(head_dim_k: usize, factor: f32) -> f32 {
     factor * factor / (head_dim_k as f32).sqrt()
 }

@@ -11,7 +11,7 @@ use crate::{
     PoolingDescriptor, Presence,
 };
 
-use super::{GgufConfig, HfConfig};
+use super::{GgufConfig, HfConfig, n_rows};
 
 /// A step between the two matrices of a classification head.
 #[derive(Clone, Copy)]
@@ -100,15 +100,39 @@ impl GgufConfig<'_> {
         };
         let mut pooling = PoolingDescriptor::embedding(kind);
         for name in DENSE {
-            if self.has_tensor(&format!("{name}.weight")) {
+            if let Some(dims) = self.tensors.get(format!("{name}.weight").as_str()) {
+                self.check_dense(name, dims)?;
                 pooling.head.push(HeadLayer::Linear {
                     name,
-                    n_out: self.n_rows_of(&format!("{name}.weight")),
+                    n_out: n_rows(dims),
                     bias: Presence::Optional,
                 });
             }
         }
         Ok(Some(pooling))
+    }
+
+    /// Checks that the keys about a matrix behind the pooling say the dimensions of its tensor.
+    fn check_dense(&self, name: &str, dims: &[usize]) -> Result<(), LoadError> {
+        for (end, dim_idx) in [("feat_in", 0), ("feat_out", 1)] {
+            let key = format!("{name}_{end}");
+            let (Some(said), Some(&found)) = (self.opt_count(&key)?, dims.get(dim_idx)) else {
+                continue;
+            };
+            if said != found {
+                let mut expected = dims.to_vec();
+                expected[dim_idx] = said;
+                return Err(LoadError::BadKey {
+                    key: self.key(&key),
+                    source: Box::new(LoadError::WrongShape {
+                        name: format!("{name}.weight"),
+                        expected,
+                        found: dims.to_vec(),
+                    }),
+                });
+            }
+        }
+        Ok(())
     }
 
     fn rank_head(&self, head_step: HeadStep, kind: Pooling) -> PoolingDescriptor {

@@ -5,7 +5,7 @@
 use serde_json::Value;
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, LoadError, Presence};
+use crate::{Descriptor, LoadError, Presence, error::check};
 
 use super::{
     Architecture, GgufConfig, HfConfig, HfLayout, ernie4_5,
@@ -30,16 +30,35 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     moe.router.choice_bias = Presence::Optional;
     moe.shared = config.shared_experts(&moe)?;
     descriptor.head_bias = Presence::Optional;
-    // What files say of the shared network's width is not its width where the counts of heads and experts differ.
     if let Some(shared) = &mut moe.shared {
-        let name = |layer_idx: usize| format!("blk.{layer_idx}.ffn_up_shexp.weight");
-        let rows = (0..descriptor.layers.len())
-            .map(|layer_idx| config.n_rows_of(&name(layer_idx)))
-            .max();
-        shared.dense.n_ff = rows.filter(|&rows| rows > 0).unwrap_or(shared.dense.n_ff);
+        shared.dense.n_ff = shared_width(config, &descriptor, shared.dense.n_ff)?;
     }
     config.set_experts(&mut descriptor, &moe)?;
     Ok(descriptor)
+}
+
+/// Width of the shared network, which is in its tensors: llama.cpp's converter writes the dense width divided by the KV heads in its place,
+/// which is another number where there are not as many shared experts.
+fn shared_width(config: &GgufConfig<'_>, descriptor: &Descriptor, said: usize) -> Result<usize, LoadError> {
+    let name = |layer_idx: usize| format!("blk.{layer_idx}.ffn_up_shexp.weight");
+    let rows = (0..descriptor.layers.len()).map(|layer_idx| config.n_rows_of(&name(layer_idx)));
+    let Some(width) = rows.max().filter(|&rows| rows > 0) else {
+        return Ok(said);
+    };
+    let mut layers = descriptor.layers.iter();
+    let is_of_converter = layers.any(|layer| {
+        let (attention, dense) = (layer.mixer.attention(), layer.ffn.dense());
+        attention
+            .zip(dense)
+            .is_some_and(|(attention, dense)| dense.n_ff / attention.n_kv_heads.max(1) == said)
+    });
+    check(
+        "feed-forward length of the shared network",
+        said,
+        said == width || is_of_converter,
+        "the rows of its tensors",
+    )?;
+    Ok(width)
 }
 
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {

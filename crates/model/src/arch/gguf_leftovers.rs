@@ -25,7 +25,7 @@ const KEYS: &[(&str, &[f64])] = &[
     ("swiglu_clamp_exp", &[0.0]),
     ("swiglu_clamp_shexp", &[0.0]),
     ("rope.scaling.alpha", &[0.0, 1.0]),
-    ("decision_block_count", &[0.0]),
+    ("decision.block_count", &[0.0]),
 ];
 
 /// Does the same as [`KEYS`] for networks with experts.
@@ -166,16 +166,24 @@ fn scores(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadEr
     }
 }
 
-/// Checks the keys of layers without positions.
+/// Pairs and layers without positions.
 fn positions(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
+    let name = "rope.dimension_sections";
+    // The pairs of a fourth section turn by no axis of an image, and tokens of text have no position for them.
+    if let Some(value) = config.unasked(name)
+        && numbers(value).is_none_or(|sections| sections.iter().skip(3).any(|&n_pairs| n_pairs != 0.0))
+    {
+        return Err(left_over(config, name, value));
+    }
     let name = "attention.rope_pattern";
     let Some(has_rope) = config.opt_flags("rope pattern", name, descriptor.layers.len())? else {
         return Ok(());
     };
     let mut layers = descriptor.layers.iter().zip(has_rope);
     let is_other = layers.any(|(layer, has_rope)| {
-        let attention = layer.mixer.attention();
-        !has_rope && attention.is_some_and(|attention| attention.rope.is_some())
+        let attention = layer.mixer.attention().and_then(|attention| attention.rope);
+        let latent = layer.mixer.latent().and_then(|latent| latent.rope);
+        !has_rope && attention.or(latent).is_some()
     });
     match config.unasked(name) {
         Some(value) if is_other => Err(left_over(config, name, value)),

@@ -28,6 +28,11 @@ const KEYS: &[(&str, &str, &str)] = &[
         "moe_intermediate_size",
     ),
     (
+        "feed-forward length of the shared network",
+        "expert_shared_feed_forward_length|expert_shared_count",
+        "moe_num_shared_experts",
+    ),
+    (
         "number of experts",
         "expert_count",
         "num_experts|num_local_experts|n_routed_experts|moe_num_experts",
@@ -47,6 +52,11 @@ const KEYS: &[(&str, &str, &str)] = &[
         "count of dense layers that come first",
         "leading_dense_block_count",
         "first_k_dense_replace",
+    ),
+    (
+        "step between layers with experts",
+        "interleave_moe_layer_step",
+        "interleave_moe_layer_step|moe_layer_interval",
     ),
     (
         "scale of the experts' weights",

@@ -1,130 +1,17 @@
 //! Tests each metadata key of each architecture: a key that changes a network is followed or refused by name, and the default values that
 //! llama.cpp saves change nothing.
 //!
-//! Separate from `contradictions`, whose files are made up: these headers are those of the reference files (`tests/data/headers.jsonl`).
-//! Weights are zeros, since no description depends on them.
+//! Separate from `contradictions`, whose files are made up: these headers are those of the reference files
+//! (`tests/data/headers.jsonl`).
 
-use std::fs;
+mod header;
+mod parts;
 
-use serde_json::Value as Json;
-use tokenmill_backend::RopeStyle;
-use tokenmill_gguf::{Array, GgufFile, GgufWriter, TensorType, Value};
-use tokenmill_model::{Descriptor, Model};
+use tokenmill_backend::{Pooling, RopeStyle};
+use tokenmill_gguf::{Array, Value};
 
-/// Holds the header of a file.
-#[derive(Clone)]
-struct Header {
-    arch: String,
-    name: String,
-    /// Full names and values.
-    keys: Vec<(String, Value)>,
-    tensors: Vec<(String, Vec<u64>)>,
-}
-
-/// Reads the headers of the reference files, at least one of each architecture.
-fn headers() -> Vec<Header> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/headers.jsonl");
-    let lines = fs::read_to_string(path).unwrap();
-    let headers = lines.lines().map(|line| {
-        let header: Json = serde_json::from_str(line).unwrap();
-        let entries = |field: &str| header[field].as_object().unwrap().clone();
-        Header {
-            arch: header["arch"].as_str().unwrap().to_owned(),
-            name: header["name"].as_str().unwrap().to_owned(),
-            keys: (entries("keys").into_iter())
-                .map(|(key, typed)| (key, value(typed[0].as_str().unwrap(), &typed[1])))
-                .collect(),
-            tensors: (entries("tensors").into_iter())
-                .map(|(name, dims)| {
-                    let dims = dims.as_array().unwrap().iter().map(|dim| dim.as_u64().unwrap());
-                    (name, dims.collect())
-                })
-                .collect(),
-        }
-    });
-    headers.collect()
-}
-
-fn value(ty: &str, json: &Json) -> Value {
-    let list = || json.as_array().unwrap().iter();
-    match ty {
-        "UINT32" => Value::U32(json.as_u64().unwrap() as u32),
-        "INT32" => Value::I32(json.as_i64().unwrap() as i32),
-        "UINT64" => Value::U64(json.as_u64().unwrap()),
-        "FLOAT32" => Value::F32(json.as_f64().unwrap() as f32),
-        "BOOL" => Value::Bool(json.as_bool().unwrap()),
-        "STRING" => json.as_str().unwrap().into(),
-        "[UINT32]" => list()
-            .map(|n| n.as_u64().unwrap() as u32)
-            .collect::<Vec<_>>()
-            .into(),
-        "[INT32]" => list()
-            .map(|n| n.as_i64().unwrap() as i32)
-            .collect::<Vec<_>>()
-            .into(),
-        "[FLOAT32]" => list()
-            .map(|n| n.as_f64().unwrap() as f32)
-            .collect::<Vec<_>>()
-            .into(),
-        "[BOOL]" => list().map(|n| n.as_bool().unwrap()).collect::<Vec<_>>().into(),
-        other => panic!("no value of type {other} is known here"),
-    }
-}
-
-impl Header {
-    fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.arch)
-    }
-
-    /// Returns the value of a key, named without the architecture.
-    fn get(&self, name: &str) -> Option<&Value> {
-        let key = self.key(name);
-        self.keys
-            .iter()
-            .find(|(known, _)| *known == key)
-            .map(|(_, value)| value)
-    }
-
-    /// Returns the header with a key, given by its full name, set to a value.
-    fn with(&self, key: &str, value: Value) -> Self {
-        let mut changed = self.clone();
-        match changed.keys.iter_mut().find(|(known, _)| known == key) {
-            Some((_, known)) => *known = value,
-            None => changed.keys.push((key.to_owned(), value)),
-        }
-        changed
-    }
-
-    fn without(&self, name: &str) -> Self {
-        let mut changed = self.clone();
-        let key = self.key(name);
-        changed.keys.retain(|(known, _)| *known != key);
-        changed
-    }
-
-    /// Describes a model file with this header.
-    fn open(&self) -> Result<Descriptor, String> {
-        let mut writer = GgufWriter::new();
-        let metadata = writer.metadata_mut();
-        metadata
-            .insert("general.architecture", self.arch.as_str())
-            .unwrap();
-        for (key, value) in &self.keys {
-            metadata.insert(key.as_str(), value.clone()).unwrap();
-        }
-        for (name, dims) in &self.tensors {
-            writer.add_tensor(name, TensorType::F32, dims).unwrap();
-        }
-        let mut out = writer.write_header(Vec::new()).unwrap();
-        for (_, dims) in &self.tensors {
-            let n_bytes = 4 * dims.iter().product::<u64>() as usize;
-            out.write(&vec![0; n_bytes]).unwrap();
-        }
-        let file = GgufFile::from_bytes(&out.finish().unwrap()).unwrap();
-        let model = Model::from_gguf(file).map_err(|error| error.to_string())?;
-        Ok(model.descriptor().clone())
-    }
-}
+use header::{Header, headers};
+use parts::Parts;
 
 /// Lists other values of a key.
 fn others(value: &Value) -> Vec<Value> {
@@ -175,7 +62,7 @@ fn added(n_layers: usize) -> Vec<(&'static str, Value)> {
         ("logit_scale", 0.37_f32.into()),
         ("residual_scale", 0.37_f32.into()),
         ("embedding_scale", 0.37_f32.into()),
-        ("decision_block_count", 1_u32.into()),
+        ("decision.block_count", 1_u32.into()),
         ("expert_gating_func", 1_u32.into()),
         ("expert_gating_func", 2_u32.into()),
         ("expert_gating_func", 3_u32.into()),
@@ -183,8 +70,10 @@ fn added(n_layers: usize) -> Vec<(&'static str, Value)> {
         ("expert_weights_scale", 3.0_f32.into()),
         ("expert_weights_norm", true.into()),
         ("expert_weights_norm", false.into()),
-        ("interleave_moe_layer_step", 2_u32.into()),
+        // No layer is one of these.
+        ("interleave_moe_layer_step", (n_layers as u32 + 1).into()),
         ("leading_dense_block_count", 1_u32.into()),
+        ("moe_latent_size", 8_u32.into()),
         ("nextn_predict_layers", 1_u32.into()),
         ("swiglu_clamp_exp", each(7.0)),
         ("swiglu_clamp_shexp", each(7.0)),
@@ -193,64 +82,15 @@ fn added(n_layers: usize) -> Vec<(&'static str, Value)> {
         ("rope.dimension_count", 2_u32.into()),
         ("rope.dimension_count_swa", 2_u32.into()),
         ("rope.scaling.alpha", 50.0_f32.into()),
+        ("rope.dimension_sections", vec![1_u32; 4].into()),
         ("rope.scaling.attn_factor", 3.0_f32.into()),
+        ("rope.scaling.yarn_attn_factor", 3.0_f32.into()),
+        ("rope.scaling.yarn_log_multiplier", 0.3_f32.into()),
+        ("rope.scaling.yarn_beta_fast", 7.0_f32.into()),
+        ("rope.scaling.yarn_beta_slow", 3.0_f32.into()),
         ("rope.scaling.factor", 4.0_f32.into()),
         ("rope.scaling.type", "yarn".into()),
     ]
-}
-
-/// Says which parts a network has.
-struct Parts<'d>(&'d Descriptor);
-
-impl Parts<'_> {
-    fn has_rope(&self) -> bool {
-        !self.0.ropes.is_empty()
-    }
-
-    fn has_experts(&self) -> bool {
-        self.0.layers.iter().any(|layer| layer.ffn.moe().is_some())
-    }
-
-    fn has_windows(&self) -> bool {
-        let attentions = self.0.layers.iter().filter_map(|layer| layer.mixer.attention());
-        attentions.into_iter().any(|attention| attention.window.is_some())
-    }
-
-    /// Returns the reason why a key may change nothing here; `None` if it must change the network or be refused.
-    fn exception(&self, name: &str, value: &Value) -> Option<&'static str> {
-        let parts = [
-            (name.starts_with("rope."), self.has_rope(), "there is no rope"),
-            (
-                name.starts_with("expert_")
-                    || name == "leading_dense_block_count"
-                    || name == "interleave_moe_layer_step",
-                self.has_experts(),
-                "there are no experts",
-            ),
-            (
-                name == "attention.sliding_window_pattern" || name.ends_with("_swa"),
-                self.has_windows(),
-                "no layer has a window",
-            ),
-            (
-                name == "attention.rope_pattern" || name == "rope.scaling.finetuned",
-                self.has_rope(),
-                "there is no rope",
-            ),
-        ];
-        let absent = parts
-            .into_iter()
-            .find(|(is_about, is_there, _)| *is_about && !is_there)
-            .map(|(.., reason)| reason);
-        let by_nature = match name {
-            "vocab_size" => Some("the embedding table has one row for each token"),
-            "expert_weights_norm" if *value == Value::Bool(false) => {
-                Some("false means unset if the weights are always normalized")
-            }
-            _ => None,
-        };
-        absent.or(by_nature)
-    }
 }
 
 #[test]
@@ -271,7 +111,10 @@ fn a_key_that_changes_a_network_is_followed_or_refused() {
     let mut passed_over = Vec::new();
     for header in headers() {
         let network = header.open().unwrap();
-        let parts = Parts(&network);
+        let parts = Parts {
+            network: &network,
+            header: &header,
+        };
         let mut check = |key: &str, value: Value| {
             let name = key.strip_prefix(&format!("{}.", header.arch)).unwrap_or(key);
             if parts.exception(name, &value).is_none()
@@ -403,9 +246,11 @@ fn files_that_llama_cpp_saves_are_the_files_that_it_read() {
         }
         // Only architectures whose reader takes these numbers from elsewhere.
         let sets_itself = |name: &str| match header.arch.as_str() {
-            "gemma3" | "gemma-embedding" => name == "final_logit_softcapping",
+            "gemma3" => name == "final_logit_softcapping",
+            "gemma-embedding" => ["final_logit_softcapping", "attention.causal"].contains(&name),
             "granite" | "granitehybrid" => name == "rope.scaling.finetuned",
             "minicpm" => ["logit_scale", "residual_scale", "embedding_scale"].contains(&name),
+            "llama4" => ["attention.sliding_window", "attention.temperature_scale"].contains(&name),
             _ => false,
         };
         for (name, value) in unset(n_layers) {
@@ -461,4 +306,23 @@ fn a_correction_of_the_choice_of_experts_stands_for_sigmoids() {
         n_compared += usize::from(has_correction(&header));
     }
     assert!(n_compared > 0);
+}
+
+#[test]
+fn a_classifier_of_modern_bert_pools_as_its_key_says_and_else_by_the_mean() {
+    let mut header = headers()
+        .into_iter()
+        .find(|header| header.arch == "modern-bert")
+        .unwrap()
+        .with("modern-bert.pooling_type", 4_u32.into());
+    header.tensors.extend([
+        ("cls.weight".to_owned(), vec![64, 64]),
+        ("cls.norm.weight".to_owned(), vec![64]),
+        ("cls.output.weight".to_owned(), vec![64, 2]),
+    ]);
+    let kind = |header: Header| header.open().unwrap().pooling.unwrap().kind;
+    let said = |code: u32| header.with("modern-bert.classifier.pooling_type", code.into());
+    assert_eq!(kind(said(2)), Pooling::First);
+    assert_eq!(kind(said(1)), Pooling::Mean);
+    assert_eq!(kind(header.without("classifier.pooling_type")), Pooling::Mean);
 }
