@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_that_goes_on_behind_its_end_forbids_the_tokens_of_the_end() {
+    fn ignore_eos_biases_end_tokens() {
         let params = |ignore_eos| TextParams {
             ignore_eos,
             ..TextParams::default()

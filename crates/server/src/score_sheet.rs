@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_in_parts_is_what_the_trees_are() {
+    fn streamed_scores_equal_json_values() {
         let tokenizer = tokenizer();
         for n in [0, 1, PART_TOKENS, PART_TOKENS + 1, 3 * PART_TOKENS + 7] {
             let tokens = tokens(n);

@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tools_fields_stand_in_the_order_of_its_makers() {
+    fn tool_fields_keep_trained_order() {
         let list =
             json!([{"parameters": {"type": "object"}, "strict": true, "name": "a", "description": "Does."}]);
         let tools = tools(&list, &json!("auto")).unwrap();

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_has_a_folder() {
+    fn folder_lock_is_exclusive() {
         let folder = tempfile::tempdir().unwrap();
         let take = || FolderLock::take(folder.path(), ".lock", |_| {});
         let lock = take().unwrap();

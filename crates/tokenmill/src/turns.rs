@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_says_in_the_midst_is_said_by_the_user() {
+    fn later_system_messages_become_user_turns() {
         let check = |messages: &[(&str, &str)], at_start: bool, expected: &[(&str, &str)]| {
             assert_eq!(with_folded_system(said(messages), at_start), said(expected));
         };

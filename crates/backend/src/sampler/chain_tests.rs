@@ -348,7 +348,7 @@ fn positions_that_are_drawn_again_give_the_same_tokens() {
 }
 
 #[test]
-fn odd_rows_are_drawn_from_all_the_same() {
+fn degenerate_rows_can_be_sampled() {
     for logits in [vec![0.0; 7], vec![f32::NEG_INFINITY, 1.0], vec![3e38, -3e38, 0.0]] {
         for change in [
             |params: &mut SamplingParams| params.top_n_sigma = 1.0,

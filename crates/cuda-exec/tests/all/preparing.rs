@@ -40,7 +40,7 @@ fn arguments<'a>() -> Args<'a> {
 
 /// Static shared memory counts towards the default limit.
 #[test]
-fn shared_memory_is_asked_for_where_it_does_not_fit_next_to_what_a_kernel_declares() {
+fn static_shared_memory_counts_towards_the_limit() {
     let n_bytes = (48 << 10) - 256;
     let launched = |asks: bool| {
         let device = Simulator::new(&SimOptions::default()).device();

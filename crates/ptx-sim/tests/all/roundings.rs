@@ -30,7 +30,7 @@ const BODIES: [(&str, &str); 5] = [
 ];
 
 #[test]
-fn a_named_rounding_gives_the_same_bits() {
+fn explicit_rn_does_not_change_results() {
     let mut values = Values(0x51_7cc1_b727_220a);
     for (ty, body) in BODIES {
         let rounded = ["mul", "add", "sub"]

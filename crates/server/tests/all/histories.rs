@@ -108,7 +108,7 @@ async fn arguments_that_are_no_object_are_passed_on_as_the_template_takes_them()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn halves_of_characters_and_marks_of_files_are_read_past() {
+async fn lone_surrogates_and_byte_order_marks_are_accepted() {
     let Some(server) = start(OBJECTS).await else {
         return;
     };
@@ -254,7 +254,7 @@ async fn turns_fit_the_template_whatever_their_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_for_anthropics_accounts_is_no_part_of_the_prompt() {
+async fn billing_headers_are_dropped() {
     let Some(server) = start(OBJECTS).await else {
         return;
     };

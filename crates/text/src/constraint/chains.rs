@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_way_is_found_and_cycles_count_with_all_of_them() {
+    fn longest_path_counts_whole_cycles() {
         check(0, &[], 0);
         check(3, &[], 1);
         check(1, &[(0, 0)], 1);

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_none_goes_before_who_came_first() {
+    fn clients_without_a_place_are_served_first() {
         let places = Arc::new(Places::default());
         let held = [1, 1, 1, 2].map(|client| {
             assert!(places.enter(client, soon()));

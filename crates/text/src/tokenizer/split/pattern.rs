@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_known_by_patterns_with_line_breaks_of_their_own() {
+    fn raw_line_breaks_select_the_same_rules() {
         for (source, rule) in KNOWN {
             let literal = source.replace(r"\r", "\r").replace(r"\n", "\n");
             assert_eq!(Pattern::known_rule(&literal), Some(*rule), "{source}");
