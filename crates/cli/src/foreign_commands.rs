@@ -34,6 +34,14 @@ const COMMANDS: &[Row] = &[
         &["generate", "complete", "cli"],
         "`tokenmill run MODEL PROMPT` answers, `tokenmill chat MODEL` converses",
     ),
+    (
+        &["search", "find", "browse"],
+        "the Hugging Face Hub finds models by name (library GGUF); `tokenmill pull OWNER/REPOSITORY` downloads one",
+    ),
+    (
+        &["update", "upgrade"],
+        "`cargo install --locked --path crates/cli` in a newer source folder replaces the program",
+    ),
     (&["server", "start"], "`tokenmill serve MODEL` answers over HTTP"),
     (&["version"], "`tokenmill --version`"),
 ];

@@ -201,6 +201,9 @@ fn conflict(option: &str, others: &[String], args: &[OsString]) -> Failure {
     failure
 }
 
+/// A small model of the Hub that chats; docs/models-by-memory.md names others.
+const EXAMPLE_MODEL: &str = "ggml-org/gemma-3-1b-it-GGUF";
+
 /// What to say where an argument is missing: which one, and how the command is called.
 fn missing_argument(error: &clap::Error, command: &clap::Command) -> Option<Failure> {
     let missing = texts_of(error, ContextKind::InvalidArg);
@@ -220,8 +223,13 @@ fn missing_argument(error: &clap::Error, command: &clap::Command) -> Option<Fail
     });
     let arguments: Vec<String> = arguments.collect();
     let name = command.get_name();
+    let example = if missing.contains(&"MODEL") {
+        format!(", as in `tokenmill {name} {EXAMPLE_MODEL}`")
+    } else {
+        String::new()
+    };
     let hint = format!(
-        "`tokenmill {name} {}`; `tokenmill {name} --help` has examples",
+        "`tokenmill {name} {}`{example}; `tokenmill {name} --help` has examples",
         arguments.join(" ")
     );
     Some(Failure::usage(message).hint(hint))

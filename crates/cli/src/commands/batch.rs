@@ -82,6 +82,9 @@ pub(crate) struct Args {
     /// Tokens that the KV cache holds, shared by all sequences [default: four contexts, or as many as there is memory for]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
+    /// Exit with code 1 if a request was refused; without it the command succeeds when each line has its answer or its reason
+    #[arg(long)]
+    fail_on_error: bool,
     #[command(flatten)]
     media: MediaArgs,
     #[command(flatten)]
@@ -156,7 +159,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     batch.bar.finish_and_clear();
     note!("{}", batch.line());
     outcome?;
-    batch.results.sync()
+    batch.results.sync()?;
+    if args.fail_on_error && batch.n_refused > 0 {
+        let (n, output) = (batch.n_refused, args.output.display());
+        return Err(Failure::work(format!("{n} of the requests were refused"))
+            .hint(format!("{output} has the reasons")));
+    }
+    Ok(())
 }
 
 /// The lines of a file, each with its number, counted from 1.

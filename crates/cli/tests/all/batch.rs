@@ -108,6 +108,16 @@ fn batch_answers_good_lines_and_says_what_is_wrong_with_bad_ones() {
         .unwrap();
     assert!(message.contains("temperature"), "{message}");
 
+    let other = output.with_extension("other");
+    let strict = tokenmill(["batch", "demo", arg(&input), arg(&other), "--fail-on-error"]);
+    assert_eq!(strict.code, 1);
+    assert!(
+        strict.stderr.contains("4 of the requests were refused"),
+        "{}",
+        strict.stderr
+    );
+    assert_eq!(results(&other).len(), 6);
+
     // All is done, so nothing changes; and another input is not mixed in.
     let before = fs::read_to_string(&output).unwrap();
     let again = batch();
