@@ -2,7 +2,8 @@
 //!
 //! JSON lets `\/` stand for a slash, and models write it, but the compiler knows only the slash. In strings with a pattern the compiler
 //! knows `\u` only for control characters, so a model that begins another escape could not finish it. Separate from the alternatives
-//! because each grammar has its own text. Invariants: an escape that may begin can be finished; the grammar sees the unescaped text.
+//! because each grammar has its own text. Invariants: an escape that may begin can be finished, also by a token that holds more than it;
+//! the grammar sees the unescaped text.
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use toktrie::SimpleVob;
 
 use super::{
     error::{ConstraintError, step_error},
+    escape_tokens::{EscapesFrom, Scan, Unescaped},
     vocabulary::Vocabulary,
 };
 
@@ -25,28 +27,6 @@ pub(super) struct JsonPlaces {
     pub(super) has_patterns: bool,
 }
 
-/// Tracks whether a text with JSON is inside a string.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scan {
-    Outside,
-    Inside,
-    /// After a backslash; `is_told` is false if the grammar refused the backslash and has not consumed it.
-    Escaped {
-        is_told: bool,
-    },
-}
-
-impl Scan {
-    fn after(self, bytes: &[u8]) -> Self {
-        bytes.iter().fold(self, |scan, byte| match (scan, byte) {
-            (Self::Outside, b'"') => Self::Inside,
-            (Self::Outside, _) | (Self::Inside, b'"') => Self::Outside,
-            (Self::Inside, b'\\') => Self::Escaped { is_told: true },
-            (Self::Inside | Self::Escaped { .. }, _) => Self::Inside,
-        })
-    }
-}
-
 /// Records which tokens the grammar consumed for one token of the text.
 #[derive(Clone, Debug)]
 struct Told {
@@ -57,90 +37,13 @@ struct Told {
     instead_of: Option<Vec<u32>>,
 }
 
-/// Lists the tokens of a vocabulary that are parts of escapes.
-#[derive(Debug, Default)]
-pub(super) struct EscapeTokens {
-    backslash: Option<u32>,
-    slash: Option<u32>,
-    quote: Option<u32>,
-    /// `\`, `u` and a digit that no control character has in this place.
-    letter_escape: Option<[u32; 3]>,
-    /// Tokens with `\/` in them, each with its unescaped token.
-    pairs: Vec<(u32, u32)>,
-    /// Tokens that begin with a slash.
-    with_slash: Vec<u32>,
-    /// Tokens that begin with `u`.
-    with_letter: Vec<u32>,
-    /// Tokens with `\u` in them.
-    with_letter_escape: Vec<u32>,
-}
-
-impl EscapeTokens {
-    /// Sorts the tokens of a vocabulary; `id_of` finds the token of a text.
-    pub(super) fn new<'w>(
-        words: impl Iterator<Item = (u32, &'w [u8])>,
-        id_of: impl Fn(&[u8]) -> Option<u32>,
-    ) -> Self {
-        let letter_escape = [b"\\", b"u", b"4"].map(|byte: &[u8; 1]| id_of(byte));
-        let mut tokens = Self {
-            backslash: id_of(b"\\"),
-            slash: id_of(b"/"),
-            quote: id_of(b"\""),
-            letter_escape: match letter_escape {
-                [Some(backslash), Some(letter), Some(digit)] => Some([backslash, letter, digit]),
-                _ => None,
-            },
-            ..Self::default()
-        };
-        for (id, word) in words {
-            match word.first() {
-                Some(b'/') => tokens.with_slash.push(id),
-                Some(b'u') => tokens.with_letter.push(id),
-                _ => {}
-            }
-            if !word.contains(&b'\\') || word.contains(&b'"') {
-                continue;
-            }
-            let (plain, has_letter) = resolved(word);
-            if has_letter {
-                tokens.with_letter_escape.push(id);
-            }
-            if plain.len() < word.len()
-                && let Some(plain) = id_of(&plain)
-            {
-                tokens.pairs.push((id, plain));
-            }
-        }
-        tokens
-    }
-
-    /// Returns the unescaped token of a token with `\/`.
-    fn plain_of(&self, id: u32) -> Option<u32> {
-        let at = self.pairs.binary_search_by_key(&id, |pair| pair.0).ok()?;
-        Some(self.pairs[at].1)
-    }
-}
-
-/// Replaces `\/` by a slash, and says whether the text contains `\u`.
-fn resolved(word: &[u8]) -> (Vec<u8>, bool) {
-    let mut plain = Vec::with_capacity(word.len());
-    let mut has_letter = false;
-    let mut bytes = word.iter();
-    while let Some(&byte) = bytes.next() {
-        if byte != b'\\' {
-            plain.push(byte);
-            continue;
-        }
-        match bytes.next() {
-            Some(b'/') => plain.push(b'/'),
-            Some(&escape) => {
-                has_letter |= escape == b'u';
-                plain.extend([byte, escape]);
-            }
-            None => plain.push(byte),
-        }
-    }
-    (plain, has_letter)
+/// Says how the grammar reads a token.
+struct Way {
+    /// The tokens that it consumes.
+    ids: Vec<u32>,
+    /// The tokens that it consumes for the previous token in place of the earlier ones.
+    instead: Option<Vec<u32>>,
+    after: Scan,
 }
 
 /// Follows a text through a grammar.
@@ -186,128 +89,200 @@ impl Follower {
 
     /// Computes the mask of the tokens that may come next.
     pub(super) fn mask(&mut self) -> Result<SimpleVob, ConstraintError> {
-        let mut mask = (self.matcher.compute_mask()).map_err(|error| step_error(&error))?;
-        if !self.places.has_json || self.scan == Scan::Outside {
+        let mut mask = self.grammar_mask()?;
+        if !self.places.has_json {
             return Ok(mask);
         }
         let vocabulary = Arc::clone(&self.vocabulary);
         let tokens = &vocabulary.escapes;
-        let allows = |mask: &SimpleVob, id: Option<u32>| id.is_some_and(|id| mask.is_allowed(id));
-        match self.scan {
-            Scan::Outside => {}
-            Scan::Inside => {
-                if self.places.has_free_text && !allows(&mask, tokens.quote) {
-                    return Ok(mask);
-                }
-                for &(escaped, plain) in &tokens.pairs {
-                    if mask.is_allowed(plain) {
-                        mask.allow_token(escaped);
-                    }
-                }
-                if allows(&mask, tokens.backslash) {
-                    if let Some(escape) = tokens.letter_escape
-                        && !self.takes_letter_escape(&escape)?
-                    {
-                        forbid(&mut mask, &tokens.with_letter_escape);
-                    }
-                } else if let Some(backslash) = tokens.backslash
-                    && allows(&mask, tokens.slash)
-                {
-                    mask.allow_token(backslash);
-                }
-            }
+        let scan = self.scan;
+        match scan {
+            Scan::Outside => self.add_escapes(&mut mask, &tokens.outside)?,
+            Scan::Inside => self.add_inside(&mut mask)?,
             Scan::Escaped { is_told: false } => {
-                let mut slashes = mask.clone();
-                slashes.set_all(false);
-                for &id in tokens.with_slash.iter().filter(|&&id| mask.is_allowed(id)) {
-                    slashes.allow_token(id);
-                }
-                return Ok(slashes);
+                self.add_inside(&mut mask)?;
+                mask = only(&mask, &tokens.with_slash);
             }
             Scan::Escaped { is_told: true } => {
-                if let Some([_, letter, digit]) = tokens.letter_escape
-                    && mask.is_allowed(letter)
-                    && !self.takes_letter_escape(&[letter, digit])?
-                {
-                    forbid(&mut mask, &tokens.with_letter);
-                }
-                if let Some(slash) = tokens.slash
-                    && !mask.is_allowed(slash)
-                    && self.takes_resolved(slash)?
-                {
-                    mask.allow_token(slash);
+                self.add_escapes(&mut mask, &tokens.escaped)?;
+                let takes_slash = tokens.with_slash.iter().any(|&id| mask.is_allowed(id));
+                if !takes_slash && let Some(instead) = self.newest_without_backslash() {
+                    let slashes = self.with_newest(&instead, |this| {
+                        let mut mask = this.grammar_mask()?;
+                        this.add_inside(&mut mask)?;
+                        Ok(only(&mask, &tokens.with_slash))
+                    })?;
+                    mask.or(&slashes);
                 }
             }
         }
         Ok(mask)
     }
 
-    /// Says whether a `\u` escape that continues with these tokens may stand for any letter.
-    fn takes_letter_escape(&mut self, ids: &[u32]) -> Result<bool, ConstraintError> {
-        if !self.places.has_patterns {
-            return Ok(true);
+    fn grammar_mask(&mut self) -> Result<SimpleVob, ConstraintError> {
+        self.matcher.compute_mask().map_err(|error| step_error(&error))
+    }
+
+    /// Adds the tokens with escapes to a mask inside a string.
+    fn add_inside(&mut self, mask: &mut SimpleVob) -> Result<(), ConstraintError> {
+        if !self.may_be_string()? {
+            return Ok(());
         }
-        let n_valid = self.matcher.validate_tokens(ids);
-        Ok(n_valid.map_err(|error| step_error(&error))? == ids.len())
+        let vocabulary = Arc::clone(&self.vocabulary);
+        self.add_escapes(mask, &vocabulary.escapes.inside)
     }
 
-    /// Says whether the grammar accepts a token in place of the backslash at the end of the text.
-    fn takes_resolved(&mut self, id: u32) -> Result<bool, ConstraintError> {
-        let Some(told) = self.told.last().cloned() else {
-            return Ok(false);
-        };
-        let Some(before) = self.without_backslash(&told.ids) else {
-            return Ok(false);
-        };
-        self.take_back(told.ids.len())?;
-        self.tell(&before)?;
-        let takes = self.validates(id)?;
-        self.take_back(before.len())?;
-        self.tell(&told.ids)?;
-        Ok(takes)
+    /// Says whether a text that has a quote behind it may be a string. Next to free text only where the string may end, because marks may
+    /// follow a quote of the text.
+    fn may_be_string(&mut self) -> Result<bool, ConstraintError> {
+        match self.vocabulary.escapes.quote {
+            _ if !self.places.has_free_text => Ok(true),
+            Some(quote) => self.validates(&[quote]),
+            None => Ok(false),
+        }
     }
 
-    /// Tokenizes the text of some tokens without the backslash at its end; `None` if it has none.
-    fn without_backslash(&self, ids: &[u32]) -> Option<Vec<u32>> {
-        let bytes = ids.iter().flat_map(|&id| self.vocabulary.bytes_of(id));
+    /// Adds the tokens that the grammar accepts unescaped, and removes those whose `\u` escape could not be finished.
+    fn add_escapes(&mut self, mask: &mut SimpleVob, from: &EscapesFrom) -> Result<(), ConstraintError> {
+        // Most tokens share the text before the digits.
+        let mut newest: Option<(&[u32], bool)> = None;
+        for letter in &from.letters {
+            if !self.places.has_patterns {
+                break;
+            }
+            if !mask.is_allowed(letter.id) {
+                continue;
+            }
+            let takes = match newest {
+                Some((ids, takes)) if *ids == *letter.ids => takes,
+                _ => self.validates(&letter.ids)?,
+            };
+            newest = Some((&letter.ids, takes));
+            if !takes {
+                mask.disallow_token(letter.id);
+            }
+        }
+        for unescaped in &from.unescaped {
+            let may_begin = unescaped.ids.first().is_none_or(|&id| mask.is_allowed(id));
+            if may_begin && !mask.is_allowed(unescaped.id) && self.takes_unescaped(unescaped)? {
+                mask.allow_token(unescaped.id);
+            }
+        }
+        Ok(())
+    }
+
+    fn takes_unescaped(&mut self, unescaped: &Unescaped) -> Result<bool, ConstraintError> {
+        if !unescaped.awaits_slash {
+            return self.validates(&unescaped.ids);
+        }
+        let Some(slash) = self.vocabulary.escapes.slash else {
+            return Ok(false);
+        };
+        self.validates(&[&unescaped.ids[..], &[slash]].concat())
+    }
+
+    /// Tokenizes what the grammar consumed for the newest token without the backslash at its end; `None` if it has none.
+    fn newest_without_backslash(&self) -> Option<Vec<u32>> {
+        let newest = self.told.last()?;
+        let bytes = newest.ids.iter().flat_map(|&id| self.vocabulary.bytes_of(id));
         let mut bytes: Vec<u8> = bytes.copied().collect();
-        (bytes.pop() == Some(b'\\')).then(|| self.vocabulary.text_tokens(&bytes))
+        (bytes.pop() == Some(b'\\'))
+            .then(|| self.vocabulary.spelled(&bytes))
+            .flatten()
+    }
+
+    /// Asks while the grammar has consumed other tokens for the newest token.
+    fn with_newest<T>(
+        &mut self,
+        ids: &[u32],
+        ask: impl FnOnce(&mut Self) -> Result<T, ConstraintError>,
+    ) -> Result<T, ConstraintError> {
+        let before = self.tell_otherwise(ids)?;
+        let answer = ask(self)?;
+        if let Some(before) = before {
+            self.tell_otherwise(&before)?;
+        }
+        Ok(answer)
     }
 
     /// Says whether a token may come next.
     pub(super) fn takes(&mut self, id: u32) -> Result<bool, ConstraintError> {
-        if self.matcher.is_stopped() {
-            return Ok(false);
+        Ok(!self.matcher.is_stopped() && self.way(id)?.is_some())
+    }
+
+    /// Says whether the grammar accepts these tokens.
+    fn validates(&mut self, ids: &[u32]) -> Result<bool, ConstraintError> {
+        let n_valid = self.matcher.validate_tokens(ids);
+        Ok(n_valid.map_err(|error| step_error(&error))? == ids.len())
+    }
+
+    /// Returns how the grammar reads a token if that may come next.
+    fn way(&mut self, id: u32) -> Result<Option<Way>, ConstraintError> {
+        let vocabulary = Arc::clone(&self.vocabulary);
+        let tokens = &vocabulary.escapes;
+        let begins_with_slash = vocabulary.bytes_of(id).first() == Some(&b'/');
+        if !self.places.has_json {
+            return self.way_from(id, &EscapesFrom::default());
         }
-        let may_be_escape = self.places.has_json && self.scan != Scan::Outside;
-        if !may_be_escape {
-            return self.validates(id);
-        }
-        // Copied because the queries below change the state for a moment.
         let scan = self.scan;
         match scan {
-            Scan::Escaped { is_told: false } => {
-                Ok(self.vocabulary.bytes_of(id).first() == Some(&b'/') && self.validates(id)?)
-            }
-            Scan::Escaped { is_told: true } if self.vocabulary.bytes_of(id) == b"/" => {
-                Ok(self.validates(id)? || self.takes_resolved(id)?)
-            }
-            _ if self.validates(id)? => Ok(true),
-            Scan::Inside => match self.vocabulary.escapes.plain_of(id) {
-                Some(plain) => self.validates(plain),
-                None if self.vocabulary.bytes_of(id) == b"\\" => {
-                    let slash = self.vocabulary.escapes.slash;
-                    slash.map_or(Ok(false), |slash| self.validates(slash))
+            Scan::Outside => self.way_from(id, &tokens.outside),
+            Scan::Inside => self.way_inside(id),
+            Scan::Escaped { is_told: false } if begins_with_slash => self.way_inside(id),
+            Scan::Escaped { is_told: false } => Ok(None),
+            Scan::Escaped { is_told: true } => {
+                let way = self.way_from(id, &tokens.escaped)?;
+                if way.is_none()
+                    && begins_with_slash
+                    && let Some(instead) = self.newest_without_backslash()
+                {
+                    let way = self.with_newest(&instead, |this| this.way_inside(id))?;
+                    return Ok(way.map(|way| Way {
+                        instead: Some(instead),
+                        ..way
+                    }));
                 }
-                None => Ok(false),
-            },
-            _ => Ok(false),
+                Ok(way)
+            }
         }
     }
 
-    fn validates(&mut self, id: u32) -> Result<bool, ConstraintError> {
-        let n_valid = self.matcher.validate_tokens(&[id]);
-        Ok(n_valid.map_err(|error| step_error(&error))? == 1)
+    /// Returns how the grammar reads a token inside a string.
+    fn way_inside(&mut self, id: u32) -> Result<Option<Way>, ConstraintError> {
+        let vocabulary = Arc::clone(&self.vocabulary);
+        if self.may_be_string()? {
+            self.way_from(id, &vocabulary.escapes.inside)
+        } else {
+            self.way_from(id, &EscapesFrom::default())
+        }
+    }
+
+    /// Returns how the grammar reads a token, as it is or unescaped.
+    fn way_from(&mut self, id: u32, from: &EscapesFrom) -> Result<Option<Way>, ConstraintError> {
+        let after = self.scan.after(self.vocabulary.bytes_of(id));
+        let letter = from.letter_of(id).filter(|_| self.places.has_patterns);
+        let is_finished = letter.map_or(Ok(true), |letter| self.validates(&letter.ids))?;
+        if is_finished && self.validates(&[id])? {
+            return Ok(Some(Way {
+                ids: vec![id],
+                instead: None,
+                after,
+            }));
+        }
+        for unescaped in from.unescaped_of(id) {
+            if self.takes_unescaped(unescaped)? {
+                return Ok(Some(Way {
+                    ids: unescaped.ids.to_vec(),
+                    instead: None,
+                    after: if unescaped.awaits_slash {
+                        Scan::Escaped { is_told: false }
+                    } else {
+                        after
+                    },
+                }));
+            }
+        }
+        Ok(None)
     }
 
     /// Consumes a token.
@@ -317,39 +292,48 @@ impl Follower {
         }
         let vocabulary = Arc::clone(&self.vocabulary);
         let bytes = vocabulary.bytes_of(id);
-        let mut told = Told {
-            ids: vec![id],
-            before: self.scan,
-            instead_of: None,
+        let may_be_read_otherwise = bytes.contains(&b'\\') || matches!(self.scan, Scan::Escaped { .. });
+        let way = if may_be_read_otherwise {
+            self.way(id)?
+        } else {
+            None
         };
-        let mut after = self.scan.after(bytes);
-        let scan = self.scan;
-        match scan {
-            Scan::Escaped { is_told: true } if bytes.first() == Some(&b'/') && !self.validates(id)? => {
-                let newest = self
-                    .told
-                    .last()
-                    .and_then(|told| self.without_backslash(&told.ids));
-                if let Some(ids) = newest {
-                    told.instead_of = self.tell_otherwise(&ids)?;
-                }
-            }
-            Scan::Inside => {
-                if let Some(plain) = vocabulary.escapes.plain_of(id)
-                    && !self.validates(id)?
-                {
-                    told.ids = vec![plain];
-                } else if bytes == b"\\" && !self.validates(id)? && self.takes(id)? {
-                    told.ids.clear();
-                    after = Scan::Escaped { is_told: false };
-                }
-            }
-            _ => {}
-        }
-        self.tell(&told.ids)?;
-        self.told.push(told);
-        self.scan = after;
+        // A token without a way is refused by the grammar.
+        let way = way.unwrap_or_else(|| Way {
+            ids: vec![id],
+            instead: None,
+            after: self.scan.after(bytes),
+        });
+        let is_quoted_beside_text = self.places.has_free_text && bytes.contains(&b'"');
+        let begins_free = is_quoted_beside_text && self.is_free_text(self.scan)?;
+        let instead_of = match &way.instead {
+            Some(ids) => self.tell_otherwise(ids)?,
+            None => None,
+        };
+        self.tell(&way.ids)?;
+        self.told.push(Told {
+            ids: way.ids,
+            before: self.scan,
+            instead_of,
+        });
+        let is_free = begins_free || is_quoted_beside_text && self.is_free_text(way.after)?;
+        self.scan = if is_free { Scan::Outside } else { way.after };
         Ok(())
+    }
+
+    /// Says whether the text that continues from `scan` is free text, which takes `\/` as it is.
+    fn is_free_text(&mut self, scan: Scan) -> Result<bool, ConstraintError> {
+        let (Some(backslash), Some(slash)) =
+            (self.vocabulary.escapes.backslash, self.vocabulary.escapes.slash)
+        else {
+            return Ok(false);
+        };
+        match scan {
+            _ if self.matcher.is_stopped() => Ok(false),
+            Scan::Outside | Scan::Inside => self.validates(&[backslash, slash]),
+            Scan::Escaped { is_told: true } => self.validates(&[slash]),
+            Scan::Escaped { is_told: false } => Ok(false),
+        }
     }
 
     /// Removes the newest tokens.
@@ -403,8 +387,12 @@ impl Follower {
     }
 }
 
-fn forbid(mask: &mut SimpleVob, ids: &[u32]) {
-    for &id in ids {
-        mask.disallow_token(id);
+/// Returns the part of a mask that these tokens are.
+fn only(mask: &SimpleVob, ids: &[u32]) -> SimpleVob {
+    let mut part = mask.clone();
+    part.set_all(false);
+    for &id in ids.iter().filter(|&&id| mask.is_allowed(id)) {
+        part.allow_token(id);
     }
+    part
 }

@@ -191,13 +191,10 @@ impl Lead {
         }
     }
 
-    /// Starts after a call whose last token also holds `text`; then any text, the end, or the next call may follow.
-    pub(super) fn behind(plan: Arc<LeadPlan>, text: &[u8]) -> Self {
-        let mut watch = Watch::behind(&plan);
-        let found = watch.push(text);
-        debug_assert!(found.is_none(), "no mark ends in the token that ends a call");
+    /// Starts after a call; then any text, the end, or the next call may follow.
+    pub(super) fn behind(plan: Arc<LeadPlan>) -> Self {
         Self {
-            state: State::Free(watch),
+            state: State::Free(Watch::behind(&plan)),
             plan,
             n_thoughts: 0,
             is_behind: true,
@@ -292,13 +289,19 @@ impl Lead {
                 self.n_thoughts += 1;
                 self.think(bytes)
             }
-            State::Free(watch) => {
-                watch.is_after_end = false;
-                match watch.push(bytes) {
-                    None => Pushed::Lead,
-                    Some((idx, behind)) => self.found(idx, behind),
-                }
-            }
+            State::Free(_) => self.push_free(bytes),
+        }
+    }
+
+    /// Takes in free text.
+    pub(super) fn push_free(&mut self, bytes: &[u8]) -> Pushed {
+        let State::Free(watch) = &mut self.state else {
+            return Pushed::Lead;
+        };
+        watch.is_after_end = false;
+        match watch.push(bytes) {
+            None => Pushed::Lead,
+            Some((idx, behind)) => self.found(idx, behind),
         }
     }
 

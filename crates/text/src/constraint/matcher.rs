@@ -40,8 +40,8 @@ pub struct ConstraintMatcher {
     called: Option<Box<Called>>,
     /// All tokens up to the end of that call.
     through_calls: Vec<u32>,
-    /// Text after the call within its last token.
-    behind: Vec<u8>,
+    /// State of the lead before the first of the tokens since, which the text behind the call within its last token has reached.
+    first_lead: Lead,
     /// Tokens of the grammar since.
     inside: Vec<u32>,
     is_complete: bool,
@@ -57,8 +57,7 @@ struct Called {
     before: Vec<u32>,
     leads: VecDeque<Lead>,
     inside: Vec<u32>,
-    /// Text after the previous call within its last token.
-    behind: Vec<u8>,
+    first_lead: Lead,
 }
 
 /// Says what happens to a text that leaves the grammar.
@@ -96,19 +95,20 @@ impl ConstraintMatcher {
         is_lenient: bool,
     ) -> Self {
         let fresh = plan.behind.as_ref().and(grammars.as_ref());
+        let lead = Lead::new(Arc::clone(&plan));
         Self {
             fresh: fresh.map(Alternatives::deep_clone),
             grammars,
             vocabulary,
             end_ids: end_ids.into(),
-            lead: Lead::new(Arc::clone(&plan)),
+            first_lead: lead.clone(),
+            lead,
             plan,
             before: Vec::new(),
             leads: VecDeque::new(),
             n_inside: 0,
             called: None,
             through_calls: Vec::new(),
-            behind: Vec::new(),
             inside: Vec::new(),
             is_complete: false,
             has_ended: false,
@@ -292,39 +292,49 @@ impl ConstraintMatcher {
         }
     }
 
+    /// Takes in tokens of the grammar. Where they complete a call, the rest of them is text behind it.
     fn consume(&mut self, ids: &[u32]) -> Result<(), ConstraintError> {
         let Some(grammars) = &mut self.grammars else {
             return Ok(());
         };
-        grammars.consume(ids, &self.vocabulary)?;
-        if self.plan.behind.is_some() && grammars.is_whole_call()? {
-            let behind = match ids.last() {
-                Some(&last) => text_behind_call(grammars, last, &self.vocabulary)?,
-                None => Vec::new(),
-            };
-            self.end_call(behind);
-        } else {
+        if self.plan.behind.is_none() {
+            grammars.consume(ids, &self.vocabulary)?;
             self.is_complete = grammars.is_stopped();
+            return Ok(());
         }
+        for (idx, &id) in ids.iter().enumerate() {
+            grammars.consume(&[id], &self.vocabulary)?;
+            if let Some(mut behind) = text_behind_call(grammars, id, &self.vocabulary)? {
+                let rest = ids[idx + 1..].iter().flat_map(|&id| self.vocabulary.bytes_of(id));
+                behind.extend(rest);
+                return self.end_call(&behind);
+            }
+        }
+        self.is_complete = grammars.is_stopped();
         Ok(())
     }
 
-    /// Ends a call whose last token also holds the text `behind`; the text is then free up to the next call.
-    fn end_call(&mut self, behind: Vec<u8>) {
+    /// Ends a call whose last token also holds the text `behind`; the text is then free up to the next call, which may begin there.
+    fn end_call(&mut self, behind: &[u8]) -> Result<(), ConstraintError> {
         self.through_calls.extend(&self.before);
         self.through_calls.extend(&self.inside);
-        let lead = std::mem::replace(&mut self.lead, Lead::behind(Arc::clone(&self.plan), &behind));
-        let before_behind = std::mem::replace(&mut self.behind, behind);
+        let lead = std::mem::replace(&mut self.lead, Lead::behind(Arc::clone(&self.plan)));
         self.called = Some(Box::new(Called {
             grammars: self.grammars.take(),
             lead,
             before: std::mem::take(&mut self.before),
             leads: std::mem::take(&mut self.leads),
             inside: std::mem::take(&mut self.inside),
-            behind: before_behind,
+            first_lead: self.first_lead.clone(),
         }));
         self.n_inside = 0;
         self.is_complete = false;
+        let begun = match self.lead.push_free(behind) {
+            Pushed::Begins(mark, rest) => self.begin(mark, rest),
+            Pushed::Lead | Pushed::Grammar => Ok(()),
+        };
+        self.first_lead = self.lead.clone();
+        begun
     }
 
     /// Rolls back by more tokens than came since the last complete call, into that call.
@@ -342,28 +352,19 @@ impl ConstraintMatcher {
             self.n_inside = called.inside.len();
             (self.grammars, self.lead) = (called.grammars, called.lead);
             (self.before, self.leads, self.inside) = (called.before, called.leads, called.inside);
-            self.behind = called.behind;
+            self.first_lead = called.first_lead;
             return self.rollback(n_back);
         }
         let mut tokens = std::mem::take(&mut self.through_calls);
         tokens.truncate(n_left);
         self.grammars = self.fresh.as_ref().map(Alternatives::deep_clone);
         self.lead = Lead::new(Arc::clone(&self.plan));
+        self.first_lead = self.lead.clone();
         (self.n_inside, self.is_complete) = (0, false);
         self.before.clear();
         self.leads.clear();
         self.inside.clear();
         tokens.into_iter().try_for_each(|id| self.step(id))
-    }
-
-    /// Returns the state of the lead before its first token.
-    fn first_lead(&self) -> Lead {
-        let plan = Arc::clone(&self.plan);
-        if self.through_calls.is_empty() {
-            Lead::new(plan)
-        } else {
-            Lead::behind(plan, &self.behind)
-        }
     }
 
     /// Whether the text is complete and nothing may follow it.
@@ -403,7 +404,7 @@ impl ConstraintMatcher {
                 self.is_complete = grammars.is_stopped();
             }
             if self.n_inside == 0 && self.before.is_empty() {
-                self.lead = self.first_lead();
+                self.lead = self.first_lead.clone();
             }
             return Ok(());
         }
@@ -428,7 +429,7 @@ impl ConstraintMatcher {
             return Ok(());
         }
         self.leads.clear();
-        self.lead = self.first_lead();
+        self.lead = self.first_lead.clone();
         let mut before = std::mem::take(&mut self.before);
         before.truncate(n_left);
         before.into_iter().try_for_each(|id| self.step(id))
@@ -468,30 +469,39 @@ impl ConstraintMatcher {
     }
 }
 
-/// Returns the text after the end of a call within its last token, `last`.
+/// Returns the text after the end of a call within its last token, `last`; `None` if the text is no complete call.
 fn text_behind_call(
-    grammars: &Alternatives,
+    grammars: &mut Alternatives,
     last: u32,
     vocabulary: &Vocabulary,
-) -> Result<Vec<u8>, ConstraintError> {
+) -> Result<Option<Vec<u8>>, ConstraintError> {
     let bytes = vocabulary.bytes_of(last);
+    let is_whole = grammars.is_whole_call()?;
+    // The grammar waits for the rest of a character that a token ends within, even behind a call.
+    let ends_in_character = str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none());
+    if !is_whole && !ends_in_character {
+        return Ok(None);
+    }
+    let nothing = is_whole.then(Vec::new);
     if bytes.len() < 2 || !vocabulary.is_text(last) {
-        return Ok(Vec::new());
+        return Ok(nothing);
     }
     let mut ahead = grammars.deep_clone();
     ahead.rollback(1)?;
     for end in 1..bytes.len() {
-        let ids = vocabulary.text_tokens(&bytes[..end]);
+        let Some(ids) = vocabulary.spelled(&bytes[..end]) else {
+            continue;
+        };
         if ahead.takes(&ids, vocabulary)? {
             ahead.consume(&ids, vocabulary)?;
             let is_whole = ahead.is_whole_call()?;
             ahead.rollback(ids.len())?;
             if is_whole {
-                return Ok(bytes[end..].to_vec());
+                return Ok(Some(bytes[end..].to_vec()));
             }
         }
     }
-    Ok(Vec::new())
+    Ok(nothing)
 }
 
 fn too_many(n_tokens: usize) -> ConstraintError {

@@ -27,6 +27,7 @@ mod chains;
 mod compiler;
 mod controls;
 mod error;
+mod escape_tokens;
 mod escapes;
 mod finite;
 mod gbnf;

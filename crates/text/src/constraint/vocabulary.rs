@@ -10,7 +10,7 @@ use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use super::{
     controls::{ControlTokens, Segment},
     error::ConstraintError,
-    escapes::EscapeTokens,
+    escape_tokens::EscapeTokens,
 };
 use crate::{TokenKind, Tokenizer};
 
@@ -30,7 +30,7 @@ pub(super) struct Vocabulary {
     /// The bytes of every token in the text, structure too, for markers.
     bytes: Vec<Box<[u8]>>,
     controls: ControlTokens,
-    /// Tokens that are parts of JSON escapes.
+    /// Tokens that hold JSON escapes.
     pub(super) escapes: EscapeTokens,
 }
 
@@ -82,9 +82,7 @@ impl Vocabulary {
         let texts = (0..)
             .zip(&words)
             .filter(|(_, word)| word.first().is_some_and(|&byte| byte != NO_TEXT));
-        let escapes = EscapeTokens::new(texts.map(|(id, word)| (id, word.as_slice())), |text| {
-            trie.token_id(text)
-        });
+        let escapes = EscapeTokens::new(texts.map(|(id, word)| (id, word.as_slice())), &trie);
         Ok(Self {
             escapes,
             env: Arc::new(ApproximateTokEnv::new(trie)),
@@ -109,6 +107,11 @@ impl Vocabulary {
     /// The longest tokens of a text without structure.
     pub(super) fn text_tokens(&self, text: &[u8]) -> Vec<u32> {
         self.env.tok_trie().greedy_tokenize(text)
+    }
+
+    /// Returns the longest tokens of a text without structure; `None` if the vocabulary lacks some of its bytes.
+    pub(super) fn spelled(&self, text: &[u8]) -> Option<Vec<u32>> {
+        spelled(self.env.tok_trie(), text)
     }
 
     /// The tokens of text that a text beginning with `word` may begin with.
@@ -142,4 +145,11 @@ impl Vocabulary {
     pub(super) fn bytes_of(&self, id: u32) -> &[u8] {
         self.bytes.get(id as usize).map_or(&[], |bytes| bytes)
     }
+}
+
+/// Returns the longest tokens of a text without structure; `None` if the trie lacks some of its bytes.
+pub(super) fn spelled(trie: &TokTrie, text: &[u8]) -> Option<Vec<u32>> {
+    let ids = trie.greedy_tokenize(text);
+    let n_bytes: usize = ids.iter().map(|&id| trie.token(id).len()).sum();
+    (n_bytes == text.len()).then_some(ids)
 }
