@@ -19,8 +19,9 @@ impl Ghosts {
     /// Nothing yet, of at most `capacity` keys.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
-            keys: HashSet::new(),
-            order: VecDeque::new(),
+            // One more than stays, until the oldest is gone, and for those that left as much room again: nothing grows in a step.
+            keys: HashSet::with_capacity(2 * (capacity + 1)),
+            order: VecDeque::with_capacity(capacity + 1),
             capacity,
         }
     }

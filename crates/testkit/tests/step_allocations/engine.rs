@@ -1,4 +1,7 @@
-//! What the engine's steps allocate besides the executor's: scheduling, batches, commits and events, with requests that decode.
+//! What the engine's steps allocate besides the executor's: scheduling, batches, commits and events, with requests that decode. What keeps
+//! the texts themselves grows with them: their tokens, the names of their pages and the pages, in lists that double.
+
+use std::time::{Duration, Instant};
 
 use tokenmill_backend::{PAGE_TOKENS, SamplingParams};
 use tokenmill_gguf::TensorType;
@@ -6,15 +9,43 @@ use tokenmill_model::{Descriptor, ModelOptions};
 use tokenmill_sched::{Engine, EngineConfig, Event, GenerateParams, Generation};
 use tokenmill_testkit::{TinyModel, engines};
 
+use super::SMALLEST_COUNTED;
+
 const N_SEQS: usize = 3;
-/// Tokens of the first request before anything is counted, and while it is.
-const N_BEFORE: usize = 40;
+const PROMPT_TOKENS: usize = 12;
+/// Tokens of each request that are taken before anything is counted, and while it is.
+const N_BEFORE: usize = 24;
 /// Several pages.
 const N_COUNTED: usize = 4 * PAGE_TOKENS;
-/// Tokens of all requests while it is counted.
-pub(crate) const N_TOKENS: usize = N_SEQS * N_COUNTED;
-/// What a token may take, whose text and pages are kept in lists that double.
-pub(crate) const MAX_BYTES_PER_TOKEN: usize = 64;
+/// Events that a stream holds before its request pauses: it has them before anything is counted, so that its list has grown. With those of
+/// the steps that are on their way then, they are fewer than what that list has room for.
+const STREAM_BUFFER: usize = 5;
+const STREAM_ROOM: usize = 8;
+
+/// Bytes of the name of a page.
+const KEY_BYTES: usize = 16;
+
+/// Bytes that lists of `n` entries of `entry_bytes` take while they grow to that from `n_before`, where they double from `least` on.
+/// What is smaller than is counted is left out.
+fn doublings(least: usize, n_before: usize, n: usize, entry_bytes: usize) -> usize {
+    std::iter::successors(Some(least), |room| Some(2 * room))
+        .take_while(|room| *room < n)
+        .filter(|room| *room >= n_before)
+        .map(|room| 2 * room * entry_bytes)
+        .filter(|&n_bytes| n_bytes >= SMALLEST_COUNTED)
+        .sum()
+}
+
+/// Bytes of all that keeps the texts, at most.
+pub(crate) fn bytes_of_texts() -> usize {
+    let n_before = PROMPT_TOKENS + N_BEFORE;
+    let n = n_before + N_COUNTED + STREAM_ROOM;
+    let pages = |n_tokens: usize| n_tokens / PAGE_TOKENS;
+    let names = doublings(4, pages(n_before), pages(n), KEY_BYTES);
+    let page_table = doublings(4, pages(n_before), pages(n) + 1, size_of::<u32>());
+    let tokens = doublings(PROMPT_TOKENS, n_before, n, size_of::<u32>());
+    N_SEQS * (tokens + names + page_table)
+}
 
 /// Bytes that steps allocate in which [`N_SEQS`] requests decode, over [`N_COUNTED`] tokens of each.
 pub(crate) fn bytes_of_steps(descriptor: &Descriptor, sampling: &SamplingParams, n_ctx: usize) -> usize {
@@ -28,19 +59,34 @@ pub(crate) fn bytes_of_steps(descriptor: &Descriptor, sampling: &SamplingParams,
         ..ModelOptions::default()
     };
     let executor = engines::tiny(&model, engines::cpu(2), &options);
-    let engine = Engine::start(executor, EngineConfig::default());
+    let config = EngineConfig {
+        stream_buffer: STREAM_BUFFER,
+        ..EngineConfig::default()
+    };
+    let engine = Engine::start(executor, config);
     let params = GenerateParams {
         sampling: sampling.clone(),
         max_tokens: Some(n_ctx - PAGE_TOKENS),
         ..GenerateParams::default()
     };
-    let mut requests: Vec<Generation> = (0..N_SEQS)
-        .map(|seq_idx| {
-            let prompt = (0..12).map(|at| (at * 7 + seq_idx as u32) % 96).collect();
-            engine.submit(prompt, params.clone()).expect("there is room")
-        })
-        .collect();
+    let submit = |first: usize, n: usize| -> Vec<Generation> {
+        let prompts = (first..first + n).map(|number| {
+            (0..PROMPT_TOKENS)
+                .map(move |at| ((at * 7 + number) % 96) as u32)
+                .collect()
+        });
+        prompts
+            .map(|prompt| engine.submit(prompt, params.clone()).expect("there is room"))
+            .collect()
+    };
+    // What steps reuse grows with texts that are as long, in steps of one row up to all.
+    for n_requests in 1..=N_SEQS {
+        let mut longer = submit(n_requests * N_SEQS, n_requests);
+        take(&mut longer, n_ctx - PAGE_TOKENS);
+    }
+    let mut requests = submit(0, N_SEQS);
     take(&mut requests, N_BEFORE);
+    wait_until_all_are_paused(&engine);
     super::counted(|| take(&mut requests, N_COUNTED))
 }
 
@@ -51,5 +97,14 @@ fn take(requests: &mut [Generation], n: usize) {
             let event = request.next().expect("the request goes on");
             assert!(matches!(event, Event::Token(_)), "{event:?}");
         }
+    }
+}
+
+/// Until nothing is computed, since all streams hold what they may.
+fn wait_until_all_are_paused(engine: &Engine) {
+    let begun = Instant::now();
+    while engine.stats().n_paused < N_SEQS {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", engine.stats());
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,6 +1,6 @@
 //! What a step allocates on the host, counted by the allocator of this program: nothing, once the buffers that steps reuse have
 //! grown, whatever the size of the model, the vocabulary and the context. (On the CPU host memory is the device's, too.) The engine's
-//! part of a step allocates no more than what keeps the text.
+//! part of a step allocates nothing either but what keeps the texts.
 //!
 //! One test, since the counter is the program's.
 
@@ -157,8 +157,9 @@ fn a_step_allocates_nothing_whatever_the_model_the_vocabulary_and_the_context() 
             );
             let n_bytes = engine::bytes_of_steps(descriptor, &params, n_ctx.max(160));
             assert!(
-                n_bytes <= engine::N_TOKENS * engine::MAX_BYTES_PER_TOKEN,
-                "the engine, {what}: {n_bytes} bytes: {params:?}"
+                n_bytes <= engine::bytes_of_texts(),
+                "the engine, {what}: {n_bytes} bytes, {} of them at most for texts: {params:?}",
+                engine::bytes_of_texts()
             );
         }
     }
