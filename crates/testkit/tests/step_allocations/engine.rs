@@ -47,32 +47,7 @@ pub(crate) fn bytes_of_texts() -> usize {
     N_SEQS * (tokens + names + page_table)
 }
 
-/// Bytes of the name of a page.
-const KEY_BYTES: usize = 16;
-
-/// Bytes that lists of `n` entries of `entry_bytes` take while they grow to that from `n_before`, where they double from `least` on.
-/// What is smaller than is counted is left out.
-fn doublings(least: usize, n_before: usize, n: usize, entry_bytes: usize) -> usize {
-    std::iter::successors(Some(least), |room| Some(2 * room))
-        .take_while(|room| *room < n)
-        .filter(|room| *room >= n_before)
-        .map(|room| 2 * room * entry_bytes)
-        .filter(|&n_bytes| n_bytes >= SMALLEST_COUNTED)
-        .sum()
-}
-
-/// Bytes of all that keeps the texts, at most.
-pub(crate) fn bytes_of_texts() -> usize {
-    let n_before = PROMPT_TOKENS + N_BEFORE;
-    let n = n_before + N_COUNTED + STREAM_ROOM;
-    let pages = |n_tokens: usize| n_tokens / PAGE_TOKENS;
-    let names = doublings(4, pages(n_before), pages(n), KEY_BYTES);
-    let page_table = doublings(4, pages(n_before), pages(n) + 1, size_of::<u32>());
-    let tokens = doublings(PROMPT_TOKENS, n_before, n, size_of::<u32>());
-    N_SEQS * (tokens + names + page_table)
-}
-
-/// Counts the bytes that decode steps of [`N_SEQS`] requests allocate, over [`N_COUNTED`] tokens of each.
+/// Bytes that steps allocate in which [`N_SEQS`] requests decode, over [`N_COUNTED`] tokens of each.
 pub(crate) fn bytes_of_steps(descriptor: &Descriptor, sampling: &SamplingParams, n_ctx: usize) -> usize {
     let model = TinyModel::random(descriptor.clone(), TensorType::Q8_0, 5);
     let options = ModelOptions {

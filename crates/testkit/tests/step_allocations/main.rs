@@ -24,7 +24,7 @@ use tokenmill_testkit::{TinyModel, engines, generate::ids, tiny_llama};
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static N_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts requests to the system's allocator while counting is on.
+/// The system's allocator, counting what is asked for while it is told to.
 struct Counting;
 
 /// Smaller ones are the runtime's, such as the name of a thread that is only starting now; nothing that grows is as small.
@@ -74,7 +74,7 @@ fn options(n_ctx: usize) -> ModelOptions {
     }
 }
 
-/// Counts the bytes that a prefill and the decode steps after it allocate, after the same steps ran once before.
+/// Bytes that a prefill and the decode steps behind it allocate, when the same steps ran once before.
 fn bytes_of_steps(descriptor: &Descriptor, params: &Arc<SamplingParams>, n_ctx: usize) -> usize {
     let model = TinyModel::random(descriptor.clone(), TensorType::Q8_0, 5);
     let backend = engines::cpu(2);
@@ -108,12 +108,12 @@ fn bytes_of_steps(descriptor: &Descriptor, params: &Arc<SamplingParams>, n_ctx: 
             executor.wait(ticket, &mut output).expect("the step succeeds");
         }
     };
-    // Reused buffers grow in the first round.
+    // What is reused grows in the first round.
     run_all();
     counted(run_all)
 }
 
-/// Counts the bytes that all threads allocate while `work` runs.
+/// Bytes that all threads allocate while `work` runs.
 fn counted(work: impl FnOnce()) -> usize {
     N_BYTES.store(0, SeqCst);
     COUNTS.store(true, SeqCst);
