@@ -30,7 +30,7 @@
 //! | `lose` | the launch, counted from 0, that faults | none |
 //! | `ptx` | `refused`: the driver takes no PTX | taken |
 //! | `compiler` | `missing`: the driver does not find its compiler, and takes cubins alone | there |
-//! | `capture` | `refused`: streams cannot be captured | possible |
+//! | `capture` | `refused`: streams cannot be captured; `refused_early`: not where launches begin early | possible |
 //! | `wrong`, `wrong_early`, `wrong_replayed` | the beginning of a kernel's name: its launches, those that begin early, or those of graphs write wrong bits | none |
 //! | `refuse`, `lose_at` | likewise: its launches are refused, or lose the context | none |
 //! | `hang` | likewise: it never ends | none |

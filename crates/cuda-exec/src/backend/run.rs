@@ -57,7 +57,8 @@ impl CudaBackend {
                     self.replay(&shape)?;
                 }
                 Err(error @ BackendError::Lost { .. }) => return Err(error),
-                Err(_) => {
+                Err(error) => {
+                    self.capture_failure = Some(error.to_string());
                     self.graphs.give_up(self.key_of(&shape));
                     body(self, shape)?;
                 }
