@@ -405,9 +405,9 @@ pub enum Error {
         /// The encoder's file.
         path: PathBuf,
     },
-    /// A GPU is passed over, since a model on one takes no images yet.
-    #[error("a model on a GPU takes no rows of images yet, which {} makes", path.display())]
-    ImagesOnGpu {
+    /// A GPU is passed over that would have a part of a model, since a model that is divided takes no images.
+    #[error("a model that a GPU and the CPU share takes no rows of images, which {} makes", path.display())]
+    ImagesOnParts {
         /// The encoder.
         path: PathBuf,
     },

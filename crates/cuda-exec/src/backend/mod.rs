@@ -14,11 +14,13 @@ mod buffer;
 mod experts;
 mod group;
 mod hidden;
+mod input_rows;
 mod latent;
 mod layers;
 mod load;
 mod memory;
 mod operations;
+mod places;
 mod planned;
 mod products;
 mod recurrence;
@@ -39,6 +41,7 @@ pub use self::buffer::CudaBuffer;
 use self::{
     group::GroupEnd,
     hidden::HiddenInputs,
+    input_rows::InputRows,
     memory::Staging,
     results::{PickedLayout, Results, Sources},
     step::StepInputs,
@@ -89,6 +92,7 @@ struct Workspace {
     sampling: crate::SampleScratch,
     /// Of a layer that guesses further tokens.
     hidden: Option<HiddenInputs>,
+    input_rows: InputRows,
 }
 
 impl CudaBackend {
