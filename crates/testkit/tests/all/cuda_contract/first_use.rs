@@ -7,7 +7,7 @@ use tokenmill_testkit::engines::OnBackend;
 
 use super::scene::{OnGpu, on_cpu};
 
-const TYPE: TensorType = TensorType::Q4_K;
+const TYPE: TensorType = TensorType::Q8_0;
 
 fn with(defect: Option<Defect>) -> OnGpu {
     let gpu = OnGpu::new(TYPE);
