@@ -138,4 +138,29 @@ KERNEL __launch_bounds__(32) rope(float* rows, const uint32_t* positions, const 
         x[second] = magnitude * (a * sin + b * cos);
     }
 }
+
+// rope_axes: as rope, where each pair is turned by one of its token's three positions: positions [n_tokens, 3] of time, row and column. With takes_turns
+// pair i is turned by number i % 3 of them while that has pairs left, and by time from then on; else n_time pairs by time, n_row by row, the others by column.
+KERNEL __launch_bounds__(32) rope_axes(float* rows, const uint32_t* positions, const float* inv_freqs, float magnitude, int n_dims,
+                                       int style, int head_dim, int row_width, int takes_turns, int n_time, int n_row, int n_column) {
+    begin_after_earlier();
+    float* x = rows + (size_t)blockIdx.y * row_width + blockIdx.x * head_dim;
+    const uint32_t* of_token = positions + 3 * (size_t)blockIdx.y;
+    int half = n_dims / 2;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < half; i += WARP) {
+        int axis = i < n_time ? 0 : i < n_time + n_row ? 1 : 2;
+        if (takes_turns) {
+            axis = i % 3;
+            int n_pairs = axis == 0 ? n_time : axis == 1 ? n_row : n_column;
+            if (i / 3 >= n_pairs) axis = 0;
+        }
+        int first = style == 0 ? 2 * i : i, second = style == 0 ? 2 * i + 1 : i + half;
+        float sin, cos;
+        sincosf((float)of_token[axis] * inv_freqs[i], &sin, &cos);
+        float a = x[first], b = x[second];
+        x[first] = magnitude * (a * cos - b * sin);
+        x[second] = magnitude * (a * sin + b * cos);
+    }
+}
 #endif

@@ -9,7 +9,7 @@ use crate::{
     failure::Failure, load::LoadArgs, model_name::Besides, speculation::SpeculationArgs, vision::VisionArgs,
 };
 
-/// The encoder unless `vision` switches it off or names one, or a GPU is asked for, and the layers for further tokens where they would guess.
+/// The encoder unless `vision` switches it off or names one, or a GPU is asked for a part of the model, and the layers for further tokens where they would guess.
 ///
 /// # Errors
 /// Options of `load` that contradict each other.
@@ -19,9 +19,12 @@ pub(crate) fn of_generating(
     load: &LoadArgs,
 ) -> Result<Besides, Failure> {
     let device = load.device()?;
+    let is_divided = load.is_divided();
     Ok(Besides {
-        // On a GPU a model takes no images.
-        encoder: !matches!(device, Device::Cuda { .. }) && !vision.is_off() && !vision.names_file(),
-        nextn: (matches!(device, Device::Cpu) || !load.is_divided()) && speculation.asks_own_layer(),
+        // A model that is divided takes no images, and where the device is left open the CPU computes it whole.
+        encoder: !(matches!(device, Device::Cuda { .. }) && is_divided)
+            && !vision.is_off()
+            && !vision.names_file(),
+        nextn: (matches!(device, Device::Cpu) || !is_divided) && speculation.asks_own_layer(),
     })
 }

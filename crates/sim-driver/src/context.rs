@@ -131,7 +131,6 @@ pub(crate) struct Context {
     memory: DeviceMemory,
     takes_ptx: bool,
     has_compiler: bool,
-    captures: bool,
     capability: (i32, i32),
     modules: Vec<Module>,
     /// Memory that the driver takes for each.
@@ -184,7 +183,6 @@ impl Context {
             },
             takes_ptx: spec.takes_ptx,
             has_compiler: spec.has_compiler,
-            captures: spec.captures,
             capability: spec.capability,
             modules: Vec::new(),
             module_bytes: spec.module_bytes,

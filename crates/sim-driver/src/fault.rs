@@ -63,6 +63,8 @@ pub enum Defect {
     },
     /// Streams cannot be captured.
     Capture,
+    /// No capture ends in a graph that has a launch which may begin before those before it are done.
+    EarlyCapture,
 }
 
 /// Selects the launches of a kernel that a [`Defect`] affects.
@@ -77,8 +79,8 @@ pub enum When {
 }
 
 impl Defect {
-    /// Parses the value of the environment variable: `wrong`, `wrong_early`, `wrong_replayed`, `hang`, `refuse` or `lose_at`, each with a
-    /// kernel.
+    /// Reads one as the variable of the environment has it: `wrong`, `wrong_early` or `wrong_replayed` and a kernel, `hang` and a kernel, `refuse` and a kernel,
+    /// `lose_at` and a kernel, `capture` and `refused` or `refused_early`.
     pub(crate) fn parse(name: &str, kernel: &str) -> Option<Self> {
         let wrong = |when| Self::Wrong {
             kernel: kernel.to_owned(),
@@ -98,6 +100,8 @@ impl Defect {
             },
             "refuse" => refused(LAUNCH_OUT_OF_RESOURCES, false),
             "lose_at" => refused(LAUNCH_FAILED, true),
+            "capture" if kernel == "refused" => Self::Capture,
+            "capture" if kernel == "refused_early" => Self::EarlyCapture,
             _ => return None,
         })
     }

@@ -30,7 +30,6 @@ pub(crate) struct GpuSpec {
     pub(crate) takes_ptx: bool,
     /// Whether the driver finds its compiler.
     pub(crate) has_compiler: bool,
-    pub(crate) captures: bool,
     /// Whether a test added it, so that it goes when it has no user.
     pub(crate) is_added: bool,
     /// Whether its memory takes room only where something other than zero is written.
@@ -50,7 +49,6 @@ impl Default for GpuSpec {
             lost_launch: None,
             takes_ptx: true,
             has_compiler: true,
-            captures: true,
             is_added: false,
             is_sparse: false,
             card: None,
@@ -113,7 +111,6 @@ impl Machine {
             ("lose", n) => self.gpu.lost_launch = Some(n.parse().ok()?),
             ("ptx", "refused") => self.gpu.takes_ptx = false,
             ("compiler", "missing") => self.gpu.has_compiler = false,
-            ("capture", "refused") => self.gpu.captures = false,
             (name, kernel) => self.gpu.defects.push(Defect::parse(name, kernel)?),
         }
         Some(())
@@ -138,8 +135,7 @@ mod tests {
                 lost_launch: Some(4),
                 takes_ptx: false,
                 has_compiler: true,
-                captures: true,
-                is_added: false,
+                    is_added: false,
                 is_sparse: false,
                 card: None,
                 module_bytes: 5 << 10,

@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 88] = [
+const ROWS: [Row; 93] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -88,14 +88,19 @@ const ROWS: [Row; 88] = [
     ),
     row("images of gemma3, CPU", "transformers", 7),
     row("images of gemma3, naive backend", "transformers", 7),
+    row("images of gemma3, simulated GPU", "transformers", 7),
     row("images of qwen2vl, CPU", "transformers", 7),
     row("images of qwen2vl, naive backend", "transformers", 7),
+    row("images of qwen2vl, simulated GPU", "transformers", 7),
     row("images of qwen2.5vl, CPU", "transformers", 7),
     row("images of qwen2.5vl, naive backend", "transformers", 7),
+    row("images of qwen2.5vl, simulated GPU", "transformers", 7),
     row("images of qwen3vl, CPU", "transformers", 7),
     row("images of qwen3vl, naive backend", "transformers", 7),
+    row("images of qwen3vl, simulated GPU", "transformers", 7),
     row("images of qwen3vlmoe, CPU", "transformers", 7),
     row("images of qwen3vlmoe, naive backend", "transformers", 7),
+    row("images of qwen3vlmoe, simulated GPU", "transformers", 7),
     row(
         "damaged encoders of the Qwen families",
         "no reference: refused or loaded",

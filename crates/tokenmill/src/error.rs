@@ -417,9 +417,9 @@ pub enum Error {
         /// The encoder's file.
         path: PathBuf,
     },
-    /// A GPU is passed over, since a model on one takes no images yet.
-    #[error("models on a GPU do not take images yet, which {} would encode", path.display())]
-    ImagesOnGpu {
+    /// A GPU is passed over that would have a part of a model, since a model that is divided takes no images.
+    #[error("a model that a GPU and the CPU share takes no rows of images, which {} makes", path.display())]
+    ImagesOnParts {
         /// The encoder.
         path: PathBuf,
     },

@@ -108,8 +108,8 @@ pub struct LoadOptions {
     pub control_layers: Option<RangeInclusive<usize>>,
     /// Where the encoder of images is.
     pub projector: Projector,
-    /// Whether images are expected, as they are if an encoder file is named. [`Device::Auto`] is then the CPU if there is an encoder, since
-    /// models on a GPU do not take images yet.
+    /// Whether images are certain to come, as they are where a file of the encoder is named. Then [`Device::Auto`] is the CPU where there is an encoder and a
+    /// GPU could have a part of the model alone, since a model that is divided takes none.
     pub needs_images: bool,
     /// Where what was computed of prompts is kept, to be found again after a restart.
     pub prefix_folder: Option<PrefixFolder>,
@@ -329,19 +329,28 @@ impl LoadOptions {
             },
             (None, None) => Guesser::Nothing,
         };
-        let loaded = match self.encoder_before_gpu(source, network)? {
-            None => device::load_with_guesser(network, &options, &self.compute, guesser, on_progress)?,
+        let mut load =
+            |compute: &Compute| device::load_with_guesser(network, &options, compute, guesser, on_progress);
+        let loaded = load(&self.compute)?;
+        let needs_whole = if loaded.executor.input_row_width().is_none() {
+            self.encoder_before_parts(source, network)?
+        } else {
+            None
+        };
+        let loaded = match needs_whole {
+            None => loaded,
             Some(path) => {
+                // Both would not fit next to each other.
+                drop(loaded);
                 let compute = Compute {
                     device: Device::Cpu,
                     ..self.compute.clone()
                 };
-                let loaded = device::load_with_guesser(network, &options, &compute, guesser, on_progress)?;
                 Loaded {
                     device: LoadedDevice::Cpu {
-                        passed_over: Some(Error::ImagesOnGpu { path }),
+                        passed_over: Some(Error::ImagesOnParts { path }),
                     },
-                    ..loaded
+                    ..load(&compute)?
                 }
             }
         };
@@ -389,14 +398,16 @@ impl LoadOptions {
         Ok(bytes_of(&plans))
     }
 
-    /// Whether a load of an opened network has an encoder of images, as far as headers say. On a GPU a model takes no images; whether
-    /// [`Device::Auto`] finds one is known once the model is loaded: [`Model::sees`].
+    /// Whether a load of an opened network has an encoder of images, as far as headers say. A model that a GPU and the CPU share takes no images; whether
+    /// [`Device::Auto`] divides it is known once it is loaded: [`Model::sees`].
     ///
     /// # Errors
     /// Fails on a named encoder that is invalid.
     pub fn sees(&self, source: &ModelSource, network: &Network) -> Result<bool, Error> {
-        let is_on_gpu = matches!(self.compute.device, Device::Cuda { .. });
-        Ok(!is_on_gpu && vision::is_there(&self.projector, source, network)?)
+        let shape = network.descriptor().shape();
+        let is_divided = matches!(self.compute.device, Device::Cuda { .. })
+            && !self.compute.placement.may_be_all_on_device(&shape);
+        Ok(!is_divided && vision::is_there(&self.projector, source, network)?)
     }
 
     /// Loads the model at `path` on a backend of the caller's own.
@@ -502,11 +513,11 @@ impl LoadOptions {
         Ok(model)
     }
 
-    /// Finds the image encoder because of which the CPU is preferred to an available GPU.
+    /// The encoder of images because of which a GPU is passed over that would have a part of the model alone.
     ///
     /// # Errors
-    /// Fails on a named encoder that is invalid.
-    fn encoder_before_gpu(&self, source: &ModelSource, network: &Network) -> Result<Option<PathBuf>, Error> {
+    /// What is wrong with an encoder that is named.
+    fn encoder_before_parts(&self, source: &ModelSource, network: &Network) -> Result<Option<PathBuf>, Error> {
         let is_certain = self.needs_images || matches!(self.projector, Projector::File(_));
         let has_choice = self.compute.device == Device::Auto && self.compute.n_gpus <= 1;
         if is_certain && has_choice && has_gpu_driver() {

@@ -66,6 +66,24 @@ fn a_gpu_is_checked_once_and_what_fails_is_given_up() {
 }
 
 #[test]
+fn steps_that_cannot_be_captured_are_launched_one_by_one() {
+    let expected = tokenmill([&RUN[..], &["cpu"]].concat()).ok();
+    let folder = tempfile::tempdir().unwrap();
+    let machine = "capability=9.0,capture=refused";
+    let first = run(checked(machine, folder.path(), &[&RUN[..], &["auto"]].concat()));
+    let said = first.stderr.clone();
+    assert!(
+        said.contains("a step cannot be captured") && said.contains("from now on steps are not captured"),
+        "{said}"
+    );
+    assert_eq!(first.ok(), expected);
+    // It passed without captures, so it is not checked again.
+    let second = run(checked(machine, folder.path(), &[&RUN[..], &["auto"]].concat()));
+    assert!(!second.stderr.contains("first use"), "{}", second.stderr);
+    assert_eq!(second.ok(), expected);
+}
+
+#[test]
 fn a_gpu_that_does_not_pass_is_not_used() {
     let expected = tokenmill([&RUN[..], &["cpu"]].concat()).ok();
     let folder = tempfile::tempdir().unwrap();

@@ -1,56 +1,104 @@
-//! Tests images on a machine with a GPU: the CPU computes them and says why, unless a GPU is requested.
+//! Images where there is a GPU: it computes them as the CPU does, unless it has a part of the model alone.
 
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
+
 use crate::{
-    gpu::{run, with_driver},
-    support::arg,
+    gpu::{driver_folder, run, with_driver},
+    server::Server,
+    support::{Outcome, arg},
 };
 
-fn data(name: &str) -> PathBuf {
+fn data(family: &str, name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../tests/data/vision/gemma3")
+        .join("../../tests/data/vision")
+        .join(family)
         .join(name)
 }
 
+/// What is said of an image, or of none.
+fn run_on(family: &str, device: &str, extra: &[&str]) -> Outcome {
+    let model = data(family, "model.gguf");
+    let args = [
+        "run",
+        arg(&model),
+        "What is it?",
+        "--temp",
+        "0",
+        "-n",
+        "8",
+        "-c",
+        "512",
+        "--device",
+        device,
+    ];
+    run(with_driver("", &[&args[..], extra].concat()))
+}
+
 #[test]
-fn images_are_computed_on_the_cpu_where_a_gpu_could_be_taken() {
-    let [model, encoder, picture] = ["model.gguf", "mmproj-model.gguf", "0.png"].map(data);
-    let run_on = |device: &str, extra: &[&str]| {
-        let args = [
-            "run",
-            arg(&model),
-            "What is it?",
-            "--temp",
-            "0",
-            "-n",
-            "8",
-            "-c",
-            "256",
-            "--device",
-            device,
-        ];
-        run(with_driver("", &[&args[..], extra].concat()))
-    };
-    let shown = ["--image", arg(&picture)];
-    let expected = run_on("cpu", &shown).ok();
-    for extra in [&shown[..], &["--image", arg(&picture), "--mmproj", arg(&encoder)]] {
-        let found = run_on("auto", extra);
-        let said = found.stderr.clone();
-        assert!(
-            said.contains("computing on the CPU: models on a GPU do not take images yet"),
-            "{said}"
-        );
-        assert_eq!(found.ok(), expected);
+fn a_gpu_says_of_images_what_the_cpu_says() {
+    for family in ["gemma3", "qwen2.5vl"] {
+        let picture = data(family, "0.png");
+        let shown = ["--image", arg(&picture)];
+        let expected = run_on(family, "cpu", &shown).ok();
+        for device in ["auto", "cuda"] {
+            let found = run_on(family, device, &shown);
+            let said = found.stderr.clone();
+            assert!(said.contains("computing on GPU 0"), "{family}: {said}");
+            assert_eq!(found.ok(), expected, "{family} on {device}");
+        }
     }
-    // Without an image the GPU is used; a requested GPU takes no images.
-    let said = run_on("auto", &[]).stderr;
-    assert!(said.contains("computing on GPU 0"), "{said}");
-    let refused = run_on("cuda", &["--image", arg(&picture), "--mmproj", arg(&encoder)]);
+}
+
+#[test]
+fn images_are_computed_on_the_cpu_where_a_gpu_would_have_a_part_of_the_model() {
+    let [encoder, picture] = ["mmproj-model.gguf", "0.png"].map(|name| data("gemma3", name));
+    let shown = ["--image", arg(&picture), "--mmproj", arg(&encoder)];
+    let parts = [&shown[..], &["-ngl", "1"]].concat();
+    let expected = run_on("gemma3", "cpu", &shown).ok();
+    let found = run_on("gemma3", "auto", &parts);
+    let said = found.stderr.clone();
+    assert!(
+        said.contains("computing on the CPU: a model that a GPU and the CPU share takes no rows of images"),
+        "{said}"
+    );
+    assert_eq!(found.ok(), expected);
+    // A GPU that is asked for takes none so.
+    let refused = run_on("gemma3", "cuda", &parts);
     assert!(
         refused.stderr.contains("compute on the CPU with `--device cpu`"),
         "{}",
         refused.stderr
     );
     refused.failed(3);
+}
+
+#[test]
+fn a_server_with_a_gpu_lists_images_and_answers_them() {
+    let model = data("gemma3", "model.gguf");
+    let folder = data("gemma3", "");
+    let body = json!({ "temperature": 0, "max_tokens": 8, "messages": [{ "role": "user", "content": [
+        { "type": "text", "text": "What is it?" },
+        { "type": "image_url", "image_url": { "url": "file://0.png" } },
+    ] }] });
+    let answers = ["cpu", "cuda"].map(|device| {
+        let variables = [
+            ("LD_LIBRARY_PATH", driver_folder().path()),
+            ("TOKENMILL_SIM_DRIVER", Path::new("")),
+            ("TOKENMILL_CUDA_NO_CHECK", Path::new("1")),
+        ];
+        let args = [arg(&model), "--device", device, "-c", "512", "--media-path", arg(&folder)];
+        let server = Server::start_in(&variables, &args);
+        let (_, models) = server.ask("GET", "/v1/models", "");
+        assert_eq!(
+            models["data"][0]["architecture"]["input_modalities"],
+            json!(["text", "image"]),
+            "{device}: {models}"
+        );
+        let (status, reply) = server.ask("POST", "/v1/chat/completions", &body.to_string());
+        assert_eq!(status, 200, "{device}: {reply}");
+        reply["choices"][0]["message"]["content"].clone()
+    });
+    assert_eq!(answers[0], answers[1]);
 }

@@ -2,9 +2,12 @@
 //!
 //! Separate from the other operations because a decode step has both in one launch, where there is a kernel for it.
 
-use tokenmill_backend::{Attention, BackendError, KvLayerShape, Norm, NormKind, RopeStoreKv, StepShape};
+use tokenmill_backend::{
+    Attention, Backend as _, BackendError, KvLayerShape, Norm, NormKind, Rope, RopeAxes, RopeStoreKv,
+    StepShape,
+};
 
-use super::{CudaBackend, CudaBuffer, Workspace, prepared};
+use super::{CudaBackend, CudaBuffer, Workspace, places::TurningPositions, prepared};
 
 /// The norms of query and key heads, and what is added to their mean squares.
 type HeadNorms<'a> = ([Option<crate::View<'a, f32>>; 2], f32);
@@ -30,7 +33,43 @@ fn written(
     }
 }
 
+/// Whether other positions than the tokens' own turn pairs of heads, where a step has such.
+fn has_axes(rope: Option<&Rope<crate::Buffer<f32>>>) -> bool {
+    rope.is_some_and(|rope| rope.axes != RopeAxes::One)
+}
+
 impl CudaBackend {
+    /// Whether the current step's tokens have a position for each axis of this rope.
+    fn turns_by_axes(
+        &mut self,
+        rope: &Rope<crate::Buffer<f32>>,
+        n_tokens: usize,
+    ) -> Result<bool, BackendError> {
+        let turning = prepared(&mut self.workspace).inputs.turning(n_tokens)?;
+        Ok(has_axes(Some(rope)) && matches!(turning, Some(TurningPositions::Axes(_))))
+    }
+
+    /// Turns heads by the current step's positions, `heads: [T, row_width]`.
+    pub(super) fn turn(
+        &mut self,
+        rope: &Rope<crate::Buffer<f32>>,
+        n_tokens: usize,
+        row_width: usize,
+        heads: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let inputs = &prepared(&mut self.workspace).inputs;
+        let turning = inputs.turning(n_tokens)?.filter(|_| has_axes(Some(rope)));
+        Ok(match turning {
+            None => (self.ops).rope(rope, inputs.positions(n_tokens)?, row_width, heads.write())?,
+            Some(TurningPositions::Single(positions)) => {
+                self.ops.rope(rope, positions, row_width, heads.write())?;
+            }
+            Some(TurningPositions::Axes(positions)) => {
+                self.ops.rope_axes(rope, positions, row_width, heads.write())?;
+            }
+        })
+    }
+
     pub(super) fn attend(
         &mut self,
         attention: &Attention<crate::Buffer<f32>>,
@@ -47,9 +86,21 @@ impl CudaBackend {
         } = prepared(&mut self.workspace);
         let heads = self.kv_heads[attention.layer_idx];
         let (values, form) = written(output, attention.n_heads, shape.n_tokens, heads);
+        let (step, sees_ahead) = inputs.attention(shape, group, attention.is_causal)?;
+        if sees_ahead {
+            return Ok(self.ops.attention_of_seen(
+                attention,
+                &step,
+                kv.group(group).layer(layer_idx),
+                q.read(),
+                values,
+                form,
+                scratch,
+            )?);
+        }
         Ok(self.ops.attention(
             attention,
-            &inputs.attention(shape, group)?,
+            &step,
             kv.group(group).layer(layer_idx),
             q.read(),
             values,
@@ -63,15 +114,26 @@ impl CudaBackend {
         mut job: RopeStoreKv<'_, Self>,
         n_tokens: usize,
     ) -> Result<(), BackendError> {
+        if let Some(rope) = job.rope
+            && self.turns_by_axes(rope, n_tokens)?
+        {
+            return self.turn_by_axes_and_store(rope, job, n_tokens);
+        }
         let (norms, eps) = self.head_norms(&mut job, n_tokens)?;
         let (q, k, v) = (job.q, job.k, job.v);
         let workspace = prepared(&mut self.workspace);
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
         let (group, layer_idx) = kv.place(job.layer_idx);
+        let mut places = workspace.inputs.places(n_tokens, group)?;
+        if has_axes(job.rope)
+            && let Some(TurningPositions::Single(positions)) = workspace.inputs.turning(n_tokens)?
+        {
+            places.positions = positions;
+        }
         Ok(self.ops.rope_kv(
             job.rope,
             job.q_width / self.kv_heads[job.layer_idx].head_dim_k,
-            workspace.inputs.places(n_tokens, group)?,
+            places,
             crate::RopeTargets {
                 q: q.write(),
                 k: k.write(),
@@ -81,6 +143,44 @@ impl CudaBackend {
             },
             kv.group_mut(group).layer_mut(layer_idx),
         )?)
+    }
+
+    /// The same where tokens have a position for each axis. A sequence may be in such a step because of another one's image, so its heads are normed by the kernel that
+    /// does so in any step.
+    fn turn_by_axes_and_store(
+        &mut self,
+        rope: &Rope<crate::Buffer<f32>>,
+        job: RopeStoreKv<'_, Self>,
+        n_tokens: usize,
+    ) -> Result<(), BackendError> {
+        let RopeStoreKv {
+            layer_idx,
+            q_norm,
+            k_norm,
+            q_width,
+            k_width,
+            q,
+            k,
+            v,
+            ..
+        } = job;
+        if q_norm.is_some() || k_norm.is_some() {
+            let normed = RopeStoreKv {
+                layer_idx,
+                q_norm,
+                k_norm,
+                rope: None,
+                q_width,
+                k_width,
+                q: &mut *q,
+                k: &mut *k,
+                v,
+            };
+            self.turn_and_store(normed, n_tokens)?;
+        }
+        self.turn(rope, n_tokens, q_width, q)?;
+        self.turn(rope, n_tokens, k_width, k)?;
+        self.store_kv(layer_idx, n_tokens, k, v)
     }
 
     /// Both in one launch where there is a kernel for the step and the layer.
@@ -100,9 +200,10 @@ impl CudaBackend {
             attention: scratch,
             ..
         } = prepared(&mut self.workspace);
-        let step = inputs.attention(shape, group)?;
+        let (step, _) = inputs.attention(shape, group, attention.is_causal)?;
         let shares = (self.ops).attends_shared(attention, &step, heads, types, scratch);
-        if shares || !crate::Ops::can_turn(attention, &step, heads, types) {
+        let turns_otherwise = has_axes(job.rope) && inputs.turning(shape.n_tokens)?.is_some();
+        if shares || turns_otherwise || !crate::Ops::can_turn(attention, &step, heads, types) {
             let q = job.q;
             let job = RopeStoreKv { q: &mut *q, ..job };
             self.turn_and_store(job, shape.n_tokens)?;
@@ -118,7 +219,7 @@ impl CudaBackend {
         let (values, form) = written(output, attention.n_heads, shape.n_tokens, heads);
         Ok(self.ops.turn_attention(
             attention,
-            &inputs.attention(shape, group)?,
+            &inputs.attention(shape, group, attention.is_causal)?.0,
             job.rope,
             crate::NewRows {
                 q: job.q.read(),

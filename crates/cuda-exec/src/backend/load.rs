@@ -10,7 +10,7 @@ use tokenmill_backend::{
 
 use super::{
     CudaBackend, CudaBuffer, HiddenInputs, PickedLayout, Results, StepInputs, Workspace,
-    buffer::MAX_TWIN_WIDTH, planned::use_of,
+    buffer::MAX_TWIN_WIDTH, input_rows::InputRows, planned::use_of,
 };
 
 /// Memory that is left to the driver, which keeps modules, graphs and the local memory of kernels there: a sixteenth of a GPU's, within
@@ -72,6 +72,7 @@ impl CudaBackend {
             } else {
                 None
             },
+            input_rows: InputRows::default(),
         });
         Ok(())
     }

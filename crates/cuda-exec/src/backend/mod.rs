@@ -14,11 +14,13 @@ mod buffer;
 mod experts;
 mod group;
 mod hidden;
+mod input_rows;
 mod latent;
 mod layers;
 mod load;
 mod memory;
 mod operations;
+mod places;
 mod planned;
 mod products;
 mod recurrence;
@@ -39,6 +41,7 @@ pub use self::buffer::CudaBuffer;
 use self::{
     group::GroupEnd,
     hidden::HiddenInputs,
+    input_rows::InputRows,
     memory::Staging,
     results::{PickedLayout, Results, Sources},
     step::StepInputs,
@@ -65,6 +68,8 @@ pub struct CudaBackend {
     /// Counts the moves of what captured steps hold.
     epoch: u64,
     uses_graphs: bool,
+    /// Why the newest capture failed that did, since captures were last turned on or off.
+    capture_failure: Option<String>,
     uses_shared_pages: bool,
     tracer: Option<Tracer>,
     border: split::Border,
@@ -87,6 +92,7 @@ struct Workspace {
     sampling: crate::SampleScratch,
     /// `None` without a layer that drafts tokens.
     hidden: Option<HiddenInputs>,
+    input_rows: InputRows,
 }
 
 impl CudaBackend {
@@ -108,6 +114,7 @@ impl CudaBackend {
             graphs: crate::GraphCache::default(),
             epoch: 0,
             uses_graphs: !device.options().runs_eagerly,
+            capture_failure: None,
             uses_shared_pages: !device.options().reads_apart,
             tracer: None,
             border: split::Border::default(),
@@ -127,7 +134,13 @@ impl CudaBackend {
     /// Turns the capture of decode steps on or off, and drops the captured graphs.
     pub fn set_graphs(&mut self, uses_graphs: bool) {
         self.uses_graphs = uses_graphs;
+        self.capture_failure = None;
         self.epoch += 1;
+    }
+
+    /// Why a decode step could not be captured since captures were last turned on or off; such steps are queued launch by launch.
+    pub fn capture_failure(&self) -> Option<&str> {
+        self.capture_failure.as_deref()
     }
 
     /// Turns the reading of pages that rows of a decode step share, once for all of them, on or off; at first it is as the device's options say. It has no

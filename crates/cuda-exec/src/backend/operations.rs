@@ -128,6 +128,10 @@ impl Backend for CudaBackend {
         true
     }
 
+    fn takes_rows(&self) -> bool {
+        true
+    }
+
     fn trace(&self) -> Option<StepTrace> {
         self.tracer.as_ref().map(Tracer::trace)
     }
@@ -169,7 +173,8 @@ impl Backend for CudaBackend {
             tokens: workspace.inputs.tokens(n_tokens)?,
             sampled: workspace.picked.view(),
         };
-        Ok(self.ops.embed(table, ids, scale, output.write())?)
+        self.ops.embed(table, ids, scale, output.write())?;
+        self.take_input_rows(output)
     }
 
     fn take_hidden_inputs(
@@ -179,6 +184,16 @@ impl Backend for CudaBackend {
         output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
         self.copy_hidden(n_tokens, output)
+    }
+
+    fn add_input_rows(
+        &mut self,
+        part: usize,
+        _: usize,
+        _: usize,
+        rows: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        self.add_part(part, rows)
     }
 
     fn add_row(
@@ -269,9 +284,7 @@ impl Backend for CudaBackend {
         row_width: usize,
         heads: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        let workspace = prepared(&mut self.workspace);
-        let positions = workspace.inputs.positions(n_tokens)?;
-        Ok(self.ops.rope(rope, positions, row_width, heads.write())?)
+        self.turn(rope, n_tokens, row_width, heads)
     }
 
     fn store_kv(

@@ -6,16 +6,17 @@
 
 use tokenmill_backend::{BackendError, ForwardBatch, StepShape};
 
-use super::{CudaBackend, prepared, shared_pages::SharedShape, trace::Moment};
+use super::{CudaBackend, places::Places, prepared, shared_pages::SharedShape, trace::Moment};
 
 /// What a captured step is found again by: its shape, whether its sampling has the launches for
-/// [many tokens](crate::SampleRecord::draws_many), whether it has those of adapters, and what its rows share.
+/// [many tokens](crate::SampleRecord::draws_many), whether it has those of adapters, what its rows share, and what its tokens have besides their positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct StepKey {
     shape: StepShape,
     has_many: bool,
     has_adapters: bool,
     shared: Option<SharedShape>,
+    places: Option<Places>,
 }
 
 enum Replayed {
@@ -32,6 +33,7 @@ impl CudaBackend {
             has_many: (self.workspace.as_ref()).is_some_and(|workspace| workspace.inputs.has_many()),
             has_adapters: self.adapters.has_step_some(),
             shared: (self.workspace.as_ref()).and_then(|workspace| workspace.inputs.shared_shape()),
+            places: (self.workspace.as_ref()).map(|workspace| workspace.inputs.places_of_step()),
         }
     }
 
@@ -57,7 +59,8 @@ impl CudaBackend {
                     self.replay(&shape)?;
                 }
                 Err(error @ BackendError::Lost { .. }) => return Err(error),
-                Err(_) => {
+                Err(error) => {
+                    self.capture_failure = Some(error.to_string());
                     self.graphs.give_up(self.key_of(&shape));
                     body(self, shape)?;
                 }
@@ -79,6 +82,8 @@ impl CudaBackend {
         workspace.results.begin(batch, sampling);
         let shares = self.uses_shared_pages && self.ops.shares_pages();
         let shape = (workspace.inputs).begin(batch, sampling, pads, shares, &mut workspace.results)?;
+        let width = workspace.inputs.limits().n_embd;
+        (workspace.input_rows).begin(&self.device, batch, width)?;
         if let Some(hidden) = &mut workspace.hidden {
             hidden.begin(&batch.hidden_inputs, shape.n_tokens)?;
         }

@@ -7,6 +7,8 @@
 //! A step that decodes or verifies is padded to a bucket, so that few graphs serve all batches: a padding token has no position, is stored
 //! nowhere and attends to nothing.
 
+mod layout;
+
 use tokenmill_backend::{
     BackendError, ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup, Phase, RowSet, SamplingMode,
     StepShape, TokenSource,
@@ -14,14 +16,16 @@ use tokenmill_backend::{
 
 use crate::states::slot_record;
 
+use self::layout::Layout;
 use super::{
+    places::{Places, TurningPositions},
     results::Results,
     sampling,
-    shared_pages::{MAX_ITEMS, SharedPlan, SharedShape},
+    shared_pages::{SharedPlan, SharedShape},
 };
 
 /// The position and the slot of padding.
-const NOWHERE: u32 = u32::MAX;
+pub(super) const NOWHERE: u32 = u32::MAX;
 /// Marks a token that is a row sampled in the step before.
 const SAMPLED_ROW: u32 = 1 << 31;
 /// Pages that a context is padded to a power of two of.
@@ -48,90 +52,10 @@ pub(super) struct StepInputs {
     has_many: bool,
     /// What rows of the current step share.
     shared: Option<(SharedPlan, SharedShape)>,
-}
-
-/// Where the parts of the array start.
-#[derive(Clone, Copy, Debug, Default)]
-struct Layout {
-    n_tokens: usize,
-    positions: usize,
-    slots: usize,
-    seq_of: usize,
-    seq_starts: usize,
-    page_starts: usize,
-    window_slots: usize,
-    window_page_starts: usize,
-    output_rows: usize,
-    logits_of_outputs: usize,
-    states: usize,
-    records: usize,
-    /// Items of pages that rows share; then their rows, and of each token what it shares and its records of that.
-    shared: usize,
-    pages: usize,
-}
-
-impl Layout {
-    fn of(shape: &StepShape, limits: &ExecutorLimits, shared: Option<SharedShape>) -> Self {
-        let n = shape.n_tokens;
-        let seq_starts = 4 * n;
-        let page_starts = seq_starts + shape.n_seqs + 1;
-        let window_slots = page_starts + shape.n_seqs + 1;
-        let (window_page_starts, output_rows) = if limits.window_group.is_some() {
-            (window_slots + n, window_slots + n + shape.n_seqs + 1)
-        } else {
-            (window_slots, window_slots)
-        };
-        let logits_of_outputs = output_rows + shape.n_outputs;
-        // A record of slots is loaded as one vector; the other records begin with a number of 64 bits.
-        let states = (logits_of_outputs + shape.n_logits).next_multiple_of(crate::SLOT_RECORD_WORDS);
-        let n_states = if limits.n_states > 0 { shape.n_seqs } else { 0 };
-        let records = states + n_states * crate::SLOT_RECORD_WORDS;
-        let n_records = if shape.sampling == SamplingMode::Full {
-            shape.n_logits
-        } else {
-            0
-        };
-        let after_records = records + n_records * crate::SampleRecord::WORDS;
-        let n_shared = shared.map_or(0, |shared| {
-            shared.n_items * crate::SharedPages::ITEM_WORDS + 3 * n
-        });
-        Self {
-            n_tokens: n,
-            positions: n,
-            slots: 2 * n,
-            seq_of: 3 * n,
-            seq_starts,
-            page_starts,
-            window_slots,
-            window_page_starts,
-            output_rows,
-            logits_of_outputs,
-            states,
-            records,
-            shared: after_records,
-            pages: after_records + n_shared,
-        }
-    }
-
-    /// Words of the largest step.
-    fn max_words(limits: &ExecutorLimits) -> usize {
-        let max_pages = limits.max_batch_seqs * limits.n_ctx.div_ceil(PAGE_TOKENS);
-        // A padded decode step has a record for each token of its bucket.
-        let n_states = if limits.n_states > 0 {
-            bucket(limits.max_batch_seqs)
-        } else {
-            0
-        };
-        let n_groups = limits.groups().count();
-        (8 + 2 * n_groups) * limits.max_batch_tokens
-            + MAX_ITEMS * crate::SharedPages::ITEM_WORDS
-            + 4
-            + n_groups
-            + n_states * crate::SLOT_RECORD_WORDS
-            + limits.max_logit_rows * (1 + crate::SampleRecord::WORDS)
-            + n_groups * max_pages
-            + sampling::max_data_words(limits)
-    }
+    /// What tokens of the current step have besides their positions.
+    places: Places,
+    /// Whether rows stand in the place of tokens there.
+    pub(super) has_input_rows: bool,
 }
 
 impl StepInputs {
@@ -151,6 +75,8 @@ impl StepInputs {
             n_leading_single: 0,
             has_many: false,
             shared: None,
+            places: Places::default(),
+            has_input_rows: false,
         })
     }
 
@@ -189,8 +115,11 @@ impl StepInputs {
         self.has_single_run = run_lens().any(|len| len == 1);
         self.n_leading_single = run_lens().take_while(|&len| len == 1).count();
         self.plan_shared(&shape, shares);
+        self.places = Places::of(batch)?;
+        self.has_input_rows = !batch.input_rows.is_empty();
         let shared = self.shared.as_ref();
-        let layout = Layout::of(&shape, &self.limits, shared.map(|(_, shape)| *shape));
+        let of_shared = shared.map(|(_, shape)| *shape);
+        let layout = Layout::of(&shape, &self.limits, of_shared, self.places);
         self.layout = layout;
         let staging = &mut self.staging[self.n_steps % 2];
         self.n_steps += 1;
@@ -205,9 +134,8 @@ impl StepInputs {
         for (word, token) in words[..n].iter_mut().zip(&batch.tokens) {
             *word = match *token {
                 TokenSource::Id(id) => id,
-                TokenSource::Row(_) => {
-                    unreachable!("a batch with rows is refused before it reaches the backend")
-                }
+                // Looked up like any, and replaced by the row.
+                TokenSource::Row(_) => 0,
                 TokenSource::SampledRow(row) => match results.sampled_on_host()? {
                     Some(sampled) => sampled[row as usize],
                     None => SAMPLED_ROW | row,
@@ -273,6 +201,17 @@ impl StepInputs {
                 next(values, n);
             }
         }
+        let starts_of_group = |group_idx: u32| {
+            let starts = &self.page_starts;
+            move |seq_idx: usize| group_idx * end + starts[seq_idx]
+        };
+        let page_starts = [0, 1].map(starts_of_group);
+        self.places.write(
+            batch,
+            n,
+            &page_starts[..self.limits.groups().count()],
+            &mut words[layout.places..layout.pages],
+        );
         words[layout.pages..n_words].copy_from_slice(&self.pages);
         self.has_many = false;
         if sampling == SamplingMode::Full {
@@ -289,16 +228,6 @@ impl StepInputs {
         let target = self.words.view_mut().range(0..n_words)?;
         staging.upload(crate::Stream::Compute, 0..n_words, &target)?;
         Ok(shape)
-    }
-
-    /// Whether steps of this shape come again often enough to be captured. Prefill comes in too many shapes, and its kernels run long enough
-    /// to hide their launches; so it is with steps that verify guesses of several recurrent sequences, which are not padded.
-    pub(super) fn is_recurring(&self, shape: &StepShape) -> bool {
-        match shape.phase {
-            Phase::Mixed => false,
-            Phase::Verify => self.limits.n_states == 0 || shape.n_seqs == 1,
-            Phase::Decode => shape.n_tokens > 0,
-        }
     }
 
     /// Takes the page tables, each as far as its sequence's context.
@@ -454,19 +383,21 @@ impl StepInputs {
         })
     }
 
-    /// What attention over the pages of a group needs to know.
+    /// What attention over the pages of a group needs to know, and whether tokens see others behind them where it is causal. Then each is a sequence of its own,
+    /// which ends where it sees.
     pub(super) fn attention(
         &self,
         shape: &StepShape,
         group: PageGroup,
-    ) -> Result<crate::AttentionStep<'_>, BackendError> {
+        is_causal: bool,
+    ) -> Result<(crate::AttentionStep<'_>, bool), BackendError> {
         let words = self.words.view();
         let layout = self.layout;
         let page_starts = match group {
             PageGroup::Main => layout.page_starts..layout.window_slots,
             PageGroup::Window => layout.window_page_starts..layout.output_rows,
         };
-        Ok(crate::AttentionStep {
+        let step = crate::AttentionStep {
             positions: words.range(layout.positions..layout.positions + shape.n_tokens)?,
             seq_of: words.range(layout.seq_of..layout.seq_of + shape.n_tokens)?,
             page_starts: words.range(page_starts)?,
@@ -488,7 +419,24 @@ impl StepInputs {
             } else {
                 None
             },
-        })
+        };
+        if !is_causal {
+            return Ok((step, false));
+        }
+        let group_idx = usize::from(group == PageGroup::Window);
+        let seen = (self.places).attention(words.range(layout.places..layout.pages)?, group_idx, step)?;
+        Ok(seen.map_or((step, false), |seen| (seen, true)))
+    }
+
+    /// The positions that rope turns the current step's tokens by; `None` where they are their own.
+    pub(super) fn turning(&self, n_tokens: usize) -> Result<Option<TurningPositions<'_>>, BackendError> {
+        let words = self.words.view().range(self.layout.places..self.layout.pages)?;
+        self.places.turning(words, n_tokens)
+    }
+
+    /// What tokens of the current step have besides their positions.
+    pub(super) fn places_of_step(&self) -> Places {
+        self.places
     }
 
     /// Offsets of the sequences in the tokens, `[S + 1]`.

@@ -137,15 +137,16 @@ pub struct Way {
     pub launches: Launches,
 }
 
-/// Computes the same tokens in each way of launching and compares the bits of the logits, which must be equal. `set` changes the way of
-/// launching.
+/// Computes the same tokens in each way of launching that the device is used in, which give the same bits where nothing is wrong. `set` changes the way, and
+/// `capture_failure` says why a step could not be captured since then, where one could not: its launches are queued one by one, so the bits do not tell.
 ///
 /// # Errors
-/// Fails if the bits differ or a step fails, and names the feature to turn off.
+/// Other bits, or a step that failed or could not be captured; what to turn off is named.
 pub fn compare_ways<E: Executor + ?Sized>(
     executor: &mut E,
     [has_graphs, begins_early]: [bool; 2],
     mut set: impl FnMut(&mut E, Way),
+    capture_failure: impl Fn(&E) -> Option<String>,
 ) -> Result<(), Finding> {
     let way = |uses_graphs, launches| Way {
         uses_graphs,
@@ -187,6 +188,12 @@ pub fn compare_ways<E: Executor + ?Sized>(
             Err(StepError::InvalidBatch(_)) => break,
             found => found.map_err(|error| failed(&check, &error, remedy)),
         };
+        let not_captured = capture_failure(executor).filter(|_| way.uses_graphs && found.is_ok());
+        if let Some(reason) = not_captured {
+            let reason = format!("a step cannot be captured: {reason}");
+            result = Err(finding(&check, reason, remedy, false));
+            break;
+        }
         match (found, &first) {
             (Err(finding), _) => result = Err(finding),
             (Ok(found), None) => first = Some(found),

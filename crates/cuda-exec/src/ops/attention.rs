@@ -12,7 +12,7 @@ use super::{
     check_multiple, latent, with_types,
 };
 use crate::{
-    Args, Buffer, Device, LaunchShape, Stream, View, ViewMut,
+    Args, Buffer, CudaExecError, Device, LaunchShape, Stream, View, ViewMut,
     driver::MAX_COUNT,
     error::Result,
     kv::{KvLayer, check_head_dims},
@@ -235,6 +235,36 @@ impl Ops {
             Some(rows) => self.quantize(n_tokens * n_heads, dim_v, output.as_view(), rows),
             None => Ok(()),
         }
+    }
+
+    /// Attends as [`Self::attention`] does causally, where tokens see others behind them, such as those of an image: `step` has each token as a sequence of its
+    /// own, as long as what it sees.
+    ///
+    /// # Errors
+    /// As [`Self::attention`]; `Unsupported` where the values are in the keys.
+    pub fn attention_of_seen(
+        &self,
+        attention: &Attention<Buffer<f32>>,
+        step: &AttentionStep<'_>,
+        kv: KvLayer<'_>,
+        q: View<'_, f32>,
+        output: ViewMut<'_, f32>,
+        quantized: Option<QuantizedMut<'_>>,
+        scratch: &mut AttentionScratch,
+    ) -> Result<()> {
+        check_head_dims(kv.shape.head_dim_k, kv.shape.head_dim_v)?;
+        check_multiple("the number of heads", attention.n_heads, kv.shape.n_kv_heads)?;
+        if kv.shape.has_values_in_keys {
+            return Err(CudaExecError::Unsupported {
+                feature: "latent attention of tokens that see others behind them".to_owned(),
+            });
+        }
+        let both_ways = Attention {
+            is_causal: false,
+            ..attention.map(Buffer::alias)
+        };
+        let tokens = 0..step.positions.len();
+        self.attention_of_tokens(&both_ways, step, tokens, kv, q, output, quantized, scratch)
     }
 
     /// Attends as [`Self::attention`] does, for some tokens, each by itself.

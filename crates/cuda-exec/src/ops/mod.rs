@@ -280,6 +280,7 @@ pub struct Ops {
     /// Kernels for streams, if they were requested.
     streams: Option<streams::StreamKernels>,
     rope: Kernel,
+    rope_axes: Kernel,
     /// By the types of the store, as far as they were asked for.
     stores: [Option<StoreKernels>; N_STORES],
     argmax_partial: Kernel,
@@ -352,6 +353,7 @@ impl Ops {
             layers: layers::LayerKernels::load(device)?,
             streams: None,
             rope: device.kernel("rope_kv", "rope")?,
+            rope_axes: device.kernel("rope_kv", "rope_axes")?,
             stores,
             argmax_partial: device.kernel("argmax", "argmax_partial")?,
             argmax_combine: device.kernel("argmax", "argmax_combine")?,

@@ -1,7 +1,7 @@
 //! Rotation, and the store of keys and values. Kernels: `rope_kv.cu`.
 
 use super::{Ops, check_multiple, with_types};
-use tokenmill_backend::{Rope, RopeStyle};
+use tokenmill_backend::{Rope, RopeAxes, RopeStyle};
 
 use crate::{Args, Buffer, CudaExecError, LaunchShape, View, ViewMut, error::Result, kv::KvLayerMut};
 
@@ -201,5 +201,42 @@ impl Ops {
             .count(row_width);
         let shape = LaunchShape::new([row_width / head_dim, n_tokens, 1], 32);
         self.device.launch(self.rope, shape, &args)
+    }
+
+    /// Rotates the heads of rows `[T, row_width]` in place, each pair by one of its token's three positions, `positions: [T, 3]`.
+    ///
+    /// # Errors
+    /// As [`Self::rope`].
+    pub fn rope_axes(
+        &self,
+        rope: &Rope<Buffer<f32>>,
+        positions: View<'_, u32>,
+        row_width: usize,
+        rows: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let head_dim = rope.head_dim;
+        check_multiple("the width of a row", row_width, head_dim)?;
+        let n_tokens = positions.len() / 3;
+        let (takes_turns, n_pairs) = match rope.axes {
+            // The first of the three is then that of all pairs.
+            RopeAxes::One => (false, [rope.n_dims / 2, 0, 0]),
+            RopeAxes::Sections(n_pairs) => (false, n_pairs),
+            RopeAxes::Interleaved(n_pairs) => (true, n_pairs),
+        };
+        let args = Args::new()
+            .write(rows.range(0..n_tokens * row_width)?)
+            .read(positions.range(0..3 * n_tokens)?)
+            .read(rope.inv_freqs.view().range(0..rope.n_dims / 2)?)
+            .float(rope.magnitude)
+            .count(rope.n_dims)
+            .count(code(rope.style))
+            .count(head_dim)
+            .count(row_width)
+            .count(usize::from(takes_turns))
+            .count(n_pairs[0])
+            .count(n_pairs[1])
+            .count(n_pairs[2]);
+        let shape = LaunchShape::new([row_width / head_dim, n_tokens, 1], 32);
+        self.device.launch(self.rope_axes, shape, &args)
     }
 }

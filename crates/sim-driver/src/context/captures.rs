@@ -18,7 +18,7 @@ impl State {
             self.fault = None;
             return Err(code::STREAM_CAPTURE_UNSUPPORTED);
         }
-        if !self.context.captures || self.defects.contains(&Defect::Capture) {
+        if self.defects.contains(&Defect::Capture) {
             return Err(code::STREAM_CAPTURE_UNSUPPORTED);
         }
         self.context.capture = Some(Capture {
@@ -37,7 +37,10 @@ impl State {
             self.fault = None;
             return Err(code::STREAM_CAPTURE_INVALIDATED);
         }
-        if capture.is_invalid {
+        let is_early = |operation: &Operation| matches!(operation, Operation::Launch { is_early: true, .. });
+        let fails_early =
+            self.defects.contains(&Defect::EarlyCapture) && capture.recorded.iter().any(is_early);
+        if capture.is_invalid || fails_early {
             return Err(code::STREAM_CAPTURE_INVALIDATED);
         }
         let graph = handle();

@@ -7,12 +7,13 @@ use std::{fs, path::Path};
 use serde::Deserialize;
 use tokenmill_backend::{Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, StepOutput, TokenSource};
 use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::GgufFile;
 use tokenmill_image::{Filter, ImageLimits, Rgb};
 use tokenmill_model::{MAX_PATCHES, Model, ModelOptions, VisionFile};
 use tokenmill_testkit::{
     Comparisons, NaiveBackend, Random,
-    engines::{self, CompiledTower, Tower},
+    engines::{self, Compiled, CompiledTower, Tower},
 };
 
 /// What transformers computes in single precision, in another order.
@@ -37,6 +38,11 @@ struct Case {
 
 fn cpu() -> CpuBackend {
     engines::cpu(2)
+}
+
+/// A GPU whose bits do not depend on how a prompt is divided.
+fn gpu() -> CudaBackend {
+    engines::gpu().with_batch_invariance(true)
 }
 
 #[track_caller]
@@ -127,9 +133,11 @@ fn options() -> ModelOptions {
     }
 }
 
-fn check_gemma3<B>(row: &'static str, backend: fn() -> B)
+/// Compares what a backend computes of the rows that a tower makes on another.
+fn check_gemma3<B, T>(row: &'static str, backend: fn() -> B, of_tower: fn() -> T)
 where
-    B: CompiledTower,
+    B: Compiled,
+    T: CompiledTower,
 {
     let mut comparisons = Comparisons::of(row);
     let Some(folder) = comparisons.find("vision/gemma3") else {
@@ -139,7 +147,7 @@ where
     let model = Model::open(folder.join("model.gguf")).unwrap();
     let vision = VisionFile::open(folder.join("mmproj-model.gguf")).unwrap();
     assert_eq!(vision.shape().n_embd, model.descriptor().n_embd);
-    let mut tower = engines::tower(&vision, backend()).unwrap();
+    let mut tower = engines::tower(&vision, of_tower()).unwrap();
     let grid = tower.shape().size.grid(1, 1).unwrap();
     let n_rows = grid.n_rows();
     for case in &reference.cases {
@@ -251,12 +259,21 @@ fn rest_of(prompt: &Prompt<'_>, executor: &mut dyn Executor, from: usize) -> Vec
 
 #[test]
 fn gemma3_sees_as_transformers_on_the_cpu() {
-    check_gemma3("images of gemma3, CPU", cpu);
+    check_gemma3("images of gemma3, CPU", cpu, cpu);
 }
 
 #[test]
 fn gemma3_sees_as_transformers_on_the_naive_backend() {
-    check_gemma3("images of gemma3, naive backend", NaiveBackend::new);
+    check_gemma3(
+        "images of gemma3, naive backend",
+        NaiveBackend::new,
+        NaiveBackend::new,
+    );
+}
+
+#[test]
+fn gemma3_sees_as_transformers_on_the_simulated_gpu() {
+    check_gemma3("images of gemma3, simulated GPU", gpu, cpu);
 }
 
 #[test]

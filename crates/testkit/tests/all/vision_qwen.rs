@@ -8,12 +8,13 @@ use std::{fs, path::Path, sync::Arc};
 use serde::Deserialize;
 use tokenmill_backend::{Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, StepOutput, TokenSource};
 use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::GgufFile;
 use tokenmill_image::{Filter, ImageLimits, Rgb};
 use tokenmill_model::{ImageGrid, MAX_PATCHES, Model, ModelOptions, VisionFile};
 use tokenmill_testkit::{
     Comparisons, NaiveBackend, Random,
-    engines::{self, CompiledTower, Tower},
+    engines::{self, Compiled, CompiledTower, Tower},
 };
 
 /// What transformers computes in single precision, in another order.
@@ -45,6 +46,11 @@ struct Case {
 
 fn cpu() -> CpuBackend {
     engines::cpu(2)
+}
+
+/// A GPU whose bits do not depend on how a prompt is divided.
+fn gpu() -> CudaBackend {
+    engines::gpu().with_batch_invariance(true)
 }
 
 #[track_caller]
@@ -130,9 +136,11 @@ fn options() -> ModelOptions {
     }
 }
 
-fn check<B>(row: &'static str, folder: &str, backend: fn() -> B)
+/// Compares what a backend computes of the rows that a tower makes on another.
+fn check<B, T>(row: &'static str, folder: &str, backend: fn() -> B, of_tower: fn() -> T)
 where
-    B: CompiledTower,
+    B: Compiled,
+    T: CompiledTower,
 {
     let mut comparisons = Comparisons::of(row);
     let Some(folder) = comparisons.find(&format!("vision/{folder}")) else {
@@ -143,7 +151,7 @@ where
     let vision = VisionFile::open(folder.join("mmproj-model.gguf")).unwrap();
     let n_parts = 1 + model.descriptor().n_deep_inputs;
     assert_eq!(vision.shape().row_width(), n_parts * model.descriptor().n_embd);
-    let mut tower = engines::tower(&vision, backend()).unwrap();
+    let mut tower = engines::tower(&vision, of_tower()).unwrap();
     for case in &reference.cases {
         let mut rows = Vec::new();
         for (image_idx, image) in case.images.iter().enumerate() {
@@ -187,36 +195,40 @@ where
     }
 }
 
+fn check_naive(row: &'static str, folder: &str) {
+    check(row, folder, NaiveBackend::new, NaiveBackend::new);
+}
+
 #[test]
 fn qwen2vl_sees_as_transformers() {
-    check("images of qwen2vl, CPU", "qwen2vl", cpu);
-    check("images of qwen2vl, naive backend", "qwen2vl", NaiveBackend::new);
+    check("images of qwen2vl, CPU", "qwen2vl", cpu, cpu);
+    check_naive("images of qwen2vl, naive backend", "qwen2vl");
 }
 
 #[test]
 fn qwen25vl_sees_as_transformers() {
-    check("images of qwen2.5vl, CPU", "qwen2.5vl", cpu);
-    check(
-        "images of qwen2.5vl, naive backend",
-        "qwen2.5vl",
-        NaiveBackend::new,
-    );
+    check("images of qwen2.5vl, CPU", "qwen2.5vl", cpu, cpu);
+    check_naive("images of qwen2.5vl, naive backend", "qwen2.5vl");
 }
 
 #[test]
 fn qwen3vl_sees_as_transformers() {
-    check("images of qwen3vl, CPU", "qwen3vl", cpu);
-    check("images of qwen3vl, naive backend", "qwen3vl", NaiveBackend::new);
+    check("images of qwen3vl, CPU", "qwen3vl", cpu, cpu);
+    check_naive("images of qwen3vl, naive backend", "qwen3vl");
 }
 
 #[test]
 fn qwen3vlmoe_sees_as_transformers() {
-    check("images of qwen3vlmoe, CPU", "qwen3vlmoe", cpu);
-    check(
-        "images of qwen3vlmoe, naive backend",
-        "qwen3vlmoe",
-        NaiveBackend::new,
-    );
+    check("images of qwen3vlmoe, CPU", "qwen3vlmoe", cpu, cpu);
+    check_naive("images of qwen3vlmoe, naive backend", "qwen3vlmoe");
+}
+
+#[test]
+fn the_qwen_families_see_as_transformers_on_the_simulated_gpu() {
+    check("images of qwen2vl, simulated GPU", "qwen2vl", gpu, cpu);
+    check("images of qwen2.5vl, simulated GPU", "qwen2.5vl", gpu, cpu);
+    check("images of qwen3vl, simulated GPU", "qwen3vl", gpu, cpu);
+    check("images of qwen3vlmoe, simulated GPU", "qwen3vlmoe", gpu, cpu);
 }
 
 #[test]

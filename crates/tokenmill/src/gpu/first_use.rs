@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, fs, time::Duration};
 use serde_json::{Value, json};
 use tokenmill_backend::{BackendError, Executor};
 use tokenmill_cuda_exec::{
-    CudaBackend, Device, DeviceInfo, DeviceOptions, Finding, FirstUse, Launches, Needs, StepDown,
+    CudaBackend, Device, DeviceInfo, DeviceOptions, Finding, FirstUse, Launches, Needs, StepDown, Way,
     compare_steps, compare_ways, modules,
 };
 use tokenmill_model::{Model, ModelExecutor, ModelOptions};
@@ -225,9 +225,12 @@ impl<'a> FirstUseOf<'a> {
             None => Ok(()),
         };
         let checked = against_cpu.and_then(|()| {
-            compare_ways(executor, [!now.runs_eagerly, begins_early], |executor, way| {
+            let set = |executor: &mut ModelExecutor<CudaBackend>, way: Way| {
                 executor.backend_mut().set_graphs(way.uses_graphs);
                 executor.backend().device().set_launches(way.launches);
+            };
+            compare_ways(executor, [!now.runs_eagerly, begins_early], set, |executor| {
+                executor.backend().capture_failure().map(str::to_owned)
             })
         });
         device.limit_waits(None);

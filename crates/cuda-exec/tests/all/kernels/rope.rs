@@ -1,7 +1,7 @@
 //! Rotation, norms of heads and the store of keys and values.
 
 use half::f16;
-use tokenmill_backend::KvType;
+use tokenmill_backend::{KvType, RopeAxes};
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_quant::e4m3;
 use tokenmill_testkit::Random;
@@ -292,4 +292,53 @@ fn rows_are_rotated_alone() {
         })
         .collect();
     assert_close(&sim.read_f32s(device, rows.len()), &expected, 1e-6, "rope");
+}
+
+#[test]
+fn each_pair_is_turned_by_the_position_of_its_axis() {
+    let (head_dim, n_heads, n_pairs) = (48, 3, 16);
+    let positions: [[u32; 3]; 3] = [[2, 7, 40], [100, 3, 0], [5, 5, 5]];
+    let mut random = Random::new(1);
+    let rows = random.values(positions.len() * n_heads * head_dim);
+    let inv_freqs: Vec<f32> = (0..n_pairs).map(|i| 0.9f32.powi(i)).collect();
+    for (axes, takes_turns, of_axes) in [
+        (RopeAxes::Sections([6, 6, 4]), 0, [6, 6, 4]),
+        (RopeAxes::Interleaved([8, 5, 3]), 1, [8, 5, 3]),
+    ] {
+        let mut sim = Sim::new();
+        let (device, freqs) = (sim.f32s(&rows), sim.f32s(&inv_freqs));
+        let device_positions = sim.u32s(positions.as_flattened());
+        let mut arguments = Arguments::new()
+            .ptr(device)
+            .ptr(device_positions)
+            .ptr(freqs)
+            .f32(1.0);
+        for n in [2 * n_pairs, 1, head_dim as i32, (n_heads * head_dim) as i32, takes_turns] {
+            arguments = arguments.i32(n);
+        }
+        for n in of_axes {
+            arguments = arguments.i32(n);
+        }
+        let grid = [n_heads, positions.len(), 1];
+        sim.launch("rope_kv", "rope_axes", grid, 32, 0, &arguments);
+        let mut expected: Vec<(f64, f64)> = Vec::new();
+        for (index, head) in rows.chunks(head_dim).enumerate() {
+            let mut turned: Vec<f64> = head.iter().map(|&x| f64::from(x)).collect();
+            // A rotation by each axis, of which the pairs are taken that it turns.
+            let by_axis = positions[index / n_heads].map(|position| {
+                let mut head = turned.clone();
+                rotate(&mut head, position, &inv_freqs, 1.0, true);
+                head
+            });
+            for pair in 0..n_pairs as usize {
+                let axis = axes.of_pair(pair).expect("an axis for each pair");
+                for place in [pair, pair + n_pairs as usize] {
+                    turned[place] = by_axis[axis][place];
+                }
+            }
+            expected.extend(turned.into_iter().map(|x| (x, 1.0)));
+        }
+        let found = sim.read_f32s(device, rows.len());
+        assert_close(&found, &expected, 1e-6, "rope_axes");
+    }
 }

@@ -31,7 +31,9 @@ fn set(executor: &mut (dyn OnBackend<CudaBackend> + Send + 'static), way: Way) {
 }
 
 fn ways(gpu: &mut OnGpu) -> Result<(), Finding> {
-    compare_ways(&mut *gpu.executor, [true; 2], set)
+    compare_ways(&mut *gpu.executor, [true; 2], set, |executor| {
+        executor.backend().capture_failure().map(str::to_owned)
+    })
 }
 
 #[test]
@@ -70,10 +72,27 @@ fn wrong_early_launches_are_given_up() {
     assert!(finding.check.contains("launched early"), "{finding}");
 }
 
-/// If no step can be captured, all are queued launch by launch: the bits are right, and no feature is turned off.
+/// Where no step can be captured, all are queued launch by launch. The bits are right, but each step would try again.
 #[test]
-fn a_capture_that_fails_is_no_finding() {
+fn a_capture_that_fails_is_given_up() {
     let mut gpu = with(Some(Defect::Capture));
-    ways(&mut gpu).unwrap();
+    let finding = ways(&mut gpu).unwrap_err();
+    assert_eq!(finding.remedy, Some(StepDown::Eager), "{finding}");
+    assert!(finding.reason.contains("cannot be captured"), "{finding}");
     assert_eq!(gpu.simulator.graph_counts(), (0, 0));
+    // Without captures there is none to fail.
+    let without = compare_ways(&mut *gpu.executor, [false, true], set, |executor| {
+        executor.backend().capture_failure().map(str::to_owned)
+    });
+    without.unwrap();
+}
+
+/// Where launches that begin early are what a capture fails by, they are given up before captures are.
+#[test]
+fn a_capture_that_fails_by_early_launches_leaves_captures_in_order() {
+    let mut gpu = with(Some(Defect::EarlyCapture));
+    let finding = ways(&mut gpu).unwrap_err();
+    assert_eq!(finding.remedy, Some(StepDown::InOrder), "{finding}");
+    assert!(finding.reason.contains("cannot be captured"), "{finding}");
+    assert!(gpu.simulator.graph_counts().0 > 0);
 }
