@@ -135,7 +135,7 @@ mod tests {
                 lost_launch: Some(4),
                 takes_ptx: false,
                 has_compiler: true,
-                    is_added: false,
+                is_added: false,
                 is_sparse: false,
                 card: None,
                 module_bytes: 5 << 10,

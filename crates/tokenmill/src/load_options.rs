@@ -517,7 +517,11 @@ impl LoadOptions {
     ///
     /// # Errors
     /// What is wrong with an encoder that is named.
-    fn encoder_before_parts(&self, source: &ModelSource, network: &Network) -> Result<Option<PathBuf>, Error> {
+    fn encoder_before_parts(
+        &self,
+        source: &ModelSource,
+        network: &Network,
+    ) -> Result<Option<PathBuf>, Error> {
         let is_certain = self.needs_images || matches!(self.projector, Projector::File(_));
         let has_choice = self.compute.device == Device::Auto && self.compute.n_gpus <= 1;
         if is_certain && has_choice && has_gpu_driver() {

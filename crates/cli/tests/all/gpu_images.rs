@@ -88,7 +88,15 @@ fn a_server_with_a_gpu_lists_images_and_answers_them() {
             ("TOKENMILL_SIM_DRIVER", Path::new("")),
             ("TOKENMILL_CUDA_NO_CHECK", Path::new("1")),
         ];
-        let args = [arg(&model), "--device", device, "-c", "512", "--media-path", arg(&folder)];
+        let args = [
+            arg(&model),
+            "--device",
+            device,
+            "-c",
+            "512",
+            "--media-path",
+            arg(&folder),
+        ];
         let server = Server::start_in(&variables, &args);
         let (_, models) = server.ask("GET", "/v1/models", "");
         assert_eq!(

@@ -103,7 +103,10 @@ impl Places {
             Turning::Single => {
                 let turns = batch.rope_positions.iter().map(|turn| turn[0]);
                 let padded = turns.chain(std::iter::repeat(super::step::NOWHERE));
-                turning.iter_mut().zip(padded).for_each(|(word, turn)| *word = turn);
+                turning
+                    .iter_mut()
+                    .zip(padded)
+                    .for_each(|(word, turn)| *word = turn);
             }
             Turning::Axes => {
                 let turns = batch.rope_positions.as_flattened();
@@ -225,7 +228,10 @@ mod tests {
         let places = Places::of(&batch).unwrap();
         assert_eq!(places.turning, Turning::Axes);
         let mut words = vec![99; places.n_words(6, 2)];
-        let starts = [|seq_idx: usize| seq_idx as u32, |seq_idx: usize| 2 + seq_idx as u32];
+        let starts = [
+            |seq_idx: usize| seq_idx as u32,
+            |seq_idx: usize| 2 + seq_idx as u32,
+        ];
         places.write(&batch, 6, &starts, &mut words);
         let (turning, seen) = words.split_at(18);
         assert_eq!(turning[6..15], [0, 0, 9, 1, 0, 9, 2, 0, 9]);

@@ -28,16 +28,27 @@ static COMPILER: LazyLock<ConstraintCompiler> = LazyLock::new(|| {
     let mut kinds = vec![6; 256];
     kinds.extend([3, 2]);
     metadata.insert("tokenizer.ggml.model", "llama").unwrap();
-    metadata.insert("tokenizer.ggml.tokens", tokens.collect::<StringArray>()).unwrap();
+    metadata
+        .insert("tokenizer.ggml.tokens", tokens.collect::<StringArray>())
+        .unwrap();
     metadata.insert("tokenizer.ggml.scores", vec![0f32; 258]).unwrap();
     metadata.insert("tokenizer.ggml.token_type", kinds).unwrap();
     metadata.insert("tokenizer.ggml.eos_token_id", 256u32).unwrap();
-    metadata.insert("tokenizer.ggml.unknown_token_id", 257u32).unwrap();
+    metadata
+        .insert("tokenizer.ggml.unknown_token_id", 257u32)
+        .unwrap();
     ConstraintCompiler::new(&Tokenizer::from_gguf(&metadata).unwrap()).unwrap()
 });
 
 const BODIES: [&str; 8] = [
-    "{}", "{} \"a\"", "\"a\" {}", "({})*", "(\"a\" ({} | \"c\"))+", "{}?", "((({})))", "\"x\" {} \"y\" {}",
+    "{}",
+    "{} \"a\"",
+    "\"a\" {}",
+    "({})*",
+    "(\"a\" ({} | \"c\"))+",
+    "{}?",
+    "((({})))",
+    "\"x\" {} \"y\" {}",
 ];
 
 const SCHEMAS: [&str; 6] = [
@@ -62,7 +73,8 @@ fuzz_target!(|input: &[u8]| {
     };
     let constraint = if language % 3 == 2 {
         let definitions = (0..n).map(|idx| {
-            let text = SCHEMAS[byte(3 * idx) % SCHEMAS.len()].replace("TO", &format!("#/$defs/a{}", to(idx, 3 * idx + 1)));
+            let text = SCHEMAS[byte(3 * idx) % SCHEMAS.len()]
+                .replace("TO", &format!("#/$defs/a{}", to(idx, 3 * idx + 1)));
             (format!("a{idx}"), serde_json::from_str(&text).expect("a schema"))
         });
         let definitions: Map<String, Value> = definitions.collect();
@@ -71,10 +83,15 @@ fuzz_target!(|input: &[u8]| {
         let (first, define) = [("root", "::="), ("start", ":")][usize::from(language % 3)];
         let mut text = format!("{first} {define} r0\n");
         for idx in 0..n {
-            let body = BODIES[byte(3 * idx) % BODIES.len()].replace("{}", &format!("r{}", to(idx, 3 * idx + 1)));
+            let body =
+                BODIES[byte(3 * idx) % BODIES.len()].replace("{}", &format!("r{}", to(idx, 3 * idx + 1)));
             text.push_str(&format!("r{idx} {define} {body} | \"e\"\n"));
         }
-        if language % 3 == 0 { Constraint::gbnf(text) } else { Constraint::lark(text) }
+        if language % 3 == 0 {
+            Constraint::gbnf(text)
+        } else {
+            Constraint::lark(text)
+        }
     };
     let begun = Instant::now();
     let _ = COMPILER.compile(&constraint);

@@ -313,7 +313,13 @@ fn each_pair_is_turned_by_the_position_of_its_axis() {
             .ptr(device_positions)
             .ptr(freqs)
             .f32(1.0);
-        for n in [2 * n_pairs, 1, head_dim as i32, (n_heads * head_dim) as i32, takes_turns] {
+        for n in [
+            2 * n_pairs,
+            1,
+            head_dim as i32,
+            (n_heads * head_dim) as i32,
+            takes_turns,
+        ] {
             arguments = arguments.i32(n);
         }
         for n in of_axes {
