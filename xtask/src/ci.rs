@@ -133,7 +133,7 @@ pub fn run(args: &ArgMatches) -> anyhow::Result<()> {
     }
     let mut due = Vec::new();
     let mut skipped = Vec::new();
-    for step in &STEPS {
+    for step in STEPS {
         let verdict = if only.is_empty() && !args.get_flag("whole") {
             record.due(step.name, step.paths)?
         } else if only.is_empty() || only.iter().any(|name| *name == step.name) {

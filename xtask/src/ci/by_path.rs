@@ -71,7 +71,7 @@ const CHROMIUM: &[Need] = &[
     Need::Program("chromedriver", "chromium-driver"),
 ];
 
-pub(super) const STEPS: [Step; 14] = [
+pub(super) const STEPS: &[Step] = &[
     Step {
         name: "parity on the CPU",
         paths: network!["crates/cpu-exec/src/", "crates/cpu-kernels/src/"],
@@ -345,7 +345,7 @@ mod tests {
         if !has_git() {
             return;
         }
-        for step in &STEPS {
+        for step in STEPS {
             for path in step.paths {
                 assert!(
                     !listed(&["ls-files"], &[path]).is_empty(),
