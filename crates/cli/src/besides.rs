@@ -9,7 +9,8 @@ use crate::{
     failure::Failure, load::LoadArgs, model_name::Besides, speculation::SpeculationArgs, vision::VisionArgs,
 };
 
-/// The encoder unless `vision` switches it off or names one, or a GPU is asked for a part of the model, and the layers for further tokens where they would guess.
+/// Selects the encoder and the layers for further tokens. The encoder is left out if `vision` switches it off or names one, or if a
+/// requested GPU computes only a part of the model; the layers are left out if they would not guess.
 ///
 /// # Errors
 /// Options of `load` that contradict each other.
@@ -21,7 +22,7 @@ pub(crate) fn of_generating(
     let device = load.device()?;
     let is_divided = load.is_divided();
     Ok(Besides {
-        // A model that is divided takes no images, and where the device is left open the CPU computes it whole.
+        // A divided model takes no images. If the device is left open, the CPU then computes the whole model.
         encoder: !(matches!(device, Device::Cuda { .. }) && is_divided)
             && !vision.is_off()
             && !vision.names_file(),

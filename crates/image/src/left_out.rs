@@ -2,7 +2,7 @@
 
 use crate::{ImageError, ImageLimits, Rgb};
 
-/// The media type of a file that can be decoded: none.
+/// Returns no media type, since no file can be decoded.
 pub fn media_type(_file: &[u8]) -> Option<&'static str> {
     None
 }
@@ -10,7 +10,7 @@ pub fn media_type(_file: &[u8]) -> Option<&'static str> {
 /// Refuses a file.
 ///
 /// # Errors
-/// [`ImageError::LeftOut`], always.
+/// Always [`ImageError::LeftOut`].
 pub fn size_of(_file: &[u8], _limits: &ImageLimits) -> Result<[usize; 2], ImageError> {
     Err(ImageError::LeftOut)
 }
@@ -19,7 +19,7 @@ impl Rgb {
     /// Refuses a file.
     ///
     /// # Errors
-    /// [`ImageError::LeftOut`], always.
+    /// Always [`ImageError::LeftOut`].
     pub fn decode(_file: &[u8], _limits: &ImageLimits) -> Result<Self, ImageError> {
         Err(ImageError::LeftOut)
     }

@@ -5,9 +5,9 @@
 /// Limits the size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
-    /// Pixels of a side.
+    /// Most pixels of a side.
     pub max_side: usize,
-    /// Pixels in all.
+    /// Most pixels in all.
     pub max_pixels: usize,
 }
 
@@ -20,17 +20,17 @@ impl Default for ImageLimits {
     }
 }
 
-/// Why there is no image.
+/// Says why a file gives no image.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
     /// There are no bytes.
     #[error("the image is empty")]
     Empty,
-    /// The bytes are no image.
+    /// The bytes are not an image.
     #[error("this is no image: PNG, JPEG, WebP, BMP and GIF are read")]
     UnknownFormat,
-    /// This build decodes none.
+    /// This build decodes no images.
     #[error(
         "this build reads no images; the feature `images` of the crate tokenmill, or `decoders` of tokenmill-image, does"
     )]
@@ -44,9 +44,9 @@ pub enum ImageError {
         width: usize,
         /// Rows of pixels.
         height: usize,
-        /// Pixels that a side may have.
+        /// Most pixels of a side.
         max_side: usize,
-        /// Pixels that there may be.
+        /// Most pixels in all.
         max_pixels: usize,
     },
     /// One side is too long for the other.

@@ -52,7 +52,7 @@ const MAX_EXPECTED_TOKENS: usize = 512;
 pub(crate) struct Seat<'a> {
     pub(crate) want: Want,
     pub(crate) tokens: &'a [u32],
-    /// Tokens of the answer, which end `tokens`; more than these once the context was shifted.
+    /// Number of the answer's tokens, which end `tokens`. After a shift of the context, `tokens` may hold fewer.
     pub(crate) n_generated: usize,
     pub(crate) uses_prefix_cache: bool,
     pub(crate) salt: u64,

@@ -19,7 +19,8 @@ impl Ghosts {
     /// Nothing yet, of at most `capacity` keys.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
-            // One more than stays, until the oldest is gone, and for those that left as much room again: nothing grows in a step.
+            // One key more than `capacity` stays until the oldest is removed, and removed keys take as much room again. Nothing grows in a
+            // step.
             keys: HashSet::with_capacity(2 * (capacity + 1)),
             order: VecDeque::with_capacity(capacity + 1),
             capacity,

@@ -331,7 +331,7 @@ impl Sequence {
         self.tokens.len() > self.n_prompt
     }
 
-    /// Counts its generated tokens, those included that a shift of the context dropped.
+    /// Counts its generated tokens, including those that a shift of the context dropped.
     pub(crate) fn n_generated(&self) -> usize {
         (self.tokens.len() + self.n_dropped).saturating_sub(self.n_given)
     }

@@ -45,7 +45,7 @@ struct State {
     next: u64,
     /// Idle connections, the longest idle first.
     idle: BTreeMap<u64, Arc<Notices>>,
-    /// Idle connections that were asked to close, and have time for it.
+    /// Idle connections that were asked to close, and still have time to do so.
     leaving: BTreeMap<u64, Arc<Notices>>,
 }
 
@@ -366,7 +366,7 @@ mod tests {
             let leaves = timeout(SHORT, place.is_to_leave(LONG)).await.is_ok();
             assert_eq!(leaves, at < 2, "{at}");
         }
-        // One that was asked before hurries when its place is needed.
+        // A connection that was already asked to close hurries when its place is needed.
         let hurries = async |place: &Place| timeout(SHORT, place.is_to_hurry()).await.is_ok();
         assert!(!hurries(&places[0]).await);
         connections.make_room();
@@ -377,7 +377,7 @@ mod tests {
     async fn a_connection_whose_first_request_arrives_is_not_closed() {
         let connections = Connections::new(2);
         let (first, second) = (connections.enter().await, connections.enter().await);
-        // The second makes the first the longest idle of more than half of the places.
+        // With the second, more than half of the places are idle, and the first has been idle longest.
         let request = async {
             tokio::time::sleep(FIRST_REQUEST_TIME / 2).await;
             first.tracker().begin()

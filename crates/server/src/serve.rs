@@ -68,7 +68,7 @@ const RECEIVE_WINDOW: u32 = 256 << 10;
 /// Time for the last frames of an idle connection that ends: its client acknowledges them, and should not meet a closed socket.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// The same where another connection waits for the place.
+/// The same if another connection waits for the place.
 const HURRIED_FAREWELL: Duration = Duration::from_millis(100);
 
 /// Longest life of a connection in a reserved place.

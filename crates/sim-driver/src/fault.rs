@@ -63,7 +63,7 @@ pub enum Defect {
     },
     /// Streams cannot be captured.
     Capture,
-    /// No capture ends in a graph that has a launch which may begin before those before it are done.
+    /// A capture with launches that begin early fails.
     EarlyCapture,
 }
 
@@ -79,8 +79,8 @@ pub enum When {
 }
 
 impl Defect {
-    /// Reads one as the variable of the environment has it: `wrong`, `wrong_early` or `wrong_replayed` and a kernel, `hang` and a kernel, `refuse` and a kernel,
-    /// `lose_at` and a kernel, `capture` and `refused` or `refused_early`.
+    /// Parses the value of the environment variable: `wrong`, `wrong_early`, `wrong_replayed`, `hang`, `refuse` or `lose_at`, each with a
+    /// kernel, or `capture` with `refused` or `refused_early`.
     pub(crate) fn parse(name: &str, kernel: &str) -> Option<Self> {
         let wrong = |when| Self::Wrong {
             kernel: kernel.to_owned(),

@@ -29,11 +29,11 @@
 //! | `module_kib` | memory that the driver takes of the GPU for each module | 0 |
 //! | `lose` | the launch, counted from 0, that faults | none |
 //! | `ptx` | `refused`: the driver takes no PTX | taken |
-//! | `compiler` | `missing`: the driver does not find its compiler, and takes cubins alone | there |
-//! | `capture` | `refused`: streams cannot be captured; `refused_early`: not where launches begin early | possible |
-//! | `wrong`, `wrong_early`, `wrong_replayed` | the beginning of a kernel's name: its launches, those that begin early, or those of graphs write wrong bits | none |
-//! | `refuse`, `lose_at` | likewise: its launches are refused, or lose the context | none |
-//! | `hang` | likewise: it never ends | none |
+//! | `compiler` | `missing`: the driver does not find its compiler, and takes only cubins | there |
+//! | `capture` | `refused`: streams cannot be captured; `refused_early`: captures with launches that begin early fail | possible |
+//! | `wrong`, `wrong_early`, `wrong_replayed` | prefix of a kernel's name: its launches, those that begin early, or those of graphs write wrong bits | none |
+//! | `refuse`, `lose_at` | prefix of a kernel's name: its launches are refused, or lose the context | none |
+//! | `hang` | prefix of a kernel's name: it never ends | none |
 //!
 //! A cubin is the code of a real GPU, which the simulator cannot run. Its stand-in is an image with the first bytes of an ELF file,
 //! followed by PTX.

@@ -1,13 +1,13 @@
 //! Answers two questions side by side on one thread: `cargo run --example async_stream [MODEL]`.
 //!
-//! Any runtime does; this one is tokio's. The engine computes on threads of its own.
+//! Any runtime works; this one is tokio's. The engine computes on its own threads.
 
 use std::{env, error::Error};
 
 use futures_util::StreamExt;
 use tokenmill::prelude::*;
 
-/// Answers a question piece by piece, and gives the whole text.
+/// Streams the answer to a question and returns the whole text.
 async fn answer(model: &Model, question: &str) -> Result<String, tokenmill::Error> {
     let params = TextParams::new().max_tokens(64);
     let mut stream = model.chat_stream_async(question, &params).await?;
@@ -21,10 +21,10 @@ async fn answer(model: &Model, question: &str) -> Result<String, tokenmill::Erro
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let path = env::args().nth(1).unwrap_or_else(|| "demo".to_owned());
-    // Loading takes a while: a program with other tasks does it on a thread of its own, such as `spawn_blocking`.
+    // Loading takes a while. A program with other tasks loads on a separate thread, such as `spawn_blocking`'s.
     let model = Model::options().context(2048).load(path)?;
     let questions = ["What is 3 + 4?", "What is 2 + 2?"];
-    // Where a whole answer is enough, `Model::chat_async` gives it.
+    // `Model::chat_async` returns a whole answer instead.
     let (first, second) = tokio::join!(answer(&model, questions[0]), answer(&model, questions[1]));
     println!("{} {}", questions[0], first?);
     println!("{} {}", questions[1], second?);

@@ -155,21 +155,21 @@ impl From<&ChatMessage> for Conversation {
     }
 }
 
-/// The text as a message of the user.
+/// Makes the text a message of the user.
 impl From<&str> for Conversation {
     fn from(question: &str) -> Self {
         ChatMessage::user(question).into()
     }
 }
 
-/// The text as a message of the user.
+/// Makes the text a message of the user.
 impl From<String> for Conversation {
     fn from(question: String) -> Self {
         ChatMessage::user(question).into()
     }
 }
 
-/// The text as a message of the user.
+/// Makes the text a message of the user.
 impl From<&String> for Conversation {
     fn from(question: &String) -> Self {
         Self::from(question.as_str())

@@ -1,4 +1,4 @@
-//! From a Hugging Face folder to a GGUF file, and to fewer bits.
+//! Converts Hugging Face folders to GGUF files, with fewer bits for each weight if wanted.
 //!
 //! The crate `tokenmill_convert` quantizes GGUF files.
 

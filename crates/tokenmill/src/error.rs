@@ -57,7 +57,7 @@ pub enum Error {
     /// The built-in model was asked for, and this build has none.
     #[error("the built-in model is not part of this build; enable the feature `demo`")]
     NoDemo,
-    /// The name of a model to download, in a build that downloads none.
+    /// The model is a name, and this build downloads no models.
     #[error(
         "`{name}` is no file or folder here; the feature `hub` of the crate tokenmill downloads models by name"
     )]
@@ -65,7 +65,7 @@ pub enum Error {
         /// The name.
         name: String,
     },
-    /// A model by name that cannot be had.
+    /// A model cannot be found by its name, or cannot be downloaded.
     #[cfg(feature = "hub")]
     #[error(transparent)]
     Hub(#[from] tokenmill_hub::HubError),
@@ -417,7 +417,7 @@ pub enum Error {
         /// The encoder's file.
         path: PathBuf,
     },
-    /// A GPU is passed over that would have a part of a model, since a model that is divided takes no images.
+    /// A GPU that could compute only a part of a model is passed over, since a divided model takes no images.
     #[error("a model that a GPU and the CPU share takes no rows of images, which {} makes", path.display())]
     ImagesOnParts {
         /// The encoder.

@@ -1,7 +1,7 @@
 //! Models by name, from the Hugging Face Hub: what [`tokenmill_hub`] has.
 //!
-//! [`Model::open`](crate::Model::open) takes names itself. A program that shows how far a download has come, asks before it, or sets its
-//! limits pulls first, and opens the path that it gets.
+//! [`Model::open`](crate::Model::open) takes names itself. A program that shows the progress of a download, asks before it, or limits it
+//! pulls first and opens the resulting path.
 //!
 //! ```no_run
 //! use tokenmill::{

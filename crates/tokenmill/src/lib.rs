@@ -47,9 +47,9 @@
 //! | make a smaller GGUF file | the crate `tokenmill_convert` | a file |
 //! | compute on a backend of your own | [`LoadOptions::load_on`] | a [`Model`] like any other |
 //!
-//! The [`prelude`] has the types of nearly every program. The root has those of most, and the modules all others, by what they
-//! are about: [`load`], [`gpu`], [`placement`] and [`machine`] for the load; [`sampling`], [`constraint`], [`tools`], [`images`], [`adapters`]
-//! and [`speculation`] for requests; [`stream`], [`embeddings`] and [`rerank`] for what comes; [`text`], [`sessions`] and [`convert`].
+//! The [`prelude`] has the types of nearly every program, and the root those of most. The modules have all others, by subject: [`load`],
+//! [`gpu`], [`placement`] and [`machine`] for loading; [`sampling`], [`constraint`], [`tools`], [`images`], [`adapters`] and
+//! [`speculation`] for requests; [`stream`], [`embeddings`] and [`rerank`] for results; [`text`], [`sessions`] and [`convert`].
 //!
 //! [`Model::device`] says where the model computes and why a GPU was passed over, [`Model::memory`] what it takes, and
 //! [`Answer`] carries usage, timings and the reason of the end. [`TextParams::sampling`] holds the sampler's settings; the

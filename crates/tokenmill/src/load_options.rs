@@ -108,8 +108,8 @@ pub struct LoadOptions {
     pub control_layers: Option<RangeInclusive<usize>>,
     /// Where the encoder of images is.
     pub projector: Projector,
-    /// Whether images are certain to come, as they are where a file of the encoder is named. Then [`Device::Auto`] is the CPU where there is an encoder and a
-    /// GPU could have a part of the model alone, since a model that is divided takes none.
+    /// Whether images are expected, as they are if an encoder file is named. [`Device::Auto`] is then the CPU if there is an encoder and a
+    /// GPU could hold only a part of the model, since a divided model takes no images.
     pub needs_images: bool,
     /// Where what was computed of prompts is kept, to be found again after a restart.
     pub prefix_folder: Option<PrefixFolder>,
@@ -262,18 +262,18 @@ impl LoadOptions {
     }
 
     /// Opens and loads the model at `path`: a GGUF file, a folder with one, a Hugging Face folder, or `demo`. With the feature `hub` it may
-    /// be a name, too, `OWNER/REPOSITORY[:TYPE]` of the Hub or `NAME:TAG` of Ollama's registry: the model is downloaded if it is not on this
-    /// machine, and so is a draft model that is named. What exists as a file or a folder is never taken for a name.
+    /// also be a name: `OWNER/REPOSITORY[:TYPE]` of the Hub or `NAME:TAG` of Ollama's registry. A named model or draft model is downloaded
+    /// if it is not on this machine. An existing file or folder is never taken for a name.
     ///
     /// # Errors
-    /// [`Error`]: what is wrong with the files, the options or the device. [`Error::NeedsHub`] of a name without the feature `hub`.
+    /// [`Error`]: what is wrong with the files, the options or the device; [`Error::NeedsHub`] for a name without the feature `hub`.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Model, Error> {
         let options = self.with_draft_here()?;
         let source = ModelSource::find(self.path_of(path.as_ref())?)?;
         options.load_opened(&source, &options.open_network(&source)?, &mut |_| {})
     }
 
-    /// The path of a model that is a path or a name.
+    /// Returns the path of a model, given as a path or a name.
     fn path_of(&self, model: &Path) -> Result<PathBuf, Error> {
         let on_gpu = matches!(self.compute.device, Device::Cuda { .. });
         let company = Company {
@@ -283,7 +283,7 @@ impl LoadOptions {
         named::path_of(model, company)
     }
 
-    /// The same options with the path of a draft model that is named.
+    /// Returns the same options with the path of a named draft model.
     fn with_draft_here(&self) -> Result<Self, Error> {
         let company = Company {
             projector: false,
@@ -340,7 +340,7 @@ impl LoadOptions {
         let loaded = match needs_whole {
             None => loaded,
             Some(path) => {
-                // Both would not fit next to each other.
+                // Two loaded models may not fit side by side.
                 drop(loaded);
                 let compute = Compute {
                     device: Device::Cpu,
@@ -398,8 +398,8 @@ impl LoadOptions {
         Ok(bytes_of(&plans))
     }
 
-    /// Whether a load of an opened network has an encoder of images, as far as headers say. A model that a GPU and the CPU share takes no images; whether
-    /// [`Device::Auto`] divides it is known once it is loaded: [`Model::sees`].
+    /// Whether a load of an opened network has an encoder of images, as far as headers say. A divided model takes no images; whether
+    /// [`Device::Auto`] divides the model is known once it is loaded: [`Model::sees`].
     ///
     /// # Errors
     /// Fails on a named encoder that is invalid.
@@ -513,10 +513,10 @@ impl LoadOptions {
         Ok(model)
     }
 
-    /// The encoder of images because of which a GPU is passed over that would have a part of the model alone.
+    /// Finds the image encoder because of which a GPU that could hold only a part of the model is passed over.
     ///
     /// # Errors
-    /// What is wrong with an encoder that is named.
+    /// Fails on a named encoder that is invalid.
     fn encoder_before_parts(
         &self,
         source: &ModelSource,
@@ -650,11 +650,11 @@ fn identity(source: &ModelSource, network: &Network, options: &ModelOptions) -> 
 }
 
 impl Model {
-    /// Opens and loads a model with the default options: a GGUF file, a folder with one, a Hugging Face folder, `demo`, or with the feature
-    /// `hub` a name, as [`LoadOptions::load`] takes it.
+    /// Opens and loads a model with the default options: a GGUF file, a folder with one, a Hugging Face folder, `demo`, or, with the
+    /// feature `hub`, a name as in [`LoadOptions::load`].
     ///
     /// # Errors
-    /// [`Error`]: what is wrong with the files or the device. [`Error::NeedsHub`] of a name without the feature `hub`.
+    /// [`Error`]: what is wrong with the files or the device; [`Error::NeedsHub`] for a name without the feature `hub`.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::options().load(path)
     }

@@ -1,4 +1,4 @@
-//! The machine: its memory, its processors, and threads that stand back for others.
+//! The machine: its memory, its processors, and threads of low priority.
 
 pub use tokenmill_cpu_exec::{CpuList, Numa, Places, PlacesError};
 

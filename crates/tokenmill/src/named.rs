@@ -53,7 +53,7 @@ pub(crate) fn path_of(model: &Path, company: Company) -> Result<PathBuf, Error> 
 /// Returns `model` if it is a path.
 ///
 /// # Errors
-/// [`Error::NeedsHub`] of a name.
+/// [`Error::NeedsHub`] for a name.
 #[cfg(not(feature = "hub"))]
 pub(crate) fn path_of(model: &Path, _: Company) -> Result<PathBuf, Error> {
     match model.to_str().filter(|text| is_name(text)) {
@@ -64,7 +64,7 @@ pub(crate) fn path_of(model: &Path, _: Company) -> Result<PathBuf, Error> {
     }
 }
 
-/// Whether a text is `OWNER/REPOSITORY[:TYPE]` or `NAME:TAG`, and no file or folder. In builds with the feature `hub` the crate
+/// Says whether a text is `OWNER/REPOSITORY[:TYPE]` or `NAME:TAG`, and not a file or folder. In builds with the feature `hub` the crate
 /// `tokenmill_hub` decides.
 #[cfg(any(not(feature = "hub"), test))]
 fn is_name(text: &str) -> bool {

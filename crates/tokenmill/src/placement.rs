@@ -1,4 +1,4 @@
-//! A model on both sides: which parts of it the GPU computes and which the CPU, and what was measured to choose.
+//! Divides a model between a GPU and the CPU: the parts that each computes, and the measurements behind the choice.
 
 pub use tokenmill_placed::{
     Bandwidths, BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest, Traffic,

@@ -1,4 +1,4 @@
-//! Tokens that are guessed ahead: how, and by what.
+//! Guesses tokens ahead: the ways to guess, and the models that do.
 
 pub use tokenmill_sched::Speculation;
 

@@ -54,7 +54,7 @@ impl TextStream {
 }
 
 impl PieceStream {
-    /// Turns it back, for [`TextStream::answers`] and all else that a stream of text can do.
+    /// Turns it back into a stream of text, for [`TextStream::answers`] and its other methods.
     pub fn into_inner(self) -> TextStream {
         self.0
     }

@@ -1,4 +1,4 @@
-//! From text to tokens: tokenizers, templates, and prompts that are put together by hand.
+//! From text to tokens: tokenizers, templates, and prompts that a program builds itself.
 
 pub use tokenmill_gguf::RegularFile;
 pub use tokenmill_sched::Media;

@@ -1,6 +1,6 @@
-//! The random grids whole: of the kernels over the simulator, and of the networks of conformance.
+//! Runs the random grids in full: the kernels on the simulator, and the networks of conformance.
 //!
-//! The tests of every run try a slice of them that the commit chooses. Where the code that they try changed, all cases run.
+//! Every other run tries a slice of them that the commit chooses. If the code under test changed, all cases run.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 
 use super::binaries::test_binaries;
 
-/// The file that a binary is made of, and which of its tests have random grids.
+/// Source files of test binaries, and filters of their tests with random grids.
 const TESTS: [(&str, &[&str]); 2] = [
     (
         "crates/cuda-exec/tests/all/main.rs",
@@ -20,7 +20,7 @@ const TESTS: [(&str, &[&str]); 2] = [
 /// Runs the tests with all cases, on the binaries that `cargo test --workspace` has built.
 ///
 /// # Errors
-/// A test that failed.
+/// Fails if a test fails.
 pub(super) fn run() -> anyhow::Result<()> {
     let binaries = test_binaries(&["--workspace"], &[])?;
     for (source, filter) in TESTS {

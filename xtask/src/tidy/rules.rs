@@ -138,8 +138,8 @@ const NOT_LIBRARIES: [&str; 4] = [
     "crates/sim-driver/",
 ];
 
-/// Library files that may read the environment: the server's, and the one that looks up models by name, where every program uses the
-/// variables of `huggingface_hub`.
+/// Library files that may read the environment: the server's, and the one that looks up models by name with the variables of
+/// `huggingface_hub`.
 const READ_ENVIRONMENT: [&str; 2] = ["crates/server/", "crates/tokenmill/src/named.rs"];
 
 /// Whether a path is part of a library of the product.

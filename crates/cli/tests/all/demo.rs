@@ -99,7 +99,7 @@ fn chat_adds_and_remembers() {
     assert_eq!(lines[2..], ["Your name is Nora.", "3 + 4 = 7."], "{answers}");
 }
 
-/// What the demo model calls where its reference is asked, with a kind of text for the tool's parameter.
+/// Returns the demo model's call for the reference question, with this type for the tool's parameter.
 fn call_with(kind: &Value) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tools.json");

@@ -77,7 +77,7 @@ fn steps_that_cannot_be_captured_are_launched_one_by_one() {
         "{said}"
     );
     assert_eq!(first.ok(), expected);
-    // It passed without captures, so it is not checked again.
+    // The GPU passed without captures, so it is not checked again.
     let second = run(checked(machine, folder.path(), &[&RUN[..], &["auto"]].concat()));
     assert!(!second.stderr.contains("first use"), "{}", second.stderr);
     assert_eq!(second.ok(), expected);

@@ -1,4 +1,4 @@
-//! Images where there is a GPU: it computes them as the CPU does, unless it has a part of the model alone.
+//! Tests images on a machine with a GPU: it computes them as the CPU does, unless it computes only a part of the model.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ fn data(family: &str, name: &str) -> PathBuf {
         .join(name)
 }
 
-/// What is said of an image, or of none.
+/// Asks about an image, or without one if `extra` names none.
 fn run_on(family: &str, device: &str, extra: &[&str]) -> Outcome {
     let model = data(family, "model.gguf");
     let args = [
@@ -64,7 +64,7 @@ fn images_are_computed_on_the_cpu_where_a_gpu_would_have_a_part_of_the_model() {
         "{said}"
     );
     assert_eq!(found.ok(), expected);
-    // A GPU that is asked for takes none so.
+    // A requested GPU takes no images if it computes only a part of the model.
     let refused = run_on("gemma3", "cuda", &parts);
     assert!(
         refused.stderr.contains("compute on the CPU with `--device cpu`"),

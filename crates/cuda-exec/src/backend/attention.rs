@@ -33,13 +33,13 @@ fn written(
     }
 }
 
-/// Whether other positions than the tokens' own turn pairs of heads, where a step has such.
+/// Says whether a rope turns pairs of heads by the positions of their axes, in steps that have such.
 fn has_axes(rope: Option<&Rope<crate::Buffer<f32>>>) -> bool {
     rope.is_some_and(|rope| rope.axes != RopeAxes::One)
 }
 
 impl CudaBackend {
-    /// Whether the current step's tokens have a position for each axis of this rope.
+    /// Says whether the current step's tokens have a position for each axis of this rope.
     fn turns_by_axes(
         &mut self,
         rope: &Rope<crate::Buffer<f32>>,
@@ -145,8 +145,8 @@ impl CudaBackend {
         )?)
     }
 
-    /// The same where tokens have a position for each axis. A sequence may be in such a step because of another one's image, so its heads are normed by the kernel that
-    /// does so in any step.
+    /// Does the same as [`Self::turn_and_store`] for tokens with a position for each axis. Another sequence's image may bring a sequence
+    /// into such a step, so the kernel of all other steps norms its heads.
     fn turn_by_axes_and_store(
         &mut self,
         rope: &Rope<crate::Buffer<f32>>,

@@ -1,13 +1,13 @@
-//! [`InputRows`]: rows in the place of tokens, such as an image's, on their way to the device.
+//! [`InputRows`]: rows in place of tokens, such as those of an image, on their way to the device.
 //!
-//! Separate from the other values of a step because few steps have any, and they are wide. They are copied over what was looked up in their place. Invariant:
-//! a step that has any is not captured; memory for them is taken when the first comes, and kept.
+//! Separate from the other values of a step because few steps have rows, and rows are wide. They overwrite the embeddings that were looked
+//! up in their place. Invariants: a step with rows is not captured; memory for rows is allocated when the first ones come, and kept.
 
 use tokenmill_backend::{BackendError, ForwardBatch, TokenSource};
 
 use super::{CudaBackend, CudaBuffer, prepared};
 
-/// Tokens that follow each other whose rows do.
+/// Holds consecutive tokens whose rows are consecutive too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     token_idx: usize,
@@ -15,15 +15,16 @@ struct Run {
     len: usize,
 }
 
-/// The rows of the current step.
+/// Holds the rows of the current step.
 #[derive(Default)]
 pub(super) struct InputRows {
-    /// Used in turn, so that the host can write the next step's while the device reads the last. Part after part: the rows of one are together.
+    /// Used in turn, so that the host can write the next step's rows while the device reads the last ones. The parts lie one after the
+    /// other, each with its rows together.
     staging: [Option<crate::Pinned<f32>>; 2],
     n_steps: usize,
     runs: Vec<Run>,
     n_rows: usize,
-    /// A part on the device, for what is added behind a layer.
+    /// A part on the device, to be added after a layer.
     part: Option<crate::Buffer<f32>>,
 }
 
@@ -74,7 +75,7 @@ impl InputRows {
         Ok(())
     }
 
-    /// Queues the copies of a part's rows to those of their tokens, `to: [T, width]`.
+    /// Queues the copies of a part's rows to the rows of their tokens, `to: [T, width]`.
     fn copy(
         runs: &[Run],
         staging: &mut crate::Pinned<f32>,
@@ -92,7 +93,7 @@ impl InputRows {
 }
 
 impl CudaBackend {
-    /// Copies the rows of a step over what was looked up in their place, `output: [T, width]`.
+    /// Copies the rows of a step over the embeddings in their place, `output: [T, width]`.
     pub(super) fn take_input_rows(&mut self, output: &mut CudaBuffer) -> Result<(), BackendError> {
         let width = self.width();
         let rows = &mut prepared(&mut self.workspace).input_rows;
@@ -104,7 +105,7 @@ impl CudaBackend {
         InputRows::copy(&rows.runs, staging, 0, width, output.write())
     }
 
-    /// Adds a part of a step's rows to those of their tokens, `output: [T, width]`.
+    /// Adds a part of a step's rows to the rows of their tokens, `output: [T, width]`.
     pub(super) fn add_part(&mut self, part: usize, output: &mut CudaBuffer) -> Result<(), BackendError> {
         let width = self.width();
         let workspace = prepared(&mut self.workspace);
@@ -134,7 +135,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Width of a hidden state.
+    /// Returns the width of a hidden state.
     fn width(&mut self) -> usize {
         prepared(&mut self.workspace).inputs.limits().n_embd
     }

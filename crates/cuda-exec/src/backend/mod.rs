@@ -68,7 +68,7 @@ pub struct CudaBackend {
     /// Counts the moves of what captured steps hold.
     epoch: u64,
     uses_graphs: bool,
-    /// Why the newest capture failed that did, since captures were last turned on or off.
+    /// Reason of the newest failed capture since captures were last turned on or off.
     capture_failure: Option<String>,
     uses_shared_pages: bool,
     tracer: Option<Tracer>,
@@ -138,7 +138,7 @@ impl CudaBackend {
         self.epoch += 1;
     }
 
-    /// Why a decode step could not be captured since captures were last turned on or off; such steps are queued launch by launch.
+    /// Returns why a decode step could not be captured since captures were last turned on or off. Such steps are queued launch by launch.
     pub fn capture_failure(&self) -> Option<&str> {
         self.capture_failure.as_deref()
     }

@@ -1,34 +1,34 @@
-//! [`Places`]: the words of a step whose tokens turn by other positions than their own, or see others behind them.
+//! [`Places`]: the words of a step whose tokens turn by positions other than their own, or see later tokens.
 //!
-//! Separate because steps with images alone have them. The kernels that attend to each token by itself take a number of its own as its sequence: then
-//! the offsets of sequences say how far each token sees, and a window keeps beginning at the token's own position. Invariant: how many words there are
-//! follows from the step's shape and from [`Places`], which is part of what a captured step is found by.
+//! Separate because only steps with images have them. The kernels that attend to each token by itself then take each token as a sequence:
+//! its end says how far the token sees, and a window still begins at the token's own position. Invariant: the number of words follows from
+//! the step's shape and from [`Places`], which is part of a captured step's key.
 
 use tokenmill_backend::{BackendError, ForwardBatch, Phase, StepShape};
 
 use super::step::StepInputs;
 
-/// Which positions rope turns a step's tokens by.
+/// Selects the positions by which rope turns a step's tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Turning {
-    /// Their own.
+    /// The tokens' own positions.
     #[default]
     Own,
-    /// One each, the same for time, row and column: those of texts behind images.
+    /// One for each token, the same for time, row and column, as for text after an image.
     Single,
-    /// Three each.
+    /// Time, row and column of each token.
     Axes,
 }
 
-/// What a step's tokens have besides their positions.
+/// Describes the positions by which a step's tokens turn, and whether they see later tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Places {
     pub(super) turning: Turning,
-    /// Whether a token sees one behind it.
+    /// Whether a token sees a later one.
     sees_ahead: bool,
 }
 
-/// The positions that rope turns by, on the device.
+/// Holds the positions by which rope turns, on the device.
 pub(super) enum TurningPositions<'a> {
     /// One for each token, `[T]`.
     Single(crate::View<'a, u32>),
@@ -37,10 +37,10 @@ pub(super) enum TurningPositions<'a> {
 }
 
 impl Places {
-    /// Those of a batch.
+    /// Describes the tokens of a batch.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where tokens of layers with a window see others than the window says, which encoders of images alone have.
+    /// [`BackendError::Unsupported`] if the batch names what tokens see in layers with a window, as only encoders of images do.
     pub(super) fn of(batch: &ForwardBatch) -> Result<Self, BackendError> {
         if !batch.window_seen.is_empty() {
             return Err(BackendError::Unsupported {
@@ -70,7 +70,7 @@ impl Places {
             }
     }
 
-    /// Words of a step of so many tokens and groups of pages.
+    /// Counts the words of a step with these numbers of tokens and groups of pages.
     pub(super) fn n_words(self, n_tokens: usize, n_groups: usize) -> usize {
         let seen = if self.sees_ahead {
             (2 + n_groups) * n_tokens + 1
@@ -80,7 +80,7 @@ impl Places {
         self.n_turning(n_tokens) + seen
     }
 
-    /// The most words of a step of so many tokens.
+    /// Returns the most words that a step with these numbers of tokens and groups of pages may have.
     pub(super) fn max_words(n_tokens: usize, n_groups: usize) -> usize {
         let most = Self {
             turning: Turning::Axes,
@@ -89,7 +89,7 @@ impl Places {
         most.n_words(n_tokens, n_groups)
     }
 
-    /// Writes the words of a batch that is padded to `n_tokens`. `page_starts` has where the page tables of each group begin, by sequence.
+    /// Writes the words of a batch that is padded to `n_tokens`. `page_starts` gives the start of each group's page table by sequence.
     pub(super) fn write(
         self,
         batch: &ForwardBatch,
@@ -117,7 +117,7 @@ impl Places {
         if !self.sees_ahead {
             return;
         }
-        // Such a step is not padded: it has more tokens than sequences, and they are not sampled all.
+        // Such a step is not padded: it has more tokens than sequences, and does not sample all of them.
         let (seq_of, seen) = seen.split_at_mut(n_tokens);
         let (ends, mut starts) = seen.split_at_mut(n_tokens + 1);
         for (token_idx, word) in seq_of.iter_mut().enumerate() {
@@ -125,7 +125,7 @@ impl Places {
         }
         ends[0] = 0;
         for (token_idx, last) in batch.last_seen.iter().enumerate() {
-            // Kernels take the difference of two neighbours alone, so that the sum may wrap.
+            // The sum may wrap, since kernels use only the difference of two neighbours.
             ends[token_idx + 1] = ends[token_idx].wrapping_add(last + 1);
         }
         for start_of in page_starts {
@@ -137,8 +137,8 @@ impl Places {
         }
     }
 
-    /// What attention needs to know of a step in which a token sees others behind it, over the pages of the group with this index; `None` of another step. `words` are
-    /// those that [`Self::write`] wrote, and `step` is what attention needs of any step.
+    /// Returns what attention needs over the pages of a group if a token sees later ones; `None` in other steps. [`Self::write`] wrote the
+    /// `words`, and `step` is what attention needs in any step.
     pub(super) fn attention<'a>(
         self,
         words: crate::View<'a, u32>,
@@ -166,7 +166,7 @@ impl Places {
         }))
     }
 
-    /// The positions that rope turns by, of the words that [`Self::write`] wrote; `None` where they are the tokens' own.
+    /// Returns the positions by which rope turns, from the words that [`Self::write`] wrote; `None` if they are the tokens' own.
     pub(super) fn turning<'a>(
         self,
         words: crate::View<'a, u32>,
@@ -182,9 +182,9 @@ impl Places {
 }
 
 impl StepInputs {
-    /// Whether steps of this shape, as the current one is, come again often enough to be captured. Prefill comes in too many shapes, and its kernels run long
-    /// enough to hide their launches; so it is with steps that verify guesses of several recurrent sequences, which are not padded. Rows in the place of tokens
-    /// are copied from where the host wrote them.
+    /// Says whether steps of this shape, and like the current one, come again often enough to be captured. Prefill comes in too many
+    /// shapes, and its kernels run long enough to hide their launches. The same holds for steps that verify guesses of several recurrent
+    /// sequences, which are not padded. Rows in place of tokens are copied from where the host wrote them.
     pub(super) fn is_recurring(&self, shape: &StepShape) -> bool {
         if self.has_input_rows {
             return false;

@@ -8,8 +8,8 @@ use tokenmill_backend::{BackendError, ForwardBatch, StepShape};
 
 use super::{CudaBackend, places::Places, prepared, shared_pages::SharedShape, trace::Moment};
 
-/// What a captured step is found again by: its shape, whether its sampling has the launches for
-/// [many tokens](crate::SampleRecord::draws_many), whether it has those of adapters, what its rows share, and what its tokens have besides their positions.
+/// Identifies a captured step: its shape, whether its sampling has the launches for [many tokens](crate::SampleRecord::draws_many), whether
+/// it has those of adapters, what its rows share, and its [`Places`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct StepKey {
     shape: StepShape,

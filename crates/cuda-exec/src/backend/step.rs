@@ -52,9 +52,9 @@ pub(super) struct StepInputs {
     has_many: bool,
     /// What rows of the current step share.
     shared: Option<(SharedPlan, SharedShape)>,
-    /// What tokens of the current step have besides their positions.
+    /// Positions by which the current step's tokens turn, and whether they see later tokens.
     places: Places,
-    /// Whether rows stand in the place of tokens there.
+    /// Whether the current step has rows in place of tokens.
     pub(super) has_input_rows: bool,
 }
 
@@ -134,7 +134,7 @@ impl StepInputs {
         for (word, token) in words[..n].iter_mut().zip(&batch.tokens) {
             *word = match *token {
                 TokenSource::Id(id) => id,
-                // Looked up like any, and replaced by the row.
+                // Looked up like any token, and then overwritten by the row.
                 TokenSource::Row(_) => 0,
                 TokenSource::SampledRow(row) => match results.sampled_on_host()? {
                     Some(sampled) => sampled[row as usize],
@@ -383,8 +383,8 @@ impl StepInputs {
         })
     }
 
-    /// What attention over the pages of a group needs to know, and whether tokens see others behind them where it is causal. Then each is a sequence of its own,
-    /// which ends where it sees.
+    /// Returns what attention over the pages of a group needs, and whether causal attention sees later tokens. Each token is then a
+    /// sequence of its own, which ends with the last token that it sees.
     pub(super) fn attention(
         &self,
         shape: &StepShape,
@@ -428,13 +428,13 @@ impl StepInputs {
         Ok(seen.map_or((step, false), |seen| (seen, true)))
     }
 
-    /// The positions that rope turns the current step's tokens by; `None` where they are their own.
+    /// Returns the positions by which rope turns the current step's tokens; `None` if they are the tokens' own.
     pub(super) fn turning(&self, n_tokens: usize) -> Result<Option<TurningPositions<'_>>, BackendError> {
         let words = self.words.view().range(self.layout.places..self.layout.pages)?;
         self.places.turning(words, n_tokens)
     }
 
-    /// What tokens of the current step have besides their positions.
+    /// Returns the [`Places`] of the current step.
     pub(super) fn places_of_step(&self) -> Places {
         self.places
     }

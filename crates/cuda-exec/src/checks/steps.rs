@@ -137,11 +137,12 @@ pub struct Way {
     pub launches: Launches,
 }
 
-/// Computes the same tokens in each way of launching that the device is used in, which give the same bits where nothing is wrong. `set` changes the way, and
-/// `capture_failure` says why a step could not be captured since then, where one could not: its launches are queued one by one, so the bits do not tell.
+/// Computes the same tokens in each way of launching and compares the bits of the logits, which must be equal. `set` changes the way of
+/// launching. `capture_failure` says why a step could not be captured since then: its launches are queued one by one, which the bits do not
+/// show.
 ///
 /// # Errors
-/// Other bits, or a step that failed or could not be captured; what to turn off is named.
+/// Fails if the bits differ, or if a step fails or cannot be captured, and names the feature to turn off.
 pub fn compare_ways<E: Executor + ?Sized>(
     executor: &mut E,
     [has_graphs, begins_early]: [bool; 2],

@@ -237,11 +237,11 @@ impl Ops {
         }
     }
 
-    /// Attends as [`Self::attention`] does causally, where tokens see others behind them, such as those of an image: `step` has each token as a sequence of its
-    /// own, as long as what it sees.
+    /// Attends as [`Self::attention`] does causally, for tokens that see later ones, such as those of an image. In `step` each token is a
+    /// sequence of its own, which ends with the last token that it sees.
     ///
     /// # Errors
-    /// As [`Self::attention`]; `Unsupported` where the values are in the keys.
+    /// As [`Self::attention`]; `Unsupported` if the keys hold the values.
     pub fn attention_of_seen(
         &self,
         attention: &Attention<Buffer<f32>>,

@@ -218,7 +218,7 @@ impl Ops {
         check_multiple("the width of a row", row_width, head_dim)?;
         let n_tokens = positions.len() / 3;
         let (takes_turns, n_pairs) = match rope.axes {
-            // The first of the three is then that of all pairs.
+            // The first position then turns all pairs.
             RopeAxes::One => (false, [rope.n_dims / 2, 0, 0]),
             RopeAxes::Sections(n_pairs) => (false, n_pairs),
             RopeAxes::Interleaved(n_pairs) => (true, n_pairs),

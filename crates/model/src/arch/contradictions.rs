@@ -138,7 +138,7 @@ fn widths(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadEr
 /// The first layer that should have experts.
 fn dense_layers(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let said = config.opt_usize("leading_dense_block_count")?;
-    // llama.cpp counts these layers for some architectures only, and saves 0 for the others.
+    // llama.cpp counts these layers for only some architectures, and saves 0 for the others.
     let said = said.filter(|&n_dense| n_dense > 0 || !config.is_saved_by_reader());
     let step = config.opt_count("interleave_moe_layer_step")?;
     if said.is_none() && step.is_none() {

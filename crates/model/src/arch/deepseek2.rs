@@ -176,7 +176,7 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Refuses keys of a magnitude that is not `own`, which the multiplier of the logarithm says alone.
+/// Refuses magnitudes other than `own`, which follows from the multiplier of the logarithm.
 fn refuse_magnitudes(config: &GgufConfig<'_>, own: f32) -> Result<(), LoadError> {
     let whole = "rope.scaling.yarn_attn_factor";
     for (key, neutral) in [("rope.scaling.attn_factor", 1.0), (whole, own)] {
@@ -193,7 +193,7 @@ fn refuse_magnitudes(config: &GgufConfig<'_>, own: f32) -> Result<(), LoadError>
     Ok(())
 }
 
-/// What scores are multiplied with: queries and keys grow by `factor` each.
+/// Computes the scale of attention scores, for which queries and keys grow by `factor` each.
 fn score_scale(head_dim_k: usize, factor: f32) -> f32 {
     factor * factor / (head_dim_k as f32).sqrt()
 }

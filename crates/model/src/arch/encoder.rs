@@ -112,7 +112,7 @@ impl GgufConfig<'_> {
         Ok(Some(pooling))
     }
 
-    /// Checks that the keys about a matrix behind the pooling say the dimensions of its tensor.
+    /// Checks that the keys of a matrix after the pooling match the dimensions of its tensor.
     fn check_dense(&self, name: &str, dims: &[usize]) -> Result<(), LoadError> {
         for (end, dim_idx) in [("feat_in", 0), ("feat_out", 1)] {
             let key = format!("{name}_{end}");

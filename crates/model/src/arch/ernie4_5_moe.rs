@@ -37,8 +37,8 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Width of the shared network, which is in its tensors: llama.cpp's converter writes the dense width divided by the KV heads in its place,
-/// which is another number where there are not as many shared experts.
+/// Reads the width of the shared network from its tensors. llama.cpp's converter writes the dense width divided by the number of KV heads,
+/// which differs if the number of shared experts does.
 fn shared_width(config: &GgufConfig<'_>, descriptor: &Descriptor, said: usize) -> Result<usize, LoadError> {
     let name = |layer_idx: usize| format!("blk.{layer_idx}.ffn_up_shexp.weight");
     let rows = (0..descriptor.layers.len()).map(|layer_idx| config.n_rows_of(&name(layer_idx)));

@@ -166,10 +166,10 @@ fn scores(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadEr
     }
 }
 
-/// Pairs and layers without positions.
+/// Checks the keys of pairs and layers without positions.
 fn positions(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let name = "rope.dimension_sections";
-    // The pairs of a fourth section turn by no axis of an image, and tokens of text have no position for them.
+    // No axis of an image turns the pairs of a fourth section, and text tokens have no position for them.
     if let Some(value) = config.unasked(name)
         && numbers(value).is_none_or(|sections| sections.iter().skip(3).any(|&n_pairs| n_pairs != 0.0))
     {

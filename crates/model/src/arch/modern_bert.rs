@@ -45,7 +45,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         };
         let base = config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE);
         finish(&mut descriptor, &is_sliding, base);
-        // As llama.cpp reads files from before there was a key: the mean.
+        // llama.cpp takes the mean for files older than the key.
         let pooling = config.pooling(HeadStep::GeluAndNorm, Pooling::Mean)?;
         descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
         Ok(descriptor)

@@ -136,7 +136,7 @@ impl PagePool {
                 free: (0..n_host_pages as u32).rev().collect(),
                 used: LruList::new(n_host_pages),
             },
-            // Steps register pages and forget others. A table with room for twice as many keeps its memory whatever they are.
+            // Steps register and forget pages. A table with room for twice as many never grows.
             index: HashMap::with_capacity(2 * n_pages),
             evicted: Ghosts::new(2 * (n_pages + n_host_pages)),
             copies: Vec::new(),

@@ -32,8 +32,8 @@ pub struct Subject {
 pub enum Features {
     /// Every one.
     All,
-    /// A slice that the commit chooses ([`cases`](crate::cases)): for a subject that joins or varies others, which are tried with every
-    /// one, or that takes minutes for all.
+    /// A slice that the commit chooses ([`cases`](crate::cases)): for a subject that takes minutes for all, or only joins or varies others,
+    /// which are tried with every one.
     Slice,
 }
 

@@ -12,7 +12,7 @@ use tokenmill_testkit::{
 const CUDA: Subject = Subject {
     load: |_, model, options| engines::tiny(model, engines::gpu(), options),
     n_threads: &[1, 1],
-    // Every kernel is interpreted: minutes for all. CI tries all where code that they depend on changed.
+    // All would take minutes, since every kernel is interpreted. CI tries all if the code under test changed.
     features: Features::Slice,
     n_random_networks: RANDOM_NETWORKS,
     // Products of few and of many rows add in different orders. For quantized weights an activation may then round to the

@@ -1,8 +1,7 @@
 //! Tests each metadata key of each architecture: a key that changes a network is followed or refused by name, and the default values that
 //! llama.cpp saves change nothing.
 //!
-//! Separate from `contradictions`, whose files are made up: these headers are those of the reference files
-//! (`tests/data/headers.jsonl`).
+//! Separate from `contradictions`, whose files are made up: these headers are those of the reference files (`tests/data/headers.jsonl`).
 
 mod header;
 mod parts;
@@ -70,7 +69,7 @@ fn added(n_layers: usize) -> Vec<(&'static str, Value)> {
         ("expert_weights_scale", 3.0_f32.into()),
         ("expert_weights_norm", true.into()),
         ("expert_weights_norm", false.into()),
-        // No layer is one of these.
+        // A step beyond the last layer selects no layer.
         ("interleave_moe_layer_step", (n_layers as u32 + 1).into()),
         ("leading_dense_block_count", 1_u32.into()),
         ("moe_latent_size", 8_u32.into()),

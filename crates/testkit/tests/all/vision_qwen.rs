@@ -48,7 +48,7 @@ fn cpu() -> CpuBackend {
     engines::cpu(2)
 }
 
-/// A GPU whose bits do not depend on how a prompt is divided.
+/// Returns a GPU whose bits do not depend on how a prompt is divided.
 fn gpu() -> CudaBackend {
     engines::gpu().with_batch_invariance(true)
 }
@@ -136,7 +136,7 @@ fn options() -> ModelOptions {
     }
 }
 
-/// Compares what a backend computes of the rows that a tower makes on another.
+/// Compares a backend with the reference, on rows that a tower computes on another backend.
 fn check<B, T>(row: &'static str, folder: &str, backend: fn() -> B, of_tower: fn() -> T)
 where
     B: Compiled,

@@ -1,5 +1,5 @@
-//! What the engine's steps allocate besides the executor's: scheduling, batches, commits and events, with requests that decode. What keeps
-//! the texts themselves grows with them: their tokens, the names of their pages and the pages, in lists that double.
+//! Counts the engine's allocations in decode steps besides the executor's: scheduling, batches, commits and events. The tokens of the
+//! texts, their pages and the names of these pages are kept in lists that double.
 
 use std::time::{Duration, Instant};
 
@@ -13,20 +13,20 @@ use super::SMALLEST_COUNTED;
 
 const N_SEQS: usize = 3;
 const PROMPT_TOKENS: usize = 12;
-/// Tokens of each request that are taken before anything is counted, and while it is.
+/// Tokens of each request before counting starts.
 const N_BEFORE: usize = 24;
-/// Several pages.
+/// Tokens of each request while allocations are counted: several pages.
 const N_COUNTED: usize = 4 * PAGE_TOKENS;
-/// Events that a stream holds before its request pauses: it has them before anything is counted, so that its list has grown. With those of
-/// the steps that are on their way then, they are fewer than what that list has room for.
+/// Events that a stream holds before its request pauses. All streams are full before counting starts, so that their lists have grown. The
+/// events of the steps under way then still fit into these lists.
 const STREAM_BUFFER: usize = 5;
 const STREAM_ROOM: usize = 8;
 
-/// Bytes of the name of a page.
+/// Bytes of a page's name.
 const KEY_BYTES: usize = 16;
 
-/// Bytes that lists of `n` entries of `entry_bytes` take while they grow to that from `n_before`, where they double from `least` on.
-/// What is smaller than is counted is left out.
+/// Counts the bytes that lists take while they grow from `n_before` to `n` entries of `entry_bytes`, doubling from `least` on. Allocations
+/// below [`SMALLEST_COUNTED`] are left out.
 fn doublings(least: usize, n_before: usize, n: usize, entry_bytes: usize) -> usize {
     std::iter::successors(Some(least), |room| Some(2 * room))
         .take_while(|room| *room < n)
@@ -36,7 +36,7 @@ fn doublings(least: usize, n_before: usize, n: usize, entry_bytes: usize) -> usi
         .sum()
 }
 
-/// Bytes of all that keeps the texts, at most.
+/// Returns the most bytes that the texts take.
 pub(crate) fn bytes_of_texts() -> usize {
     let n_before = PROMPT_TOKENS + N_BEFORE;
     let n = n_before + N_COUNTED + STREAM_ROOM;
@@ -47,7 +47,7 @@ pub(crate) fn bytes_of_texts() -> usize {
     N_SEQS * (tokens + names + page_table)
 }
 
-/// Bytes that steps allocate in which [`N_SEQS`] requests decode, over [`N_COUNTED`] tokens of each.
+/// Counts the bytes that decode steps of [`N_SEQS`] requests allocate, over [`N_COUNTED`] tokens of each.
 pub(crate) fn bytes_of_steps(descriptor: &Descriptor, sampling: &SamplingParams, n_ctx: usize) -> usize {
     let model = TinyModel::random(descriptor.clone(), TensorType::Q8_0, 5);
     let options = ModelOptions {
@@ -79,7 +79,7 @@ pub(crate) fn bytes_of_steps(descriptor: &Descriptor, sampling: &SamplingParams,
             .map(|prompt| engine.submit(prompt, params.clone()).expect("there is room"))
             .collect()
     };
-    // What steps reuse grows with texts that are as long, in steps of one row up to all.
+    // Texts of the same length first let reused buffers grow, in steps of one row up to all.
     for n_requests in 1..=N_SEQS {
         let mut longer = submit(n_requests * N_SEQS, n_requests);
         take(&mut longer, n_ctx - PAGE_TOKENS);
@@ -100,7 +100,7 @@ fn take(requests: &mut [Generation], n: usize) {
     }
 }
 
-/// Until nothing is computed, since all streams hold what they may.
+/// Waits until nothing is computed, because all streams are full.
 fn wait_until_all_are_paused(engine: &Engine) {
     let begun = Instant::now();
     while engine.stats().n_paused < N_SEQS {

@@ -1,6 +1,5 @@
-//! What a step allocates on the host, counted by the allocator of this program: nothing, once the buffers that steps reuse have
-//! grown, whatever the size of the model, the vocabulary and the context. (On the CPU host memory is the device's, too.) The engine's
-//! part of a step allocates nothing either but what keeps the texts.
+//! Counts what a step allocates on the host: nothing, once the reused buffers have grown, whatever the size of the model, the vocabulary
+//! and the context. (On the CPU, host memory is the device's memory too.) The engine's part of a step allocates only memory for the texts.
 //!
 //! One test, since the counter is the program's.
 
@@ -24,7 +23,7 @@ use tokenmill_testkit::{TinyModel, engines, generate::ids, tiny_llama};
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static N_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator, counting what is asked for while it is told to.
+/// Counts requests to the system's allocator while counting is on.
 struct Counting;
 
 /// Smaller ones are the runtime's, such as the name of a thread that is only starting now; nothing that grows is as small.
@@ -74,7 +73,7 @@ fn options(n_ctx: usize) -> ModelOptions {
     }
 }
 
-/// Bytes that a prefill and the decode steps behind it allocate, when the same steps ran once before.
+/// Counts the bytes that a prefill and the decode steps after it allocate, after the same steps ran once before.
 fn bytes_of_steps(descriptor: &Descriptor, params: &Arc<SamplingParams>, n_ctx: usize) -> usize {
     let model = TinyModel::random(descriptor.clone(), TensorType::Q8_0, 5);
     let backend = engines::cpu(2);
@@ -108,12 +107,12 @@ fn bytes_of_steps(descriptor: &Descriptor, params: &Arc<SamplingParams>, n_ctx: 
             executor.wait(ticket, &mut output).expect("the step succeeds");
         }
     };
-    // What is reused grows in the first round.
+    // Reused buffers grow in the first round.
     run_all();
     counted(run_all)
 }
 
-/// Bytes that all threads allocate while `work` runs.
+/// Counts the bytes that all threads allocate while `work` runs.
 fn counted(work: impl FnOnce()) -> usize {
     N_BYTES.store(0, SeqCst);
     COUNTS.store(true, SeqCst);
@@ -158,7 +157,7 @@ fn a_step_allocates_nothing_whatever_the_model_the_vocabulary_and_the_context() 
             let n_bytes = engine::bytes_of_steps(descriptor, &params, n_ctx.max(160));
             assert!(
                 n_bytes <= engine::bytes_of_texts(),
-                "the engine, {what}: {n_bytes} bytes, {} of them at most for texts: {params:?}",
+                "the engine, {what}: {n_bytes} bytes, but the texts take at most {}: {params:?}",
                 engine::bytes_of_texts()
             );
         }

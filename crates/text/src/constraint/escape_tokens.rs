@@ -140,7 +140,7 @@ impl EscapeTokens {
     }
 }
 
-/// Holds the text of a token as the grammar sees it, if it is read from a place on.
+/// Holds the text of a token as the grammar sees it from one place on.
 struct Reading {
     /// The text with a slash for each `\/`.
     plain: Vec<u8>,

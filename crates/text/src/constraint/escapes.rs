@@ -132,8 +132,8 @@ impl Follower {
         self.add_escapes(mask, &vocabulary.escapes.inside)
     }
 
-    /// Says whether a text that has a quote behind it may be a string. Next to free text only where the string may end, because marks may
-    /// follow a quote of the text.
+    /// Says whether the text after a quote may be a string. Beside free text it is one only where it may end, because marks may follow a
+    /// quote in the text.
     fn may_be_string(&mut self) -> Result<bool, ConstraintError> {
         match self.vocabulary.escapes.quote {
             _ if !self.places.has_free_text => Ok(true),
@@ -191,7 +191,7 @@ impl Follower {
             .flatten()
     }
 
-    /// Asks while the grammar has consumed other tokens for the newest token.
+    /// Asks as if the grammar had consumed `ids` for the newest token.
     fn with_newest<T>(
         &mut self,
         ids: &[u32],
@@ -298,7 +298,7 @@ impl Follower {
         } else {
             None
         };
-        // A token without a way is refused by the grammar.
+        // The grammar refuses a token without a way.
         let way = way.unwrap_or_else(|| Way {
             ids: vec![id],
             instead: None,
@@ -387,7 +387,7 @@ impl Follower {
     }
 }
 
-/// Returns the part of a mask that these tokens are.
+/// Returns the part of a mask that holds these tokens.
 fn only(mask: &SimpleVob, ids: &[u32]) -> SimpleVob {
     let mut part = mask.clone();
     part.set_all(false);

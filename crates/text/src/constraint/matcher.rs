@@ -40,7 +40,7 @@ pub struct ConstraintMatcher {
     called: Option<Box<Called>>,
     /// All tokens up to the end of that call.
     through_calls: Vec<u32>,
-    /// State of the lead before the first of the tokens since, which the text behind the call within its last token has reached.
+    /// State of the lead after the last call and the text in that call's last token; before the first call, its initial state.
     first_lead: Lead,
     /// Tokens of the grammar since.
     inside: Vec<u32>,
@@ -292,7 +292,7 @@ impl ConstraintMatcher {
         }
     }
 
-    /// Takes in tokens of the grammar. Where they complete a call, the rest of them is text behind it.
+    /// Takes in tokens of the grammar. If they complete a call, the rest of them is text after it.
     fn consume(&mut self, ids: &[u32]) -> Result<(), ConstraintError> {
         let Some(grammars) = &mut self.grammars else {
             return Ok(());
@@ -469,7 +469,7 @@ impl ConstraintMatcher {
     }
 }
 
-/// Returns the text after the end of a call within its last token, `last`; `None` if the text is no complete call.
+/// Returns the text after the end of a call within its last token, `last`; `None` if the text is not a complete call.
 fn text_behind_call(
     grammars: &mut Alternatives,
     last: u32,
@@ -477,7 +477,7 @@ fn text_behind_call(
 ) -> Result<Option<Vec<u8>>, ConstraintError> {
     let bytes = vocabulary.bytes_of(last);
     let is_whole = grammars.is_whole_call()?;
-    // The grammar waits for the rest of a character that a token ends within, even behind a call.
+    // A token may end within a character. The grammar then waits for the rest of it, even after a call.
     let ends_in_character = str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none());
     if !is_whole && !ends_in_character {
         return Ok(None);

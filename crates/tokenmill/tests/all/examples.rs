@@ -23,7 +23,7 @@ fn run(name: &str, input: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The command of an example.
+/// Returns the command of an example.
 fn example(name: &str) -> Command {
     let mut path: PathBuf = env::current_exe().expect("a test has a path");
     path.pop();
@@ -33,7 +33,7 @@ fn example(name: &str) -> Command {
     Command::new(path)
 }
 
-/// A model by name is found in the cache of the Hub; where it is not there, the error names it.
+/// The Hub's cache has one named model; the error for the other one names it.
 #[cfg(feature = "hub")]
 #[test]
 fn generate_takes_the_name_of_a_model() {

@@ -102,7 +102,7 @@ fn asynchronous_calls_give_what_the_others_give() {
     is_sent(&future);
     let told = model.chat(question, &params).unwrap();
     assert_eq!(block_on(future).unwrap().text, told.text);
-    // What is compiled before the request is compiled on another thread.
+    // A constraint is compiled on another thread before the request.
     let shaped = params.clone().constraint(Constraint::choice(["one", "two"]));
     let told = model.chat(question, &shaped).unwrap();
     assert_eq!(

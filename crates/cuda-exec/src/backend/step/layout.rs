@@ -1,7 +1,7 @@
-//! [`Layout`]: where the values of a step lie in the array that goes up.
+//! [`Layout`]: where the values of a step lie in the array that is uploaded.
 //!
-//! Separate from what writes them. Invariant: where a part starts follows from the step's shape, from what its rows share and from what its tokens have besides
-//! their positions, all of which a captured step is found by.
+//! Separate from the code that writes them. Invariant: the start of each part follows from the step's shape, from what its rows share and
+//! from its [`Places`], which are all part of a captured step's key.
 
 use tokenmill_backend::{ExecutorLimits, PAGE_TOKENS, SamplingMode, StepShape};
 
@@ -14,7 +14,7 @@ use super::{
     bucket,
 };
 
-/// Where the parts of the array start.
+/// Holds where the parts of the array start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Layout {
     pub(super) n_tokens: usize,
@@ -29,9 +29,9 @@ pub(super) struct Layout {
     pub(super) logits_of_outputs: usize,
     pub(super) states: usize,
     pub(super) records: usize,
-    /// Items of pages that rows share; then their rows, and of each token what it shares and its records of that.
+    /// Items of pages that rows share; then their rows, and for each token what it shares and its records of it.
     pub(super) shared: usize,
-    /// Where tokens turn by other positions than their own, or see others behind them.
+    /// Words of [`Places`].
     pub(super) places: usize,
     pub(super) pages: usize,
 }
@@ -85,7 +85,7 @@ impl Layout {
         }
     }
 
-    /// Words of the largest step.
+    /// Counts the words of the largest step.
     pub(super) fn max_words(limits: &ExecutorLimits) -> usize {
         let max_pages = limits.max_batch_seqs * limits.n_ctx.div_ceil(PAGE_TOKENS);
         // A padded decode step has a record for each token of its bucket.

@@ -330,7 +330,7 @@ fn each_pair_is_turned_by_the_position_of_its_axis() {
         let mut expected: Vec<(f64, f64)> = Vec::new();
         for (index, head) in rows.chunks(head_dim).enumerate() {
             let mut turned: Vec<f64> = head.iter().map(|&x| f64::from(x)).collect();
-            // A rotation by each axis, of which the pairs are taken that it turns.
+            // Rotates by each axis; each pair is then taken from the rotation by its own axis.
             let by_axis = positions[index / n_heads].map(|position| {
                 let mut head = turned.clone();
                 rotate(&mut head, position, &inv_freqs, 1.0, true);

@@ -72,7 +72,7 @@ fn wrong_early_launches_are_given_up() {
     assert!(finding.check.contains("launched early"), "{finding}");
 }
 
-/// Where no step can be captured, all are queued launch by launch. The bits are right, but each step would try again.
+/// If no step can be captured, all are queued launch by launch. The bits are right, but each step would try again.
 #[test]
 fn a_capture_that_fails_is_given_up() {
     let mut gpu = with(Some(Defect::Capture));
@@ -80,14 +80,14 @@ fn a_capture_that_fails_is_given_up() {
     assert_eq!(finding.remedy, Some(StepDown::Eager), "{finding}");
     assert!(finding.reason.contains("cannot be captured"), "{finding}");
     assert_eq!(gpu.simulator.graph_counts(), (0, 0));
-    // Without captures there is none to fail.
+    // Without captures, none can fail.
     let without = compare_ways(&mut *gpu.executor, [false, true], set, |executor| {
         executor.backend().capture_failure().map(str::to_owned)
     });
     without.unwrap();
 }
 
-/// Where launches that begin early are what a capture fails by, they are given up before captures are.
+/// If captures fail because of early launches, the early launches are given up before the captures.
 #[test]
 fn a_capture_that_fails_by_early_launches_leaves_captures_in_order() {
     let mut gpu = with(Some(Defect::EarlyCapture));

@@ -1,4 +1,4 @@
-//! The headers of the reference files, and changes of them.
+//! Reads the headers of the reference files, and changes them.
 //!
 //! Separate from the claims about keys. Weights are zeros, since no description depends on them.
 
@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use tokenmill_gguf::{GgufFile, GgufWriter, TensorType, Value};
 use tokenmill_model::{Descriptor, Model};
 
-/// The header of a file.
+/// Holds the header of a file.
 #[derive(Clone)]
 pub(super) struct Header {
     pub(super) arch: String,
@@ -18,7 +18,7 @@ pub(super) struct Header {
     pub(super) tensors: Vec<(String, Vec<u64>)>,
 }
 
-/// The headers of the reference files, at least one of each architecture.
+/// Reads the headers of the reference files, at least one of each architecture.
 pub(super) fn headers() -> Vec<Header> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/headers.jsonl");
     let lines = fs::read_to_string(path).unwrap();
@@ -73,7 +73,7 @@ impl Header {
         format!("{}.{name}", self.arch)
     }
 
-    /// The value of a key, named by the part behind the architecture's name.
+    /// Returns the value of a key, named without the architecture.
     pub(super) fn get(&self, name: &str) -> Option<&Value> {
         let key = self.key(name);
         self.keys
@@ -82,7 +82,7 @@ impl Header {
             .map(|(_, value)| value)
     }
 
-    /// The header with a key, by its full name, whose value before is forgotten.
+    /// Returns the header with a key, given by its full name, set to a value.
     pub(super) fn with(&self, key: &str, value: Value) -> Self {
         let mut changed = self.clone();
         match changed.keys.iter_mut().find(|(known, _)| known == key) {
@@ -99,7 +99,7 @@ impl Header {
         changed
     }
 
-    /// What a file of this header is.
+    /// Describes a model file with this header.
     pub(super) fn open(&self) -> Result<Descriptor, String> {
         let mut writer = GgufWriter::new();
         let metadata = writer.metadata_mut();

@@ -17,8 +17,8 @@ const MAX_ARGUMENT_BYTES: usize = 1 << 20;
 /// White space between the parts of calls.
 const SPACE: &str = "/[ \\t\\r\\n]{1,8}/";
 
-/// Text that may share a token with the end of a call: any, also the beginning of the next call. A closing bracket or quote directly behind
-/// a call is more likely a slip than text.
+/// Matches text that may share a token with the end of a call, including the beginning of the next call. A closing bracket or quote
+/// directly after a call is more likely a slip than text.
 const BEHIND: &str = "/[^}\\])\"'\\\\](?s:.*)/";
 
 pub(super) struct Rules<'c> {
@@ -72,7 +72,7 @@ impl<'c> Rules<'c> {
         Ok(())
     }
 
-    /// Ends the grammar of calls in free text, whose first rule is `start`. The last token of a call may also hold text behind it.
+    /// Ends the grammar of calls in free text, whose first rule is `start`. The last token of a call may also hold text after it.
     pub(super) fn finish_in_free_text(self, start: &str) -> String {
         format!(
             "start: calls BEHIND?\ncalls: {start}\nBEHIND: {BEHIND}\nS: {SPACE}\n{}",
