@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_that_a_request_marks_to_be_kept_are_counted_once() {
+    fn cache_marked_tokens_are_counted_once() {
         let counts = TokenCounts {
             prompt: 3 * PAGE_TOKENS + 5,
             cached: PAGE_TOKENS,

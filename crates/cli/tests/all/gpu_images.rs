@@ -37,7 +37,7 @@ fn run_on(family: &str, device: &str, extra: &[&str]) -> Outcome {
 }
 
 #[test]
-fn a_gpu_says_of_images_what_the_cpu_says() {
+fn gpu_and_cpu_describe_images_alike() {
     for family in ["gemma3", "qwen2.5vl"] {
         let picture = data(family, "0.png");
         let shown = ["--image", arg(&picture)];
@@ -52,7 +52,7 @@ fn a_gpu_says_of_images_what_the_cpu_says() {
 }
 
 #[test]
-fn images_are_computed_on_the_cpu_where_a_gpu_would_have_a_part_of_the_model() {
+fn cpu_computes_images_if_the_model_would_be_divided() {
     let [encoder, picture] = ["mmproj-model.gguf", "0.png"].map(|name| data("gemma3", name));
     let shown = ["--image", arg(&picture), "--mmproj", arg(&encoder)];
     let parts = [&shown[..], &["-ngl", "1"]].concat();

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_have_no_words() {
+    fn text_steps_write_no_place_words() {
         let mut batch = batch();
         assert_eq!(Places::of(&batch).unwrap(), Places::default());
         batch.turn_by(|position| [position; 3]);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_one_position_for_all_axes_has_a_word_a_token() {
+    fn equal_axes_take_one_word_per_token() {
         let mut batch = batch();
         batch.turn_by(|position| [position + 4; 3]);
         let places = Places::of(&batch).unwrap();

@@ -308,7 +308,7 @@ fn a_correction_of_the_choice_of_experts_stands_for_sigmoids() {
 }
 
 #[test]
-fn a_classifier_of_modern_bert_pools_as_its_key_says_and_else_by_the_mean() {
+fn modern_bert_classifier_pools_by_its_key_or_the_mean() {
     let mut header = headers()
         .into_iter()
         .find(|header| header.arch == "modern-bert")

@@ -87,7 +87,7 @@ fn every_way_to_read_gives_the_same_text() {
 }
 
 #[test]
-fn asynchronous_calls_give_what_the_others_give() {
+fn async_calls_match_blocking_calls() {
     fn is_sent(_: &impl Send) {}
     let model = model();
     let params = at_most(24);

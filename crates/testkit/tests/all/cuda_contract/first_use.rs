@@ -89,7 +89,7 @@ fn a_capture_that_fails_is_given_up() {
 
 /// If captures fail because of early launches, the early launches are given up before the captures.
 #[test]
-fn a_capture_that_fails_by_early_launches_leaves_captures_in_order() {
+fn failed_early_captures_give_up_early_launches_only() {
     let mut gpu = with(Some(Defect::EarlyCapture));
     let finding = ways(&mut gpu).unwrap_err();
     assert_eq!(finding.remedy, Some(StepDown::InOrder), "{finding}");
