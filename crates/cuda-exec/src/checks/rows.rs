@@ -22,7 +22,9 @@ pub(super) fn check_all(device: &Device, ops: &Ops) -> Result<usize, Finding> {
     check(device, "the rotation of heads".to_owned(), || {
         rotation(device, ops)
     })?;
-    Ok(3)
+    let what = "the rotation of heads by time, row and column";
+    check(device, what.to_owned(), || rotation_by_axes(device, ops))?;
+    Ok(4)
 }
 
 fn rms(device: &Device, weight: &[f32]) -> Result<Norm<Buffer<f32>>> {
@@ -80,10 +82,9 @@ fn norm_heads(device: &Device, ops: &Ops) -> Result<(), Wrong> {
     compare(&device.download(on_device.view())?, &normed(&rows, &weight))
 }
 
-fn rotation(device: &Device, ops: &Ops) -> Result<(), Wrong> {
-    let rows = Numbers(3).take(N_ROWS * WIDTH);
-    let half = HEAD_DIM / 2;
-    let inv_freqs: Vec<f32> = (0..half)
+/// Makes a rope, and its frequencies on the host.
+fn rope(device: &Device, axes: RopeAxes) -> Result<(Rope<Buffer<f32>>, Vec<f32>)> {
+    let inv_freqs: Vec<f32> = (0..HEAD_DIM / 2)
         .map(|i| 10_000f32.powf(-2.0 * i as f32 / HEAD_DIM as f32))
         .collect();
     let rope = Rope {
@@ -92,21 +93,54 @@ fn rotation(device: &Device, ops: &Ops) -> Result<(), Wrong> {
         n_dims: HEAD_DIM,
         inv_freqs: device.upload("the check of kernels", &inv_freqs)?,
         magnitude: 1.0,
-        axes: RopeAxes::One,
+        axes,
     };
+    Ok((rope, inv_freqs))
+}
+
+/// Rotates each pair of the heads of a row; `position` is that of a pair.
+fn rotated(row: &[f32], inv_freqs: &[f32], position: impl Fn(usize) -> u32) -> Vec<f64> {
+    let mut row: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
+    let half = inv_freqs.len();
+    for head in row.chunks_mut(HEAD_DIM) {
+        for (i, &inv_freq) in inv_freqs.iter().enumerate() {
+            let (sin, cos) = f64::from(position(i) as f32 * inv_freq).sin_cos();
+            let (a, b) = (head[i], head[i + half]);
+            (head[i], head[i + half]) = (a * cos - b * sin, a * sin + b * cos);
+        }
+    }
+    row
+}
+
+fn rotation(device: &Device, ops: &Ops) -> Result<(), Wrong> {
+    let rows = Numbers(3).take(N_ROWS * WIDTH);
+    let (rope, inv_freqs) = rope(device, RopeAxes::One)?;
     let positions: [u32; N_ROWS] = [0, 7, 1000];
     let on_positions = device.upload("the check of kernels", &positions)?;
     let mut on_device = device.upload("the check of kernels", &rows)?;
     ops.rope(&rope, on_positions.view(), WIDTH, on_device.view_mut())?;
-    let mut expected: Vec<f64> = rows.iter().map(|&x| f64::from(x)).collect();
-    for (row, &position) in expected.chunks_mut(WIDTH).zip(&positions) {
-        for head in row.chunks_mut(HEAD_DIM) {
-            for (i, &inv_freq) in inv_freqs.iter().enumerate() {
-                let (sin, cos) = f64::from(position as f32 * inv_freq).sin_cos();
-                let (a, b) = (head[i], head[i + half]);
-                (head[i], head[i + half]) = (a * cos - b * sin, a * sin + b * cos);
-            }
-        }
-    }
+    let expected: Vec<f64> = (rows.chunks(WIDTH).zip(positions))
+        .flat_map(|(row, position)| rotated(row, &inv_freqs, |_| position))
+        .collect();
     compare(&device.download(on_device.view())?, &expected)
+}
+
+fn rotation_by_axes(device: &Device, ops: &Ops) -> Result<(), Wrong> {
+    let rows = Numbers(4).take(N_ROWS * WIDTH);
+    let positions: [[u32; 3]; N_ROWS] = [[0, 3, 9], [7, 0, 40], [1000, 12, 5]];
+    for axes in [
+        RopeAxes::Sections([12, 10, 10]),
+        RopeAxes::Interleaved([12, 10, 10]),
+    ] {
+        let (rope, inv_freqs) = rope(device, axes)?;
+        let on_positions = device.upload("the check of kernels", positions.as_flattened())?;
+        let mut on_device = device.upload("the check of kernels", &rows)?;
+        ops.rope_axes(&rope, on_positions.view(), WIDTH, on_device.view_mut())?;
+        let position = |of_token: [u32; 3], pair| of_token[axes.of_pair(pair).unwrap_or(0)];
+        let expected: Vec<f64> = (rows.chunks(WIDTH).zip(positions))
+            .flat_map(|(row, of_token)| rotated(row, &inv_freqs, |pair| position(of_token, pair)))
+            .collect();
+        compare(&device.download(on_device.view())?, &expected)?;
+    }
+    Ok(())
 }

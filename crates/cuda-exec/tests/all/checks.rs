@@ -168,6 +168,16 @@ fn a_wrong_norm_leaves_the_gpu_unused() {
 }
 
 #[test]
+fn a_wrong_rotation_of_images_leaves_the_gpu_unused() {
+    check(
+        wrong("rope_axes", When::Always),
+        "rope_kv/rope_axes",
+        &[StepDown::InOrder],
+        true,
+    );
+}
+
+#[test]
 fn wrong_attention_of_single_tokens_leaves_the_gpu_unused() {
     check(
         wrong("attention_f16", When::Always),
