@@ -10,15 +10,24 @@ use crate::constraint::{CallGrammar, places::MAX_RUNNING};
 
 /// A vocabulary of all bytes, then the end of a text.
 pub(in crate::constraint) fn bytes_tokenizer() -> Tokenizer {
+    tokenizer_with(&[])
+}
+
+/// Builds such a vocabulary with words after it, the first of which is token 258.
+fn tokenizer_with(words: &[String]) -> Tokenizer {
     let mut metadata = Metadata::new();
     let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
-    let tokens = bytes.chain(["<end>".to_owned(), "<unk>".to_owned()]);
+    let tokens = bytes
+        .chain(["<end>".to_owned(), "<unk>".to_owned()])
+        .chain(words.iter().map(|word| word.replace(' ', "▁")));
     let mut kinds = vec![6; 256];
     kinds.extend([3, 2]);
+    kinds.extend(words.iter().map(|_| 1));
+    let n_tokens = kinds.len();
     let set = || -> Result<(), tokenmill_gguf::GgufError> {
         metadata.insert("tokenizer.ggml.model", "llama")?;
         metadata.insert("tokenizer.ggml.tokens", tokens.collect::<StringArray>())?;
-        metadata.insert("tokenizer.ggml.scores", vec![0f32; 258])?;
+        metadata.insert("tokenizer.ggml.scores", vec![0f32; n_tokens])?;
         metadata.insert("tokenizer.ggml.token_type", kinds)?;
         metadata.insert("tokenizer.ggml.eos_token_id", 256u32)?;
         metadata.insert("tokenizer.ggml.unknown_token_id", 257u32)?;
