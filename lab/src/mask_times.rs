@@ -44,6 +44,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let started = Instant::now();
     let limits = ConstraintLimits {
         compile_time: Duration::from_mins(1),
+        longest_wait: Duration::from_mins(2),
         ..ConstraintLimits::default()
     };
     let compiler = ConstraintCompiler::with_limits(&tokenizer, limits)?;

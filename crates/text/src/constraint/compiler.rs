@@ -8,7 +8,7 @@ use std::{
     borrow::Cow,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -33,6 +33,7 @@ use super::{
     marker::Marker,
     matcher::ConstraintMatcher,
     places::Places,
+    time_limit::{ThreadClock, TimeLeft},
     vocabulary::Vocabulary,
 };
 use crate::Tokenizer;
@@ -54,8 +55,10 @@ pub struct ConstraintLimits {
     pub max_bytes: usize,
     /// Levels of a schema.
     pub max_depth: usize,
-    /// Time to compile one.
+    /// CPU time to compile one.
     pub compile_time: Duration,
+    /// Time that a caller waits for one, also on a machine that is busy with other work.
+    pub longest_wait: Duration,
     /// States of the lexer that one sample may reach, each of 1 to 2 kB.
     pub max_lexer_states: usize,
 }
@@ -65,8 +68,9 @@ impl Default for ConstraintLimits {
         Self {
             max_bytes: 1 << 20,
             max_depth: 100,
-            // A request is answered within a second, and what comes before and after takes some of it.
+            // A request is answered within a second where the machine has time, and what comes before and after takes some of it.
             compile_time: Duration::from_millis(750),
+            longest_wait: Duration::from_secs(10),
             max_lexer_states: 50_000,
         }
     }
@@ -84,6 +88,9 @@ struct Shared {
     factory: ParserFactory,
     limits: ConstraintLimits,
     places: Places,
+    /// CPU time of the compilation that ended last.
+    #[cfg(test)]
+    newest_work: Mutex<Duration>,
 }
 
 /// A matcher at the start of its grammar, to be copied. Never advanced, so that what one request's text made the lexer
@@ -154,12 +161,14 @@ impl ConstraintCompiler {
                 factory,
                 limits,
                 places: Places::default(),
+                #[cfg(test)]
+                newest_work: Mutex::default(),
             }),
             kept: Mutex::default(),
         })
     }
 
-    /// Compiles a constraint, or finds it among those compiled before. Blocks for no longer than the limit of time.
+    /// Compiles a constraint, or finds it among those compiled before. Blocks for no longer than the limits of time.
     ///
     /// # Errors
     /// [`ConstraintError`]: what cannot be enforced, or which limit it exceeds.
@@ -176,10 +185,14 @@ impl ConstraintCompiler {
         constraint: &Constraint,
         client: u64,
     ) -> Result<CompiledConstraint, ConstraintError> {
-        let deadline = Instant::now() + self.shared.limits.compile_time;
-        let mut compiled = self.compile_by(constraint, deadline, client)?;
+        let limits = &self.shared.limits;
+        let mut left = TimeLeft {
+            cpu: limits.compile_time,
+            deadline: Instant::now() + limits.longest_wait,
+        };
+        let mut compiled = self.compile_within(constraint, &mut left, client)?;
         if let Some((calls, told)) = constraint.alternative() {
-            let calls = self.compile_by(&calls, deadline, client)?;
+            let calls = self.compile_within(&calls, &mut left, client)?;
             compiled.calls = calls.prototype.map(|prototype| (prototype, calls.json));
             if let Told::ByStart(starts) = told {
                 compiled.call_starts = starts.as_slice().into();
@@ -188,21 +201,23 @@ impl ConstraintCompiler {
         Ok(compiled)
     }
 
-    fn compile_by(
+    /// Compiles a constraint, or what may come in its place, and takes the used CPU time from `left`.
+    fn compile_within(
         &self,
         constraint: &Constraint,
-        deadline: Instant,
+        left: &mut TimeLeft,
         client: u64,
     ) -> Result<CompiledConstraint, ConstraintError> {
         let mut constraint = Cow::Borrowed(constraint);
         loop {
             let relaxed = constraint.relaxed();
-            let now = Instant::now();
-            let left = deadline.saturating_duration_since(now);
             // A quarter of the time is kept for the grammar that comes in its place.
             let keeps_time = relaxed.as_ref().is_some_and(|relaxed| !relaxed.is_any());
-            let share = if keeps_time { left / 4 * 3 } else { left };
-            match (self.compile_as_is(&constraint, now + share, client), relaxed) {
+            let share = if keeps_time { left.three_quarters() } else { *left };
+            let mut used = Duration::ZERO;
+            let compiled = self.compile_as_is(&constraint, share, &mut used, client);
+            left.cpu = left.cpu.saturating_sub(used);
+            match (compiled, relaxed) {
                 (Err(_), Some(relaxed)) => constraint = Cow::Owned(relaxed),
                 (compiled, _) => return compiled,
             }
@@ -212,7 +227,8 @@ impl ConstraintCompiler {
     fn compile_as_is(
         &self,
         constraint: &Constraint,
-        deadline: Instant,
+        left: TimeLeft,
+        used: &mut Duration,
         client: u64,
     ) -> Result<CompiledConstraint, ConstraintError> {
         constraint.check(&self.shared.limits)?;
@@ -230,7 +246,7 @@ impl ConstraintCompiler {
         } else if let Some(prototype) = self.find(kind, &source) {
             Some(prototype)
         } else {
-            let made = Arc::new(self.shared.compile_apart(constraint, deadline, client)?);
+            let made = Arc::new(self.shared.compile_apart(constraint, left, used, client)?);
             self.keep(kind, source, Arc::clone(&made));
             Some(made)
         };
@@ -270,18 +286,20 @@ impl ConstraintCompiler {
 }
 
 impl Shared {
-    /// Compiles on a thread of its own and waits for the result until the deadline, then cancels the thread.
+    /// Compiles on a thread of its own and waits for the result as long as there is time, then cancels the thread. Adds the CPU time that
+    /// the thread used to `used`.
     fn compile_apart(
         self: &Arc<Self>,
         constraint: &Constraint,
-        deadline: Instant,
+        left: TimeLeft,
+        used: &mut Duration,
         client: u64,
     ) -> Result<Prototype, ConstraintError> {
         let (kind, limit) = (constraint.kind(), self.limits.compile_time);
         let busy = || ConstraintError::Busy {
             n_running: self.places.n_running(),
         };
-        if !self.places.enter(client, deadline) {
+        if !self.places.enter(client, left.deadline) {
             return Err(busy());
         }
         let (sender, receiver) = mpsc::channel();
@@ -293,31 +311,51 @@ impl Shared {
                 .stack_size(STACK_BYTES)
                 .spawn(move || {
                     let _place = shared.places.held(client);
-                    // The caller is gone if the limit was exceeded.
-                    let _ = sender.send(shared.compile_here(&constraint, deadline, &wish));
+                    let clock = wish.clock.get_or_init(ThreadClock::of_this_thread);
+                    let is_late = || wish.is_dropped() || clock.used() >= left.cpu;
+                    let compiled = shared.compile_here(&constraint, &is_late, &wish);
+                    #[cfg(test)]
+                    (*lock(&shared.newest_work) = clock.used());
+                    // The caller is gone if a limit was exceeded.
+                    let _ = sender.send((compiled, clock.used()));
                 })
         };
         if spawned.is_err() {
             drop(self.places.held(client));
             return Err(busy());
         }
-        match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(compiled) => compiled,
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                wish.drop_it();
-                Err(ConstraintError::TooSlow { kind, limit })
+        loop {
+            let used_so_far = wish.clock.get().map_or(Duration::ZERO, ThreadClock::used);
+            let wait = left.next_wait(used_so_far);
+            match receiver.recv_timeout(wait) {
+                Ok((compiled, used_in_all)) => {
+                    *used += used_in_all;
+                    return compiled;
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) if wait.is_zero() => {
+                    *used += used_so_far;
+                    wish.drop_it();
+                    return Err(if used_so_far < left.cpu {
+                        busy()
+                    } else {
+                        ConstraintError::TooSlow { kind, limit }
+                    });
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(ConstraintError::Refused {
+                        kind,
+                        reason: "the compiler failed at it".to_owned(),
+                    });
+                }
             }
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(ConstraintError::Refused {
-                kind,
-                reason: "the compiler failed at it".to_owned(),
-            }),
         }
     }
 
     fn compile_here(
         &self,
         constraint: &Constraint,
-        deadline: Instant,
+        is_late: &dyn Fn() -> bool,
         wish: &Wish,
     ) -> Result<Prototype, ConstraintError> {
         let kind = constraint.kind();
@@ -333,7 +371,7 @@ impl Shared {
         let held = constraint.held_tools().iter();
         if let Err(error) = budget::check(kind, &grammar) {
             // For calls, the error names the tool with the schema at fault.
-            self.check_tools(held, deadline)?;
+            self.check_tools(held, is_late)?;
             return Err(error);
         }
         if wish.is_dropped() {
@@ -343,11 +381,11 @@ impl Shared {
             _ if wish.is_dropped() => return Err(too_slow()),
             Ok(parser) if has_finite_text(parser.parser.grammar()) => {
                 // One tool with an end is enough for all of them together. Without a reference there is no recursion.
-                self.check_tools(held.filter(|tool| tool.grammar.contains("\"$ref\"")), deadline)?;
+                self.check_tools(held.filter(|tool| tool.grammar.contains("\"$ref\"")), is_late)?;
                 parser
             }
             refusal => {
-                self.check_tools(held, deadline)?;
+                self.check_tools(held, is_late)?;
                 let nothing = ConstraintError::Nothing { kind };
                 return Err(refusal.err().map_or(nothing, |error| refused(&error)));
             }
@@ -376,16 +414,16 @@ impl Shared {
         Ok(Prototype(Mutex::new(matcher)))
     }
 
-    /// Finds the first of some tools whose calls cannot be held to its schema, until the deadline: then it is too late to tell.
+    /// Finds the first of some tools whose calls cannot be held to its schema, unless it is too late to tell.
     ///
     /// # Errors
     /// [`ConstraintError::Tool`].
     fn check_tools<'t>(
         &self,
         held: impl Iterator<Item = &'t HeldTool>,
-        deadline: Instant,
+        is_late: &dyn Fn() -> bool,
     ) -> Result<(), ConstraintError> {
-        for tool in held.take_while(|_| Instant::now() < deadline) {
+        for tool in held.take_while(|_| !is_late()) {
             let grammar = TopLevelGrammar::from_lark(tool.grammar.clone());
             let reason = match budget::check(ConstraintKind::JsonSchema, &grammar) {
                 Err(error) => error.to_string(),
@@ -466,10 +504,12 @@ impl Shared {
     }
 }
 
-/// Tracks whether a caller still waits for the compilation.
+/// Tracks how long a compilation has worked, and whether a caller still waits for it.
 #[derive(Debug, Default)]
 struct Wish {
     is_dropped: AtomicBool,
+    /// Measures the work of the compiling thread, once it has begun.
+    clock: OnceLock<ThreadClock>,
     /// Cancels the computation of a mask.
     cancellation: Mutex<Option<CancellationHandle>>,
 }

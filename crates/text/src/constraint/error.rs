@@ -71,7 +71,7 @@ pub enum ConstraintError {
         /// Longest allowed chain.
         maximum: usize,
     },
-    /// Compiling it takes longer than the limit.
+    /// Compiling it takes more CPU time than the limit.
     #[error("compiling the {kind} takes longer than the limit of {limit:?}; make it smaller")]
     TooSlow {
         /// Language of the constraint.
@@ -79,8 +79,8 @@ pub enum ConstraintError {
         /// The limit.
         limit: Duration,
     },
-    /// So many constraints are being compiled that this one did not begin in time.
-    #[error("{n_running} other constraints are being compiled; try again later")]
+    /// The machine is so busy, or so many constraints are being compiled, that this one was not compiled in time.
+    #[error("the machine is busy, {n_running} constraints are being compiled; try again later")]
     Busy {
         /// Number of running compilations.
         n_running: usize,

@@ -10,7 +10,10 @@ use super::vocabulary::spelled;
 /// Tracks whether a text with JSON is inside a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
+    /// Outside of strings; a quote begins one.
     Outside,
+    /// Outside of strings, directly after a word, `=` or a quote. A quote belongs to an attribute or to text, as in `name="x"` and `5" wide`.
+    Beside,
     Inside,
     /// After a backslash; `is_told` is false if the grammar refused the backslash and has not consumed it.
     Escaped {
@@ -22,11 +25,17 @@ impl Scan {
     pub(super) fn after(self, bytes: &[u8]) -> Self {
         bytes.iter().fold(self, |scan, byte| match (scan, byte) {
             (Self::Outside, b'"') => Self::Inside,
-            (Self::Outside, _) | (Self::Inside, b'"') => Self::Outside,
+            (Self::Outside | Self::Beside, byte) if may_precede_string(*byte) => Self::Outside,
+            (Self::Outside | Self::Beside, _) | (Self::Inside, b'"') => Self::Beside,
             (Self::Inside, b'\\') => Self::Escaped { is_told: true },
             (Self::Inside | Self::Escaped { .. }, _) => Self::Inside,
         })
     }
+}
+
+/// Says whether a JSON string may begin directly after a byte: after punctuation, space, or the end of a mark.
+fn may_precede_string(byte: u8) -> bool {
+    byte.is_ascii_whitespace() || b"[{(,:;>|]}`".contains(&byte)
 }
 
 /// Holds a token whose text the grammar may see unescaped.
@@ -101,10 +110,10 @@ impl EscapesFrom {
 pub(super) struct EscapeTokens {
     pub(super) backslash: Option<u32>,
     pub(super) slash: Option<u32>,
-    pub(super) quote: Option<u32>,
     /// Tokens that begin with a slash.
     pub(super) with_slash: Vec<u32>,
     pub(super) outside: EscapesFrom,
+    pub(super) beside: EscapesFrom,
     pub(super) inside: EscapesFrom,
     /// Tokens after a backslash that the grammar has consumed.
     pub(super) escaped: EscapesFrom,
@@ -116,7 +125,6 @@ impl EscapeTokens {
         let mut tokens = Self {
             backslash: trie.token_id(b"\\"),
             slash: trie.token_id(b"/"),
-            quote: trie.token_id(b"\""),
             ..Self::default()
         };
         for (id, word) in words {
@@ -129,6 +137,7 @@ impl EscapeTokens {
                 tokens.inside.add(trie, id, word, Scan::Inside);
                 if word.contains(&b'"') {
                     tokens.outside.add(trie, id, word, Scan::Outside);
+                    tokens.beside.add(trie, id, word, Scan::Beside);
                 }
             }
             if has_backslash || begins_with(b'u') {
@@ -202,6 +211,14 @@ mod tests {
         check(r#""a\/b", "\/"#, Scan::Outside, r#""a/b", "/"#, None, false);
         check(r#"\/", \/"#, Scan::Inside, r#"/", \/"#, None, false);
         check(r#"\"\/"#, Scan::Inside, r#"\"/"#, None, false);
+    }
+
+    #[test]
+    fn quotes_of_attributes_and_inches_begin_no_string() {
+        check(r#"se">["a\/b"#, Scan::Beside, r#"se">["a/b"#, None, false);
+        check(r#"x="a\/b""#, Scan::Outside, r#"x="a\/b""#, None, false);
+        check(r#"5" a\/b"#, Scan::Outside, r#"5" a\/b"#, None, false);
+        check(r#""a\/b"#, Scan::Beside, r#""a\/b"#, None, false);
     }
 
     #[test]

@@ -98,9 +98,10 @@ impl Follower {
         let scan = self.scan;
         match scan {
             Scan::Outside => self.add_escapes(&mut mask, &tokens.outside)?,
-            Scan::Inside => self.add_inside(&mut mask)?,
+            Scan::Beside => self.add_escapes(&mut mask, &tokens.beside)?,
+            Scan::Inside => self.add_escapes(&mut mask, &tokens.inside)?,
             Scan::Escaped { is_told: false } => {
-                self.add_inside(&mut mask)?;
+                self.add_escapes(&mut mask, &tokens.inside)?;
                 mask = only(&mask, &tokens.with_slash);
             }
             Scan::Escaped { is_told: true } => {
@@ -109,7 +110,7 @@ impl Follower {
                 if !takes_slash && let Some(instead) = self.newest_without_backslash() {
                     let slashes = self.with_newest(&instead, |this| {
                         let mut mask = this.grammar_mask()?;
-                        this.add_inside(&mut mask)?;
+                        this.add_escapes(&mut mask, &tokens.inside)?;
                         Ok(only(&mask, &tokens.with_slash))
                     })?;
                     mask.or(&slashes);
@@ -121,25 +122,6 @@ impl Follower {
 
     fn grammar_mask(&mut self) -> Result<SimpleVob, ConstraintError> {
         self.matcher.compute_mask().map_err(|error| step_error(&error))
-    }
-
-    /// Adds the tokens with escapes to a mask inside a string.
-    fn add_inside(&mut self, mask: &mut SimpleVob) -> Result<(), ConstraintError> {
-        if !self.may_be_string()? {
-            return Ok(());
-        }
-        let vocabulary = Arc::clone(&self.vocabulary);
-        self.add_escapes(mask, &vocabulary.escapes.inside)
-    }
-
-    /// Says whether the text after a quote may be a string. Beside free text it is one only where it may end, because marks may follow a
-    /// quote in the text.
-    fn may_be_string(&mut self) -> Result<bool, ConstraintError> {
-        match self.vocabulary.escapes.quote {
-            _ if !self.places.has_free_text => Ok(true),
-            Some(quote) => self.validates(&[quote]),
-            None => Ok(false),
-        }
     }
 
     /// Adds the tokens that the grammar accepts unescaped, and removes those whose `\u` escape could not be finished.
@@ -191,7 +173,7 @@ impl Follower {
             .flatten()
     }
 
-    /// Asks as if the grammar had consumed `ids` for the newest token.
+    /// Asks while the grammar has consumed other tokens for the newest token.
     fn with_newest<T>(
         &mut self,
         ids: &[u32],
@@ -227,8 +209,9 @@ impl Follower {
         let scan = self.scan;
         match scan {
             Scan::Outside => self.way_from(id, &tokens.outside),
-            Scan::Inside => self.way_inside(id),
-            Scan::Escaped { is_told: false } if begins_with_slash => self.way_inside(id),
+            Scan::Beside => self.way_from(id, &tokens.beside),
+            Scan::Inside => self.way_from(id, &tokens.inside),
+            Scan::Escaped { is_told: false } if begins_with_slash => self.way_from(id, &tokens.inside),
             Scan::Escaped { is_told: false } => Ok(None),
             Scan::Escaped { is_told: true } => {
                 let way = self.way_from(id, &tokens.escaped)?;
@@ -236,7 +219,7 @@ impl Follower {
                     && begins_with_slash
                     && let Some(instead) = self.newest_without_backslash()
                 {
-                    let way = self.with_newest(&instead, |this| this.way_inside(id))?;
+                    let way = self.with_newest(&instead, |this| this.way_from(id, &tokens.inside))?;
                     return Ok(way.map(|way| Way {
                         instead: Some(instead),
                         ..way
@@ -244,16 +227,6 @@ impl Follower {
                 }
                 Ok(way)
             }
-        }
-    }
-
-    /// Returns how the grammar reads a token inside a string.
-    fn way_inside(&mut self, id: u32) -> Result<Option<Way>, ConstraintError> {
-        let vocabulary = Arc::clone(&self.vocabulary);
-        if self.may_be_string()? {
-            self.way_from(id, &vocabulary.escapes.inside)
-        } else {
-            self.way_from(id, &EscapesFrom::default())
         }
     }
 
@@ -298,14 +271,19 @@ impl Follower {
         } else {
             None
         };
-        // The grammar refuses a token without a way.
+        // A token without a way is refused by the grammar.
         let way = way.unwrap_or_else(|| Way {
             ids: vec![id],
             instead: None,
             after: self.scan.after(bytes),
         });
         let is_quoted_beside_text = self.places.has_free_text && bytes.contains(&b'"');
-        let begins_free = is_quoted_beside_text && self.is_free_text(self.scan)?;
+        let mut after = way.after;
+        if is_quoted_beside_text && self.is_free_text(self.scan)? {
+            // Quotes count only behind the mark that ends the text.
+            let end = bytes.iter().position(|&byte| byte == b'>').unwrap_or(bytes.len());
+            after = Scan::Beside.after(&bytes[end..]);
+        }
         let instead_of = match &way.instead {
             Some(ids) => self.tell_otherwise(ids)?,
             None => None,
@@ -316,8 +294,8 @@ impl Follower {
             before: self.scan,
             instead_of,
         });
-        let is_free = begins_free || is_quoted_beside_text && self.is_free_text(way.after)?;
-        self.scan = if is_free { Scan::Outside } else { way.after };
+        let is_free = is_quoted_beside_text && self.is_free_text(after)?;
+        self.scan = if is_free { Scan::Beside } else { after };
         Ok(())
     }
 
@@ -330,7 +308,7 @@ impl Follower {
         };
         match scan {
             _ if self.matcher.is_stopped() => Ok(false),
-            Scan::Outside | Scan::Inside => self.validates(&[backslash, slash]),
+            Scan::Outside | Scan::Beside | Scan::Inside => self.validates(&[backslash, slash]),
             Scan::Escaped { is_told: true } => self.validates(&[slash]),
             Scan::Escaped { is_told: false } => Ok(false),
         }
@@ -387,7 +365,7 @@ impl Follower {
     }
 }
 
-/// Returns the part of a mask that holds these tokens.
+/// Returns the part of a mask that these tokens are.
 fn only(mask: &SimpleVob, ids: &[u32]) -> SimpleVob {
     let mut part = mask.clone();
     part.set_all(false);

@@ -40,6 +40,7 @@ mod places;
 mod references;
 mod schema;
 mod schema_references;
+mod time_limit;
 mod vocabulary;
 
 pub(crate) use alternatives::Told;

@@ -1,6 +1,7 @@
 //! Tests that the parser reads every text that a grammar of calls allows, with arguments of the schema.
 
 mod known_ways;
+mod long_tokens;
 mod open_values;
 mod shapes;
 
@@ -565,37 +566,4 @@ fn values_of_which_nothing_is_said_can_be_written_between_marks() {
         format!("{begun}n:"),
         "a member that has a name"
     );
-}
-
-#[test]
-fn a_token_that_runs_past_a_mark_is_text_where_no_call_begins_so() {
-    let tokenizer = tokenizer_with(&["{}", "[["]);
-    let words = [258, 259].map(|id| id + CONTROLS.len() as u32);
-    let compiler = ConstraintCompiler::new(&tokenizer).unwrap();
-    let tools = json!([tool(
-        "f",
-        true,
-        &json!({"type": "object", "properties": {}, "additionalProperties": false})
-    )]);
-    for word in words {
-        let mut walk = walk_of(
-            &tools,
-            "llama",
-            &tokenizer,
-            &compiler,
-            &ToolChoice::Auto,
-            false,
-            1,
-        )
-        .unwrap();
-        assert!(walk.allowed().contains(&word));
-        walk.take(word);
-        walk.write(" is text");
-        assert!(String::from_utf8_lossy(&walk.text).ends_with(" is text"));
-        assert!(walk.allowed().contains(&256), "text may end");
-        walk.matcher.rollback(9).unwrap();
-        walk.text.clear();
-        walk.write("{");
-        assert!(!walk.allowed().contains(&256), "a call that began ends");
-    }
 }

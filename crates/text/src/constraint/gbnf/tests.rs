@@ -27,6 +27,7 @@ fn accepts(matcher: &mut ConstraintMatcher, text: &str) -> bool {
 fn patient_compiler() -> ConstraintCompiler {
     let limits = ConstraintLimits {
         compile_time: Duration::from_mins(1),
+        longest_wait: Duration::from_mins(2),
         ..ConstraintLimits::default()
     };
     ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap()

@@ -21,13 +21,13 @@ use crate::{
 };
 
 /// Scripts for each family and way of reasoning.
-const N_SCRIPTS: u64 = 8;
+const N_SCRIPTS: u64 = 6;
 
 fn tools(is_strict: bool) -> Value {
     json!([
         {"type": "function", "function": {"name": "act", "strict": is_strict, "parameters": {
             "type": "object",
-            "$defs": {"Colour": {"type": "string", "enum": ["red", "1", "dark blue"]}, "Text": {"type": "string"}},
+            "$defs": {"Colour": {"type": "string", "enum": ["red", "1", "dark blue", "n/a", "7\" red"]}, "Text": {"type": "string"}},
             "properties": {
                 "text": {"type": "string"},
                 "named": {"allOf": [{"$ref": "#/$defs/Text"}], "default": "x"},
@@ -98,7 +98,9 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
         return Err(format!("read as {whole:?}"));
     }
     let letters: Vec<&str> = script.text.split_inclusive(|_: char| true).collect();
-    let pieces = cut(&script.text, &controls, 1 + dice.roll(5), dice);
+    // Long tokens hold the end of a call and the beginning of the next.
+    let longest = [1 + dice.roll(5), 4 + dice.roll(40)][dice.roll(2)];
+    let pieces = cut(&script.text, &controls, longest, dice);
     for pieces in [&letters, &pieces] {
         let read = read(&parser, pieces)?;
         let all = |script: &Script| {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Constraint, ConstraintCompiler, bytes_tokenizer};
+use super::{Constraint, ConstraintCompiler, bytes_tokenizer, tokenizer_with};
 use crate::constraint::ConstraintMatcher;
 
 fn allows(matcher: &mut ConstraintMatcher, byte: u32) -> bool {
@@ -62,6 +62,100 @@ fn every_escape_that_may_begin_may_be_finished() {
                 let rest = &whole[whole.len() - n_back..];
                 assert_eq!(written(&mut matcher, rest), rest, "{n_back} back in {whole}");
             }
+        }
+    }
+}
+
+/// Checks that each part of `text` is allowed as one token, and that the mask is the same again after a rollback.
+#[track_caller]
+fn check_every_token(constraint: &Constraint, text: &str) {
+    let parts = |at: usize| (at + 2..=text.len().min(at + 7)).map(move |end| &text[at..end]);
+    let mut words: Vec<String> = (0..text.len())
+        .flat_map(|at| parts(at).map(str::to_owned))
+        .collect();
+    words.sort();
+    words.dedup();
+    let compiler = ConstraintCompiler::new(&tokenizer_with(&words)).unwrap();
+    let compiled = compiler.compile(constraint).unwrap();
+    let mut mask = vec![0; (258 + words.len()).div_ceil(32)];
+    let mut allows = |matcher: &mut ConstraintMatcher, id: usize| {
+        matcher.mask(&mut mask).unwrap();
+        mask[id / 32] >> (id % 32) & 1 == 1
+    };
+    let mut matcher = compiled.matcher(&[256]);
+    for at in 0..text.len() {
+        for part in parts(at) {
+            let id = 258 + words.iter().position(|word| word == part).unwrap();
+            assert!(
+                allows(&mut matcher, id),
+                "{part} is not allowed after {}",
+                &text[..at]
+            );
+            matcher.commit(id as u32).unwrap();
+            let rest = &text.as_bytes()[at + part.len()..];
+            for (idx, &byte) in rest.iter().enumerate() {
+                assert!(
+                    allows(&mut matcher, byte as usize),
+                    "{} is not allowed after the token {part}",
+                    String::from_utf8_lossy(&rest[idx..])
+                );
+                matcher.commit(u32::from(byte)).unwrap();
+            }
+            matcher.rollback(rest.len() + 1).unwrap();
+        }
+        let byte = text.as_bytes()[at];
+        assert!(allows(&mut matcher, byte as usize));
+        matcher.commit(u32::from(byte)).unwrap();
+    }
+}
+
+#[test]
+fn an_escape_is_finished_by_tokens_that_hold_more() {
+    let slashes = r#"{"s": "\/a\\\/\/b\n\/\"\/"}"#;
+    for property in [
+        json!({"type": "string"}),
+        json!({"type": "string", "minLength": 10}),
+        json!({}),
+    ] {
+        check_every_token(&object(&property), slashes);
+    }
+    for (property, text) in [
+        (
+            json!({"type": "string", "pattern": "^[a-z/:.]+$"}),
+            r#"{"s": "https:\/\/a.b\/c"}"#,
+        ),
+        (json!({"enum": ["a/b", "a//", "c"]}), r#"{"s": "a\/\/"}"#),
+        (json!({"const": "//"}), r#"{"s":"\/\/"}"#),
+    ] {
+        check_every_token(&object(&property), text);
+    }
+}
+
+#[test]
+fn a_token_with_digits_begins_no_escape_that_cannot_be_finished() {
+    let words = ["\\u", "\"\\u", "u0", "a\\u00"].map(str::to_owned);
+    let compiler = ConstraintCompiler::new(&tokenizer_with(&words)).unwrap();
+    let allowed = |property: &Value, text: &str, word: usize| {
+        let mut matcher = compiler.compile(&object(property)).unwrap().matcher(&[256]);
+        assert_eq!(written(&mut matcher, text), text);
+        allows(&mut matcher, 258 + word as u32)
+    };
+    for (property, is_any) in [
+        (json!({"type": "string", "pattern": "^(?s:.)*$"}), false),
+        (json!({"type": "string"}), true),
+    ] {
+        for (text, word) in [
+            ("{\"s\": \"a", 0),
+            ("{\"s\": ", 1),
+            ("{\"s\": \"\\", 2),
+            ("{\"s\": \"", 3),
+        ] {
+            assert_eq!(
+                allowed(&property, text, word),
+                is_any,
+                "{property}: {} after {text}",
+                words[word]
+            );
         }
     }
 }

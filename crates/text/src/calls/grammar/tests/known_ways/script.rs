@@ -64,6 +64,8 @@ impl Writer<'_> {
             "x = y",
             "\\u00e9 as such",
             "https://a.b/c?d=e",
+            "5\" or 7/8\"",
+            "12\" a/b",
         ];
         let n = 1 + self.dice.roll(3);
         let parts: Vec<&str> = (0..n).map(|_| self.one_of(PARTS)).collect();
@@ -74,10 +76,12 @@ impl Writer<'_> {
         let mut arguments = vec![("text", Value::from(self.text()))];
         let others: [(&str, fn(&mut Self) -> Value); 7] = [
             ("named", |this| this.text().into()),
-            ("colour", |this| this.one_of(&["red", "1", "dark blue"]).into()),
+            ("colour", |this| {
+                this.one_of(&["red", "1", "dark blue", "n/a", "7\" red"]).into()
+            }),
             ("maybe", |this| match this.dice.roll(2) {
                 0 => Value::Null,
-                _ => "red".into(),
+                _ => this.one_of(&["red", "n/a", "7\" red"]).into(),
             }),
             ("n", |this| (this.dice.roll(2000) as i64 - 1000).into()),
             ("is_on", |this| this.is_heads().into()),
