@@ -271,7 +271,7 @@ impl Follower {
         } else {
             None
         };
-        // A token without a way is refused by the grammar.
+        // The grammar refuses a token without a way.
         let way = way.unwrap_or_else(|| Way {
             ids: vec![id],
             instead: None,
@@ -280,7 +280,7 @@ impl Follower {
         let is_quoted_beside_text = self.places.has_free_text && bytes.contains(&b'"');
         let mut after = way.after;
         if is_quoted_beside_text && self.is_free_text(self.scan)? {
-            // Quotes count only behind the mark that ends the text.
+            // Quotes count only after the mark that ends the text.
             let end = bytes.iter().position(|&byte| byte == b'>').unwrap_or(bytes.len());
             after = Scan::Beside.after(&bytes[end..]);
         }
