@@ -294,11 +294,17 @@ fn weight(json: &[u8]) -> usize {
         match byte {
             b'"' => {
                 let text = bytes.as_slice();
-                let is_json = name == b"arguments";
+                // A name with escapes may be any.
+                let is_json = name == b"arguments" || name.contains(&b'\\');
                 while let Some(&byte) = bytes.next() {
                     match byte {
                         b'"' => break,
-                        b'\\' => drop(bytes.next()),
+                        b'\\' => {
+                            let is_code = bytes.next() == Some(&b'u');
+                            if is_json && is_code {
+                                weight += escaped(bytes.as_slice()).map_or(0, value_bytes);
+                            }
+                        }
                         _ if is_json => weight += value_bytes(byte),
                         _ => {}
                     }
@@ -311,6 +317,12 @@ fn weight(json: &[u8]) -> usize {
         }
     }
     weight
+}
+
+/// Reads the hexadecimal digits of an escaped ASCII character.
+fn escaped(digits: &[u8]) -> Option<u8> {
+    let digits = std::str::from_utf8(digits.get(..4)?).ok()?;
+    u8::from_str_radix(digits, 16).ok()
 }
 
 /// Returns how many bytes of parsed form a byte outside of strings adds.
@@ -339,6 +351,9 @@ mod tests {
         assert_eq!(weight(br#"{"a":{}}"#), 2 * OBJECT_BYTES + 2 * VALUE_BYTES);
         let text = br#"{"content":"[[","arguments" : "[[","b":"[["}"#;
         assert_eq!(weight(text), OBJECT_BYTES + 2 * ARRAY_BYTES + 6 * VALUE_BYTES);
+        // Escapes hide neither the name nor the values.
+        let written = br#"{"\u0061rguments":"\u007b\u005B\u00e9{\n"}"#;
+        assert_eq!(weight(written), 3 * OBJECT_BYTES + ARRAY_BYTES + 2 * VALUE_BYTES);
     }
 
     #[test]

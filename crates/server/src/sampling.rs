@@ -4,20 +4,21 @@
 //! One place, so that a parameter means the same on every endpoint. Invariant: a value out of range is an error that
 //! names the field as the client wrote it, never clamped.
 
-use std::{collections::BTreeMap, fmt};
+mod biases;
+mod samplers;
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{self, MapAccess, SeqAccess, Visitor},
-};
+use serde::Deserialize;
 use tokenmill::{sampling::DRY_BREAKERS, text::ModelWords};
 use tokenmill_backend::{
-    Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplerStep, SamplingParams, SamplingParamsError, Xtc,
+    Dry, DynamicTemperature, Mirostat, MirostatVersion, SamplingParams, SamplingParamsError, Xtc,
 };
 
+use self::{
+    biases::{Biases, read_bias},
+    samplers::Samplers,
+};
 use crate::{
     ApiError,
-    error::shortened,
     fields::{Field, yes},
 };
 
@@ -134,106 +135,6 @@ pub struct SamplingFields {
     cache_salt: Option<String>,
     cache_prompt: Option<bool>,
     id_slot: Option<i64>,
-}
-
-/// Biases by token id, from a map or from llama.cpp's list of pairs.
-#[derive(Clone, Debug, Default)]
-struct Biases(BTreeMap<String, f32>);
-
-/// Holds sampling steps in llama.cpp's notation.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a list of names, or letters")]
-enum Samplers {
-    Names(Vec<String>),
-    Letters(String),
-}
-
-/// llama.cpp's samplers that are no steps here: the one of `/infill`, which prefers endings, and one that is off.
-const IDLE_SAMPLERS: [&str; 2] = ["infill", "adaptive_p"];
-const IDLE_LETTERS: [char; 2] = ['i', 'a'];
-
-impl Samplers {
-    fn steps(&self) -> Result<Vec<SamplerStep>, ApiError> {
-        let unknown = |name: &str| {
-            let reason = format!("there is no sampler `{}`", crate::error::shortened(name));
-            ApiError::invalid("samplers", reason)
-        };
-        match self {
-            Self::Names(names) => names
-                .iter()
-                .filter(|name| !IDLE_SAMPLERS.contains(&name.as_str()))
-                .map(|name| SamplerStep::from_name(name).ok_or_else(|| unknown(name)))
-                .collect(),
-            Self::Letters(letters) => letters
-                .chars()
-                .filter(|letter| !IDLE_LETTERS.contains(letter))
-                .map(|letter| SamplerStep::from_letter(letter).ok_or_else(|| unknown(&letter.to_string())))
-                .collect(),
-        }
-    }
-}
-
-/// One bias as llama.cpp writes it.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a number, or false, which forbids the token")]
-enum Bias {
-    Number(f32),
-    Switch(bool),
-}
-
-/// Names the biased tokens: one token, or those of a text.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a token id or a text")]
-enum Biased {
-    Token(u32),
-    Text(String),
-}
-
-impl Bias {
-    fn value<E: de::Error>(&self) -> Result<f32, E> {
-        match *self {
-            Self::Number(bias) => Ok(bias),
-            Self::Switch(false) => Ok(FORBIDS),
-            Self::Switch(true) => Err(E::custom("expected a number, or false, which forbids the token")),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Biases {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // By hand, so that an error keeps the path of its pair.
-        deserializer.deserialize_any(BiasesVisitor)
-    }
-}
-
-struct BiasesVisitor;
-
-impl<'de> Visitor<'de> for BiasesVisitor {
-    type Value = Biases;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map of token ids or texts to biases, or a list of pairs of both")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Biases, A::Error> {
-        let mut biases = BTreeMap::new();
-        while let Some((token, bias)) = map.next_entry::<String, Bias>()? {
-            biases.insert(token, bias.value()?);
-        }
-        Ok(Biases(biases))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Biases, A::Error> {
-        let mut biases = BTreeMap::new();
-        while let Some((token, bias)) = pairs.next_element::<(Biased, Bias)>()? {
-            let token = match token {
-                Biased::Token(id) => id.to_string(),
-                Biased::Text(text) => text,
-            };
-            biases.insert(token, bias.value()?);
-        }
-        Ok(Biases(biases))
-    }
 }
 
 /// Most stop tokens of a request.
@@ -445,27 +346,6 @@ fn check_range(name: &str, value: Option<f32>, minimum: f32, maximum: f32) -> Re
     }
 }
 
-/// The lowest bias, which forbids a token, as the official API documents.
-const FORBIDS: f32 = -100.0;
-
-/// Reads token ids and checks the biases. A key that is not a number is a text.
-fn read_bias(biases: Biases, tokens_of: impl Fn(&str) -> Vec<u32>) -> Result<Vec<(u32, f32)>, ApiError> {
-    let mut read = BTreeMap::new();
-    for (token, bias) in biases.0 {
-        let param = || format!("logit_bias.{}", shortened(&token));
-        check_range(&param(), Some(bias), FORBIDS, 100.0)?;
-        let bias = if bias <= FORBIDS { f32::NEG_INFINITY } else { bias };
-        match token.parse() {
-            Ok(id) => {
-                read.insert(id, bias);
-            }
-            Err(_) if token.is_empty() => return Err(ApiError::invalid(param(), "the text has no tokens")),
-            Err(_) => read.extend(tokens_of(&token).into_iter().map(|id| (id, bias))),
-        }
-    }
-    Ok(read.into_iter().collect())
-}
-
 fn name_field(error: &SamplingParamsError, repeat_name: &str) -> ApiError {
     match error {
         SamplingParamsError::OutOfRange { name, value, .. } => {
@@ -486,6 +366,8 @@ fn name_field(error: &SamplingParamsError, repeat_name: &str) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_backend::SamplerStep;
+
     use super::*;
 
     #[track_caller]

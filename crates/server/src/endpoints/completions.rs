@@ -28,7 +28,7 @@ use crate::{
     reply::collect_showing,
     request_id::{RequestId, unique_id},
     score_sheet::ScoreSheet,
-    scores::{MAX_GATHERED, check_scores, completion_logprobs, scored_by_id},
+    scores::{MAX_GATHERED, MAX_IN_TREE, check_scores, completion_logprobs, scored_by_id},
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
     tables,
@@ -39,6 +39,9 @@ const DEFAULT_MAX_TOKENS: TokenLimit = TokenLimit::AtMost(16);
 
 /// Most log-probabilities that the echoes of a request may hold, all choices together: some 50 MiB of text.
 const MAX_ECHOED_SCORES: usize = 1 << 19;
+
+/// The same for the scores of `prompt_logprobs`, each an object of JSON.
+const MAX_SCORE_OBJECTS: usize = MAX_IN_TREE / 4;
 
 /// Answers a completion request, streamed or whole. OpenAI's clients always name a model; a request to `/completions` without one is for
 /// llama.cpp's own API.
@@ -80,7 +83,7 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
         check_scores("logprobs", &params, prompts.len(), n_ctx, MAX_GATHERED)?;
     }
     let echoes = if request.echo {
-        check_echo(&prompts, n, n_logprobs)?;
+        check_echo(&prompts, n, n_logprobs, MAX_ECHOED_SCORES)?;
         echo_prompts(&app, &prompts, n_logprobs, &params).await?
     } else {
         Vec::new()
@@ -156,16 +159,16 @@ fn check_logprobs(asked: Option<u32>) -> Result<Option<u32>, ApiError> {
 }
 
 /// Refuses an echo that would be many times as large as its request: every choice repeats the scores of its prompt.
-fn check_echo(prompts: &[Vec<u32>], n: u32, n_logprobs: Option<u32>) -> Result<(), ApiError> {
+fn check_echo(prompts: &[Vec<u32>], n: u32, n_logprobs: Option<u32>, maximum: usize) -> Result<(), ApiError> {
     let Some(n_logprobs) = n_logprobs else {
         return Ok(());
     };
     let n_tokens: usize = prompts.iter().map(Vec::len).sum();
     let n_scores = n_tokens.saturating_mul(n as usize * (n_logprobs as usize + 1));
-    if n_scores > MAX_ECHOED_SCORES {
+    if n_scores > maximum {
         let reason = format!(
             "{n_tokens} prompt tokens in {n} choices with {n_logprobs} alternatives make {n_scores} log-probabilities, at \
-             most {MAX_ECHOED_SCORES} are echoed; send fewer prompts, choices or `logprobs`"
+             most {maximum} are echoed; send fewer prompts, choices or `logprobs`"
         );
         return Err(ApiError::invalid("echo", reason));
     }
@@ -263,7 +266,7 @@ async fn score_prompts(
             format!("{n_top} is more than {MAX_LOGPROBS}"),
         ));
     }
-    check_echo(prompts, n, Some(n_top)).map_err(|error| match error {
+    check_echo(prompts, n, Some(n_top), MAX_SCORE_OBJECTS).map_err(|error| match error {
         ApiError::InvalidField { reason, .. } => ApiError::invalid("prompt_logprobs", reason),
         error => error,
     })?;
