@@ -75,6 +75,7 @@ pub(crate) struct Place {
     connections: Arc<Connections>,
     kind: Kind,
     notices: Arc<Notices>,
+    /// When its client could first send a request.
     opened: Instant,
     /// Changed only under the lock of the connections.
     count: Arc<Mutex<RequestCount>>,
@@ -207,6 +208,11 @@ impl Place {
     /// Returns the kind of the place.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Notes that a request may come from now on, after the handshake of TLS.
+    pub(crate) fn open(&mut self) {
+        self.opened = Instant::now();
     }
 
     /// Returns a handle that records the requests of this connection.

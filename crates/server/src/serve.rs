@@ -234,8 +234,12 @@ impl Server {
             tokio::spawn(async move {
                 match (stream, tls) {
                     (Stream::Tcp(stream), Some(tls)) => {
-                        let handshake = tls.0.accept(stream);
-                        if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
+                        let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.0.accept(stream));
+                        let stream = tokio::select! {
+                            stream = handshake => stream,
+                            () = connection.place.is_to_hurry() => return,
+                        };
+                        if let Ok(Ok(stream)) = stream {
                             connection.serve(stream).await;
                         }
                     }
@@ -310,7 +314,8 @@ struct Connection {
 }
 
 impl Connection {
-    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        self.place.open();
         let config = self.models.config();
         let (router, tracker, kind) = (self.router, self.place.tracker(), self.place.kind());
         let (bodies, peer) = (ConnectionBodies::default(), self.peer);
