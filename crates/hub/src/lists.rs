@@ -58,15 +58,17 @@ impl Found {
     }
 }
 
-/// Lists the files that a safetensors index names; none if `bytes` is not an index.
-pub(crate) fn parts_of_index(bytes: &[u8]) -> BTreeSet<String> {
+/// Lists the files that a safetensors index names.
+///
+/// # Errors
+/// Fails if `bytes` is not an index, or names too many files.
+pub(crate) fn parts_of_index(bytes: &[u8]) -> Result<BTreeSet<String>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Index {
         #[serde(default)]
         weight_map: Parts,
     }
-    let index = serde_json::from_slice::<Index>(bytes);
-    index.map_or_else(|_| BTreeSet::new(), |index| index.weight_map.0)
+    serde_json::from_slice::<Index>(bytes).map(|index| index.weight_map.0)
 }
 
 /// Collects the values of a map from tensors to files.
@@ -145,13 +147,14 @@ mod tests {
 
     #[test]
     fn an_index_is_the_set_of_its_files() {
-        let parts = |text: &str| parts_of_index(text.as_bytes()).into_iter().collect::<Vec<_>>();
+        let parts = |text: &str| parts_of_index(text.as_bytes()).map(Vec::from_iter);
         let two = r#"{"metadata":{"total":[1]},"weight_map":{"a":"x","b":"y","c":"x"}}"#;
-        assert_eq!(parts(two), ["x", "y"]);
-        for none in ["", "[]", "{}", "7", r#"{"weight_map":{"a":1}}"#] {
-            assert!(parts(none).is_empty(), "{none}");
+        assert_eq!(parts(two).unwrap(), ["x", "y"]);
+        assert!(parts("{}").unwrap().is_empty() && parts("[]").unwrap().is_empty());
+        for none in ["", "7", r#"{"weight_map":{"a":1}}"#] {
+            assert!(parts(none).is_err(), "{none}");
         }
         let many: Vec<String> = (0..=MAX_PARTS).map(|no| format!("\"{no}\":\"{no}\"")).collect();
-        assert!(parts(&format!("{{\"weight_map\":{{{}}}}}", many.join(","))).is_empty());
+        assert!(parts(&format!("{{\"weight_map\":{{{}}}}}", many.join(","))).is_err());
     }
 }

@@ -206,6 +206,10 @@ fn folder_files(
     }
     let weights: Vec<String> = if has(INDEX) {
         let parts = parts_of_index(&hub.read(name, commit, INDEX)?);
+        let parts = parts.map_err(|error| HubError::BadAnswer {
+            url: format!("{}/{INDEX}", name.repository()),
+            reason: error.to_string(),
+        })?;
         if let Some(missing) = parts.iter().find(|part| !has(part)) {
             return Err(HubError::MissingPart {
                 name: name.repository(),
@@ -253,10 +257,13 @@ fn folder_files(
 }
 
 /// Lists the files of the folder that a safetensors index names.
-fn parts_of_index(bytes: &[u8]) -> BTreeSet<String> {
-    let mut parts = lists::parts_of_index(bytes);
+///
+/// # Errors
+/// Fails if `bytes` is not an index, or names too many files.
+fn parts_of_index(bytes: &[u8]) -> Result<BTreeSet<String>, serde_json::Error> {
+    let mut parts = lists::parts_of_index(bytes)?;
     parts.retain(|part| is_relative_path(part));
-    parts
+    Ok(parts)
 }
 
 /// Bytes of a file that are to be downloaded.
@@ -510,7 +517,7 @@ pub(crate) fn folder_bytes(entries: &[Entry]) -> Option<u64> {
         return None;
     }
     if let Some(index) = find(INDEX) {
-        let parts = parts_of_index(&fs::read(&index.pointer).ok()?);
+        let parts = parts_of_index(&fs::read(&index.pointer).ok()?).ok()?;
         if !parts.iter().all(|part| find(part).is_some()) {
             return None;
         }
