@@ -17,7 +17,7 @@ impl ForwardBatch {
     pub fn take_part(&mut self, whole: &Self, tokens: Range<usize>) {
         assert!(
             whole.last_seen.is_empty() && whole.window_seen.is_empty(),
-            "tokens that see others behind them"
+            "tokens that see later ones"
         );
         debug_assert!(
             !(whole.tokens.iter()).any(|token| matches!(token, TokenSource::SampledRow(_))),

@@ -111,6 +111,10 @@ impl SamplingParams {
     /// are turned off.
     #[must_use]
     pub fn with_steps(mut self, steps: &[SamplerStep]) -> Self {
+        // Mirostat takes the place of all steps but the temperature.
+        if self.mirostat.is_some() {
+            return self;
+        }
         let place = |step: &SamplerStep| SamplerStep::DEFAULT_ORDER.iter().position(|other| other == step);
         if !steps.is_sorted_by(|a, b| place(a) < place(b)) {
             self.order = Some(steps.to_vec());

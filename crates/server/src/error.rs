@@ -372,13 +372,7 @@ impl ApiError {
 
     /// The JSON body in the client's dialect.
     pub fn body(&self, dialect: Dialect, request_id: &str) -> Value {
-        let message = match (self, dialect) {
-            // Agents look for these words and then shorten the conversation.
-            (Self::ContextLengthExceeded { provided, maximum }, Dialect::Anthropic) => {
-                format!("prompt is too long: {provided} tokens > {maximum} maximum")
-            }
-            _ => shortened_to(&self.to_string(), MAX_MESSAGE).into_owned(),
-        };
+        let message = shortened_to(&self.to_string(), MAX_MESSAGE).into_owned();
         match dialect {
             Dialect::OpenAi => {
                 let mut body = json!({

@@ -178,6 +178,7 @@ impl Body {
         if let Some(object) = self.0.as_object_mut() {
             let inner = object.entry(name).or_insert_with(|| Value::Object(Map::new()));
             if let Some(inner) = inner.as_object_mut() {
+                inner.retain(|_, value| !value.is_null());
                 change(inner);
             }
         }

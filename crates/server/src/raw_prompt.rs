@@ -105,7 +105,10 @@ impl PromptObject {
                 let text = |part: &TextPart| {
                     let text = part.text.clone().filter(|_| part.kind == "text");
                     text.ok_or_else(|| {
-                        ApiError::invalid(format!("{param}.content"), "only texts are read here")
+                        ApiError::invalid(
+                            format!("{param}.content"),
+                            "each part must be a text: `{\"type\": \"text\", \"text\": ...}`",
+                        )
                     })
                 };
                 parts.iter().map(text).collect::<Result<String, _>>()?

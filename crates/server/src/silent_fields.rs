@@ -129,6 +129,11 @@ mod tests {
     fn what_a_request_says_by_any_name_counts() {
         let said = json!({ "temperature": 1.0, "repetition_penalty": 2.0, "seed": 1, "max_tokens": -1, "reasoning_budget": 0 });
         assert_eq!(filled(&said, tables::chat()), said);
+        let silent = filled(
+            &json!({ "options": { "temperature": null } }),
+            tables::ollama_chat(),
+        );
+        assert_eq!(silent["options"]["temperature"], 0.5);
         let said =
             json!({ "options": { "temperature": 1.0, "repeat_penalty": 2.0, "seed": 1, "num_predict": -1 } });
         assert_eq!(filled(&said, tables::ollama_chat()), said);

@@ -256,7 +256,7 @@ impl Ops {
         check_multiple("the number of heads", attention.n_heads, kv.shape.n_kv_heads)?;
         if kv.shape.has_values_in_keys {
             return Err(CudaExecError::Unsupported {
-                feature: "latent attention of tokens that see others behind them".to_owned(),
+                feature: "latent attention of tokens that see later ones".to_owned(),
             });
         }
         let both_ways = Attention {

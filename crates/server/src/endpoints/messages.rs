@@ -86,10 +86,13 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
     Ok(ignored.named_in(Json(reply).into_response()))
 }
 
-/// Says whether a request has a `cache_control` field anywhere. Quotes inside of a text are escaped, so a text cannot match.
+/// Says whether a request has a `cache_control` field anywhere. Quotes inside of a text are escaped, and no colon follows a text.
 fn marks_cache(body: &[u8]) -> bool {
     const FIELD: &[u8] = b"\"cache_control\"";
-    body.windows(FIELD.len()).any(|part| part == FIELD)
+    let mut ends = (body.windows(FIELD.len()).enumerate())
+        .filter(|(_, part)| *part == FIELD)
+        .map(|(start, _)| start + FIELD.len());
+    ends.any(|end| body[end..].trim_ascii_start().starts_with(b":"))
 }
 
 /// Counts the tokens of a request without generating.

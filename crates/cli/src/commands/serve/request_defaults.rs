@@ -16,7 +16,7 @@ use crate::{
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Defaults of requests")]
 pub(super) struct DefaultArgs {
-    /// Most tokens of an answer; -1 for no limit [default: the API's]
+    /// Most tokens of an answer if the request does not say it; -1 leaves it to the API [default: -1]
     #[arg(short, long, alias = "predict", value_name = "N")]
     n_predict: Option<Limit>,
     /// Temperature; 0 always takes the likeliest token [default: the API's, as for the options below]
