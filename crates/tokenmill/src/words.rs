@@ -268,7 +268,7 @@ impl ModelWords {
         &self.end_ids
     }
 
-    /// Compiles a constraint for this vocabulary, or finds it among those compiled before. It takes a second at most.
+    /// Compiles a constraint for this vocabulary, or finds it among those compiled before. It takes a second of CPU time at most.
     ///
     /// # Errors
     /// [`Error::Constraint`]: what cannot be enforced, or which limit it exceeds.
