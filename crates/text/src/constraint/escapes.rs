@@ -146,7 +146,11 @@ impl Follower {
         }
         for unescaped in &from.unescaped {
             let may_begin = unescaped.ids.first().is_none_or(|&id| mask.is_allowed(id));
-            if may_begin && !mask.is_allowed(unescaped.id) && self.takes_unescaped(unescaped)? {
+            if !may_begin || mask.is_allowed(unescaped.id) {
+                continue;
+            }
+            let is_in_mask = unescaped.ids.len() == 1 && !unescaped.awaits_slash;
+            if is_in_mask || self.takes_unescaped(unescaped)? {
                 mask.allow_token(unescaped.id);
             }
         }
