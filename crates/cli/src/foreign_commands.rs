@@ -36,7 +36,7 @@ const COMMANDS: &[Row] = &[
     ),
     (
         &["search", "find", "browse"],
-        "the Hugging Face Hub finds models by name (library GGUF); `tokenmill pull OWNER/REPOSITORY` downloads one",
+        "https://huggingface.co/models?library=gguf finds models by name; `tokenmill pull OWNER/REPOSITORY` downloads one",
     ),
     (
         &["update", "upgrade"],

@@ -223,10 +223,11 @@ fn missing_argument(error: &clap::Error, command: &clap::Command) -> Option<Fail
     });
     let arguments: Vec<String> = arguments.collect();
     let name = command.get_name();
-    let example = if missing.contains(&"MODEL") {
-        format!(", as in `tokenmill {name} {EXAMPLE_MODEL}`")
-    } else {
-        String::new()
+    let example = match name {
+        _ if !missing.contains(&"MODEL") => String::new(),
+        // The built-in model needs no download.
+        "pull" => format!(", as in `tokenmill {name} {EXAMPLE_MODEL}`"),
+        name => format!(", as in `tokenmill {name} {EXAMPLE_MODEL}` or `tokenmill {name} demo`"),
     };
     let hint = format!(
         "`tokenmill {name} {}`{example}; `tokenmill {name} --help` has examples",

@@ -33,7 +33,7 @@ use crate::{
     kept_session::{KeptSession, SessionArgs, Unusable},
     load::LoadArgs,
     note::note,
-    numbers::{Limit, Seed},
+    numbers::{Limit, Seed, counted},
     output,
     reply_view::ReplyView,
     sampling::SamplingArgs,
@@ -461,9 +461,9 @@ impl Chat {
             Line::File(path) => {
                 let text = read_text(path)?;
                 note!(
-                    "[{}, {} lines, goes with the next message]",
+                    "[{}, {}, goes with the next message]",
                     path.display(),
-                    text.lines().count()
+                    counted(text.lines().count(), "line")
                 );
                 self.attached.push_str(&text);
                 if !text.ends_with('\n') {
@@ -497,8 +497,8 @@ impl Chat {
                 self.own_files.add(path);
                 (self.system, self.messages) = (system, messages);
                 note!(
-                    "[{} exchanges loaded from {}]",
-                    self.n_exchanges(),
+                    "[{} loaded from {}]",
+                    counted(self.n_exchanges(), "exchange"),
                     path.display()
                 );
                 Ok(())

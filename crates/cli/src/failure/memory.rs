@@ -23,7 +23,7 @@ pub(super) fn not_enough_memory(plan: &MemoryPlan, machine_bytes: u64) -> Failur
     let hint = if needed_bytes.saturating_sub(plan.kv_bytes) as u64 > machine_bytes {
         "no context is small enough; take a model of fewer or smaller weights"
     } else {
-        "give a smaller context with -c, or a smaller --kv-cache-tokens where that is given"
+        "give a smaller context with -c (`serve` and `batch` also take --kv-cache-tokens)"
     };
     let failure = Failure::input(format!(
         "the model needs {} of memory, {} of it for keys and values, and this machine has {} in all",
@@ -48,7 +48,7 @@ mod tests {
         };
         insta::assert_snapshot!(
             not_enough_memory(&plan, (8 << 20) - 1).line(),
-            @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 8.0 MiB in all (hint: give a smaller context with -c, or a smaller --kv-cache-tokens where that is given)"
+            @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 8.0 MiB in all (hint: give a smaller context with -c (`serve` and `batch` also take --kv-cache-tokens))"
         );
         insta::assert_snapshot!(
             not_enough_memory(&plan, 1 << 20).line(),

@@ -11,8 +11,10 @@ use crate::numbers::size;
 /// Describes what the driver said.
 pub(super) fn describe(found: &Availability) -> Gpus {
     let problem = match (&found.problem, found.cuda_version) {
+        (Some(CudaExecError::NoDriver), _) | (None, None) => {
+            Some("no NVIDIA driver here; the CPU computes".to_owned())
+        }
         (Some(problem), _) => Some(problem.to_string()),
-        (None, None) => Some(CudaExecError::NoDriver.to_string()),
         (None, Some(_)) => None,
     };
     Gpus {
@@ -125,6 +127,6 @@ mod tests {
             devices: Vec::new(),
             problem: Some(CudaExecError::NoDriver),
         };
-        assert!(describe(&none).lines()[0].starts_with("GPU: none; no NVIDIA driver found"));
+        assert!(describe(&none).lines()[0].starts_with("GPU: none; no NVIDIA driver here"));
     }
 }
