@@ -92,7 +92,7 @@ pub(super) fn make_plain(root: &mut Value) {
         n_left = n_left.checked_sub(written.len().saturating_sub(reference.len()))?;
         Some(written)
     };
-    rewrite(root, &places.base, &mut write);
+    rewrite(root, "", &mut write);
     let mut copied: Vec<(String, Value)> = Vec::new();
     let mut n_bytes = 0;
     for (number, path) in copies.iter().enumerate() {
@@ -143,14 +143,15 @@ impl Places {
     fn of(root: &Value) -> Self {
         let base = base_of(root);
         let mut places = Self {
-            base: base.clone(),
             documents: HashMap::from([(base.clone(), 0)]),
+            base,
             starts: vec![0],
             anchors: HashMap::new(),
             steps: vec![(0, String::new())],
         };
         let position = Position {
-            base: &base,
+            // The root's identifier is relative to nothing.
+            base: "",
             document: 0,
             step: 0,
             n_bytes: 0,
@@ -426,6 +427,14 @@ mod tests {
         make_plain(&mut root);
         assert_eq!(root["$ref"], "#/$defs/a");
         assert_eq!(root["$defs"]["a"]["$ref"], "#/$defs/a/$defs/b");
+    }
+
+    #[test]
+    fn a_relative_identifier_of_the_root_counts_once() {
+        let mut root = json!({"$id": "a/b", "$defs": {"c": {"$anchor": "x", "const": 1}}, "$ref": "#x"});
+        assert_eq!(Document::of(&root).referred("#x"), Some(&root["$defs"]["c"]));
+        make_plain(&mut root);
+        assert_eq!(root["$ref"], "#/$defs/c");
     }
 
     #[test]
