@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use crate::constraint::referred;
+use crate::constraint::Document;
 
 /// Most nested references and combinations that are resolved.
 const MAX_DEPTH: usize = 16;
@@ -32,7 +32,7 @@ const NOTES: [&str; 9] = [
 ];
 
 /// Resolves the references and combinations at the top of a schema where possible; `root` is the document with the schema.
-pub(super) fn seen_through<'s>(schema: &'s Value, root: &Value) -> Cow<'s, Value> {
+pub(super) fn seen_through<'s>(schema: &'s Value, root: &Document<'_>) -> Cow<'s, Value> {
     let is_combined = |fields: &Map<String, Value>| {
         ["$ref", "allOf", "anyOf", "oneOf"]
             .iter()
@@ -52,7 +52,7 @@ pub(super) fn seen_through<'s>(schema: &'s Value, root: &Value) -> Cow<'s, Value
 /// Merges an object's schema with all of its combinations.
 fn whole(
     fields: &Map<String, Value>,
-    root: &Value,
+    root: &Document<'_>,
     depth: usize,
     n_left: &mut usize,
     n_bytes: &mut usize,
@@ -65,7 +65,7 @@ fn whole(
     let mut parts: Vec<&Value> = Vec::new();
     for (keyword, of) in fields {
         match (keyword.as_str(), of) {
-            ("$ref", Value::String(reference)) => parts.push(referred(root, reference)?),
+            ("$ref", Value::String(reference)) => parts.push(root.referred(reference)?),
             ("allOf", Value::Array(schemas)) => parts.extend(schemas),
             ("anyOf" | "oneOf", Value::Array(schemas)) if schemas.len() == 1 => parts.extend(schemas),
             _ => {
@@ -173,8 +173,9 @@ mod tests {
     fn what_a_schema_says_is_seen_behind_references_and_combinations() {
         let root = json!({"$defs": {"T": {"type": "string"}, "E": {"enum": ["a", "b"], "type": "string"},
             "again": {"$ref": "#/$defs/again"}, "X/Y": {"$ref": "#/$defs/E"}}});
+        let document = Document::of(&root);
         let check = |schema: Value, expected: Value| {
-            assert_eq!(*seen_through(&schema, &root), expected, "{schema}");
+            assert_eq!(*seen_through(&schema, &document), expected, "{schema}");
         };
         let text = || json!({"type": "string"});
         check(json!({"$ref": "#/$defs/T"}), text());
@@ -220,6 +221,6 @@ mod tests {
         let many: Vec<Value> = (0..40).map(|_| json!({"$ref": "#/$defs/a"})).collect();
         let root = json!({"$defs": {"a": {"allOf": many}}});
         let schema = json!({"$ref": "#/$defs/a"});
-        assert_eq!(*seen_through(&schema, &root), schema);
+        assert_eq!(*seen_through(&schema, &Document::of(&root)), schema);
     }
 }

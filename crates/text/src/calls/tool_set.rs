@@ -9,6 +9,7 @@ use super::{
     see_through::seen_through,
     value_kinds::{ValueKinds, Written},
 };
+use crate::constraint::Document;
 
 /// The tools that a request offers: names, and schemas of their parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,9 +70,10 @@ impl ToolSet {
     /// What the schema of an argument lets through; `None` where it is not named.
     fn kinds(&self, name: &str, key: &str) -> Option<ValueKinds> {
         let tool = self.0.iter().find(|tool| tool.name == name)?;
-        let schema = seen_through(&tool.schema, &tool.schema);
+        let document = Document::of(&tool.schema);
+        let schema = seen_through(&tool.schema, &document);
         let argument = schema.get("properties")?.get(key)?;
-        Some(ValueKinds::of(argument, &tool.schema))
+        Some(ValueKinds::of(argument, &document))
     }
 
     /// Whether an argument is a text by its schema; `None` where it may be one or not.

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use crate::constraint::referred;
+use crate::constraint::Document;
 
 /// Kinds of JSON values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ const MAX_SCHEMAS: usize = 1000;
 
 impl ValueKinds {
     /// Finds the kinds that `schema` allows; references resolve in the document `root`.
-    pub(super) fn of(schema: &Value, root: &Value) -> Self {
+    pub(super) fn of(schema: &Value, root: &Document<'_>) -> Self {
         let mut n_left = MAX_SCHEMAS;
         Self(kinds(schema, root, MAX_DEPTH, &mut n_left))
     }
@@ -86,7 +86,7 @@ impl ValueKinds {
     }
 }
 
-fn kinds(schema: &Value, root: &Value, depth: usize, n_left: &mut usize) -> u8 {
+fn kinds(schema: &Value, root: &Document<'_>, depth: usize, n_left: &mut usize) -> u8 {
     let Some(fields) = schema.as_object().filter(|_| depth > 0 && *n_left > 0) else {
         return ALL;
     };
@@ -118,7 +118,7 @@ fn kinds(schema: &Value, root: &Value, depth: usize, n_left: &mut usize) -> u8 {
         allowed &= kinds(part, root, depth - 1, n_left);
     }
     let reference = fields.get("$ref").and_then(Value::as_str);
-    if let Some(part) = reference.and_then(|reference| referred(root, reference)) {
+    if let Some(part) = reference.and_then(|reference| root.referred(reference)) {
         allowed &= kinds(part, root, depth - 1, n_left);
     }
     allowed
@@ -194,13 +194,14 @@ mod tests {
         ] {
             let root = json!({"$defs": {"text": {"type": "string"}, "number": {"allOf": [{"type": "integer"}]},
                 "again": {"anyOf": [{"$ref": "#/$defs/again"}, {"$ref": "#/$defs/again"}]}}});
-            assert_eq!(ValueKinds::of(&schema, &root).written(), written, "{schema}");
+            let document = Document::of(&root);
+            assert_eq!(ValueKinds::of(&schema, &document).written(), written, "{schema}");
         }
     }
 
     #[test]
     fn whole_numbers_are_integers_however_they_are_written() {
-        let kinds = |schema: Value| ValueKinds::of(&schema, &schema);
+        let kinds = |schema: Value| ValueKinds::of(&schema, &Document::of(&schema));
         let integer = kinds(json!({"type": ["integer", "string"]}));
         assert!(integer.include(&json!(3)) && integer.include(&json!(3.0)));
         assert!(!integer.include(&json!(3.5)) && !integer.include(&json!(true)));

@@ -56,13 +56,16 @@ pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(
     for part in &grammar.grammars {
         let mut multiple = None;
         let mut n_properties = 0;
+        let mut is_tangled = false;
         let mut longest = Longest::default();
         let mut of_schema = |schema: &serde_json::Value| {
             if multiple.is_none() {
                 multiple = schema_references::long_multiple(schema, MAX_MULTIPLE);
             }
             n_properties += schema_references::n_properties(schema);
-            schema_references::longest(schema)
+            let longest = schema_references::longest(schema);
+            is_tangled |= longest.is_none();
+            longest.unwrap_or_default()
         };
         if let Some(schema) = &part.json_schema {
             longest = of_schema(schema);
@@ -71,6 +74,12 @@ pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(
             longest = longest.max(lark_references::longest(lark, &mut of_schema));
         }
         check_references(kind, longest)?;
+        if is_tangled {
+            return Err(ConstraintError::Refused {
+                kind,
+                reason: "it has too many references for its number of identifiers and anchors".to_owned(),
+            });
+        }
         let n_terminals = part
             .lark_grammar
             .as_deref()

@@ -32,6 +32,19 @@ impl References {
         self.to.len() - 1
     }
 
+    /// Adds a node that only stands for all of its targets, and that no path counts.
+    pub(super) fn add_choice(&mut self) -> usize {
+        self.to.push(Vec::new());
+        self.n_levels.push(0);
+        self.to.len() - 1
+    }
+
+    /// Counts the references between all nodes.
+    #[cfg(test)]
+    pub(super) fn n_references(&self) -> usize {
+        self.to.iter().map(Vec::len).sum()
+    }
+
     /// Adds a reference from a node to another, `n_levels` below the first.
     pub(super) fn refer(&mut self, from: usize, to: usize, n_levels: usize) {
         self.to[from].push(to);
@@ -95,7 +108,8 @@ impl References {
                 let mut own = Longest::default();
                 for &member in &group {
                     is_open[member] = false;
-                    own.n_nodes += 1;
+                    // A choice has no level of its own.
+                    own.n_nodes += usize::from(self.n_levels[member] > 0);
                     own.n_levels += self.n_levels[member];
                 }
                 for &member in &group {

@@ -52,4 +52,4 @@ pub use grammar::Constraint;
 pub(crate) use grammar::{CallGrammar, HeldTool, is_deeper_than, prepared};
 pub(crate) use lead::Mark;
 pub use matcher::ConstraintMatcher;
-pub(crate) use references::referred;
+pub(crate) use references::Document;

@@ -7,7 +7,10 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::chains::{Longest, References};
+use super::{
+    chains::{Longest, References},
+    references::without_percents,
+};
 
 /// Keywords that give a schema another name than its path.
 const NAMES: [&str; 5] = ["$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"];
@@ -27,11 +30,17 @@ const JOINING: [&str; 8] = [
     "dependentSchemas",
 ];
 
-/// Finds the longest path along the references of a schema.
-pub(super) fn longest(schema: &Value) -> Longest {
+/// Most bytes of pointers that are looked up, each of them at every value at which a pointer may start.
+const MAX_LOOKED_UP_BYTES: usize = 32 << 20;
+
+/// Cost of a lookup beside its pointer, in bytes.
+const LOOK_UP_BYTES: usize = 16;
+
+/// Finds the longest path along the references of a schema; `None` if its references times its names are too many.
+pub(super) fn longest(schema: &Value) -> Option<Longest> {
     let mut found = Found::default();
     found.look_through(schema);
-    found.references(schema).longest()
+    Some(found.references(schema)?.longest())
 }
 
 /// Collects a schema's references and names.
@@ -79,32 +88,43 @@ impl<'s> Found<'s> {
         }
     }
 
-    /// Finds the values to which a reference may lead.
-    fn targets(&self, to: &str) -> Vec<Place> {
-        let (base, fragment) = to.split_once('#').unwrap_or((to, ""));
-        let is_pointer = fragment.is_empty() || fragment.starts_with('/');
-        let mut targets = Vec::new();
-        if is_pointer {
-            let pointer = without_percents(fragment);
-            let found = self.bases.iter().filter_map(|base| base.pointer(&pointer));
-            targets.extend(found.map(place));
-        }
-        if !base.is_empty() || !is_pointer {
-            targets.extend(&self.named);
-        }
-        targets
-    }
-
-    fn references(&self, schema: &Value) -> References {
-        let mut targets_of: HashMap<&str, Vec<Place>> = HashMap::new();
-        for to in &self.references {
-            targets_of.entry(to).or_insert_with(|| self.targets(to));
-        }
+    /// Builds the graph of references; `None` if finding their targets takes too long.
+    fn references(&self, schema: &Value) -> Option<References> {
         let mut references = References::default();
         let mut nodes: HashMap<Place, usize> = HashMap::new();
-        let all = targets_of.values().flatten();
-        for &target in [place(schema)].iter().chain(&self.named).chain(all) {
+        for &target in [place(schema)].iter().chain(&self.named) {
             nodes.entry(target).or_insert_with(|| references.add());
+        }
+        // References share these nodes, because many of them may lead to any of many values.
+        let (any_named, any_base) = (references.add_choice(), references.add_choice());
+        for target in &self.named {
+            references.refer(any_named, nodes[target], 0);
+        }
+        references.refer(any_base, any_named, 0);
+        references.refer(any_base, nodes[&place(schema)], 0);
+        let mut choices: HashMap<&str, usize> = HashMap::new();
+        let mut n_left = MAX_LOOKED_UP_BYTES;
+        for &to in &self.references {
+            if choices.contains_key(to) {
+                continue;
+            }
+            let choice = references.add_choice();
+            choices.insert(to, choice);
+            let (base, fragment) = to.split_once('#').unwrap_or((to, ""));
+            if fragment.starts_with('/') {
+                let n_bytes = (fragment.len() + LOOK_UP_BYTES).saturating_mul(self.bases.len());
+                n_left = n_left.checked_sub(n_bytes)?;
+                let pointer = without_percents(fragment);
+                for target in self.bases.iter().filter_map(|base| base.pointer(&pointer)) {
+                    let node = *nodes.entry(place(target)).or_insert_with(|| references.add());
+                    references.refer(choice, node, 0);
+                }
+            } else if fragment.is_empty() {
+                references.refer(choice, any_base, 0);
+            }
+            if !base.is_empty() || !(fragment.is_empty() || fragment.starts_with('/')) {
+                references.refer(choice, any_named, 0);
+            }
         }
         // Each value with its node and its level in that node.
         let mut open = vec![(schema, nodes[&place(schema)], 1)];
@@ -118,9 +138,7 @@ impl<'s> Found<'s> {
             };
             references.deepen(node, level);
             for to in references_in(value) {
-                for target in &targets_of[to] {
-                    references.refer(node, nodes[target], level);
-                }
+                references.refer(node, choices[to], level);
             }
             match value {
                 Value::Object(fields) => {
@@ -130,22 +148,8 @@ impl<'s> Found<'s> {
                 _ => {}
             }
         }
-        references
+        Some(references)
     }
-}
-
-/// Decodes the percent escapes of a JSON pointer in a URL.
-fn without_percents(fragment: &str) -> String {
-    let bytes = fragment.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let hex = fragment.get(at + 1..at + 3).filter(|_| bytes[at] == b'%');
-        let byte = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        out.push(byte.unwrap_or(bytes[at]));
-        at += if byte.is_some() { 3 } else { 1 };
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 /// Counts the properties of all objects of a schema.
@@ -232,8 +236,9 @@ mod tests {
 
     #[test]
     fn references_are_followed_wherever_they_lead() {
-        let check =
-            |schema: &Value, expected: usize| assert_eq!(longest(schema).n_nodes, expected, "{schema}");
+        let check = |schema: &Value, expected: usize| {
+            assert_eq!(longest(schema).unwrap().n_nodes, expected, "{schema}")
+        };
         check(&json!({"type": "string"}), 1);
         check(&json!({"properties": {"a": {"$ref": "#"}}}), 1);
         check(&json!({"properties": {"a": {"$ref": "#/nowhere"}}}), 1);
@@ -254,21 +259,22 @@ mod tests {
         // By names and identifiers.
         let named =
             json!({"$defs": {"a": {"$anchor": "x", "$ref": "#y"}, "b": {"$anchor": "y"}}, "$ref": "#x"});
-        assert!(longest(&named).n_nodes >= 3);
+        assert!(longest(&named).unwrap().n_nodes >= 3);
         let of_id = json!({"$id": "http://a/", "$defs": {"b": {"$id": "b", "$defs": {"c": {"$ref": "#/$defs/d"}, "d": {}}}},
             "$ref": "b#/$defs/c"});
-        assert!(longest(&of_id).n_nodes >= 3);
+        assert!(longest(&of_id).unwrap().n_nodes >= 3);
         // A property named `$ref` is no reference.
         check(&json!({"properties": {"$ref": {"type": "string"}}}), 1);
     }
 
     #[test]
     fn levels_between_references_count() {
-        let plain = longest(&chain(10, |to| json!({"$ref": to})));
+        let plain = longest(&chain(10, |to| json!({"$ref": to}))).unwrap();
         let deep = longest(&chain(
             10,
             |to| json!({"properties": {"a": {"items": {"items": {"$ref": to}}}}}),
-        ));
+        ))
+        .unwrap();
         assert_eq!(plain.n_nodes, deep.n_nodes);
         assert!(deep.n_levels >= plain.n_levels + 40, "{plain:?} {deep:?}");
     }
@@ -276,13 +282,38 @@ mod tests {
     #[test]
     fn long_chains_and_wide_schemas_are_counted_in_a_moment() {
         let n = 20_000;
-        assert_eq!(longest(&chain(n, |to| json!({"$ref": to}))).n_nodes, n + 2);
+        let long = longest(&chain(n, |to| json!({"$ref": to}))).unwrap();
+        assert_eq!(long.n_nodes, n + 2);
         let wide: Map<String, Value> = (0..n)
             .map(|idx| (format!("p{idx}"), json!({"$ref": "#/$defs/a0"})))
             .collect();
         let mut schema = chain(5, |to| json!({"$ref": to}));
         schema["properties"] = wide.into();
-        assert_eq!(longest(&schema).n_nodes, 7);
+        assert_eq!(longest(&schema).unwrap().n_nodes, 7);
+    }
+
+    #[test]
+    fn many_references_to_any_of_many_names_share_their_targets() {
+        let n = 20_000;
+        let of = |form: &dyn Fn(usize) -> String| -> Value {
+            let objects = (0..n).map(|idx| json!({"$id": 0, "$ref": form(idx), "a": {}}));
+            json!({"enum": objects.collect::<Vec<Value>>()})
+        };
+        for form in [
+            &(|idx| format!("a{idx:05}")) as &dyn Fn(usize) -> String,
+            &|idx| format!("#a{idx:05}"),
+            &|idx| format!("a{idx:05}#"),
+            &|_| "#/a".to_owned(),
+        ] {
+            let schema = of(form);
+            let mut found = Found::default();
+            found.look_through(&schema);
+            let references = found.references(&schema).unwrap();
+            let n_edges = references.n_references();
+            assert!(n_edges < 10 * n, "{n_edges} references");
+            assert!(references.longest().n_nodes >= 3);
+        }
+        assert_eq!(longest(&of(&|idx| format!("#/a{idx:05}"))), None);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::{
         tagged_body::{MAX_NAME_BYTES, TaggedShape},
         value_kinds::{ValueKinds, Written},
     },
-    constraint::{is_deeper_than, prepared},
+    constraint::{Document, is_deeper_than, prepared},
 };
 
 /// Levels of a schema.
@@ -117,7 +117,7 @@ pub(super) fn arguments_of(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<V
     let empty = Map::new();
     let seen: Cow<'_, Value> = seen_through(offer.schema, offer.root);
     let fields = seen.as_object().unwrap_or(&empty);
-    let document = offer.root.as_object().unwrap_or(&empty);
+    let document = offer.root.root().as_object().unwrap_or(&empty);
     if offer.hold == Hold::Exact {
         if let Some(keyword) = fields.keys().find(|keyword| !TOP.contains(&keyword.as_str())) {
             return Err(format!("`{keyword}` stands at its top"));
@@ -267,7 +267,7 @@ fn unnamed(shape: &TaggedShape, rules: &mut Rules<'_>) -> Result<String, String>
     } else {
         (line, &[shape.value_end][..], value_end.clone())
     };
-    let body = text(&json!({}), Hold::Relaxed, ends, &Value::Null)?;
+    let body = text(&json!({}), Hold::Relaxed, ends, &Document::of(&Value::Null))?;
     let as_text = rules.bounded(before, &body, &after);
     let mut forms = format!("{} {as_text} S?", begin(shape.attributes.0, rules));
     if shape.has_attributes || shape.has_cdata {

@@ -6,9 +6,12 @@
 use serde_json::{Map, Value};
 
 use super::{Hold, rules::quoted};
-use crate::calls::{
-    see_through::seen_through,
-    value_kinds::{ValueKinds, Written},
+use crate::{
+    calls::{
+        see_through::seen_through,
+        value_kinds::{ValueKinds, Written},
+    },
+    constraint::Document,
 };
 
 /// Largest nesting depth of a schema.
@@ -88,7 +91,7 @@ fn choices_of(fields: &Map<String, Value>) -> Option<&Vec<Value>> {
 }
 
 /// Returns the string choices of a schema as a schema; `None` if it has none.
-pub(super) fn text_choices(schema: &Value, root: &Value) -> Option<Value> {
+pub(super) fn text_choices(schema: &Value, root: &Document<'_>) -> Option<Value> {
     let choices = choices_of(schema.as_object()?)?.iter();
     let is_text = |choice: &&Value| ValueKinds::of(choice, root).written() == Written::Text;
     let texts: Vec<Value> = choices.filter(is_text).cloned().collect();
@@ -97,7 +100,7 @@ pub(super) fn text_choices(schema: &Value, root: &Value) -> Option<Value> {
 
 /// Writes the body of a rule for a value that is a text or, as JSON, a value of another kind; `None` if a bare text could be read as a
 /// value that the schema excludes.
-pub(super) fn text_or_scalar(schema: &Value, ends: &[&str], root: &Value) -> Option<String> {
+pub(super) fn text_or_scalar(schema: &Value, ends: &[&str], root: &Document<'_>) -> Option<String> {
     let mut values = Bodies {
         kinds: ValueKinds::of(schema, root),
         rules: Vec::new(),
@@ -119,7 +122,7 @@ struct Bodies {
 }
 
 impl Bodies {
-    fn add(&mut self, schema: &Value, ends: &[&str], root: &Value, depth: usize) -> Option<()> {
+    fn add(&mut self, schema: &Value, ends: &[&str], root: &Document<'_>, depth: usize) -> Option<()> {
         let depth = depth.checked_sub(1)?;
         let schema = seen_through(schema, root);
         let fields = schema.as_object()?;
@@ -189,7 +192,7 @@ impl Bodies {
 }
 
 /// Writes the body of a rule for a string of a schema; the string contains none of `ends`. References of the schema resolve in `root`.
-pub(super) fn text(schema: &Value, hold: Hold, ends: &[&str], root: &Value) -> Result<String, String> {
+pub(super) fn text(schema: &Value, hold: Hold, ends: &[&str], root: &Document<'_>) -> Result<String, String> {
     text_within(schema, hold, ends, root, MAX_CHOICES)
 }
 
@@ -197,7 +200,7 @@ fn text_within(
     schema: &Value,
     hold: Hold,
     ends: &[&str],
-    root: &Value,
+    root: &Document<'_>,
     depth: usize,
 ) -> Result<String, String> {
     let without = |body: String| {

@@ -11,7 +11,10 @@ use super::{
     bare::text,
     rules::Rules,
 };
-use crate::calls::{literal::Dialect, literal_body::LiteralShape, see_through::seen_through};
+use crate::{
+    calls::{literal::Dialect, literal_body::LiteralShape, see_through::seen_through},
+    constraint::Document,
+};
 
 /// Values inside each other.
 const MAX_DEPTH: usize = 16;
@@ -62,10 +65,11 @@ pub(super) fn arguments(
             Hold::Exact => argument.schema,
             Hold::Relaxed => relaxed(argument.kinds),
         };
+        let own = Document::of(&schema);
         let root = if offer.hold == Hold::Exact {
             offer.root
         } else {
-            &schema
+            &own
         };
         rules.literals_left = MAX_LITERALS;
         let value = match literal(&schema, root, dialect, 0, rules) {
@@ -125,7 +129,7 @@ fn row(members: &[(String, bool)], separator: &str, rules: &mut Rules<'_>) -> St
 /// resolve in `root`.
 fn literal(
     schema: &Value,
-    root: &Value,
+    root: &Document<'_>,
     dialect: Dialect,
     depth: usize,
     rules: &mut Rules<'_>,
@@ -144,7 +148,7 @@ fn literal(
 
 fn own_literal(
     schema: &Value,
-    root: &Value,
+    root: &Document<'_>,
     dialect: Dialect,
     depth: usize,
     rules: &mut Rules<'_>,
@@ -238,7 +242,7 @@ fn with_definitions(part: &Value, whole: &Value) -> Value {
 fn object(
     seen: &Value,
     schema: &Value,
-    root: &Value,
+    root: &Document<'_>,
     dialect: Dialect,
     depth: usize,
     rules: &mut Rules<'_>,
@@ -293,7 +297,12 @@ fn object(
 }
 
 /// Writes the rule for a string of a schema.
-fn string(schema: &Value, root: &Value, dialect: Dialect, rules: &mut Rules<'_>) -> Result<String, String> {
+fn string(
+    schema: &Value,
+    root: &Document<'_>,
+    dialect: Dialect,
+    rules: &mut Rules<'_>,
+) -> Result<String, String> {
     match dialect {
         Dialect::Marked(mark) => {
             let body = text(schema, Hold::Exact, &[mark], root)?;
@@ -332,7 +341,12 @@ fn any(dialect: Dialect, rules: &mut Rules<'_>) -> Result<String, String> {
     if let Some(any) = &rules.any {
         return Ok(any.clone());
     }
-    let text = string(&json!({"type": "string"}), &Value::Null, dialect, rules)?;
+    let text = string(
+        &json!({"type": "string"}),
+        &Document::of(&Value::Null),
+        dialect,
+        rules,
+    )?;
     let mut scalar = value(&json!({"type": ["number", "boolean", "null"]}), rules)?;
     if dialect == Dialect::Python {
         scalar = rules.rule(&format!("{scalar} | \"True\" | \"False\" | \"None\""));

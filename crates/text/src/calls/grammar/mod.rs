@@ -28,7 +28,7 @@ use super::{
     tagged_body::TaggedShape,
     tool_set::takes_objects,
 };
-use crate::constraint::{CallGrammar, Constraint, ControlTokens, HeldTool, Mark, Told};
+use crate::constraint::{CallGrammar, Constraint, ControlTokens, Document, HeldTool, Mark, Told};
 
 /// Which calls an answer is to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,7 +68,7 @@ struct Offer<'t> {
     name: &'t str,
     schema: &'t Value,
     /// The document with the schema: the schema itself, unless it is part of another.
-    root: &'t Value,
+    root: &'t Document<'t>,
     hold: Hold,
 }
 
@@ -127,11 +127,15 @@ impl ReplyFormat {
             has_strict,
             opens_head,
         };
+        let documents: Vec<_> = (offered.iter())
+            .map(|(_, schema, _)| Document::of(schema))
+            .collect();
         let offers = |all: Hold| -> Vec<Offer<'_>> {
-            let rows = offered.iter().map(|&(name, schema, is_strict)| Offer {
+            let rows = offered.iter().zip(&documents);
+            let rows = rows.map(|(&(name, schema, is_strict), root)| Offer {
                 name,
                 schema,
-                root: schema,
+                root,
                 hold: if is_strict { Hold::Exact } else { all },
             });
             rows.collect()

@@ -491,11 +491,23 @@ fn names_that_no_parser_reads_are_refused() {
 fn slashes_of_a_pattern_do_not_end_it() {
     for pattern in ["^a/b$", r"^a\/b$"] {
         let schema = json!({"type": "string", "pattern": pattern});
-        let body = super::bare::text(&schema, super::Hold::Exact, &["<"], &Value::Null).unwrap();
+        let body = super::bare::text(
+            &schema,
+            super::Hold::Exact,
+            &["<"],
+            &crate::constraint::Document::of(&Value::Null),
+        )
+        .unwrap();
         assert!(body.contains(r"& /(?:a\/b)/ &"), "{body}");
     }
     let schema = json!({"type": "string", "pattern": r"^a\\/b$"});
-    let body = super::bare::text(&schema, super::Hold::Exact, &["<"], &Value::Null).unwrap();
+    let body = super::bare::text(
+        &schema,
+        super::Hold::Exact,
+        &["<"],
+        &crate::constraint::Document::of(&Value::Null),
+    )
+    .unwrap();
     assert!(body.contains(r"& /(?:a\\\/b)/ &"), "{body}");
 }
 

@@ -10,6 +10,9 @@ use crate::template::{
     methods::width_of, value::Value,
 };
 
+/// Longest character reference without its `&` and `;`.
+const MAX_REFERENCE_BYTES: usize = 8;
+
 /// Columns that Python's `pprint` fills.
 const PRINT_WIDTH: usize = 80;
 
@@ -51,7 +54,8 @@ pub(super) fn wordwrap(this: &mut Interpreter<'_>, value: &Value, args: &Argumen
 fn wrapped(line: &str, width: usize, breaks_words: bool, breaks_hyphens: bool) -> Vec<String> {
     let mut chunks: Vec<&str> = chunks_of(line, breaks_hyphens);
     chunks.reverse();
-    let n_chars = |text: &str| text.chars().count();
+    // The rest of a long word is looked at once for each line, so only its beginning may be counted.
+    let n_chars = |text: &str| text.chars().take(width.saturating_add(1)).count();
     let is_space = |text: &str| text.trim().is_empty();
     let mut lines: Vec<String> = Vec::new();
     while !chunks.is_empty() {
@@ -221,10 +225,8 @@ fn unescaped(text: &str) -> String {
     while let Some(start) = rest.find('&') {
         plain.push_str(&rest[..start]);
         rest = &rest[start..];
-        let name = rest[1..]
-            .split_once(';')
-            .map(|(name, _)| name)
-            .filter(|name| name.len() <= 8);
+        let mut behind = rest.bytes().skip(1).take(MAX_REFERENCE_BYTES + 1);
+        let name = behind.position(|byte| byte == b';').map(|n| &rest[1..=n]);
         let number = name.and_then(|name| name.strip_prefix('#')).and_then(|number| {
             match number.strip_prefix(['x', 'X']) {
                 Some(hex) => u32::from_str_radix(hex, 16).ok(),
@@ -320,7 +322,52 @@ fn print(
     out.push_str(close)
 }
 
-/// Sorts the mappings in a value by their keys, as far as the keys can be compared.
+/// Counts the comparisons of a sort before it begins: a sort cannot stop, and an order that fails in between is none.
+fn burn_sorting(this: &Interpreter<'_>, entries: &[(Value, Value)]) -> Result<(), Fault> {
+    fn burn(this: &Interpreter<'_>, key: &Value, n_comparisons: usize) -> Result<(), Fault> {
+        this.meter.burn(n_comparisons)?;
+        match key {
+            Value::Str(text) => (this.meter).burn_bytes(text.body.len().saturating_mul(n_comparisons)),
+            Value::Tuple(items) => (items.items.iter()).try_for_each(|item| burn(this, item, n_comparisons)),
+            _ => Ok(()),
+        }
+    }
+    let n_comparisons = entries.len().checked_ilog2().unwrap_or(0) as usize;
+    if n_comparisons == 0 {
+        return Ok(());
+    }
+    (entries.iter()).try_for_each(|(key, _)| burn(this, key, n_comparisons))
+}
+
+/// Orders the keys of mappings by their kind, as Python's `pprint` does with the names of their types, then by their value. Numbers are one
+/// kind. It is total, unlike Python's own order.
+fn key_order(a: &Value, b: &Value) -> Ordering {
+    fn kind(key: &Value) -> u8 {
+        match key {
+            Value::None => 0,
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) => 1,
+            Value::Str(_) => 2,
+            Value::Tuple(_) => 3,
+            _ => 4,
+        }
+    }
+    match (a, b) {
+        (Value::Str(a), Value::Str(b)) => a.body.cmp(&b.body),
+        (Value::Tuple(a), Value::Tuple(b)) => {
+            let mut pairs = a.items.iter().zip(&b.items);
+            let different = pairs.find_map(|(a, b)| Some(key_order(a, b)).filter(|order| order.is_ne()));
+            different.unwrap_or_else(|| a.items.len().cmp(&b.items.len()))
+        }
+        (a, b) if kind(a) == 1 && kind(b) == 1 => {
+            let float = |key: &Value| key.as_float().unwrap_or(f64::NAN);
+            // Distinct integers may be one float.
+            (float(a).total_cmp(&float(b))).then_with(|| a.as_int().cmp(&b.as_int()))
+        }
+        (a, b) => kind(a).cmp(&kind(b)),
+    }
+}
+
+/// Sorts the mappings in a value by their keys.
 fn sorted(this: &Interpreter<'_>, value: &Value) -> Result<Value, Fault> {
     let all = |items: &[Value]| {
         items
@@ -334,10 +381,8 @@ fn sorted(this: &Interpreter<'_>, value: &Value) -> Result<Value, Fault> {
             for (key, item) in &dict.entries {
                 entries.push((key.clone(), sorted(this, item)?));
             }
-            entries.sort_by(|(a, _), (b, _)| {
-                let order = a.order(b, "<", &this.meter);
-                order.ok().flatten().unwrap_or(Ordering::Equal)
-            });
+            burn_sorting(this, &entries)?;
+            entries.sort_by(|(a, _), (b, _)| key_order(a, b));
             this.meter.dict(entries)?
         }
         Value::List(items) => this.meter.list(all(&items.items)?)?,

@@ -77,3 +77,56 @@ fn an_order_of_roles_that_a_template_refuses_can_be_written() {
         "another refusal stays one"
     );
 }
+
+#[test]
+fn mappings_print_in_order_of_their_keys_whatever_kinds_these_have() {
+    for (source, expected) in [
+        (
+            "{{ {1: 1, 'a': 2, none: 3, 'B': 4, 0: 5}|pprint }}",
+            "{None: 3, 0: 5, 1: 1, 'B': 4, 'a': 2}",
+        ),
+        (
+            "{{ {(2, 'b'): 1, (2, 1): 2, (1,): 3, 'x': 4}|pprint }}",
+            "{'x': 4, (1,): 3, (2, 1): 2, (2, 'b'): 1}",
+        ),
+        (
+            "{{ {9007199254740993: 1, 9007199254740992: 2, 0.5: 3}|pprint }}",
+            "{0.5: 3, 9007199254740992: 2, 9007199254740993: 1}",
+        ),
+    ] {
+        assert_eq!(render(source).as_deref(), Ok(expected), "{source}");
+    }
+    // The standard library's sort panics at an order that is none, from about twenty items on.
+    let mixed = (0..400).map(|n| {
+        let number = (n * 7919) % 401;
+        match n % 4 {
+            0 => format!("{number}: 0"),
+            1 => format!("'{number}': 0"),
+            2 => format!("{number}.5: 0"),
+            _ => format!("({number}, 'a'): 0"),
+        }
+    });
+    let entries: Vec<String> = mixed.collect();
+    let source = format!("{{{{ {{{}}}|pprint }}}}", entries.join(", "));
+    let printed = render(&source).expect("it is small");
+    assert_eq!(printed.lines().count(), 400);
+    let tuples = printed.lines().position(|line| line.contains('('));
+    assert_eq!(tuples, Some(300), "{printed}");
+}
+
+#[test]
+fn long_words_and_many_ampersands_take_linear_time() {
+    let start = std::time::Instant::now();
+    let check = |source: &str, n_chars: usize| {
+        assert_eq!(
+            render(source).map(|text| text.chars().count()),
+            Ok(n_chars),
+            "{source}"
+        );
+    };
+    check("{{ ('&' * 400000)|striptags }}", 400_000);
+    check("{{ ('&amp' * 50000)|striptags }}", 200_000);
+    check("{{ ('a' * 200000)|wordwrap(1) }}", 399_999);
+    check("{{ '&#x0001F;&#x01F600;&amp;&toolongs;;'|striptags }}", 14);
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
+}

@@ -5,7 +5,7 @@
 //! pattern and done here; any other look-around is refused. A pattern has the meaning that it has in Oniguruma, the engine of Hugging
 //! Face's tokenizers, in every spelling.
 
-use std::{borrow::Cow, collections::BTreeMap, convert::Infallible, ops::Range};
+use std::{borrow::Cow, collections::BTreeMap, ops::Range};
 
 use regex::Regex;
 use regex_syntax::ast::{self, AssertionKind, Ast, RepetitionKind, Span, Visitor, parse::Parser};
@@ -87,7 +87,8 @@ impl Pattern {
     /// [`TokenizerError::Pattern`] where the expression is malformed, too large or needs backtracking.
     pub(crate) fn new(source: &str, behavior: Behavior, is_inverted: bool) -> Result<Self, TokenizerError> {
         let (plain, ending) = without_look_ahead(source);
-        let regex = Regex::new(&linear(&plain)).map_err(|error| TokenizerError::Pattern {
+        let regex = linear(&plain).and_then(|plain| Regex::new(&plain));
+        let regex = regex.map_err(|error| TokenizerError::Pattern {
             pattern: source.to_owned(),
             source: Box::new(error),
         })?;
@@ -265,12 +266,15 @@ fn without_look_ahead(source: &str) -> (Cow<'_, str>, Option<bool>) {
 
 /// Translates a pattern of Oniguruma's for an engine that does not backtrack: `^` and `$` match at each line, and possessive quantifiers
 /// become greedy. For these patterns, in which each class excludes what follows it, the result is the same.
-fn linear(pattern: &str) -> String {
+///
+/// # Errors
+/// More than [`MAX_LINE_END_TESTS`] possessive quantifiers stand before the end of a line.
+fn linear(pattern: &str) -> Result<String, regex::Error> {
     let Ok(tree) = Parser::new().parse(pattern) else {
         // The compiler reports the error.
-        return pattern.to_owned();
+        return Ok(pattern.to_owned());
     };
-    let changes = ast::visit(&tree, Changes::of(pattern)).expect("no visit fails");
+    let changes = ast::visit(&tree, Changes::of(pattern))?;
     let mut linear = String::with_capacity(pattern.len());
     let mut done = 0;
     for (start, (end, text)) in changes {
@@ -279,12 +283,17 @@ fn linear(pattern: &str) -> String {
         done = end;
     }
     linear.push_str(&pattern[done..]);
-    linear
+    Ok(linear)
 }
+
+/// Most parts of a pattern that are compiled to find whether they match a line break. Tokenizers' patterns have at most one.
+const MAX_LINE_END_TESTS: usize = 16;
 
 /// Collects replacements in a pattern: start, end and new text.
 struct Changes<'p> {
     pattern: &'p str,
+    /// Parts that may still be compiled.
+    n_tests_left: usize,
     changes: BTreeMap<usize, (usize, &'static str)>,
 }
 
@@ -292,6 +301,7 @@ impl<'p> Changes<'p> {
     fn of(pattern: &'p str) -> Self {
         Self {
             pattern,
+            n_tests_left: MAX_LINE_END_TESTS,
             changes: BTreeMap::new(),
         }
     }
@@ -302,22 +312,27 @@ impl<'p> Changes<'p> {
     }
 
     /// Says whether a part of the pattern matches a line break.
-    fn takes_line_breaks(&self, part: &Ast) -> bool {
+    fn takes_line_breaks(&mut self, part: &Ast) -> Result<bool, regex::Error> {
+        let left = self.n_tests_left.checked_sub(1);
+        self.n_tests_left = left.ok_or_else(|| {
+            let reason = "too many possessive quantifiers stand before the end of a line";
+            regex::Error::Syntax(reason.to_owned())
+        })?;
         let span = part.span();
         let part = &self.pattern[span.start.offset..span.end.offset];
-        Regex::new(part).is_ok_and(|regex| regex.is_match("\n"))
+        Ok(Regex::new(part).is_ok_and(|regex| regex.is_match("\n")))
     }
 }
 
 impl Visitor for Changes<'_> {
     type Output = BTreeMap<usize, (usize, &'static str)>;
-    type Err = Infallible;
+    type Err = regex::Error;
 
-    fn finish(self) -> Result<Self::Output, Infallible> {
+    fn finish(self) -> Result<Self::Output, regex::Error> {
         Ok(self.changes)
     }
 
-    fn visit_pre(&mut self, part: &Ast) -> Result<(), Infallible> {
+    fn visit_pre(&mut self, part: &Ast) -> Result<(), regex::Error> {
         match part {
             Ast::Concat(parts) => {
                 for pair in parts.asts.windows(2) {
@@ -325,7 +340,7 @@ impl Visitor for Changes<'_> {
                     if let [before, Ast::Assertion(end)] = pair
                         && end.kind == AssertionKind::EndLine
                         && let Some((taken, _)) = possessive(before)
-                        && self.takes_line_breaks(taken)
+                        && self.takes_line_breaks(taken)?
                     {
                         self.add(&end.span, r"\z");
                     }
@@ -416,6 +431,14 @@ mod tests {
         check(r" ++$", "a  \nb ", &["a", "  ", "\nb", " "]);
         check("^#+", "#a\n##b#", &["#", "a\n", "##", "b#"]);
         check(r"[$^]\$", "a$$b^$", &["a", "$$", "b", "^$"]);
+    }
+
+    #[test]
+    fn the_parts_that_are_compiled_by_themselves_have_a_bound() {
+        let pattern = |n| Pattern::new(&r"\pL++$|".repeat(n), Behavior::Isolated, false);
+        assert!(pattern(MAX_LINE_END_TESTS).is_ok());
+        assert!(pattern(MAX_LINE_END_TESTS + 1).is_err());
+        assert!(pattern(100_000).is_err());
     }
 
     #[test]
