@@ -326,7 +326,7 @@ mod tests {
             Err(
                 "error: `tokenmill serve` has no `--grammar-file`, `--rope-scale`, `--prot` (hint: `--grammar-file`: `run` and `chat` take \
                  `--json-schema`, `--regex` and `--grammar`; what a server answers, its requests shape themselves; `--rope-scale`: \
-                 positions are scaled as the file says; it cannot be overridden here yet; `--prot`: near it is `--port`)",
+                 positions are scaled as the file says; it cannot be overridden here yet; `--prot`: a similar one is `--port`)",
             ),
         );
         // The parser reports a single unknown flag, because it can suggest a similar one.

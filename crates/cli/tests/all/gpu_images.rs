@@ -71,7 +71,7 @@ fn cpu_computes_images_if_the_model_would_be_divided() {
         "{}",
         refused.stderr
     );
-    refused.failed(3);
+    assert_eq!(refused.code, 3);
 }
 
 #[test]
