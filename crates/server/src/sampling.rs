@@ -426,7 +426,8 @@ mod tests {
                     exponent: 2.0,
                 }),
                 mirostat: Some(Mirostat::new(MirostatVersion::Two, 4.0, 0.2)),
-                order: Some(vec![SamplerStep::Temperature, SamplerStep::TopK]),
+                // Mirostat takes the place of all steps.
+                order: None,
                 repeat_penalty: 1.1,
                 presence_penalty: 0.2,
                 frequency_penalty: 0.1,
@@ -447,6 +448,13 @@ mod tests {
 
     #[test]
     fn the_values_of_llama_cpp_are_read() {
+        check(
+            r#"{"samplers":["temperature","top_k","infill"]}"#,
+            Ok(SamplingParams {
+                order: Some(vec![SamplerStep::Temperature, SamplerStep::TopK]),
+                ..api_default()
+            }),
+        );
         check(
             r#"{"dry_multiplier":0.8,"dry_penalty_last_n":-1,"repeat_last_n":-1,"logit_bias":[]}"#,
             Ok(SamplingParams {
