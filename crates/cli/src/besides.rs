@@ -23,9 +23,9 @@ pub(crate) fn of_generating(
     let is_divided = load.is_divided();
     Ok(Besides {
         // A divided model takes no images. If the device is left open, the CPU then computes the whole model.
-        encoder: !(matches!(device, Device::Cuda { .. }) && is_divided)
-            && !vision.is_off()
-            && !vision.names_file(),
+        encoder: !(vision.is_off()
+            || vision.names_file()
+            || matches!(device, Device::Cuda { .. }) && is_divided),
         nextn: (matches!(device, Device::Cpu) || !is_divided) && speculation.asks_own_layer(),
     })
 }

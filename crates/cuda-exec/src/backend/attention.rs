@@ -59,7 +59,7 @@ impl CudaBackend {
     ) -> Result<(), BackendError> {
         let inputs = &prepared(&mut self.workspace).inputs;
         let turning = inputs.turning(n_tokens)?.filter(|_| has_axes(Some(rope)));
-        Ok(match turning {
+        match turning {
             None => (self.ops).rope(rope, inputs.positions(n_tokens)?, row_width, heads.write())?,
             Some(TurningPositions::Single(positions)) => {
                 self.ops.rope(rope, positions, row_width, heads.write())?;
@@ -67,7 +67,8 @@ impl CudaBackend {
             Some(TurningPositions::Axes(positions)) => {
                 self.ops.rope_axes(rope, positions, row_width, heads.write())?;
             }
-        })
+        }
+        Ok(())
     }
 
     pub(super) fn attend(

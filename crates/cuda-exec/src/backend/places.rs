@@ -167,11 +167,11 @@ impl Places {
     }
 
     /// Returns the positions by which rope turns, from the words that [`Self::write`] wrote; `None` if they are the tokens' own.
-    pub(super) fn turning<'a>(
+    pub(super) fn turning(
         self,
-        words: crate::View<'a, u32>,
+        words: crate::View<'_, u32>,
         n_tokens: usize,
-    ) -> Result<Option<TurningPositions<'a>>, BackendError> {
+    ) -> Result<Option<TurningPositions<'_>>, BackendError> {
         let words = words.range(0..self.n_turning(n_tokens))?;
         Ok(match self.turning {
             Turning::Own => None,

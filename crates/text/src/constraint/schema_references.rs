@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn references_are_followed_wherever_they_lead() {
         let check = |schema: &Value, expected: usize| {
-            assert_eq!(longest(schema).unwrap().n_nodes, expected, "{schema}")
+            assert_eq!(longest(schema).unwrap().n_nodes, expected, "{schema}");
         };
         check(&json!({"type": "string"}), 1);
         check(&json!({"properties": {"a": {"$ref": "#"}}}), 1);

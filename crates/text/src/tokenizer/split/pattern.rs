@@ -294,7 +294,7 @@ struct Changes<'p> {
     pattern: &'p str,
     /// Parts that may still be compiled.
     n_tests_left: usize,
-    changes: BTreeMap<usize, (usize, &'static str)>,
+    replaced: BTreeMap<usize, (usize, &'static str)>,
 }
 
 impl<'p> Changes<'p> {
@@ -302,13 +302,13 @@ impl<'p> Changes<'p> {
         Self {
             pattern,
             n_tests_left: MAX_LINE_END_TESTS,
-            changes: BTreeMap::new(),
+            replaced: BTreeMap::new(),
         }
     }
 
     fn add(&mut self, span: &Span, text: &'static str) {
         let change = (span.end.offset, text);
-        self.changes.entry(span.start.offset).or_insert(change);
+        self.replaced.entry(span.start.offset).or_insert(change);
     }
 
     /// Says whether a part of the pattern matches a line break.
@@ -329,7 +329,7 @@ impl Visitor for Changes<'_> {
     type Err = regex::Error;
 
     fn finish(self) -> Result<Self::Output, regex::Error> {
-        Ok(self.changes)
+        Ok(self.replaced)
     }
 
     fn visit_pre(&mut self, part: &Ast) -> Result<(), regex::Error> {
