@@ -33,7 +33,7 @@ const JOINING: [&str; 8] = [
 /// Most bytes of pointers that are looked up, each of them at every value at which a pointer may start.
 const MAX_LOOKED_UP_BYTES: usize = 32 << 20;
 
-/// Cost of a lookup beside its pointer, in bytes.
+/// Cost of a lookup next to its pointer, in bytes.
 const LOOK_UP_BYTES: usize = 16;
 
 /// Finds the longest path along the references of a schema; `None` if its references times its names are too many.
