@@ -74,7 +74,7 @@ def models(client):
 def refusals(client):
     for status, ask in [
         (404, lambda: client.chat("other", MESSAGES)),
-        (400, lambda: client.chat("demo", MESSAGES, options={"mirostat": 2})),
+        (400, lambda: client.chat("demo", MESSAGES, options={"mirostat": 3})),
         (400, lambda: client.chat("demo", MESSAGES, keep_alive=0)),
         (501, lambda: client.pull("llama3.2")),
     ]:
@@ -86,7 +86,7 @@ def refusals(client):
             raise AssertionError(f"expected {status}")
 
 
-with Server() as server:
+with Server("--strict-model-names") as server:
     client = ollama.Client(server.url)
     for test in (answers, shapes, tools, models, refusals):
         test(client)

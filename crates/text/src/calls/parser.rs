@@ -66,7 +66,7 @@ pub struct ReplyParser {
     /// A possible call in the reasoning, from its opening mark.
     pub(super) thought: Option<Thought>,
     /// Texts of control tokens, which are removed from the answer.
-    controls: Arc<[String]>,
+    pub(super) controls: Arc<[String]>,
 }
 
 /// Where the first call may begin.
