@@ -205,7 +205,7 @@ def transfer(page, url, folder):
     file = ROOT / "target/e2e-conversation-imported.json"
     file.write_text(json.dumps({"messages": again}))
     chat = subprocess.run([BINARY, "chat", "demo"], input=f"/load {file}\n/bye\n", capture_output=True, text=True, timeout=60)
-    assert chat.returncode == 0 and "exchanges loaded" in chat.stderr, (chat.returncode, chat.stderr)
+    assert chat.returncode == 0 and "exchange loaded" in chat.stderr, (chat.returncode, chat.stderr)
 
 
 def refused(page, url, folder):
