@@ -21,7 +21,7 @@ impl From<&tokenmill::ToolCall> for ToolCall {
 
 #[pymethods]
 impl ToolCall {
-    /// What the result is sent back with.
+    /// Names the call when its result is sent back.
     #[getter]
     fn id(&self) -> &str {
         &self.0.id
