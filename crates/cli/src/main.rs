@@ -14,6 +14,7 @@ mod besides;
 mod commands;
 mod constraint;
 mod context_shift;
+mod echo;
 mod failure;
 mod foreign_commands;
 mod foreign_flags;

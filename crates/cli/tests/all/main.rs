@@ -59,6 +59,8 @@ mod perplexity;
 mod places;
 mod processors;
 #[cfg(target_os = "linux")]
+mod pty;
+#[cfg(target_os = "linux")]
 mod pulled;
 mod quantize;
 #[cfg(target_os = "linux")]
@@ -79,6 +81,8 @@ mod support;
 mod swapped;
 #[cfg(target_os = "linux")]
 mod terminal;
+#[cfg(target_os = "linux")]
+mod typing;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod without_gpu;
