@@ -48,9 +48,12 @@ mod models_file;
 mod models_folder;
 mod request_defaults;
 mod seats;
+mod terminal_log;
 
 pub(crate) use self::seats::{Seats, load_app};
-use self::{model_flags::GivenFlags, models::SeveralArgs, request_defaults::DefaultArgs};
+use self::{
+    model_flags::GivenFlags, models::SeveralArgs, request_defaults::DefaultArgs, terminal_log::TerminalLines,
+};
 
 /// Holds a key that clients must send, as `--api-key` does.
 const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
@@ -150,7 +153,7 @@ pub(crate) struct Args {
     /// Log more, and put the prompt into an answer of `/v1/chat/completions`, under `__verbose`
     #[arg(short, long)]
     verbose: bool,
-    /// How requests are logged on standard error
+    /// How requests are logged on standard error; a terminal gets short lines for `text`, and a file those with all fields
     #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     log_format: LogFormat,
     /// Let clients load and unload adapters, of files below this folder only [default: they cannot]
@@ -444,10 +447,8 @@ fn start_log(format: LogFormat, is_verbose: bool, spans: Option<impl Layer<Regis
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     let lines = match format {
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
-        LogFormat::Text => {
-            let is_colored = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none();
-            lines.with_ansi(is_colored).boxed()
-        }
+        LogFormat::Text if io::stderr().is_terminal() => lines.event_format(TerminalLines).boxed(),
+        LogFormat::Text => lines.with_ansi(false).boxed(),
     };
     tracing_subscriber::registry()
         .with(spans)
