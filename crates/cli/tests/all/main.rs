@@ -5,6 +5,7 @@
 mod adapters;
 mod bad_input;
 mod batch;
+mod bench;
 #[cfg(target_os = "linux")]
 mod changed_file;
 mod chat;
