@@ -130,7 +130,7 @@ pub fn check_memory(plan: &MemoryPlan, machine_bytes: Option<u64>) -> Result<(),
 
 /// Says whether a load failed because the system had no memory left for it.
 pub fn lacks_memory(error: &LoadError) -> bool {
-    match error {
+    match error.without_own_name() {
         LoadError::Backend(BackendError::Failed { source, .. }) => matches!(
             source.downcast_ref::<CpuExecError>(),
             Some(CpuExecError::OutOfMemory { .. })
