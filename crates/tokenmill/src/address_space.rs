@@ -3,7 +3,11 @@
 //! Separate from `machine_memory` because it counts addresses, also those that hold nothing yet. Invariant: without a limit, nothing is
 //! limited.
 
-/// Returns the bytes that this process can still map; `None` without a limit.
+/// Bytes that a load leaves to stacks of threads and to small allocations, which cannot fail with an error.
+#[cfg(target_os = "linux")]
+const RESERVE_BYTES: u64 = 32 << 20;
+
+/// Returns the bytes that a load of this process can still map; `None` without a limit.
 #[cfg(target_os = "linux")]
 pub fn address_room_bytes() -> Option<u64> {
     use rustix::process::{Resource, getrlimit};
@@ -19,11 +23,11 @@ pub fn address_room_bytes() -> Option<u64> {
     None
 }
 
-/// Returns what `/proc/self/status` leaves of a limit.
+/// Returns what `/proc/self/status` and the reserve leave of a limit.
 #[cfg(target_os = "linux")]
 fn room_of(limit_bytes: u64, status: &str) -> Option<u64> {
-    let mapped_bytes = crate::machine_memory::field_bytes(status, "VmSize:")?;
-    Some(limit_bytes.saturating_sub(mapped_bytes))
+    let mapped_bytes = crate::proc_field::field_bytes(status, "VmSize:")?;
+    Some(limit_bytes.saturating_sub(mapped_bytes.saturating_add(RESERVE_BYTES)))
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -33,8 +37,8 @@ mod tests {
     #[test]
     fn the_room_is_what_is_not_mapped() {
         let status = "Name:\ttokenmill\nVmPeak:\t  300 kB\nVmSize:\t  200 kB\n";
-        assert_eq!(room_of(300 << 10, status), Some(100 << 10));
-        assert_eq!(room_of(1, status), Some(0));
+        assert_eq!(room_of(RESERVE_BYTES + (300 << 10), status), Some(100 << 10));
+        assert_eq!(room_of(300 << 10, status), Some(0));
         assert_eq!(room_of(1, "Name:\ttokenmill\n"), None);
     }
 }

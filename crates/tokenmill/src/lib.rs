@@ -133,6 +133,7 @@ mod named;
 pub mod placement;
 mod prefix_folder;
 pub mod prelude;
+mod proc_field;
 mod quantized;
 mod reply;
 mod reply_reader;

@@ -11,7 +11,7 @@ use tokenmill_backend::{BackendError, MemoryPlan};
 use tokenmill_cpu_exec::CpuExecError;
 use tokenmill_model::LoadError;
 
-use crate::{Error, address_space::address_room_bytes, group_memory::GroupMemory};
+use crate::{Error, address_space::address_room_bytes, group_memory::GroupMemory, proc_field::field_bytes};
 
 /// Bytes of memory that a program can have here at most, swap included; `None` where the system does not say.
 pub fn machine_bytes() -> Option<u64> {
@@ -27,13 +27,6 @@ fn most_bytes(meminfo: &str, group: GroupMemory) -> Option<u64> {
     let swap = field_bytes(meminfo, "SwapTotal:").unwrap_or(0);
     let main = main.min(group.limit_bytes.unwrap_or(u64::MAX));
     Some(main.saturating_add(swap.min(group.swap_limit_bytes.unwrap_or(u64::MAX))))
-}
-
-/// A field of `/proc/meminfo`, in bytes.
-pub(crate) fn field_bytes(meminfo: &str, name: &str) -> Option<u64> {
-    let value = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-    let kib: u64 = value.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 /// Bytes of some plans together, on the GPU and in main memory.
