@@ -4,6 +4,7 @@
 //! conversation as it was.
 
 mod completion;
+mod left_out;
 mod line;
 mod reader;
 mod saved;
@@ -17,6 +18,7 @@ use tokenmill_sched::FinishReason;
 use tokenmill_text::template::ChatTemplate;
 
 use self::{
+    left_out::LeftOut,
     line::{HELP, Line, command_without_slash, parse},
     reader::{LineReader, Read},
     saved::{Conversation, OwnFiles},
@@ -188,31 +190,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
             note!("{}", failure.line());
         }
-    }
-}
-
-/// Commands of a pipe that failed.
-#[derive(Default)]
-struct LeftOut {
-    first: Option<Failure>,
-    n: usize,
-}
-
-impl LeftOut {
-    fn add(&mut self, failure: Failure) {
-        self.first.get_or_insert(failure);
-        self.n += 1;
-    }
-
-    /// How the chat ends: as the first of them did.
-    fn end(self) -> Result<(), Failure> {
-        let Some(first) = self.first else {
-            return Ok(());
-        };
-        Err(first.retold(match self.n {
-            1 => "one command was left out".to_owned(),
-            n => format!("{n} commands were left out"),
-        }))
     }
 }
 

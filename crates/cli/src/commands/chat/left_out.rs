@@ -1,0 +1,30 @@
+//! [`LeftOut`]: commands of a pipe that failed, and the exit code that they make.
+//!
+//! Separate from the turns, of which a failure ends the chat. Invariant: the chat goes on, and ends as the first of them did.
+
+use crate::failure::Failure;
+
+/// Commands of a pipe that failed.
+#[derive(Default)]
+pub(super) struct LeftOut {
+    first: Option<Failure>,
+    n: usize,
+}
+
+impl LeftOut {
+    pub(super) fn add(&mut self, failure: Failure) {
+        self.first.get_or_insert(failure);
+        self.n += 1;
+    }
+
+    /// How the chat ends: as the first of them did.
+    pub(super) fn end(self) -> Result<(), Failure> {
+        let Some(first) = self.first else {
+            return Ok(());
+        };
+        Err(first.retold(match self.n {
+            1 => "one command was left out".to_owned(),
+            n => format!("{n} commands were left out"),
+        }))
+    }
+}
