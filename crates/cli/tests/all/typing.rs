@@ -56,7 +56,7 @@ fn an_interrupted_answer_gives_the_terminal_back() {
         (format!("{LONG_CHAT}; stty -a"), "[stopped]"),
         (
             "tokenmill run demo --temp 0 -t 1 -c 20000 -l 1-inf Story; stty -a".to_owned(),
-            ", stopped]",
+            "stopped]",
         ),
     ] {
         let Some(mut pty) = Pty::start(80, &line) else {
