@@ -87,9 +87,11 @@ mod unix {
 
         #[test]
         fn a_panic_gives_the_terminal_back() {
-            let terminal = openpty(None, None).expect("a terminal of its own").slave;
+            // The other end stays open.
+            let pair = openpty(None, None).expect("a terminal of its own");
+            let terminal = &pair.slave;
             let echoes = || {
-                let modes = tcgetattr(&terminal).expect("it is a terminal");
+                let modes = tcgetattr(terminal).expect("it is a terminal");
                 modes.local_flags.contains(LocalFlags::ECHO)
             };
             assert!(echoes());

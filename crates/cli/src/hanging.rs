@@ -74,9 +74,9 @@ mod tests {
             ("one two", 7, "one two"),
             ("  one two three", 9, "  one two\n  three"),
             (
-                "CPU   ok   one two three",
-                19,
-                "CPU   ok   one two\n           three",
+                "CPU   ok   one two three four",
+                22,
+                "CPU   ok   one two\n           three four",
             ),
             // The column is beyond the middle.
             ("a long name  one two three", 14, "a long name\none two three"),

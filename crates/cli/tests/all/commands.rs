@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 use tokenmill_testkit::Comparisons;
 
-use crate::support::{Outcome, arg, command, tokenmill, tokenmill_with};
+use crate::support::{DEMO_GGUF, Outcome, arg, command, tokenmill, tokenmill_with};
 
 #[test]
 fn inspect_lists_metadata_tensors_types_and_memory() {
@@ -223,6 +223,27 @@ fn fp8_folder() -> tempfile::TempDir {
     bytes.resize(bytes.len() + end, 0);
     fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
     folder
+}
+
+#[test]
+fn inspect_says_that_a_model_without_a_template_is_a_base_model() {
+    const KEY: &[u8] = b"tokenizer.chat_template";
+    let mut bytes = DEMO_GGUF.to_vec();
+    let at = bytes.windows(KEY.len()).position(|window| window == KEY);
+    // A name that means nothing.
+    bytes[at.expect("the demo has one") + KEY.len() - 1] = b'x';
+    let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
+    fs::write(file.path(), bytes).unwrap();
+    let text = tokenmill(["inspect", arg(file.path()), "--summary"]).ok();
+    assert_eq!(
+        text.lines().nth(1),
+        Some("base model: it has no chat template, continues texts (`run`) and cannot chat")
+    );
+    for (model, kind) in [(arg(file.path()), "base"), ("demo", "chat")] {
+        let json = tokenmill(["inspect", model, "--json"]).ok();
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["kind"], kind);
+    }
 }
 
 #[test]

@@ -123,3 +123,18 @@ fn a_text_too_short_is_refused() {
     let line = tokenmill(["perplexity", "demo", arg(&text)]).failed(3);
     insta::assert_snapshot!(line, @"error: the text has 5 tokens, but two chunks of 512 are needed (hint: give a longer text, or shorter chunks with -c)");
 }
+
+#[test]
+fn a_text_that_is_missing_is_named_with_what_can_stand_for_it() {
+    let line = tokenmill(["perplexity", "demo"]).failed(2);
+    let usage = "`tokenmill perplexity MODEL FILE`, or `--kl-base FILE` in place of the text";
+    assert!(
+        line.starts_with("error: FILE is missing") && line.contains(usage),
+        "{line}"
+    );
+    let help = tokenmill(["perplexity", "--help"]).ok();
+    assert!(
+        help.contains("<MODEL> <FILE>") && help.contains("<MODEL> --kl-base <FILE>"),
+        "{help}"
+    );
+}
