@@ -1,14 +1,13 @@
 //! The order of sampling steps, and the samplers XTC, dynamic temperature and mirostat, as llama.cpp and KoboldCpp name them.
 //!
-//! Separate from the sampling parameters, which hold these types. Invariant: values that sample alike compare equal, so equality ignores
-//! mirostat's progress in a sequence.
+//! Invariant: values that sample alike compare equal, so equality ignores mirostat's progress in a sequence.
 
 use std::{
     fmt,
     sync::{Mutex, PoisonError},
 };
 
-/// Names one step between the logit bias and the draw.
+/// A step between the logit bias and the draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SamplerStep {
     /// Applies the repetition, presence and frequency penalties.
@@ -158,7 +157,7 @@ impl Mirostat {
         }
     }
 
-    /// Returns the bound of surprise for the token at a position, in bits.
+    /// Returns the bound on the surprise of the token at a position, in bits.
     pub(crate) fn bound(&self, position: u32) -> f32 {
         let bounds = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = bounds.iter().rev().find(|(at, _)| *at <= position);
@@ -187,7 +186,7 @@ impl PartialEq for Mirostat {
     }
 }
 
-/// Holds the bounds of a sequence, each with the position of its token.
+/// The bounds of a sequence, each with the position of its token.
 #[derive(Default)]
 struct Progress(Mutex<Vec<(u32, f32)>>);
 
