@@ -21,6 +21,7 @@ use tokenmill_cuda_exec::{
 };
 use tokenmill_gguf::TensorType;
 
+pub(crate) use self::lock::hex;
 use self::{
     code::Code,
     lock::{ARCHITECTURES, HOPPER, Lock, LockedModule, Resources, sha256},
