@@ -148,6 +148,13 @@ impl Failure {
         self
     }
 
+    /// Says more of what is wrong.
+    #[must_use]
+    pub(crate) fn add(mut self, more: &str) -> Self {
+        self.message = format!("{}; {more}", self.message);
+        self
+    }
+
     /// The same kind of failure, in other words.
     pub(crate) fn retold(self, message: String) -> Self {
         Self {

@@ -1,7 +1,8 @@
 //! Ctrl-C as a flag that work looks at, and as the end of the generation that runs.
 //!
-//! Separate because a process has one handler. Invariant: the first press only sets the flag and cancels, and what that
-//! means is decided where work can stop; a second press while nothing has stopped ends the program at once.
+//! Separate because a process has one handler, whose action each part of a command sets for itself. Invariant: the first press of an
+//! [`Interrupt`] only sets the flag and cancels, and what that means is decided where work can stop; a second press while nothing has
+//! stopped ends the program at once.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -15,9 +16,15 @@ use std::{
 use tokenmill_sched::Canceller;
 
 use crate::{
+    echo,
     failure::{Failure, INTERRUPTED},
     note::note,
 };
+
+type Action = Box<dyn FnMut() + Send>;
+
+/// Holds what Ctrl-C does; `None` until it is taken over from the system.
+static ACTION: Mutex<Option<Action>> = Mutex::new(None);
 
 /// Whether Ctrl-C was pressed.
 #[derive(Clone, Debug)]
@@ -56,7 +63,7 @@ impl State {
 }
 
 impl Interrupt {
-    /// Takes Ctrl-C over from the system. Called once in a process.
+    /// Takes Ctrl-C over from the system, or from what it did before.
     ///
     /// # Errors
     /// When the system does not allow it.
@@ -90,7 +97,7 @@ impl Interrupt {
 }
 
 /// Makes Ctrl-C end the program at once, with the exit code that is documented for it: for work that leaves nothing behind
-/// before it is complete. Called once in a process, instead of [`Interrupt::install`].
+/// before it is complete.
 ///
 /// # Errors
 /// When the system does not allow it.
@@ -98,11 +105,41 @@ pub(crate) fn ends_at_once() -> Result<(), Failure> {
     handle(exit)
 }
 
-fn handle(handler: impl FnMut() + Send + 'static) -> Result<(), Failure> {
-    ctrlc::set_handler(handler).map_err(|error| Failure::work(format!("cannot handle Ctrl-C: {error}")))
+/// Makes Ctrl-C end the program at once, after some `last_words` on the terminal.
+///
+/// # Errors
+/// When the system does not allow it.
+pub(crate) fn ends_with(mut last_words: impl FnMut() + Send + 'static) -> Result<(), Failure> {
+    handle(move || {
+        last_words();
+        exit();
+    })
+}
+
+/// Leaves Ctrl-C to another handler, which is called besides this one.
+pub(crate) fn leave() {
+    let mut action = ACTION.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(action) = &mut *action {
+        *action = Box::new(|| {});
+    }
+}
+
+fn handle(action: impl FnMut() + Send + 'static) -> Result<(), Failure> {
+    let mut current = ACTION.lock().unwrap_or_else(PoisonError::into_inner);
+    if current.replace(Box::new(action)).is_some() {
+        return Ok(());
+    }
+    let run = || {
+        let mut action = ACTION.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(action) = &mut *action {
+            action();
+        }
+    };
+    ctrlc::set_handler(run).map_err(|error| Failure::work(format!("cannot handle Ctrl-C: {error}")))
 }
 
 fn exit() {
+    echo::restore();
     // A bar may stand in the line.
     if io::stderr().is_terminal() {
         note!("");

@@ -1,11 +1,13 @@
-//! [`LoadArgs`]: the options that say how a model is loaded. The load itself is in `telling`, what is refused of it before in `refused`.
+//! [`LoadArgs`]: the options that say how a model is loaded. On which devices is in `place`, the load in `telling`, what is
+//! refused of it before in `refused`.
 //!
 //! Separate because every command that computes takes them. Invariant: an option is granted or refused by name.
 
+mod place;
 mod refused;
 mod telling;
 
-use std::{env, fs, path::Path, sync::Once};
+use std::{env, fs, path::Path};
 
 use clap::{
     Args,
@@ -15,21 +17,20 @@ use tokenmill::{
     Device, KvCache, LoadOptions,
     convert::Preset,
     gpu::{AllReduce, GpuCheckObserver, GpuOptions, WarpgroupProducts},
-    load::{Compute, KvType, PlanObserver, Side},
+    load::{Compute, KvType, PlanObserver},
     machine::{CpuList, Numa, Places, n_processors},
-    placement::{
-        Bandwidths, BatchThreshold, DeviceLayers, Measurements, PartsRequest, PlacementRequest, SplitObserver,
-    },
+    placement::{Bandwidths, BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest, SplitObserver},
 };
 use tokenmill_quant::CpuFeatures;
 
 use crate::{
     failure::Failure,
-    model_name::{FetchArgs, cache_folder},
+    model_name::FetchArgs,
     numbers::{count, positive},
     type_names::preset,
 };
 
+use place::{gpu_batch, gpu_layers};
 pub(crate) use refused::refused;
 pub(crate) use telling::{about_cut_context, about_long_context, load, load_network, load_opened};
 
@@ -129,21 +130,6 @@ const ROOMY_STEP_TOKENS: usize = 2048;
 /// Most sequences that `serve` computes at a time.
 pub(crate) const SERVE_SEQS: usize = 16;
 
-/// Selects the first GPU, as `flag` asks, or the CPU if no GPU can be used. Command lines are copied between machines, so only `--device`
-/// insists on a GPU.
-fn gpu_or_cpu(flag: &str) -> Device {
-    static SAID: Once = Once::new();
-    if tokenmill::gpu::has_gpu() {
-        return Device::Cuda { ordinal: 0 };
-    }
-    SAID.call_once(|| {
-        telling::tell(&format!(
-            "`{flag}` asks for a GPU, but no usable one was found: computing on the CPU (`--device cuda` insists on a GPU)"
-        ));
-    });
-    Device::Cpu
-}
-
 /// Takes the names of the types that keys and values can be stored in.
 fn kv_type() -> impl TypedValueParser<Value = KvType> {
     let help = |ty| match ty {
@@ -229,184 +215,6 @@ impl LoadArgs {
         })
     }
 
-    /// GPUs that compute together.
-    ///
-    /// # Errors
-    /// Several next to something that leaves a part of the model to the CPU.
-    fn n_gpus(&self) -> Result<usize, Failure> {
-        let n_gpus = self.tensor_parallel_size.unwrap_or(1);
-        match self.gpu_layers {
-            Some(layers) if n_gpus > 1 && layers != DeviceLayers::All => Err(Failure::usage(format!(
-                "`--tensor-parallel-size {n_gpus}` and `-ngl {}` contradict each other: all layers are on all GPUs",
-                typed(layers)
-            ))),
-            _ => Ok(n_gpus),
-        }
-    }
-
-    /// Returns how several GPUs add up.
-    ///
-    /// # Errors
-    /// A way for one GPU other than the default, and NCCL where results are not to depend on the batch.
-    fn all_reduce(&self) -> Result<AllReduce, Failure> {
-        let way = self.all_reduce.unwrap_or_default();
-        let name = match way {
-            AllReduce::Auto => return Ok(way),
-            AllReduce::Nccl => "nccl",
-            AllReduce::Host => "host",
-        };
-        if way == AllReduce::Nccl && self.batch_invariant {
-            return Err(Failure::usage(
-                "`--all-reduce nccl` and `--batch-invariant` contradict each other: NCCL may add in an order that depends on the batch",
-            ));
-        }
-        match self.tensor_parallel_size {
-            Some(n_gpus) if n_gpus > 1 => Ok(way),
-            Some(n_gpus) => Err(Failure::usage(format!(
-                "`--all-reduce {name}` and `--tensor-parallel-size {n_gpus}` contradict each other: one GPU has nothing to add up with"
-            ))),
-            None => Err(Failure::usage(format!(
-                "`--all-reduce {name}` is for several GPUs: one has nothing to add up with"
-            ))
-            .hint("`--tensor-parallel-size N` takes N of them")),
-        }
-    }
-
-    /// Returns which parts of the model go to the GPU.
-    fn placement(&self) -> Result<PlacementRequest, Failure> {
-        let request = self.placement_request();
-        let contradiction = |one: &str, other: &str, reason: &str| {
-            Err(Failure::usage(format!(
-                "`{one}` and `{other}` contradict each other: {reason}"
-            )))
-        };
-        let parts = request.parts;
-        if self.cpu_moe && parts.experts == Some(Side::Device) {
-            return contradiction("--cpu-moe", "--place experts=gpu", "all experts are the CPU's");
-        }
-        let has_no_networks = parts.ffn == Some(Side::Host) && parts.experts != Some(Side::Device);
-        if self.gpu_batch.is_some() && has_no_networks {
-            return contradiction(
-                "--gpu-batch",
-                "--place ffn=cpu",
-                "the GPU has no feed-forward networks",
-            );
-        }
-        Ok(request)
-    }
-
-    /// Returns the options of stored measurements.
-    ///
-    /// # Errors
-    /// Flags of measurements that nothing asks for.
-    fn measurements(&self) -> Result<Measurements, Failure> {
-        let chooses = match (self.gpu_layers, self.device) {
-            (_, Some(Device::Cpu)) => false,
-            _ if self.group_size().is_some() => false,
-            (Some(layers), _) => layers == DeviceLayers::Auto,
-            (None, None | Some(Device::Auto)) => self.parting_flag().is_none(),
-            (None, Some(Device::Cuda { .. })) => false,
-        };
-        if self.bandwidths.is_some() && !chooses {
-            return Err(Failure::usage(
-                "`--bandwidths` does nothing here: what the GPU has is not left open",
-            )
-            .hint("`-ngl auto` chooses by bandwidths"));
-        }
-        if self.measure_again && !chooses && self.gpu_batch != Some(BatchThreshold::Measured) {
-            return Err(
-                Failure::usage("`--measure-again` does nothing here: nothing is measured")
-                    .hint("`-ngl auto` and `--gpu-batch auto` choose by what they measure"),
-            );
-        }
-        Ok(Measurements {
-            folder: cache_folder(),
-            is_made_again: self.measure_again,
-            bandwidths: self.bandwidths,
-        })
-    }
-
-    fn placement_request(&self) -> PlacementRequest {
-        PlacementRequest {
-            layers: self.gpu_layers.unwrap_or(DeviceLayers::All),
-            n_host_experts: if self.cpu_moe {
-                usize::MAX
-            } else {
-                self.n_cpu_moe.unwrap_or(0)
-            },
-            parts: self.place.unwrap_or_default(),
-            threshold: self.gpu_batch.unwrap_or(BatchThreshold::Tokens(1)),
-        }
-    }
-
-    /// The flag that gives parts of the GPU's layers to the CPU, where there is one.
-    fn parting_flag(&self) -> Option<&'static str> {
-        [
-            (self.cpu_moe, "--cpu-moe"),
-            (self.n_cpu_moe.is_some(), "--n-cpu-moe"),
-            (self.place.is_some(), "--place"),
-            (self.gpu_batch.is_some(), "--gpu-batch"),
-        ]
-        .into_iter()
-        .find_map(|(is_given, flag)| is_given.then_some(flag))
-    }
-
-    /// Where to compute.
-    ///
-    /// # Errors
-    /// Numbers of layers that no device gets, and options that contradict each other.
-    pub(crate) fn device(&self) -> Result<Device, Failure> {
-        let contradiction = |device: &str| {
-            let flag = match self.gpu_layers {
-                Some(layers) if layers != DeviceLayers::Auto => format!("-ngl {}", typed(layers)),
-                _ => self.parting_flag().unwrap_or("-ngl auto").to_owned(),
-            };
-            Failure::usage(format!("`{flag}` and `--device {device}` contradict each other"))
-        };
-        let first_gpu = Device::Cuda { ordinal: 0 };
-        if let Some(n_gpus) = self.group_size() {
-            return match self.device {
-                Some(Device::Cpu) => Err(Failure::usage(format!(
-                    "`--tensor-parallel-size {n_gpus}` and `--device cpu` contradict each other"
-                ))),
-                Some(device @ Device::Cuda { .. }) => Ok(device),
-                _ => Ok(first_gpu),
-            };
-        }
-        match (self.gpu_layers, self.device) {
-            (None | Some(DeviceLayers::Auto), Some(Device::Cpu)) if self.parting_flag().is_some() => {
-                Err(contradiction("cpu"))
-            }
-            (None | Some(DeviceLayers::Auto), None) if self.parting_flag().is_some() => {
-                Ok(gpu_or_cpu(self.parting_flag().unwrap_or_default()))
-            }
-            // Without a driver there is nothing to try, and nothing to say about it to who asked for nothing.
-            (None, None) if !tokenmill::gpu::has_gpu_driver() => Ok(Device::Cpu),
-            (None | Some(DeviceLayers::Auto), device) => Ok(device.unwrap_or(Device::Auto)),
-            (Some(NO_LAYERS), Some(Device::Cuda { .. })) => Err(contradiction("cuda")),
-            (Some(NO_LAYERS), _) => match self.parting_flag() {
-                Some(flag) => Err(Failure::usage(format!(
-                    "`-ngl 0` and `{flag}` contradict each other: the GPU has no layers"
-                ))),
-                None => Ok(Device::Cpu),
-            },
-            (Some(_), Some(Device::Cpu)) => Err(contradiction("cpu")),
-            (Some(layers), None) => Ok(gpu_or_cpu(&format!("-ngl {}", typed(layers)))),
-            (Some(_), Some(device)) => Ok(device),
-        }
-    }
-
-    /// GPUs that are asked to compute the model together, where they are several.
-    pub(crate) fn group_size(&self) -> Option<usize> {
-        self.tensor_parallel_size.filter(|&n_gpus| n_gpus > 1)
-    }
-
-    /// Whether several devices are asked to compute the model together.
-    pub(crate) fn is_divided(&self) -> bool {
-        let divides = |layers| layers != DeviceLayers::All && layers != NO_LAYERS;
-        self.parting_flag().is_some() || self.group_size().is_some() || self.gpu_layers.is_some_and(divides)
-    }
-
     /// The context as it was given.
     pub(crate) fn n_ctx_given(&self) -> Option<usize> {
         self.ctx_size
@@ -483,122 +291,5 @@ impl LoadArgs {
     /// Returns the types of the stored keys and values.
     pub(crate) fn cache_types(&self) -> (KvType, KvType) {
         (self.cache_type_k, self.cache_type_v)
-    }
-}
-
-/// `-ngl 0`.
-const NO_LAYERS: DeviceLayers = DeviceLayers::Last(0);
-
-/// Reads the value of `-ngl`.
-fn gpu_layers(text: &str) -> Result<DeviceLayers, String> {
-    match text {
-        "all" => Ok(DeviceLayers::All),
-        "auto" => Ok(DeviceLayers::Auto),
-        _ => (text.parse().map(DeviceLayers::Last))
-            .map_err(|_| "expected a number of layers, `all` or `auto`".to_owned()),
-    }
-}
-
-/// The value of `-ngl` as it is typed.
-fn typed(layers: DeviceLayers) -> String {
-    match layers {
-        DeviceLayers::All => "all".to_owned(),
-        DeviceLayers::Auto => "auto".to_owned(),
-        DeviceLayers::Last(n) => n.to_string(),
-    }
-}
-
-/// Reads the value of `--gpu-batch`.
-fn gpu_batch(text: &str) -> Result<BatchThreshold, String> {
-    match text {
-        "auto" => Ok(BatchThreshold::Measured),
-        _ => {
-            (positive(text).map(BatchThreshold::Tokens)).map_err(|expected| format!("{expected}, or `auto`"))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        load: LoadArgs,
-    }
-
-    #[test]
-    fn layers_and_device_agree_or_are_refused() {
-        let check = |args: &[&str], expected: Option<Device>| {
-            let command = Command::parse_from([&["tokenmill"], args].concat());
-            assert_eq!(command.load.device().ok(), expected, "{args:?}");
-        };
-        let first = Some(Device::Cuda { ordinal: 0 });
-        // Without a GPU the CPU computes requests for one, except those of `--device`.
-        let here = if tokenmill::gpu::has_gpu() {
-            first
-        } else {
-            Some(Device::Cpu)
-        };
-        check(&["--device", "auto"], Some(Device::Auto));
-        check(&["--device", "cuda:2"], Some(Device::Cuda { ordinal: 2 }));
-        check(&["--gpu-layers", "0"], Some(Device::Cpu));
-        check(&["--gpu-layers", "0", "--device", "auto"], Some(Device::Cpu));
-        check(&["--gpu-layers", "99"], here);
-        check(&["--gpu-layers", "all", "--device", "cuda"], first);
-        check(&["--gpu-layers", "0", "--device", "cuda"], None);
-        check(&["--gpu-layers", "all", "--device", "cpu"], None);
-        check(&["--gpu-layers", "12"], here);
-        check(&["--gpu-layers", "12", "--device", "cpu"], None);
-        check(&["--cpu-moe"], here);
-        check(&["--cpu-moe", "--device", "cpu"], None);
-        check(&["--cpu-moe", "--gpu-layers", "0"], None);
-        check(
-            &["--place", "ffn=gpu,attn=cpu", "--device", "cuda:1"],
-            Some(Device::Cuda { ordinal: 1 }),
-        );
-        check(&["--gpu-batch", "32", "--gpu-layers", "auto"], here);
-    }
-
-    #[test]
-    fn layers_and_steps_are_numbers_or_words() {
-        assert_eq!(gpu_layers("auto"), Ok(DeviceLayers::Auto));
-        assert_eq!(gpu_layers("0"), Ok(NO_LAYERS));
-        assert_eq!(gpu_batch("auto"), Ok(BatchThreshold::Measured));
-        assert_eq!(gpu_batch("1"), Ok(BatchThreshold::Tokens(1)));
-        for wrong in ["-1", "many", ""] {
-            assert!(gpu_layers(wrong).is_err(), "{wrong}");
-            assert!(gpu_batch(wrong).is_err(), "{wrong}");
-        }
-        assert!(gpu_batch("0").is_err());
-    }
-
-    #[test]
-    fn flags_of_measurements_are_for_what_is_measured() {
-        const BANDWIDTHS: &str = "--bandwidths=gpu=900,cpu=40,link=25,crossing=15";
-        let check = |args: &[&str], expected: bool| {
-            for (flag, expected) in [
-                (BANDWIDTHS, expected),
-                ("--measure-again", expected || args.contains(&"auto")),
-            ] {
-                let command = Command::parse_from([&["tokenmill", flag], args].concat());
-                assert_eq!(command.load.measurements().is_ok(), expected, "{flag} {args:?}");
-            }
-        };
-        check(&[], true);
-        check(&["--device", "auto"], true);
-        check(&["--gpu-layers", "auto"], true);
-        check(&["--gpu-layers", "auto", "--device", "cuda"], true);
-        check(&["--device", "cuda"], false);
-        check(&["--device", "cpu"], false);
-        check(&["--gpu-layers", "4"], false);
-        check(&["--gpu-layers", "0"], false);
-        check(&["--cpu-moe"], false);
-        check(&["--gpu-batch", "auto"], false);
-        check(&["--gpu-batch", "4"], false);
-        check(&["--tensor-parallel-size", "2"], false);
     }
 }

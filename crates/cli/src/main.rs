@@ -14,10 +14,13 @@ mod besides;
 mod commands;
 mod constraint;
 mod context_shift;
+mod echo;
 mod failure;
 mod foreign_commands;
 mod foreign_flags;
+mod hanging;
 mod harmless_flags;
+mod help;
 mod input;
 mod interrupt;
 mod kept_session;
@@ -147,8 +150,7 @@ fn main() -> ExitCode {
         let matches = parser().try_get_matches_from(rewritten.args).or_else(|error| {
             match refusal::of(&error, &parser(), &typed) {
                 Some(refusal) => Err(refusal),
-                // Also the way that --help takes.
-                None => error.exit(),
+                None => help::show_and_exit(&error, parser(), &typed),
             }
         })?;
         let cli = Cli::from_arg_matches(&matches).map_err(|error| Failure::usage(error.to_string()))?;

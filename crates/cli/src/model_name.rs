@@ -8,10 +8,14 @@ use std::{
     fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
     path::{Path, PathBuf},
-    sync::Once,
+    sync::{
+        Arc, Once,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use clap::Args;
+use console::Term;
 use indicatif::ProgressBar;
 use tokenmill::{
     hub::{
@@ -23,7 +27,15 @@ use tokenmill::{
 };
 use tokenmill_gguf::part_of_name;
 
-use crate::{failure::Failure, note::note, numbers::size_of, progress, visible::visible};
+use crate::{
+    failure::Failure,
+    hanging::{columns, hanging},
+    interrupt,
+    note::note,
+    numbers::size_of,
+    progress,
+    visible::visible,
+};
 
 /// What may be downloaded for a command.
 #[derive(Args, Debug, Clone, Default)]
@@ -245,7 +257,8 @@ pub(crate) fn is_agreed(question: &str) -> Result<bool, Failure> {
         return Ok(false);
     }
     // What cannot be shown is not answered either.
-    let _unwritten = write!(stderr, "{} [y/N] ", visible(question));
+    let question = hanging(&visible(question), columns(&Term::stderr()));
+    let _unwritten = write!(stderr, "{question} [y/N] ");
     let mut answer = String::new();
     io::stdin()
         .read_line(&mut answer)
@@ -263,7 +276,15 @@ pub(crate) fn fetch(
     watcher: &Watcher,
 ) -> Result<PulledModel, Failure> {
     let name = plan.full_name();
+    let (bar, arrived) = (watcher.bar.clone(), Arc::clone(&watcher.arrived));
+    interrupt::ends_with(move || {
+        bar.finish_and_clear();
+        if let Some(text) = arrived.kept() {
+            note!("{text}");
+        }
+    })?;
     let pulled = plan.fetch(settings, watcher);
+    interrupt::ends_at_once()?;
     watcher.bar.finish_and_clear();
     pulled.map_err(|error| Failure::of_name(&name, error))
 }
@@ -272,6 +293,29 @@ pub(crate) fn fetch(
 pub(crate) struct Watcher {
     bar: ProgressBar,
     began: Once,
+    arrived: Arc<Arrived>,
+}
+
+/// What has arrived of a download, in bytes.
+#[derive(Debug, Default)]
+struct Arrived {
+    done: AtomicU64,
+    total: AtomicU64,
+}
+
+impl Arrived {
+    /// Says what an interrupted download leaves; `None` where nothing has arrived.
+    fn kept(&self) -> Option<String> {
+        let [done, total] = [&self.done, &self.total].map(|n_bytes| n_bytes.load(Ordering::Relaxed));
+        let kept = || {
+            format!(
+                "{} of {} are kept; the next pull continues there",
+                size_of(done),
+                size_of(total)
+            )
+        };
+        (done > 0).then(kept)
+    }
 }
 
 impl Watcher {
@@ -280,6 +324,7 @@ impl Watcher {
         Self {
             bar: progress::transfer("downloading"),
             began: Once::new(),
+            arrived: Arc::default(),
         }
     }
 
@@ -298,6 +343,8 @@ impl PullObserver for Watcher {
                 self.began
                     .call_once(|| progress::begin_transfer(&self.bar, total_bytes));
                 self.bar.set_position(done_bytes);
+                self.arrived.done.store(done_bytes, Ordering::Relaxed);
+                self.arrived.total.store(total_bytes, Ordering::Relaxed);
             }
             PullEvent::Waiting { file } => self.say(&format!("waiting: another program downloads {file}")),
             PullEvent::Retrying { reason, pause } => {
@@ -315,6 +362,18 @@ impl PullObserver for Watcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interrupted_download_says_what_it_leaves() {
+        let arrived = Arrived::default();
+        assert_eq!(arrived.kept(), None);
+        arrived.done.store(66 << 20, Ordering::Relaxed);
+        arrived.total.store(99_404_000, Ordering::Relaxed);
+        assert_eq!(
+            arrived.kept().as_deref(),
+            Some("66.0 MiB of 94.8 MiB are kept; the next pull continues there")
+        );
+    }
 
     #[test]
     fn a_model_is_called_as_it_was_named_or_as_its_file() {

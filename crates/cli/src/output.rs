@@ -7,11 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use console::Term;
 use tokenmill::{LoadOptions, load::Projector};
 use tokenmill_convert::{ConvertError, OutputFile};
 
 use crate::{
     failure::Failure,
+    hanging::{columns, hanging},
     visible::{is_obeyed, visible_lines},
 };
 
@@ -92,7 +94,17 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
         .map_err(|error| Failure::unwritable("standard output", &error))
 }
 
-/// Writes a line.
+/// Writes rows and paragraphs for people. On a terminal, lines that are too long break between words.
+pub(crate) fn print_wrapped(text: &str) -> Result<(), Failure> {
+    print(&hanging(text, columns(&Term::stdout())))
+}
+
+/// Writes a line of words, as [`print_wrapped`] does.
+pub(crate) fn print_sentence(text: &str) -> Result<(), Failure> {
+    print_wrapped(&format!("{text}\n"))
+}
+
+/// Writes a line as it is.
 pub(crate) fn print_line(text: &str) -> Result<(), Failure> {
     print(&format!("{text}\n"))
 }

@@ -215,7 +215,8 @@ fn missing_argument(error: &clap::Error, command: &clap::Command) -> Option<Fail
     };
     let arguments = command.get_positionals().filter_map(|arg| {
         let name = arg.get_value_names()?.first()?;
-        Some(if arg.is_required_set() {
+        // Some are needed only without an option that stands for them.
+        Some(if arg.is_required_set() || missing.contains(&name.as_str()) {
             name.to_string()
         } else {
             format!("[{name}]")
@@ -224,6 +225,8 @@ fn missing_argument(error: &clap::Error, command: &clap::Command) -> Option<Fail
     let arguments: Vec<String> = arguments.collect();
     let name = command.get_name();
     let example = match name {
+        "perplexity" if missing == ["FILE"] => ", or `--kl-base FILE` in place of the text".to_owned(),
+        "apply-template" => ", or `--template FILE` in place of the model".to_owned(),
         _ if !missing.contains(&"MODEL") => String::new(),
         // The built-in model needs no download.
         "pull" => format!(", as in `tokenmill {name} {EXAMPLE_MODEL}`"),

@@ -8,7 +8,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use console::{Term, style};
 use tokenmill::{Answer, Delta, ToolCall, tools::Part};
 
-use crate::{failure::Failure, output, visible::visible_lines, wrap::Wrap};
+use crate::{failure::Failure, hanging::columns, output, visible::visible_lines, wrap::Wrap};
 
 /// Shows one answer.
 pub(crate) struct ReplyView {
@@ -22,18 +22,12 @@ pub(crate) struct ReplyView {
     open: ToolCall,
 }
 
-/// Columns of a terminal; a file or a pipe gets lines as they are.
-fn n_columns(is_terminal: bool, terminal: &Term) -> Option<usize> {
-    let size = is_terminal.then(|| terminal.size_checked());
-    size.flatten().map(|(_, n_columns)| n_columns.into())
-}
-
 impl ReplyView {
     pub(crate) fn new(shows_reasoning: bool) -> Self {
         Self {
             shows_reasoning,
             reasoning: None,
-            text: Wrap::new(n_columns(output::is_terminal(), &Term::stdout())),
+            text: Wrap::new(columns(&Term::stdout())),
             is_line_start: true,
             open: ToolCall::default(),
         }
@@ -120,7 +114,7 @@ impl ReplyView {
             output::print_generated(&format!("{rest}\n"))?;
         }
         let is_first = self.reasoning.is_none();
-        let wrap = (self.reasoning).get_or_insert_with(|| Wrap::new(n_columns(is_terminal, &Term::stderr())));
+        let wrap = (self.reasoning).get_or_insert_with(|| Wrap::new(columns(&Term::stderr())));
         let mark = if is_first { "[reasoning] " } else { "" };
         write_reasoning(&wrap.push(&format!("{mark}{text}")), is_terminal);
         Ok(())

@@ -10,6 +10,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[cfg(windows)]
 use tokio::signal::windows::{CtrlC, ctrl_c};
 
+use crate::interrupt;
+
 /// Which signals a command waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -36,6 +38,7 @@ impl Signals {
     /// Where the system does not let a program handle them.
     #[cfg(unix)]
     pub(crate) fn catch(kind: Kind) -> io::Result<Self> {
+        interrupt::leave();
         let terminate = match kind {
             Kind::Interrupt => None,
             Kind::Stop => Some(signal(SignalKind::terminate())?),
@@ -50,6 +53,7 @@ impl Signals {
     /// Where the system does not let a program handle it.
     #[cfg(windows)]
     pub(crate) fn catch(_: Kind) -> io::Result<Self> {
+        interrupt::leave();
         Ok(Self { interrupt: ctrl_c()? })
     }
 

@@ -81,6 +81,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adapters;
+mod address_space;
 mod all_reduce;
 mod answer;
 mod asynchronous;

@@ -1,20 +1,24 @@
 //! The memory of this machine, and whether a load on the CPU can ever fit into it.
 //!
-//! Separate because only this file knows where a machine reports its memory. Invariant: a load is refused where the
+//! Separate because only this file knows where a machine reports its memory. Invariants: a limit of the address space counts like too
+//! little memory; a load is refused where the
 //! whole machine is too small, or where its weights do not fit into what is available now; where a size is unknown,
 //! nothing is refused.
 
 use std::fs;
 
-use tokenmill_backend::MemoryPlan;
+use tokenmill_backend::{BackendError, MemoryPlan};
+use tokenmill_cpu_exec::CpuExecError;
+use tokenmill_model::LoadError;
 
-use crate::{Error, group_memory::GroupMemory};
+use crate::{Error, address_space::address_room_bytes, group_memory::GroupMemory};
 
 /// Bytes of memory that a program can have here at most, swap included; `None` where the system does not say.
 pub fn machine_bytes() -> Option<u64> {
     // Other systems have neither this file nor control groups.
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    most_bytes(&meminfo, GroupMemory::of_this_process())
+    let most = most_bytes(&meminfo, GroupMemory::of_this_process())?;
+    Some(most.min(address_room_bytes().unwrap_or(u64::MAX)))
 }
 
 /// Combines `/proc/meminfo` and control groups into the largest usable memory, in bytes. A limit of main memory does not limit swap.
@@ -26,7 +30,7 @@ fn most_bytes(meminfo: &str, group: GroupMemory) -> Option<u64> {
 }
 
 /// A field of `/proc/meminfo`, in bytes.
-fn field_bytes(meminfo: &str, name: &str) -> Option<u64> {
+pub(crate) fn field_bytes(meminfo: &str, name: &str) -> Option<u64> {
     let value = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
     kib.checked_mul(1024)
@@ -55,7 +59,10 @@ pub fn available_main_bytes() -> Option<u64> {
 /// Main memory and swap that are available now.
 fn available() -> Option<(u64, u64)> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    available_of(&meminfo, GroupMemory::of_this_process())
+    let (main, swap) = available_of(&meminfo, GroupMemory::of_this_process())?;
+    let room = address_room_bytes().unwrap_or(u64::MAX);
+    let main = main.min(room);
+    Some((main, swap.min(room - main)))
 }
 
 /// Returns the available memory by `/proc/meminfo`, or less if a control group has less left.
@@ -118,6 +125,17 @@ pub fn check_memory(plan: &MemoryPlan, machine_bytes: Option<u64>) -> Result<(),
             machine_bytes,
         }),
         _ => Ok(()),
+    }
+}
+
+/// Says whether a load failed because the system had no memory left for it.
+pub fn lacks_memory(error: &LoadError) -> bool {
+    match error.without_own_name() {
+        LoadError::Backend(BackendError::Failed { source, .. }) => matches!(
+            source.downcast_ref::<CpuExecError>(),
+            Some(CpuExecError::OutOfMemory { .. })
+        ),
+        _ => false,
     }
 }
 

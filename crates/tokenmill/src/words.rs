@@ -3,52 +3,34 @@
 //! Separate from the model because words need no network. Invariant: control tokens come from the chat template only; what
 //! looks like one in a message or a text is text.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::{SystemTime, UNIX_EPOCH},
-};
+mod image_places;
+mod prompts;
+
+use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value, json};
 use tokenmill_gguf::GgufFile;
-use tokenmill_image::{ImageError, ImageLimits, size_of};
-use tokenmill_model::{ImageGrid, ImageSize, Model as Network, PooledOutput, VisionShape};
+use tokenmill_model::{Model as Network, PooledOutput, VisionShape};
 use tokenmill_sched::EngineError;
 use tokenmill_text::{
-    ChatPrompt, DecodeOptions, EncodeOptions, ImageWords, Tokenizer,
-    calls::ToolChoice,
+    ChatPrompt, DecodeOptions, EncodeOptions, Tokenizer,
     constraint::{CompiledConstraint, Constraint, ConstraintCompiler, ConstraintError},
-    template::{ChatContext, ChatTemplate, CivilTime, RenderOptions, TemplateError},
+    template::{ChatTemplate, TemplateError},
 };
 
+pub use self::prompts::utc_now;
+use self::{image_places::ImagePlaces, prompts::render_options};
 use crate::{
-    Conversation, Error, Turn,
+    Conversation, Error,
     constraint::{self, Holds},
-    conversation::without_strict,
-    images::{ImageFile, PromptImage, take_images},
     model_source::ModelSource,
     reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT, RankWords},
-    turns::with_turns_that_fit,
     vision::{SIGHTED, around_in_text, image_words},
 };
 
 /// Tokens at the end of a prompt that tell how its answer begins.
 const TAIL_TOKENS: usize = 32;
-
-/// Describes the tokens that stand for an image in a prompt.
-#[derive(Clone, Debug)]
-struct ImagePlaces {
-    words: ImageWords,
-    /// The token that templates write for an image.
-    mark: u32,
-    /// Number of rows that images become.
-    size: ImageSize,
-    /// Tokens of a context.
-    n_ctx: usize,
-}
-
-/// Contexts that a prompt with images may be long: room is made for rows before the prompt is cut or refused, and only so much.
-const MAX_CONTEXTS: usize = 16;
 
 /// The words of a model.
 #[derive(Debug)]
@@ -420,71 +402,6 @@ impl ModelWords {
         })
     }
 
-    /// Turns a conversation into the tokens that the model answers. An image takes as many as it has rows.
-    ///
-    /// # Errors
-    /// [`Error::NoTemplate`], what the template refused, or [`Error::NotContinuable`]; what [`Self::no_vision`] gives, [`Error::ImageUrl`]
-    /// and [`Error::ImagePlaces`] where there are images, and [`Error::Engine`] where they take many times the context.
-    pub fn encode_chat(&self, conversation: &Conversation) -> Result<Vec<u32>, Error> {
-        Ok(self.encode_with_images(conversation)?.0)
-    }
-
-    /// The tokens of a conversation, and its images.
-    fn encode_with_images(&self, conversation: &Conversation) -> Result<(Vec<u32>, Vec<PromptImage>), Error> {
-        let chat = self.chat.as_ref().ok_or_else(|| self.no_template())?;
-        let (context, files) = self.context(conversation)?;
-        let tokens = with_turns_that_fit(context, render_options(), |context, options| {
-            match conversation.turn {
-                Turn::Unfinished => chat.encode_unfinished(&self.tokenizer, context, options),
-                Turn::Open | Turn::Closed => chat.encode(&self.tokenizer, context, options).map(Some),
-            }
-        })?;
-        let tokens = tokens.ok_or(Error::NotContinuable)?;
-        if files.is_empty() {
-            return Ok((tokens, Vec::new()));
-        }
-        (self.images.as_ref())
-            .ok_or_else(|| self.no_vision())?
-            .place(&tokens, files)
-    }
-
-    /// Turns a conversation into its prompt, and says how the answer is read.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::encode_chat`]; [`Error::UnknownTool`], and [`Error::CallForm`] for calls that cannot be held to their
-    /// schemas.
-    pub fn prompt(&self, conversation: &Conversation) -> Result<Prompt, Error> {
-        let (tokens, images) = self.encode_with_images(conversation)?;
-        let tail = self.tail(&tokens);
-        let reader = (self.replies.as_ref()).and_then(|replies| replies.reader(conversation, &tail));
-        let calls = match &self.replies {
-            Some(replies) => replies.calls(conversation, &tail)?,
-            None => None,
-        };
-        Ok(Prompt {
-            tokens,
-            reader,
-            is_call_required: calls.is_some() && conversation.tool_choice != ToolChoice::Auto,
-            calls,
-            images,
-            media: Arc::new([]),
-        })
-    }
-
-    /// Renders a conversation as the template writes it, to look at.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::encode_chat`].
-    pub fn render_chat(&self, conversation: &Conversation) -> Result<String, Error> {
-        let template = self.template().ok_or_else(|| self.no_template())?;
-        let (context, _) = self.context(conversation)?;
-        Ok(with_turns_that_fit(
-            context,
-            render_options(),
-            |context, options| template.render(&context.to_json(), options),
-        )?)
-    }
-
     /// Why images are refused where the model has no encoder: [`Error::NoVision`], or [`Error::SeesNoImages`] where there is none for it.
     pub fn no_vision(&self) -> Error {
         match &self.blind_arch {
@@ -512,137 +429,9 @@ impl ModelWords {
         }
         Ok(())
     }
-
-    fn no_template(&self) -> Error {
-        match &self.template_error {
-            Some(error) => error.clone().into(),
-            None => Error::NoTemplate,
-        }
-    }
-
-    /// Returns the template's view of a conversation, and its images.
-    fn context(&self, conversation: &Conversation) -> Result<(ChatContext, Vec<ImageFile>), Error> {
-        let mut messages = conversation.messages.clone();
-        if let Some(replies) = &self.replies {
-            messages = replies
-                .writing
-                .place_images_of_results(messages, self.images.is_some());
-        }
-        let files = take_images(&mut messages)?;
-        if !files.is_empty() && self.images.is_none() {
-            return Err(self.no_vision());
-        }
-        let context = ChatContext {
-            messages: match &self.replies {
-                Some(replies) => (replies.writing).messages(&messages, conversation.tools.as_ref()),
-                None => messages,
-            },
-            tools: conversation.tools.as_ref().map(without_strict),
-            add_generation_prompt: conversation.turn == Turn::Open,
-            bos_token: self.bos_token.clone(),
-            eos_token: self.eos_token.clone(),
-            extra: self.variables_of(conversation),
-        };
-        Ok((context, files))
-    }
-
-    /// Collects the template's variables: the date, because templates otherwise use the day they were written, the model's settings, and
-    /// those of the conversation.
-    fn variables_of(&self, conversation: &Conversation) -> Map<String, Value> {
-        let today = utc_now();
-        let dates = [
-            ("date_string".to_owned(), today.day_month_year().into()),
-            ("datetime".to_owned(), today.month_day_year().into()),
-        ];
-        let mut variables = Map::from_iter(dates);
-        variables.extend(self.variables.clone());
-        variables.extend(conversation.variables.clone());
-        variables
-    }
 }
 
 /// Turns reasoning on by default, as in llama.cpp and Ollama, because templates differ in their own defaults.
 fn thinking() -> Map<String, Value> {
     Map::from_iter([("enable_thinking".to_owned(), true.into())])
-}
-
-impl ImagePlaces {
-    /// The rows that an image becomes; its header is read where they depend on its size.
-    fn grid_of(&self, image_idx: usize, file: &[u8]) -> Result<ImageGrid, Error> {
-        let size = match self.size {
-            ImageSize::Square { side, .. } => Ok([side; 2]),
-            ImageSize::Free { .. } => size_of(file, &ImageLimits::default()),
-        };
-        let grid = size.and_then(|[width, height]| {
-            let grid = self.size.grid(width, height);
-            grid.ok_or(ImageError::TooNarrow { width, height })
-        });
-        grid.map_err(|source| Error::Image { image_idx, source })
-    }
-
-    /// Rows that any image has at least.
-    fn least_rows(&self) -> usize {
-        let grid = match self.size {
-            ImageSize::Square { side, .. } => self.size.grid(side, side),
-            ImageSize::Free { .. } => None,
-        };
-        grid.map_or(1, |grid| grid.n_rows())
-    }
-
-    /// Makes room for the rows of images at the marks of a template.
-    ///
-    /// # Errors
-    /// [`Error::ImagePlaces`], and [`Error::Engine`] of a prompt that is many times as long as a context.
-    fn place(&self, tokens: &[u32], files: Vec<ImageFile>) -> Result<(Vec<u32>, Vec<PromptImage>), Error> {
-        let found = tokens.iter().filter(|&&token| token == self.mark).count();
-        if found != files.len() {
-            return Err(Error::ImagePlaces {
-                found,
-                expected: files.len(),
-            });
-        }
-        let grids = (files.iter().enumerate())
-            .map(|(image_idx, file)| self.grid_of(image_idx, file))
-            .collect::<Result<Vec<ImageGrid>, Error>>()?;
-        let n_rows = grids.iter().map(ImageGrid::n_rows);
-        let n_tokens = n_rows.fold(tokens.len(), usize::saturating_add);
-        if n_tokens > self.n_ctx.saturating_mul(MAX_CONTEXTS) {
-            return Err(EngineError::ContextLimitExceeded {
-                provided: n_tokens,
-                maximum: self.n_ctx,
-            }
-            .into());
-        }
-        let mut placed = Vec::with_capacity(n_tokens);
-        let mut images = Vec::with_capacity(files.len());
-        let mut files = files.into_iter().zip(grids);
-        for &token in tokens {
-            let file = if token == self.mark { files.next() } else { None };
-            if file.is_none() || self.words.keeps_mark {
-                placed.push(token);
-            }
-            if let Some((file, grid)) = file {
-                let start = placed.len();
-                images.push(PromptImage { start, grid, file });
-                // Any token: the rows are in its place.
-                placed.resize(start + grid.n_rows(), self.mark);
-            }
-        }
-        Ok((placed, images))
-    }
-}
-
-/// The time that a template sees as now, in UTC.
-pub fn utc_now() -> CivilTime {
-    let seconds = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
-    CivilTime::from_unix_seconds(seconds as i64)
-}
-
-fn render_options() -> RenderOptions {
-    RenderOptions {
-        now: utc_now(),
-        ..RenderOptions::default()
-    }
 }

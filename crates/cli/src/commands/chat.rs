@@ -17,7 +17,7 @@ use tokenmill_sched::FinishReason;
 use tokenmill_text::template::ChatTemplate;
 
 use self::{
-    line::{HELP, Line, parse},
+    line::{HELP, Line, command_without_slash, parse},
     reader::{LineReader, Read},
     saved::{Conversation, OwnFiles},
 };
@@ -27,6 +27,7 @@ use crate::{
     besides,
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
+    echo::Unechoed,
     failure::Failure,
     input::read_text,
     interrupt::Interrupt,
@@ -52,6 +53,7 @@ use crate::{
     tokenmill chat demo --tools weather.json --temp 0\n  \
     echo \"What is 3 + 4?\" | tokenmill chat demo\n\n\
     While talking: /help lists what can be done, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.\n\
+    What is typed while the model answers is not shown, and is the beginning of the next message.\n\
     From a pipe, a command that fails is said and left out, and the exit code at the end is that of the first; an answer\n\
     that fails ends the chat.")]
 pub(crate) struct Args {
@@ -138,7 +140,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut left_out = LeftOut::default();
     loop {
         let text = match reader.read()? {
-            Read::Text(text) => text,
+            Read::Text(text) => {
+                if let Some(command) = command_without_slash(&text).filter(|_| reader.is_terminal()) {
+                    note!(
+                        "[the command is {command}; \"\"\"{0}\"\"\" sends the word to the model]",
+                        text.trim()
+                    );
+                    continue;
+                }
+                text
+            }
+            Read::Quoted(text) => text,
             Read::Cancelled => continue,
             Read::End => return left_out.end(),
         };
@@ -149,6 +161,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(Line::Bye) => return left_out.end(),
             Ok(line @ (Line::Say { .. } | Line::Regen)) => {
                 interrupt.clear();
+                let _quiet = Unechoed::begin();
                 let result = match line {
                     Line::Say { role, text } => chat.turn(&model, role, &text, &interrupt),
                     _ => chat.again(&model, &interrupt),
@@ -425,7 +438,7 @@ impl Chat {
     /// A command other than those that end or speak.
     fn command(&mut self, command: &Line<'_>, model: &Model) -> Result<(), Failure> {
         match command {
-            Line::Help => output::print(HELP),
+            Line::Help => output::print_wrapped(HELP),
             Line::Clear => {
                 self.messages.clear();
                 self.attached.clear();
@@ -563,7 +576,7 @@ impl Chat {
     fn show(&self, what: &str, model: &Model) -> Result<(), Failure> {
         let params = &self.params;
         match what {
-            "" | "settings" => output::print(&format!(
+            "" | "settings" => output::print_wrapped(&format!(
                 "model             {}\ncontext           {} tokens\nsystem            {}\ntemp              {}\n\
                  top_k             {}\ntop_p             {}\nmin_p             {}\nrepeat_penalty    {}\n\
                  presence_penalty  {}\nfrequency_penalty {}\nseed              {}{}\nn_predict         {}\n",
@@ -585,7 +598,7 @@ impl Chat {
                 let variables: Vec<String> = (self.variables.iter())
                     .map(|(name, value)| format!("{name:17} {value}"))
                     .collect();
-                variables.iter().try_for_each(|line| output::print_line(line))
+                variables.iter().try_for_each(|line| output::print_sentence(line))
             }),
             "messages" => output::print_json(&Value::from(without_bytes(self.transcript()))),
             "tools" => output::print_json(self.tools.as_ref().unwrap_or(&Value::Null)),

@@ -208,7 +208,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     for line in lines {
         match drawing {
             Some(Drawing::StandardOutput) => note!("{}", visible_lines(&line)),
-            _ => output::print_line(&line)?,
+            _ => output::print_sentence(&line)?,
         }
     }
     Ok(())

@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.dry_run {
         let summary = conversion.plan(args.out)?;
         quantize::tell_about(&summary);
-        return output::print_line(&format!("{} would be {}", args.out, sizes(&summary)));
+        return output::print_sentence(&format!("{} would be {}", args.out, sizes(&summary)));
     }
     let interrupt = Interrupt::install()?;
     let bar = progress::bytes("converting");
@@ -122,13 +122,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     bar.finish_and_clear();
     let summary = result?;
     quantize::tell_about(&summary);
-    output::print_line(&format!(
+    output::print_sentence(&format!(
         "wrote {}: {}, {} tensors",
         args.output.display(),
         conversion.architecture(),
         summary.n_tensors
     ))?;
-    output::print_line(&format!("{} takes {}", args.out, sizes(&summary)))?;
+    output::print_sentence(&format!("{} takes {}", args.out, sizes(&summary)))?;
     if conversion.leaves_encoder() {
         note!(
             "the file sees no images (hint: `tokenmill convert FOLDER mmproj-NAME.gguf --mmproj` writes the encoder of images)"

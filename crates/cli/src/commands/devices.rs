@@ -30,11 +30,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             [cpu_json()].into_iter().chain(gpus.json()).collect(),
         ));
     }
-    output::print_line(&format!("CPU: {}", cpu_text()))?;
+    output::print_sentence(&format!("CPU: {}", cpu_text()))?;
     for line in gpus.lines() {
-        output::print_line(&line)?;
+        output::print_sentence(&line)?;
     }
-    output::print_line(&format!("`--device auto` computes on {}", gpus.preferred()))
+    output::print_sentence(&format!("`--device auto` computes on {}", gpus.preferred()))
 }
 
 /// Threads and instruction sets.

@@ -151,9 +151,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         } in &found.rows
         {
             let outcome = outcome.name();
-            output::print_line(&format!("{what:<10} {outcome:<8} {}", visible(text)))?;
+            output::print_sentence(&format!("{what:<10} {outcome:<8} {}", visible(text)))?;
             if let Some(hint) = hint {
-                output::print_line(&format!("{:<10} {:<8} {}", "", "to mend", visible(hint)))?;
+                output::print_sentence(&format!("{:<10} {:<8} {}", "", "to mend", visible(hint)))?;
             }
         }
     }

@@ -126,7 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         );
     }
     sums.write(&args.output, &dataset, n_chunks as u32, n_ctx as u32)?;
-    output::print_line(&format!(
+    output::print_sentence(&format!(
         "wrote {}: {}, measured on {} of {n_ctx} tokens",
         args.output.display(),
         counted(sums.n_entries(), "tensor"),

@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value as Json, json};
 use tokenmill::{
     Error,
-    load::ModelSource,
+    load::{ModelSource, Task},
     speculation::{MtpPlan, mtp_plan},
 };
 use tokenmill_backend::MemoryPlan;
@@ -63,10 +63,62 @@ struct Inspection {
     /// Keys with types and values.
     metadata: Vec<(String, String, Json)>,
     tensors: Vec<WeightInfo>,
+    /// What it was made for; `None` where it is not known.
+    kind: Option<Kind>,
     /// The plan and its options, or why there is none.
     plan: Result<Plan, String>,
     /// Why it cannot be run with the options that were given, where that is not the file's fault.
     refused: Option<Failure>,
+}
+
+/// What a model was made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// To continue texts.
+    Base,
+    /// To answer messages, through its chat template.
+    Chat,
+    /// To make vectors of texts.
+    Embeddings,
+    /// To rank documents.
+    Ranks,
+}
+
+impl Kind {
+    /// Returns what a model was made for; `None` where its tokenizer, which goes with the template, cannot be read.
+    fn of(source: &ModelSource, model: &Model) -> Option<Self> {
+        Some(match Task::of(model) {
+            Task::Embeddings => Self::Embeddings,
+            Task::Ranks => Self::Ranks,
+            Task::Text => {
+                let tokenizer = source.tokenizer_of(model).ok()?;
+                let files = source.chat_files(model.gguf(), &tokenizer).ok()?;
+                if files.template.is_some() {
+                    Self::Chat
+                } else {
+                    Self::Base
+                }
+            }
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::Chat => "chat",
+            Self::Embeddings => "embeddings",
+            Self::Ranks => "ranks",
+        }
+    }
+
+    fn sentence(self) -> &'static str {
+        match self {
+            Self::Base => "base model: it has no chat template, continues texts (`run`) and cannot chat",
+            Self::Chat => "chat model: it has a chat template",
+            Self::Embeddings => "embedding model: it makes vectors of texts",
+            Self::Ranks => "ranking model: it says how well documents answer a query",
+        }
+    }
 }
 
 /// The memory that a model will take.
@@ -90,7 +142,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.json {
         output::print_json(&inspection.to_json())?;
     } else {
-        output::print(&inspection.to_text(args.summary, &args.load))?;
+        output::print_wrapped(&inspection.to_text(args.summary, &args.load))?;
     }
     inspection.refused.map_or(Ok(()), Err)
 }
@@ -112,10 +164,11 @@ impl Inspection {
             .collect();
         let tensors = file.tensors().map(WeightInfo::from).collect();
         let (n_parts, file_bytes) = (file.n_parts(), file.n_bytes());
-        let mut refused = None;
+        let (mut refused, mut kind) = (None, None);
         let plan = match Model::from_gguf(file) {
             Ok(model) => {
                 refused = refused_of(&model, load)?;
+                kind = Kind::of(source, &model);
                 plan(source, &model, load)?
             }
             Err(error @ (LoadError::IsImportanceMatrix | LoadError::IsAdapter | LoadError::IsNextnAlone)) => {
@@ -131,6 +184,7 @@ impl Inspection {
             file_bytes,
             metadata,
             tensors,
+            kind,
             plan,
             refused,
         })
@@ -159,6 +213,7 @@ impl Inspection {
             n_parts: 1,
             file_bytes: tensors.iter().map(|info| info.stored_form().n_bytes as u64).sum(),
             metadata: metadata.collect(),
+            kind: Kind::of(source, &model),
             plan: plan(source, &model, load)?,
             refused: refused_of(&model, load)?,
             tensors,
@@ -239,6 +294,7 @@ impl Inspection {
         };
         json!({
             "name": self.name,
+            "kind": self.kind.map(Kind::name),
             "parts": self.n_parts,
             "file_bytes": self.file_bytes,
             "parameters": self.n_params(),
@@ -268,6 +324,9 @@ impl Inspection {
                 self.metadata.len()
             ),
         );
+        if let Some(kind) = self.kind {
+            line(&mut text, format_args!("{}", kind.sentence()));
+        }
         if !is_summary {
             self.metadata_text(&mut text);
             self.tensors_text(&mut text);

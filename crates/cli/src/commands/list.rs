@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .expect("writing to a string does not fail");
     }
     if !models.is_empty() {
-        output::print(&table)?;
+        output::print_wrapped(&table)?;
     }
     // Models that share files have each of them in their row.
     note!("{} on disk, each file once{left}", size_of(disk.n_bytes));

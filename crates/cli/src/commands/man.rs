@@ -25,5 +25,5 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .mut_subcommands(with_values);
     let n_pages = 1 + command.get_subcommands().count();
     clap_mangen::generate_to(command, folder).map_err(unwritable)?;
-    output::print_line(&format!("{n_pages} pages written to {}", folder.display()))
+    output::print_sentence(&format!("{n_pages} pages written to {}", folder.display()))
 }

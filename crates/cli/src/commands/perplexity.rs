@@ -41,13 +41,17 @@ const MIN_CTX: usize = 4;
 #[command(mut_arg("ctx_size", |arg| arg.help(
     "Tokens of a chunk, each scored by itself; 0 takes what the model was made for [default: 512]"
 )))]
-#[command(after_help = "Examples:\n  \
+#[command(
+    override_usage = "tokenmill perplexity [OPTIONS] <MODEL> <FILE>\n       \
+        tokenmill perplexity [OPTIONS] <MODEL> --kl-base <FILE>",
+    after_help = "Examples:\n  \
     tokenmill perplexity demo book.txt\n  \
     tokenmill perplexity model.gguf wiki.test.raw -c 512 --chunks 64 --json\n  \
     tokenmill perplexity model-f16.gguf wiki.test.raw --chunks 64 --save-logits base.logits\n  \
     tokenmill perplexity model-q4_k_m.gguf --kl-base base.logits\n\n\
     The figure compares with that of llama.cpp's perplexity for the same -c and --chunks, and files of logits are of its form\n\
-    (--kl-divergence-base): 2 bytes for each token of the vocabulary and each scored position.")]
+    (--kl-divergence-base): 2 bytes for each token of the vocabulary and each scored position."
+)]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
@@ -203,7 +207,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         return output::print_json(&report);
     }
-    output::print_line(&format!(
+    output::print_sentence(&format!(
         "perplexity {perplexity:.4} ± {error:.5} ({} of {n_ctx} tokens, {} scored)",
         counted(n_chunks, "chunk"),
         scorer.n_scored
@@ -212,8 +216,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(divergence) => {
             let base = divergence.base_perplexity();
             let ratio = perplexity / base;
-            output::print_line(&format!("perplexity of the base {base:.4}, ratio {ratio:.5}"))?;
-            output::print_line(&divergence.figures().to_text())
+            output::print_sentence(&format!("perplexity of the base {base:.4}, ratio {ratio:.5}"))?;
+            output::print_sentence(&divergence.figures().to_text())
         }
         None => Ok(()),
     }

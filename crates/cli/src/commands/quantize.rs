@@ -230,7 +230,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let summary = quantizer.plan()?;
         tell_about(&summary);
         tell_about_size(&summary);
-        return output::print_line(&format!("{} would be {}", args.preset, sizes(&summary)));
+        return output::print_sentence(&format!("{} would be {}", args.preset, sizes(&summary)));
     }
     // What makes a person stop is said before the work.
     let plan = quantizer.plan()?;
@@ -251,7 +251,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     for path in &summary.paths {
         output::print_line(&format!("wrote {}", path.display()))?;
     }
-    output::print_line(&format!("{} takes {}", args.preset, sizes(&summary)))
+    output::print_sentence(&format!("{} takes {}", args.preset, sizes(&summary)))
 }
 
 /// The sizes before and after, in words.

@@ -23,6 +23,7 @@ use crate::{
     besides,
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
+    echo::Unechoed,
     failure::Failure,
     input::{read_stdin, read_text},
     interrupt::Interrupt,
@@ -220,6 +221,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         };
         Prompt::of_text(tokenizer.encode(&prompt, options))
     };
+    let _quiet = Unechoed::begin();
     let begun = Instant::now();
     let asked = model.see(asked, 0)?;
     let image_time = begun.elapsed();

@@ -1,7 +1,7 @@
 //! `serve`: answers OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP until it is stopped.
 //!
-//! Here are the options, the signals and the log; everything on the wire is in the server crate. Invariant: the first
-//! SIGTERM or Ctrl-C lets running answers finish within the drain time and ends with 0; the second ends at once.
+//! Here are the options and the log; the running server is in `running`, and everything on the wire in the server crate. Invariant: what
+//! is wrong with the options is told before a model is loaded.
 
 use std::{
     env,
@@ -20,25 +20,19 @@ use tokenmill::{
     sessions::{FolderLock, PrefixFolder, remove_unfinished_sessions},
     text::without_mark,
 };
-use tokenmill_backend::StepError;
-use tokenmill_sched::EngineError;
 #[cfg(feature = "otel")]
 use tokenmill_server::otel::Traces;
 use tokenmill_server::{
-    ApiKeys, Drained, Listen, Models, ServeError, Server, ServerConfig, SessionFolder, TlsFiles,
-    kv_events::KvEventsConfig,
+    ApiKeys, Listen, Models, ServerConfig, SessionFolder, TlsFiles, kv_events::KvEventsConfig,
 };
 #[cfg(not(feature = "otel"))]
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use crate::{
-    failure::{Failure, INTERRUPTED},
+    failure::Failure,
     media::{MediaArgs, existing_folder},
-    note::note,
-    numbers::{ByteSize, counted},
-    signals::{Kind, Signals},
-    visible::visible,
+    numbers::ByteSize,
 };
 
 mod found_model;
@@ -47,10 +41,15 @@ mod models;
 mod models_file;
 mod models_folder;
 mod request_defaults;
+mod running;
 mod seats;
+mod terminal_log;
 
 pub(crate) use self::seats::{Seats, load_app};
-use self::{model_flags::GivenFlags, models::SeveralArgs, request_defaults::DefaultArgs};
+use self::{
+    model_flags::GivenFlags, models::SeveralArgs, request_defaults::DefaultArgs, running::serve,
+    terminal_log::TerminalLines,
+};
 
 /// Holds a key that clients must send, as `--api-key` does.
 const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
@@ -150,7 +149,7 @@ pub(crate) struct Args {
     /// Log more, and put the prompt into an answer of `/v1/chat/completions`, under `__verbose`
     #[arg(short, long)]
     verbose: bool,
-    /// How requests are logged on standard error
+    /// How requests are logged on standard error; a terminal gets short lines for `text`, and a file those with all fields
     #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     log_format: LogFormat,
     /// Let clients load and unload adapters, of files below this folder only [default: they cannot]
@@ -444,10 +443,8 @@ fn start_log(format: LogFormat, is_verbose: bool, spans: Option<impl Layer<Regis
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     let lines = match format {
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
-        LogFormat::Text => {
-            let is_colored = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none();
-            lines.with_ansi(is_colored).boxed()
-        }
+        LogFormat::Text if io::stderr().is_terminal() => lines.event_format(TerminalLines).boxed(),
+        LogFormat::Text => lines.with_ansi(false).boxed(),
     };
     tracing_subscriber::registry()
         .with(spans)
@@ -467,133 +464,6 @@ fn start_traces(runtime: &tokio::runtime::Handle) -> Result<Option<Traces>, Fail
     let begin = || Traces::begin(runtime.clone());
     let traces = is_asked_for.then(begin).transpose();
     traces.map_err(|error| Failure::input(format!("cannot export traces: {error}")))
-}
-
-/// Serves until a signal, or until the engine is lost.
-async fn serve(models: Models, is_watched: bool) -> Result<(), Failure> {
-    let mut signals = Signals::catch(Kind::Stop)
-        .map_err(|error| Failure::work(format!("cannot handle signals: {error}")))?;
-    let config = models.config();
-    let server = Server::bind(models.clone())
-        .await
-        .map_err(|error| match error {
-            ServeError::Tls { .. } => Failure::input(error.to_string()).hint("both files are PEM"),
-            ServeError::Listen { ref source, .. } => {
-                let failure = Failure::work(error.to_string());
-                match (source.kind(), &config.listen) {
-                    (io::ErrorKind::AddrInUse, Listen::Tcp(_)) => failure.hint(
-                        "another program listens there, perhaps another `tokenmill serve`; `--port N` takes another \
-                         port, and `--port 0` a free one",
-                    ),
-                    (io::ErrorKind::PermissionDenied, Listen::Tcp(address)) if address.port() < 1024 => {
-                        failure.hint("ports below 1024 are reserved; take `--port 8080`")
-                    }
-                    _ => failure,
-                }
-            }
-            _ => Failure::work(error.to_string()),
-        })?;
-    match models.only() {
-        _ if is_watched => note!("{}", greeting(&models, &server.address())),
-        Some(app) => tracing::info!(
-            address = server.address(),
-            model = app.model.name(),
-            context = app.model.engine().limits().n_ctx,
-            kv_tokens = app.model.engine().limits().kv_tokens(),
-            "listening"
-        ),
-        None => tracing::info!(
-            address = server.address(),
-            models = models.names().join(", "),
-            "listening"
-        ),
-    }
-    let is_reachable = matches!(config.listen, Listen::Tcp(address) if !address.ip().is_loopback());
-    if is_reachable && config.api_keys.is_open() {
-        tracing::warn!("anybody who reaches this address may use the model; set --api-key-file");
-    }
-    let stopping = models.clone();
-    tokio::spawn(async move {
-        signals.next().await;
-        tracing::info!(
-            limit_s = stopping.config().drain_timeout.as_secs_f64(),
-            "draining"
-        );
-        stopping.shutdown().begin();
-        signals.next().await;
-        process::exit(i32::from(INTERRUPTED));
-    });
-    let drained = tokio::select! {
-        drained = server.run() => drained,
-        reason = engine_end(&models) => {
-            let message = format!("the engine has ended: {reason}");
-            return Err(match reason {
-                EngineError::Step(StepError::DeviceLost { .. }) => Failure::device_lost(message),
-                EngineError::Step(StepError::WeightsChanged { .. }) => Failure::weights_changed(message),
-                _ => Failure::work(message),
-            });
-        }
-    };
-    match drained {
-        Drained::Whole => tracing::info!("every running answer was finished"),
-        Drained::Cut => tracing::warn!("the drain time was up, and some answers were cut"),
-    }
-    models.keep_prefixes(KEEP_TIME);
-    Ok(())
-}
-
-/// Describes a server that has just started.
-fn greeting(models: &Models, address: &str) -> String {
-    let config = models.config();
-    let keys = if config.api_keys.is_open() {
-        "not needed"
-    } else {
-        "needed: `Authorization: Bearer KEY`"
-    };
-    let page = match config.listen {
-        Listen::Tcp(_) if !config.has_page => String::new(),
-        Listen::Tcp(_) => format!("\n  web page  {address}"),
-        #[cfg(unix)]
-        Listen::Unix(_) => String::new(),
-    };
-    let (served, what) = if let Some(app) = models.only() {
-        let limits = app.model.engine().limits();
-        let (n_ctx, kv_tokens) = (limits.n_ctx, limits.kv_tokens());
-        let n_ctx_train = app.model.model().facts().map_or(0, |facts| facts.n_ctx_train);
-        let more = if n_ctx < n_ctx_train {
-            format!("; `-c 0` takes all of the model's {n_ctx_train}")
-        } else {
-            String::new()
-        };
-        let what = format!(
-            "context   {n_ctx} tokens for a request{more}; {kv_tokens} for all together, which is {} (--kv-cache-tokens)",
-            counted(kv_tokens / n_ctx.max(1), "context"),
-        );
-        (format!("{} is served", visible(app.model.name())), what)
-    } else {
-        let names = models.names();
-        let what = format!("models    {}", visible(&names.join(", ")));
-        (format!("{} models are served", names.len()), what)
-    };
-    format!(
-        "{served}.{page}\n  \
-         API       {address}/v1 as OpenAI's, {address} as Anthropic's, Ollama's and llama.cpp's\n  \
-         API keys  {keys}\n  \
-         {what}\n  \
-         stop      Ctrl-C lets running answers finish; twice stops at once",
-    )
-}
-
-/// Waits until the engine ends by itself, which it does when its device is lost: a supervisor then restarts it.
-async fn engine_end(models: &Models) -> EngineError {
-    loop {
-        if let Some(reason) = models.lost() {
-            // Clients of running requests are being notified.
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            return reason;
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
 }
 
 #[cfg(test)]

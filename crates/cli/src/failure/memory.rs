@@ -2,10 +2,15 @@
 //!
 //! Separate because the numbers decide what there is to do.
 
+use tokenmill::machine::address_room_bytes;
 use tokenmill_backend::MemoryPlan;
 
 use super::Failure;
 use crate::numbers::size;
+
+/// What to do where the system gives no more memory.
+pub(super) const HOW_TO_TAKE_LESS: &str = "`-c N` and `-ctk q8_0 -ctv q8_0` take less for keys and values, `-ub N` less for a step, and a file of a smaller \
+     type less for the weights";
 
 /// Says what the weights take that do not fit now.
 pub(super) fn weights_too_large(weights_bytes: usize, available_bytes: u64) -> Failure {
@@ -25,11 +30,17 @@ pub(super) fn not_enough_memory(plan: &MemoryPlan, machine_bytes: u64) -> Failur
     } else {
         "give a smaller context with -c (`serve` and `batch` also take --kv-cache-tokens)"
     };
+    let memory = size(machine_bytes as usize);
+    let room = match address_room_bytes() {
+        Some(room_bytes) if room_bytes <= machine_bytes => {
+            format!("the limit of `ulimit -v` leaves {memory}")
+        }
+        _ => format!("this machine has {memory} in all"),
+    };
     let failure = Failure::input(format!(
-        "the model needs {} of memory, {} of it for keys and values, and this machine has {} in all",
+        "the model needs {} of memory, {} of it for keys and values, and {room}",
         size(needed_bytes),
         size(plan.kv_bytes),
-        size(machine_bytes as usize)
     ));
     failure.hint(hint)
 }

@@ -2,10 +2,11 @@
 //!
 //! Separate because the options that are at fault have other names on the command line.
 
+use tokenmill::machine::lacks_memory;
 use tokenmill_backend::BackendError;
 use tokenmill_model::LoadError;
 
-use super::Failure;
+use super::{Failure, memory::HOW_TO_TAKE_LESS};
 
 impl From<LoadError> for Failure {
     fn from(error: LoadError) -> Self {
@@ -53,11 +54,13 @@ impl From<LoadError> for Failure {
                 .hint("`-t N` and `-tb N` say how many compute, `--cpu-range` and `--numa` where"),
             LoadError::Backend(ref reason) => {
                 let failure = Self::input(format!("cannot load the model: {error}"));
-                match reason {
-                    BackendError::Failed { operation, .. } if operation.starts_with("allocating") => {
-                        failure.hint("a smaller context, `-c N`, takes less memory")
-                    }
-                    _ => failure,
+                let is_of_gpu = || matches!(reason, BackendError::Failed { operation, .. } if operation.starts_with("allocating"));
+                if lacks_memory(&error) {
+                    failure.hint(HOW_TO_TAKE_LESS)
+                } else if is_of_gpu() {
+                    failure.hint("a smaller context, `-c N`, takes less memory")
+                } else {
+                    failure
                 }
             }
             _ => Self::input(error.to_string()),
@@ -83,4 +86,27 @@ fn bad_option(option: &'static str, found: usize, expected: &str) -> Failure {
         option => return Failure::usage(format!("`{option}` is {found}, expected {expected}")),
     };
     Failure::usage(format!("{what} is {found}, expected {expected}")).hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_cpu_exec::CpuExecError;
+
+    use super::*;
+
+    #[test]
+    fn memory_that_the_system_refuses_says_what_takes_less() {
+        let source = CpuExecError::OutOfMemory {
+            what: "weights",
+            n_bytes: 9_437_184,
+        };
+        let error = LoadError::Backend(BackendError::Failed {
+            operation: "loading weights",
+            source: source.into(),
+        });
+        insta::assert_snapshot!(
+            Failure::from(error).add("the whole load takes 258.0 MiB").line(),
+            @"error: cannot load the model: loading weights failed: 9437184 bytes of memory could not be allocated for weights; the whole load takes 258.0 MiB (hint: `-c N` and `-ctk q8_0 -ctv q8_0` take less for keys and values, `-ub N` less for a step, and a file of a smaller type less for the weights)"
+        );
+    }
 }

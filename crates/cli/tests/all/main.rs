@@ -5,6 +5,7 @@
 mod adapters;
 mod bad_input;
 mod batch;
+mod bench;
 #[cfg(target_os = "linux")]
 mod changed_file;
 mod chat;
@@ -59,6 +60,8 @@ mod perplexity;
 mod places;
 mod processors;
 #[cfg(target_os = "linux")]
+mod pty;
+#[cfg(target_os = "linux")]
 mod pulled;
 mod quantize;
 #[cfg(target_os = "linux")]
@@ -79,6 +82,8 @@ mod support;
 mod swapped;
 #[cfg(target_os = "linux")]
 mod terminal;
+#[cfg(target_os = "linux")]
+mod typing;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod without_gpu;

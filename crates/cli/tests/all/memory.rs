@@ -5,6 +5,8 @@ use std::fs;
 use tokenmill_gguf::TensorType;
 use tokenmill_testkit::{TinyModel, tiny_llama};
 
+#[cfg(target_os = "linux")]
+use crate::support::{Outcome, command};
 use crate::support::{arg, tokenmill};
 
 #[test]
@@ -25,4 +27,46 @@ fn a_large_table_stays_in_its_file_unless_all_is_to_be_in_memory() {
     };
     assert_eq!(weights(&[]), "weights        64.2 MiB");
     assert_eq!(weights(&["--no-mmap"]), "weights       128.2 MiB");
+}
+
+/// Runs the program with so many KiB of address space.
+#[cfg(target_os = "linux")]
+fn limited(kib: usize, args: &[&str]) -> Outcome {
+    let inner = command(args);
+    let mut outer = std::process::Command::new("sh");
+    outer
+        .args(["-c", &format!("ulimit -v {kib}; exec \"$0\" \"$@\"")])
+        .arg(inner.get_program())
+        .args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+    Outcome::of(&outer.output().expect("there is a shell"))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_limit_of_the_address_space_is_told_with_the_plan_and_never_a_panic() {
+    let line = limited(400_000, &["run", "demo", "Hi", "-c", "1000000"]).failed(3);
+    assert!(line.contains("the limit of `ulimit -v` leaves "), "{line}");
+    assert!(line.contains("give a smaller context with -c"), "{line}");
+    // Near the least that the program takes, each step of a load may be the one that fails.
+    for kib in (60_000..140_000).step_by(4_000) {
+        let outcome = limited(kib, &["run", "demo", "Hi", "-n", "2", "-t", "2"]);
+        assert!(
+            [0, 1, 3, 127].contains(&outcome.code),
+            "{kib}: {}",
+            outcome.stderr
+        );
+        if outcome.stderr.contains("could not be allocated") {
+            let line = outcome.failed(3);
+            assert!(
+                line.contains("the whole load takes ") && line.contains("`-c N`"),
+                "{line}"
+            );
+        }
+    }
 }

@@ -5,8 +5,10 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{TcpListener, TcpStream},
     path::Path,
+    process::Stdio,
     sync::{Arc, Mutex},
     thread,
+    time::Duration,
 };
 
 use serde_json::json;
@@ -15,7 +17,7 @@ use tempfile::TempDir;
 use crate::{
     mtp::write_layer_alone,
     server::Server,
-    support::{DEMO_GGUF, Outcome, arg, command},
+    support::{DEMO_GGUF, Outcome, arg, command, end_of, interrupt},
 };
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -113,6 +115,60 @@ fn answer(path: &str, layer: Option<&[u8]>, of_list: Option<Refusal>, of_bytes: 
          Content-Length: {length}\r\n\r\n"
     );
     [head.into_bytes(), body].concat()
+}
+
+#[test]
+fn an_interrupted_download_says_what_is_kept() {
+    // A hub that sends half of the file, and then nothing.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    thread::spawn(move || {
+        let mut open = Vec::new();
+        for stream in listener.incoming().filter_map(Result::ok) {
+            let Some(path) = path_asked(&stream) else { continue };
+            let mut answer = answer(&path, None, None, None);
+            if path.contains("/resolve/") {
+                answer.truncate(answer.len() - DEMO_GGUF.len() / 2);
+                let _unread = (&stream).write_all(&answer);
+                open.push(stream);
+            } else {
+                let _unread = (&stream).write_all(&answer);
+            }
+        }
+    });
+    let cache = tempfile::tempdir().expect("a folder");
+    let pull = command(["pull", NAME])
+        .env("HF_HUB_OFFLINE", "0")
+        .env("HF_HUB_CACHE", cache.path())
+        .env("HF_HOME", cache.path())
+        .env("HF_ENDPOINT", &url)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let half = DEMO_GGUF.len() as u64 / 3;
+    let blobs = cache.path().join("models--org--demo-GGUF/blobs");
+    let has_half = || {
+        let files = fs::read_dir(&blobs).into_iter().flatten().flatten();
+        files
+            .filter_map(|file| file.metadata().ok())
+            .any(|file| file.len() > half)
+    };
+    while !has_half() {
+        thread::sleep(Duration::from_millis(20));
+    }
+    // The last piece is counted after it is written.
+    thread::sleep(Duration::from_millis(300));
+    interrupt(&pull);
+    let outcome = end_of(pull);
+    assert_eq!(outcome.code, 130, "{}", outcome.stderr);
+    let line = outcome.stderr.lines().find(|line| line.contains("are kept"));
+    let line = line.unwrap_or_else(|| panic!("{}", outcome.stderr));
+    assert!(
+        line.ends_with(" are kept; the next pull continues there"),
+        "{line}"
+    );
+    assert!(line.starts_with("1.") && line.contains(" of 3."), "{line}");
 }
 
 #[test]

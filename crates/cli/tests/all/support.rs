@@ -66,7 +66,7 @@ impl Outcome {
 }
 
 /// No test asks a server that is not its own, and none finds the models of whoever runs it.
-const WITHOUT_NETWORK: [(&str, &str); 3] = [
+pub(crate) const WITHOUT_NETWORK: [(&str, &str); 3] = [
     ("HF_HUB_OFFLINE", "1"),
     ("HF_HUB_CACHE", "no-such-cache"),
     ("HF_TOKEN", ""),

@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use tokenmill_server::near_names;
+
 use crate::failure::Failure;
 
 /// What `/help` prints.
@@ -60,6 +62,15 @@ pub(super) const COMMANDS: [&str; 15] = [
     "/stats", "/tool", "/undo", "/quit",
 ];
 
+/// The command that a line names without its slash, where the line is nothing but such a word.
+pub(super) fn command_without_slash(line: &str) -> Option<&'static str> {
+    match line.trim().to_lowercase().as_str() {
+        "help" | "?" => Some("/help"),
+        "bye" | "exit" | "quit" => Some("/bye"),
+        _ => None,
+    }
+}
+
 /// Reads a line.
 ///
 /// # Errors
@@ -107,7 +118,15 @@ pub(super) fn parse(line: &str) -> Result<Line<'_>, Failure> {
                 value: value.trim(),
             }
         }
-        _ => return Err(Failure::usage(format!("there is no command /{name}")).hint("/help lists them")),
+        _ => {
+            let near = near_names(&format!("/{name}"), COMMANDS.into_iter());
+            let failure = Failure::usage(format!("there is no command /{name}"));
+            return Err(failure.hint(if near.is_empty() {
+                "/help lists them".to_owned()
+            } else {
+                format!("near it: {}", near.join(", "))
+            }));
+        }
     })
 }
 
@@ -160,6 +179,29 @@ mod tests {
             "/tool",
         ] {
             assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_command_is_told_which_one_is_near() {
+        let line_of = |line: &str| parse(line).unwrap_err().line();
+        assert_eq!(
+            line_of("/hlep"),
+            "error: there is no command /hlep (hint: near it: /help)"
+        );
+        assert!(line_of("/frobnicate").ends_with("(hint: /help lists them)"));
+    }
+
+    #[test]
+    fn only_a_whole_word_is_a_command_without_its_slash() {
+        for (line, expected) in [
+            ("help", Some("/help")),
+            (" Exit\n", Some("/bye")),
+            ("quit", Some("/bye")),
+            ("help me", None),
+            ("Exit the loop.", None),
+        ] {
+            assert_eq!(command_without_slash(line), expected, "{line}");
         }
     }
 

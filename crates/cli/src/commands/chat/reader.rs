@@ -25,8 +25,10 @@ pub(super) enum LineReader {
 
 /// What reading gave.
 pub(super) enum Read {
-    /// A line, or a text in quotes.
+    /// A line.
     Text(String),
+    /// A text in quotes.
+    Quoted(String),
     /// Ctrl-C at the prompt: the line is dropped.
     Cancelled,
     /// Ctrl-D, or the end of the pipe.
@@ -72,7 +74,7 @@ impl LineReader {
         let mut begins_next = opened.is_empty();
         while !text.trim_end().ends_with(QUOTES) {
             match self.read_line("... ")? {
-                Read::Text(line) => {
+                Read::Text(line) | Read::Quoted(line) => {
                     if !begins_next {
                         text.push('\n');
                     }
@@ -80,12 +82,12 @@ impl LineReader {
                     text.push_str(&line);
                 }
                 Read::Cancelled => return Ok(Read::Cancelled),
-                Read::End => return Ok(Read::Text(text)),
+                Read::End => return Ok(Read::Quoted(text)),
             }
         }
         let end = text.trim_end().len() - QUOTES.len();
         text.truncate(end);
-        Ok(Read::Text(text))
+        Ok(Read::Quoted(text))
     }
 
     fn read_line(&mut self, prompt: &str) -> Result<Read, Failure> {

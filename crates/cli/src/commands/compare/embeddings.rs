@@ -81,14 +81,14 @@ pub(super) fn compare(
         }));
     }
     for side in sides {
-        output::print_line(&format!(
+        output::print_sentence(&format!(
             "{}: {}, {:.1} tokens/s",
             side.name,
             side.size(),
             side.speed()
         ))?;
     }
-    output::print_line(&distances.to_text())
+    output::print_sentence(&distances.to_text())
 }
 
 /// The tokens of a text with those that begin and end it, cut to the context.

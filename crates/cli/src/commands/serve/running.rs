@@ -1,0 +1,146 @@
+//! A server that runs: it tells where it listens, and ends by a signal or with its engine.
+//!
+//! Separate from the options. Invariant: the first SIGTERM or Ctrl-C lets running answers finish within the drain time; the second ends
+//! the program at once.
+
+use std::{io, process, time::Duration};
+
+use tokenmill_backend::StepError;
+use tokenmill_sched::EngineError;
+use tokenmill_server::{Drained, Listen, Models, ServeError, Server};
+
+use super::KEEP_TIME;
+use crate::{
+    failure::{Failure, INTERRUPTED},
+    note::note,
+    numbers::counted,
+    signals::{Kind, Signals},
+    visible::visible,
+};
+
+/// Serves until a signal, or until the engine is lost.
+pub(super) async fn serve(models: Models, is_watched: bool) -> Result<(), Failure> {
+    let mut signals = Signals::catch(Kind::Stop)
+        .map_err(|error| Failure::work(format!("cannot handle signals: {error}")))?;
+    let config = models.config();
+    let server = Server::bind(models.clone())
+        .await
+        .map_err(|error| match error {
+            ServeError::Tls { .. } => Failure::input(error.to_string()).hint("both files are PEM"),
+            ServeError::Listen { ref source, .. } => {
+                let failure = Failure::work(error.to_string());
+                match (source.kind(), &config.listen) {
+                    (io::ErrorKind::AddrInUse, Listen::Tcp(_)) => failure.hint(
+                        "another program listens there, perhaps another `tokenmill serve`; `--port N` takes another \
+                         port, and `--port 0` a free one",
+                    ),
+                    (io::ErrorKind::PermissionDenied, Listen::Tcp(address)) if address.port() < 1024 => {
+                        failure.hint("ports below 1024 are reserved; take `--port 8080`")
+                    }
+                    _ => failure,
+                }
+            }
+            _ => Failure::work(error.to_string()),
+        })?;
+    match models.only() {
+        _ if is_watched => note!("{}", greeting(&models, &server.address())),
+        Some(app) => tracing::info!(
+            address = server.address(),
+            model = app.model.name(),
+            context = app.model.engine().limits().n_ctx,
+            kv_tokens = app.model.engine().limits().kv_tokens(),
+            "listening"
+        ),
+        None => tracing::info!(
+            address = server.address(),
+            models = models.names().join(", "),
+            "listening"
+        ),
+    }
+    let is_reachable = matches!(config.listen, Listen::Tcp(address) if !address.ip().is_loopback());
+    if is_reachable && config.api_keys.is_open() {
+        tracing::warn!("anybody who reaches this address may use the model; set --api-key-file");
+    }
+    let stopping = models.clone();
+    tokio::spawn(async move {
+        signals.next().await;
+        tracing::info!(
+            limit_s = stopping.config().drain_timeout.as_secs_f64(),
+            "draining"
+        );
+        stopping.shutdown().begin();
+        signals.next().await;
+        process::exit(i32::from(INTERRUPTED));
+    });
+    let drained = tokio::select! {
+        drained = server.run() => drained,
+        reason = engine_end(&models) => {
+            let message = format!("the engine has ended: {reason}");
+            return Err(match reason {
+                EngineError::Step(StepError::DeviceLost { .. }) => Failure::device_lost(message),
+                EngineError::Step(StepError::WeightsChanged { .. }) => Failure::weights_changed(message),
+                _ => Failure::work(message),
+            });
+        }
+    };
+    match drained {
+        Drained::Whole => tracing::info!("every running answer was finished"),
+        Drained::Cut => tracing::warn!("the drain time was up, and some answers were cut"),
+    }
+    models.keep_prefixes(KEEP_TIME);
+    Ok(())
+}
+
+/// Describes a server that has just started.
+fn greeting(models: &Models, address: &str) -> String {
+    let config = models.config();
+    let keys = if config.api_keys.is_open() {
+        "not needed"
+    } else {
+        "needed: `Authorization: Bearer KEY`"
+    };
+    let page = match config.listen {
+        Listen::Tcp(_) if !config.has_page => String::new(),
+        Listen::Tcp(_) => format!("\n  web page  {address}"),
+        #[cfg(unix)]
+        Listen::Unix(_) => String::new(),
+    };
+    let (served, what) = if let Some(app) = models.only() {
+        let limits = app.model.engine().limits();
+        let (n_ctx, kv_tokens) = (limits.n_ctx, limits.kv_tokens());
+        let n_ctx_train = app.model.model().facts().map_or(0, |facts| facts.n_ctx_train);
+        let more = if n_ctx < n_ctx_train {
+            format!("; `-c 0` takes all of the model's {n_ctx_train}")
+        } else {
+            String::new()
+        };
+        let what = format!(
+            "context   {n_ctx} tokens for a request{more}; {kv_tokens} for all together, which is {} (--kv-cache-tokens)",
+            counted(kv_tokens / n_ctx.max(1), "context"),
+        );
+        (format!("{} is served", visible(app.model.name())), what)
+    } else {
+        let names = models.names();
+        let what = format!("models    {}", visible(&names.join(", ")));
+        (format!("{} models are served", names.len()), what)
+    };
+    format!(
+        "{served}.{page}\n  \
+         API       {address}/v1 as OpenAI's, {address} as Anthropic's, Ollama's and llama.cpp's\n  \
+         API keys  {keys}\n  \
+         {what}\n  \
+         stop      Ctrl-C lets running answers finish; twice stops at once",
+    )
+}
+
+/// Waits until the engine ends by itself, which it does when its device is lost: a supervisor then restarts it.
+async fn engine_end(models: &Models) -> EngineError {
+    loop {
+        if let Some(reason) = models.lost() {
+            // Clients of running requests are being notified.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            return reason;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}

@@ -1,0 +1,195 @@
+//! Typing while the program answers, and lines on narrow terminals.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+};
+
+use crate::pty::Pty;
+
+/// A chat whose answers are long: the token that ends one is never taken.
+const LONG_CHAT: &str = "tokenmill chat demo --temp 0 -t 1 -c 20000 -l 1-inf";
+
+/// Says that a test needs a terminal.
+fn skip() {
+    println!("skipped: there is no `script` to make a terminal with");
+}
+
+/// Checks that no line has words that the terminal would break.
+#[track_caller]
+fn check_lines(shown: &str, n_columns: usize) {
+    for line in shown.lines() {
+        let line = line.trim_end_matches('\r');
+        let line = line.rsplit('\r').next().unwrap_or_default();
+        // Sequences of the line editor move the cursor; they belong to no text.
+        let is_text = !line.contains('\u{1b}') && line.trim().contains(' ');
+        assert!(
+            !is_text || line.chars().count() <= n_columns,
+            "{line:?} in {shown}"
+        );
+    }
+}
+
+#[test]
+fn what_is_typed_during_an_answer_is_not_shown_in_it_and_not_lost() {
+    let Some(mut pty) = Pty::start(80, &format!("{LONG_CHAT} -n 3000; stty -a")) else {
+        return skip();
+    };
+    pty.wait_for(">>> ");
+    pty.type_in("Tell me a story.\n");
+    pty.wait_until("a part of the answer", |shown| shown.lines().count() > 12);
+    pty.type_in("/stats");
+    pty.wait_for("cut at the limit of 3000 tokens");
+    let shown = pty.shown();
+    let (answer, _) = shown.split_once("[cut at").expect("it was waited for");
+    assert!(!answer.contains("/stats"), "{answer}");
+    pty.type_in("\n");
+    pty.wait_for("answer 3000 tokens");
+    pty.type_in("/bye\n");
+    let shown = pty.end();
+    assert!(shown.contains(" echo "), "{shown}");
+}
+
+#[test]
+fn an_interrupted_answer_gives_the_terminal_back() {
+    for (line, end) in [
+        (format!("{LONG_CHAT}; stty -a"), "[stopped]"),
+        (
+            "tokenmill run demo --temp 0 -t 1 -c 20000 -l 1-inf Story; stty -a".to_owned(),
+            ", stopped]",
+        ),
+    ] {
+        let Some(mut pty) = Pty::start(80, &line) else {
+            return skip();
+        };
+        if end == "[stopped]" {
+            pty.wait_for(">>> ");
+            pty.type_in("Tell me a story.\n");
+        }
+        pty.wait_until("a part of the answer", |shown| shown.lines().count() > 12);
+        pty.type_in("\u{3}");
+        pty.wait_for(end);
+        if end == "[stopped]" {
+            pty.type_in("/bye\n");
+        }
+        let shown = pty.end();
+        assert!(!shown.contains("^C"), "{shown}");
+        assert!(shown.contains(" echo ") && !shown.contains("-echo "), "{shown}");
+    }
+}
+
+#[test]
+fn two_presses_at_once_give_the_terminal_back() {
+    // Four steps of half a million tokens: the first press waits for one to end.
+    let line = "tokenmill run demo --raw --temp 0 -t 1 -c 20000 -l 1-inf Story; stty -a";
+    let Some(mut pty) = Pty::start(80, line) else {
+        return skip();
+    };
+    pty.wait_until("a part of the answer", |shown| shown.lines().count() > 12);
+    pty.type_in("\u{3}\u{3}");
+    let shown = pty.end();
+    assert!(shown.contains(" echo ") && !shown.contains("-echo "), "{shown}");
+}
+
+#[test]
+fn a_command_without_its_slash_is_told_instead_of_sent() {
+    let Some(mut pty) = Pty::start(80, "tokenmill chat demo --temp 0") else {
+        return skip();
+    };
+    for (word, command) in [("help", "/help"), ("exit", "/bye"), ("Quit", "/bye")] {
+        pty.wait_for(">>> ");
+        pty.type_in(&format!("{word}\n"));
+        pty.wait_for(&format!(
+            "[the command is {command}; \"\"\"{word}\"\"\" sends the word to the model]"
+        ));
+    }
+    pty.type_in("/hlep\n");
+    pty.wait_for("near it: /help");
+    pty.type_in("/bye\n");
+    pty.end();
+}
+
+#[test]
+fn a_narrow_terminal_breaks_no_word() {
+    const N_COLUMNS: usize = 60;
+    let Some(mut pty) = Pty::start(N_COLUMNS, "tokenmill chat demo --temp 0") else {
+        return skip();
+    };
+    pty.wait_for(">>> ");
+    for (line, end) in [
+        ("/help", "stops an answer"),
+        ("What is 3 + 4?", "3 + 4 = 7."),
+        ("/stats", "the context holds"),
+        ("/set temperature 1", "can be set too"),
+        ("/show", "n_predict"),
+    ] {
+        pty.type_in(&format!("{line}\n"));
+        pty.wait_until(end, |shown| {
+            shown
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+                .contains(end)
+        });
+    }
+    pty.type_in("/bye\n");
+    check_lines(&pty.end(), N_COLUMNS);
+    for line in [
+        "tokenmill --help",
+        "tokenmill run --help",
+        "tokenmill serve -h",
+        "tokenmill doctor demo",
+        "tokenmill run no/such/model.gguf Hi",
+        "tokenmill",
+    ] {
+        let Some(pty) = Pty::start(N_COLUMNS, line) else {
+            return skip();
+        };
+        let shown = pty.end();
+        assert!(shown.lines().count() > 1, "{line}: {shown}");
+        check_lines(&shown, N_COLUMNS);
+    }
+}
+
+#[test]
+fn a_server_on_a_terminal_logs_a_request_as_a_sentence() {
+    let Some(mut pty) = Pty::start(100, "tokenmill serve demo --port 0 -t 1") else {
+        return skip();
+    };
+    pty.wait_for("twice stops at once");
+    let shown = pty.shown();
+    let address = shown
+        .split("http://")
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next());
+    let address = address.expect("an address").split('/').next().expect("a host");
+    let body = r#"{"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}"#;
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    pty.wait_for(" + 8 tokens");
+    pty.type_in("\u{3}");
+    let shown = pty.end();
+    let line = shown.lines().find(|line| line.contains("/v1/completions"));
+    let line = line.unwrap_or_else(|| panic!("{shown}")).trim_end();
+    let (time, rest) = line.split_at(9);
+    let digits = |c: char| if c.is_ascii_digit() { '0' } else { c };
+    assert_eq!(
+        time.chars().map(digits).collect::<String>(),
+        "00:00:00 ",
+        "{line}"
+    );
+    let (what, took) = rest.split_at("POST /v1/completions 200 ".len());
+    assert_eq!(what, "POST /v1/completions 200 ", "{line}");
+    assert!(took.ends_with(" + 8 tokens") && took.contains("ms, "), "{line}");
+    assert!(!shown.contains("tokenmill::request"), "{shown}");
+    check_lines(&shown, 100);
+}

@@ -1,0 +1,40 @@
+//! The limit of a process's address space (`ulimit -v`), and how much of it is left.
+//!
+//! Separate from `machine_memory` because it counts addresses, also those that hold nothing yet. Invariant: without a limit, nothing is
+//! limited.
+
+/// Returns the bytes that this process can still map; `None` without a limit.
+#[cfg(target_os = "linux")]
+pub fn address_room_bytes() -> Option<u64> {
+    use rustix::process::{Resource, getrlimit};
+
+    let limit_bytes = getrlimit(Resource::As).current?;
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    room_of(limit_bytes, &status)
+}
+
+/// Returns `None`: other systems have no such limit, or do not say what is left of it.
+#[cfg(not(target_os = "linux"))]
+pub fn address_room_bytes() -> Option<u64> {
+    None
+}
+
+/// Returns what `/proc/self/status` leaves of a limit.
+#[cfg(target_os = "linux")]
+fn room_of(limit_bytes: u64, status: &str) -> Option<u64> {
+    let mapped_bytes = crate::machine_memory::field_bytes(status, "VmSize:")?;
+    Some(limit_bytes.saturating_sub(mapped_bytes))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_room_is_what_is_not_mapped() {
+        let status = "Name:\ttokenmill\nVmPeak:\t  300 kB\nVmSize:\t  200 kB\n";
+        assert_eq!(room_of(300 << 10, status), Some(100 << 10));
+        assert_eq!(room_of(1, status), Some(0));
+        assert_eq!(room_of(1, "Name:\ttokenmill\n"), None);
+    }
+}
