@@ -157,7 +157,7 @@ pub const PROMPT_FIELDS: &[Field] = &[yes(
 /// The texts of `/infill`.
 pub const INFILL_FIELDS: &[Field] = &[
     yes("input_prefix", "the text before"),
-    yes("input_suffix", "the text behind"),
+    yes("input_suffix", "the text after"),
     yes(
         "prompt",
         "the end of the text before; in llama.cpp too, whatever its page says",
@@ -179,7 +179,7 @@ pub struct CompletionRequest {
     /// The text before a gap.
     #[serde(default)]
     pub input_prefix: String,
-    /// The text behind it.
+    /// The text after it.
     #[serde(default)]
     pub input_suffix: String,
     /// Texts of other files, for context.

@@ -169,6 +169,25 @@ impl ModelSource {
         Ok(tokenizer)
     }
 
+    /// Reads the chat template; base models have none. `gguf` is the file of this source, where it is one.
+    ///
+    /// # Errors
+    /// Fails on metadata of the wrong type, and on a file that is not JSON or not UTF-8.
+    pub fn chat_template(&self, gguf: Option<&GgufFile>) -> Result<Option<String>, Error> {
+        let (Self::Folder(folder), None) = (self, gguf) else {
+            let template = gguf.map(|file| file.metadata().opt_str("tokenizer.chat_template"));
+            return Ok(template.transpose()?.flatten().map(str::to_owned));
+        };
+        let Some(bytes) = optional_file(folder, "chat_template.jinja")? else {
+            let config = optional_json(folder, "tokenizer_config.json")?;
+            return Ok(config["chat_template"].as_str().map(str::to_owned));
+        };
+        let text = String::from_utf8(bytes).map_err(|_| Error::NotUtf8 {
+            path: folder.join("chat_template.jinja"),
+        })?;
+        Ok(Some(text))
+    }
+
     /// What a chat needs; `gguf` is the file of this source, where it is one.
     ///
     /// # Errors
@@ -179,12 +198,8 @@ impl ModelSource {
                 let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
                 String::from_utf8_lossy(bytes).into_owned()
             };
-            let template = match gguf {
-                Some(file) => file.metadata().opt_str("tokenizer.chat_template")?,
-                None => None,
-            };
             return Ok(ChatFiles {
-                template: template.map(str::to_owned),
+                template: self.chat_template(gguf)?,
                 bos_token: text_of(tokenizer.bos()),
                 eos_token: text_of(tokenizer.eos()),
                 end_ids: Vec::new(),
@@ -196,12 +211,6 @@ impl ModelSource {
             let text = token.as_str().or_else(|| token["content"].as_str());
             text.unwrap_or_default().to_owned()
         };
-        let template = match optional_file(folder, "chat_template.jinja")? {
-            Some(bytes) => Some(String::from_utf8(bytes).map_err(|_| Error::NotUtf8 {
-                path: folder.join("chat_template.jinja"),
-            })?),
-            None => config["chat_template"].as_str().map(str::to_owned),
-        };
         let mut end_ids = Vec::new();
         for name in ["generation_config.json", "config.json"] {
             let ids = &optional_json(folder, name)?["eos_token_id"];
@@ -211,7 +220,7 @@ impl ModelSource {
         let (bos_token, eos_token) = (token("bos_token"), token("eos_token"));
         end_ids.extend(tokenizer.special_token(&eos_token));
         Ok(ChatFiles {
-            template,
+            template: self.chat_template(gguf)?,
             bos_token,
             eos_token,
             end_ids,
