@@ -6,6 +6,7 @@
 
 pub mod bench;
 pub mod conformance;
+pub mod device_bisect;
 pub mod device_compare;
 pub mod device_pack;
 pub mod device_report;

@@ -25,6 +25,7 @@ macro_rules! commands {
 commands! {
     Bench => bench;
     Conformance => conformance;
+    DeviceBisect => device_bisect;
     DeviceCompare => device_compare;
     DevicePack => device_pack;
     DeviceReport => device_report;
