@@ -29,6 +29,7 @@ commands! {
     DeviceCompare => device_compare;
     DevicePack => device_pack;
     DeviceReport => device_report;
+    DeviceWays => device_ways;
     FuzzSeeds => fuzz_seeds;
     InspectPtx => inspect_ptx;
     KernelBench => kernel_bench;
