@@ -22,6 +22,7 @@ use super::{
     cuda::Driver,
     memory::Arena,
     notes::{NotedLaunch, Notes},
+    recording::{Recorder, Turn},
 };
 use crate::{
     CudaExecError,
@@ -45,6 +46,7 @@ struct Shared {
     modules: Mutex<HashMap<&'static str, Arc<Module>>>,
     n_launches: AtomicU64,
     notes: Notes,
+    recorder: Recorder,
     /// Nanoseconds that the driver took for modules and kernels.
     loading_ns: AtomicU64,
 }
@@ -60,6 +62,8 @@ struct LoadedModule {
     log: String,
     /// Whether it is code that was compiled ahead.
     is_ahead: bool,
+    /// Time that the driver took to load it.
+    took: Duration,
     /// Kernels that wait themselves for the launches before them.
     waiting: BTreeSet<String>,
 }
@@ -122,6 +126,7 @@ impl Device {
                 modules: Mutex::default(),
                 n_launches: AtomicU64::new(0),
                 notes: Notes::default(),
+                recorder: Recorder::default(),
                 loading_ns: AtomicU64::new(0),
             }),
         })
@@ -129,6 +134,14 @@ impl Device {
 
     pub(super) fn driver(&self) -> &Arc<Driver> {
         &self.shared.driver
+    }
+
+    pub(super) fn recorder(&self) -> &Recorder {
+        &self.shared.recorder
+    }
+
+    pub(super) fn notes(&self) -> &Notes {
+        &self.shared.notes
     }
 
     /// Its number among those that the driver shows.
@@ -175,7 +188,8 @@ impl Device {
     /// # Errors
     /// [`CudaExecError::OutOfMemory`].
     pub fn alloc<T: Pod>(&self, purpose: &'static str, len: usize) -> Result<Buffer<T>> {
-        lock(&self.shared.arena).alloc(&self.shared.driver, purpose, len)
+        let buffer = lock(&self.shared.arena).alloc(&self.shared.driver, purpose, len)?;
+        self.clear_if_asked(buffer)
     }
 
     /// Allocates pinned host memory.
@@ -285,6 +299,18 @@ impl Device {
         let loaded = Arc::clone(lock(&self.shared.modules).get(module)?);
         let loaded = loaded.get()?.as_ref().ok()?;
         Some(loaded.log.clone())
+    }
+
+    /// Returns the driver's time for each loaded module, and whether it was compiled ahead.
+    pub fn module_times(&self) -> Vec<(&'static str, Duration, bool)> {
+        let modules = lock(&self.shared.modules);
+        let loaded = modules.iter().filter_map(|(&name, module)| {
+            let module = module.get()?.as_ref().ok()?;
+            Some((name, module.took, module.is_ahead))
+        });
+        let mut loaded: Vec<_> = loaded.collect();
+        loaded.sort_unstable();
+        loaded
     }
 
     /// Returns how many modules were loaded from code that was compiled ahead.
@@ -416,6 +442,7 @@ impl Device {
             let cubins = self.shared.options.cubins.as_ref();
             let exact =
                 cubins.and_then(|cubins| cubins.find_exact(capability, self.info().cuda_version, found.name));
+            let begun = Instant::now();
             let loaded = exact.map(|code| driver.load_module(found.name, &code));
             let ((handle, log), is_ahead) = match loaded {
                 Some(Ok(loaded)) => (loaded, true),
@@ -436,6 +463,7 @@ impl Device {
                 handle,
                 log,
                 is_ahead,
+                took: begun.elapsed(),
                 waiting,
             })
         });
@@ -456,7 +484,11 @@ impl Device {
         args.check()?;
         self.shared.n_launches.fetch_add(1, SeqCst);
         self.shared.notes.launch(kernel, shape);
-        self.shared.driver.launch(Stream::Compute, kernel, shape, args)
+        match self.shared.recorder.turn() {
+            Turn::Launched => self.shared.driver.launch(Stream::Compute, kernel, shape, args),
+            Turn::Recorded => self.launch_recorded(kernel, shape, args),
+            Turn::LeftOut => Ok(()),
+        }
     }
 
     /// Makes `later` wait for all that is queued on `earlier` now.

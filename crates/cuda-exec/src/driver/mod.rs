@@ -12,6 +12,7 @@ mod api;
 mod codes;
 mod cuda;
 mod device;
+mod extents;
 mod graph;
 mod jit;
 mod launch;
@@ -21,6 +22,7 @@ mod notes;
 mod page_rows;
 mod pinned;
 mod probe;
+mod recording;
 
 use std::sync::OnceLock;
 
@@ -38,6 +40,7 @@ pub use notes::NotedLaunch;
 pub use page_rows::PageRows;
 pub use pinned::{Pinned, PinnedCopies};
 pub use probe::{Availability, DeviceReport, has_driver, probe, probe_with};
+pub use recording::{RecordedArgument, RecordedBuffer, RecordedLaunch, Snapshot};
 
 /// The CUDA version whose PTX the kernels are written in.
 pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);

@@ -43,6 +43,14 @@ impl Notes {
             .or_insert_with(|| [module.to_owned(), kernel.to_owned()]);
     }
 
+    /// Returns the module and the name of a kernel.
+    pub(super) fn names_of(&self, kernel: Kernel) -> [String; 2] {
+        lock(&self.names)
+            .get(&kernel.function)
+            .cloned()
+            .unwrap_or_default()
+    }
+
     /// Notes a launch where launches are asked for.
     pub(super) fn launch(&self, kernel: Kernel, shape: LaunchShape) {
         if self.is_noting.load(SeqCst) {
